@@ -12,7 +12,7 @@ export RAY_memory_monitor_refresh_ms ?= 0
 # Tests without Ray run side by side, neighbours in one process (they share models); the others share one Ray.
 TESTS_WITHOUT_RAY := -m pytest -m "not gpu and not slow and not ray and not kubernetes" -n auto --maxprocesses 4 --dist worksteal
 
-.PHONY: help setup demo demo-head serve-demo test test-fast test-processors test-faults test-endpoint test-clients test-page test-kubernetes \
+.PHONY: help setup demo demo-head demo-learn serve-demo test test-fast test-processors test-faults test-endpoint test-clients test-page test-kubernetes \
   test-autoscaling test-all prove prove-long models check pages docs fmt bench bench-quick bench-serve gpu-check gpu-miniature setup-vllm test-vllm test-speculators peers picture clean
 help:  ## list the commands
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 18
@@ -30,6 +30,14 @@ demo: setup  ## generate the bundled prompts with the bundled pair, on CPU
 demo-head: setup  ## the same with the bundled draft head in place of the draft model
 	$(BIN)/python -m jobs.generate --config examples/configs/demo.yaml --models.draft examples/tiny_pair/head \
 	  --output.path out/demo-head
+
+demo-learn: setup  ## a draft that knows little learns while it drafts, on CPU: about eight minutes
+	mkdir -p out
+	$(BIN)/python -m examples.tiny_pair.beginner --out out/beginner
+	$(BIN)/python -m examples.tiny_pair.prompts --seed more --per-kind 140 > out/more-prompts.jsonl
+	$(BIN)/python -m jobs.generate --config examples/configs/demo_learn.yaml
+	$(BIN)/python -m jobs.report out/demo-learn --by draft_version,kind
+	$(BIN)/python -m examples.same_text out/demo-learn
 
 serve-demo: setup  ## serve the bundled pair behind the OpenAI API at http://127.0.0.1:8000, on CPU
 	$(BIN)/python -m jobs.serve --config examples/configs/serve.yaml

@@ -61,6 +61,11 @@ def shortage(pool: ActorPool, nodes: Seq[Mapping[str, Any]], settings: Generator
     return next((lack for lack in lacks if lack is not None), None) or _lack_together(parts, alive)
 
 
+def lack_of_room(noun: str, num_wanted: int, demand: Mapping[str, float], nodes: Seq[Mapping[str, Any]]) -> str | None:
+    """Return what these nodes lack for `num_wanted` processes with this demand, or None; `noun` is their name."""
+    return _lack(_Kind(noun, num_wanted, demand, [{}]), [node for node in nodes if node["Alive"]])
+
+
 def _beside(num_actors: int, settings: GeneratorSettings) -> list[_Kind]:
     stages, drafts, parts = settings.stages, settings.drafts, []
     if stages.is_apart:

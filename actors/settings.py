@@ -10,6 +10,8 @@ from decoding.drafters import NEED_A_HEAD, NEED_A_MODEL
 from decoding.engine.options import DraftVocabulary, EngineOptions
 from decoding.sampling_params import SamplingParams
 from pipeline.streaming.actor_resources import ActorResources
+from pipeline.text.reasoning import ReasoningName
+from pipeline.text.tools.families import FamilyName
 
 Strategy = Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"]
 
@@ -19,7 +21,7 @@ class ModelSettings:
     """Which models, where and how exact."""
 
     target: str
-    """Target model: a folder with safetensors, or a hub name."""
+    """Target model: a folder with safetensors, a folder with a LoRA adapter, or a hub name."""
     draft: str | None = None
     """Draft: a model, for drafters 'model' and 'hybrid', or a head, for 'eagle3' or 'dflash' and 'hybrid'."""
     draft_vocabulary: DraftVocabulary = "same"
@@ -44,6 +46,10 @@ class ChatSettings:
     """Template variables with one value for the run."""
     template_columns: Mapping[str, str] = field(default_factory=dict)
     """Template variables whose values come from columns: variable to column."""
+    tool_calls: FamilyName = "auto"
+    """Format of calls: auto is that of the chat template (docs/tools.md)."""
+    reasoning: ReasoningName = "auto"
+    """Tags around thoughts: auto finds those of the chat template; none leaves thoughts in the text."""
 
 
 Backend = Literal["dray", "vllm"]
@@ -277,6 +283,21 @@ class GeneratorSettings:
                 "models.draft_vocabulary is 'map', but placement is 'split', whose draft actors read the target's "
                 "tokens; use placement 'colocated'"
             )
+
+    @property
+    def why_draft_stays(self) -> str | None:
+        """Why the draft of a run with these settings cannot be replaced; None if it can."""
+        drafter = None if self.engine.backend == "vllm" else self.engine.pick_drafter(self.models.draft)
+        if self.engine.backend == "vllm":
+            return "engine.backend is 'vllm', which keeps the draft that it was loaded with; only 'dray' replaces it"
+        if self.engine.verification != "coupled":
+            return (
+                f"engine.verification is {self.engine.verification!r}, under which the text depends on the draft; only "
+                "under 'coupled' it may be replaced"
+            )
+        if drafter not in NEED_A_MODEL:
+            return f"the drafter is {drafter!r}, which has no draft model or head to replace"
+        return None
 
     def at_temperature(self, temperature: float) -> "GeneratorSettings":
         """Return these settings with another temperature."""

@@ -1,13 +1,16 @@
-"""`python -m checks.figures [RUN [HEAD_RUN]]`: the figures of `make demo` that documents quote.
+"""`python -m checks.figures [--write | RUN [HEAD_RUN]]`: the figures that documents quote.
 
 With the run directories of a demo (`out/demo`) and of the same with the bundled head (`out/demo-head`) it writes
 examples/demo.csv and examples/demo-head.csv, which have a line for each bundled prompt, and the table in README.md
-that sums those lines. Without runs it compares the table with these files and returns 1 if they differ.
-tests/jobs/test_demo.py compares the files with a demo.
+that sums those lines, as `--write` does without runs. Below it stands what benchmarks/results/bundled-drafts.json says,
+which `python -m benchmarks.drafts --json FILE` writes. What a draft learned, in that table and in docs/learning.md,
+comes from benchmarks/results/learning.json (`python -m benchmarks.learning --json FILE`). Without arguments it compares
+the pages with these files and returns 1 if they differ. tests/jobs/test_demo.py compares the lines with a demo.
 """
 
 import csv
 import hashlib
+import json
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -20,15 +23,24 @@ from jobs.report import cells
 from pipeline.counts import Counts
 
 LINES = {"draft model": ROOT / "examples/demo.csv", "EAGLE-3 head": ROOT / "examples/demo-head.csv"}
-README = ROOT / "README.md"
+SPEED = ROOT / "benchmarks/results/bundled-drafts.json"
+LEARNED = ROOT / "benchmarks/results/learning.json"
+README, LEARNING = ROOT / "README.md", ROOT / "docs/learning.md"
+_BEGIN_LEARNED = "<!-- figures of learning: written by python -m checks.figures --write -->\n"
 _BEGIN = "<!-- figures of the demo: written by python -m checks.figures out/demo out/demo-head -->\n"
 _END = "<!-- end of figures -->"
+_COMMAND = (
+    "write them with python -m checks.figures --write, or, after make demo and make demo-head, with "
+    "python -m checks.figures out/demo out/demo-head"
+)
 _OF_DRAFT = ("acceptance rate", "mean acceptance length", "accepted, by draft position")
 _COUNTED = ("num_output_tokens", "num_rounds", "num_draft_tokens", "num_accepted_tokens")
 
 
 def main(arguments: Sequence[str]) -> int:
     """Write the figures of runs and README's table, or compare the table; return 1 if it differs."""
+    is_written = bool(arguments)
+    arguments = [each for each in arguments if each != "--write"]
     if len(arguments) > len(LINES):
         print(f"expected at most {len(LINES)} run directories, got {len(arguments)}", file=sys.stderr)
         return 2
@@ -38,17 +50,23 @@ def main(arguments: Sequence[str]) -> int:
             writer = csv.DictWriter(file, list(lines[0]), lineterminator="\n")
             writer.writeheader()
             writer.writerows(lines)
-    shown, readme = table({draft: read_lines(draft) for draft in LINES}), README.read_text()
-    written = _with_table(readme, shown)
-    if arguments:
-        README.write_text(written)
-        print(shown, end="")
-    elif written != readme:
-        what = f"the demo's table in README.md is not the sum of {' and '.join(path.name for path in LINES.values())}"
-        command = "python -m checks.figures out/demo out/demo-head"
-        print(f"{what}; run make demo and make demo-head, then {command}", file=sys.stderr)
-        return 1
-    return 0
+    learned = json.loads(LEARNED.read_text()) if LEARNED.exists() else None  # nothing is said of what is not measured
+    demo = table({draft: read_lines(draft) for draft in LINES}, learned)
+    is_stale = False
+    for page, begin, shown in (
+        (README, _BEGIN, f"{demo}\n{speed_in_words(json.loads(SPEED.read_text()))}{learned_speed(learned)}\n"),
+        (LEARNING, _BEGIN_LEARNED, learned_table(learned) if learned else ""),
+    ):
+        before = page.read_text()
+        written = _with_table(page.name, before, begin, shown)
+        if is_written:
+            page.write_text(written)
+            print(shown, end="")
+        elif written != before:
+            is_stale = True
+            sources = ", ".join(path.name for path in (*LINES.values(), SPEED, LEARNED))
+            print(f"the figures in {page.name} are not what {sources} say; {_COMMAND}", file=sys.stderr)
+    return int(is_stale)
 
 
 def lines_of(rows: Iterable[dict[str, Any]]) -> list[dict[str, str]]:
@@ -71,8 +89,11 @@ def read_lines(draft: str = "draft model") -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def table(lines_by_draft: dict[str, list[dict[str, str]]]) -> str:
-    """Return README's table: for each kind the sum of the lines, with each draft. The text is the same with all."""
+def table(lines_by_draft: dict[str, list[dict[str, str]]], learned: dict[str, Any] | None) -> str:
+    """Return README's table: for each kind the sum of the lines, with each draft. The text is the same with all.
+
+    With `learned` two columns are of other, held-out prompts: what a draft, and a head, learned from a corpus.
+    """
     sums: dict[str, dict[str, Counts]] = {}
     for draft, lines in lines_by_draft.items():
         for line in lines:
@@ -85,20 +106,89 @@ def table(lines_by_draft: dict[str, list[dict[str, str]]]) -> str:
     heading = ["kind", "rows", "tokens"]
     for draft in lines_by_draft:
         heading += [f"{draft}: {_OF_DRAFT[0]}", *_OF_DRAFT[1:]]
+    if learned is not None:
+        heading += ["a draft that learned: mean acceptance length before, after", "a head trained on the same texts"]
+        lengths = {(line["draft"], line["kind"]): f"{line['live_length']:.2f}" for line in learned["lines"]}
     rows = [heading, ["---"] * len(heading)]
     for kind, by_draft in sorted(sums.items()):
         shown = [cells(counts) for counts in by_draft.values()]
         rows.append([kind, *shown[0][:2], *(cell for each in shown for cell in each[2:])])
+        if learned is not None:
+            rows[-1] += [f"{lengths['before', kind]}, {lengths['draft', kind]}", lengths["head", kind]]
     return "".join(f"| {' | '.join(row)} |\n" for row in rows)
 
 
-def _with_table(readme: str, shown: str) -> str:
-    """Return README.md with a table at its place, which is between two lines."""
-    before, begins, rest = readme.partition(_BEGIN)
+def speed_in_words(found: dict[str, Any]) -> str:
+    """Return README's line on how fast the bundled drafts are, and where that was measured."""
+    said, settings = [], found["settings"]
+    for rows_at_once in sorted({line["rows_at_once"] for line in found["lines"]}):
+        each = [
+            f"{line['draft']} {line['tokens_per_second']:,.0f} ({line['times_plain']:.2f})"
+            for line in found["lines"]
+            if line["rows_at_once"] == rows_at_once
+        ]
+        said.append(f"{rows_at_once} at once: {', '.join(each)}")
+    num_threads = found["machine"]["threads"]
+    threads = f"{num_threads} thread{'s' if num_threads > 1 else ''}"
+    machine = f"{found['machine']['processor']}, {threads}, {found['date']}"
+    return (
+        "Tokens a second, and times plain decoding, where each row drafts as much as pays "
+        f"(`python -m benchmarks.drafts`; {machine}; {settings['dtype']}, temperature {settings['temperature']:g}; "
+        f"medians of {settings['repeats']}): {'; '.join(said)}."
+    )
+
+
+def learned_speed(found: dict[str, Any] | None) -> str:
+    """Return README's sentence on the speed of a draft before and after it learned; none where nothing was measured."""
+    if found is None:
+        return ""
+    speeds = {(line["draft"], line["rows_at_once"]): line["tokens_per_second"] for line in found["speeds"]}
+    said = "; ".join(
+        f"{n} at once: {speeds['before', n]:,.0f}, {speeds['draft', n]:,.0f}, without a draft {speeds['none', n]:,.0f}"
+        for n in sorted({n for _, n in speeds})
+    )
+    return (
+        " Those of the draft before and after it learned (`python -m benchmarks.learning`; "
+        f"{found['machine']['processor']}, {found['date']}): {said}."
+    )
+
+
+def learned_table(found: dict[str, Any]) -> str:
+    """Return what docs/learning.md says of a draft and a head that learned from a corpus of the bundled target."""
+    names = {"before": "the draft before", "draft": "the draft after", "head": "the head"}
+    heading = ["kind", *(f"{name}: {what}" for name in names.values() for what in ("match rate", "predicted", "live"))]
+    rows = [heading, ["---"] * len(heading)]
+    lines = {(line["draft"], line["kind"]): line for line in found["lines"]}
+    for kind in dict.fromkeys(line["kind"] for line in found["lines"]):
+        of_kind = [lines[name, kind] for name in names]
+        cells = [(f"{x['match_rate']:.3f}", f"{x['predicted_length']:.2f}", f"{x['live_length']:.2f}") for x in of_kind]
+        rows.append([kind, *(cell for each in cells for cell in each)])
+    trained, machine = found["trained"], found["machine"]
+    costs = "; ".join(
+        f"{what} read {trained[name]['num_tokens']:,} tokens of {trained[name]['rows']:,} texts in "
+        f"{trained[name]['steps']:,} steps and {trained[name]['seconds']:.0f} s"
+        for name, what in (("draft", "the draft"), ("head", "the head"))
+    )
+    speeds = "; ".join(
+        f"{line['draft']}, {line['rows_at_once']} at once: {line['tokens_per_second']:,.0f} ({line['times_plain']:.2f})"
+        for line in found["speeds"]
+    )
+    where = f"{machine['processor']}, {found['date']}"
+    return (
+        f"Our figures, of `python -m benchmarks.learning` ({where}): the bundled target, {found['num_held_out_rows']} "
+        f"held-out rows, mean acceptance lengths with four draft tokens. On one CPU {costs}.\n\n"
+        + "".join(f"| {' | '.join(row)} |\n" for row in rows)
+        + f"\nTokens a second, and times plain decoding (`none`), where each row drafts as much as pays: {speeds}.\n"
+    )
+
+
+def _with_table(name: str, page: str, begin: str, shown: str) -> str:
+    """Return a page with its figures at their place, which is between two lines."""
+    before, begins, rest = page.partition(begin)
     _, ends, behind = rest.partition(_END)
     if not begins or not ends:
-        raise ValueError(f"README.md has no place for a table: a line {_BEGIN.strip()!r} and a line {_END!r}")
-    return before + _BEGIN + shown + _END + behind
+        raise ValueError(f"{name} has no place for figures: a line {begin.strip()!r} and a line {_END!r}")
+    return before + begin + shown + _END + behind
 
 
 if __name__ == "__main__":

@@ -7,15 +7,17 @@ if TYPE_CHECKING:
     from decoding.engine.engine import Engine
     from decoding.engine.options import EngineOptions
     from decoding.sampling_params import SamplingParams
+    from decoding.scoring.text import ScoredText
     from decoding.sequence import Sequence
     from decoding.speculator import Speculator
 
-__all__ = ["Engine", "EngineOptions", "SamplingParams", "Sequence", "Speculator"]
+__all__ = ["Engine", "EngineOptions", "SamplingParams", "ScoredText", "Sequence", "Speculator"]
 
 _HOMES = {
     "Engine": "decoding.engine.engine",
     "EngineOptions": "decoding.engine.options",
     "SamplingParams": "decoding.sampling_params",
+    "ScoredText": "decoding.scoring.text",
     "Sequence": "decoding.sequence",
     "Speculator": "decoding.speculator",
 }

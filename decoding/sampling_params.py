@@ -5,13 +5,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from decoding.grammar.structured import Structured
+
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingParams:
     """How to turn the target's logits into tokens, and when to stop.
 
     Names and meanings follow the OpenAI API where it has one, vLLM elsewhere. The order of application is:
-    logit_bias, repetition, presence and frequency penalty, min_tokens, temperature, top_k, top_p, min_p.
+    structured, logit_bias, repetition, presence and frequency penalty, min_tokens, temperature, top_k, top_p, min_p.
     An invalid value is a ValueError that names the field, the value and what is allowed.
     """
 
@@ -46,6 +48,8 @@ class SamplingParams:
     """Go on after the model's own end token."""
     logprobs: int | None = None
     """Log-probabilities under the raw logits: of each token and of this many most likely ones (0 to 20)."""
+    structured: Structured | None = None
+    """What the output must be: one of json_schema, json_object, regex, choice and grammar (docs/structured.md)."""
 
     def __post_init__(self) -> None:
         """Convert sequences to tuples and check every field."""
@@ -65,6 +69,19 @@ class SamplingParams:
                 f"sampling.min_tokens must not exceed max_tokens, got {self.min_tokens} > {self.max_tokens}"
             )
         object.__setattr__(self, "logit_bias", {int(k): float(v) for k, v in self.logit_bias.items()})
+        if self.structured is not None:
+            object.__setattr__(self, "structured", Structured.of(self.structured))
+            self._check_end()
+
+    def _check_end(self) -> None:
+        """Refuse what would forbid the end token where a grammar may ask for it."""
+        for name, neutral in (("ignore_eos", False), ("min_tokens", 0)):
+            value = getattr(self, name)
+            if value != neutral:
+                raise ValueError(
+                    f"sampling.{name} is {value!r}, which would forbid the end token where the grammar of "
+                    f"sampling.structured asks for it; leave it out, or ask for longer output in the grammar"
+                )
 
     @property
     def is_greedy(self) -> bool:

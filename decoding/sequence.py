@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any, Literal
 
+from decoding.grammar.matcher import Matcher
 from decoding.noise import noise_key
 from decoding.sampling_params import SamplingParams
 
@@ -41,6 +42,7 @@ class Sequence:
     sample: int = 0
     tag: Any = None
     stop_condition: StopCondition | None = None
+    matcher: Matcher | None = None  # where the output stands in its grammar (params.structured); the engine sets it
     max_tokens: int = 0  # output limit: params.max_tokens, or less if the context ends first (the engine lowers it)
 
     output_token_ids: list[int] = field(default_factory=list)
@@ -53,6 +55,7 @@ class Sequence:
     num_rounds: int = 0
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
+    draft_version: int = 0  # of the draft in use when it ended; 0 for the one that its engine was loaded with
     _rounds_by_accepted: list[int] = field(default_factory=list, init=False, repr=False)  # [n]: rounds that accepted n
     _token_ids: list[int] = field(default_factory=list, init=False, repr=False)
 

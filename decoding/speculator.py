@@ -17,7 +17,7 @@ from decoding.checkpoint.supported import model_folder
 from decoding.device import Device
 from decoding.drafters import DRAFTER_OF_HEAD
 from decoding.engine.engine import Engine
-from decoding.engine.load import Parts, settle_max_model_len
+from decoding.engine.load import Parts, grammars_of, settle_max_model_len
 from decoding.engine.options import EngineOptions
 from decoding.heads.attach import attach
 from decoding.heads.dflash_head import DFlashHead
@@ -137,7 +137,8 @@ class Speculator:
         drafter = DRAFTER_OF_HEAD[self.config.kind]
         options = replace(options or EngineOptions(), drafter=drafter)
         length = settle_max_model_len(options.max_model_len, self.target.max_positions)
-        engine = Engine.over(Parts(self.target, self.head, drafter, length), options)
+        grammars = grammars_of(self.target.network.name_or_path, self.target.vocab_size, self.target.eos_token_ids)
+        engine = Engine.over(Parts(self.target, self.head, drafter, length, grammars=grammars), options)
         try:
             return engine.generate(prompts, params, seed=seed)
         finally:

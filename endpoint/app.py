@@ -13,17 +13,23 @@ from actors.engine.deadline import Deadline
 from actors.engine.requests import EngineFacts
 from endpoint.answers.chat import chat
 from endpoint.answers.completions import complete
+from endpoint.answers.responses import create_response
+from endpoint.batches.routes import add_batch_routes
+from endpoint.batches.service import BatchService
 from endpoint.http.errors import ApiError
 from endpoint.requests.chat import ChatRequest
 from endpoint.requests.completion import CompletionRequest
+from endpoint.requests.response import ResponseRequest
 from endpoint.requests.tokens import DetokenizeRequest, TokenizeRequest
 from endpoint.service.service import Service, ServiceSettings
 
 _READY_TIMEOUT_S = 25.0
 
 
-def create_app(service: Service, *, has_docs: bool = False) -> FastAPI:
+def create_app(service: Service, *, batches: BatchService | None = None, has_docs: bool = False) -> FastAPI:
     """Return the application with the routes over this service; `has_docs` adds /docs and /openapi.json.
+
+    The Batch API is over `batches`, and switched off without it.
 
     The edge names its requests and answers the exceptions that its routes raise (`endpoint/edge/install.py`).
     """
@@ -46,6 +52,10 @@ def create_app(service: Service, *, has_docs: bool = False) -> FastAPI:
     @app.post("/v1/chat/completions")
     async def _chat(body: ChatRequest, request: Request) -> Response:
         return await chat(service, body, request.state.request_id, deadline_of(request))
+
+    @app.post("/v1/responses")
+    async def _responses(body: ResponseRequest, request: Request) -> Response:
+        return await create_response(service, body, request.state.request_id, deadline_of(request))
 
     @app.get("/v1/models")
     async def _models(request: Request) -> dict[str, Any]:
@@ -88,6 +98,7 @@ def create_app(service: Service, *, has_docs: bool = False) -> FastAPI:
     async def _version() -> dict[str, str]:
         return {"version": dray_version()}
 
+    add_batch_routes(app, batches)
     return app
 
 

@@ -14,19 +14,23 @@ from ray.serve.handle import DeploymentHandle
 
 from actors.settings import GeneratorSettings
 from actors.workers.replica import Replica, ReplicaSettings
+from endpoint.batches.process import BatchesProcess
+from endpoint.batches.settings import BatchSettings
 from endpoint.edge.install import EdgeSettings
 from endpoint.gate.gate import INGRESS_NAME, PROTOCOL, Gate, environment
 from endpoint.http.limits import Limits
 from endpoint.ingress import Ingress
 from endpoint.service.service import ServiceSettings
 from pipeline.logs import LogSettings
-from pipeline.ray_internals import begin_deleting, serve_details, serve_http_options
+from pipeline.ray_internals import begin_deleting, serve_details, serve_http_options, with_version
 from pipeline.streaming.actor_resources import ActorResources
 
 APP_NAME = "dray"  # of our application, on a Serve that may have others
 _REPLY_S = 30.0  # for the controller or a proxy to reply
 _PROXY_EXTRA_S = 60.0  # beyond the endpoint's own deadline, so that a request meets that one first
 _LOOK_EVERY_S, _ENDING_S = 0.2, 60.0  # the latter for processes to end once they are drained
+_REPLICA_NAME, BATCHES_NAME = "Replica", "Batches"
+_UNITS_PER_REPLICA = 2  # of batches under way at once: one ends while the next one fills its slots
 _MARK = "mark"  # a key of the configuration that Serve keeps for a deployment
 _INGRESS_ONGOING = 10_000  # far more than replicas take: they refuse in the API's form, Serve would not
 
@@ -86,6 +90,19 @@ class DeploymentSettings(ActorResources):
                 raise ValueError(f"serve.{name} must be above 0 seconds, got {getattr(self, name)}")
 
 
+@dataclass(frozen=True)
+class DeployedVersion:
+    """What Serve keeps of an application, so that another one that differs by its draft alone replaces no process."""
+
+    number: str  # of the processes
+    rest: str  # a digest of everything but the draft
+    draft: str | None
+
+    def of_next(self, rest: str, draft: str | None) -> bool:
+        """Tell whether an application of this rest and draft differs from this one by its draft alone."""
+        return bool(rest) and rest == self.rest and None not in (draft, self.draft) and draft != self.draft
+
+
 def make_application(
     settings: GeneratorSettings,
     service_settings: ServiceSettings,
@@ -94,12 +111,17 @@ def make_application(
     deployment_settings: DeploymentSettings,
     log_settings: LogSettings,
     *,
+    batch_settings: BatchSettings | None = None,
     roster: Any = None,
     mark: str = "",
+    version: DeployedVersion | None = None,
 ) -> Any:
     """Return what `serve.run` takes. `roster` is the DraftRoster of placement "split", an actor.
 
-    `mark` identifies the command that deploys it (`deployed_mark`).
+    The Batch API is on if `batch_settings` have a path.
+
+    `mark` identifies the command that deploys it (`deployed_mark`). Processes of the same `version` stay when another
+    application is deployed over theirs, and take its draft; without one they are replaced, in any case.
     """
     asked = deployment_settings
     # The ingress refuses requests beyond what all replicas take, and a replica those beyond what it takes, at once and
@@ -123,15 +145,17 @@ def make_application(
         "health_check_timeout_s": asked.health_timeout_s,
         "logging_config": {"enable_access_log": False},
     }
-    replicas = serve.deployment(
+    said = {} if version is None else {"draft": version.draft, "rest": version.rest, "version": version.number}
+    replica_deployment = serve.deployment(
         Replica,
-        name="Replica",
+        name=_REPLICA_NAME,
+        user_config=said,
         ray_actor_options=asked.actor_options | ({"num_cpus": 1.0} if asked.num_gpus else {}),
         max_ongoing_requests=2 * num_taken + 16,
         max_queued_requests=2 * num_taken + 16,
         **scaling,
         **lifetime,
-    ).bind(settings, replica_settings, log_settings, roster)
+    )
     ingress = serve.deployment(
         serve.ingress()(Ingress),
         name=INGRESS_NAME,
@@ -141,8 +165,37 @@ def make_application(
         user_config={_MARK: mark},
         **lifetime,
     )
+    batches_deployment = serve.deployment(
+        BatchesProcess,
+        name=BATCHES_NAME,
+        num_replicas=1,
+        ray_actor_options={"num_cpus": 0},
+        max_ongoing_requests=_INGRESS_ONGOING,
+        **lifetime,
+    )
+    if version is not None:
+        replica_deployment = with_version(replica_deployment, version.number)
+        ingress = with_version(ingress, version.number)
+        batches_deployment = with_version(batches_deployment, version.number)
+    replicas = replica_deployment.bind(settings, replica_settings, log_settings, roster)
     max_requests, fingerprint = num_taken * asked.max_replicas, replica_settings.fingerprint
-    return ingress.bind(settings, service_settings, edge_settings, log_settings, replicas, max_requests, fingerprint)
+    batches = None
+    if batch_settings is not None and batch_settings.path is not None:
+        max_units, max_line_bytes = _UNITS_PER_REPLICA * asked.max_replicas, edge_settings.limits.max_body_bytes
+        batches = batches_deployment.bind(
+            settings, service_settings, batch_settings, log_settings, replicas, max_units, max_line_bytes, fingerprint
+        )
+    return ingress.bind(
+        settings,
+        service_settings,
+        edge_settings,
+        log_settings,
+        replicas,
+        max_requests,
+        fingerprint,
+        batch_settings if batches is not None else None,
+        batches,
+    )
 
 
 def start(host: str, port: int, limits: Limits, request_timeout_s: float | None = None) -> None:
@@ -193,6 +246,13 @@ def _has_gate(options_reference: Any, limits: Limits) -> bool:
 def is_deployed() -> bool:
     """Tell whether there is an application of our name, in whatever state."""
     return APP_NAME in serve.status().applications
+
+
+def deployed_version() -> DeployedVersion | None:
+    """Return the version of the application of our name that was deployed last, if it has one."""
+    deployments = serve_details(_REPLY_S)["applications"].get(APP_NAME, {}).get("deployments", {})
+    said = deployments.get(_REPLICA_NAME, {}).get("deployment_config", {}).get("user_config") or {}
+    return DeployedVersion(said["version"], said["rest"], said["draft"]) if "version" in said else None
 
 
 def deployed_mark() -> str | None:

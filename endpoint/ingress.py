@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from fastapi import FastAPI
@@ -10,6 +12,9 @@ from actors.settings import GeneratorSettings
 from actors.workers.loading import load_codec
 from endpoint.answers.text import warn_of_late_text
 from endpoint.app import create_app
+from endpoint.batches.process import wake
+from endpoint.batches.service import BatchService
+from endpoint.batches.settings import BatchSettings
 from endpoint.edge.install import EdgeSettings, install
 from endpoint.service.backend import Replicas
 from endpoint.service.metrics import ServingMetrics
@@ -32,11 +37,14 @@ class Ingress:
         replicas: Any,
         max_requests: int,
         engine_fingerprint: str = "",
+        batch_settings: BatchSettings | None = None,
+        batches: Any = None,
     ) -> None:
         """Ask `replicas`, the handle of a deployment that takes at most `max_requests` requests at once.
 
         Only replicas with the `engine_fingerprint` are asked. While an update has not brought one yet, this waits, so
-        that Ray Serve leaves requests to the ingress before it.
+        that Ray Serve leaves requests to the ingress before it. `batches` is the handle of the deployment that drives
+        batches, where the Batch API is on.
         """
         set_up_logs(log_settings)
         backend = Replicas(
@@ -49,8 +57,12 @@ class Ingress:
         codec = load_codec(settings)
         warn_of_late_text(codec)
         service = Service(service_settings, codec, backend, metrics)
+        batch_service = None
+        if batch_settings is not None:
+            batch_service = BatchService(batch_settings, service_settings.names[0], partial(wake, batches))
+            edge_settings = replace(edge_settings, max_upload_bytes=batch_settings.max_file_bytes)
         await backend.wait_for_model()
-        self._app = create_app(service, has_docs=edge_settings.has_docs)
+        self._app = create_app(service, batches=batch_service, has_docs=edge_settings.has_docs)
         install(self._app, edge_settings, metrics, max_requests)
 
     def reconfigure(self, config: dict[str, str]) -> None:

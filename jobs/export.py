@@ -26,6 +26,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         _refuse_senseless(options)
         run_directory = RunDirectory.open(options.output)
+        if run_directory.has_scores and options.format == "openai-batch":
+            raise ValueError(
+                f"{options.output} is a run of scores, which OpenAI batch output cannot hold; use --format jsonl"
+            )
         models = run_directory.run["models"] if options.format == "openai-batch" else {}
         codec = TextCodec.load(models["tokenizer"] or models["target"]) if models else None
     except (ValueError, OSError) as error:

@@ -9,6 +9,7 @@ from rich.console import Console
 
 from actors.resources import describe_placement
 from actors.workers.generator import Generator
+from actors.workers.text_scorer import TextScorer
 from decoding.checkpoint.footprint import Footprint, footprint_of
 from decoding.checkpoint.generation import sampling_of
 from decoding.checkpoint.supported import load_config as load_model_config
@@ -21,6 +22,7 @@ from decoding.vocabulary.vocabulary_map import VocabularyMap
 from jobs.config.run import RunConfig
 from jobs.driver.backend import describe_engine
 from jobs.driver.execution import execute
+from jobs.driver.learning import learning, refuse_learning
 from jobs.driver.logs import log_run_started
 from jobs.driver.outcome import (
     Exit,
@@ -34,6 +36,7 @@ from jobs.driver.plan import Plan, create_run, worker_arguments
 from jobs.driver.summary import print_summary
 from pipeline.counts import Counts
 from pipeline.id_set import IdSet
+from pipeline.inputs.score import ScoreOptions
 from pipeline.run.check import check_run
 from pipeline.run.directory import RunDirectory, refuse_occupied
 from pipeline.run.lease import Lease, hold_lease
@@ -51,6 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _begin(config: RunConfig, plan: Plan) -> Callable[[], Exit]:
     if plan.run_directory is None:
         refuse_occupied(config.output.path)
+    refuse_learning(config.learn, plan)
     if config.dry_run:
         print_plan(plan)
         return lambda: Exit.COMPLETE
@@ -78,12 +82,15 @@ def _run_alone(plan: Plan, run_directory: RunDirectory, lease: Lease) -> Exit:
         print(f"{name}: was too short to be a part, and was moved there; its unit is done again")
     missing = MissingUnits.of(run_directory, plan.tokens_per_row)
     log_run_started(run_directory, missing.num_units)
-    for receipt in execute(missing, Generator, worker_arguments(plan, run_directory), plan):
-        lease.refuse_if_lost()
-        new += receipt.counts
-        num_done += 1
-        if new.num_rows >= _MIN_ROWS_TO_STOP_EARLY:
-            refuse_too_many_errors(run_directory, new, plan.config)
+    with learning(plan.config.learn, plan, run_directory) as lessons:
+        worker = TextScorer if plan.config.task == "score" else Generator
+        for receipt in execute(missing, worker, worker_arguments(plan, run_directory), plan):
+            lease.refuse_if_lost()
+            new += receipt.counts
+            num_done += 1
+            lessons.committed(receipt.counts.num_rows)
+            if new.num_rows >= _MIN_ROWS_TO_STOP_EARLY:
+                refuse_too_many_errors(run_directory, new, plan.config)
     if num_done < missing.num_units:
         return stopped(missing.num_units - num_done, "; the same command goes on from what is committed")
     return conclude(run_directory, plan.config, new, started)
@@ -116,12 +123,28 @@ def print_plan(plan: Plan) -> None:
     if has_model:
         console.print(f"  draft:   {models.draft}{_draft_in_words(plan)}", highlight=False)
     console.print(f"  placement: {describe_placement(plan.settings, plan.pool.max_actors)}")
+    if plan.config.learn.every_rows:
+        console.print(f"  learns:  after every {plan.config.learn.every_rows:,} committed rows")
     for name, model in (("target", models.target), ("draft", models.draft if has_model else None)):
         if model is not None and engine.backend == "dray":  # vLLM takes what engine.vllm lets it take
             console.print(f"  memory of an engine's {name}: {_footprint(plan, model)}")
     console.print(f"  units:   {num_units:,} of at most {largest:,} rows; {num_missing:,} missing")
     console.print(f"  prompts: about {missing_tokens:,} tokens to read (bytes / 4)")
+    if plan.config.task == "score":
+        console.print(f"  scores:  {_scores_in_words(plan.config.score)}", highlight=False)
+        return
     console.print(f"  output:  at most {missing_rows * plan.tokens_per_row:,} tokens (rows x n x max_tokens)")
+
+
+def _scores_in_words(score: ScoreOptions) -> str:
+    """Return for a reader what is scored, and what is kept of it."""
+    if score.labels:
+        what = f"{len(score.labels)} labels behind each prompt"
+    elif score.columns:
+        what = f"column {score.columns[0]!r} behind each prompt"
+    else:
+        what = "each prompt's own text"
+    return f"{what}; of each row the best by {score.best_by} is kept" if score.keep == "best" else what
 
 
 def _footprint(plan: Plan, model: str) -> Footprint:

@@ -1,60 +1,93 @@
-"""`python -m jobs.report OUTPUT [--by COLUMN]`: acceptance of a run, in total and by a carried column."""
+"""`python -m jobs.report OUTPUT [--by COLUMN,COLUMN]`: acceptance of a run, in total and by columns of its output.
+
+Of a run of scores it is their perplexity.
+"""
 
 import argparse
 import sys
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import pyarrow.dataset as ds
 from rich.console import Console
 from rich.table import Table
 
 from jobs.driver.progress import format_length, format_rate
+from jobs.driver.scores import scores_table
 from jobs.driver.summary import print_why_inexact
 from pipeline.counts import Counts, count_generations
 from pipeline.run.directory import RunDirectory
+
+_WIDE = 200  # columns, where the output is no terminal: a file, or another program
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the report; return 0, or 2 if there is no such run or column."""
     parser = argparse.ArgumentParser(prog="python -m jobs.report", description=__doc__)
     parser.add_argument("output", help="run directory, local or a URI")
-    parser.add_argument("--by", metavar="COLUMN", help="group by this column, such as a carried one")
+    parser.add_argument(
+        "--by",
+        metavar="COLUMN,COLUMN",
+        default="",
+        help="group by these columns, such as draft_version or carried ones",
+    )
     options = parser.parse_args(arguments)
+    columns = [name.strip() for name in options.by.split(",") if name.strip()]
     try:
         run_directory = RunDirectory.open(options.output)
-        groups = dict(acceptance_by(run_directory, options.by))
+        if run_directory.has_scores:
+            _console().print(scores_table(run_directory, columns))
+            return 0
+        groups = dict(acceptance_by(run_directory, columns))
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     table = Table(title=f"Acceptance in {options.output}", title_justify="left")
-    table.add_column(options.by or "", no_wrap=True)
-    for heading in ("rows", "tokens", "rate", "length", "stood, by draft position"):
+    for name in columns or [""]:
+        table.add_column(name, no_wrap=True)
+    for heading in ("rows", "tokens", "rate", "length"):
         table.add_column(heading, justify="right", no_wrap=True)
-    for name, counts in groups.items():
-        table.add_row(name, *cells(counts))
-    if options.by:
-        table.add_row("all", *cells(sum(groups.values(), Counts())), style="bold")
-    console = Console()
+    table.add_column("stood, by draft position")  # the one that wraps, so that no number is cut off
+    for values, counts in groups.items():
+        table.add_row(*values, *cells(counts))
+    if columns:
+        table.add_row("all", *[""] * (len(columns) - 1), *cells(sum(groups.values(), Counts())), style="bold")
+    console = _console()
     console.print(table)
     console.print("rate: accepted / drafted tokens; length: tokens a round, 1 + accepted / rounds")
     print_why_inexact(run_directory)
     return 0
 
 
-def acceptance_by(run_directory: RunDirectory, column: str | None) -> Iterator[tuple[str, Counts]]:
-    """Yield the counts of each value of a column, or of the whole run without one; reads one part at a time."""
-    groups: dict[str, Counts] = {}
+def _console() -> Console:
+    return Console() if sys.stdout.isatty() else Console(width=_WIDE)
+
+
+def acceptance_by(run_directory: RunDirectory, columns: Sequence[str]) -> Iterator[tuple[tuple[str, ...], Counts]]:
+    """Yield the counts of each combination of values of these columns, or of the whole run without one.
+
+    One part is read at a time.
+    """
+    groups: dict[tuple[Any, ...], Counts] = {}
     location = run_directory.location.child("data")
     parts = ds.dataset(location.path, filesystem=location.filesystem, format="parquet")
-    if column is not None and column not in parts.schema.names:
-        raise ValueError(f"the output has no column {column!r}; it has {', '.join(parts.schema.names)}")
+    for name in columns:
+        if name not in parts.schema.names:
+            raise ValueError(f"the output has no column {name!r}; it has {', '.join(parts.schema.names)}")
     for fragment in parts.get_fragments():
         table = fragment.to_table()
-        values = ["run"] * table.num_rows if column is None else [str(value) for value in table[column].to_pylist()]
-        for value in dict.fromkeys(values):
-            rows = table.take([index for index, other in enumerate(values) if other == value])
-            groups[value] = groups.get(value, Counts()) + count_generations(rows, num_errors=0)
-    yield from sorted(groups.items())
+        values = [_sortable(table[name].to_pylist()) for name in columns]
+        of_rows = list(zip(*values, strict=True)) if columns else [((1, "run"),)] * table.num_rows
+        for group in dict.fromkeys(of_rows):
+            rows = table.take([index for index, other in enumerate(of_rows) if other == group])
+            groups[group] = groups.get(group, Counts()) + count_generations(rows, num_errors=0)
+    for group, counts in sorted(groups.items()):
+        yield tuple(str(value) for _, value in group), counts
+
+
+def _sortable(values: list[Any]) -> list[tuple[int, Any]]:
+    """Return values that can be compared and hashed: numbers as they are, all others as text behind them."""
+    return [(0, value) if isinstance(value, int | float) else (1, str(value)) for value in values]
 
 
 def cells(counts: Counts) -> list[str]:

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from actors.workers.retrier import RetryGenerator
+from actors.workers.retrier import RetryGenerator, RetryScorer
 from jobs.config.run import RetryConfig
 from jobs.driver.execution import execute
 from jobs.driver.logs import log_run_started
@@ -59,7 +59,8 @@ def _run_alone(plan: Plan, run_directory: RunDirectory, wanted: Wanted, letters:
     if units.num_units and "WorkerDied" not in letters.wanted_types:  # beside a row that kills, units share its deaths
         plan = _with_full_slots(plan, units.num_rows / units.num_units)
     arguments = {**worker_arguments(plan, run_directory), "wanted": wanted}
-    for receipt in execute(units, RetryGenerator, arguments, plan, backups=False):
+    worker = RetryScorer if run_directory.has_scores else RetryGenerator
+    for receipt in execute(units, worker, arguments, plan, backups=False):
         lease.refuse_if_lost()
         tried += receipt.counts
         num_done += 1

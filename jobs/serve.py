@@ -4,12 +4,15 @@ After SIGTERM or Ctrl-C it accepts no new request, finishes those in flight, and
 """
 
 import hashlib
+import json
 import logging
+import os
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import Any
@@ -20,27 +23,34 @@ import yaml
 from ray.serve.exceptions import RayServeException
 
 from actors.drafts.roster import start_roster
+from actors.identity import vllm_identity
 from actors.resources import describe_placement
 from actors.settings import GeneratorSettings
 from actors.workers.loading import load_codec
+from decoding.engine.draft_folder import check_replacement
+from endpoint.batches.settings import BatchSettings
 from endpoint.deployment import (
     APP_NAME,
+    DeployedVersion,
     DeploymentSettings,
     check_gate,
     deploy,
     deployed_mark,
+    deployed_version,
     is_deployed,
     make_application,
     start,
     withdraw,
 )
+from jobs.config.loading import as_dict
 from jobs.config.serve import ServeConfig, load_serve_config
 from jobs.driver.backend import describe_engine, exactness, lossy
 from jobs.driver.cluster import start_ray, starts_own_ray
 from jobs.driver.outcome import Exit, bad_configuration
-from jobs.driver.plan import check_models, settled, vllm_identity
+from jobs.driver.plan import check_models, settled
 from jobs.driver.stopping import sigterm_interrupts
 from pipeline.run.fingerprint import quick_model_fingerprint, text_fingerprint, tokenizer_fingerprint
+from pipeline.storage.location import Location
 
 _log = logging.getLogger(__name__)
 _LOOK_EVERY_S = 5.0  # between looks whether the application still runs
@@ -57,7 +67,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except (ValueError, OSError) as error:
             return bad_configuration(error)
         print(describe(config, settings), flush=True)
-        return Exit.COMPLETE if application is None else _serve(config, application, mark)
+        if application is None:
+            return Exit.COMPLETE
+        return _serve(config, application, mark, partial(_with_other_draft, config, settings, deployment, mark))
     return Exit.INCOMPLETE  # a signal came before the start, or a second one, which drops requests in flight
 
 
@@ -96,14 +108,22 @@ def describe(config: ServeConfig, settings: GeneratorSettings) -> str:
         f"  keys:    {'none: everyone who can reach the port is answered' if keys is None else len(keys)}",
         f"  engines: {engines}, {settings.engine.num_slots} slots each",
         f"  placement: {describe_placement(settings, deployment.max_replicas)}",
+        f"  batches: {_batch_settings(config).path or 'off (serve.batches_path switches /v1/batches on)'}",
     ]
     return "\n".join(lines)
 
 
 def _application(
-    config: ServeConfig, settings: GeneratorSettings, deployment: DeploymentSettings, mark: str = ""
+    config: ServeConfig,
+    settings: GeneratorSettings,
+    deployment: DeploymentSettings,
+    mark: str = "",
+    number: str | None = None,
 ) -> Any:
-    """Return the application, made before anything starts, so that errors appear at once; only 'split' needs Ray."""
+    """Return the application, made before anything starts, so that errors appear at once; only 'split' needs Ray.
+
+    `number` is that of the processes that it goes on with; by default it has processes of its own.
+    """
     codec = load_codec(settings)
     fingerprint = _fingerprint((*_engine_parts(settings), *_chat_parts(settings, codec.chat_template)))
     service_settings = replace(
@@ -124,14 +144,59 @@ def _application(
         config.replica_settings(_fingerprint(_engine_parts(settings))),
         deployment,
         config.serve.logs,
+        batch_settings=_batch_settings(config),
         roster=roster,
         mark=mark,
+        version=DeployedVersion(number or uuid4().hex, _rest(config, settings), settings.models.draft),
     )
 
 
-def _serve(config: ServeConfig, application: Any, mark: str) -> Exit:
+def _batch_settings(config: ServeConfig) -> BatchSettings:
+    """Return where files and batches are kept, as every process finds it. Raises ValueError for what is no place."""
+    batches = config.serve.batches
+    return batches if batches.path is None else replace(batches, path=Location.parse(batches.path).name)
+
+
+def _with_other_draft(
+    config: ServeConfig, settings: GeneratorSettings, deployment: DeploymentSettings, mark: str
+) -> Any:
+    """Return the application for the processes that run, if it differs from theirs by the draft alone; else None."""
+    deployed, draft = deployed_version(), settings.models.draft
+    if deployed is None or not deployed.of_next(_rest(config, settings), draft):
+        return None
+    assert draft is not None
+    assert deployed.draft is not None
+    try:
+        check_replacement(draft, deployed.draft, settings.models.target)
+    except ValueError as error:
+        print(f"the engines are replaced, since {error}", file=sys.stderr)
+        return None
+    print(f"the engines go on, and take the draft {draft}", flush=True)
+    return _application(config, settings, deployment, mark, deployed.number)
+
+
+def _rest(config: ServeConfig, settings: GeneratorSettings) -> str:
+    """Return a digest of everything but the draft; an empty text if the draft cannot be replaced alone."""
+    if settings.why_draft_stays is not None or settings.placement == "split":
+        return ""
+    said = as_dict(config)
+    said["models"] = {name: value for name, value in said["models"].items() if name != "draft"}
+    files = [Path(name).read_bytes() for name in config.serve.key_files]
+    keys = [*files, *(os.environ.get(name, "").encode() for name in config.serve.key_variables)]
+    models = (
+        quick_model_fingerprint(settings.models.target),
+        tokenizer_fingerprint(settings.models.tokenizer or settings.models.target),
+    )
+    parts = json.dumps(said, sort_keys=True, default=str), [hashlib.sha256(key).hexdigest() for key in keys], models
+    return hashlib.sha256(repr(parts).encode()).hexdigest()
+
+
+def _serve(
+    config: ServeConfig, application: Any, mark: str, with_other_draft: Callable[[], Any] = lambda: None
+) -> Exit:
     """Run the application, which has this mark, until a signal comes.
 
+    `with_other_draft` returns one for the processes that run already, if that one will do.
     Raises KeyboardInterrupt if a signal comes before the application runs, or a second signal after that.
     """
     logging.getLogger("ray.serve").setLevel(logging.ERROR)
@@ -145,7 +210,7 @@ def _serve(config: ServeConfig, application: Any, mark: str) -> Exit:
             return bad_configuration(error)
         stays = is_own_ray or is_deployed()  # an application of this name that was there before
         try:
-            deploy(application)
+            deploy((is_deployed() and with_other_draft()) or application)
         except BaseException:
             if not stays:
                 withdraw(drain_timeout_s=0.0)
@@ -204,8 +269,9 @@ def _engine_parts(settings: GeneratorSettings) -> tuple[Any, ...]:
 
 def _chat_parts(settings: GeneratorSettings, chat_template: str | None) -> tuple[Any, ...]:
     """Return everything that decides which prompt a chat becomes."""
-    template_kwargs = sorted(settings.chat.template_kwargs.items())
-    return text_fingerprint(chat_template or ""), settings.chat.system_prompt, template_kwargs
+    chat = settings.chat
+    formats = [name for name in (chat.tool_calls, chat.reasoning) if name != "auto"]
+    return text_fingerprint(chat_template or ""), chat.system_prompt, sorted(chat.template_kwargs.items()), *formats
 
 
 def _fingerprint(parts: tuple[Any, ...]) -> str:

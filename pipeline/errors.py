@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-Stage = Literal["read", "template", "encode", "params", "generate"]
+Stage = Literal["read", "template", "encode", "params", "generate", "program"]
 
 
 def storable(text: str) -> str:
@@ -32,6 +32,14 @@ class RowError(Exception):
 def wrong_type(stage: Stage, what: str, expected: str, value: object) -> RowError:
     """Return the failure of a row whose `what` ("body.messages") has another type than the one that is expected."""
     return RowError(stage, f"{what}: expected {expected}, got {type(value).__name__}", "TypeError")
+
+
+class FieldError(RowError):
+    """A field of a request that is wrong or not supported. `where` is its path ("tools[0].function.name")."""
+
+    def __init__(self, where: str, reason: str, *, is_unsupported: bool = False) -> None:
+        self.where, self.reason, self.is_unsupported = where, reason, is_unsupported
+        super().__init__("template", f"{where}: {reason}")
 
 
 class LongTextError(RowError):

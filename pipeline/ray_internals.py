@@ -68,3 +68,14 @@ def begin_deleting(application: str) -> None:
     from ray import serve
 
     serve.delete(application, _blocking=False)
+
+
+def with_version(deployment: Any, version: str) -> Any:
+    """Return a deployment of Serve with a version of its own.
+
+    Serve replaces the processes of a deployment whose version changes, and gives each deployment a random one. Where
+    the version stays and only `user_config` differs, it calls `reconfigure` in the processes that run. The public
+    argument for this was removed.
+    """
+    deployment._version = version
+    return deployment

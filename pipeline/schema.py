@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import pyarrow as pa
 
@@ -37,7 +37,7 @@ GENERATION_COLUMNS = (
     Column("is_chat", pa.bool_(), "Whether the chat template rendered the prompt, special tokens included."),
     Column("text", pa.string(), "The output as text, without special tokens and without the stop string."),
     Column("token_ids", pa.list_(pa.int32()), "The output as token ids."),
-    Column("finish_reason", pa.string(), "Why the output ended: `stop` or `length`."),
+    Column("finish_reason", pa.string(), "Why the output ended: `stop` or `length`; `scored` where it was given."),
     Column("stop_reason", pa.string(), "The stop string or stop token id that ended the output; null without one."),
     Column("num_prompt_tokens", pa.int32(), "Tokens of the prompt."),
     Column(
@@ -64,6 +64,74 @@ GENERATION_COLUMNS = (
         pa.list_(pa.list_(_TOP_LOGPROB)),
         "For each output token, the most probable tokens with their log-probabilities; null unless asked for.",
     ),
+    Column(
+        "draft_version",
+        pa.int32(),
+        "Version of the draft in use when the sample ended; 0 for the one that the run began with.",
+    ),
+)
+
+_TURN = pa.struct([("prompt", TEXT), ("text", TEXT), ("finish_reason", TEXT), ("num_output_tokens", pa.int32())])
+_TOOL_RESULT = pa.struct([("name", TEXT), ("arguments", TEXT), ("result", TEXT)])
+
+# The columns of a run whose rows are programs, behind those above. `text` is what the program returned, or the text of
+# its last turn; `prompt` is that of the first; tokens and counts are those of all turns.
+PROGRAM_COLUMNS = (
+    Column("num_turns", pa.int32(), "With `program.function`: generations of the sample."),
+    Column(
+        "turns",
+        pa.list_(_TURN),
+        "With `program.function`: the generations in their order; `token_ids` has their tokens one behind the other.",
+    ),
+    Column(
+        "tool_results",
+        pa.list_(_TOOL_RESULT),
+        "With `program.function`: the calls of tools, with arguments and results as JSON text.",
+    ),
+    Column(
+        "result",
+        pa.string(),
+        "With `program.function`: what the program returned, as JSON text; null for a string, which is `text`.",
+    ),
+)
+
+SCORE_COLUMNS = (
+    Column("candidate", pa.int32(), "Number of the scored text among the row's candidates or labels, from 0."),
+    Column("logprob", pa.float64(), "Log-probability of the text: the sum of `logprobs`."),
+    Column("perplexity", pa.float64(), "exp(-logprob / num_output_tokens); of many rows, that of the sums."),
+    Column("is_greedy", pa.bool_(), "Whether each token is the most likely one at its place."),
+    Column(
+        "probability",
+        pa.float64(),
+        "Share of exp(logprob) in its sum over the row's candidates or labels.",
+    ),
+    Column("is_best", pa.bool_(), "Whether it is the best of them by `score.best_by`; the first one of equal ones is."),
+    Column(
+        "candidate_logprobs",
+        pa.list_(pa.float64()),
+        "`logprob` of each of the row's candidates or labels; null unless `score.keep` is `best`.",
+    ),
+    Column(
+        "candidate_probabilities",
+        pa.list_(pa.float64()),
+        "`probability` of each of the row's candidates or labels; null unless `score.keep` is `best`.",
+    ),
+)
+
+_CALL = pa.struct([("id", pa.string()), ("name", pa.string()), ("arguments", pa.string())])
+# Of a run that asks for the parts of its answers (`output.parts`), behind the columns above.
+PART_COLUMNS = (
+    Column(
+        "content",
+        pa.string(),
+        "The answer's own text, without thought and calls, or null. With `output.parts` only, as the next two.",
+    ),
+    Column("reasoning", pa.string(), "What the model thought before it answered; null where it did not."),
+    Column(
+        "tool_calls",
+        pa.list_(_CALL),
+        "The calls of the answer, with their arguments as JSON text; null where it has none.",
+    ),
 )
 
 ERROR_COLUMNS = (
@@ -79,7 +147,7 @@ ERROR_COLUMNS = (
     Column(
         "stage",
         pa.string(),
-        "Where the row failed: `read`, `template`, `encode`, `params` or `generate`.",
+        "Where the row failed: `read`, `template`, `encode`, `params`, `generate` or `program`.",
         nullable=False,
     ),
     Column("error_type", pa.string(), "Name of the exception, such as `ValueError`.", nullable=False),
@@ -102,7 +170,18 @@ MANIFEST_COLUMNS = (
 
 
 # The columns of each folder of a run; carried columns follow those of data/.
-COLUMNS = {"data": GENERATION_COLUMNS, "errors": ERROR_COLUMNS, "manifest": MANIFEST_COLUMNS}
+COLUMNS = {
+    "data": (*GENERATION_COLUMNS, *PART_COLUMNS, *PROGRAM_COLUMNS),
+    "scores": SCORE_COLUMNS,
+    "errors": ERROR_COLUMNS,
+    "manifest": MANIFEST_COLUMNS,
+}
+ColumnSet = Literal["parts", "turns", "scores"]
+OPTIONAL_COLUMNS: Mapping[ColumnSet, tuple[Column, ...]] = {
+    "parts": PART_COLUMNS,
+    "turns": PROGRAM_COLUMNS,
+    "scores": SCORE_COLUMNS,
+}
 
 
 def _schema(described: Iterable[Column], id_type: pa.DataType = TEXT) -> pa.Schema:
@@ -114,12 +193,20 @@ def _schema(described: Iterable[Column], id_type: pa.DataType = TEXT) -> pa.Sche
 MANIFEST = _schema(MANIFEST_COLUMNS)
 
 
-def generations_schema(carried: Mapping[str, pa.DataType], id_type: pa.DataType = TEXT) -> pa.Schema:
+def generations_schema(
+    carried: Mapping[str, pa.DataType],
+    id_type: pa.DataType = TEXT,
+    column_sets: Iterable[ColumnSet] = (),
+    *,
+    has_draft_version: bool = True,
+) -> pa.Schema:
     """Return the schema of `data/part-*.parquet`: Dray's own columns, then the carried ones.
 
-    Raises ValueError if a carried column has the name of one of Dray's own.
+    `column_sets` names the optional ones that the run has. Runs that were begun before there was a column
+    `draft_version` go on without it. Raises ValueError if a carried column has the name of one of Dray's own.
     """
-    own = _schema(GENERATION_COLUMNS, id_type)
+    columns = [each for each in GENERATION_COLUMNS if has_draft_version or each.name != "draft_version"]
+    own = _schema([*columns, *(column for name in column_sets for column in OPTIONAL_COLUMNS[name])], id_type)
     if taken := sorted(set(carried) & set(own.names)):
         raise ValueError(
             f"carried columns {taken} have names that the output uses itself "

@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 import transformers
 
+from tests.pipeline.stores import CREDENTIALS
 from tests.text_pair import save_text_pair
 
 # Where there is no Ray, such as on a machine with a GPU and torch alone, the tests of what needs it are not collected.
-_NEED_RAY = ["actors", "endpoint", "faults", "jobs", "k8s", "pipeline", "vllm", "test_checks.py", "test_readme.py"]
-_NEED_RAY += ["benchmarks/test_scale.py", "benchmarks/test_serving.py"]
+_NEED_RAY = ["actors", "endpoint", "faults", "jobs", "k8s", "pipeline", "training", "vllm"]
+_NEED_RAY += ["test_checks.py", "test_readme.py", "benchmarks/test_scale.py", "benchmarks/test_serving.py"]
 collect_ignore = [] if find_spec("ray") else _NEED_RAY
 
 os.environ.setdefault("RAY_AUTH_MODE", "disabled")
@@ -38,7 +39,10 @@ def ray_address() -> Iterator[str]:
     """The address of a local Ray with more logical CPUs than the machine may have."""
     import ray  # here, so that tests that need no Ray can be collected and run where it is not installed
 
-    context = ray.init(num_cpus=6, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    with pytest.MonkeyPatch.context() as patch:  # Ray's processes inherit what opens the stores of tests
+        for name, value in CREDENTIALS.items():
+            patch.setenv(name, value)
+        context = ray.init(num_cpus=6, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
     yield str(context.address_info["gcs_address"])
     ray.shutdown()
 

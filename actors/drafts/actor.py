@@ -6,6 +6,7 @@ and the generator sends all its rows with the next request.
 
 import logging
 import os
+import threading
 import time
 from collections import OrderedDict
 
@@ -15,10 +16,14 @@ from actors.drafts.messages import DraftReply, DraftRequest
 from actors.drafts.mirror import DraftMirror, DraftTerms
 from actors.settings import ModelSettings
 from decoding.checkpoint.supported import check_same_vocabulary
+from decoding.engine.draft_folder import read_replacement
+from decoding.engine.load import grammars_of
+from decoding.grammar.grammars import Grammars
 from decoding.network.language_model import LanguageModel
 from decoding.network.probe import check_model
 from pipeline.logs import Event, LogSettings, set_up_logs
 
+WEIGHTS = "weights"  # the concurrency group of calls that read weights while others draft
 _log = logging.getLogger(__name__)
 
 
@@ -31,7 +36,9 @@ class DraftActor:
         self._model: LanguageModel | None = None
         self._failure: str | None = None
         self._mirrors: OrderedDict[str, DraftMirror] = OrderedDict()
+        self._grammars: Grammars | None = None
         self._draft_seconds = 0.0
+        self._drafting = threading.RLock()  # held over whatever changes the lanes or the weights
         context = ray.get_runtime_context()
         where = {"job": context.get_job_id(), "node": context.get_node_id(), "worker": context.get_worker_id()}
         set_up_logs(log_settings, run=run, **where)
@@ -61,23 +68,46 @@ class DraftActor:
         Raises ValueError for a request that does not fit the lane, and forgets the lane then.
         """
         started = time.perf_counter()
-        if terms is not None:
-            self._begin(lane, terms)
-        if lane not in self._mirrors:
-            return None
-        self._mirrors.move_to_end(lane)
-        try:
-            reply = self._mirrors[lane].draft(request)
-        except Exception:
-            self.leave(lane)  # half of the request may have been applied
-            raise
+        with self._drafting:
+            if terms is not None:
+                self._begin(lane, terms)
+            if lane not in self._mirrors:
+                return None
+            self._mirrors.move_to_end(lane)
+            try:
+                reply = self._mirrors[lane].draft(request)
+            except Exception:
+                self.leave(lane)  # half of the request may have been applied
+                raise
         self._draft_seconds += time.perf_counter() - started
         return reply
 
+    @ray.method(concurrency_group=WEIGHTS)  # type: ignore[untyped-decorator]  # Ray has no types
+    def use_draft(self, path: str | None) -> None:
+        """Go on with the weights of the draft in `path`, or with those that the actor began with (None).
+
+        They are read beside the drafting. Every row is read again before it drafts. Raises ValueError if that is no
+        draft that could take this one's place; nothing has changed then.
+        """
+        model, began_with = self._sound_model(), self._models.draft
+        assert began_with is not None
+        path = path or began_with
+        weights = read_replacement(path, began_with, self._models.dtype)
+        try:
+            ready = model.weights.check(weights)
+        except ValueError as error:
+            raise ValueError(f"the draft {path!r} {error}") from error
+        with self._drafting:
+            model.weights.put(ready)
+            for mirror in self._mirrors.values():
+                mirror.renew()
+        _log.info(Event("draft replaced", draft=path))
+
     def leave(self, lane: str) -> None:
         """Forget a lane, if it is known."""
-        if lane in self._mirrors:
-            self._mirrors.pop(lane).release()
+        with self._drafting:
+            if lane in self._mirrors:
+                self._mirrors.pop(lane).release()
 
     def stats(self) -> dict[str, float]:
         """Return the seconds that the replies took, and the number of lanes."""
@@ -90,7 +120,11 @@ class DraftActor:
             silent = next(iter(self._mirrors))
             _log.warning(Event("draft lane forgotten", lane=silent, lanes=len(self._mirrors)))
             self.leave(silent)
-        self._mirrors[lane] = DraftMirror(model.share(), terms)
+        models = self._models
+        if self._grammars is None:  # all lanes have the same target
+            tokenizer = models.tokenizer or models.target
+            self._grammars = grammars_of(tokenizer, terms.vocab_size, terms.eos_token_ids)
+        self._mirrors[lane] = DraftMirror(model.share(), terms, self._grammars)
 
     def _sound_model(self) -> LanguageModel:
         if self._model is None:

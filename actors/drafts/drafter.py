@@ -176,7 +176,7 @@ def make_draft(
         rows_N, steps_N = torch.tensor(places, device=device).T
         ids_NM = torch.tensor(distributions.ids_NM, dtype=torch.int64, device=device)
         probs_BKV = torch.zeros(len(counts), width, vocab_size, device=device)
-        probs_BKV[rows_N[:, None], steps_N[:, None], ids_NM] = torch.from_numpy(distributions.probs_NM).to(device)
+        probs_BKV[rows_N[:, None], steps_N[:, None], ids_NM] = torch.tensor(distributions.probs_NM, device=device)
     return Draft(
         torch.tensor(tokens, dtype=torch.int64, device=device).reshape(len(counts), width),
         torch.tensor(counts, dtype=torch.int64, device=device),

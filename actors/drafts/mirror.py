@@ -11,8 +11,9 @@ import numpy as np
 import torch
 
 from actors.drafts.messages import Distributions, DraftReply, DraftRequest, RowUpdate
+from decoding.common_prefix import common_prefix
 from decoding.drafters.model import ModelDrafter
-from decoding.engine.prefix import common_prefix
+from decoding.grammar.grammars import Grammars
 from decoding.network.language_model import LanguageModel
 from decoding.sampling.distribution import SamplingBatch
 from decoding.sampling.rows import Rows, sampling_batch
@@ -46,9 +47,12 @@ class _Row:
 class DraftMirror:
     """The drafter of one lane's rows."""
 
-    def __init__(self, model: LanguageModel, terms: DraftTerms) -> None:
-        """Make a drafter over `model`, whose cache must not be shared and is allocated anew."""
-        self._model, self._terms = model, terms
+    def __init__(self, model: LanguageModel, terms: DraftTerms, grammars: Grammars | None = None) -> None:
+        """Make a drafter over `model`, whose cache must not be shared and is allocated anew.
+
+        `grammars` are those of the target's tokenizer; without them no row may have one.
+        """
+        self._model, self._terms, self._grammars = model, terms, grammars
         most = 0 if terms.verification == "coupled" else terms.most_candidates
         self._drafter = ModelDrafter(model, terms.vocab_size, terms.num_slots, terms.max_model_len, most)
         self._rows: list[_Row | None] = [None] * terms.num_slots
@@ -73,12 +77,16 @@ class DraftMirror:
         for update in updates:
             if update.origin is None:
                 self._extend(update)
-        self._begin([(update.slot, _sequence(update)) for update in updates if update.origin is not None])
+        self._begin([(update.slot, self._sequence(update)) for update in updates if update.origin is not None])
         limits = {row.slot: row.max_draft_tokens for row in updates if self._rows[row.slot] is not None}
         distributions = self._propose(limits) if any(limits.values()) else None
         rows = [self._rows[update.slot] for update in updates]
         drafts = [None if row is None else row.drafted for row in rows]
         return DraftReply.of(drafts, distributions if any(drafts) else None)
+
+    def renew(self) -> None:
+        """Let each row be read again before it drafts: the model's weights have been replaced."""
+        self._drafter.renew()
 
     def release(self) -> None:
         """Free the memory of the cache."""
@@ -94,6 +102,16 @@ class DraftMirror:
         self._drafter.roll_back(update.slot, update.start + common_prefix(update.token_ids, row.drafted))
         row.sequence.output_token_ids += update.token_ids
         row.drafted = []
+
+    def _sequence(self, update: RowUpdate) -> Sequence:
+        """Return the sequence of a row that was sent whole."""
+        assert update.origin is not None
+        origin = update.origin
+        sequence = Sequence(tuple(update.token_ids[: origin.num_prompt_tokens]), origin.params, origin.noise_key)
+        sequence.output_token_ids += update.token_ids[origin.num_prompt_tokens :]
+        if origin.params.structured is not None and self._grammars is not None:
+            sequence.matcher = self._grammars.matcher(origin.params.structured)
+        return sequence
 
     def _begin(self, new_rows: Seq[tuple[int, Sequence]]) -> None:
         """Read the tokens of new rows; of rows with a common prefix the first is read, and the others copy from it."""
@@ -148,12 +166,3 @@ class DraftMirror:
         probs_NV = torch.cat([draft.probs_BKV[slot, :count] for slot, count in counts])
         probs_NM, ids_NM = probs_NV.topk(min(self._terms.most_candidates or probs_NV.shape[1], probs_NV.shape[1]))
         return Distributions(ids_NM.cpu().numpy().astype(np.int32), probs_NM.float().cpu().numpy())
-
-
-def _sequence(update: RowUpdate) -> Sequence:
-    """Return the sequence of a row that was sent whole."""
-    assert update.origin is not None
-    origin = update.origin
-    sequence = Sequence(tuple(update.token_ids[: origin.num_prompt_tokens]), origin.params, origin.noise_key)
-    sequence.output_token_ids += update.token_ids[origin.num_prompt_tokens :]
-    return sequence

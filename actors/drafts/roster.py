@@ -16,7 +16,9 @@ import ray
 from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
-from actors.drafts.actor import DraftActor
+from actors.draft_offers import Rejection, WantedDraft
+from actors.drafts.actor import WEIGHTS, DraftActor
+from actors.errors import describe
 from actors.settings import DraftSettings, GeneratorSettings
 from pipeline.logs import Event, LogSettings, set_up_logs
 from pipeline.ray_internals import actor_id_of
@@ -46,6 +48,7 @@ class _DraftActor:
     bundle: int
     clients: set[Client] = field(default_factory=set)
     unused_since: float = 0.0
+    swap: Any = None  # the reference of the call that gives it the draft that is wanted; None: it began with that
 
     @property
     def actor_id(self) -> str:
@@ -74,6 +77,8 @@ class DraftRoster:
         self._groups: list[_Group] = []
         self._beats: dict[str, float] = {}  # when each generator gave its last sign of life
         self._num_lost = 0
+        self._wanted = WantedDraft()
+        self._version = 0  # of the draft that all draft actors use
 
     def draft_actor(self, generator: str, index: int, lost: str | None) -> Any:
         """Return the handle of a generator's draft actor `index`, and replace the one with the id `lost`."""
@@ -91,6 +96,35 @@ class DraftRoster:
         actor = min(room, key=self._num_served) if room else self._add()
         actor.clients.add(client)
         return actor.handle
+
+    def use_draft(self, wanted: WantedDraft) -> dict[int, Rejection]:
+        """Let all draft actors, and those to come, draft with this version; return why one could not use it."""
+        if wanted != self._wanted:
+            self._wanted = wanted
+            for actor in self._actors:
+                actor.swap = actor.handle.use_draft.remote(wanted.path)
+        failures = [failure for actor in self._actors if (failure := self._failure_of(actor)) is not None]
+        return {self._wanted.number: Rejection("refused", failures[0])} if failures and self._wanted.number else {}
+
+    def draft_version(self) -> int:
+        """Return the newest version that all draft actors have come to use."""
+        swaps = [actor.swap for actor in self._actors if actor.swap is not None]
+        have_come = len(_arrived(swaps)) == len(swaps)
+        if have_come and all(self._failure_of(actor) is None for actor in self._actors):
+            self._version = self._wanted.number
+        return self._version
+
+    def _failure_of(self, actor: _DraftActor) -> str | None:
+        """Return why a draft actor keeps its draft; None if it has replaced it, is about to, or is gone."""
+        if actor.swap is None or not _arrived([actor.swap]):
+            return None
+        try:
+            ray.get(actor.swap)
+        except ray.exceptions.RayTaskError as error:
+            return describe(error)
+        except ray.exceptions.RayError:  # its generators will report that it is lost
+            return None
+        return None
 
     def beat(self, generator: str) -> None:
         """Record a sign of life of the generator, and end the draft actors without a generator."""
@@ -130,8 +164,11 @@ class DraftRoster:
             scheduling = PlacementGroupSchedulingStrategy(group.handle, bundle)
             options = {**self._drafts.resource_options, "scheduling_strategy": scheduling}
         handle = self._start(options)
-        self._actors.append(_DraftActor(handle, group, bundle, unused_since=self._clock()))
-        return self._actors[-1]
+        actor = _DraftActor(handle, group, bundle, unused_since=self._clock())
+        if self._wanted.number:
+            actor.swap = handle.use_draft.remote(self._wanted.path)
+        self._actors.append(actor)
+        return actor
 
     def _free_bundle(self) -> tuple[_Group, int]:
         for group in self._groups:
@@ -193,7 +230,12 @@ def max_lanes(settings: GeneratorSettings) -> int:
 def _start(options: dict[str, Any], settings: GeneratorSettings, run: str, log_settings: LogSettings) -> Any:
     # On a GPU if it holds one, whatever the target does.
     models = replace(settings.models, device="cuda" if settings.drafts.num_gpus else "cpu")
-    return ray.remote(DraftActor).options(**options).remote(models, max_lanes(settings), run, log_settings)
+    actor = ray.remote(concurrency_groups={WEIGHTS: 1})(DraftActor).options(**options)
+    return actor.remote(models, max_lanes(settings), run, log_settings)
+
+
+def _arrived(references: list[Any]) -> list[Any]:
+    return list(ray.wait(references, num_returns=len(references), timeout=0)[0]) if references else []
 
 
 def _is_placed(group: Any) -> bool:

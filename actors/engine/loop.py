@@ -3,8 +3,10 @@
 Several work units (or requests) in flight feed the same engine, so its slots stay full across their borders.
 
 If memory runs out, the engine goes on with half the slots, and rows in flight go on from the tokens that they have. A
-row that runs out of memory even alone fails alone. Prompts that are only scored are treated alike; each of their chunks
-runs between two steps, so one is alone as soon as a single slot is left, whose memory is reserved in any case.
+row that runs out of memory even alone fails alone. Texts that are only scored are treated alike: a forward of them runs
+between two steps, and beside a single slot, whose memory is reserved in any case, each of them is tried alone.
+
+Sequences in the background (those of batches) enter the engine only where the others leave slots: `backlog.py`.
 
 If the target is lost over the same rows again and again, the process ends: the ledger then finds the row that is the
 reason, as it does for every row that kills processes.
@@ -13,19 +15,23 @@ reason, as it does for every row that kills processes.
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Generator
+from collections.abc import AsyncIterator, Mapping
 from collections.abc import Sequence as Seq
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from traceback import clear_frames
 
+import torch
+
+from actors.engine.backlog import Backlog
 from actors.engine.deltas import Delta, DeltaStream
-from actors.engine.requests import FailedError
 from actors.engine.token_engine import TokenEngine
 from actors.engine.watchdog import Watchdog, end_process
 from decoding.device import is_out_of_memory
-from decoding.engine.engine import PromptError, TargetLostError
-from decoding.sequence import Sequence, TokenLogprobs
+from decoding.engine.draft_in_use import DraftRollback
+from decoding.engine.engine import TargetLostError
+from decoding.scoring.text import ScoredText
+from decoding.sequence import Sequence
 from pipeline.logs import Event, failure_event
 
 HANG_TIMEOUT_S = 900.0  # for a step
@@ -43,36 +49,45 @@ class EngineStats:
     busy_seconds: float  # in steps
     round_seconds: float  # in rounds, which are the part of a step that is not reading prompts
     num_out_of_memory: int  # how often memory ran out
+    draft_version: int = 0  # of the draft in use
 
 
 class EngineLoop:
     """An engine whose sequences can be awaited. Belongs to the event loop that first awaits it."""
 
-    def __init__(self, engine: TokenEngine, hang_timeout_s: float = HANG_TIMEOUT_S) -> None:
-        """Take over `engine`, which nothing else may step. A step longer than `hang_timeout_s` ends the process."""
+    def __init__(
+        self, engine: TokenEngine, hang_timeout_s: float = HANG_TIMEOUT_S, num_reserved: int | None = None
+    ) -> None:
+        """Take over `engine`, which nothing else may step. A step longer than `hang_timeout_s` ends the process.
+
+        Sequences in the background leave `num_reserved` slots free, a quarter unless given.
+        """
         self.engine = engine
+        self._backlog = Backlog(num_reserved)
         self._watchdog = Watchdog(hang_timeout_s)
         self._inbox: list[Sequence] = []
         self._unfinished: dict[Sequence, asyncio.Future[None]] = {}
         self._streams: list[DeltaStream] = []
-        self._scoring = asyncio.Lock()  # the engine has one place for prompts that are only scored
+        self._scored: dict[ScoredText, asyncio.Future[None]] = {}  # that have no scores yet
+        self._scoring: asyncio.Task[None] | None = None  # runs while there are any
         self._stepping = asyncio.Lock()  # held over a step and what follows from it: no resizing in between
-        self._resizing: asyncio.Task[bool] | None = None  # for a prompt that is scored
         self._busy_seconds = 0.0
         self._num_out_of_memory = 0
         self._pump: asyncio.Task[None] | None = None
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="engine")
 
-    async def finish(self, sequences: Seq[Sequence]) -> None:
+    async def finish(self, sequences: Seq[Sequence], *, in_background: bool = False) -> None:
         """Return when all these sequences have finished. If the engine itself fails, every waiting caller fails.
 
         They run longest first, by estimate, so that few are left running alone at the end. If the wait is cancelled,
-        they are dropped: those that do not write yet are forgotten, the others end with their next token.
+        they are dropped: those that do not write yet are forgotten, the others end with their next token. Sequences
+        `in_background` get slots that no others want.
         """
         loop = asyncio.get_running_loop()
         futures = [loop.create_future() for _ in sequences]
         self._unfinished.update(zip(sequences, futures, strict=True))
-        self._inbox.extend(sorted(sequences, key=_estimated_length, reverse=True))
+        queue = self._backlog.add if in_background else self._inbox.extend
+        queue(sorted(sequences, key=_estimated_length, reverse=True))
         if self._pump is None or self._pump.done():
             self._pump = loop.create_task(self._run())
         try:
@@ -81,7 +96,9 @@ class EngineLoop:
             self._drop(sequences)
             raise
 
-    async def stream(self, sequences: Seq[Sequence], send_every_s: float = 0.0) -> AsyncIterator[list[Delta]]:
+    async def stream(
+        self, sequences: Seq[Sequence], send_every_s: float = 0.0, *, in_background: bool = False
+    ) -> AsyncIterator[list[Delta]]:
         """Yield what the engine's steps add to any of these sequences, until all have finished.
 
         Deltas come in batches: at most one per `send_every_s`, and fewer when many streams are open or the caller is
@@ -90,7 +107,7 @@ class EngineLoop:
         """
         stream = DeltaStream(sequences, send_every_s)
         self._streams.append(stream)
-        finishing = asyncio.ensure_future(self.finish(sequences))
+        finishing = asyncio.ensure_future(self.finish(sequences, in_background=in_background))
         finishing.add_done_callback(lambda _: stream.is_new.set())
         try:
             while True:
@@ -110,49 +127,68 @@ class EngineLoop:
             finishing.cancel()
             await asyncio.gather(finishing, return_exceptions=True)
 
-    async def prompt_logprobs(self, prompt_token_ids: Seq[int], num_top: int) -> list[TokenLogprobs]:
-        """Return the log-probability of each token of a prompt but its first; a chunk is scored between any two steps.
+    async def score(self, texts: Seq[ScoredText]) -> None:
+        """Return when each of these texts has its scores, or an error. Texts of all callers share forwards.
 
-        Raises PromptError for a prompt that the engine cannot read, FailedError for one that memory does not last for
-        though a single slot is left, and what else the engine fails with.
+        A forward runs between any two steps. If the wait is cancelled, the texts are dropped. If the engine itself
+        fails, every waiting caller fails.
         """
-        async with self._scoring:
-            while True:
-                num_slots = self.engine.options.num_slots
-                try:
-                    return await self._scores(prompt_token_ids, num_top)
-                except TargetLostError as error:
-                    if self.engine.is_lost:
-                        end_process(Event("target lost", cause=str(error)))
-                    raise
-                except PromptError:
-                    raise
-                except Exception as error:
-                    if not is_out_of_memory(error):
-                        raise
-                    clear_frames(error.__traceback__)
-                    self._num_out_of_memory += 1
-                    # A caller that leaves meanwhile must not leave half an engine.
-                    self._resizing = asyncio.create_task(self._make_room(num_slots, error))
-                    if await asyncio.shield(self._resizing):
-                        continue
-                    if num_slots == 1:
-                        raise FailedError("memory ran out over a prompt that is scored, beside a single slot") from None
-                    raise
-
-    async def _scores(self, prompt_token_ids: Seq[int], num_top: int) -> list[TokenLogprobs]:
-        chunks, logprobs = self.engine.prompt_logprobs(prompt_token_ids, num_top), list[TokenLogprobs]()
+        loop = asyncio.get_running_loop()
+        futures = {text: loop.create_future() for text in texts if not text.is_finished}
+        self._scored.update(futures)
+        self._thread.submit(self.engine.submit_texts, list(futures))
+        if self._scoring is None or self._scoring.done():
+            self._scoring = loop.create_task(self._run_scoring())
         try:
-            while True:
-                chunk = await asyncio.get_running_loop().run_in_executor(self._thread, self._next_chunk, chunks)
-                if chunk is None:
-                    return logprobs
-                logprobs += chunk
+            await asyncio.gather(*futures.values())
+        except asyncio.CancelledError:
+            for text in futures:
+                self._scored.pop(text, None)
+            self._thread.submit(self.engine.drop_texts, list(futures))
+            raise
+
+    async def _run_scoring(self) -> None:
+        while self._scored:
+            num_slots = self.engine.options.num_slots
+            try:
+                finished = await asyncio.get_running_loop().run_in_executor(self._thread, self._step_texts)
+            except Exception as error:  # noqa: BLE001 - handed to every waiting caller, or mended
+                await self._recover(error, num_slots)
+                continue
+            for text in finished:
+                future = self._scored.pop(text, None)
+                if future is not None and not future.done():
+                    future.set_result(None)
+
+    async def _recover(self, error: Exception, num_slots: int) -> None:
+        """Let texts go on after a step of them that raised for lack of memory; else fail every waiting caller."""
+        if isinstance(error, TargetLostError) and self.engine.is_lost:
+            end_process(Event("target lost", cause=str(error)))
+        if is_out_of_memory(error):
+            clear_frames(error.__traceback__)
+            self._num_out_of_memory += 1
+            if await self._make_room(num_slots, error):
+                return
+            if num_slots == 1:
+                why = "memory ran out over this text, beside a single slot; shorten it, or use more memory"
+                await asyncio.get_running_loop().run_in_executor(self._thread, self.engine.give_way, why)
+                return
+        await asyncio.get_running_loop().run_in_executor(self._thread, self.engine.clear_texts)
+        for future in self._scored.values():
+            if not future.done():
+                future.set_exception(error)
+        self._scored.clear()
+
+    def _step_texts(self) -> list[ScoredText]:
+        started = time.monotonic()
+        try:
+            with self._watchdog:
+                return self.engine.step_texts()
         finally:
-            self._thread.submit(chunks.close)  # in the engine's thread, also where the caller has left
+            self._busy_seconds += time.monotonic() - started
 
     async def _make_room(self, num_slots: int, error: Exception) -> bool:
-        """Tell whether there are fewer than `num_slots` slots now, so that a prompt may be scored from its start."""
+        """Tell whether there are fewer than `num_slots` slots now, so that texts may go on."""
         async with self._stepping:
             if self.engine.options.num_slots < num_slots:
                 return True
@@ -163,12 +199,9 @@ class EngineLoop:
             await self._fail_all(error)
             return False
 
-    def _next_chunk(self, chunks: Generator[list[TokenLogprobs], None, None]) -> list[TokenLogprobs] | None:
-        with self._watchdog:
-            return next(chunks, None)
-
     def _drop(self, sequences: Seq[Sequence]) -> None:
-        dropped, waiting = set(sequences), set(self._inbox)
+        dropped = set(sequences)
+        waiting = set(self._inbox) | self._backlog.drop(dropped)
         self._inbox = [sequence for sequence in self._inbox if sequence not in dropped]
         for sequence in dropped & waiting:
             del self._unfinished[sequence]
@@ -185,7 +218,33 @@ class EngineLoop:
             busy_seconds=self._busy_seconds,
             round_seconds=engine.round_seconds,
             num_out_of_memory=self._num_out_of_memory,
+            draft_version=engine.draft_version,
         )
+
+    @property
+    def draft_version(self) -> int:
+        """The version of the draft in use."""
+        return self.engine.draft_version
+
+    @property
+    def has_remote_drafts(self) -> bool:
+        """Whether the draft model is in another process."""
+        return self.engine.has_remote_drafts
+
+    def replace_draft(self, weights: Mapping[str, torch.Tensor], version: int) -> None:
+        """Replace the draft's weights between two steps, and wait for it; any thread but the event loop's may ask.
+
+        Raises what `Engine.replace_draft` raises.
+        """
+        self._thread.submit(self.engine.replace_draft, weights, version).result()
+
+    def draft_was_replaced(self, version: int) -> None:
+        """Tell the engine, between two steps, that the draft in another process has other weights."""
+        self._thread.submit(self.engine.draft_was_replaced, version).result()
+
+    def take_rollback(self) -> DraftRollback | None:
+        """Return a draft that the engine has taken back, each once; None if there is none."""
+        return self.engine.take_rollback()
 
     async def _run(self) -> None:
         while await self._advance():
@@ -195,9 +254,12 @@ class EngineLoop:
         """Do one step, and what follows from it; return False if there was nothing to do, or the engine failed."""
         loop = asyncio.get_running_loop()
         async with self._stepping:
-            if not self._inbox and not self.engine.has_work:
+            if not self._inbox and not self._backlog.waiting and not self.engine.has_work:
                 return False
             newcomers, self._inbox = self._inbox, []
+            if self._backlog.waiting:
+                num_others = len(self._unfinished) - len(self._backlog)
+                newcomers += self._backlog.take(self.engine.options.num_slots, num_others)
             finished: list[Sequence] = []
             try:
                 finished = await loop.run_in_executor(self._thread, self._step, newcomers, loop)
@@ -214,6 +276,7 @@ class EngineLoop:
                     return False
             for stream in self._streams:
                 stream.look(len(self._streams) / _MAX_SENT_PER_S)
+            self._backlog.remove(finished)
             for sequence in finished:
                 future = self._unfinished.pop(sequence)
                 if not future.done():
@@ -229,6 +292,7 @@ class EngineLoop:
                 future.set_exception(error)
         self._unfinished.clear()
         self._inbox.clear()
+        self._backlog.clear()
 
     def _begin_streams(self, up_next: set[Sequence]) -> None:
         for stream in self._streams:

@@ -22,6 +22,7 @@ class Generation:
     deadline: Deadline = NO_DEADLINE
     send_every_s: float = 0.0  # at most one batch of deltas in this time; an ending is sent at once
     fingerprint: str = ""  # of the engine that must write it; empty: any engine
+    shows_special: bool = False  # whether special tokens belong to the text in which stop strings are looked for
     is_streamed: bool = True  # to the client; of a whole answer the client has nothing before its end
 
     @property

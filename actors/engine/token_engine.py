@@ -1,11 +1,14 @@
 """TokenEngine: what an EngineLoop and the workers above it need of an engine, whichever code computes its tokens."""
 
-from collections.abc import Generator, Iterable
-from collections.abc import Sequence as Seq
+from collections.abc import Iterable, Mapping
 from typing import Protocol
 
+import torch
+
+from decoding.engine.draft_in_use import DraftRollback
 from decoding.engine.options import EngineOptions
-from decoding.sequence import Sequence, TokenLogprobs
+from decoding.scoring.text import ScoredText
+from decoding.sequence import Sequence
 
 
 class TokenEngine(Protocol):
@@ -65,8 +68,47 @@ class TokenEngine(Protocol):
     def resize(self, num_slots: int) -> None:
         """Go on with this many slots, or raise why that cannot be done."""
 
+    @property
+    def draft_version(self) -> int:
+        """The version of the draft in use; 0 for the one that it was loaded with."""
+
+    @property
+    def has_remote_drafts(self) -> bool:
+        """Whether the draft model is in another process."""
+
+    def replace_draft(self, weights: Mapping[str, torch.Tensor], version: int) -> None:
+        """Go on with other weights of the same draft; raise ValueError if that cannot be, and change nothing then."""
+
+    def draft_was_replaced(self, version: int) -> None:
+        """Learn that the draft in another process has other weights now."""
+
+    def take_rollback(self) -> DraftRollback | None:
+        """Return a draft that was taken back, each once; None if there is none. Any thread may ask."""
+
     def problem_with(self, sequence: Sequence) -> str | None:
         """Return why the engine cannot run this sequence; None if it can. Any thread may ask."""
 
-    def prompt_logprobs(self, prompt_token_ids: Seq[int], num_top: int) -> Generator[list[TokenLogprobs], None, None]:
-        """Yield the log-probability of each token of a prompt but its first, a chunk at a time."""
+    def problem_with_text(self, text: ScoredText) -> str | None:
+        """Return why the engine cannot score this text; None if it can. Any thread may ask."""
+
+    def submit_texts(self, texts: Iterable[ScoredText]) -> None:
+        """Queue texts to be scored. One that cannot be comes back from the next step of texts with an error."""
+
+    @property
+    def has_texts(self) -> bool:
+        """Whether there are texts that `step_texts` would advance or return."""
+
+    def step_texts(self) -> list[ScoredText]:
+        """Advance texts by one forward, and return those that are finished, each with its scores or an error."""
+
+    def drop_texts(self, texts: Iterable[ScoredText]) -> None:
+        """Forget texts that are not wanted; they do not come back."""
+
+    def give_way(self, why: str) -> None:
+        """Go on with each text in flight alone after a step of texts that raised; one that was alone fails by `why`."""
+
+    def clear_texts(self) -> None:
+        """Forget all texts: what to do after a step of texts that raised, before the engine scores again."""
+
+    def score(self, texts: Iterable[ScoredText]) -> None:
+        """Score texts, and return when all are finished."""

@@ -4,46 +4,60 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 from typing import Any
 
+from actors.engine.answer_grammar import with_answer_grammar
 from actors.settings import GeneratorSettings
+from decoding.grammar.definition import problem_with
 from decoding.sampling_params import SamplingParams
 from decoding.sequence import Sequence
 from pipeline.errors import RowError
 from pipeline.inputs.rows import InputRow
+from pipeline.text.chat import ChatPrompt
 from pipeline.text.codec import TextCodec
 from pipeline.text.stop_strings import StopStrings
 
 
 @dataclass(frozen=True)
 class EncodedRow:
-    """An input row with its prompt as text and its samples as sequences, one for each of 0 .. n - 1."""
+    """An input row with its prompt and its samples as sequences, one for each of 0 .. n - 1."""
 
     row: InputRow
-    prompt: str
+    prompt: ChatPrompt
     sequences: tuple[Sequence, ...]
 
 
 def encode_row(row: InputRow, ordinal: int, codec: TextCodec, settings: GeneratorSettings) -> EncodedRow:
     """Make the row's sequences. `ordinal` is its place in the whole input and decides its noise. Raises RowError."""
     params = row_params(settings.sampling, row.overrides)
-    prompt, token_ids = codec.prompt(row)
+    prompt = codec.row_prompt(row)
+    params = with_answer_grammar(params, prompt, codec)
     stop = StopStrings(codec, params.stop).find if params.stop else None
     sequences = tuple(
-        Sequence.create(token_ids, params, run_seed=settings.seed, row=ordinal, sample=sample, stop_condition=stop)
+        Sequence.create(
+            prompt.token_ids, params, run_seed=settings.seed, row=ordinal, sample=sample, stop_condition=stop
+        )
         for sample in range(params.n)
     )
     return EncodedRow(row, prompt, sequences)
 
 
 def row_params(default: SamplingParams, overrides: dict[str, Any]) -> SamplingParams:
-    """Return the run's parameters with the row's own in their place. Raises RowError (stage "params")."""
+    """Return the run's parameters with the row's own in their place. Raises RowError (stage "params").
+
+    A row whose `structured` is false has no form, whatever that of the run: null is what Parquet has for no value.
+    """
+    if overrides.get("structured") is False:
+        overrides = {**overrides, "structured": None}
     unknown = sorted(overrides.keys() - SamplingParams.__dataclass_fields__.keys())
     if unknown:
         known = ", ".join(SamplingParams.__dataclass_fields__)
         raise RowError("params", f"unknown sampling parameters {unknown}; known are {known}")
     try:
-        return replace(default, **overrides) if overrides else default
+        params = replace(default, **overrides) if overrides else default
     except ValueError as error:
         raise RowError("params", str(error)) from error
+    if "structured" in overrides and params.structured and (problem := problem_with(params.structured)):
+        raise RowError("params", problem)
+    return params
 
 
 def decode_row(encoded: EncodedRow, codec: TextCodec) -> list[dict[str, Any]]:
@@ -58,17 +72,27 @@ def decode_row(encoded: EncodedRow, codec: TextCodec) -> list[dict[str, Any]]:
 
 
 def _generation_row(encoded: EncodedRow, sequence: Sequence, codec: TextCodec) -> dict[str, Any]:
-    row, has_logprobs = encoded.row, sequence.params.logprobs is not None
+    row = encoded.row
     return {
         "row_id": row.row_id,
         "sample": sequence.sample,
         "id": row.user_id,
-        "prompt": encoded.prompt,
+        "prompt": encoded.prompt.text,
         "is_chat": row.messages is not None,
         "text": output_text(codec, sequence.output_token_ids, sequence.params.stop, sequence.stop_reason),
+        "stop_reason": None if sequence.stop_reason is None else str(sequence.stop_reason),
+        **token_columns(sequence),
+        **answer_parts(encoded.prompt, sequence, f"{row.row_id}:{sequence.sample}", codec),
+        **row.carried,
+    }
+
+
+def token_columns(sequence: Sequence) -> dict[str, Any]:
+    """Return the columns of a finished sample that follow from its tokens and rounds alone."""
+    has_logprobs = sequence.params.logprobs is not None
+    return {
         "token_ids": sequence.output_token_ids,
         "finish_reason": sequence.finish_reason,
-        "stop_reason": None if sequence.stop_reason is None else str(sequence.stop_reason),
         "num_prompt_tokens": len(sequence.prompt_token_ids),
         "num_cached_tokens": sequence.num_cached_tokens,
         "num_output_tokens": len(sequence.output_token_ids),
@@ -77,17 +101,39 @@ def _generation_row(encoded: EncodedRow, sequence: Sequence, codec: TextCodec) -
         "num_accepted_tokens": sequence.num_accepted_tokens,
         "accepted_per_position": sequence.accepted_per_position,
         "logprobs": [entry.logprob for entry in sequence.logprobs] if has_logprobs else None,
-        "top_logprobs": [_top_logprobs(entry.top) for entry in sequence.logprobs] if has_logprobs else None,
-        **row.carried,
+        "top_logprobs": [top_logprobs(entry.top) for entry in sequence.logprobs] if has_logprobs else None,
+        "draft_version": sequence.draft_version,
     }
 
 
-def output_text(codec: TextCodec, token_ids: Seq[int], stop: tuple[str, ...], stop_reason: str | int | None) -> str:
-    """Return the text of a finished sequence's tokens, without the stop string that ended it."""
+def answer_parts(prompt: ChatPrompt, sequence: Sequence, seed: str, codec: TextCodec) -> dict[str, Any]:
+    """Return the parts of an answer, for the columns `schema.PART_COLUMNS`; `seed` decides the ids of its calls."""
+    form, stop = prompt.form, (sequence.params.stop, sequence.stop_reason)
+    if form.is_plain:
+        return {"content": output_text(codec, sequence.output_token_ids, *stop), "reasoning": None, "tool_calls": None}
+    answer = form.read(output_text(codec.of_answers, sequence.output_token_ids, *stop))
+    family = codec.template.family_of_calls
+    calls = [
+        {"id": family.new_id(f"{seed}:{index}"), "name": call.name, "arguments": call.arguments}
+        for index, call in enumerate(answer.calls)
+    ]
+    return {"content": answer.content, "reasoning": answer.reasoning, "tool_calls": calls or None}
+
+
+def output_text(
+    codec: TextCodec,
+    token_ids: Seq[int],
+    stop: tuple[str, ...],
+    stop_reason: str | int | None,
+    *,
+    keeps_stop: bool = False,
+) -> str:
+    """Return the text of a finished sequence's tokens, without the stop string that ended it unless `keeps_stop`."""
     if isinstance(stop_reason, str):
-        return StopStrings(codec, stop).cut(token_ids, stop_reason)
+        return StopStrings(codec, stop).cut(token_ids, stop_reason) + (stop_reason if keeps_stop else "")
     return codec.decode(token_ids)
 
 
-def _top_logprobs(top: Seq[tuple[int, float]]) -> list[dict[str, Any]]:
+def top_logprobs(top: Seq[tuple[int, float]]) -> list[dict[str, Any]]:
+    """Return likely tokens, best first, as a cell of the column `top_logprobs` has them."""
     return [{"token_id": token_id, "logprob": logprob} for token_id, logprob in top]

@@ -20,8 +20,10 @@ from actors.stages.work import Change, Work, decided, judged, request_to_send, s
 from decoding.cache.features import FeatureTap, check_layer_ids
 from decoding.cache.prefill import batches, may_join_batch
 from decoding.network.target import PendingVerdicts, timed_start
+from decoding.sampling.asked import Stretch, in_forwards
 from decoding.sampling.judging import RowVerdict, ScoreRequest, close_call_margin
 from decoding.sampling.rows import Rows
+from decoding.sampling.token_masks import TokenMasks
 from decoding.sequence import TokenLogprobs
 
 _T = TypeVar("_T")
@@ -166,7 +168,8 @@ class ShardedModel:
         """Decide a row's next token, as `Target.decide`."""
         (sequence,) = rows.sequences
         token_ids = [*sequence.token_ids, *accepted]
-        finish = partial(decided, to_send(rows), tuple(accepted), num_logprobs)
+        masks = TokenMasks.of(rows.sequences, [list(accepted)], len(accepted), 1)
+        finish = partial(decided, to_send(rows, masks), tuple(accepted), num_logprobs)
         if in_slot is None:
             work = Work(None, lengths=(len(token_ids),), num_logits=1)
             return self.pipeline.send(work, [token_ids], finish).result()
@@ -180,9 +183,31 @@ class ShardedModel:
         patience_s = self.pipeline.group.settings.start_timeout_s  # the first one starts much
         return self.pipeline.send(work, [token_ids], _ON_HOST, patience_s).result()
 
-    def logprobs(self, start: int, token_ids: Seq[int], following: Seq[int], num_top: int) -> list[TokenLogprobs]:
-        """Score the tokens that follow these, as `Target.logprobs`."""
-        return self._send([0], [start], [token_ids], len(token_ids), partial(scored, list(following), num_top)).result()
+    def logprobs(self, stretches: Seq[Stretch]) -> list[list[TokenLogprobs]]:
+        """Return what stretches ask for, as `Target.logprobs`.
+
+        A stage computes the logits of a row's first tokens, so the tokens before the first asked one go ahead.
+        """
+        parts = [each.cut(each.asked[0][0] if each.asked else len(each.token_ids)) for each in stretches]
+        behind, going = [rest for _, rest in parts], [first for first, _ in parts if first.token_ids]
+        if going:
+            self.prefill(
+                [each.slot for each in going], [each.token_ids for each in going], [each.start for each in going]
+            )
+        found: list[list[TokenLogprobs]] = [[] for _ in stretches]
+        asking = [number for number, each in enumerate(behind) if each.token_ids]
+        for forward in in_forwards([behind[number] for number in asking], self.vocab_size):
+            here = [stretch for _, stretch in forward]
+            step = self._send(
+                [stretch.slot for stretch in here],
+                [stretch.start for stretch in here],
+                [stretch.token_ids for stretch in here],
+                1 + max(stretch.places[-1] for stretch in here),
+                partial(scored, here),
+            )
+            for (number, _), logprobs in zip(forward, step.result(), strict=True):
+                found[asking[number]] += logprobs
+        return found
 
     def seconds(self, num_rows: int, num_tokens: int) -> float:
         """Time a forward through all stages, as `Target.seconds`; again in fresh slots if a stage is lost over it."""

@@ -6,15 +6,17 @@ Shapes: B rows, J positions whose logits are wanted, V vocabulary.
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, fields, is_dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple, cast
 
 import torch
 
 from decoding.cache.kv_cache import KVCache
 from decoding.network.stage import Stage
+from decoding.sampling.asked import Stretch, asked_logprobs
 from decoding.sampling.judging import RowVerdict, ScoreRequest, decide, judge
-from decoding.sampling.logprobs import token_logprobs
 from decoding.sampling.rows import Rows
+from decoding.sampling.token_masks import TokenMasks
 from decoding.sequence import Sequence, TokenLogprobs
 
 _CPU = torch.device("cpu")
@@ -54,9 +56,17 @@ def decided(rows: Rows, accepted: Seq[int], num_logprobs: int | None, logits: to
     return decide(_moved(rows, logits.device), accepted, logits.flatten(0, -2)[0], num_logprobs)
 
 
-def scored(following: list[int], num_top: int, logits: torch.Tensor) -> list[TokenLogprobs]:
-    """Return the log-probabilities of the tokens that follow a single row's."""
-    return token_logprobs(logits.flatten(0, -2), following, num_top)
+def scored(stretches: Seq[Stretch], logits_BJV: torch.Tensor) -> list[list[TokenLogprobs]]:
+    """Return what each row's stretch asks for behind its tokens, of which the first J have logits."""
+    vocab_size = logits_BJV.shape[-1]
+    return [
+        asked_logprobs([stretch], partial(_behind, logits_JV, stretch.places), vocab_size)[0]
+        for stretch, logits_JV in zip(stretches, logits_BJV, strict=True)
+    ]
+
+
+def _behind(logits_JV: torch.Tensor, places: Seq[int], part: slice) -> torch.Tensor:
+    return logits_JV[places[part]]
 
 
 def do(
@@ -89,21 +99,24 @@ class _Tokens:
         self._length, num_prompt = len(sequence), len(sequence.prompt_token_ids)
         self.prompt_token_ids: Seq[int] = range(num_prompt)
         self.token_ids: Seq[int] = list(sequence.token_ids) if needs_tokens else ()
+        self.matcher = None  # masks are sent
 
     def __len__(self) -> int:
         return self._length
 
 
-def to_send(rows: Rows) -> Rows:
-    """Copy rows to the CPU, with no more of their sequences than verification needs."""
+def to_send(rows: Rows, masks: TokenMasks | None = None) -> Rows:
+    """Copy rows to the CPU, with no more of their sequences than verification needs, and the masks of what is asked."""
     needs_tokens = rows.sampling.penalties_3B is not None
     tokens = tuple(cast(Sequence, _Tokens(sequence, needs_tokens)) for sequence in rows.sequences)
-    return Rows(tokens, _moved(rows.sampling, _CPU), rows.num_draft_tokens, rows.verification)
+    sampling = _moved(rows.sampling, _CPU)
+    return Rows(tokens, sampling, rows.num_draft_tokens, rows.verification, known_masks=masks)
 
 
 def request_to_send(request: ScoreRequest) -> ScoreRequest:
     """Copy a request to the CPU, with no more of its sequences than verification needs."""
-    return ScoreRequest(to_send(request.rows), _moved(request.draft, _CPU), request.num_logprobs, request.close_call)
+    rows = to_send(request.rows, request.masks())
+    return ScoreRequest(rows, _moved(request.draft, _CPU), request.num_logprobs, request.close_call)
 
 
 def _moved(value: Any, device: torch.device) -> Any:

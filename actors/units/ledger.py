@@ -18,7 +18,7 @@ Of a finished unit one bit is kept: the ledger grows with the units under way an
 
 import time
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from math import inf, isqrt
@@ -27,6 +27,7 @@ from typing import Any
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from actors.draft_offers import DraftOffers, Rejection, WantedDraft
 from actors.units.processes import ProcessTable
 from pipeline.id_set import IdSet
 from pipeline.inputs.units import WorkUnit
@@ -140,6 +141,7 @@ class Ledger:
         self._is_stopping = False
         self._warnings: dict[str, str] = {}  # the first text of each kind
         self._dismissed: set[str] = set()  # processes that did not die over what they held
+        self._drafts = DraftOffers()
 
     def stop(self) -> None:
         """Stop the run: no unit begins any more."""
@@ -252,6 +254,23 @@ class Ledger:
         for unit in self._units.values():
             summary.update(unit.counts())
         return {**summary, "num_deaths": len(self._dead)}
+
+    def offer_drafts(self, paths: Mapping[int, str]) -> WantedDraft:
+        """Take the versions of the draft that the run has now; return the one that engines are to use."""
+        self._drafts.offer(paths)
+        return self._drafts.wanted
+
+    def wanted_draft(self) -> WantedDraft:
+        """Return the draft that engines are to use now."""
+        return self._drafts.wanted
+
+    def reject_draft(self, number: int, rejection: Rejection) -> None:
+        """Let no engine use this version from now on."""
+        self._drafts.reject(number, rejection)
+
+    def rejected_drafts(self) -> dict[int, Rejection]:
+        """Return the versions that an engine has rejected, and why."""
+        return self._drafts.rejections
 
     def warn(self, kind: str, text: str) -> None:
         """Record a warning for the driver, unless a process has given one of its kind before."""

@@ -30,16 +30,21 @@ _log = logging.getLogger(__name__)
 
 
 class Reporter:
-    """Counts and logs of one process for one run. Only `row_failed` sees a prompt."""
+    """Counts and logs of one process for one run, or for all batches. Only `row_failed` sees a prompt."""
 
-    def __init__(self, output: str, log_settings: LogSettings) -> None:
-        """Set up the process's log, which goes to stderr: Ray writes that to a file of the process."""
-        run, context = Location.parse(output).short_name, ray.get_runtime_context()
+    def __init__(self, run: str, log_settings: LogSettings) -> None:
+        """Publish metrics under the tag `run`; the process's log has been set up."""
         self._log_settings = log_settings
-        where = {"job": context.get_job_id(), "node": context.get_node_id(), "worker": context.get_worker_id()}
-        set_up_logs(log_settings, run=run, **where)
         self.metrics = Metrics(run)
         self._heartbeat = Heartbeat(self.metrics.add_storage_retries)
+
+    @classmethod
+    def of_run(cls, output: str, log_settings: LogSettings) -> Reporter:
+        """Set up the process's log, which goes to stderr (in Ray, a file of the process), and return a reporter."""
+        run, context = Location.parse(output).short_name, ray.get_runtime_context()
+        where = {"job": context.get_job_id(), "node": context.get_node_id(), "worker": context.get_worker_id()}
+        set_up_logs(log_settings, run=run, **where)
+        return cls(run, log_settings)
 
     def start(self, heartbeat: Heartbeat) -> None:
         """Start a heartbeat that publishes the engine's stats, and beat it at every commit."""

@@ -2,24 +2,20 @@
 
 import asyncio
 import time
-import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, Generic, Protocol, TypeVar
 
 import pyarrow as pa
-import ray
 
 from actors.errors import describe
 from actors.units.ledger import Attempt, Group
-from actors.units.reporter import Reporter
-from actors.units.shared_lock import SharedLock
+from actors.units.workplace import Workplace
 from pipeline.counts import count_generations
 from pipeline.errors import ErrorRow, RowError
 from pipeline.inputs.options import InputOptions
 from pipeline.inputs.rows import InputRow, RowPosition, read_unit, result_or_error
 from pipeline.inputs.units import WorkUnit
-from pipeline.logs import LogSettings, tell_warnings
 from pipeline.run.commit import Receipt, commit_part, read_receipt
 from pipeline.run.directory import RunDirectory
 from pipeline.schema import errors_table
@@ -44,7 +40,7 @@ _Row = TypeVar("_Row", bound=EncodedInput)
 
 
 class UnitWorker(ABC, Generic[_Row]):
-    """A Ray Data worker: each call is one unit, and several calls may be under way."""
+    """A worker for the units of one run. As a Ray Data worker each call is one unit; several may be under way."""
 
     def __init__(
         self,
@@ -52,14 +48,11 @@ class UnitWorker(ABC, Generic[_Row]):
         input_options: InputOptions,
         carried: Mapping[str, pa.DataType],
         ledger: Any,
-        log_settings: LogSettings,
+        workplace: Workplace,
     ) -> None:
         """Open the run. `ledger` is the actor of its Ledger. The subclass calls `_join` when it is ready."""
-        self._reporter = Reporter(run_path, log_settings)
-        self._ledger = ledger
-        tell_warnings(lambda kind, text: ledger.warn.remote(kind, text))
-        self._process, self._node = uuid.uuid4().hex, ray.get_runtime_context().get_node_id()
-        self._lock = SharedLock()
+        self._ledger, self._reporter = ledger, workplace.reporter
+        self._process, self._node, self._lock = workplace.process, workplace.node, workplace.lock
         self._input_options = input_options
         self._carried = carried
         self._failure: str | None = None  # the reason why no unit can run here, which the first unit reports

@@ -164,6 +164,8 @@ def problem_with(params: SamplingParams, has_drafts: bool, vocab_size: int) -> s
         return f"sampling.temperature is {params.temperature:g}, and vLLM takes at most {_MAX_TEMPERATURE:g}"
     if foreign := [token_id for token_id in params.stop_token_ids if token_id >= vocab_size]:
         return f"sampling.stop_token_ids names {foreign[0]}, and the target has {vocab_size} ids"
+    if params.structured is not None:
+        return "sampling.structured is for Dray's own engine, whose masks prove the text; use engine.backend 'dray'"
     if has_drafts:
         for name in _WITHOUT_DRAFTS:
             if getattr(params, name) != getattr(SamplingParams(), name):

@@ -7,12 +7,13 @@ another process, as after every death. vLLM reads its environment when it is imp
 
 import time
 from collections import deque
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import replace
 from itertools import count, islice
 from typing import Any
 
+import torch
 import vllm
 from vllm.engine.arg_utils import EngineArgs
 from vllm.lora.request import LoRARequest
@@ -27,9 +28,13 @@ from actors.vllm.requests import Running, scoring_params, token_logprobs, vllm_p
 from decoding.checkpoint.generation import end_token_ids_of
 from decoding.checkpoint.supported import in_one_line, read_config
 from decoding.device import Device
-from decoding.engine.engine import PromptError, TargetLostError
+from decoding.engine.draft_in_use import DraftRollback
+from decoding.engine.engine import TargetLostError
 from decoding.engine.limits import Limits
-from decoding.sequence import Sequence, TokenLogprobs
+from decoding.scoring.text import ScoredText
+from decoding.sequence import Sequence
+
+_NO_SWAP = "engine.backend is 'vllm', and vLLM keeps the draft that it was loaded with; only backend 'dray' replaces it"
 
 
 def _end_ids(settings: GeneratorSettings) -> frozenset[int]:
@@ -81,8 +86,10 @@ class VllmEngine:
         self._waiting: deque[Sequence] = deque()
         self._running: dict[str, Running] = {}  # by the name that the request has here
         self._ended: list[Sequence] = []  # the next step returns them
-        self._scores: list[TokenLogprobs] | None = None  # of the prompt that is scored
-        self._scoring: tuple[str, Seq[int], int] | None = None  # its name, its tokens, and how many others are wanted
+        self._unscored: deque[tuple[ScoredText, int]] = deque()  # continuations that wait to be scored
+        self._scoring: dict[str, tuple[ScoredText, int]] = {}  # those that vLLM has, by the name of their request
+        self._num_unscored: dict[ScoredText, int] = {}  # continuations of each text that are not scored yet
+        self._ended_texts: list[ScoredText] = []  # the next step of texts returns them
         self._failure: TargetLostError | None = None
         self.round_seconds = 0.0
         if self.has_drafts:
@@ -108,6 +115,21 @@ class VllmEngine:
     def num_running(self) -> int:
         """The number of sequences that vLLM works on."""
         return len(self._running)
+
+    draft_version = 0
+    has_remote_drafts = False
+
+    def replace_draft(self, weights: Mapping[str, torch.Tensor], version: int) -> None:
+        """Refuse: vLLM keeps the draft that it was loaded with."""
+        raise ValueError(_NO_SWAP)
+
+    def draft_was_replaced(self, version: int) -> None:
+        """Refuse, as `replace_draft`."""
+        raise ValueError(_NO_SWAP)
+
+    def take_rollback(self) -> DraftRollback | None:
+        """Return None: no draft is ever replaced."""
+        return None
 
     def footer(self) -> dict[str, str | bool | int]:
         """Return what a part records about this engine."""
@@ -153,7 +175,7 @@ class VllmEngine:
         """
         while self._waiting and len(self._running) < self.options.num_slots:
             self._begin(self._waiting.popleft())
-        if self._running or self._scoring is not None or self.is_lost:
+        if self._running or self._scoring or self.is_lost:
             self._advance()
         finished, self._ended = self._ended, []
         return finished
@@ -183,8 +205,8 @@ class VllmEngine:
 
     def _take(self, output: Any) -> None:
         """Take what a step added to one request."""
-        if self._scoring is not None and output.request_id == self._scoring[0]:
-            self._scores = self._scored(output.prompt_logprobs)
+        if output.request_id in self._scoring and output.prompt_logprobs is not None:
+            self._take_scores(output.request_id, output.prompt_logprobs)
         running = self._running.get(output.request_id)
         if running is None:
             return
@@ -236,31 +258,100 @@ class VllmEngine:
         """Return why the engine cannot run this sequence; None if it can. Any thread may ask."""
         return self._limits.problem_with(sequence) or problem_with(sequence.params, self.has_drafts, self.vocab_size)
 
-    def prompt_logprobs(self, prompt_token_ids: Seq[int], num_top: int) -> Generator[list[TokenLogprobs], None, None]:
-        """Yield empty lists while vLLM works on the prompt and all else, then the scores of its tokens but the first.
+    def problem_with_text(self, text: ScoredText) -> str | None:
+        """Return why the engine cannot score this text; None if it can. Any thread may ask.
 
-        Raises PromptError for a prompt that cannot be read, TargetLostError if vLLM failed.
+        vLLM writes a token behind each text that it scores, so a text is shorter than the context.
         """
-        if problem := self._limits.problem_with_prompt(prompt_token_ids, self.max_model_len - 1):
-            raise PromptError(problem)
-        name, prompt = next(self._names), {"prompt_token_ids": list(prompt_token_ids)}
-        self._scoring, self._scores = (name, prompt_token_ids, num_top), None
-        try:
-            try:
-                self._engine.add_request(name, prompt, scoring_params(num_top), lora_request=self._lora)
-            except ValueError as error:
-                raise PromptError(f"vLLM refuses it: {in_one_line(error)}") from error
-            while self._scores is None:
-                self._advance()  # without beginning rows: those who wait for one are told before a step
-                yield []
-            yield self._scores
-        finally:
-            self._scoring = None
-            self._engine.abort_request([name])
+        return self._limits.problem_with_text(text, num_behind=1)
 
-    def _scored(self, positions: Seq[Any]) -> list[TokenLogprobs]:
-        assert self._scoring is not None
-        _, token_ids, num_top = self._scoring
-        return [
-            token_logprobs(entries, token, num_top) for entries, token in zip(positions[1:], token_ids[1:], strict=True)
-        ]
+    def submit_texts(self, texts: Iterable[ScoredText]) -> None:
+        """Queue texts; each continuation is a request of its own, and vLLM shares what they begin with if it does."""
+        for text in texts:
+            if not text.is_finished and (problem := self.problem_with_text(text)):
+                text.fail(problem)
+            if text.is_finished:
+                self._ended_texts.append(text)
+                continue
+            text.scores = [[] for _ in text.continuations]
+            asking = [number for number, continuation in enumerate(text.continuations) if continuation]
+            self._num_unscored[text] = len(asking)
+            self._unscored.extend((text, number) for number in asking)
+            if not asking:
+                self._end_text(text)
+
+    @property
+    def has_texts(self) -> bool:
+        """Whether there are texts that `step_texts` would advance or return."""
+        return bool(self._num_unscored or self._ended_texts)
+
+    def step_texts(self) -> list[ScoredText]:
+        """Give vLLM texts, advance all that it has by one of its steps, and return the texts that are finished.
+
+        No row begins here: those who wait for one are told before a step. Raises TargetLostError if vLLM failed.
+        """
+        while self._unscored and len(self._scoring) < self.options.num_slots:
+            self._begin_text(*self._unscored.popleft())
+        if self._scoring or self.is_lost:
+            self._advance()
+        ended, self._ended_texts = self._ended_texts, []
+        return ended
+
+    def drop_texts(self, texts: Iterable[ScoredText]) -> None:
+        """Forget texts that are not wanted; they do not come back."""
+        unwanted = set(texts)
+        names = [name for name, (text, _) in self._scoring.items() if text in unwanted]
+        self._ended_texts = [text for text in self._ended_texts if text not in unwanted]
+        self._unscored = deque(each for each in self._unscored if each[0] not in unwanted)
+        for text in unwanted:
+            self._num_unscored.pop(text, None)
+        for name in names:
+            del self._scoring[name]
+        self._engine.abort_request(names)
+
+    def give_way(self, why: str) -> None:
+        """Fail the texts in flight: what vLLM raises over one text it raises when the text comes."""
+        texts = {text for text, _ in self._scoring.values()}
+        self.drop_texts(texts)
+        for text in texts:
+            text.fail(why)
+            self._ended_texts.append(text)
+
+    def clear_texts(self) -> None:
+        """Forget all texts."""
+        self.drop_texts(list(self._num_unscored))
+        self._ended_texts.clear()
+
+    def score(self, texts: Iterable[ScoredText]) -> None:
+        """Score texts, and return when all are finished."""
+        self.submit_texts(texts)
+        while self.has_texts:
+            self.step_texts()
+
+    def _begin_text(self, text: ScoredText, number: int) -> None:
+        name, token_ids = next(self._names), [*text.prompt_token_ids, *text.continuations[number]]
+        self._scoring[name] = text, number
+        try:
+            prompt = {"prompt_token_ids": token_ids}
+            self._engine.add_request(name, prompt, scoring_params(text.num_top), lora_request=self._lora)
+        except ValueError as error:  # of this text alone
+            del self._scoring[name]
+            self.drop_texts([text])
+            text.fail(f"vLLM refuses it: {in_one_line(error)}")
+            self._ended_texts.append(text)
+
+    def _take_scores(self, name: str, positions: Seq[Any]) -> None:
+        """Take the log-probabilities of all tokens of a text but its first."""
+        text, number = self._scoring.pop(name)
+        continuation = text.continuations[number]
+        behind = zip(positions[len(text.prompt_token_ids) :], continuation, strict=True)
+        text.scores[number] = [token_logprobs(entries, token, text.num_top) for entries, token in behind]
+        self._engine.abort_request([name])
+        self._num_unscored[text] -= 1
+        if not self._num_unscored[text]:
+            self._end_text(text)
+
+    def _end_text(self, text: ScoredText) -> None:
+        del self._num_unscored[text]
+        text.is_finished = True
+        self._ended_texts.append(text)

@@ -9,6 +9,7 @@ import random
 
 from actors.engine.token_engine import TokenEngine
 from decoding.sampling_params import SamplingParams
+from decoding.scoring.text import ScoredText
 from decoding.sequence import Sequence
 
 _KINDS = (
@@ -43,8 +44,11 @@ def _rows(engine: TokenEngine, kinds: tuple[int, int]) -> list[Sequence]:
 def _check(engine: TokenEngine, row: Sequence) -> None:
     if row.error is not None:
         raise ValueError(f"the engine's drafts cannot be checked: {row.error}")
-    scores = [score for chunk in engine.prompt_logprobs(row.token_ids, 1) for score in chunk]
-    for position, score in enumerate(scores[-len(row.output_token_ids) :]):
+    text = ScoredText(row.prompt_token_ids, (tuple(row.output_token_ids),), num_top=1)
+    engine.score([text])
+    if text.error is not None:
+        raise ValueError(f"the engine's drafts cannot be checked: {text.error}")
+    for position, score in enumerate(text.scores[0]):
         (_, best), *_ = score.top
         if not score.logprob >= best - _NEAR_TIE:  # also if one of them is not a number
             raise ValueError(

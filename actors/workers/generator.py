@@ -1,55 +1,42 @@
 """Generator: an Engine in a Ray Data actor. Work units in, committed parts and receipts out."""
 
-from collections.abc import Mapping
 from typing import Any
 
 import pyarrow as pa
 
-from actors.engine.translation import EncodedRow, decode_row, encode_row
-from actors.errors import describe
-from actors.settings import GeneratorSettings
-from actors.units.worker import UnitWorker
-from actors.workers.loading import LoadedEngine, publish_engine
-from pipeline.inputs.options import InputOptions
+from actors.programs.program_rows import ProgramRows
+from actors.programs.settings import ProgramSettings
+from actors.workers.engine_worker import EngineWorker
+from actors.workers.row_kind import PlainRows, RowKind, row_ids_of
+from pipeline.errors import ErrorRow
 from pipeline.inputs.rows import InputRow
-from pipeline.logs import LogSettings
+from pipeline.inputs.units import WorkUnit
+from pipeline.run.commit import Receipt
 
 
-class Generator(UnitWorker[EncodedRow]):
-    """A worker whose units share one engine."""
+class Generator(EngineWorker[Any]):
+    """A worker that writes texts."""
 
-    def __init__(
-        self,
-        settings: GeneratorSettings,
-        run_path: str,
-        input_options: InputOptions,
-        carried: Mapping[str, pa.DataType],
-        ledger: Any,
-        hang_timeout_s: float,
-        log_settings: LogSettings,
-        roster: Any = None,
-    ) -> None:
-        """Load the models. `roster` is the actor of the run's DraftRoster under placement "split"."""
-        super().__init__(run_path, input_options, carried, ledger, log_settings)
-        self._settings = settings
-        try:
-            self._engine = LoadedEngine(settings, roster, hang_timeout_s)
-            self._codec, self._loop = self._engine.codec, self._engine.loop
-            self._reporter.loaded(settings.models, self._engine.facts)
-            self._reporter.start(publish_engine(self._reporter.metrics, self._loop, self._engine.links))
-        except Exception as error:  # noqa: BLE001 - the first unit reports it: Ray Data would wrap it beyond reading
-            self._failure = describe(error)
-            self._reporter.not_loaded(self._failure)
-        self._join()
+    def __init__(self, *args: Any, program: ProgramSettings | None = None, **named: Any) -> None:
+        """Load what an EngineWorker loads. With a `program` each row runs it."""
+        self._program = program
+        super().__init__(*args, **named)
 
-    def _facts(self) -> dict[str, str | bool | int]:
-        return self._engine.footer
+    def _begin(self) -> None:
+        self._rows: RowKind = PlainRows(self._settings, self._loop, self._codec)
+        if self._program is not None and self._program.function is not None:
+            self._rows = ProgramRows(self._program, self._settings, self._run_directory, self._loop, self._codec)
 
-    def _encode(self, row: InputRow, ordinal: int) -> EncodedRow:
-        return encode_row(row, ordinal, self._codec, self._settings)
+    def _encode(self, row: InputRow, ordinal: int) -> Any:
+        return self._rows.encode(row, ordinal)
 
-    async def _finish(self, rows: list[EncodedRow]) -> None:
-        await self._loop.finish([sequence for row in rows for sequence in row.sequences])
+    async def _finish(self, rows: list[Any]) -> None:
+        await self._rows.finish(rows)
 
-    def _decode(self, row: EncodedRow) -> list[dict[str, Any]]:
-        return decode_row(row, self._codec)
+    def _decode(self, row: Any) -> list[dict[str, Any]]:
+        return self._rows.decode(row)
+
+    def _write(self, unit: WorkUnit, table: pa.Table, errors: list[ErrorRow], attempt: int, seconds: float) -> Receipt:
+        receipt = super()._write(unit, table, errors, attempt, seconds)
+        self._rows.committed(unit.unit_id, row_ids_of(table))
+        return receipt

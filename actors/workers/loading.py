@@ -43,10 +43,13 @@ class LoadedEngine:
     links: DraftLinks | None = None
     _target: ShardedModel | None = None
 
-    def __init__(self, settings: GeneratorSettings, roster: Any, hang_timeout_s: float) -> None:
+    def __init__(
+        self, settings: GeneratorSettings, roster: Any, hang_timeout_s: float, num_reserved: int | None = None
+    ) -> None:
         """Load the models. Raises ValueError if they cannot be run.
 
-        `roster` is the actor of the DraftRoster under placement "split"; `hang_timeout_s` is that of an EngineLoop.
+        `roster` is the actor of the DraftRoster under placement "split"; `hang_timeout_s` and `num_reserved` are those
+        of an EngineLoop.
         """
         started = time.monotonic()
         self.codec = load_codec(settings)
@@ -63,7 +66,7 @@ class LoadedEngine:
                 "engine depend on the batch (docs/promise.md); with engine.backend 'dray' set models.dtype to "
                 "'float32', or set run.exact to 'any'"
             )
-        self.loop = EngineLoop(engine, hang_timeout_s)
+        self.loop = EngineLoop(engine, hang_timeout_s, num_reserved)
         self.facts = {**facts, "seconds": round(time.monotonic() - started, 3)}  # for the log
 
     def _load(self, settings: GeneratorSettings, roster: Any) -> Engine:
@@ -108,6 +111,8 @@ def load_codec(settings: GeneratorSettings) -> TextCodec:
         system_prompt=chat.system_prompt,
         template_kwargs=chat.template_kwargs,
         template_columns=chat.template_columns,
+        tool_calls=chat.tool_calls,
+        reasoning=chat.reasoning,
     )
 
 
@@ -131,6 +136,7 @@ def load_engine(settings: GeneratorSettings, links: DraftLinks | None = None) ->
         dtype=models.dtype,
         remote=links,
         draft_vocabulary=models.draft_vocabulary,
+        tokenizer=models.tokenizer,
     )
     if not settings.stages.is_apart:
         return load(device=models.device)

@@ -2,13 +2,13 @@
 
 All requests share the engine's slots. A request that cannot be served (the queue is full, the prompt cannot be run, the
 time is up) gets a typed exception of `actors/engine/requests.py`; a request that is cancelled frees its slots within a
-step.
+step. Units of batches fill the slots that requests leave, and are committed as those of a job.
 """
 
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -28,14 +28,20 @@ from actors.engine.requests import (
     Scoring,
     Standing,
 )
+from actors.errors import describe
 from actors.settings import GeneratorSettings
+from actors.workers.batch_worker import BatchWorker, SharedEngine, UnitOrder
 from actors.workers.loading import LoadedEngine
-from decoding.engine.engine import PromptError
+from decoding.engine.draft_folder import read_replacement
 from decoding.sampling_params import SamplingParams
+from decoding.scoring.text import ScoredText
 from decoding.sequence import Sequence, TokenLogprobs
 from pipeline.logs import Event, LogSettings, failure_event, set_up_logs
+from pipeline.run.commit import Receipt
+from pipeline.streaming.stream import UnitError
 from pipeline.text.stop_strings import StopStrings
 
+_BATCH_SIGN_S = 1.0  # between two signs of life of batches' rows
 _PROBE = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True)
 Refusal = RefusedError | BusyError | OtherModelError | DeadlineError | FailedError  # comes instead of tokens
 _log = logging.getLogger(__name__)
@@ -52,6 +58,7 @@ class ReplicaSettings:
     fresh_s: float = 10.0  # an engine that wrote a token within this time is healthy; otherwise it is tried
     probe_timeout_s: float = 20.0  # for that trial
     fingerprint: str = ""  # of everything that the tokens depend on; requests for another one are refused
+    num_reserved: int | None = None  # slots that rows of batches leave to requests; a quarter unless given
 
     def __post_init__(self) -> None:
         if self.max_waiting < 0:
@@ -75,12 +82,46 @@ class Replica:
         self._settings = replica_settings or ReplicaSettings()
         if log_settings is not None:
             set_up_logs(log_settings)
-        self._engine = LoadedEngine(settings, roster, self._settings.hang_timeout_s)
+        self._engine = LoadedEngine(settings, roster, self._settings.hang_timeout_s, self._settings.num_reserved)
         self._codec, self._loop = self._engine.codec, self._engine.loop
+        self._shared = SharedEngine(
+            settings=settings,
+            codec=self._codec,
+            engine=self._loop.engine,
+            footer=self._engine.footer,
+            finish=self._finish_in_background,
+        )
         self._num_unfinished = 0  # sequences
         self._last_token_at = float("-inf")
         self._trial: asyncio.Task[None] | None = None  # a trial whether the engine writes
+        self._models, self._draft = settings.models, settings.models.draft  # the latter is in use, or about to be
+        self._swap: asyncio.Task[None] | None = None  # of the draft
         _log.info(Event("replica loaded", **self._engine.facts))
+
+    async def reconfigure(self, config: Mapping[str, Any]) -> None:
+        """Begin to use the draft that `config` names, which changes no text; Ray Serve calls this.
+
+        The weights are read beside the requests, and the engine takes them between two steps. A draft that cannot be
+        used is logged, and the one before stays.
+        """
+        draft = config.get("draft")
+        if draft is not None and draft != self._draft:
+            self._draft = draft
+            self._swap = asyncio.create_task(self._use_draft(draft, self._swap))
+
+    async def _use_draft(self, draft: str, earlier: asyncio.Task[None] | None) -> None:
+        if earlier is not None:
+            await earlier
+        models = self._models
+        assert models.draft is not None, "an engine without a draft has none to replace"
+        version = self._loop.draft_version + 1
+        try:
+            weights = await asyncio.to_thread(read_replacement, draft, models.draft, models.dtype, models.target)
+            await asyncio.to_thread(self._loop.replace_draft, weights, version)
+        except Exception as error:  # noqa: BLE001 - the engine goes on with the draft that it has
+            _log.error(Event("draft refused", draft=draft, reason=describe(error)))
+            return
+        _log.info(Event("draft replaced", draft=draft, version=version))
 
     async def facts(self) -> EngineFacts:
         """Return the engine's limits and fingerprint."""
@@ -112,7 +153,10 @@ class Replica:
         try:
             with self._taken(generation.fingerprint, generation.num_sequences):
                 yield Standing.WAITS
-                sequences = self._sequences(generation)
+                if generation.params.structured is None:
+                    sequences = self._sequences(generation)
+                else:  # to compile a grammar may take seconds, which other requests must not wait for
+                    sequences = await asyncio.to_thread(self._sequences, generation)
                 async with aclosing(self._loop.stream(sequences, generation.send_every_s)) as stream:  # type: ignore[type-var]
                     async for deltas in generation.deadline.until(stream):
                         if deltas:
@@ -128,16 +172,17 @@ class Replica:
 
         Raises what `generate` raises, or what the engine failed with.
         """
-        with self._taken(scoring.fingerprint, len(scoring.prompts)):
-            try:
-                async with scoring.deadline.enforced():
-                    scores = []
-                    for prompt in scoring.prompts:
-                        scores.append(await self._loop.prompt_logprobs(prompt, scoring.num_top))
-                        self._last_token_at = time.monotonic()  # its log-probability is the sign of life
-                    return scores
-            except PromptError as error:
-                raise RefusedError(str(error)) from error
+        texts = [ScoredText.whole(prompt, scoring.num_top) for prompt in scoring.prompts]
+        with self._taken(scoring.fingerprint, len(texts)):
+            for text in texts:
+                if problem := self._loop.engine.problem_with_text(text):
+                    raise RefusedError(problem)
+            async with scoring.deadline.enforced():
+                await self._loop.score(texts)
+            if any(text.error is not None for text in texts):
+                raise FailedError("the engine failed over a text that is scored")  # the loop has logged why
+            self._last_token_at = time.monotonic()  # scores are a sign of life
+            return [logprobs for text in texts for logprobs in text.scores]
 
     async def score_or_refuse(self, scoring: Scoring) -> list[list[TokenLogprobs]] | Refusal:
         """Return what `score` returns, or the refusal or failure that it raises."""
@@ -148,11 +193,27 @@ class Replica:
         except Exception as error:  # noqa: BLE001 - handed on without its message
             return _failed(error, request_id=scoring.request_id)
 
+    async def write_unit(self, order: UnitOrder) -> Receipt | UnitError | OtherModelError | None:
+        """Do a unit of a batch in the background, and return what `BatchWorker.do` returns, or OtherModelError."""
+        if order.fingerprint and order.fingerprint != self._settings.fingerprint:
+            return OtherModelError("this engine writes another text than the one that was asked for")
+        worker = await asyncio.to_thread(BatchWorker, self._shared, order)
+        return await worker.do(order.unit)
+
+    async def _finish_in_background(self, sequences: list[Sequence]) -> None:
+        stream = self._loop.stream(sequences, _BATCH_SIGN_S, in_background=True)
+        async with aclosing(stream) as deltas:  # type: ignore[type-var]
+            async for _ in deltas:
+                self._last_token_at = time.monotonic()
+
     async def check_health(self) -> None:
         """Check that the engine has written or scored a token lately, or writes one now. Raises what is wrong with it.
 
         Ray Serve calls this regularly, and replaces a replica that raises several times in a row.
         """
+        if (rollback := self._loop.take_rollback()) is not None:
+            shares = {"before": round(rollback.before, 3), "after": round(rollback.after, 3)}
+            _log.warning(Event("draft rolled back", version=rollback.version, **shares))
         if time.monotonic() - self._last_token_at < self._settings.fresh_s:
             return
         if self._trial is None or self._trial.done():  # one trial for all calls that come meanwhile
@@ -192,7 +253,8 @@ class Replica:
         engine, sequences = self._loop.engine, []
         for prompt, seed in zip(generation.prompts, generation.seeds, strict=True):
             params = replace(generation.params, seed=seed)
-            stop_condition = StopStrings(self._codec, params.stop).find if params.stop else None
+            codec = self._codec.of_all_tokens if generation.shows_special else self._codec
+            stop_condition = StopStrings(codec, params.stop).find if params.stop else None
             for sample in range(params.n):
                 sequence = Sequence.create(prompt, params, sample=sample, stop_condition=stop_condition)
                 problem = engine.problem_with(sequence) if sample == 0 else None

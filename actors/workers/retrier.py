@@ -1,10 +1,13 @@
-"""RetryGenerator: a Generator that runs the failed rows of committed units again, and nothing else."""
+"""RetryGenerator and RetryScorer: workers that run the failed rows of committed units again, and nothing else."""
 
 from typing import Any
 
 import pyarrow as pa
 
+from actors.units.worker import UnitWorker
 from actors.workers.generator import Generator
+from actors.workers.row_kind import row_ids_of
+from actors.workers.text_scorer import TextScorer
 from pipeline.counts import Counts
 from pipeline.errors import ErrorRow
 from pipeline.inputs.rows import InputRow
@@ -15,7 +18,7 @@ from pipeline.run.dead_letters import Wanted
 from pipeline.run.unit_rows import read_unit_rows
 
 
-class RetryGenerator(Generator):
+class _Retries(UnitWorker[Any]):
     """A Ray Data worker: each call is one committed unit, whose failed rows it tries again.
 
     A row's noise comes from its place in the input, so it gets the tokens that it would have had the first time. The
@@ -23,7 +26,7 @@ class RetryGenerator(Generator):
     """
 
     def __init__(self, *args: Any, wanted: Wanted, **named: Any) -> None:
-        """Load what a Generator loads. `wanted` selects the failed rows to try."""
+        """Load what the other worker loads. `wanted` selects the failed rows to try."""
         super().__init__(*args, **named)
         self._wanted = wanted
 
@@ -41,4 +44,20 @@ class RetryGenerator(Generator):
 
     def _write(self, unit: WorkUnit, table: pa.Table, errors: list[ErrorRow], attempt: int, seconds: float) -> Receipt:
         """Move the rows that succeeded from the unit's error rows to its part."""
-        return amend_part(self._run_directory, unit, table, errors, seconds, self._facts())
+        receipt = amend_part(self._run_directory, unit, table, errors, seconds, self._facts())
+        self._committed_again(unit, row_ids_of(table))
+        return receipt
+
+    def _committed_again(self, unit: WorkUnit, row_ids: set[int]) -> None:
+        """Learn that these rows, which succeeded now, are in the unit's part."""
+
+
+class RetryGenerator(_Retries, Generator):
+    """A Generator of failed rows."""
+
+    def _committed_again(self, unit: WorkUnit, row_ids: set[int]) -> None:
+        self._rows.committed(unit.unit_id, row_ids)
+
+
+class RetryScorer(_Retries, TextScorer):
+    """A TextScorer of failed rows."""

@@ -17,6 +17,7 @@ from actors.engine.token_engine import TokenEngine
 from actors.settings import GeneratorSettings
 from actors.workers.loading import in_own_thread, load_engine, load_vllm_engine
 from decoding.sampling_params import SamplingParams
+from decoding.scoring.text import ScoredText
 from decoding.sequence import Sequence
 
 How = Literal["dray", "vllm", "LLM.generate"]
@@ -128,11 +129,12 @@ class _Own:
 
     def score(self, token_ids: Seq[int], candidate: int) -> float:
         """Return how much likelier the last token is than the candidate; both get the same text before them."""
-        last = []
-        for token in (token_ids[-1], candidate):
-            scores = self._events.run_until_complete(self._loop.prompt_logprobs([*token_ids[:-1], token], 0))
-            last.append(scores[-1].logprob)
-        return last[0] - last[1]
+        text = ScoredText(tuple(token_ids[:-1]), ((token_ids[-1],), (candidate,)))
+        self._events.run_until_complete(self._loop.score([text]))
+        if text.error is not None:
+            raise RuntimeError(f"a text was not scored: {text.error}")
+        (own,), (other,) = text.scores
+        return own.logprob - other.logprob
 
 
 class _LlmGenerate:

@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from actors.units.worker import UnitWorker
+from actors.units.workplace import Workplace
 from pipeline.counts import Counts
 from pipeline.inputs.options import InputOptions
 from pipeline.inputs.rows import InputRow
@@ -41,7 +42,8 @@ class SimulatedWorker(UnitWorker[SimulatedRow]):
         rounds_per_row: int,
     ) -> None:
         """Make a worker whose rows take `rounds_per_row` rounds of `round_s` seconds each."""
-        super().__init__(run_path, input_options, carried, ledger, LogSettings(level="warning"))
+        workplace = Workplace.of_run(run_path, LogSettings(level="warning"))
+        super().__init__(run_path, input_options, carried, ledger, workplace)
         self._round_s, self._rounds_per_row = round_s, rounds_per_row
         self._idle_from = 0.0
         self._join()

@@ -27,15 +27,19 @@ _CLASS_OF_DRAFT_HEAD = re.compile(
 def check_kind(folder: Path) -> None:
     """Raise a ValueError that says what the folder holds, if that is not a model of transformers, complete and exact.
 
-    Adapters, draft heads, checkpoints that are quantized in a way that does not run here, and models with code of their
-    own are told by their JSON files.
+    Adapters that are not merged, draft heads, checkpoints that are quantized in a way that does not run here, and
+    models with code of their own are told by their JSON files.
     """
     if (folder / "adapter_config.json").is_file():
-        adapter = read_json(folder / "adapter_config.json")
+        has_model = (folder / "config.json").is_file()
         raise ValueError(
-            f"{str(folder)!r} holds a PEFT adapter ({adapter.get('peft_type', 'of no named type')}, of "
-            f"{adapter.get('base_model_name_or_path', 'an unnamed model')}), which is not a model: merge it into its "
-            "base model (PEFT's merge_and_unload, then save_pretrained) and name the folder of the result"
+            f"{str(folder)!r} holds a PEFT adapter"
+            + (
+                " beside a model, and it cannot be known which of the two is meant: put the adapter into a folder of "
+                "its own"
+                if has_model
+                else ", which is not a model by itself: merge it into its base model (PEFT's merge_and_unload)"
+            )
         )
     if not (folder / "config.json").is_file():
         raise ValueError(f"no model in {str(folder)!r}: it has no config.json")

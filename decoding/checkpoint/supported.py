@@ -12,6 +12,7 @@ from huggingface_hub.errors import HfHubHTTPError, StrictDataclassError
 from transformers import AutoConfig, AutoTokenizer, PretrainedConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
+from decoding.checkpoint.adapter import is_adapter, merged_folder
 from decoding.checkpoint.model_files import check_kind, check_weights
 
 _HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "*.txt", "tokenizer.model"]
@@ -24,7 +25,15 @@ _ROPE_TYPES_THAT_SEE_THE_BATCH = {"longrope", "dynamic"}
 
 
 def model_folder(path: str) -> str:
-    """Return `path` if it is a folder, else that of the downloaded hub model; raise ValueError if there is neither."""
+    """Return `path` if it is a folder, else that of the downloaded hub model; of an adapter, that of the merged model.
+
+    Raises ValueError if there is no such folder or hub model, and for an adapter that cannot be merged.
+    """
+    folder = _downloaded(path)
+    return merged_folder(Path(folder), model_folder) if is_adapter(Path(folder)) else folder
+
+
+def _downloaded(path: str) -> str:
     if Path(path).is_dir():
         return path
     if path.startswith((".", "/", "~")) or path.count("/") != 1:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from decoding.cache.features import FeatureTap
+from decoding.fused.live_weights import LiveWeights
 from decoding.sampling.rows import Rows
 from decoding.sampling.verify import Draft
 from decoding.sequence import Sequence
@@ -37,8 +38,26 @@ class Drafter:
         """Whether a draft model can be used now; one in another process may become unreachable and return."""
         return False
 
+    @property
+    def weights(self) -> LiveWeights | None:
+        """The weights of its draft model or head, if that is in this process."""
+        return None
+
+    def renew(self) -> None:
+        """Forget what was computed with weights that have been replaced, and that a rest was asked for.
+
+        What follows from the target's features stays: the engine has all rows read again.
+        """
+
     def begin(self, slot: int, donor: int | None, num_shared: int) -> None:
         """Prepare `slot` for a prompt whose first `num_shared` tokens are in slot `donor` (perhaps the same one)."""
+
+    def num_copyable(self, slot: int, num_shared: int) -> int:
+        """Return how many of the first `num_shared` tokens in `slot` a newcomer may copy, and draft behind them.
+
+        They are fewer than all where the features of a later one were not handed out.
+        """
+        return num_shared
 
     def prefill(self, slots: Seq[int], prompts: Seq[Seq[int]]) -> None:
         """Read the beginnings of the prompts in these slots, as far as the target has read them."""

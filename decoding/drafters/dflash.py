@@ -57,6 +57,9 @@ class DFlashDrafter(HeadDrafter[DFlashHead]):
         num_known = 0 if donor is None else min(num_shared, self._num_inserted.get(donor, 0))
         self._num_inserted[slot] = 0 if donor is None else self._copy_slot(slot, donor, num_known)
 
+    def num_copyable(self, slot: int, num_shared: int) -> int:
+        return min(num_shared, self._num_inserted.get(slot, 0))
+
     def swap(self, first: int, second: int) -> None:
         """Exchange keys and values."""
         self._swap_slots(first, second, self._num_inserted.get(first, 0), self._num_inserted.get(second, 0))
@@ -65,6 +68,7 @@ class DFlashDrafter(HeadDrafter[DFlashHead]):
     def reset(self, slot: int) -> None:
         """Clear the slot: a NaN in a masked position would spoil all later logits (0 * NaN)."""
         self._cache.zero(slot)
+        self._num_inserted[slot] = 0
         self.is_finite_S[slot] = True
 
     def propose(self, rows: Rows) -> Draft:

@@ -81,6 +81,12 @@ class Eagle3Drafter(HeadDrafter[Eagle3Head]):
         self._num_pairs[slot], self._held[slot] = num_copied, []
         self._rows.pop(slot, None)
 
+    def num_copyable(self, slot: int, num_shared: int) -> int:
+        """Return how many tokens have pairs to copy; a row beyond the head's context, which needs none, copies all."""
+        held = self._held.get(slot)
+        num_known = held[-1].end if held else self._num_pairs.get(slot, 0)
+        return num_shared if num_known >= self._max_len else min(num_shared, num_known)
+
     def prefill(self, slots: Seq[int], prompts: Seq[Seq[int]]) -> None:
         """Read all pairs of these prompts, whose features the target has just handed out."""
         ends = {slot: len(prompt) - 1 for slot, prompt in zip(slots, prompts, strict=True)}

@@ -9,6 +9,7 @@ import torch
 from decoding.cache.features import FeatureTap
 from decoding.cache.kv_cache import KVCache
 from decoding.drafters.stepwise import StepwiseDrafter
+from decoding.fused.live_weights import LiveWeights
 from decoding.heads.slot_head import SlotHead
 
 _Head = TypeVar("_Head", bound=SlotHead)
@@ -27,6 +28,10 @@ class HeadDrafter(StepwiseDrafter, Generic[_Head]):
     def tap(self) -> FeatureTap:
         """What the target must hand out."""
         return FeatureTap(self.head.layer_ids, self.head.project, self.receive)
+
+    @property
+    def weights(self) -> LiveWeights:
+        return self.head.weights
 
     @property
     def _cache(self) -> KVCache:

@@ -18,6 +18,7 @@ from decoding.cache.features import FeatureTap
 from decoding.drafters.base import Drafter
 from decoding.drafters.ngram import point_masses
 from decoding.drafters.suffix import Offer, SuffixDrafter
+from decoding.fused.live_weights import LiveWeights
 from decoding.sampling.rows import Rows
 from decoding.sampling.verify import Draft
 from decoding.sequence import Sequence
@@ -43,8 +44,18 @@ class HybridDrafter(Drafter):
     def has_model(self) -> bool:
         return self._model.has_model
 
+    @property
+    def weights(self) -> LiveWeights | None:
+        return self._model.weights
+
+    def renew(self) -> None:
+        self._model.renew()
+
     def begin(self, slot: int, donor: int | None, num_shared: int) -> None:
         self._model.begin(slot, donor, num_shared)
+
+    def num_copyable(self, slot: int, num_shared: int) -> int:
+        return self._model.num_copyable(slot, num_shared)
 
     def prefill(self, slots: Seq[int], prompts: Seq[Seq[int]]) -> None:
         self._model.prefill(slots, prompts)

@@ -20,6 +20,10 @@ class IdleRounds:
         """Take drafts to be rare from now on."""
         self._number = _IDLE_ROUNDS
 
+    def begin(self) -> None:
+        """Take drafts to be usual from now on."""
+        self._number = 0
+
     @property
     def are_many(self) -> bool:
         """Whether drafts are rare now."""

@@ -20,6 +20,7 @@ from decoding.device import to_device
 from decoding.drafters.base import swap_entries
 from decoding.drafters.idle_rounds import IdleRounds
 from decoding.drafters.stepwise import StepwiseDrafter
+from decoding.fused.live_weights import LiveWeights
 from decoding.network.language_model import LanguageModel
 from decoding.sampling.rows import Rows
 from decoding.sequence import Sequence
@@ -36,6 +37,11 @@ class MappedDraft:
     model: LanguageModel
     vocabulary: VocabularyMap
     block_tokens: ClassVar[int] = 0  # each token takes a forward
+
+    @property
+    def weights(self) -> LiveWeights:
+        """The model's weights."""
+        return self.model.weights
 
     def share(self) -> Self:
         """Return the same draft with a cache of its own."""
@@ -99,6 +105,16 @@ class MappedDrafter(StepwiseDrafter):
     def _cache(self) -> KVCache:
         assert self.model.cache is not None
         return self.model.cache
+
+    @property
+    def weights(self) -> LiveWeights:
+        return self.model.weights
+
+    def renew(self) -> None:
+        """Forget all keys and values; the rows' texts in the draft's tokens stay."""
+        for row in self._rows.values():
+            row.cached, row.num_guesses = [], 0
+        self._idle_rounds.begin()
 
     def begin(self, slot: int, donor: int | None, num_shared: int) -> None:
         """Copy the donor's tokens; which of them the new row has is known when its text is read."""

@@ -15,6 +15,7 @@ from decoding.cache.kv_cache import KVCache
 from decoding.device import to_device
 from decoding.drafters.idle_rounds import IdleRounds
 from decoding.drafters.stepwise import StepwiseDrafter
+from decoding.fused.live_weights import LiveWeights
 from decoding.network.language_model import LanguageModel
 from decoding.sampling.rows import Rows
 from decoding.sequence import Sequence
@@ -45,6 +46,15 @@ class ModelDrafter(StepwiseDrafter):
     def _cache(self) -> KVCache:
         assert self.model.cache is not None
         return self.model.cache
+
+    @property
+    def weights(self) -> LiveWeights:
+        return self.model.weights
+
+    def renew(self) -> None:
+        """Forget all keys and values: each row is read again before it drafts."""
+        self._num_ingested = dict.fromkeys(self._num_ingested, 0)
+        self.idle_rounds.begin()
 
     def begin(self, slot: int, donor: int | None, num_shared: int) -> None:
         """Copy the donor's prefix as far as it is cached and finite; `prefill` computes the rest."""

@@ -119,10 +119,10 @@ class SuffixDrafter(Drafter):
         offers = []
         for slot, limit in enumerate(rows.num_draft_tokens):
             writer = self._writers[slot]
-            if writer.offer is None:
+            if writer.offer is None and limit:
                 self._learn_output(writer)  # of rounds that it was not asked in
                 writer.offer = self._look_up(writer, [], ExtensionLimit(limit, _MIN_SURVIVAL), rows.verification)
-            offers.append(writer.offer)
+            offers.append(writer.offer or Offer())
         return offers
 
     def _look_up(self, writer: _Writer, drafted: list[int], limit: ExtensionLimit, verification: Verification) -> Offer:

@@ -80,7 +80,9 @@ class Admission:
         return self._line_up()
 
     def _seat_newcomers(self, max_rows: int) -> None:
+        # What has been finished for longest is the least likely to be continued.
         free = [slot for slot, r in enumerate(self._residents) if r is None or r.sequence.is_finished]
+        free.sort(key=lambda slot: -1 if (resident := self._residents[slot]) is None else resident.number)
         num_kept_free = max(0, len(self._residents) - max_rows)
         while len(free) > num_kept_free and self._waiting:
             newcomer = Resident(self._waiting[0], self._num_seated)
@@ -118,10 +120,10 @@ class Admission:
             return None, 0
         tokens = newcomer.tokens_to_read
         best, most, cached = None, 0, 0
-        for _, resident in self._seated():
+        for slot, resident in self._seated():
             if resident.number < newcomer.number:
                 common = resident.num_in_common(tokens)
-                cached = max(cached, resident.num_cached(common))
+                cached = max(cached, self._num_copyable(slot, resident, common))
                 if resident.is_filling and common > most:
                     best, most = resident, common
         needs_no_forward = most == len(tokens) and not self._num_read_again
@@ -136,11 +138,21 @@ class Admission:
         for slot, resident in self._seated():
             if resident is newcomer:
                 continue
-            cached = max(0, resident.num_cached(resident.num_in_common(tokens)) - self._num_read_again)
+            copyable = self._num_copyable(slot, resident, resident.num_in_common(tokens))
+            cached = max(0, copyable - self._num_read_again)
             is_better = cached > num_shared or (cached == num_shared > 0 and slot in free)
             if is_better and self._is_finite(slot, resident, cached):
                 donor, num_shared = slot, cached
         return donor, num_shared
+
+    def _num_copyable(self, slot: int, resident: Resident, num_in_common: int) -> int:
+        """Return how many of those tokens a newcomer may copy.
+
+        Where features are handed out it copies none that the drafter has missed: it could not draft, nor could a row
+        that copies from it.
+        """
+        num_cached = resident.num_cached(num_in_common)
+        return num_cached if self._target.tap is None else self._drafter.num_copyable(slot, num_cached)
 
     def _is_finite(self, slot: int, resident: Resident, num_tokens: int) -> bool:
         """Tell whether a slot may be copied: a value that is not finite would spread to prompts that are sound."""
@@ -210,8 +222,7 @@ class Admission:
         assert self._target.cache is not None
         moved, other = self._residents[stray], self._residents[gap]
         assert moved is not None
-        num_filled = other.num_filled if other is not None and other.is_filling else 0
-        self._target.cache.swap(stray, gap, len(moved.sequence) - 1, num_filled)
+        num_kept = other.num_cached(len(other.sequence) - 1) if other is not None else 0
+        self._target.cache.swap(stray, gap, len(moved.sequence) - 1, num_kept)
         self._drafter.swap(stray, gap)
-        self._residents[gap] = moved
-        self._residents[stray] = other if other is not None and other.is_filling else None  # a finished one is gone
+        self._residents[gap], self._residents[stray] = moved, other

@@ -8,37 +8,37 @@ reading prompt and output (docs/adr/0020).
 """
 
 from collections import deque
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Sequence as Seq
-from contextlib import ExitStack
 from dataclasses import replace
 from itertools import islice
+
+import torch
 
 from decoding.checkpoint.loading import DType
 from decoding.device import Device, give_back_freed_memory
 from decoding.drafters import Drafter
+from decoding.engine.draft_in_use import DraftInUse, DraftRollback
 from decoding.engine.lane import Lane, divide_slots
 from decoding.engine.limits import Limits
 from decoding.engine.load import Parts, RemoteDrafts, load_parts
 from decoding.engine.make_lane import make_lane
 from decoding.engine.measured_costs import measure_costs, with_overhead, with_remote_drafts
 from decoding.engine.options import DraftVocabulary, EngineOptions
+from decoding.fused.live_weights import LiveWeights
+from decoding.grammar.grammars import Grammars
 from decoding.network.target import SlotsLostError, Target
 from decoding.pace.cost_table import CostTable
 from decoding.pace.schedule import AdaptiveSchedule, FixedSchedule
 from decoding.sampling_params import SamplingParams
-from decoding.sequence import Sequence, TokenLogprobs
+from decoding.scoring.scorer import Scorer
+from decoding.scoring.text import ScoredText
+from decoding.sequence import Sequence
 
 # Prompt tokens between two rounds, on CPU and elsewhere: a chunk that uses the device well and keeps the running rows
 # waiting for about as long as a few rounds.
 _MAX_PREFILL_TOKENS = (512, 2048)
-_SCORED_AT_ONCE = 1 << 24  # logits of a prompt that is only scored: bounds their memory (64 MB in float32)
 _MAX_LOSSES = 3  # of the target's slots, over rows that write nothing in between
-_MAX_SCORING_LOSSES = 2  # over one prompt that is scored: fewer, so that it fails alone
-
-
-class PromptError(ValueError):
-    """A prompt that the engine cannot read; the message says why. Nothing else that fails raises it."""
 
 
 class TargetLostError(RuntimeError):
@@ -54,20 +54,31 @@ class Engine:
         options: EngineOptions,
         max_model_len: int,
         costs: CostTable | None = None,
+        grammars: Grammars | None = None,
     ) -> None:
-        """Take a target and a drafter for each lane; without `costs` each row drafts the most tokens that it may."""
+        """Take a target and a drafter for each lane; without `costs` each row drafts the most tokens that it may.
+
+        Without `grammars` no sequence may have one.
+        """
         self.options = options
         self.max_model_len = max_model_len
         self.target = pairs[0][0]
         self._limits = Limits(max_model_len, self.target.vocab_size, self.target.eos_token_ids)
+        self._grammars = grammars
         self._parts: Parts | None = None
-        self._scorer: Target | None = None  # the target with a slot for prompts that are only scored
+        self._scorer = self._make_scorer()
         self._ended: list[Sequence] = []  # the next step returns them
         self._waiting: deque[Sequence] = deque()
         self._losses: dict[Sequence, tuple[int, int]] = {}  # length of a row that lost its slot, and how often there
         self._final_loss: SlotsLostError | None = None  # a loss after which it makes no sense to go on
         self._earlier_round_seconds = 0.0  # of lanes that are gone
         self.lanes = self._make_lanes(pairs, costs)
+        self._draft = DraftInUse(
+            options.verification,
+            lambda: [lane.schedule.recent_drafts for lane in self.lanes],
+            self._live_weights,
+            self._forget_draft,
+        )
 
     @classmethod
     def load(
@@ -82,16 +93,26 @@ class Engine:
         target_model: Target | None = None,
         num_lanes: int = 1,
         draft_vocabulary: DraftVocabulary = "same",
+        tokenizer: str | None = None,
     ) -> "Engine":
         """Load an engine over the models at these paths. Raises ValueError if it cannot work.
 
         With `remote` the draft model is loaded there, not here. `target_model` is the one at `target`, where that is
         loaded and checked already; it keeps `num_lanes` lanes busy. A draft model with another tokenizer needs the
-        `draft_vocabulary` "map".
+        `draft_vocabulary` "map". Grammars read the `tokenizer` in a folder, by default the target's.
         """
         options = options or EngineOptions()
         parts = load_parts(
-            target, draft, options, device, dtype, remote, target_model, num_lanes, draft_vocabulary=draft_vocabulary
+            target,
+            draft,
+            options,
+            device,
+            dtype,
+            remote,
+            target_model,
+            num_lanes,
+            draft_vocabulary=draft_vocabulary,
+            tokenizer=tokenizer,
         )
         return cls.over(parts, options)
 
@@ -99,7 +120,7 @@ class Engine:
     def over(cls, parts: Parts, options: EngineOptions) -> "Engine":
         """Make an engine over models that are loaded, which it then owns; costs are measured where drafts adapt."""
         pairs, costs = _measured(parts, options)
-        engine = cls(pairs, options, parts.max_model_len, costs)
+        engine = cls(pairs, options, parts.max_model_len, costs, parts.grammars)
         engine._parts = parts
         give_back_freed_memory()
         return engine
@@ -114,17 +135,21 @@ class Engine:
         self._earlier_round_seconds = self.round_seconds
         while self.lanes:
             self.lanes.pop().close()
-        if self._scorer is not None:
-            self._scorer.release()
-            self._scorer = None
+        self._scorer.go_back(None)
         if self._parts.draft is not None:
             self._parts.draft.release()
         self.options = replace(self.options, num_slots=num_slots)
+        self._scorer.shrink(num_slots)
         self._open(self._parts)
 
     def _open(self, parts: Parts) -> None:
         self.lanes = self._make_lanes(*_measured(parts, self.options))
         give_back_freed_memory()
+
+    def _make_scorer(self) -> Scorer:
+        most = self.options.max_prefill_tokens or _MAX_PREFILL_TOKENS[self.target.runs_on != "cpu"]
+        # By the first lane's target, where a loss may have replaced it.
+        return Scorer(lambda: self.target.share(), most, self.max_model_len, self.options.num_slots)
 
     def _make_lanes(self, pairs: Seq[tuple[Target, Drafter]], costs: CostTable | None) -> list[Lane]:
         slots, most = divide_slots(self.options.num_slots, len(pairs)), self.options.num_speculative_tokens
@@ -132,7 +157,7 @@ class Engine:
         lanes = []
         for (target, drafter), num_slots in zip(pairs[: len(slots)], slots, strict=True):
             schedule = FixedSchedule(most) if costs is None else AdaptiveSchedule(costs, most)
-            if isinstance(schedule, AdaptiveSchedule) and not schedule.would_draft(num_slots):
+            if not schedule.would_draft(num_slots):
                 drafter.rest()
             lanes.append(
                 make_lane(
@@ -173,45 +198,58 @@ class Engine:
                 self._ended.append(sequence)
             else:
                 sequence.max_tokens = min(sequence.max_tokens, self.max_model_len - len(sequence.prompt_token_ids))
+                if sequence.params.structured is not None and self._grammars is not None:
+                    sequence.matcher = self._grammars.matcher(sequence.params.structured)
                 self._waiting.append(sequence)
 
-    def prompt_logprobs(self, prompt_token_ids: Seq[int], num_top: int) -> Generator[list[TokenLogprobs], None, None]:
-        """Yield the log-probability of each token of a prompt but its first, a chunk at a time.
+    def score(self, texts: Iterable[ScoredText]) -> None:
+        """Score texts, and return when all are finished. No sequence is touched."""
+        self.submit_texts(texts)
+        while self.has_texts:
+            self.step_texts()
 
-        Each is given the tokens before it, and comes with `num_top` others. No sequence is touched. One prompt at a
-        time: all share a slot, which is kept from the first time on. Raises PromptError for a prompt that the engine
-        cannot read, TargetLostError for one that the target is lost over.
+    def submit_texts(self, texts: Iterable[ScoredText]) -> None:
+        """Queue texts to be scored. One that cannot be comes back from the next step of texts with an error."""
+        texts = list(texts)
+        for text in texts:
+            if not text.is_finished and (problem := self.problem_with_text(text)):
+                text.fail(problem)
+        self._scorer.submit(texts)
+
+    @property
+    def has_texts(self) -> bool:
+        """Whether there are texts that `step_texts` would advance or return."""
+        return self._scorer.has_work
+
+    def step_texts(self) -> list[ScoredText]:
+        """Advance texts by one forward, and return those that are finished, each with its scores or an error.
+
+        If the target loses its slots, its rows are read again, as in a step.
         """
-        if problem := self._limits.problem_with_prompt(prompt_token_ids, self.max_model_len):
-            raise PromptError(problem)
-        size = max(1, min(_MAX_PREFILL_TOKENS[0], _SCORED_AT_ONCE // self.target.vocab_size))
-        start, num_losses = 0, 0
-        while start < len(prompt_token_ids) - 1:
-            end = min(start + size, len(prompt_token_ids) - 1)
-            following = prompt_token_ids[start + 1 : end + 1]
-            try:
-                scorer = self._scorer or self._make_scorer(prompt_token_ids[:start])
-                scores = scorer.logprobs(start, prompt_token_ids[start:end], following, num_top)
-            except SlotsLostError as lost:
-                num_losses += 1
-                self._readmit(lost)
-                if num_losses == _MAX_SCORING_LOSSES:
-                    raise TargetLostError(f"the target was lost over a prompt that is scored, twice: {lost}") from lost
-                continue
-            yield scores
-            start, num_losses = end, 0
+        try:
+            return self._scorer.advance()
+        except SlotsLostError as lost:
+            self._readmit(lost, scoring=True)
+            return self._scorer.take_ended()
 
-    def _make_scorer(self, token_ids: Seq[int]) -> Target:
-        """Share the target for prompts that are scored, of which one has come as far as these tokens."""
-        scorer = self.target.share()
-        with ExitStack() as failed:
-            failed.callback(scorer.release)
-            scorer.allocate(1, self.max_model_len)
-            if token_ids:
-                scorer.prefill([0], [token_ids])
-            failed.pop_all()
-        self._scorer = scorer
-        return scorer
+    def drop_texts(self, texts: Iterable[ScoredText]) -> None:
+        """Forget texts that are not wanted; they do not come back."""
+        self._scorer.drop(set(texts))
+
+    def give_way(self, why: str) -> None:
+        """Go on with each text in flight alone, after a step of texts that raised; one that was alone fails by `why`.
+
+        Their slots are given back meanwhile.
+        """
+        self._scorer.go_back(why)
+
+    def clear_texts(self) -> None:
+        """Forget all texts: what to do after a step of texts that raised, before the engine scores again."""
+        self._scorer.clear()
+
+    def problem_with_text(self, text: ScoredText) -> str | None:
+        """Return why the engine cannot score this text; None if it can. Any thread may ask."""
+        return self._limits.problem_with_text(text)
 
     def drop(self, sequences: Iterable[Sequence], why: str = "it was dropped") -> None:
         """Drop sequences that are not wanted. Each comes back from a step, as it would have; none is a result.
@@ -235,7 +273,7 @@ class Engine:
         """Take rows out of their slots: they wait in front of all others, and go on from the tokens that they have."""
         rows = set(sequences)
         taken = [sequence for lane in self.lanes for sequence in lane.evict(rows)]
-        self._ended += [sequence for sequence in taken if sequence.is_finished]
+        self._end(sequence for sequence in taken if sequence.is_finished)
         self._waiting.extendleft(sequence for sequence in reversed(taken) if not sequence.is_finished)
 
     def up_next(self) -> set[Sequence]:
@@ -288,9 +326,10 @@ class Engine:
         try:
             for lane in self.lanes:
                 num_rows = len(self.in_flight) + len(self._waiting)
-                self._ended += lane.advance(max_rows=-(-num_rows // len(self.lanes)))
+                self._end(lane.advance(max_rows=-(-num_rows // len(self.lanes))))
         except SlotsLostError as lost:
             self._readmit(lost)
+        self._draft.judge()
         if self._final_loss is not None:
             loss, self._final_loss = self._final_loss, None
             raise TargetLostError(
@@ -299,7 +338,52 @@ class Engine:
         finished, self._ended = self._ended, []
         return finished
 
-    def _readmit(self, lost: SlotsLostError) -> None:
+    def _end(self, sequences: Iterable[Sequence]) -> None:
+        """Let the next step return these, with the version of the draft in use."""
+        for sequence in sequences:
+            sequence.draft_version = self.draft_version
+            sequence.matcher = None  # its memory
+            self._ended.append(sequence)
+
+    @property
+    def draft_version(self) -> int:
+        """Version of the draft in use; 0 for the one that the engine was loaded with."""
+        return self._draft.version
+
+    def replace_draft(self, weights: Mapping[str, torch.Tensor], version: int) -> None:
+        """Go on with other weights of the same draft, between two steps; no token changes.
+
+        The names are those of the network's or head's own tensors. If fewer than half as many of its tokens are
+        accepted in its first 200 rounds as before, the weights before come back (`take_rollback`). Raises ValueError,
+        in one line, for what is no such draft; nothing has changed then.
+        """
+        self._draft.replace(weights, version)
+
+    def draft_was_replaced(self, version: int) -> None:
+        """Learn that the draft in another process has other weights now; acceptance is judged as in `replace_draft`."""
+        self._draft.was_replaced(version)
+
+    def take_rollback(self) -> DraftRollback | None:
+        """Return a draft that was taken back, each once; None if there is none. Any thread may ask."""
+        return self._draft.take_rollback()
+
+    def _live_weights(self) -> LiveWeights:
+        draft = None if self._parts is None else self._parts.draft
+        live = draft.weights if draft is not None else self.lanes[0].drafter.weights if self.lanes else None
+        if live is None:
+            where = "in another process" if self.has_remote_drafts else "without a draft model or head"
+            raise ValueError(f"the engine drafts {where}, so it has no weights of a draft to replace")
+        return live
+
+    def _forget_draft(self) -> None:
+        if any(lane.drafter.tap is not None for lane in self.lanes):  # the target hands features out as it reads
+            self.evict(self.in_flight)
+            for lane in self.lanes:
+                lane.admission.clear()
+        for lane in self.lanes:
+            lane.renew_draft()
+
+    def _readmit(self, lost: SlotsLostError, *, scoring: bool = False) -> None:
         """Let a target that lost its slots read all rows again; record it if that has not helped too often."""
         rows, before = self.in_flight, self._losses
         self._losses = {}
@@ -307,7 +391,7 @@ class Engine:
             length, num_losses = before.get(row, (len(row), 0))
             self._losses[row] = len(row), 1 + num_losses * (length == len(row))
         self.evict(rows)
-        self._scorer = None
+        self._scorer.go_back(f"the target was lost over this text, twice: {lost}" if scoring else None, is_loss=True)
         for lane in self.lanes:
             lane.renew()
         if any(num_losses >= _MAX_LOSSES for _, num_losses in self._losses.values()):
@@ -323,8 +407,16 @@ class Engine:
             lane.clear()
 
     def problem_with(self, sequence: Sequence) -> str | None:
-        """Return why the engine cannot run this sequence; None if it can. Any thread may ask."""
-        return self._limits.problem_with(sequence)
+        """Return why the engine cannot run this sequence; None if it can. Any thread may ask.
+
+        The grammar of its output is compiled for this.
+        """
+        problem, structured = self._limits.problem_with(sequence), sequence.params.structured
+        if problem is not None or structured is None:
+            return problem
+        if self._grammars is None:
+            return "sampling.structured is set, but the engine has no tokenizer; load it with Engine.load"
+        return self._grammars.problem_with(structured)
 
 
 def _measured(parts: Parts, options: EngineOptions) -> tuple[list[tuple[Target, Drafter]], CostTable | None]:

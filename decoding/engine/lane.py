@@ -23,6 +23,7 @@ import torch
 from decoding.cache.features import FeatureTap
 from decoding.drafters import Drafter
 from decoding.drafters.base import NoDrafter
+from decoding.drafters.forced import forced_tokens, to_replace, with_forced, without_model
 from decoding.engine.admission import Admission
 from decoding.engine.close_calls import CloseCalls
 from decoding.network.target import Target
@@ -32,7 +33,7 @@ from decoding.sampling.distribution import SamplingBatch, first_stop
 from decoding.sampling.judging import RowVerdict, ScoreRequest
 from decoding.sampling.rows import Rows, sampling_batch
 from decoding.sampling.token_counts import TokenCounts
-from decoding.sampling.verify import Verification
+from decoding.sampling.verify import Draft, Verification
 from decoding.sequence import Sequence
 
 
@@ -66,6 +67,10 @@ class Lane:
         self.admission = Admission(target, drafter, num_slots, max_prefill_tokens, waiting)
         target.allocate(num_slots, max_model_len)
         target.hand_out(drafter.tap)
+        # On a GPU features are a part of recordings, and cost hardly anything.
+        self._has_dear_features = drafter.tap is not None and target.runs_on == "cpu"
+        if self._has_dear_features:
+            schedule.heed_features()
         self._turns: Iterator[None] | None = None  # where it stopped; None: before a round
         self._rest = NoDrafter()  # in place of the drafter, in rounds without it
         self._num_rested = 0  # rounds without the drafter since the last one with it
@@ -108,6 +113,16 @@ class Lane:
         self.clear()
         self.target.allocate(self._num_slots, self._max_model_len)
 
+    def renew_draft(self) -> None:
+        """Begin anew with a draft that has other weights: what was learned of the earlier one is forgotten."""
+        self.schedule.forget()
+        if self._num_rested:
+            self._num_rested = 0
+            self._hand_out(self.drafter.tap)
+        self.drafter.renew()
+        if not self.schedule.would_draft(self._num_slots):
+            self.drafter.rest()
+
     def close(self) -> None:
         """Give the slots' memory back."""
         self.clear()
@@ -139,11 +154,17 @@ class Lane:
         self._seconds = 0.0
         with self._timed():
             rows, plan = self._running_rows()
-            self.drafter.ask(rows)
+            forced = forced_tokens(rows.sequences, self.schedule.lengths(rows.sequences)) if self._forces(rows) else []
+            to_draft = without_model(rows, forced) if forced else rows
+            self.drafter.ask(to_draft)
         if self.drafter.is_remote:
             yield
         with self._timed():
-            pending = self.target.score(self._score_request(rows))
+            draft = self._draft(to_draft)
+            if forced:
+                forced = to_replace(draft, forced)
+                draft, plan = with_forced(draft, forced), plan.replaced([len(tokens) for tokens in forced])
+            pending = self.target.score(self._score_request(rows, draft))
         must_wait = not pending.is_ready
         if must_wait or self.drafter.is_remote:
             self.schedule.never_rest()
@@ -155,10 +176,10 @@ class Lane:
                 self._commit(slot, sequence, verdict)
             num_drafted, num_accepted = [v.num_drafted for v in verdicts], [v.num_accepted for v in verdicts]
             if not self._num_rested:
-                self.drafter.observe(rows, num_drafted, num_accepted)
+                self.drafter.observe(to_draft, _of_drafter(num_drafted, forced), num_accepted)
         self.round_seconds += self._seconds
         if self._num_rested:
-            self.schedule.observe_rest(len(verdicts), self._seconds)
+            self.schedule.observe_rest(len(verdicts), len(verdicts) + sum(num_accepted), self._seconds)
         else:
             self.schedule.observe(plan, rows.sequences, num_drafted, num_accepted, self._seconds)
         return self.drafter.is_remote or must_wait
@@ -173,9 +194,8 @@ class Lane:
             self._sampling = sampling_batch(sequences, self.target.eos_token_ids, self.target.device)
         if self.schedule.rests:
             self._num_rested += 1
-            # In the first round of rest features replace those of rejected tokens. On a GPU they are a part of
-            # recordings, and cost hardly anything.
-            if self._num_rested == 2 and self.target.runs_on == "cpu":
+            # In the first round of rest features replace those of rejected tokens.
+            if self._num_rested > 1 and self._has_dear_features and not self.schedule.keeps_features:
                 self._hand_out(None)
             nothing = DraftPlan((0,) * len(sequences), (False,) * len(sequences))
             settings = nothing.lengths, self._verification, nothing.uses_lookup
@@ -200,11 +220,20 @@ class Lane:
         if (tap is None) != (self.target.tap is None):
             self.target.hand_out(tap)
 
-    def _score_request(self, rows: Rows) -> ScoreRequest:
-        # In its first round of rest a drafter forgets the tokens that were rejected in the last one.
-        draft = (self._rest if self._num_rested > 1 else self.drafter).propose(rows)
+    def _forces(self, rows: Rows) -> bool:
+        """Tell whether forced tokens are drafted. Plain decoding stays one token a round."""
+        return rows.have_grammars and not isinstance(self.drafter, NoDrafter)
+
+    def _draft(self, rows: Rows) -> Draft:
+        # In its first round of rest a drafter forgets the tokens that were rejected in the last one. As long as it gets
+        # features it reads them now and then: else it would hold all of them.
+        is_away = self._num_rested > 1 and self.target.tap is None
+        draft = (self._rest if is_away else self.drafter).propose(rows)
         if self._num_rested == 1:
             self.drafter.rest()
+        return draft
+
+    def _score_request(self, rows: Rows, draft: Draft) -> ScoreRequest:
         num_drafted_B = draft.num_draft_tokens_B
         if draft.token_ids_BK.shape[1]:  # what is drafted after an end token cannot be kept
             num_drafted_B = torch.minimum(num_drafted_B, first_stop(draft.token_ids_BK, rows.sampling.stop_ids_BS))
@@ -229,10 +258,12 @@ class Lane:
             decision = self._close_calls.recheck(sequence, tokens[:settled])
         if decision is not None:
             if not decision.is_finite:
-                sequence.fail(
+                overflow = (
                     f"the target's logits are not finite after {len(sequence) + settled} tokens; "
                     "if this is a float16 overflow, use bfloat16 or float32"
                 )
+                dead_end = None if sequence.matcher is None else sequence.matcher.dead_end
+                sequence.fail(overflow if dead_end is None else f"sampling.structured: {dead_end}")
                 return
             tokens = [*tokens[:settled], decision.next_token]
             logprobs = [*logprobs[:settled], *decision.logprobs]
@@ -245,6 +276,13 @@ class Lane:
         started = time.perf_counter()
         yield
         self._seconds += time.perf_counter() - started
+
+
+def _of_drafter(num_drafted: list[int], forced: Seq[list[int]]) -> list[int]:
+    """Return how many tokens the drafter itself drafted for each row."""
+    return (
+        [0 if tokens else count for count, tokens in zip(num_drafted, forced, strict=True)] if forced else num_drafted
+    )
 
 
 def divide_slots(num_slots: int, num_lanes: int) -> Seq[int]:

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
+from decoding.scoring.text import ScoredText
 from decoding.sequence import Sequence
 
 
@@ -36,6 +37,20 @@ class Limits:
                 "prompt or raise engine.max_model_len"
             )
         return self._foreign(token_ids)
+
+    def problem_with_text(self, text: ScoredText, num_behind: int = 0) -> str | None:
+        """Return why the engine cannot score this text with `num_behind` tokens behind it; None if it can."""
+        if problem := self.problem_with_prompt(text.prompt_token_ids, self.max_model_len - num_behind):
+            return problem
+        longest = max(map(len, text.continuations), default=0)
+        num_tokens = len(text.prompt_token_ids) + longest
+        if num_tokens > self.max_model_len - num_behind:
+            parts = f"({len(text.prompt_token_ids)} of the prompt and {longest} behind it) "
+            return (
+                f"the text has {num_tokens} tokens {parts if len(text.prompt_token_ids) > 1 else ''}and the context is "
+                f"{self.max_model_len}; shorten the text or raise engine.max_model_len"
+            )
+        return next(filter(None, map(self._foreign, text.continuations)), None)
 
     def _foreign(self, token_ids: Iterable[int]) -> str | None:
         foreign = next((token_id for token_id in token_ids if not 0 <= token_id < self.vocab_size), None)

@@ -12,12 +12,15 @@ from decoding.engine.draft_window import NUM_FIRST, settle_draft_window
 from decoding.engine.map_draft import map_draft
 from decoding.engine.options import DraftVocabulary, EngineOptions
 from decoding.fused.attention import Window
+from decoding.grammar.grammars import Grammars
+from decoding.grammar.token_table import TokenTable
 from decoding.heads.attach import attach
 from decoding.heads.dflash_head import DFlashHead
 from decoding.heads.eagle3_head import Eagle3Head
 from decoding.network.language_model import LanguageModel
 from decoding.network.probe import check_model
 from decoding.network.target import Target
+from decoding.vocabulary.token_bytes import load_tokenizer
 
 _DEFAULT_MAX_MODEL_LEN = 4096
 _log = logging.getLogger(__name__)
@@ -45,6 +48,7 @@ class Parts:
     max_model_len: int
     num_lanes: int = 1
     remote: RemoteDrafts | None = None  # in place of `draft`
+    grammars: Grammars | None = None  # None: the engine has no tokenizer, and no output can have a grammar
 
     def target_of(self, lane: int) -> Target:
         """Return the target with a cache of this lane's own."""
@@ -70,6 +74,7 @@ def load_parts(
     target_model: Target | None = None,
     num_lanes: int = 1,
     draft_vocabulary: DraftVocabulary = "same",
+    tokenizer: str | None = None,
 ) -> Parts:
     """Load the parts of an engine, as `Engine.load` says. Raises ValueError if they cannot work."""
     draft = model_folder(draft) if draft is not None and remote is None else draft  # whose kind is then known
@@ -94,11 +99,12 @@ def load_parts(
         _log.warning("the logits of %r depend on the batch here, so near ties in its text may, too", target)
     draft_model: Draft | None = None
     max_model_len = settle_max_model_len(options.max_model_len, target_model.max_positions)
+    grammars = grammars_of(tokenizer or target, target_model.vocab_size, target_model.eos_token_ids)
     if drafter_name in NEED_A_MODEL and remote is not None:
         remote.connect(target_model)
         # one lane more than the target has work for: that one is drafted for
         num_lanes = max(remote.num_lanes, num_lanes + 1)
-        return Parts(target_model, None, drafter_name, max_model_len, num_lanes, remote)
+        return Parts(target_model, None, drafter_name, max_model_len, num_lanes, remote, grammars)
     if drafter_name in NEED_A_MODEL and draft is not None:
         if options.drafts_with_a_head(draft):
             draft_model = _load_head(draft, target_model, target, options)
@@ -109,7 +115,15 @@ def load_parts(
             else:
                 check_same_vocabulary(target, draft, target_model.vocab_size, model.vocab_size)
                 draft_model = model
-    return Parts(target_model, draft_model, drafter_name, max_model_len, num_lanes)
+    return Parts(target_model, draft_model, drafter_name, max_model_len, num_lanes, grammars=grammars)
+
+
+def grammars_of(tokenizer: str, vocab_size: int, eos_token_ids: frozenset[int]) -> Grammars:
+    """Return what compiles grammars for a target with this tokenizer, a folder or hub name, which is read when needed.
+
+    A tokenizer that cannot be used is a problem of the sequences with a grammar, not of the engine.
+    """
+    return Grammars(lambda: TokenTable.of_tokenizer(load_tokenizer(tokenizer), vocab_size, eos_token_ids))
 
 
 def _load_draft_model(

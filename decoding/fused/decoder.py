@@ -131,15 +131,48 @@ class FusedDecoder:
         `fed_N` are tokens, or hidden states [N, E]. Without a head all hidden states [N, E] are returned. The stream of
         all N is left in `features`, and projected.
         """
+        hidden_NE = self._run(fed_N, positions_N, len(wanted_M), cache, plan, features)
+        return hidden_NE if self._head is None else self.logits(hidden_NE[wanted_M])
+
+    def hidden(
+        self,
+        fed_N: torch.Tensor,
+        positions_N: torch.Tensor,
+        wanted_M: torch.Tensor,
+        cache: KVCache,
+        plan: Plan,
+        features: Features | None = None,
+    ) -> torch.Tensor:
+        """Do what `forward` does, but return the hidden states [M, E] from which `logits` computes the logits."""
+        return self._run(fed_N, positions_N, len(wanted_M), cache, plan, features)[wanted_M]
+
+    def logits(self, hidden_ME: torch.Tensor) -> torch.Tensor:
+        """Return the logits [M, V] of hidden states that left the last layer."""
+        assert self._head is not None, "this part of the network has no head"
+        if not len(hidden_ME):
+            return hidden_ME.new_zeros(0, self._head.out_features)
+        logits_MV: torch.Tensor = self._head(self._final_norm(hidden_ME))
+        return logits_MV
+
+    def _run(
+        self,
+        fed_N: torch.Tensor,
+        positions_N: torch.Tensor,
+        num_wanted: int,
+        cache: KVCache,
+        plan: Plan,
+        features: Features | None,
+    ) -> torch.Tensor:
+        """Return what leaves the last layer, [N, E]; it is not computed if neither logits nor features need it."""
         num_tokens = len(fed_N)
         is_last_read = features is not None and features.wants(self._range.end)
-        is_last_wanted = self._head is None or len(wanted_M) > 0 or is_last_read
+        is_last_wanted = self._head is None or num_wanted > 0 or is_last_read
         if self._at_once is not None:
             hidden_NE = self._embedded(fed_N)
             forward = self._kernel_forward(positions_N, cache, plan)
             self._at_once.run(hidden_NE, forward, cache, is_wanted=is_last_wanted, features=features)
             self._finish(features, hidden_NE)
-            return self._out(hidden_NE, wanted_M)
+            return hidden_NE
         attention = self._attention(positions_N, cache, plan)
         hidden_NE = self._embedded(_padded(fed_N, self._fewest_lines))
         for index, layer in enumerate(self._layers, self._range.first):
@@ -151,7 +184,7 @@ class FusedDecoder:
                 break
             hidden_NE = layer.finish(hidden_NE, found_NX)
         self._finish(features, hidden_NE[:num_tokens])
-        return self._out(hidden_NE[:num_tokens], wanted_M)
+        return hidden_NE[:num_tokens]
 
     def _finish(self, features: Features | None, hidden_NE: torch.Tensor) -> None:
         """Keep what leaves the last layer, and project."""
@@ -162,14 +195,6 @@ class FusedDecoder:
     def _embedded(self, fed_N: torch.Tensor) -> torch.Tensor:
         """Return hidden states in memory of our own, since the layers may write there."""
         return fed_N.clone() if self._embedding is None else embedding(fed_N, self._embedding)
-
-    def _out(self, hidden_NE: torch.Tensor, wanted_M: torch.Tensor) -> torch.Tensor:
-        if self._head is None:
-            return hidden_NE
-        if not len(wanted_M):
-            return hidden_NE.new_zeros(0, self._head.out_features)
-        logits_MV: torch.Tensor = self._head(self._final_norm(hidden_NE[wanted_M]))
-        return logits_MV
 
     def _kernel_forward(self, positions_N: torch.Tensor, cache: KVCache, plan: Plan) -> KernelForward:
         return kernel_forward(self._heads, positions_N, cache, plan, self._rotary.reach(cache.num_positions))

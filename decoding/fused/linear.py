@@ -33,11 +33,7 @@ class KernelLinear(torch.nn.Module):
         # A copy that is no parameter: the kernel has its address, so it must not move.
         self.bias: torch.Tensor | None = None if bias_O is None else bias_O.detach().clone()
         self._function = function
-        depth = _DEPTHS[weight_OI.dtype]
-        columns = kernels.linear_columns()
-        missing = -self.out_features % columns
-        weight_OI = torch.nn.functional.pad(weight_OI.detach(), (0, 0, 0, missing))
-        packed = weight_OI.view(-1, columns, self.in_features // depth, depth).transpose(1, 2)
+        packed = self._laid_out(weight_OI)
         self._packed = packed.contiguous() if memory is None else memory.copy(packed)
         self._linear = self.described()
 
@@ -45,6 +41,12 @@ class KernelLinear(torch.nn.Module):
     def weight(self) -> torch.Tensor:
         """The weight [O, I] in plain order, as a copy for inspection."""
         return self._packed.transpose(1, 2).reshape(-1, self.in_features)[: self.out_features]
+
+    def replace(self, weight_OI: torch.Tensor, bias_O: torch.Tensor | None) -> None:
+        """Take other numbers of the same shapes, in the memory of those in use."""
+        self._packed.copy_(self._laid_out(weight_OI))
+        if self.bias is not None and bias_O is not None:
+            self.bias.copy_(bias_O)
 
     def forward(self, x_NI: torch.Tensor) -> torch.Tensor:
         """Compute `x W^T + b`, [..., O]."""
@@ -68,6 +70,13 @@ class KernelLinear(torch.nn.Module):
             self.in_features,
             self.out_features,
         )
+
+    def _laid_out(self, weight_OI: torch.Tensor) -> torch.Tensor:
+        """Return a view of the weight, padded to whole columns, in the kernel's order."""
+        depth, columns = _DEPTHS[weight_OI.dtype], kernels.linear_columns()
+        missing = -self.out_features % columns
+        weight_OI = torch.nn.functional.pad(weight_OI.detach(), (0, 0, 0, missing))
+        return weight_OI.view(-1, columns, self.in_features // depth, depth).transpose(1, 2)
 
     def _run(self, linear: kernels.Linear, x: torch.Tensor, added: torch.Tensor | None) -> torch.Tensor:
         if x.dtype != self._packed.dtype or x.shape[-1] != self.in_features:

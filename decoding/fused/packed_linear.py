@@ -27,13 +27,22 @@ class PackedLinear(torch.nn.Module):
         super().__init__()
         self.out_features, self.in_features = weight_OI.shape
         self.bias = bias_O
-        self._packed = torch.ops.mkldnn._reorder_linear_weight(weight_OI.detach().contiguous(), None)
+        self._pack(weight_OI)
 
     @property
     def weight(self) -> torch.Tensor:
         """The weight [O, I] in plain order, as a copy for inspection."""
         dense: torch.Tensor = self._packed.to_dense()
         return dense
+
+    def replace(self, weight_OI: torch.Tensor, bias_O: torch.Tensor | None) -> None:
+        """Take other numbers of the same shapes."""
+        self._pack(weight_OI)
+        if self.bias is not None and bias_O is not None:
+            self.bias.copy_(bias_O)
+
+    def _pack(self, weight_OI: torch.Tensor) -> None:
+        self._packed = torch.ops.mkldnn._reorder_linear_weight(weight_OI.detach().contiguous(), None)
 
     def forward(self, x_NI: torch.Tensor) -> torch.Tensor:
         """Compute `x W^T + b`, [..., O]."""
@@ -133,7 +142,7 @@ class LinearSlice(torch.nn.Module):
         """Show the outputs `first` up to `last` (not included) of `fused`."""
         super().__init__()
         self._fused: tuple[Any] = (fused,)  # in a tuple: not a child of each slice
-        self._first, self._last = first, last
+        self.first, self._last = first, last
 
     def show(self, fused: torch.nn.Module) -> None:
         """Show the same outputs of another layer."""
@@ -147,12 +156,27 @@ class LinearSlice(torch.nn.Module):
     @property
     def weight(self) -> torch.Tensor:
         """The slice's lines of the fused weight."""
-        weight: torch.Tensor = self._fused[0].weight[self._first : self._last]
+        weight: torch.Tensor = self._fused[0].weight[self.first : self._last]
         return weight
+
+    @property
+    def bias(self) -> torch.Tensor | None:
+        """The slice's part of the fused bias."""
+        bias: torch.Tensor | None = self._fused[0].bias
+        return None if bias is None else bias[self.first : self._last]
+
+    @property
+    def scales(self) -> torch.Tensor | None:
+        """The scales of the slice's lines, where the fused layer has FP8 weights."""
+        fused = self._fused[0]
+        if not isinstance(fused, Fp8Linear):
+            return None
+        size = fused.scaling.outputs
+        return fused.scales[self.first // size : -(-self._last // size)]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Compute all fused outputs and return the slice; this is not the fast path."""
-        out: torch.Tensor = self.fused(x)[..., self._first : self._last]
+        out: torch.Tensor = self.fused(x)[..., self.first : self._last]
         return out
 
 

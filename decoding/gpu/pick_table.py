@@ -99,7 +99,7 @@ class PickTable:
     def biases_of(self, vocab_size: int) -> torch.Tensor:
         """Return the biases of all token ids, float32 [R, V]: on the device, and the same tensor each time."""
         if self.biases is None:
-            return torch.empty(0, device=self.columns_BC.device)
+            return torch.empty(0, dtype=torch.float32, device=self.columns_BC.device)
         return self.biases.dense(vocab_size)
 
     def take(self, rows: Seq[int], index_N: torch.Tensor) -> "PickTable":

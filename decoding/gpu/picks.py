@@ -71,12 +71,12 @@ def pick(logits_BJV: torch.Tensor, inputs: PickInputs, first: int) -> Picked:
     device, num_places = logits_BJV.device, num_rows * num_positions
     num_blocks = -(-vocab_size // BLOCK)
     num_chunks = -(-num_blocks // _CHUNK)
-    block_max_PN = torch.empty(num_places, num_blocks, device=device)
-    chunk_max_PC = torch.empty(num_places, num_chunks, device=device)
+    block_max_PN = torch.empty(num_places, num_blocks, dtype=torch.float32, device=device)
+    chunk_max_PC = torch.empty(num_places, num_chunks, dtype=torch.float32, device=device)
     chunk_sum_PC = torch.empty(num_places, num_chunks, dtype=torch.int64, device=device)
     to_read_PN = torch.empty(num_places, num_blocks, dtype=torch.int32, device=device)
     token_ids_BJ = torch.empty(num_rows, num_positions, dtype=torch.int64, device=device)
-    values_3BJ = torch.empty(3, num_rows, num_positions, device=device)
+    values_3BJ = torch.empty(3, num_rows, num_positions, dtype=torch.float32, device=device)
     is_finite_BJ = torch.empty(num_rows, num_positions, dtype=torch.bool, device=device)
 
     columns_BC, drafted_BK, counted = inputs.table.columns_BC, inputs.drafted_BK, inputs.counted

@@ -15,6 +15,7 @@ from decoding.cache.features import FeatureTap
 from decoding.device import to_device
 from decoding.heads.slot_head import SlotHead
 from decoding.network.target import Target
+from decoding.sampling.asked import Stretch
 from decoding.sampling.judging import ScoreRequest
 from decoding.sampling.rows import Rows, sampling_batch
 from decoding.sampling.verify import Draft
@@ -39,13 +40,13 @@ def agreements(head: SlotHead, target: Target, readings: Seq[Seq[int]]) -> list[
         target.allocate(_NUM_ROWS, num_tokens)
         texts = _drawn(target, num_tokens)
         target.hand_out(tap)
-        scores = [target.logprobs(0, text, [*text[1:], text[0]], 1) for text in texts]
+        scores = [target.logprobs([Stretch.over(0, 0, text, [*text[1:], text[0]], 1)])[0] for text in texts]
     finally:
         target.hand_out(None)
         target.release()
     tokens_BT = to_device(texts, target.device)
     picked_BT = to_device([[at.top[0][0] for at in row] for row in scores], target.device)
-    streams_BTAE = torch.stack(kept).view(_NUM_ROWS, num_tokens, len(layer_ids), -1)
+    streams_BTAE = torch.cat(kept).view(_NUM_ROWS, num_tokens, len(layer_ids), -1)
     found = []
     for reading in readings:
         features_BTX = streams_BTAE[:, :, [layer_ids.index(layer_id) for layer_id in reading]].flatten(2)

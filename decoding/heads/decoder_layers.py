@@ -19,6 +19,8 @@ _CLASSES: dict[str, tuple[type[nn.Module], type[nn.Module]]] = {
 class HeadNetwork(nn.Module):
     """What every head has: its own layers and what is around them. Its layers are run over slots by a `SlotHead`."""
 
+    lent: tuple[str, ...] = ()  # its tensors that are its target's
+
     def __init__(self, config: HeadConfig) -> None:
         """Make the modules, with weights of no meaning."""
         super().__init__()

@@ -25,7 +25,9 @@ from decoding.cache.kv_cache import KVCache, Packing, Plan
 from decoding.device import synchronize, to_device
 from decoding.fused.attention import SlotAttention, TorchAttention, Window, attention_here
 from decoding.fused.layers import Norm
-from decoding.fused.packed_linear import pack, plain_linear
+from decoding.fused.linear import KernelLinear
+from decoding.fused.live_weights import LiveWeights
+from decoding.fused.packed_linear import PackedLinear, pack, plain_linear
 from decoding.heads.dflash_network import DFlashNetwork
 from decoding.heads.slot_head import SlotHead
 from decoding.network.target import timed_start
@@ -60,11 +62,7 @@ class DFlashHead(SlotHead):
         config = network.config
         assert config.block_size is not None
         assert config.mask_token_id is not None
-        attentions: list[Any] = [layer.self_attn for layer in network.layers]
-        products = [linear for attention in attentions for linear in (attention.k_proj, attention.v_proj)]
-        weight_XH = torch.cat([linear.weight.detach() for linear in products])
-        has_bias = products[0].bias is not None
-        bias_X = torch.cat([linear.bias.detach() for linear in products]) if has_bias else None
+        weight_XH, bias_X = _keys_and_values(network)
         super().__init__(network, target_ids_D, layer_ids)
         # One product gives the keys and values of all layers: a context is read without anything in between.
         self._context = pack(weight_XH, bias_X) or plain_linear(weight_XH, bias_X)
@@ -77,6 +75,21 @@ class DFlashHead(SlotHead):
         # A folder may name sliding layers and no window (Qwen 3 drops it unless `use_sliding_window`): they see all.
         self._slides = [kind == "sliding_attention" and self._window is not None for kind in kinds]
         self._sliding_is_causal = not config.sliding_window_non_causal
+
+    @property
+    def weights(self) -> LiveWeights:
+        """The head's own weights, which all that share the head have."""
+        return LiveWeights(self.network, self.network.lent, self._renew_context)
+
+    def _renew_context(self) -> None:
+        """Write the keys' and values' weights of all layers into the product that reads a context."""
+        weight_XH, bias_X = _keys_and_values(self.network)
+        if isinstance(self._context, KernelLinear | PackedLinear):
+            self._context.replace(weight_XH, bias_X)
+            return
+        self._context.weight.copy_(weight_XH)
+        if bias_X is not None and self._context.bias is not None:
+            self._context.bias.copy_(bias_X)
 
     @property
     def says_chances(self) -> bool:
@@ -154,7 +167,7 @@ class DFlashHead(SlotHead):
             mixed_NR, carried_NR = markov.mix(states_NH, before_NR, block.carried_NR)
             logits_ND, block = logits_ND + markov.markov_w2(mixed_NR), replace(block, carried_NR=carried_NR)
         chances_N = None if confidence is None else confidence.chances(states_NH, before_NR)
-        return self._spread(logits_ND)[:, None], chances_N, block
+        return self.spread(logits_ND)[:, None], chances_N, block
 
     @torch.inference_mode()
     def guesses(self, tokens_BT: torch.Tensor, features_BTX: torch.Tensor) -> tuple[torch.Tensor, list[int]]:
@@ -234,3 +247,12 @@ class DFlashHead(SlotHead):
         for place in range(self._first):  # a place that does not predict is behind the same token as the next one
             carried_NR = markov.mix(states_NSH[:, place], before_NR, carried_NR)[1]
         return carried_NR
+
+
+def _keys_and_values(network: DFlashNetwork) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Return the weight and the bias of the keys and values of all layers, one below the other."""
+    attentions: list[Any] = [layer.self_attn for layer in network.layers]
+    products = [linear for attention in attentions for linear in (attention.k_proj, attention.v_proj)]
+    biases = [linear.bias for linear in products if linear.bias is not None]
+    weight_XH = torch.cat([linear.weight.detach() for linear in products])
+    return weight_XH, torch.cat([bias.detach() for bias in biases]) if biases else None

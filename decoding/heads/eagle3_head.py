@@ -88,7 +88,7 @@ class Eagle3Head(SlotHead):
         Ids that the head lacks have -inf.
         """
         normed_NH = self._final_norm(states_NH)
-        logits_NV = self._spread(self._lm_head(normed_NH))
+        logits_NV = self.spread(self._lm_head(normed_NH))
         return logits_NV[:, None], normed_NH if self._carries_normed else states_NH
 
     def guesses(self, tokens_BT: torch.Tensor, features_BTX: torch.Tensor) -> tuple[torch.Tensor, list[int]]:

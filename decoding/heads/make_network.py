@@ -37,6 +37,7 @@ def make_network(head: Head, lender: Lender, device: torch.device, dtype: torch.
     network.load_state_dict(weights, assign=True)
     for name in lacking:
         network.get_parameter(name).requires_grad_(False)
+    network.lent = tuple(lacking)
     network.rotary_emb = type(network.rotary_emb)(network.layer_config).to(device)
     return network
 

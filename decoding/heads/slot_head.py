@@ -17,6 +17,7 @@ from decoding.fused import kernels
 from decoding.fused.attention import Heads
 from decoding.fused.decoder import FUSED_LINEARS
 from decoding.fused.layers import Layer, Norm, NormFunction, torch_norm
+from decoding.fused.live_weights import LiveWeights
 from decoding.fused.packed_linear import pack_linears
 from decoding.fused.rotary_tables import RotaryTables
 from decoding.gpu.available import kernels_run_on
@@ -35,6 +36,7 @@ class SlotHead(ABC):
         `layer_ids` of the target.
         """
         config, layer_config = network.config, network.layer_config
+        self._network = network
         self.layer_ids = tuple(layer_ids)
         network.eval().requires_grad_(False)
         weight = network.fc.weight
@@ -68,6 +70,11 @@ class SlotHead(ABC):
         self._rotary = RotaryTables(network.rotary_emb, self._layers[0].attention_norm.weight[None])
         self._window = config.sliding_window
 
+    @property
+    def weights(self) -> LiveWeights:
+        """The head's own weights, which all that share the head have."""
+        return LiveWeights(self._network, self._network.lent)
+
     def share(self) -> Self:
         """Return the same head with a cache of its own."""
         twin = copy(self)
@@ -97,7 +104,7 @@ class SlotHead(ABC):
     def seconds(self, num_rows: int, num_tokens: int) -> float:
         """Measure a forward of `num_rows` rows, as in a draft. The cache is overwritten."""
 
-    def _spread(self, logits_ND: torch.Tensor) -> torch.Tensor:
+    def spread(self, logits_ND: torch.Tensor) -> torch.Tensor:
         """Return logits over the target's ids [N, V]; ids that the head lacks have -inf."""
         if self._target_ids_D is None:
             return logits_ND

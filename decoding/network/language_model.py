@@ -5,10 +5,11 @@ Shapes: B rows, T tokens, J positions whose logits are wanted, V vocabulary.
 
 import os
 import time
+from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from copy import copy
 from functools import partial
-from itertools import chain
+from itertools import accumulate, chain
 from typing import Any
 
 import torch
@@ -16,15 +17,18 @@ from transformers import PreTrainedModel
 
 from decoding.cache.features import Features, FeatureTap, check_layer_ids
 from decoding.cache.kv_cache import KVCache, Packing, Plan
-from decoding.cache.prefill import batches, may_join_batch
+from decoding.cache.prefill import Piece, batches, may_join_batch
 from decoding.checkpoint.loading import DType, load_network
 from decoding.device import Device, synchronize, to_device
 from decoding.fused.graphs import ForwardGraphs
+from decoding.fused.live_weights import LiveWeights
 from decoding.fused.recording import cuda_recorder
 from decoding.network.layer_hooks import layers_to_read
 from decoding.network.slot_network import Exact, SlotNetwork
 from decoding.network.target import LocalTarget, timed_start
+from decoding.sampling.asked import Stretch, asked_logprobs
 from decoding.sampling.judging import close_call_margin
+from decoding.sequence import TokenLogprobs
 
 
 class LanguageModel(SlotNetwork, LocalTarget):
@@ -51,6 +55,11 @@ class LanguageModel(SlotNetwork, LocalTarget):
         model = cls(*load_network(path, device, dtype))
         model.exact = exact
         return model
+
+    @property
+    def weights(self) -> LiveWeights:
+        """The weights, which all that share the network have."""
+        return LiveWeights(self.network)
 
     def facts(self) -> dict[str, bool | int]:
         return {"fused": self.fused is not None, "graphs": self.graphs is not None}
@@ -96,9 +105,7 @@ class LanguageModel(SlotNetwork, LocalTarget):
 
     def prefill(self, slots: Seq[int], token_ids: Seq[Seq[int]], starts: Seq[int] | None = None) -> None:
         """Write the keys and values of each row's tokens, as `Target.prefill` says, in the forwards of `batches`."""
-        attends_in_place = self.fused is not None and self.fused.attends_in_place
-        may_join = partial(may_join_batch, packs_rows=self.packs_rows, attends_in_place=attends_in_place)
-        for batch in batches(slots, token_ids, starts, may_join):
+        for batch in self._batches(slots, token_ids, starts):
             width = len(batch[0].tokens)
             tokens_BT = to_device([row + [0] * (width - len(row)) for row, _, _ in batch], self.device)
             self.forward(
@@ -108,6 +115,53 @@ class LanguageModel(SlotNetwork, LocalTarget):
                 slots=[slot for _, slot, _ in batch],
                 lengths=[len(row) for row, _, _ in batch],
             )
+
+    def _batches(
+        self, slots: Seq[int], token_ids: Seq[Seq[int]], starts: Seq[int] | None = None
+    ) -> Iterator[list[Piece]]:
+        attends_in_place = self.fused is not None and self.fused.attends_in_place
+        may_join = partial(may_join_batch, packs_rows=self.packs_rows, attends_in_place=attends_in_place)
+        return batches(slots, token_ids, starts, may_join)
+
+    def logprobs(self, stretches: Seq[Stretch]) -> list[list[TokenLogprobs]]:
+        """Return what stretches ask for, as `Target.logprobs` says, in the forwards of `batches`.
+
+        Our own layers hand out hidden states, from which logits are computed for some positions at a time. What other
+        networks do behind their head is their own affair, so their forwards return logits, and have fewer positions.
+        """
+        slots, starts = [each.slot for each in stretches], [each.start for each in stretches]
+        assert len(set(slots)) == len(slots), "each slot has one stretch at most"
+        rest = dict(zip(slots, enumerate(stretches), strict=True))
+        found: list[list[TokenLogprobs]] = [[] for _ in stretches]
+        for batch in self._batches(slots, [each.token_ids for each in stretches], starts):
+            numbers, here = [], []
+            for piece in batch:
+                number, stretch = rest[piece.slot]
+                first, later = stretch.cut(len(piece.tokens))
+                rest[piece.slot] = number, later
+                numbers.append(number)
+                here.append(first)
+            is_ours = self.fused is not None and self.tap is None
+            scores = self._logprobs_of_hidden(here) if is_ours else super().logprobs(here)
+            for number, logprobs in zip(numbers, scores, strict=True):
+                found[number] += logprobs
+        return found
+
+    @torch.inference_mode()
+    def _logprobs_of_hidden(self, stretches: Seq[Stretch]) -> list[list[TokenLogprobs]]:
+        assert self.cache is not None, "allocate() comes first"
+        assert self.fused is not None
+        fused, lengths = self.fused, [len(each.token_ids) for each in stretches]
+        fed_N = to_device([token for each in stretches for token in each.token_ids], self.device)
+        packing = Packing.of(lengths, self.device, is_read_back=not fused.attends_in_place)
+        starts, slots = [each.start for each in stretches], [each.slot for each in stretches]
+        plan, positions_BT = self._planned(starts, max(lengths), packing, slots, self.cache)
+        positions_N = positions_BT.flatten() if packing is None else positions_BT.flatten()[packing.packed_N]
+        firsts = accumulate(lengths, initial=0)
+        wanted = [first + place for first, each in zip(firsts, stretches, strict=False) for place in each.places]
+        wanted_M = to_device(wanted, self.device, torch.int64)
+        hidden_ME = fused.hidden(fed_N, positions_N, wanted_M, self.cache, plan)
+        return asked_logprobs(stretches, lambda part: fused.logits(hidden_ME[part]), self.vocab_size)
 
     @torch.inference_mode()
     def forward(

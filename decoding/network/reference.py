@@ -13,6 +13,7 @@ from transformers import Cache, PreTrainedModel
 
 from decoding.checkpoint.loading import DType, load_network
 from decoding.device import Device, to_device
+from decoding.grammar.grammars import Grammars
 from decoding.noise import GumbelNoise, Stream
 from decoding.sampling.distribution import shape_logits
 from decoding.sampling.judging import verify_rows
@@ -25,15 +26,26 @@ from decoding.sequence import Sequence
 class Reference:
     """A model in transformers' hands."""
 
-    def __init__(self, network: PreTrainedModel, eos_token_ids: frozenset[int], close_call: float) -> None:
-        """Take over `network`, which has its own attention, and the margin that the engine's target has."""
-        self._close_call = close_call
+    def __init__(
+        self,
+        network: PreTrainedModel,
+        eos_token_ids: frozenset[int],
+        close_call: float,
+        grammars: Grammars | None = None,
+    ) -> None:
+        """Take over `network`, which has its own attention, and the margin that the engine's target has.
+
+        Without `grammars` no sequence may have one.
+        """
+        self._close_call, self._grammars = close_call, grammars
         self._network, self._eos_token_ids = network.eval().requires_grad_(False), eos_token_ids
 
     @classmethod
-    def load(cls, path: str, device: Device, dtype: DType, *, close_call: float) -> "Reference":
+    def load(
+        cls, path: str, device: Device, dtype: DType, *, close_call: float, grammars: Grammars | None = None
+    ) -> "Reference":
         """Load the model at `path`; raise a ValueError saying why it cannot be run."""
-        return cls(*load_network(path, device, dtype), close_call)
+        return cls(*load_network(path, device, dtype), close_call, grammars)
 
     def write(self, sequences: Seq[Sequence]) -> Iterator[Sequence]:
         """Yield each of these sequences when it is finished, one after the other."""
@@ -46,6 +58,7 @@ class Reference:
         """Return how much better than the second best the best next token of a sequence is, in logits, with noise."""
         rows, logits_11V = self._rows(sequence), self._logits(sequence.token_ids)[None, None]
         nothing_10 = rows.sampling.keys_B.new_zeros(1, 0)
+        logits_11V = rows.masked(logits_11V, nothing_10, 0)
         shaped_11V = shape_logits(logits_11V, rows.sampling, rows.history(nothing_10, 0, 1))
         noise = GumbelNoise.draw(rows.sampling.keys_B, rows.positions(0, 1), logits_11V.shape[-1], Stream.SHARED)
         picks = pick_plain(shaped_11V, rows.sampling, noise)
@@ -76,6 +89,8 @@ class Reference:
         return to_device([list(token_ids)], self._network.device)
 
     def _rows(self, sequence: Sequence) -> Rows:
+        if sequence.params.structured is not None and sequence.matcher is None and self._grammars is not None:
+            sequence.matcher = self._grammars.matcher(sequence.params.structured)
         sampling = sampling_batch((sequence,), self._eos_token_ids, self._network.device)
         return Rows((sequence,), sampling, (0,), "coupled")
 

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 from decoding.cache import slot_attention as attention
 from decoding.cache.features import Features
-from decoding.cache.kv_cache import KVCache, Packing
+from decoding.cache.kv_cache import KVCache, Packing, Plan
 from decoding.checkpoint.layer_range import LayerRange
 from decoding.checkpoint.rank import local_share
 from decoding.checkpoint.supported import max_positions
@@ -132,12 +132,7 @@ class SlotNetwork(ABC):
                     self._forward(own_N, [starts[row]], len(own_N), None, wanted_1J, [slot], cache, features)
                 )
             return torch.cat(outputs, dim=1 if self.vocab_size is None else 0)
-        starts_B = to_device(starts, self.device)
-        slots_B = None if slots is None or list(slots) == list(range(len(slots))) else to_device(slots, self.device)
-        positions_BT = starts_B[:, None] + torch.arange(width, device=self.device)
-        plan = cache.plan(slots_B, positions_BT, max(starts) + width, packing, is_exact=self.runs_rows_apart)
-        if self.max_positions is not None:
-            positions_BT = positions_BT.clamp(max=self.max_positions - 1)
+        plan, positions_BT = self._planned(starts, width, packing, slots, cache)
         if self.fused is None and packing is None:
             fed_BT = fed_N.view(*positions_BT.shape, *fed_N.shape[1:])
             return self._run(fed_BT, positions_BT, wanted_BJ, features, past_key_values=cache, use_cache=True)
@@ -155,6 +150,18 @@ class SlotNetwork(ABC):
             arguments = {"past_key_values": cache, "use_cache": True, "slot_plan": plan}
             out = self._run(fed_N[None], positions_N[None], wanted_1J, features, **arguments)
         return out if self.vocab_size is None else out.view(*wanted_BJ.shape, self.vocab_size)
+
+    def _planned(
+        self, starts: Seq[int], width: int, packing: Packing | None, slots: Seq[int] | None, cache: KVCache
+    ) -> tuple[Plan, torch.Tensor]:
+        """Plan the next forward in the cache; return its plan and the positions [B, T] that the network is told."""
+        starts_B = to_device(starts, self.device)
+        slots_B = None if slots is None or list(slots) == list(range(len(slots))) else to_device(slots, self.device)
+        positions_BT = starts_B[:, None] + torch.arange(width, device=self.device)
+        plan = cache.plan(slots_B, positions_BT, max(starts) + width, packing, is_exact=self.runs_rows_apart)
+        if self.max_positions is not None:
+            positions_BT = positions_BT.clamp(max=self.max_positions - 1)
+        return plan, positions_BT
 
     def _run_fused(self, inputs: Inputs, cache: KVCache) -> torch.Tensor:
         assert self.fused is not None

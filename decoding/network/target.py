@@ -4,7 +4,7 @@ No lengths of rows are kept here: each request names its rows' slots and starts.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
 from typing import Protocol, TypeVar
 
@@ -12,8 +12,8 @@ import torch
 
 from decoding.cache.features import FeatureTap
 from decoding.device import name_of, to_device
+from decoding.sampling.asked import Stretch, asked_logprobs, in_forwards
 from decoding.sampling.judging import DeviceVerdicts, RowVerdict, ScoreRequest, decide, judge
-from decoding.sampling.logprobs import token_logprobs
 from decoding.sampling.rows import Rows
 from decoding.sequence import TokenLogprobs
 
@@ -121,8 +121,11 @@ class Target(Protocol):
         It takes one forward without a cache; with `in_slot`, that slot is filled with the row's tokens instead.
         """
 
-    def logprobs(self, start: int, token_ids: Seq[int], following: Seq[int], num_top: int) -> list[TokenLogprobs]:
-        """Write tokens into slot 0, from `start` on; return the log-probability of the token that follows each."""
+    def logprobs(self, stretches: Seq[Stretch]) -> list[list[TokenLogprobs]]:
+        """Write stretches into their slots, each of which has one at most; return what each of them asks for.
+
+        Never are more than `LOGITS_AT_ONCE` logits held, and their float32 log-probabilities beside them.
+        """
 
     def seconds(self, num_rows: int, num_tokens: int) -> float:
         """Measure one forward over `num_tokens` tokens of each row, as in a round. The cache is overwritten."""
@@ -133,6 +136,7 @@ class LocalTarget(ABC):
 
     device: torch.device
     dtype: torch.dtype
+    vocab_size: int
 
     @property
     def runs_on(self) -> str:
@@ -159,6 +163,8 @@ class LocalTarget(ABC):
 
     def score(self, request: ScoreRequest) -> DeviceVerdicts:
         """Judge a draft, as `Target.score` says; the forward is done, or queued on the device, when this returns."""
+        if request.rows.have_grammars:
+            request.draft_on_host  # noqa: B018 - read now: behind the forward the copy would wait for it
         tokens_BJ = request.token_ids_BJ
         every_BJ = torch.arange(tokens_BJ.shape[1], device=tokens_BJ.device).expand_as(tokens_BJ)
         logits_BJV = self.forward(request.starts, tokens_BJ, every_BJ, lengths=request.lengths)
@@ -172,11 +178,34 @@ class LocalTarget(ABC):
         logits_V = self.plain_logits(token_ids) if in_slot is None else self._logits_in(in_slot, token_ids)
         return decide(rows, accepted, logits_V, num_logprobs)
 
-    def logprobs(self, start: int, token_ids: Seq[int], following: Seq[int], num_top: int) -> list[TokenLogprobs]:
-        tokens_1T = to_device([list(token_ids)], self.device)
-        every_1T = torch.arange(len(token_ids), device=self.device)[None]
-        logits_1TV = self.forward([start], tokens_1T, every_1T, slots=[0])
-        return token_logprobs(logits_1TV[0], list(following), num_top)
+    def logprobs(self, stretches: Seq[Stretch]) -> list[list[TokenLogprobs]]:
+        found: list[list[TokenLogprobs]] = [[] for _ in stretches]
+        for forward in in_forwards(stretches, self.vocab_size):
+            logits_BJV = self._logits_behind([stretch for _, stretch in forward])
+            for number, logprobs in self._asked(forward, logits_BJV):
+                found[number] += logprobs
+        return found
+
+    def _logits_behind(self, stretches: Seq[Stretch]) -> torch.Tensor:
+        """Return logits [B, J, V] behind the places of each stretch; behind a place again where it has fewer."""
+        lengths, places = [len(each.token_ids) for each in stretches], [each.places for each in stretches]
+        width, num_places = max(lengths), max(map(len, places))
+        tokens = [[*each.token_ids, *[0] * (width - len(each.token_ids))] for each in stretches]
+        wanted = [[*each, *[each[-1] if each else 0] * (num_places - len(each))] for each in places]
+        return self.forward(
+            [stretch.start for stretch in stretches],
+            to_device(tokens, self.device),
+            to_device(wanted, self.device, torch.int64),
+            slots=[stretch.slot for stretch in stretches],
+            lengths=lengths,
+        )
+
+    def _asked(
+        self, forward: Seq[tuple[int, Stretch]], logits_BJV: torch.Tensor
+    ) -> Iterator[tuple[int, list[TokenLogprobs]]]:
+        for row, (number, stretch) in enumerate(forward):
+            logits_JV = logits_BJV[row]
+            yield number, asked_logprobs([stretch], logits_JV.__getitem__, self.vocab_size)[0]
 
     def _logits_in(self, slot: int, token_ids: Seq[int]) -> torch.Tensor:
         """Read all tokens into the slot; return logits [V] after them."""

@@ -9,7 +9,8 @@ of verification) are handled by trying every depth.
 Shapes: B rows, K draft positions, N tokens that could be drafted (most likely first), C pairs of depths.
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +30,18 @@ class DraftPlan:
     speed: float = 0.0  # expected tokens a second
     extension_limits: tuple[ExtensionLimit, ...] = ()  # what a lookup may add behind a row's model tokens
     min_survival: float = 0.0  # least chance that a token and all before it are accepted with which it pays
+
+    def replaced(self, lengths: Seq[int]) -> "DraftPlan":
+        """Return the plan in which the rows with a length here look up as many tokens; 0 leaves a row as it is."""
+        nothing_behind = ExtensionLimit(0, 1.0)
+        return replace(
+            self,
+            lengths=tuple(new or old for new, old in zip(lengths, self.lengths, strict=True)),
+            uses_lookup=tuple(new > 0 or old for new, old in zip(lengths, self.uses_lookup, strict=True)),
+            extension_limits=tuple(
+                nothing_behind if new else old for new, old in zip(lengths, self.extension_limits, strict=False)
+            ),
+        )
 
 
 def best_lengths(by_model_BK: Floats | None, by_lookup_BK: Floats | None, costs: CostTable, num_rows: int) -> DraftPlan:

@@ -20,7 +20,8 @@ from decoding.pace.acceptance import Acceptance
 from decoding.pace.cost_table import CostTable
 from decoding.pace.draft_lengths import DraftPlan, Floats, best_lengths
 from decoding.pace.overhead import Overhead
-from decoding.pace.trials import Trials
+from decoding.pace.recent_drafts import RecentDrafts
+from decoding.pace.trials import Round, Trials
 from decoding.sampling.rows import ExtensionLimit
 from decoding.sequence import Sequence
 
@@ -41,7 +42,18 @@ class Schedule(ABC):
         """Plan drafts of at most `ceiling` tokens a row."""
         self.ceiling = ceiling
         self._acceptance = Acceptance(ceiling)
+        self.recent_drafts = RecentDrafts()  # of the draft model
         self._may_rest = True
+        self._has_features = False
+
+    def forget(self) -> None:
+        """Forget what was learned of the draft model: it has other weights now."""
+        self._acceptance = Acceptance(self.ceiling)
+        self.recent_drafts.clear()
+
+    def would_draft(self, num_rows: int) -> bool:
+        """Tell whether `num_rows` new rows would draft with a model."""
+        return True
 
     def lengths(self, sequences: Seq[Sequence]) -> tuple[int, ...]:
         """Return the longest draft that each row could keep: a round adds one token to what it accepts."""
@@ -51,8 +63,17 @@ class Schedule(ABC):
 
     @property
     def rests(self) -> bool:
-        """Whether the next round is done without the drafter: no plan, no lookup, no features."""
+        """Whether the next round is done without the drafter: no plan and no lookup."""
         return False
+
+    @property
+    def keeps_features(self) -> bool:
+        """Whether features go on in a rest, since it may soon be over: a row that misses some never drafts again."""
+        return False
+
+    def heed_features(self) -> None:
+        """Learn that the drafter reads the target's features, and that they take time."""
+        self._has_features = True
 
     @abstractmethod
     def plan(self, sequences: Seq[Sequence], lookup_survival: Seq[Seq[float]] | None, has_model: bool) -> DraftPlan:
@@ -67,10 +88,12 @@ class Schedule(ABC):
         seconds: float,
     ) -> None:
         """Learn from a round with this plan: tokens drafted and accepted by each row, and its time."""
-        self._acceptance.observe(sequences, *_by_model(plan, num_drafted, num_accepted))
+        by_model, accepted_of_model = _by_model(plan, num_drafted, num_accepted)
+        self._acceptance.observe(sequences, by_model, accepted_of_model)
+        self.recent_drafts.observe(sum(by_model), sum(accepted_of_model))
 
-    def observe_rest(self, num_rows: int, seconds: float) -> None:
-        """Learn from a round without the drafter."""
+    def observe_rest(self, num_rows: int, num_tokens: int, seconds: float) -> None:
+        """Learn from a round without the drafter, in which the rows wrote this many tokens together."""
         raise NotImplementedError("this schedule never rests")
 
     def never_rest(self) -> None:
@@ -101,23 +124,38 @@ class AdaptiveSchedule(Schedule):
         """Weigh by `costs`; a row never drafts more than `num_speculative_tokens`."""
         super().__init__(num_speculative_tokens)
         self.costs: CostTable = costs
+        max_tokens = costs.target[-1][0]  # about all slots at the ceiling; the two ends only have to be far apart
+        self._overhead = Overhead(costs, max(1, max_tokens // (1 + num_speculative_tokens)), max(2, max_tokens))
+        self._begin()
+
+    def forget(self) -> None:
+        """Forget what was learned of the draft model, a rest among it; times stay."""
+        super().forget()
+        self._begin()
+
+    def _begin(self) -> None:
         # Of extensions that were reached: accepted tokens, less what the time of all of them would have earned.
         self._extension_gain = Mean(first_guess=0.0, weight=16.0, decay=0.998)
         # The share of rows that fill a column of verification that extensions added.
         self._extension_share = Mean(first_guess=0.5, weight=16.0, decay=0.99)
-        max_tokens = costs.target[-1][0]  # about all slots at the ceiling; the two ends only have to be far apart
-        self._overhead = Overhead(costs, max(1, max_tokens // (1 + num_speculative_tokens)), max(2, max_tokens))
         self._rounds_without = {"model": 0, "lookup": 0}
         # The next rounds that draft nothing and are not planned, if they have at least as many rows as the last one.
         self._num_paused, self._min_paused_rows = 0, 0
-        self._trials = Trials()
+        self._trials = Trials(has_features=self._has_features)
 
     @property
     def rests(self) -> bool:
         return self._may_rest and self._trials.is_resting
 
+    @property
+    def keeps_features(self) -> bool:
+        return self._trials.keeps_features
+
+    def heed_features(self) -> None:
+        super().heed_features()
+        self._trials = Trials(has_features=True)
+
     def would_draft(self, num_rows: int) -> bool:
-        """Tell whether `num_rows` new rows would draft with a model."""
         survival_BK = self._acceptance.survival_BK([None] * num_rows)
         return any(best_lengths(survival_BK, None, self._overhead.costs, num_rows).lengths)
 
@@ -158,6 +196,7 @@ class AdaptiveSchedule(Schedule):
         """Learn how often the sources are right, and the overhead with these sampling parameters."""
         by_model, accepted_of_model = _by_model(plan, num_drafted, num_accepted)
         self._acceptance.observe(sequences, by_model, accepted_of_model)
+        self.recent_drafts.observe(sum(by_model), sum(accepted_of_model))
         self._observe_extensions(plan, num_drafted, num_accepted)
         num_rows, steps, num_steppers = len(num_drafted), max(by_model), sum(n > 0 for n in by_model)
         forwards = self.costs.target_seconds(num_rows + sum(num_drafted))
@@ -175,14 +214,14 @@ class AdaptiveSchedule(Schedule):
         if 2 * num_unable <= num_rows:
             self._observe_speed(num_rows, num_rows + sum(num_accepted), seconds)
 
-    def observe_rest(self, num_rows: int, seconds: float) -> None:
-        self._observe_speed(num_rows, num_rows, seconds)
+    def observe_rest(self, num_rows: int, num_tokens: int, seconds: float) -> None:
+        self._observe_speed(num_rows, num_tokens, seconds)
 
     def _observe_speed(self, num_rows: int, num_tokens: int, seconds: float) -> None:
         if self._may_rest:
             costs = self.costs
             plain = costs.round_seconds + num_rows * costs.position_seconds + costs.target_seconds(num_rows)
-            self._trials.observe(num_tokens / num_rows * plain / max(seconds, 1e-9), num_rows)
+            self._trials.observe(Round(num_tokens / num_rows, max(seconds, 1e-9) / plain), num_rows)
 
     def _observe_extensions(self, plan: DraftPlan, num_drafted: Seq[int], num_accepted: Seq[int]) -> None:
         num_extension_tokens = 0

@@ -3,59 +3,117 @@
 A plan weighs what drafts cost against what they yield. What a drafter costs beside its drafts (looking up, learning,
 reading features, planning) is spent in every round, so it is no part of that. Now and then some rounds are done the
 other way: without the drafter while it drafts, with it while it rests. The faster way goes on, and the next trial comes
-later than the last one.
+later than the last one, after so long a time that what the last one lost is a small share of it.
+
+A head reads the target's features, which cost time, and a row that has missed some cannot draft again. So a trial of
+rest has two parts there: features go on in the first one, and the second one, without them, is only begun if it could
+be the faster way.
 """
 
 from collections import deque
+from collections.abc import Iterable
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from itertools import islice
 from statistics import median
 
 _FIRST = 16  # rounds before the first trial, at least
 _FIRST_ROW_ROUNDS = 128  # and rounds of a row, so that acceptance is known by then
-_LENGTH = 6  # rounds of a trial that count
+_LENGTH = 12  # rounds of a trial that count, at least
+_ROW_ROUNDS = 24  # and rounds of a row: how many tokens a row accepts differs much from round to round
+_SETTLED = 4  # times the rounds of a trial: as many of the settled way are compared with it
 _SKIPPED = 2  # rounds after a change: a drafter reads what it missed, once
 _INTERVAL = 96  # rounds between trials, after a change
-_LONGEST = 4096  # and at most, where nothing changes
+_LONGEST = 4096  # and at most, where nothing changes and little is lost
+_MAX_LOSS = 1 / 64  # of the time until the next trial, lost in a trial of the slower way
+_LATEST = 65536  # rounds until the next trial, however much the last one lost: the machine may have stood still
+_GAIN = 1.05  # times the speed of rest: a drafter that wakes must be this much faster, as other work blurs every time
+_MAX_FEATURES = 0.2  # of the time of a round without drafts: what features cost at most
 _CLEARLY = 1.5  # times plain decoding as the cost table has it: a drafter that is this fast needs no trial
+_MAX_EXCESS = 3.0  # times the median time of a round: more than that is other work on the machine
+
+
+@dataclass(frozen=True)
+class Round:
+    """What a round yielded and took, each in units of a plain round as the cost table has it."""
+
+    num_tokens: float  # of a row, on average
+    time: float
 
 
 class Trials:
     """Which way rounds are done now, and how fast both were lately."""
 
-    def __init__(self) -> None:
-        """Begin with the drafter."""
+    def __init__(self, *, has_features: bool = False) -> None:
+        """Begin with the drafter. `has_features`: it reads the target's, and they take time."""
         self.is_resting = False
+        self.keeps_features = False  # whether features go on in this rest, which may soon be over
+        self._has_features = has_features
         self._is_trial = False
-        self._lately: deque[float] = deque(maxlen=4 * _LENGTH)  # speeds of the way that is settled
-        self._tried: list[float] = []
+        self._lately: deque[Round] = deque(maxlen=_SETTLED * max(_LENGTH, _ROW_ROUNDS))  # of the way that is settled
+        self._tried: list[Round] = []
+        self._tried_before: list[Round] = []  # in the first part of a trial that has two
         self._num_before_trial, self._interval = _FIRST, _INTERVAL
         self._num_row_rounds = 0
 
-    def observe(self, speed: float, num_rows: int) -> None:
-        """Learn the speed of a round of `num_rows` rows, over that of plain decoding as the cost table has it."""
-        if self._is_trial:
-            self._tried.append(speed)
-            if len(self._tried) == _SKIPPED + _LENGTH:
-                self._decide(median(self._tried[_SKIPPED:]) > median(self._lately))
-            return
-        self._lately.append(speed)
-        self._num_before_trial -= 1
+    def observe(self, done: Round, num_rows: int) -> None:
+        """Learn what a round of `num_rows` rows yielded and took."""
         self._num_row_rounds += num_rows
+        if self._is_trial:
+            self._tried.append(done)
+            if len(self._tried) <= _SKIPPED:
+                self._num_row_rounds = 0
+            elif len(self._tried) >= _SKIPPED + _LENGTH and self._num_row_rounds >= _ROW_ROUNDS:
+                self._go_on()
+            return
+        self._lately.append(done)
+        self._num_before_trial -= 1
         if self._num_before_trial > 0 or self._num_row_rounds < _FIRST_ROW_ROUNDS:
             return
-        if not self.is_resting and median(self._lately) > _CLEARLY:
-            self._wait(2 * self._interval)
+        if not self.is_resting and _speed(self._lately) > _CLEARLY:
+            self._wait(self._longer_interval)
             return
-        self._is_trial, self._tried, self.is_resting = True, [], not self.is_resting
+        self._is_trial, self._tried, self._tried_before, self.is_resting = True, [], [], not self.is_resting
+        self.keeps_features = self.is_resting and self._has_features
 
-    def _decide(self, is_faster: bool) -> None:
-        """End a trial: go on with what was tried, or go back."""
-        self._is_trial = False
-        self._lately.clear()
-        if is_faster:
-            self._wait(_INTERVAL)
+    def _go_on(self) -> None:
+        """End a trial, or the first part of it."""
+        counted = self._tried[_SKIPPED:]
+        settled = list(islice(reversed(self._lately), _SETTLED * len(counted)))
+        if self.keeps_features and _speed(counted) * (1 + _MAX_FEATURES) > _speed(settled):
+            self.keeps_features = False
+            self._tried_before, self._tried = self._tried, []
         else:
-            self.is_resting = not self.is_resting
-            self._wait(2 * self._interval)
+            self._decide(counted, settled)
+
+    def _decide(self, counted: list[Round], settled: list[Round]) -> None:
+        """Go on with what was tried, or go back."""
+        self._is_trial = self.keeps_features = False
+        self._lately.clear()
+        needed = 1.0 if self.is_resting else _GAIN  # what is tried is done now
+        if _speed(counted) > needed * _speed(settled):
+            self._wait(_INTERVAL)
+            return
+        self.is_resting = not self.is_resting
+        # Tokens that the settled way would have written beyond the trial's in its time, and the rounds they take.
+        tried = self._tried_before + self._tried
+        num_lost = _speed(settled) * sum(each.time for each in tried) - _num_tokens(tried)
+        num_rounds = num_lost * len(settled) / _num_tokens(settled)
+        self._wait(max(self._longer_interval, min(int(num_rounds / _MAX_LOSS), _LATEST)))
+
+    @property
+    def _longer_interval(self) -> int:
+        return min(2 * self._interval, _LONGEST)
 
     def _wait(self, interval: int) -> None:
-        self._num_before_trial = self._interval = min(interval, _LONGEST)
+        self._num_before_trial = self._interval = interval
+
+
+def _speed(rounds: Seq[Round] | deque[Round]) -> float:
+    """Return the tokens over the time of these rounds; one that other work slowed counts as slow, not as endless."""
+    longest = _MAX_EXCESS * median(each.time for each in rounds)
+    return _num_tokens(rounds) / sum(min(each.time, longest) for each in rounds)
+
+
+def _num_tokens(rounds: Iterable[Round]) -> float:
+    return sum(each.num_tokens for each in rounds)

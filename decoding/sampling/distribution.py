@@ -31,6 +31,11 @@ class RowKind:
     rows_R: torch.Tensor | None  # None: every row of the batch
     cuts: Cuts  # one for each row
 
+    @property
+    def cuts_any(self) -> bool:
+        """Whether tokens are cut."""
+        return self.name in ("top_k", "nucleus")
+
     def take(self, rows: Seq[int], device: torch.device) -> "RowKind | None":
         """Return the rows of this kind among `rows`, numbered by their place there; None if there are none."""
         old_of = {row: old for old, row in enumerate(self.rows)}
@@ -75,7 +80,7 @@ class SamplingBatch:
         uses_counts = any(p.uses_token_counts for p in params)
         min_lengths = [p.min_tokens and n + p.min_tokens for p, n in zip(params, prompt_lengths, strict=True)]
         return cls(
-            temperature_B=to_device([1.0 if p.is_greedy else float(p.temperature) for p in params], device),
+            temperature_B=to_device([1.0 if p.is_greedy else p.temperature for p in params], device, torch.float32),
             keys_B=to_device(list(keys), device, torch.int64),
             kinds=_kinds(params, device),
             penalties_3B=to_device(penalties, device, torch.float32).T if uses_counts else None,
@@ -151,7 +156,7 @@ def shape_logits(logits_BJV: torch.Tensor, sampling: SamplingBatch, history: Tok
 def truncate(scores_BJV: torch.Tensor, sampling: SamplingBatch) -> torch.Tensor:
     """Set what top-k, top-p and min-p drop to -inf; return the argument itself if nothing can be dropped."""
     num_positions = scores_BJV.shape[1]
-    cutting = [kind for kind in sampling.kinds if kind.name not in ("greedy", "open")]
+    cutting = [kind for kind in sampling.kinds if kind.cuts_any]
     if not cutting:
         return scores_BJV
     scores = Scores.over(scores_BJV, torch.ones_like(sampling.temperature_B))

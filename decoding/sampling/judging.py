@@ -6,6 +6,7 @@ needs the lengths and, for penalties, the tokens.
 Shapes: B rows, K drafted tokens, J = K + 1 positions, V vocabulary, C columns.
 """
 
+from collections.abc import Collection
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -17,6 +18,7 @@ from decoding.device import to_device
 from decoding.sampling.distribution import process_logits
 from decoding.sampling.logprobs import RoundLogprobs
 from decoding.sampling.rows import Rows
+from decoding.sampling.token_masks import TokenMasks
 from decoding.sampling.verify import BatchVerdict, Draft, verify_coupled, verify_rejection
 from decoding.sequence import TokenLogprobs
 
@@ -25,6 +27,7 @@ from decoding.sequence import TokenLogprobs
 _LEAST_MARGIN = 1e-4
 # A probe sees a few tokens, and a corpus millions: the margin is this many times the deviation that the probe found.
 _MARGIN_OF_DEVIATION = 20
+_ASTRAY = 16  # tokens from a pick that a grammar forbids, for which masks come first
 
 
 def close_call_margin(dtype: torch.dtype, deviation: float = 0.0) -> float:
@@ -55,6 +58,23 @@ class ScoreRequest:
         drafted_BK = self.draft.token_ids_BK
         newest = [sequence.token_ids[-1] for sequence in self.rows.sequences]
         return torch.cat([to_device(newest, drafted_BK.device)[:, None], drafted_BK], dim=1)
+
+    @cached_property
+    def draft_on_host(self) -> tuple[list[list[int]], list[int]]:
+        """The drafted tokens of each row, and how many there are. To read them waits for what the device was told."""
+        return self.draft.token_ids_BK.tolist(), self.draft.num_draft_tokens_B.tolist()
+
+    def masks(self, among: Collection[int] | None = None) -> TokenMasks | None:
+        """Compute the masks of the rows' grammars at all positions, on the host: those of all rows, or `among` some."""
+        if not self.rows.have_grammars:
+            return None
+        tokens, counts = self.draft_on_host
+        return TokenMasks.of(self.rows.sequences, tokens, 0, self.draft.token_ids_BK.shape[1] + 1, counts, among)
+
+    def take(self, rows: Seq[int]) -> "ScoreRequest":
+        """Return the request of some of the rows."""
+        num_logprobs = tuple(self.num_logprobs[row] for row in rows)
+        return ScoreRequest(self.rows.take(rows), self.draft.take(rows), num_logprobs, self.close_call)
 
     @property
     def lengths(self) -> list[int]:
@@ -112,16 +132,70 @@ class DeviceVerdicts:
         return verdicts
 
 
+class CheckedVerdicts(DeviceVerdicts):
+    """Verdicts that were made without the masks of some rows, and are made again where a grammar forbids their tokens.
+
+    The best of all tokens is the best of those that a grammar allows, if it is one of them. So such a verdict stands as
+    it is, and to check its few tokens takes much less time than masks do.
+    """
+
+    def __init__(
+        self, judged: BatchVerdict, is_finite_B: torch.Tensor, request: ScoreRequest, logits_BJV: torch.Tensor
+    ):
+        """Take what was judged by these logits, without the masks of the rows in `Rows.checked_later`."""
+        super().__init__(judged, is_finite_B, request.draft, logits_BJV, request.num_logprobs)
+        self._request, self._logits_BJV = request, logits_BJV
+
+    def result(self) -> list[RowVerdict]:
+        """Return one verdict for each row."""
+        verdicts, request = super().result(), self._request
+        wrong = [row for row in request.rows.checked_later if not self._stands(row, verdicts[row])]
+        if not wrong:
+            return verdicts
+        part, logits_BJV = request.take(wrong), self._logits_BJV[to_device(wrong, self._logits_BJV.device)]
+        judged = verify_rows(part.rows, part.draft, part.draft.token_ids_BK, 0, logits_BJV, part.close_call)
+        again = DeviceVerdicts(*judged, part.draft, logits_BJV, part.num_logprobs).result()
+        for row, verdict in zip(wrong, again, strict=True):
+            sequence = request.rows.sequences[row]
+            assert sequence.matcher is not None, "only these are checked"
+            sequence.matcher.masks_first_until = len(sequence.output_token_ids) + _ASTRAY
+            verdicts[row] = verdict
+        return verdicts
+
+    def _stands(self, row: int, verdict: RowVerdict) -> bool:
+        sequence = self._request.rows.sequences[row]
+        assert sequence.matcher is not None, "only these are checked"
+        tokens = [*verdict.draft_token_ids[: verdict.num_accepted], verdict.next_token]
+        num_kept = next((n for n, token in enumerate(tokens, 1) if sequence.matcher.ends_at(token)), len(tokens))
+        return not verdict.is_finite or sequence.matcher.allows(sequence.output_token_ids, tokens[:num_kept])
+
+
 def judge(request: ScoreRequest, logits_BJV: torch.Tensor) -> DeviceVerdicts:
     """Judge each row's draft by the target's logits: K drafted positions and the next one."""
-    draft = request.draft
-    verdict, is_finite_B = verify_rows(request.rows, draft, draft.token_ids_BK, 0, logits_BJV, request.close_call)
-    return DeviceVerdicts(verdict, is_finite_B, draft, logits_BJV, request.num_logprobs)
+    draft, rows = request.draft, request.rows
+    masks = request.masks(among=rows.masked_first)  # the device is at work on the forward meanwhile
+    if masks is not None:
+        rows = rows.with_masks(masks)
+    judged = verify_rows(rows, draft, draft.token_ids_BK, 0, logits_BJV, request.close_call)
+    if rows.checked_later:
+        return CheckedVerdicts(*judged, request, logits_BJV)
+    return DeviceVerdicts(*judged, draft, logits_BJV, request.num_logprobs)
 
 
 def decide(rows: Rows, accepted: Seq[int], logits_V: torch.Tensor, num_top: int | None) -> RowVerdict:
     """Return the verdict on the only row after `accepted`, with an empty draft: `next_token` follows these tokens."""
     rows = replace(rows, num_draft_tokens=(0,), round_noise=None)
+    if rows.checked_later:  # as a round decides: whether a mask can be computed must not matter where none is needed
+        (sequence,) = rows.sequences
+        assert sequence.matcher is not None, "such rows have a grammar"
+        without = rows.with_masks(TokenMasks.of(rows.sequences, [()], 0, 1, among=()))
+        verdict = _decided(without, accepted, logits_V, num_top)
+        if verdict.is_finite and sequence.matcher.allows(sequence.output_token_ids, [*accepted, verdict.next_token]):
+            return verdict
+    return _decided(rows, accepted, logits_V, num_top)
+
+
+def _decided(rows: Rows, accepted: Seq[int], logits_V: torch.Tensor, num_top: int | None) -> RowVerdict:
     accepted_1K = to_device([list(accepted)], logits_V.device, torch.int64)
     nothing = Draft(accepted_1K[:, :0], torch.zeros_like(rows.sampling.keys_B))
     logits_11V = logits_V[None, None]
@@ -143,6 +217,7 @@ def verify_rows(
     The draft begins `first` tokens behind each row's committed ones. `uncommitted_BK` are these tokens and the drafted
     ones: penalties count the tokens before a position.
     """
+    logits_BJV = rows.masked(logits_BJV, uncommitted_BK, first, draft.num_draft_tokens_B)
     if rows.verification != "coupled":
         num_positions = logits_BJV.shape[1]
         scores_BJV = process_logits(logits_BJV, rows.sampling, rows.history(uncommitted_BK, first, num_positions))

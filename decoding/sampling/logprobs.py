@@ -16,15 +16,6 @@ from decoding.sequence import TokenLogprobs
 _AT_ONCE_ON_GPU = 1 << 26  # log-probabilities
 
 
-def token_logprobs(logits_JV: torch.Tensor, tokens: list[int], num_top: int | None) -> list[TokenLogprobs]:
-    """Return the log-probabilities of these tokens, one for each of the first positions; [] if `num_top` is None."""
-    if num_top is None:
-        return []
-    tokens_J, num_top = to_device(tokens, logits_JV.device, torch.int64), min(num_top, logits_JV.shape[-1])
-    found = _logprobs(logits_JV, tokens_J, [slice(len(tokens))], num_top)
-    return _listed(*(numbers.cpu() for numbers in found))
-
-
 @dataclass(frozen=True)
 class _Group:
     """The rows that ask for as many likely tokens."""

@@ -10,7 +10,7 @@ a cut, with one) are handled apart, so that none pays for what another needs.
 Shapes: B sequences, J positions, V vocabulary; P positions (B x J, flattened), N blocks, C of them, M listed tokens.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import NamedTuple, Self
 
 import torch
@@ -34,6 +34,10 @@ class Picks:
     score_BJ: torch.Tensor  # the pick's own score, without noise
     is_at_border_BJ: torch.Tensor  # whether another rounding of a cut would change the pick
     is_finite_BJ: torch.Tensor  # whether the best logit is a number
+
+    def replaced(self, rows_N: torch.Tensor, others: "Picks") -> "Picks":
+        """Return the same picks, with those of `others` at these rows."""
+        return Picks(*(getattr(self, f.name).index_copy(0, rows_N, getattr(others, f.name)) for f in fields(self)))
 
 
 def pick_plain(logits_BJV: torch.Tensor, sampling: SamplingBatch, noise: GumbelNoise | None) -> Picks:

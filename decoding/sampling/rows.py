@@ -18,6 +18,7 @@ from decoding.noise import GumbelNoise, Stream
 from decoding.sampling.distribution import SamplingBatch, TokenHistory, shape_logits
 from decoding.sampling.picks import Picks, pick_tokens
 from decoding.sampling.token_counts import TokenCounts
+from decoding.sampling.token_masks import TokenMasks
 from decoding.sampling.verify import Verification
 from decoding.sequence import Sequence
 
@@ -46,6 +47,8 @@ class Rows:
     round_noise: "RoundNoise | None" = field(default=None, compare=False)
     # For penalties on a GPU, of all rounds; without it a round counts the tokens of its rows anew.
     token_counts: TokenCounts | None = field(default=None, compare=False)
+    # The masks of the only question that will be asked, where they are known before it is (`with_masks`).
+    known_masks: TokenMasks | None = None
 
     def take(self, rows: Seq[int]) -> "Rows":
         if list(rows) == list(range(len(self.sequences))):
@@ -67,6 +70,10 @@ class Rows:
         limits = tuple(limit if may else 0 for limit, may in zip(self.num_draft_tokens, may_draft, strict=True))
         return replace(self, num_draft_tokens=limits, round_noise=self._round_noise)
 
+    def with_masks(self, masks: TokenMasks) -> "Rows":
+        """Return the same rows with the masks of the only question that they will be asked."""
+        return replace(self, known_masks=masks, round_noise=self._round_noise)
+
     def positions(self, first: int, num_positions: int) -> torch.Tensor:
         """Return the positions [B, J] of tokens to come: those from `len(sequence) + first` on."""
         return self._lengths_B[:, None] + torch.arange(first, first + num_positions, device=self._lengths_B.device)
@@ -81,8 +88,82 @@ class Rows:
         index_BK = self._lengths_B[:, None] + torch.arange(num_drafted, device=drafted_BK.device)
         return TokenHistory(token_ids_BL.scatter_(1, index_BK, drafted_BK), self._prompt_lengths_B, positions_BJ)
 
+    @cached_property
+    def have_grammars(self) -> bool:
+        """Whether the output of any row has a grammar."""
+        return any(sequence.matcher is not None for sequence in self.sequences)
+
+    @cached_property
+    def masked_first(self) -> frozenset[int]:
+        """The rows whose masks are needed before a token is picked.
+
+        A cut is made among the tokens that the grammar allows, and rejection needs their probabilities. Of a row whose
+        pick was just forbidden the next one probably is, too.
+        """
+        cut = {row for kind in self.sampling.kinds if kind.cuts_any for row in kind.rows}
+        return frozenset(
+            row
+            for row, sequence in enumerate(self.sequences)
+            if (matcher := sequence.matcher) is not None
+            and (
+                self.verification != "coupled"
+                or row in cut
+                or len(sequence.output_token_ids) < matcher.masks_first_until
+            )
+        )
+
+    @cached_property
+    def checked_later(self) -> tuple[int, ...]:
+        """The rows of which the grammar is asked about the picked tokens alone (`judging.CheckedVerdicts`)."""
+        return tuple(
+            row
+            for row, sequence in enumerate(self.sequences)
+            if sequence.matcher is not None and row not in self.masked_first
+        )
+
+    def only_allowed(
+        self, picks: Picks, logits_N1V: torch.Tensor, drafted_NK: torch.Tensor, may_draft: Seq[bool]
+    ) -> Picks:
+        """Return picks [N, 1] behind `drafted_NK`, those anew that a grammar forbids to a row that may draft."""
+        picked, drafted = picks.token_ids_BJ[:, 0].tolist(), drafted_NK.tolist()
+        wrong = [
+            row
+            for row, sequence in enumerate(self.sequences)
+            if sequence.matcher is not None
+            and may_draft[row]
+            and not sequence.matcher.allows(sequence.output_token_ids, [*drafted[row], picked[row]])
+        ]
+        if not wrong:
+            return picks
+        wrong_M, first = to_device(wrong, drafted_NK.device), drafted_NK.shape[1]
+        part, before_MK = self.take(wrong), drafted_NK[wrong_M]
+        again = part.pick(part.masked(logits_N1V[wrong_M], before_MK, first), before_MK, first)
+        return picks.replaced(wrong_M, again)
+
+    def masked(
+        self,
+        logits_BJV: torch.Tensor,
+        drafted_BK: torch.Tensor,
+        first: int,
+        num_drafted: torch.Tensor | Seq[int] | None = None,
+    ) -> torch.Tensor:
+        """Return the logits [B, J, V] with -inf for the tokens that the rows' grammars do not allow.
+
+        They are those at the positions from `first` on, and `drafted_BK` are the tokens before them. Of a row, one
+        position more than its `num_drafted` has a meaning (None: all have), and nothing is masked at the others.
+        Without a grammar, and where everything is allowed, this is the argument itself.
+        """
+        masks = self.known_masks
+        if masks is None and self.have_grammars:
+            counts = num_drafted.tolist() if isinstance(num_drafted, torch.Tensor) else num_drafted
+            masks = TokenMasks.of(self.sequences, drafted_BK.tolist(), first, logits_BJV.shape[1], counts)
+        return logits_BJV if masks is None else masks.apply(logits_BJV)
+
     def pick(self, logits_BJV: torch.Tensor, drafted_BK: torch.Tensor, first: int, margin: float = 0.0) -> Picks:
-        """Pick under the shared noise at the J positions from `first` on; `drafted_BK` are the tokens before them."""
+        """Pick under the shared noise at the J positions from `first` on; `drafted_BK` are the tokens before them.
+
+        The logits are those that `masked` returns.
+        """
         num_positions, vocab_size = logits_BJV.shape[1:]
         if self.sampling.table is not None and not (margin and self.sampling.cuts):  # kernels know no borders of cuts
             picked = pick_on_gpu(logits_BJV, self._pick_inputs(self.sampling.table, vocab_size, drafted_BK), first)
@@ -171,6 +252,8 @@ def sampling_batch(
     sequences: tuple[Sequence, ...], eos_token_ids: frozenset[int], device: torch.device
 ) -> SamplingBatch:
     """Return the sampling parameters of these sequences as tensors."""
+    for sequence in sequences:
+        assert sequence.matcher is not None or sequence.params.structured is None, "its grammar would be ignored"
     return SamplingBatch.build(
         params=[s.params for s in sequences],
         keys=[s.noise_key for s in sequences],

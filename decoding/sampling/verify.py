@@ -16,11 +16,13 @@ Plain decoding is the case of an empty draft; the bonus token is the residual of
 Shapes: B sequences, K draft positions, J = K + 1 target positions, V vocabulary. p is the target's, q the draft's.
 """
 
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
 
+from decoding.device import to_device
 from decoding.noise import GumbelNoise, Stream, round_keys, uniform
 from decoding.sampling.distribution import SamplingBatch, probabilities
 from decoding.sampling.picks import Picks, pick_tokens
@@ -44,6 +46,13 @@ class Draft:
         probs_BKV = None if self.probs_BKV is None else self.probs_BKV[rows]
         bounds = self.max_draft_tokens_B[rows]
         return Draft(self.token_ids_BK[rows], self.num_draft_tokens_B[rows], probs_BKV, bounds)
+
+    def take(self, rows: Seq[int]) -> "Draft":
+        """Return the drafts of these sequences, in this order."""
+        index_N = to_device(rows, self.token_ids_BK.device)
+        probs_BKV = None if self.probs_BKV is None else self.probs_BKV[index_N]
+        bounds = tuple(self.max_draft_tokens_B[row] for row in rows if self.max_draft_tokens_B)
+        return Draft(self.token_ids_BK[index_N], self.num_draft_tokens_B[index_N], probs_BKV, bounds)
 
 
 @dataclass(frozen=True)
@@ -81,13 +90,18 @@ def verify_coupled(picks: Picks, draft: Draft, sampling: SamplingBatch, close_ca
     next_token_B = picks.token_ids_BJ.gather(1, num_accepted_B[:, None])[:, 0]
     if not close_call:
         return BatchVerdict(num_accepted_B, next_token_B, torch.full_like(num_accepted_B, picks.token_ids_BJ.shape[1]))
+    is_close_BJ = close_calls(picks, sampling, close_call)
+    return BatchVerdict(num_accepted_B, next_token_B, first_close_call_B=(is_close_BJ.cumsum(-1) == 0).sum(-1))
+
+
+def close_calls(picks: Picks, sampling: SamplingBatch, close_call: float) -> torch.Tensor:
+    """Tell at which positions [B, J] rounding could have decided the pick; `close_call` as in `verify_coupled`."""
     temperature_B1 = sampling.temperature_B[:, None]
     size_BJ = (picks.score_BJ * temperature_B1).abs()
     margin_BJ = (picks.best_BJ - picks.second_BJ) * temperature_B1
     ulps_BJ = 4 * torch.finfo(picks.best_BJ.dtype).eps * picks.best_BJ.abs() * temperature_B1
     is_close_BJ = margin_BJ < close_call * (size_BJ / 10).clamp(min=1.0) + ulps_BJ
-    is_close_BJ |= picks.is_at_border_BJ
-    return BatchVerdict(num_accepted_B, next_token_B, first_close_call_B=(is_close_BJ.cumsum(-1) == 0).sum(-1))
+    return is_close_BJ | picks.is_at_border_BJ
 
 
 def verify_rejection(

@@ -19,6 +19,8 @@ from endpoint.service.backend import ask
 from endpoint.service.metrics import FinishReason, RequestMeter
 from endpoint.service.service import Service
 from pipeline.logs import Event
+from pipeline.text.answer_parts import Answer
+from pipeline.text.answers import AnswerReader
 from pipeline.text.codec import TextCodec
 
 _REASONS: Mapping[int, FinishReason] = {429: "rejected", 504: "timeout"}
@@ -37,6 +39,8 @@ class Choice:
     offsets: list[int] = field(default_factory=list)
     ending: Ending | None = None
     has_begun: bool = False  # whether a chunk of it was sent
+    reader: AnswerReader | None = None  # of a streamed answer with several parts
+    answer: Answer = field(default_factory=Answer)  # what the reader has found
     rounds: Counter[tuple[int, int]] = field(default_factory=Counter)  # by their (drafted, accepted) tokens
 
     def add(self, delta: Delta) -> Growth:
@@ -85,12 +89,12 @@ class Growth:
 
 
 def make_choices(
-    service: Service, generation: Generation, new_stream: Callable[[TextCodec, tuple[str, ...]], TextStream | WholeText]
+    codec: TextCodec, generation: Generation, new_stream: Callable[[TextCodec, tuple[str, ...]], TextStream | WholeText]
 ) -> list[Choice]:
     """Make an empty choice for each sequence of a generation, whose text comes from what `new_stream` makes."""
     params = generation.params
     return [
-        Choice(prompt * params.n + sample, generation.seeds[prompt], new_stream(service.codec, params.stop))
+        Choice(prompt * params.n + sample, generation.seeds[prompt], new_stream(codec, params.stop))
         for prompt in range(len(generation.prompts))
         for sample in range(params.n)
     ]

@@ -68,6 +68,7 @@ class _CompletionForm(Form):
     """Choices as texts, each behind the echo of its prompt."""
 
     whole_object = chunk_object = "text_completion"
+    has_prompts = True
 
     def __init__(self, request: CompletionRequest, codec: TextCodec, echoes: list[_Echo]) -> None:
         self._request, self._codec, self._echoes = request, codec, echoes
@@ -78,6 +79,9 @@ class _CompletionForm(Form):
 
     def logprobs(self, choice: Choice) -> dict[str, Any] | None:
         return self._logprobs(choice, 0, has_echo=True)
+
+    def empty_chunk(self, choice: Choice) -> dict[str, Any]:
+        return {"index": choice.index, "text": "", "logprobs": None, "finish_reason": None}
 
     def selected(self, choices: list[Choice]) -> list[Choice]:
         """Return the best of each prompt's samples: those whose tokens are the likeliest on average."""

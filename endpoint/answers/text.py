@@ -33,15 +33,18 @@ _NOTHING = Piece("", (), ())
 class TextStream:
     """Text in pieces, which join to what `actors.engine.translation.output_text` returns for all tokens."""
 
-    def __init__(self, codec: TextCodec, stop: tuple[str, ...] = (), *, by_token: bool = True) -> None:
+    def __init__(
+        self, codec: TextCodec, stop: tuple[str, ...] = (), *, by_token: bool = True, keeps_stop: bool = False
+    ) -> None:
         """Hold back text that may begin one of the `stop` strings until that is decided.
 
         Spans and offsets are right only `by_token`; otherwise tokens that arrive together are decoded together. Text
-        that several tokens spell together counts as drafted if the last of them was.
+        that several tokens spell together counts as drafted if the last of them was. With `keeps_stop` the stop string
+        or end token that ended the sample is shown.
         """
         self.token_ids: list[int] = []
         self.text = ""  # shown so far
-        self._codec, self._stop, self._by_token = codec, stop, by_token
+        self._codec, self._stop, self._by_token, self._keeps_stop = codec, stop, by_token, keeps_stop
         self._decoder = IncrementalDecoder(codec)
         self._held: list[tuple[str, bool]] = []  # decoded, not shown yet
         self._num_characters = 0  # decoded
@@ -61,7 +64,7 @@ class TextStream:
         self.token_ids += token_ids
         if ending is None:
             return self._show(sum(len(text) for text, _ in self._held) - self._num_undecided(), tuple(offsets))
-        whole = output_text(self._codec, self.token_ids, self._stop, ending.stop_reason)
+        whole = _whole(self._codec, self.token_ids, self._stop, ending, self._keeps_stop)
         assert whole.startswith(self.text), "shown text never changes"
         rest = whole[len(self.text) :]
         decoded = "".join(text for text, _ in self._held)
@@ -117,17 +120,25 @@ class WholeText:
     It has the interface of a TextStream.
     """
 
-    def __init__(self, codec: TextCodec, stop: tuple[str, ...] = ()) -> None:
+    def __init__(self, codec: TextCodec, stop: tuple[str, ...] = (), *, keeps_stop: bool = False) -> None:
         self.token_ids: list[int] = []
         self.text = ""  # until the sample has ended
-        self._codec, self._stop = codec, stop
+        self._codec, self._stop, self._keeps_stop = codec, stop, keeps_stop
 
     def push(self, token_ids: Seq[int], num_accepted: int = 0, ending: Ending | None = None) -> Piece:
         """Add tokens; decode all of them if the sample has ended."""
         self.token_ids += token_ids
         if ending is not None:
-            self.text = output_text(self._codec, self.token_ids, self._stop, ending.stop_reason)
+            self.text = _whole(self._codec, self.token_ids, self._stop, ending, self._keeps_stop)
         return _NOTHING
+
+
+def _whole(codec: TextCodec, token_ids: Seq[int], stop: tuple[str, ...], ending: Ending, keeps_stop: bool) -> str:
+    """Return the text of a sample that has ended; a text that shows special tokens does not show the end token."""
+    is_by_token = ending.finish_reason == "stop" and not isinstance(ending.stop_reason, str)
+    if is_by_token and not keeps_stop and token_ids and token_ids[-1] in codec.shown_ids:
+        token_ids = token_ids[:-1]
+    return output_text(codec, token_ids, stop, ending.stop_reason, keeps_stop=keeps_stop)
 
 
 def warn_of_late_text(codec: TextCodec) -> None:

@@ -16,6 +16,7 @@ from endpoint.answers.text import TextStream, WholeText
 from endpoint.http.events import dumps, stream_response
 from endpoint.requests.generation import GenerationRequest
 from endpoint.service.service import PreparedRequest, Service
+from pipeline.text.codec import TextCodec
 
 
 class Form(ABC):
@@ -23,6 +24,7 @@ class Form(ABC):
 
     whole_object: ClassVar[str]  # the type that a whole answer declares
     chunk_object: ClassVar[str]  # and a chunk of a stream
+    has_prompts: ClassVar[bool] = False  # whether a choice is that of one of several prompts
     needs_offsets: bool = False  # of each token's text in the text of its choice
 
     @abstractmethod
@@ -37,6 +39,14 @@ class Form(ABC):
     def chunks(self, growth: Growth) -> list[dict[str, Any]]:
         """Return what a stream sends about a choice that has grown: possibly nothing, or several chunks."""
 
+    @abstractmethod
+    def empty_chunk(self, choice: Choice) -> dict[str, Any]:
+        """Return a chunk that adds no text to a choice."""
+
+    def finish_reason(self, choice: Choice) -> str | None:
+        """Return why a choice has ended."""
+        return choice.finish_reason
+
     def selected(self, choices: list[Choice]) -> list[Choice]:
         """Return the choices that a whole answer shows, in their order."""
         return choices
@@ -50,16 +60,26 @@ async def respond(service: Service, request: GenerationRequest, prepared: Prepar
     return Response(dumps(await writer.whole()), media_type="application/json")
 
 
+def codec_of(service: Service, request: GenerationRequest, prepared: PreparedRequest) -> TextCodec:
+    """Return the codec of the answer's texts, which may show special tokens."""
+    if request.skip_special_tokens is False:
+        return service.codec.of_all_tokens
+    return service.codec if prepared.form.is_plain else service.codec.of_answers
+
+
 class _Writer:
     """The answer to one request."""
 
     def __init__(self, service: Service, request: GenerationRequest, prepared: PreparedRequest, form: Form) -> None:
         self._service, self._request, self._prepared, self._form = service, request, prepared, form
         self._created = int(time.time())
+        self._keeps_stop = bool(request.include_stop_str_in_output)
+        self._codec = codec_of(service, request, prepared)
 
     async def whole(self) -> dict[str, Any]:
         form, generation = self._form, self._prepared.generation
-        choices = make_choices(self._service, generation, TextStream if form.needs_offsets else WholeText)
+        kind = TextStream if form.needs_offsets else WholeText
+        choices = make_choices(self._codec, generation, partial(kind, keeps_stop=self._keeps_stop))
         async with aclosing(self._growing(choices)) as growing:  # type: ignore[type-var]
             async for _ in growing:
                 pass
@@ -68,25 +88,57 @@ class _Writer:
                 "index": index,
                 **form.content(choice),
                 "logprobs": form.logprobs(choice),
-                "finish_reason": choice.finish_reason,
+                "finish_reason": form.finish_reason(choice),
                 "stop_reason": choice.stop_reason,
                 "seed": choice.seed,
+                **self._ids_of(choice, choice.token_ids, has_prompt=True),
             }
             for index, choice in enumerate(form.selected(choices))
         ]
-        return {**self._head(form.whole_object), "choices": shown, **self._counts(choices)}
+        return {**self._head(form.whole_object), **self._prompt_ids(), "choices": shown, **self._counts(choices)}
 
     async def chunks(self) -> AsyncIterator[dict[str, Any]]:
         form, request, generation = self._form, self._request, self._prepared.generation
         by_token = form.needs_offsets or bool(request.include_draft_spans)
-        choices = make_choices(self._service, generation, partial(TextStream, by_token=by_token))
+        new_stream = partial(TextStream, by_token=by_token, keeps_stop=self._keeps_stop)
+        choices = make_choices(self._codec, generation, new_stream)
         head = {**self._head(form.chunk_object), **({"usage": None} if request.includes_usage else {})}
         async with aclosing(self._growing(choices)) as growing:  # type: ignore[type-var]
             async for growth in growing:
-                for chunk in form.chunks(growth):
-                    yield {**head, "choices": [chunk]}
+                for chunk in self._with_ids(growth, form.chunks(growth)):
+                    counted = {"usage": usage(generation, choices)} if request.counts_continuously else {}
+                    yield {**head, **counted, **chunk}
         if request.includes_usage:
             yield {**head, "choices": [], **self._counts(choices)}
+
+    def _with_ids(self, growth: Growth, chunks: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Return a growth's chunks as they are sent: the first of them with the token ids, if these are asked for."""
+        choice, token_ids = growth.choice, list(growth.delta.token_ids)
+        if not self._request.return_token_ids:
+            return [{"choices": [chunk]} for chunk in chunks]
+        is_first = len(choice.token_ids) == len(token_ids)
+        chunks = chunks or ([self._form.empty_chunk(choice)] if token_ids else [])
+        sent: list[dict[str, Any]] = []
+        for number, chunk in enumerate(chunks):
+            ids = self._ids_of(choice, [] if number else token_ids, has_prompt=is_first and not number)
+            sent.append({**(self._prompt_ids() if is_first and not number else {}), "choices": [{**chunk, **ids}]})
+        return sent
+
+    def _ids_of(self, choice: Choice, token_ids: list[int], has_prompt: bool) -> dict[str, Any]:
+        """Return the fields of a choice with its token ids; a completion has its prompt's, too."""
+        if not self._request.return_token_ids:
+            return {}
+        if not self._form.has_prompts:
+            return {"token_ids": token_ids}
+        generation = self._prepared.generation
+        prompt = list(generation.prompts[choice.index // generation.params.n]) if has_prompt else None
+        return {"prompt_token_ids": prompt, "token_ids": token_ids}
+
+    def _prompt_ids(self) -> dict[str, Any]:
+        """Return the field of a chat's answer with the ids of its prompt."""
+        if not self._request.return_token_ids or self._form.has_prompts:
+            return {}
+        return {"prompt_token_ids": list(self._prepared.generation.prompts[0])}
 
     def _growing(self, choices: list[Choice]) -> AsyncIterator[Growth]:
         if self._request.generates:

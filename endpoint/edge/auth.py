@@ -80,18 +80,18 @@ def _checked(keys: list[str], source: str) -> list[str]:
     return keys
 
 
-def check_key(scope: Scope, keys: Keys, public_paths: Collection[str]) -> None:
-    """Raise ApiError (401) for a request without `Authorization: Bearer KEY`.
+def check_key(scope: Scope, keys: Keys, public_paths: Collection[str]) -> bytes | None:
+    """Return the key of a request, None on a public path. Raises ApiError (401) without `Authorization: Bearer KEY`.
 
     The `public_paths`, which match exactly, are open to GET and HEAD, and 413 to a body.
     """
     if scope["method"] in ("GET", "HEAD") and scope["path"].removeprefix(scope.get("root_path", "")) in public_paths:
         if has_body(scope):
             raise ApiError(413, "This path takes no body.", code="body_too_large", headers=CLOSE)
-        return
+        return None
     key = _bearer(scope)
     if key is not None and keys.has(key):
-        return
+        return key
     message, code, challenge = (
         ("Send an API key in the header Authorization: Bearer KEY.", "missing_api_key", "")
         if key is None

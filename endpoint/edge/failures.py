@@ -33,6 +33,7 @@ _WORDS = {
     "list_type": "expected a list",
     "model_type": "expected an object",
     "model_attributes_type": "expected an object",
+    "dict_type": "expected an object",
     "literal_error": "expected {expected}",
     "greater_than": "must be above {gt}",
     "greater_than_equal": "must be at least {ge}",
@@ -69,6 +70,8 @@ def invalid_field(errors: Sequence[Mapping[str, Any]], body: object) -> ApiError
     path = _path(first["loc"], body, is_missing=kind == "missing")
     limits = first.get("ctx", {}).items()  # 2.0 is shown as 2
     shown = {name: int(v) if isinstance(v, float) and v.is_integer() else v for name, v in limits}
+    if shown.get("actual_length", 0) is None:  # of an object, which pydantic stops to count
+        shown["actual_length"] = "more"
     problem = _WORDS[kind].format(**shown) if kind in _WORDS else first["msg"]
     code = _FIELD_CODES.get(kind, "invalid_value")
     return ApiError(400, f"{path or 'the body'}: {problem}", param=path or None, code=code)

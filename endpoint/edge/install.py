@@ -12,6 +12,7 @@ from fastapi.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from actors.metric_table import HTTP_REQUESTS, REQUESTS_FINISHED
+from endpoint.batches.ids import owner_of
 from endpoint.edge import page
 from endpoint.edge.auth import Keys, check_key
 from endpoint.edge.failures import BrokenAnswerError, install_handlers
@@ -20,7 +21,9 @@ from endpoint.edge.strict_json import check_json
 from endpoint.http.bodies import (
     Bodies,
     Incoming,
+    announces_more,
     ask_for_body,
+    check_encoding,
     is_held_back,
     num_refused_at_gate,
     refuse_and_drain,
@@ -28,6 +31,7 @@ from endpoint.http.bodies import (
 )
 from endpoint.http.errors import ApiError, refuse
 from endpoint.http.limits import Limits
+from endpoint.http.uploads import MAX_EXTRA_BYTES, Upload, Uploads, is_upload, upload_too_large
 from endpoint.service.metrics import ServingMetrics
 from pipeline.logs import failure_event
 
@@ -44,6 +48,7 @@ class EdgeSettings:
     limits: Limits = field(default_factory=Limits)
     has_page: bool = False
     has_docs: bool = False  # /docs and /openapi.json, behind the key like the rest
+    max_upload_bytes: int = 0  # of a file; 0 where there is no Batch API
 
 
 def install(app: FastAPI, settings: EdgeSettings, metrics: ServingMetrics, max_requests: int | None = None) -> None:
@@ -74,7 +79,7 @@ class Edge:
     ) -> None:
         """Tell the gate that the application generates for at most `max_requests` at once."""
         self._app, self._settings, self._metrics, self._max_requests = app, settings, metrics, max_requests
-        self._bodies = Bodies(settings.limits)
+        self._bodies, self._uploads = Bodies(settings.limits), Uploads()
         self._public_paths = (*HEALTH_PATHS, *(page.PATHS if settings.has_page else ()))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -122,7 +127,10 @@ class Edge:
         settings = self._settings
         check_headers(scope, settings.limits)
         if settings.keys is not None:
-            check_key(scope, settings.keys, self._public_paths)
+            scope["state"]["owner"] = owner_of(check_key(scope, settings.keys, self._public_paths))
+        if is_upload(scope):
+            await self._pass_upload_on(scope, incoming, send)
+            return
         self._bodies.check(scope)
         await ask_for_body(scope, send, self._max_requests)
         body = await self._bodies.read(scope, incoming)
@@ -134,3 +142,15 @@ class Edge:
             await self._app(scope, replay(body, incoming.receive), send)
         finally:  # the application keeps it until then, as bytes or as what it has parsed
             self._bodies.release(body)
+
+    async def _pass_upload_on(self, scope: Scope, incoming: Incoming, send: Send) -> None:
+        """Pass on a request whose body the application takes as it comes."""
+        settings = self._settings
+        max_bytes = settings.max_upload_bytes + MAX_EXTRA_BYTES if settings.max_upload_bytes else 0
+        check_encoding(scope)
+        if max_bytes and announces_more(scope, max_bytes):
+            raise upload_too_large(max_bytes)
+        with self._uploads.counted():
+            await ask_for_body(scope, send, self._max_requests)
+            upload = Upload(incoming, max_bytes, settings.limits.body_timeout_s, scope, send)
+            await self._app(scope, upload.receive, send)

@@ -25,14 +25,15 @@ class GateAnswer:
         if self._body is not None and self._body.handle(message):
             return
         if message["type"] == "http.response.start" and is_model_replaced(message):
-            self.needs_another_ingress = self._body is not None
+            self.needs_another_ingress = self._body is not None and self._body.can_rewind
         elif message["type"] == "http.response.start" and not _is_proxys_own(message):
             self._has_begun = True
             if self._body is not None:
                 self._body.release()
-                self._closes = not self._body.is_wanted
-                if self._closes:
+                self._closes = not self._body.is_wanted or self._body.has_rest
+                if not self._body.is_wanted:
                     self._body.claim.capacity.forget(self._body.claim)
+                if self._closes:
                     MutableHeaders(scope=message)["connection"] = "close"
         if self._has_begun:
             self._is_over = message["type"] == "http.response.body" and not message.get("more_body", False)

@@ -16,7 +16,7 @@ from starlette.types import Message, Scope, Send
 
 from endpoint.http.events import DONE
 
-GENERATING = frozenset({"/v1/completions", "/v1/chat/completions"})
+GENERATING = frozenset({"/v1/completions", "/v1/chat/completions", "/v1/responses"})
 _MAX_CALLERS = 4096  # that are remembered
 _UNREAD_S = 5.0  # a part of an answer may wait for its client so long; the engine has finished long before
 

@@ -26,7 +26,7 @@ from endpoint.http.errors import ApiError, server_busy
 from endpoint.http.limits import Limits
 
 INGRESS_NAME = "DrayIngress"  # of our deployment that speaks HTTP, whatever its application is called
-PROTOCOL = 3  # version of what gate and application tell each other
+PROTOCOL = 4  # version of what gate and application tell each other
 _CALLBACK = "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH"
 _MAX_BODY_BYTES, _BODY_SECONDS = "DRAY_MAX_BODY_BYTES", "DRAY_BODY_SECONDS"
 _READY_SECONDS = "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S"  # its 5 s are too short when many processes start at once

@@ -9,6 +9,7 @@ from starlette.types import Message, Scope
 from endpoint.gate.capacity import Claim
 from endpoint.http.bodies import EXTENSION, WANTED, Bodies, Incoming
 from endpoint.http.errors import ApiError
+from endpoint.http.uploads import TAKEN, WINDOW_BYTES, is_upload, upload_too_slow
 
 
 class HeldBody:
@@ -22,11 +23,24 @@ class HeldBody:
         self._wanted = asyncio.Event()
         self._is_handed_on = False
         self._body: bytes | None = None  # once it is here, until `release`
+        self._is_upload = is_upload(scope)  # it is handed on in parts, and never kept
+        self._num_handed_on = self._num_taken = 0  # bytes of it
+        self._has_room = asyncio.Event()
 
     @property
     def is_wanted(self) -> bool:
         """Whether the application has asked for the body."""
         return self._wanted.is_set()
+
+    @property
+    def has_rest(self) -> bool:
+        """Whether the client is still writing an upload, which the application has answered already."""
+        return self._is_upload and not self.incoming.is_over
+
+    @property
+    def can_rewind(self) -> bool:
+        """Whether another ingress can be asked the same."""
+        return not self._num_handed_on
 
     def rewind(self) -> None:
         """Hold the body back again, so that another ingress can be asked the same."""
@@ -47,6 +61,10 @@ class HeldBody:
 
     def handle(self, message: Message) -> bool:
         """Return True if a message of the application asks for the body, and so is no part of its answer."""
+        if message["type"] == TAKEN:
+            self._num_taken = max(self._num_taken, message["num_bytes"])
+            self._has_room.set()
+            return True
         if message["type"] != WANTED:
             return False
         self.claim.capacity.confirm(self.claim, message.get("max_requests"))
@@ -66,6 +84,8 @@ class HeldBody:
                 await self._wanted.wait()
         except TimeoutError:
             return {"type": "http.disconnect"}
+        if self._is_upload:
+            return await self._next_part()
         if self._body is None:
             try:
                 self._body = await self._bodies.read(self._own_scope, self.incoming)
@@ -75,3 +95,21 @@ class HeldBody:
             return {"type": "http.disconnect"}
         self._is_handed_on = True
         return {"type": "http.request", "body": self._body, "more_body": False}
+
+    async def _next_part(self) -> Message:
+        """Return the next part of an upload, when the application has taken enough of the parts before."""
+        timeout_s = self._bodies.limits.body_timeout_s
+        while self._num_handed_on - self._num_taken >= WINDOW_BYTES:
+            self._has_room.clear()
+            await self._has_room.wait()
+        try:
+            async with asyncio.timeout(timeout_s):
+                chunk = await self.incoming.chunk()
+        except TimeoutError:
+            self.error = upload_too_slow(timeout_s)
+        if self.error is not None or self.incoming.has_left:
+            self._is_handed_on = True
+            return {"type": "http.disconnect"}
+        self._num_handed_on += len(chunk)
+        self._is_handed_on = self.incoming.is_over
+        return {"type": "http.request", "body": chunk, "more_body": not self.incoming.is_over}

@@ -52,11 +52,8 @@ class Bodies:
 
     def check(self, scope: Scope) -> None:
         """Raise ApiError (413, 415) if the headers already announce a body that cannot be taken."""
-        encoding = header(scope, b"content-encoding")
-        if encoding is not None and encoding.lower() != b"identity":
-            raise ApiError(415, "A body with a Content-Encoding is not taken.", headers=CLOSE)
-        length, max_length = header(scope, b"content-length"), self.limits.max_body_bytes
-        if length is not None and (not length.isdigit() or len(length) > 18 or int(length) > max_length):
+        check_encoding(scope)
+        if announces_more(scope, self.limits.max_body_bytes):
             raise self._too_large()
 
     async def read(self, scope: Scope, incoming: Incoming) -> bytes | None:
@@ -92,6 +89,19 @@ class Bodies:
     def _too_large(self) -> ApiError:
         message = f"The body is larger than {self.limits.max_body_bytes} bytes."
         return ApiError(413, message, code="body_too_large", headers=CLOSE)
+
+
+def check_encoding(scope: Scope) -> None:
+    """Raise ApiError (415) for a compressed body."""
+    encoding = header(scope, b"content-encoding")
+    if encoding is not None and encoding.lower() != b"identity":
+        raise ApiError(415, "A body with a Content-Encoding is not taken.", headers=CLOSE)
+
+
+def announces_more(scope: Scope, max_bytes: int) -> bool:
+    """Tell whether the request announces a body of more than `max_bytes`, or of a length that is no number."""
+    length = header(scope, b"content-length")
+    return length is not None and (not length.isdigit() or len(length) > 18 or int(length) > max_bytes)
 
 
 def has_body(scope: Scope) -> bool:

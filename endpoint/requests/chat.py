@@ -7,13 +7,15 @@ from typing import Annotated, ClassVar, Self
 from pydantic import Field, model_validator
 
 from decoding.sampling_params import SamplingParams
+from endpoint.requests.conversation import ConversationFields
 from endpoint.requests.fields import LARGEST, wrong
 from endpoint.requests.generation import GenerationRequest
-from endpoint.requests.messages import Conversation, Messages
+from endpoint.requests.messages import Messages
+from pipeline.text.chat import Chat
 
 
-class ChatRequest(GenerationRequest):
-    """Body of POST /v1/chat/completions. If the last message is the assistant's, it is continued."""
+class ChatRequest(ConversationFields, GenerationRequest):
+    """Body of POST /v1/chat/completions. Unless it says otherwise, a last message of the assistant is continued."""
 
     id_prefix: ClassVar[str] = "chatcmpl-"
 
@@ -27,13 +29,14 @@ class ChatRequest(GenerationRequest):
     def _check_chat(self) -> Self:
         if self.top_logprobs and not self.logprobs:
             raise wrong("top_logprobs", "it needs logprobs to be true")
+        self.chat()
         self.params()
         return self
 
     @property
-    def prompts(self) -> dict[str, Conversation]:
-        """The one prompt: the messages, under the name of their field."""
-        return {"messages": Conversation(self.messages)}
+    def prompts(self) -> dict[str, Chat]:
+        """The one prompt: the chat, under the name of the field with its messages."""
+        return {"messages": self.chat()}
 
     def params(self) -> SamplingParams:
         """Return what each sample is drawn with; without a limit it may fill the context. Raises ApiError."""

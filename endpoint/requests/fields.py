@@ -8,6 +8,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator
 
 from endpoint.http.errors import ApiError
+from pipeline.errors import FieldError
 
 LARGEST = 2**31 - 1
 _MAX_PROMPTS = 4096
@@ -30,6 +31,11 @@ def wrong(param: str, message: str, code: str = "invalid_value") -> ApiError:
 def unsupported(param: str, why: str = "this server does not support it; leave it out") -> ApiError:
     """Return the error for a field that this server knows but cannot honour."""
     return wrong(param, why, "unsupported_parameter")
+
+
+def field_error(error: FieldError) -> ApiError:
+    """Return the error for a field that a chat cannot be made of."""
+    return (unsupported if error.is_unsupported else wrong)(error.where, error.reason)
 
 
 def check_text(param: str, text: str) -> None:

@@ -11,20 +11,21 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
+from decoding.grammar.structured import Structured
 from decoding.sampling_params import SamplingParams
 from endpoint.http.errors import ApiError, shown_name
 from endpoint.requests.fields import LARGEST, LogitBias, ModelName, Number, Stop, Strict, TokenId, unsupported, wrong
-from endpoint.requests.messages import Conversation
+from pipeline.inputs.response_format import FIELDS, FormatError, structured_of
+from pipeline.text.chat import Chat
 
-# Fields that say who asks, why, and how to bill it: they cannot change the text, so they are accepted and ignored.
-_NO_EFFECT = frozenset({"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"})
 # Values of unsupported fields that ask for nothing, which are accepted.
 _EMPTY_VALUES: Mapping[str, tuple[Any, ...]] = {
     "suffix": ("",),
-    "response_format": ({"type": "text"},),
     "tools": ([],),
     "tool_choice": ("none", "auto"),
-    "parallel_tool_calls": (True, False),
+    "parallel_tool_calls": (True, False),  # there are no tools to call
+    "store": (False,),
+    "service_tier": ("auto", "default"),
     "functions": ([],),
     "function_call": ("none", "auto"),
     "modalities": (["text"],),
@@ -34,14 +35,22 @@ _SAMPLING_FIELDS = {  # with the same name and form in SamplingParams
     *("stop_token_ids", "ignore_eos", "min_tokens"),
 }
 _UNSUPPORTED = frozenset(
-    {*_EMPTY_VALUES, "audio", "prediction", "reasoning_effort", "verbosity", "web_search_options", "moderation"}
+    {
+        *(*_EMPTY_VALUES, "audio", "prediction", "reasoning_effort", "verbosity", "web_search_options", "moderation"),
+        *("allowed_token_ids", "bad_words"),  # of vLLM: they would change the distribution
+    }
 )
+
+
+# Texts that say who asks and why. They cannot change the answer, and nothing is kept of them.
+_Label = Annotated[str, Field(max_length=512)]
 
 
 class StreamOptions(Strict):
     """Options of a streamed answer."""
 
     include_usage: bool | None = False
+    continuous_usage_stats: bool | None = False
     include_obfuscation: Literal[False] | None = None
 
 
@@ -49,6 +58,7 @@ class GenerationRequest(Strict):
     """Body of a request to generate."""
 
     _own_unsupported: ClassVar[frozenset[str]] = frozenset()
+    _own_empty_values: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
     id_prefix: ClassVar[str]  # of the answer's id
 
     model: ModelName | None = None
@@ -62,6 +72,11 @@ class GenerationRequest(Strict):
     frequency_penalty: Annotated[Number, Field(ge=-2, le=2)] | None = None
     presence_penalty: Annotated[Number, Field(ge=-2, le=2)] | None = None
     logit_bias: LogitBias = Field({})
+    response_format: dict[str, Any] | None = None
+    user: _Label | None = None
+    safety_identifier: _Label | None = None
+    prompt_cache_key: _Label | None = None
+    metadata: Annotated[dict[Annotated[str, Field(max_length=64)], _Label], Field(max_length=16)] | None = None
 
     # Extensions, with vLLM's names.
     top_k: Annotated[int, Field(ge=-1, le=LARGEST)] | None = None
@@ -70,6 +85,15 @@ class GenerationRequest(Strict):
     stop_token_ids: Annotated[list[TokenId], Field(max_length=128)] | None = None
     ignore_eos: bool | None = None
     min_tokens: Annotated[int, Field(ge=0, le=LARGEST)] | None = None
+    structured_outputs: dict[str, Any] | None = None
+    guided_json: Any = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    skip_special_tokens: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    return_token_ids: bool | None = None
+    truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=LARGEST)] | None = None
     # Our own extension: each streamed chunk says which part of its text was drafted.
     include_draft_spans: bool | None = None
 
@@ -82,10 +106,11 @@ class GenerationRequest(Strict):
         for name, value in body.items():
             if name in known:
                 kept[name] = value
-            elif name in _NO_EFFECT or value is None:
+            elif value is None:
                 continue
             elif name in _UNSUPPORTED or name in cls._own_unsupported:
-                if value not in _EMPTY_VALUES.get(name, ()):
+                empty_values = {**_EMPTY_VALUES, **cls._own_empty_values}.get(name, ())
+                if not any(type(value) is type(empty) and value == empty for empty in empty_values):
                     raise unsupported(name)
             else:
                 raise wrong(shown_name(name), "there is no such field", "unknown_parameter")
@@ -95,14 +120,19 @@ class GenerationRequest(Strict):
     def _check_fields_together(self) -> Self:
         if self.stream_options is not None and not self.stream:
             raise wrong("stream_options", "it needs stream to be true")
+        options = self.stream_options
+        if options is not None and options.continuous_usage_stats and not options.include_usage:
+            raise wrong("stream_options.continuous_usage_stats", "it needs include_usage to be true")
+        if self.truncate_prompt_tokens == 0:
+            raise wrong("truncate_prompt_tokens", "expected a number of tokens, or -1 for as many as there is room for")
         if self.include_draft_spans and not self.stream:
             raise wrong("include_draft_spans", "it needs stream to be true")
         return self
 
     @property
     @abstractmethod
-    def prompts(self) -> Mapping[str, str | list[Any] | Conversation]:
-        """Each prompt by the path of its field in the body: a text, token ids or a conversation."""
+    def prompts(self) -> Mapping[str, str | list[Any] | Chat]:
+        """Each prompt by the path of its field in the body: a text, token ids or a chat."""
 
     @abstractmethod
     def params(self) -> SamplingParams:
@@ -128,8 +158,24 @@ class GenerationRequest(Strict):
         """Whether the stream ends with a chunk of token counts."""
         return bool(self.stream_options and self.stream_options.include_usage)
 
+    @property
+    def counts_continuously(self) -> bool:
+        """Whether each chunk has the token counts so far."""
+        return bool(self.stream_options and self.stream_options.continuous_usage_stats)
+
     def _params(self, *, max_tokens: int, num_samples: int, logprobs: int | None) -> SamplingParams:
-        """Return sampling parameters, or raise ApiError for fields that contradict each other."""
+        """Return sampling parameters, or raise ApiError for fields that contradict each other.
+
+        Whether a grammar can be compiled is known where the engine is.
+        """
+        try:
+            structured = structured_of(self.model_dump(include=set(FIELDS)))
+            structured_params = None if structured is None else Structured.of(structured)
+        except FormatError as error:
+            raise wrong(error.param, error.message) from error
+        except ValueError as error:
+            param = next(name for name in FIELDS if getattr(self, name) is not None)
+            raise wrong(param, str(error).removeprefix("sampling.structured").lstrip(". ")) from error
         try:
             return SamplingParams(
                 **self.model_dump(include=_SAMPLING_FIELDS, exclude_none=True),
@@ -139,6 +185,7 @@ class GenerationRequest(Strict):
                 max_tokens=max_tokens,
                 n=num_samples,
                 logprobs=logprobs,
+                structured=structured_params,
             )
         except ValueError as error:
             param, _, message = str(error).removeprefix("sampling.").partition(" ")

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from concurrent.futures import Future, ThreadPoolExecutor
 from threading import Lock
-from typing import TypeVar
+from typing import Any, TypeVar
 
+from actors.engine.answer_grammar import with_answer_grammar
+from decoding.sampling_params import SamplingParams
 from endpoint.http.errors import ApiError, context_exceeded, server_busy
-from pipeline.errors import LongTextError, RowError, TemplateError
+from endpoint.requests.fields import field_error
+from pipeline.errors import FieldError, LongTextError, RowError, TemplateError
+from pipeline.text.chat import Chat, ChatPrompt
 from pipeline.text.codec import TextCodec
 
 _MAX_WAITING = 32 * 2**20  # characters and token ids in the queue
@@ -35,13 +40,21 @@ class Encoder:
         except RowError as error:
             raise _refusal(error, param, max_model_len) from error
 
-    async def encode_chat(self, messages: list[dict[str, str]], max_model_len: int) -> tuple[str, list[int]]:
-        """Return the chat template's text for messages, and its token ids; 400 if it refuses or they cannot fit."""
-        size = sum(len(message["content"]) + len(message.get("name", "")) + _MESSAGE_SIZE for message in messages)
+    async def encode_chat(self, chat: Chat, max_model_len: int) -> ChatPrompt:
+        """Return what the chat template writes for a chat; 400 if it refuses or the prompt cannot fit the context."""
+        size = sum(_characters_of(message) + _MESSAGE_SIZE for message in chat.messages)
+        size += chat.num_characters_of_tools
         try:
-            return await self._run(size, lambda: self._codec.chat_prompt(messages, max_tokens=max_model_len))
+            return await self._run(size, lambda: self._codec.chat(chat, max_tokens=max_model_len))
         except RowError as error:
             raise _refusal(error, "messages", max_model_len) from error
+
+    async def with_grammar(self, params: SamplingParams, prompt: ChatPrompt) -> SamplingParams:
+        """Return the parameters with the grammar that the answer to this prompt needs; 400 for what it cannot hold."""
+        try:
+            return await self._run(0, lambda: with_answer_grammar(params, prompt, self._codec))
+        except FieldError as error:
+            raise field_error(error) from error
 
     async def decode(self, token_ids: Seq[int]) -> str:
         """Return the text of token ids without special tokens."""
@@ -68,8 +81,17 @@ class Encoder:
         return await asyncio.wrap_future(future)
 
 
+def _characters_of(message: Mapping[str, Any]) -> int:
+    """Return about how many characters of a message the template may write."""
+    calls = message.get("tool_calls")
+    num_of_calls = len(json.dumps(calls, ensure_ascii=False)) if calls else 0
+    return sum(len(value) for value in message.values() if isinstance(value, str)) + num_of_calls
+
+
 def _refusal(error: RowError, param: str, max_model_len: int) -> ApiError:
     match error:
+        case FieldError():
+            return field_error(error)
         case LongTextError():
             length = f"{error.num_characters} characters, and {max_model_len} tokens hold at most"
             return context_exceeded(param, max_model_len, f"{length} {error.max_characters}")

@@ -13,10 +13,11 @@ from decoding.sampling_params import SamplingParams
 from endpoint.http.errors import ApiError, context_exceeded, shown_name
 from endpoint.requests.fields import check_token_ids, outside_vocabulary, wrong
 from endpoint.requests.generation import GenerationRequest
-from endpoint.requests.messages import Conversation
 from endpoint.service.backend import Backend, api_errors
 from endpoint.service.encoder import Encoder
 from endpoint.service.metrics import ServingMetrics
+from pipeline.text.answers import AnswerForm
+from pipeline.text.chat import Chat, ChatPrompt
 from pipeline.text.codec import TextCodec
 
 _SAFE_SEEDS = 2**53  # the seeds below are those that every JSON reader keeps exactly
@@ -62,6 +63,7 @@ class Prompt:
 
     text: str  # "" for a prompt that came as token ids, unless its text is needed
     token_ids: tuple[int, ...]
+    chat: ChatPrompt | None = None  # of a chat
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,16 @@ class PreparedRequest:
     prompts: list[Prompt]
     generation: Generation
     facts: EngineFacts
+
+    @property
+    def form(self) -> AnswerForm:
+        """The form of every answer."""
+        chat = self.prompts[0].chat
+        return AnswerForm() if chat is None else chat.form
+
+    def new_call_id(self, codec: TextCodec, sample: int, index: int) -> str:
+        """Return the id of a call in the answer of a sample: the same each time that it is asked for."""
+        return codec.template.family_of_calls.new_id(f"{self.generation.request_id}:{sample}:{index}")
 
 
 class Service:
@@ -92,13 +104,18 @@ class Service:
             asked = f"The request asks for {num_choices} choices (prompts x n, or x best_of)"
             taken = f"and this server takes at most {self.settings.max_choices}."
             raise ApiError(400, f"{asked}, {taken}", param="n", code="invalid_value")
+        keeps = _num_kept(request.truncate_prompt_tokens, params.max_tokens, facts.max_model_len)
         prompts = [
-            await self.encode(param, prompt, deadline, needs_text=request.needs_prompt_text)
+            await self.encode(param, prompt, deadline, needs_text=request.needs_prompt_text, keeps=keeps)
             for param, prompt in by_param.items()
         ]
         for param, prompt in zip(by_param, prompts, strict=True):
             if request.generates and len(prompt.token_ids) >= facts.max_model_len:
                 raise _too_long(param, len(prompt.token_ids), facts)
+            if prompt.chat is not None:
+                with api_errors():
+                    async with deadline.enforced():
+                        params = await self._encoder.with_grammar(params, prompt.chat)
         generation = Generation(
             request_id=f"{request.id_prefix}{request_id}",
             prompts=tuple(prompt.token_ids for prompt in prompts),
@@ -107,6 +124,7 @@ class Service:
             deadline=deadline,
             send_every_s=0.0 if request.stream else _SEND_WHOLE_EVERY_S,
             is_streamed=bool(request.stream),
+            shows_special=request.skip_special_tokens is False,
         )
         return PreparedRequest(prompts, generation, facts)
 
@@ -123,29 +141,40 @@ class Service:
             raise ApiError(404, f"The model '{shown}' does not exist.", param="model", code="model_not_found")
 
     async def encode(
-        self, param: str, prompt: str | list[Any] | Conversation, deadline: Deadline, *, needs_text: bool = False
+        self,
+        param: str,
+        prompt: str | list[Any] | Chat,
+        deadline: Deadline,
+        *,
+        needs_text: bool = False,
+        keeps: int | None = None,
     ) -> Prompt:
-        """Encode the prompt in the request field `param`: a text, token ids or a conversation. Raises ApiError.
+        """Encode the prompt in the request field `param`: a text, token ids or a chat. Raises ApiError.
 
-        Token ids are decoded only if `needs_text`.
+        Token ids are decoded only if `needs_text`. Of a longer prompt only the last `keeps` tokens stay.
         """
         facts = await self.facts(deadline)
         if isinstance(prompt, list):
-            if len(prompt) > facts.max_model_len:
+            if len(prompt) > facts.max_model_len and keeps is None:
                 raise _too_long(param, len(prompt), facts)
             check_token_ids(param, prompt, facts.vocab_size)
+        chat = None
         with api_errors():
             async with deadline.enforced():
                 match prompt:
                     case str():
                         text, token_ids = prompt, await self._encoder.encode(param, prompt, facts.max_model_len)
-                    case Conversation():
-                        text, token_ids = await self._encoder.encode_chat(prompt.messages, facts.max_model_len)
+                    case Chat():
+                        chat = await self._encoder.encode_chat(prompt, facts.max_model_len)
+                        text, token_ids = chat.text, chat.token_ids
                     case _:
                         text, token_ids = await self._encoder.decode(prompt) if needs_text else "", prompt
+                if keeps is not None and len(token_ids) > keeps:
+                    token_ids = token_ids[-keeps:]
+                    text = await self._encoder.decode(token_ids) if needs_text else ""
         if len(token_ids) > facts.max_model_len:
             raise _too_long(param, len(token_ids), facts)
-        return Prompt(text, tuple(token_ids))
+        return Prompt(text, tuple(token_ids), chat)
 
     async def decode(self, param: str, token_ids: list[Any], deadline: Deadline) -> str:
         """Decode the token ids in the request field `param`, at most as many as the context has. Raises ApiError."""
@@ -157,6 +186,15 @@ class Service:
         with api_errors():
             async with deadline.enforced():
                 return await self._encoder.decode(token_ids)
+
+
+def _num_kept(wanted: int | None, max_tokens: int, max_model_len: int) -> int | None:
+    """Return how many tokens of a prompt stay; None for all. Raises ApiError for more than the context has."""
+    if wanted == -1:
+        return max(1, max_model_len - min(max_tokens, max_model_len - 1))
+    if wanted is not None and wanted > max_model_len:
+        raise wrong("truncate_prompt_tokens", f"expected at most {max_model_len}, which is this model's context")
+    return wanted
 
 
 def _check_vocabulary(params: SamplingParams, vocab_size: int) -> None:

@@ -287,7 +287,7 @@ def _loop(rng: random.Random) -> str:
     test = rng.choice(("", f"        if {one}.{field} < {rng.randint(1, 99)}:\n            continue\n"))
     return (
         f"def {verb}_{field}({many}):\n"
-        f'    """Return the {verb} {field} of the {many}."""\n'
+        f'    """Returns the {verb} {field} of the {many}."""\n'
         f"    result = {start}\n    for {one} in {many}:\n{test}        {step}\n    return result\n"
     )
 

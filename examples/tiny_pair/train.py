@@ -175,7 +175,9 @@ def train_target(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
     return model
 
 
-def train_draft(tokenizer: PreTrainedTokenizerFast, target: LlamaForCausalLM) -> LlamaForCausalLM:
+def train_draft(
+    tokenizer: PreTrainedTokenizerFast, target: LlamaForCausalLM, num_steps: int = DRAFT_STEPS
+) -> LlamaForCausalLM:
     """Return the draft: a tenth of the target, taught by its distributions and a little by the text."""
     model = new_model(seed=2, hidden=64, feed_forward=192, layers=2, heads=2, kv_heads=1)
 
@@ -187,8 +189,8 @@ def train_draft(tokenizer: PreTrainedTokenizerFast, target: LlamaForCausalLM) ->
         cross_entropy = F.nll_loss(log_probs_NV, ids_BT[:, 1:][is_real_BT[:, 1:]])
         return (1 - CROSS_ENTROPY_SHARE) * divergence + CROSS_ENTROPY_SHARE * cross_entropy
 
-    data = batches(tokenizer, "draft", DRAFT_STEPS)
-    optimize(model, data, DRAFT_STEPS, DRAFT_LEARNING_RATE, distillation)
+    data = batches(tokenizer, "draft", num_steps)
+    optimize(model, data, num_steps, DRAFT_LEARNING_RATE, distillation)
     return model
 
 

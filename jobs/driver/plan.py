@@ -1,17 +1,15 @@
 """Plan of a run: its input, its identity, the units that are missing. Nothing here loads a model."""
 
-import platform
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 import pyarrow as pa
-import ray
-import torch
-import transformers
 from transformers import PretrainedConfig
 
+from actors.identity import described_run, run_identity
+from actors.programs.program import Program
 from actors.settings import EngineSettings, GeneratorSettings
 from actors.vllm import arguments as vllm_arguments
 from actors.workers.loading import load_codec
@@ -22,25 +20,25 @@ from decoding.checkpoint.rank import check_can_be_sharded, check_device
 from decoding.checkpoint.supported import check_same_vocabulary, max_positions, model_folder, read_config
 from decoding.checkpoint.supported import load_config as load_model_config
 from decoding.drafters import NEED_A_MODEL
+from decoding.grammar.definition import problem_with
 from decoding.heads.fit import fitting_config
 from decoding.vocabulary.vocabulary_map import VocabularyMap
 from jobs.config.loading import as_dict
 from jobs.config.run import RunConfig
-from jobs.driver.backend import exactness, refuse_if_inexact, vllm_version
+from jobs.driver.backend import exactness, refuse_if_inexact
 from jobs.driver.cluster import pick_device
+from pipeline.errors import RowError
 from pipeline.inputs.carried import carried_types, id_type, types_from_dict, types_to_dict
-from pipeline.inputs.files import InputFile, inputs_digest, list_files
+from pipeline.inputs.files import InputFile, list_files
 from pipeline.inputs.options import InputOptions, resolve_options
 from pipeline.inputs.units import WorkUnit, plan_units
 from pipeline.run.directory import RunDirectory
-from pipeline.run.fingerprint import files_digest, model_fingerprint, text_fingerprint, tokenizer_fingerprint
+from pipeline.schema import ColumnSet
 from pipeline.streaming.actor_resources import ActorResources
 from pipeline.streaming.pool import ActorPool
 from pipeline.text.codec import TextCodec
 
 _Actors = TypeVar("_Actors", bound=ActorResources)
-# Arguments of vLLM that say how much memory it may take, and not what is computed.
-_ONLY_SPEED = {"gpu_memory_utilization", "kv_cache_memory_bytes", "max_num_batched_tokens"}
 
 
 @dataclass(frozen=True)
@@ -59,7 +57,10 @@ class Plan:
     @property
     def tokens_per_row(self) -> int:
         """Output tokens that a row may have, over its samples."""
-        return self.settings.sampling.n * self.settings.sampling.max_tokens
+        sampling, program = self.settings.sampling, self.config.program
+        if self.config.task == "score":
+            return 0
+        return sampling.n * sampling.max_tokens * (program.max_turns if program.function else 1)
 
     def new_units(self) -> Iterator[WorkUnit]:
         """Yield the units of a run that does not exist yet."""
@@ -80,11 +81,32 @@ def make_plan(config: RunConfig) -> Plan:
     check_models(settings)
     codec, path = load_codec(settings), config.output.path
     run_directory = RunDirectory.open(path) if RunDirectory.exists(path) else None
-    carried = types_from_dict(run_directory.run["carried"]) if run_directory else carried_types(files, options)
+    has_scores = config.task == "score"
+    if has_scores:
+        config.score.check(files, options)
+        _refuse_equal_labels(config.score.labels, codec)
+    carried = (
+        types_from_dict(run_directory.run["carried"])
+        if run_directory
+        else carried_types(files, options, _column_sets(config, options))
+    )
     identity = run_identity(settings, options, files, codec)
+    if has_scores:
+        identity |= {"task": "score", "score": asdict(config.score)}
+    if config.program.function is not None:
+        if has_scores:
+            raise ValueError("program.function is set, but task is 'score', which writes no text; drop one of them")
+        source = Program.load(config.program.function).digest
+        identity["program"] = {"function": config.program.function, "source": source}
     if run_directory is not None:
         _refuse_changed_inputs(run_directory, files)
         run_directory.refuse_if_changed(identity)
+    if run_directory is not None and config.output.parts not in (None, run_directory.has_parts):
+        has = "has" if run_directory.has_parts else "does not have"
+        raise ValueError(
+            f"output.parts is {config.output.parts}, but the run in {path} {has} these columns; leave it out, or use a "
+            "new output directory"
+        )
     plan = Plan(config, pool, settings, options, carried, files, identity, run_directory)
     units = run_directory.units() if run_directory else plan.new_units()
     if not config.input.allow_empty and next(units, None) is None:
@@ -95,32 +117,49 @@ def make_plan(config: RunConfig) -> Plan:
     return plan
 
 
+def _refuse_equal_labels(labels: tuple[str, ...], codec: TextCodec) -> None:
+    """Raise ValueError for two labels that have the same tokens, or one that has none."""
+    tokens: dict[tuple[int, ...], str] = {}
+    for label in labels:
+        try:
+            token_ids = tuple(codec.continuation("", (), label, is_chat=True))
+        except RowError as error:
+            raise ValueError(f"score.labels: {error}") from error
+        if token_ids in tokens:
+            raise ValueError(f"score.labels {tokens[token_ids]!r} and {label!r} are the same tokens; name one of them")
+        tokens[token_ids] = label
+
+
 def create_run(plan: Plan) -> RunDirectory:
     """Return the run directory of a plan; create it if it does not exist."""
     if plan.run_directory is not None:
         return plan.run_directory
+    exact = "no" if plan.config.task == "score" else exactness(plan.settings)  # of scores the engines tell
     run = {
-        "identity": plan.identity,
         "carried": types_to_dict(plan.carried),
         "id_type": str(id_type(plan.files, plan.input_options)),
+        **{f"has_{name}": True for name in _column_sets(plan.config, plan.input_options) if name != "scores"},
+        "task": plan.config.task,
         "settings": {name: value for name, value in as_dict(plan.config).items() if name != "dry_run"},
-        "models": asdict(plan.settings.models),
-        "versions": {
-            "python": platform.python_version(),
-            "ray": ray.__version__,
-            "torch": torch.__version__,
-            "transformers": transformers.__version__,
-            "pyarrow": pa.__version__,
-            **({"vllm": vllm_version()} if plan.settings.engine.backend == "vllm" else {}),
-        },
-        "exact": exactness(plan.settings),
+        **described_run(plan.settings, plan.identity, exact),
     }
     return RunDirectory.create(plan.config.output.path, run, plan.new_units())
 
 
+def _column_sets(config: RunConfig, options: InputOptions) -> list[ColumnSet]:
+    """Return which optional columns the output of a new run has."""
+    if config.task == "score":
+        return ["scores"]
+    if config.program.function is not None:
+        return ["turns"]
+    has_parts = options.format == "openai_batch" if config.output.parts is None else config.output.parts
+    return ["parts"] if has_parts else []
+
+
 def worker_arguments(plan: Plan, run_directory: RunDirectory) -> dict[str, Any]:
-    """Return the arguments of a Generator of this run besides ledger and roster."""
+    """Return the arguments of a worker of this run besides ledger and roster."""
     return {
+        **({"score": plan.config.score} if plan.config.task == "score" else {"program": plan.config.program}),
         "settings": plan.settings,
         "run_path": run_directory.location.name,
         "input_options": plan.input_options,
@@ -128,50 +167,6 @@ def worker_arguments(plan: Plan, run_directory: RunDirectory) -> dict[str, Any]:
         "hang_timeout_s": plan.config.run.hang_timeout_s,
         "log_settings": plan.config.run.logs,
     }
-
-
-def run_identity(
-    settings: GeneratorSettings, options: InputOptions, files: list[InputFile], codec: TextCodec
-) -> dict[str, Any]:
-    """Return everything that decides which tokens come out, which may not change while a run lasts.
-
-    Machines are not in it. The drafter is in it only where the text may depend on it: not coupled, or vLLM's.
-    """
-    models, engine = settings.models, settings.engine
-    sampling = {name: value for name, value in asdict(settings.sampling).items() if name != "seed"}
-    sampling["logit_bias"] = {str(token): bias for token, bias in sampling["logit_bias"].items()}
-    identity = {
-        "target": model_fingerprint(models.target),
-        "tokenizer": tokenizer_fingerprint(models.tokenizer or models.target),
-        "chat": {**asdict(settings.chat), "chat_template": text_fingerprint(codec.chat_template or "")},
-        "input": {**asdict(options), "files": inputs_digest(files)},
-        "sampling": sampling,
-        "seed": settings.seed,
-        "dtype": models.dtype,
-        "verification": engine.verification,
-        "max_model_len": engine.max_model_len,
-    }
-    if engine.backend == "vllm":
-        identity |= {"verification": "vllm", "engine": vllm_identity(settings)}
-    if not engine.is_repeatable:
-        identity["drafter"] = {
-            "name": engine.pick_drafter(models.draft),
-            "draft": model_fingerprint(models.draft) if models.draft else None,
-            "num_speculative_tokens": engine.num_speculative_tokens,
-            **({} if models.draft_vocabulary == "same" else {"draft_vocabulary": models.draft_vocabulary}),
-        }
-    return identity
-
-
-def vllm_identity(settings: GeneratorSettings) -> dict[str, Any]:
-    """Return what decides vLLM's texts besides the models; an adapter and a draft count by their files."""
-    arguments = {name: value for name, value in settings.engine.vllm.items() if name not in _ONLY_SPEED}
-    if (adapter := arguments.get("lora")) is not None:
-        arguments["lora"] = files_digest(sorted(Path(adapter).glob("adapter_*")))
-    drafting = dict(arguments.get("speculative_config") or {})
-    if Path(str(drafting.get("model", ""))).is_dir() and drafting.get("model"):
-        arguments["speculative_config"] = {**drafting, "model": model_fingerprint(drafting["model"])}
-    return {"backend": "vllm", "vllm": arguments, "vllm_env": dict(settings.engine.vllm_env)}
 
 
 def _absolute(engine: EngineSettings) -> EngineSettings:
@@ -218,7 +213,9 @@ def _folder(model: str) -> str:
 
 def check_models(settings: GeneratorSettings) -> None:
     """Check models and settings as the engine does when it loads weights, as far as possible without them."""
-    models, engine = settings.models, settings.engine
+    models, engine, structured = settings.models, settings.engine, settings.sampling.structured
+    if structured is not None and (problem := problem_with(structured)):
+        raise ValueError(problem)
     if engine.backend == "vllm":
         vllm_arguments.check(settings)
         return

@@ -7,6 +7,7 @@ from rich.table import Table
 
 from jobs.driver.backend import Exactness, exactness_found, why_inexact
 from jobs.driver.progress import format_length, format_rate, format_seconds
+from jobs.driver.scores import scores_table, total_scores
 from pipeline.run.check import CheckReport
 from pipeline.run.directory import RunDirectory
 
@@ -21,6 +22,7 @@ def make_report(run_directory: RunDirectory, check: CheckReport, seconds: float)
         "counts": counts.to_dict(),
         "acceptance_rate": counts.acceptance_rate,
         "mean_acceptance_length": counts.mean_acceptance_length,
+        **({"scores": total_scores(run_directory).to_dict()} if run_directory.has_scores else {}),
         "seconds_of_last_command": round(seconds, 3),
         "exact": (exact := exactness_of(run_directory, check)),
         "why_inexact": why_inexact(_verification(run_directory)) if exact == "no" else "",
@@ -50,6 +52,9 @@ def _verification(run_directory: RunDirectory) -> str:
 
 def print_summary(run_directory: RunDirectory, check: CheckReport, num_new_tokens: int = 0, seconds: float = 0) -> None:
     """Print what the run holds, and what this command added to it, if anything."""
+    if run_directory.has_scores:
+        _print_scores(run_directory, check, num_new_tokens, seconds)
+        return
     counts = check.counts
     table = Table(title=f"Corpus in {run_directory.location.name}", show_header=False, title_justify="left")
     table.add_column(justify="left", style="bold")
@@ -69,3 +74,13 @@ def print_summary(run_directory: RunDirectory, check: CheckReport, num_new_token
         table.add_row("this command", f"{num_new_tokens:,} tokens, {format_seconds(seconds)}")
     Console().print(table)
     print_why_inexact(run_directory)
+
+
+def _print_scores(run_directory: RunDirectory, check: CheckReport, num_new_tokens: int, seconds: float) -> None:
+    counts, console = check.counts, Console()
+    console.print(scores_table(run_directory, ()))
+    exact = exactness_of(run_directory, check)
+    line = f"{counts.num_rows:,} rows, {counts.num_errors:,} of them errors; {counts.num_prompt_tokens:,} prompt tokens"
+    console.print(f"{line}, {counts.num_cached_tokens:,} of them copied; exact: {exact}", highlight=False)
+    if num_new_tokens:
+        console.print(f"this command: {num_new_tokens:,} scored tokens, {format_seconds(seconds)}", highlight=False)

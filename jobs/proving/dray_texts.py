@@ -55,10 +55,14 @@ class DrayTexts:
             models.device,
             models.dtype,
             draft_vocabulary=models.draft_vocabulary,
+            tokenizer=models.tokenizer,
         )
         self._plain = self._engine_without_draft()
         margin = self._parts.target.close_call
-        self._reference = Reference.load(models.target, models.device, models.dtype, close_call=margin)
+        grammars = self._parts.grammars
+        self._reference = Reference.load(
+            models.target, models.device, models.dtype, close_call=margin, grammars=grammars
+        )
         self._is_float32 = models.dtype == "float32"
         self.runs_on = self._parts.target.runs_on
         self.is_promised = self._is_float32 or self._parts.target.is_batch_invariant

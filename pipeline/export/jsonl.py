@@ -13,6 +13,7 @@ import pyarrow as pa
 from pipeline.inputs.carried import JSON_TEXT, types_from_dict
 from pipeline.run.directory import RunDirectory
 from pipeline.run.unit_rows import each_unit, refuse_incomplete
+from pipeline.schema import OPTIONAL_COLUMNS
 from pipeline.storage.location import Location
 from pipeline.storage.whole_file import replacement
 
@@ -31,7 +32,9 @@ def export_jsonl(run_directory: RunDirectory, path: str, errors_path: str | None
     """
     refuse_incomplete(run_directory)
     carried = types_from_dict(run_directory.run["carried"])
-    columns = [*_COLUMNS, *carried]
+    own = [*_COLUMNS, *(["draft_version"] if run_directory.has_draft_version else [])]
+    own += [column.name for kind in run_directory.column_sets for column in OPTIONAL_COLUMNS[kind]]
+    columns = [*own, *carried]
     num_generations = num_errors = 0
     with ExitStack() as files:
         stream = files.enter_context(replacement(Location.parse(path)))

@@ -1,18 +1,27 @@
 """OpenAI batch output: one JSON line for every input row, generated or failed, in input order.
 
+`export_batch` writes one file, as `jobs.export` does. `export_results` writes two, as the Batch API does: results, and
+errors with the answer that the endpoint would have given.
+
 Format: https://platform.openai.com/docs/api-reference/batch/request-output
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from itertools import groupby
-from typing import Any
+from typing import IO, Any
 
-from pipeline.errors import Stage
+from pipeline.errors import ErrorRow, Stage
+from pipeline.id_set import IdSet
+from pipeline.inputs.options import InputOptions
+from pipeline.inputs.rows import read_unit
+from pipeline.inputs.units import WorkUnit
 from pipeline.run.directory import RunDirectory
-from pipeline.run.unit_rows import UnitRows, each_unit, refuse_incomplete
+from pipeline.run.unit_rows import UnitRows, each_unit, read_ahead, read_unit_rows, refuse_incomplete
 from pipeline.storage.location import Location
 from pipeline.storage.whole_file import replacement
 from pipeline.text.codec import TextCodec
@@ -24,6 +33,7 @@ _ERROR_CODES: Mapping[Stage, str] = {
     "encode": "invalid_prompt",
     "params": "invalid_parameter",
     "generate": "generation_failed",
+    "program": "program_failed",
 }
 
 
@@ -41,6 +51,74 @@ def export_batch(run_directory: RunDirectory, path: str, model: str, codec: Text
                 stream.write(json.dumps(line, ensure_ascii=False).encode("utf-8") + b"\n")
                 num_lines += 1
     return num_lines
+
+
+@dataclass(frozen=True)
+class NotRun:
+    """Why rows of uncommitted units have no result: the code and the message of their lines."""
+
+    code: str
+    message: str
+
+
+def export_results(
+    run_directory: RunDirectory,
+    results: IO[bytes],
+    errors: IO[bytes],
+    model: str,
+    codec: TextCodec,
+    *,
+    committed: IdSet,
+    not_run: NotRun | None = None,
+) -> tuple[int, int]:
+    """Write a line for each row of an OpenAI batch file, to `results` or to `errors`; return how many went to each.
+
+    Only units in `committed` count as such, whatever was committed since; rows of the others get `not_run`. Raises
+    ValueError or OSError as reading them does.
+    """
+    assert not_run is not None or all(unit.unit_id in committed for unit in run_directory.units())
+
+    def read(unit: WorkUnit) -> UnitRows | list[dict[str, Any]]:
+        if unit.unit_id in committed:
+            return read_unit_rows(run_directory, unit)
+        assert not_run is not None
+        return [_not_run_line(row_id, custom_id, not_run) for row_id, custom_id in _rows_of(unit)]
+
+    num_results = num_errors = 0
+    for found in read_ahead(read, run_directory.units()):
+        for line in found if isinstance(found, list) else _unit_lines(found, model, codec):
+            is_result = line["error"] is None
+            if line["error"] is not None and not isinstance(found, list):
+                line = _as_answer(line)
+            (results if is_result else errors).write(json.dumps(line, ensure_ascii=False).encode("utf-8") + b"\n")
+            num_results, num_errors = num_results + is_result, num_errors + (not is_result)
+    return num_results, num_errors
+
+
+def _rows_of(unit: WorkUnit) -> Iterator[tuple[int, str | int | None]]:
+    for row in read_unit(unit, InputOptions(format="openai_batch"), {}):
+        yield row.row_id, row.id if isinstance(row, ErrorRow) else row.user_id
+
+
+def _not_run_line(row_id: int, custom_id: str | int | None, not_run: NotRun) -> dict[str, Any]:
+    error = {"code": not_run.code, "message": not_run.message}
+    return {"id": f"batch_req_{row_id:x}", "custom_id": custom_id, "response": None, "error": error}
+
+
+def _as_answer(line: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an error line with the error as the endpoint's answer to the request."""
+    code, message = line["error"]["code"], line["error"]["message"]
+    field = re.match(r"(?:body|sampling)\.([A-Za-z_][\w.\[\]]*)", message)
+    is_ours = code == _ERROR_CODES["generate"]
+    error = {
+        "message": message.replace("sampling.", "").replace("body.", ""),
+        "type": "server_error" if is_ours else "invalid_request_error",
+        "param": field[1].rstrip(".") if field else None,
+        "code": code,
+    }
+    request_id = line["id"].replace("batch_req_", "req_")
+    response = {"status_code": 500 if is_ours else 400, "request_id": request_id, "body": {"error": error}}
+    return {**line, "response": response, "error": None}
 
 
 def _unit_lines(rows: UnitRows, model: str, codec: TextCodec) -> Iterator[dict[str, Any]]:
@@ -97,10 +175,35 @@ def _choice(sample: Mapping[str, Any], codec: TextCodec) -> dict[str, Any]:
         logprobs = (_chat_logprobs if is_chat else _completion_logprobs)(scored, codec)
     return {
         "index": sample["sample"],
-        **({"message": {"role": "assistant", "content": text}} if is_chat else {"text": text}),
-        "finish_reason": "length" if sample["finish_reason"] == "length" else "stop",
+        **({"message": _message(sample)} if is_chat else {"text": text}),
+        "finish_reason": _finish_reason(sample),
         "logprobs": logprobs,
     }
+
+
+def _message(sample: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the message of a chat: in its parts, if the run has them."""
+    message: dict[str, Any] = {"role": "assistant", "content": sample["text"]}
+    if "tool_calls" not in sample:
+        return message
+    reasoning, calls = sample["reasoning"], sample["tool_calls"]
+    if reasoning is None and not calls:
+        return message
+    message["content"] = sample["content"]
+    if reasoning is not None:
+        message["reasoning"] = reasoning
+    if calls:
+        message["tool_calls"] = [
+            {"id": call["id"], "type": "function", "function": {"name": call["name"], "arguments": call["arguments"]}}
+            for call in calls
+        ]
+    return message
+
+
+def _finish_reason(sample: Mapping[str, Any]) -> str:
+    if sample["finish_reason"] == "length":
+        return "length"
+    return "tool_calls" if sample.get("tool_calls") else "stop"
 
 
 def _chat_logprobs(scored: list[_Scored], codec: TextCodec) -> dict[str, Any]:

@@ -15,14 +15,16 @@ from pipeline.inputs.files import InputFile, refuse_unreadable
 from pipeline.inputs.options import InputOptions
 from pipeline.inputs.parquet_rows import parquet_schema
 from pipeline.inputs.records import Columns, file_columns, read_records
-from pipeline.schema import TEXT, generations_schema
+from pipeline.schema import TEXT, ColumnSet, generations_schema
 from pipeline.storage.location import Location
 
 _NUM_SAMPLED_ROWS = 1000
 JSON_TEXT = pa.json_()  # a string column whose text is JSON: it can hold any value
 
 
-def carried_types(files: Sequence[InputFile], options: InputOptions) -> dict[str, pa.DataType]:
+def carried_types(
+    files: Sequence[InputFile], options: InputOptions, column_sets: Sequence[ColumnSet] = ()
+) -> dict[str, pa.DataType]:
     """Return the type of every carried column: decided once, when the run is planned, and kept in run.json.
 
     Parquet columns keep the type that they have in the files, which must agree. CSV columns are strings, because a cell
@@ -37,7 +39,7 @@ def carried_types(files: Sequence[InputFile], options: InputOptions) -> dict[str
     if found and (missing := sorted(set(names) - set(found))):
         raise ValueError(f"carry_columns {missing} are not in the input: {files[0].path} has {', '.join(found)}")
     carried = {name: _only_type(name, found[name]) if found else pa.string() for name in names}
-    generations_schema(carried)  # refuses the names of Dray's own columns
+    generations_schema(carried, column_sets=column_sets)  # refuses the names of Dray's own columns
     return carried
 
 
@@ -51,6 +53,11 @@ def id_type(files: Sequence[InputFile], options: InputOptions) -> pa.DataType:
         return TEXT
     types = _column_types(files, options).get(options.id_column, {})
     return pa.int64() if types and all(map(_fits_int64, types)) else TEXT
+
+
+def columns_of(files: Sequence[InputFile], options: InputOptions) -> set[str]:
+    """Return the names of the input's columns; of JSON lines those of the first 1000 rows. Empty: none can be read."""
+    return set(_column_types(files, options))
 
 
 def carry(columns: Columns, types: Mapping[str, pa.DataType], options: InputOptions) -> dict[str, Any]:

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from pipeline.errors import RowError, wrong_type
+from pipeline.inputs.chat_fields import CHAT_FIELDS, chat_fields
+from pipeline.inputs.response_format import FIELDS, FormatError, structured_of
 
 CHAT_URL = "/v1/chat/completions"
 COMPLETIONS_URL = "/v1/completions"
@@ -20,9 +22,9 @@ _SAME_NAME |= {"stop", "top_k", "min_p", "repetition_penalty", "min_tokens", "st
 _NO_EFFECT = frozenset({"model", "user", "metadata", "store", "service_tier", "safety_identifier"})
 _NO_EFFECT |= {"prompt_cache_key", "parallel_tool_calls"}
 _TRANSLATED = frozenset({"messages", "prompt", "max_completion_tokens", "logit_bias", "logprobs", "top_logprobs"})
+_TRANSLATED |= set(FIELDS)
 # Values of unsupported fields that ask for nothing.
 _TRIVIAL: Mapping[str, tuple[Any, ...]] = {
-    "response_format": ({"type": "text"},),
     "tool_choice": ("none", "auto"),
     "function_call": ("none", "auto"),
     "modalities": (["text"],),
@@ -38,10 +40,11 @@ def custom_id(line: Mapping[str, Any]) -> str:
     return value
 
 
-def read_request(line: Mapping[str, Any]) -> tuple[str | None, list[Any] | None, dict[str, Any]]:
-    """Return (prompt, messages, overrides) of the request on a line; one of the first two is None.
+def read_request(line: Mapping[str, Any]) -> tuple[str | None, list[Any] | None, dict[str, Any], dict[str, Any]]:
+    """Return (prompt, messages, overrides, chat fields) of the request on a line; one of the first two is None.
 
-    Overrides have the names of SamplingParams. Raises RowError naming a field that is wrong or not supported.
+    Overrides have the names of SamplingParams, and chat fields those of `chat_fields`. Raises RowError naming a field
+    that is wrong or not supported.
     """
     url, body, method = line.get("url"), line.get("body"), line.get("method", "POST")
     if url not in (CHAT_URL, COMPLETIONS_URL):
@@ -55,7 +58,7 @@ def read_request(line: Mapping[str, Any]) -> tuple[str | None, list[Any] | None,
         messages = body.get("messages")
         if not isinstance(messages, list):
             raise wrong_type("read", "body.messages", "a list", messages)
-        return None, messages, overrides
+        return None, messages, overrides, chat_fields(body, "body.")
     prompt = body.get("prompt")
     if not isinstance(prompt, str):
         raise RowError(
@@ -63,13 +66,13 @@ def read_request(line: Mapping[str, Any]) -> tuple[str | None, list[Any] | None,
             f"body.prompt: expected one string, got {type(prompt).__name__}; give each prompt its own line",
             "TypeError",
         )
-    return prompt, None, overrides
+    return prompt, None, overrides, {}
 
 
 def _overrides(body: Mapping[str, Any], is_chat: bool) -> dict[str, Any]:
     overrides: dict[str, Any] = {}
     for name, value in body.items():
-        if value is None or name in _NO_EFFECT:
+        if value is None or name in _NO_EFFECT or (is_chat and name in CHAT_FIELDS):
             continue
         if name in _SAME_NAME:
             overrides[name] = value
@@ -82,6 +85,14 @@ def _overrides(body: Mapping[str, Any], is_chat: bool) -> dict[str, Any]:
         raise RowError("params", "body.max_tokens and body.max_completion_tokens differ; give one of them")
     if (bias := body.get("logit_bias")) is not None:
         overrides["logit_bias"] = _logit_bias(bias)
+    try:
+        structured = structured_of(body)
+    except FormatError as error:
+        raise RowError("params", f"body.{error}") from error
+    if structured is not None:
+        overrides["structured"] = structured
+    elif body.get("response_format") is not None:  # it asks for text, whatever the form of the run
+        overrides["structured"] = False
     logprobs = _chat_logprobs(body) if is_chat else body.get("logprobs")
     if logprobs is not None:
         overrides["logprobs"] = logprobs

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import pyarrow as pa
 
 from pipeline.errors import ErrorRow, RowError, Stage, storable, wrong_type
 from pipeline.inputs.carried import carry, fit
+from pipeline.inputs.chat_fields import CHAT_FIELDS, chat_fields
 from pipeline.inputs.files import InputFile, refuse_changed_file
 from pipeline.inputs.openai_batch import custom_id, read_request
 from pipeline.inputs.options import InputOptions
@@ -39,6 +40,7 @@ class InputRow:
     overrides: dict[str, Any]
     columns: dict[str, Any]
     carried: dict[str, Any]
+    asked: dict[str, Any] = field(default_factory=dict)  # of a chat, by the names of the API: tools; not checked yet
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,7 @@ def read_row(
         if isinstance(record, RowError):
             raise record
         user_id = _user_id(record, options, id_type)
-        prompt, messages, overrides = _request(record, options)
+        prompt, messages, overrides, asked = _request(record, options)
         fitted = carry(record, carried, options)
     except RowError as error:
         return position.error(error, user_id)
@@ -82,6 +84,7 @@ def read_row(
         overrides=overrides,
         columns=record,
         carried=fitted,
+        asked=asked,
     )
 
 
@@ -131,6 +134,7 @@ def _records(unit: WorkUnit, options: InputOptions, carried: Mapping[str, pa.Dat
     wanted = None
     if options.template_columns is not None:
         wanted = (*options.template_columns, *prompt_columns(options), *carried, options.override_column)
+        wanted += CHAT_FIELDS
         wanted += (options.id_column,) if options.id_column else ()
     return read_parquet_rows(location, unit.row_start, unit.num_rows, wanted)
 
@@ -148,11 +152,13 @@ def _user_id(columns: Columns, options: InputOptions, id_type: pa.DataType) -> s
     return storable(value) if isinstance(value, str) else json.dumps(value, default=str)
 
 
-def _request(columns: Columns, options: InputOptions) -> tuple[str | None, list[Any] | None, dict[str, Any]]:
-    """Return (prompt, messages, overrides) of a row; one of the first two is None."""
+def _request(
+    columns: Columns, options: InputOptions
+) -> tuple[str | None, list[Any] | None, dict[str, Any], dict[str, Any]]:
+    """Return (prompt, messages, overrides, chat fields) of a row; one of the first two is None."""
     if options.format == "openai_batch":
         return read_request(columns)
-    messages: list[Any] | None = _structure(columns, options.messages_column, "read", list, "a list")
+    messages: list[Any] | None = structure(columns, options.messages_column, "read", list, "a list")
     prompt = columns.get(options.prompt_column) if options.template is None else options.template.fill(columns)
     if messages is not None and prompt not in (None, ""):
         raise RowError("read", "the row has a prompt and messages; leave one of them null")
@@ -161,13 +167,19 @@ def _request(columns: Columns, options: InputOptions) -> tuple[str | None, list[
         raise RowError("read", f"the columns {names} are null or absent; the row has {sorted(columns)}", "KeyError")
     if messages is None and not isinstance(prompt, str):
         raise wrong_type("read", f"column {options.prompt_column!r}", "a string", prompt)
-    overrides = _structure(columns, options.override_column, "params", dict, "an object") or {}
+    overrides = structure(columns, options.override_column, "params", dict, "an object") or {}
     given = {name: value for name, value in overrides.items() if value is not None}  # a Parquet struct has them all
-    return (None if messages is not None else prompt), messages, given
+    if messages is None:
+        return prompt, None, given, {}
+    own = {name: value for name, value in columns.items() if name not in (options.template_columns or ())}
+    return None, messages, given, chat_fields(own, "column ", drops_nulls=options.format in ("parquet", "auto"))
 
 
-def _structure(columns: Columns, name: str, stage: Stage, type_: type, noun: str) -> Any:
-    """Return the structure in a cell, or None. It may be JSON text, where the format has no structures."""
+def structure(columns: Columns, name: str, stage: Stage, type_: type, noun: str) -> Any:
+    """Return the structure in a cell, or None. It may be JSON text, where the format has no structures.
+
+    Raises RowError if it is no `type_`, whose `noun` the message has.
+    """
     value = columns.get(name)
     if isinstance(value, str):
         try:

@@ -19,7 +19,7 @@ from pipeline.schema import GENERATION_COLUMNS
 from pipeline.storage.parquet import table_of
 
 _MAX_PROBLEMS_PER_UNIT = 20
-_UNCHECKED_COLUMNS = {"id", "prompt", "is_chat", "text", "stop_reason", "top_logprobs"}
+_UNCHECKED_COLUMNS = {"id", "prompt", "is_chat", "text", "stop_reason", "top_logprobs", "draft_version"}
 _CHECKED_COLUMNS = [column.name for column in GENERATION_COLUMNS if column.name not in _UNCHECKED_COLUMNS]
 
 
@@ -160,7 +160,8 @@ def _row_problems(generations: pa.Table, failed_ids: list[int], unit: WorkUnit) 
 
 def _count_problems(generations: pa.Table) -> Iterator[str]:
     """Yield a sentence for each row whose counts contradict each other."""
-    for batch in generations.select(_CHECKED_COLUMNS).to_batches(max_chunksize=1024):
+    columns = [*_CHECKED_COLUMNS, *({"draft_version", "num_turns"} & set(generations.schema.names))]
+    for batch in generations.select(columns).to_batches(max_chunksize=1024):
         for row in batch.to_pylist():
             for problem in contradictions(row):
                 yield f"row {row['row_id']} sample {row['sample']}: {problem}"
@@ -177,6 +178,9 @@ def contradictions(row: Mapping[str, Any]) -> Iterator[str]:
         yield f"num_output_tokens is {num_output} and there are {len(row['token_ids'])} token_ids"
     if row["logprobs"] is not None and len(row["logprobs"]) != num_output:
         yield f"num_output_tokens is {num_output} and there are {len(row['logprobs'])} logprobs"
+    version = row.get("draft_version", 0)  # in runs begun before there was such a column
+    if version is None or version < 0:
+        yield f"draft_version is {version}"
     prompt, cached = row["num_prompt_tokens"], row["num_cached_tokens"]
     if cached >= prompt:
         yield f"num_cached_tokens is {cached} and num_prompt_tokens {prompt}: the newest token is always computed"
@@ -191,8 +195,12 @@ def contradictions(row: Mapping[str, Any]) -> Iterator[str]:
     # Each round commits its accepted tokens and one of the target's own. A sequence that stops at an accepted token
     # never gets the target's own token of the last round; one that reaches its length limit does, since no draft goes
     # beyond the limit.
+    if row["finish_reason"] == "scored":
+        if rounds or drafted:
+            yield f"its text was given, and yet it counts {rounds} rounds and {drafted} drafted tokens"
+        return
     lost = accepted + rounds - num_output
-    if not 0 <= lost <= (0 if row["finish_reason"] == "length" else 1):
+    if not 0 <= lost <= (row.get("num_turns") or 1) - (row["finish_reason"] == "length"):
         yield (
             f"{accepted} accepted tokens and {rounds} rounds do not make {num_output} output tokens "
             f"(finish_reason {row['finish_reason']})"

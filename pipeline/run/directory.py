@@ -4,6 +4,8 @@ run.json                   what the run is; its existence means that the manifes
 manifest/part-*.parquet    the work units, in the parts that run.json names; an unfinished creation may have left others
 data/part-*.parquet        the generations of one unit each; the existence of a part is its commit
 errors/part-*.parquet      the unit's failed rows, if any; written before the part in data/, amended after it
+tools/unit-*/*.json        results of tools that a program has called, until its unit is committed
+drafts/version-*.json      the drafts that were offered to the run after it began, and what became of them
 report.json  _SUCCESS      written at the end
 _LEASE                     names the driver that works on the run, while one does
 quarantine/                damaged and foreign files, each with its reason beside it (jobs.verify --repair)
@@ -27,7 +29,7 @@ from pipeline.id_set import IdSet
 from pipeline.inputs.carried import types_from_dict
 from pipeline.inputs.units import WorkUnit
 from pipeline.run.manifest import ManifestSummary, manifest_parts, read_manifest, write_manifest
-from pipeline.schema import TEXT, errors_schema, generations_schema
+from pipeline.schema import TEXT, ColumnSet, errors_schema, generations_schema
 from pipeline.storage.location import Location
 from pipeline.storage.whole_file import create_file, replace_file
 
@@ -121,9 +123,36 @@ class RunDirectory:
         return pa.int64() if self.run.get("id_type") == "int64" else TEXT
 
     @property
+    def has_draft_version(self) -> bool:
+        """Whether data/ says which draft was in use: not in runs whose run.json does not say so."""
+        return bool(self.run.get("has_draft_version"))
+
+    @property
+    def has_parts(self) -> bool:
+        """Whether data/ has the parts of answers."""
+        return bool(self.run.get("has_parts"))
+
+    @property
+    def has_turns(self) -> bool:
+        """Whether rows are programs, and data/ has their turns."""
+        return bool(self.run.get("has_turns"))
+
+    @property
+    def has_scores(self) -> bool:
+        """Whether the run scores texts instead of writing them."""
+        return self.run.get("task") == "score"
+
+    @property
+    def column_sets(self) -> list[ColumnSet]:
+        """Which optional columns data/ has."""
+        has: dict[ColumnSet, bool] = {"parts": self.has_parts, "turns": self.has_turns, "scores": self.has_scores}
+        return [name for name in has if has[name]]
+
+    @property
     def generations_schema(self) -> pa.Schema:
         """The schema of every part in data/."""
-        return generations_schema(types_from_dict(self.run["carried"]), self.id_type)
+        types = types_from_dict(self.run["carried"]), self.id_type
+        return generations_schema(*types, self.column_sets, has_draft_version=self.has_draft_version)
 
     @property
     def errors_schema(self) -> pa.Schema:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from inspect import signature
 from pathlib import Path
@@ -11,10 +11,16 @@ from typing import Any
 
 from pipeline.errors import RowError, TemplateError
 from pipeline.inputs.rows import InputRow
+from pipeline.text.answers import AnswerForm
+from pipeline.text.chat import Chat, ChatPrompt
+from pipeline.text.chat_template import ChatTemplate
 from pipeline.text.control_tokens import ControlTokens
 from pipeline.text.decoder_rules import DecoderRules
 from pipeline.text.messages import checked_messages
+from pipeline.text.reasoning import Thought
 from pipeline.text.text_length import TextLength
+from pipeline.text.tools.asked import ToolsAsked, read_tools
+from pipeline.text.tools.grammar import GrammarWriter
 
 # Every tokenizer folder has one of these files.
 _TOKENIZER_FILES: tuple[str, ...] = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
@@ -32,7 +38,7 @@ class TextCodec:
 
     `template_kwargs` are variables of the chat template with one value for the run; `template_columns` maps
     variables to the columns that hold them. `system_prompt` goes before messages that do not begin with one
-    of their own.
+    of their own. `tool_calls` and `reasoning` name the formats of answers (`ChatTemplate`).
     """
 
     tokenizer: Any  # a transformers.PreTrainedTokenizerBase
@@ -40,6 +46,9 @@ class TextCodec:
     system_prompt: str | None = None
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     template_columns: Mapping[str, str] = field(default_factory=dict)
+    tool_calls: str = "auto"
+    reasoning: str = "auto"
+    shown_ids: frozenset[int] = frozenset()  # of special tokens that texts show; they leave out the others
 
     @classmethod
     def load(
@@ -49,11 +58,14 @@ class TextCodec:
         system_prompt: str | None = None,
         template_kwargs: Mapping[str, Any] | None = None,
         template_columns: Mapping[str, str] | None = None,
+        tool_calls: str = "auto",
+        reasoning: str = "auto",
     ) -> TextCodec:
         """Load the codec of a tokenizer folder; `chat_template` (Jinja text) replaces the tokenizer's own.
 
         Raises ValueError if the folder has no tokenizer that loads without running code of its own, if
-        `chat_template` is not Jinja, or if a template variable has a name that is taken.
+        `chat_template` is not Jinja, if a template variable has a name that is taken, or if no format has the name in
+        `tool_calls` or `reasoning`.
         """
         folder = Path(tokenizer_path)
         if folder.is_dir() and not any((folder / name).is_file() for name in _TOKENIZER_FILES):
@@ -68,16 +80,19 @@ class TextCodec:
             raise ValueError(f"cannot load a tokenizer from {tokenizer_path}: {_load_failure(error)}") from error
         if chat_template is not None:
             _refuse_bad_template(chat_template)
-        taken = _CHAT_NAMES | signature(tokenizer.apply_chat_template).parameters.keys() - {"kwargs"}
-        _refuse_taken_names("template_kwargs", template_kwargs or {}, taken)
-        _refuse_taken_names("template_columns", template_columns or {}, taken - _ROW_VARIABLES)
-        return cls(
+        _refuse_taken_names("template_kwargs", template_kwargs or {}, _taken(tokenizer))
+        _refuse_taken_names("template_columns", template_columns or {}, _taken(tokenizer) - _ROW_VARIABLES)
+        codec = cls(
             tokenizer,
             chat_template or getattr(tokenizer, "chat_template", None),
             system_prompt,
             dict(template_kwargs or {}),
             dict(template_columns or {}),
+            tool_calls,
+            reasoning,
         )
+        codec.template.check_names()
+        return codec
 
     def prompt(self, row: InputRow) -> tuple[str, list[int]]:
         """Return the row's prompt as text and as token ids. Raises RowError.
@@ -86,10 +101,25 @@ class TextCodec:
         the assistant's, it is continued; otherwise a new one begins. The content of a message is text, even if it
         spells a control token.
         """
+        found = self.row_prompt(row)
+        return found.text, found.token_ids
+
+    def row_prompt(self, row: InputRow) -> ChatPrompt:
+        """Return the row's prompt as `prompt` does, and the form of its answer. Raises RowError."""
         if row.messages is None:
             assert row.prompt is not None
-            return row.prompt, self.encode(_whole_characters(row.prompt), is_chat=False)
-        return self.chat_prompt(row.messages, variables=self._column_variables(row))
+            return ChatPrompt(row.prompt, self.encode(_whole_characters(row.prompt), is_chat=False))
+        asked = row.asked
+        chat = Chat(
+            row.messages,
+            read_tools(asked.get("tools"), asked.get("tool_choice"), asked.get("parallel_tool_calls")),
+            self._column_variables(row),
+            asked.get("chat_template_kwargs") or {},
+            asked.get("reasoning_effort"),
+            continues=asked.get("continue_final_message"),
+            begins=asked.get("add_generation_prompt"),
+        )
+        return self.chat(chat)
 
     def chat_prompt(
         self, messages: Any, max_tokens: int | None = None, variables: Mapping[str, Any] | None = None
@@ -98,21 +128,33 @@ class TextCodec:
 
         Messages that are four times too long are not even rendered. Shorter ones are, since a template may drop some.
         """
-        messages = checked_messages(messages)
+        found = self.chat(Chat(messages, variables=variables or {}), max_tokens)
+        return found.text, found.token_ids
+
+    def chat(self, chat: Chat, max_tokens: int | None = None) -> ChatPrompt:
+        """Return a chat as `chat_prompt` does, with the form of its answer. Raises RowError, FieldError among them."""
+        messages = checked_messages(chat.messages)
+        continues, begins = chat.ending(messages)
+        self.template.check_messages(messages)
         if self.system_prompt is not None and messages[0]["role"] != "system":
             messages = [{"role": "system", "content": self.system_prompt}, *messages]
+        variables = {**chat.variables, **self.template.variables_of(chat, _taken(self.tokenizer))}
         if max_tokens is not None:
-            self._length.check_roughly(sum(len(message["content"]) for message in messages), max_tokens)
-        masked = self._control_tokens.mask(messages, variables or {})
+            num_characters = sum(len(message["content"]) for message in messages) + chat.num_characters_of_tools
+            self._length.check_roughly(num_characters, max_tokens)
+        masked = self._control_tokens.mask(messages, variables)
         if masked is None:
-            text = _whole_characters(self._render_chat(messages, variables or {}))
+            text = _whole_characters(self._render_chat(messages, variables, continues, begins))
             token_ids = self.encode(text, is_chat=True, max_tokens=max_tokens)
-            return text, self._control_tokens.settled_ids(text, token_ids)
-        rendered = _whole_characters(self._render_chat(masked.messages, masked.variables))
-        text = masked.restore(rendered)
-        if max_tokens is not None:
-            self._length.check(text, max_tokens)
-        return text, self._control_tokens.encode(rendered, masked)
+            token_ids = self._control_tokens.settled_ids(text, token_ids)
+        else:
+            rendered = _whole_characters(self._render_chat(masked.messages, masked.variables, continues, begins))
+            text = masked.restore(rendered)
+            if max_tokens is not None:
+                self._length.check(text, max_tokens)
+            token_ids = self._control_tokens.encode(rendered, masked)
+        form = self._form(chat.asked, text, str(messages[-1]["content"]) if continues else "")
+        return ChatPrompt(text, token_ids, form, chat.asked)
 
     def encode(self, text: str, is_chat: bool, max_tokens: int | None = None) -> list[int]:
         """Return the token ids of a rendered prompt. Raises RowError (stage "encode") if there are none.
@@ -129,9 +171,27 @@ class TextCodec:
             raise RowError("encode", "the prompt has no tokens: the tokenizer drops all of its characters")
         return token_ids
 
+    def continuation(self, prompt: str, prompt_token_ids: Sequence[int], text: str, is_chat: bool) -> list[int]:
+        """Return the token ids of a text behind a rendered prompt with these tokens.
+
+        Both are tokenized together. Where the tokenizer would join their letters to other tokens at the border, the
+        text is tokenized by itself. Raises RowError (stage "encode") if it has no tokens.
+        """
+        text, number = _whole_characters(text), len(prompt_token_ids)
+        together = list(self.tokenizer(prompt + text, add_special_tokens=not is_chat, verbose=False)["input_ids"])
+        if together[:number] == list(prompt_token_ids) and len(together) > number:
+            return together[number:]
+        token_ids = list(self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+        if not token_ids:
+            raise RowError("encode", f"the text {text[:80]!r} has no tokens: the tokenizer drops all of its characters")
+        return token_ids
+
     def decode(self, token_ids: Sequence[int]) -> str:
-        """Return the text of token ids, without special tokens."""
-        return str(self.tokenizer.decode(list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False))
+        """Return the text of token ids, without special tokens, except those of `shown_ids`."""
+        shown, skips = list(token_ids), not self.shown_ids
+        if self.shown_ids:
+            shown = [token_id for token_id in shown if token_id in self.shown_ids or token_id not in self.special_ids]
+        return str(self.tokenizer.decode(shown, skip_special_tokens=skips, clean_up_tokenization_spaces=False))
 
     def token_text(self, token_id: int) -> str:
         """Return the text of one token by itself, which may be a special one; U+FFFD for a part of a character."""
@@ -151,6 +211,36 @@ class TextCodec:
         return None
 
     @cached_property
+    def template(self) -> ChatTemplate:
+        """The chat template, and the formats of its answers."""
+        return ChatTemplate(self.chat_template, self.tool_calls, self.reasoning)
+
+    @cached_property
+    def special_ids(self) -> Mapping[int, str]:
+        """The special tokens, which texts leave out."""
+        added = getattr(self.tokenizer, "added_tokens_decoder", {}).items()
+        special = {token_id: str(token.content) for token_id, token in added if token.special}
+        own = zip(self.tokenizer.all_special_ids, self.tokenizer.all_special_tokens, strict=True)
+        return {**{token_id: str(token) for token_id, token in own}, **special}
+
+    @cached_property
+    def of_answers(self) -> TextCodec:
+        """The same codec, whose texts show the special tokens that mark calls and thoughts."""
+        marks = self.template.marks
+        shown = frozenset(token_id for token_id, token in self.special_ids.items() if token in marks)
+        return replace(self, shown_ids=shown) if shown else self
+
+    @cached_property
+    def of_all_tokens(self) -> TextCodec:
+        """The same codec, whose texts show every special token."""
+        return replace(self, shown_ids=frozenset(self.special_ids))
+
+    @cached_property
+    def grammars(self) -> GrammarWriter:
+        """The writer of grammars for answers."""
+        return GrammarWriter({token: token_id for token_id, token in self.special_ids.items()})
+
+    @cached_property
     def decoder_rules(self) -> DecoderRules:
         """The rules by which a token settles the text so far."""
         return DecoderRules(self.tokenizer)
@@ -163,18 +253,29 @@ class TextCodec:
     def _length(self) -> TextLength:
         return TextLength(self.tokenizer)
 
-    def _render_chat(self, messages: list[dict[str, Any]], variables: Mapping[str, Any]) -> str:
+    def _form(self, asked: ToolsAsked | None, prompt: str, begun: str) -> AnswerForm:
+        """Return the form of the answer to a prompt, whose end may be `begun`, the begin of the answer itself."""
+        template, tools = self.template, () if asked is None else asked.callable
+        tags, thought = template.tags, Thought.FREE
+        if tags is not None:
+            thought = tags.thought_in(begun) if begun else tags.thought_of(prompt)
+        family = template.family_of_calls if tools else None
+        names = frozenset(tool.name for tool in tools)
+        return AnswerForm(tags, thought, family, names, asked is not None and asked.is_forced)
+
+    def _render_chat(
+        self, messages: list[dict[str, Any]], variables: Mapping[str, Any], continues: bool, begins: bool
+    ) -> str:
         if not self.chat_template:
             raise RowError(
                 "template", "the row has messages and the tokenizer has no chat template; set one, or give prompts"
             )
-        continues = messages[-1]["role"] == "assistant"
         try:
             rendered = self.tokenizer.apply_chat_template(
                 messages,
                 chat_template=self.chat_template,
                 tokenize=False,
-                add_generation_prompt=not continues,
+                add_generation_prompt=begins,
                 continue_final_message=continues,
                 **{**self.template_kwargs, **variables},
             )
@@ -233,6 +334,11 @@ def _refuse_bad_template(chat_template: str) -> None:
         _compile_jinja_template(chat_template)
     except TemplateSyntaxError as error:
         raise ValueError(f"the chat template is not valid Jinja: {error.message} (line {error.lineno})") from error
+
+
+def _taken(tokenizer: Any) -> Set[str]:
+    """Return the names that no variable of a chat template may have: rows and commands set them otherwise."""
+    return _CHAT_NAMES | signature(tokenizer.apply_chat_template).parameters.keys() - {"kwargs"}
 
 
 def _refuse_taken_names(option: str, variables: Mapping[str, Any], taken: Set[str]) -> None:

@@ -83,7 +83,10 @@ class ControlTokens:
             pattern = self._special if is_assistants else self._any
             return value if pattern is None else pattern.sub(lambda match: self._mask_of(match.group(), masks), value)
         if isinstance(value, dict):
-            return {name: self._masked(inner, is_assistants, masks) for name, inner in value.items()}
+            return {
+                self._masked(name, is_assistants, masks): self._masked(inner, is_assistants, masks)
+                for name, inner in value.items()
+            }
         if isinstance(value, list):
             return [self._masked(inner, is_assistants, masks) for inner in value]
         return value

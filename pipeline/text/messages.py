@@ -6,7 +6,8 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from pipeline.errors import RowError, wrong_type
+from pipeline.errors import FieldError, RowError, wrong_type
+from pipeline.text.tools.history import checked_calls, checked_id
 
 _ROLE = re.compile(r"[\w .-]+")
 
@@ -68,10 +69,20 @@ def _checked_message(where: str, message: Any) -> dict[str, Any]:
         raise RowError("template", f"{where}.role: expected a string, got {role!r}")
     if not _ROLE.fullmatch(role):  # templates put it between the halves of a control token
         raise RowError("template", f"{where}.role: expected a word, got {role[:80]!r}")
+    own = {key: value for key, value in message.items() if value is not None}
+    if own.get("tool_calls") == [] or role != "assistant":  # answers have an empty list
+        calls = own.pop("tool_calls", None)
+        if calls:
+            raise FieldError(f"{where}.tool_calls", f"a message of the role {role!r} has no calls")
+    if "tool_calls" in own:
+        own["tool_calls"] = checked_calls(f"{where}.tool_calls", own["tool_calls"])
+        content = "" if content is None else content
+    if role == "tool" and "tool_call_id" in own:
+        checked_id(f"{where}.tool_call_id", own["tool_call_id"])
     if not isinstance(content, str | list):
         raise wrong_type("template", f"{where}.content", "a string or a list of text parts", content)
     try:
         text = "".join(text for _, text in texts_of(f"{where}.content", content))
     except ContentError as error:
         raise RowError("template", str(error)) from error
-    return {key: value for key, value in message.items() if value is not None} | {"content": text}
+    return own | {"content": text}

@@ -69,6 +69,7 @@ def test_what_a_round_reads_and_starts_is_counted_for_our_configurations(report)
     assert plain.roofline_share is None  # of a CPU
 
 
+@pytest.mark.slow
 def test_sampled_rows_with_prompts_of_mixed_lengths_are_as_plain_ones_and_are_recorded(pair, tmp_path):
     arguments = (
         f"--pair {pair} --dtype float32 --repeats 1 --batches 3 --new-tokens 6 --prompt-lengths 3-90 --temperature 0.8 "
@@ -148,6 +149,7 @@ def test_the_names_of_all_configurations_are_listed(capsys):
     assert "fixed-4-ngram  (only when named)" in printed
 
 
+@pytest.mark.slow
 def test_a_sweep_makes_a_pair_for_each_rate_and_compares_adaptive_with_fixed(tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(SHAPES, "tiny", SHAPE)
     arguments = (

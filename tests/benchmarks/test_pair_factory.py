@@ -18,7 +18,7 @@ def nested(family: str) -> Shape:
     return replace(shape, family=family, draft=replace(shape.draft, family=family))
 
 
-@pytest.mark.parametrize("rate", [0.2, 0.5, 0.95])
+@pytest.mark.parametrize("rate", [0.5, *(pytest.param(rate, marks=pytest.mark.slow) for rate in (0.2, 0.95))])
 def test_the_first_layers_agree_as_often_as_asked(tmp_path, rate):
     found = make_pair(tmp_path, SHAPE, rate, torch.float32)
     assert found.acceptance == pytest.approx(rate, abs=0.05)

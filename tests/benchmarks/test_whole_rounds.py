@@ -28,6 +28,7 @@ def found() -> dict:
     return json.loads(ended.stdout)
 
 
+@pytest.mark.slow
 def test_rounds_that_overlap_are_counted_though_the_host_starts_no_forward(found):
     assert found["kind"] == "OverlappedLane"
     counts = found["counts"][0]
@@ -42,17 +43,20 @@ def test_rounds_that_overlap_are_counted_though_the_host_starts_no_forward(found
     ]
 
 
+@pytest.mark.slow
 def test_a_replay_of_whole_rounds_takes_time(found):
     assert found["raw"]["target"] > 0
     assert found["raw"]["draft"] == 0  # it is part of the round
 
 
+@pytest.mark.slow
 def test_an_engine_that_keeps_its_recordings_begins_anew(found):
     assert found["keeps_recordings"]
     assert found["texts"][0] == found["texts"][1]
     assert found["counts"][0] == found["counts"][1]  # prompts are read again, also those whose slots still hold them
 
 
+@pytest.mark.slow
 def test_a_round_that_overlaps_is_two_replays_and_one_wait(found):
     assert (found["launches"]["replays"], found["launches"]["host_syncs"]) == (2, 1)
     assert found["launches"]["launches"] < 20

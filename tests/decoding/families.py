@@ -60,10 +60,15 @@ FUSED = {
 }
 
 
+def family_config(name: str, table=FAMILIES, **overrides: object) -> transformers.PretrainedConfig:
+    """Return the configuration of a family."""
+    class_name, settings = table[name]
+    return getattr(transformers, class_name)(**{**settings, **overrides})
+
+
 def family_network(name: str, table=FAMILIES, **overrides: object) -> transformers.PreTrainedModel:
     """Build a random model of a family."""
-    class_name, settings = table[name]
-    return build(getattr(transformers, class_name)(**{**settings, **overrides}), seed=3)
+    return build(family_config(name, table, **overrides), seed=3)
 
 
 NUM_LAYERS = 5  # of a saved model, so that it can be cut into stages of different sizes

@@ -30,6 +30,7 @@ INVALID = {
     "stop_token_ids": [[-1], [1.0], ["1"], [True], [None], [[1]], [2**70], None, 5, "12", {1}, {1: 2}],
     "ignore_eos": [0, 1, "true", None, [], NAN],
     "logprobs": [-1, 21, 1.0, "1", True, NAN, [1]],
+    "structured": ["a", 5, [], True],
 }  # fmt: skip
 
 
@@ -62,6 +63,7 @@ VALID = {
     "stop_token_ids": [[], (5,), [1, 2]],
     "ignore_eos": [True, False],
     "logprobs": [None, 0, 20],
+    "structured": [None, {"regex": "a"}],
 }
 
 

@@ -17,6 +17,7 @@ from decoding.drafters import DRAFTERS, DrafterName, make_drafter
 from decoding.drafters.base import Drafter
 from decoding.drafters.hybrid import HybridDrafter
 from decoding.drafters.mapped import MappedDraft, MappedDrafter
+from decoding.grammar.grammars import Grammars
 from decoding.network.language_model import LanguageModel
 from decoding.pace.schedule import FixedSchedule
 from decoding.sampling.rows import Rows, sampling_batch
@@ -114,6 +115,7 @@ def engine_over(
     verification: str = "coupled",
     max_model_len: int = 80,
     max_prefill_tokens: int | None = None,
+    grammars: Grammars | None = None,
 ) -> Engine:
     """An engine over models that are loaded already; only one engine at a time may use them."""
     options = EngineOptions(
@@ -125,7 +127,7 @@ def engine_over(
         verification=verification,
     )
     part = drafter_over(drafter, draft, target, num_slots, max_model_len)
-    return Engine([(target, part)], options, max_model_len)
+    return Engine([(target, part)], options, max_model_len, grammars=grammars)
 
 
 def drafter_over(

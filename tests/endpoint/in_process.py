@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -17,11 +17,14 @@ from actors.workers.loading import load_codec
 from actors.workers.replica import Replica
 from decoding import Engine, EngineOptions
 from endpoint.app import create_app
+from endpoint.batches.service import BatchService
+from endpoint.batches.settings import BatchSettings
 from endpoint.edge.auth import Keys
 from endpoint.edge.install import EdgeSettings, install
 from endpoint.service.metrics import ServingMetrics
 from endpoint.service.service import Service, ServiceSettings
 from pipeline.text.codec import TextCodec
+from tests.endpoint.batches.driving import Driving
 from tests.endpoint.toy_app import KEY
 from tests.endpoint.web import served
 from tests.pipeline.made_up import input_row
@@ -110,23 +113,32 @@ def streamed(api: Any, **request: Any) -> tuple[dict[int, str], list[Any]]:
 
 @contextmanager
 def running_server(
-    settings: GeneratorSettings, service_settings: ServiceSettings, edge_settings: EdgeSettings
+    settings: GeneratorSettings,
+    service_settings: ServiceSettings,
+    edge_settings: EdgeSettings,
+    batch_settings: BatchSettings | None = None,
 ) -> Iterator[Server]:
-    """Run the server until the block ends."""
-    metrics = ServingMetrics(service_settings.names[0])
-    service = Service(service_settings, load_codec(settings), Replica(settings), metrics)
-    app = create_app(service, has_docs=edge_settings.has_docs)
+    """Run the server until the block ends, with the Batch API if it has settings."""
+    metrics, codec, replica = ServingMetrics(service_settings.names[0]), load_codec(settings), Replica(settings)
+    service, batches = Service(service_settings, codec, replica, metrics), None
+    if batch_settings is not None:
+        driving = Driving(settings, codec, batch_settings, service_settings, replica)
+        batches = BatchService(batch_settings, service_settings.names[0], driving.wake)
+        edge_settings = replace(edge_settings, max_upload_bytes=batch_settings.max_file_bytes)
+    app = create_app(service, batches=batches, has_docs=edge_settings.has_docs)
     install(app, edge_settings, metrics)
     with served(app) as port:
         yield Server(port, settings, service)
 
 
 @contextmanager
-def closed_server(pair: tuple[str, str], model: str, max_model_len: int | None = None) -> Iterator[Server]:
+def closed_server(
+    pair: tuple[str, str], model: str, max_model_len: int | None = None, batch_settings: BatchSettings | None = None
+) -> Iterator[Server]:
     """Run the server with its page, closed with `KEY` and with standard limits."""
     settings = settings_of(pair, num_speculative_tokens=4, max_model_len=max_model_len)
     edge_settings = EdgeSettings(keys=Keys([KEY]), has_page=True)
-    with running_server(settings, ServiceSettings(model=model), edge_settings) as server:
+    with running_server(settings, ServiceSettings(model=model), edge_settings, batch_settings) as server:
         yield server
 
 

@@ -6,6 +6,7 @@ from transformers import AutoModelForCausalLM
 
 import decoding.engine.engine
 from decoding import SamplingParams
+from decoding.scoring.text import ScoredText
 from tests.decoding.tiny import outputs, random_prompts
 from tests.gpu import rows
 
@@ -17,7 +18,9 @@ TOLERANCE = {"float32": 1e-3, "bfloat16": 0.5}  # in nats, of logits that are te
 @pytest.mark.parametrize("chunk", [4, 512])
 def test_each_token_has_its_log_probability_whatever_the_chunks(models, make_engine, chunk, monkeypatch):
     monkeypatch.setattr(decoding.engine.engine, "_MAX_PREFILL_TOKENS", (chunk, chunk))
-    found = [entry for part in make_engine().prompt_logprobs(PROMPT, 2) for entry in part]
+    text = ScoredText.whole(PROMPT, 2)
+    make_engine().score([text])
+    (found,) = text.scores
     network = AutoModelForCausalLM.from_pretrained(models.target_path, dtype=torch.float32)
     expected_TV = network(torch.tensor([PROMPT])).logits[0].log_softmax(-1).detach()
     assert len(found) == len(PROMPT) - 1
@@ -31,5 +34,7 @@ def test_each_token_has_its_log_probability_whatever_the_chunks(models, make_eng
 def test_scoring_a_prompt_changes_nothing_that_is_written_meanwhile(make_engine):
     engine, params = make_engine("model", num_speculative_tokens=2), SamplingParams(max_tokens=4)
     expected = outputs(engine.generate([[5, 6], [7]], params))
-    assert sum(map(len, engine.prompt_logprobs(PROMPT, 0))) == len(PROMPT) - 1
+    texts = [ScoredText.whole(PROMPT), ScoredText(tuple(PROMPT), ((5, 6), (7,)))]
+    engine.score(texts)
+    assert [[len(scores) for scores in text.scores] for text in texts] == [[len(PROMPT) - 1], [2, 1]]
     assert outputs(engine.generate([[5, 6], [7]], params)) == expected

@@ -146,9 +146,9 @@ def fails_over(word: str) -> type[Generator]:
 
     class Unlucky(Generator):
         async def _finish(self, rows: list[EncodedRow]) -> None:
-            await super()._finish([row for row in rows if word not in row.prompt])
+            await super()._finish([row for row in rows if word not in row.prompt.text])
             for row in rows:
-                if word in row.prompt:
+                if word in row.prompt.text:
                     for sequence in row.sequences:
                         sequence.fail("no luck")
 
@@ -160,7 +160,7 @@ def dies_over(word: str, kind: type[Generator] = Generator) -> type[Generator]:
 
     class Poisoned(kind):  # type: ignore[misc, valid-type]
         async def _finish(self, rows: list[EncodedRow]) -> None:
-            if any(word in row.prompt for row in rows):
+            if any(word in row.prompt.text for row in rows):
                 os._exit(9)
             await super()._finish(rows)
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from checks import figures
+from examples import same_text
 from jobs import generate
 from pipeline.counts import Counts
 from pipeline.run.check import check_run
@@ -46,7 +47,12 @@ MAX_SHARE_OF_OTHER_ROWS = 0.02
     ids=["in a few ways, a third of it", "in all ways"],
 )
 def test_the_demo_is_token_identical_however_it_is_made(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ways: tuple[str, ...], one_in: int, min_tokens: int
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    ways: tuple[str, ...],
+    one_in: int,
+    min_tokens: int,
 ) -> None:
     monkeypatch.chdir(ROOT)
     source, first, total = tmp_path / "prompts.jsonl", None, Counts()
@@ -66,6 +72,11 @@ def test_the_demo_is_token_identical_however_it_is_made(
         assert texts == first, f"{way} wrote another corpus"
         if way in AS_DOCUMENTED:
             _assert_documented(figures.lines_of(generations(output)), AS_DOCUMENTED[way])
+    capsys.readouterr()
+    is_different = same_text.main([str(output)])
+    num_same = int(capsys.readouterr().out.split(maxsplit=1)[0])
+    assert (1 - MAX_SHARE_OF_OTHER_ROWS) * len(lines) <= num_same <= len(lines)
+    assert is_different == (num_same < 300), "rows that are missing or different are told"
     assert total.num_output_tokens >= min_tokens
     assert total.acceptance_rate is not None
     assert total.acceptance_rate > 0.4

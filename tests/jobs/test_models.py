@@ -39,6 +39,7 @@ def test_a_verifier_that_accepts_what_it_must_not_is_found_out() -> None:
     assert "another token at " in family.reason
 
 
+@pytest.mark.slow
 def test_the_command_prints_a_line_for_each_type_and_writes_the_page(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -88,7 +88,7 @@ class KilledStages(Generator):
 
     async def _finish(self, rows: list[EncodedRow]) -> None:
         engine = self._loop.engine
-        step, poisoned = engine.step, {s for row in rows if "poison" in row.prompt for s in row.sequences}
+        step, poisoned = engine.step, {s for row in rows if "poison" in row.prompt.text for s in row.sequences}
 
         def kill_and_step() -> list[Sequence]:
             if poisoned.intersection(engine.in_flight):

@@ -140,7 +140,7 @@ def test_a_published_head_is_planned_by_a_dry_run(
     case: Case, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "1000")  # a line of the plan is a line
-    monkeypatch.setattr("jobs.driver.plan.model_fingerprint", quick_model_fingerprint)  # not of 16 GB of zeros
+    monkeypatch.setattr("actors.identity.model_fingerprint", quick_model_fingerprint)  # not of 16 GB of zeros
     target, _ = _target(tmp_path / "target", case.target)
     head = _head(tmp_path / "head", case)
     source = write_jsonl(tmp_path / "in.jsonl", prompts(3))

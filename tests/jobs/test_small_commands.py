@@ -34,9 +34,9 @@ def test_verify_refuses_a_folder_without_a_run(tmp_path: Path, capsys: pytest.Ca
 
 def test_the_report_by_a_column_adds_up_to_the_whole(output: Path) -> None:
     run = report.RunDirectory.open(str(output))
-    ((_, whole),) = report.acceptance_by(run, None)
-    by_kind = dict(report.acceptance_by(run, "kind"))
-    assert sorted(by_kind) == ["b", "c", "chat"]
+    ((_, whole),) = report.acceptance_by(run, [])
+    by_kind = dict(report.acceptance_by(run, ["kind"]))
+    assert sorted(by_kind) == [("b",), ("c",), ("chat",)]
     assert sum(by_kind.values(), report.Counts()) == whole
     assert whole.num_output_tokens == sum(row["num_output_tokens"] for row in generations(output))
 

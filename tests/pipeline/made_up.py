@@ -24,6 +24,7 @@ from pipeline.storage.parquet import to_parquet
 from pipeline.storage.whole_file import replace_file
 
 RUN = {"identity": {"target": {"sha": "a"}, "seed": 7}, "settings": {"drafter": "ngram"}, "carried": {}}
+RUN["has_draft_version"] = True
 
 
 def unit(unit_id: int = 0, num_rows: int = 3) -> WorkUnit:
@@ -62,6 +63,7 @@ def generation(row_id: int, sample: int = 0, **values: Any) -> dict[str, Any]:
         "stop_reason": None,
         "num_prompt_tokens": 4,
         "num_cached_tokens": 3 if sample else 0,
+        "draft_version": 0,
         "num_output_tokens": 5,
         "num_rounds": 2,
         "num_draft_tokens": 5,

@@ -29,6 +29,7 @@ USED = [
     (f"{SERVE}.controller", "ServeController", "get_serve_instance_details"),
     (f"{SERVE}.proxy", "ProxyActor", "_get_http_options"),
     ("ray.serve", "delete", "_blocking"),
+    ("ray.serve.deployment", "Deployment", "_version"),
 ]
 CONSTANTS = [("SERVE_CONTROLLER_NAME", SERVE_CONTROLLER), ("SERVE_NAMESPACE", SERVE_NAMESPACE)]
 ATTRIBUTES = {"_actor_id", "_topology", "_output_blocks_stats", "_get_http_options", "_blocking"}

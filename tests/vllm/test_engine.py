@@ -7,7 +7,9 @@ import pytest
 
 from actors.engine.translation import EncodedRow, decode_row
 from decoding import Engine, SamplingParams, Sequence
-from decoding.engine.engine import PromptError, TargetLostError
+from decoding.engine.engine import TargetLostError
+from decoding.scoring.text import ScoredText
+from decoding.sequence import TokenLogprobs
 from pipeline.run.check import contradictions
 from pipeline.text.codec import TextCodec
 from pipeline.text.stop_strings import StopStrings
@@ -108,18 +110,28 @@ def test_logprobs_have_the_form_and_values_of_drays_engine(engine: Any, plain: E
             assert [token for token, _ in theirs.top] == [token for token, _ in ours.top]
 
 
+def scores_of(engine: Any, text: ScoredText) -> list[list[TokenLogprobs]]:
+    engine.score([text])
+    assert text.error is None
+    return text.scores
+
+
 def test_the_tokens_of_a_prompt_are_scored_while_rows_run(engine: Any, plain: Engine, codec: TextCodec) -> None:
     prompt = codec.encode(PROMPTS[0], is_chat=False)
     rows = sequences_of(codec, GREEDY, 2)
     engine.submit(rows)
-    scores = [score for chunk in engine.prompt_logprobs(prompt, 2) for score in chunk]
+    (scores,) = scores_of(engine, ScoredText.whole(prompt, 2))
     while engine.has_work:
         engine.step()
     assert all(row.finish_reason in ("stop", "length") for row in rows)
-    expected = [score for chunk in plain.prompt_logprobs(prompt, 2) for score in chunk]
+    (expected,) = scores_of(plain, ScoredText.whole(prompt, 2))
     assert [score.logprob for score in scores] == pytest.approx([score.logprob for score in expected], abs=1e-3)
-    with pytest.raises(PromptError, match="the prompt has no tokens"):
-        next(engine.prompt_logprobs([], 2))
+    assert "the prompt has no tokens" in str(engine.problem_with_text(ScoredText.whole([])))
+    several = (tuple(prompt[-3:]), (prompt[-1],), ())
+    for one, other in zip(
+        *(scores_of(each, ScoredText(tuple(prompt[:-3]), several)) for each in (engine, plain)), strict=True
+    ):
+        assert [score.logprob for score in one] == pytest.approx([score.logprob for score in other], abs=1e-3)
 
 
 def test_rows_that_end_while_a_prompt_is_scored_come_back_once(engine: Any, codec: TextCodec) -> None:
@@ -130,7 +142,7 @@ def test_rows_that_end_while_a_prompt_is_scored_come_back_once(engine: Any, code
     more = sequences_of(codec, SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True), 2)
     engine.submit(more)
     finished += engine.step()
-    list(engine.prompt_logprobs(codec.encode(PROMPTS[1], is_chat=False), 1))
+    scores_of(engine, ScoredText.whole(codec.encode(PROMPTS[1], is_chat=False), 1))
     while engine.has_work:
         finished += engine.step()
     assert len(finished) == len(set(finished)) == 5

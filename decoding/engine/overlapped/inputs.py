@@ -51,7 +51,7 @@ class InputBuffers:
         self.given_6B = like.columns_BC.new_zeros(len(Given), num_rows)
         self.columns_BC = like.columns_BC.new_full((num_rows, len(Column) + num_stop_ids), -1)
         self.columns_BC[:, : len(Column)] = like.columns_BC[:1, : len(Column)]
-        self.no_biases = torch.empty(0, device=like.columns_BC.device)
+        self.no_biases = torch.empty(0, dtype=torch.float32, device=like.columns_BC.device)
         self._table: PickTable | None = None  # that was copied last
 
     def take(self, inputs: RoundInputs, table: PickTable) -> None:

@@ -5,8 +5,8 @@ between two rounds. What the host decides meanwhile comes a round later: a row t
 round, whose verdict on it is thrown away, and the draft lengths are chosen by what was known then. Neither changes a
 token.
 
-A round with what a recording cannot do (log-probabilities, penalties, a bias) is run as in any other lane, after the
-one that is under way has been read.
+A round with what a recording cannot do (log-probabilities, penalties, a bias, a grammar) is run as in any other lane,
+after the one that is under way has been read.
 """
 
 import time
@@ -73,6 +73,11 @@ class OverlappedLane(Lane):
         """Forget every row, and the round under way."""
         self._under_way, self._postponed = None, None
         super().clear()
+
+    def renew_draft(self) -> None:
+        """Begin anew with a draft that has other weights; the rows begin the round under way anew."""
+        self._under_way, self._postponed = None, None
+        super().renew_draft()
 
     def renew(self) -> None:
         """Begin with empty slots."""
@@ -283,7 +288,8 @@ def commit_within_limit(sequence: Sequence, num_drafted: int, tokens: list[int],
 
 
 def _can_be_recorded(params: SamplingParams) -> bool:
-    return params.logprobs is None and not params.uses_token_counts and not params.logit_bias
+    is_plain = params.logprobs is None and not params.uses_token_counts and not params.logit_bias
+    return is_plain and params.structured is None
 
 
 def _start(row: Sequence) -> Start:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -9,6 +11,8 @@ from actors.drafts.messages import DraftReply, DraftRequest, RowOrigin, RowUpdat
 from actors.drafts.mirror import DraftMirror, DraftTerms
 from decoding import SamplingParams, Sequence
 from decoding.drafters.model import ModelDrafter
+from decoding.engine.load import grammars_of
+from decoding.grammar.structured import Structured
 from decoding.network.language_model import LanguageModel
 from decoding.sampling.verify import Verification
 from tests.decoding.tiny import rows_over
@@ -136,3 +140,25 @@ def test_a_reply_has_the_distributions_that_were_drawn_from(
     assert probs_NV.equal(draft.probs_BKV.flatten(0, 1))
     if most_candidates:
         assert reply.distributions.ids_NM.shape == (2 * K, most_candidates)
+
+
+@pytest.mark.parametrize("verification", ["coupled", "rejection"])
+def test_a_draft_of_a_row_with_a_grammar_has_the_tokens_that_it_allows(
+    model: LanguageModel, text_pair: tuple[str, str], verification: Verification
+) -> None:
+    """Also behind what was committed since the row was sent."""
+    grammars = grammars_of(text_pair[0], model.vocab_size, frozenset({0}))
+    of_lane = replace(terms(model, verification, 16), eos_token_ids=frozenset({0}))
+    mirror = DraftMirror(model.share(), of_lane, grammars)
+    structured = Structured(regex="[0-9]{6}(one|two)")
+    params = SamplingParams(temperature=0.8, structured=structured)
+    (first,) = send(mirror, whole(0, TEXT[:5], params))
+    assert first
+    matcher = grammars.matcher(structured)
+    for committed in ([], first[:2]):
+        drafted = first if not committed else send(mirror, more(0, 5, *committed))[0]
+        assert drafted
+        for place, token in enumerate(drafted):
+            mask = matcher.mask(committed, drafted[:place])
+            assert mask is not None
+            assert mask[token // 32] >> (token % 32) & 1

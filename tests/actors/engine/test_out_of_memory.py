@@ -4,17 +4,16 @@ import asyncio
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
 import torch
 
 from actors.engine.loop import EngineLoop
-from actors.engine.requests import FailedError
 from decoding import Engine, EngineOptions, SamplingParams, Sequence
 from decoding.device import is_out_of_memory
-from decoding.sequence import TokenLogprobs
+from decoding.scoring.scorer import Scorer
+from decoding.scoring.text import ScoredText
 from tests.actors.engine.engines import Pair, alone, sequences, tokens
 
 PARAMS = SamplingParams(max_tokens=12, temperature=0.8, ignore_eos=True)
@@ -100,59 +99,59 @@ def test_an_engine_that_cannot_be_resized_fails_all_callers_and_tries_again_for_
     assert tokens(later) == expected
 
 
-PROMPT = [5, 6, 7, 8, 9]
+def make_texts(number: int = 5) -> list[ScoredText]:
+    return [ScoredText.whole([5, 6, 7, 8, 9 + index], 2) for index in range(number)]
 
 
-def score_only_with(most_slots: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let memory last for a prompt that is scored, to its end, beside `most_slots` slots only."""
-    prompt_logprobs = Engine.prompt_logprobs
+def score_only_with(most_slots: int, monkeypatch: pytest.MonkeyPatch, giant: ScoredText | None = None) -> None:
+    """Let memory last for texts that are scored, or for this one, beside `most_slots` slots only."""
+    read = Scorer._read
 
-    def too_large(self: Engine, prompt: list[int], num_top: int) -> Iterator[list[TokenLogprobs]]:
-        yield from prompt_logprobs(self, prompt, num_top)
-        if self.options.num_slots > most_slots:
+    def too_large(self: Scorer) -> None:
+        is_giant = giant is None or any(slot.branch is not None and slot.branch.text is giant for slot in self._reading)
+        if self._num_slots > most_slots and is_giant:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+        read(self)
 
-    monkeypatch.setattr(Engine, "prompt_logprobs", too_large)
+    monkeypatch.setattr(Scorer, "_read", too_large)
 
 
-def test_memory_that_runs_out_over_a_scored_prompt_halves_the_slots_and_changes_nothing_else(
+def test_memory_that_runs_out_over_scored_texts_halves_the_slots_and_changes_nothing_else(
     text_pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     running, loop = sequences(9, PARAMS), loop_of(text_pair, 8)
-    expected = alone(text_pair, running)
-    scores = [entry for chunk in loop.engine.prompt_logprobs(PROMPT, 2) for entry in chunk]
+    expected, undisturbed, texts = alone(text_pair, running), make_texts(), make_texts()
+    loop.engine.score(undisturbed)
     score_only_with(2, monkeypatch)
 
-    async def both() -> list[list[TokenLogprobs]]:
-        finishing = asyncio.ensure_future(loop.finish(running))
-        answers = [await loop.prompt_logprobs(PROMPT, 2) for _ in range(2)]
-        await finishing
-        return answers
+    async def all_at_once() -> None:
+        await asyncio.gather(loop.finish(running), loop.score(texts[:2]), loop.score(texts[2:]))
 
-    assert asyncio.run(asyncio.wait_for(both(), timeout=120)) == [scores, scores]
+    asyncio.run(asyncio.wait_for(all_at_once(), timeout=120))
+    assert [text.scores for text in texts] == [text.scores for text in undisturbed]
+    assert all(len(text.scores[0]) == 4 for text in texts)
     assert tokens(running) == expected
     assert (loop.stats().num_slots, loop.stats().num_out_of_memory) == (2, 2)
 
 
-def test_a_scored_prompt_that_is_too_large_even_beside_one_slot_fails_alone(
+def test_a_scored_text_that_is_too_large_even_beside_one_slot_fails_alone(
     text_pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    running, loop = sequences(3, PARAMS), loop_of(text_pair, 2)
+    running, loop, texts = sequences(3, PARAMS), loop_of(text_pair, 2), make_texts()
     expected = alone(text_pair, running)
-    score_only_with(0, monkeypatch)
+    score_only_with(0, monkeypatch, giant=texts[3])
 
     async def both() -> None:
-        finishing = asyncio.ensure_future(loop.finish(running))
-        with pytest.raises(FailedError, match="memory ran out"):
-            await loop.prompt_logprobs(PROMPT, 2)
-        await finishing
+        await asyncio.gather(loop.finish(running), loop.score(texts))
 
     asyncio.run(asyncio.wait_for(both(), timeout=120))
+    assert [text.error is None for text in texts] == [True, True, True, False, True]
+    assert "memory ran out over this text" in str(texts[3].error)
     assert tokens(running) == expected
-    assert (loop.stats().num_slots, loop.stats().num_out_of_memory) == (1, 2)
+    assert (loop.stats().num_slots, loop.stats().num_out_of_memory) == (1, 3)
 
 
-def test_rows_beside_a_scored_prompt_fail_with_it_where_the_engine_cannot_be_resized(
+def test_rows_beside_scored_texts_fail_with_them_where_the_engine_cannot_be_resized(
     text_pair: Pair, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     loop = loop_of(text_pair, 4)
@@ -161,13 +160,14 @@ def test_rows_beside_a_scored_prompt_fail_with_it_where_the_engine_cannot_be_res
 
     async def both() -> list[object]:
         finishing = asyncio.ensure_future(loop.finish(sequences(6, PARAMS)))
-        scoring = asyncio.ensure_future(loop.prompt_logprobs(PROMPT, 2))
+        scoring = asyncio.ensure_future(loop.score(make_texts()))
         return await asyncio.gather(finishing, scoring, return_exceptions=True)
 
     failures = asyncio.run(asyncio.wait_for(both(), timeout=60))
     assert [type(failure) for failure in failures] == [torch.OutOfMemoryError] * 2
     assert "engine not resized" in caplog.text
     assert (loop.stats().num_running, loop.stats().num_waiting, loop.stats().num_out_of_memory) == (0, 0, 1)
+    assert not loop.engine.has_texts
 
 
 def test_a_caller_that_leaves_while_the_engine_is_resized_leaves_a_whole_one(
@@ -186,7 +186,7 @@ def test_a_caller_that_leaves_while_the_engine_is_resized_leaves_a_whole_one(
     monkeypatch.setattr(Engine, "resize", slow)
 
     async def scenario() -> None:
-        scoring = asyncio.ensure_future(loop.prompt_logprobs(PROMPT, 2))
+        scoring = asyncio.ensure_future(loop.score(make_texts()))
         await asyncio.to_thread(has_begun.wait, 60)
         scoring.cancel()
         finishing = asyncio.ensure_future(loop.finish(running))
@@ -197,6 +197,7 @@ def test_a_caller_that_leaves_while_the_engine_is_resized_leaves_a_whole_one(
     asyncio.run(asyncio.wait_for(scenario(), timeout=120))
     assert tokens(running) == expected
     assert loop.stats().num_slots == 2
+    assert not loop.engine.has_texts
 
 
 def test_memory_that_runs_out_is_told_from_other_errors() -> None:

@@ -17,6 +17,7 @@ from actors.stages.target import ShardedModel
 from decoding.network.language_model import LanguageModel
 from decoding.network.stage import Stage
 from decoding.network.target import SlotsLostError
+from decoding.sampling.asked import Stretch
 from tests.actors.sharded import PARAMS, PROMPTS, SAMPLED, Pair, kill, make_engine, make_sequences, sharded, texts
 from tests.decoding.tapped import Kept
 
@@ -65,7 +66,7 @@ def test_features_are_those_of_the_same_target_in_one_process(pair: Pair, model:
             target.hand_out(tap)
             target.allocate(2, 60)
             target.prefill([1, 0], PROMPTS[:2])
-            logits.append(target.logprobs(0, [4, 7, 9], [7, 9, 1], 3))
+            logits.append(target.logprobs([Stretch.over(0, 0, [4, 7, 9], [7, 9, 1], 3)]))
         target.hand_out(None)
     assert logits[0] == logits[1]
     found, expected = (kept.at for kept in taps)

@@ -17,6 +17,7 @@ from decoding import SamplingParams
 from decoding.engine.engine import TargetLostError
 from decoding.network.language_model import LanguageModel
 from decoding.network.target import SlotsLostError
+from decoding.scoring.text import ScoredText
 from decoding.sequence import Sequence
 from tests.actors.sharded import (
     PARAMS,
@@ -135,8 +136,10 @@ def test_a_scored_prompt_that_kills_stages_fails_alone(pair: Pair, model: Sharde
     engine.submit(sequences)
     for _ in range(4):
         engine.step()
-    with pytest.raises(TargetLostError, match="over a prompt that is scored"):
-        list(engine.prompt_logprobs([1, 2, POISON, 3], 1))
+    scored = [ScoredText.whole([1, 2, 3, 4]), ScoredText.whole([1, 2, POISON, 3]), ScoredText.whole([5, 6])]
+    engine.score(scored)
+    assert [text.error is None for text in scored] == [True, False, True]
+    assert "the target was lost over this text, twice" in str(scored[1].error)
     texts(engine, [])
     assert [sequence.output_token_ids for sequence in sequences] == sampled
 
@@ -235,14 +238,16 @@ def test_the_text_is_the_same_where_transformers_own_code_runs_and_a_stage_dies(
 @pytest.mark.slow
 def test_the_scores_of_a_prompt_are_those_of_the_model_in_one_piece(pair: tuple[str, str]) -> None:
     (prompt,) = random_prompts([90], vocab_size=POISON, seed=5)
-    whole = list(make_engine(pair, None, "none").prompt_logprobs(prompt, 2))
+    whole, cut = ([ScoredText.whole(prompt, 2), ScoredText(tuple(prompt[:50]), ((5, 6, 7), (8,)), 2)] for _ in range(2))
+    make_engine(pair, None, "none").score(whole)
     with sharded(pair[0], 3) as model:
         engine = make_engine(pair, model, "none")
         before = texts(engine, make_sequences(PARAMS))
-        cut = list(engine.prompt_logprobs(prompt, 2))
+        engine.score(cut)
         assert texts(engine, make_sequences(PARAMS)) == before
-    for whole_chunk, cut_chunk in zip(whole, cut, strict=True):
-        for expected, entry in zip(whole_chunk, cut_chunk, strict=True):
+    scores = ([s for text in texts for s in text.scores] for texts in (whole, cut))
+    for whole_scores, cut_scores in zip(*scores, strict=True):
+        for expected, entry in zip(whole_scores, cut_scores, strict=True):
             assert entry.logprob == pytest.approx(expected.logprob, abs=1e-4)
             assert [token for token, _ in entry.top] == [token for token, _ in expected.top]
 

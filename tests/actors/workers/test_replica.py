@@ -149,11 +149,10 @@ def test_a_prompt_that_cannot_be_scored_is_refused_and_the_message_says_why(
 def test_a_failure_of_the_engine_over_a_scored_prompt_is_no_refusal(
     replica: Replica, runner: asyncio.Runner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(*_: Any) -> Iterator[Any]:
+    def broken(*_: Any) -> Any:
         raise ValueError("tensor a of the prompt [5, 6] must match tensor b")
-        yield
 
-    monkeypatch.setattr(Engine, "prompt_logprobs", broken)
+    monkeypatch.setattr(Engine, "step_texts", broken)
     with pytest.raises(ValueError, match="tensor a") as caught:
         runner.run(replica.score(scoring()))
     assert not isinstance(caught.value, RefusedError)

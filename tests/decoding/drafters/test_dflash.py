@@ -201,7 +201,7 @@ def test_a_round_tells_the_drafter_from_which_chance_on_a_token_pays(target):
     assert all(0 < each < 1 and set(told) == {each} for each, *told in seen)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2))])
 def test_a_row_whose_features_were_not_handed_out_for_a_while_drafts_no_more(target, seed, monkeypatch):
     config = block_config()
     head, tensors = random_head(config)
@@ -214,3 +214,18 @@ def test_a_row_whose_features_were_not_handed_out_for_a_while_drafts_no_more(tar
     plain = engine_over(target.share(), NoDrafter()).generate(PROMPTS * 20, params)
     assert [row.output_token_ids for row in found] == [row.output_token_ids for row in plain]
     check_drafts(target, drafter, tensors, config)
+
+
+def test_nothing_is_copied_from_a_slot_that_was_cleared(target):
+    head, _ = random_head(block_config())
+    drafter = watched(head)
+    target.allocate(3, 80)
+    target.hand_out(drafter.tap)
+    drafter.begin(0, None, 0)
+    target.prefill([0], [[1, 2, 3, 4, 5]])
+    assert drafter.num_copyable(0, 4) == 4
+    drafter.reset(0)
+    assert drafter.num_copyable(0, 4) == 0
+    drafter.begin(1, 0, 4)
+    assert drafter.num_copyable(1, 4) == 0
+    target.hand_out(None)

@@ -98,15 +98,18 @@ def test_a_row_that_began_with_one_token_drafts_as_any_other_after_rounds_withou
     check_drafts(target, drafter, tensors)
 
 
-def test_rows_longer_than_the_heads_context_draft_up_to_its_end_and_hold_no_features_behind_it(target):
+@pytest.mark.parametrize("budget", [5, pytest.param(None, marks=pytest.mark.slow)])
+def test_rows_longer_than_the_heads_context_draft_up_to_its_end_and_hold_no_features_behind_it(target, budget):
     head, tensors = random_head(head_config(layer={"max_position_embeddings": 16}))
     drafter = watched(head)
-    engine, params = engine_over(target, drafter), SamplingParams(max_tokens=30, temperature=0)
+    engine = engine_over(target, drafter, max_prefill_tokens=budget)
+    params = SamplingParams(max_tokens=30, temperature=0)
     prompts = [*PROMPTS, *random_prompts([40, 22]), random_prompts([40])[0]]
     for _ in range(2):  # the second time, prefixes of long rows are copied
         found = engine.generate(prompts, params)
         plain = engine_over(target.share(), NoDrafter()).generate(prompts, params)
         assert [row.output_token_ids for row in found] == [row.output_token_ids for row in plain]
+    assert found[-1].num_cached_tokens == 38, "what a head does not read need not be read again"
     assert max(len(tokens) + len(drafted) for tokens, drafted, _ in drafter.seen) == 16
     assert all(piece.start < 16 for pieces in drafter._held.values() for piece in pieces)
     check_drafts(target, drafter, tensors)
@@ -164,7 +167,7 @@ def test_text_is_that_of_the_target_alone(target, num_slots, temperature):
     assert sum(row.num_draft_tokens for row in found) > 100
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2))])
 def test_a_row_whose_features_were_not_handed_out_for_a_while_drafts_no_more(target, seed, monkeypatch):
     head, tensors = random_head(head_config())
     drafter = watched(head)

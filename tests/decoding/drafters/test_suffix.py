@@ -180,3 +180,13 @@ def test_samples_draft_from_each_other_and_write_what_they_would_alone(models):
     assert outputs(sequences) == expected
     # The first sample of each prompt leads, the others follow.
     assert sum(s.num_accepted_tokens for s in sequences) > 0.4 * sum(len(s.output_token_ids) for s in sequences)
+
+
+def test_a_round_in_which_a_row_may_draft_nothing_does_not_decide_what_is_offered_in_the_next_one():
+    """Such as the first round of a drafter's rest, after which nothing is observed."""
+    drafter, sequence = SuffixDrafter(), sample(PROMPT, 5, 6, 7, 5)
+    drafter.admit([0], [sequence])
+    assert drafted(drafter.propose(rows_of(sequence, limit=0))) == [[]]
+    sequence.output_token_ids += [6]
+    assert drafter.lookup_survival(rows_of(sequence))[0]
+    assert drafted(drafter.propose(rows_of(sequence)))[0][0] == 7

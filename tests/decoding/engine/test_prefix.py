@@ -5,7 +5,8 @@ import random
 import pytest
 
 from decoding import SamplingParams, Sequence
-from decoding.engine.prefix import Resident, common_prefix
+from decoding.common_prefix import common_prefix
+from decoding.engine.prefix import Resident
 
 
 @pytest.mark.parametrize("length", [0, 1, 2, 15, 16, 17, 47, 48, 49, 300])

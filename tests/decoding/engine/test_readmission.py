@@ -13,6 +13,7 @@ from decoding.engine.engine import TargetLostError
 from decoding.engine.prefix import Resident
 from decoding.network.language_model import LanguageModel
 from decoding.network.target import SlotsLostError
+from decoding.scoring.text import ScoredText
 from tests.decoding import tiny
 from tests.decoding.engine.test_lanes import lanes_over
 from tests.decoding.tiny import EVERY_DRAFTER, assert_each_once, engine_over, numbered, outputs, random_prompts, run
@@ -249,38 +250,43 @@ def test_a_loss_too_many_over_a_scored_prompt_is_an_error_of_the_rows_in_flight_
     assert processes.num_losses == 2
     assert engine.num_running == 5, "the rows are drafted for"
     processes._max_losses = 3
-    assert sum(map(len, engine.prompt_logprobs(prompt, 1))) == 39
+    text = ScoredText.whole(prompt)
+    engine.score([text])
+    assert len(text.scores[0]) == 39
     with pytest.raises(TargetLostError, match="3 times over rows that wrote nothing in between: planted"):
         engine.step()
     engine.clear()
     assert run(engine, sequences(0.0))
 
 
-def test_a_scorer_whose_prefill_fails_gives_its_slot_back(models, monkeypatch):
-    monkeypatch.setattr("decoding.engine.engine._SCORED_AT_ONCE", 5 * models.target.vocab_size)
-    engine, _ = lanes_over(models, num_lanes=1)
-    (prompt,) = random_prompts([40], seed=7)
-    scores = engine.prompt_logprobs(prompt, 1)
-    next(scores)
-    engine._scorer = None  # as after a loss
-    released = Mock()
-    monkeypatch.setattr(LanguageModel, "release", released)
-    monkeypatch.setattr(LanguageModel, "prefill", Mock(side_effect=MemoryError))
-    with pytest.raises(MemoryError):
-        next(scores)
-    released.assert_called_once()
-    assert engine._scorer is None
-
-
-def test_losses_between_which_a_scored_prompt_went_on_are_not_its_fault(models, monkeypatch):
-    monkeypatch.setattr("decoding.engine.engine._SCORED_AT_ONCE", 5 * models.target.vocab_size)
-    (prompt,) = random_prompts([40], seed=7)
-    expected = [entry for chunk in lanes_over(models)[0].prompt_logprobs(prompt, 1) for entry in chunk]
+def test_losses_between_which_texts_went_on_are_not_their_fault(models):
+    texts, expected = ([ScoredText.whole(prompt) for prompt in random_prompts([40, 33], seed=7)] for _ in range(2))
+    lanes_over(models)[0].score(expected)
     engine, _ = lanes_over(models)
+    engine._scorer._max_tokens = 5
     processes = Processes(engine, every=3, counted={"logprobs"})
-    found = [entry for chunk in engine.prompt_logprobs(prompt, 1) for entry in chunk]
+    engine.score(texts)
     assert processes.num_losses >= 3
-    assert [entry.logprob for entry in found] == pytest.approx([entry.logprob for entry in expected], abs=1e-4)
+    for text, other in zip(texts, expected, strict=True):
+        assert text.error is None
+        values = [entry.logprob for entry in other.scores[0]]
+        assert [entry.logprob for entry in text.scores[0]] == pytest.approx(values, abs=1e-4)
+
+
+def test_a_text_over_which_the_target_is_lost_again_and_again_fails_alone(models, monkeypatch):
+    texts = [ScoredText.whole(prompt) for prompt in random_prompts([20, 30, 25], seed=7)]
+    engine, _ = lanes_over(models)
+    logprobs = LanguageModel.logprobs
+
+    def lose(self, stretches):
+        if any(len(stretch.token_ids) == 29 for stretch in stretches):
+            raise SlotsLostError("planted")
+        return logprobs(self, stretches)
+
+    monkeypatch.setattr(LanguageModel, "logprobs", lose)
+    engine.score(texts)
+    assert [text.error is None for text in texts] == [True, False, True]
+    assert "lost over this text, twice: planted" in texts[1].error
 
 
 @pytest.mark.parametrize(("drafter", "draft_length"), [("hybrid", "adaptive"), ("none", "fixed"), ("model", "fixed")])

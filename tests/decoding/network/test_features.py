@@ -13,6 +13,7 @@ from decoding.checkpoint.layer_subset import CannotCutError
 from decoding.network import layer_hooks
 from decoding.network.language_model import LanguageModel
 from decoding.network.probe import check_model
+from decoding.sampling.asked import Stretch
 from decoding.sampling.judging import ScoreRequest
 from decoding.sampling.verify import Draft
 from tests.decoding.families import FAMILIES, family_network
@@ -96,7 +97,7 @@ def test_everything_that_writes_into_slots_hands_out_and_nothing_else_does():
     assert kept.calls == []
     assert kept.num_projected == [6], "the time of a forward is that with features"
     model.allocate(2, 60)
-    model.logprobs(0, prompt[:4], prompt[1:5], 1)
+    model.logprobs([Stretch.over(0, 0, prompt[:4], prompt[1:5], 1)])
     assert kept.calls == [([0], [0], [4], prompt[:4])]
     model.decide(rows, [], None, in_slot=1)
     assert [call[:3] for call in kept.calls[1:]] == [([1], [0], [19]), ([1], [19], [1])]

@@ -116,6 +116,15 @@ def test_a_schedule_stops_after_rejected_drafts_and_probes_now_and_then():
     assert 1 <= found.count(1) <= 10
 
 
+def test_a_schedule_that_forgets_its_draft_plans_as_a_new_one_does():
+    schedule, sequences = AdaptiveSchedule(KNEE, 8), rows(500, 500, 500)
+    play(schedule, sequences, all_rejected, 300)
+    assert not any(lengths(schedule, sequences))
+    schedule.forget()
+    assert not schedule.rests
+    assert lengths(schedule, sequences) == lengths(AdaptiveSchedule(KNEE, 8), sequences) != (0, 0, 0)
+
+
 def test_a_schedule_that_found_nothing_to_gain_plans_again_only_some_rounds_later_or_with_fewer_rows(monkeypatch):
     planned = []
     monkeypatch.setattr(
@@ -244,3 +253,41 @@ def test_a_token_must_pay_with_a_higher_chance_where_verification_costs_more():
     assert len(set(found)) == 3
     assert 0 < found[0] < found[-1] < 1
     assert FixedSchedule(4).plan(rows(100, 100), None, True).min_survival == 0
+
+
+def share_of_rest(
+    took: Callable[[int], float], *, num_accepted: int = 0, num_able: int = 4, schedule: Schedule | None = None
+) -> float:
+    """The share of 1500 rounds that are done without the drafter.
+
+    The batch has 1 to 4 rows, and `took` says how long a round of them with the drafter takes.
+    """
+    schedule, num_rested = schedule or AdaptiveSchedule(LINE, 4), 0
+    for number in range(1500):
+        batch = rows(*[500] * (1 + number // 20 % 4))
+        if schedule.rests:
+            num_rested += 1
+            schedule.observe_rest(len(batch), len(batch), LINE.target_seconds(len(batch)))
+            continue
+        plan = DraftPlan((1,) * len(batch), (True,) * len(batch))
+        drafted = [int(row < num_able) for row in range(len(batch))]
+        schedule.observe(plan, batch, drafted, [n * num_accepted for n in drafted], took(len(batch)))
+    return num_rested / 1500
+
+
+def test_a_drafter_rests_where_its_rounds_take_longer_and_yield_no_more():
+    assert share_of_rest(lambda n: 1.2 * LINE.target_seconds(n)) > 0.85
+
+
+def test_a_drafter_does_not_rest_where_its_rounds_yield_more_than_they_take_longer():
+    assert share_of_rest(lambda n: 1.5 * LINE.target_seconds(n), num_accepted=1) < 0.1
+
+
+def test_a_drafter_does_not_rest_where_rounds_wait_for_another_process():
+    schedule = AdaptiveSchedule(LINE, 4)
+    schedule.never_rest()
+    assert share_of_rest(lambda n: 1.2 * LINE.target_seconds(n), schedule=schedule) == 0
+
+
+def test_rounds_in_which_most_rows_cannot_draft_do_not_show_what_a_drafter_is_worth():
+    assert share_of_rest(lambda n: 1.2 * LINE.target_seconds(n), num_able=0) == 0

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from decoding.pace.trials import Trials
+from decoding.pace.trials import Round, Trials
 
 
 def shares(speed_with, speed_without: float, num_rounds: int = 4000, noise: float = 0.2, seed: int = 0) -> list[bool]:
@@ -13,7 +13,7 @@ def shares(speed_with, speed_without: float, num_rounds: int = 4000, noise: floa
     for number in range(num_rounds):
         rested.append(trials.is_resting)
         speed = speed_without if trials.is_resting else speed_with(number)
-        trials.observe(speed * chance.uniform(1 - noise, 1 + noise), num_rows=16)
+        trials.observe(Round(1.0, 1 / (speed * chance.uniform(1 - noise, 1 + noise))), num_rows=16)
     return rested
 
 
@@ -49,7 +49,8 @@ def test_one_slow_round_decides_nothing():
     trials, rested = Trials(), 0
     for number in range(2000):
         rested += trials.is_resting
-        trials.observe(0.01 if number % 5 == 0 else 1.0 if trials.is_resting else 1.3, num_rows=16)
+        time = 100.0 if number % 5 == 0 else 1.0
+        trials.observe(Round(1.0 if trials.is_resting else 1.3, time), num_rows=16)
     assert rested < 0.05 * 2000
 
 
@@ -58,5 +59,62 @@ def test_the_first_trial_waits_until_acceptance_is_known(num_rows, num_rounds):
     trials = Trials()
     for _ in range(num_rounds):
         assert not trials.is_resting
-        trials.observe(1.0, num_rows)
+        trials.observe(Round(1.0, 1.0), num_rows)
     assert trials.is_resting
+
+
+@pytest.mark.parametrize(("num_rows", "num_rounds"), [(1, 24), (4, 12), (16, 12)])
+def test_a_trial_counts_more_rounds_where_there_are_fewer_rows(num_rows, num_rounds):
+    trials, rested = Trials(), 0
+    for _ in range(200):
+        rested += trials.is_resting
+        trials.observe(Round(1.0, 2.0 if trials.is_resting else 1.0), num_rows)
+    assert rested == 2 + num_rounds, "and the two rounds after the change do not count"
+
+
+@pytest.mark.parametrize(("rest_speed", "num_without"), [(0.7, 0), (0.9, 14), (1.1, 14)])
+def test_features_go_on_in_a_trial_of_rest_until_it_could_be_the_faster_way(rest_speed, num_without):
+    """Rows that miss features never draft again, so they are kept where rest is slower than features can explain."""
+    trials, kept, without = Trials(has_features=True), 0, 0
+    for _ in range(16 + 2 * 14):
+        kept += trials.is_resting and trials.keeps_features
+        without += trials.is_resting and not trials.keeps_features
+        trials.observe(Round(1.0, 1 / rest_speed if trials.is_resting else 1.0), num_rows=16)
+    assert kept == 14, "two rounds after the change, and twelve that count"
+    assert without == num_without
+    assert trials.is_resting == (rest_speed > 1)
+    assert not trials.keeps_features, "a rest that is settled needs none"
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_drafter_that_seems_a_little_faster_does_not_wake(seed):
+    rested = shares(lambda number: 0.7 if number < 100 else 1.02, 1.0, noise=0.05, seed=seed)
+    assert sum(rested) > 0.95 * len(rested)
+
+
+@pytest.mark.parametrize("num_missed", [50.0, 500.0])
+def test_a_trial_that_costs_much_is_not_repeated_soon(num_missed):
+    """The drafter reads what it missed while it rested, which takes as long as `num_missed` rounds."""
+    trials, in_trials, whole, num_rested = Trials(), 0.0, 0.0, 0
+    for number in range(int(120 * num_missed)):
+        time = 1.0
+        if trials.is_resting:
+            num_rested += 1
+        else:
+            time = num_missed if num_rested else 1.2
+            num_rested = 0
+        if number >= 100:
+            in_trials += 0.0 if trials.is_resting else time
+            whole += time
+        trials.observe(Round(1.0, time), num_rows=16)
+    assert 0 < in_trials < 0.03 * whole
+
+
+def test_a_machine_that_stood_still_in_a_trial_does_not_end_all_trials():
+    trials, rested = Trials(), []
+    for number in range(70_000):
+        rested.append(trials.is_resting)
+        trials.observe(Round(1.0 if trials.is_resting else 0.9, 1e9 if number == 20 else 1.0), num_rows=16)
+    assert not rested[15]
+    assert rested[20]
+    assert sum(rested[-1000:]) > 900

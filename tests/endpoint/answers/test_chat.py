@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
+import jsonschema
 import openai
 import pytest
 
@@ -138,3 +140,32 @@ def test_fields_that_only_identify_the_caller_are_accepted(client: openai.OpenAI
     assert answer.id.startswith("chatcmpl-")
     assert answer.system_fingerprint == "fp_1"
     assert answer.choices[0].message.role == "assistant"
+
+
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {"a": {"enum": ["yes", "no"]}, "b": {"type": "integer", "minimum": 0, "maximum": 99}},
+    "required": ["a", "b"],
+    "additionalProperties": False,
+}
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_chat_has_the_form_that_it_asks_for_and_is_what_the_offline_job_writes(
+    server: Server, client: openai.OpenAI, temperature: float
+) -> None:
+    form = {"type": "json_schema", "json_schema": {"name": "answer", "strict": True, "schema": SCHEMA}}
+    request: dict[str, Any] = {"messages": [USER], "temperature": temperature, "seed": 3, "max_tokens": 60}
+    whole = answered(client.chat.completions, **request, response_format=form)
+    (row,) = server.offline(**request, structured={"json_schema": SCHEMA})
+    assert whole.choices[0].message.content == row["text"]
+    assert streamed(client.chat.completions, **request, response_format=form)[0] == {0: row["text"]}
+    if row["finish_reason"] == "stop":
+        jsonschema.validate(json.loads(row["text"]), SCHEMA)
+
+
+def test_a_chat_takes_the_fields_of_vllm_for_a_form(client: openai.OpenAI) -> None:
+    for fields in ({"structured_outputs": {"choice": ["yes", "no"]}}, {"guided_choice": ["yes", "no"]}):
+        answer = answered(client.chat.completions, messages=[USER], max_tokens=20, extra_body=fields)
+        assert answer.choices[0].message.content in ("yes", "no")
+        assert answer.choices[0].finish_reason == "stop"

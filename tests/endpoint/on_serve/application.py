@@ -22,7 +22,8 @@ from actors.engine.loop import EngineStats
 from actors.settings import GeneratorSettings
 from actors.workers.replica import Replica, ReplicaSettings
 from decoding.sequence import Sequence
-from endpoint.deployment import APP_NAME, DeploymentSettings, deploy, make_application, start, withdraw
+from endpoint.batches.settings import BatchSettings
+from endpoint.deployment import APP_NAME, DeployedVersion, DeploymentSettings, deploy, make_application, start, withdraw
 from endpoint.edge.auth import Keys
 from endpoint.edge.install import EdgeSettings
 from endpoint.http.limits import Limits
@@ -92,7 +93,13 @@ class Served(Running):
         assert [(one.status, one.error) for one in asked if not one.has_succeeded] == []
         assert [one.text for one in asked] == self.expected(asked)
 
-    def application(self, settings: GeneratorSettings | None = None, **replica_settings: Any) -> Any:
+    def application(
+        self,
+        settings: GeneratorSettings | None = None,
+        version: DeployedVersion | None = None,
+        batch_settings: BatchSettings | None = None,
+        **replica_settings: Any,
+    ) -> Any:
         """Return what `deploy` takes, of this model unless another one's `settings` are given."""
         return make_application(
             settings or self.settings,
@@ -103,6 +110,8 @@ class Served(Running):
                 min_replicas=self.num_replicas, max_replicas=self.num_replicas, num_cpus=0.5, drain_timeout_s=_DRAIN_S
             ),
             LogSettings(level="warning"),
+            version=version,
+            batch_settings=batch_settings,
         )
 
     def wait_until_idle(self) -> None:

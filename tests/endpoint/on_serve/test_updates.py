@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import shutil
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import httpx2
 import pytest
 
-from endpoint.deployment import deploy, withdraw
+from endpoint.deployment import DeployedVersion, deploy, deployed_version, withdraw
 from tests.endpoint.asking import Asked, all_over
 from tests.endpoint.in_process import MODEL
-from tests.endpoint.on_serve.application import LONG, MAX_WAITING, Served, replica_pids
+from tests.endpoint.on_serve.application import LONG, MAX_WAITING, Served, engine_stats, replica_pids
+from tests.jobs.runs import wait_until
 
 pytestmark = pytest.mark.ray
 _NUM_CLIENTS = 4
@@ -47,6 +51,31 @@ def test_an_update_to_another_model_under_load_fails_no_request_and_mixes_no_tex
         with deployed.client() as client:
             answer = client.completions.create(model=MODEL, prompt="hello", max_tokens=9, seed=5)
         assert answer.choices[0].text == after.offline("hello", max_tokens=9, seed=5)[0]["text"]
+
+
+@pytest.mark.timeout(600)
+def test_another_draft_under_load_replaces_no_process_fails_no_request_and_changes_no_text(
+    deployed: Served, tmp_path: Path
+) -> None:
+    draft = deployed.settings.models.draft
+    assert draft is not None
+    other = str(shutil.copytree(draft, tmp_path / "draft"))
+    number = uuid4().hex
+    deploy(deployed.application(version=DeployedVersion(number, "rest", draft)))
+    before = replica_pids()
+    assert deployed_version() == DeployedVersion(number, "rest", draft)
+    models = replace(deployed.settings.models, draft=other)
+    version = DeployedVersion(number, "rest", other)
+    asked = asyncio.run(
+        _asked_during(deployed, deployed.application(replace(deployed.settings, models=models), version))
+    )
+    deployed.check(asked)
+    assert deployed_version() == version
+    wait_until(lambda: [stats.draft_version for stats in engine_stats()] == [1] * deployed.num_replicas)
+    assert replica_pids() == before
+    with deployed.client() as client:
+        answer = client.completions.create(model=MODEL, prompt="hello", max_tokens=9, seed=5)
+    assert answer.choices[0].text == deployed.offline("hello", max_tokens=9, seed=5)[0]["text"]
 
 
 def test_requests_in_flight_finish_when_the_application_is_withdrawn(deployed: Served) -> None:

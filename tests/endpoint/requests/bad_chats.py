@@ -1,5 +1,9 @@
 """Chats with a field or a message that is wrong."""
 
+from __future__ import annotations
+
+from typing import Any
+
 from tests.endpoint.requests.bad_requests import (
     BOOLEAN,
     CHAT,
@@ -17,8 +21,37 @@ from tests.endpoint.requests.bad_requests import (
 )
 
 MESSAGES = "expected a list of at least one message"
-ROLES = "expected one of system, developer, user, assistant"
-NO_TOOLS = "this server does not support tools", "unsupported_parameter"
+ROLES = "expected one of system, developer, user, assistant, tool"
+NO_FUNCTIONS = "this server does not support functions; use the role tool", "unsupported_parameter"
+NO_PLACE = (
+    "the chat template of this model has no place for tools; a call can only be forced by tool_choice",
+    "unsupported_parameter",
+)
+NO_VARIABLE = "the chat template of this model has no such variable", "unsupported_parameter"
+OTHER_TOOL = 'expected "function"; other tools are not supported', "unsupported_parameter"
+CHOICES = 'expected none, auto, required, or {"type": "function", "function": {"name": ...}}'
+NAME = "expected a name of 1 to 64 letters, digits, - and _"
+CALL_ID = "expected the id of a call, a string of 1 to 256 characters"
+F: dict[str, Any] = {"type": "function", "function": {"name": "f"}}
+RESULT = {**MESSAGE, "role": "tool", "tool_call_id": "1"}
+CALLED: dict[str, Any] = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+
+
+def function(**fields: Any) -> dict[str, Any]:
+    """Return a tool with these fields of its function."""
+    return {"type": "function", "function": {"name": "f", **fields}}
+
+
+def tools_with(**fields: Any) -> list[list[dict[str, Any]]]:
+    """Return a list of tools, the second of which has these fields of its function."""
+    return [[F, function(**{"name": "g", **fields})]]
+
+
+def called(**fields: Any) -> list[list[dict[str, Any]]]:
+    """Return a message's list of calls, whose function has these fields."""
+    return [[{**CALLED, "function": {"name": "f", "arguments": "{}", **fields}}]]
+
+
 CONTENT = "expected a string, or a list of text parts"
 PART = 'expected an object with type "text" and a text'
 NO_FIELD = "it is not supported; leave it out", "unsupported_parameter"
@@ -39,15 +72,43 @@ BAD_CHATS = [
         ("logprobs", BOOLEAN, [2]),
         ("max_completion_tokens", LEAST_1, [0, -5]),
         ("max_tokens", LEAST_1, [0]),
-        ("tools", UNSUPPORTED, [[{"type": "function", "function": {"name": "f"}}]]),
-        ("tool_choice", UNSUPPORTED, ["required"]),
+        ("tools", NO_PLACE, [[F]]),
+        ("tools", "expected a list of functions", ["f", {}]),
+        ("tools", "expected at most 128 functions, got 129", [[function(name=f"f{i}") for i in range(129)]]),
+        ("tools[0]", 'expected an object with type "function" and a function', [["f"]]),
+        ("tools[0].type", OTHER_TOOL, [[{"type": "web_search"}]]),
+        ("tools[0].type", 'expected "function"; other tools are not supported', [[{}]]),
+        ("tools[0].function", "expected an object with a name", [[{"type": "function"}]]),
+        ("tools[0].strict", NO_FIELD, [[{**F, "strict": True}]]),
+        ("tools[1].function.name", NAME, tools_with(name="a b")),
+        ("tools[1].function.name", "another function of the list has this name", tools_with(name="f")),
+        ("tools[1].function.description", "expected a string", tools_with(description=1)),
+        ("tools[1].function.strict", BOOLEAN, tools_with(strict="yes")),
+        ("tools[1].function.parameters", "expected a JSON Schema, an object", tools_with(parameters=[])),
+        (
+            "tools[1].function.parameters.type",
+            'expected "object": the arguments of a call are an object',
+            tools_with(parameters={"type": "string"}),
+        ),
+        ("tools[1].function.returns", NO_FIELD, tools_with(returns={})),
+        ("tool_choice", "it needs tools, and there are none", ["required"]),
+        ("parallel_tool_calls", BOOLEAN, ["no"]),
+        ("chat_template_kwargs", "expected an object", [["a"]]),
+        ("chat_template_kwargs.enable_thinking", NO_VARIABLE, [{"enable_thinking": True}]),
+        (
+            "chat_template_kwargs.messages",
+            "the chat template gets this name from elsewhere; leave it out",
+            [{"messages": []}],
+        ),
+        ("continue_final_message", "the last message is not the assistant's", [True]),
         ("functions", UNSUPPORTED, [[{"name": "f"}]]),
         ("function_call", UNSUPPORTED, [{"name": "f"}]),
-        ("response_format", UNSUPPORTED, [{"type": "json_schema", "json_schema": {}}]),
         ("modalities", UNSUPPORTED, [["text", "audio"]]),
         ("audio", UNSUPPORTED, [{"voice": "a"}]),
         ("prediction", UNSUPPORTED, [{"type": "content", "content": "a"}]),
-        ("reasoning_effort", UNSUPPORTED, ["high"]),
+        ("reasoning_effort", NO_VARIABLE, ["high"]),
+        ("allowed_token_ids", UNSUPPORTED, [[1]]),
+        ("bad_words", UNSUPPORTED, [["a"]]),
         ("web_search_options", UNSUPPORTED, [{}]),
         ("verbosity", UNSUPPORTED, ["low"]),
         ("echo", UNKNOWN, [True]),
@@ -60,7 +121,9 @@ BAD_CHATS = [
     *wrong_values(
         message,
         ("role", ROLES, [None, "robot", 1, "USER"]),
-        ("role", NO_TOOLS, ["tool", "function"]),
+        ("role", NO_FUNCTIONS, ["function"]),
+        ("tool_call_id", UNSUPPORTED, ["1"]),
+        ("tool_calls", UNSUPPORTED, [[CALLED]]),
         ("content", CONTENT, [None, 7, {"text": "a"}, []]),
         ("content[0]", PART, [["a"], [{"text": "a"}]]),
         ("content[0].text", "expected a string", [[{"type": "text"}], [{"type": "text", "text": 1}]]),
@@ -70,5 +133,76 @@ BAD_CHATS = [
         ("name", "expected a string of 1 to 64 characters", [7, "", "n" * 65]),
         ("refusal", UNSUPPORTED, ["no"]),
     ),
-    *wrong_values(message, ("tool_calls", UNSUPPORTED, [[{"id": "1"}]]), role="assistant"),
+    *wrong_values(
+        chat,
+        ("tool_choice", CHOICES, ["any", 1, {"name": "f"}]),
+        ("tool_choice.type", ("this server supports function alone", "unsupported_parameter"), [{"type": "custom"}]),
+        ("tool_choice.function", "expected an object with a name", [{"type": "function"}]),
+        (
+            "tool_choice.function.name",
+            "no function of tools has this name",
+            [{"type": "function", "function": {"name": "g"}}],
+        ),
+        tools=[F],
+    ),
+    chat(
+        "a schema of a forced call that no grammar can hold",
+        "tools[0].function.parameters",
+        "it cannot be compiled at /properties/a: Invalid type: integral",
+        tools=[function(parameters={"properties": {"a": {"type": "integral"}}})],
+        tool_choice="required",
+    ),
+    chat("a tool without a name", "tools[0].function.name", NAME, tools=[function(name="")]),
+    chat("a tool with a long name", "tools[0].function.name", NAME, tools=[function(name="n" * 65)]),
+    chat(
+        "tools beside a form",
+        "tools",
+        "the output has a form already (response_format), and calls would break it",
+        tools=[F],
+        tool_choice="required",
+        response_format={"type": "json_object"},
+    ),
+    chat(
+        "forced calls without an end",
+        "tool_choice",
+        "calls are held to a grammar here: ignore_eos is True, which would forbid the end token where the grammar of "
+        "the calls asks for it; leave it out, or ask for longer output in the grammar",
+        tools=[F],
+        tool_choice="required",
+        ignore_eos=True,
+    ),
+    chat(
+        "a message that is continued and one that begins",
+        "continue_final_message",
+        "it contradicts add_generation_prompt, which is true as well",
+        continue_final_message=True,
+        add_generation_prompt=True,
+    ),
+    *wrong_values(
+        message,
+        ("tool_calls", "expected a list of at least one call", ["f", {"a": 1}]),
+        ("tool_calls[0]", "expected an object with id, type and function", [["f"]]),
+        ("tool_calls[0].type", 'expected "function"', [[{**CALLED, "type": "custom"}]]),
+        ("tool_calls[0].id", CALL_ID, [[{**CALLED, "id": 7}]]),
+        ("tool_calls[0].function", "expected an object with name and arguments", [[{"id": "1", "type": "function"}]]),
+        ("tool_calls[0].function.name", NAME, called(name="a b")),
+        ("tool_calls[0].function.arguments", "expected JSON text of an object", called(arguments="{")),
+        ("tool_calls[0].function.arguments", "expected an object, or JSON text of one", called(arguments="[]")),
+        ("tool_calls[0].function.x", ("there is no such field in a call", "unsupported_parameter"), called(x=1)),
+        ("reasoning", "expected a string", [7]),
+        role="assistant",
+    ),
+    *wrong_values(message, ("tool_call_id", CALL_ID, [None, "", 7, "i" * 257]), role="tool"),
+    chat(
+        "calls that the template would leave out",
+        "messages[1].tool_calls",
+        "the chat template of this model has no place for it",
+        messages=[MESSAGE, {"role": "assistant", "tool_calls": [CALLED]}, RESULT],
+    ),
+    chat(
+        "calls that are to be continued",
+        "messages[1].tool_calls",
+        "the last message has calls and cannot be continued; add messages of the role tool",
+        messages=[MESSAGE, {"role": "assistant", "tool_calls": [CALLED]}],
+    ),
 ]

@@ -31,6 +31,7 @@ INTEGER = "expected an integer"
 NUMBER = "expected a number"
 MOST_4096, INT32 = "must be at most 4096", "must be at most 2147483647"
 
+FORMAT, JSON = {"type": "json_schema"}, {"type": "json_object"}
 BAD_COMPLETIONS = [
     *wrong_values(
         completion,
@@ -108,10 +109,54 @@ BAD_COMPLETIONS = [
         ("model", "must have at most 512 characters", ["m" * 513]),
         ("suffix", UNSUPPORTED, ["end"]),
         ("tools", UNSUPPORTED, [[{"type": "function"}]]),
-        ("response_format", UNSUPPORTED, [{"type": "json_object"}]),
+        ("store", UNSUPPORTED, [True, 0, "false"]),
+        ("service_tier", UNSUPPORTED, ["flex", "priority", 1]),
+        ("parallel_tool_calls", UNSUPPORTED, [1, "no"]),
+        ("user", "expected a string", [7, ["ann"], True]),
+        ("user", "must have at most 512 characters", ["u" * 513]),
+        ("safety_identifier", "expected a string", [7]),
+        ("prompt_cache_key", "expected a string", [{}]),
+        ("metadata", "expected an object", ["job 7", [1]]),
+        ("metadata.job", "expected a string", [{"job": 7}]),
+        ("metadata", "must have at most 16, got more", [{str(number): "" for number in range(17)}]),
+        ("response_format", "expected an object", ["json_object"]),
+        ("response_format.type", "expected text, json_object or json_schema, got 'xml'", [{"type": "xml"}]),
+        ("response_format.type", "expected text, json_object or json_schema, got 'None'", [{}]),
+        ("response_format.json_schema", "expected an object, got NoneType", [{"type": "json_schema"}]),
+        ("response_format.json_schema.schema", "expected an object, got NoneType", [FORMAT | {"json_schema": {}}]),
+        ("response_format.json_schema.shema", "there is no such field", [FORMAT | {"json_schema": {"shema": {}}}]),
+        (
+            "response_format.schema",
+            "there is no such field with type 'json_object'",
+            [JSON | {"schema": {}}],
+        ),
+        ("structured_outputs", "expected an object", ["a+"]),
+        (
+            "structured_outputs",
+            "must have exactly one of json_schema, json_object, regex, choice, grammar, got ['json_schema', 'regex']",
+            [{"json": {}, "regex": "a"}],
+        ),
+        (
+            "structured_outputs.structural_tag",
+            "it is not supported; supported are json, json_object, regex, choice, grammar, disable_any_whitespace",
+            [{"structural_tag": "{}"}],
+        ),
+        ("structured_outputs", "choice must be a list of non-empty texts, got []", [{"choice": []}]),
+        ("guided_json", "json_schema must be an object, got [1]", [[1]]),
+        ("guided_json", "json_schema is not JSON: Expecting value: line 1 column 1 (char 0)", ["x"]),
+        ("guided_regex", "expected a string", [5]),
+        ("guided_choice", "expected a list", ["a"]),
         *((name, UNKNOWN, [1]) for name in ("prompt_logprobs", "temprature", "use_beam_search", "__class__")),
-        ("guided_json", UNKNOWN, [{}]),
         ("messages", UNKNOWN, [[MESSAGE]]),
+    ),
+    Bad(
+        "a schema that cannot be compiled",
+        COMPLETE,
+        {**HELLO, "response_format": FORMAT | {"json_schema": {"schema": {"properties": {"a": {"type": "x"}}}}}},
+        400,
+        "structured.json_schema cannot be compiled at /properties/a: Invalid type: x",
+        None,
+        "invalid_value",
     ),
     *wrong_values(
         completion,

@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from schemathesis import Case, GenerationMode
 
 from endpoint.app import create_app
+from endpoint.batches.settings import BatchSettings
 from endpoint.service.service import ServiceSettings
 from tests.endpoint.in_process import BUNDLED_MODEL, closed_server
 from tests.endpoint.toy_app import BEARER
@@ -23,15 +24,18 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 _NO_SERVICE: Any = SimpleNamespace(settings=ServiceSettings(model="m"))  # the document is of the routes alone
 SCHEMA = schemathesis.openapi.from_dict(create_app(_NO_SERVICE).openapi())
+UPLOAD = "post /v1/files"  # a form, not JSON: tests/endpoint/batches
 OPERATIONS = {f"{each.method} {each.path}": each for each in (found.ok() for found in SCHEMA.get_all_operations())}
+del OPERATIONS[UPLOAD]
 WRITING = ("post /v1/completions", "post /v1/chat/completions")
 TOKENS = ("post /tokenize", "post /detokenize")
 EXAMPLES = dict.fromkeys(OPERATIONS, 40) | dict.fromkeys(WRITING, 500) | dict.fromkeys(TOKENS, 150)
 
 
 @pytest.fixture(scope="module")
-def port(text_pair: tuple[str, str]) -> Iterator[int]:
-    with closed_server(text_pair, BUNDLED_MODEL, max_model_len=96) as server:
+def port(text_pair: tuple[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
+    batches = BatchSettings(path=str(tmp_path_factory.mktemp("batches")))
+    with closed_server(text_pair, BUNDLED_MODEL, 96, batches) as server:
         yield server.port
 
 

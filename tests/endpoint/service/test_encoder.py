@@ -7,7 +7,7 @@ import gc
 import threading
 import tracemalloc
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -22,6 +22,7 @@ from endpoint.requests.tokens import DetokenizeRequest
 from endpoint.service.encoder import Encoder
 from endpoint.service.metrics import ServingMetrics
 from endpoint.service.service import Service, ServiceSettings
+from pipeline.text.chat import Chat, ChatPrompt
 from tests.endpoint.in_process import CONTEXT, Server
 
 pytestmark = pytest.mark.anyio
@@ -42,10 +43,8 @@ class Codec:
         assert self.may_encode.wait(60)
         return [len(text)]
 
-    def chat_prompt(
-        self, messages: Sequence[Mapping[str, str]], max_tokens: int | None = None
-    ) -> tuple[str, list[int]]:
-        return "", self.encode("", is_chat=True)
+    def chat(self, chat: Chat, max_tokens: int | None = None) -> ChatPrompt:
+        return ChatPrompt("", self.encode("", is_chat=True))
 
     def decode(self, token_ids: Sequence[int]) -> str:
         self.threads.append(threading.current_thread().name)
@@ -138,12 +137,12 @@ async def test_a_client_that_leaves_the_queue_leaves_no_text_in_it(codec: Codec)
 async def test_each_message_of_a_chat_counts_even_if_it_is_empty(codec: Codec) -> None:
     encoder = Encoder(codec, max_waiting=5000)  # type: ignore[arg-type]
     chat = [{"role": "user", "content": "", "name": "n" * 36}] * 40  # 40 x (36 + 64) = 4000
-    first = asyncio.ensure_future(encoder.encode_chat(chat, 96))
+    first = asyncio.ensure_future(encoder.encode_chat(Chat(chat), 96))
     await codec.begun()
     with pytest.raises(ApiError, match="too much text waits"):
-        await encoder.encode_chat([{"role": "user", "content": "x"}] * 16, 96)
+        await encoder.encode_chat(Chat([{"role": "user", "content": "x"}] * 16), 96)
     codec.may_encode.set()
-    assert await first == ("", [0])
+    assert (await first).token_ids == [0]
 
 
 def test_token_ids_beyond_the_context_are_counted_and_not_read(codec: Codec) -> None:
@@ -216,7 +215,7 @@ FAILED = "The chat template of this model failed over these messages."
 def test_an_error_quotes_a_templates_own_words_and_nothing_else(server: Server, template: str, expected: str) -> None:
     encoder = Encoder(replace(server.service.codec, chat_template=template))
     with pytest.raises(ApiError) as caught:
-        asyncio.run(encoder.encode_chat([{"role": "user", "content": "marker of a prompt"}], 96))
+        asyncio.run(encoder.encode_chat(Chat([{"role": "user", "content": "marker of a prompt"}]), 96))
     assert (caught.value.status, caught.value.param) == (400, "messages")
     assert caught.value.message == expected
     assert "marker" not in caught.value.message

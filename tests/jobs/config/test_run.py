@@ -76,7 +76,9 @@ def test_fields_that_code_sets_are_not_in_the_configuration() -> None:
 
 def test_the_endpoint_has_the_sections_of_a_run_that_are_about_models_except_sampling() -> None:
     sections = {command: {each.name.partition(".")[0] for each in fields} for command, fields in FIELDS.items()}
-    assert sections["generate"] - sections["serve"] == {"input", "output", "sampling", "actors", "run"}
+    assert sections["generate"] - sections["serve"] == {
+        *("task", "input", "output", "sampling", "actors", "program", "score", "learn", "run")
+    }
     assert sections["serve"] - sections["generate"] == {"serve"}
 
 

@@ -26,12 +26,17 @@ def test_the_configuration_reaches_every_part() -> None:
         "--serve.drain_timeout_s=9",
         "--serve.request_timeout_s=11",
         "--serve.aliases=a",
+        "--serve.batches_path=/shared/batches",
+        "--serve.batches_max_rows=12",
+        "--serve.batches_reserved_slots=2",
         "--engine.num_slots=3",
     )
     replica, deployment, service = config.replica_settings("fp"), config.serve.deployment, config.serve.service
     assert (replica.max_waiting, replica.probe_timeout_s, replica.fingerprint) == (7, 27.0, "fp")
     assert (deployment.min_replicas, deployment.max_replicas, deployment.drain_timeout_s) == (2, 5, 9.0)
     assert (service.aliases, service.request_timeout_s) == (("a",), 11.0)
+    assert (config.serve.batches.path, config.serve.batches.max_rows) == ("/shared/batches", 12)
+    assert replica.num_reserved == 2
     assert config.generator.engine.num_slots == 3
 
 
@@ -56,6 +61,9 @@ def test_the_configuration_reaches_every_part() -> None:
         (["--serve.body_timeout_s=0"], "serve.body_timeout_s"),
         (["--serve.key_variables=KEYS"], "serve.open lets everyone in, and there are serve.key_files"),
         (["--stages.tensor_parallel=2", "--serve.hang_timeout_s=100"], "serve.hang_timeout_s is 100"),
+        (["--serve.batches_max_rows=0"], "serve.batches_max_rows must be at least 1"),
+        (["--serve.batches_keep_s=0"], "serve.batches_keep_s must be above 0"),
+        (["--serve.batches_reserved_slots=-1"], "serve.batches_reserved_slots must not be negative"),
         (["--engine.num_slots=0"], "engine.num_slots must be at least 1"),
     ],
 )

@@ -37,6 +37,7 @@ def test_every_generation_has_a_line_in_order_and_every_failed_row_has_one_in_th
         "id": "user-0",
         "row_id": 0,
         "sample": 0,
+        "draft_version": 0,
         "prompt": "hello",
         "is_chat": False,
         "text": "abcde",

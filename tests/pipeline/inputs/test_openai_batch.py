@@ -16,6 +16,8 @@ from tests.pipeline.made_up import read_all
 
 Line = dict[str, Any]
 Read = Callable[[Line], InputRow | ErrorRow]
+JSON: Line = {"type": "json_object"}
+SCHEMA: Line = {"type": "json_schema", "json_schema": {"name": "n", "strict": True, "schema": {"type": "null"}}}
 MESSAGES = [{"role": "user", "content": "hi"}]
 
 
@@ -47,10 +49,17 @@ def completion(**body: Any) -> Line:
         (chat(max_completion_tokens=9, max_tokens=9), {"max_tokens": 9}),
         (chat(logit_bias={"12": -100}), {"logit_bias": {12: -100}}),
         (chat(logprobs=True), {"logprobs": 0}),
+        (chat(response_format=JSON), {"structured": {"json_object": True}}),
+        (chat(response_format=SCHEMA), {"structured": {"json_schema": {"type": "null"}}}),
+        (chat(structured_outputs={"choice": ["a"], "regex": None}), {"structured": {"choice": ["a"]}}),
+        (completion(guided_json={"type": "null"}), {"structured": {"json_schema": {"type": "null"}}}),
         (chat(logprobs=True, top_logprobs=3), {"logprobs": 3}),
         (chat(logprobs=False, top_logprobs=None), {}),
         (completion(logprobs=2, max_tokens=4), {"logprobs": 2, "max_tokens": 4}),
-        (chat(user="u", metadata={"a": 1}, stream=False, tools=[], response_format={"type": "text"}), {}),
+        (
+            chat(user="u", metadata={"a": 1}, stream=False, tools=[], response_format={"type": "text"}),
+            {"structured": False},
+        ),
     ],
 )
 def test_fields_of_the_body_become_sampling_parameters(read: Read, line: Line, overrides: Line | None) -> None:
@@ -65,9 +74,26 @@ def test_fields_of_the_body_become_sampling_parameters(read: Read, line: Line, o
 @pytest.mark.parametrize(
     ("line", "stage", "message"),
     [
-        (chat(tools=[{"type": "function"}]), "params", "body.tools is not supported"),
+        (chat(functions=[{"name": "f"}]), "params", "body.functions is not supported"),
+        (chat(tools=3), "template", "body.tools: expected a list, got int"),
         (chat(stream=True), "params", "body.stream is not supported"),
-        (chat(response_format={"type": "json_object"}), "params", "body.response_format is not supported"),
+        (chat(response_format={"type": "xml"}), "params", "body.response_format.type: expected text, json_object or"),
+        (
+            chat(response_format={"type": "json_schema"}),
+            "params",
+            "body.response_format.json_schema: expected an",
+        ),
+        (chat(response_format="json"), "params", "body.response_format: expected an object, got str"),
+        (
+            chat(response_format=JSON, guided_regex="a"),
+            "params",
+            "body.guided_regex: the body has response_format",
+        ),
+        (
+            chat(structured_outputs={"structural_tag": "x"}),
+            "params",
+            "body.structured_outputs.structural_tag: it is",
+        ),
         (completion(best_of=2), "params", "body.best_of is not supported"),
         (completion(echo=True), "params", "body.echo is not supported"),
         (chat(prompt="x"), "params", "body has prompt"),

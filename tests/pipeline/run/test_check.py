@@ -59,6 +59,8 @@ def test_a_sound_run_has_no_problems_and_its_counts_are_those_of_its_rows(finish
         (_set(0, logprobs=[0.5]), "num_output_tokens is 5 and there are 1 logprobs"),
         (_set(0, num_rounds=3), "3 accepted tokens and 3 rounds do not make 5 output tokens"),
         (_set(0, num_rounds=None), "num_rounds is null"),
+        (_set(0, draft_version=None), "draft_version is None"),
+        (_set(0, draft_version=-1), "draft_version is -1"),
     ],
 )
 def test_planted_corruption_is_named(finished_run: RunDirectory, change: Callable[[Rows], Rows], problem: str) -> None:

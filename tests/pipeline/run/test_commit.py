@@ -159,7 +159,7 @@ def test_reading_the_receipt_of_a_damaged_part_names_the_file(run_directory: Run
 
 
 def test_carried_columns_follow_the_own_columns() -> None:
-    assert generations_schema({"score": pa.float64()}).names[-2:] == ["top_logprobs", "score"]
+    assert generations_schema({"score": pa.float64()}).names[-2:] == ["draft_version", "score"]
 
 
 def test_a_part_describes_the_engine_that_generated_it(run_directory: RunDirectory) -> None:

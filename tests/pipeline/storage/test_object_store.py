@@ -39,7 +39,7 @@ def test_a_run_in_a_store_has_the_content_of_the_local_one(store_folder: str, tm
     assert check_run(remote).is_complete
     assert content_hash(remote) == content_hash(local)
     assert read_receipt(remote, 1) == read_receipt(local, 1)
-    assert dict(acceptance_by(remote, "sample")) == dict(acceptance_by(local, "sample"))
+    assert dict(acceptance_by(remote, ["sample"])) == dict(acceptance_by(local, ["sample"]))
     own_files = {info.base_name for info in remote.location.list() if info.is_file}
     assert own_files == {"run.json"}, "a temporary file was left"
 

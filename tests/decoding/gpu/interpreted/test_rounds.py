@@ -98,6 +98,7 @@ def test_recorded_rounds_write_the_same_text_and_those_of_full_slots_are_recorde
     assert Again.num_made <= num_prepared + 12
 
 
+@pytest.mark.slow
 def test_a_draft_that_knows_fewer_ids_than_its_target_reads_others_as_0(pair, plain, tmp_path_factory, monkeypatch):
     """Qwen2.5's small models have shorter embeddings than its large ones."""
     small = save(build(llama_config(vocab_size=6), seed=3), tmp_path_factory.mktemp("small") / "draft")

@@ -1,0 +1,62 @@
+"""Program: a function of the user that turns a row into several generations, and the digest of its source."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from actors.programs.conversation import Conversation
+
+
+@dataclass(frozen=True)
+class Program:
+    """A function that was found and has the right form."""
+
+    name: str  # module:function
+    run: Callable[[Conversation, dict[str, Any]], Awaitable[Any]]
+    file: str
+
+    @classmethod
+    def load(cls, name: str) -> Program:
+        """Import `module:function`. Raises ValueError, in one line, if that fails or is no program."""
+        module_name, _, function_name = name.partition(":")
+        try:
+            module = import_module(module_name)
+        except Exception as error:  # the module is a program of the user: it may raise anything
+            raise ValueError(
+                f"program.function {name!r}: the module {module_name!r} cannot be imported "
+                f"({type(error).__name__}: {' '.join(str(error).split())}); name a module on the path of Python, such "
+                "as a file of the working directory"
+            ) from error
+        function = getattr(module, function_name, None)
+        if function is None:
+            raise ValueError(f"program.function {name!r}: the module has no {function_name!r}")
+        if not inspect.iscoroutinefunction(function):
+            raise ValueError(f"program.function {name!r}: expected `async def {function_name}(generate, row)`")
+        try:
+            inspect.signature(function).bind(None, None)
+        except TypeError as error:
+            raise ValueError(
+                f"program.function {name!r}: it is called with two arguments, generate and row ({error})"
+            ) from error
+        return cls(name, function, str(inspect.getsourcefile(function)))
+
+    @property
+    def digest(self) -> str:
+        """A sha256 of the function's file. Modules that it imports are not in it."""
+        return hashlib.sha256(Path(self.file).read_bytes()).hexdigest()
+
+    def line_of(self, error: BaseException) -> int | None:
+        """Return the last line of the function's file that the error came through; None if it came through none."""
+        lines, trace = [], error.__traceback__
+        while trace is not None:
+            if trace.tb_frame.f_code.co_filename == self.file:
+                lines.append(trace.tb_lineno)
+            trace = trace.tb_next
+        return lines[-1] if lines else None

@@ -1,0 +1,213 @@
+"""ProgramRows: the rows of a run that each run a program."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from copy import deepcopy
+from dataclasses import dataclass, field
+from itertools import zip_longest
+from typing import Any
+
+from actors.engine.loop import EngineLoop
+from actors.engine.translation import row_params, token_columns
+from actors.programs.conversation import Conversation
+from actors.programs.program import Program
+from actors.programs.running_sample import RunningSample
+from actors.programs.settings import ProgramSettings
+from actors.programs.tool_record import ToolRecord, forget_results
+from actors.programs.turn import turn_of
+from actors.settings import GeneratorSettings
+from decoding.sampling_params import SamplingParams
+from decoding.sequence import Sequence
+from pipeline.errors import RowError, storable
+from pipeline.inputs.rows import InputRow
+from pipeline.run.directory import RunDirectory
+from pipeline.text.codec import TextCodec
+
+
+@dataclass
+class _Sample:
+    """One run of the program over a row. `error` says why its row is an error row."""
+
+    running: RunningSample
+    conversation: Conversation
+    returned: Any = None
+    error: RowError | None = None
+
+
+@dataclass
+class ProgramRow:
+    """A row and its samples, once it has run."""
+
+    row: InputRow
+    params: SamplingParams
+    ordinal: int
+    samples: list[_Sample] = field(default_factory=list)
+
+
+class ProgramRows:
+    """Runs the program of each row. Rows advance together: their turns share the engine's slots."""
+
+    def __init__(
+        self,
+        settings: ProgramSettings,
+        generator_settings: GeneratorSettings,
+        run_directory: RunDirectory,
+        loop: EngineLoop,
+        codec: TextCodec,
+    ) -> None:
+        """Load the program. Raises ValueError if it cannot be found, or is not the one that the run began with."""
+        assert settings.function is not None, "without a program rows are generations"
+        self._program, self._settings = Program.load(settings.function), settings
+        begun_with = run_directory.run["identity"].get("program", {}).get("source", self._program.digest)
+        if begun_with != self._program.digest:
+            raise ValueError(
+                f"program.function {settings.function!r}: {self._program.file} is not what it was when the run began; "
+                "restore it, or use a new output directory"
+            )
+        self._generator_settings, self._run_directory = generator_settings, run_directory
+        self._loop, self._codec = loop, codec
+
+    def encode(self, row: InputRow, ordinal: int) -> ProgramRow:
+        """Return the row ready to run. Raises RowError for parameters that are wrong."""
+        return ProgramRow(row, row_params(self._generator_settings.sampling, row.overrides), ordinal)
+
+    async def finish(self, rows: list[ProgramRow]) -> None:
+        """Run the programs of these rows to their ends. Raises what the engine fails with."""
+        runs = [asyncio.ensure_future(self._run(row, sample)) for row in rows for sample in self._new_samples(row)]
+        try:
+            await asyncio.gather(*runs)
+        finally:
+            for run in runs:
+                run.cancel()
+            await asyncio.gather(*runs, return_exceptions=True)
+
+    def decode(self, row: ProgramRow) -> list[dict[str, Any]]:
+        """Return the row's generations, one for each sample. Raises RowError if its program failed."""
+        for sample in row.samples:
+            if sample.error is not None:
+                raise sample.error
+        return [self._generation(row, number, sample) for number, sample in enumerate(row.samples)]
+
+    def committed(self, unit_id: int, row_ids: set[int]) -> None:
+        """Forget what was recorded for these rows, which are in the unit's part now."""
+        forget_results(self._run_directory, unit_id, row_ids)
+
+    def _new_samples(self, row: ProgramRow) -> list[_Sample]:
+        row.samples = [self._new_sample(row, sample) for sample in range(row.params.n)]
+        return row.samples
+
+    def _new_sample(self, row: ProgramRow, sample: int) -> _Sample:
+        running = RunningSample(
+            loop=self._loop,
+            codec=self._codec,
+            params=row.params,
+            record=ToolRecord(self._run_directory, row.row.row_id, sample),
+            seed=self._generator_settings.seed,
+            ordinal=row.ordinal,
+            max_turns=self._settings.max_turns,
+        )
+        return _Sample(running, Conversation(running))
+
+    async def _run(self, row: ProgramRow, sample: _Sample) -> None:
+        running = sample.running
+        sample.error = await self._error_of(row, sample)
+        if running.fault is not None:
+            raise running.fault
+        if sample.error is not None:
+            return
+        if running.num_in_flight:
+            sample.error = RowError("program", "the program ended while a generation went on; await all that it begins")
+        elif running.was_cut:
+            said = "the program cancelled a generation, and how far others came by then depends on time; let each end"
+            sample.error = RowError("program", said)
+        elif next(sample.conversation.generations(), None) is None:
+            sample.error = RowError("program", "the program ended without a single generation")
+
+    async def _error_of(self, row: ProgramRow, sample: _Sample) -> RowError | None:
+        """Run the program; return why it failed, if it did."""
+        timeout_s = self._settings.timeout_s
+        try:
+            async with asyncio.timeout(timeout_s) as sample.running.limit:
+                sample.returned = await self._program.run(sample.conversation, _columns(row.row))
+        except RowError as error:
+            return error
+        except Exception as error:  # noqa: BLE001 - a program of the user may raise anything
+            limit = sample.running.limit
+            if isinstance(error, TimeoutError) and limit is not None and limit.expired():
+                return RowError(
+                    "program", f"the program took more than program.timeout_s, {timeout_s:g} s", "TimeoutError"
+                )
+            return self._failure(error)
+        return None
+
+    def _failure(self, error: Exception) -> RowError:
+        line = self._program.line_of(error)
+        where = "" if line is None else f" (line {line} of {self._program.name})"
+        return RowError("program", f"the program failed: {error}{where}", type(error).__name__)
+
+    def _generation(self, row: ProgramRow, number: int, sample: _Sample) -> dict[str, Any]:
+        begun = list(sample.conversation.generations())
+        turns, returned = [turn_of(sequence, prompt, self._codec) for sequence, prompt in begun], sample.returned
+        text = returned if isinstance(returned, str) else turns[-1].text
+        return {
+            "row_id": row.row.row_id,
+            "sample": number,
+            "id": row.row.user_id,
+            "prompt": turns[0].prompt,
+            "is_chat": row.row.messages is not None,
+            "text": storable(text),
+            "stop_reason": None,
+            **_sums([sequence for sequence, _ in begun]),
+            "num_turns": len(turns),
+            "turns": [
+                {
+                    "prompt": turn.prompt,
+                    "text": turn.text,
+                    "finish_reason": turn.finish_reason,
+                    "num_output_tokens": len(turn.token_ids),
+                }
+                for turn in turns
+            ],
+            "tool_results": [vars(result) for result in sample.conversation.tool_results()],
+            "result": None if returned is None or isinstance(returned, str) else _json(returned),
+            **row.row.carried,
+        }
+
+
+def _columns(row: InputRow) -> dict[str, Any]:
+    """Return the row as its program gets it: its columns, and the prompt or messages that were read from it.
+
+    They are copies, since a program may change what it gets.
+    """
+    read = {name: value for name, value in (("prompt", row.prompt), ("messages", row.messages)) if value is not None}
+    return deepcopy({**row.columns, **read})
+
+
+def _sums(sequences: list[Sequence]) -> dict[str, Any]:
+    """Return the columns of tokens and counts: those of all turns, one behind the other or added up."""
+    each = [token_columns(sequence) for sequence in sequences]
+    of: Callable[[str], list[Any]] = lambda name: [columns[name] for columns in each]  # noqa: E731
+    totals = {name: sum(of(name)) for name in each[0] if name.startswith("num_")}
+    joined = {
+        name: None if of(name)[0] is None else [entry for entries in of(name) for entry in entries]
+        for name in ("token_ids", "logprobs", "top_logprobs")
+    }
+    return {
+        **totals,
+        **joined,
+        "finish_reason": each[-1]["finish_reason"],
+        "accepted_per_position": [sum(counts) for counts in zip_longest(*of("accepted_per_position"), fillvalue=0)],
+        "draft_version": max(of("draft_version")),
+    }
+
+
+def _json(value: Any) -> str:
+    try:
+        return json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise RowError(
+            "program", f"the program returned what JSON cannot hold: {error}", type(error).__name__
+        ) from error

@@ -1,0 +1,64 @@
+"""Forced tokens: what a row's grammar allows alone is drafted without a forward.
+
+The mask leaves nothing else at these positions, so the target accepts all of them. Under rejection they are point
+masses that follow from the committed tokens. A row with forced tokens has no draft by a model; a draft that was looked
+up stays if it begins with them, since it may be longer.
+"""
+
+from collections.abc import Sequence as Seq
+
+import torch
+
+from decoding.drafters.ngram import point_masses
+from decoding.sampling.rows import Rows
+from decoding.sampling.verify import Draft
+from decoding.sequence import Sequence
+
+
+def forced_tokens(sequences: Seq[Sequence], limits: Seq[int]) -> list[list[int]]:
+    """Return the forced tokens of each row, at most `limits[b]` of row b; an empty list if no row has any."""
+    forced = [
+        row.matcher.forced(row.output_token_ids)[:limit] if row.matcher is not None and limit else []
+        for row, limit in zip(sequences, limits, strict=True)
+    ]
+    return forced if any(forced) else []
+
+
+def without_model(rows: Rows, forced: Seq[list[int]]) -> Rows:
+    """Return the rows as the drafter gets them: one with forced tokens may look up, and has no draft by a model."""
+    return rows.limited([up or not tokens for up, tokens in zip(rows.uses_lookup, forced, strict=True)])
+
+
+def to_replace(draft: Draft, forced: Seq[list[int]]) -> list[list[int]]:
+    """Return the forced tokens of the rows whose own draft does not begin with them; none for the other rows."""
+    own = draft.token_ids_BK.tolist()
+    counts = draft.num_draft_tokens_B.tolist()
+    return [
+        [] if tokens == drafted[: min(len(tokens), count)] else tokens
+        for tokens, drafted, count in zip(forced, own, counts, strict=True)
+    ]
+
+
+def with_forced(draft: Draft, forced: Seq[list[int]]) -> Draft:
+    """Return the draft in which the rows with forced tokens have these alone."""
+    own = point_masses(list(forced), draft.token_ids_BK.device)
+    is_forced_B = own.num_draft_tokens_B > 0
+    width = max(own.token_ids_BK.shape[1], draft.token_ids_BK.shape[1])
+    own_BK, drafted_BK = (
+        torch.nn.functional.pad(ids_BK, (0, width - ids_BK.shape[1]))
+        for ids_BK in (own.token_ids_BK, draft.token_ids_BK)
+    )
+    token_ids_BK = torch.where(is_forced_B[:, None], own_BK, drafted_BK)
+    probs_BKV = draft.probs_BKV
+    if probs_BKV is not None:
+        probs_BKV = torch.nn.functional.pad(probs_BKV, (0, 0, 0, width - probs_BKV.shape[1]))
+        point_masses_BKV = torch.zeros_like(probs_BKV).scatter_(-1, token_ids_BK[..., None], 1.0)
+        probs_BKV = torch.where(is_forced_B[:, None, None], point_masses_BKV, probs_BKV)
+    return Draft(
+        token_ids_BK,
+        torch.where(is_forced_B, own.num_draft_tokens_B, draft.num_draft_tokens_B),
+        probs_BKV,
+        max_draft_tokens_B=tuple(
+            len(tokens) or bound for tokens, bound in zip(forced, draft.max_draft_tokens_B, strict=True)
+        ),
+    )

@@ -1,0 +1,93 @@
+"""The definition of a grammar as the library llguidance reads it, and what is wrong with one that it cannot compile.
+
+llguidance says what a mistake is, and for regular expressions and Lark also where. For a schema the place is found
+here: the innermost subschema that is refused for the same reason when it is compiled alone.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from itertools import islice
+from typing import Any
+
+from decoding.grammar.structured import Structured
+
+_MAX_PLACES = 2000  # subschemas that are compiled to find the place of a mistake
+_SHARED = ("$defs", "definitions")  # what references of a subschema lead to
+
+
+def definition_of(structured: Structured) -> str:
+    """Return the grammar in llguidance's own form, not compiled yet."""
+    from llguidance import LLMatcher  # not where a machine has torch and transformers alone
+
+    if structured.is_json:
+        return _as_definition(structured.schema, structured)
+    if structured.regex is not None:
+        return LLMatcher.grammar_from_regex(structured.regex)
+    if structured.choice is not None:
+        texts = [json.dumps(text, ensure_ascii=False) for text in structured.choice]
+        return LLMatcher.grammar_from_lark("start: " + " | ".join(texts))
+    assert structured.grammar is not None, "a value that was checked has one of the kinds"
+    return LLMatcher.grammar_from_lark(structured.grammar)
+
+
+@lru_cache(maxsize=256)
+def _problem_of(key: str) -> str | None:
+    kind, disables_whitespace, value = json.loads(key)
+    structured = Structured(**{kind: value}, disable_any_whitespace=disables_whitespace)
+    message = _message(definition_of(structured))
+    if message is None:
+        return None
+    where = _place_of(structured, message) if structured.json_schema is not None else ""
+    return f"sampling.structured.{kind} cannot be compiled{where}: {message}"
+
+
+def problem_with(structured: Structured) -> str | None:
+    """Return why this grammar cannot be compiled, and where, in one line; None if it can. No tokenizer is needed."""
+    return _problem_of(structured.key)
+
+
+def in_one_line(message: str) -> str:
+    """Return an error of llguidance without its drawings of the place, and without line breaks."""
+    lines = [line.strip() for line in message.splitlines()]
+    return "; ".join(line for line in lines if line.strip("^| "))
+
+
+def _message(definition: str) -> str | None:
+    from llguidance import LLMatcher
+
+    is_error, messages = LLMatcher.validate_grammar_with_warnings(definition)
+    return in_one_line(messages[0]) if is_error else None
+
+
+def _place_of(structured: Structured, message: str) -> str:
+    """Return " at <JSON pointer>" of the innermost subschema that is refused alone for the same reason; else ""."""
+    schema = structured.schema
+    shared = {name: schema[name] for name in _SHARED if name in schema}
+    place = ""
+    for pointer, part in islice(_subschemas(schema, ""), _MAX_PLACES):
+        # A part lies inside the place found so far, or beside it: only then it can be more exact.
+        if pointer.startswith(place) and _message(_as_definition({**shared, **part}, structured)) == message:
+            place = pointer
+    return f" at {place}" if place else ""
+
+
+def _as_definition(schema: Mapping[str, Any], structured: Structured) -> str:
+    from llguidance import LLMatcher
+
+    options: Any = {"whitespace_flexible": False} if structured.disable_any_whitespace else None
+    return LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=options)
+
+
+def _subschemas(value: Any, pointer: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield the objects inside a schema with their JSON pointers (RFC 6901), outer ones first."""
+    items: Iterator[tuple[Any, Any]] = iter(())
+    if isinstance(value, Mapping):
+        items = iter(value.items())
+    elif isinstance(value, list | tuple):
+        items = iter(enumerate(value))
+    for name, each in items:
+        inner = f"{pointer}/{str(name).replace('~', '~0').replace('/', '~1')}"
+        if isinstance(each, Mapping):
+            yield inner, each
+        yield from _subschemas(each, inner)

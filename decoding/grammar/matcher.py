@@ -1,0 +1,183 @@
+"""Matcher: where one sequence stands in its grammar, and which tokens may come next.
+
+A mask is a pure function of the grammar, the committed output tokens and the drafted tokens before the position. What
+is kept here only saves time: the matcher stands behind the tokens that it was asked about last, goes back to where the
+next question differs, and keeps the masks on the way. So it needs no care when a draft is rejected or a row is read
+again, and a new matcher for the same tokens answers the same.
+"""
+
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from itertools import takewhile
+from typing import TYPE_CHECKING, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from decoding.grammar.definition import in_one_line
+from decoding.grammar.token_table import TokenTable, Words
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher
+
+_Answer = TypeVar("_Answer")
+_MAX_REASON = 300  # characters of llguidance's own error
+Mask = npt.NDArray[np.uint32]  # packed, one bit for each token id (`token_table.Words`)
+
+
+class Matcher:
+    """The grammar of one sequence, and how far its tokens have come in it."""
+
+    def __init__(self, table: TokenTable, compiled: Callable[[bool], "LLMatcher"]) -> None:
+        """Begin before the first token. `compiled` makes a fresh matcher of the grammar; it is called when needed.
+
+        With True as argument the grammar is compiled anew, so that nothing of what other rows did is in it.
+        """
+        self._table, self._compiled = table, compiled
+        self._inner: LLMatcher | None = None
+        self._error = ""  # of the inner matcher that was given up last
+        self._fed: list[int] = []  # output tokens that the inner matcher has read
+        self._num_settled = 0  # of them: committed ones, which never change
+        self._masks: dict[int, Mask] = {}  # by the number of tokens before the position, along `_fed`
+        self._dead_ends: dict[int, str] = {}  # why a mask has no token
+        self._forced: dict[int, list[int]] = {}  # what is forced, by the number of tokens before it
+        # Up to this many output tokens masks come before picks: a target that strays from the grammar goes on to.
+        self.masks_first_until = 0
+        self.dead_end: str | None = None  # why the mask that was asked for last has no token; None if it has some
+
+    def mask(self, committed: Seq[int], drafted: Seq[int] = ()) -> Mask | None:
+        """Return which tokens may follow the committed output tokens and the drafted ones.
+
+        None says that nothing can follow, so that the position has no meaning: a drafted token is an end token, or one
+        that the grammar does not allow. A mask without a single token says that the grammar is at a dead end, or too
+        complex there; `dead_end` says which.
+        """
+        new = [*committed[self._num_settled :], *drafted]
+        if not self._table.eos_token_ids.isdisjoint(new):
+            return None
+        num_tokens = self._num_settled + len(new)
+        is_behind = num_tokens <= len(self._fed) and self._fed[self._num_settled : num_tokens] == new
+        if not is_behind or num_tokens not in self._masks:
+            if not self._go_to(new):
+                if num_tokens > len(committed):
+                    return None
+                why = f"its first {num_tokens} output tokens are not what the grammar allows"
+                self._nothing(num_tokens, why if self._inner is not None else f"the grammar fails: {self._error}")
+            else:
+                self._compute(num_tokens)
+        mask, self.dead_end = self._masks[num_tokens], self._dead_ends.get(num_tokens)
+        self._settle(len(committed))
+        return mask
+
+    def allows(self, committed: Seq[int], new: Seq[int]) -> bool:
+        """Return whether the masks behind the committed output tokens have each of these tokens, one behind the other.
+
+        That takes a fraction of the time of the masks.
+        """
+        tokens = list(committed[self._num_settled :])
+        for token_id in new:
+            if not self._may_follow(tokens, token_id):
+                return False
+            tokens.append(token_id)
+        self._settle(len(committed))
+        return True
+
+    def ends_at(self, token_id: int) -> bool:
+        """Return whether a token ends the text."""
+        return token_id in self._table.eos_token_ids
+
+    def forced(self, committed: Seq[int]) -> list[int]:
+        """Return the tokens of the text that alone may follow the committed output tokens; often there is none.
+
+        There may be more of it than is returned. An end token is not returned.
+        """
+        forced = self._forced_behind(list(committed[self._num_settled :])) or []
+        self._settle(len(committed))
+        return list(takewhile(lambda token_id: token_id not in self._table.eos_token_ids, forced))
+
+    def _may_follow(self, before: list[int], token_id: int) -> bool:
+        """Return whether the mask behind the settled tokens and these ones has a token."""
+        forced = self._forced_behind(before)
+        if forced is None:
+            return False
+        if forced:  # of all tokens that would begin the same text a mask has one
+            return token_id == forced[0]
+        if token_id in self._table.eos_token_ids:
+            return self._go_to(before) and bool(self._ask(lambda matcher: matcher.is_accepting()))
+        return self._go_to([*before, token_id])
+
+    def _forced_behind(self, before: list[int]) -> list[int] | None:
+        """Return the tokens of the text that alone may follow; None if the grammar does not allow `before`."""
+        place = self._num_settled + len(before)
+        is_behind = place <= len(self._fed) and self._fed[self._num_settled : place] == before
+        if not is_behind or place not in self._forced:
+            if not self._table.eos_token_ids.isdisjoint(before) or not self._go_to(before):
+                return None
+            self._forced[place] = self._ask(lambda matcher: matcher.compute_ff_tokens()) or []
+        return self._forced[place]
+
+    @property
+    def _matcher(self) -> "LLMatcher":
+        if self._inner is None:
+            self._inner = self._compiled(False)
+        return self._inner
+
+    def _go_to(self, new: list[int]) -> bool:
+        """Read exactly the settled tokens and `new`; return False if the grammar does not allow one of them."""
+        same, fed = self._num_settled, self._fed
+        for token_id in new:
+            if same == len(fed) or fed[same] != token_id:
+                break
+            same += 1
+        if same < len(fed):
+            if self._inner is not None:
+                self._inner.rollback(len(fed) - same)
+            del fed[same:]
+            self._keep(range(same + 1))
+        if self._inner is None and fed:  # the inner matcher was given up: a fresh one reads all tokens
+            self._matcher.try_consume_tokens(fed)
+        rest = new[same - self._num_settled :]
+        num_read = (self._ask(lambda matcher: matcher.try_consume_tokens(rest)) or 0) if rest else 0
+        fed += rest[:num_read]
+        return num_read == len(rest)
+
+    def _ask(self, question: Callable[["LLMatcher"], _Answer]) -> _Answer | None:
+        """Return the inner matcher's answer; None if it meets an error, also where it has read these tokens alone.
+
+        A limit of the library may be met because of what other rows have asked the same lexer. So the grammar is
+        compiled anew, and asked once more.
+        """
+        for anew in (False, True):
+            if anew:
+                self._inner = self._compiled(True)
+                self._inner.try_consume_tokens(self._fed)
+            answer = question(self._matcher)
+            if not self._matcher.is_error():
+                return answer
+        self._error = in_one_line(self._matcher.get_error())[:_MAX_REASON]
+        self._inner = None  # it stays in its error: a fresh one goes on elsewhere
+        return None
+
+    def _compute(self, num_tokens: int) -> None:
+        bits = self._ask(lambda matcher: matcher.compute_bitmask())
+        if bits is None:
+            self._nothing(num_tokens, f"the grammar cannot be followed further: {self._error}")
+            return
+        self._masks[num_tokens] = np.frombuffer(bits, Words)[: self._table.num_words]
+        if not any(bits):
+            self._nothing(num_tokens, "no token of the vocabulary continues the text as the grammar asks")
+
+    def _nothing(self, num_tokens: int, why: str) -> None:
+        self._masks[num_tokens] = np.zeros(self._table.num_words, dtype=Words)
+        self._dead_ends[num_tokens] = why
+
+    def _settle(self, num_committed: int) -> None:
+        """Remember that the first tokens are committed, as far as they have been read."""
+        if self._num_settled < num_committed <= len(self._fed):
+            self._num_settled = num_committed
+            self._keep(range(num_committed, len(self._fed) + 1))
+
+    def _keep(self, places: range) -> None:
+        for table in (self._masks, self._dead_ends, self._forced):
+            for place in [place for place in table if place not in places]:
+                del table[place]

@@ -1,0 +1,80 @@
+"""TokenTable: what the token ids of a target write, and which of them end a text, as llguidance reads them."""
+
+from collections.abc import Sequence as Seq
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from llguidance import LLTokenizer
+
+Words = np.dtype(np.uint32)  # of a packed mask: bit i of word w stands for token id 32 * w + i
+
+
+class TokenTable:
+    """The vocabulary of a target, for the grammars of its output."""
+
+    def __init__(self, tokenizer: "LLTokenizer", vocab_size: int, eos_token_ids: frozenset[int]) -> None:
+        """Take a tokenizer that knows the end tokens and has at most `vocab_size` token ids."""
+        self.tokenizer, self.vocab_size, self.eos_token_ids = tokenizer, vocab_size, eos_token_ids
+
+    @property
+    def num_words(self) -> int:
+        """Words of a packed mask."""
+        return -(-self.vocab_size // 32)
+
+    @classmethod
+    def of_tokenizer(cls, tokenizer: Any, vocab_size: int, eos_token_ids: frozenset[int]) -> Self:
+        """Return the table of a tokenizer of transformers that the library `tokenizers` runs.
+
+        Ids of the target that the tokenizer lacks are never allowed. Raises ValueError, in one line, for a tokenizer
+        that llguidance cannot read, and for a target without an end token in its vocabulary.
+        """
+        from llguidance import LLTokenizer
+
+        ends = _ends(vocab_size, eos_token_ids)
+        num_own = max(len(tokenizer), 1)
+        backend = tokenizer.backend_tokenizer
+        try:
+            made = LLTokenizer(backend.to_str(), n_vocab=max(vocab_size, num_own), eos_token=ends)
+        except Exception as error:  # of the Rust library, without a type of its own
+            raise ValueError(f"llguidance cannot read the tokenizer: {' '.join(str(error).split())}") from error
+        return cls(made, vocab_size, eos_token_ids)
+
+    @classmethod
+    def of_tokens(cls, tokens: Seq[bytes], eos_token_ids: frozenset[int]) -> Self:
+        """Return the table of these tokens, without a tokenizer: a text is tokenized greedily. The end tokens write
+        nothing."""
+        from llguidance import LLTokenizer, TokenizerWrapper
+
+        ends = _ends(len(tokens), eos_token_ids)
+        return cls(LLTokenizer(TokenizerWrapper(_Greedy(tokens, ends)), eos_token=ends), len(tokens), eos_token_ids)
+
+
+class _Greedy:
+    """A tokenizer for llguidance: the longest token that fits, again and again."""
+
+    bos_token_id = None
+
+    def __init__(self, tokens: Seq[bytes], ends: list[int]) -> None:
+        self.tokens = [b"" if token_id in ends else token for token_id, token in enumerate(tokens)]
+        self.eos_token_id, self.special_token_ids = ends[0], ends
+        self._ids = {token: token_id for token_id, token in enumerate(self.tokens) if token}
+        self._longest = max(map(len, self._ids), default=1)
+
+    def __call__(self, text: bytes) -> list[int]:
+        found, start = [], 0
+        while start < len(text):
+            size = next((n for n in range(self._longest, 0, -1) if text[start : start + n] in self._ids), 0)
+            if not size:
+                break
+            found.append(self._ids[text[start : start + size]])
+            start += size
+        return found
+
+
+def _ends(vocab_size: int, eos_token_ids: frozenset[int]) -> list[int]:
+    ends = sorted(token_id for token_id in eos_token_ids if token_id < vocab_size)
+    if not ends:
+        raise ValueError("the target has no end token, so an output that fulfils a grammar could not end")
+    return ends

@@ -1,0 +1,131 @@
+"""Stretches: tokens that a forward writes into slots, and the tokens that are asked for behind them.
+
+A token of a text is scored by the logits behind the token before it. Where several continuations of one prompt are
+scored, several tokens are asked for behind the same position. The log-probabilities of all positions are never held at
+once: they are computed some positions at a time, and only those of the asked tokens are kept.
+
+Shapes: M positions behind which tokens are asked for, V vocabulary, T likely tokens.
+"""
+
+from collections.abc import Callable, Iterator
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, replace
+from itertools import takewhile
+
+import torch
+
+from decoding.device import to_device
+from decoding.sequence import TokenLogprobs
+
+LOGITS_AT_ONCE = 1 << 24  # 64 MB in float32: the most logits, of positions x vocabulary, that scoring holds
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """Tokens of one row, from position `start` of its slot on, and what is asked for behind them."""
+
+    slot: int
+    start: int
+    token_ids: tuple[int, ...]
+    asked: tuple[tuple[int, int], ...] = ()  # (index into token_ids, a token that may stand behind it), in order
+    num_top: int = 0  # likely tokens that are wanted behind each asked position
+
+    @classmethod
+    def over(cls, slot: int, start: int, token_ids: Seq[int], following: Seq[int], num_top: int = 0) -> "Stretch":
+        """Return a stretch that asks for one token behind each of its own."""
+        return cls(slot, start, tuple(token_ids), tuple(enumerate(following)), num_top)
+
+    @property
+    def places(self) -> list[int]:
+        """The indexes behind which something is asked for, each once, in order."""
+        return list(dict.fromkeys(index for index, _ in self.asked))
+
+    def cut(self, num_tokens: int) -> "tuple[Stretch, Stretch]":
+        """Return the first `num_tokens` tokens with what is asked for behind them, and the rest."""
+        num_asked = sum(1 for _ in takewhile(lambda pair: pair[0] < num_tokens, self.asked))
+        later = tuple((index - num_tokens, token) for index, token in self.asked[num_asked:])
+        rest = replace(self, start=self.start + num_tokens, token_ids=self.token_ids[num_tokens:], asked=later)
+        return replace(self, token_ids=self.token_ids[:num_tokens], asked=self.asked[:num_asked]), rest
+
+
+def positions_at_once(vocab_size: int) -> int:
+    """Return behind how many positions logits may be held at once."""
+    return max(1, LOGITS_AT_ONCE // vocab_size)
+
+
+def in_forwards(stretches: Seq[Stretch], vocab_size: int) -> Iterator[list[tuple[int, Stretch]]]:
+    """Yield the stretches of each forward, with their numbers, so that rows x most places of a row stay few enough.
+
+    For a forward that returns its logits as a rectangle. A stretch that asks for too much is cut; rests come later, so
+    that each row is written in order.
+    """
+    most = positions_at_once(vocab_size)
+    rest = list(enumerate(stretches))
+    while rest:
+        rest.sort(key=lambda numbered: len(numbered[1].places))
+        forward: list[tuple[int, Stretch]] = []
+        later: list[tuple[int, Stretch]] = []
+        for number, stretch in rest:
+            places = stretch.places
+            if forward and (len(forward) + 1) * len(places) > most:
+                later.append((number, stretch))
+            elif len(places) > most:
+                first, second = stretch.cut(places[most])
+                forward.append((number, first))
+                later.append((number, second))
+            else:
+                forward.append((number, stretch))
+        yield forward
+        rest = later
+
+
+def asked_logprobs(
+    stretches: Seq[Stretch], logits_of: Callable[[slice], torch.Tensor], vocab_size: int
+) -> list[list[TokenLogprobs]]:
+    """Return for each stretch the log-probability of each asked token, with the likely ones behind its position.
+
+    `logits_of` returns the logits [M', V] of some of the M positions, which are the places of the first stretch, then
+    those of the next, and so on. They are taken in float32.
+    """
+    places: list[tuple[int, int]] = []  # of the M positions: a stretch, and an index into it
+    pairs: list[tuple[int, int, int]] = []  # of the asked tokens: one of the M positions, the token, the stretch
+    for number, stretch in enumerate(stretches):
+        numbered = {index: len(places) + place for place, index in enumerate(stretch.places)}
+        places += [(number, index) for index in numbered]
+        pairs += [(numbered[index], token, number) for index, token in stretch.asked]
+    found: list[list[TokenLogprobs]] = [[] for _ in stretches]
+    size, next_pair = positions_at_once(vocab_size), 0
+    for first in range(0, len(places), size):
+        end = min(first + size, len(places))
+        num_pairs = sum(1 for _ in takewhile(lambda pair: pair[0] < end, pairs[next_pair:]))  # noqa: B023
+        here = pairs[next_pair : next_pair + num_pairs]
+        next_pair += num_pairs
+        # In a function of its own: nothing of these positions is kept when the next ones are computed.
+        num_top = [stretches[number].num_top for number, _ in places[first:end]]
+        chosen, tops = _found(
+            logits_of(slice(first, end)), [(place - first, token) for place, token, _ in here], num_top
+        )
+        for (place, _, number), logprob in zip(here, chosen, strict=True):
+            found[number].append(TokenLogprobs(logprob, tops[place - first]))
+    return found
+
+
+def _found(
+    logits_MV: torch.Tensor, pairs: Seq[tuple[int, int]], num_top: Seq[int]
+) -> tuple[list[float], list[tuple[tuple[int, float], ...]]]:
+    """Return the log-probability of each pair of a position and a token, and the likely tokens behind each position."""
+    logprobs_MV = logits_MV.float().log_softmax(-1)
+    index = to_device(pairs, logits_MV.device, torch.int64)
+    return logprobs_MV[index[:, 0], index[:, 1]].tolist(), _tops(logprobs_MV, num_top)
+
+
+def _tops(logprobs_MV: torch.Tensor, num_top: Seq[int]) -> list[tuple[tuple[int, float], ...]]:
+    """Return the likely tokens behind each position, best first, as many as it wants."""
+    tops: list[tuple[tuple[int, float], ...]] = [() for _ in num_top]
+    for number in set(num_top) - {0}:
+        rows = [row for row, wanted in enumerate(num_top) if wanted == number]
+        chosen_MV = logprobs_MV if len(rows) == len(num_top) else logprobs_MV[rows]
+        values_MT, ids_MT = chosen_MV.topk(min(number, logprobs_MV.shape[1]), dim=-1)
+        for row, ids, values in zip(rows, ids_MT.tolist(), values_MT.tolist(), strict=True):
+            tops[row] = tuple(zip(ids, values, strict=True))
+    return tops

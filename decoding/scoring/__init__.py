@@ -1,0 +1,1 @@
+"""Scoring: log-probabilities of given texts, many at a time, in forwards that write nothing."""

@@ -1,0 +1,100 @@
+"""The check of a batch's input file, before any of its rows is run: what makes the whole batch fail.
+
+A line must be a request of the batch's endpoint for a model that is served, with an id of its own. What its `body` asks
+for is checked with the row: a row that is wrong there has a line in the error file, and its neighbours are done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+from endpoint.batches.batch import BatchError
+from endpoint.http.errors import shown_name
+from pipeline.inputs.lines import split_lines
+from pipeline.inputs.records import parse_json
+from pipeline.storage.location import Location
+
+MAX_ERRORS = 100  # that are listed
+_MAX_ID = 512  # characters of a custom_id
+_FIELDS = frozenset({"custom_id", "method", "url", "body"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class InputRules:
+    """What an input file must be."""
+
+    endpoint: str
+    models: Collection[str]  # names that are served
+    max_rows: int
+    max_line_bytes: int
+
+
+def check_input(location: Location, rules: InputRules) -> tuple[int, tuple[BatchError, ...]]:
+    """Return the number of requests in a file and what is wrong with it, at most the first `MAX_ERRORS`."""
+    checker = _Checker(rules)
+    errors = tuple(islice(checker.errors(location), MAX_ERRORS))
+    return checker.num_rows, errors
+
+
+class _Checker:
+    def __init__(self, rules: InputRules) -> None:
+        self._rules, self.num_rows = rules, 0
+        self._line_of: dict[str, int] = {}  # custom_id -> line
+
+    def errors(self, location: Location) -> Iterator[BatchError]:
+        line_number = 0
+        for record in split_lines(location):
+            self.num_rows += 1
+            line_number = self.num_rows
+            if self.num_rows > self._rules.max_rows:
+                message = f"The file has more than {self._rules.max_rows} requests, the most that a batch may have."
+                yield BatchError(code="too_many_requests", message=message)
+                return
+            error = self._problem(record.data, line_number)
+            if error is not None:
+                yield error
+        if not line_number:
+            yield BatchError(code="empty_file", message="The file has no requests.")
+
+    def _problem(self, data: bytes, line: int) -> BatchError | None:
+        if len(data) > self._rules.max_line_bytes:
+            message = f"The line has {len(data)} bytes; a request may have {self._rules.max_line_bytes}."
+            return BatchError(code="request_too_large", message=message, line=line)
+        try:
+            value = parse_json(data.decode("utf-8"))
+        except (ValueError, RecursionError):  # not UTF-8, not JSON, or nested too deeply
+            return BatchError(code="invalid_json_line", message="This line is not a JSON object.", line=line)
+        if not isinstance(value, dict):
+            return BatchError(code="invalid_json_line", message="This line is not a JSON object.", line=line)
+        return self._wrong_field(value, line)
+
+    def _wrong_field(self, value: dict[str, Any], line: int) -> BatchError | None:
+        rules = self._rules
+
+        def wrong(code: str, param: str, message: str) -> BatchError:
+            return BatchError(code=code, message=message, line=line, param=param)
+
+        for name in ("custom_id", "url", "body"):
+            if name not in value:
+                return wrong("missing_required_parameter", name, f"Missing required parameter: '{name}'.")
+        if unknown := sorted(value.keys() - _FIELDS):
+            return wrong("unknown_parameter", shown_name(unknown[0]), "There is no such field in a request of a batch.")
+        custom_id, body = value["custom_id"], value["body"]
+        if not isinstance(custom_id, str) or not 1 <= len(custom_id) <= _MAX_ID:
+            return wrong("invalid_custom_id", "custom_id", f"Expected a text of 1 to {_MAX_ID} characters.")
+        first = self._line_of.setdefault(custom_id, line)
+        if first != line:
+            return wrong("duplicate_custom_id", "custom_id", f"The custom_id of line {first} occurs again.")
+        if value.get("method", "POST") != "POST":
+            return wrong("invalid_method", "method", "Expected 'POST'.")
+        if value["url"] != rules.endpoint:
+            return wrong("mismatched_url", "url", f"Expected '{rules.endpoint}', the endpoint of this batch.")
+        if not isinstance(body, dict):
+            return wrong("invalid_type", "body", "Expected an object.")
+        if (model := body.get("model")) is not None and (not isinstance(model, str) or model not in rules.models):
+            shown = shown_name(str(model), 128)
+            return wrong("model_not_found", "body.model", f"The model '{shown}' does not exist.")
+        return None

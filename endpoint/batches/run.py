@@ -1,0 +1,98 @@
+"""BatchRun: the run directory of a batch, which is that of a job over the uploaded file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from actors.identity import described_run, engine_identity, rows_identity
+from actors.settings import GeneratorSettings
+from actors.workers.batch_worker import BATCH_INPUT
+from decoding.sampling_params import SamplingParams
+from endpoint.requests.fields import LARGEST
+from pipeline.counts import Counts
+from pipeline.id_set import IdSet
+from pipeline.inputs.files import list_files
+from pipeline.inputs.openai_batch import CHAT_URL
+from pipeline.inputs.units import WorkUnit, plan_units
+from pipeline.run.commit import Receipt, read_receipt
+from pipeline.run.directory import RunDirectory
+from pipeline.run.unit_rows import read_ahead
+from pipeline.storage.location import Location
+from pipeline.text.codec import TextCodec
+
+_COMPLETION_TOKENS = 16  # as in OpenAI's API
+
+
+def sampling_of(endpoint: str) -> SamplingParams:
+    """Return the parameters of rows that give none of their own: those of the endpoint."""
+    return SamplingParams(max_tokens=LARGEST if endpoint == CHAT_URL else _COMPLETION_TOKENS)
+
+
+class RunMaker:
+    """What all batches of one model have in common."""
+
+    def __init__(self, settings: GeneratorSettings, codec: TextCodec, exact: str, rows_per_unit: int) -> None:
+        """Make runs of an engine with these settings; `exact` is what may be said of its texts."""
+        self._settings, self._codec, self._exact, self._rows_per_unit = settings, codec, exact, rows_per_unit
+        self._engine_identity: Mapping[str, Any] | None = None  # computed once: it reads every byte of the weights
+
+    def open(self, path: Location, content: Location, endpoint: str) -> RunDirectory:
+        """Return the run over an uploaded file at `path`; create it if it does not exist.
+
+        Raises ValueError if it was begun with another model, or its input has changed.
+        """
+        settings = replace(self._settings, sampling=sampling_of(endpoint))
+        files = list_files(content.name)
+        if self._engine_identity is None:
+            self._engine_identity = engine_identity(settings, self._codec)
+        identity = {**self._engine_identity, **rows_identity(settings, BATCH_INPUT, files)}
+        if not RunDirectory.exists(path):
+            described = described_run(settings, identity, self._exact)
+            run = {
+                "carried": {},
+                "id_type": "string",
+                "has_parts": True,
+                "settings": {"endpoint": endpoint},
+                **described,
+            }
+            try:
+                return RunDirectory.create(path, run, plan_units(files, BATCH_INPUT, self._rows_per_unit))
+            except ValueError:
+                if not RunDirectory.exists(path):
+                    raise  # else another driver has just created it
+        run_directory = RunDirectory.open(path)
+        run_directory.refuse_if_changed(identity)
+        return run_directory
+
+
+@dataclass(frozen=True)
+class Progress:
+    """The committed units of a run: their receipts by unit, so that none counts twice."""
+
+    receipts: dict[int, Receipt]
+
+    @classmethod
+    def of(cls, run_directory: RunDirectory) -> tuple[Progress, list[WorkUnit]]:
+        """Return what is committed, and the units that are missing."""
+        committed, units = run_directory.committed_unit_ids(), list(run_directory.units())
+        done = [unit.unit_id for unit in units if unit.unit_id in committed]
+        receipts = read_ahead(partial(read_receipt, run_directory), done, num_at_once=16)
+        missing = [unit for unit in units if unit.unit_id not in committed]
+        return cls(dict(zip(done, receipts, strict=True))), missing
+
+    def add(self, receipt: Receipt) -> None:
+        """Count a unit, once."""
+        self.receipts[receipt.unit_id] = receipt
+
+    @property
+    def counts(self) -> Counts:
+        """The counts of all of them."""
+        return sum((receipt.counts for receipt in self.receipts.values()), Counts())
+
+    @property
+    def unit_ids(self) -> IdSet:
+        """The units that are counted."""
+        return IdSet(self.receipts)

@@ -1,0 +1,122 @@
+"""Items of the input of POST /v1/responses, as messages of a chat."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from endpoint.http.errors import shown_name
+from endpoint.requests.fields import check_text, field_error, unsupported, wrong
+from pipeline.errors import FieldError
+from pipeline.text.tools.history import checked_calls, checked_id
+
+_ROLES = ("system", "developer", "user", "assistant")
+_TEXTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
+_MAX_ITEMS = 65_536
+_IGNORED = {"id", "status", "type", "phase"}  # of items that clients send back: they say nothing of the chat
+
+
+def messages_of(value: Any, instructions: str | None) -> list[dict[str, Any]]:
+    """Return the messages that an input stands for, behind the instructions. Raises ApiError."""
+    messages: list[dict[str, Any]] = []
+    if instructions is not None:
+        check_text("instructions", instructions)
+        messages.append({"role": "system", "content": instructions})
+    if isinstance(value, str):
+        check_text("input", value)
+        return [*messages, {"role": "user", "content": value}]
+    if not isinstance(value, list) or not value:
+        raise wrong("input", "expected a string, or a list of at least one item")
+    if len(value) > _MAX_ITEMS:
+        raise wrong("input", f"expected at most {_MAX_ITEMS} items, got {len(value)}")
+    thought = ""
+    for index, item in enumerate(value):
+        where = f"input[{index}]"
+        if not isinstance(item, dict):
+            raise wrong(where, "expected an object")
+        match item.get("type", "message"):
+            case "message":
+                message = _message(where, item)
+                if message["role"] == "assistant" and thought:
+                    message["reasoning_content"], thought = thought, ""
+                messages.append(message)
+            case "function_call":
+                _add_call(where, item, messages, thought)
+                thought = ""
+            case "function_call_output":
+                messages.append(_result(where, item))
+            case "reasoning":
+                thought = _thought(where, item)
+            case str():
+                raise unsupported(f"{where}.type", "this server does not support such items")
+            case _:
+                raise wrong(f"{where}.type", "expected a string")
+    if all(message["role"] == "system" for message in messages):
+        raise wrong("input", "it has no message to answer")
+    if instructions is not None and messages[1]["role"] == "system":  # most templates take one such message
+        messages[:2] = [{"role": "system", "content": f"{instructions}\n\n{messages[1]['content']}"}]
+    return messages
+
+
+def _message(where: str, item: dict[str, Any]) -> dict[str, Any]:
+    _refuse_others(where, item, {"role", "content"})
+    role = item.get("role")
+    if role not in _ROLES:
+        raise wrong(f"{where}.role", f"expected one of {', '.join(_ROLES)}")
+    text = _text(f"{where}.content", item.get("content"))
+    return {"role": "system" if role == "developer" else str(role), "content": text}
+
+
+def _add_call(where: str, item: dict[str, Any], messages: list[dict[str, Any]], thought: str) -> None:
+    """Add a call to the assistant's message before it, or to a new one."""
+    _refuse_others(where, item, {"call_id", "name", "arguments"})
+    try:
+        call_id = checked_id(f"{where}.call_id", item.get("call_id"))
+        function = {"name": item.get("name"), "arguments": item.get("arguments")}
+        (call,) = checked_calls(where, [{"id": call_id, "type": "function", "function": function}])
+    except FieldError as error:
+        place = error.where.replace("[0].function", "", 1) if error.where.startswith(f"{where}[0]") else error.where
+        raise field_error(FieldError(place, error.reason, is_unsupported=error.is_unsupported)) from error
+    if not messages or messages[-1]["role"] != "assistant":
+        messages.append({"role": "assistant", "content": "", **({"reasoning_content": thought} if thought else {})})
+    messages[-1].setdefault("tool_calls", []).append(call)
+
+
+def _result(where: str, item: dict[str, Any]) -> dict[str, Any]:
+    _refuse_others(where, item, {"call_id", "output"})
+    try:
+        call_id = checked_id(f"{where}.call_id", item.get("call_id"))
+    except FieldError as error:
+        raise field_error(error) from error
+    return {"role": "tool", "tool_call_id": call_id, "content": _text(f"{where}.output", item.get("output"))}
+
+
+def _thought(where: str, item: dict[str, Any]) -> str:
+    _refuse_others(where, item, {"summary", "content"})
+    return _text(f"{where}.content", item["content"]) if item.get("content") else ""
+
+
+def _text(where: str, content: Any) -> str:
+    if isinstance(content, str):
+        check_text(where, content)
+        return content
+    if not isinstance(content, list) or not content:
+        raise wrong(where, "expected a string, or a list of text parts")
+    texts = []
+    for index, part in enumerate(content):
+        place = f"{where}[{index}]"
+        if not isinstance(part, dict) or not isinstance(part.get("type"), str):
+            raise wrong(place, "expected an object with a type and a text")
+        if part["type"] not in _TEXTS:
+            raise unsupported(f"{place}.type", f"{part['type']!a:.64} is not supported, only text is")
+        if not isinstance(part.get("text"), str):
+            raise wrong(f"{place}.text", "expected a string")
+        _refuse_others(place, part, {"text", "annotations", "logprobs"})
+        check_text(f"{place}.text", part["text"])
+        texts.append(part["text"])
+    return "".join(texts)
+
+
+def _refuse_others(where: str, item: dict[str, Any], known: set[str]) -> None:
+    for name, value in item.items():
+        if name not in known | _IGNORED and value not in (None, [], ""):
+            raise unsupported(f"{where}.{shown_name(name)}")

@@ -1,0 +1,100 @@
+"""TrainConfig: the configuration of `jobs.train_draft`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from training.corpus.options import CorpusOptions
+from training.trainer.options import ModelOptions, TrainOptions, WorkerOptions, check_together
+from training.trainer.plan import Worth
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainOutput:
+    """The place to write to."""
+
+    path: str
+    """A new folder for the draft, written whole or not at all; local or a URI."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainRun:
+    """The training as a whole."""
+
+    seed: int = 0
+    """Seed of the texts' order, and of a new head's weights."""
+    storage: str | None = None
+    """Folder for checkpoints, which all nodes can write; hidden beside the output unless given. Local or a URI."""
+    progress: Literal["lines", "none"] = "lines"
+    """Progress: a line every ten seconds, or none."""
+    ray_address: str | None = None
+    """Ray cluster; RAY_ADDRESS, or a local one, unless given."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorthSettings:
+    """What is left to generate: with all four, --dry-run says whether training pays."""
+
+    remaining_tokens: int | None = None
+    """Output tokens that the run still has to write."""
+    tokens_per_second: float | None = None
+    """Output tokens a second of the run, now."""
+    length_before: float | None = None
+    """Mean acceptance length of the run now: tokens a round."""
+    length_after: float | None = None
+    """Mean acceptance length with the draft that is hoped for."""
+
+    def __post_init__(self) -> None:
+        given = [getattr(self, name) for name in self.__dataclass_fields__]
+        if any(value is not None for value in given) and None in given:
+            missing = [f"worth.{name}" for name in self.__dataclass_fields__ if getattr(self, name) is None]
+            raise ValueError(
+                f"{', '.join(missing)}: whether training pays follows from all four fields; give them, too"
+            )
+        for name in self.__dataclass_fields__:
+            if getattr(self, name) is not None and not getattr(self, name) > 0:
+                raise ValueError(f"worth.{name} must be above 0, got {getattr(self, name)}")
+
+    def worth(self) -> Worth | None:
+        """Return what is known of the run; None if nothing was given."""
+        tokens, rate, before, after = (
+            self.remaining_tokens,
+            self.tokens_per_second,
+            self.length_before,
+            self.length_after,
+        )
+        if tokens is None or rate is None or before is None or after is None:
+            return None
+        return Worth(tokens, rate, before, after)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """Trains a draft, or a head, on the texts of its target; interrupted, the same command goes on."""
+
+    dry_run: bool = False
+    """Print the plan and stop; no model is loaded unless --measure is given, nothing is written."""
+    measure: bool = False
+    """With --dry-run: load the models, and time a few steps on this machine."""
+    corpus: CorpusOptions
+    """The texts."""
+    models: ModelOptions
+    """The models: one teaches, the other learns."""
+    train: TrainOptions = field(default_factory=TrainOptions)
+    """What learns, and how."""
+    workers: WorkerOptions = field(default_factory=WorkerOptions)
+    """The processes that train."""
+    output: TrainOutput
+    """Where to write."""
+    run: TrainRun = field(default_factory=TrainRun)
+    """The training as a whole."""
+    worth: WorthSettings = field(default_factory=WorthSettings)
+    """What is left to generate, for the plan."""
+
+    def __post_init__(self) -> None:
+        check_together(self.models, self.train, self.workers)
+
+    def train_options(self) -> TrainOptions:
+        """Return what the training gets."""
+        return replace(self.train, seed=self.run.seed)

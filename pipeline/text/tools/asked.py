@@ -1,0 +1,169 @@
+"""What a chat asks of tools: the functions that may be called, and which of them must be.
+
+https://platform.openai.com/docs/api-reference/chat/create (`tools`, `tool_choice`, `parallel_tool_calls`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from pipeline.errors import FieldError
+
+_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+_MAX_TOOLS = 128
+_FUNCTION_FIELDS = {"name", "description", "parameters", "strict"}
+
+Mode = Literal["none", "auto", "required"]
+
+
+@dataclass(frozen=True)
+class Tool:
+    """A function that may be called. `parameters` is a JSON Schema of an object, None for a function without any."""
+
+    name: str
+    description: str | None = None
+    parameters: Mapping[str, Any] | None = None
+    strict: bool = False  # whether the arguments of every call are forced to fulfil the schema
+
+    @property
+    def schema(self) -> Mapping[str, Any]:
+        """The schema that a forced call's arguments fulfil."""
+        if self.parameters is None:
+            return {"type": "object", "properties": {}, "additionalProperties": False}
+        return {"type": "object", **self.parameters}
+
+    @property
+    def for_template(self) -> dict[str, Any]:
+        """The tool as chat templates expect it."""
+        function: dict[str, Any] = {"name": self.name}
+        if self.description is not None:
+            function["description"] = self.description
+        function["parameters"] = {"type": "object", "properties": {}} if self.parameters is None else self.parameters
+        return {"type": "function", "function": function}
+
+
+@dataclass(frozen=True)
+class ToolsAsked:
+    """The tools of a chat, and how they may be used. With mode "required" at least one is called."""
+
+    tools: tuple[Tool, ...]
+    mode: Mode = "auto"
+    named: str | None = None  # the only function that may be called, with mode "required"
+    is_parallel: bool = True  # whether there may be several calls
+
+    @property
+    def callable(self) -> tuple[Tool, ...]:
+        """The tools that an answer may call."""
+        if self.mode == "none":
+            return ()
+        return tuple(tool for tool in self.tools if self.named in (None, tool.name))
+
+    @property
+    def is_forced(self) -> bool:
+        """Whether the answer is nothing but calls."""
+        return self.mode == "required"
+
+    @property
+    def needs_grammar(self) -> bool:
+        """Whether a grammar holds the output: for forced calls, strict functions, and where one call is the limit."""
+        if self.mode == "auto":
+            return not self.is_parallel or any(tool.strict for tool in self.tools)
+        return self.is_forced
+
+
+def read_tools(tools: Any, choice: Any = None, is_parallel: Any = None) -> ToolsAsked | None:
+    """Return what the fields `tools`, `tool_choice` and `parallel_tool_calls` ask for; None for no tools.
+
+    Fields that are None count as absent. Raises FieldError.
+    """
+    if is_parallel is not None and not isinstance(is_parallel, bool):
+        raise FieldError("parallel_tool_calls", "expected true or false")
+    found = _tools(tools)
+    if not found:
+        if choice not in (None, "none", "auto"):
+            raise FieldError("tool_choice", "it needs tools, and there are none")
+        return None
+    mode, named = _choice(choice, found)
+    return ToolsAsked(found, mode, named, is_parallel is not False and named is None)
+
+
+def _tools(value: Any) -> tuple[Tool, ...]:
+    if value is None:
+        return ()
+    if not isinstance(value, list):
+        raise FieldError("tools", "expected a list of functions")
+    if len(value) > _MAX_TOOLS:
+        raise FieldError("tools", f"expected at most {_MAX_TOOLS} functions, got {len(value)}")
+    tools = [_tool(f"tools[{index}]", each) for index, each in enumerate(value)]
+    for index, tool in enumerate(tools):
+        if any(tool.name == other.name for other in tools[:index]):
+            raise FieldError(f"tools[{index}].function.name", "another function of the list has this name")
+    return tuple(tools)
+
+
+def _tool(where: str, value: Any) -> Tool:
+    if not isinstance(value, dict):
+        raise FieldError(where, 'expected an object with type "function" and a function')
+    if value.get("type") != "function":
+        reason = 'expected "function"; other tools are not supported'
+        raise FieldError(f"{where}.type", reason, is_unsupported=isinstance(value.get("type"), str))
+    _refuse_unknown(where, value, {"type", "function"})
+    return _function(f"{where}.function", value.get("function"))
+
+
+def _function(where: str, value: Any) -> Tool:
+    if not isinstance(value, dict):
+        raise FieldError(where, "expected an object with a name")
+    _refuse_unknown(where, value, _FUNCTION_FIELDS)
+    name = checked_name(f"{where}.name", value.get("name"))
+    description, strict = value.get("description"), value.get("strict")
+    if description is not None and not isinstance(description, str):
+        raise FieldError(f"{where}.description", "expected a string")
+    if strict is not None and not isinstance(strict, bool):
+        raise FieldError(f"{where}.strict", "expected true or false")
+    parameters = value.get("parameters")
+    if parameters is not None and not isinstance(parameters, dict):
+        raise FieldError(f"{where}.parameters", "expected a JSON Schema, an object")
+    if parameters is not None and parameters.get("type", "object") != "object":
+        raise FieldError(f"{where}.parameters.type", 'expected "object": the arguments of a call are an object')
+    return Tool(name, description, parameters, bool(strict))
+
+
+def checked_name(where: str, name: Any) -> str:
+    """Return the name of a function. Raises FieldError for what is none."""
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise FieldError(where, "expected a name of 1 to 64 letters, digits, - and _")
+    return name
+
+
+def _choice(value: Any, tools: Sequence[Tool]) -> tuple[Mode, str | None]:
+    match value:
+        case None | "auto":
+            return "auto", None
+        case "none":
+            return "none", None
+        case "required":
+            return "required", None
+        case {"type": "function"}:
+            _refuse_unknown("tool_choice", value, {"type", "function"})
+            function = value.get("function")
+            if not isinstance(function, dict):
+                raise FieldError("tool_choice.function", "expected an object with a name")
+            _refuse_unknown("tool_choice.function", function, {"name"})
+            if function.get("name") not in [tool.name for tool in tools]:
+                raise FieldError("tool_choice.function.name", "no function of tools has this name")
+            return "required", str(function["name"])
+        case {"type": str()}:
+            raise FieldError("tool_choice.type", "this server supports function alone", is_unsupported=True)
+    raise FieldError("tool_choice", 'expected none, auto, required, or {"type": "function", "function": {"name": ...}}')
+
+
+def _refuse_unknown(where: str, value: Mapping[str, Any], known: set[str]) -> None:
+    for name, each in value.items():
+        if name not in known and each is not None:
+            raise FieldError(
+                f"{where}.{ascii(name)[1:-1]:.64}", "it is not supported; leave it out", is_unsupported=True
+            )

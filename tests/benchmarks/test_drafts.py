@@ -1,0 +1,26 @@
+"""The drafts of a pair are timed in turns with plain decoding, and write its text."""
+
+import json
+
+import pytest
+
+from benchmarks import drafts
+from checks.figures import SPEED, speed_in_words
+
+RECORDED = json.loads(SPEED.read_text())
+
+
+def test_every_draft_writes_the_plain_text_in_its_turns(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(drafts, "_TURN_SECONDS", 1e-4)  # a step at a time: else each ends in its first turn
+    few = ["--one-in", "100", "--batches", "2", "--new-tokens", "12", "--repeats", "1", "--num-draft-tokens", "3"]
+    drafts.main([*few, "--json", str(tmp_path / "found.json")])
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert [line["draft"] for line in found["lines"]] == [line["draft"] for line in RECORDED["lines"][:5]]
+    assert all(line["tokens_per_second"] > 0 for line in found["lines"])
+    assert "2 at once: none" in speed_in_words(found)
+    assert "head (eagle3)" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("line", RECORDED["lines"], ids=lambda line: f"{line['draft']}@{line['rows_at_once']}")
+def test_no_drafter_was_slower_than_0_97_of_plain_decoding_when_it_was_measured(line):
+    assert line["times_plain"] >= 0.97

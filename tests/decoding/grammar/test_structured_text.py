@@ -1,0 +1,185 @@
+"""Structured text is a function of target, prompt, parameters, grammar and noise key, and is what was asked for."""
+
+import random
+from functools import partial
+
+import pytest
+
+from decoding import SamplingParams, Sequence
+from decoding.drafters.ngram import Match, NGramDrafter
+from decoding.drafters.stepwise import StepwiseDrafter
+from decoding.gpu.available import is_interpreted
+from decoding.grammar.structured import Structured
+from decoding.sampling.rows import Rows
+from tests.decoding import tiny
+from tests.decoding.grammar.tiny_grammars import END, RECORD, STRUCTURED, fulfils, grammars, text_of, with_end
+from tests.decoding.tiny import EVERY_DRAFTER, check_counts, engine_by, outputs, random_prompts, run
+
+PROMPTS = random_prompts([7, 1, 12, 3, 25, 1, 9, 2, 16, 5, 4, 31, 8, 6], seed=4)
+GRAMMARS = grammars()
+SHAPES = [(1, 16), (4, 4), (8, 1)]
+if is_interpreted():
+    PROMPTS, SHAPES = PROMPTS[:4], [(3, 4)]
+
+
+def _params(row: int) -> SamplingParams:
+    """Every grammar and none, each greedy and sampled, and every other parameter now and then."""
+    kinds = [*STRUCTURED, None]
+    structured, temperature = kinds[row % len(kinds)], 0.8 * (row // len(kinds) % 2)
+    more = [{}, {"top_k": 5}, {"top_p": 0.8, "presence_penalty": 0.5}, {"min_p": 0.05, "logit_bias": {3: 5.0, 9: -100}}]
+    length = 6 if is_interpreted() else 30
+    return SamplingParams(structured=structured, temperature=temperature, max_tokens=length, **more[row % 4])
+
+
+def _sequences() -> list[Sequence]:
+    return [Sequence.create(prompt, _params(row), run_seed=3, row=row, tag=row) for row, prompt in enumerate(PROMPTS)]
+
+
+@pytest.fixture(scope="module")
+def ended(models):
+    """The tiny models, with a target that has an end token."""
+    return type(models)(**{**vars(models), "target": with_end(models.target)})
+
+
+@pytest.fixture(scope="module")
+def plain(ended) -> list[list[int]]:
+    """Each row's text alone, one token a round."""
+    engine = engine_by(ended, "none", num_slots=1, grammars=GRAMMARS)
+    texts = [outputs(run(engine, [sequence]))[0] for sequence in _sequences()]
+    assert is_interpreted() or sum(text[-1] == END for text in texts) > 4, "some texts end"
+    return texts
+
+
+@pytest.fixture(params=[d for d in EVERY_DRAFTER if d != "model"] + ["good_draft", "perfect_draft"])
+def make_engine(request, ended):
+    return partial(engine_by, ended, request.param, grammars=GRAMMARS)
+
+
+@pytest.mark.parametrize(("length", "num_slots"), SHAPES)
+def test_structured_text_does_not_depend_on_drafter_draft_length_or_slots(make_engine, plain, length, num_slots):
+    sequences = run(make_engine(num_speculative_tokens=length, num_slots=num_slots), _sequences())
+    assert outputs(sequences) == plain
+    for sequence in sequences:
+        check_counts(sequence)
+
+
+def test_tokens_that_are_checked_after_they_were_picked_are_those_that_masks_would_have_left(ended, plain, monkeypatch):
+    def masked_first(rows: Rows) -> frozenset[int]:
+        return frozenset(row for row, sequence in enumerate(rows.sequences) if sequence.matcher is not None)
+
+    monkeypatch.setattr(Rows, "masked_first", property(masked_first))
+    assert outputs(run(engine_by(ended, "good_draft", grammars=GRAMMARS, num_slots=4), _sequences())) == plain
+
+
+def test_structured_text_does_not_depend_on_how_the_schedule_chooses_draft_lengths(make_engine, plain, monkeypatch):
+    tiny.schedule_at_random(monkeypatch, seed=0)
+    assert outputs(run(make_engine(num_speculative_tokens=6, num_slots=5), _sequences())) == plain
+
+
+def test_rows_that_lose_their_slots_write_the_same_text(make_engine, plain):
+    engine, sequences, chance = make_engine(num_slots=4), _sequences(), random.Random(0)
+    engine.submit(sequences)
+    while engine.has_work:
+        engine.step()
+        if chance.random() < 0.3:
+            engine.evict(chance.sample(engine.in_flight, len(engine.in_flight) // 2))
+    assert outputs(sequences) == plain
+
+
+@pytest.mark.parametrize("verification", ["coupled", "rejection"])
+def test_outputs_that_end_are_what_was_asked_for_and_others_are_cut_at_their_length(make_engine, verification):
+    engine = make_engine(verification=verification, num_slots=4)
+    for sequence in run(engine, _sequences()):
+        if sequence.params.structured is None:
+            continue
+        assert sequence.error is None
+        text, matcher = text_of(sequence.output_token_ids), GRAMMARS.matcher(sequence.params.structured)
+        if sequence.finish_reason == "stop":
+            assert sequence.output_token_ids[-1] == END
+            assert fulfils(text, sequence.params.structured)
+        else:
+            assert sequence.finish_reason == "length"
+            assert len(sequence.output_token_ids) == sequence.params.max_tokens
+            assert matcher.mask(sequence.output_token_ids) is not None, "it is the beginning of such an output"
+            assert matcher.dead_end is None
+
+
+def test_every_drafted_token_is_one_that_the_grammar_allows(make_engine, monkeypatch):
+    """A draft model under the mask; what is looked up may be anything."""
+    seen = []
+    propose = StepwiseDrafter.propose
+
+    def checked(drafter: StepwiseDrafter, rows: Rows):
+        draft = propose(drafter, rows)
+        for sequence, tokens in zip(rows.sequences, tiny.drafted(draft), strict=True):
+            if sequence.matcher is not None:
+                places = range(len(tokens))
+                seen.extend(_is_allowed(sequence, tokens[:place], tokens[place]) for place in places)
+        return draft
+
+    monkeypatch.setattr(StepwiseDrafter, "propose", checked)
+    engine = make_engine(num_slots=4)
+    run(engine, _sequences())
+    assert all(seen)
+    assert seen or not isinstance(engine.lanes[0].drafter, StepwiseDrafter)
+
+
+def _is_allowed(sequence: Sequence, before: list[int], token: int) -> bool:
+    mask = GRAMMARS.matcher(sequence.params.structured).mask(sequence.output_token_ids, before)
+    return mask is None or bool(mask[token // 32] >> (token % 32) & 1)  # behind the end anything may be drafted
+
+
+def test_a_draft_that_is_the_target_itself_is_accepted_whole_under_a_grammar(ended):
+    engine = engine_by(ended, "perfect_draft", num_slots=4, grammars=GRAMMARS)
+    sequences = run(engine, [s for s in _sequences() if s.params.structured is not None])
+    drafted, accepted = (sum(getattr(s, f"num_{name}_tokens") for s in sequences) for name in ("draft", "accepted"))
+    assert drafted == accepted > 0
+
+
+def test_close_calls_are_decided_under_the_same_grammar(ended, plain, monkeypatch):
+    """Every pick is scored again alone, as if it were a close call."""
+    engine = engine_by(ended, "good_draft", num_slots=4, grammars=GRAMMARS)
+    monkeypatch.setattr(engine.target, "close_call", 1e6)
+    assert outputs(run(engine, _sequences())) == plain
+    assert tiny.num_rechecks(engine) > 100
+
+
+def test_a_grammar_without_a_tokenizer_is_refused(ended):
+    (sequence,) = run(engine_by(ended, "none"), _sequences()[:1])
+    assert sequence.finish_reason == "error"
+    assert "no tokenizer" in sequence.error
+
+
+def test_a_grammar_that_cannot_be_compiled_fails_its_row_alone(ended):
+    good, bad = _sequences()[:2]
+    bad.params = SamplingParams(structured=Structured(json_schema={"properties": {"a": {"type": "objekt"}}}))
+    run(engine_by(ended, "none", grammars=GRAMMARS), [good, bad])
+    assert good.error is None
+    assert bad.error == "sampling.structured.json_schema cannot be compiled at /properties/a: Invalid type: objekt"
+
+
+def test_an_output_that_the_vocabulary_cannot_spell_fails_its_row_and_says_why(ended):
+    good, bad = _sequences()[:2]
+    bad.params = SamplingParams(structured=Structured(choice=["xyz"]), temperature=0)
+    run(engine_by(ended, "good_draft", grammars=GRAMMARS), [good, bad])
+    assert good.error is None
+    assert bad.error.startswith("sampling.structured: the grammar cannot be followed")
+
+
+def test_forced_tokens_are_drafted_without_a_forward_and_all_accepted(ended, monkeypatch):
+    """Also by a drafter that finds nothing, and not where nothing is to be drafted."""
+    structured = Structured(json_schema=RECORD, disable_any_whitespace=True)
+    params = SamplingParams(structured=structured, max_tokens=30, temperature=0.8)
+
+    def written(drafter: str, verification: str = "coupled") -> list[Sequence]:
+        engine = engine_by(ended, drafter, grammars=GRAMMARS, verification=verification)
+        return run(engine, [Sequence.create(prompt, params, row=row) for row, prompt in enumerate(PROMPTS)])
+
+    plain = written("none")
+    assert all(sequence.num_draft_tokens == 0 for sequence in plain)
+    monkeypatch.setattr(NGramDrafter, "_matches", lambda self, rows: [Match([], 0)] * len(rows.sequences))
+    forced = written("ngram")
+    assert outputs(forced) == outputs(plain)
+    for rows in (forced, written("ngram", "rejection")):
+        assert all(s.num_draft_tokens == s.num_accepted_tokens > 0 for s in rows)
+        assert sum(s.num_rounds for s in rows) < 0.8 * sum(len(s.output_token_ids) for s in rows)

@@ -1,0 +1,64 @@
+"""Batches in this process, without Ray: the ledgers are objects, and the driver runs in the application's loop."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+from actors.settings import GeneratorSettings
+from actors.units.ledger import Ledger
+from actors.units.ledgers import Ledgers
+from endpoint.batches.batches import Batches
+from endpoint.batches.settings import BatchSettings
+from endpoint.batches.units import UnitWriter
+from endpoint.service.service import ServiceSettings
+from pipeline.text.codec import TextCodec
+
+MAX_LINE_BYTES = 20_000
+
+
+class LedgersHere:
+    """Ledgers with the methods of an actor's handle."""
+
+    def __init__(self) -> None:
+        """Begin without runs; no node dies."""
+        self.ledgers = Ledgers(lambda: Ledger(lambda node: True))
+
+    def __getattr__(self, name: str) -> Any:
+        def remote(*arguments: Any) -> asyncio.Future[Any]:
+            future = asyncio.get_running_loop().create_future()
+            future.set_result(getattr(self.ledgers, name)(*arguments))
+            return future
+
+        return SimpleNamespace(remote=remote)
+
+
+def make_batches(
+    settings: GeneratorSettings,
+    codec: TextCodec,
+    batch_settings: BatchSettings,
+    service_settings: ServiceSettings,
+    units: UnitWriter,
+    **options: Any,
+) -> Batches:
+    """Return the drivers of this process."""
+    ledgers, values = LedgersHere(), {"max_units": 2, "max_line_bytes": MAX_LINE_BYTES, **options}
+    return Batches(settings, codec, batch_settings, service_settings, units, ledgers, **values)
+
+
+class Driving:
+    """Drivers that begin when they are first woken, in the loop in which that happens."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        """Keep what `make_batches` takes."""
+        self._arguments, self._options = arguments, options
+        self._batches: Batches | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    async def wake(self) -> None:
+        """Let the drivers look for work."""
+        if self._batches is None:
+            self._batches = make_batches(*self._arguments, **self._options)
+            self._task = asyncio.create_task(self._batches.run())
+        self._batches.wake()

@@ -1,0 +1,265 @@
+"""A batch goes on after whatever ended its process, ends when it must, and counts every row once."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from actors.engine.translation import decode_row, encode_row
+from actors.workers.batch_worker import BATCH_INPUT, UnitOrder
+from actors.workers.loading import load_codec
+from actors.workers.replica import Replica
+from decoding import Engine, EngineOptions
+from endpoint.batches.batch import Batch
+from endpoint.batches.batches import Batches
+from endpoint.batches.run import RunMaker, sampling_of
+from endpoint.batches.store import BatchStore
+from endpoint.batches.units import Outcome, ReplicaUnits
+from pipeline.inputs.files import list_files
+from pipeline.inputs.rows import InputRow, read_unit
+from pipeline.inputs.units import plan_units
+from pipeline.streaming.stream import UnitError
+from tests.endpoint.batches.asking import COMPLETIONS, texts
+from tests.endpoint.batches.cases import NUM_ROWS, ROWS_PER_UNIT, Case, DyingReplicas, Watched
+from tests.endpoint.in_process import settings_of
+from tests.pipeline.stores import CREDENTIALS, running_s3_server, s3_uri
+
+
+@pytest.fixture
+def case(tmp_path: Path, text_pair: tuple[str, str]) -> Case:
+    return Case(tmp_path, text_pair)
+
+
+@pytest.fixture(scope="module")
+def expected(text_pair: tuple[str, str], tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The texts of all rows, of a batch that nothing disturbs."""
+    case = Case(tmp_path_factory.mktemp("undisturbed"), text_pair)
+    asyncio.run(case.drive(case.batches(Replica(settings_of(text_pair)))))
+    return texts(case.results(case.batch.output_file_id))
+
+
+def test_a_process_that_ends_after_each_unit_costs_no_row(case: Case, expected: dict[str, str]) -> None:
+    async def scenario() -> None:
+        for num_units in (1, 2):
+            watched = Watched(Replica(settings_of(case.pair)))
+            await case.drive(case.batches(watched, max_units=1), lambda units=watched: units.num_done >= 1)  # type: ignore[misc]
+            assert len(list((case.run_path / "data").iterdir())) >= num_units
+            assert case.batch.status == "in_progress"
+        await case.drive(case.batches(Replica(settings_of(case.pair))))
+
+    asyncio.run(scenario())
+    case.check_complete(expected)
+
+
+@pytest.mark.parametrize("first", range(6))
+def test_a_state_that_cannot_be_written_is_written_later(
+    case: Case, expected: dict[str, str], monkeypatch: pytest.MonkeyPatch, first: int
+) -> None:
+    """A kill before or after any of these writes leaves the same to the drivers that come after."""
+    write, num_writes = BatchStore.replace, 0
+
+    def failing(self: BatchStore, batch: Batch) -> None:
+        nonlocal num_writes
+        num_writes += 1
+        if num_writes == first + 1:
+            raise OSError("the disk is away")
+        write(self, batch)
+        if num_writes == first + 2:
+            raise OSError("the answer is lost")
+
+    monkeypatch.setattr(BatchStore, "replace", failing)
+    monkeypatch.setattr("endpoint.batches.batches._LOOK_EVERY_S", 0.01)
+    asyncio.run(case.drive(case.batches(Replica(settings_of(case.pair)))))
+    case.check_complete(expected)
+
+
+def test_a_batch_on_an_object_store_is_the_same_and_is_deleted_with_its_run(
+    tmp_path: Path, text_pair: tuple[str, str], expected: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in CREDENTIALS.items():
+        monkeypatch.setenv(name, value)
+    with running_s3_server() as server:
+        case = Case(tmp_path, text_pair, root=s3_uri(server, "bucket/batches"))
+        asyncio.run(case.drive(case.batches(Replica(settings_of(text_pair)))))
+        case.check_complete(expected)
+        store, output_id = BatchStore(case.files.root, case.files.temporary), case.batch.output_file_id
+        assert output_id is not None
+        case.files.delete("me", output_id)
+        assert case.files.ids("me") == [case.file_id]
+        assert store.delete_old("me", ended_before=5e9) == [case.batch_id]
+        assert store.ids("me") == []
+        assert case.files.owners() == ["me"]
+
+
+def test_rows_without_a_seed_have_the_texts_of_the_offline_job(case: Case, expected: dict[str, str]) -> None:
+    settings = settings_of(case.pair)
+    settings, codec = replace(settings, sampling=sampling_of(COMPLETIONS)), load_codec(settings)
+    (unit,) = plan_units(list_files(case.files.content("me", case.file_id).name), BATCH_INPUT, 100)
+    rows = [row for row in read_unit(unit, BATCH_INPUT, {}) if isinstance(row, InputRow)]
+    encoded = [encode_row(row, ordinal, codec, settings) for ordinal, row in enumerate(rows)]
+    plain = Engine.load(case.pair[0], None, EngineOptions(num_slots=4, drafter="none"), device="cpu", dtype="float32")
+    for _ in plain.stream([sequence for row in encoded for sequence in row.sequences]):
+        pass
+    assert [decode_row(row, codec)[0]["text"] for row in encoded] == list(expected.values())
+
+
+def test_a_cancelled_batch_writes_nothing_more(case: Case) -> None:
+    async def scenario() -> None:
+        replica = Replica(settings_of(case.pair))
+        batches: Batches | None = None
+
+        def cancel_after_one(num_done: int) -> None:
+            assert batches is not None
+            case.store.ask_to_cancel(case.batch, case.clock())
+            batches.wake()
+
+        async def wait(num_done: int) -> None:
+            if num_done:
+                await asyncio.Event().wait()  # a unit that would never end
+
+        units = Watched(replica, before=wait, after=cancel_after_one)
+        batches = case.batches(units, max_units=1)
+        await case.drive(batches)
+        assert units.num_done == 1
+        assert replica.stats().num_running == 0
+        await case.drive(case.batches(Replica(settings_of(case.pair))), lambda: True)
+
+    asyncio.run(scenario())
+    batch = case.batch
+    assert (batch.status, batch.num_completed) == ("cancelled", ROWS_PER_UNIT)
+    assert len(list((case.run_path / "data").iterdir())) == 1
+    assert len(case.results(batch.output_file_id)) == ROWS_PER_UNIT
+    assert len(case.results(batch.error_file_id)) == NUM_ROWS - ROWS_PER_UNIT
+    assert batch.changed_at["cancelling"] <= batch.changed_at["cancelled"]
+
+
+def test_a_batch_whose_time_is_over_expires_with_what_it_has(case: Case) -> None:
+    async def scenario() -> None:
+        async def too_long(num_done: int) -> None:
+            if num_done:
+                case.clock.now = 2000.0
+                await asyncio.Event().wait()
+
+        units = Watched(Replica(settings_of(case.pair)), before=too_long)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("endpoint.batches.driver._LOOK_EVERY_S", 0.01)
+            await case.drive(case.batches(units, max_units=1))
+
+    asyncio.run(scenario())
+    batch = case.batch
+    assert (batch.status, batch.num_completed, batch.changed_at["expired"]) == ("expired", ROWS_PER_UNIT, 2000)
+    assert {each["error"]["code"] for each in case.results(batch.error_file_id).values()} == {"batch_expired"}
+
+
+def test_a_row_that_kills_its_replica_is_an_error_line_and_no_other_row_is_lost(
+    case: Case, expected: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("endpoint.batches.units._AGAIN_S", 0.0)
+
+    async def scenario() -> int:
+        dying = DyingReplicas(case.pair, "hello 6")
+        await case.drive(case.batches(ReplicaUnits(dying), max_units=1))
+        return dying.num_deaths
+
+    assert 2 <= asyncio.run(scenario()) <= 5
+    batch = case.batch
+    assert (batch.status, batch.num_completed, batch.num_failed) == ("completed", NUM_ROWS - 1, 1)
+    (error,) = case.results(batch.error_file_id).values()
+    assert (error["custom_id"], error["response"]["status_code"]) == ("row-6", 500)
+    assert texts(case.results(batch.output_file_id)) == {k: v for k, v in expected.items() if k != "row-6"}
+
+
+def test_a_batch_of_another_model_fails_with_what_it_has(case: Case, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        watched = Watched(Replica(settings_of(case.pair)))
+        await case.drive(case.batches(watched, max_units=1), lambda: watched.num_done >= 1)
+        draft_as_target = (case.pair[1], case.pair[0])
+        other = Replica(settings_of(draft_as_target))
+        await case.drive(case.batches(other, draft_as_target))
+
+    asyncio.run(scenario())
+    batch = case.batch
+    assert batch.status == "failed"
+    assert "another model" in batch.errors[0].message
+    num_done = len(case.results(batch.output_file_id))
+    assert num_done >= ROWS_PER_UNIT
+    assert num_done + len(case.results(batch.error_file_id)) == NUM_ROWS
+
+
+def test_a_unit_that_fails_again_and_again_fails_its_batch_without_details(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("endpoint.batches.driver._FIRST_WAIT_S", 0.0)
+
+    class Broken:
+        num_calls = 0
+
+        async def write_unit(self, order: UnitOrder) -> Outcome:
+            self.num_calls += 1
+            return UnitError("/secret/path is full")
+
+    broken = Broken()
+    asyncio.run(case.drive(case.batches(broken, max_units=1)))
+    assert case.batch.status == "failed"
+    assert broken.num_calls == 5
+    assert "secret" not in case.batch.errors[0].message
+
+
+def test_a_batch_whose_part_is_damaged_fails_and_is_not_tried_for_ever(case: Case) -> None:
+    async def scenario() -> None:
+        watched = Watched(Replica(settings_of(case.pair)))
+        await case.drive(case.batches(watched, max_units=1), lambda: watched.num_done >= 1)
+        for part in (case.run_path / "data").iterdir():
+            part.write_bytes(b"PAR1 and no more")
+        await case.drive(case.batches(watched))
+
+    asyncio.run(scenario())
+    assert case.batch.status == "failed"
+    assert "cannot read" in case.batch.errors[0].message
+
+
+def test_an_engine_of_another_model_is_waited_for(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("endpoint.batches.driver._OTHER_MODEL_S", 0.0)
+
+    async def scenario() -> int:
+        replica = Replica(settings_of(case.pair))
+        num_refused = 0
+
+        class Updating:
+            async def write_unit(self, order: UnitOrder) -> Outcome:
+                nonlocal num_refused
+                replica._settings = replace(replica._settings, fingerprint="old" if num_refused < 3 else "new")
+                outcome = await replica.write_unit(order)
+                num_refused += isinstance(outcome, Exception)
+                return outcome
+
+        await case.drive(case.batches(Updating(), max_units=1, fingerprint="new"))
+        return num_refused
+
+    assert asyncio.run(scenario()) == 3
+    assert case.batch.num_completed == NUM_ROWS
+
+
+def test_the_identity_of_the_weights_is_read_once_for_all_batches(
+    case: Case, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    settings, num_reads = settings_of(case.pair), 0
+
+    def counting(*arguments: Any) -> dict[str, Any]:
+        nonlocal num_reads
+        num_reads += 1
+        return {}
+
+    monkeypatch.setattr("endpoint.batches.run.engine_identity", counting)
+    runs, folder = RunMaker(settings, load_codec(settings), "proved", 4), tmp_path_factory.mktemp("runs")
+    for name in ("one", "two"):
+        runs.open(
+            case.files.root.child(f"{folder}/{name}").at(f"{folder}/{name}"),
+            case.files.content("me", case.file_id),
+            COMPLETIONS,
+        )
+    assert num_reads == 1

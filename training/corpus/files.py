@@ -1,0 +1,114 @@
+"""The files of a corpus: the parts of runs that are committed now, and other Parquet; a fixed list."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from pipeline.inputs.files import InputFile, list_files
+from pipeline.inputs.units import WorkUnit
+from pipeline.run.commit import receipt_of
+from pipeline.run.directory import RunDirectory
+from pipeline.run.unit_rows import read_ahead
+from pipeline.storage.location import Location
+from training.corpus.options import CorpusOptions
+from training.corpus.run_facts import RunFacts
+
+_AT_ONCE = 16  # footers that are read at once, as stores answer late
+
+
+@dataclass(frozen=True)
+class CorpusFile:
+    """A Parquet file as it was when the corpus was opened, and what its run says, if it is a part of one."""
+
+    name: str  # absolute path or URI
+    size: int
+    version: str
+    group_rows: tuple[int, ...]  # rows of each row group
+    num_rows: int  # that are taken, the first ones
+    columns: tuple[str, ...]
+    run: RunFacts | None = None
+    first_ordinal: int = 0  # of the unit's rows among all rows of the run's input
+    num_output_tokens: int | None = None  # of the rows that are taken, where a receipt says it
+
+    def row_groups(self) -> Iterator[tuple[int, int]]:
+        """Yield (row group, rows of it that are taken) for those of which any are."""
+        left = self.num_rows
+        for group, num_rows in enumerate(self.group_rows):
+            if left > 0:
+                yield group, min(num_rows, left)
+            left -= num_rows
+
+    def first_rows(self, num_rows: int) -> CorpusFile:
+        """Return the file with no more than its first `num_rows` rows."""
+        if num_rows >= self.num_rows:
+            return self
+        return replace(self, num_rows=num_rows, num_output_tokens=None)
+
+
+def parts_of_run(run_directory: RunDirectory, facts: RunFacts) -> Iterator[CorpusFile]:
+    """Yield the parts of a run that are committed now, in the order of its input; ValueError says which is damaged."""
+    committed = run_directory.committed_unit_ids()
+    units = (unit for unit in run_directory.units() if unit.unit_id in committed)
+
+    def read(unit: WorkUnit) -> CorpusFile:
+        part = run_directory.part_path(unit.unit_id)
+        file, schema = _read_footer(part)
+        try:
+            counts = receipt_of(schema).counts
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"{part.name}: not a part of a run, or damaged: {error}") from error
+        return replace(
+            file, run=facts, first_ordinal=unit.first_ordinal, num_output_tokens=counts.num_output_tokens, version=""
+        )
+
+    return read_ahead(read, units, _AT_ONCE)
+
+
+def plain_files(path: str, options: CorpusOptions) -> Iterator[CorpusFile]:
+    """Yield the Parquet files at a path that is no run. Raises ValueError for a file without the needed columns."""
+    found = [file for file in list_files(path) if _is_parquet(file)]
+    if not found:
+        raise ValueError(f"corpus.path {path!r} is no run directory and names no Parquet file (*.parquet, *.pq)")
+
+    def read(listed: InputFile) -> CorpusFile:
+        file, _ = _read_footer(Location.parse(listed.path))
+        has_tokens = "token_ids" in file.columns
+        wanted = [options.prompt_column, *([] if has_tokens else [options.output_column])]
+        refuse_missing(listed.path, wanted, file.columns, options)
+        return replace(file, version=listed.version)
+
+    return read_ahead(read, found, _AT_ONCE)
+
+
+def refuse_missing(name: str, wanted: Sequence[str], columns: Sequence[str], options: CorpusOptions) -> None:
+    """Raise ValueError if a file lacks a column that is wanted, or the column of the kinds."""
+    kind = [] if options.kind_column is None else [options.kind_column]
+    if missing := [column for column in (*wanted, *kind) if column not in columns]:
+        raise ValueError(
+            f"{name} has no column {', '.join(map(repr, missing))}; it has {', '.join(columns)}: set "
+            "corpus.prompt_column, corpus.output_column and corpus.kind_column to what is there"
+        )
+
+
+def _read_footer(location: Location) -> tuple[CorpusFile, pa.Schema]:
+    def read() -> tuple[CorpusFile, pa.Schema]:
+        with location.open_file() as stream:
+            parquet = pq.ParquetFile(stream)
+            metadata, schema = parquet.metadata, parquet.schema_arrow
+            size = stream.size()
+        groups = tuple(metadata.row_group(group).num_rows for group in range(metadata.num_row_groups))
+        return CorpusFile(location.name, size, "", groups, metadata.num_rows, tuple(schema.names)), schema
+
+    try:
+        return location.retrying("reading", read)
+    except pa.ArrowException as error:
+        raise ValueError(f"{location.name}: damaged, or no Parquet file: {error}") from error
+
+
+def _is_parquet(file: InputFile) -> bool:
+    name = file.path.partition("?")[0] if "://" in file.path else file.path
+    return name.lower().endswith((".parquet", ".pq"))

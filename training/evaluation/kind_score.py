@@ -1,0 +1,107 @@
+"""KindScore and DraftScore: how well a draft foretells the texts of its target, as counts that add."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from functools import reduce
+from operator import add
+from typing import Any
+
+from training.evaluation.replay import Rounds
+
+
+@dataclass(frozen=True)
+class KindScore:
+    """What was counted over the output tokens of some rows; the rates are made of it."""
+
+    num_rows: int = 0
+    num_tokens: int = 0
+    num_agreed: int = 0  # tokens at which target and draft find the same token likeliest
+    sum_overlap: float = 0.0  # over tokens: the probability mass that both laws share, 1 - TV
+    num_matched: int = 0  # tokens that the draft picks under the noise of the target's own pick
+    num_known: int = 0  # tokens at which the target's pick is known: rows with a noise key, and greedy ones
+    num_reproduced: int = 0  # of them, those that are the target's pick
+    rounds: Rounds = field(default_factory=Rounds)
+
+    def __add__(self, other: KindScore) -> KindScore:
+        return KindScore(*(getattr(self, each.name) + getattr(other, each.name) for each in fields(KindScore)))
+
+    @property
+    def agreement(self) -> float:
+        """Share of tokens at which both find the same token likeliest, given the text before it."""
+        return self.num_agreed / max(self.num_tokens, 1)
+
+    @property
+    def overlap(self) -> float:
+        """Mean of 1 - TV between the laws that are sampled: the acceptance of a token under `rejection`."""
+        return self.sum_overlap / max(self.num_tokens, 1)
+
+    @property
+    def match_rate(self) -> float:
+        """Share of tokens that the draft picks, given the text before it: the acceptance of a first token."""
+        return self.num_matched / max(self.num_tokens, 1)
+
+    @property
+    def reproduced(self) -> float | None:
+        """Share of tokens that the target picks again; None if no row says with which noise."""
+        return self.num_reproduced / self.num_known if self.num_known else None
+
+    @property
+    def acceptance_per_position(self) -> tuple[float, ...]:
+        """Share of rounds in which the token at each draft position is accepted."""
+        return tuple(count / max(self.rounds.num_rounds, 1) for count in self.rounds.accepted_per_position)
+
+    @property
+    def acceptance_rate(self) -> float:
+        """Accepted / drafted tokens."""
+        return self.rounds.num_accepted_tokens / max(self.rounds.num_draft_tokens, 1)
+
+    @property
+    def tokens_a_round(self) -> float:
+        """Mean acceptance length: 1 + accepted tokens / rounds."""
+        return 1 + self.rounds.num_accepted_tokens / max(self.rounds.num_rounds, 1)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return counts and rates for JSON."""
+        return {
+            "num_rows": self.num_rows,
+            "num_tokens": self.num_tokens,
+            "num_rounds": self.rounds.num_rounds,
+            "num_draft_tokens": self.rounds.num_draft_tokens,
+            "num_accepted_tokens": self.rounds.num_accepted_tokens,
+            "accepted_per_position": list(self.rounds.accepted_per_position),
+            "agreement": self.agreement,
+            "overlap": self.overlap,
+            "match_rate": self.match_rate,
+            "acceptance_rate": self.acceptance_rate,
+            "tokens_a_round": self.tokens_a_round,
+            "reproduced": self.reproduced,
+        }
+
+
+@dataclass(frozen=True)
+class DraftScore:
+    """The score of one draft, by kind of text."""
+
+    draft: str
+    num_draft_tokens: int  # that a round drafts at most
+    by_kind: dict[str, KindScore]
+
+    @property
+    def all(self) -> KindScore:
+        """The score over the rows of all kinds."""
+        return reduce(add, self.by_kind.values(), KindScore())
+
+    @property
+    def reproduced(self) -> float | None:
+        """Share of tokens that the target itself picks again under the rows' noise: 1 in float32."""
+        return self.all.reproduced
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the score for JSON."""
+        return {
+            "draft": self.draft,
+            "num_draft_tokens": self.num_draft_tokens,
+            "all": self.all.as_dict(),
+            "by_kind": {kind: score.as_dict() for kind, score in self.by_kind.items()},
+        }

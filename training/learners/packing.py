@@ -1,0 +1,102 @@
+"""Packing: documents of all lengths become rows of one length, several documents in a row.
+
+Shapes: B rows, T tokens of each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+import torch
+
+_MOST_OPEN_ROWS = 16  # that may still take a document: more waste less, and keep documents waiting for longer
+
+
+@dataclass(frozen=True)
+class Document:
+    """A prompt and the output that the target wrote after it; only the output is taught."""
+
+    prompt_token_ids: tuple[int, ...]
+    output_token_ids: tuple[int, ...]
+    temperature: float = 1.0  # that the output was drawn at
+
+
+@dataclass
+class PackedRow:
+    """The documents of a row, one behind the other, and how many tokens they have."""
+
+    documents: list[Document] = field(default_factory=list)
+    num_tokens: int = 0
+
+    def add(self, document: Document, num_tokens: int) -> None:
+        """Put `num_tokens` of a document behind the others; the end of a longer one is cut off."""
+        num_prompt = min(len(document.prompt_token_ids), num_tokens)
+        prompt, output = document.prompt_token_ids[:num_prompt], document.output_token_ids[: num_tokens - num_prompt]
+        self.documents.append(Document(prompt, output, document.temperature))
+        self.num_tokens += num_tokens
+
+
+@dataclass(frozen=True)
+class PackedRows:
+    """Rows as tensors, as long as the longest of them.
+
+    A position is taught if what it predicts, the token behind it, is an output token of its own document. Padding on
+    the right is a document of its own, of which nothing is taught.
+    """
+
+    token_ids_BT: torch.Tensor
+    documents_BT: torch.Tensor  # numbers them in each row, from 0 on
+    positions_BT: torch.Tensor  # in the document
+    is_taught_BT: torch.Tensor
+    temperatures_BT: torch.Tensor
+
+    @classmethod
+    def of(cls, rows: list[PackedRow], device: torch.device | None = None) -> PackedRows:
+        """Return these rows, at least one, on a device."""
+        length = max(row.num_tokens for row in rows)
+        columns: tuple[list[list[float]], ...] = ([], [], [], [], [])
+        for row in rows:
+            for column in columns:
+                column.append([])
+            tokens, documents, positions, taught, temperatures = (column[-1] for column in columns)
+            for number, document in enumerate(row.documents):
+                num_prompt, num_output = len(document.prompt_token_ids), len(document.output_token_ids)
+                num_tokens = num_prompt + num_output
+                tokens += [*document.prompt_token_ids, *document.output_token_ids]
+                documents += [number] * num_tokens
+                positions += range(num_tokens)
+                # The first token of a text without a prompt is predicted from nothing, so that it cannot be taught.
+                first = max(num_prompt, 1)
+                taught += [0] * (first - 1) + [1] * (num_tokens - first) + [0]
+                temperatures += [document.temperature] * num_tokens
+            num_missing = length - row.num_tokens
+            tokens += [0] * num_missing
+            documents += [len(row.documents)] * num_missing
+            positions += range(num_missing)
+            taught += [0] * num_missing
+            temperatures += [1.0] * num_missing
+        kinds = (torch.int64, torch.int64, torch.int64, torch.bool, torch.float32)
+        tensors = (torch.tensor(column, dtype=kind) for column, kind in zip(columns, kinds, strict=True))
+        return cls(*(tensor.to(device) for tensor in tensors))
+
+
+def pack(documents: Iterable[Document], seq_len: int, max_len: int | None = None) -> Iterator[PackedRow]:
+    """Yield rows of at most `seq_len` tokens that hold all documents, each whole or cut off at its end.
+
+    No document is longer than `max_len`, by default a row. Each goes into the first open row that has room for it, and
+    the fullest row is handed out where none has, so that the rows are a function of the documents and their order.
+    """
+    longest = seq_len if max_len is None else min(seq_len, max_len)
+    opened: list[PackedRow] = []
+    for document in documents:
+        num_tokens = min(len(document.prompt_token_ids) + len(document.output_token_ids), longest)
+        row = next((row for row in opened if row.num_tokens + num_tokens <= seq_len), None)
+        if row is None:
+            if len(opened) == _MOST_OPEN_ROWS:
+                fullest = max(range(len(opened)), key=lambda index: opened[index].num_tokens)
+                yield opened.pop(fullest)
+            row = PackedRow()
+            opened.append(row)
+        row.add(document, num_tokens)
+    yield from opened

@@ -1,0 +1,47 @@
+"""Optimizer: AdamW with a warm-up, a cosine and clipped gradients."""
+
+import math
+from typing import Any
+
+import torch
+from torch import nn
+
+_BETAS, _WEIGHT_DECAY = (0.9, 0.95), 0.01
+
+
+class Optimizer:
+    """The optimizer of a module's trainable parameters, and its state."""
+
+    def __init__(self, module: nn.Module, learning_rate: float, warmup: float, clip: float) -> None:
+        """Begin with no step done; `warmup` is a share of the training."""
+        self.parameters = [weight for weight in module.parameters() if weight.requires_grad]
+        self._learning_rate, self._warmup, self._clip = learning_rate, warmup, clip
+        self._adam = torch.optim.AdamW(self.parameters, lr=learning_rate, betas=_BETAS, weight_decay=_WEIGHT_DECAY)
+
+    def step(self, progress: float) -> float:
+        """Apply and drop the gradients, at a progress from 0 to 1; return their norm.
+
+        Gradients whose norm is not finite are dropped alone.
+        """
+        norm = float(nn.utils.clip_grad_norm_(self.parameters, self._clip))
+        if math.isfinite(norm):
+            for group in self._adam.param_groups:
+                group["lr"] = self._learning_rate * learning_rate_factor(progress, self._warmup)
+            self._adam.step()
+        self._adam.zero_grad()
+        return norm
+
+    def state(self) -> dict[str, Any]:
+        """Return what `restore` needs to go on."""
+        return self._adam.state_dict()
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from a state."""
+        self._adam.load_state_dict(state)
+
+
+def learning_rate_factor(progress: float, warmup: float) -> float:
+    """Return the share of the largest learning rate: rising in the warm-up, then falling along a cosine to zero."""
+    if progress < warmup:
+        return progress / warmup
+    return 0.5 + 0.5 * math.cos(math.pi * min((progress - warmup) / (1 - warmup), 1.0))
