@@ -65,7 +65,10 @@ def test_a_run_scores_each_continuation_once_and_goes_on_after_a_crash(
     assert not problems(tmp_path / "out")
     next((tmp_path / "out" / "data").glob("*.parquet")).unlink()  # as if the run had died before it
     assert generate.main(flags) == 0
-    assert generations(tmp_path / "out") == rows
+    again = generations(tmp_path / "out")
+    for row in (*rows, *again):  # how much was copied depends on which texts were in the engine together
+        del row["num_cached_tokens"]
+    assert again == rows
     assert retry.main(flags) == 0
     assert [error["attempt"] for error in errors(tmp_path / "out")] == [1]
     assert "perplexity" in capsys.readouterr().out
