@@ -3,7 +3,7 @@
 With the run directories of a demo (`out/demo`) and of the same with the bundled head (`out/demo-head`) it writes
 examples/demo.csv and examples/demo-head.csv, which have a line for each bundled prompt, and the table in README.md
 that sums those lines, as `--write` does without runs. Below it stands what benchmarks/results/bundled-drafts.json says,
-which `python -m benchmarks.drafts --json FILE` writes. What a draft learned, in that table and in docs/learning.md,
+which `python -m benchmarks.drafts --json FILE` writes. What a draft learned, in the last table there and in docs/learning.md,
 comes from benchmarks/results/learning.json (`python -m benchmarks.learning --json FILE`). Without arguments it compares
 the pages with these files and returns 1 if they differ. tests/jobs/test_demo.py compares the lines with a demo.
 """
@@ -51,10 +51,11 @@ def main(arguments: Sequence[str]) -> int:
             writer.writeheader()
             writer.writerows(lines)
     learned = json.loads(LEARNED.read_text()) if LEARNED.exists() else None  # nothing is said of what is not measured
-    demo = table({draft: read_lines(draft) for draft in LINES}, learned)
+    lengths = "" if learned is None else f"\n{learned_lengths(learned)}"
+    demo = table({draft: read_lines(draft) for draft in LINES})
     is_stale = False
     for page, begin, shown in (
-        (README, _BEGIN, f"{demo}\n{speed_in_words(json.loads(SPEED.read_text()))}{learned_speed(learned)}\n"),
+        (README, _BEGIN, f"{demo}\n{speed_table(json.loads(SPEED.read_text()))}{lengths}"),
         (LEARNING, _BEGIN_LEARNED, learned_table(learned) if learned else ""),
     ):
         before = page.read_text()
@@ -89,11 +90,8 @@ def read_lines(draft: str = "draft model") -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def table(lines_by_draft: dict[str, list[dict[str, str]]], learned: dict[str, Any] | None) -> str:
-    """Return README's table: for each kind the sum of the lines, with each draft. The text is the same with all.
-
-    With `learned` two columns are of other, held-out prompts: what a draft, and a head, learned from a corpus.
-    """
+def table(lines_by_draft: dict[str, list[dict[str, str]]]) -> str:
+    """Return README's table: for each kind the sum of the lines, with each draft. The text is the same with all."""
     sums: dict[str, dict[str, Counts]] = {}
     for draft, lines in lines_by_draft.items():
         for line in lines:
@@ -106,58 +104,63 @@ def table(lines_by_draft: dict[str, list[dict[str, str]]], learned: dict[str, An
     heading = ["kind", "rows", "tokens"]
     for draft in lines_by_draft:
         heading += [f"{draft}: {_OF_DRAFT[0]}", *_OF_DRAFT[1:]]
-    if learned is not None:
-        heading += ["a draft that learned: mean acceptance length before, after", "a head trained on the same texts"]
-        lengths = {(line["draft"], line["kind"]): f"{line['live_length']:.2f}" for line in learned["lines"]}
-    rows = [heading, ["---"] * len(heading)]
+    rows = [heading]
     for kind, by_draft in sorted(sums.items()):
         shown = [cells(counts) for counts in by_draft.values()]
         rows.append([kind, *shown[0][:2], *(cell for each in shown for cell in each[2:])])
-        if learned is not None:
-            rows[-1] += [f"{lengths['before', kind]}, {lengths['draft', kind]}", lengths["head", kind]]
-    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
+    return _markdown(rows)
 
 
-def speed_in_words(found: dict[str, Any]) -> str:
-    """Return README's line on how fast the bundled drafts are, and where that was measured."""
-    said, settings = [], found["settings"]
-    for rows_at_once in sorted({line["rows_at_once"] for line in found["lines"]}):
-        each = [
-            f"{line['draft']} {line['tokens_per_second']:,.0f} ({line['times_plain']:.2f})"
-            for line in found["lines"]
-            if line["rows_at_once"] == rows_at_once
-        ]
-        said.append(f"{rows_at_once} at once: {', '.join(each)}")
-    num_threads = found["machine"]["threads"]
-    threads = f"{num_threads} thread{'s' if num_threads > 1 else ''}"
-    machine = f"{found['machine']['processor']}, {threads}, {found['date']}"
+def learned_lengths(learned: dict[str, Any]) -> str:
+    """Return README's table of what a draft, and a head, learned from a corpus, on other, held-out prompts."""
+    names = {
+        "before": "a draft that knows little",
+        "draft": "the same after it learned",
+        "head": "a head, from scratch",
+    }
+    lengths = {(line["draft"], line["kind"]): f"{line['live_length']:.2f}" for line in learned["lines"]}
+    speeds = {(line["draft"], line["rows_at_once"]): _speed(line) for line in learned["speeds"]}
+    rows = [["kind", *names.values()]]
+    for kind in dict.fromkeys(line["kind"] for line in learned["lines"]):
+        rows.append([kind, *(lengths[name, kind] for name in names)])
+    for at_once in sorted({number for _, number in speeds}):
+        rows.append([f"tokens/s, {_rows(at_once)} at once", *(speeds[name, at_once] for name in names)])
     return (
-        "Tokens a second, and times plain decoding, where each row drafts as much as pays "
-        f"(`python -m benchmarks.drafts`; {machine}; {settings['dtype']}, temperature {settings['temperature']:g}; "
-        f"medians of {settings['repeats']}): {'; '.join(said)}."
+        "Mean acceptance lengths of [a draft that learns](docs/learning.md) from the corpus, on prompts that were held "
+        f"out (`python -m benchmarks.learning`; {learned['machine']['processor']}, {learned['date']}):\n\n"
+        + _markdown(rows)
     )
 
 
-def learned_speed(found: dict[str, Any] | None) -> str:
-    """Return README's sentence on the speed of a draft before and after it learned; none where nothing was measured."""
-    if found is None:
-        return ""
-    speeds = {(line["draft"], line["rows_at_once"]): line["tokens_per_second"] for line in found["speeds"]}
-    said = "; ".join(
-        f"{n} at once: {speeds['before', n]:,.0f}, {speeds['draft', n]:,.0f}, without a draft {speeds['none', n]:,.0f}"
-        for n in sorted({n for _, n in speeds})
-    )
+def speed_table(found: dict[str, Any]) -> str:
+    """Return README's table of how fast the bundled drafts are, and where that was measured."""
+    settings, machine, threads = found["settings"], found["machine"], found["machine"]["threads"]
+    where = f"{machine['processor']}, {threads} thread{'s' if threads > 1 else ''}, {found['date']}"
+    at_once = sorted({line["rows_at_once"] for line in found["lines"]})
+    speeds = {(line["draft"], line["rows_at_once"]): _speed(line) for line in found["lines"]}
+    rows = [["draft", *(f"{_rows(number)} at once" for number in at_once)]]
+    for draft in dict.fromkeys(line["draft"] for line in found["lines"]):
+        rows.append([draft, *(speeds[draft, number] for number in at_once)])
     return (
-        " Those of the draft before and after it learned (`python -m benchmarks.learning`; "
-        f"{found['machine']['processor']}, {found['date']}): {said}."
+        "Tokens a second, and in brackets times plain decoding, where each row drafts as much as pays "
+        f"(`python -m benchmarks.drafts`; {where}; {settings['dtype']}, temperature {settings['temperature']:g}; "
+        f"medians of {settings['repeats']}):\n\n" + _markdown(rows)
     )
+
+
+def _speed(line: dict[str, Any]) -> str:
+    return f"{line['tokens_per_second']:,.0f} ({line['times_plain']:.2f})"
+
+
+def _rows(number: int) -> str:
+    return f"{number} row{'s' if number > 1 else ''}"
 
 
 def learned_table(found: dict[str, Any]) -> str:
     """Return what docs/learning.md says of a draft and a head that learned from a corpus of the bundled target."""
     names = {"before": "the draft before", "draft": "the draft after", "head": "the head"}
     heading = ["kind", *(f"{name}: {what}" for name in names.values() for what in ("match rate", "predicted", "live"))]
-    rows = [heading, ["---"] * len(heading)]
+    rows = [heading]
     lines = {(line["draft"], line["kind"]): line for line in found["lines"]}
     for kind in dict.fromkeys(line["kind"] for line in found["lines"]):
         of_kind = [lines[name, kind] for name in names]
@@ -177,9 +180,14 @@ def learned_table(found: dict[str, Any]) -> str:
     return (
         f"Our figures, of `python -m benchmarks.learning` ({where}): the bundled target, {found['num_held_out_rows']} "
         f"held-out rows, mean acceptance lengths with four draft tokens. On one CPU {costs}.\n\n"
-        + "".join(f"| {' | '.join(row)} |\n" for row in rows)
+        + _markdown(rows)
         + f"\nTokens a second, and times plain decoding (`none`), where each row drafts as much as pays: {speeds}.\n"
     )
+
+
+def _markdown(rows: list[list[str]]) -> str:
+    """Return rows as a table of Markdown, the first one as its heading."""
+    return "".join(f"| {' | '.join(row)} |\n" for row in (rows[0], ["---"] * len(rows[0]), *rows[1:]))
 
 
 def _with_table(name: str, page: str, begin: str, shown: str) -> str:

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from benchmarks import drafts
-from checks.figures import SPEED, speed_in_words
+from checks.figures import SPEED, speed_table
 
 RECORDED = json.loads(SPEED.read_text())
 
@@ -17,7 +17,7 @@ def test_every_draft_writes_the_plain_text_in_its_turns(tmp_path, capsys, monkey
     found = json.loads((tmp_path / "found.json").read_text())
     assert [line["draft"] for line in found["lines"]] == [line["draft"] for line in RECORDED["lines"][:5]]
     assert all(line["tokens_per_second"] > 0 for line in found["lines"])
-    assert "2 at once: none" in speed_in_words(found)
+    assert "| draft | 2 rows at once |\n" in speed_table(found)
     assert "head (eagle3)" in capsys.readouterr().out
 
 
