@@ -3,9 +3,9 @@
 With the run directories of a demo (`out/demo`) and of the same with the bundled head (`out/demo-head`) it writes
 examples/demo.csv and examples/demo-head.csv, which have a line for each bundled prompt, and the table in README.md
 that sums those lines, as `--write` does without runs. Below it stands what benchmarks/results/bundled-drafts.json says,
-which `python -m benchmarks.drafts --json FILE` writes. What a draft learned, in the last table there and in docs/learning.md,
-comes from benchmarks/results/learning.json (`python -m benchmarks.learning --json FILE`). Without arguments it compares
-the pages with these files and returns 1 if they differ. tests/jobs/test_demo.py compares the lines with a demo.
+which `python -m benchmarks.drafts --json FILE` writes. What a draft learned, in README.md and docs/learning.md, comes
+from benchmarks/results/learning.json (`python -m benchmarks.learning --json FILE`). Without arguments it compares the
+pages with these files and returns 1 if they differ. tests/jobs/test_demo.py compares the lines with a demo.
 """
 
 import csv
