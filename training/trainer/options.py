@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 from decoding.checkpoint.loading import DType
@@ -115,6 +115,15 @@ class WorkerOptions:
         for name in ("num_gpus", "num_cpus", "max_failures"):
             if getattr(self, name) < 0:
                 raise ValueError(f"workers.{name} must not be negative, got {getattr(self, name)}")
+
+    @property
+    def is_elastic(self) -> bool:
+        """Whether training may go on with fewer workers."""
+        return self.min_num is not None and self.min_num < self.num
+
+    def at_most(self, num: int) -> WorkerOptions:
+        """Return the same with at most `num` workers, but not with fewer than there must be."""
+        return replace(self, num=min(self.num, max(num, self.min_num or self.num)))
 
     @property
     def demand(self) -> dict[str, float]:

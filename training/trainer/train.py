@@ -6,7 +6,7 @@ import os
 import platform
 import threading
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,16 @@ import ray
 import torch
 import transformers
 from ray.data import ExecutionOptions
-from ray.train import CheckpointConfig, DataConfig, FailureConfig, Result, RunConfig, ScalingConfig, TrainingFailedError
+from ray.train import (
+    CheckpointConfig,
+    ControllerError,
+    DataConfig,
+    FailureConfig,
+    Result,
+    RunConfig,
+    ScalingConfig,
+    TrainingFailedError,
+)
 from ray.train.torch import TorchTrainer
 from ray.train.v2.api.config import LoggingConfig
 
@@ -154,12 +163,11 @@ def _fit(
 ) -> Result:
     """Run Ray Train in a thread of its own, where it installs no signal handler, and tell of its progress meanwhile."""
     board = Board.remote()  # type: ignore[attr-defined]
-    trainer = _trainer(plan, checkpoints, board)
     found: list[Result | BaseException] = []
 
     def fit() -> None:
         try:
-            found.append(trainer.fit())
+            found.append(_fit_with_the_workers_there_is_room_for(plan, checkpoints, board))
         except BaseException as error:  # noqa: BLE001  # raised again in the caller's thread
             found.append(error)
 
@@ -186,6 +194,23 @@ def _fit(
     return outcome
 
 
+def _fit_with_the_workers_there_is_room_for(plan: TrainingPlan, checkpoints: Location, board: Any) -> Result:
+    """Train, and go on from the last checkpoint with fewer workers where Ray Train has counted on more than fit.
+
+    Ray Train counts the CPUs and GPUs of the cluster that no library has announced. Those that an actor holds without
+    an announcement are among them, and then it asks for the same number of workers again and again.
+    """
+    while True:
+        try:
+            return _trainer(plan, checkpoints, board).fit()
+        except ControllerError:
+            if not plan.workers.is_elastic:
+                raise
+        free = ray.available_resources()
+        num = min(int(free.get(name, 0) // amount) for name, amount in plan.workers.demand.items() if amount)
+        plan = replace(plan, workers=plan.workers.at_most(min(num, plan.workers.num - 1)))
+
+
 def _trainer(plan: TrainingPlan, checkpoints: Location, board: Any) -> TorchTrainer:
     workers = plan.workers
     # Otherwise each worker changes its working directory, and finds no module whose path is relative.
@@ -201,7 +226,7 @@ def _trainer(plan: TrainingPlan, checkpoints: Location, board: Any) -> TorchTrai
         # Each worker reads all texts, in order, and takes its rows of each step.
         dataset_config=DataConfig(datasets_to_split=[], execution_options=ExecutionOptions(preserve_order=True)),
         scaling_config=ScalingConfig(
-            num_workers=workers.num if workers.min_num in (None, workers.num) else (workers.min_num, workers.num),
+            num_workers=(workers.min_num, workers.num) if workers.is_elastic else workers.num,
             use_gpu=workers.num_gpus > 0,
             resources_per_worker=workers.demand,
         ),
@@ -209,7 +234,9 @@ def _trainer(plan: TrainingPlan, checkpoints: Location, board: Any) -> TorchTrai
             name=checkpoints.short_name,
             storage_path=checkpoints.path.rpartition("/")[0],
             storage_filesystem=checkpoints.filesystem,
-            failure_config=FailureConfig(max_failures=workers.max_failures),
+            failure_config=FailureConfig(
+                max_failures=workers.max_failures, controller_failure_limit=0 if workers.is_elastic else -1
+            ),
             checkpoint_config=CheckpointConfig(num_to_keep=1),
             logging_config=LoggingConfig(log_level="ERROR"),
         ),

@@ -49,6 +49,10 @@ def _train(texts: str, output: Path | str, watch: Watch | None = None, **changes
     )
 
 
+class _Holder:
+    """What an actor that holds a CPU does: nothing."""
+
+
 def _weights(output: Path) -> dict[str, torch.Tensor]:
     return load_file(output / "model.safetensors")
 
@@ -171,9 +175,14 @@ def test_a_loss_that_is_no_number_stops_training_at_once(texts: str, ray_address
 def test_a_training_with_fewer_workers_than_wished_for_writes_into_a_store(
     undisturbed: Path, texts: str, ray_address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The cluster has room for fewer than eight workers; checkpoints and the draft go to a store alone."""
-    for name, value in CREDENTIALS.items():
+    """The cluster has room for fewer than eight workers, and an actor holds one CPU of which Ray Train does not know.
+
+    Checkpoints and the draft go to a store alone.
+    """
+    for name, value in {**CREDENTIALS, "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "5"}.items():
         monkeypatch.setenv(name, value)
+    holder = ray.remote(num_cpus=1)(_Holder).remote()
+    ray.get(holder.__ray_ready__.remote())
     with running_s3_server() as address:
         output = s3_uri(address, "bucket/drafts/draft")
         trained = _train(texts, output, workers=WorkerOptions(num=8, min_num=1), options=replace(OPTIONS, seq_len=32))
