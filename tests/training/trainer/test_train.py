@@ -198,6 +198,6 @@ def test_a_training_ends_when_its_hours_are_over_and_writes_its_draft(
 ) -> None:
     hours = 4 / 3600
     trained = _train(texts, tmp_path / "draft", options=replace(OPTIONS, max_steps=100_000, max_hours=hours))
-    assert 1 < trained.steps < 100_000
+    assert 1 <= trained.steps < 100_000  # on a busy machine the first step takes longer than these seconds
     assert trained.seconds > 3600 * hours
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "draft").config.model_type
