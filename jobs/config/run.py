@@ -8,7 +8,6 @@ import pydantic
 
 from actors.programs.settings import ProgramSettings
 from actors.settings import GeneratorSettings
-from decoding.checkpoint.generation import sampling_of
 from decoding.sampling_params import SamplingParams
 from jobs.config.fields import Flat
 from jobs.config.learn import LearnSettings
@@ -45,6 +44,8 @@ class SamplingSettings:
             return self.params
         if not (Path(target) / "generation_config.json").is_file():
             raise ValueError(f"sampling.from_model is set, but {target!r} has no generation_config.json; leave it out")
+        from decoding.checkpoint.generation import sampling_of  # here, since it needs torch, which --help does not
+
         said, _ = sampling_of(target)
         try:
             return replace(self.params, **{name: value for name, value in said.items() if not self.is_given(name)})
