@@ -12,6 +12,8 @@ import argparse
 import sys
 from collections.abc import Sequence
 
+from jobs.driver.exits import program
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Return 0 if the head is written, 1 if it cannot be written, 2 if it cannot be read or does not fit the target."""
@@ -23,7 +25,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m jobs.convert_draft", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog=program("convert_draft"), description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
     add("source", metavar="SRC", help="folder or hub name of the head")

@@ -5,12 +5,12 @@ from collections.abc import Callable, Sequence
 
 from jobs.config.loading import load
 from jobs.config.run import RunConfig
-from jobs.driver.exits import configured
+from jobs.driver.exits import configured, program
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Generate, and return the exit code."""
-    return configured(lambda given: load(RunConfig, given, "python -m jobs.generate"), arguments, _work)
+    return configured(lambda given: load(RunConfig, given, program("generate")), arguments, _work)
 
 
 def _work() -> Callable[[RunConfig], int]:

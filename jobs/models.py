@@ -17,6 +17,8 @@ import os
 import sys
 from collections.abc import Sequence
 
+from jobs.driver.exits import program
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Try the models, print a line for each as it is done, and return the exit code."""
@@ -28,7 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m jobs.models", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog=program("models"), description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("types", nargs="*", metavar="TYPE", help="model types, such as llama; unless given, all")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="models tried at once")

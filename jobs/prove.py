@@ -5,12 +5,12 @@ from collections.abc import Callable, Sequence
 
 from jobs.config.loading import load
 from jobs.config.prove import ProveConfig
-from jobs.driver.exits import configured
+from jobs.driver.exits import configured, program
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Return 0 if no token differs, 1 if one does where none may, 2 for a wrong configuration."""
-    return configured(lambda given: load(ProveConfig, given, "python -m jobs.prove"), arguments, _work)
+    return configured(lambda given: load(ProveConfig, given, program("prove")), arguments, _work)
 
 
 def _work() -> Callable[[ProveConfig], int]:

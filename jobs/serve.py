@@ -11,12 +11,12 @@ from typing import Any
 import yaml
 
 from jobs.config.serve import ServeConfig, load_serve_config
-from jobs.driver.exits import configured
+from jobs.driver.exits import configured, program
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Serve, and return the exit code."""
-    return configured(lambda given: load_serve_config(given, prog="python -m jobs.serve"), arguments, _work)
+    return configured(lambda given: load_serve_config(given, prog=program("serve")), arguments, _work)
 
 
 def application(sections: dict[str, Any]) -> Any:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from actors.settings import EngineSettings, GeneratorSettings, ModelSettings
+from jobs.driver.exits import program
 from pipeline.run.directory import RunDirectory
 from pipeline.run.draft_versions import DraftVersions
 from pipeline.run.lease import Holder
@@ -18,7 +19,7 @@ from pipeline.run.lease import Holder
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Offer the draft to the run; return 0, or 2 if there is no such run, or the draft cannot take part in it."""
-    parser = argparse.ArgumentParser(prog="python -m jobs.swap_draft", description=__doc__)
+    parser = argparse.ArgumentParser(prog=program("swap_draft"), description=__doc__)
     parser.add_argument("output", help="run directory, local or a URI")
     parser.add_argument("draft", help="folder of the draft, which every node of the run must see")
     options = parser.parse_args(arguments)

@@ -8,12 +8,12 @@ from collections.abc import Callable, Sequence
 
 from jobs.config.loading import load
 from jobs.config.train import TrainConfig
-from jobs.driver.exits import configured
+from jobs.driver.exits import configured, program
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Train, and return the exit code: 0 done, 1 failed, 2 wrong configuration, 3 stopped or interrupted."""
-    return configured(lambda given: load(TrainConfig, given, "python -m jobs.train_draft"), arguments, _work)
+    return configured(lambda given: load(TrainConfig, given, program("train_draft")), arguments, _work)
 
 
 def _work() -> Callable[[TrainConfig], int]:

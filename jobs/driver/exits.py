@@ -3,9 +3,11 @@
 import sys
 from collections.abc import Callable, Sequence
 from enum import IntEnum
+from pathlib import Path
 from typing import TypeVar
 
 from jobs.driver.stopping import sigterm_interrupts
+from jobs.shadows import refuse_shadows_of_workers
 
 _Config = TypeVar("_Config")
 
@@ -17,6 +19,11 @@ class Exit(IntEnum):
     FAILED = 1  # what is committed stays
     BAD_CONFIGURATION = 2
     INCOMPLETE = 3  # stopped or interrupted; the same command goes on
+
+
+def program(name: str) -> str:
+    """Return how the command `name` was called, for its help: by `dray`, or as a module."""
+    return f"dray {name}" if Path(sys.argv[0]).name == "dray" else f"python -m jobs.{name}"
 
 
 def configured(
@@ -32,6 +39,7 @@ def configured(
     with sigterm_interrupts():
         try:
             config = read(sys.argv[1:] if arguments is None else arguments)
+            refuse_shadows_of_workers()
             do = work()
         except (ValueError, OSError) as error:
             return bad_configuration(error)

@@ -56,9 +56,7 @@ def test_the_command_prints_a_line_for_each_type_and_writes_the_page(
     ("verdict", "code"), [("exact", 0), ("refused", 0), ("not tried", 0), ("wrong", 1), ("crash", 1)]
 )
 def test_a_wrong_token_and_a_crash_fail_the_command(verdict: str, code: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        model_classes, "_tried", lambda *_: iter([Family("llama", "Llama", verdict, "why")])
-    )
+    monkeypatch.setattr(model_classes, "_tried", lambda *_: iter([Family("llama", "Llama", verdict, "why")]))
     assert models.main(["llama"]) == code
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from jobs import generate
+from jobs.driver.exits import Exit
 from pipeline.run.check import check_run
 from pipeline.run.commit import read_receipt
 from pipeline.run.content_hash import content_hash
