@@ -95,6 +95,8 @@ class RunSettings:
     verification 'rejection' or 'unadjusted' and with vLLM, where the faster of two texts is no fair draw."""
     progress: Literal["auto", "bar", "lines", "none"] = "auto"
     """Progress: a bar on a terminal, else lines."""
+    show_texts: Annotated[int, pydantic.Field(ge=0)] | None = None
+    """Generated texts to print at the end; unless given 3 on a terminal, and none elsewhere."""
     logs: Annotated[LogSettings, Flat(prefix="log_")] = field(default_factory=LogSettings)
     ray_address: str | None = None
     """Ray cluster; RAY_ADDRESS, or a local one, unless given."""

@@ -12,6 +12,7 @@ import ray
 from actors.errors import describe
 from jobs.config.run import RunConfig
 from jobs.driver.backend import lossy
+from jobs.driver.ending import print_ending
 from jobs.driver.exits import Exit, bad_configuration, interrupted
 from jobs.driver.logs import command_logs, log_run_ended, log_run_finished, log_run_stopped
 from jobs.driver.plan import Plan, make_plan
@@ -104,6 +105,7 @@ def conclude(run_directory: RunDirectory, config: RunConfig, new: Counts, starte
             f"{check.counts.num_errors} rows failed and are in {where}, each with its stage and message; "
             "python -m jobs.retry runs them again"
         )
+    print_ending(run_directory, config.run)
     return Exit.COMPLETE
 
 

@@ -20,6 +20,7 @@ from decoding.heads.folder import is_head
 from decoding.vocabulary.vocabulary_map import VocabularyMap
 from jobs.config.run import RunConfig
 from jobs.driver.backend import describe_engine
+from jobs.driver.ending import print_ending
 from jobs.driver.execution import execute
 from jobs.driver.exits import Exit
 from jobs.driver.learning import learning, refuse_learning
@@ -68,6 +69,7 @@ def _run(plan: Plan, run_directory: RunDirectory) -> Exit:
             print(f"Nothing left to do: {run_directory.location.name} is complete.")
             print_summary(run_directory, check)
             refuse_inexact_parts(run_directory, check, plan.config)
+            print_ending(run_directory, plan.config.run)
             return Exit.COMPLETE
     with hold_lease(run_directory, plan.config.run.lease_timeout_s) as lease:
         return _run_alone(plan, run_directory, lease)
@@ -83,7 +85,7 @@ def _run_alone(plan: Plan, run_directory: RunDirectory, lease: Lease) -> Exit:
     log_run_started(run_directory, missing.num_units)
     with learning(plan.config.learn, plan, run_directory) as lessons:
         worker = TextScorer if plan.config.task == "score" else Generator
-        for receipt in execute(missing, worker, worker_arguments(plan, run_directory), plan):
+        for receipt in execute(missing, worker, worker_arguments(plan, run_directory), plan, lease=lease):
             lease.refuse_if_lost()
             new += receipt.counts
             num_done += 1

@@ -61,7 +61,7 @@ def _run_alone(plan: Plan, run_directory: RunDirectory, wanted: Wanted, letters:
         plan = _with_full_slots(plan, units.num_rows / units.num_units)
     arguments = {**worker_arguments(plan, run_directory), "wanted": wanted}
     worker = RetryScorer if run_directory.has_scores else RetryGenerator
-    for receipt in execute(units, worker, arguments, plan, backups=False):
+    for receipt in execute(units, worker, arguments, plan, lease=lease, backups=False):
         lease.refuse_if_lost()
         tried += receipt.counts
         num_done += 1

@@ -40,7 +40,7 @@ def test_a_second_driver_ends_with_one_line_that_names_the_first(begun: Job) -> 
 def test_a_driver_that_lost_its_lease_stops_at_the_next_unit(begun: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     taken = []
 
-    def lose_the_lease_after_a_unit(*_: Any) -> Iterator[SimpleNamespace]:
+    def lose_the_lease_after_a_unit(*_: Any, **__: Any) -> Iterator[SimpleNamespace]:
         yield SimpleNamespace(counts=Counts(num_rows=8))
         taken.append(1)
         lease_of_this_driver[0].lost_to = "host other, pid 5"
@@ -92,7 +92,7 @@ def test_a_damaged_manifest_prints_one_line_that_names_the_part(begun: Job) -> N
 def test_an_empty_part_is_moved_away_and_its_unit_is_done_again(begun: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     missing = []
 
-    def note_what_is_missing(units: MissingUnits, *_: Any) -> Iterator[SimpleNamespace]:
+    def note_what_is_missing(units: MissingUnits, *_: Any, **__: Any) -> Iterator[SimpleNamespace]:
         missing.extend(unit.unit_id for unit in units)
         yield from (SimpleNamespace(counts=Counts()) for _ in missing)
 
