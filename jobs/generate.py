@@ -3,17 +3,17 @@
 import sys
 from collections.abc import Callable, Sequence
 
+from jobs.config.generate import GenerateConfig
 from jobs.config.loading import load
-from jobs.config.run import RunConfig
 from jobs.driver.exits import configured, program
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Generate, and return the exit code."""
-    return configured(lambda given: load(RunConfig, given, program("generate")), arguments, _work)
+    return configured(lambda given: load(GenerateConfig, given, program("generate")), arguments, _work)
 
 
-def _work() -> Callable[[RunConfig], int]:
+def _work() -> Callable[[GenerateConfig], int]:
     from jobs.work.generation import generate
 
     return generate

@@ -73,7 +73,7 @@ def _models(plan: Plan) -> str:
     models, pool = plan.settings.models, plan.pool
     names = [Path(path).name for path in (models.target, models.draft) if path is not None]
     most = f" (at most {pool.max_actors})" if pool.max_actors > pool.num_at_once else ""
-    return f"{' and '.join(names)} in {pool.num_at_once} engines{most}"
+    return f"{' and '.join(names)} in {pool.num_at_once} engine{'s' if pool.num_at_once > 1 else ''}{most}"
 
 
 def _on_ray(

@@ -18,7 +18,7 @@ from decoding.engine.load import settle_max_model_len
 from decoding.heads.fit import fitting_config, head_footprint
 from decoding.heads.folder import is_head
 from decoding.vocabulary.vocabulary_map import VocabularyMap
-from jobs.config.run import RunConfig
+from jobs.config.generate import GenerateConfig
 from jobs.driver.backend import describe_engine
 from jobs.driver.ending import print_ending
 from jobs.driver.execution import execute
@@ -34,6 +34,7 @@ from jobs.driver.outcome import (
 )
 from jobs.driver.plan import Plan, create_run, worker_arguments
 from jobs.driver.summary import print_summary
+from jobs.work.estimate import estimate
 from pipeline.counts import Counts
 from pipeline.id_set import IdSet
 from pipeline.inputs.score import ScoreOptions
@@ -46,18 +47,20 @@ from pipeline.run.quarantine import quarantine
 _MIN_ROWS_TO_STOP_EARLY = 100
 
 
-def generate(config: RunConfig) -> Exit:
+def generate(config: GenerateConfig) -> Exit:
     """Generate, and return the exit code."""
     return run_command(config, _begin)
 
 
-def _begin(config: RunConfig, plan: Plan) -> Callable[[], Exit]:
+def _begin(config: GenerateConfig, plan: Plan) -> Callable[[], Exit]:
     if plan.run_directory is None:
         refuse_occupied(config.output.path)
     refuse_learning(config.learn, plan)
     if config.dry_run:
         print_plan(plan)
         return lambda: Exit.COMPLETE
+    if config.estimate is not None:
+        return lambda: estimate(config, plan)
     run_directory = create_run(plan)
     return lambda: _run(plan, run_directory)
 
