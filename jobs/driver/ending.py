@@ -1,5 +1,6 @@
 """The end of a run on a terminal: some of its texts, and where its report is."""
 
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -29,10 +30,13 @@ def print_ending(run_directory: RunDirectory, settings: RunSettings) -> None:
     console = Console()
     asked = settings.show_texts
     num_wanted = asked if asked is not None else _NUM_ON_A_TERMINAL * console.is_terminal
-    for sample in [] if run_directory.has_scores else samples(run_directory, num_wanted):
-        console.print(Text(f"row {sample.row_id}", style="bold"))
-        console.print(Text(shortened(sample.prompt), style="dim"))
-        console.print(Text(shortened(sample.text)), end="\n\n")
+    try:
+        for sample in [] if run_directory.has_scores else samples(run_directory, num_wanted):
+            console.print(Text(f"row {sample.row_id}", style="bold"))
+            console.print(Text(shortened(sample.prompt), style="dim"))
+            console.print(Text(shortened(sample.text)), end="\n\n")
+    except (ValueError, OSError) as error:  # the run was verified, and is complete
+        print(f"note: its texts cannot be shown: {error}", file=sys.stderr)
     if (report := report_of(run_directory)) is not None:
         print(f"report: {report}")
 

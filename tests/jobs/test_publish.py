@@ -307,8 +307,11 @@ def test_a_run_on_the_hub_is_private_and_a_second_call_uploads_only_what_is_miss
     assert sorted(hub.files) == ["README.md", "data/part-00000.parquet", "report.json"]
 
 
-def test_a_hub_that_cannot_be_reached_is_one_line(tmp_path: Path, hub: Hub, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_hub_that_cannot_be_reached_is_one_line(
+    tmp_path: Path, hub: Hub, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = _run(tmp_path)
+    monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", lambda seconds: None)  # between its retries
     hub.shutdown()
     hub.server_close()
     assert publish.main([run.location.name, "hf://datasets/owner/name"]) == 1
