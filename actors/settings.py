@@ -4,9 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
-from decoding.checkpoint.loading import DType
-from decoding.device import Device
-from decoding.drafters import NEED_A_HEAD, NEED_A_MODEL
+from decoding.choices import NEED_A_HEAD, NEED_A_MODEL, Device, DType
 from decoding.engine.options import DraftVocabulary, EngineOptions
 from decoding.sampling_params import SamplingParams
 from pipeline.streaming.actor_resources import ActorResources

@@ -10,7 +10,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from checks import ROOT, print_violations
 from jobs.config.eval import EvalConfig
 from jobs.config.fields import Field, all_fields
-from jobs.config.run import RetryConfig, RunConfig
+from jobs.config.generate import GenerateConfig
+from jobs.config.run import RetryConfig
 from jobs.config.serve import ServeConfig
 from jobs.config.train import TrainConfig
 from pipeline import schema
@@ -38,7 +39,7 @@ _GENERATE_HEAD = "## A run: `jobs.generate`\n"
 _RETRY_HEAD = """\
 ## Failed rows: `jobs.retry`
 
-`jobs.retry` takes the fields of the run, and these:
+`jobs.retry` takes the fields of the run, without `estimate` and `price_per_hour`, and these:
 """
 _SERVE_HEAD = """\
 ## The endpoint: `jobs.serve`
@@ -59,7 +60,7 @@ _TRAIN_HEAD = """\
 
 def configuration_page() -> str:
     """Return the page about the fields of the configurations."""
-    kinds = (RunConfig, RetryConfig, ServeConfig, EvalConfig)
+    kinds = (GenerateConfig, RetryConfig, ServeConfig, EvalConfig)
     run, retry, serve, evaluation = (list(all_fields(kind)) for kind in kinds)
     shared = {field.name for field in run}
     not_served = sorted({_section(field) for field in run} - {_section(field) for field in serve})

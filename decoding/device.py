@@ -2,11 +2,12 @@
 
 import ctypes
 import sys
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
-Device = Literal["auto", "cpu", "cuda"]
+from decoding.choices import Device as Device
+
 _OUT_OF_MEMORY = ("can't allocate memory", "not enough memory", "out of memory")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import ray
 from ray import serve
@@ -16,6 +16,7 @@ from actors.settings import GeneratorSettings
 from actors.workers.replica import Replica, ReplicaSettings
 from endpoint.batches.process import BatchesProcess
 from endpoint.batches.settings import BatchSettings
+from endpoint.deployment_settings import DeploymentSettings as DeploymentSettings
 from endpoint.edge.install import EdgeSettings
 from endpoint.gate.gate import INGRESS_NAME, PROTOCOL, Gate, environment
 from endpoint.http.limits import Limits
@@ -23,7 +24,6 @@ from endpoint.ingress import Ingress
 from endpoint.service.service import ServiceSettings
 from pipeline.logs import LogSettings
 from pipeline.ray_internals import begin_deleting, serve_details, serve_http_options, with_version
-from pipeline.streaming.actor_resources import ActorResources
 
 APP_NAME = "dray"  # of our application, on a Serve that may have others
 _REPLY_S = 30.0  # for the controller or a proxy to reply
@@ -33,61 +33,6 @@ _REPLICA_NAME, BATCHES_NAME = "Replica", "Batches"
 _UNITS_PER_REPLICA = 2  # of batches under way at once: one ends while the next one fills its slots
 _MARK = "mark"  # a key of the configuration that Serve keeps for a deployment
 _INGRESS_ONGOING = 10_000  # far more than replicas take: they refuse in the API's form, Serve would not
-
-
-@dataclass(frozen=True, kw_only=True)
-class DeploymentSettings(ActorResources):
-    """How many processes, what each holds, and how they come and go."""
-
-    section: ClassVar[str] = "serve"
-    actor: ClassVar[str] = "engine"
-
-    min_replicas: int = 1
-    """Engines to keep."""
-    max_replicas: int = 1
-    """Engines to grow to under load."""
-    target_ongoing_requests: float | None = None
-    """Requests of an engine beyond which engines are added; unless given, as many as it has slots."""
-    upscale_delay_s: float = 10.0
-    """Seconds of load before engines are added."""
-    downscale_delay_s: float = 300.0
-    """Seconds without load before engines are taken away."""
-    num_ingresses: int = 1
-    """Processes that speak HTTP and text in front of the engines."""
-    drain_timeout_s: float = 120.0
-    """Seconds that requests in flight get when an engine is to go."""
-    max_surge_percent: float = 100.0
-    """Engines, in percent of all, that a rolling update starts before it ends old ones."""
-    health_period_s: float = 10.0
-    """Seconds between looks at an engine's health."""
-    health_timeout_s: float = 30.0
-    """Seconds for such a look; it writes a token if the engine wrote none lately."""
-
-    def __post_init__(self) -> None:
-        """Check what Serve would only refuse later, or not at all."""
-        super().__post_init__()
-        if self.num_cpus <= 0:
-            raise ValueError(f"serve.num_cpus must be above 0, got {self.num_cpus}")
-        if not 1 <= self.min_replicas <= self.max_replicas:
-            raise ValueError(
-                "serve.min_replicas and max_replicas must satisfy 1 <= min <= max, "
-                f"got {self.min_replicas} and {self.max_replicas}"
-            )
-        if self.num_ingresses < 1:
-            raise ValueError(f"serve.num_ingresses must be at least 1, got {self.num_ingresses}")
-        if self.target_ongoing_requests is not None and not self.target_ongoing_requests > 0:
-            raise ValueError(f"serve.target_ongoing_requests must be above 0, got {self.target_ongoing_requests}")
-        if not 0 < self.max_surge_percent <= 100:
-            raise ValueError(
-                f"serve.max_surge_percent must be above 0 and at most 100, got {self.max_surge_percent}; "
-                "at 0 a rolling update would end old replicas before new ones are there"
-            )
-        for name in ("upscale_delay_s", "downscale_delay_s", "drain_timeout_s"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"serve.{name} must not be negative, got {getattr(self, name)}")
-        for name in ("health_period_s", "health_timeout_s"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"serve.{name} must be above 0 seconds, got {getattr(self, name)}")
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 
+from jobs.driver.exits import program
 from pipeline.export.best import pick_best
 from pipeline.run.directory import RunDirectory
 from pipeline.run.unit_rows import IncompleteRunError
@@ -36,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     summary, _, explanation = (__doc__ or "").partition("\n\n")
     parser = argparse.ArgumentParser(
-        prog="python -m jobs.best",
+        prog=program("best"),
         description=summary,
         epilog=explanation,
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -15,6 +15,7 @@ from contextlib import suppress
 import pyarrow as pa
 from pydantic import ByteSize, TypeAdapter
 
+from jobs.driver.exits import program
 from pipeline.export.compacted_file import Cut
 from pipeline.export.compaction import AlreadyCompacted, CompactedFile, Compaction
 from pipeline.run.directory import RunDirectory
@@ -72,7 +73,7 @@ def _compact(compaction: Compaction) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m jobs.compact", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog=program("compact"), description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
     add("output", metavar="OUTPUT", help="run directory, local or a URI (s3://, gs://)")

@@ -13,6 +13,7 @@ import os
 import sys
 from collections.abc import Sequence
 
+from jobs.driver.exits import program
 from pipeline.export.jsonl import export_jsonl
 from pipeline.export.openai_batch import export_batch
 from pipeline.run.directory import RunDirectory
@@ -88,7 +89,7 @@ def _refuse_senseless(options: argparse.Namespace) -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m jobs.export", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog=program("export"), description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
     add("output", metavar="OUTPUT", help="run directory, local or a URI (s3://, gs://)")

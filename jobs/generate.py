@@ -1,194 +1,22 @@
 """`python -m jobs.generate --config FILE`: generate a corpus, or what is missing of it."""
 
 import sys
-import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
-from rich.console import Console
-
-from actors.resources import describe_placement
-from actors.workers.generator import Generator
-from actors.workers.text_scorer import TextScorer
-from decoding.checkpoint.footprint import Footprint, footprint_of
-from decoding.checkpoint.generation import sampling_of
-from decoding.checkpoint.supported import load_config as load_model_config
-from decoding.checkpoint.supported import max_positions
-from decoding.drafters import NEED_A_MODEL
-from decoding.engine.load import settle_max_model_len
-from decoding.heads.fit import fitting_config, head_footprint
-from decoding.heads.folder import is_head
-from decoding.vocabulary.vocabulary_map import VocabularyMap
-from jobs.config.run import RunConfig
-from jobs.driver.backend import describe_engine
-from jobs.driver.execution import execute
-from jobs.driver.learning import learning, refuse_learning
-from jobs.driver.logs import log_run_started
-from jobs.driver.outcome import (
-    Exit,
-    conclude,
-    refuse_inexact_parts,
-    refuse_too_many_errors,
-    run_command,
-    stopped,
-)
-from jobs.driver.plan import Plan, create_run, worker_arguments
-from jobs.driver.summary import print_summary
-from pipeline.counts import Counts
-from pipeline.id_set import IdSet
-from pipeline.inputs.score import ScoreOptions
-from pipeline.run.check import check_run
-from pipeline.run.directory import RunDirectory, refuse_occupied
-from pipeline.run.lease import Lease, hold_lease
-from pipeline.run.missing import MissingUnits
-from pipeline.run.quarantine import quarantine
-
-_MIN_ROWS_TO_STOP_EARLY = 100
+from jobs.config.generate import GenerateConfig
+from jobs.config.loading import load
+from jobs.driver.exits import configured, program
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Generate, and return the exit code."""
-    return run_command(RunConfig, arguments, "python -m jobs.generate", _begin)
+    return configured(lambda given: load(GenerateConfig, given, program("generate")), arguments, _work)
 
 
-def _begin(config: RunConfig, plan: Plan) -> Callable[[], Exit]:
-    if plan.run_directory is None:
-        refuse_occupied(config.output.path)
-    refuse_learning(config.learn, plan)
-    if config.dry_run:
-        print_plan(plan)
-        return lambda: Exit.COMPLETE
-    run_directory = create_run(plan)
-    return lambda: _run(plan, run_directory)
+def _work() -> Callable[[GenerateConfig], int]:
+    from jobs.work.generation import generate
 
-
-def _run(plan: Plan, run_directory: RunDirectory) -> Exit:
-    if run_directory.is_success() and not any(run_directory.missing_units()):
-        check = check_run(run_directory)
-        if check.is_complete:
-            print(f"Nothing left to do: {run_directory.location.name} is complete.")
-            print_summary(run_directory, check)
-            refuse_inexact_parts(run_directory, check, plan.config)
-            return Exit.COMPLETE
-    with hold_lease(run_directory, plan.config.run.lease_timeout_s) as lease:
-        return _run_alone(plan, run_directory, lease)
-
-
-def _run_alone(plan: Plan, run_directory: RunDirectory, lease: Lease) -> Exit:
-    """Generate what is missing, as the only driver, and verify the whole."""
-    started, new, num_done = time.monotonic(), Counts(), 0
-    run_directory.unmark_success()
-    for name in quarantine(run_directory, run_directory.truncated_parts()):
-        print(f"{name}: was too short to be a part, and was moved there; its unit is done again")
-    missing = MissingUnits.of(run_directory, plan.tokens_per_row)
-    log_run_started(run_directory, missing.num_units)
-    with learning(plan.config.learn, plan, run_directory) as lessons:
-        worker = TextScorer if plan.config.task == "score" else Generator
-        for receipt in execute(missing, worker, worker_arguments(plan, run_directory), plan):
-            lease.refuse_if_lost()
-            new += receipt.counts
-            num_done += 1
-            lessons.committed(receipt.counts.num_rows)
-            if new.num_rows >= _MIN_ROWS_TO_STOP_EARLY:
-                refuse_too_many_errors(run_directory, new, plan.config)
-    if num_done < missing.num_units:
-        return stopped(missing.num_units - num_done, "; the same command goes on from what is committed")
-    return conclude(run_directory, plan.config, new, started)
-
-
-def print_plan(plan: Plan) -> None:
-    """Print what the run would do."""
-    console, path = Console(), plan.config.output.path
-    if plan.run_directory is None:
-        units, committed = plan.new_units(), IdSet()
-        console.print(f"New run in {path}")
-    else:
-        units, committed = plan.run_directory.units(), plan.run_directory.committed_unit_ids()
-        console.print(f"Run in {path}, {len(committed)} of {plan.run_directory.manifest.num_units} units committed")
-    num_units = num_rows = largest = num_missing = missing_rows = missing_tokens = 0
-    for unit in units:
-        num_units, num_rows, largest = num_units + 1, num_rows + unit.num_rows, max(largest, unit.num_rows)
-        if unit.unit_id not in committed:
-            num_missing, missing_rows = num_missing + 1, missing_rows + unit.num_rows
-            missing_tokens += unit.estimated_tokens
-    models, engine = plan.settings.models, plan.settings.engine
-    drafter = engine.pick_drafter(models.draft)
-    console.print(f"  input:   {len(plan.files)} files ({plan.input_options.format}), {num_rows:,} rows")
-    console.print(f"  target:  {models.target} ({models.device}, {models.dtype})")
-    has_model = drafter in NEED_A_MODEL
-    for what, said in zip(("taken", "not applied"), _said_by_model(plan), strict=True):
-        if said:
-            console.print(f"  {what} of the model's generation_config.json: {said}", highlight=False)
-    console.print(f"  engine:  {describe_engine(plan.settings)}", highlight=False)
-    if has_model:
-        console.print(f"  draft:   {models.draft}{_draft_in_words(plan)}", highlight=False)
-    console.print(f"  placement: {describe_placement(plan.settings, plan.pool.max_actors)}")
-    if plan.config.learn.every_rows:
-        console.print(f"  learns:  after every {plan.config.learn.every_rows:,} committed rows")
-    for name, model in (("target", models.target), ("draft", models.draft if has_model else None)):
-        if model is not None and engine.backend == "dray":  # vLLM takes what engine.vllm lets it take
-            console.print(f"  memory of an engine's {name}: {_footprint(plan, model)}")
-    console.print(f"  units:   {num_units:,} of at most {largest:,} rows; {num_missing:,} missing")
-    console.print(f"  prompts: about {missing_tokens:,} tokens to read (bytes / 4)")
-    if plan.config.task == "score":
-        console.print(f"  scores:  {_scores_in_words(plan.config.score)}", highlight=False)
-        return
-    console.print(f"  output:  at most {missing_rows * plan.tokens_per_row:,} tokens (rows x n x max_tokens)")
-
-
-def _scores_in_words(score: ScoreOptions) -> str:
-    """Return for a reader what is scored, and what is kept of it."""
-    if score.labels:
-        what = f"{len(score.labels)} labels behind each prompt"
-    elif score.columns:
-        what = f"column {score.columns[0]!r} behind each prompt"
-    else:
-        what = "each prompt's own text"
-    return f"{what}; of each row the best by {score.best_by} is kept" if score.keep == "best" else what
-
-
-def _footprint(plan: Plan, model: str) -> Footprint:
-    """Return the memory of a model with all of an engine's slots; the stages of a target divide it among themselves."""
-    engine, models = plan.settings.engine, plan.settings.models
-    length = settle_max_model_len(engine.max_model_len, max_positions(load_model_config(models.target)))
-    if model != models.target and is_head(model):
-        config = fitting_config(model, load_model_config(models.target), models.target)
-        return head_footprint(model, config, models.dtype, engine.num_slots, length)
-    return footprint_of(load_model_config(model), models.dtype, engine.num_slots, length)
-
-
-def _draft_in_words(plan: Plan) -> str:
-    """Return for a reader what a head drafts and reads, and which tokens a mapped draft has; else nothing."""
-    models = plan.settings.models
-    draft, target = models.draft, models.target
-    if draft is None or plan.settings.engine.backend != "dray":
-        return ""
-    if models.draft_vocabulary == "map":
-        sizes = [load_model_config(path).get_text_config().vocab_size for path in (target, draft)]
-        vocabulary = VocabularyMap.between(target, draft, sizes[0], sizes[1])
-        return f" (mapped: has {vocabulary.num_common:,} of {sizes[0]:,} tokens)"
-    if not is_head(draft):
-        return ""
-    config = fitting_config(draft, load_model_config(target), target)
-    layers = ", ".join(map(str, config.layer_ids or ()))
-    kind = f"{config.kind} head in the {config.format} format"
-    tokens = f"{config.draft_vocab_size:,} of {config.vocab_size:,} tokens"
-    return f" ({kind}; {tokens}, {config.layer_ids_are} of layers {layers})"
-
-
-def _said_by_model(plan: Plan) -> tuple[str, str]:
-    """Name what `generate` would take from the model's file: what this run takes, and what it does not."""
-    chosen, asked = plan.settings.sampling, plan.config.sampling
-    ours, others = sampling_of(plan.settings.models.target)
-    if ours.get("temperature") == 0 and not asked.from_model:  # every file that does not say do_sample
-        del ours["temperature"]
-    taken = {name for name in ours if asked.from_model and not asked.is_given(name)}
-    missed = {name: value for name, value in ours.items() if getattr(chosen, name) != value} | others
-    return _listed({name: ours[name] for name in sorted(taken)}), _listed(missed)
-
-
-def _listed(said: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name} {value}" for name, value in said.items())
+    return generate
 
 
 if __name__ == "__main__":

@@ -1,193 +1,22 @@
 """`python -m jobs.prove --config FILE`: prove that the drafter changes no token, with your models, machine, prompts."""
 
-from __future__ import annotations
-
-import json
 import sys
-import time
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack
-from dataclasses import asdict
-from itertools import islice
-from pathlib import Path
-from typing import Protocol, TypeVar
+from collections.abc import Callable, Sequence
 
-import torch
-import transformers
-from rich.console import Console
-from rich.progress import track
-from rich.table import Table
-
-from decoding.sequence import Sequence as Row
+from jobs.config.loading import load
 from jobs.config.prove import ProveConfig
-from jobs.driver.backend import describe_engine
-from jobs.driver.outcome import Exit, run_command
-from jobs.driver.plan import Plan
-from jobs.proving.comparison import Difference, Finding, PlacedInput, Setting, refuse_failed
-from jobs.proving.dray_texts import DrayTexts
-from jobs.proving.vllm_texts import VllmTexts
-from pipeline.errors import ErrorRow
-from pipeline.inputs.rows import InputRow, read_unit
-
-_Step = TypeVar("_Step")
+from jobs.driver.exits import configured, program
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Return 0 if no token differs, 1 if one does where none may, 2 for a wrong configuration."""
-    return run_command(ProveConfig, arguments, "python -m jobs.prove", lambda config, plan: Proof(config, plan).run)
+    return configured(lambda given: load(ProveConfig, given, program("prove")), arguments, _work)
 
 
-class Texts(Protocol):
-    """What is compared: an engine in many settings, and how its rows are written without any of them."""
+def _work() -> Callable[[ProveConfig], int]:
+    from jobs.work.proof import prove
 
-    is_promised: bool  # that all settings write the same
-    written_alone_by: str
-
-    @property
-    def runs_on(self) -> str:
-        """The processor of the models, once they are placed."""
-
-    @property
-    def settings(self) -> list[Setting]:
-        """The settings that are compared."""
-
-    def problem_with(self, placed: PlacedInput) -> str | None:
-        """Return why an engine of these settings cannot write this row of the input; None if all can."""
-
-    def place(self, resources: ExitStack) -> None:
-        """Load what runs in other processes; `resources` ends it. Raises ValueError if that cannot be done."""
-
-    def alone(self, inputs: list[PlacedInput], temperature: float) -> Iterator[Row]:
-        """Yield each row of the input as it is written alone, one after the other."""
-
-    def findings(self, inputs: list[PlacedInput], temperature: float, expected: list[list[int]]) -> Iterator[Finding]:
-        """Yield what each of the settings writes, beside the `expected` output tokens."""
-
-
-class Proof:
-    """The prompts and the settings to compare."""
-
-    def __init__(self, config: ProveConfig, plan: Plan) -> None:
-        """Load what runs in this process, and read the prompts. Raises ValueError or OSError for what is wrong."""
-        self._config, self._plan, self._console = config, plan, Console()
-        is_vllm = plan.settings.engine.backend == "vllm"
-        self._texts: Texts = VllmTexts(plan, config.prove) if is_vllm else DrayTexts(plan, config.prove)
-        self._inputs = list(islice(self._good_rows(), config.prove.num_prompts))
-        if not self._inputs:
-            raise ValueError("no row of the input can be written, so there is nothing to compare")
-
-    def run(self) -> Exit:
-        """Compare, print and record. Raises ValueError if an engine cannot be loaded where the run puts it."""
-        started, models, prove = time.monotonic(), self._plan.settings.models, self._config.prove
-        texts = self._texts
-        with ExitStack() as resources:
-            texts.place(resources)
-            self._console.print(f"target {models.target}, {models.dtype} on {texts.runs_on}")
-            found: list[Finding] = []
-            for temperature in prove.temperatures or (self._plan.settings.sampling.temperature,):
-                found += self._compared(temperature)
-        differences = [each for finding in found for each in finding.differences]
-        num_tokens = sum(finding.num_tokens for finding in found)
-        verdict = _verdict(num_tokens, len(found), differences, texts.is_promised)
-        self._console.print(verdict, style="bold", highlight=False)
-        self._record(found, num_tokens, time.monotonic() - started)
-        return Exit.FAILED if differences and texts.is_promised else Exit.COMPLETE
-
-    def _good_rows(self) -> Iterator[PlacedInput]:
-        """Yield the rows that an engine can write, with their places in the input; print why others are left out."""
-        for unit in self._plan.new_units():
-            for row in read_unit(unit, self._plan.input_options, self._plan.carried):
-                ordinal = unit.first_ordinal + unit.row_index(row.row_id)
-                problem = row.message if isinstance(row, ErrorRow) else self._texts.problem_with((row, ordinal))
-                if problem is None and isinstance(row, InputRow):
-                    yield row, ordinal
-                else:
-                    self._console.print(f"row {row.row_number} of {unit.file} is left out: {problem}", highlight=False)
-
-    def _compared(self, temperature: float) -> list[Finding]:
-        """Return what each setting wrote at this temperature; print it."""
-        texts, inputs, what = self._texts, self._inputs, f"temperature {temperature:g}"
-        num_rows = len(inputs) * self._plan.settings.sampling.n
-        alone = list(self._shown(texts.alone(inputs, temperature), num_rows, f"{what}: one row at a time"))
-        refuse_failed(alone)
-        expected = [row.output_token_ids for row in alone]
-        findings = texts.findings(inputs, temperature, expected)
-        found = list(self._shown(findings, len(texts.settings), f"{what}: settings"))
-        columns = ["drafter", "draft length", "slots", "order", "tokens", "accepted", "text"]
-        if len({setting.where for setting in texts.settings}) > 1:
-            columns.insert(4, "models in")
-        num_tokens = sum(map(len, expected))
-        title = f"{what}: {len(expected)} rows, {num_tokens:,} tokens by {texts.written_alone_by}"
-        table = Table(*columns, title_justify="left", title=title)
-        for finding in found:
-            cells = _cells(finding)
-            table.add_row(*(cells[column] for column in columns))
-        self._console.print(table)
-        for finding in found:
-            for difference in finding.differences[:1]:
-                self._console.print(f"first difference of {finding.setting.drafter}: {_as_text(difference)}")
-        return found
-
-    def _shown(self, steps: Iterator[_Step], total: int, what: str) -> Iterable[_Step]:
-        """Yield the steps, and show on a terminal how many of `total` are done."""
-        return track(steps, what, total, console=self._console, transient=True, disable=not self._console.is_terminal)
-
-    def _record(self, found: list[Finding], num_tokens: int, seconds: float) -> None:
-        """Write the result where the configuration says, and into the report of a run that exists."""
-        result = {
-            "engine": describe_engine(self._plan.settings),
-            "num_prompts": len(self._inputs),
-            "num_settings": len(found),
-            "num_tokens": num_tokens,
-            "num_different_rows": sum(len(finding.differences) for finding in found),
-            "dtype": self._plan.settings.models.dtype,
-            "device": self._texts.runs_on,
-            "torch": torch.__version__,
-            "transformers": transformers.__version__,
-            "seconds": round(seconds, 1),
-        }
-        if self._config.prove.json_path is not None:
-            whole = {**result, "findings": [asdict(finding) for finding in found]}
-            Path(self._config.prove.json_path).write_text(json.dumps(whole, indent=2) + "\n")
-        if self._plan.run_directory is not None:
-            self._plan.run_directory.add_to_report("proof", result)
-
-
-def _cells(finding: Finding) -> dict[str, str]:
-    """Return the cells of a setting's line, by the names of their columns."""
-    setting = finding.setting
-    length = "-" if setting.drafter == "none" else str(setting.num_speculative_tokens)
-    drafted, accepted = finding.num_draft_tokens, finding.num_accepted_tokens
-    return {
-        "drafter": setting.drafter,
-        "draft length": f"up to {length}" if setting.draft_length == "adaptive" else length,
-        "slots": str(setting.num_slots),
-        "order": "shuffled" if setting.is_shuffled else "input",
-        "models in": setting.where,
-        "tokens": f"{finding.num_tokens:,}",
-        "accepted": f"{accepted / drafted:.0%}" if drafted else "-",
-        "text": f"{len(finding.differences)} rows differ" if finding.differences else "identical",
-    }
-
-
-def _as_text(difference: Difference) -> str:
-    where = f"row {difference.row}, token {difference.position}"
-    margin = "" if difference.margin is None else f"; the two best candidates are {difference.margin:.1e} logits apart"
-    return f"{where}: {_token(difference.found)} for {_token(difference.expected)}{margin}"
-
-
-def _token(token_id: int | None) -> str:
-    return "the end" if token_id is None else str(token_id)
-
-
-def _verdict(num_tokens: int, num_settings: int, differences: list[Difference], is_promised: bool) -> str:
-    compared = f"{num_tokens:,} tokens in {num_settings} settings"
-    if not differences:
-        return f"identical: {compared}, 0 different"
-    rate = f"{compared}, {len(differences)} rows differ, one in {num_tokens // len(differences):,} tokens"
-    if is_promised:
-        return f"NOT IDENTICAL: {rate}; please report this with the table above"
-    return f"not identical, and not promised to be (docs/promise.md): {rate}"
+    return prove
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ import pyarrow.dataset as ds
 from rich.console import Console
 from rich.table import Table
 
+from jobs.driver.exits import program
 from jobs.driver.progress import format_length, format_rate
 from jobs.driver.scores import scores_table
 from jobs.driver.summary import print_why_inexact
@@ -23,7 +24,7 @@ _WIDE = 200  # columns, where the output is no terminal: a file, or another prog
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the report; return 0, or 2 if there is no such run or column."""
-    parser = argparse.ArgumentParser(prog="python -m jobs.report", description=__doc__)
+    parser = argparse.ArgumentParser(prog=program("report"), description=__doc__)
     parser.add_argument("output", help="run directory, local or a URI")
     parser.add_argument(
         "--by",

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from actors.settings import EngineSettings, GeneratorSettings, ModelSettings
-from decoding.checkpoint.supported import model_folder
-from decoding.engine.draft_folder import read_replacement
+from jobs.driver.exits import program
 from pipeline.run.directory import RunDirectory
 from pipeline.run.draft_versions import DraftVersions
 from pipeline.run.lease import Holder
@@ -20,10 +19,12 @@ from pipeline.run.lease import Holder
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Offer the draft to the run; return 0, or 2 if there is no such run, or the draft cannot take part in it."""
-    parser = argparse.ArgumentParser(prog="python -m jobs.swap_draft", description=__doc__)
+    parser = argparse.ArgumentParser(prog=program("swap_draft"), description=__doc__)
     parser.add_argument("output", help="run directory, local or a URI")
     parser.add_argument("draft", help="folder of the draft, which every node of the run must see")
     options = parser.parse_args(arguments)
+    from decoding.checkpoint.supported import model_folder  # here, since it needs torch, which --help does not
+
     try:
         run_directory = RunDirectory.open(options.output)
         draft = str(Path(model_folder(options.draft)).expanduser().absolute())
@@ -46,6 +47,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def check_draft(run_directory: RunDirectory, draft: str) -> None:
     """Raise ValueError, in one line, unless the draft in a folder can take the place of the one that the run names."""
+    from decoding.engine.draft_folder import read_replacement
+
     if run_directory.is_success():
         raise ValueError(f"{run_directory.location.name} is complete, and nothing is left to draft for")
     models, why = ModelSettings(**run_directory.run["models"]), settings_of(run_directory).why_draft_stays

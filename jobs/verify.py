@@ -4,6 +4,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
+from jobs.driver.exits import program
 from jobs.driver.summary import print_summary
 from pipeline.run.check import CheckReport, check_run
 from pipeline.run.content_hash import content_hash
@@ -14,7 +15,7 @@ from pipeline.run.quarantine import quarantine
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Return 0 if every row is in data or errors exactly once and all counts agree, 1 if not, 2 if there is no run."""
-    parser = argparse.ArgumentParser(prog="python -m jobs.verify", description=__doc__)
+    parser = argparse.ArgumentParser(prog=program("verify"), description=__doc__)
     parser.add_argument("output", help="run directory, local or a URI")
     parser.add_argument("--hash", action="store_true", help="also print the content hash of all generations")
     parser.add_argument(

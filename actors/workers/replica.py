@@ -10,7 +10,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import aclosing, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from ray.exceptions import RayError, RayTaskError
@@ -32,6 +32,7 @@ from actors.errors import describe
 from actors.settings import GeneratorSettings
 from actors.workers.batch_worker import BatchWorker, SharedEngine, UnitOrder
 from actors.workers.loading import LoadedEngine
+from actors.workers.replica_settings import ReplicaSettings as ReplicaSettings
 from decoding.engine.draft_folder import read_replacement
 from decoding.sampling_params import SamplingParams
 from decoding.scoring.text import ScoredText
@@ -45,27 +46,6 @@ _BATCH_SIGN_S = 1.0  # between two signs of life of batches' rows
 _PROBE = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True)
 Refusal = RefusedError | BusyError | OtherModelError | DeadlineError | FailedError  # comes instead of tokens
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, kw_only=True)
-class ReplicaSettings:
-    """The limits of a replica, and when it counts as healthy."""
-
-    max_waiting: int = 64
-    """Samples that may wait for a slot of an engine; a request beyond them gets 429."""
-    hang_timeout_s: float = 900.0
-    """Seconds for one step of an engine; a process that takes longer hangs, and is ended."""
-    fresh_s: float = 10.0  # an engine that wrote a token within this time is healthy; otherwise it is tried
-    probe_timeout_s: float = 20.0  # for that trial
-    fingerprint: str = ""  # of everything that the tokens depend on; requests for another one are refused
-    num_reserved: int | None = None  # slots that rows of batches leave to requests; a quarter unless given
-
-    def __post_init__(self) -> None:
-        if self.max_waiting < 0:
-            raise ValueError(f"serve.max_waiting must not be negative, got {self.max_waiting}")
-        for name in ("fresh_s", "probe_timeout_s", "hang_timeout_s"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"serve.{name} must be above 0 seconds, got {getattr(self, name)}")
 
 
 class Replica:

@@ -1,6 +1,6 @@
 """A transformers network with its weights, from its folder or its hub name; or a ValueError saying why not."""
 
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -13,10 +13,10 @@ from decoding.checkpoint.fp8_network import fp8_class
 from decoding.checkpoint.generation import end_token_ids
 from decoding.checkpoint.layer_subset import whole_class
 from decoding.checkpoint.supported import LOAD_FAILURES, in_one_line, load_config, model_folder
-from decoding.device import Device, pick_device
+from decoding.choices import Device
+from decoding.choices import DType as DType
+from decoding.device import pick_device
 from decoding.fp8.arithmetic import Arithmetic, arithmetic_on
-
-DType = Literal["auto", "float32", "bfloat16", "float16"]
 
 
 def load_network(

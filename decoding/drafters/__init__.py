@@ -1,10 +1,11 @@
-"""The drafters. A new one is a file here, a name in `DrafterName` and a case in `make_drafter`.
+"""The drafters. A new one is a file here, a name in `DrafterName` (decoding/choices.py) and a case in `make_drafter`.
 
 The losslessness tests run over every name of `DRAFTERS`, so a lossy drafter cannot land.
 """
 
-from typing import Literal, assert_never, get_args
+from typing import assert_never
 
+from decoding.choices import DRAFTERS, NEED_A_HEAD, NEED_A_MODEL, DrafterName
 from decoding.drafters.base import Drafter, NoDrafter
 from decoding.drafters.dflash import DFlashDrafter
 from decoding.drafters.eagle3 import Eagle3Drafter
@@ -29,11 +30,7 @@ __all__ = [
     "make_drafter",
 ]
 
-DrafterName = Literal["none", "ngram", "suffix", "model", "eagle3", "dflash", "hybrid"]
 Draft = LanguageModel | MappedDraft | Eagle3Head | DFlashHead  # what a drafter of NEED_A_MODEL computes with
-DRAFTERS: tuple[DrafterName, ...] = get_args(DrafterName)
-NEED_A_HEAD: tuple[DrafterName, ...] = ("eagle3", "dflash")
-NEED_A_MODEL: tuple[DrafterName, ...] = ("model", *NEED_A_HEAD, "hybrid")
 DRAFTER_OF_HEAD: dict[Kind, DrafterName] = {"eagle3": "eagle3", "dflash": "dflash", "dspark": "dflash"}
 
 

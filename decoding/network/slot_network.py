@@ -9,7 +9,7 @@ size.
 from abc import ABC, abstractmethod
 from collections.abc import Sequence as Seq
 from itertools import accumulate
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel
@@ -20,6 +20,7 @@ from decoding.cache.kv_cache import KVCache, Packing, Plan
 from decoding.checkpoint.layer_range import LayerRange
 from decoding.checkpoint.rank import local_share
 from decoding.checkpoint.supported import max_positions
+from decoding.choices import Exact as Exact
 from decoding.device import to_device
 from decoding.fp8.linear import Fp8Linear, weights_of
 from decoding.fused.decoder import FUSED_LINEARS, FusedDecoder
@@ -27,8 +28,6 @@ from decoding.fused.graphs import ForwardGraphs, Inputs
 from decoding.fused.packed_linear import pack_linears
 from decoding.gpu.available import kernels_run_on
 from decoding.network.layer_hooks import layer_hooks
-
-Exact = Literal["auto", "on", "off"]
 
 
 class SlotNetwork(ABC):

@@ -18,16 +18,15 @@ Shapes: B sequences, K draft positions, J = K + 1 target positions, V vocabulary
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
-from typing import Literal
 
 import torch
 
+from decoding.choices import Verification as Verification
 from decoding.device import to_device
 from decoding.noise import GumbelNoise, Stream, round_keys, uniform
 from decoding.sampling.distribution import SamplingBatch, probabilities
 from decoding.sampling.picks import Picks, pick_tokens
 
-Verification = Literal["coupled", "rejection", "unadjusted"]
 _BYTES_AT_ONCE = 1 << 28  # of probabilities and laws that a draft is judged by
 _NUM_LAWS = 6  # float64 numbers of each token that `recovery` and `_inverse_cdf` have at a time
 

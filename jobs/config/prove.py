@@ -7,7 +7,7 @@ from typing import Annotated
 
 import pydantic
 
-from decoding.drafters import DrafterName
+from decoding.choices import DrafterName
 from jobs.config.run import RunConfig
 
 _Positive = Annotated[int, pydantic.Field(ge=1)]

@@ -8,7 +8,6 @@ import pydantic
 
 from actors.programs.settings import ProgramSettings
 from actors.settings import GeneratorSettings
-from decoding.checkpoint.generation import sampling_of
 from decoding.sampling_params import SamplingParams
 from jobs.config.fields import Flat
 from jobs.config.learn import LearnSettings
@@ -45,6 +44,8 @@ class SamplingSettings:
             return self.params
         if not (Path(target) / "generation_config.json").is_file():
             raise ValueError(f"sampling.from_model is set, but {target!r} has no generation_config.json; leave it out")
+        from decoding.checkpoint.generation import sampling_of  # here, since it needs torch, which --help does not
+
         said, _ = sampling_of(target)
         try:
             return replace(self.params, **{name: value for name, value in said.items() if not self.is_given(name)})
@@ -94,6 +95,8 @@ class RunSettings:
     verification 'rejection' or 'unadjusted' and with vLLM, where the faster of two texts is no fair draw."""
     progress: Literal["auto", "bar", "lines", "none"] = "auto"
     """Progress: a bar on a terminal, else lines."""
+    show_texts: Annotated[int, pydantic.Field(ge=0)] | None = None
+    """Generated texts to print at the end; unless given 3 on a terminal, and none elsewhere."""
     logs: Annotated[LogSettings, Flat(prefix="log_")] = field(default_factory=LogSettings)
     ray_address: str | None = None
     """Ray cluster; RAY_ADDRESS, or a local one, unless given."""

@@ -1,22 +1,26 @@
 """ServeConfig: the configuration of `jobs.serve`."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import pydantic
 
 from actors.settings import GeneratorSettings
-from actors.workers.replica import ReplicaSettings
+from actors.workers.replica_settings import ReplicaSettings
 from endpoint.batches.settings import BatchSettings
-from endpoint.deployment import DeploymentSettings
+from endpoint.deployment_settings import DeploymentSettings
 from endpoint.edge.auth import Keys, load_keys
-from endpoint.edge.install import EdgeSettings
 from endpoint.http.limits import Limits
-from endpoint.service.service import ServiceSettings
+from endpoint.service.settings import ServiceSettings
 from jobs.config.fields import Flat
 from jobs.config.loading import load
 from pipeline.logs import LogSettings
+
+if TYPE_CHECKING:
+    from endpoint.edge.install import EdgeSettings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,6 +81,8 @@ class ServeConfig:
 
     def edge_settings(self) -> EdgeSettings:
         """Return what surrounds the application, with the keys as they are now. Raises ValueError."""
+        from endpoint.edge.install import EdgeSettings  # here, since it needs torch, which --help does not
+
         serve = self.serve
         return EdgeSettings(keys=self.keys(), limits=serve.limits, has_page=serve.page, has_docs=serve.docs)
 

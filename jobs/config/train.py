@@ -7,7 +7,7 @@ from typing import Literal
 
 from training.corpus.options import CorpusOptions
 from training.trainer.options import ModelOptions, TrainOptions, WorkerOptions, check_together
-from training.trainer.plan import Worth
+from training.trainer.worth import Worth
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
-from actors.identity import vllm_version
 from actors.settings import GeneratorSettings
 
 Exactness = Literal["proved", "batch-invariant", "no"]
@@ -74,5 +73,7 @@ def describe_engine(settings: GeneratorSettings) -> str:
         )
         warning = lossy(settings)
         return f"dray, drafter {drafter}, {engine.verification}{exact}{f'; {warning}' if warning else ''}"
+    from actors.identity import vllm_version  # here, since it needs torch, which jobs.verify and jobs.report do not
+
     drafts = "as engine.vllm.speculative_config says" if "speculative_config" in engine.vllm else f"drafter {drafter}"
     return f"vLLM {vllm_version()}, {drafts}; exact: {exactness(settings)}"

@@ -55,6 +55,15 @@ def start_ray(ray_address: str | None) -> None:
         raise ConnectionError(what) from error
 
 
+def cluster_in_words(ray_address: str | None) -> str:
+    """Return what the cluster that `start_ray` joined or started has, for a reader."""
+    resources = ray.cluster_resources()
+    has = f"{resources.get('CPU', 0):g} CPUs, {resources.get('GPU', 0):g} GPUs"
+    if starts_own_ray(ray_address):
+        return f"Ray started on this machine: {has}"
+    return f"Ray joined at {_address(ray_address)}: {sum(node['Alive'] for node in ray.nodes())} nodes, {has}"
+
+
 def starts_own_ray(ray_address: str | None) -> bool:
     """Return whether `start_ray` starts a local cluster, which then ends with this process."""
     return _address(ray_address) is None

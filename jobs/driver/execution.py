@@ -5,6 +5,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -16,16 +17,17 @@ from actors.metrics import Metrics
 from actors.units.feed import UnitFeed
 from actors.units.ledger import start_ledger
 from actors.workers.engine_worker import EngineWorker
-from jobs.driver.cluster import start_ray
+from jobs.driver.cluster import cluster_in_words, start_ray
 from jobs.driver.draft_offers import record_rejected_drafts, watch_for_drafts
 from jobs.driver.plan import Plan
 from jobs.driver.progress import Progress
 from jobs.driver.stopping import graceful_stop
-from jobs.driver.watches import watch_for_orphans, watch_for_shortage, watching
+from jobs.driver.watches import watch_for_engines, watch_for_orphans, watch_for_shortage, watching
 from pipeline.id_set import IdSet
 from pipeline.logs import Event
 from pipeline.run.commit import Receipt
 from pipeline.run.dead_letters import FailedUnits
+from pipeline.run.lease import Lease
 from pipeline.run.missing import MissingUnits
 from pipeline.storage.location import Location
 from pipeline.streaming.pool import ActorPool
@@ -47,18 +49,45 @@ def execute(
     arguments: Mapping[str, Any],
     plan: Plan,
     *,
+    lease: Lease,
     backups: bool = True,
 ) -> Iterator[Receipt]:
     """Yield one receipt for each unit as it is committed; fewer if Ctrl-C or SIGTERM stops the run.
 
     Each process of the plan's pool is a `worker` with these arguments, ledger and roster. Without `backups` no unit has
-    one, whatever `run.backup_units` says: for work that two processes must not do at once. Starts Ray, shows progress
-    and says what was repeated. Raises what `stream_units` raises.
+    one, whatever `run.backup_units` says: for work that two processes must not do at once. Starts Ray, shows progress,
+    tells the lease how many engines are up, and says what was repeated. Raises what `stream_units` raises.
     """
     if not units.num_units:
         return
+    run = plan.config.run
+    with Progress(units.num_units, units.num_rows, run.progress) as progress:
+        progress.say(f"planned: {units.num_units:,} units, {units.num_rows:,} rows; starting Ray ...")
+        start_ray(run.ray_address)
+        progress.say(f"{cluster_in_words(run.ray_address)}; loading {_models(plan)} ...")
+        yield from _on_ray(units, worker, arguments, plan, progress, lease, backups=backups)
+
+
+def _models(plan: Plan) -> str:
+    """Return which models how many engines load, for a reader."""
+    models, pool = plan.settings.models, plan.pool
+    names = [Path(path).name for path in (models.target, models.draft) if path is not None]
+    most = f" (at most {pool.max_actors})" if pool.max_actors > pool.num_at_once else ""
+    return f"{' and '.join(names)} in {pool.num_at_once} engine{'s' if pool.num_at_once > 1 else ''}{most}"
+
+
+def _on_ray(
+    units: MissingUnits | FailedUnits,
+    worker: type[EngineWorker[Any]],
+    arguments: Mapping[str, Any],
+    plan: Plan,
+    progress: Progress,
+    lease: Lease,
+    *,
+    backups: bool,
+) -> Iterator[Receipt]:
+    """Yield the receipts of `execute`, on the cluster that it has started or joined."""
     config, settings, pool = plan.config, plan.settings, plan.pool
-    start_ray(config.run.ray_address)
     # Units that may wait behind those in work: one for each place of an actor, and as many on the way to it.
     max_waiting = 2 * pool.max_actors * pool.units_in_flight + 16
     ledger = start_ledger(pool.units_in_flight, max_waiting)
@@ -68,13 +97,13 @@ def execute(
     has_backups = backups and is_repeatable and config.run.backup_units and pool.max_actors > 1
     feed = UnitFeed(units, ledger, backups=has_backups)
     stop = graceful_stop(lambda: ray.get(ledger.stop.remote()), config.run.grace_period_s)
-    progress = Progress(units.num_units, units.num_rows, config.run.progress)
     run = Location.parse(config.output.path).short_name
     roster_context = roster_of(settings, run, config.run.logs, pool.num_at_once)
     shortages = watching(watch_for_shortage, pool, ledger, settings)
     orphans = watching(watch_for_orphans) if settings.stages.is_apart else nullcontext()
-    watches = [shortages, orphans, _published(progress, run, ledger)]
-    with stop, progress, roster_context as roster, ExitStack() as beside:
+    engines = watching(watch_for_engines, ledger, pool.num_at_once, progress)
+    watches = [shortages, orphans, engines, _published(progress, run, ledger, lease)]
+    with stop, roster_context as roster, ExitStack() as beside:
         for watch in (*watches, watching(watch_for_drafts, config.output.path, settings, ledger, roster)):
             beside.enter_context(watch)
         given, timeout_s = {**arguments, "ledger": ledger, "roster": roster}, config.run.no_progress_timeout_s
@@ -91,8 +120,10 @@ def execute(
         print(repeats, file=sys.stderr)
 
 
-def _published(progress: Progress, run: str, ledger: Any) -> Heartbeat:
+def _published(progress: Progress, run: str, ledger: Any, lease: Lease) -> Heartbeat:
     """Return a context in which metrics tell how much of the run is left, and the driver's storage retries.
+
+    The lease tells how many engines are up, for `jobs.status`.
 
     Warnings of the processes, whose own logs are files of Ray, are logged here too, once for all processes.
     """
@@ -103,6 +134,7 @@ def _published(progress: Progress, run: str, ledger: Any) -> Heartbeat:
         metrics.set(ROWS_LEFT, progress.num_rows_left)
         metrics.add_storage_retries()
         with suppress(ray.exceptions.RayError):  # the ledger is busy, or the run has just ended
+            lease.num_engines = ray.get(ledger.num_joined.remote(), timeout=_TELL_WITHIN_S)
             for text in ray.get(ledger.warnings.remote(), timeout=_TELL_WITHIN_S):
                 if text not in told:
                     _log.warning(text)

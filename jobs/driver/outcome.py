@@ -3,20 +3,19 @@
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
-from enum import IntEnum
 from typing import TypeVar
 
 import ray
 
 from actors.errors import describe
-from jobs.config.loading import load
 from jobs.config.run import RunConfig
 from jobs.driver.backend import lossy
+from jobs.driver.ending import print_ending
+from jobs.driver.exits import Exit, bad_configuration, interrupted
 from jobs.driver.logs import command_logs, log_run_ended, log_run_finished, log_run_stopped
 from jobs.driver.plan import Plan, make_plan
-from jobs.driver.stopping import sigterm_interrupts
 from jobs.driver.summary import exactness_of, make_report, print_summary
 from pipeline.counts import Counts
 from pipeline.logs import LogSettings
@@ -30,33 +29,18 @@ from pipeline.streaming.stream import NoProgress, UnitError
 _Config = TypeVar("_Config", bound=RunConfig)
 
 
-class Exit(IntEnum):
-    """Exit codes and their meaning."""
-
-    COMPLETE = 0
-    FAILED = 1  # what is committed stays
-    BAD_CONFIGURATION = 2
-    INCOMPLETE = 3  # stopped or interrupted; the same command goes on
-
-
 class TooManyErrors(Exception):
     """More rows failed than run.max_error_rate allows."""
 
 
-def run_command(
-    kind: type[_Config],
-    arguments: Sequence[str] | None,
-    prog: str,
-    begin: Callable[[_Config, Plan], Callable[[], Exit]],
-) -> Exit:
-    """Do what `begin` returns for the configuration of these arguments and its plan, and return the exit code.
+def run_command(config: _Config, begin: Callable[[_Config, Plan], Callable[[], Exit]]) -> Exit:
+    """Do what `begin` returns for this configuration and its plan, and return the exit code.
 
-    What the configuration or `begin` refuses is printed as a bad configuration, what the work raises as its failure.
+    What the plan or `begin` refuses is printed as a bad configuration, what the work raises as its failure.
     """
     started = time.monotonic()
-    with ExitStack() as logs, sigterm_interrupts():
+    with ExitStack() as logs:
         try:
-            config = load(kind, sys.argv[1:] if arguments is None else arguments, prog)
             logs.enter_context(command_logs(config.run.logs, Location.parse(config.output.path).short_name))
             plan = make_plan(config)
             if warning := lossy(plan.settings):
@@ -65,7 +49,7 @@ def run_command(
         except (ValueError, OSError) as error:
             exit_code = bad_configuration(error)
         except KeyboardInterrupt:
-            exit_code = _interrupted()
+            exit_code = interrupted()
         else:
             exit_code = _outcome_of(work)
         log_run_ended(exit_code.name.lower(), exit_code, time.monotonic() - started)
@@ -77,7 +61,7 @@ def _outcome_of(work: Callable[[], Exit]) -> Exit:
     try:
         return work()
     except KeyboardInterrupt:
-        return _interrupted()
+        return interrupted()
     except (TooManyErrors, LeaseHeld, LeaseLost) as error:
         print(f"error: {error}", file=sys.stderr)
     except (UnitError, NoProgress, ValueError, OSError, ray.exceptions.RayError) as error:
@@ -121,6 +105,7 @@ def conclude(run_directory: RunDirectory, config: RunConfig, new: Counts, starte
             f"{check.counts.num_errors} rows failed and are in {where}, each with its stage and message; "
             "python -m jobs.retry runs them again"
         )
+    print_ending(run_directory, config.run)
     return Exit.COMPLETE
 
 
@@ -159,19 +144,6 @@ def _commonest_error(run_directory: RunDirectory, logs: LogSettings) -> str:
     return "".join(
         f"; the commonest error so far (rows: {num:,}) is: {shown(text)}" for text, num in found.most_common(1)
     )
-
-
-def bad_configuration(error: ValueError | OSError) -> Exit:
-    """Print why a run cannot begin, and return its exit code."""
-    text = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
-    print(f"error: {text}", file=sys.stderr)
-    return Exit.BAD_CONFIGURATION
-
-
-def _interrupted() -> Exit:
-    """Print that the command was interrupted, and return its exit code."""
-    print("\ninterrupted; the same command goes on from what is committed", file=sys.stderr)
-    return Exit.INCOMPLETE
 
 
 def _explain(error: Exception) -> str:

@@ -1,6 +1,6 @@
 """Plan of a run: its input, its identity, the units that are missing. Nothing here loads a model."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -38,6 +38,7 @@ from pipeline.streaming.actor_resources import ActorResources
 from pipeline.streaming.pool import ActorPool
 from pipeline.text.codec import TextCodec
 
+_ASKED = ("dry_run", "estimate", "price_per_hour")  # fields that say nothing about the run itself
 _Actors = TypeVar("_Actors", bound=ActorResources)
 
 
@@ -130,8 +131,8 @@ def _refuse_equal_labels(labels: tuple[str, ...], codec: TextCodec) -> None:
         tokens[token_ids] = label
 
 
-def create_run(plan: Plan) -> RunDirectory:
-    """Return the run directory of a plan; create it if it does not exist."""
+def create_run(plan: Plan, units: Iterable[WorkUnit] | None = None) -> RunDirectory:
+    """Return the run directory of a plan; create it if it does not exist, with all units unless some are given."""
     if plan.run_directory is not None:
         return plan.run_directory
     exact = "no" if plan.config.task == "score" else exactness(plan.settings)  # of scores the engines tell
@@ -140,10 +141,10 @@ def create_run(plan: Plan) -> RunDirectory:
         "id_type": str(id_type(plan.files, plan.input_options)),
         **{f"has_{name}": True for name in _column_sets(plan.config, plan.input_options) if name != "scores"},
         "task": plan.config.task,
-        "settings": {name: value for name, value in as_dict(plan.config).items() if name != "dry_run"},
+        "settings": {name: value for name, value in as_dict(plan.config).items() if name not in _ASKED},
         **described_run(plan.settings, plan.identity, exact),
     }
-    return RunDirectory.create(plan.config.output.path, run, plan.new_units())
+    return RunDirectory.create(plan.config.output.path, run, plan.new_units() if units is None else units)
 
 
 def _column_sets(config: RunConfig, options: InputOptions) -> list[ColumnSet]:

@@ -1,4 +1,8 @@
-"""Progress of a run as text: one line that moves on a terminal, else a line every ten seconds."""
+"""Progress of a run as text: one line that moves on a terminal, else a line for each step of the start and then one
+every ten seconds.
+
+Tokens a second and the time left are those since the first engine was up: starting Ray and loading models is no pace.
+"""
 
 from __future__ import annotations
 
@@ -25,28 +29,46 @@ class Progress:
         self._live = Live(console=console, refresh_per_second=4, transient=True) if self._mode == "bar" else None
         self._num_units, self._num_rows = num_units, num_rows
         self._started = self._last_line = time.monotonic()
+        self._up_since: float | None = None  # since when an engine is up
         self._num_done, self._counts = 0, Counts()
 
     def __enter__(self) -> Progress:
         if self._live:
             self._live.__enter__()
-            self._live.update(Text("starting the actors ..."))
         return self
 
     def __exit__(self, *exception: object) -> None:
         if self._live:
             self._live.__exit__(None, None, None)
 
+    def say(self, text: str) -> None:
+        """Show a step of the start, in place of the one before it on a terminal."""
+        if self._live:
+            self._live.update(Text(text), refresh=True)
+        elif self._mode == "lines":
+            print(text, file=sys.stderr, flush=True)
+
+    def engines_up(self, num_up: int, num_wanted: int) -> None:
+        """Show that so many engines have loaded their models; the pace counts from the first one."""
+        now = time.monotonic()
+        self._up_since = self._up_since or now
+        if not self._num_done:
+            self.say(f"{num_up} of {num_wanted} engines up after {format_seconds(now - self._started)}")
+
     def add(self, counts: Counts) -> None:
         """Add the counts of a unit that is done."""
         self._num_done += 1
         self._counts += counts
         now = time.monotonic()
+        line = self.line(now - (self._up_since or self._started))
         if self._live:
-            self._live.update(Text(self.line(now - self._started)))
-        elif self._mode == "lines" and now - self._last_line >= _SECONDS_BETWEEN_LINES:
+            self._live.update(Text(line))
+        elif self._num_done == 1:
             self._last_line = now
-            print(self.line(now - self._started), file=sys.stderr, flush=True)
+            self.say(f"first rows after {format_seconds(now - self._started)}: {line}")
+        elif now - self._last_line >= _SECONDS_BETWEEN_LINES:
+            self._last_line = now
+            self.say(line)
 
     @property
     def num_units_left(self) -> int:
@@ -59,7 +81,7 @@ class Progress:
         return self._num_rows - self._counts.num_rows
 
     def line(self, seconds: float) -> str:
-        """Return the state after `seconds` as one line."""
+        """Return the state as one line, `seconds` after the first engine was up."""
         counts = self._counts
         left = seconds / counts.num_rows * (self._num_rows - counts.num_rows) if counts.num_rows else 0.0
         parts = [

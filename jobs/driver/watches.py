@@ -12,6 +12,7 @@ import ray
 from actors.resources import shortage
 from actors.settings import GeneratorSettings
 from actors.stages.places import give_back_orphans
+from jobs.driver.progress import Progress
 from pipeline.logs import Event
 from pipeline.streaming.pool import ActorPool
 
@@ -28,6 +29,21 @@ def watching(watch: Callable[..., None], *arguments: Any) -> Iterator[None]:
         yield
     finally:
         ended.set()
+
+
+def watch_for_engines(
+    ended: threading.Event, ledger: Any, num_wanted: int, progress: Progress, look_every_s: float = 0.25
+) -> None:
+    """Show how many engines have loaded their models, until as many are up as were asked for at once."""
+    num_up = 0
+    while num_up < num_wanted and not ended.wait(look_every_s):
+        try:
+            now_up = ray.get(ledger.num_joined.remote())
+        except Exception:  # noqa: BLE001 - the run has just ended, and Ray with it
+            return
+        if now_up > num_up:
+            num_up = now_up
+            progress.engines_up(num_up, num_wanted)
 
 
 def watch_for_shortage(

@@ -46,6 +46,7 @@ class Holder:
     renewed: str
     num_renewals: int
     timeout_s: float
+    num_engines: int | None = None  # that have loaded their models; None until the driver knows
 
     @classmethod
     def from_bytes(cls, content: bytes | None) -> Holder | None:
@@ -71,6 +72,7 @@ class Lease:
     temporary: Location
     holder: Holder
     lost_to: str | None = None
+    num_engines: int | None = None  # that the next sign of life tells of
     _writing: threading.Lock = field(default_factory=threading.Lock)
 
     def renew(self) -> None:
@@ -84,7 +86,12 @@ class Lease:
                 self.lost_to = _GONE if content is None else str(found or "an unknown driver, whose file is damaged")
                 _log.warning(Event("lease lost", lease=self.location.name, to=self.lost_to))
                 return
-            self.holder = replace(self.holder, renewed=_now(), num_renewals=self.holder.num_renewals + 1)
+            self.holder = replace(
+                self.holder,
+                renewed=_now(),
+                num_renewals=self.holder.num_renewals + 1,
+                num_engines=self.num_engines,
+            )
             self.write()
 
     def write(self) -> None:

@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ray.data import ActorPoolStrategy
-
 from pipeline.streaming.actor_resources import ActorResources
 
 # How often Ray may repeat a call whose actor died: more often than the run's own ledger allows deaths over a unit, so
@@ -68,6 +66,8 @@ class ActorPool(ActorResources):
     @property
     def map_options(self) -> dict[str, Any]:
         """Options for `Dataset.map_batches`."""
+        from ray.data import ActorPoolStrategy  # here, since Ray Data takes seconds, and --help reads pools, too
+
         strategy = ActorPoolStrategy(
             # Ray Data takes back what a pool has above its minimum and the cluster has no room for yet, ten seconds
             # after asking for it, so an initial size only holds as a minimum. At the end it goes below any minimum.

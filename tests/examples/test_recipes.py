@@ -5,10 +5,8 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-from huggingface_hub import DatasetCard
 
-from examples.recipes import dedup, iceberg, publish, vllm_serve
-from pipeline.run.content_hash import content_hash
+from examples.recipes import dedup, iceberg, vllm_serve
 from pipeline.run.directory import RunDirectory
 from tests.pipeline.made_up import RUN, commit_rows, generation, unit
 
@@ -52,21 +50,6 @@ def test_near_duplicates_short_texts_and_repetitions_are_dropped(run: str, tmp_p
     assert [text for text in (STORY, LIGHTHOUSE) if not any(row["text"].startswith(text) for row in kept)] == []
     assert len(kept) == 2
     assert all(row["id"].endswith("-0") for row in kept)
-
-
-def test_a_published_run_reads_back_as_a_dataset_with_a_card(run: str, tmp_path: Path) -> None:
-    publish.save(run, tmp_path / "hub")
-    card = DatasetCard.load(tmp_path / "hub" / "README.md")
-    assert content_hash(RunDirectory.open(run)) in card.text
-    assert "synthetic" in card.data.tags
-    dataset = publish.load_dataset("parquet", data_files=str(tmp_path / "hub/data/*.parquet"), split="train")
-    assert dataset["text"][:] == publish.dataset_of(run)["text"][:]
-
-
-def test_an_incomplete_run_is_not_published(run: str, tmp_path: Path) -> None:
-    next(Path(run).glob("data/*.parquet")).unlink()
-    with pytest.raises(ValueError, match="is not complete: unit"):
-        publish.save(run, tmp_path / "hub")
 
 
 def test_committed_parts_are_added_to_an_iceberg_table_once(run: str, tmp_path: Path) -> None:

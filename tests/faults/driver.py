@@ -7,9 +7,10 @@ import json
 import sys
 
 from jobs import generate
+from jobs.work import generation
 from tests.faults import generators
 
 if __name__ == "__main__":
     name, options, *arguments = sys.argv[1:]
-    generate.Generator = getattr(generators, name)(**json.loads(options))  # type: ignore[misc]
+    generation.Generator = getattr(generators, name)(**json.loads(options))  # type: ignore[misc]
     sys.exit(generate.main(arguments))

@@ -17,6 +17,7 @@ from typing import Any
 import pyarrow.dataset as ds
 
 from jobs import generate
+from jobs.driver.exits import Exit
 from pipeline.run.check import check_run
 from pipeline.run.content_hash import content_hash
 from pipeline.run.directory import RunDirectory
@@ -171,7 +172,7 @@ class FaultRun:
         """Assert that another run generates nothing."""
         before = self.commits()
         with redirect_stdout(StringIO()) as said:
-            assert generate.main(self.arguments) == generate.Exit.COMPLETE
+            assert generate.main(self.arguments) == Exit.COMPLETE
         assert "Nothing left to do" in said.getvalue(), "another run generated something"
         assert self.commits() == before
 
@@ -181,7 +182,7 @@ NewRun = Callable[..., FaultRun]  # flags of the command -> a run that is not be
 
 def undisturbed(source: Path, output: Path, pair: Pair, *flags: str) -> Corpus:
     """Return an input with the result of a run in this process's own Ray, far from the cluster and its faults."""
-    assert generate.main(arguments(source, output, pair, *FLAGS, *flags)) == generate.Exit.COMPLETE
+    assert generate.main(arguments(source, output, pair, *FLAGS, *flags)) == Exit.COMPLETE
     directory = RunDirectory.open(str(output))
     return Corpus(str(source), directory.manifest.num_units, content_hash(directory), read_errors(directory))
 

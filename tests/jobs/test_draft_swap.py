@@ -12,7 +12,8 @@ from transformers import AutoModelForCausalLM
 
 from actors.workers import draft_follower
 from actors.workers.generator import Generator
-from jobs import generate, report, swap_draft
+from jobs import report, swap_draft
+from jobs.work import generation
 from pipeline.run.directory import RunDirectory
 from pipeline.run.draft_versions import DraftVersions
 from tests.jobs.conftest import Job
@@ -72,7 +73,7 @@ def test_a_draft_that_is_replaced_in_the_middle_of_a_run_changes_no_token(
     job: Job, plain_run: Path, other_draft: str, monkeypatch: pytest.MonkeyPatch, flags: tuple[str, ...]
 ) -> None:
     job.source = plain_run / "in.jsonl"
-    monkeypatch.setattr(generate, "Generator", swapping(job.output, other_draft))
+    monkeypatch.setattr(generation, "Generator", swapping(job.output, other_draft))
     assert job.generate(*TWO, *flags) == 0, job.printed()
     assert content(job.output) == content(plain_run / "out")
     assert problems(job.output) == []
@@ -91,7 +92,7 @@ def test_a_process_that_replaces_one_that_died_begins_with_the_newest_draft(
     job: Job, plain_run: Path, other_draft: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job.source = plain_run / "in.jsonl"
-    monkeypatch.setattr(generate, "Generator", swapping(job.output, other_draft, tmp_path))
+    monkeypatch.setattr(generation, "Generator", swapping(job.output, other_draft, tmp_path))
     assert job.generate(*TWO) == 0, job.printed()
     assert (tmp_path / "died").exists()
     assert content(job.output) == content(plain_run / "out")
@@ -198,7 +199,7 @@ def test_engines_that_took_a_draft_back_let_the_run_go_back_too(
                 wait_until(lambda: self._loop.draft_version == 0)
             return Generator._read(self, unit)
 
-    monkeypatch.setattr(generate, "Generator", Judging)
+    monkeypatch.setattr(generation, "Generator", Judging)
     assert job.generate(*SAMPLING, *ONE) == 0, job.printed()
     assert content(job.output) == content(undisturbed)
     (version,) = DraftVersions(str(job.output)).all()

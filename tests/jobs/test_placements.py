@@ -13,6 +13,7 @@ from actors.stages.target import ShardedModel
 from actors.workers.generator import Generator
 from decoding.sequence import Sequence
 from jobs import generate
+from jobs.work import generation
 from tests.decoding.heads.tiny_heads import save_perfect_pair
 from tests.decoding.vocabulary.tiny_tokenizers import LETTERS, byte_level
 from tests.jobs.conftest import Job
@@ -107,7 +108,7 @@ def test_only_a_row_that_kills_stages_becomes_an_error_row(job: Job, monkeypatch
     rows[4] = {"id": "killer", "kind": "a", "prompt": "this is poison"}
     job.read(rows)
     whole = tokens(job.undisturbed())
-    monkeypatch.setattr(generate, "Generator", KilledStages)
+    monkeypatch.setattr(generation, "Generator", KilledStages)
     assert job.generate(*TWO) == 0
     (dead,) = errors(job.output)
     assert (dead["id"], dead["stage"], dead["error_type"]) == ("killer", "generate", "WorkerDied")

@@ -13,6 +13,7 @@ from jobs import export, generate
 from jobs.config.loading import load
 from jobs.config.run import RunConfig
 from jobs.driver.plan import create_run, make_plan
+from jobs.work import generation
 from tests.jobs.conftest import Job
 from tests.jobs.runs import arguments, content, errors, generations, problems, prompts
 from training.corpus.corpus import Corpus
@@ -135,7 +136,7 @@ def test_an_engine_that_is_killed_between_two_turns_costs_no_token(job: Job, mon
                 self._loop.finish = dies  # type: ignore[method-assign]
             await super()._finish(rows)
 
-    monkeypatch.setattr(generate, "Generator", Dying)
+    monkeypatch.setattr(generation, "Generator", Dying)
     assert job.generate(PROGRAM) == 0, job.printed()
     assert content(job.output) == content(undisturbed)
     assert problems(job.output) == []

@@ -16,6 +16,7 @@ from jobs import generate
 from jobs.config.loading import load
 from jobs.config.run import RunConfig
 from jobs.driver.plan import create_run, make_plan
+from jobs.work import generation
 from tests.jobs.conftest import Job
 from tests.jobs.runs import content, errors, generations, problems
 
@@ -192,7 +193,7 @@ def test_rows_with_a_form_are_the_same_after_a_process_died(job: Job, monkeypatc
                 os._exit(9)
             return super()._read(unit)
 
-    monkeypatch.setattr(generate, "Generator", Dying)
+    monkeypatch.setattr(generation, "Generator", Dying)
     assert job.generate(*flags) == 0, job.printed()
     assert died.exists()
     assert content(job.output) == content(alone)

@@ -9,6 +9,7 @@ import pytest
 from safetensors.torch import load_file
 
 from jobs import train_draft
+from jobs.work import training
 from tests.jobs.runs import wait_until
 from training.trainer.options import WorkerOptions
 
@@ -65,16 +66,16 @@ def test_the_plan_is_printed_and_nothing_is_written(
 def test_workers_that_find_no_room_are_told_of(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(train_draft.ray, "nodes", lambda: [{"Alive": True, "Resources": {"CPU": 2.0}, "Labels": {}}])
+    monkeypatch.setattr(training.ray, "nodes", lambda: [{"Alive": True, "Resources": {"CPU": 2.0}, "Labels": {}}])
     ended, has_begun = threading.Event(), threading.Event()
     waiting = WorkerOptions(num=2, num_gpus=1)
-    thread = threading.Thread(target=train_draft.tell_of_waiting, args=(ended, has_begun, waiting, 0.01))
+    thread = threading.Thread(target=training.tell_of_waiting, args=(ended, has_begun, waiting, 0.01))
     thread.start()
     wait_until(lambda: "waiting for workers: there is room for 0 of 2 workers" in capsys.readouterr().err)
     ended.set()
     thread.join()
     has_begun.set()
-    train_draft.tell_of_waiting(threading.Event(), has_begun, waiting, 0.01)
+    training.tell_of_waiting(threading.Event(), has_begun, waiting, 0.01)
     assert capsys.readouterr().err == ""
 
 

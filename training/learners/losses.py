@@ -14,12 +14,11 @@ Shapes: N tokens, V vocabulary of the target, D vocabulary of the draft.
 """
 
 from dataclasses import dataclass
-from typing import Literal, get_args
 
 import torch
 
-LossName = Literal["kl", "ce", "tv", "kl_tv"]
-LOSSES: tuple[LossName, ...] = get_args(LossName)
+from training.learners.loss_names import LossName as LossName
+
 _TV_FROM = 0.8  # of the training
 
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
-from decoding.checkpoint.loading import DType
-from decoding.device import Device
-from training.learners.losses import LOSSES, LossName
+from decoding.choices import Device, DType
+from training.learners.loss_names import LOSSES, LossName
 
 What = Literal["draft", "eagle3"]
 WHATS: tuple[What, ...] = get_args(What)

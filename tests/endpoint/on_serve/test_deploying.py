@@ -14,9 +14,9 @@ from ray.exceptions import GetTimeoutError
 
 from endpoint.deployment import APP_NAME, check_gate, is_deployed, start, withdraw
 from endpoint.gate.gate import INGRESS_NAME
-from jobs import serve as command
 from jobs.config.serve import load_serve_config
-from jobs.driver.outcome import Exit
+from jobs.driver.exits import Exit
+from jobs.work import serving as command
 from tests.endpoint.conftest import SERVE_LIMITS
 
 pytestmark = pytest.mark.ray

@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
-from jobs import generate, verify
+from jobs import verify
+from jobs.driver.exits import Exit
+from jobs.work import generation
 from pipeline.counts import Counts
 from pipeline.run.directory import RunDirectory
 from pipeline.run.lease import hold_lease
@@ -28,9 +30,9 @@ def begun(job: Job) -> Job:
 
 def test_a_second_driver_ends_with_one_line_that_names_the_first(begun: Job) -> None:
     with hold_lease(RunDirectory.open(str(begun.output))) as lease:
-        assert begun.generate("--models.device=cpu") == generate.Exit.FAILED
+        assert begun.generate("--models.device=cpu") == Exit.FAILED
         assert f"error: another driver works on this run (host {lease.holder.host}, pid" in begun.printed()
-        assert begun.generate("--models.device=cpu", "--dry-run") == generate.Exit.COMPLETE
+        assert begun.generate("--models.device=cpu", "--dry-run") == Exit.COMPLETE
         assert verify.main([str(begun.output)]) == 1
         lease.refuse_if_lost()
 
@@ -38,7 +40,7 @@ def test_a_second_driver_ends_with_one_line_that_names_the_first(begun: Job) -> 
 def test_a_driver_that_lost_its_lease_stops_at_the_next_unit(begun: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     taken = []
 
-    def lose_the_lease_after_a_unit(*_: Any) -> Iterator[SimpleNamespace]:
+    def lose_the_lease_after_a_unit(*_: Any, **__: Any) -> Iterator[SimpleNamespace]:
         yield SimpleNamespace(counts=Counts(num_rows=8))
         taken.append(1)
         lease_of_this_driver[0].lost_to = "host other, pid 5"
@@ -46,15 +48,15 @@ def test_a_driver_that_lost_its_lease_stops_at_the_next_unit(begun: Job, monkeyp
         pytest.fail("went on without its lease")
 
     lease_of_this_driver: list[Any] = []
-    run_alone = generate._run_alone
+    run_alone = generation._run_alone
 
     def remember_the_lease(*values: Any) -> Any:
         lease_of_this_driver.append(values[-1])
         return run_alone(*values)
 
-    monkeypatch.setattr(generate, "execute", lose_the_lease_after_a_unit)
-    monkeypatch.setattr(generate, "_run_alone", remember_the_lease)
-    assert begun.generate("--models.device=cpu") == generate.Exit.FAILED
+    monkeypatch.setattr(generation, "execute", lose_the_lease_after_a_unit)
+    monkeypatch.setattr(generation, "_run_alone", remember_the_lease)
+    assert begun.generate("--models.device=cpu") == Exit.FAILED
     assert "went to host other, pid 5. It stops here; what is committed stays" in begun.printed()
     assert taken == [1]
 
@@ -83,19 +85,19 @@ def test_a_damaged_manifest_prints_one_line_that_names_the_part(begun: Job) -> N
     part.write_bytes(part.read_bytes()[:-1])
     assert verify.main([str(begun.output)]) == 1
     assert f"{part.name}: damaged" in begun.printed()
-    assert begun.generate("--models.device=cpu") == generate.Exit.BAD_CONFIGURATION
+    assert begun.generate("--models.device=cpu") == Exit.BAD_CONFIGURATION
     assert f"{part.name}: damaged" in begun.printed()
 
 
 def test_an_empty_part_is_moved_away_and_its_unit_is_done_again(begun: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     missing = []
 
-    def note_what_is_missing(units: MissingUnits, *_: Any) -> Iterator[SimpleNamespace]:
+    def note_what_is_missing(units: MissingUnits, *_: Any, **__: Any) -> Iterator[SimpleNamespace]:
         missing.extend(unit.unit_id for unit in units)
         yield from (SimpleNamespace(counts=Counts()) for _ in missing)
 
     (begun.output / "data/part-000000001.parquet").write_bytes(b"")
-    monkeypatch.setattr(generate, "execute", note_what_is_missing)
-    assert begun.generate("--models.device=cpu") == generate.Exit.FAILED
+    monkeypatch.setattr(generation, "execute", note_what_is_missing)
+    assert begun.generate("--models.device=cpu") == Exit.FAILED
     assert missing == [0, 1]
     assert "quarantine/data/part-000000001.parquet: was too short to be a part" in begun.printed()

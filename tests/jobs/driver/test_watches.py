@@ -1,9 +1,11 @@
-"""What the driver prints when actors find no room."""
+"""What the driver prints while engines start, and when actors find no room."""
 
 import pytest
+import ray
 
 from actors.units.ledger import start_ledger
-from jobs.driver.watches import watch_for_shortage, watching
+from jobs.driver.progress import Progress
+from jobs.driver.watches import watch_for_engines, watch_for_shortage, watching
 from pipeline.streaming.pool import ActorPool
 from tests.jobs.runs import wait_until
 
@@ -21,3 +23,19 @@ def test_a_pool_without_room_on_the_cluster_is_reported_while_it_waits(capsys: p
     with watching(watch_for_shortage, pool, start_ledger(), None, 0.05):
         wait_until(has_reported)
     assert "waiting for actors, 0 of 4 ready: there is room for 3 of 4 actors: each takes 2 CPU" in "".join(printed)
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("ray_address")
+def test_engines_are_shown_as_they_come_up(capsys: pytest.CaptureFixture[str]) -> None:
+    printed, ledger = [], start_ledger()
+
+    def has_shown(text: str) -> bool:
+        printed.append(capsys.readouterr().err)
+        return text in "".join(printed)
+
+    with watching(watch_for_engines, ledger, 2, Progress(1, 1, "lines"), 0.05):
+        ray.get(ledger.join.remote("one"))
+        wait_until(lambda: has_shown("1 of 2 engines up after"))
+        ray.get(ledger.join.remote("two"))
+        wait_until(lambda: has_shown("2 of 2 engines up after"))

@@ -19,7 +19,8 @@ from training.learners.packing import Document
 from training.trainer.job import check_can_learn
 from training.trainer.optimizer import learning_rate_factor
 from training.trainer.options import ModelOptions, TrainOptions, WorkerOptions
-from training.trainer.plan import TrainingPlan, Worth
+from training.trainer.plan import TrainingPlan
+from training.trainer.worth import Worth
 
 OPTIONS = TrainOptions(seq_len=128, tokens_per_step=512)
 

@@ -1,0 +1,13 @@
+"""Choices: the names by which a configuration picks device, arithmetic, drafter and rule. Nothing here needs torch."""
+
+from typing import Literal, get_args
+
+Device = Literal["auto", "cpu", "cuda"]
+DType = Literal["auto", "float32", "bfloat16", "float16"]
+Exact = Literal["auto", "on", "off"]  # whether a GPU's products are those in which no row depends on the batch
+Verification = Literal["coupled", "rejection", "unadjusted"]
+DrafterName = Literal["none", "ngram", "suffix", "model", "eagle3", "dflash", "hybrid"]
+
+DRAFTERS: tuple[DrafterName, ...] = get_args(DrafterName)
+NEED_A_HEAD: tuple[DrafterName, ...] = ("eagle3", "dflash")
+NEED_A_MODEL: tuple[DrafterName, ...] = ("model", *NEED_A_HEAD, "hybrid")

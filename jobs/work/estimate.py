@@ -1,0 +1,212 @@
+"""The estimate of `jobs.generate --estimate N`: some rows are done for real, and say what all of them would take.
+
+The rows are whole small units from all over the input. One engine does them in a run directory beside the output, which
+is deleted afterwards. The interval is that of a cluster bootstrap over those units (Efron 1979): 95 %, percentiles.
+"""
+
+import shutil
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from secrets import token_hex
+
+import numpy as np
+import numpy.typing as npt
+from rich.console import Console
+from rich.table import Table
+
+from actors.workers.generator import Generator
+from actors.workers.text_scorer import TextScorer
+from jobs.config.generate import GenerateConfig
+from jobs.driver.execution import execute
+from jobs.driver.exits import Exit
+from jobs.driver.outcome import stopped
+from jobs.driver.plan import Plan, create_run, worker_arguments
+from jobs.driver.progress import format_rate, format_seconds
+from pipeline.counts import Counts
+from pipeline.inputs.units import WorkUnit, plan_units
+from pipeline.run.directory import RunDirectory
+from pipeline.run.lease import hold_lease
+from pipeline.run.missing import MissingUnits
+from pipeline.run.unit_rows import each_unit
+from pipeline.storage.location import Location
+
+_NUM_PLACES = 32  # of the input, at most, from which rows are taken
+_NUM_RESAMPLES = 2000
+_ROUNDS_OF_SLOTS = 4  # rows for each slot of an engine, below which its slots are half empty for much of the time
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What the rows of an estimate were and took."""
+
+    counts: Counts
+    seconds: float  # from the first unit's begin to the last commit, without starting Ray and loading models
+    rows_by_unit: tuple[int, ...]
+    tokens_by_unit: tuple[int, ...]
+    lengths: tuple[int, ...]  # output tokens of each generation
+    num_cut: int  # generations that ended at their limit
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Output tokens a second of one engine."""
+        return self.counts.num_output_tokens / self.seconds
+
+    @property
+    def rows_per_second(self) -> float:
+        """Input rows a second of one engine."""
+        return self.counts.num_rows / self.seconds
+
+    def tokens_per_row(self) -> tuple[float, float, float]:
+        """Return the mean output tokens of an input row, and the ends of its interval."""
+        tokens, rows = np.array(self.tokens_by_unit), np.array(self.rows_by_unit)
+        drawn = np.random.default_rng(0).integers(len(rows), size=(_NUM_RESAMPLES, len(rows)))
+        means: npt.NDArray[np.float64] = tokens[drawn].sum(axis=1) / rows[drawn].sum(axis=1)
+        low, high = np.percentile(means, [2.5, 97.5])
+        return float(tokens.sum() / rows.sum()), float(low), float(high)
+
+
+def estimate(config: GenerateConfig, plan: Plan) -> Exit:
+    """Do some rows of the plan, print what the missing rows of the run would take, and return the exit code."""
+    assert config.estimate is not None
+    units = list(spread_units(plan, config.estimate))
+    num_rows_to_do = _num_rows_to_do(plan)
+    with _scratch(plan) as small:
+        run_directory = create_run(small, units)
+        measured = _measure(small, run_directory)
+    if measured is None:
+        return stopped(len(units), "; the estimate needs them all, and nothing of it was kept")
+    for line in estimated(config, plan, measured, num_rows_to_do):
+        Console().print(line, highlight=False)
+    return Exit.COMPLETE
+
+
+def spread_units(plan: Plan, num_rows: int) -> Iterator[WorkUnit]:
+    """Yield small units with about `num_rows` rows together, from places that are spread evenly over the input.
+
+    The input is planned once. At most twice as many units as are needed are held: whenever there are more, every other
+    one is dropped, and from then on every other one is taken.
+    """
+    num_places = min(num_rows, _NUM_PLACES)
+    units = plan_units(plan.files, plan.input_options, max(1, num_rows // num_places))
+    held: list[WorkUnit] = []
+    stride = 1
+    for number, unit in enumerate(units):
+        if number % stride:
+            continue
+        held.append(unit)
+        if len(held) > 2 * num_places:
+            held, stride = held[::2], 2 * stride
+    num = min(num_places, len(held))
+    for place in range(num):
+        yield replace(held[(2 * place + 1) * len(held) // (2 * num)], unit_id=place)
+
+
+@contextmanager
+def _scratch(plan: Plan) -> Iterator[Plan]:
+    """Yield the plan with one engine and a folder beside its output, which is deleted at the end."""
+    output = Location.parse(plan.config.output.path)
+    folder = output.at(f"{output.path.rstrip('/')}.estimate-{token_hex(4)}")
+    config = replace(plan.config, output=replace(plan.config.output, path=folder.name))
+    pool = replace(plan.pool, min_actors=1, max_actors=1, initial_actors=None)
+    try:
+        yield replace(plan, config=config, pool=pool, run_directory=None)
+    finally:
+        if folder.is_local:
+            shutil.rmtree(folder.path, ignore_errors=True)
+        elif folder.files():
+            folder.filesystem.delete_dir(folder.path)
+
+
+def _measure(plan: Plan, run_directory: RunDirectory) -> Measured | None:
+    """Do all units, and return what they took; None if the command was asked to stop."""
+    worker = TextScorer if plan.config.task == "score" else Generator
+    missing = MissingUnits.of(run_directory, plan.tokens_per_row)
+    counts, began, ended, num_done = Counts(), float("inf"), 0.0, 0
+    with hold_lease(run_directory, plan.config.run.lease_timeout_s) as lease:
+        for receipt in execute(missing, worker, worker_arguments(plan, run_directory), plan, lease=lease):
+            ended = time.monotonic()
+            began = min(began, ended - (receipt.seconds or 0.0))
+            counts, num_done = counts + receipt.counts, num_done + 1
+    if num_done < missing.num_units:
+        return None
+    rows_by_unit, tokens_by_unit, num_cut = [], [], 0
+    lengths: list[int] = []
+    for unit, rows in zip(run_directory.units(), each_unit(run_directory, run_directory.units()), strict=True):
+        table = rows.generations
+        of_unit = [int(length) for length in table["num_output_tokens"].to_numpy()]
+        lengths += of_unit
+        rows_by_unit.append(unit.num_rows)
+        tokens_by_unit.append(sum(of_unit))
+        num_cut += sum(reason == "length" for reason in table["finish_reason"].to_pylist())
+    seconds = max(ended - began, 1e-9)
+    return Measured(counts, seconds, tuple(rows_by_unit), tuple(tokens_by_unit), tuple(lengths), num_cut)
+
+
+def _num_rows_to_do(plan: Plan) -> int:
+    units = plan.run_directory.missing_units() if plan.run_directory else plan.new_units()
+    return sum(unit.num_rows for unit in units)
+
+
+def estimated(config: GenerateConfig, plan: Plan, measured: Measured, num_rows: int) -> Iterator[Table | str]:
+    """Yield for a reader what `num_rows` rows would take, and then what these figures cannot know."""
+    counts, num_engines = measured.counts, plan.pool.max_actors
+    mean, low, high = measured.tokens_per_row()
+    engine_hours = num_rows / measured.rows_per_second / 3600
+    ends = (engine_hours * low / mean, engine_hours * high / mean) if mean else (engine_hours, engine_hours)
+    gpus = gpus_of_engine(plan)
+    table = Table(title=f"Estimate for {num_rows:,} rows", show_header=False, title_justify="left")
+    table.add_column(style="bold")
+    table.add_column()
+    num_places = len(measured.rows_by_unit)
+    table.add_row("measured", f"{counts.num_rows:,} rows from {num_places} places, {counts.num_errors} of them failed")
+    table.add_row("one engine", f"{measured.tokens_per_second:,.0f} tokens/s, {measured.rows_per_second:,.2f} rows/s")
+    table.add_row("acceptance rate", format_rate(counts.acceptance_rate))
+    table.add_row("tokens a row", f"{mean:,.1f} ({low:,.1f} to {high:,.1f})")
+    if measured.lengths:
+        table.add_row("lengths", _spread(measured.lengths, measured.num_cut))
+    table.add_row("output tokens", f"{mean * num_rows:,.0f} ({low * num_rows:,.0f} to {high * num_rows:,.0f})")
+    table.add_row(
+        f"time with {num_engines} engines",
+        f"{format_seconds(3600 * engine_hours / num_engines)} "
+        f"({format_seconds(3600 * ends[0] / num_engines)} to {format_seconds(3600 * ends[1] / num_engines)})",
+    )
+    table.add_row("engine hours", f"{engine_hours:,.2f} ({ends[0]:,.2f} to {ends[1]:,.2f})")
+    table.add_row("GPU hours", f"{gpus * engine_hours:,.2f} ({gpus:g} GPUs an engine)" if gpus else "0 (no GPUs)")
+    if (price := config.price_per_hour) is not None:
+        table.add_row("price", f"{price * engine_hours:,.2f} ({price * ends[0]:,.2f} to {price * ends[1]:,.2f})")
+    yield table
+    yield "In brackets: 95 % intervals for which rows were drawn, from a bootstrap over the places."
+    yield from (f"not known: {text}" for text in _unknown(plan, measured))
+
+
+def gpus_of_engine(plan: Plan) -> float:
+    """Return the GPUs that an engine holds, with its stages and its draft actors."""
+    settings = plan.settings
+    stages, drafts = settings.stages, settings.drafts
+    total = plan.pool.num_gpus
+    if stages.is_apart:
+        total += stages.num_gpus * stages.count * stages.tensor_parallel
+    return total + (drafts.num_gpus * drafts.per_target if settings.placement == "split" else 0.0)
+
+
+def _spread(lengths: Sequence[int], num_cut: int) -> str:
+    tenth, half, ninety = np.percentile(lengths, [10, 50, 90])
+    cut = f"; {num_cut / len(lengths):.0%} ended at max_tokens" if num_cut else ""
+    return f"{tenth:,.0f} / {half:,.0f} / {ninety:,.0f} tokens (10, 50, 90 %), at most {max(lengths):,}{cut}"
+
+
+def _unknown(plan: Plan, measured: Measured) -> Iterator[str]:
+    """Yield what the figures do not contain."""
+    yield "the time to get machines, start Ray and load models, and work that is lost with machines"
+    if plan.pool.max_actors > 1:
+        yield f"whether {plan.pool.max_actors} engines are as fast as one each: they may share processors and storage"
+    num_wanted = _ROUNDS_OF_SLOTS * plan.settings.engine.num_slots
+    if len(measured.lengths) < num_wanted:
+        yield (
+            f"the pace of full slots: {len(measured.lengths)} texts leave many of {plan.settings.engine.num_slots} "
+            f"slots empty at the end; with {num_wanted} texts or more the pace is nearer to that of the run"
+        )
+    if plan.config.learn.every_rows:
+        yield "what the draft learns in the run, and what training takes"

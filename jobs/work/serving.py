@@ -1,0 +1,266 @@
+"""The work of `jobs.serve`: the model is served behind the OpenAI API, on Ray Serve, until a signal comes.
+
+After SIGTERM or Ctrl-C it accepts no new request, finishes those in flight, and ends. A second one ends it at once.
+"""
+
+import hashlib
+import json
+import logging
+import os
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import ray
+from ray.serve.exceptions import RayServeException
+
+from actors.drafts.roster import start_roster
+from actors.identity import vllm_identity
+from actors.resources import describe_placement
+from actors.settings import GeneratorSettings
+from actors.workers.loading import load_codec
+from decoding.engine.draft_folder import check_replacement
+from endpoint.batches.settings import BatchSettings
+from endpoint.deployment import (
+    APP_NAME,
+    DeployedVersion,
+    DeploymentSettings,
+    check_gate,
+    deploy,
+    deployed_mark,
+    deployed_version,
+    is_deployed,
+    make_application,
+    start,
+    withdraw,
+)
+from jobs.config.loading import as_dict
+from jobs.config.serve import ServeConfig
+from jobs.driver.backend import describe_engine, exactness, lossy
+from jobs.driver.cluster import start_ray, starts_own_ray
+from jobs.driver.exits import Exit, bad_configuration
+from jobs.driver.plan import check_models, settled
+from pipeline.run.fingerprint import quick_model_fingerprint, text_fingerprint, tokenizer_fingerprint
+from pipeline.storage.location import Location
+
+_log = logging.getLogger(__name__)
+_LOOK_EVERY_S = 5.0  # between looks whether the application still runs
+
+
+def serve(config: ServeConfig) -> Exit:
+    """Serve, and return the exit code."""
+    with suppress(KeyboardInterrupt):
+        try:
+            settings, deployment = settled_engine(config)
+            mark = uuid4().hex
+            application = _application(config, settings, deployment, mark) if not config.dry_run else None
+        except (ValueError, OSError) as error:
+            return bad_configuration(error)
+        print(describe(config, settings), flush=True)
+        if application is None:
+            return Exit.COMPLETE
+        return _serve(config, application, mark, partial(_with_other_draft, config, settings, deployment, mark))
+    return Exit.INCOMPLETE  # a signal came before the start, or a second one, which drops requests in flight
+
+
+def application_of(config: ServeConfig) -> Any:
+    """Return the application of a configuration, which another process than this one deploys."""
+    return _application(config, *settled_engine(config))
+
+
+def settled_engine(config: ServeConfig) -> tuple[GeneratorSettings, DeploymentSettings]:
+    """Return the engine's settings as they will be, and what each engine then holds; the models fit together."""
+    settings, deployment = settled(config.generator, config.serve.deployment, config.serve.ray_address)
+    check_models(settings)
+    if warning := lossy(settings):
+        _log.warning("warning: %s", warning)
+    return settings, deployment
+
+
+def describe(config: ServeConfig, settings: GeneratorSettings) -> str:
+    """Return what is served, as lines for a reader."""
+    models, deployment, keys = settings.models, config.serve.deployment, config.keys()
+    engines = f"{deployment.min_replicas}"
+    if deployment.max_replicas > deployment.min_replicas:
+        engines += f" to {deployment.max_replicas}"
+    lines = [
+        f"Serving {_name(config, settings)!r} at http://{config.serve.host}:{config.serve.port}/v1",
+        f"  target:  {models.target} ({models.device}, {models.dtype})",
+        f"  engine:  {describe_engine(settings)}",
+        f"  keys:    {'none: everyone who can reach the port is answered' if keys is None else len(keys)}",
+        f"  engines: {engines}, {settings.engine.num_slots} slots each",
+        f"  placement: {describe_placement(settings, deployment.max_replicas)}",
+        f"  batches: {_batch_settings(config).path or 'off (serve.batches_path switches /v1/batches on)'}",
+    ]
+    return "\n".join(lines)
+
+
+def _application(
+    config: ServeConfig,
+    settings: GeneratorSettings,
+    deployment: DeploymentSettings,
+    mark: str = "",
+    number: str | None = None,
+) -> Any:
+    """Return the application, made before anything starts, so that errors appear at once; only 'split' needs Ray.
+
+    `number` is that of the processes that it goes on with; by default it has processes of its own.
+    """
+    codec = load_codec(settings)
+    fingerprint = _fingerprint((*_engine_parts(settings), *_chat_parts(settings, codec.chat_template)))
+    service_settings = replace(
+        config.serve.service,
+        model=_name(config, settings),
+        fingerprint=fingerprint,
+        exact=exactness(settings),
+        warning=lossy(settings),
+    )
+    roster = None
+    if settings.placement == "split":
+        start_ray(config.serve.ray_address)
+        roster = start_roster(settings, APP_NAME, config.serve.logs, config.serve.deployment.min_replicas)
+    return make_application(
+        settings,
+        service_settings,
+        config.edge_settings(),
+        config.replica_settings(_fingerprint(_engine_parts(settings))),
+        deployment,
+        config.serve.logs,
+        batch_settings=_batch_settings(config),
+        roster=roster,
+        mark=mark,
+        version=DeployedVersion(number or uuid4().hex, _rest(config, settings), settings.models.draft),
+    )
+
+
+def _batch_settings(config: ServeConfig) -> BatchSettings:
+    """Return where files and batches are kept, as every process finds it. Raises ValueError for what is no place."""
+    batches = config.serve.batches
+    return batches if batches.path is None else replace(batches, path=Location.parse(batches.path).name)
+
+
+def _with_other_draft(
+    config: ServeConfig, settings: GeneratorSettings, deployment: DeploymentSettings, mark: str
+) -> Any:
+    """Return the application for the processes that run, if it differs from theirs by the draft alone; else None."""
+    deployed, draft = deployed_version(), settings.models.draft
+    if deployed is None or not deployed.of_next(_rest(config, settings), draft):
+        return None
+    assert draft is not None
+    assert deployed.draft is not None
+    try:
+        check_replacement(draft, deployed.draft, settings.models.target)
+    except ValueError as error:
+        print(f"the engines are replaced, since {error}", file=sys.stderr)
+        return None
+    print(f"the engines go on, and take the draft {draft}", flush=True)
+    return _application(config, settings, deployment, mark, deployed.number)
+
+
+def _rest(config: ServeConfig, settings: GeneratorSettings) -> str:
+    """Return a digest of everything but the draft; an empty text if the draft cannot be replaced alone."""
+    if settings.why_draft_stays is not None or settings.placement == "split":
+        return ""
+    said = as_dict(config)
+    said["models"] = {name: value for name, value in said["models"].items() if name != "draft"}
+    files = [Path(name).read_bytes() for name in config.serve.key_files]
+    keys = [*files, *(os.environ.get(name, "").encode() for name in config.serve.key_variables)]
+    models = (
+        quick_model_fingerprint(settings.models.target),
+        tokenizer_fingerprint(settings.models.tokenizer or settings.models.target),
+    )
+    parts = json.dumps(said, sort_keys=True, default=str), [hashlib.sha256(key).hexdigest() for key in keys], models
+    return hashlib.sha256(repr(parts).encode()).hexdigest()
+
+
+def _serve(
+    config: ServeConfig, application: Any, mark: str, with_other_draft: Callable[[], Any] = lambda: None
+) -> Exit:
+    """Run the application, which has this mark, until a signal comes.
+
+    `with_other_draft` returns one for the processes that run already, if that one will do.
+    Raises KeyboardInterrupt if a signal comes before the application runs, or a second signal after that.
+    """
+    logging.getLogger("ray.serve").setLevel(logging.ERROR)
+    is_own_ray = starts_own_ray(config.serve.ray_address)
+    try:
+        start_ray(config.serve.ray_address)
+        start(config.serve.host, config.serve.port, config.serve.limits, config.serve.service.request_timeout_s)
+        try:
+            check_gate(config.serve.limits)
+        except ValueError as error:
+            return bad_configuration(error)
+        stays = is_own_ray or is_deployed()  # an application of this name that was there before
+        try:
+            deploy((is_deployed() and with_other_draft()) or application)
+        except BaseException:
+            if not stays:
+                withdraw(drain_timeout_s=0.0)
+            raise
+        return _until_a_signal(mark, config.serve.deployment.drain_timeout_s)
+    except (RuntimeError, ValueError, OSError, ray.exceptions.RayError, RayServeException) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return Exit.FAILED
+    finally:
+        if is_own_ray and ray.is_initialized():
+            ray.shutdown()  # this ends Serve, too, without its message that the controller did not end well
+
+
+def _until_a_signal(mark: str, drain_timeout_s: float) -> Exit:
+    """Wait for a signal, then withdraw what was deployed with this mark; a later command's deployment stays."""
+    try:
+        print("ready; SIGTERM or Ctrl-C lets what is in flight finish, and ends", flush=True)
+        _wait()
+    except KeyboardInterrupt:
+        if deployed_mark() != mark and is_deployed():
+            print("ending: the endpoint was deployed again by another command, and is left to it", file=sys.stderr)
+            return Exit.COMPLETE
+        print("ending: nothing new is taken, what is in flight is finished", file=sys.stderr, flush=True)
+        withdraw(drain_timeout_s)
+        return Exit.COMPLETE
+    return Exit.FAILED
+
+
+def _wait() -> None:
+    """Wait until the application is gone, removed by another command. A signal raises KeyboardInterrupt."""
+    never = threading.Event()
+    while not never.wait(_LOOK_EVERY_S):
+        if not is_deployed():
+            print("error: the application was taken away", file=sys.stderr)
+            return
+
+
+def _name(config: ServeConfig, settings: GeneratorSettings) -> str:
+    """Return the model's name: as configured, as on the hub, or as its folder."""
+    target = config.generator.models.target
+    return config.serve.service.model or (Path(settings.models.target).name if Path(target).exists() else target)
+
+
+def _engine_parts(settings: GeneratorSettings) -> tuple[Any, ...]:
+    """Return everything that decides which tokens an engine writes after a prompt, with a given seed."""
+    models, engine = settings.models, settings.engine
+    tokenizer = tokenizer_fingerprint(models.tokenizer or models.target)
+    target = quick_model_fingerprint(models.target)
+    parts = (target, tokenizer, models.dtype, engine.verification, engine.max_model_len)
+    if engine.is_repeatable:
+        return parts  # the text does not depend on the drafts
+    draft = models.draft and quick_model_fingerprint(models.draft)
+    drafting = draft, engine.pick_drafter(models.draft), engine.num_speculative_tokens, engine.draft_length
+    return *parts, *drafting, vllm_identity(settings) if engine.backend == "vllm" else None
+
+
+def _chat_parts(settings: GeneratorSettings, chat_template: str | None) -> tuple[Any, ...]:
+    """Return everything that decides which prompt a chat becomes."""
+    chat = settings.chat
+    formats = [name for name in (chat.tool_calls, chat.reasoning) if name != "auto"]
+    return text_fingerprint(chat_template or ""), chat.system_prompt, sorted(chat.template_kwargs.items()), *formats
+
+
+def _fingerprint(parts: tuple[Any, ...]) -> str:
+    return f"fp_{hashlib.sha256(repr(parts).encode()).hexdigest()[:16]}"
