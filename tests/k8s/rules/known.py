@@ -57,6 +57,19 @@ SECRETS: dict[str, set[str] | None] = {  # made by the reader of k8s/README.md: 
     "dray-object-store": None,
     "dray-redis": {"password"},
 }
+MOUNTS = {  # elsewhere a volume would hide something of the image, or is looked for by nothing
+    "/data",
+    "/dev/shm",
+    "/etc/dray",
+    "/etc/dray-keys",
+    "/home/ray",
+    "/models",
+    "/shared",
+    "/tmp",
+    "/var/run/secrets/kubernetes.io/serviceaccount",
+}
+HF_HOME = "/models/hf"
+POD_FIELDS = {"metadata.name", "metadata.namespace", "metadata.uid", "spec.nodeName", "status.hostIP", "status.podIP"}
 KUEUE_LABELS = {"kueue.x-k8s.io/queue-name", "kueue.x-k8s.io/priority-class"}
 KUEUE_ANNOTATIONS = {"kueue.x-k8s.io/elastic-job": "true"}
 ENUMS = {

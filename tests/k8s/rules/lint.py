@@ -64,6 +64,7 @@ def problems_with(objects: list[Object], ground: list[Object]) -> list[str]:
         problems = [*_ray(ray, there), *_budget(objects, ray), *sizes.problems_with(ray, sizes.config_of(ray, config_maps))]
         if ray["kind"] == "RayJob":
             problems += texts.problems_with_job(ray, config_maps)
+            problems += texts.problems_with_output(ray, sizes.config_of(ray, config_maps))
         if ray["kind"] == "RayService":
             problems += texts.problems_with_service(ray)
         found += [f"{name_of(ray)}: {problem}" for problem in problems]
@@ -172,13 +173,16 @@ def _ray(ray: Object, there: list[Object]) -> Iterator[str]:
 def _group(group: Object) -> Iterator[str]:
     for name in sorted(group.get("rayStartParams", {}).keys() - known.start_parameters()):
         yield f"rayStartParams: `ray start` has no {name}"
-    store = int(group.get("rayStartParams", {}).get("object-store-memory", 0))
+    given = group.get("rayStartParams", {}).get("object-store-memory", "0")
+    store = int(given) if given.isdigit() else 0
     pod = group["template"]["spec"]
     volumes = {each["name"]: each.get("emptyDir", {}).get("sizeLimit", "0") for each in pod.get("volumes", [])}
     mounts = pod["containers"][0].get("volumeMounts", [])
     shared = [volumes.get(each["name"], "0") for each in mounts if each["mountPath"] == "/dev/shm"]
+    if parse_quantity(volumes.get("tmp", "0")) < 2**30:
+        yield f"/tmp: Ray's logs and its objects that do not fit into memory take more than {volumes.get('tmp')}"
     if not shared or not store or store > parse_quantity(shared[0]):
-        yield f"object-store-memory ({store}) must be given and fit into /dev/shm"
+        yield f"object-store-memory ({given}) must be given in bytes and fit into /dev/shm"
 
 
 def _version(version: str) -> Iterator[str]:

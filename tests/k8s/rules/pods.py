@@ -14,7 +14,7 @@ from tests.k8s.rules import known
 _DECIMAL = ("_S", "_s", "_ms", "_MS", "_SECONDS", "_TIMEOUT")
 _YES_OR_NO = {"HF_HUB_OFFLINE", "RAY_USAGE_STATS_ENABLED", "HF_HUB_DISABLE_TELEMETRY"}
 _USER = 1000  # of the image
-_OTHERS, _GROUP_READS = 0o007, 0o040  # of a file's mode
+_MODES = (0o440, 0o640)  # of a secret's files
 
 
 def problems_with(spec: Object, beside: list[Object]) -> Iterator[str]:
@@ -22,7 +22,7 @@ def problems_with(spec: Object, beside: list[Object]) -> Iterator[str]:
     containers = [*spec["containers"], *spec.get("initContainers", [])]
     volumes = {each["name"]: each for each in spec.get("volumes", [])}
     for container in containers:
-        found = (*of_container(container, volumes), *_drain(container, spec), *_probes(container))
+        found = (*of_container(container, volumes), *_drain(container, spec), *_probes(container), *_image(container))
         yield from (f"container {container['name']}: {problem}" for problem in found)
     mounted = {mount["name"] for each in [*containers, *beside] for mount in each.get("volumeMounts", [])}
     for name in sorted(volumes.keys() - mounted):
@@ -43,6 +43,16 @@ def of_container(container: Object, volumes: dict[str, Object]) -> Iterator[str]
     for source in container.get("envFrom", []):
         if not source.get("secretRef", source.get("configMapRef", {})).get("optional"):
             yield "envFrom: must be optional, as a cluster with workload identity has no such secret"
+    for each in container.get("env", []):
+        path = each.get("valueFrom", {}).get("fieldRef", {}).get("fieldPath")
+        if path not in (None, *known.POD_FIELDS):
+            yield f"env: a pod has no field {path} that a variable may have"
+    for mount in container.get("volumeMounts", []):
+        volume = volumes.get(mount["name"], {})
+        if mount["mountPath"] not in known.MOUNTS:
+            yield f"volumeMounts: nothing looks for {mount['mountPath']}"
+        if "subPath" in mount and volume.keys() & {"secret", "configMap"}:
+            yield f"volumeMounts: {mount['mountPath']} would not follow a change, because of subPath"
     yield from _homes(container, volumes)
 
 
@@ -76,6 +86,8 @@ def _homes(container: Object, volumes: dict[str, Object]) -> Iterator[str]:
             yield f"{what} is {path}, where nothing can be written"
     if "HF_HOME" in env:
         mount = mount_at(container, env["HF_HOME"])
+        if env["HF_HOME"] != known.HF_HOME:
+            yield f"HF_HOME is {known.HF_HOME} in all pods, so that one fetches what others read; not {env['HF_HOME']}"
         if mount is None or mount["mountPath"] == "/":
             yield f"HF_HOME is {env['HF_HOME']}, where nothing is mounted"
         elif env.get("HF_HUB_OFFLINE") == "1" and not mount.get("readOnly"):
@@ -87,12 +99,19 @@ def _homes(container: Object, volumes: dict[str, Object]) -> Iterator[str]:
             yield "/dev/shm is no volume in memory"
 
 
+def _image(container: Object) -> Iterator[str]:
+    if "/" not in container["image"] and container.get("imagePullPolicy") == "Always":
+        yield f"imagePullPolicy: {container['image']} is in no registry, so that it can only be there already"
+
+
 def _volume(volume: Object) -> Iterator[str]:
     secret = volume.get("secret")
     if secret is not None:
         mode, keys = secret.get("defaultMode", 0o644), known.SECRETS.get(secret["secretName"])
-        if mode & _OTHERS or not mode & _GROUP_READS:
-            yield f"its mode {mode:o} (octal) must let the group read, and no others"
+        if mode not in _MODES:
+            yield f"its mode {mode:o} (octal) must be 440 or 640, so that our group reads it and no other does"
+        if secret.get("optional"):
+            yield f"the Secret {secret['secretName']} must be there: without its files the endpoint does not begin"
         for item in secret.get("items", []):
             if keys is not None and item["key"] not in keys:
                 yield f"the Secret {secret['secretName']} has no key {item['key']!r}"

@@ -142,8 +142,7 @@ def _out(source: Pod, target: Place) -> frozenset[int]:
     if target in (_WORLD, _WORLD_6):
         needs = source.part not in ("submitter", "prepull")
         return _ports(443, 6443, 8443) if source.part == "head" else _ports(443) if needs else _ports()
-    is_endpoint = source.labels.get("app.kubernetes.io/component") == "endpoint"
-    if target is _REDIS and is_endpoint and source.part in ("head", "redis-cleanup"):
+    if target is _REDIS and source.owner.startswith("RayService") and source.part in ("head", "redis-cleanup"):
         return _ports(6379)
     return _ports()
 
@@ -156,5 +155,4 @@ def _in(target: Pod, source: Place) -> frozenset[int]:
         return _ports(8265, 8000)
     if source is _PROMETHEUS:
         return _ports(8080, 44217, 44227)
-    is_endpoint = target.labels.get("app.kubernetes.io/component") == "endpoint"
-    return _ports(8000) if source is _GATEWAY and is_endpoint else _ports()
+    return _ports(8000) if source is _GATEWAY and target.owner.startswith("RayService") else _ports()

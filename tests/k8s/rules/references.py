@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from functools import cache
 from typing import Any
@@ -36,8 +37,14 @@ def problems_with(spec: Object, there: list[Object]) -> Iterator[str]:
         keys = [each.get("valueFrom", {}).get("secretKeyRef") for each in container.get("env", [])]
         wanted += [f"Secret/{key['name']}" for key in keys if key]
         wanted += [f"Secret/{each['secretRef']['name']}" for each in container.get("envFrom", []) if "secretRef" in each]
+        wanted += [f"ConfigMap/{each['configMapRef']['name']}" for each in container.get("envFrom", []) if "configMapRef" in each]
         for key in filter(None, keys):
             yield from _key(key)
+    maps = {each["metadata"]["name"]: each.get("data", {}) for each in there if each["kind"] == "ConfigMap"}
+    for source in [volume["configMap"] for volume in spec.get("volumes", []) if "configMap" in volume]:
+        for item in source.get("items", []):
+            if item["key"] not in maps.get(source["name"], {}) or item["path"] != item["key"]:
+                yield f"the ConfigMap {source['name']} has no {item['key']!r}, or has it under another name: {item['path']!r}"
     names = {name_of(each) for each in there} | {f"Secret/{name}" for name in known.SECRETS}
     yield from (f"refers to {name}, which is nowhere" for name in sorted(set(wanted) - names))
 
@@ -50,6 +57,12 @@ def problems_with_shared(objects: list[Object], there: list[Object]) -> Iterator
         match each["kind"]:
             case "PersistentVolumeClaim":
                 found = _claim(each, users)
+            case "PriorityClass":
+                values = {other["metadata"]["name"]: other["value"] for other in there if other["kind"] == "PriorityClass"}
+                if values.get("dray-head", 0) <= values.get("dray-worker", 0):
+                    found = iter([f"value: a head goes before workers: {values}"])
+            case "ConfigMap":
+                found = _dashboards(each)
             case "ResourceQuota":
                 small = [ray for ray in ray_objects(users) if not _needs_large_ground(ray)]
                 found = sizes.problems_with_quota(small, each)
@@ -156,9 +169,23 @@ def _monitor(monitor: Object, users: list[Object]) -> Iterator[str]:
             yield f"podMetricsEndpoints: Ray's nodes have metrics, as-metrics and dash-metrics, not {sorted(ports)}"
 
 
+def _dashboards(config_map: Object) -> Iterator[str]:
+    texts = {name: text for name, text in config_map["data"].items() if name.endswith(".json")}
+    if texts and config_map["metadata"].get("labels", {}).get("grafana_dashboard") != "1":
+        yield 'metadata.labels: Grafana finds dashboards by grafana_dashboard: "1"'
+    for name, text in texts.items():
+        try:
+            json.loads(text)
+        except ValueError as error:
+            yield f"{name}: no JSON: {error}"
+
+
 def _rules(rules: Object) -> Iterator[str]:
     if rules["metadata"].get("labels", {}).get("release") is None:
         yield "metadata.labels: without `release` no Prometheus of kube-prometheus-stack takes it"
+    alerts = [rule["alert"] for group in rules["spec"]["groups"] for rule in group["rules"]]
+    if len(alerts) > len(set(alerts)):
+        yield f"two alerts have one name: {sorted(alerts)}"
     for rule in [rule for group in rules["spec"]["groups"] for rule in group["rules"]]:
         for name in sorted(names_in(rule["expr"]) - exported_names()):
             yield f"{rule['alert']}: nothing exports a metric {name}"

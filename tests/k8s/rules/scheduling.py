@@ -67,8 +67,22 @@ def problems_with_cluster(ray: Object, priorities: dict[str, int]) -> Iterator[s
             mine, heads = (priorities.get(each.get("priorityClassName", ""), 0) for each in (spec, head))
             if not mine < heads:
                 yield f"{name}: a head goes before workers, and its priority {heads} is not above {mine}"
+    yield from _spot_first(ray)
     if len(set(images.values())) > 1:
         yield f"head and workers have different images, so perhaps another Ray: {images}"
+
+
+def _spot_first(ray: Object) -> Iterator[str]:
+    """Groups on machines that are taken away are asked first, and let go in the notice that clouds give."""
+    by_market: dict[str, list[Object]] = {}
+    for group in cluster_spec(ray).get("workerGroupSpecs", []):
+        by_market.setdefault(group.get("labels", {}).get("ray.io/market-type", ""), []).append(group)
+    others = [group.get("priority", 0) for group in by_market.get("on-demand", [])]
+    for group in by_market.get("spot", []):
+        if others and group.get("priority", 0) <= max(others):
+            yield f"{group['groupName']}: its priority is not above that of on-demand nodes, which would be asked first"
+        if (seconds := group["template"]["spec"].get("terminationGracePeriodSeconds", 30)) > 120:
+            yield f"{group['groupName']}: clouds give 30 to 120 s of notice, and its pods have {seconds}"
 
 
 def _node_terms(spec: Object) -> Iterator[tuple[str, str, list[str]]]:

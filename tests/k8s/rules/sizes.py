@@ -30,6 +30,9 @@ def problems_with(ray: Object, config: Any) -> Iterator[str]:
             least = least - 0.5 if not has_gpus else least
         if has_gpus:
             least += _shared_memory(group) / _GIB
+        cpus, least_cpus = _limit(group, "cpu"), max(_limit(group, GPU), 2.0 if has_gpus else 0.5)
+        if cpus < least_cpus:
+            yield f"{name}: {cpus:g} CPUs, and its programs take {least_cpus:g}: one for each GPU"
         if memory < least:
             yield f"{name}: {memory:g} GiB of memory, and its programs and weights take {least:.1f}"
     if "autoscalerOptions" in spec:
@@ -38,6 +41,9 @@ def problems_with(ray: Object, config: Any) -> Iterator[str]:
             yield f"autoscaler: {memory} bytes of memory, and it takes {LEAST_GIB['autoscaler']} GiB"
     if config is not None:
         yield from _room(ray, config)
+        for model in models_of(config):
+            if not model.startswith("/") and model not in WEIGHTS_GIB:
+                yield f"no model {model!r} is known here; if it is one, sizes.py needs its weights"
 
 
 def problems_with_quota(rays: list[Object], quota: Object) -> Iterator[str]:
@@ -93,6 +99,10 @@ def _room(ray: Object, config: Any) -> Iterator[str]:
         count, labels = actors["max_actors"], actors.get("label_selector", {})
         each = actors.get("num_gpus", 0) if device == "GPU" else actors.get("num_cpus", 1)
         if stages:
+            largest = max(_limit(group, GPU) for name, group in groups(ray) if name != "head")
+            together = stages.get("num_gpus", 1) * stages.get("count", 1) * stages.get("tensor_parallel", 1)
+            if stages.get("strategy") == "STRICT_PACK" and together > largest:
+                yield f"stages: {together:g} GPUs of one machine, and a worker has {largest:g}"
             each += stages.get("num_gpus", 1) * stages.get("count", 1) * stages.get("tensor_parallel", 1)
     yield from _finds_room(ray, "engines", count, each, device, labels)
     if config.get("placement") == "split":

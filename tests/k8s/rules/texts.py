@@ -36,6 +36,16 @@ def problems_with_configuration(name: str, text: str) -> Iterator[str]:
             yield f"{name}: {error}"
 
 
+def problems_with_output(job: Object, config: Any) -> Iterator[str]:
+    """Yield what is wrong with where a run writes: on a pod's own disk it would be lost."""
+    path = config["output"]["path"]
+    for name, template in pod_templates(job) if "://" not in path else ():
+        claims = {each["name"] for each in template["spec"].get("volumes", []) if "persistentVolumeClaim" in each}
+        mount = mount_at(template["spec"]["containers"][0], path)
+        if name != "submitter" and (mount is None or mount["name"] not in claims or mount.get("readOnly")):
+            yield f"{name}: what is written to {path} is lost with the pod"
+
+
 def problems_with_job(job: Object, config_maps: dict[str, Object]) -> Iterator[str]:
     """Yield what is wrong with the texts of a RayJob: its command and its runtime environment."""
     spec = job["spec"]
@@ -81,6 +91,8 @@ def problems_with_service(service: Object) -> Iterator[str]:
         yield f"serveConfigV2: Serve listens on port {http.get('port')}, and Services and probes ask {known.PORTS['serve']}"
     if http.get("host") != "0.0.0.0":
         yield f"serveConfigV2: Serve listens at {http.get('host')}, where no other pod reaches it"
+    if config.get("proxy_location", "EveryNode") != "EveryNode":
+        yield f"serveConfigV2: with proxy_location {config['proxy_location']} workers, which the Service leads to, do not answer"
     controller = config.get("controller_options", {}).get("runtime_env", {}).get("env_vars", {})
     yield from variables_in([{"name": name, "value": value} for name, value in controller.items()])
     for application in config["applications"]:
@@ -125,14 +137,15 @@ def _application(arguments: Any, config: Any, service: Object) -> Iterator[str]:
 def _time_to_end(name: str, spec: Object, serve: Any) -> Iterator[str]:
     """A worker that goes drains until its last request has ended."""
     command = spec["containers"][0].get("lifecycle", {}).get("preStop", {}).get("exec", {}).get("command", [])
-    seconds, needed = (int(each) for each in (*command[2:3], serve.get("drain_timeout_s", 60)))
+    seconds, needed = int(command[2]) if command[2:3] and command[2].isdigit() else 0, serve.get("drain_timeout_s", 60)
     if seconds <= needed:
         yield f"{name}: preStop takes {seconds} s at most, and an engine may drain for {needed}"
 
 
 def _time_to_stop(job: Object, variables: dict[str, str], config_maps: dict[str, Object]) -> Iterator[str]:
     """A job that is stopped has run.grace_period_s, then Ray ends it, then Kubernetes the head's pod."""
-    wait_s = float(variables.get("RAY_JOB_STOP_WAIT_TIME_S", 3))
+    given = str(variables.get("RAY_JOB_STOP_WAIT_TIME_S", "3"))
+    wait_s = float(given) if given.isdigit() else 0.0
     pod_s = cluster_spec(job)["headGroupSpec"]["template"]["spec"].get("terminationGracePeriodSeconds", 30)
     texts = [text for each in config_maps.values() for text in each.get("data", {}).values()]
     graces = [float(each) for text in texts for each in re.findall(r"^ *grace_period_s: *([\d.]+)", text, re.MULTILINE)]
