@@ -7,9 +7,12 @@ Ray's metrics begin with `ray_`, those of counters end in `_total`, and Ray adds
 
 from dataclasses import dataclass, field
 from functools import partialmethod
-from typing import Any, Literal
+from itertools import product
+from typing import Any, Literal, get_args
 
 from ray.util import metrics as ray_metrics
+
+from pipeline.errors import Stage
 
 Kind = Literal["counter", "gauge", "histogram"]
 
@@ -24,9 +27,20 @@ class Metric:
     description: str
     tags: tuple[str, ...]
     boundaries: tuple[float, ...] = ()  # of a histogram's buckets
+    values: tuple[tuple[str, ...], ...] = ()  # of a counter's further tags, where they are known beforehand
+
+    def first_series(self) -> list[dict[str, str]]:
+        """Return the further tags of each series of a counter that a process begins at 0."""
+        if self.kind != "counter" or len(self.values) != len(self.tags) - 1:
+            return []
+        return [dict(zip(self.tags[1:], values, strict=True)) for values in product(*self.values)]
 
     def to_ray(self, **common_tag: str) -> Any:
-        """Return the metric as Ray publishes it, with the value of the common tag."""
+        """Return the metric as Ray publishes it, with the value of the common tag; counters begin at 0.
+
+        A series that began with its first addition would be there first at 1, and Prometheus' `increase` and `rate`
+        see no increase in a series that was not there before.
+        """
         made: Any
         if self.kind == "counter":
             made = ray_metrics.Counter(self.name, self.description, self.tags)
@@ -34,7 +48,10 @@ class Metric:
             made = ray_metrics.Gauge(self.name, self.description, self.tags)
         else:
             made = ray_metrics.Histogram(self.name, self.description, list(self.boundaries), self.tags)
-        return made.set_default_tags(common_tag)
+        made.set_default_tags(common_tag)
+        for tags in self.first_series():
+            made._record(0.0, tags)  # `inc` refuses 0
+        return made
 
 
 @dataclass(frozen=True)
@@ -45,9 +62,16 @@ class _Table:
     metrics: list[Metric] = field(default_factory=list)
 
     def add(
-        self, kind: Kind, name: str, unit: str, description: str, *tags: str, boundaries: tuple[float, ...] = ()
+        self,
+        kind: Kind,
+        name: str,
+        unit: str,
+        description: str,
+        *tags: str,
+        boundaries: tuple[float, ...] = (),
+        values: tuple[tuple[str, ...], ...] = (),
     ) -> Metric:
-        self.metrics.append(Metric(name, kind, unit, description, (self.common_tag, *tags), boundaries))
+        self.metrics.append(Metric(name, kind, unit, description, (self.common_tag, *tags), boundaries, values))
         return self.metrics[-1]
 
     counter, gauge = partialmethod(add, "counter"), partialmethod(add, "gauge")
@@ -56,13 +80,18 @@ class _Table:
 
 _run = _Table("run")  # the last part of the output's name
 ROWS = _run.counter(
-    "dray_rows", "rows", "Input rows done, by outcome: generated (with all their samples) or failed.", "outcome"
+    "dray_rows",
+    "rows",
+    "Input rows done, by outcome: generated (with all their samples) or failed.",
+    "outcome",
+    values=(("generated", "failed"),),
 )
 ERRORS = _run.counter(
     "dray_errors",
     "rows",
-    "Failed rows by the stage they failed at: read, template, encode, params or generate.",
+    "Failed rows by the stage they failed at: read, template, encode, params, generate or program.",
     "stage",
+    values=(get_args(Stage),),
 )
 GENERATIONS = _run.counter("dray_generations", "samples", "Samples written.")
 PROMPT_TOKENS = _run.counter("dray_prompt_tokens", "tokens", "Prompt tokens, once a row whatever its samples.")
@@ -128,7 +157,17 @@ METRICS: tuple[Metric, ...] = tuple(_run.metrics)
 _LATENCIES = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 _served = _Table("model_name")
 HTTP_REQUESTS = _served.counter(
-    "dray_http_requests", "requests", "Requests answered, refused ones too.", "route", "method", "status"
+    "dray_http_requests",
+    "requests",
+    "Requests answered, refused ones too.",
+    "route",
+    "method",
+    "status",
+    values=(  # those that an alert is about
+        ("/v1/completions", "/v1/chat/completions", "/v1/responses"),
+        ("POST",),
+        ("200", "500", "503", "504"),
+    ),
 )
 REQUESTS_RUNNING = _served.gauge("dray_num_requests_running", "requests", "Requests that are being written.")
 REQUESTS_WAITING = _served.gauge(
@@ -140,6 +179,7 @@ REQUESTS_FINISHED = _served.counter(
     "Requests to generate, by how they ended: stop, length, cancelled (the client left), rejected (the queue was "
     "full), timeout or error.",
     "finished_reason",
+    values=(("stop", "length", "cancelled", "rejected", "timeout", "error"),),
 )
 QUEUE_SECONDS = _served.histogram(
     "dray_request_queue_time_seconds", "seconds", "From a request to its slot.", boundaries=_LATENCIES

@@ -19,7 +19,7 @@ class Metrics:
         self._publishing = threading.Lock()
 
     def add(self, metric: Metric, amount: float, **tags: str) -> None:
-        """Add to a counter. Its series begins with the first addition that is not zero."""
+        """Add to a counter."""
         if amount:
             self._of_ray[metric.name].inc(amount, tags)
 

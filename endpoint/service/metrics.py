@@ -41,6 +41,8 @@ class ServingMetrics:
             )
             if len(metric.tags) == 1:
                 shown.labels(model_name)  # shows it from the start, at zero
+            for tags in metric.first_series():
+                shown.labels(model_name=model_name, **tags)
             self._shown[metric.name] = shown
         self._gauges = {table.REQUESTS_RUNNING.name: 0, table.REQUESTS_WAITING.name: 0}
         if to_ray:

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, get_args
 
 import promql_parser as promql
 import pytest
@@ -19,6 +19,8 @@ from actors.heartbeat import Heartbeat
 from actors.metric_table import METRICS, SERVING_METRICS, Metric
 from actors.metrics import Metrics
 from actors.workers.loading import publish_engine
+from endpoint.service.metrics import FinishReason
+from pipeline.errors import Stage
 from pipeline.storage.retries import RetryPolicy
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -121,6 +123,18 @@ Given = Callable[[Metrics, Metric], list[float]]
 def published(monkeypatch: pytest.MonkeyPatch) -> Given:
     monkeypatch.setattr(Metric, "to_ray", lambda metric, **tag: Published(**tag))
     return lambda of, metric: of._of_ray[metric.name].given
+
+
+def test_every_counter_begins_at_0_with_all_values_of_its_tags_that_are_known() -> None:
+    counters = {metric.name: metric for metric in (*METRICS, *SERVING_METRICS) if metric.kind == "counter"}
+    open_ended = {"dray_accepted_tokens_by_position", "dray_spec_decode_num_accepted_tokens_per_pos"}  # as many as drafted
+    assert {name for name, metric in counters.items() if not metric.first_series()} == open_ended
+    assert metrics.WORKER_DEATHS.first_series() == [{}]
+    assert metrics.ROWS.first_series() == [{"outcome": "generated"}, {"outcome": "failed"}]
+    assert [tags["stage"] for tags in metrics.ERRORS.first_series()] == list(get_args(Stage))
+    reasons = [tags["finished_reason"] for tags in metrics.REQUESTS_FINISHED.first_series()]
+    assert set(reasons) == set(get_args(FinishReason))
+    assert {"route": "/v1/completions", "method": "POST", "status": "500"} in metrics.HTTP_REQUESTS.first_series()
 
 
 def test_a_total_is_published_as_its_increases(published: Given) -> None:

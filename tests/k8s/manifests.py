@@ -13,9 +13,18 @@ import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
 K8S = ROOT / "k8s"
-GROUND = ("base/namespace", "base/models", "base/monitoring", "base/monitoring-endpoint")  # once for a namespace
+GROUND = (  # once for a namespace
+    "base/namespace",
+    "base/models",
+    "base/queues",
+    "base/prepull",
+    "base/monitoring",
+    "base/monitoring-endpoint",
+)
+LARGE = ("overlays/job-64",)  # what needs it
+LARGE_GROUND = "base/namespace-64"  # in the place of base/namespace
 OVERLAYS = tuple(f"overlays/{path.name}" for path in sorted((K8S / "overlays").iterdir()))
-FOLDERS = (*GROUND, *OVERLAYS)
+FOLDERS = (*GROUND, LARGE_GROUND, *OVERLAYS)
 Object = dict[str, Any]
 IMAGE_HOME = "/opt/dray"  # where the image has the repository
 CONFIG_HOME = "/etc/dray"  # where pods have their ConfigMap
@@ -67,9 +76,12 @@ def render(folder: str) -> list[Object]:
     return load_objects(rendered(folder))
 
 
-def ground() -> list[Object]:
-    """Return the objects that are there before an overlay is applied."""
-    return [each for folder in GROUND for each in render(folder)]
+def ground(overlay: str = "") -> list[Object]:
+    """Return the objects that are there before an overlay is applied, with the large quota where it needs that."""
+    large = {LARGE_GROUND: "base/namespace"} if overlay in LARGE else {}
+    return [each for folder in GROUND if folder not in large.values() for each in render(folder)] + [
+        each for folder in large for each in render(folder)
+    ]
 
 
 def run_config(folder: str) -> Object:
@@ -122,6 +134,8 @@ def pod_templates(each: Object) -> Iterator[tuple[str, Object]]:
             yield "submitter", each["spec"]["submitterPodTemplate"]
     elif each["kind"] == "Job":
         yield "job", each["spec"]["template"]
+    elif each["kind"] == "DaemonSet":
+        yield "prepull", each["spec"]["template"]
 
 
 def name_of(each: Object) -> str:

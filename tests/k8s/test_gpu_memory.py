@@ -13,7 +13,7 @@ from decoding.checkpoint.footprint import GIB, Footprint, footprint_of
 from k8s.sizing import GPU_GIB, SHARE, main, num_slots, table
 from tests.decoding.fp8 import checkpoints
 from tests.k8s.manifests import K8S, ROOT, groups, ray_objects, render, run_config, serve_config
-from tests.k8s.rules.lint import GPU_KIND
+from tests.k8s.rules.known import GPU_KIND
 
 
 def qwen3(width: int, layers: int, heads: int, *, tied: bool) -> PretrainedConfig:

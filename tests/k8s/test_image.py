@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -32,8 +38,15 @@ def test_the_image_has_no_problem() -> None:
 @pytest.mark.parametrize(
     ("text", "other", "said"),
     [
-        ("python:3.11.14-slim-bookworm\n", "python:3-slim\n", "no tag with a whole version"),
-        ("pip install -c constraints.txt .", "pip install .", "does not keep to constraints.txt"),
+        ("ARG PYTHON_IMAGE\n\n", "ARG PYTHON_IMAGE=python:3.11.14-slim\n\n", "a default without a digest"),
+        ("FROM python AS runtime", "FROM python:3.11.14-slim AS runtime", "no digest"),
+        ("python:3.11.*@sha256:*) ;;", "*) ;;", "refuses a PYTHON_IMAGE without its digest"),
+        ("pip install -c constraints.txt -r", "pip install -r", "does not keep to constraints.txt"),
+        (" --no-deps --no-build", " --no-build", "packages are installed after sources"),
+        (" --no-build-isolation", "", "a setuptools that constraints.txt does not pin"),
+        ("FROM packages AS packages-cpu\n", "FROM packages AS packages-cpu\nCOPY jobs jobs\n", "installed after sources"),
+        ("packages-cuda /opt/venv", "packages-cpu /opt/venv", "cuda: no COPY --from=packages-cuda"),
+        ("AS cpu\n", "AS small\n", "there is no target cpu"),
         ("USER 1000:1000", "USER ray", "must be a number"),
         ("USER 1000:1000", "USER 0", "must be a number"),
         ("USER 1000:1000", "USER 1000\nRUN true", "stands after USER"),
@@ -64,19 +77,47 @@ def test_private_and_large_files_are_not_sent_to_the_builder(path: str) -> None:
 
 @pytest.mark.kubernetes
 def test_the_image_has_every_path_that_pods_name() -> None:
-    copied = {step.arguments.split()[-1] for step in steps_of(DOCKERFILE) if step.name == "COPY"}
+    copied = {step.arguments.split()[-1].rstrip("/") for step in steps_of(DOCKERFILE) if step.name == "COPY"}
     for path in {path for folder in FOLDERS for path in re.findall(r"/opt/dray/[\w/.-]+", repr(render(folder)))}:
         assert (ROOT / Path(path).relative_to("/opt/dray")).exists(), path
         assert any(path == place or path.startswith(f"{place}/") for place in copied), path
 
 
 @pytest.mark.kubernetes
-def test_every_image_is_the_project_at_its_version() -> None:
+def test_every_image_is_the_project_at_its_version_and_only_workers_with_a_gpu_bring_cuda() -> None:
     (version,) = re.findall(r'^version = "(.*)"$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
     for folder, pod in pods():
-        for container in pod["containers"]:
-            device = "cpu" if folder == "overlays/cpu-demo" else "cuda"
-            assert container["image"].endswith(f"dray:{version}-{device}")
+        is_on_gpu = "nvidia.com/gpu.product" in pod.get("nodeSelector", {})
+        for container in [*pod["containers"], *pod.get("initContainers", [])]:
+            home = "" if folder == "overlays/cpu-demo" else "registry.example.com/"
+            name = "dray" if is_on_gpu or not home else "dray-head"
+            assert container["image"] == f"{home}{name}:{version}-{'cuda' if is_on_gpu else 'cpu'}"
+
+
+def test_the_program_installs_beside_its_packages_by_the_commands_of_the_dockerfile(tmp_path: Path) -> None:
+    commands = [step.arguments for step in steps_of(DOCKERFILE) if step.name == "RUN"]
+    (listing,) = [each for each in commands if "tomllib" in each]
+    subprocess.run(listing.replace("/build/", f"{tmp_path}/"), shell=True, cwd=ROOT, check=True)
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert (tmp_path / "requirements.txt").read_text().splitlines() == project["dependencies"]
+    sources = tmp_path / "sources"
+    for step in steps_of(DOCKERFILE):
+        if step.stage == "program" and step.name == "COPY":
+            *names, target = step.arguments.split()
+            for name in names:
+                into = sources / target / (name if target == "./" else "")
+                copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
+                into.parent.mkdir(parents=True, exist_ok=True)
+                copy(ROOT / name, into)
+    (install,) = [each for each in commands if "--target" in each]
+    words = shlex.split(install.replace("/opt/dray/site", str(tmp_path / "site")))
+    words[words.index("constraints.txt")] = str(ROOT / "constraints.txt")
+    done = subprocess.run([sys.executable, "-m", *words], cwd=sources, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    asked = "import jobs.generate, endpoint.gate.gate; print(jobs.generate.__file__)"
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path / "site")}
+    found = subprocess.run([sys.executable, "-c", asked], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert found.stdout.strip() == str(tmp_path / "site" / "jobs" / "generate.py"), found.stderr
 
 
 @pytest.mark.kubernetes

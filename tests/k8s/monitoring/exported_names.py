@@ -18,13 +18,16 @@ from actors.metric_table import METRICS, SERVING_METRICS, Metric
 # What Ray's agent, the Prometheus operator and our PodMonitor add to every series.
 _ADDED = frozenset({"WorkerId", "NodeAddress", "SessionName", "Component", "Version"})
 _ADDED |= {"namespace", "pod", "container", "job", "instance", "endpoint", "ray_io_cluster", "ray_io_group"}
+# What is neither Dray's nor Ray's: of KubeRay's operator (ray-operator/controllers/ray/metrics in its repository) and of
+# kube-state-metrics (docs/metrics/workload/pod-metrics.md there).
+_OF_KUBERNETES = {"kuberay_job_deployment_status", "kube_pod_container_status_terminated_reason"}
 _SERVE = re.compile(r'"(serve_[a-z_0-9]+)"')
 
 
 @cache
 def exported_names() -> frozenset[str]:
     """Return the names of all metrics, as Prometheus sees them."""
-    return frozenset(_of_dray() | _of_ray_nodes() | _of_serve() | _of_autoscaler())
+    return frozenset(_of_dray() | _of_ray_nodes() | _of_serve() | _of_autoscaler() | _OF_KUBERNETES)
 
 
 def names_in(query: str) -> set[str]:
@@ -78,7 +81,8 @@ def _in_prometheus(metric: Metric) -> set[str]:
 def _of_ray_nodes() -> set[str]:
     """Return the agent's gauges, and those of Ray's C++ core, which has no list of them, from Ray's own dashboard."""
     panels = Path(default_dashboard_panels.__file__).read_text()
-    in_core = set(re.findall(r"\b(ray_(?:resources|object_store_memory|tasks|actors))\{", panels))
+    core = r"\b(ray_(?:resources|object_store_memory|tasks|actors|memory_manager_worker_eviction_total))\{"
+    in_core = set(re.findall(core, panels))
     return {f"ray_{name}" for name in METRICS_GAUGES} | in_core
 
 

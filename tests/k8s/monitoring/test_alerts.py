@@ -41,9 +41,29 @@ def test_the_alerts_fire_when_they_should_and_only_then(tmp_path: Path) -> None:
     assert code == 0, printed
 
 
+def test_each_alert_fires_in_a_test_and_does_not_fire_in_another() -> None:
+    tests = yaml.safe_load((Path(__file__).parent / "alerts_test.yaml").read_text())["tests"]
+    looks = [look for test in tests for look in test["alert_rule_test"]]
+    fires = {look["alertname"] for look in looks if look.get("exp_alerts")}
+    is_silent = {look["alertname"] for look in looks if not look.get("exp_alerts")}
+    assert fires == is_silent == {rule["alert"] for group in alert_groups() for rule in group["rules"]}
+
+
 @pytest.mark.parametrize(
     ("text", "other", "alert"),
     [
+        ("> 0.05", "> 0.5", "DrayManyRowsFail"),
+        ("> 0.05", "> 0.03", "DrayManyRowsFail"),
+        ("ray_dray_worker_deaths_total[30m])) > 3", "ray_dray_worker_deaths_total[30m])) > 5", "DrayProcessesDie"),
+        ("ray_dray_out_of_memory_total[1h])) > 0", "ray_dray_out_of_memory_total[1h])) > 2", "DrayOutOfMemory"),
+        ("< 0.2", "> 0.2", "DrayFewDraftsStand"),
+        ("> 0.02", "> 0.05", "DrayEndpointFails"),
+        ('route!~"/health.*", ', "", "DrayEndpointFails"),
+        ("histogram_quantile(0.95", "histogram_quantile(0.5", "DrayEndpointWaits"),
+        ('State="USED"}) == 0', 'State="USED"}) >= 0', "RayGpusIdle"),
+        ("Failed|ValidationFailed", "Complete", "RayJobFailed"),
+        ("worker_eviction_total offset 1h", "worker_eviction_total offset 1m", "RayOutOfMemory"),
+        ("[10m])) > 0", "[1m])) > 0", "RayPodOutOfMemory"),
         ("offset 15m", "offset 1m", "DrayReplicaUnhealthy"),
         ("or increase(", "or 0 * increase(", "DrayReplicaUnhealthy"),
         ("> 2.5", "> 2", "DrayReplicaUnhealthy"),

@@ -1,4 +1,4 @@
-"""Each planted mistake in a manifest is noticed, and the problem names it (mistakes.yaml)."""
+"""Each planted mistake in a manifest is noticed, and the problem names it (mistakes.yaml, mistakes_together.yaml)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from tests.k8s.manifests import Object, ground, load_objects, render
 from tests.k8s.rules.lint import problems_with
 
 pytestmark = pytest.mark.kubernetes
-_GONE = object()  # the value of what a mistake leaves out
 _HEAD, _WORKERS = "spec.rayClusterSpec.headGroupSpec", "spec.rayClusterSpec.workerGroupSpecs.0"
 _PLACES = {
     "CLUSTER": "spec.rayClusterSpec",
@@ -22,22 +21,33 @@ _PLACES = {
     "WORKER": f"{_WORKERS}.template.spec.containers.0",
     "SUBMITTER": "spec.submitterPodTemplate.spec",
 }
-_SECTIONS: list[Object] = load_objects((Path(__file__).parent / "mistakes.yaml").read_text())[0]
-MISTAKES = {what: (each["in"], mistake) for each in _SECTIONS for what, mistake in each["mistakes"].items()}
+_FILES = ("mistakes.yaml", "mistakes_together.yaml")
+_SECTIONS: dict[str, list[Object]] = {name: load_objects((Path(__file__).parent / name).read_text())[0] for name in _FILES}
+MISTAKES = {
+    what: (each["in"], mistake)
+    for sections in _SECTIONS.values()
+    for each in sections
+    for what, mistake in each["mistakes"].items()
+}
 
 
-def plant(place: Any, path: str, value: Any) -> None:
-    """Put a value at a place of an object, or remove what is there if the value is `_GONE`."""
-    start, dot, rest = path.partition(".")
+def plant(place: Any, change: dict[str, Any]) -> None:
+    """Change an object as a mistake says: put a value at a place, replace words there, or remove what is there."""
+    start, dot, rest = change["at"].partition(".")
     *keys, last = [key.replace("~", ".") for key in (_PLACES.get(start, start) + dot + rest).split(".")]
     for key in keys:
         place = place[int(key)] if isinstance(place, list) else place.setdefault(key, {})
+    at = int(last) if isinstance(place, list) and last != "+" else last
     if last == "+":
-        place.append(value)
-    elif value is _GONE:
-        del place[int(last) if isinstance(place, list) else last]
+        place.append(change["is"])
+    elif "replace" in change:
+        old, new = change["replace"]
+        assert old in place[at], "nothing would be changed"
+        place[at] = place[at].replace(old, new)
+    elif "is" in change:
+        place[at] = change["is"]
     else:
-        place[int(last) if isinstance(place, list) else last] = value
+        del place[at]
 
 
 @pytest.mark.parametrize(("where", "mistake"), MISTAKES.values(), ids=MISTAKES)
@@ -45,8 +55,9 @@ def test_a_mistake_is_noticed(where: dict[str, str], mistake: dict[str, Any]) ->
     objects = render(where["folder"])
     named = [each for each in objects if where.get("name") in (None, each["metadata"]["name"])]
     (planted,) = [each for each in named if each["kind"] == where["kind"]]
-    plant(planted, mistake["at"], mistake.get("is", _GONE))
-    problems = problems_with(objects, ground())
+    for change in (mistake, *mistake.get("also", [])):
+        plant(planted, change)
+    problems = problems_with(objects, ground(where["folder"]))
     assert any(mistake["said"] in problem for problem in problems), problems
 
 
@@ -61,5 +72,7 @@ def test_a_priority_that_pushes_the_pods_of_others_out_is_noticed() -> None:
     assert any("'preemptionPolicy' is a required property" in problem for problem in problems_with(objects, []))
 
 
-def test_there_are_at_least_a_hundred_different_mistakes() -> None:
-    assert len(MISTAKES) == sum(len(each["mistakes"]) for each in _SECTIONS) >= 100
+def test_there_are_at_least_a_hundred_mistakes_in_each_file_and_all_are_different() -> None:
+    counts = {name: sum(len(each["mistakes"]) for each in sections) for name, sections in _SECTIONS.items()}
+    assert min(counts.values()) >= 100
+    assert len(MISTAKES) == sum(counts.values())

@@ -1,0 +1,158 @@
+"""Who reaches whom: the network policies of a namespace, evaluated for every pair of ends."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from ipaddress import ip_address, ip_network
+
+from tests.k8s.manifests import Object
+from tests.k8s.rules.labels import Pod, selects
+
+_EVERY = (22, 53, 80, 443, 6379, 6443, 8000, 8080, 8265, 8443, 10001, 44217, 44227, 52365, 31000)
+_ALL = frozenset(_EVERY)
+_NAME = "kubernetes.io/metadata.name"
+
+
+@dataclass(frozen=True)
+class Place:
+    """One end of a connection: a pod here, a pod of another namespace, or an address outside."""
+
+    name: str
+    labels: dict[str, str] = field(default_factory=dict, hash=False)
+    namespace: dict[str, str] | None = field(default=None, hash=False)  # labels; None is this namespace
+    address: str | None = None
+    rules: dict[str, list[Object]] = field(default_factory=dict, hash=False)  # that policies have for it, by their way
+
+
+def _pod_of(namespace: str, labels: dict[str, str] | None = None, **more: str) -> Place:
+    return Place(f"{namespace} {more}".strip(" {}"), labels or {}, {_NAME: namespace, **more})
+
+
+_OPERATOR = _pod_of("kuberay-system", {"app.kubernetes.io/name": "kuberay-operator"})
+_IMPOSTOR = _pod_of("kuberay-system", {"app.kubernetes.io/name": "other"})
+_PROMETHEUS = _pod_of("monitoring", {"app.kubernetes.io/name": "prometheus"})
+_GATEWAY = Place("gateway", {}, {_NAME: "ingress", "dray-gateway": "yes"})
+_STRANGER = _pod_of("default", {"app": "x"})
+_NAMES = _pod_of("kube-system", {"k8s-app": "kube-dns"})
+_REDIS = _pod_of("redis", {"app": "redis"})
+_NODE_CACHE = Place("names on the node", address="169.254.20.10")
+_WORLD = Place("an address of the internet", address="52.95.110.1")
+_WORLD_6 = Place("an address of the internet (IPv6)", address="2600:1f00::1")
+_METADATA = Place("the metadata service", address="169.254.169.254")
+_METADATA_6 = Place("the metadata service (IPv6)", address="fd00:ec2::254")
+_OUTSIDE = (_OPERATOR, _IMPOSTOR, _PROMETHEUS, _GATEWAY, _STRANGER, _NAMES, _REDIS, _NODE_CACHE, _WORLD, _WORLD_6)
+_OUTSIDE += (_METADATA, _METADATA_6)
+
+
+def problems_with(policies: list[Object], pods: list[Pod]) -> Iterator[str]:
+    """Yield each pair whose open ports are not those that it needs, and each policy that is about no pod."""
+    for each in policies:
+        if not any(selects(each["spec"]["podSelector"], pod.labels) for pod in pods):
+            yield f"NetworkPolicy/{each['metadata']['name']}: selects no pod"
+    different = {(pod.part, *sorted(pod.labels.items())): pod for pod in pods}.values()
+    here = [(pod, Place(pod.name, pod.labels, rules=_rules_about(policies, pod))) for pod in different]
+    for pod, place in here:
+        for other, target in here:
+            yield from _compare(place, target, _between(pod, other))
+        for outside in _OUTSIDE:
+            yield from _compare(place, outside, _out(pod, outside))
+            yield from _compare(outside, place, _in(pod, outside))
+
+
+def _compare(source: Place, target: Place, expected: frozenset[int]) -> Iterator[str]:
+    for protocol in ("TCP", "UDP"):
+        there = frozenset(port for port in _EVERY if _is_open(source, target, port, protocol))
+        wanted = expected if protocol == "TCP" or expected == _ALL else expected & {53}
+        if missing := sorted(wanted - there):
+            yield f"NetworkPolicy: {source.name} does not reach {target.name} at {protocol} {missing}"
+        if surplus := sorted(there - wanted):
+            yield f"NetworkPolicy: {source.name} reaches {target.name} at {protocol} {surplus}, and needs not"
+
+
+def _rules_about(policies: list[Object], pod: Pod) -> dict[str, list[Object]]:
+    """Return the rules that hold for a pod, by their way; there is no way that no policy is about."""
+    about = [each["spec"] for each in policies if selects(each["spec"]["podSelector"], pod.labels)]
+    rules: dict[str, list[Object]] = {}
+    for spec in about:
+        for kind in spec.get("policyTypes", ["Ingress"]):
+            rules.setdefault(kind, []).extend(spec.get(kind.lower(), []))
+    return rules
+
+
+def _is_open(source: Place, target: Place, port: int, protocol: str) -> bool:
+    ends = ((source, target, "Egress", "to"), (target, source, "Ingress", "from"))
+    return all(
+        way not in mine.rules
+        or any(
+            any(_is_peer(peer, other) for peer in rule.get(peers) or [{}])
+            and any(_is_port(each, port, protocol) for each in rule.get("ports") or [{}])
+            for rule in mine.rules[way]
+        )
+        for mine, other, way, peers in ends
+    )
+
+
+def _is_peer(peer: Object, place: Place) -> bool:
+    if not peer:
+        return True
+    if "ipBlock" in peer:
+        if place.address is None:
+            return False
+        address, block = ip_address(place.address), peer["ipBlock"]
+        return address in ip_network(block["cidr"]) and not any(
+            address in ip_network(each) for each in block.get("except", [])
+        )
+    if place.address is not None:
+        return False
+    if "namespaceSelector" in peer:
+        in_namespace = selects(peer["namespaceSelector"], place.namespace or {_NAME: "dray"})
+    else:
+        in_namespace = place.namespace is None
+    return in_namespace and selects(peer.get("podSelector", {}), place.labels)
+
+
+def _is_port(each: Object, port: int, protocol: str) -> bool:
+    if "port" not in each:
+        return bool(each.get("protocol", protocol) == protocol)
+    if each.get("protocol", "TCP") != protocol or not isinstance(each["port"], int):
+        return False  # a port by its name would be that of the target's container, and ours are numbers
+    return bool(each["port"] <= port <= each.get("endPort", each["port"]))
+
+
+def _ports(*ports: int) -> frozenset[int]:
+    return frozenset(ports)
+
+
+def _is_node(pod: Pod) -> bool:
+    return pod.labels.get("ray.io/is-ray-node") == "yes"
+
+
+def _between(source: Pod, target: Pod) -> frozenset[int]:
+    """Ray's nodes choose their ports; a submitter speaks to the head's dashboard; no one else speaks to another."""
+    if _is_node(source) and _is_node(target):
+        return _ALL
+    return _ports(8265) if source.part == "submitter" and target.part == "head" else _ports()
+
+
+def _out(source: Pod, target: Place) -> frozenset[int]:
+    """Names for all, HTTPS for what reads storage, the Kubernetes API for heads, Redis for the head of an endpoint."""
+    if target in (_NAMES, _NODE_CACHE):
+        return _ports(53)
+    if target in (_WORLD, _WORLD_6):
+        needs = source.part not in ("submitter", "prepull")
+        return _ports(443, 6443, 8443) if source.part == "head" else _ports(443) if needs else _ports()
+    if target is _REDIS and source.owner.startswith("RayService") and source.part in ("head", "redis-cleanup"):
+        return _ports(6379)
+    return _ports()
+
+
+def _in(target: Pod, source: Place) -> frozenset[int]:
+    """Jobs from the operator, metrics to Prometheus, requests from a gateway to an endpoint."""
+    if not _is_node(target):
+        return _ports()
+    if source is _OPERATOR and target.part == "head":
+        return _ports(8265, 8000)
+    if source is _PROMETHEUS:
+        return _ports(8080, 44217, 44227)
+    return _ports(8000) if source is _GATEWAY and target.owner.startswith("RayService") else _ports()

@@ -1,0 +1,153 @@
+"""The texts inside a manifest: the command, the configuration of a run or of Serve, and the runtime environment."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import shlex
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+from ray.serve.schema import ServeDeploySchema
+
+from endpoint.deployment import APP_NAME
+from endpoint.gate.gate import INGRESS_NAME
+from jobs.config.loading import load
+from jobs.config.run import RunConfig
+from jobs.config.serve import ServeConfig
+from tests.k8s.manifests import Object, cluster_spec, groups, pod_templates
+from tests.k8s.rules import known
+from tests.k8s.rules.pods import mount_at, variables_in
+
+_SERVED_BY = {"import_path": "jobs.serve:application", "name": APP_NAME, "route_prefix": "/"}
+
+
+def problems_with_configuration(name: str, text: str) -> Iterator[str]:
+    """Yield what is wrong with a configuration of a run, as a ConfigMap has it."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / name
+        path.write_text(text)
+        try:
+            load(RunConfig, ["--config", str(path)], "lint")
+        except ValueError as error:
+            yield f"{name}: {error}"
+
+
+def problems_with_output(job: Object, config: Any) -> Iterator[str]:
+    """Yield what is wrong with where a run writes: on a pod's own disk it would be lost."""
+    path = config["output"]["path"]
+    for name, template in pod_templates(job) if "://" not in path else ():
+        claims = {each["name"] for each in template["spec"].get("volumes", []) if "persistentVolumeClaim" in each}
+        mount = mount_at(template["spec"]["containers"][0], path)
+        if name != "submitter" and (mount is None or mount["name"] not in claims or mount.get("readOnly")):
+            yield f"{name}: what is written to {path} is lost with the pod"
+
+
+def problems_with_job(job: Object, config_maps: dict[str, Object]) -> Iterator[str]:
+    """Yield what is wrong with the texts of a RayJob: its command and its runtime environment."""
+    spec = job["spec"]
+    try:
+        environment = yaml.safe_load(spec.get("runtimeEnvYAML", "{}"))
+    except yaml.YAMLError as error:
+        yield f"runtimeEnvYAML: it is no YAML: {error}"
+        return
+    if not isinstance(environment, dict):
+        yield "runtimeEnvYAML: it is no mapping"
+        return
+    variables = environment.get("env_vars", {})
+    yield from variables_in([{"name": name, "value": value} for name, value in variables.items()])
+    yield from _time_to_stop(job, variables, config_maps)
+    python, dash_m, module, *arguments = [*shlex.split(spec["entrypoint"]), "", "", ""]
+    if (python, dash_m) != ("python", "-m") or not module or importlib.util.find_spec(module) is None:
+        yield f"entrypoint: no command of ours: {spec['entrypoint']}"
+    flags = dict(zip(arguments, arguments[1:], strict=False))
+    if (path := flags.get("--config")) is None:
+        yield "entrypoint: it names no --config"
+        return
+    for name, template in pod_templates(job):
+        container, volumes = template["spec"]["containers"][0], template["spec"].get("volumes", [])
+        if name == "submitter":
+            continue
+        mount = mount_at(container, path)
+        names = {each["name"]: each.get("configMap", {}).get("name") for each in volumes}
+        held = config_maps.get(names.get(mount["name"], "") if mount else "", {}).get("data", {})
+        if mount is None or Path(path).name not in held:
+            yield f"{name}: no ConfigMap is mounted that has {path}"
+
+
+def problems_with_service(service: Object) -> Iterator[str]:
+    """Yield what is wrong with the configuration of Serve in a RayService."""
+    try:
+        config: Any = yaml.safe_load(service["spec"]["serveConfigV2"])
+        ServeDeploySchema.model_validate(config, extra="forbid")
+    except (yaml.YAMLError, ValueError) as error:
+        yield f"serveConfigV2: {error}"
+        return
+    http = config.get("http_options", {})
+    if http.get("port", 8000) != known.PORTS["serve"]:
+        yield f"serveConfigV2: Serve listens on port {http.get('port')}, and Services and probes ask {known.PORTS['serve']}"
+    if http.get("host") != "0.0.0.0":
+        yield f"serveConfigV2: Serve listens at {http.get('host')}, where no other pod reaches it"
+    if config.get("proxy_location", "EveryNode") != "EveryNode":
+        yield f"serveConfigV2: with proxy_location {config['proxy_location']} workers, which the Service leads to, do not answer"
+    controller = config.get("controller_options", {}).get("runtime_env", {}).get("env_vars", {})
+    yield from variables_in([{"name": name, "value": value} for name, value in controller.items()])
+    for application in config["applications"]:
+        for key, value in _SERVED_BY.items():
+            if application.get(key) != value:
+                yield f"serveConfigV2: {key} is {value!r}, not {application.get(key)!r}"
+        for deployment in application.get("deployments", []):
+            if deployment["name"] not in (INGRESS_NAME, "Replica"):
+                yield f"serveConfigV2: the application has no deployment {deployment['name']!r}"
+        yield from _application(application["args"], config, service)
+
+
+def _application(arguments: Any, config: Any, service: Object) -> Iterator[str]:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "serve.yaml"
+        path.write_text(yaml.safe_dump(arguments))
+        try:
+            load(ServeConfig, ["--config", str(path)], "lint")
+        except ValueError as error:
+            yield f"serveConfigV2: {error}"
+            return
+    serve = arguments.get("serve", {})
+    if serve.get("open") or not serve.get("key_files"):
+        yield "serveConfigV2: without serve.key_files everyone who reaches the port is answered"
+    for name, group in groups(service):
+        spec = group["template"]["spec"]
+        secrets = {each["name"]: each.get("secret", {}).get("secretName", "") for each in spec.get("volumes", [])}
+        for key_file in serve.get("key_files", []):
+            mount = mount_at(spec["containers"][0], key_file)
+            secret = secrets.get(mount["name"], "") if mount else ""
+            if Path(key_file).name not in (known.SECRETS.get(secret) or ()):
+                yield f"{name}: no Secret is mounted that has {key_file}"
+        if name != "head":
+            yield from _time_to_end(name, spec, serve)
+    ends = {"request_timeout_s": config["http_options"].get("request_timeout_s", 0)}
+    ends["rayClusterDeletionDelaySeconds"] = service["spec"].get("rayClusterDeletionDelaySeconds", 60)
+    for what, seconds in ends.items():
+        if serve.get("request_timeout_s", 600) >= seconds:
+            yield f"{what}: {seconds} s are over before serve.request_timeout_s, {serve.get('request_timeout_s', 600)}"
+
+
+def _time_to_end(name: str, spec: Object, serve: Any) -> Iterator[str]:
+    """A worker that goes drains until its last request has ended."""
+    command = spec["containers"][0].get("lifecycle", {}).get("preStop", {}).get("exec", {}).get("command", [])
+    seconds, needed = int(command[2]) if command[2:3] and command[2].isdigit() else 0, serve.get("drain_timeout_s", 60)
+    if seconds <= needed:
+        yield f"{name}: preStop takes {seconds} s at most, and an engine may drain for {needed}"
+
+
+def _time_to_stop(job: Object, variables: dict[str, str], config_maps: dict[str, Object]) -> Iterator[str]:
+    """A job that is stopped has run.grace_period_s, then Ray ends it, then Kubernetes the head's pod."""
+    given = str(variables.get("RAY_JOB_STOP_WAIT_TIME_S", "3"))
+    wait_s = float(given) if given.isdigit() else 0.0
+    pod_s = cluster_spec(job)["headGroupSpec"]["template"]["spec"].get("terminationGracePeriodSeconds", 30)
+    texts = [text for each in config_maps.values() for text in each.get("data", {}).values()]
+    graces = [float(each) for text in texts for each in re.findall(r"^ *grace_period_s: *([\d.]+)", text, re.MULTILINE)]
+    if not max(graces, default=120.0) < wait_s < pod_s:
+        yield f"a stopped run gets {max(graces, default=120.0):g} s, Ray waits {wait_s:g} and its pod {pod_s}: each must be longer"
