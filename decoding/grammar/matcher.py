@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher
 
 _Answer = TypeVar("_Answer")
+_SOON = 4  # output tokens behind the last masks: a target that strays there strays again
+_MOST_ASTRAY = 16  # output tokens for which masks come first
+_MOST_FORCED = 32  # places of which it is known what is forced
 _MAX_REASON = 300  # characters of llguidance's own error
 Mask = npt.NDArray[np.uint32]  # packed, one bit for each token id (`token_table.Words`)
 
@@ -41,8 +44,8 @@ class Matcher:
         self._masks: dict[int, Mask] = {}  # by the number of tokens before the position, along `_fed`
         self._dead_ends: dict[int, str] = {}  # why a mask has no token
         self._forced: dict[int, list[int]] = {}  # what is forced, by the number of tokens before it
-        # Up to this many output tokens masks come before picks: a target that strays from the grammar goes on to.
-        self.masks_first_until = 0
+        self.masks_first_until = 0  # up to this many output tokens masks come before picks (`note_stray`)
+        self._num_astray = 0  # tokens for which they did the last time
         self.dead_end: str | None = None  # why the mask that was asked for last has no token; None if it has some
 
     def mask(self, committed: Seq[int], drafted: Seq[int] = ()) -> Mask | None:
@@ -75,16 +78,21 @@ class Matcher:
         That takes a fraction of the time of the masks.
         """
         tokens = list(committed[self._num_settled :])
-        for token_id in new:
+        num_read = self._read_on(new) if self._fed[self._num_settled :] == tokens else 0
+        tokens += new[:num_read]
+        for token_id in new[num_read:]:
             if not self._may_follow(tokens, token_id):
                 return False
             tokens.append(token_id)
         self._settle(len(committed))
         return True
 
-    def ends_at(self, token_id: int) -> bool:
-        """Return whether a token ends the text."""
-        return token_id in self._table.eos_token_ids
+    def upto_end(self, new: list[int]) -> list[int]:
+        """Return these tokens up to the first one that ends the text."""
+        ends = self._table.eos_token_ids
+        if ends.isdisjoint(new):
+            return new
+        return new[: 1 + next(place for place, token_id in enumerate(new) if token_id in ends)]
 
     def forced(self, committed: Seq[int]) -> list[int]:
         """Return the tokens of the text that alone may follow the committed output tokens; often there is none.
@@ -94,6 +102,38 @@ class Matcher:
         forced = self._forced_behind(list(committed[self._num_settled :])) or []
         self._settle(len(committed))
         return list(takewhile(lambda token_id: token_id not in self._table.eos_token_ids, forced))
+
+    def note_stray(self, num_committed: int) -> None:
+        """Learn that the grammar forbade a pick behind so many output tokens: for some tokens masks come first.
+
+        A target that strays from its grammar may go on to, and a pick that is made twice takes longer than a mask. Most
+        stray once. So masks come first for one token, and for twice as many each time that it strays soon again.
+        """
+        is_again = num_committed <= self.masks_first_until + _SOON
+        self._num_astray = min(2 * self._num_astray, _MOST_ASTRAY) if is_again and self._num_astray else 1
+        self.masks_first_until = num_committed + 1 + self._num_astray
+
+    def _read_on(self, new: Seq[int]) -> int:
+        """Read the first of these tokens behind those that were read, as far as they are allowed; return how many.
+
+        That is what `_may_follow` finds, without its detours, for most questions of a round. It stops at what is not
+        so plain: an end token, a token that is not allowed, and an error.
+        """
+        inner, fed, ends = self._inner, self._fed, self._table.eos_token_ids
+        if inner is None:
+            return 0
+        for num_read, token_id in enumerate(new):
+            place = len(fed)
+            forced = self._forced.get(place)
+            if forced is None:
+                forced = inner.compute_ff_tokens()
+            if forced and token_id != forced[0] or token_id in ends:
+                return num_read
+            if inner.try_consume_tokens([token_id]) != 1 or inner.is_error():
+                return num_read
+            self._forced[place] = forced
+            fed.append(token_id)
+        return len(new)
 
     def _may_follow(self, before: list[int], token_id: int) -> bool:
         """Return whether the mask behind the settled tokens and these ones has a token."""
@@ -175,7 +215,9 @@ class Matcher:
         """Remember that the first tokens are committed, as far as they have been read."""
         if self._num_settled < num_committed <= len(self._fed):
             self._num_settled = num_committed
-            self._keep(range(num_committed, len(self._fed) + 1))
+            # What is known of earlier places is not asked for again. Of what is small, some may stay for a while.
+            if self._masks or len(self._forced) > _MOST_FORCED:
+                self._keep(range(num_committed, len(self._fed) + 1))
 
     def _keep(self, places: range) -> None:
         for table in (self._masks, self._dead_ends, self._forced):

@@ -18,16 +18,15 @@ from decoding.device import to_device
 from decoding.sampling.distribution import process_logits
 from decoding.sampling.logprobs import RoundLogprobs
 from decoding.sampling.rows import Rows
-from decoding.sampling.token_masks import TokenMasks
+from decoding.sampling.token_masks import NO_MASKS, TokenMasks
 from decoding.sampling.verify import BatchVerdict, Draft, verify_coupled, verify_rejection
-from decoding.sequence import TokenLogprobs
+from decoding.sequence import Sequence, TokenLogprobs
 
 # The batch's shape changes float32 logits by about 1e-6 of their size. Where the two best candidates lie nearer than
 # this (in logits of a size up to 10), rounding could decide, so the row is scored again alone.
 _LEAST_MARGIN = 1e-4
 # A probe sees a few tokens, and a corpus millions: the margin is this many times the deviation that the probe found.
 _MARGIN_OF_DEVIATION = 20
-_ASTRAY = 16  # tokens from a pick that a grammar forbids, for which masks come first
 
 
 def close_call_margin(dtype: torch.dtype, deviation: float = 0.0) -> float:
@@ -68,6 +67,8 @@ class ScoreRequest:
         """Compute the masks of the rows' grammars at all positions, on the host: those of all rows, or `among` some."""
         if not self.rows.have_grammars:
             return None
+        if among is not None and not among:
+            return NO_MASKS
         tokens, counts = self.draft_on_host
         return TokenMasks.of(self.rows.sequences, tokens, 0, self.draft.token_ids_BK.shape[1] + 1, counts, among)
 
@@ -149,7 +150,7 @@ class CheckedVerdicts(DeviceVerdicts):
     def result(self) -> list[RowVerdict]:
         """Return one verdict for each row."""
         verdicts, request = super().result(), self._request
-        wrong = [row for row in request.rows.checked_later if not self._stands(row, verdicts[row])]
+        wrong = [row for row in request.rows.checked_later if not _stands(request.rows.sequences[row], verdicts[row])]
         if not wrong:
             return verdicts
         part, logits_BJV = request.take(wrong), self._logits_BJV[to_device(wrong, self._logits_BJV.device)]
@@ -158,25 +159,25 @@ class CheckedVerdicts(DeviceVerdicts):
         for row, verdict in zip(wrong, again, strict=True):
             sequence = request.rows.sequences[row]
             assert sequence.matcher is not None, "only these are checked"
-            sequence.matcher.masks_first_until = len(sequence.output_token_ids) + _ASTRAY
+            sequence.matcher.note_stray(len(sequence.output_token_ids))
             verdicts[row] = verdict
         return verdicts
 
-    def _stands(self, row: int, verdict: RowVerdict) -> bool:
-        sequence = self._request.rows.sequences[row]
-        assert sequence.matcher is not None, "only these are checked"
-        tokens = [*verdict.draft_token_ids[: verdict.num_accepted], verdict.next_token]
-        num_kept = next((n for n, token in enumerate(tokens, 1) if sequence.matcher.ends_at(token)), len(tokens))
-        return not verdict.is_finite or sequence.matcher.allows(sequence.output_token_ids, tokens[:num_kept])
+
+def _stands(sequence: Sequence, verdict: RowVerdict) -> bool:
+    """Return whether a row's grammar allows what was decided without it."""
+    matcher, next_token = sequence.matcher, verdict.next_token
+    assert matcher is not None, "only these are checked"
+    accepted = verdict.draft_token_ids[: verdict.num_accepted]
+    new = matcher.upto_end([*accepted, next_token]) if accepted else [next_token]
+    return not verdict.is_finite or matcher.allows(sequence.output_token_ids, new)
 
 
 def judge(request: ScoreRequest, logits_BJV: torch.Tensor) -> DeviceVerdicts:
     """Judge each row's draft by the target's logits: K drafted positions and the next one."""
     draft, rows = request.draft, request.rows
     masks = request.masks(among=rows.masked_first)  # the device is at work on the forward meanwhile
-    if masks is not None:
-        rows = rows.with_masks(masks)
-    judged = verify_rows(rows, draft, draft.token_ids_BK, 0, logits_BJV, request.close_call)
+    judged = verify_rows(rows, draft, draft.token_ids_BK, 0, logits_BJV, request.close_call, masks)
     if rows.checked_later:
         return CheckedVerdicts(*judged, request, logits_BJV)
     return DeviceVerdicts(*judged, draft, logits_BJV, request.num_logprobs)
@@ -188,7 +189,7 @@ def decide(rows: Rows, accepted: Seq[int], logits_V: torch.Tensor, num_top: int 
     if rows.checked_later:  # as a round decides: whether a mask can be computed must not matter where none is needed
         (sequence,) = rows.sequences
         assert sequence.matcher is not None, "such rows have a grammar"
-        without = rows.with_masks(TokenMasks.of(rows.sequences, [()], 0, 1, among=()))
+        without = rows.with_masks(NO_MASKS)
         verdict = _decided(without, accepted, logits_V, num_top)
         if verdict.is_finite and sequence.matcher.allows(sequence.output_token_ids, [*accepted, verdict.next_token]):
             return verdict
@@ -211,13 +212,17 @@ def verify_rows(
     first: int,
     logits_BJV: torch.Tensor,
     close_call: float = 0.0,
+    masks: TokenMasks | None = None,
 ) -> tuple[BatchVerdict, torch.Tensor]:
     """Return the verdict on a draft by the rows' own rule, and which rows have finite logits [B].
 
     The draft begins `first` tokens behind each row's committed ones. `uncommitted_BK` are these tokens and the drafted
-    ones: penalties count the tokens before a position.
+    ones: penalties count the tokens before a position. Without `masks` they are those of all rows.
     """
-    logits_BJV = rows.masked(logits_BJV, uncommitted_BK, first, draft.num_draft_tokens_B)
+    if masks is not None:
+        logits_BJV = masks.apply(logits_BJV)
+    else:
+        logits_BJV = rows.masked(logits_BJV, uncommitted_BK, first, draft.num_draft_tokens_B)
     if rows.verification != "coupled":
         num_positions = logits_BJV.shape[1]
         scores_BJV = process_logits(logits_BJV, rows.sampling, rows.history(uncommitted_BK, first, num_positions))

@@ -81,6 +81,9 @@ class TokenMasks:
         return bits_RJX8.flatten(-2)[..., :vocab_size].bool()
 
 
+NO_MASKS = TokenMasks((), torch.zeros(0, 0, 1, dtype=torch.int32))
+
+
 def _stacked(masks: Seq[Seq[Mask | None]]) -> torch.Tensor:
     """Return masks as one tensor; where there is none, every token is allowed."""
     num_words = next((len(mask) for own in masks for mask in own if mask is not None), 1)
