@@ -16,12 +16,14 @@ from pipeline.text.tools.asked import ToolsAsked
 def with_answer_grammar(params: SamplingParams, prompt: ChatPrompt, codec: TextCodec) -> SamplingParams:
     """Return the parameters with the grammar that the answer to this prompt needs. Raises FieldError.
 
-    A form (`params.structured`) is that of the text behind the thought that a prompt has opened.
+    A form (`params.structured`) is that of the text behind the thought that a prompt has opened. An answer of nothing
+    but calls has no such text, so there the form says nothing.
     """
     form, asked = prompt.form, prompt.asked
     if asked is not None and asked.callable:
-        if params.structured is not None:
-            raise FieldError("tools", "the output has a form already (response_format), and calls would break it")
+        if params.structured is not None and not asked.is_forced:
+            reason = "the output has a form already (response_format), and a call would break it; force a call by "
+            raise FieldError("tools", f"{reason}tool_choice, or leave one of them out")
         if not asked.needs_grammar:
             return params
         _check_schemas(asked)

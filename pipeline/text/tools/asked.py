@@ -15,6 +15,9 @@ from pipeline.errors import FieldError
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 _MAX_TOOLS = 128
 _FUNCTION_FIELDS = {"name", "description", "parameters", "strict"}
+# Keywords of JSON Schema that speak of properties besides `properties`.
+_MORE_NAMES = {"additionalProperties", "unevaluatedProperties", "patternProperties", "propertyNames", "minProperties"}
+_MORE_NAMES |= {"$ref", "$dynamicRef", "allOf", "anyOf", "oneOf", "not", "if", "dependentSchemas", "dependencies"}
 
 Mode = Literal["none", "auto", "required"]
 
@@ -30,10 +33,18 @@ class Tool:
 
     @property
     def schema(self) -> Mapping[str, Any]:
-        """The schema that a forced call's arguments fulfil."""
+        """The schema that a forced call's arguments fulfil.
+
+        Arguments that `parameters` does not name are left out, unless it says more of them than `properties`: a model
+        may write any name where the schema is silent, and few functions take it.
+        """
         if self.parameters is None:
             return {"type": "object", "properties": {}, "additionalProperties": False}
-        return {"type": "object", **self.parameters}
+        schema = {"type": "object", **self.parameters}
+        properties, required = schema.get("properties"), schema.get("required", [])
+        if not isinstance(properties, dict) or not isinstance(required, list) or _MORE_NAMES & set(schema):
+            return schema
+        return {**schema, "additionalProperties": False} if all(name in list(properties) for name in required) else schema
 
     @property
     def for_template(self) -> dict[str, Any]:

@@ -84,6 +84,36 @@ def test_a_named_tool_is_called_once_with_arguments_that_fulfil_its_schema(bundl
     jsonschema.validate(json.loads(call.function.arguments), SCHEMA)
 
 
+def test_a_forced_call_is_the_same_beside_a_form_of_the_text_that_it_leaves_out(bundled: openai.OpenAI) -> None:
+    form: Any = {"type": "json_schema", "json_schema": {"name": "f", "schema": {"type": "object"}}}
+    request: Any = {"tools": TOOLS, "tool_choice": NAMED, "max_tokens": 150}
+    (alone,), (beside,) = (
+        ask(bundled, **request, **more)[0].tool_calls for more in ({}, {"response_format": form})
+    )
+    assert beside.function.arguments == alone.function.arguments
+    jsonschema.validate(json.loads(beside.function.arguments), SCHEMA)
+    flat: Any = {"type": "function", **WEATHER["function"]}
+    response = bundled.responses.create(
+        model=BUNDLED_MODEL,
+        input="hello",
+        tools=[flat],
+        tool_choice={"type": "function", "name": "weather"},
+        text={"format": {"type": "json_schema", "name": "f", "schema": {"type": "object"}}},
+        extra_body={"seed": 3},
+    )
+    (item,) = response.output
+    assert item.type == "function_call"
+    assert item.arguments == alone.function.arguments
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_forced_call_has_no_arguments_that_its_schema_does_not_name(bundled: openai.OpenAI, seed: int) -> None:
+    schema = {name: value for name, value in SCHEMA.items() if name != "additionalProperties"}
+    tool: Any = {"type": "function", "function": {"name": "weather", "parameters": schema}}
+    message, _ = ask(bundled, tools=[tool], tool_choice=NAMED, seed=seed, max_tokens=150)
+    assert json.loads(message.tool_calls[0].function.arguments).keys() == {"city", "days", "unit"}
+
+
 def test_a_required_tool_is_one_of_those_that_are_offered(bundled: openai.OpenAI) -> None:
     for seed in range(4):
         request: Any = {"tools": TOOLS, "tool_choice": "required", "parallel_tool_calls": False, "seed": seed}
@@ -111,6 +141,12 @@ def test_calls_are_read_from_what_a_model_writes_by_itself(scripted: ScriptedSer
     for text in ("no call", CALL.replace("weather", "other"), CALL[:-20], "<tool_call>{}</tool_call>"):
         message, reason = scripted_ask(scripted, text, tools=TOOLS)
         assert (message.content, message.tool_calls, reason) == (text, None, "stop")
+
+
+def test_a_form_refuses_tools_that_may_be_called_or_not(scripted: ScriptedServer) -> None:
+    with pytest.raises(openai.BadRequestError, match="the output has a form already") as refused:
+        scripted_ask(scripted, "{}", tools=TOOLS, response_format={"type": "json_object"})
+    assert refused.value.param == "tools"
 
 
 def test_without_tools_or_with_the_choice_none_a_call_is_text(scripted: ScriptedServer) -> None:

@@ -155,14 +155,6 @@ BAD_CHATS = [
     chat("a tool without a name", "tools[0].function.name", NAME, tools=[function(name="")]),
     chat("a tool with a long name", "tools[0].function.name", NAME, tools=[function(name="n" * 65)]),
     chat(
-        "tools beside a form",
-        "tools",
-        "the output has a form already (response_format), and calls would break it",
-        tools=[F],
-        tool_choice="required",
-        response_format={"type": "json_object"},
-    ),
-    chat(
         "forced calls without an end",
         "tool_choice",
         "calls are held to a grammar here: ignore_eos is True, which would forbid the end token where the grammar of "
