@@ -128,6 +128,11 @@ class RunDirectory:
         return bool(self.run.get("has_draft_version"))
 
     @property
+    def has_rounds(self) -> bool:
+        """Whether data/ has a column for rounds: in runs that write texts, not in those begun before there was one."""
+        return bool(self.run.get("has_rounds"))
+
+    @property
     def has_parts(self) -> bool:
         """Whether data/ has the parts of answers."""
         return bool(self.run.get("has_parts"))
@@ -145,7 +150,12 @@ class RunDirectory:
     @property
     def column_sets(self) -> list[ColumnSet]:
         """Which optional columns data/ has."""
-        has: dict[ColumnSet, bool] = {"parts": self.has_parts, "turns": self.has_turns, "scores": self.has_scores}
+        has: dict[ColumnSet, bool] = {
+            "rounds": self.has_rounds,
+            "parts": self.has_parts,
+            "turns": self.has_turns,
+            "scores": self.has_scores,
+        }
         return [name for name in has if has[name]]
 
     @property
