@@ -72,7 +72,8 @@ GENERATION_COLUMNS = (
 )
 
 _ROUND = pa.struct([("num_accepted_tokens", pa.int32()), ("rejected_token_ids", pa.list_(pa.int32()))])
-# Of a run that writes texts, behind the columns above. Runs that were begun before there was such a column go on without.
+# Of a run that writes texts, behind the columns above. Runs that were begun before there was such a column go on as
+# they are.
 ROUND_COLUMNS = (
     Column(
         "draft_rounds",

@@ -45,7 +45,9 @@ class CostTable:
         """Return the time of a round in which each row drafts as many tokens; where drafting is not overlapped."""
         num_positions = num_rows * (1 + 2 * num_drafted)  # of verification, and of the draft's steps
         overhead = self.round_seconds + num_positions * self.position_seconds
-        return self.target_seconds(num_rows * (1 + num_drafted)) + self.drafting_seconds(num_drafted, num_rows) + overhead
+        return (
+            self.target_seconds(num_rows * (1 + num_drafted)) + self.drafting_seconds(num_drafted, num_rows) + overhead
+        )
 
     def target_by_tokens(self, max_tokens: int) -> npt.NDArray[np.float64]:
         """Tabulate `target_seconds` for 0 to `max_tokens` tokens."""

@@ -68,6 +68,8 @@ class OutputSettings:
     """Columns content, reasoning and tool_calls; unless given, only where the input is an OpenAI batch."""
     rounds: Literal["sample", "all", "none"] = "sample"
     """Which rows record, round by round, what was drafted and rejected: sample is 50, spread evenly over the input."""
+    report_html: bool = True
+    """Write report.html, a page about the run to look at, when a run is complete."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -28,7 +28,7 @@ _VARIABLES = {_INK: "ink", _QUIET: "quiet", _LINE: "line", _PANEL: "panel", _FIR
 _STYLE: dict[str, Any] = {
     "svg.fonttype": "none",  # text stays text: it can be searched, and has the page's font
     "font.family": "sans-serif",
-    "font.size": 9,
+    "font.size": 10,
     "text.color": _INK,
     "axes.labelcolor": _QUIET,
     "axes.edgecolor": _LINE,
@@ -47,7 +47,7 @@ _STYLE: dict[str, Any] = {
     "hatch.color": _PANEL,
     "hatch.linewidth": 1.4,
     "legend.frameon": False,
-    "legend.fontsize": 8.5,
+    "legend.fontsize": 9.5,
     "figure.facecolor": "none",
 }
 _HATCH = "////"
@@ -79,8 +79,8 @@ def acceptance_by_position(rounds: RecordedRounds) -> Markup:
     drafted = Counter[int]()
     accepted = Counter[int]()
     for (length, taken), number in rounds.num_rounds.items():
-        drafted.update({place: number for place in range(1, length + 1)})
-        accepted.update({place: number for place in range(1, taken + 1)})
+        drafted.update(dict.fromkeys(range(1, length + 1), number))
+        accepted.update(dict.fromkeys(range(1, taken + 1), number))
     places = sorted(drafted)
     shares = [accepted[place] / drafted[place] for place in places]
     predicted = [(rounds.acceptance or 0.0) ** place for place in places]
@@ -132,7 +132,7 @@ def mean_lengths(groups: Mapping[str, Group]) -> Markup:
             style: dict[str, Any] = {"markerfacecolor": _PANEL, "markersize": 6, "label": "predicted"}
             axes.plot(lengths, places, "D", color=_SECOND, **style)
         for row, length in zip(rows, measured, strict=True):
-            axes.text(0.06, row, f"{length:.2f}", color=_PANEL, va="center", fontsize=8.5, fontweight="bold")
+            axes.text(0.06, row, f"{length:.2f}", color=_PANEL, va="center", fontsize=9.5, fontweight="bold")
         axes.set_yticks(list(rows), names)
         axes.tick_params(axis="y", labelcolor=_INK, length=0)
         axes.grid(visible=False, axis="y")
@@ -158,10 +158,10 @@ def lengths(counted: Counter[int], what: str, name: str) -> Markup:
         places = [width * (place + 0.5) for place in range(len(bins))]
         axes.bar(places, bins, 0.92 * width, color=_FIRST)
         axes.axvline(middle, color=_SECOND, linestyle=":", linewidth=1.6)
-        axes.set_xlabel(f"tokens of {what}; dotted: the median, {middle:,}")
+        axes.set_xlabel(f"tokens of {what} (median {middle:,})")
         axes.set_ylabel("texts")
         axes.set_xlim(0, width * len(bins))
-        axes.yaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.yaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
         _thousands(axes)
 
     return _svg(name, f"Lengths of {total:,} texts in tokens: median {middle:,}, longest {longest:,}.", draw)
@@ -178,7 +178,7 @@ def _middle(counted: Counter[int]) -> int:
 def _svg(name: str, said: str, draw: Callable[[Axes], None]) -> Markup:
     """Return what `draw` draws as an element of a page, for people who do not see it described by `said`."""
     with matplotlib.rc_context({**_STYLE, "svg.hashsalt": name}):
-        figure = Figure(figsize=(4.7, 2.75), layout="constrained")
+        figure = Figure(figsize=(4.1, 2.65), layout="constrained")
         draw(figure.add_subplot())
         file = StringIO()
         nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
@@ -192,7 +192,7 @@ def _svg(name: str, said: str, draw: Callable[[Axes], None]) -> Markup:
     body = body.replace('id="', f'id="{name}-').replace("url(#", f"url(#{name}-").replace('href="#', f'href="#{name}-')
     body = re.sub(r"font: ([0-9.]+px) [^;\"]*", r"font-size: \1", body)  # the family is the page's
     body = body.replace("xlink:href", "href")
-    return Markup(f'<svg {view[0]} role="img" aria-label="{escape(said)}">{body}')  # noqa: S704 - of numbers and `escape`
+    return Markup(f'<svg {view[0]} role="img" aria-label="{escape(said)}">{body}')
 
 
 def _thousands(axes: Axes) -> None:
@@ -200,7 +200,9 @@ def _thousands(axes: Axes) -> None:
 
 
 def _legend(axes: Axes) -> None:
-    axes.legend(loc="lower left", bbox_to_anchor=(-0.02, 1.0), ncols=2, handlelength=1.6, borderpad=0, columnspacing=1.4)
+    axes.legend(
+        loc="lower left", bbox_to_anchor=(-0.02, 1.0), ncols=2, handlelength=1.6, borderpad=0, columnspacing=1.4
+    )
 
 
 def _short(name: str) -> str:

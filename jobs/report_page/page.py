@@ -16,12 +16,12 @@ from jobs.report_page.estimate import time_without_speculation
 from jobs.report_page.facts import Group, RunFacts, gather
 from jobs.report_page.numbers import FILTERS
 from jobs.report_page.recorded_rounds import expected_length
-from jobs.report_page.samples import Sample, codec_of, read_samples
+from jobs.report_page.samples import codec_of, read_samples
 from pipeline.run.dead_letters import DeadLetters, Wanted, find_dead_letters
 from pipeline.run.directory import RunDirectory
 from pipeline.run.draft_versions import DraftVersion, DraftVersions
 from pipeline.storage.location import Location
-from pipeline.storage.whole_file import replace_file
+from pipeline.storage.whole_file import replace_file, replacement
 from pipeline.text.codec import TextCodec
 
 _FOLDER = Path(__file__).parent
@@ -48,9 +48,13 @@ def write_page(run_directory: RunDirectory, by: Sequence[str] | None = None, to:
 
     Raises ValueError for a column in `by` that is not there, and OSError.
     """
-    to = to or run_directory.location.child(NAME)
-    temporary = run_directory.temporary if to.path.startswith(run_directory.location.path) else _beside(to)
-    replace_file(to, page_of(run_directory, by).encode("utf-8", "replace"), temporary)
+    page = page_of(run_directory, by).encode("utf-8", "replace")
+    if to is not None:
+        with replacement(to) as file:
+            file.write(page)
+        return to.name
+    to = run_directory.location.child(NAME)
+    replace_file(to, page, run_directory.temporary)
     return to.name
 
 
@@ -62,7 +66,11 @@ def page_of(run_directory: RunDirectory, by: Sequence[str] | None = None) -> str
     if not why_unmarked and not any(sample.pieces for sample in samples):
         why_unmarked = "no rounds of these rows were recorded (output.rounds; vLLM does not tell what it rejects)"
     environment = Environment(
-        loader=FileSystemLoader(_FOLDER), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+        loader=FileSystemLoader(_FOLDER),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
     environment.filters.update(FILTERS)
     return environment.get_template("page.html").render(
@@ -74,7 +82,7 @@ def page_of(run_directory: RunDirectory, by: Sequence[str] | None = None) -> str
         samples=samples,
         kinds_of_samples=sorted({sample.kind for sample in samples if sample.kind}),
         why_unmarked=why_unmarked,
-        style=Markup((_FOLDER / "page.css").read_text()),  # noqa: S704 - a file of this package
+        style=Markup((_FOLDER / "page.css").read_text()),
     )
 
 
@@ -88,8 +96,8 @@ def _run(run_directory: RunDirectory, facts: RunFacts) -> dict[str, Any]:
         "now": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "is_complete": run_directory.is_success(),
         "has_scores": run_directory.has_scores,
-        "target": models.get("target"),
-        "draft": models.get("draft"),
+        "target": _short(models.get("target")),
+        "draft": _short(models.get("draft")),
         "settings": _settings(run),
         "versions": run.get("versions", {}),
         "facts": facts,
@@ -100,6 +108,11 @@ def _run(run_directory: RunDirectory, facts: RunFacts) -> dict[str, Any]:
         "repeated": {times: number for times, number in sorted(facts.attempts.items()) if times},
         "peak_memory": max(facts.peak_memory.values(), default=None),
     }
+
+
+def _short(path: str | None) -> str | None:
+    """Return the last two names of a model's folder: where the folder is says little about the run."""
+    return None if path is None else "/".join(path.rstrip("/").split("/")[-2:])
 
 
 def _settings(run: Mapping[str, Any]) -> dict[str, Any]:
@@ -190,10 +203,6 @@ def _codec(run_directory: RunDirectory) -> tuple[TextCodec | None, str]:
         return codec_of(run_directory), ""
     except (ValueError, OSError) as error:
         return None, f"the tokenizer is not to be had here: {error}"
-
-
-def _beside(location: Location) -> Location:
-    return location.at(location.path.rpartition("/")[0] or ".")
 
 
 def _moment(seconds: float) -> str:

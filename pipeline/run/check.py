@@ -217,7 +217,9 @@ def _contradictions_of_rounds(row: Mapping[str, Any]) -> Iterator[str]:
         "num_rounds": len(rounds),
         "num_accepted_tokens": sum(accepted),
         "num_draft_tokens": sum(accepted) + sum(len(each["rejected_token_ids"]) for each in rounds),
-        "accepted_per_position": [sum(count > place for count in accepted) for place in range(max(accepted, default=0))],
+        "accepted_per_position": [
+            sum(count > place for count in accepted) for place in range(max(accepted, default=0))
+        ],
     }
     for name, number in found.items():
         if row[name] != number:

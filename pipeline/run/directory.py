@@ -6,7 +6,8 @@ data/part-*.parquet        the generations of one unit each; the existence of a 
 errors/part-*.parquet      the unit's failed rows, if any; written before the part in data/, amended after it
 tools/unit-*/*.json        results of tools that a program has called, until its unit is committed
 drafts/version-*.json      the drafts that were offered to the run after it began, and what became of them
-report.json  _SUCCESS      written at the end
+report.json  _SUCCESS      written at the end, and
+report.html                a page about the run, which may be written at any time
 _LEASE                     names the driver that works on the run, while one does
 quarantine/                damaged and foreign files, each with its reason beside it (jobs.verify --repair)
 _tmp/                      unfinished files (local disks only)

@@ -83,9 +83,7 @@ def _round(num_accepted: int, *rejected: int) -> dict[str, Any]:
         ([_round(2), _round(2, 51)], "num_accepted_tokens is 3 and its draft_rounds say 4"),
     ],
 )
-def test_recorded_rounds_that_do_not_add_up_to_the_counts_are_named(
-    tmp_path: Path, rounds: Rows, problem: str
-) -> None:
+def test_recorded_rounds_that_do_not_add_up_to_the_counts_are_named(tmp_path: Path, rounds: Rows, problem: str) -> None:
     run_directory = committed_run(tmp_path / "run", has_rounds=True)
     assert check_run(run_directory).problems == []
     _rewrite(run_directory, _set(0, draft_rounds=None))
