@@ -28,6 +28,18 @@ class TokenLogprobs:
     top: tuple[tuple[int, float], ...]  # the most likely tokens, best first
 
 
+@dataclass(frozen=True, slots=True)
+class Round:
+    """What a round did with a draft: how many of its tokens became text, and which did not.
+
+    The first of `rejected_token_ids` stood where the target wrote its own token instead. In the round that ended the
+    text they may also be tokens behind its end.
+    """
+
+    num_accepted: int
+    rejected_token_ids: tuple[int, ...]
+
+
 @dataclass(eq=False)
 class Sequence:
     """One sample's tokens and counts.
@@ -55,6 +67,7 @@ class Sequence:
     num_rounds: int = 0
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
+    rounds: list[Round] | None = None  # recorded if it is a list: the caller sets an empty one; not by vLLM
     draft_version: int = 0  # of the draft in use when it ended; 0 for the one that its engine was loaded with
     _rounds_by_accepted: list[int] = field(default_factory=list, init=False, repr=False)  # [n]: rounds that accepted n
     _token_ids: list[int] = field(default_factory=list, init=False, repr=False)
@@ -121,10 +134,12 @@ class Sequence:
         eos_token_ids: frozenset[int],
         logprobs: Seq[TokenLogprobs] = (),
         num_accepted: int | None = None,
+        draft_token_ids: Seq[int] = (),
     ) -> None:
         """Append one round's tokens (accepted ones, then next_token), up to an end, and count what was kept.
 
-        `num_accepted` says how many of them are the draft's; unless given, all but the last.
+        `num_accepted` says how many of them are the draft's; unless given, all but the last. The first
+        `num_draft_tokens` of `draft_token_ids` are the draft, which is wanted where rounds are recorded.
 
         Tokens past an end are not part of the text, so an accepted token among them is not counted as accepted.
         """
@@ -152,6 +167,9 @@ class Sequence:
         if num_accepted >= len(rounds):
             rounds.extend([0] * (num_accepted + 1 - len(rounds)))
         rounds[num_accepted] += 1
+        if self.rounds is not None:
+            assert len(draft_token_ids) >= num_draft_tokens, "a round is recorded with its draft"
+            self.rounds.append(Round(num_accepted, tuple(draft_token_ids[num_accepted:num_draft_tokens])))
 
     def cut_short(self) -> None:
         """End with the next token, whatever it is, because the rest is not needed. The tokens are not a result."""

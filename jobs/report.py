@@ -1,6 +1,6 @@
-"""`python -m jobs.report OUTPUT [--by COLUMN,COLUMN]`: acceptance of a run, in total and by columns of its output.
+"""`python -m jobs.report OUTPUT [--by COLUMN,COLUMN] [--html]`: acceptance of a run, in total and by columns.
 
-Of a run of scores it is their perplexity.
+Of a run of scores it is their perplexity. With --html it is written as a page to look at, of a run in progress, too.
 """
 
 import argparse
@@ -18,6 +18,7 @@ from jobs.driver.scores import scores_table
 from jobs.driver.summary import print_why_inexact
 from pipeline.counts import Counts, count_generations
 from pipeline.run.directory import RunDirectory
+from pipeline.storage.location import Location
 
 _WIDE = 200  # columns, where the output is no terminal: a file, or another program
 
@@ -32,10 +33,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
         default="",
         help="group by these columns, such as draft_version or carried ones",
     )
+    parser.add_argument(
+        "--html",
+        nargs="?",
+        const="",
+        metavar="FILE",
+        help="write the page report.html into the run directory, or another file",
+    )
     options = parser.parse_args(arguments)
     columns = [name.strip() for name in options.by.split(",") if name.strip()]
     try:
         run_directory = RunDirectory.open(options.output)
+        if options.html is not None:
+            print(_write_page(run_directory, columns, options.html))
+            return 0
         if run_directory.has_scores:
             _console().print(scores_table(run_directory, columns))
             return 0
@@ -58,6 +69,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     console.print("rate: accepted / drafted tokens; length: tokens a round, 1 + accepted / rounds")
     print_why_inexact(run_directory)
     return 0
+
+
+def _write_page(run_directory: RunDirectory, columns: Sequence[str], file: str) -> str:
+    from jobs.report_page.page import write_page  # here, since it draws charts, which a table does not need
+
+    return write_page(run_directory, columns or None, Location.parse(file) if file else None)
 
 
 def _console() -> Console:

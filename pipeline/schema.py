@@ -71,6 +71,18 @@ GENERATION_COLUMNS = (
     ),
 )
 
+_ROUND = pa.struct([("num_accepted_tokens", pa.int32()), ("rejected_token_ids", pa.list_(pa.int32()))])
+# Of a run that writes texts, behind the columns above. Runs that were begun before there was such a column go on as
+# they are.
+ROUND_COLUMNS = (
+    Column(
+        "draft_rounds",
+        pa.list_(_ROUND),
+        "For each round, drafted tokens that were accepted, and ids of those that were not; null for the samples whose "
+        "rounds were not recorded (`output.rounds`).",
+    ),
+)
+
 _TURN = pa.struct([("prompt", TEXT), ("text", TEXT), ("finish_reason", TEXT), ("num_output_tokens", pa.int32())])
 _TOOL_RESULT = pa.struct([("name", TEXT), ("arguments", TEXT), ("result", TEXT)])
 
@@ -171,13 +183,14 @@ MANIFEST_COLUMNS = (
 
 # The columns of each folder of a run; carried columns follow those of data/.
 COLUMNS = {
-    "data": (*GENERATION_COLUMNS, *PART_COLUMNS, *PROGRAM_COLUMNS),
+    "data": (*GENERATION_COLUMNS, *ROUND_COLUMNS, *PART_COLUMNS, *PROGRAM_COLUMNS),
     "scores": SCORE_COLUMNS,
     "errors": ERROR_COLUMNS,
     "manifest": MANIFEST_COLUMNS,
 }
-ColumnSet = Literal["parts", "turns", "scores"]
+ColumnSet = Literal["rounds", "parts", "turns", "scores"]
 OPTIONAL_COLUMNS: Mapping[ColumnSet, tuple[Column, ...]] = {
+    "rounds": ROUND_COLUMNS,
     "parts": PART_COLUMNS,
     "turns": PROGRAM_COLUMNS,
     "scores": SCORE_COLUMNS,

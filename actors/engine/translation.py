@@ -103,7 +103,18 @@ def token_columns(sequence: Sequence) -> dict[str, Any]:
         "logprobs": [entry.logprob for entry in sequence.logprobs] if has_logprobs else None,
         "top_logprobs": [top_logprobs(entry.top) for entry in sequence.logprobs] if has_logprobs else None,
         "draft_version": sequence.draft_version,
+        "draft_rounds": draft_rounds(sequence),
     }
+
+
+def draft_rounds(sequence: Sequence) -> list[dict[str, Any]] | None:
+    """Return a sample's rounds as a cell of the column `draft_rounds` has them; None if they were not recorded."""
+    if sequence.rounds is None:
+        return None
+    return [
+        {"num_accepted_tokens": each.num_accepted, "rejected_token_ids": list(each.rejected_token_ids)}
+        for each in sequence.rounds
+    ]
 
 
 def answer_parts(prompt: ChatPrompt, sequence: Sequence, seed: str, codec: TextCodec) -> dict[str, Any]:

@@ -78,6 +78,7 @@ class Conversation:
         self._num_turns += 1
         seed, row = self._running.seed, self._running.ordinal
         sequence = Sequence.create(read.token_ids, params, run_seed=seed, row=row, sample=number, stop_condition=stop)
+        sequence.rounds = [] if self._running.records_rounds else None
         with self._running.engine_at_work():
             await self._running.loop.finish([sequence])
         if sequence.finish_reason == "error":

@@ -24,6 +24,7 @@ from decoding.sequence import Sequence
 from pipeline.errors import RowError, storable
 from pipeline.inputs.rows import InputRow
 from pipeline.run.directory import RunDirectory
+from pipeline.run.row_sample import NO_ROWS, RowSample
 from pipeline.text.codec import TextCodec
 
 
@@ -57,6 +58,7 @@ class ProgramRows:
         run_directory: RunDirectory,
         loop: EngineLoop,
         codec: TextCodec,
+        recorded_rows: RowSample = NO_ROWS,
     ) -> None:
         """Load the program. Raises ValueError if it cannot be found, or is not the one that the run began with."""
         assert settings.function is not None, "without a program rows are generations"
@@ -68,7 +70,7 @@ class ProgramRows:
                 "restore it, or use a new output directory"
             )
         self._generator_settings, self._run_directory = generator_settings, run_directory
-        self._loop, self._codec = loop, codec
+        self._loop, self._codec, self._recorded_rows = loop, codec, recorded_rows
 
     def encode(self, row: InputRow, ordinal: int) -> ProgramRow:
         """Return the row ready to run. Raises RowError for parameters that are wrong."""
@@ -108,6 +110,7 @@ class ProgramRows:
             seed=self._generator_settings.seed,
             ordinal=row.ordinal,
             max_turns=self._settings.max_turns,
+            records_rounds=row.ordinal in self._recorded_rows,
         )
         return _Sample(running, Conversation(running))
 
@@ -193,7 +196,7 @@ def _sums(sequences: list[Sequence]) -> dict[str, Any]:
     totals = {name: sum(of(name)) for name in each[0] if name.startswith("num_")}
     joined = {
         name: None if of(name)[0] is None else [entry for entries in of(name) for entry in entries]
-        for name in ("token_ids", "logprobs", "top_logprobs")
+        for name in ("token_ids", "logprobs", "top_logprobs", "draft_rounds")
     }
     return {
         **totals,

@@ -25,6 +25,7 @@ class RunningSample:
     seed: int
     ordinal: int  # of the row in the whole input
     max_turns: int
+    records_rounds: bool = False
     fault: Exception | None = None  # of the engine or the storage: not the program's
     was_cut: bool = False  # whether a generation was cancelled
     limit: asyncio.Timeout | None = None  # the time that is left for the program

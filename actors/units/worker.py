@@ -1,6 +1,7 @@
 """UnitWorker: a process that turns units into committed parts and receipts. A subclass generates the rows."""
 
 import asyncio
+import resource
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -16,7 +17,7 @@ from pipeline.errors import ErrorRow, RowError
 from pipeline.inputs.options import InputOptions
 from pipeline.inputs.rows import InputRow, RowPosition, read_unit, result_or_error
 from pipeline.inputs.units import WorkUnit
-from pipeline.run.commit import Receipt, commit_part, read_receipt
+from pipeline.run.commit import Receipt, Work, commit_part, read_receipt
 from pipeline.run.directory import RunDirectory
 from pipeline.schema import errors_table
 from pipeline.storage.location import Location
@@ -76,6 +77,10 @@ class UnitWorker(ABC, Generic[_Row]):
     def _facts(self) -> dict[str, str | bool | int]:
         """Return facts about the engine for the footer of each part."""
         return {}
+
+    def _round_seconds(self) -> tuple[float, ...]:
+        """Return what a round takes by its draft length, where the engine has measured that."""
+        return ()
 
     def _join(self) -> None:
         """Tell the ledger that this process is ready to work."""
@@ -217,7 +222,9 @@ class UnitWorker(ABC, Generic[_Row]):
     def _write(self, unit: WorkUnit, table: pa.Table, errors: list[ErrorRow], attempt: int, seconds: float) -> Receipt:
         run, counts = self._run_directory, count_generations(table, len(errors))
         error_rows = errors_table(errors, run.id_type)
-        return commit_part(run, unit, table, error_rows, counts, attempt, seconds=seconds, engine=self._facts())
+        peak = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # which Linux counts in KiB
+        work = Work(time.time(), round(seconds, 3), peak, self._process, self._round_seconds())
+        return commit_part(run, unit, table, error_rows, counts, attempt, seconds, self._facts(), work)
 
     def _dead_letter(self, unit: WorkUnit, row: InputRow, error: RowError) -> ErrorRow:
         dead = RowPosition(row.row_id, unit.file, row.row_number).error(error, row.user_id)

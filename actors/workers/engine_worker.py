@@ -54,3 +54,6 @@ class EngineWorker(UnitWorker[_Row]):
 
     def _facts(self) -> dict[str, str | bool | int]:
         return self._engine.footer
+
+    def _round_seconds(self) -> tuple[float, ...]:
+        return self._engine.round_seconds

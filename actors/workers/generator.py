@@ -12,20 +12,28 @@ from pipeline.errors import ErrorRow
 from pipeline.inputs.rows import InputRow
 from pipeline.inputs.units import WorkUnit
 from pipeline.run.commit import Receipt
+from pipeline.run.row_sample import NO_ROWS, RowSample
 
 
 class Generator(EngineWorker[Any]):
     """A worker that writes texts."""
 
-    def __init__(self, *args: Any, program: ProgramSettings | None = None, **named: Any) -> None:
-        """Load what an EngineWorker loads. With a `program` each row runs it."""
-        self._program = program
+    def __init__(
+        self,
+        *args: Any,
+        program: ProgramSettings | None = None,
+        recorded_rows: RowSample = NO_ROWS,
+        **named: Any,
+    ) -> None:
+        """Load what an EngineWorker loads. With a `program` each row runs it; of `recorded_rows` rounds are kept."""
+        self._program, self._recorded_rows = program, recorded_rows
         super().__init__(*args, **named)
 
     def _begin(self) -> None:
-        self._rows: RowKind = PlainRows(self._settings, self._loop, self._codec)
+        self._rows: RowKind = PlainRows(self._settings, self._loop, self._codec, self._recorded_rows)
         if self._program is not None and self._program.function is not None:
-            self._rows = ProgramRows(self._program, self._settings, self._run_directory, self._loop, self._codec)
+            engine = (self._loop, self._codec, self._recorded_rows)
+            self._rows = ProgramRows(self._program, self._settings, self._run_directory, *engine)
 
     def _encode(self, row: InputRow, ordinal: int) -> Any:
         return self._rows.encode(row, ordinal)

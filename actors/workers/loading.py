@@ -23,6 +23,7 @@ from actors.stages.target import ShardedModel
 from actors.vllm import arguments as vllm_arguments
 from decoding.device import Device
 from decoding.engine.engine import Engine
+from decoding.engine.lane import divide_slots
 from decoding.fused.kernels import linear_kind
 from decoding.gpu.available import gpu_kind
 from pipeline.text.codec import TextCodec
@@ -57,9 +58,11 @@ class LoadedEngine:
         if settings.engine.backend == "vllm":
             engine = vllm_engine = in_own_thread(lambda: load_vllm_engine(settings))
             self.footer, facts = vllm_engine.footer(), vllm_engine.description()
+            self.round_seconds: tuple[float, ...] = ()
         else:
             engine = own_engine = in_own_thread(lambda: self._load(settings, roster))
             self.footer, facts = footer_facts(own_engine), load_facts(own_engine, settings.models.draft)
+            self.round_seconds = round_seconds(own_engine)
         if settings.is_exact_required and self.footer["exact_text"] == "no":
             raise ValueError(
                 f"run.exact is 'required', but on {self.footer['device']} in {self.footer['dtype']} the texts of this "
@@ -222,6 +225,19 @@ def load_facts(engine: Engine, draft: str | None) -> dict[str, Any]:
         facts["draft_ms"] = {str(rows): round(1e3 * seconds, 3) for rows, seconds in costs.draft}
         facts["round_ms"] = round(1e3 * costs.round_seconds, 3)
     return facts
+
+
+def round_seconds(engine: Engine) -> tuple[float, ...]:
+    """Return what a round of all of a lane's slots takes, by the draft length of its rows, as measured at the start.
+
+    Index 0 is plain decoding. It is empty where draft lengths do not adapt, so that nothing was measured, and where
+    drafting happens beside the target, so that a round has no time of its own.
+    """
+    costs, most = engine.lanes[0].schedule.costs, engine.options.num_speculative_tokens
+    if costs is None or costs.is_overlapped:
+        return ()
+    rows = divide_slots(engine.options.num_slots, len(engine.lanes))[0]
+    return tuple(round(costs.of_round(rows, length), 6) for length in range(most + 1))
 
 
 def publish_engine(to: Metrics, loop: EngineLoop, links: DraftLinks | None = None) -> Heartbeat:

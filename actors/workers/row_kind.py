@@ -11,6 +11,7 @@ from actors.engine.loop import EngineLoop
 from actors.engine.translation import EncodedRow, decode_row, encode_row
 from actors.settings import GeneratorSettings
 from pipeline.inputs.rows import InputRow
+from pipeline.run.row_sample import NO_ROWS, RowSample
 from pipeline.text.codec import TextCodec
 
 
@@ -42,10 +43,15 @@ class PlainRows:
     settings: GeneratorSettings
     loop: EngineLoop
     codec: TextCodec
+    recorded_rows: RowSample = NO_ROWS  # whose rounds are kept
 
     def encode(self, row: InputRow, ordinal: int) -> EncodedRow:
         """Return the row as sequences. Raises RowError."""
-        return encode_row(row, ordinal, self.codec, self.settings)
+        encoded = encode_row(row, ordinal, self.codec, self.settings)
+        if ordinal in self.recorded_rows:
+            for sequence in encoded.sequences:
+                sequence.rounds = []
+        return encoded
 
     async def finish(self, rows: list[EncodedRow]) -> None:
         """Return when all sequences of these rows are finished."""

@@ -41,6 +41,14 @@ class CostTable:
         num_forwards = min(num_steps, 1) if self.block_tokens else num_steps
         return num_forwards * self.draft_seconds(num_rows) + self.trip_seconds if num_steps else 0.0
 
+    def of_round(self, num_rows: int, num_drafted: int) -> float:
+        """Return the time of a round in which each row drafts as many tokens; where drafting is not overlapped."""
+        num_positions = num_rows * (1 + 2 * num_drafted)  # of verification, and of the draft's steps
+        overhead = self.round_seconds + num_positions * self.position_seconds
+        return (
+            self.target_seconds(num_rows * (1 + num_drafted)) + self.drafting_seconds(num_drafted, num_rows) + overhead
+        )
+
     def target_by_tokens(self, max_tokens: int) -> npt.NDArray[np.float64]:
         """Tabulate `target_seconds` for 0 to `max_tokens` tokens."""
         return _tabulate(self.target, max_tokens)

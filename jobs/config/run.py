@@ -67,6 +67,10 @@ class OutputSettings:
     """The run directory: new, or that of a run to go on with; local or a URI."""
     parts: bool | None = None
     """Columns content, reasoning and tool_calls; unless given, only where the input is an OpenAI batch."""
+    rounds: Literal["sample", "all", "none"] = "sample"
+    """Which rows record, round by round, what was drafted and rejected: sample is 50, spread evenly over the input."""
+    report_html: bool = True
+    """Write report.html, a page about the run to look at, when a run is complete."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,6 +134,11 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         self.generator.check_hang_timeout("run.hang_timeout_s", self.run.hang_timeout_s)
+        if self.generator.engine.backend == "vllm" and self.output.rounds == "all":
+            raise ValueError(
+                "output.rounds is 'all', but engine.backend is 'vllm', which does not tell the tokens that it rejects; "
+                "leave it out, or use engine.backend 'dray'"
+            )
         if self.task == "score":
             self._refuse_what_writes()
         elif self.score != ScoreOptions():
@@ -146,6 +155,7 @@ class RunConfig:
             f"engine.verification {engine.verification!r}": engine.verification != "coupled",
             "learn": self.learn != LearnSettings(),
             "placement 'split'": self.generator.placement == "split",
+            "output.rounds 'all'": self.output.rounds == "all",
         }
         if found := [name for name, is_wrong in wrong.items() if is_wrong]:
             raise ValueError(f"{found[0]} is set, but task is 'score', which writes no text; leave it out")

@@ -99,6 +99,8 @@ def conclude(run_directory: RunDirectory, config: RunConfig, new: Counts, starte
     refuse_too_many_errors(run_directory, check.counts, config)
     refuse_inexact_parts(run_directory, check, config)
     run_directory.mark_success()
+    if config.output.report_html:
+        _write_page(run_directory)
     if check.counts.num_errors:
         where = run_directory.location.child("errors").name
         print(
@@ -107,6 +109,16 @@ def conclude(run_directory: RunDirectory, config: RunConfig, new: Counts, starte
         )
     print_ending(run_directory, config.run)
     return Exit.COMPLETE
+
+
+def _write_page(run_directory: RunDirectory) -> None:
+    """Write report.html, and say where it is; say why if that fails, which costs the run nothing."""
+    try:
+        from jobs.report_page.page import write_page  # here, since only runs that are complete draw charts
+
+        print(f"report: {write_page(run_directory)}")
+    except Exception as error:  # noqa: BLE001 - the corpus is complete, whatever becomes of its picture
+        print(f"warning: report.html could not be written: {describe(error)}", file=sys.stderr)
 
 
 def refuse_inexact_parts(run_directory: RunDirectory, check: CheckReport, config: RunConfig) -> None:

@@ -33,6 +33,7 @@ from pipeline.inputs.files import InputFile, list_files
 from pipeline.inputs.options import InputOptions, resolve_options
 from pipeline.inputs.units import WorkUnit, plan_units
 from pipeline.run.directory import RunDirectory
+from pipeline.run.row_sample import NO_ROWS, NUM_SAMPLED, RowSample
 from pipeline.schema import ColumnSet
 from pipeline.streaming.actor_resources import ActorResources
 from pipeline.streaming.pool import ActorPool
@@ -108,6 +109,11 @@ def make_plan(config: RunConfig) -> Plan:
             f"output.parts is {config.output.parts}, but the run in {path} {has} these columns; leave it out, or use a "
             "new output directory"
         )
+    if run_directory is not None and config.output.rounds == "all" and not run_directory.has_rounds:
+        raise ValueError(
+            f"output.rounds is 'all', but the run in {path} was begun without a column for rounds; leave it out, or "
+            "use a new output directory"
+        )
     plan = Plan(config, pool, settings, options, carried, files, identity, run_directory)
     units = run_directory.units() if run_directory else plan.new_units()
     if not config.input.allow_empty and next(units, None) is None:
@@ -152,15 +158,18 @@ def _column_sets(config: RunConfig, options: InputOptions) -> list[ColumnSet]:
     if config.task == "score":
         return ["scores"]
     if config.program.function is not None:
-        return ["turns"]
+        return ["rounds", "turns"]
     has_parts = options.format == "openai_batch" if config.output.parts is None else config.output.parts
-    return ["parts"] if has_parts else []
+    return ["rounds", "parts"] if has_parts else ["rounds"]
 
 
 def worker_arguments(plan: Plan, run_directory: RunDirectory) -> dict[str, Any]:
     """Return the arguments of a worker of this run besides ledger and roster."""
+    own: dict[str, Any] = {"score": plan.config.score}
+    if plan.config.task != "score":
+        own = {"program": plan.config.program, "recorded_rows": _recorded_rows(plan, run_directory)}
     return {
-        **({"score": plan.config.score} if plan.config.task == "score" else {"program": plan.config.program}),
+        **own,
         "settings": plan.settings,
         "run_path": run_directory.location.name,
         "input_options": plan.input_options,
@@ -168,6 +177,14 @@ def worker_arguments(plan: Plan, run_directory: RunDirectory) -> dict[str, Any]:
         "hang_timeout_s": plan.config.run.hang_timeout_s,
         "log_settings": plan.config.run.logs,
     }
+
+
+def _recorded_rows(plan: Plan, run_directory: RunDirectory) -> RowSample:
+    """Return the rows whose rounds are recorded. vLLM does not tell the tokens that it rejects."""
+    num_rows, asked = run_directory.manifest.num_rows, plan.config.output.rounds
+    if asked == "none" or plan.settings.engine.backend == "vllm" or not run_directory.has_rounds:
+        return NO_ROWS
+    return RowSample(num_rows, num_rows if asked == "all" else NUM_SAMPLED)
 
 
 def _absolute(engine: EngineSettings) -> EngineSettings:

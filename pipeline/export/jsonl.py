@@ -17,7 +17,7 @@ from pipeline.schema import OPTIONAL_COLUMNS
 from pipeline.storage.location import Location
 from pipeline.storage.whole_file import replacement
 
-# The table's other columns (token ids, logprobs) are large, and for programs that read Parquet.
+# The table's other columns (token ids, logprobs, rounds) are large, and for programs that read Parquet.
 _COLUMNS = ["id", "row_id", "sample", "prompt", "is_chat", "text", "finish_reason", "stop_reason"]
 _COLUMNS += ["num_prompt_tokens", "num_cached_tokens", "num_output_tokens", "num_rounds", "num_draft_tokens"]
 _COLUMNS += ["num_accepted_tokens", "accepted_per_position"]
@@ -33,7 +33,8 @@ def export_jsonl(run_directory: RunDirectory, path: str, errors_path: str | None
     refuse_incomplete(run_directory)
     carried = types_from_dict(run_directory.run["carried"])
     own = [*_COLUMNS, *(["draft_version"] if run_directory.has_draft_version else [])]
-    own += [column.name for kind in run_directory.column_sets for column in OPTIONAL_COLUMNS[kind]]
+    kinds = [kind for kind in run_directory.column_sets if kind != "rounds"]
+    own += [column.name for kind in kinds for column in OPTIONAL_COLUMNS[kind]]
     columns = [*own, *carried]
     num_generations = num_errors = 0
     with ExitStack() as files:

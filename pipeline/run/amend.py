@@ -15,7 +15,7 @@ import pyarrow as pa
 from pipeline.counts import count_generations
 from pipeline.errors import ErrorRow
 from pipeline.inputs.units import WorkUnit
-from pipeline.run.commit import Receipt, commit_lock, engine_of, part_content, read_receipt
+from pipeline.run.commit import Receipt, commit_lock, engine_of, part_content, read_receipt, work_of
 from pipeline.run.directory import RunDirectory
 from pipeline.run.unit_rows import in_row_order, read_unit_rows, without_rows_of
 from pipeline.schema import errors_table
@@ -62,7 +62,8 @@ def amend_part(
         attempt = read_receipt(run_directory, unit.unit_id).attempt + 1
         if added.num_rows:
             shared = engine_of(before.generations.schema).items() & dict(engine or {}).items()
-            content = part_content(after, Receipt(unit.unit_id, counts, attempt), dict(shared))
+            work = work_of(before.generations.schema)  # that of the first time, which wrote most of the rows
+            content = part_content(after, Receipt(unit.unit_id, counts, attempt), dict(shared), work)
             replace_file(part, content, run_directory.temporary)
         if not failed:
             errors_path.remove()

@@ -160,7 +160,7 @@ def _row_problems(generations: pa.Table, failed_ids: list[int], unit: WorkUnit) 
 
 def _count_problems(generations: pa.Table) -> Iterator[str]:
     """Yield a sentence for each row whose counts contradict each other."""
-    columns = [*_CHECKED_COLUMNS, *({"draft_version", "num_turns"} & set(generations.schema.names))]
+    columns = [*_CHECKED_COLUMNS, *({"draft_version", "num_turns", "draft_rounds"} & set(generations.schema.names))]
     for batch in generations.select(columns).to_batches(max_chunksize=1024):
         for row in batch.to_pylist():
             for problem in contradictions(row):
@@ -192,6 +192,8 @@ def contradictions(row: Mapping[str, Any]) -> Iterator[str]:
         yield f"accepted_per_position increases: {per_position}"
     if accepted > drafted:
         yield f"num_accepted_tokens is {accepted} and num_draft_tokens {drafted}"
+    if row.get("draft_rounds") is not None:
+        yield from _contradictions_of_rounds(row)
     # Each round commits its accepted tokens and one of the target's own. A sequence that stops at an accepted token
     # never gets the target's own token of the last round; one that reaches its length limit does, since no draft goes
     # beyond the limit.
@@ -205,6 +207,23 @@ def contradictions(row: Mapping[str, Any]) -> Iterator[str]:
             f"{accepted} accepted tokens and {rounds} rounds do not make {num_output} output tokens "
             f"(finish_reason {row['finish_reason']})"
         )
+
+
+def _contradictions_of_rounds(row: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a sentence for each count that is not the sum of the row's recorded rounds."""
+    rounds = row["draft_rounds"]
+    accepted = [each["num_accepted_tokens"] for each in rounds]
+    found = {
+        "num_rounds": len(rounds),
+        "num_accepted_tokens": sum(accepted),
+        "num_draft_tokens": sum(accepted) + sum(len(each["rejected_token_ids"]) for each in rounds),
+        "accepted_per_position": [
+            sum(count > place for count in accepted) for place in range(max(accepted, default=0))
+        ],
+    }
+    for name, number in found.items():
+        if row[name] != number:
+            yield f"{name} is {row[name]} and its draft_rounds say {number}"
 
 
 def _some(row_ids: set[int]) -> str:

@@ -14,7 +14,7 @@ import fcntl
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import pyarrow as pa
@@ -27,6 +27,21 @@ from pipeline.storage.parquet import to_parquet
 from pipeline.storage.whole_file import create_file, replace_file
 
 _FOOTER_KEY = b"dray"
+
+
+@dataclass(frozen=True)
+class Work:
+    """How a unit was done, for the report of its run; nothing depends on it.
+
+    `round_seconds[k]` is what a round of all slots takes if each row drafts k tokens, as the engine measured it at its
+    start; empty where draft lengths do not depend on that.
+    """
+
+    ended_at: float  # seconds since 1970, by the clock of the process
+    seconds: float
+    peak_memory_bytes: int  # of the process so far, without the memory of a GPU
+    process: str
+    round_seconds: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -58,16 +73,18 @@ def commit_part(
     attempt: int,
     seconds: float | None = None,
     engine: Mapping[str, str | bool | int] | None = None,
+    work: Work | None = None,
 ) -> Receipt:
     """Write the rows of a unit and return its receipt; if another attempt has committed it, return that receipt.
 
-    `engine` describes what generated the rows, for the footer: engines of one run may differ. Raises OSError if the
+    `engine` describes what generated the rows, for the footer: engines of one run may differ. `work` is for it, too.
+    Raises OSError if the
     disk or store fails: nothing is committed then, and the unit can be tried again.
     """
     assert (counts.num_rows, counts.num_errors) == (unit.num_rows, errors.num_rows), "rows in must equal rows out"
     assert counts.num_generations == generations.num_rows
     receipt = Receipt(unit.unit_id, counts, attempt, seconds=seconds)
-    content = part_content(generations, receipt, engine)
+    content = part_content(generations, receipt, engine, work)
     part, errors_path = run_directory.part_path(unit.unit_id), run_directory.errors_path(unit.unit_id)
     with commit_lock(run_directory):
         if not part.exists():
@@ -107,8 +124,17 @@ def engine_of(schema: pa.Schema) -> dict[str, str | bool | int]:
     return engine
 
 
+def work_of(schema: pa.Schema) -> Work | None:
+    """Return how the unit of a part was done, by its schema; None in parts that do not say so."""
+    work = json.loads((schema.metadata or {}).get(_FOOTER_KEY, b"{}")).get("work")
+    return None if work is None else Work(**{**work, "round_seconds": tuple(work["round_seconds"])})
+
+
 def part_content(
-    generations: pa.Table, receipt: Receipt, engine: Mapping[str, str | bool | int] | None = None
+    generations: pa.Table,
+    receipt: Receipt,
+    engine: Mapping[str, str | bool | int] | None = None,
+    work: Work | None = None,
 ) -> bytes:
     """Return a unit's part as bytes: its generations, and in the footer its receipt and what generated it."""
     footer = {
@@ -116,6 +142,7 @@ def part_content(
         "counts": receipt.counts.to_dict(),
         "attempt": receipt.attempt,
         "engine": dict(engine or {}),
+        **({} if work is None else {"work": asdict(work)}),
     }
     return to_parquet(generations.replace_schema_metadata({_FOOTER_KEY: json.dumps(footer)}))
 

@@ -6,7 +6,8 @@ data/part-*.parquet        the generations of one unit each; the existence of a 
 errors/part-*.parquet      the unit's failed rows, if any; written before the part in data/, amended after it
 tools/unit-*/*.json        results of tools that a program has called, until its unit is committed
 drafts/version-*.json      the drafts that were offered to the run after it began, and what became of them
-report.json  _SUCCESS      written at the end
+report.json  _SUCCESS      written at the end, and
+report.html                a page about the run, which may be written at any time
 _LEASE                     names the driver that works on the run, while one does
 quarantine/                damaged and foreign files, each with its reason beside it (jobs.verify --repair)
 _tmp/                      unfinished files (local disks only)
@@ -128,6 +129,11 @@ class RunDirectory:
         return bool(self.run.get("has_draft_version"))
 
     @property
+    def has_rounds(self) -> bool:
+        """Whether data/ has a column for rounds: in runs that write texts, not in those begun before there was one."""
+        return bool(self.run.get("has_rounds"))
+
+    @property
     def has_parts(self) -> bool:
         """Whether data/ has the parts of answers."""
         return bool(self.run.get("has_parts"))
@@ -145,7 +151,12 @@ class RunDirectory:
     @property
     def column_sets(self) -> list[ColumnSet]:
         """Which optional columns data/ has."""
-        has: dict[ColumnSet, bool] = {"parts": self.has_parts, "turns": self.has_turns, "scores": self.has_scores}
+        has: dict[ColumnSet, bool] = {
+            "rounds": self.has_rounds,
+            "parts": self.has_parts,
+            "turns": self.has_turns,
+            "scores": self.has_scores,
+        }
         return [name for name in has if has[name]]
 
     @property

@@ -4,7 +4,7 @@ import pytest
 
 from decoding import SamplingParams, Sequence
 from decoding.noise import noise_key
-from decoding.sequence import TokenLogprobs
+from decoding.sequence import Round, TokenLogprobs
 
 EOS = frozenset({9})
 
@@ -97,3 +97,19 @@ def test_stop_ids_are_the_models_and_the_requests():
 
 def test_sequences_are_told_apart_by_identity_not_by_content():
     assert _sequence() != _sequence()
+
+
+def test_a_round_that_ends_the_text_records_what_was_drafted_behind_its_end():
+    sequence = _sequence()
+    sequence.rounds = []
+    for tokens, draft in (((3, 4, 5), (3, 4, 6, 7)), ((3, 9, 4, 5), (3, 9, 4, 1))):
+        sequence.commit(tokens, num_draft_tokens=4, eos_token_ids=EOS, draft_token_ids=draft)
+    assert sequence.output_token_ids == [3, 4, 5, 3, 9]
+    assert sequence.rounds == [Round(2, (6, 7)), Round(2, (4, 1))]
+
+
+def test_a_record_without_drafts_is_a_fault():
+    sequence = _sequence()
+    sequence.rounds = []
+    with pytest.raises(AssertionError, match="with its draft"):
+        _commit(sequence, 3, 4)

@@ -25,6 +25,10 @@ from pipeline.storage.whole_file import replace_file
 
 RUN = {"identity": {"target": {"sha": "a"}, "seed": 7}, "settings": {"drafter": "ngram"}, "carried": {}}
 RUN["has_draft_version"] = True
+ROUNDS = [  # of a `generation`
+    {"num_accepted_tokens": 2, "rejected_token_ids": [50]},
+    {"num_accepted_tokens": 1, "rejected_token_ids": [51]},
+]
 
 
 def unit(unit_id: int = 0, num_rows: int = 3) -> WorkUnit:
@@ -109,7 +113,9 @@ def exit_code_of(function: Callable[..., None], *arguments: Any) -> int | None:
 def commit_rows(
     run_directory: RunDirectory, work_unit: WorkUnit, rows: list[dict[str, Any]], errors: list[ErrorRow]
 ) -> Any:
-    table, failed = generations(rows, run_directory.id_type), errors_table(errors, run_directory.id_type)
+    rows = [{"draft_rounds": ROUNDS, **row} for row in rows]  # a column that not every run has
+    table = pa.Table.from_pylist(rows, schema=run_directory.generations_schema)
+    failed = errors_table(errors, run_directory.id_type)
     counts = count_generations(table, len(errors))
     return commit_part(run_directory, work_unit, table, failed, counts, attempt=1)
 
@@ -124,9 +130,13 @@ def put(location: Location, content: bytes) -> None:
     replace_file(location, content, location.at(location.path.rpartition("/")[0]))
 
 
-def committed_run(path: str | Path | Location) -> RunDirectory:
-    """Make a run of 2 units, 3 rows each; row 1 of unit 1 is an error, every other row has 2 samples."""
-    run_directory = RunDirectory.create(path if isinstance(path, Location) else str(path), RUN, [unit(0), unit(1)])
+def committed_run(path: str | Path | Location, **more: Any) -> RunDirectory:
+    """Make a run of 2 units, 3 rows each; row 1 of unit 1 is an error, every other row has 2 samples.
+
+    `more` has entries of run.json, such as has_rounds.
+    """
+    path = path if isinstance(path, Location) else str(path)
+    run_directory = RunDirectory.create(path, RUN | more, [unit(0), unit(1)])
     commit_rows(run_directory, unit(0), sound_rows(unit(0), [0, 1, 2]), [])
     commit_rows(run_directory, unit(1), sound_rows(unit(1), [0, 2]), [error(unit(1), 1)])
     return run_directory

@@ -18,13 +18,16 @@ NO_END: frozenset[int] = frozenset()
 def test_a_draft_that_goes_beyond_a_rows_end_is_counted_up_to_it(num_accepted, num_remaining):
     """A corpus is checked by these counts (`pipeline/run/check.py`)."""
     sequence = Sequence.create([1], SamplingParams(max_tokens=num_remaining))
-    commit_within_limit(sequence, 4, [*DRAFTED[:num_accepted], 9], NO_END)
+    sequence.rounds = []
+    commit_within_limit(sequence, DRAFTED, [*DRAFTED[:num_accepted], 9], NO_END)
     assert sequence.output_token_ids == [*DRAFTED[:num_accepted], 9][:num_remaining]
     assert sequence.num_draft_tokens == min(4, num_remaining - 1)
+    (only,) = sequence.rounds
+    assert [*DRAFTED[: only.num_accepted], *only.rejected_token_ids] == DRAFTED[: num_remaining - 1]
     check_counts(sequence)
 
 
 def test_a_draft_that_ends_before_its_row_does_is_counted_as_it_was():
     sequence = Sequence.create([1], SamplingParams(max_tokens=4))
-    commit_within_limit(sequence, 3, [*DRAFTED[:2], 9], NO_END)
+    commit_within_limit(sequence, DRAFTED[:3], [*DRAFTED[:2], 9], NO_END)
     assert (sequence.output_token_ids, sequence.num_draft_tokens) == ([*DRAFTED[:2], 9], 3)

@@ -70,6 +70,29 @@ def test_planted_corruption_is_named(finished_run: RunDirectory, change: Callabl
     assert any(problem in text for text in problems), problems
 
 
+def _round(num_accepted: int, *rejected: int) -> dict[str, Any]:
+    return {"num_accepted_tokens": num_accepted, "rejected_token_ids": list(rejected)}
+
+
+@pytest.mark.parametrize(
+    ("rounds", "problem"),
+    [
+        ([], "num_rounds is 2 and its draft_rounds say 0"),
+        ([_round(2, 50), _round(1)], "num_draft_tokens is 5 and its draft_rounds say 4"),
+        ([_round(3), _round(0, 50, 51)], "accepted_per_position is [2, 1] and its draft_rounds say [1, 1, 1]"),
+        ([_round(2), _round(2, 51)], "num_accepted_tokens is 3 and its draft_rounds say 4"),
+    ],
+)
+def test_recorded_rounds_that_do_not_add_up_to_the_counts_are_named(tmp_path: Path, rounds: Rows, problem: str) -> None:
+    run_directory = committed_run(tmp_path / "run", has_rounds=True)
+    assert check_run(run_directory).problems == []
+    _rewrite(run_directory, _set(0, draft_rounds=None))
+    assert check_run(run_directory).problems == [], "most samples have no record"
+    _rewrite(run_directory, _set(0, draft_rounds=rounds))
+    problems = check_run(run_directory).problems
+    assert any(problem in text for text in problems), problems
+
+
 def test_a_missing_part_is_named(finished_run: RunDirectory) -> None:
     Path(finished_run.part_path(0).path).unlink()
     report = check_run(finished_run)

@@ -1,0 +1,209 @@
+"""report.html: a run as one page to look at. It loads nothing from anywhere, and nothing in it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from jobs.report_page import charts
+from jobs.report_page.estimate import time_without_speculation
+from jobs.report_page.facts import Group, RunFacts, gather
+from jobs.report_page.numbers import FILTERS
+from jobs.report_page.recorded_rounds import expected_length
+from jobs.report_page.samples import codec_of, read_samples
+from pipeline.run.dead_letters import DeadLetters, Wanted, find_dead_letters
+from pipeline.run.directory import RunDirectory
+from pipeline.run.draft_versions import DraftVersion, DraftVersions
+from pipeline.storage.location import Location
+from pipeline.storage.whole_file import replace_file, replacement
+from pipeline.text.codec import TextCodec
+
+_FOLDER = Path(__file__).parent
+NAME = "report.html"
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A draft length, and what it is worth by the costs that an engine has measured."""
+
+    length: int
+    seconds: float  # of a round
+    expected: float  # tokens of a row in it
+    is_best: bool
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Expected tokens a second of each row."""
+        return self.expected / self.seconds
+
+
+def write_page(run_directory: RunDirectory, by: Sequence[str] | None = None, to: Location | None = None) -> str:
+    """Write the page of a run as it is now, into its folder unless `to` is given; return where it is.
+
+    Raises ValueError for a column in `by` that is not there, and OSError.
+    """
+    page = page_of(run_directory, by).encode("utf-8", "replace")
+    if to is not None:
+        with replacement(to) as file:
+            file.write(page)
+        return to.name
+    to = run_directory.location.child(NAME)
+    replace_file(to, page, run_directory.temporary)
+    return to.name
+
+
+def page_of(run_directory: RunDirectory, by: Sequence[str] | None = None) -> str:
+    """Return the page of a run as it is now. Raises as `write_page` does."""
+    facts = gather(run_directory, by)
+    codec, why_unmarked = _codec(run_directory)
+    samples = read_samples(run_directory, codec, facts.by)
+    if not why_unmarked and not any(sample.pieces for sample in samples):
+        why_unmarked = "no rounds of these rows were recorded (output.rounds; vLLM does not tell what it rejects)"
+    environment = Environment(
+        loader=FileSystemLoader(_FOLDER),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters.update(FILTERS)
+    return environment.get_template("page.html").render(
+        **_run(run_directory, facts),
+        **_speed(facts),
+        charts=_charts(facts, has_scores=run_directory.has_scores),
+        errors=_errors(run_directory),
+        draft_versions=_versions(run_directory, facts),
+        samples=samples,
+        kinds_of_samples=sorted({sample.kind for sample in samples if sample.kind}),
+        why_unmarked=why_unmarked,
+        style=Markup((_FOLDER / "page.css").read_text()),
+    )
+
+
+def _run(run_directory: RunDirectory, facts: RunFacts) -> dict[str, Any]:
+    run, whole = run_directory.run, facts.whole
+    models: Mapping[str, Any] = run.get("models") or {}
+    groups = dict(sorted(facts.groups.items(), key=lambda entry: -entry[1].counts.num_output_tokens))
+    return {
+        "name": run_directory.location.name,
+        "title": run_directory.location.short_name,
+        "now": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        "is_complete": run_directory.is_success(),
+        "has_scores": run_directory.has_scores,
+        "target": _short(models.get("target")),
+        "draft": _short(models.get("draft")),
+        "settings": _settings(run),
+        "versions": run.get("versions", {}),
+        "facts": facts,
+        "whole": whole,
+        "groups": groups,
+        "most_tokens": max((group.counts.num_output_tokens for group in groups.values()), default=0),
+        "num_positions": max((len(group.counts.accepted_per_position) for group in groups.values()), default=0),
+        "repeated": {times: number for times, number in sorted(facts.attempts.items()) if times},
+        "peak_memory": max(facts.peak_memory.values(), default=None),
+    }
+
+
+def _short(path: str | None) -> str | None:
+    """Return the last two names of a model's folder: where the folder is says little about the run."""
+    return None if path is None else "/".join(path.rstrip("/").split("/")[-2:])
+
+
+def _settings(run: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a reader wants to know of the configuration, where run.json has it."""
+    identity, settings = run["identity"], run.get("settings", {})
+    engine = settings.get("engine", {}) if isinstance(settings, dict) else {}
+    sampling = identity.get("sampling", {})
+    return {
+        "verification": identity.get("verification"),
+        "dtype": identity.get("dtype"),
+        "temperature": sampling.get("temperature"),
+        "seed": identity.get("seed"),
+        "drafter": engine.get("drafter"),
+        "draft length": engine.get("draft_length"),
+        "most draft tokens": engine.get("num_speculative_tokens"),
+        "slots": engine.get("num_slots"),
+    }
+
+
+def _speed(facts: RunFacts) -> dict[str, Any]:
+    counts, seconds = facts.whole.counts, facts.timeline.working_seconds
+    return {
+        "seconds": seconds,
+        "tokens_per_second": counts.num_output_tokens / seconds if seconds else None,
+        "began": _moment(facts.timeline.began_at) if len(facts.timeline) else None,
+        "ended": _moment(facts.timeline.ended_at) if len(facts.timeline) else None,
+        "estimate": time_without_speculation(counts, facts.round_seconds),
+        "choices": _choices(facts),
+    }
+
+
+def _choices(facts: RunFacts) -> list[Choice]:
+    """Return what each draft length is worth by the costs of the first engine; [] where none were measured."""
+    alpha = facts.whole.rounds.acceptance
+    if not facts.round_seconds or alpha is None:
+        return []
+    costs = facts.round_seconds[0]
+    values = [expected_length(alpha, length) / seconds for length, seconds in enumerate(costs)]
+    best = values.index(max(values))
+    return [
+        Choice(length, seconds, expected_length(alpha, length), is_best=length == best)
+        for length, seconds in enumerate(costs)
+    ]
+
+
+def _charts(facts: RunFacts, *, has_scores: bool) -> dict[str, Markup]:
+    whole, drawn = facts.whole, dict[str, Markup]()
+    if len(facts.timeline):
+        drawn["throughput"] = charts.throughput(facts.timeline)
+    if whole.rounds.acceptance is not None:
+        drawn["positions"] = charts.acceptance_by_position(whole.rounds)
+        drawn["drafts"] = charts.draft_lengths(whole.rounds)
+    if whole.counts.num_draft_tokens:
+        by_length = sorted(facts.groups.items(), key=lambda entry: -(entry[1].counts.mean_acceptance_length or 0))
+        drawn["kinds"] = charts.mean_lengths(dict(by_length))
+    if facts.output_lengths:
+        what = "the scored text" if has_scores else "the output"
+        drawn["outputs"] = charts.lengths(facts.output_lengths, what, "outputs")
+    if facts.prompt_lengths:
+        drawn["prompts"] = charts.lengths(facts.prompt_lengths, "the prompt", "prompts")
+    return drawn
+
+
+def _errors(run_directory: RunDirectory) -> DeadLetters | None:
+    """Return the failed rows; None if they cannot be read."""
+    try:
+        return find_dead_letters(run_directory, Wanted())
+    except (ValueError, OSError):
+        return None
+
+
+def _versions(run_directory: RunDirectory, facts: RunFacts) -> list[tuple[int, DraftVersion | None, Group]]:
+    """Return each version of the draft with what became of it and its counts, if there are several."""
+    try:
+        offered = {version.number: version for version in DraftVersions(run_directory.location).all()}
+    except (ValueError, OSError):
+        offered = {}
+    numbers = sorted({*facts.versions, *offered})
+    if numbers in ([], [0]):
+        return []
+    counts = {number: Group(facts.versions[number]) for number in facts.versions}
+    return [(number, offered.get(number), counts.get(number, Group())) for number in numbers]
+
+
+def _codec(run_directory: RunDirectory) -> tuple[TextCodec | None, str]:
+    """Return the tokenizer of the run, or None and why there is none."""
+    try:
+        return codec_of(run_directory), ""
+    except (ValueError, OSError) as error:
+        return None, f"the tokenizer is not to be had here: {error}"
+
+
+def _moment(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")

@@ -1,0 +1,74 @@
+"""RecordedRounds: what the rounds that were recorded say about a draft: its lengths, its acceptance, its prediction."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass
+class RecordedRounds:
+    """Rounds by (tokens drafted, tokens accepted), and how many drafted tokens the target has judged.
+
+    A token is judged if all before it in its draft were accepted. One behind the end of a text is not judged.
+    """
+
+    num_rounds: Counter[tuple[int, int]] = field(default_factory=Counter)
+    num_judged: int = 0
+    num_samples: int = 0
+
+    def add_sample(self, rounds: Sequence[Mapping[str, Any]], num_output_tokens: int) -> None:
+        """Count the rounds of one sample, as the column `draft_rounds` has them."""
+        self.num_samples += 1
+        num_tokens = 0
+        for each in rounds:
+            accepted, rejected = each["num_accepted_tokens"], len(each["rejected_token_ids"])
+            self.num_rounds[accepted + rejected, accepted] += 1
+            num_tokens += accepted + 1
+            ended_early = num_tokens > num_output_tokens  # at an accepted token, so that the next one was not judged
+            self.num_judged += accepted + (1 if rejected and not ended_early else 0)
+
+    def add(self, other: RecordedRounds) -> None:
+        """Count what the other one has counted."""
+        self.num_rounds += other.num_rounds
+        self.num_judged += other.num_judged
+        self.num_samples += other.num_samples
+
+    @property
+    def total(self) -> int:
+        """Number of rounds."""
+        return self.num_rounds.total()
+
+    @property
+    def acceptance(self) -> float | None:
+        """Share of the judged tokens that were accepted, the paper's alpha; None if none was judged."""
+        accepted = sum(taken * number for (_, taken), number in self.num_rounds.items())
+        return accepted / self.num_judged if self.num_judged else None
+
+    @property
+    def mean_length(self) -> float | None:
+        """Mean acceptance length of these rounds, 1 + accepted / rounds; None without a round."""
+        accepted = sum(taken * number for (_, taken), number in self.num_rounds.items())
+        return 1 + accepted / self.total if self.total else None
+
+    @property
+    def predicted_length(self) -> float | None:
+        """Mean acceptance length if each token were accepted with the same chance, whatever came before it."""
+        alpha = self.acceptance
+        if alpha is None:
+            return None
+        lengths = (expected_length(alpha, drafted) * number for (drafted, _), number in self.num_rounds.items())
+        return sum(lengths) / self.total
+
+    def by_drafted(self) -> Iterator[tuple[int, int, int]]:
+        """Yield (tokens drafted, rounds that drafted so many, those of them that accepted all), ascending."""
+        for drafted in range(max((drafted for drafted, _ in self.num_rounds), default=-1) + 1):
+            rounds = {taken: number for (length, taken), number in self.num_rounds.items() if length == drafted}
+            yield drafted, sum(rounds.values()), rounds.get(drafted, 0)
+
+
+def expected_length(alpha: float, num_drafted: int) -> float:
+    """Return the tokens of a round that drafts so many, each accepted with chance alpha: equation 1 of 2211.17192."""
+    return num_drafted + 1.0 if alpha >= 1 else (1 - alpha ** (num_drafted + 1)) / (1 - alpha)

@@ -1,0 +1,130 @@
+"""Samples of a run to read: rows spread over its input, with their rounds where these were recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+
+from jobs.report_page.marked_text import Piece, RoundOfText, marked_text, rounds_of
+from pipeline.inputs.units import WorkUnit
+from pipeline.run.directory import RunDirectory
+from pipeline.run.row_sample import NUM_SAMPLED, RowSample
+from pipeline.run.unit_rows import UnitRows, read_unit_rows
+from pipeline.text.codec import TextCodec
+
+_MAX_TOKENS = 600  # of a sample on the page
+_MAX_PROMPT = 3000  # characters
+_COLUMNS = ["row_id", "sample", "id", "prompt", "text", "token_ids", "finish_reason", "stop_reason"]
+_COLUMNS += ["num_prompt_tokens", "num_output_tokens", "num_rounds", "num_draft_tokens", "num_accepted_tokens"]
+_OPTIONAL = ["draft_version", "draft_rounds", "turns", "logprob"]
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A generation, or a row that failed (`error` is then its error row)."""
+
+    row_id: int
+    user_id: str | None
+    kind: str
+    row: Mapping[str, Any]
+    rounds: list[RoundOfText] = field(default_factory=list)
+    pieces: list[Piece] = field(default_factory=list)  # none: nothing was recorded, or no tokenizer can be had
+    is_cut: bool = False  # whether the pieces are the beginning of the text
+    is_error: bool = False
+
+    @property
+    def name(self) -> str:
+        """The row's own id, or else its row_id."""
+        return str(self.row_id) if self.user_id is None else self.user_id
+
+    @property
+    def acceptance_length(self) -> float | None:
+        """Tokens a round; None without a round, and for a row that failed."""
+        rounds = 0 if self.is_error else self.row["num_rounds"]
+        return 1 + self.row["num_accepted_tokens"] / rounds if rounds else None
+
+
+def codec_of(run_directory: RunDirectory) -> TextCodec:
+    """Return the tokenizer of a run. Raises ValueError where it cannot be had, as on another machine."""
+    models = run_directory.run.get("models") or {}
+    path = models.get("tokenizer") or models.get("target")
+    if not path:
+        raise ValueError("run.json does not name the tokenizer")
+    return TextCodec.load(str(path))
+
+
+def read_samples(run_directory: RunDirectory, codec: TextCodec | None, by: Sequence[str]) -> list[Sample]:
+    """Return the first sample of each of some rows that are committed, the same ones whose rounds are recorded.
+
+    Without a codec they have no pieces.
+    """
+    wanted = RowSample(run_directory.manifest.num_rows, NUM_SAMPLED)
+    samples = []
+    for unit, ordinals in _units_of(run_directory, wanted):
+        try:
+            rows = read_unit_rows(run_directory, unit, columns=columns_of(run_directory, by))
+        except (OSError, ValueError):  # not committed yet, or damaged, which the facts of the run note
+            continue
+        for ordinal in ordinals:
+            row_id = unit.row_id(ordinal - unit.first_ordinal)
+            samples += samples_of_row(rows, row_id, codec, by, max_tokens=_MAX_TOKENS)[:1]
+    return samples
+
+
+def samples_of_row(
+    rows: UnitRows, row_id: int, codec: TextCodec | None, by: Sequence[str], *, max_tokens: int | None = None
+) -> list[Sample]:
+    """Return the samples of a row of a unit, or the one that stands for its error; [] if the row is in neither."""
+    found = [_sample(row, codec, by, max_tokens) for row in _with_id(rows.generations, row_id)]
+    return found or [
+        Sample(row_id, None if row["id"] is None else str(row["id"]), row["stage"], row, is_error=True)
+        for row in _with_id(rows.errors, row_id)
+    ]
+
+
+def columns_of(run_directory: RunDirectory, by: Sequence[str] = ()) -> list[str]:
+    """Return the columns of data/ that a sample needs."""
+    there = run_directory.generations_schema.names
+    return [*_COLUMNS, *(name for name in dict.fromkeys([*_OPTIONAL, *by]) if name in there and name not in _COLUMNS)]
+
+
+def _sample(row: Mapping[str, Any], codec: TextCodec | None, by: Sequence[str], max_tokens: int | None) -> Sample:
+    turns = row.get("turns") or [{"num_output_tokens": row["num_output_tokens"]}]
+    lengths = [turn["num_output_tokens"] for turn in turns]
+    rounds = list(rounds_of(row.get("draft_rounds") or (), lengths))
+    token_ids = row["token_ids"] if max_tokens is None else row["token_ids"][:max_tokens]
+    pieces = marked_text(codec, token_ids, rounds) if codec is not None and rounds else []
+    is_cut = len(token_ids) < len(row["token_ids"])
+    prompt = row["prompt"] or ""
+    if max_tokens is not None:
+        row = {**row, "prompt": _beginning(prompt, _MAX_PROMPT), "text": _beginning(row["text"] or "", 6 * max_tokens)}
+    kind = ", ".join(str(row[name]) for name in by)
+    user_id = None if row["id"] is None else str(row["id"])
+    return Sample(row["row_id"], user_id, kind, row, rounds, pieces, is_cut)
+
+
+def _beginning(text: str, length: int) -> str:
+    return text if len(text) <= length else text[:length] + " …"
+
+
+def _with_id(table: pa.Table, row_id: int) -> list[dict[str, Any]]:
+    places = [index for index, value in enumerate(table["row_id"].to_pylist()) if value == row_id]
+    return table.take(places).to_pylist() if places else []
+
+
+def _units_of(run_directory: RunDirectory, wanted: RowSample) -> Iterator[tuple[WorkUnit, list[int]]]:
+    """Yield each unit that has wanted rows, with their ordinals."""
+    ordinals = iter(wanted)
+    ordinal = next(ordinals, None)
+    for unit in run_directory.units():
+        inside = []
+        while ordinal is not None and ordinal < unit.first_ordinal + unit.num_rows:
+            inside.append(ordinal)
+            ordinal = next(ordinals, None)
+        if inside:
+            yield unit, inside
+        if ordinal is None:
+            return
