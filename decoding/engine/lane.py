@@ -268,7 +268,11 @@ class Lane:
             tokens = [*tokens[:settled], decision.next_token]
             logprobs = [*logprobs[:settled], *decision.logprobs]
         sequence.commit(
-            tokens, num_draft_tokens=verdict.num_drafted, eos_token_ids=self.target.eos_token_ids, logprobs=logprobs
+            tokens,
+            num_draft_tokens=verdict.num_drafted,
+            eos_token_ids=self.target.eos_token_ids,
+            logprobs=logprobs,
+            rejected=verdict.draft_token_ids[len(tokens) - 1 : verdict.num_drafted],
         )
 
     @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from os.path import commonprefix
 
 from pipeline.text.codec import TextCodec
 
@@ -45,6 +46,12 @@ class IncrementalDecoder:
         if not self._settles(token_id):
             return "", ""
         return self._emit(len(self._token_ids), len(self._token_ids) - 1)
+
+    def preview(self, token_ids: Sequence[int]) -> str:
+        """Return the text that these tokens would add, special ones by their names; they are not added."""
+        codec, before = self._codec.of_all_tokens, self._token_ids[self._context_start :]
+        text = codec.decode([*before, *token_ids])
+        return text[len(commonprefix([codec.decode(before), text])) :]
 
     def flush(self) -> str:
         """Return the rest once no token will follow, with U+FFFD for characters that were never completed."""

@@ -238,7 +238,8 @@ class OverlappedLane(Lane):
                 continue
             slot, length = slots[sequence], len(sequence)
             if is_finite:
-                commit_within_limit(sequence, drafted, [*draft[:accepted], next_token], self.target.eos_token_ids)
+                tokens, rejected = [*draft[:accepted], next_token], draft[accepted:drafted]
+                commit_within_limit(sequence, drafted, tokens, self.target.eos_token_ids, rejected)
                 if sequence.finish_reason is not None:
                     self._finished.append(sequence)
             else:
@@ -275,7 +276,13 @@ class OverlappedLane(Lane):
         return self.drafter
 
 
-def commit_within_limit(sequence: Sequence, num_drafted: int, tokens: list[int], eos_token_ids: frozenset[int]) -> None:
+def commit_within_limit(
+    sequence: Sequence,
+    num_drafted: int,
+    tokens: list[int],
+    eos_token_ids: frozenset[int],
+    rejected: Seq[int] = (),
+) -> None:
     """Commit accepted tokens and the one behind them, as if no more had been drafted than the row may still write.
 
     Draft lengths are planned before the host knows how far a row has come, so a draft may go beyond the row's end. An
@@ -283,8 +290,9 @@ def commit_within_limit(sequence: Sequence, num_drafted: int, tokens: list[int],
     """
     num_remaining = sequence.num_remaining_tokens
     if num_drafted >= num_remaining:
+        rejected = rejected[: max(0, num_remaining - len(tokens))]
         num_drafted, tokens = num_remaining - 1, tokens[:num_remaining]
-    sequence.commit(tokens, num_draft_tokens=num_drafted, eos_token_ids=eos_token_ids)
+    sequence.commit(tokens, num_draft_tokens=num_drafted, eos_token_ids=eos_token_ids, rejected=rejected)
 
 
 def _can_be_recorded(params: SamplingParams) -> bool:
