@@ -109,7 +109,11 @@ BAD_COMPLETIONS = [
         ("include_rejected_drafts", BOOLEAN, ["yes"]),
         ("num_speculative_tokens", LEAST_0, [-1]),
         ("num_speculative_tokens", INTEGER, ["0", True, 1.5]),
-        ("num_speculative_tokens", "this server drafts at most 4 tokens in a round, got 5", [5]),
+        (
+            "num_speculative_tokens",
+            "this server drafts at most 4 tokens in a round, got 5; ask for fewer, or leave it out",
+            [5],
+        ),
         ("model", "expected a string", [7]),
         ("model", "must have at most 512 characters", ["m" * 513]),
         ("suffix", UNSUPPORTED, ["end"]),
