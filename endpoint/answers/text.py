@@ -55,8 +55,8 @@ class TextStream:
 
         Spans and offsets are right only `by_token`; otherwise tokens that arrive together are decoded together. Text
         that several tokens spell together counts as drafted if the last of them was. With `keeps_stop` the stop string
-        or end token that ended the sample is shown. With `shows_rejected` spans have the text of rejected drafts, unless
-        the rules of the tokenizer are not known.
+        or end token that ended the sample is shown. With `shows_rejected` spans have the text of rejected drafts, if
+        the rules of the tokenizer are known.
         """
         self.token_ids: list[int] = []
         self.text = ""  # shown so far

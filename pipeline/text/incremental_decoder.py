@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from os.path import commonprefix
 
 from pipeline.text.codec import TextCodec
 
@@ -50,8 +49,9 @@ class IncrementalDecoder:
     def preview(self, token_ids: Sequence[int]) -> str:
         """Return the text that these tokens would add, special ones by their names; they are not added."""
         codec, before = self._codec.of_all_tokens, self._token_ids[self._context_start :]
-        text = codec.decode([*before, *token_ids])
-        return text[len(commonprefix([codec.decode(before), text])) :]
+        known, text = codec.decode(before), codec.decode([*before, *token_ids])
+        is_same = [one == other for one, other in zip(known, text, strict=False)]
+        return text[(*is_same, False).index(False) :]
 
     def flush(self) -> str:
         """Return the rest once no token will follow, with U+FFFD for characters that were never completed."""

@@ -38,7 +38,7 @@ def test_a_row_that_limits_its_drafts_writes_the_same_text_and_drafts_no_more_th
 
 def _watched(engine: Engine, sequences: list[Sequence]) -> int:
     """Compare what each round left of its draft with its counts, and return how many tokens were replaced so."""
-    num_seen, num_rejected = {sequence: (0, 0) for sequence in sequences}, 0
+    num_seen, num_rejected = dict.fromkeys(sequences, (0, 0)), 0
     engine.submit(sequences)
     while engine.has_work:
         engine.step()

@@ -24,6 +24,7 @@ from tests.endpoint.web import ask, samples_of, served
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("chromium")]  # it needs Chromium, and one at a time
 PROMPT, SEED = "Tell me a story about a raven.", 11
 EQUAL = "Both texts are equal, token for token."
+NOTHING = "\N{EN DASH}"
 TEXT, CHAT = "the beginning of a text", "a message of a chat"
 
 
@@ -64,7 +65,7 @@ def streamed(port: int, path: str, **body: Any) -> list[dict[str, Any]]:
 def spans_of(events: list[dict[str, Any]]) -> list[tuple[str, str]]:
     """Return the events' text in pieces with their kinds, where neighbours of one kind are one piece."""
     spans = []
-    for choice in (choice for event in events for choice in event["choices"]):
+    for choice in (choice for each in events for choice in each["choices"]):
         for span in choice.get("draft_spans", ()):
             if "rejected" in span:
                 spans.append((span["rejected"].replace("\n", "⏎"), f"rejected {len(spans)}"))
@@ -96,7 +97,7 @@ def test_a_text_is_shown_with_what_its_drafts_did_beside_the_same_text_without_d
     rounds = sum(choice.get("draft_counts", {}).get("num_tokens", 0) > 0 for e in events for choice in e["choices"])
     assert page.number("rate") == f"{100 * drafts['draft_acceptance_rate']:.1f} %"
     assert page.number("round") == f"{num_tokens / rounds:.2f}"
-    assert (page.number("rate", "without"), page.number("round", "without")) == ("–", "1.00")
+    assert (page.number("rate", "without"), page.number("round", "without")) == (NOTHING, "1.00")
     for side in ("with", "without"):
         assert page.number("tokens", side) == str(num_tokens)
         assert re.fullmatch(r"\d+ ms", page.number("first", side))
@@ -220,7 +221,7 @@ def test_stopping_ends_it_in_the_engine_too(page: Page, whole: int, how: str) ->
 def test_each_turn_is_asked_with_those_before_it_until_a_new_chat_begins(canned_page: tuple[Page, State]) -> None:
     page, server = canned_page
     for prompt, answer in (("hello", "hi"), ("and?", "so"), ("more", "no")):
-        server.pieces = whole(answer, 1)
+        server.pieces = ended(answer, 1)
         page.send(prompt=prompt)
         assert page.until_ended() == EQUAL
         assert page.find("prompt").get_property("value") == ""
