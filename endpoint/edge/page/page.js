@@ -103,7 +103,7 @@ async function answerPrompt() {
     await write(answer, asked, signal);
   }
   const failed = turn.answers.find((answer) => answer.state === "failed");
-  const last = turn.answers.findLast((answer) => answer.state !== "waiting");
+  const last = turn.answers.findLast((answer) => answer.state !== "waiting") ?? turn.answers[0];
   const [outcome, verdict] = turn.judge(model.exact);
   conversation.follow(last);
   const isWrong = outcome === "differs" || Boolean(failed);
@@ -156,7 +156,7 @@ form.addEventListener("submit", (event) => {
   event.preventDefault();
   if (!running) answerPrompt();
 });
-form.addEventListener("invalid", () => (byId("settings").open = true), true); // a wrong field must be seen
+document.addEventListener("invalid", () => (byId("settings").open = true), true); // a wrong field must be seen
 byId("stop").addEventListener("click", () => running?.abort());
 byId("new-seed").addEventListener("click", () => (byId("seed").value = String(Math.floor(Math.random() * 1e6))));
 byId("new-chat").addEventListener("click", () => {

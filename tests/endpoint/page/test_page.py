@@ -306,7 +306,7 @@ def test_without_a_key_the_page_shows_the_servers_error_and_keeps_the_prompt(pag
 def test_a_refused_request_shows_the_reason_and_what_to_do(page: Page) -> None:
     page.send(key=KEY, prompt="x " * 3000)
     said = page.until_ended()
-    assert "characters, and" in said
+    assert "the prompt has" in said
     assert said.endswith("Start a new chat, or ask for fewer tokens.")
     assert page.note() == said
     assert page.note("without") == "It was not written."
@@ -493,7 +493,6 @@ def test_the_page_fits_every_width(canned_page: tuple[Page, State], width: int) 
 
 def test_a_phone_shows_the_answer_between_header_and_prompt_without_scrolling(page: Page) -> None:
     with page.screen(390, 844, mobile=True):
-        Page.__init__(page, page.chrome, page.port)
         page.chrome.execute_script("document.getElementById('settings').open = true")
         page.fill(key=KEY)
         page.chrome.execute_script("document.getElementById('settings').open = false")
@@ -522,7 +521,7 @@ def test_a_desktop_is_used_from_edge_to_edge_with_both_texts_side_by_side(page: 
         assert one[2] < other[0]
         assert min(one[2] - one[0], other[2] - other[0]) > 700
         assert box(page, page.find("settings"))[0] == 0
-        assert other[2] > 1920 - 50
+        assert other[2] > 1920 - 60
 
 
 def contrast(ink: str, paper: str) -> float:
@@ -570,13 +569,13 @@ def test_the_keyboard_reaches_everything_in_the_order_in_which_it_is_read(page: 
     page.until_ended()
     focused = []
     chrome.execute_script("document.getElementById('new-chat').focus()")
-    for _ in range(14):
+    for _ in range(15):
         active = chrome.switch_to.active_element
         focused.append(active.get_attribute("id") or active.get_attribute("class") or active.accessible_name)
         active.send_keys(Press.TAB)
     settings = ["key", "with and without the draft", "kind", "seed", "new-seed", "temperature", "max-tokens"]
     texts = ["conversation", "output", "output", "prompt", "send"]
-    assert focused == ["new-chat", "Settings", *settings, "show-rejected", *texts][:14]
+    assert focused == ["new-chat", "Settings", *settings, "show-rejected", *texts]
 
 
 def test_each_field_has_an_accessible_name(page: Page, chrome: Chrome) -> None:
