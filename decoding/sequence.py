@@ -56,6 +56,7 @@ class Sequence:
     stop_condition: StopCondition | None = None
     matcher: Matcher | None = None  # where the output stands in its grammar (params.structured); the engine sets it
     max_tokens: int = 0  # output limit: params.max_tokens, or less if the context ends first (the engine lowers it)
+    num_speculative_tokens: int | None = None  # most tokens that it drafts in a round; None: as many as the engine may
 
     output_token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
@@ -68,6 +69,7 @@ class Sequence:
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
     rounds: list[Round] | None = None  # recorded if it is a list: the caller sets an empty one; not by vLLM
+    rejected_token_ids: tuple[int, ...] = ()  # drafted in the newest round where its last token stands, and behind it
     draft_version: int = 0  # of the draft in use when it ended; 0 for the one that its engine was loaded with
     _rounds_by_accepted: list[int] = field(default_factory=list, init=False, repr=False)  # [n]: rounds that accepted n
     _token_ids: list[int] = field(default_factory=list, init=False, repr=False)
@@ -83,6 +85,7 @@ class Sequence:
         sample: int = 0,
         tag: Any = None,
         stop_condition: StopCondition | None = None,
+        num_speculative_tokens: int | None = None,
     ) -> "Sequence":
         """Return a sequence whose noise comes from (run_seed, row, sample); params.seed replaces the first two."""
         seed, row = (run_seed, row) if params.seed is None else (params.seed, 0)
@@ -91,10 +94,20 @@ class Sequence:
                 f"sampling.stop is {params.stop!r}, but token ids have no text: "
                 "pass a stop_condition (pipeline.text.stop_strings.StopStrings(...).find), or use stop_token_ids"
             )
-        return cls(tuple(prompt_token_ids), params, noise_key(seed, row, sample), sample, tag, stop_condition)
+        return cls(
+            tuple(prompt_token_ids),
+            params,
+            noise_key(seed, row, sample),
+            sample,
+            tag,
+            stop_condition,
+            num_speculative_tokens=num_speculative_tokens,
+        )
 
     def __post_init__(self) -> None:
         """Start with the length limit of the parameters."""
+        if self.num_speculative_tokens is not None and self.num_speculative_tokens < 0:
+            raise ValueError(f"num_speculative_tokens must not be negative, got {self.num_speculative_tokens}")
         self.max_tokens = self.max_tokens or self.params.max_tokens
         self._token_ids = list(self.prompt_token_ids)
 
@@ -112,6 +125,12 @@ class Sequence:
     @property
     def num_remaining_tokens(self) -> int:
         return self.max_tokens - len(self.output_token_ids)
+
+    @property
+    def max_draft_tokens(self) -> int:
+        """The longest draft that it may have and could keep: a round adds one token to what it accepts."""
+        most, could_keep = self.num_speculative_tokens, self.max_tokens - len(self.output_token_ids) - 1
+        return could_keep if most is None or could_keep < most else most
 
     @property
     def is_finished(self) -> bool:
@@ -139,7 +158,8 @@ class Sequence:
         """Append one round's tokens (accepted ones, then next_token), up to an end, and count what was kept.
 
         `num_accepted` says how many of them are the draft's; unless given, all but the last. The first
-        `num_draft_tokens` of `draft_token_ids` are the draft, which is wanted where rounds are recorded.
+        `num_draft_tokens` of `draft_token_ids` are the draft, which must be given where rounds are recorded. What was
+        rejected of it is kept until the next round if the round's last token is: that one stands in its place.
 
         Tokens past an end are not part of the text, so an accepted token among them is not counted as accepted.
         """
@@ -160,6 +180,10 @@ class Sequence:
         num_kept = len(output) - num_before
         if logprobs:
             self.logprobs.extend(logprobs[:num_kept])
+        # A draft's token that was decided anew, since the call was close, may be the one that was written.
+        rest = tuple(draft_token_ids[num_tokens - 1 : num_draft_tokens])
+        is_replaced = num_kept == num_tokens and rest and rest[0] != token_ids[-1]
+        self.rejected_token_ids = rest if is_replaced else ()
         num_accepted = num_tokens - 1 if num_accepted is None else num_accepted
         num_accepted = num_accepted if num_accepted < num_kept else num_kept
         self.num_accepted_tokens += num_accepted

@@ -118,6 +118,8 @@ def _described(settings: ServiceSettings, facts: EngineFacts, name: str) -> dict
         "owned_by": "dray",
         "root": settings.model,
         "max_model_len": facts.max_model_len,
+        "num_speculative_tokens": facts.num_speculative_tokens,
+        "controls_drafts": facts.controls_drafts,
         "exact": settings.exact,
         "warning": settings.warning,
     }

@@ -28,6 +28,7 @@ class Delta:
     num_drafted: int = 0
     logprobs: tuple[TokenLogprobs, ...] = ()  # one for each token, where they were wanted
     ending: Ending | None = None  # with the last delta of a sequence
+    rejected: tuple[int, ...] = ()  # drafted where the last of the tokens stands, and behind it
 
 
 class Growth:
@@ -53,7 +54,8 @@ class Growth:
         logprobs = tuple(sequence.logprobs[self._length :])
         self._length += len(new)
         self._num_drafted, self._num_accepted = sequence.num_draft_tokens, sequence.num_accepted_tokens
-        return Delta(self._index, new, num_accepted, num_drafted, logprobs, ending)
+        rejected = sequence.rejected_token_ids if new else ()
+        return Delta(self._index, new, num_accepted, num_drafted, logprobs, ending, rejected)
 
 
 class DeltaStream:

@@ -23,6 +23,7 @@ class Generation:
     send_every_s: float = 0.0  # at most one batch of deltas in this time; an ending is sent at once
     fingerprint: str = ""  # of the engine that must write it; empty: any engine
     shows_special: bool = False  # whether special tokens belong to the text in which stop strings are looked for
+    num_speculative_tokens: int | None = None  # most tokens that a sample drafts in a round; None: as the engine may
     is_streamed: bool = True  # to the client; of a whole answer the client has nothing before its end
 
     @property
@@ -50,6 +51,7 @@ class EngineFacts:
     vocab_size: int
     num_speculative_tokens: int
     fingerprint: str = ""  # equal ones write equal tokens
+    controls_drafts: bool = True  # whether a request may limit its drafts, and learn what was rejected of them
 
 
 class Standing(Enum):

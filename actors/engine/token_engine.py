@@ -73,6 +73,10 @@ class TokenEngine(Protocol):
         """The version of the draft in use; 0 for the one that it was loaded with."""
 
     @property
+    def controls_drafts(self) -> bool:
+        """Whether a sequence may limit its own drafts, and learns what was rejected of them."""
+
+    @property
     def has_remote_drafts(self) -> bool:
         """Whether the draft model is in another process."""
 

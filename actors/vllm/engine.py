@@ -118,6 +118,7 @@ class VllmEngine:
 
     draft_version = 0
     has_remote_drafts = False
+    controls_drafts = False
 
     def replace_draft(self, weights: Mapping[str, torch.Tensor], version: int) -> None:
         """Refuse: vLLM keeps the draft that it was loaded with."""
@@ -256,6 +257,8 @@ class VllmEngine:
 
     def problem_with(self, sequence: Sequence) -> str | None:
         """Return why the engine cannot run this sequence; None if it can. Any thread may ask."""
+        if sequence.num_speculative_tokens is not None:
+            return "vLLM drafts for all rows alike: num_speculative_tokens of a row is for engine.backend 'dray'"
         return self._limits.problem_with(sequence) or problem_with(sequence.params, self.has_drafts, self.vocab_size)
 
     def problem_with_text(self, text: ScoredText) -> str | None:

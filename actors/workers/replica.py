@@ -107,7 +107,13 @@ class Replica:
         """Return the engine's limits and fingerprint."""
         engine = self._loop.engine
         num_drafted = engine.options.num_speculative_tokens
-        return EngineFacts(engine.max_model_len, engine.vocab_size, num_drafted, self._settings.fingerprint)
+        return EngineFacts(
+            engine.max_model_len,
+            engine.vocab_size,
+            num_drafted,
+            self._settings.fingerprint,
+            engine.controls_drafts,
+        )
 
     def stats(self) -> EngineStats:
         """Return what the engine does now."""
@@ -236,7 +242,13 @@ class Replica:
             codec = self._codec.of_all_tokens if generation.shows_special else self._codec
             stop_condition = StopStrings(codec, params.stop).find if params.stop else None
             for sample in range(params.n):
-                sequence = Sequence.create(prompt, params, sample=sample, stop_condition=stop_condition)
+                sequence = Sequence.create(
+                    prompt,
+                    params,
+                    sample=sample,
+                    stop_condition=stop_condition,
+                    num_speculative_tokens=generation.num_speculative_tokens,
+                )
                 problem = engine.problem_with(sequence) if sample == 0 else None
                 if problem is not None:
                     raise RefusedError(problem)

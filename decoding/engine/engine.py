@@ -292,6 +292,11 @@ class Engine:
         return False
 
     @property
+    def controls_drafts(self) -> bool:
+        """Whether a sequence may limit its own drafts, and learns what was rejected of them: always."""
+        return True
+
+    @property
     def has_remote_drafts(self) -> bool:
         return self._parts is not None and self._parts.remote is not None
 

@@ -127,7 +127,7 @@ class Matcher:
             forced = self._forced.get(place)
             if forced is None:
                 forced = inner.compute_ff_tokens()
-            if forced and token_id != forced[0] or token_id in ends:
+            if (forced and token_id != forced[0]) or token_id in ends:
                 return num_read
             if inner.try_consume_tokens([token_id]) != 1 or inner.is_error():
                 return num_read

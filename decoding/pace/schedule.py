@@ -56,9 +56,9 @@ class Schedule(ABC):
         return True
 
     def lengths(self, sequences: Seq[Sequence]) -> tuple[int, ...]:
-        """Return the longest draft that each row could keep: a round adds one token to what it accepts."""
+        """Return the longest draft that each row may have and could keep."""
         ceiling = self.ceiling
-        most = [sequence.num_remaining_tokens - 1 for sequence in sequences]
+        most = [sequence.max_draft_tokens for sequence in sequences]
         return tuple([limit if limit < ceiling else ceiling for limit in most])
 
     @property
@@ -209,8 +209,11 @@ class AdaptiveSchedule(Schedule):
         else:
             num_positions += steps * num_steppers
         self._overhead.observe(num_positions, seconds - forwards - drafting)
-        # Rows that cannot draft, since the drafter has missed a part of them, do not show what it is worth.
-        num_unable = sum(length > 0 and not n for length, n in zip(plan.lengths, num_drafted, strict=True))
+        # Rows that cannot draft, since the drafter has missed a part of them, or may not, do not show what it is worth.
+        num_unable = sum(
+            not n and (length > 0 or sequence.num_speculative_tokens == 0)
+            for length, n, sequence in zip(plan.lengths, num_drafted, sequences, strict=True)
+        )
         if 2 * num_unable <= num_rows:
             self._observe_speed(num_rows, num_rows + sum(num_accepted), seconds)
 

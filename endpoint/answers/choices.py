@@ -13,7 +13,7 @@ from typing import Any
 from actors.engine.deltas import Delta, Ending
 from actors.engine.requests import Generation
 from decoding.sequence import TokenLogprobs
-from endpoint.answers.text import Piece, TextStream, WholeText
+from endpoint.answers.text import Piece, Span, TextStream, WholeText
 from endpoint.http.errors import ApiError, generation_failed
 from endpoint.service.backend import ask
 from endpoint.service.metrics import FinishReason, RequestMeter
@@ -45,7 +45,7 @@ class Choice:
 
     def add(self, delta: Delta) -> Growth:
         """Add a delta and return what it changes."""
-        piece = self.stream.push(delta.token_ids, delta.num_accepted, delta.ending)
+        piece = self.stream.push(delta.token_ids, delta.num_accepted, delta.ending, delta.rejected)
         self.logprobs += delta.logprobs
         self.offsets += piece.offsets
         self.ending = delta.ending
@@ -151,10 +151,11 @@ def draft_fields(growth: Growth, echo: str = "") -> dict[str, Any]:
 
     The counts of all chunks add up to those of the whole answer.
     """
-    delta, spans = growth.delta, [(echo, False)] if echo else []
+    delta, spans = growth.delta, [Span(echo, False)] if echo else []
     return {
         "draft_spans": [
-            {"text": text, "is_accepted": is_drafted} for text, is_drafted in [*spans, *growth.piece.spans]
+            {"text": text, "is_accepted": is_drafted, **({"rejected": rejected} if rejected else {})}
+            for text, is_drafted, rejected in [*spans, *growth.piece.spans]
         ],
         "draft_counts": {
             "num_tokens": len(delta.token_ids),

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from actors.engine.deltas import Ending
 from actors.engine.translation import output_text
@@ -18,12 +19,20 @@ from pipeline.text.incremental_decoder import HALF_CHARACTER, IncrementalDecoder
 _log = logging.getLogger(__name__)
 
 
+class Span(NamedTuple):
+    """Part of a text: accepted tokens of a draft, or tokens of the target. It may be empty where a draft is shown."""
+
+    text: str
+    is_drafted: bool
+    rejected: str = ""  # the rest of the draft, which the target has replaced by this text
+
+
 @dataclass(frozen=True)
 class Piece:
     """Text that may be shown now."""
 
     text: str
-    spans: tuple[tuple[str, bool], ...]  # the same text in parts, each with whether it was drafted
+    spans: tuple[Span, ...]  # the same text in parts
     offsets: tuple[int, ...]  # where in the whole text each of the new tokens begins, or the run of bytes it is in
 
 
@@ -34,54 +43,71 @@ class TextStream:
     """Text in pieces, which join to what `actors.engine.translation.output_text` returns for all tokens."""
 
     def __init__(
-        self, codec: TextCodec, stop: tuple[str, ...] = (), *, by_token: bool = True, keeps_stop: bool = False
+        self,
+        codec: TextCodec,
+        stop: tuple[str, ...] = (),
+        *,
+        by_token: bool = True,
+        keeps_stop: bool = False,
+        shows_rejected: bool = False,
     ) -> None:
         """Hold back text that may begin one of the `stop` strings until that is decided.
 
         Spans and offsets are right only `by_token`; otherwise tokens that arrive together are decoded together. Text
         that several tokens spell together counts as drafted if the last of them was. With `keeps_stop` the stop string
-        or end token that ended the sample is shown.
+        or end token that ended the sample is shown. With `shows_rejected` spans have the text of rejected drafts, if
+        the rules of the tokenizer are known.
         """
         self.token_ids: list[int] = []
         self.text = ""  # shown so far
         self._codec, self._stop, self._by_token, self._keeps_stop = codec, stop, by_token, keeps_stop
         self._decoder = IncrementalDecoder(codec)
-        self._held: list[tuple[str, bool]] = []  # decoded, not shown yet
+        self._shows_rejected = shows_rejected and by_token and codec.decoder_rules.is_steady
+        self._held: list[Span] = []  # decoded, not shown yet
         self._num_characters = 0  # decoded
         self._is_drafted = False  # the newest token
 
-    def push(self, token_ids: Seq[int], num_accepted: int = 0, ending: Ending | None = None) -> Piece:
-        """Add tokens, the first `num_accepted` of which were drafted; return the text that can be shown now."""
+    def push(
+        self, token_ids: Seq[int], num_accepted: int = 0, ending: Ending | None = None, rejected: Seq[int] = ()
+    ) -> Piece:
+        """Add tokens, the first `num_accepted` of which were drafted; return the text that can be shown now.
+
+        The last of them stands where the draft went on with the `rejected` ones.
+        """
         offsets = []
         if not self._by_token and token_ids:
             self._hold(self._decoder.push(token_ids), False)
         for position, token_id in enumerate(token_ids if self._by_token else ()):
+            instead = ""
+            if rejected and self._shows_rejected and position == len(token_ids) - 1:
+                instead = self._decoder.preview(rejected)
             earlier, own = self._decoder.push_one(token_id)
             self._hold(earlier, self._is_drafted)
             offsets.append(self._num_characters)
             self._is_drafted = position < num_accepted
-            self._hold(own, self._is_drafted)
+            self._hold(own, self._is_drafted, instead)
         self.token_ids += token_ids
         if ending is None:
-            return self._show(sum(len(text) for text, _ in self._held) - self._num_undecided(), tuple(offsets))
+            return self._show(sum(len(span.text) for span in self._held) - self._num_undecided(), tuple(offsets))
         whole = _whole(self._codec, self.token_ids, self._stop, ending, self._keeps_stop)
         assert whole.startswith(self.text), "shown text never changes"
         rest = whole[len(self.text) :]
-        decoded = "".join(text for text, _ in self._held)
+        decoded = "".join(span.text for span in self._held)
         if rest.startswith(decoded):  # and the characters that waited for more bytes
             self._hold(rest[len(decoded) :], self._is_drafted)
         elif not decoded.startswith(rest):
-            self._held = [(rest, False)]
+            self._held = [Span(rest, False)]
         return self._show(len(rest), tuple(offsets))
 
-    def _hold(self, text: str, is_drafted: bool) -> None:
+    def _hold(self, text: str, is_drafted: bool, rejected: str = "") -> None:
         self._num_characters += len(text)
-        if not text:
+        if not text and not rejected:
             return
-        if self._held and self._held[-1][1] == is_drafted:
-            self._held[-1] = (self._held[-1][0] + text, is_drafted)
+        last = self._held[-1] if self._held else None
+        if last is not None and last.is_drafted == is_drafted and not rejected:
+            self._held[-1] = last._replace(text=last.text + text)
         else:
-            self._held.append((text, is_drafted))
+            self._held.append(Span(text, is_drafted, rejected))
 
     def _num_undecided(self) -> int:
         """Count the characters at the end that may begin a stop string.
@@ -90,7 +116,7 @@ class TextStream:
         """
         if not self._stop:
             return 0
-        held = "".join(text for text, _ in self._held)
+        held = "".join(span.text for span in self._held)
         text = held.rstrip(HALF_CHARACTER)
         longest = 0
         for stop in self._stop:
@@ -101,15 +127,15 @@ class TextStream:
         return longest + len(held) - len(text)
 
     def _show(self, num_characters: int, offsets: tuple[int, ...]) -> Piece:
-        shown: list[tuple[str, bool]] = []
-        while num_characters > 0 and self._held:
-            text, is_drafted = self._held.pop(0)
-            if len(text) > num_characters:
-                self._held.insert(0, (text[num_characters:], is_drafted))
-                text = text[:num_characters]
-            shown.append((text, is_drafted))
-            num_characters -= len(text)
-        text = "".join(text for text, _ in shown)
+        shown: list[Span] = []
+        while self._held and (num_characters > 0 or not self._held[0].text):
+            span = self._held.pop(0)
+            if len(span.text) > num_characters:
+                self._held.insert(0, Span(span.text[num_characters:], span.is_drafted))
+                span = span._replace(text=span.text[:num_characters])
+            shown.append(span)
+            num_characters -= len(span.text)
+        text = "".join(span.text for span in shown)
         self.text += text
         return Piece(text, tuple(shown), offsets)
 
@@ -125,7 +151,9 @@ class WholeText:
         self.text = ""  # until the sample has ended
         self._codec, self._stop, self._keeps_stop = codec, stop, keeps_stop
 
-    def push(self, token_ids: Seq[int], num_accepted: int = 0, ending: Ending | None = None) -> Piece:
+    def push(
+        self, token_ids: Seq[int], num_accepted: int = 0, ending: Ending | None = None, rejected: Seq[int] = ()
+    ) -> Piece:
         """Add tokens; decode all of them if the sample has ended."""
         self.token_ids += token_ids
         if ending is not None:

@@ -100,7 +100,12 @@ class _Writer:
     async def chunks(self) -> AsyncIterator[dict[str, Any]]:
         form, request, generation = self._form, self._request, self._prepared.generation
         by_token = form.needs_offsets or bool(request.include_draft_spans)
-        new_stream = partial(TextStream, by_token=by_token, keeps_stop=self._keeps_stop)
+        new_stream = partial(
+            TextStream,
+            by_token=by_token,
+            keeps_stop=self._keeps_stop,
+            shows_rejected=bool(request.include_rejected_drafts),
+        )
         choices = make_choices(self._codec, generation, new_stream)
         head = {**self._head(form.chunk_object), **({"usage": None} if request.includes_usage else {})}
         async with aclosing(self._growing(choices)) as growing:  # type: ignore[type-var]

@@ -47,6 +47,7 @@ class EdgeSettings:
     keys: Keys | None
     limits: Limits = field(default_factory=Limits)
     has_page: bool = False
+    page_examples: tuple[str, ...] = ()  # prompts that the page offers; everyone may read them
     has_docs: bool = False  # /docs and /openapi.json, behind the key like the rest
     max_upload_bytes: int = 0  # of a file; 0 where there is no Batch API
 
@@ -67,7 +68,7 @@ def install(app: FastAPI, settings: EdgeSettings, metrics: ServingMetrics, max_r
     install_handlers(app)
     app.add_api_route("/metrics", metrics_page, methods=["GET"], include_in_schema=False)
     if settings.has_page:
-        page.install_page(app)
+        page.install_page(app, needs_key=settings.keys is not None, examples=settings.page_examples)
     app.add_middleware(Edge, settings=settings, metrics=metrics, max_requests=max_requests)
 
 

@@ -94,8 +94,11 @@ class GenerationRequest(Strict):
     include_stop_str_in_output: bool | None = None
     return_token_ids: bool | None = None
     truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=LARGEST)] | None = None
-    # Our own extension: each streamed chunk says which part of its text was drafted.
+    # Our own extensions: each streamed chunk says which part of its text was drafted, and what was drafted in vain; and
+    # how many tokens may be drafted in a round, which changes no text where verification is coupled.
     include_draft_spans: bool | None = None
+    include_rejected_drafts: bool | None = None
+    num_speculative_tokens: Annotated[int, Field(ge=0, le=LARGEST)] | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -127,6 +130,8 @@ class GenerationRequest(Strict):
             raise wrong("truncate_prompt_tokens", "expected a number of tokens, or -1 for as many as there is room for")
         if self.include_draft_spans and not self.stream:
             raise wrong("include_draft_spans", "it needs stream to be true")
+        if self.include_rejected_drafts and not self.include_draft_spans:
+            raise wrong("include_rejected_drafts", "it needs include_draft_spans to be true")
         return self
 
     @property

@@ -43,6 +43,7 @@ class Resumption:
                 num_accepted=max(0, delta.num_accepted - num_known) if has_new else 0,
                 num_drafted=max(0, delta.num_drafted - num_known) if has_new else 0,
                 logprobs=delta.logprobs[num_known:],
+                rejected=delta.rejected if has_new else (),
             )
         done.token_ids += delta.token_ids
         ends = delta.ending is not None and not done.has_ended

@@ -10,7 +10,7 @@ from actors.engine.deadline import Deadline
 from actors.engine.requests import EngineFacts, Generation
 from decoding.sampling_params import SamplingParams
 from endpoint.http.errors import ApiError, context_exceeded, shown_name
-from endpoint.requests.fields import check_token_ids, outside_vocabulary, wrong
+from endpoint.requests.fields import check_token_ids, outside_vocabulary, unsupported, wrong
 from endpoint.requests.generation import GenerationRequest
 from endpoint.service.backend import Backend, api_errors
 from endpoint.service.encoder import Encoder
@@ -67,6 +67,7 @@ class Service:
         self.check_model(request.model)
         params, by_param, facts = request.params(), request.prompts, await self.facts(deadline)
         _check_vocabulary(params, facts.vocab_size)
+        _check_drafts(request, facts)
         if (num_choices := len(by_param) * params.n) > self.settings.max_choices:
             asked = f"The request asks for {num_choices} choices (prompts x n, or x best_of)"
             taken = f"and this server takes at most {self.settings.max_choices}."
@@ -90,6 +91,7 @@ class Service:
             params=params,
             deadline=deadline,
             send_every_s=0.0 if request.stream else _SEND_WHOLE_EVERY_S,
+            num_speculative_tokens=request.num_speculative_tokens,
             is_streamed=bool(request.stream),
             shows_special=request.skip_special_tokens is False,
         )
@@ -170,6 +172,21 @@ def _check_vocabulary(params: SamplingParams, vocab_size: int) -> None:
         for token_id in token_ids:
             if token_id >= vocab_size:
                 raise outside_vocabulary(param, token_id, vocab_size)
+
+
+def _check_drafts(request: GenerationRequest, facts: EngineFacts) -> None:
+    """Raise ApiError for wishes about drafts that the engine cannot grant."""
+    limit = request.num_speculative_tokens
+    if not facts.controls_drafts:
+        for name, is_asked in (
+            ("num_speculative_tokens", limit is not None),
+            ("include_rejected_drafts", bool(request.include_rejected_drafts)),
+        ):
+            if is_asked:
+                raise unsupported(name, "this server's engine drafts for all requests alike; leave it out")
+    if limit is not None and limit > facts.num_speculative_tokens:
+        most = f"this server drafts at most {facts.num_speculative_tokens} tokens in a round"
+        raise wrong("num_speculative_tokens", f"{most}, got {limit}; ask for fewer, or leave it out")
 
 
 def _too_long(param: str, num_tokens: int, facts: EngineFacts) -> ApiError:

@@ -21,6 +21,7 @@ from pipeline.logs import LogSettings
 
 if TYPE_CHECKING:
     from endpoint.edge.install import EdgeSettings
+_MAX_EXAMPLE = 1000  # characters of a message that the page offers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +44,9 @@ class ServeSettings:
     open: bool = False
     """Answer everyone, without keys; either keys or this must be given."""
     page: bool = False
-    """Show the page at /: type a prompt and watch it being written."""
+    """Show the page at /: type a prompt, and watch it being answered with and without drafts."""
+    page_examples: tuple[str, ...] = ()
+    """Messages that the page offers to send; anyone may read them. Unless given, some of general use."""
     docs: bool = False
     """Show /docs and /openapi.json, behind the key like the rest."""
     # Without prompts: no log of the endpoint shows what a client wrote or got.
@@ -68,6 +71,17 @@ class ServeConfig:
         self.generator.check_hang_timeout("serve.hang_timeout_s", self.serve.replica.hang_timeout_s)
         if self.generator.chat.template_columns:
             raise ValueError("chat.template_columns: requests have no columns; use chat.template_kwargs")
+        self._check_examples()
+
+    def _check_examples(self) -> None:
+        examples = self.serve.page_examples
+        if examples and not self.serve.page:
+            raise ValueError("serve.page_examples are shown on the page; switch it on with serve.page")
+        for index, example in enumerate(examples):
+            if not 1 <= len(example.strip()) <= _MAX_EXAMPLE:
+                raise ValueError(
+                    f"serve.page_examples[{index}] must be a message of 1 to {_MAX_EXAMPLE} characters, got {example!r}"
+                )
 
     def replica_settings(self, fingerprint: str) -> ReplicaSettings:
         """Return how an engine takes requests: those for an engine of this fingerprint."""
@@ -84,7 +98,13 @@ class ServeConfig:
         from endpoint.edge.install import EdgeSettings  # here, since it needs torch, which --help does not
 
         serve = self.serve
-        return EdgeSettings(keys=self.keys(), limits=serve.limits, has_page=serve.page, has_docs=serve.docs)
+        return EdgeSettings(
+            keys=self.keys(),
+            limits=serve.limits,
+            has_page=serve.page,
+            page_examples=serve.page_examples,
+            has_docs=serve.docs,
+        )
 
     def keys(self) -> Keys | None:
         """Return the keys as they are in files and environment now; None if no key is needed. Raises ValueError."""

@@ -46,6 +46,13 @@ class IncrementalDecoder:
             return "", ""
         return self._emit(len(self._token_ids), len(self._token_ids) - 1)
 
+    def preview(self, token_ids: Sequence[int]) -> str:
+        """Return the text that these tokens would add, special ones by their names; they are not added."""
+        codec, before = self._codec.of_all_tokens, self._token_ids[self._context_start :]
+        known, text = codec.decode(before), codec.decode([*before, *token_ids])
+        is_same = [one == other for one, other in zip(known, text, strict=False)]
+        return text[(*is_same, False).index(False) :]
+
     def flush(self) -> str:
         """Return the rest once no token will follow, with U+FFFD for characters that were never completed."""
         return "".join(self._emit(len(self._token_ids), self._emitted_end, is_over=True))

@@ -113,3 +113,39 @@ def test_a_record_without_drafts_is_a_fault():
     sequence.rounds = []
     with pytest.raises(AssertionError, match="with its draft"):
         _commit(sequence, 3, 4)
+
+
+def test_a_draft_is_as_long_as_the_row_could_keep_and_may_have():
+    sequence = Sequence.create([1], SamplingParams(max_tokens=5), num_speculative_tokens=2)
+    assert sequence.max_draft_tokens == 2
+    sequence.output_token_ids += [3, 3, 3]
+    assert sequence.max_draft_tokens == 1
+    sequence.num_speculative_tokens = 0
+    assert sequence.max_draft_tokens == 0
+    sequence.num_speculative_tokens = None
+    assert sequence.max_draft_tokens == 1
+
+
+@pytest.mark.parametrize(
+    ("params", "tokens", "rejected", "kept"),
+    [
+        ({}, [3, 4], [5, 6], (5, 6)),
+        ({}, [3, 9], [5, 6], (5, 6)),  # the target ends where the draft went on
+        ({}, [9, 4], [5, 6], ()),  # an accepted token ended the text: the one in place of the draft's was not kept
+        ({"max_tokens": 1}, [3, 4], [5, 6], ()),
+        ({}, [3, 4], [4, 6], ()),  # a close call was decided anew, as the draft had it
+        ({}, [3, 4, 5], [], ()),
+    ],
+)
+def test_what_was_rejected_is_kept_where_another_token_stands_in_its_place(params, tokens, rejected, kept):
+    sequence = _sequence(**params)
+    draft = [*tokens[:-1], *rejected]
+    sequence.commit(tokens, num_draft_tokens=len(draft), eos_token_ids=EOS, draft_token_ids=draft)
+    assert sequence.rejected_token_ids == kept
+
+
+def test_what_was_rejected_is_that_of_the_newest_round_alone():
+    sequence = _sequence()
+    sequence.commit([3, 4], num_draft_tokens=3, eos_token_ids=EOS, draft_token_ids=[3, 5, 6])
+    sequence.commit([3], num_draft_tokens=0, eos_token_ids=EOS)
+    assert sequence.rejected_token_ids == ()

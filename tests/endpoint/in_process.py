@@ -145,3 +145,11 @@ def closed_server(
 def bundled_server(model: str = BUNDLED_MODEL) -> Any:
     """Run `closed_server` over the bundled pair, as a context manager."""
     return closed_server((str(BUNDLED / "target"), str(BUNDLED / "draft")), model)
+
+
+def open_server(model: str, page_examples: tuple[str, ...]) -> Any:
+    """Run the server over the bundled pair without keys, as a context manager; its page offers these examples."""
+    pair = str(BUNDLED / "target"), str(BUNDLED / "draft")
+    settings = settings_of(pair, num_speculative_tokens=4, max_model_len=None)
+    edge_settings = EdgeSettings(keys=None, has_page=True, page_examples=page_examples)
+    return running_server(settings, ServiceSettings(model=model, exact="proved"), edge_settings)

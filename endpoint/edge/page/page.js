@@ -1,177 +1,189 @@
-// The page's behaviour: send a prompt, show the text as it comes, and say how the drafts fare.
-// The key is in its input field and in the header of a request, and nowhere else.
+// The page's behaviour: settings, requests one after another, and what is said of them.
 
-const byId = (id) => document.getElementById(id);
+import { call, events, told } from "./api.js";
+import { Conversation, Turn } from "./conversation.js";
+import { byId, element } from "./dom.js";
+
+const GENERAL_EXAMPLES = [
+  "Tell me a story about a raven and a lighthouse.",
+  "Explain in three sentences how a rainbow comes about.",
+  "Write a Python function that counts the words of a text.",
+  "List ten things to pack for a week at the sea.",
+];
+const SIDES = { both: [true, false], with: [true], without: [false] };
 const form = byId("ask");
-const output = byId("output");
-let running = null; // the AbortController of the answer that is being written
+const conversation = new Conversation();
+let model = null; // as /v1/models describes it
+let running = null; // the AbortController of the answers that are being written
 
-/** The JSON objects of a stream of server-sent events; throws if it ends without [DONE]. */
-async function* events(body) {
-  const reader = body.pipeThrough(new TextDecoderStream()).getReader();
-  let unread = "";
-  for (;;) {
-    const { value, done } = await reader.read();
-    if (done) throw new Error("The answer broke off.");
-    unread += value;
-    const blocks = unread.split(/\r?\n\r?\n/);
-    unread = blocks.pop();
-    for (const block of blocks) {
-      const lines = block.split(/\r?\n/).filter((line) => line.startsWith("data:"));
-      if (!lines.length) continue; // a comment, to keep the connection open
-      const data = lines.map((line) => line.slice(5).replace(/^ /, "")).join("\n");
-      if (data === "[DONE]") return;
-      const event = JSON.parse(data);
-      if (event.error) throw new Error(event.error.message);
-      yield event;
-    }
-  }
-}
-
-async function call(path, options = {}) {
-  const headers = { "content-type": "application/json" };
-  const key = byId("key").value.trim();
-  if (key) headers.authorization = `Bearer ${key}`;
-  const response = await fetch(path, { ...options, headers, credentials: "omit", cache: "no-store" });
-  if (response.ok) return response;
-  let message = `The server answered ${response.status}.`;
-  try {
-    message = (await response.json()).error.message;
-  } catch {
-    // not in the form of an API error: a proxy between us answered
-  }
-  throw new Error(message);
-}
-
-async function modelName(signal) {
-  const { data } = await (await call("v1/models", { signal })).json();
-  if (!data.length) throw new Error("The server has no model.");
-  byId("model").textContent = data[0].id;
-  byId("warning").textContent = data[0].warning ?? "";
-  byId("warning").hidden = !data[0].warning;
-  return data[0].id;
-}
-
-function question(model) {
-  const prompt = byId("prompt").value;
-  const isChat = byId("kind").value === "chat";
-  return {
-    path: isChat ? "v1/chat/completions" : "v1/completions",
-    body: {
-      model,
-      ...(isChat ? { messages: [{ role: "user", content: prompt }] } : { prompt }),
-      max_tokens: byId("max-tokens").valueAsNumber,
-      temperature: byId("temperature").valueAsNumber,
-      stream: true,
-      stream_options: { include_usage: true },
-      include_draft_spans: true,
-    },
-  };
-}
-
-function show(choice) {
-  const text = choice.text ?? choice.delta?.content ?? "";
-  const spans = choice.draft_spans ?? (text ? [{ text, is_accepted: false }] : []);
-  const isAtEnd = output.scrollHeight - output.scrollTop - output.clientHeight < 40;
-  for (const span of spans) {
-    const last = output.lastElementChild;
-    const kind = span.is_accepted ? "drafted" : "written";
-    if (last?.className === kind) {
-      last.textContent += span.text;
-    } else {
-      const piece = document.createElement("span");
-      piece.className = kind;
-      piece.textContent = span.text;
-      output.append(piece);
-    }
-  }
-  if (isAtEnd) output.scrollTop = output.scrollHeight;
-}
-
-const percent = (share) => `${(100 * share).toFixed(1)} %`;
-
-/** Counts so far, shown as they come; `exact` are those of the whole answer, from its last chunk. */
-function numbers() {
-  const started = performance.now();
-  const counts = { tokens: 0, drafted: 0, accepted: 0, drafts: 0 };
-  const showRates = (rate, length) => {
-    byId("acceptance-rate").textContent = rate === null ? "–" : percent(rate);
-    byId("acceptance-length").textContent = length === null ? "–" : length.toFixed(2);
-  };
-  const showTokens = (tokens) => {
-    byId("tokens").textContent = String(tokens);
-    byId("speed").textContent = (tokens / Math.max(0.001, (performance.now() - started) / 1000)).toFixed(1);
-  };
-  return {
-    add(chunk) {
-      if (!chunk) return;
-      counts.tokens += chunk.num_tokens;
-      counts.drafted += chunk.num_draft_tokens;
-      counts.accepted += chunk.num_accepted_tokens;
-      counts.drafts += chunk.num_draft_tokens > 0 ? 1 : 0;
-      showTokens(counts.tokens);
-      if (counts.drafted) showRates(counts.accepted / counts.drafted, 1 + counts.accepted / counts.drafts);
-    },
-    exact(event) {
-      if (event.usage) showTokens(event.usage.completion_tokens);
-      const drafts = event.metrics?.speculative_decoding;
-      if (drafts) showRates(drafts.draft_acceptance_rate, drafts.mean_acceptance_length);
-    },
-  };
-}
+const key = () => byId("key").value.trim();
 
 function say(text, isWrong = false) {
   byId("status").textContent = text;
   byId("status").classList.toggle("wrong", isWrong);
 }
 
+/** Learn what the server has, and show it; what it cannot do cannot be chosen. */
+async function learnModel(signal) {
+  const { data } = await (await call("v1/models", key(), { signal })).json();
+  if (!data.length) throw new Error("The server has no model.");
+  [model] = data;
+  byId("model").textContent = model.id;
+  byId("warning").textContent = model.warning ?? "";
+  byId("warning").hidden = !model.warning;
+  byId("no-choice").hidden = model.controls_drafts;
+  for (const radio of document.querySelectorAll("[name=sides]")) {
+    radio.disabled = !model.controls_drafts && radio.value !== "with";
+    if (!model.controls_drafts) radio.checked = radio.value === "with";
+  }
+}
+
+/** Return where a turn is asked, and the body that its answers share. */
+function question(turn) {
+  return {
+    path: turn.isChat ? "v1/chat/completions" : "v1/completions",
+    body: {
+      model: model.id,
+      ...(turn.isChat ? { messages: conversation.messages(turn.prompt) } : { prompt: turn.prompt }),
+      max_tokens: byId("max-tokens").valueAsNumber,
+      temperature: byId("temperature").valueAsNumber,
+      seed: byId("seed").valueAsNumber,
+      stream: true,
+      stream_options: { include_usage: true },
+      return_token_ids: true,
+      include_draft_spans: true,
+    },
+  };
+}
+
+/** Let the server write an answer, and show it as it comes. */
+async function write(answer, { path, body }, signal) {
+  const about = answer.drafts ? { include_rejected_drafts: true } : { num_speculative_tokens: 0 };
+  answer.begin();
+  conversation.follow(answer);
+  try {
+    const own = model.controls_drafts ? about : {};
+    const response = await call(path, key(), { method: "POST", body: JSON.stringify({ ...body, ...own }), signal });
+    for await (const event of events(response.body)) {
+      answer.add(event);
+      conversation.follow(answer);
+    }
+    answer.end("ended");
+  } catch (error) {
+    answer.end(signal.aborted ? "stopped" : "failed", told(error));
+  }
+  conversation.follow(answer);
+}
+
+/** Write the answers of a new turn one after another, so that neither takes time from the other. */
+async function answerPrompt() {
+  const { signal } = setRunning(new AbortController());
+  const prompt = byId("prompt").value;
+  say("Asking the server …");
+  try {
+    await learnModel(signal);
+  } catch (error) {
+    say(signal.aborted ? "Stopped." : told(error), !signal.aborted);
+    if (["missing_api_key", "invalid_api_key"].includes(error.code)) askForKey();
+    setRunning(null);
+    return;
+  }
+  const sides = SIDES[form.elements.sides.value];
+  const turn = new Turn(prompt, byId("kind").value === "chat", sides);
+  const asked = question(turn);
+  conversation.add(turn);
+  byId("prompt").value = "";
+  for (const answer of turn.answers.slice(1)) answer.say("It is written after the other one, so that neither takes time from the other.");
+  for (const answer of turn.answers) {
+    if (signal.aborted || turn.answers.some((each) => each.state === "failed")) {
+      answer.say("It was not written.");
+      continue;
+    }
+    say(`Writing ${answer.drafts ? "with" : "without"} the draft …`);
+    await write(answer, asked, signal);
+  }
+  const failed = turn.answers.find((answer) => answer.state === "failed");
+  const last = turn.answers.findLast((answer) => answer.state !== "waiting") ?? turn.answers[0];
+  const [outcome, verdict] = turn.judge(model.exact);
+  conversation.follow(last);
+  const isWrong = outcome === "differs" || Boolean(failed);
+  say(outcome === "differs" ? verdict : (failed?.note.textContent ?? (verdict || last.note.textContent)), isWrong);
+  if (!turn.reply && !byId("prompt").value) byId("prompt").value = prompt; // nothing was written: it can be sent again
+  setRunning(null);
+}
+
 function setRunning(controller) {
   running = controller;
   byId("send").disabled = controller !== null;
   byId("stop").disabled = controller === null;
-  output.setAttribute("aria-busy", String(controller !== null));
+  byId("new-chat").disabled = controller !== null;
+  return controller ?? {};
 }
 
-async function write() {
-  const controller = new AbortController();
-  const { signal } = controller;
-  setRunning(controller);
-  output.replaceChildren();
-  for (const id of ["acceptance-rate", "acceptance-length", "speed", "tokens"]) byId(id).textContent = "–";
-  say("Waiting for the first token …");
-  let ending = "";
+function askForKey() {
+  byId("key-field").hidden = false;
+  byId("settings").open = true;
+  byId("key").focus();
+}
+
+function send(prompt) {
+  if (prompt !== undefined) byId("prompt").value = prompt;
+  if (!running && byId("prompt").value.trim()) form.requestSubmit();
+}
+
+/** Learn what the page is told before any key is typed, and show the examples. */
+async function begin() {
+  let page = { needs_key: true, examples: [] };
   try {
-    const { path, body } = question(await modelName(signal));
-    const counted = numbers();
-    const response = await call(path, { method: "POST", body: JSON.stringify(body), signal });
-    for await (const event of events(response.body)) {
-      for (const choice of event.choices) {
-        say("Writing …");
-        show(choice);
-        counted.add(choice.draft_counts);
-        ending = choice.finish_reason ?? ending;
-      }
-      counted.exact(event);
-    }
-    say(ending === "length" ? "Ended at the limit of tokens." : "Ended by itself.");
-  } catch (error) {
-    if (signal.aborted) say("Stopped.");
-    else say(error instanceof TypeError ? "The server cannot be reached." : error.message, true);
-  } finally {
-    setRunning(null);
+    page = await (await call("page/page.json")).json();
+  } catch {
+    // the first prompt will say why
   }
+  for (const prompt of page.examples.length ? page.examples : GENERAL_EXAMPLES) {
+    const button = element("button", { type: "button" }, prompt);
+    button.addEventListener("click", () => {
+      byId("kind").value = "chat";
+      send(prompt);
+    });
+    byId("examples").append(element("li", {}, button));
+  }
+  byId("key-field").hidden = !page.needs_key;
+  document.body.dataset.isReady = "true";
+  if (!page.needs_key) await learnModel().catch(() => {}); // the first prompt will say why
 }
 
 form.addEventListener("submit", (event) => {
   event.preventDefault();
-  if (!running) write();
+  if (!running) answerPrompt();
 });
+document.addEventListener("invalid", () => (byId("settings").open = true), true); // a wrong field must be seen
 byId("stop").addEventListener("click", () => running?.abort());
+byId("new-seed").addEventListener("click", () => (byId("seed").value = String(Math.floor(Math.random() * 1e6))));
+byId("new-chat").addEventListener("click", () => {
+  conversation.clear();
+  say("");
+  byId("prompt").focus();
+});
+byId("show-rejected").addEventListener("change", (event) => {
+  document.body.classList.toggle("without-rejected", !event.target.checked);
+});
+byId("kind").addEventListener("change", (event) => {
+  byId("prompt").placeholder = event.target.value === "chat" ? "Write a message" : "Begin a text";
+});
 document.addEventListener("keydown", (event) => {
   if (event.key === "Escape") running?.abort();
-  if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) form.requestSubmit();
+  if (event.key !== "Enter" || event.isComposing) return;
+  if (event.ctrlKey || event.metaKey || (event.target === byId("prompt") && !event.shiftKey)) {
+    event.preventDefault();
+    send();
+  }
 });
+const isWide = matchMedia("(min-width: 60rem)");
+const openSettings = () => (byId("settings").open = isWide.matches);
+isWide.addEventListener("change", openSettings);
+openSettings();
 window.addEventListener("pagehide", () => {
   running?.abort();
   byId("key").value = "";
 });
+begin();

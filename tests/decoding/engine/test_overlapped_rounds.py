@@ -31,3 +31,10 @@ def test_a_draft_that_ends_before_its_row_does_is_counted_as_it_was():
     sequence = Sequence.create([1], SamplingParams(max_tokens=4))
     commit_within_limit(sequence, DRAFTED[:3], [*DRAFTED[:2], 9], NO_END)
     assert (sequence.output_token_ids, sequence.num_draft_tokens) == ([*DRAFTED[:2], 9], 3)
+
+
+@pytest.mark.parametrize(("num_remaining", "rejected"), [(2, ()), (3, ()), (4, (7,)), (5, (7, 8)), (9, (7, 8))])
+def test_what_was_rejected_of_a_draft_is_counted_up_to_a_rows_end(num_remaining, rejected):
+    sequence = Sequence.create([1], SamplingParams(max_tokens=num_remaining))
+    commit_within_limit(sequence, DRAFTED, [*DRAFTED[:2], 9], NO_END)
+    assert sequence.rejected_token_ids == rejected

@@ -291,3 +291,20 @@ def test_a_drafter_does_not_rest_where_rounds_wait_for_another_process():
 
 def test_rounds_in_which_most_rows_cannot_draft_do_not_show_what_a_drafter_is_worth():
     assert share_of_rest(lambda n: 1.2 * LINE.target_seconds(n), num_able=0) == 0
+
+
+def test_rows_that_may_not_draft_do_not_show_what_a_drafter_is_worth():
+    schedule, batch = AdaptiveSchedule(LINE, 4), rows(500)
+    batch[0].num_speculative_tokens = 0
+    for _ in range(1500):
+        assert not schedule.rests
+        schedule.observe(schedule.plan(batch, None, True), batch, [0], [0], 1.2 * LINE.target_seconds(1))
+
+
+@pytest.mark.parametrize("lookup_survival", [None, [[0.99] * 4] * 3])
+@pytest.mark.parametrize("make", [FixedSchedule, lambda ceiling: AdaptiveSchedule(FLAT, ceiling)])
+def test_a_row_drafts_no_more_than_it_may(make, lookup_survival):
+    batch = rows(50, 50, 50)
+    batch[0].num_speculative_tokens, batch[1].num_speculative_tokens = 0, 1
+    offered = lookup_survival and [survival[:most] for survival, most in zip(lookup_survival, (0, 1, 4), strict=True)]
+    assert lengths(make(4), batch, offered) == (0, 1, 4)

@@ -255,6 +255,41 @@ def test_the_spans_of_a_chunk_join_to_its_text_and_say_what_was_drafted(client: 
     assert not all(span["is_accepted"] for span in spans)
 
 
+def test_a_request_may_draft_less_or_nothing_and_gets_the_same_text(client: openai.OpenAI) -> None:
+    request: dict[str, Any] = {"prompt": "für one", "seed": 4, "max_tokens": 40, "temperature": 0.9}
+    texts = set()
+    for limit in (0, 1, 3, None):
+        extra = {"ignore_eos": True, "num_speculative_tokens": limit}
+        answer = answered(client.completions, extra_body=extra, **request)
+        drafts = answer.model_extra["metrics"]["speculative_decoding"]
+        texts.add(answer.choices[0].text)
+        if limit == 0:
+            assert drafts is None
+        else:
+            assert max(map(int, drafts["acceptance_histogram_by_draft_length"])) == (3 if limit is None else limit)
+    assert len(texts) == 1
+
+
+def test_a_stream_shows_what_was_drafted_in_vain_if_it_is_asked_to(server: Server, client: openai.OpenAI) -> None:
+    request = {"prompt": "für one", "seed": 4, "max_tokens": 60, "temperature": 0.9}
+    extra = {"include_draft_spans": True, "ignore_eos": True}
+    _, silent = streamed(client.completions, extra_body=extra, **request)
+    texts, chunks = streamed(client.completions, extra_body={**extra, "include_rejected_drafts": True}, **request)
+    num_replaced, text = 0, ""
+    for chunk, other in zip(chunks, silent, strict=True):
+        spans, counts = (chunk.choices[0].model_extra[name] for name in ("draft_spans", "draft_counts"))
+        shown = [{name: span[name] for name in ("text", "is_accepted")} for span in spans if span["text"]]
+        assert shown == other.choices[0].model_extra["draft_spans"]
+        rejected = [span["rejected"] for span in spans if "rejected" in span]
+        if counts["num_draft_tokens"] == counts["num_accepted_tokens"]:
+            assert not rejected
+        num_replaced += len(rejected)
+        text += "".join(span["text"] for span in spans)
+    assert text == texts[0]
+    assert num_replaced > 3
+    assert not any("rejected" in span for chunk in silent for span in chunk.choices[0].model_extra["draft_spans"])
+
+
 def test_an_answer_names_the_model_and_the_fingerprint(client: openai.OpenAI) -> None:
     for name in (MODEL, "tiny"):
         answer = client.completions.create(model=name, prompt="one", max_tokens=1)

@@ -13,8 +13,9 @@ from transformers import PreTrainedTokenizerFast
 
 from actors.engine.deltas import Ending
 from actors.engine.translation import output_text
-from endpoint.answers.text import TextStream, WholeText, warn_of_late_text
+from endpoint.answers.text import Span, TextStream, WholeText, warn_of_late_text
 from pipeline.text.codec import TextCodec
+from pipeline.text.incremental_decoder import IncrementalDecoder
 from pipeline.text.stop_strings import StopStrings
 from tests.endpoint.in_process import BUNDLED
 from tests.text_pair import save_byte_fallback_tokenizer, save_tokenizer
@@ -124,7 +125,7 @@ def test_pieces_join_to_the_whole_text_and_nothing_shown_is_taken_back(any_codec
             piece = stream.push(new, generator.randrange(len(new) + 1), last)
             shown += piece.text
             assert whole.startswith(shown)
-            assert "".join(text for text, _ in piece.spans) == piece.text
+            assert "".join(text for text, *_ in piece.spans) == piece.text
             assert len(piece.offsets) == (len(new) if by_token else 0)
         assert shown == whole == stream.text
     assert num_stopped > 20, "stop strings stop"
@@ -163,18 +164,21 @@ def test_bytes_are_held_back_until_a_token_ends_their_run(byte_codec: TextCodec)
     assert [stream.push([token_id]).text for token_id in (the, one, two, end, the)] == ["the", "", "", "", "é the"]
     shown = [stream.push([token_id]).text for token_id in (one, two, wrong, the)]
     assert shown == ["", "", "", "\ufffd\ufffd\ufffd the"]
-    assert stream.push([one, two], 2, ending(None)).spans == (("é", True),)
+    assert stream.push([one, two], 2, ending(None)).spans == (Span("é", True),)
 
 
 def test_bytes_that_a_word_completes_keep_their_own_span(byte_codec: TextCodec) -> None:
     the, one, two = byte_codec.tokenizer.convert_tokens_to_ids(["▁the", "<0xC3>", "<0xA9>"])
     tokens = [the, one, two, the]
-    for drafted, spans in ((3, (("theé", True), (" the", False))), (1, (("the", True), ("é the", False)))):
+    for drafted, spans in (
+        (3, (Span("theé", True), Span(" the", False))),
+        (1, (Span("the", True), Span("é the", False))),
+    ):
         piece = TextStream(byte_codec).push(tokens, drafted)
         assert (piece.spans, piece.offsets) == (spans, (0, 3, 3, 4))
     stream = TextStream(byte_codec)
     pieces = [stream.push([token_id], int(token_id == two)) for token_id in tokens]
-    assert pieces[-1].spans == (("é", True), (" the", False))
+    assert pieces[-1].spans == (Span("é", True), Span(" the", False))
     assert [piece.offsets for piece in pieces] == [(0,), (3,), (3,), (4,)]
 
 
@@ -241,8 +245,42 @@ def test_an_ending_without_tokens_shows_the_text_that_was_held_back(codec: TextC
 def test_spans_say_which_tokens_were_drafted(codec: TextCodec) -> None:
     one, two, end = (codec.encode(text, is_chat=True) for text in ("one", "two", "!"))
     stream = TextStream(codec)
-    assert stream.push([*one, *two], len(one)).spans == (("one", True), ("two", False))
-    assert stream.push([*one, *end], len(one) + len(end)).spans == (("one!", True),)
+    assert stream.push([*one, *two], len(one)).spans == (Span("one", True), Span("two", False))
+    assert stream.push([*one, *end], len(one) + len(end)).spans == (Span("one!", True),)
+
+
+def test_a_span_has_the_text_that_was_drafted_in_its_place(codec: TextCodec) -> None:
+    one, two, three = (codec.encode(text, is_chat=True) for text in ("one", " two", " é🙂"))
+    end = codec.tokenizer.eos_token_id
+    stream = TextStream(codec, shows_rejected=True)
+    assert stream.push(two[:1], 0, rejected=[*three, end]).spans[0].rejected == " é🙂" + codec.tokenizer.eos_token
+    assert stream.push([*one, two[0]], len(one), rejected=three[:-1]).spans == (
+        Span("one", True),
+        Span(codec.decode(two[:1]), False, codec.decode([*one, *three[:-1]])[3:]),
+    )
+    assert stream.push([end], 0, ending(None), rejected=one).spans == (Span("", False, "one"),)
+    assert TextStream(codec).push(two[:1], 0, rejected=three).spans[0].rejected == "", "nobody asked for it"
+
+
+def test_a_preview_adds_nothing_and_is_the_text_that_would_follow(any_codec: TextCodec) -> None:
+    for tokens in outputs(any_codec, 40, most=24, seed=8):
+        for first in (0, 1, len(tokens) // 2):
+            decoder, without = IncrementalDecoder(any_codec), IncrementalDecoder(any_codec)
+            shown, expected = decoder.push(tokens[:first]), without.push(tokens[:first])
+            preview = decoder.preview(tokens[first:])
+            whole, before = (any_codec.of_all_tokens.decode(tokens[:end]) for end in (None, first))
+            if whole.startswith(before):
+                assert preview == whole[len(before) :]
+            assert shown + decoder.push(tokens[first:]) == expected + without.push(tokens[first:])
+
+
+def test_a_draft_that_was_replaced_is_shown_with_text_that_was_held_back(codec: TextCodec) -> None:
+    one, two = (codec.encode(text, is_chat=True) for text in ("one", " two"))
+    stream = TextStream(codec, ("one two three",), shows_rejected=True)
+    assert stream.push(one[:-1] + one[-1:], len(one) - 1, rejected=two).text == ""
+    shown = stream.push(two, 0, ending(None), rejected=one)
+    assert "".join(span.text for span in shown.spans) == shown.text == "one two"
+    assert [span.rejected for span in shown.spans if span.rejected] == [" two", "one"]
 
 
 def test_offsets_are_where_each_token_begins(codec: TextCodec) -> None:

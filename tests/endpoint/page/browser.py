@@ -39,6 +39,7 @@ class Page:
         self.chrome, self.port = chrome, port
         chrome.set_window_size(1200, 800)
         chrome.get(f"http://127.0.0.1:{port}/")
+        self.until(lambda: chrome.execute_script("return document.body.dataset.isReady"), "the page does not begin")
         chrome.get_log("browser")  # of the page before
 
     def find(self, name: str) -> WebElement:
@@ -50,8 +51,11 @@ class Page:
         return str(self.find(name).get_property("textContent"))
 
     def fill(self, **values: Any) -> None:
-        """Type into fields; `max_tokens` is the one with the id max-tokens."""
+        """Type into fields; `max_tokens` is the one with the id max-tokens. `sides` is the choice of that value."""
         for name, value in values.items():
+            if name == "sides":
+                self.chrome.find_element(By.CSS_SELECTOR, f"[name=sides][value={value}]").click()
+                continue
             element = self.find(name.replace("_", "-"))
             if element.tag_name != "select":
                 element.clear()
@@ -74,10 +78,42 @@ class Page:
         self.until(lambda: self.find("send").is_enabled() and self.text("status"), "the answer does not end")
         return self.text("status")
 
-    def spans(self) -> list[tuple[str, bool]]:
-        """Return the pieces of the text, each with whether it is shaded."""
-        script = "return [...document.querySelectorAll('#output > *')].map((e) => [e.textContent, e.className])"
-        return [(text, kind == "drafted") for text, kind in self.chrome.execute_script(script)]
+    def answer(self, side: str = "with", *, turn: int = -1) -> WebElement:
+        """Return the answer of a turn that was written with, or "without" the draft."""
+        return self.chrome.find_elements(By.CSS_SELECTOR, f".answer[data-side={side}]")[turn]
+
+    def output(self, side: str = "with", *, turn: int = -1) -> str:
+        """Return an answer's text, without the rejected drafts that are shown in it."""
+        script = "return [...arguments[0].querySelectorAll('.output > span')].map((e) => e.textContent).join('')"
+        return str(self.chrome.execute_script(script, self.answer(side, turn=turn)))
+
+    def spans(self, side: str = "with") -> list[tuple[str, str]]:
+        """Return the pieces of an answer's text, each with its kind: accepted, written or rejected."""
+        script = "return [...arguments[0].querySelectorAll('.output > *')].map((e) => [e.textContent, e.className])"
+        return [(text, kind) for text, kind in self.chrome.execute_script(script, self.answer(side))]
+
+    def number(self, name: str, side: str = "with") -> str:
+        """Return one of the numbers above an answer."""
+        cell = self.answer(side).find_element(By.CSS_SELECTOR, f"[data-number={name}]")
+        return str(cell.get_property("textContent"))
+
+    def note(self, side: str = "with") -> str:
+        """Return what is said below an answer."""
+        return str(self.answer(side).find_element(By.CLASS_NAME, "note").get_property("textContent"))
+
+    def verdict(self) -> tuple[str, str]:
+        """Return the outcome of the newest comparison, and all that is said of it."""
+        element = self.chrome.find_elements(By.CLASS_NAME, "verdict")[-1]
+        return str(element.get_attribute("class")).removeprefix("verdict "), element.text
+
+    @contextmanager
+    def screen(self, width: int, height: int, *, scale: float = 1, mobile: bool = False) -> Iterator[None]:
+        """Let the window have this size for as long as the block runs."""
+        self.emulate("setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=scale, mobile=mobile)
+        try:
+            yield
+        finally:
+            self.emulate("clearDeviceMetricsOverride")
 
     def complaints(self) -> list[str]:
         """Return the browser's log of errors, such as a violated Content-Security-Policy."""

@@ -17,12 +17,15 @@ from starlette.datastructures import State
 from endpoint.edge.page import HEADERS, PATHS
 from endpoint.http.events import DONE, event
 from tests.endpoint.page.browser import Page, chromium
-from tests.endpoint.page.canned_app import canned_app, chunk
+from tests.endpoint.page.canned_app import EXAMPLES, canned_app, chunk, ended, reset
 from tests.endpoint.toy_app import BEARER, KEY
 from tests.endpoint.web import ask, samples_of, served
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("chromium")]  # it needs Chromium, and one at a time
-PROMPT = "Tell me a story about a raven."
+PROMPT, SEED = "Tell me a story about a raven.", 11
+EQUAL = "Both texts are equal, token for token."
+NOTHING = "\N{EN DASH}"
+TEXT, CHAT = "the beginning of a text", "a message of a chat"
 
 
 @pytest.fixture(scope="module")
@@ -47,58 +50,60 @@ def page(chrome: Chrome, whole: int) -> Page:
 def canned_page(chrome: Chrome, canned: tuple[FastAPI, int]) -> tuple[Page, State]:
     """The page before the server of canned pieces, and what that server sends and was asked."""
     app, port = canned
-    app.state.asked = []
+    reset(app)
     return Page(chrome, port), app.state
 
 
 def streamed(port: int, path: str, **body: Any) -> list[dict[str, Any]]:
     """Return the events of a stream, requested without a browser."""
-    options = {"stream": True, "stream_options": {"include_usage": True}, "include_draft_spans": True}
+    drafts = {"include_draft_spans": True, "include_rejected_drafts": True}
+    options = {"stream": True, "stream_options": {"include_usage": True}, **drafts}
     lines = ask(port, path, {**body, **options}, headers=BEARER).body.decode().splitlines()
     return [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
 
 
-def spans_of(events: list[dict[str, Any]]) -> list[tuple[str, bool]]:
-    """Return the events' text in pieces, where neighbours of one kind are one piece."""
-    spans = [
-        (span["text"], span["is_accepted"])
-        for event in events
-        for choice in event["choices"]
-        for span in choice.get("draft_spans", ())
-    ]
-    return [("".join(text for text, _ in group), kind) for kind, group in groupby(spans, key=lambda span: span[1])]
-
-
-def numbers(page: Page) -> list[str]:
-    return [page.text(name) for name in ("acceptance-rate", "acceptance-length", "tokens")]
+def spans_of(events: list[dict[str, Any]]) -> list[tuple[str, str]]:
+    """Return the events' text in pieces with their kinds, where neighbours of one kind are one piece."""
+    spans = []
+    for choice in (choice for each in events for choice in each["choices"]):
+        for span in choice.get("draft_spans", ()):
+            if "rejected" in span:
+                spans.append((span["rejected"].replace("\n", "⏎"), f"rejected {len(spans)}"))
+            if span["text"]:
+                spans.append((span["text"], "accepted" if span["is_accepted"] else "written"))
+    grouped = groupby(spans, key=lambda span: span[1])
+    return [("".join(text for text, _ in group), kind.partition(" ")[0]) for kind, group in grouped]
 
 
 @pytest.mark.parametrize(
     ("kind", "path", "prompt"),
-    [("text", "/v1/completions", {"prompt": PROMPT}), ("a message", "/v1/chat/completions", None)],
+    [(TEXT, "/v1/completions", {"prompt": PROMPT}), (CHAT, "/v1/chat/completions", None)],
     ids=["text", "chat"],
 )
-def test_a_text_is_shown_with_its_accepted_draft_tokens_shaded(
+def test_a_text_is_shown_with_what_its_drafts_did_beside_the_same_text_without_drafts(
     page: Page, whole: int, kind: str, path: str, prompt: dict[str, Any] | None
 ) -> None:
     body = prompt or {"messages": [{"role": "user", "content": PROMPT}]}
-    events = streamed(whole, path, **body, max_tokens=60, temperature=0)
-    page.send(key=KEY, prompt=PROMPT, kind=kind, max_tokens=60)
-    assert page.until_ended().startswith("Ended")
-    unstreamed = ask(whole, path, {**body, "max_tokens": 60, "temperature": 0}, headers=BEARER)
-    choice = json.loads(unstreamed.body)["choices"][0]
-    assert page.text("output") == (choice["text"] if prompt else choice["message"]["content"])
+    body |= {"max_tokens": 60, "temperature": 0.8, "seed": SEED}
+    events = streamed(whole, path, **body)
+    page.send(key=KEY, prompt=PROMPT, kind=kind, max_tokens=60, seed=SEED)
+    assert page.until_ended() == EQUAL
+    choice = json.loads(ask(whole, path, body, headers=BEARER).body)["choices"][0]
+    assert page.output() == page.output("without") == (choice["text"] if prompt else choice["message"]["content"])
     assert page.spans() == spans_of(events)
-    assert {is_drafted for _, is_drafted in page.spans()} == {True, False}
-    drafts, usage = events[-1]["metrics"]["speculative_decoding"], events[-1]["usage"]
-    assert numbers(page) == [
-        f"{100 * drafts['draft_acceptance_rate']:.1f} %",
-        f"{drafts['mean_acceptance_length']:.2f}",
-        str(usage["completion_tokens"]),
-    ]
-    assert float(page.text("speed")) > 0
+    assert {kind for _, kind in page.spans()} == {"accepted", "written", "rejected"}
+    assert {kind for _, kind in page.spans("without")} == {"written"}
+    drafts, num_tokens = events[-1]["metrics"]["speculative_decoding"], events[-1]["usage"]["completion_tokens"]
+    rounds = sum(choice.get("draft_counts", {}).get("num_tokens", 0) > 0 for e in events for choice in e["choices"])
+    assert page.number("rate") == f"{100 * drafts['draft_acceptance_rate']:.1f} %"
+    assert page.number("round") == f"{num_tokens / rounds:.2f}"
+    assert (page.number("rate", "without"), page.number("round", "without")) == (NOTHING, "1.00")
+    for side in ("with", "without"):
+        assert page.number("tokens", side) == str(num_tokens)
+        assert re.fullmatch(r"\d+ ms", page.number("first", side))
+        assert float(page.number("speed", side)) > 0
+    assert page.verdict() == ("equal", f"=\n{EQUAL} {num_tokens} tokens, in {rounds} rounds instead of {num_tokens}.")
     assert page.text("model") == "some/pair"
-    assert page.style(".drafted", "background-color") != page.style("#output", "background-color")
     assert page.complaints() == []
 
 
@@ -112,19 +117,81 @@ def test_the_counts_in_the_stream_add_up_to_those_at_its_end(whole: int) -> None
     assert sum(count["num_draft_tokens"] > 0 for count in counts) == drafts["num_spec_steps"]
 
 
+DIFFERENT = {
+    "a text that goes on otherwise": (ended("one two", 1, 2), ended("one six", 1, 3), "after 1 tokens.", "“one six”"),
+    "a text that is longer": (ended("one", 1), ended("one two", 1, 2), "after 1 tokens.", "“one two” without it"),
+    "other tokens of one text": (ended("one two", 1, 2), ended("one two", 1, 4), "after 1 tokens.", "“one two”"),
+    "another text of the same tokens": (ended("one", 1), ended("ONE", 1), "after 1 tokens.", "“ONE” without it"),
+}
+
+
+@pytest.mark.parametrize(("with_draft", "without", "where", "quoted"), DIFFERENT.values(), ids=DIFFERENT.keys())
+def test_texts_that_differ_are_said_to_differ(
+    canned_page: tuple[Page, State], with_draft: Any, without: Any, where: str, quoted: str
+) -> None:
+    page, server = canned_page
+    server.pieces, server.pieces_without = with_draft, without
+    for exact, why in (("proved", "this is a fault"), ("no", "does not promise equal texts")):
+        server.described["exact"] = exact
+        page.send(prompt="x")
+        assert page.until_ended() == f"The texts differ {where}"
+        outcome, said = page.verdict()
+        assert outcome == "differs"
+        assert quoted in said
+        assert why in said
+        assert page.find("status").get_attribute("class") == "wrong"
+
+
+def test_texts_that_were_stopped_are_not_said_to_be_equal(canned_page: tuple[Page, State]) -> None:
+    page, server = canned_page
+    server.pieces = ended("one two", 1, 2)
+    server.pieces_without = [chunk("one", token_ids=[1]), *[b": still there\n\n"] * 3000]
+    page.send(prompt="x")
+    page.until(lambda: page.output("without"), "no text without the draft")
+    page.find("prompt").send_keys(Press.ESCAPE)
+    assert page.until_ended() == "The texts are not compared to the end."
+    assert page.verdict() == ("open", "…\nThe texts are not compared to the end. Their first 1 tokens are equal.")
+    assert (page.note(), page.note("without")) == ("Ended by itself.", "Stopped.")
+
+
+def test_the_second_text_is_asked_for_when_the_first_one_has_ended(canned_page: tuple[Page, State]) -> None:
+    page, server = canned_page
+    server.pieces = [chunk("one", token_ids=[1]), *[b": still there\n\n"] * 3000]
+    page.send(prompt="x")
+    page.until(page.output, "no text")
+    assert len(server.asked) == 1
+    assert page.note("without").startswith("It is written after the other one")
+    page.find("prompt").send_keys(Press.ESCAPE)
+    assert page.until_ended() == "Stopped."
+    assert page.note("without") == "It was not written."
+    assert not page.chrome.find_elements(By.CLASS_NAME, "verdict")
+    assert len(server.asked) == 1
+
+
 def test_counts_and_text_are_shown_while_the_text_is_written(canned_page: tuple[Page, State]) -> None:
     page, server = canned_page
     counts = {"num_tokens": 3, "num_draft_tokens": 4, "num_accepted_tokens": 2}
     choice = {"index": 0, "text": "half", "finish_reason": None, "draft_counts": counts}
     server.pieces = [event({"choices": [choice]}), *[b": still there\n\n"] * 3000]
-    page.send(prompt="x")
-    page.until(lambda: page.text("output") == "half", "no text while it is written")
+    page.send(prompt="x", sides="with")
+    page.until(lambda: page.output() == "half", "no text while it is written")
     assert not page.find("send").is_enabled()
-    assert numbers(page) == ["50.0 %", "3.00", "3"]
-    assert page.find("output").get_attribute("aria-busy") == "true"
+    assert [page.number(name) for name in ("rate", "round", "tokens")] == ["50.0 %", "3.00", "3"]
+    assert page.answer().find_element(By.CLASS_NAME, "output").get_attribute("aria-busy") == "true"
     page.find("prompt").send_keys(Press.ESCAPE)
     assert page.until_ended() == "Stopped."
-    assert page.text("output") == "half"
+    assert page.output() == "half"
+    assert page.answer().find_element(By.CLASS_NAME, "output").get_attribute("aria-busy") == "false"
+
+
+def test_rejected_drafts_can_be_hidden(page: Page) -> None:
+    page.send(key=KEY, prompt=PROMPT, max_tokens=60, seed=SEED, sides="with")
+    page.until_ended()
+    rejected = page.answer().find_elements(By.CSS_SELECTOR, "del")
+    assert rejected
+    assert all(element.is_displayed() for element in rejected)
+    page.find("show-rejected").click()
+    assert not any(element.is_displayed() for element in rejected)
 
 
 def num_cancelled(port: int) -> float:
@@ -135,20 +202,77 @@ def num_cancelled(port: int) -> float:
 @pytest.mark.parametrize("how", ["the button", "the key"])
 def test_stopping_ends_it_in_the_engine_too(page: Page, whole: int, how: str) -> None:
     before = num_cancelled(whole)
-    page.fill(key=KEY, prompt="The", max_tokens=400, temperature="1.5")
-    for _ in range(8):  # a drawn text may end by itself before it is stopped
-        page.send()
-        page.until(lambda: page.text("output"), "no text")
+    page.fill(key=KEY, max_tokens=400, temperature="1.5", sides="without")
+    for seed in range(8):  # a drawn text may end by itself before it is stopped
+        page.send(prompt="The", kind=TEXT, seed=seed)
+        page.until(lambda: page.output("without"), "no text")
         if how == "the button":
             page.find("stop").click()
         else:
-            page.find("output").send_keys(Press.ESCAPE)
+            page.find("conversation").send_keys(Press.ESCAPE)
         if page.until_ended() == "Stopped.":
             break
     else:
         pytest.fail("eight texts ended by themselves")
     page.until(lambda: num_cancelled(whole) == before + 1, "the engine writes on")
     assert not page.find("stop").is_enabled()
+
+
+def test_each_turn_is_asked_with_those_before_it_until_a_new_chat_begins(canned_page: tuple[Page, State]) -> None:
+    page, server = canned_page
+    for prompt, answer in (("hello", "hi"), ("and?", "so"), ("more", "no")):
+        server.pieces = ended(answer, 1)
+        page.send(prompt=prompt)
+        assert page.until_ended() == EQUAL
+        assert page.find("prompt").get_property("value") == ""
+    said = [
+        {"role": role, "content": content}
+        for prompt, answer in (("hello", "hi"), ("and?", "so"), ("more", "no"))
+        for role, content in (("user", prompt), ("assistant", answer))
+    ]
+    assert [body["messages"] for body in server.asked] == [said[:1], said[:1], said[:3], said[:3], said[:5], said[:5]]
+    assert len(page.chrome.find_elements(By.CLASS_NAME, "turn")) == 3
+    page.find("new-chat").click()
+    assert not page.chrome.find_elements(By.CLASS_NAME, "turn")
+    assert page.find("welcome").is_displayed()
+    assert page.text("status") == ""
+    page.send(prompt="anew")
+    page.until_ended()
+    assert server.asked[-1]["messages"] == [{"role": "user", "content": "anew"}]
+
+
+def test_the_bundled_model_goes_on_with_a_conversation(page: Page) -> None:
+    for prompt in ("What is 71 + 73?", "And what is 9 x 48?"):
+        page.send(key=KEY, prompt=prompt, max_tokens=50)
+        assert page.until_ended() == EQUAL
+    assert len(page.chrome.find_elements(By.CSS_SELECTOR, ".verdict.equal")) == 2
+
+
+def test_an_example_is_sent_when_it_is_clicked_and_shown_as_text(canned_page: tuple[Page, State]) -> None:
+    page, server = canned_page
+    server.pieces = ended("hello", 1)
+    buttons = page.chrome.find_elements(By.CSS_SELECTOR, "#examples button")
+    assert [button.text for button in buttons] == list(EXAMPLES)
+    page.fill(kind=TEXT)
+    buttons[0].click()
+    assert page.until_ended() == EQUAL
+    assert server.asked[0]["messages"] == [{"role": "user", "content": EXAMPLES[0]}]
+    assert not page.find("welcome").is_displayed()
+    assert not page.chrome.find_elements(By.CSS_SELECTOR, "#turns b")
+
+
+def test_a_page_without_examples_of_its_own_has_general_ones(page: Page) -> None:
+    assert len(page.chrome.find_elements(By.CSS_SELECTOR, "#examples button")) == 4
+
+
+def test_a_key_is_asked_for_only_where_one_is_needed(page: Page, canned_page: tuple[Page, State], whole: int) -> None:
+    open_page, _ = canned_page
+    assert not open_page.find("key").is_displayed()
+    open_page.until(lambda: open_page.text("model") == "canned", "the model is not named before the first prompt")
+    assert json.loads(ask(open_page.port, "/page/page.json").body) == {"needs_key": False, "examples": list(EXAMPLES)}
+    closed_page = Page(page.chrome, whole)
+    assert closed_page.find("key").is_displayed()
+    assert json.loads(ask(whole, "/page/page.json").body) == {"needs_key": True, "examples": []}
 
 
 def test_the_key_is_kept_in_its_field_and_nowhere_else(page: Page, chrome: Chrome) -> None:
@@ -168,18 +292,28 @@ def test_the_key_is_kept_in_its_field_and_nowhere_else(page: Page, chrome: Chrom
     assert page.find("key").get_property("value") == ""
 
 
-def test_without_a_key_the_page_shows_the_servers_error(page: Page) -> None:
+def test_without_a_key_the_page_shows_the_servers_error_and_keeps_the_prompt(page: Page) -> None:
     page.send(prompt=PROMPT)
     assert page.until_ended() == "Send an API key in the header Authorization: Bearer KEY."
+    assert page.chrome.switch_to.active_element.get_attribute("id") == "key"
     page.send(key="sk-not-one-of-the-keys")
     page.until(lambda: page.text("status") == "The API key is not valid here.", "it does not say why")
     assert page.find("status").get_attribute("class") == "wrong"
-    assert page.text("output") == ""
+    assert page.find("prompt").get_property("value") == PROMPT
+    assert not page.chrome.find_elements(By.CLASS_NAME, "turn")
 
 
-def test_a_refused_request_shows_the_reason(page: Page) -> None:
-    page.send(key=KEY, prompt="word " * 3000, max_tokens=4)
-    assert page.until_ended().startswith("This model's context is 512 tokens")
+def test_a_refused_request_shows_the_reason_and_what_to_do(page: Page) -> None:
+    page.send(key=KEY, prompt="x " * 3000)
+    said = page.until_ended()
+    assert "the prompt has" in said
+    assert said.endswith("Start a new chat, or ask for fewer tokens.")
+    assert page.note() == said
+    assert page.note("without") == "It was not written."
+    assert page.find("prompt").get_property("value") == "x " * 3000, "it can be mended and sent again"
+    page.fill(prompt=PROMPT, max_tokens=4)
+    page.send()
+    page.until(lambda: page.text("status") == EQUAL, "what failed is a part of the next prompt")
 
 
 MISBEHAVING: dict[str, tuple[Any, str, str]] = {
@@ -191,6 +325,11 @@ MISBEHAVING: dict[str, tuple[Any, str, str]] = {
     ),
     "an answer of another server": (JSONResponse({"detail": "no"}, 502), "The server answered 502.", ""),
     "an error with its reason": (JSONResponse({"error": {"message": "No."}}, 429), "No.", ""),
+    "a busy server": (
+        JSONResponse({"error": {"message": "Full.", "code": "server_busy"}}, 429),
+        "Full. Try again in a moment.",
+        "",
+    ),
     "markup": (
         [chunk("<img src=x onerror=alert(1)>"), chunk("<script>alert(1)</script>", finish_reason="stop"), DONE],
         "Ended by itself.",
@@ -216,37 +355,67 @@ def test_a_stream_is_shown_as_text_with_the_reason_of_its_end(
 ) -> None:
     page, server = canned_page
     server.pieces = pieces
-    page.send(prompt="x")
-    assert page.until_ended() == status
-    assert page.text("output") == text
-    assert not page.chrome.find_elements(By.CSS_SELECTOR, "#output img, #output script")
+    page.send(prompt="x", sides="with")
+    assert page.until_ended() == status == page.note()
+    assert page.output() == text
+    assert not page.chrome.find_elements(By.CSS_SELECTOR, ".output img, .output script")
     assert not [said for said in page.complaints() if "status of" not in said]
+
+
+def test_a_rejected_draft_is_shown_as_text(canned_page: tuple[Page, State]) -> None:
+    page, server = canned_page
+    spans = [{"text": "a", "is_accepted": False, "rejected": "<b>\nb</b>"}]
+    server.pieces = [
+        event({"choices": [{"index": 0, "text": "a", "finish_reason": "stop", "draft_spans": spans}]}),
+        DONE,
+    ]
+    page.send(prompt="x", sides="with")
+    page.until_ended()
+    assert page.spans() == [("<b>⏎b</b>", "rejected"), ("a", "written")]
+    assert page.output() == "a"
 
 
 def test_a_lost_server_is_reported(chrome: Chrome) -> None:
     with served(canned_app()) as port:
         page = Page(chrome, port)
     page.send(prompt="x")
-    assert page.until_ended() == "The server cannot be reached."
+    assert page.until_ended() == "The server cannot be reached. Is it still running?"
 
 
-def test_the_request_holds_what_was_typed(canned_page: tuple[Page, State]) -> None:
+def test_both_requests_hold_what_was_typed_and_only_one_of_them_drafts(canned_page: tuple[Page, State]) -> None:
     page, server = canned_page
-    server.pieces = [chunk("", finish_reason="stop"), DONE]
-    page.send(prompt="a\nb", max_tokens=7, temperature="0.5")
+    server.pieces = ended("", 1)
+    page.send(prompt="a", max_tokens=7, temperature="0.5", seed=2**53 - 1, kind=TEXT)
     page.until_ended()
-    page.send(kind="a message")
-    page.until(lambda: len(server.asked) == 2, "it was not asked")
-    shared = {"model": "canned", "max_tokens": 7, "temperature": 0.5, "stream": True, "include_draft_spans": True}
-    shared |= {"stream_options": {"include_usage": True}}
-    assert server.asked == [{**shared, "prompt": "a\nb"}, {**shared, "messages": [{"role": "user", "content": "a\nb"}]}]
+    page.send(prompt="a", kind=CHAT, sides="without")
+    page.until(lambda: len(server.asked) == 3, "it was not asked")
+    shared = {"model": "canned", "max_tokens": 7, "temperature": 0.5, "seed": 2**53 - 1, "return_token_ids": True}
+    shared |= {"stream": True, "stream_options": {"include_usage": True}, "include_draft_spans": True}
+    assert server.asked == [
+        {**shared, "prompt": "a", "include_rejected_drafts": True},
+        {**shared, "prompt": "a", "num_speculative_tokens": 0},
+        {**shared, "messages": [{"role": "user", "content": "a"}], "num_speculative_tokens": 0},
+    ]
+
+
+def test_a_server_that_cannot_do_without_drafts_is_asked_for_one_text(canned_page: tuple[Page, State]) -> None:
+    page, server = canned_page
+    server.described["controls_drafts"] = False
+    server.pieces = ended("one", 1)
+    page.send(prompt="x")
+    assert page.until_ended() == "Ended by itself."
+    assert not page.chrome.find_elements(By.CSS_SELECTOR, "[data-side=without]")
+    assert [{"num_speculative_tokens", "include_rejected_drafts"} & body.keys() for body in server.asked] == [set()]
+    assert page.find("no-choice").is_displayed()
+    choices = page.chrome.find_elements(By.CSS_SELECTOR, "[name=sides]")
+    assert [choice.is_enabled() for choice in choices] == [False, True, False]
 
 
 def test_a_lossy_server_is_warned_of(canned_page: tuple[Page, State]) -> None:
     page, server = canned_page
-    server.pieces = [chunk("", finish_reason="stop"), DONE]
+    server.pieces = ended("", 1)
     for warning in ("the texts <b>are not</b> the target's", ""):
-        server.warning = warning
+        server.described["warning"] = warning
         page.send(prompt="x")
         page.until(lambda warning=warning: page.text("warning") == warning, "the warning is not shown")
         assert page.find("warning").is_displayed() == bool(warning)
@@ -257,14 +426,25 @@ def test_nothing_is_sent_while_a_field_is_wrong_or_an_answer_is_streaming(canned
     page, server = canned_page
     server.pieces = [b": wait\n\n"] * 3000
     page.send()
-    page.send(prompt="x", max_tokens=0)
+    page.find("settings").find_element(By.TAG_NAME, "summary").click()
+    page.chrome.execute_script("document.getElementById('max-tokens').value = 0")
+    page.send(prompt="x")
+    assert page.find("max-tokens").is_displayed(), "what is wrong must be seen"
     assert server.asked == []
     page.send(max_tokens=5)
     page.until(lambda: server.asked, "it was not asked")
-    page.send()
+    page.send(prompt="y")
     page.find("prompt").send_keys(Press.ESCAPE)
     page.until_ended()
     assert len(server.asked) == 1
+
+
+def test_enter_sends_and_shift_enter_begins_a_line(canned_page: tuple[Page, State]) -> None:
+    page, server = canned_page
+    server.pieces = ended("", 1)
+    page.find("prompt").send_keys("a", Press.SHIFT, Press.ENTER, Press.NULL, "b", Press.ENTER)
+    page.until_ended()
+    assert server.asked[0]["messages"] == [{"role": "user", "content": "a\nb"}]
 
 
 def test_the_policy_lets_no_other_code_run(page: Page, chrome: Chrome) -> None:
@@ -277,7 +457,7 @@ def test_the_policy_lets_no_other_code_run(page: Page, chrome: Chrome) -> None:
     assert len([said for said in page.complaints() if "Content Security Policy" in said]) == 2
 
 
-def test_the_page_loads_its_own_three_files_and_nothing_else(page: Page, chrome: Chrome, whole: int) -> None:
+def test_the_page_loads_its_own_files_and_nothing_else(page: Page, chrome: Chrome, whole: int) -> None:
     loaded = chrome.execute_script("return performance.getEntriesByType('resource').map((entry) => entry.name)")
     own = {f"http://127.0.0.1:{whole}{path}" for path in PATHS if path != "/"}
     assert {address for address in loaded if not address.startswith("data:")} == own
@@ -289,20 +469,59 @@ def test_the_page_loads_its_own_three_files_and_nothing_else(page: Page, chrome:
     assert "unsafe" not in HEADERS["content-security-policy"]
 
 
+def box(page: Page, element: Any) -> tuple[float, ...]:
+    script = "const b = arguments[0].getBoundingClientRect(); return [b.left, b.top, b.right, b.bottom]"
+    return tuple(page.chrome.execute_script(script, element))
+
+
 @pytest.mark.parametrize("width", [320, 390, 768, 1600])
-def test_the_page_fits_every_width(page: Page, chrome: Chrome, width: int) -> None:
-    page.emulate("setDeviceMetricsOverride", width=width, height=800, deviceScaleFactor=1, mobile=False)
-    try:
-        page.fill(key=KEY, prompt="x" * 300)
-        box = "const b = arguments[0].getBoundingClientRect(); return [b.left, b.right, b.width, b.height]"
-        assert chrome.execute_script("return document.documentElement.scrollWidth") <= width
-        for element in chrome.find_elements(By.CSS_SELECTOR, "input, select, textarea, button, #output, dd"):
-            left, right, shown_width, shown_height = chrome.execute_script(box, element)
-            assert left >= 0
-            assert right <= width
-            assert min(shown_width, shown_height) >= 20
-    finally:
-        page.emulate("clearDeviceMetricsOverride")
+def test_the_page_fits_every_width(canned_page: tuple[Page, State], width: int) -> None:
+    page, server = canned_page
+    server.pieces = ended("x" * 3000, 1)
+    with page.screen(width, 800):
+        page.chrome.execute_script("document.getElementById('settings').open = true")
+        page.send(prompt="x" * 300)
+        page.until_ended()
+        assert page.chrome.execute_script("return document.documentElement.scrollWidth") <= width
+        for element in page.chrome.find_elements(By.CSS_SELECTOR, "input, select, textarea, button, .output, dd"):
+            left, top, right, bottom = box(page, element)
+            if right > left:  # it is shown
+                assert left >= 0
+                assert right <= width
+                assert min(right - left, bottom - top) >= 17
+
+
+def test_a_phone_shows_the_answer_between_header_and_prompt_without_scrolling(page: Page) -> None:
+    with page.screen(390, 844, mobile=True):
+        page.chrome.execute_script("document.getElementById('settings').open = true")
+        page.fill(key=KEY)
+        page.chrome.execute_script("document.getElementById('settings').open = false")
+        for _ in range(2):
+            page.send(prompt=PROMPT)
+            assert page.until_ended() == EQUAL
+        assert page.chrome.execute_script("return [scrollX, scrollY, document.documentElement.scrollHeight]") == [
+            0,
+            0,
+            844,
+        ]
+        assert box(page, page.find("new-chat"))[1] >= 0
+        _, top, _, bottom = box(page, page.find("conversation"))
+        assert bottom - top > 844 / 2
+        last = page.answer("without").find_element(By.CSS_SELECTOR, ".output > span:last-child")
+        assert top < box(page, last)[3] <= bottom
+        assert box(page, page.find("status"))[3] <= 844
+
+
+def test_a_desktop_is_used_from_edge_to_edge_with_both_texts_side_by_side(page: Page) -> None:
+    with page.screen(1920, 1080):
+        page.send(key=KEY, prompt=PROMPT)
+        assert page.until_ended() == EQUAL
+        one, other = (box(page, page.answer(side)) for side in ("with", "without"))
+        assert one[1] == other[1]
+        assert one[2] < other[0]
+        assert min(one[2] - one[0], other[2] - other[0]) > 700
+        assert box(page, page.find("settings"))[0] == 0
+        assert other[2] > 1920 - 60
 
 
 def contrast(ink: str, paper: str) -> float:
@@ -318,11 +537,16 @@ def contrast(ink: str, paper: str) -> float:
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_the_contrast_suffices_in_both_color_schemes(page: Page, scheme: str) -> None:
+def test_the_contrast_suffices_in_both_color_schemes(canned_page: tuple[Page, State], scheme: str) -> None:
+    page, server = canned_page
+    server.pieces, server.pieces_without = ended("one", 1), ended("two", 2)
     page.emulate("setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
     try:
-        own = [(one, one) for one in ("body", "#output", ".legend .drafted", "#send", "#prompt")]
-        for ink, paper in (*own, (".hint", "body"), ("dt", "body"), ("#output", ".legend .drafted")):
+        page.send(prompt="x")
+        page.until_ended()
+        own = [(one, one) for one in ("body", ".answer", ".accepted", "#send", "#prompt", ".prompt", ".verdict")]
+        on_panel = [(ink, ".answer") for ink in ("dt", ".note", ".output", ".rejected", "#model", "#keys", "#status")]
+        for ink, paper in (*own, *on_panel, (".output", ".accepted"), (".hint", "body"), (".legend p", "body")):
             ratio = contrast(page.style(ink, "color"), page.style(paper, "background-color"))
             assert ratio >= 4.5, (ink, paper, ratio)
         assert (contrast(page.style("body", "background-color"), "rgb(0, 0, 0)") < 3) is (scheme == "dark")
@@ -330,24 +554,39 @@ def test_the_contrast_suffices_in_both_color_schemes(page: Page, scheme: str) ->
         page.emulate("setEmulatedMedia", features=[])
 
 
+def test_what_drafts_did_is_told_by_shape_and_not_by_colour_alone(page: Page) -> None:
+    assert page.style(".accepted", "border-bottom-style") == "solid"
+    assert page.style(".rejected", "border-top-style") == "dashed"
+    assert page.style(".rejected", "text-decoration-line") == "line-through"
+    page.send(key=KEY, prompt=PROMPT, max_tokens=4, sides="without")
+    page.until_ended()
+    assert page.style(".written", "border-bottom-style") == page.style(".written", "text-decoration-line") == "none"
+
+
 def test_the_keyboard_reaches_everything_in_the_order_in_which_it_is_read(page: Page, chrome: Chrome) -> None:
-    focused = [page.chrome.switch_to.active_element.get_attribute("id")]
-    page.find("key").click()
-    for _ in range(6):
-        focused.append(chrome.switch_to.active_element.get_attribute("id"))
-        chrome.switch_to.active_element.send_keys(Press.TAB)
-    focused.append(chrome.switch_to.active_element.get_attribute("id"))
-    assert focused == ["prompt", "key", "prompt", "kind", "max-tokens", "temperature", "send", "output"]
-    assert page.style("#output", "outline-style") == "solid"
+    assert chrome.switch_to.active_element.get_attribute("id") == "prompt"
+    page.send(key=KEY, prompt=PROMPT, max_tokens=4)
+    page.until_ended()
+    focused = []
+    chrome.execute_script("document.getElementById('new-chat').focus()")
+    for _ in range(15):
+        active = chrome.switch_to.active_element
+        focused.append(active.get_attribute("id") or active.get_attribute("class") or active.accessible_name)
+        active.send_keys(Press.TAB)
+    settings = ["key", "with and without the draft", "kind", "seed", "new-seed", "temperature", "max-tokens"]
+    texts = ["conversation", "output", "output", "prompt", "send"]
+    assert focused == ["new-chat", "Settings", *settings, "show-rejected", *texts]
 
 
 def test_each_field_has_an_accessible_name(page: Page, chrome: Chrome) -> None:
-    fields = chrome.find_elements(By.CSS_SELECTOR, "input, select, textarea, button, #output")
-    names = [field.accessible_name for field in fields]
-    assert len(names) == 8
-    assert all(names)
+    page.send(key=KEY, prompt=PROMPT, max_tokens=4)
+    page.until_ended()
+    fields = chrome.find_elements(By.CSS_SELECTOR, "input, select, textarea, button, summary, main, ul, .output")
+    names = {field.accessible_name for field in fields if field.is_displayed()}
+    assert "" not in names
+    assert {"Prompt", "API key", "Seed", "Temperature", "Text with the draft", "Text without the draft"} <= names
     assert page.find("status").get_attribute("role") == "status"
 
 
 def test_the_page_is_served_only_if_it_is_switched_on(toy: int) -> None:
-    assert [ask(toy, path, headers=BEARER).status for path in PATHS] == [404, 404, 404]
+    assert [ask(toy, path, headers=BEARER).status for path in PATHS] == [404] * len(PATHS)

@@ -62,6 +62,10 @@ def mended(body: dict[str, Any]) -> dict[str, Any]:
             body[name] = {"n": 1, "best_of": 2, "min_tokens": 3}.get(name, 7)
     if not body.get("stream"):
         body = {name: value for name, value in body.items() if name not in ("stream_options", "include_draft_spans")}
+    if not body.get("include_draft_spans"):
+        body.pop("include_rejected_drafts", None)
+    if type(body.get("num_speculative_tokens")) is int:
+        body["num_speculative_tokens"] %= 4
     if isinstance(body.get("stop"), list):
         body["stop"] = [text for text in body["stop"] if text][:4]
     if isinstance(body.get("prompt"), list):

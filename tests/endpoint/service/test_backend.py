@@ -24,8 +24,10 @@ ENDING = Ending("length", None, None, 0)
 GENERATION = Generation(request_id="r", prompts=((1,),), seeds=(1,), params=SamplingParams(n=2))
 
 
-def delta(index: int, *tokens: int, accepted: int = 0, drafted: int = 0, ends: bool = False) -> Delta:
-    return Delta(index, tokens, accepted, max(drafted, accepted), ending=ENDING if ends else None)
+def delta(
+    index: int, *tokens: int, accepted: int = 0, drafted: int = 0, ends: bool = False, rejected: tuple[int, ...] = ()
+) -> Delta:
+    return Delta(index, tokens, accepted, max(drafted, accepted), (), ENDING if ends else None, rejected)
 
 
 class Handle:
@@ -89,15 +91,16 @@ async def test_generation_resumes_where_the_dead_replica_stopped() -> None:
 
 async def test_a_token_that_is_written_again_is_counted_once_in_the_round_that_delivered_it() -> None:
     handle = Handle(
-        [[delta(0, 1, 2, 3, accepted=2, drafted=3), delta(1, 8, drafted=2)], ActorDiedError()],
+        [[delta(0, 1, 2, 3, accepted=2, drafted=3, rejected=(7,)), delta(1, 8, drafted=2)], ActorDiedError()],
         [
-            [delta(0, 1, 2, accepted=1, drafted=1), delta(1, 8, 9, accepted=1, drafted=4)],
+            [delta(0, 1, 2, accepted=1, drafted=1, rejected=(6,)), delta(1, 8, 9, accepted=1, drafted=4)],
             [delta(0, 3, 4, 5, accepted=2, drafted=4), delta(1, 7, drafted=4)],
             [delta(0, 6, drafted=2, ends=True), delta(1, ends=True)],
         ],
     )
     deltas = await read(handle)
     expected = [[(3, 2), (3, 1), (2, 0)], [(2, 0), (3, 0), (4, 0)]]
+    assert [delta.rejected for delta in deltas if delta.rejected] == [(7,)], "a round that brings nothing shows nothing"
     for index, rounds in enumerate(expected):
         own = [delta for delta in deltas if delta.index == index]
         assert [(delta.num_drafted, delta.num_accepted) for delta in own if delta.token_ids] == rounds

@@ -62,6 +62,8 @@ def test_the_configuration_reaches_every_part() -> None:
         (["--serve.body_timeout_s=0"], "serve.body_timeout_s"),
         (["--serve.key_variables=KEYS"], "serve.open lets everyone in, and there are serve.key_files"),
         (["--stages.tensor_parallel=2", "--serve.hang_timeout_s=100"], "serve.hang_timeout_s is 100"),
+        (["--serve.page_examples=hello"], "serve.page_examples are shown on the page; switch it on with serve.page"),
+        (["--serve.page", '--serve.page_examples=["a", " "]'], r"serve.page_examples\[1\] must be a message"),
         (["--serve.batches_max_rows=0"], "serve.batches_max_rows must be at least 1"),
         (["--serve.batches_keep_s=0"], "serve.batches_keep_s must be above 0"),
         (["--serve.batches_reserved_slots=-1"], "serve.batches_reserved_slots must not be negative"),
@@ -111,6 +113,7 @@ def test_the_example_is_valid_and_open_to_this_machine_only() -> None:
     config = load_serve_config(["--config=examples/configs/serve.yaml"], PROG)
     assert config.serve.service.model == "dray/tiny-pair"
     assert (config.serve.host, config.keys(), config.serve.page) == ("127.0.0.1", None, True)
+    assert config.edge_settings().page_examples[0] == "Tell me a story about a raven and a lighthouse."
 
 
 def test_a_model_without_a_name_of_its_own_has_that_of_its_folder(
