@@ -20,6 +20,7 @@ from endpoint.service.backend import Replicas
 from endpoint.service.metrics import ServingMetrics
 from endpoint.service.service import Service, ServiceSettings
 from pipeline.logs import LogSettings, set_up_logs
+from pipeline.ray_internals import keep_serve_on_loopback
 
 
 class Ingress:
@@ -46,6 +47,7 @@ class Ingress:
         that Ray Serve leaves requests to the ingress before it. `batches` is the handle of the deployment that drives
         batches, where the Batch API is on.
         """
+        keep_serve_on_loopback()
         set_up_logs(log_settings)
         backend = Replicas(
             replicas,

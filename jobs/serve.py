@@ -6,7 +6,6 @@ After SIGTERM or Ctrl-C it accepts no new request, finishes those in flight, and
 import hashlib
 import json
 import logging
-import os
 import sys
 import threading
 from collections.abc import Callable, Sequence
@@ -46,6 +45,7 @@ from jobs.config.loading import as_dict
 from jobs.config.serve import ServeConfig, load_serve_config
 from jobs.driver.backend import describe_engine, exactness, lossy
 from jobs.driver.cluster import start_ray, starts_own_ray
+from jobs.driver.hidden_variables import hide_variables
 from jobs.driver.outcome import Exit, bad_configuration
 from jobs.driver.plan import check_models, settled
 from jobs.driver.stopping import sigterm_interrupts
@@ -61,6 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with sigterm_interrupts(), suppress(KeyboardInterrupt):
         try:
             config = load_serve_config(sys.argv[1:] if arguments is None else arguments, prog="python -m jobs.serve")
+            hide_variables(config.serve.key_variables)
             settings, deployment = settled_engine(config)
             mark = uuid4().hex
             application = _application(config, settings, deployment, mark) if not config.dry_run else None
@@ -181,13 +182,12 @@ def _rest(config: ServeConfig, settings: GeneratorSettings) -> str:
         return ""
     said = as_dict(config)
     said["models"] = {name: value for name, value in said["models"].items() if name != "draft"}
-    files = [Path(name).read_bytes() for name in config.serve.key_files]
-    keys = [*files, *(os.environ.get(name, "").encode() for name in config.serve.key_variables)]
+    keys = config.keys()
     models = (
         quick_model_fingerprint(settings.models.target),
         tokenizer_fingerprint(settings.models.tokenizer or settings.models.target),
     )
-    parts = json.dumps(said, sort_keys=True, default=str), [hashlib.sha256(key).hexdigest() for key in keys], models
+    parts = json.dumps(said, sort_keys=True, default=str), keys and keys.fingerprint, models
     return hashlib.sha256(repr(parts).encode()).hexdigest()
 
 

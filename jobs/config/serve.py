@@ -35,7 +35,7 @@ class ServeSettings:
     key_files: tuple[str, ...] = ()
     """Files with API keys, one a line; # begins a comment line."""
     key_variables: tuple[str, ...] = ()
-    """Environment variables with API keys, separated by commas."""
+    """Environment variables with API keys, separated by commas; no other process sees them."""
     open: bool = False
     """Answer everyone, without keys; either keys or this must be given."""
     page: bool = False
@@ -59,6 +59,7 @@ class ServeConfig:
     generator: Annotated[GeneratorSettings, Flat(without=frozenset({"sampling"}))]  # a request brings its own sampling
     serve: ServeSettings = field(default_factory=ServeSettings)
     """The endpoint: where it listens, how much it takes on, and how its processes come and go."""
+    read_keys: Keys | None = None  # as `load_serve_config` found them; their variables may be gone since
 
     def __post_init__(self) -> None:
         self.generator.check_hang_timeout("serve.hang_timeout_s", self.serve.replica.hang_timeout_s)
@@ -80,8 +81,16 @@ class ServeConfig:
         serve = self.serve
         return EdgeSettings(keys=self.keys(), limits=serve.limits, has_page=serve.page, has_docs=serve.docs)
 
+    @property
+    def own_variables(self) -> tuple[str, ...]:
+        """The environment variables that it reads besides those of its fields."""
+        return self.serve.key_variables
+
     def keys(self) -> Keys | None:
-        """Return the keys as they are in files and environment now; None if no key is needed. Raises ValueError."""
+        """Return the keys as they were read, or else are in files and environment now; None if no key is needed.
+
+        Raises ValueError.
+        """
         serve = self.serve
         has_keys = bool(serve.key_files or serve.key_variables)
         if has_keys and serve.open:
@@ -91,11 +100,12 @@ class ServeConfig:
                 "the endpoint would refuse every request: name API keys by serve.key_files or serve.key_variables, or "
                 "say serve.open to answer everyone who can reach the port"
             )
-        return load_keys(serve.key_files, serve.key_variables) if has_keys else None
+        if self.read_keys is not None or not has_keys:
+            return self.read_keys
+        return load_keys(serve.key_files, serve.key_variables)
 
 
 def load_serve_config(arguments: Sequence[str], prog: str) -> ServeConfig:
-    """Return the configuration of these arguments, as `jobs.config.loading.load` does; API keys are checked, too."""
+    """Return the configuration of these arguments, as `jobs.config.loading.load` does, with the API keys read."""
     config = load(ServeConfig, arguments, prog)
-    config.keys()
-    return config
+    return replace(config, read_keys=config.keys())
