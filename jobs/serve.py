@@ -84,6 +84,7 @@ def application(sections: dict[str, Any]) -> Any:
         yaml.safe_dump(sections, file)
         file.flush()
         config = load_serve_config(["--config", file.name], prog="jobs.serve:application")
+    config = replace(config, serve=replace(config.serve, host="0.0.0.0"))  # not known here: Serve's own options say it
     return _application(config, *settled_engine(config))
 
 
@@ -109,9 +110,17 @@ def describe(config: ServeConfig, settings: GeneratorSettings) -> str:
         f"  keys:    {'none: everyone who can reach the port is answered' if keys is None else len(keys)}",
         f"  engines: {engines}, {settings.engine.num_slots} slots each",
         f"  placement: {describe_placement(settings, deployment.max_replicas)}",
+        f"  Ray:     {_describe_ray(config)}",
         f"  batches: {_batch_settings(config).path or 'off (serve.batches_path switches /v1/batches on)'}",
     ]
     return "\n".join(lines)
+
+
+def _describe_ray(config: ServeConfig) -> str:
+    """Return who can reach Ray's own ports, behind which no key of the endpoint is asked for."""
+    if starts_own_ray(config.serve.ray_address):
+        return "started here, on 127.0.0.1 alone"
+    return "the cluster that it joins; whoever reaches the ports of its nodes can run code there and read its metrics"
 
 
 def _application(

@@ -17,6 +17,7 @@ from endpoint.edge import page
 from endpoint.edge.auth import Keys, check_key
 from endpoint.edge.failures import BrokenAnswerError, install_handlers
 from endpoint.edge.headers import check_headers, request_id_of, with_request_id
+from endpoint.edge.hosts import check_host
 from endpoint.edge.strict_json import check_json
 from endpoint.http.bodies import (
     Bodies,
@@ -46,6 +47,7 @@ class EdgeSettings:
 
     keys: Keys | None
     limits: Limits = field(default_factory=Limits)
+    hosts: frozenset[str] | None = None  # names that a Host header may have; any unless given
     has_page: bool = False
     has_docs: bool = False  # /docs and /openapi.json, behind the key like the rest
     max_upload_bytes: int = 0  # of a file; 0 where there is no Batch API
@@ -126,6 +128,8 @@ class Edge:
         """Check one request and pass it on with its whole body. Raises ApiError for the first thing that is wrong."""
         settings = self._settings
         check_headers(scope, settings.limits)
+        if settings.hosts is not None and scope["path"].removeprefix(scope.get("root_path", "")) not in HEALTH_PATHS:
+            check_host(scope, settings.hosts)
         if settings.keys is not None:
             scope["state"]["owner"] = owner_of(check_key(scope, settings.keys, self._public_paths))
         if is_upload(scope):

@@ -11,6 +11,7 @@ from actors.workers.replica import ReplicaSettings
 from endpoint.batches.settings import BatchSettings
 from endpoint.deployment import DeploymentSettings
 from endpoint.edge.auth import Keys, load_keys
+from endpoint.edge.hosts import LOCAL_NAMES, host_name
 from endpoint.edge.install import EdgeSettings
 from endpoint.http.limits import Limits
 from endpoint.service.service import ServiceSettings
@@ -38,6 +39,8 @@ class ServeSettings:
     """Environment variables with API keys, separated by commas; no other process sees them."""
     open: bool = False
     """Answer everyone, without keys; either keys or this must be given."""
+    allowed_hosts: tuple[str, ...] = ()
+    """Names for this endpoint in the Host header; any unless given, but this machine's own with open and 127.0.0.1."""
     page: bool = False
     """Show the page at /: type a prompt and watch it being written."""
     docs: bool = False
@@ -48,6 +51,16 @@ class ServeSettings:
     )
     ray_address: str | None = None
     """Ray cluster; RAY_ADDRESS, or a local one, unless given."""
+
+    def __post_init__(self) -> None:
+        for name in self.allowed_hosts:
+            if not name or host_name(name) != name.lower() or "/" in name:
+                raise ValueError(f"serve.allowed_hosts: expected a name without scheme, port and path, got {name!r}")
+
+    @property
+    def is_local(self) -> bool:
+        """Whether it listens for clients on this machine alone."""
+        return f"[{self.host}]" in LOCAL_NAMES or self.host in LOCAL_NAMES
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +92,16 @@ class ServeConfig:
     def edge_settings(self) -> EdgeSettings:
         """Return what surrounds the application, with the keys as they are now. Raises ValueError."""
         serve = self.serve
-        return EdgeSettings(keys=self.keys(), limits=serve.limits, has_page=serve.page, has_docs=serve.docs)
+        hosts = frozenset(serve.allowed_hosts)
+        if serve.open and serve.is_local:
+            hosts |= LOCAL_NAMES
+        return EdgeSettings(
+            keys=self.keys(),
+            limits=serve.limits,
+            hosts=hosts or None,
+            has_page=serve.page,
+            has_docs=serve.docs,
+        )
 
     @property
     def own_variables(self) -> tuple[str, ...]:
