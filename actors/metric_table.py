@@ -24,6 +24,8 @@ class Metric:
     description: str
     tags: tuple[str, ...]
     boundaries: tuple[float, ...] = ()  # of a histogram's buckets
+    vllm: tuple[str, ...] = ()  # the names of vLLM's metrics that mean the same
+    is_asked_for: bool = False  # it is on the page alone, and asked for when that is
 
     def to_ray(self, **common_tag: str) -> Any:
         """Return the metric as Ray publishes it, with the value of the common tag."""
@@ -45,9 +47,18 @@ class _Table:
     metrics: list[Metric] = field(default_factory=list)
 
     def add(
-        self, kind: Kind, name: str, unit: str, description: str, *tags: str, boundaries: tuple[float, ...] = ()
+        self,
+        kind: Kind,
+        name: str,
+        unit: str,
+        description: str,
+        *tags: str,
+        boundaries: tuple[float, ...] = (),
+        vllm: tuple[str, ...] = (),
+        is_asked_for: bool = False,
     ) -> Metric:
-        self.metrics.append(Metric(name, kind, unit, description, (self.common_tag, *tags), boundaries))
+        tags = self.common_tag, *tags
+        self.metrics.append(Metric(name, kind, unit, description, tags, boundaries, vllm, is_asked_for))
         return self.metrics[-1]
 
     counter, gauge = partialmethod(add, "counter"), partialmethod(add, "gauge")
@@ -128,11 +139,21 @@ METRICS: tuple[Metric, ...] = tuple(_run.metrics)
 _LATENCIES = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 _served = _Table("model_name")
 HTTP_REQUESTS = _served.counter(
-    "dray_http_requests", "requests", "Requests answered, refused ones too.", "route", "method", "status"
+    "dray_http_requests",
+    "requests",
+    "Requests by the status of their answers, refused ones too; 499 if the client left before the end.",
+    "route",
+    "method",
+    "status",
 )
-REQUESTS_RUNNING = _served.gauge("dray_num_requests_running", "requests", "Requests that are being written.")
+REQUESTS_RUNNING = _served.gauge(
+    "dray_num_requests_running", "requests", "Requests that are being written.", vllm=("vllm:num_requests_running",)
+)
 REQUESTS_WAITING = _served.gauge(
-    "dray_num_requests_waiting", "requests", "Requests that no slot has been found for yet."
+    "dray_num_requests_waiting",
+    "requests",
+    "Requests that no slot has been found for yet.",
+    vllm=("vllm:num_requests_waiting",),
 )
 REQUESTS_FINISHED = _served.counter(
     "dray_requests_finished",
@@ -140,40 +161,89 @@ REQUESTS_FINISHED = _served.counter(
     "Requests to generate, by how they ended: stop, length, cancelled (the client left), rejected (the queue was "
     "full), timeout or error.",
     "finished_reason",
+    vllm=("vllm:request_success",),
 )
 QUEUE_SECONDS = _served.histogram(
-    "dray_request_queue_time_seconds", "seconds", "From a request to its slot.", boundaries=_LATENCIES
+    "dray_request_queue_time_seconds",
+    "seconds",
+    "From a request to its slot.",
+    boundaries=_LATENCIES,
+    vllm=("vllm:request_queue_time_seconds",),
 )
 FIRST_TOKEN_SECONDS = _served.histogram(
-    "dray_time_to_first_token_seconds", "seconds", "From a request to its first tokens.", boundaries=_LATENCIES
+    "dray_time_to_first_token_seconds",
+    "seconds",
+    "From a request to its first tokens.",
+    boundaries=_LATENCIES,
+    vllm=("vllm:time_to_first_token_seconds",),
 )
 BETWEEN_TOKENS_SECONDS = _served.histogram(
     "dray_inter_token_latency_seconds",
     "seconds",
     "Between tokens of a sample; those that come together share the time since the last ones.",
     boundaries=_LATENCIES,
+    vllm=(
+        "vllm:inter_token_latency_seconds",
+        "vllm:time_per_output_token_seconds",
+    ),
 )
 REQUEST_SECONDS = _served.histogram(
-    "dray_e2e_request_latency_seconds", "seconds", "From a request to its end.", boundaries=_LATENCIES
+    "dray_e2e_request_latency_seconds",
+    "seconds",
+    "From a request to its end.",
+    boundaries=_LATENCIES,
+    vllm=("vllm:e2e_request_latency_seconds",),
 )
 SERVED_PROMPT_TOKENS = _served.counter(
     "dray_served_prompt_tokens",
     "tokens",
     "Prompt tokens, once a prompt whatever its samples; none of a prompt that nothing was written to (rejected, "
     "ended before its first token, or only scored).",
+    vllm=(
+        "vllm:prompt_tokens",
+        "vllm:prefix_cache_queries",
+    ),
+)
+SERVED_CACHED_TOKENS = _served.counter(
+    "dray_served_cached_prompt_tokens",
+    "tokens",
+    "Those of them that were copied from another request instead of computed; none of a request that did not finish.",
+    vllm=("vllm:prefix_cache_hits",),
 )
 SERVED_GENERATION_TOKENS = _served.counter(
-    "dray_served_generation_tokens", "tokens", "Tokens written, also for a client that left before the end."
+    "dray_served_generation_tokens",
+    "tokens",
+    "Tokens written, also for a client that left before the end.",
+    vllm=("vllm:generation_tokens",),
 )
 SERVED_DRAFTS = _served.counter(
-    "dray_spec_decode_num_drafts", "drafts", "Drafts: one for each sample and round in which one was made."
+    "dray_spec_decode_num_drafts",
+    "drafts",
+    "Drafts: one for each sample and round in which one was made.",
+    vllm=("vllm:spec_decode_num_drafts",),
 )
-SERVED_DRAFT_TOKENS = _served.counter("dray_spec_decode_num_draft_tokens", "tokens", "Tokens drafted.")
+SERVED_DRAFT_TOKENS = _served.counter(
+    "dray_spec_decode_num_draft_tokens", "tokens", "Tokens drafted.", vllm=("vllm:spec_decode_num_draft_tokens",)
+)
 SERVED_ACCEPTED_TOKENS = _served.counter(
-    "dray_spec_decode_num_accepted_tokens", "tokens", "Drafted tokens that were accepted."
+    "dray_spec_decode_num_accepted_tokens",
+    "tokens",
+    "Drafted tokens that were accepted.",
+    vllm=("vllm:spec_decode_num_accepted_tokens",),
 )
 SERVED_ACCEPTED_BY_POSITION = _served.counter(
-    "dray_spec_decode_num_accepted_tokens_per_pos", "tokens", "The same by position in the draft, from 0.", "position"
+    "dray_spec_decode_num_accepted_tokens_per_pos",
+    "tokens",
+    "The same by position in the draft, from 0.",
+    "position",
+    vllm=("vllm:spec_decode_num_accepted_tokens_per_pos",),
+)
+KV_CACHE_USAGE = _served.gauge(
+    "dray_kv_cache_usage",
+    "share",
+    "Share of the positions of all engines (slots times context) that hold tokens, from 0 to 1; on the page alone.",
+    vllm=("vllm:kv_cache_usage_perc",),
+    is_asked_for=True,
 )
 
 SERVING_METRICS: tuple[Metric, ...] = tuple(_served.metrics)

@@ -126,7 +126,8 @@ class Gate:
     async def _with_held_body(self, body: HeldBody, path: str, send: Send) -> None:
         """Ask our application, and another ingress if the one that was asked is lost or has engines no more.
 
-        The latter is due to an update. A lost ingress may have done what it was asked for, so only what may be done twice is asked for again.
+        The latter is due to an update. A lost ingress may have done what it was asked for, so only what may be done
+        twice is asked for again.
         """
         search = _Search()
         try:
