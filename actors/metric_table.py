@@ -28,6 +28,8 @@ class Metric:
     tags: tuple[str, ...]
     boundaries: tuple[float, ...] = ()  # of a histogram's buckets
     values: tuple[tuple[str, ...], ...] = ()  # of a counter's further tags, where they are known beforehand
+    vllm: tuple[str, ...] = ()  # the names of vLLM's metrics that mean the same
+    is_asked_for: bool = False  # it is on the page alone, and asked for when that is
 
     def first_series(self) -> list[dict[str, str]]:
         """Return the further tags of each series of a counter that a process begins at 0."""
@@ -70,8 +72,11 @@ class _Table:
         *tags: str,
         boundaries: tuple[float, ...] = (),
         values: tuple[tuple[str, ...], ...] = (),
+        vllm: tuple[str, ...] = (),
+        is_asked_for: bool = False,
     ) -> Metric:
-        self.metrics.append(Metric(name, kind, unit, description, (self.common_tag, *tags), boundaries, values))
+        tags = self.common_tag, *tags
+        self.metrics.append(Metric(name, kind, unit, description, tags, boundaries, values, vllm, is_asked_for))
         return self.metrics[-1]
 
     counter, gauge = partialmethod(add, "counter"), partialmethod(add, "gauge")
@@ -159,7 +164,7 @@ _served = _Table("model_name")
 HTTP_REQUESTS = _served.counter(
     "dray_http_requests",
     "requests",
-    "Requests answered, refused ones too.",
+    "Requests by the status of their answers, refused ones too; 499 if the client left before the end.",
     "route",
     "method",
     "status",
@@ -169,9 +174,14 @@ HTTP_REQUESTS = _served.counter(
         ("200", "500", "503", "504"),
     ),
 )
-REQUESTS_RUNNING = _served.gauge("dray_num_requests_running", "requests", "Requests that are being written.")
+REQUESTS_RUNNING = _served.gauge(
+    "dray_num_requests_running", "requests", "Requests that are being written.", vllm=("vllm:num_requests_running",)
+)
 REQUESTS_WAITING = _served.gauge(
-    "dray_num_requests_waiting", "requests", "Requests that no slot has been found for yet."
+    "dray_num_requests_waiting",
+    "requests",
+    "Requests that no slot has been found for yet.",
+    vllm=("vllm:num_requests_waiting",),
 )
 REQUESTS_FINISHED = _served.counter(
     "dray_requests_finished",
@@ -180,40 +190,89 @@ REQUESTS_FINISHED = _served.counter(
     "full), timeout or error.",
     "finished_reason",
     values=(("stop", "length", "cancelled", "rejected", "timeout", "error"),),
+    vllm=("vllm:request_success",),
 )
 QUEUE_SECONDS = _served.histogram(
-    "dray_request_queue_time_seconds", "seconds", "From a request to its slot.", boundaries=_LATENCIES
+    "dray_request_queue_time_seconds",
+    "seconds",
+    "From a request to its slot.",
+    boundaries=_LATENCIES,
+    vllm=("vllm:request_queue_time_seconds",),
 )
 FIRST_TOKEN_SECONDS = _served.histogram(
-    "dray_time_to_first_token_seconds", "seconds", "From a request to its first tokens.", boundaries=_LATENCIES
+    "dray_time_to_first_token_seconds",
+    "seconds",
+    "From a request to its first tokens.",
+    boundaries=_LATENCIES,
+    vllm=("vllm:time_to_first_token_seconds",),
 )
 BETWEEN_TOKENS_SECONDS = _served.histogram(
     "dray_inter_token_latency_seconds",
     "seconds",
     "Between tokens of a sample; those that come together share the time since the last ones.",
     boundaries=_LATENCIES,
+    vllm=(
+        "vllm:inter_token_latency_seconds",
+        "vllm:time_per_output_token_seconds",
+    ),
 )
 REQUEST_SECONDS = _served.histogram(
-    "dray_e2e_request_latency_seconds", "seconds", "From a request to its end.", boundaries=_LATENCIES
+    "dray_e2e_request_latency_seconds",
+    "seconds",
+    "From a request to its end.",
+    boundaries=_LATENCIES,
+    vllm=("vllm:e2e_request_latency_seconds",),
 )
 SERVED_PROMPT_TOKENS = _served.counter(
     "dray_served_prompt_tokens",
     "tokens",
     "Prompt tokens, once a prompt whatever its samples; none of a prompt that nothing was written to (rejected, "
     "ended before its first token, or only scored).",
+    vllm=(
+        "vllm:prompt_tokens",
+        "vllm:prefix_cache_queries",
+    ),
+)
+SERVED_CACHED_TOKENS = _served.counter(
+    "dray_served_cached_prompt_tokens",
+    "tokens",
+    "Those of them that were copied from another request instead of computed; none of a request that did not finish.",
+    vllm=("vllm:prefix_cache_hits",),
 )
 SERVED_GENERATION_TOKENS = _served.counter(
-    "dray_served_generation_tokens", "tokens", "Tokens written, also for a client that left before the end."
+    "dray_served_generation_tokens",
+    "tokens",
+    "Tokens written, also for a client that left before the end.",
+    vllm=("vllm:generation_tokens",),
 )
 SERVED_DRAFTS = _served.counter(
-    "dray_spec_decode_num_drafts", "drafts", "Drafts: one for each sample and round in which one was made."
+    "dray_spec_decode_num_drafts",
+    "drafts",
+    "Drafts: one for each sample and round in which one was made.",
+    vllm=("vllm:spec_decode_num_drafts",),
 )
-SERVED_DRAFT_TOKENS = _served.counter("dray_spec_decode_num_draft_tokens", "tokens", "Tokens drafted.")
+SERVED_DRAFT_TOKENS = _served.counter(
+    "dray_spec_decode_num_draft_tokens", "tokens", "Tokens drafted.", vllm=("vllm:spec_decode_num_draft_tokens",)
+)
 SERVED_ACCEPTED_TOKENS = _served.counter(
-    "dray_spec_decode_num_accepted_tokens", "tokens", "Drafted tokens that were accepted."
+    "dray_spec_decode_num_accepted_tokens",
+    "tokens",
+    "Drafted tokens that were accepted.",
+    vllm=("vllm:spec_decode_num_accepted_tokens",),
 )
 SERVED_ACCEPTED_BY_POSITION = _served.counter(
-    "dray_spec_decode_num_accepted_tokens_per_pos", "tokens", "The same by position in the draft, from 0.", "position"
+    "dray_spec_decode_num_accepted_tokens_per_pos",
+    "tokens",
+    "The same by position in the draft, from 0.",
+    "position",
+    vllm=("vllm:spec_decode_num_accepted_tokens_per_pos",),
+)
+KV_CACHE_USAGE = _served.gauge(
+    "dray_kv_cache_usage",
+    "share",
+    "Share of the positions of all engines (slots times context) that hold tokens, from 0 to 1; on the page alone.",
+    vllm=("vllm:kv_cache_usage_perc",),
+    is_asked_for=True,
 )
 
 SERVING_METRICS: tuple[Metric, ...] = tuple(_served.metrics)

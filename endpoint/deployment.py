@@ -32,6 +32,7 @@ _LOOK_EVERY_S, _ENDING_S = 0.2, 60.0  # the latter for processes to end once the
 _REPLICA_NAME, BATCHES_NAME = "Replica", "Batches"
 _UNITS_PER_REPLICA = 2  # of batches under way at once: one ends while the next one fills its slots
 _MARK = "mark"  # a key of the configuration that Serve keeps for a deployment
+_INGRESS_PERIOD_S = 1.0  # between looks at an ingress: it is asked nothing that costs, and is soon replaced
 _INGRESS_ONGOING = 10_000  # far more than replicas take: they refuse in the API's form, Serve would not
 
 
@@ -108,7 +109,7 @@ def make_application(
         ray_actor_options={"num_cpus": 0},
         max_ongoing_requests=_INGRESS_ONGOING,
         user_config={_MARK: mark},
-        **lifetime,
+        **lifetime | {"health_check_period_s": min(asked.health_period_s, _INGRESS_PERIOD_S)},
     )
     batches_deployment = serve.deployment(
         BatchesProcess,
@@ -150,6 +151,7 @@ def start(host: str, port: int, limits: Limits, request_timeout_s: float | None 
     """
     proxy_timeout_s = None if request_timeout_s is None else request_timeout_s + _PROXY_EXTRA_S
     serve.start(
+        proxy_location="EveryNode",  # that has a process of the endpoint
         http_options={"host": host, "port": port, "request_timeout_s": proxy_timeout_s},
         controller_options={"runtime_env": {"env_vars": environment(limits)}},
     )

@@ -25,8 +25,8 @@ class DeploymentSettings(ActorResources):
     """Seconds of load before engines are added."""
     downscale_delay_s: float = 300.0
     """Seconds without load before engines are taken away."""
-    num_ingresses: int = 1
-    """Processes that speak HTTP and text in front of the engines."""
+    num_ingresses: int = 2
+    """Processes that speak HTTP and text in front of the engines; with two, one that is lost is not missed."""
     drain_timeout_s: float = 120.0
     """Seconds that requests in flight get when an engine is to go."""
     max_surge_percent: float = 100.0

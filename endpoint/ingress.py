@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from fastapi import FastAPI
+from ray import serve
+from ray.serve.exceptions import DeploymentUnavailableError
 
 from actors.settings import GeneratorSettings
 from actors.workers.loading import load_codec
@@ -17,9 +20,13 @@ from endpoint.batches.service import BatchService
 from endpoint.batches.settings import BatchSettings
 from endpoint.edge.install import EdgeSettings, install
 from endpoint.service.backend import Replicas
+from endpoint.service.metric_page import Family, of_engines, of_process
 from endpoint.service.metrics import ServingMetrics
 from endpoint.service.service import Service, ServiceSettings
 from pipeline.logs import LogSettings, set_up_logs
+from pipeline.ray_internals import keep_serve_on_loopback
+
+_ANSWER_S = 2.0  # for other processes to say what they have counted
 
 
 class Ingress:
@@ -46,6 +53,7 @@ class Ingress:
         that Ray Serve leaves requests to the ingress before it. `batches` is the handle of the deployment that drives
         batches, where the Batch API is on.
         """
+        keep_serve_on_loopback()
         set_up_logs(log_settings)
         backend = Replicas(
             replicas,
@@ -53,7 +61,8 @@ class Ingress:
             fingerprint=engine_fingerprint,
             max_requests=max_requests,
         )
-        metrics = ServingMetrics(service_settings.names[0], to_ray=True)
+        self._replicas, self._model_name = replicas, service_settings.names[0]
+        self._metrics = metrics = ServingMetrics(self._model_name, to_ray=True)
         codec = load_codec(settings)
         warn_of_late_text(codec)
         service = Service(service_settings, codec, backend, metrics)
@@ -63,7 +72,21 @@ class Ingress:
             edge_settings = replace(edge_settings, max_upload_bytes=batch_settings.max_file_bytes)
         await backend.wait_for_model()
         self._app = create_app(service, batches=batch_service, has_docs=edge_settings.has_docs)
-        install(self._app, edge_settings, metrics, max_requests)
+        install(self._app, edge_settings, metrics, max_requests, self._all_families)
+
+    async def metric_families(self) -> list[Family]:
+        """Return what this process has counted, with its name, for the page of any of them."""
+        return of_process(self._metrics.families(), serve.get_replica_context().replica_tag)
+
+    async def _all_families(self) -> list[Family]:
+        """Return what all ingresses have counted, and what the engines say now, without those that do not answer."""
+        context = serve.get_replica_context()
+        ingresses = serve.get_deployment_handle(context.deployment, context.app_name)
+        counted, stats = await asyncio.gather(
+            _answers(ingresses.broadcast("metric_families")), _answers(self._replicas.broadcast("stats"))
+        )
+        families = [family for each in counted for family in each] or await self.metric_families()
+        return families + of_engines(stats, self._model_name)
 
     def reconfigure(self, config: dict[str, str]) -> None:
         """Ignore the configuration, which is only read by `endpoint.deployment.deployed_mark`."""
@@ -71,3 +94,12 @@ class Ingress:
     def __serve_build_asgi_app__(self) -> FastAPI:
         """Return the application that Ray Serve runs."""
         return self._app
+
+
+async def _answers(broadcast: Any) -> list[Any]:
+    """Return what the processes of a deployment answered in time."""
+    try:
+        answers = await broadcast.results_async(timeout_s=_ANSWER_S, return_exceptions=True)
+    except (TimeoutError, DeploymentUnavailableError):
+        return []
+    return [answer for answer in answers if not isinstance(answer, BaseException)]

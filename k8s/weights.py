@@ -50,7 +50,9 @@ def copy(source: Path, target: Path, models: Sequence[str] = ()) -> int:
         if path.is_symlink() and (not models or _is_of(name, folders.values())):
             _link(path, target / name)
             if not (target / name).exists():
-                raise ValueError(f"{path} leads to {path.resolve()}, which is not copied with it; fetch it with HF_HUB_DISABLE_SHARED_BLOBS=1")
+                raise ValueError(
+                    f"{path} leads to {path.resolve()}, which is not copied with it; fetch it with HF_HUB_DISABLE_SHARED_BLOBS=1"
+                )
     return len(wanted)
 
 
@@ -100,7 +102,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"{write_sums(Path(folder))} files in {folder}/{SUMS}", flush=True)
         case ["copy", source, target, *models]:
             try:
-                print(f"{copy(Path(source), Path(target), models)} files in {target}, as {source} lists them", flush=True)
+                print(
+                    f"{copy(Path(source), Path(target), models)} files in {target}, as {source} lists them", flush=True
+                )
             except (OSError, ValueError) as error:
                 print(f"error: {error}", file=sys.stderr)
                 return 1

@@ -7,11 +7,39 @@ needs few of them and `ray.data` takes seconds.
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import ray
 
 SERVE_CONTROLLER, SERVE_NAMESPACE = "SERVE_CONTROLLER_ACTOR", "serve"  # how Serve names its controller
+
+
+def keep_ray_on_loopback() -> None:
+    """Let the Ray that this process starts next listen on 127.0.0.1 alone, in all of its processes.
+
+    Otherwise they listen on all of the machine's addresses, and whoever reaches them can run code. Ray has a switch for
+    systems where it supports no clusters, and turns 127.0.0.1 into the machine's address where it is named itself. A
+    switch that is set in the environment stays as it is.
+    """
+    from ray._private import ray_constants
+
+    if os.environ.setdefault(ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR, "0") == "0":
+        ray_constants.ENABLE_RAY_CLUSTER = False
+
+
+def keep_serve_on_loopback() -> None:
+    """Let this process of Serve listen on 127.0.0.1 alone if the rest of its node does.
+
+    Each process of a deployment takes calls from others over gRPC, and listens on all addresses, wherever its node
+    does. It begins to listen once the deployment's `__init__` is done, which is to call this.
+    """
+    if not ray.is_initialized() or ray.util.get_node_ip_address() != "127.0.0.1":
+        return
+    from ray._common.tls_utils import add_port_to_grpc_server
+    from ray.serve._private import replica
+
+    replica.add_port_to_grpc_server = lambda server, _: add_port_to_grpc_server(server, "127.0.0.1:0")
 
 
 def actor_id_of(handle: Any) -> str:

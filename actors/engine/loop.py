@@ -50,6 +50,8 @@ class EngineStats:
     round_seconds: float  # in rounds, which are the part of a step that is not reading prompts
     num_out_of_memory: int  # how often memory ran out
     draft_version: int = 0  # of the draft in use
+    num_positions: int = 0  # of all slots, for a token each
+    num_positions_used: int = 0  # by the sequences in the slots
 
 
 class EngineLoop:
@@ -219,6 +221,8 @@ class EngineLoop:
             round_seconds=engine.round_seconds,
             num_out_of_memory=self._num_out_of_memory,
             draft_version=engine.draft_version,
+            num_positions=engine.options.num_slots * engine.max_model_len,
+            num_positions_used=sum(len(each.token_ids) for each in engine.in_flight),
         )
 
     @property

@@ -38,6 +38,7 @@ from decoding.sampling_params import SamplingParams
 from decoding.scoring.text import ScoredText
 from decoding.sequence import Sequence, TokenLogprobs
 from pipeline.logs import Event, LogSettings, failure_event, set_up_logs
+from pipeline.ray_internals import keep_serve_on_loopback
 from pipeline.run.commit import Receipt
 from pipeline.streaming.stream import UnitError
 from pipeline.text.stop_strings import StopStrings
@@ -59,6 +60,7 @@ class Replica:
         roster: Any = None,
     ) -> None:
         """Load the models into a LoadedEngine, which takes `roster`. Raises ValueError if they cannot be run."""
+        keep_serve_on_loopback()
         self._settings = replica_settings or ReplicaSettings()
         if log_settings is not None:
             set_up_logs(log_settings)

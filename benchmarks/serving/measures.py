@@ -19,6 +19,7 @@ from ray import serve
 
 from actors.engine.loop import EngineStats
 from benchmarks.decoder.corpus import generate
+from benchmarks.harness import say
 from benchmarks.serving.client import Answer, Client, Row
 from decoding.engine.engine import Engine
 from decoding.sampling_params import SamplingParams
@@ -98,8 +99,11 @@ async def throughput(
             else:
                 answers = await endpoint.client.ask_all(rows, endpoint.capacity, is_streamed=way == "streamed")
                 texts[way] = [_checked(answer).text for answer in answers]
+            seconds = time.perf_counter() - started
+            which = f"repeat {repeat + 1}/{repeats}" if repeat >= 0 else "warm-up"
+            say(f"  {which}: {way} {found.num_tokens / seconds:,.1f} tokens/s")
             if repeat >= 0:
-                found.seconds[way].append(time.perf_counter() - started)
+                found.seconds[way].append(seconds)
     found.share_equal = {way: sum(map(str.__eq__, texts[way], texts["offline"])) / len(rows) for way in WAYS}
     return found
 
@@ -125,12 +129,13 @@ async def refusals(endpoint: Endpoint, rows: Sequence[Row], bursts: int) -> dict
     refused: list[float] = []
     asked = [_reseeded(rows, 4 * endpoint.capacity, burst) for burst in range(bursts)]
     _checked(await endpoint.client.ask(rows[0], is_streamed=False))
-    for burst in asked:
+    for number, burst in enumerate(asked, start=1):
         answers = await asyncio.gather(*(endpoint.client.ask(row, is_streamed=False) for row in burst))
         strange = {answer.status for answer in answers} - {200, 429}
         if strange:
             raise RuntimeError(f"an overloaded endpoint answered with {strange}")
         refused += [answer.seconds for answer in answers if answer.status == 429]
+        say(f"  burst {number}/{bursts}: {len(burst)} requests, {len(refused)} refused so far")
     if not refused:
         raise RuntimeError("nothing was refused: the requests are too short, or too few at once")
     return {"num_asked": sum(map(len, asked)), "num_refused": len(refused), "seconds": Spread.of(refused)}
@@ -143,6 +148,8 @@ async def leaving(endpoint: Endpoint, row: Row, times: int) -> dict[str, Spread]
         asking = asyncio.create_task(endpoint.client.ask(replace(row, seed=number), is_streamed=number % 2 == 0))
         await endpoint.seconds_until(1)
         alone.append(await _leave(endpoint, [asking]))
+        if (number + 1) % 10 == 0 or number + 1 == times:
+            say(f"  {number + 1}/{times} clients have left")
     together: list[float] = []
     for _ in range(max(1, times // 10)):
         rows = _reseeded([row], endpoint.capacity, 0)
@@ -156,7 +163,7 @@ async def recovery(endpoint: Endpoint, row: Row, exact: str, kills: int) -> dict
     """Measure from a SIGKILL of the only replica to the next answer, and return what became of a text under way."""
     seconds: list[float] = []
     ends: Counter[str] = Counter()
-    for _ in range(kills):
+    for number in range(1, kills + 1):
         began = asyncio.Event()
         stream = asyncio.create_task(endpoint.client.ask(row, is_streamed=True, began=began))
         await began.wait()
@@ -166,6 +173,7 @@ async def recovery(endpoint: Endpoint, row: Row, exact: str, kills: int) -> dict
             await asyncio.sleep(0.1)
         seconds.append(time.perf_counter() - started)
         ends[await _how_it_ended(stream, exact)] += 1
+        say(f"  kill {number}/{kills}: answered again after {seconds[-1]:.1f} s")
     return {"seconds": Spread.of(seconds), "streams": ends}
 
 

@@ -130,6 +130,7 @@ async def grow(service: Service, generation: Generation, choices: list[Choice]) 
             num_prompt_tokens=sum(len(generation.prompts[prompt]) for prompt in begun),
             num_output_tokens=sum(len(choice.token_ids) for choice in choices),
             rounds=sum((choice.rounds for choice in choices), Counter[tuple[int, int]]()),
+            num_cached_tokens=_num_cached(generation, choices),
         )
 
 
@@ -169,14 +170,18 @@ def usage(generation: Generation, choices: Seq[Choice]) -> dict[str, Any]:
     """Return the token counts of an answer. A prompt counts once, however many samples it has."""
     num_prompt = sum(len(prompt) for prompt in generation.prompts)
     num_output = sum(len(choice.token_ids) for choice in choices)
-    firsts = choices[:: generation.params.n]
-    num_cached = sum(choice.ending.num_cached_tokens for choice in firsts if choice.ending is not None)
     return {
         "prompt_tokens": num_prompt,
         "completion_tokens": num_output,
         "total_tokens": num_prompt + num_output,
-        "prompt_tokens_details": {"cached_tokens": num_cached},
+        "prompt_tokens_details": {"cached_tokens": _num_cached(generation, choices)},
     }
+
+
+def _num_cached(generation: Generation, choices: Seq[Choice]) -> int:
+    """Return how many tokens of the prompts were copied instead of computed, for the first sample of each prompt."""
+    firsts = choices[:: generation.params.n]
+    return sum(choice.ending.num_cached_tokens for choice in firsts if choice.ending is not None)
 
 
 def speculative_decoding(choices: Seq[Choice], num_speculative_tokens: int) -> dict[str, Any] | None:

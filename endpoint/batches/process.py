@@ -17,6 +17,7 @@ from endpoint.batches.settings import BatchSettings
 from endpoint.batches.units import ReplicaUnits
 from endpoint.service.service import ServiceSettings
 from pipeline.logs import Event, LogSettings, set_up_logs
+from pipeline.ray_internals import keep_serve_on_loopback
 
 _TELL_S = 5.0  # to tell the deployment of a new batch; it looks by itself, too
 _log = logging.getLogger(__name__)
@@ -37,6 +38,7 @@ class BatchesProcess:
         fingerprint: str,
     ) -> None:
         """Give `replicas`, the handle of a deployment, at most `max_units` units at once."""
+        keep_serve_on_loopback()
         set_up_logs(log_settings)
         self._batches = Batches(
             settings,

@@ -44,6 +44,11 @@ class Keys:
     def __repr__(self) -> str:
         return f"Keys({len(self)})"
 
+    @property
+    def fingerprint(self) -> str:
+        """A digest of all of them together, whatever their order."""
+        return sha256(b"".join(sorted(self._digests))).hexdigest()
+
     def has(self, key: bytes) -> bool:
         """Tell whether this is one of the keys."""
         digest = sha256(key).digest()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 import prometheus_client as prometheus
@@ -13,10 +15,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from actors.metric_table import HTTP_REQUESTS, REQUESTS_FINISHED
 from endpoint.batches.ids import owner_of
-from endpoint.edge import page
 from endpoint.edge.auth import Keys, check_key
 from endpoint.edge.failures import BrokenAnswerError, install_handlers
 from endpoint.edge.headers import check_headers, request_id_of, with_request_id
+from endpoint.edge.hosts import check_host
+from endpoint.edge.page import PATHS, install_page
 from endpoint.edge.strict_json import check_json
 from endpoint.http.bodies import (
     Bodies,
@@ -32,9 +35,11 @@ from endpoint.http.bodies import (
 from endpoint.http.errors import ApiError, refuse
 from endpoint.http.limits import Limits
 from endpoint.http.uploads import MAX_EXTRA_BYTES, Upload, Uploads, is_upload, upload_too_large
+from endpoint.service.metric_page import Family, page
 from endpoint.service.metrics import ServingMetrics
 from pipeline.logs import failure_event
 
+_CLIENT_LEFT = "499"  # as a status, in metrics alone; nginx's word for it
 HEALTH_PATHS = ("/health", "/health/ready")
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 _log = logging.getLogger(__name__)
@@ -46,20 +51,29 @@ class EdgeSettings:
 
     keys: Keys | None
     limits: Limits = field(default_factory=Limits)
+    hosts: frozenset[str] | None = None  # names that a Host header may have; any unless given
     has_page: bool = False
     page_examples: tuple[str, ...] = ()  # prompts that the page offers; everyone may read them
     has_docs: bool = False  # /docs and /openapi.json, behind the key like the rest
     max_upload_bytes: int = 0  # of a file; 0 where there is no Batch API
 
 
-def install(app: FastAPI, settings: EdgeSettings, metrics: ServingMetrics, max_requests: int | None = None) -> None:
+def install(
+    app: FastAPI,
+    settings: EdgeSettings,
+    metrics: ServingMetrics,
+    max_requests: int | None = None,
+    all_families: Callable[[], Awaitable[list[Family]]] | None = None,
+) -> None:
     """Install the edge around `app`, once, after its routes. No path is answered without it; CORS is off.
 
-    The application generates for at most `max_requests` requests at once, if that is bounded.
+    The application generates for at most `max_requests` requests at once, if that is bounded. `all_families` returns
+    what all processes of the endpoint have counted, if there are others.
     """
 
     async def metrics_page() -> Response:
-        return Response(metrics.page(), media_type=prometheus.CONTENT_TYPE_PLAIN_0_0_4)
+        families = metrics.families() if all_families is None else await all_families()
+        return Response(page(families), media_type=prometheus.CONTENT_TYPE_PLAIN_0_0_4)
 
     if not settings.has_docs:
         docs = {app.docs_url, app.redoc_url, app.openapi_url, app.swagger_ui_oauth2_redirect_url}
@@ -68,7 +82,7 @@ def install(app: FastAPI, settings: EdgeSettings, metrics: ServingMetrics, max_r
     install_handlers(app)
     app.add_api_route("/metrics", metrics_page, methods=["GET"], include_in_schema=False)
     if settings.has_page:
-        page.install_page(app, needs_key=settings.keys is not None, examples=settings.page_examples)
+        install_page(app, needs_key=settings.keys is not None, examples=settings.page_examples)
     app.add_middleware(Edge, settings=settings, metrics=metrics, max_requests=max_requests)
 
 
@@ -81,7 +95,7 @@ class Edge:
         """Tell the gate that the application generates for at most `max_requests` at once."""
         self._app, self._settings, self._metrics, self._max_requests = app, settings, metrics, max_requests
         self._bodies, self._uploads = Bodies(settings.limits), Uploads()
-        self._public_paths = (*HEALTH_PATHS, *(page.PATHS if settings.has_page else ()))
+        self._public_paths = (*HEALTH_PATHS, *(PATHS if settings.has_page else ()))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer and count one request. Raises BrokenAnswerError if it fails after its answer has begun."""
@@ -96,12 +110,13 @@ class Edge:
             self._metrics.add(REQUESTS_FINISHED, num_refused, finished_reason="rejected")
         request_id, incoming = request_id_of(scope), Incoming(receive)
         scope.setdefault("state", {}).update(request_id=request_id, arrived_at=time.monotonic())
-        send, status = with_request_id(send, request_id), "none"  # until there is an answer; the client may leave
+        send, status, is_over = with_request_id(send, request_id), "none", False  # until there is an answer
 
         async def watched_send(message: Message) -> None:
-            nonlocal status
+            nonlocal status, is_over
             if message["type"] == "http.response.start":
                 status = str(message["status"])
+            is_over = message["type"] == "http.response.body" and not message.get("more_body", False)
             await send(message)
 
         try:
@@ -118,7 +133,12 @@ class Edge:
                 raise BrokenAnswerError(f"request {request_id} failed after its answer had begun") from None
             message = f"The server failed at this request. Its log says more under the request id {request_id}."
             await refuse(watched_send, ApiError(500, message))
+        except asyncio.CancelledError:  # Serve's way to say that the client has left
+            incoming.has_left = True
+            raise
         finally:
+            if incoming.has_left and not is_over:
+                status = _CLIENT_LEFT
             route = getattr(scope.get("route"), "path", "other")  # every path that is no route
             method = scope["method"] if scope["method"] in _METHODS else "other"
             self._metrics.add(HTTP_REQUESTS, 1, route=route, method=method, status=status)
@@ -127,6 +147,8 @@ class Edge:
         """Check one request and pass it on with its whole body. Raises ApiError for the first thing that is wrong."""
         settings = self._settings
         check_headers(scope, settings.limits)
+        if settings.hosts is not None and scope["path"].removeprefix(scope.get("root_path", "")) not in HEALTH_PATHS:
+            check_host(scope, settings.hosts)
         if settings.keys is not None:
             scope["state"]["owner"] = owner_of(check_key(scope, settings.keys, self._public_paths))
         if is_upload(scope):

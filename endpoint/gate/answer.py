@@ -6,57 +6,90 @@ from starlette.datastructures import MutableHeaders
 from starlette.types import Message, Send
 
 from endpoint.gate.held_body import HeldBody
-from endpoint.http.bodies import refuse_and_drain
-from endpoint.http.errors import finish, is_model_replaced, model_unavailable, refuse
+from endpoint.http.bodies import Incoming, refuse_and_drain
+from endpoint.http.errors import finish, ingress_lost, is_model_replaced, model_unavailable, refuse
+from endpoint.http.events import error_event
 
 
 class GateAnswer:
-    """The answer to one request: the application's unchanged, the proxy's own errors in the form of the API."""
+    """The answer to one request: the application's unchanged, the proxy's own errors in the form of the API.
 
-    def __init__(self, send: Send, body: HeldBody | None = None) -> None:
-        """Answer a request whose `body` is held back, if given."""
-        self._send, self._body = send, body
-        self._has_begun = self._is_over = False
+    It begins with the first part of its body. Until then nothing is sent, and another ingress can be asked.
+    """
+
+    def __init__(
+        self, send: Send, incoming: Incoming, body: HeldBody | None = None, *, has_names: bool = False
+    ) -> None:
+        """Answer a request whose `body` is held back, if given. Events of its stream may have names."""
+        self._send, self._incoming, self._body, self._has_names = send, incoming, body, has_names
+        self._start: Message | None = None  # the application's, once it has come
+        self._has_begun = self._is_over = self._is_refused = False
         self.needs_another_ingress = False  # an update has replaced the engines of the one that was asked
         self._closes = False  # the connection, because the client may still be writing a body that is not wanted
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the ingress was lost before the answer began. Serve's proxy (2.60) then sends nothing at all."""
+        is_unwanted = self._incoming.has_left or self._is_refused or self.needs_another_ingress
+        has_body_failed = self._body is not None and (self._body.error is not None or self._body.is_given_up)
+        return not (self._has_begun or is_unwanted or has_body_failed)
 
     async def send(self, message: Message) -> None:
         """Pass on one message from behind the gate, unless it is not meant for the client."""
         if self._body is not None and self._body.handle(message):
             return
-        if message["type"] == "http.response.start" and is_model_replaced(message):
-            self.needs_another_ingress = self._body is not None and self._body.can_rewind
-        elif message["type"] == "http.response.start" and not _is_proxys_own(message):
-            self._has_begun = True
-            if self._body is not None:
-                self._body.release()
-                self._closes = not self._body.is_wanted or self._body.has_rest
-                if not self._body.is_wanted:
-                    self._body.claim.capacity.forget(self._body.claim)
-                if self._closes:
-                    MutableHeaders(scope=message)["connection"] = "close"
-        if self._has_begun:
+        if message["type"] == "http.response.start":
+            if is_model_replaced(message):
+                self._is_refused = True
+                self.needs_another_ingress = self._body is not None and self._body.can_rewind
+            elif _is_proxys_own(message):
+                self._is_refused = True
+            else:
+                self._start = message
+        elif self._start is not None:
+            if not self._has_begun:
+                await self._begin(self._start)
             self._is_over = message["type"] == "http.response.body" and not message.get("more_body", False)
             await self._send({**message, "more_body": True} if self._closes and "body" in message else message)
+
+    async def _begin(self, start: Message) -> None:
+        self._has_begun = True
+        if self._body is not None:
+            self._body.release()
+            self._closes = not self._body.is_wanted or self._body.has_rest
+            if not self._body.is_wanted:
+                self._body.claim.capacity.forget(self._body.claim)
+            if self._closes:
+                MutableHeaders(scope=start)["connection"] = "close"
+        await self._send(start)
 
     async def end(self) -> None:
         """End the answer when the proxy is done. Without an answer of the application, send an error of our own."""
         body = self._body
-        if body is None:
-            if not self._has_begun:
-                await refuse(self._send, model_unavailable())
-        elif not self._has_begun:
-            await refuse_and_drain(body.incoming, self._send, body.error or model_unavailable())
-        elif self._closes or (body.error is not None and not self._is_over):  # the body broke the answer off
-            await body.incoming.drain()
+        if not self._has_begun and body is None:
+            await refuse(self._send, model_unavailable())
+        elif not self._has_begun and body is not None:
+            lost = ingress_lost() if self.is_lost and body.is_wanted else model_unavailable()
+            await refuse_and_drain(body.incoming, self._send, body.error or lost)
+        elif body is not None and (self._closes or (body.error is not None and not self._is_over)):
+            await body.incoming.drain()  # the body broke the answer off
             await finish(self._send)
+        elif not (self._is_over or self._incoming.has_left) and self._start is not None and _is_stream(self._start):
+            last = error_event(ingress_lost(), has_names=self._has_names)
+            await self._send({"type": "http.response.body", "body": last, "more_body": False})
+        # The web server closes the connection of any other answer that is not over, which the client sees.
+
+
+def _is_stream(start: Message) -> bool:
+    return _content_type(start).startswith(b"text/event-stream")
 
 
 def _is_proxys_own(start: Message) -> bool:
-    """Tell whether an answer is the proxy's own error in plain text.
-
-    It sends one if no application can be reached (404, 503), or if a process of the application was lost.
-    """
+    """Tell whether an answer is the proxy's own error in plain text: if no application can be reached (404, 503)."""
     status: int = start["status"]
+    return status >= 400 and _content_type(start).startswith(b"text/plain")
+
+
+def _content_type(start: Message) -> bytes:
     types = [bytes(value) for name, value in start["headers"] if bytes(name).lower() == b"content-type"]
-    return status >= 400 and any(value.startswith(b"text/plain") for value in types)
+    return types[0] if types else b""

@@ -16,7 +16,8 @@ from starlette.types import Message, Scope, Send
 
 from endpoint.http.events import DONE
 
-GENERATING = frozenset({"/v1/completions", "/v1/chat/completions", "/v1/responses"})
+NAMED_EVENTS = "/v1/responses"  # whose streams have events with names
+GENERATING = frozenset({"/v1/completions", "/v1/chat/completions", NAMED_EVENTS})
 _MAX_CALLERS = 4096  # that are remembered
 _UNREAD_S = 5.0  # a part of an answer may wait for its client so long; the engine has finished long before
 

@@ -1,7 +1,8 @@
 """The gate in front of Ray Serve's proxy, which keeps away what Serve's own code would obey or keep in its memory.
 
 Before any application sees a request, the proxy obeys two headers of the client, buffers a body of any size, shows
-`/-/routes` to everyone, and answers in its own words where it reaches no application. It takes middlewares only by
+`/-/routes` to everyone, waits for headers without an end, and answers in its own words where it reaches no
+application. It takes middlewares only by
 name, from an environment variable of its process, so the gate's settings come that way too (`endpoint/deployment.py`,
 `start`).
 """
@@ -12,6 +13,7 @@ import asyncio
 import os
 import time
 from collections.abc import Collection
+from math import inf
 from typing import Any
 
 from starlette.middleware import Middleware
@@ -19,18 +21,22 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from endpoint.edge.headers import ROUTING_HEADERS, STEERING_HEADERS, check_headers, request_id_of, with_request_id
 from endpoint.gate.answer import GateAnswer
-from endpoint.gate.capacity import Capacity, Claim
+from endpoint.gate.capacity import GENERATING, NAMED_EVENTS, Capacity
+from endpoint.gate.connection import limit_header_time
 from endpoint.gate.held_body import HeldBody
 from endpoint.http.bodies import Bodies, Incoming, has_body, refuse_and_drain, replay
 from endpoint.http.errors import ApiError, server_busy
 from endpoint.http.limits import Limits
 
 INGRESS_NAME = "DrayIngress"  # of our deployment that speaks HTTP, whatever its application is called
-PROTOCOL = 4  # version of what gate and application tell each other
+PROTOCOL = 5  # version of what gate and application tell each other
 _CALLBACK = "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH"
-_MAX_BODY_BYTES, _BODY_SECONDS = "DRAY_MAX_BODY_BYTES", "DRAY_BODY_SECONDS"
+_MAX_BODY_BYTES, _BODY_SECONDS, _HEADER_SECONDS = "DRAY_MAX_BODY_BYTES", "DRAY_BODY_SECONDS", "DRAY_HEADER_SECONDS"
 _READY_SECONDS = "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S"  # its 5 s are too short when many processes start at once
+_PERIOD_SECONDS = "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S"  # a dead proxy is replaced after three of its 10 s
 _PATIENCE_S, _ASK_AGAIN_S = 30.0, 0.1  # to find an ingress that has engines while an update is rolled out
+_MAX_LOST = 2  # ingresses that a request may have been given to when they were lost: it may be what ends them
+_REPEATABLE = GENERATING | {"/tokenize", "/detokenize"}  # may be asked for again, though an ingress has begun it
 _HEALTH = "/-/healthz"  # the path that the controller and Kubernetes ask
 
 
@@ -40,17 +46,21 @@ def environment(limits: Limits) -> dict[str, str]:
         _CALLBACK: "endpoint.gate.gate:middlewares",
         _MAX_BODY_BYTES: str(limits.max_body_bytes),
         _BODY_SECONDS: str(limits.body_timeout_s),
+        _HEADER_SECONDS: str(limits.header_timeout_s),
         _READY_SECONDS: "60",
+        _PERIOD_SECONDS: "0.5",
     }
 
 
 def middlewares() -> list[Middleware]:
-    """Return the gate, for Serve's proxy, which calls this when it starts."""
+    """Return the gate, for Serve's proxy, which calls this when it starts, before its web server."""
     standard = Limits()
     limits = Limits(
         max_body_bytes=int(os.environ.get(_MAX_BODY_BYTES, standard.max_body_bytes)),
         body_timeout_s=float(os.environ.get(_BODY_SECONDS, standard.body_timeout_s)),
+        header_timeout_s=float(os.environ.get(_HEADER_SECONDS, standard.header_timeout_s)),
     )
+    limit_header_time(limits.header_timeout_s)
     return [Middleware(Gate, limits=limits, protocol=PROTOCOL)]
 
 
@@ -58,7 +68,8 @@ class Gate:
     """Middleware that removes steering headers, names the request, and keeps large, slow and internal requests out.
 
     The proxy's own errors are rewritten in the form of the API. Bodies for our application are let in when it asks for
-    them, after it has seen the key, and requests beyond its capacity are refused here. Other applications know nothing
+    them, after it has seen the key, and requests beyond its capacity are refused here. A request whose ingress is lost
+    is given to another one if nothing of its answer was sent. Other applications know nothing
     of this protocol: they get their bodies at once, and their errors are passed on unchanged.
     """
 
@@ -84,51 +95,83 @@ class Gate:
     async def _pass_on(self, scope: Scope, incoming: Incoming, send: Send) -> None:
         """Pass on a request whose headers are good. Raises ApiError for one that is to be refused."""
         path = scope["path"]
+        if not path.startswith("/"):  # `*`, or the name of a host, which are for other servers
+            raise ApiError(400, "The request's target must be a path.")
         if path.startswith("/-/") and path != _HEALTH:
             raise ApiError(404, "There is no such path here.", code="unknown_url")
         match: Any = None if self._router is None else self._router.match_route(path)
         is_ours = match is not None and match[1].deployment_name == INGRESS_NAME
+        inner_path = path.removeprefix(match[0].rstrip("/")) if is_ours else path
         if is_ours and path != _HEALTH and has_body(scope):
-            claim = self._capacity.claim(scope, path.removeprefix(match[0].rstrip("/")))
+            claim = self._capacity.claim(scope, inner_path)
             if claim is None:
                 raise server_busy("too many requests wait already")
             try:
-                await self._with_held_body(claim, scope, incoming, claim.releasing(send))
+                body = HeldBody(scope, incoming, self._bodies, claim)
+                await self._with_held_body(body, inner_path, claim.releasing(send))
             finally:
                 claim.release()
             return
-        body = await self._bodies.read(scope, incoming)
-        if body is None:
+        body_here = await self._bodies.read(scope, incoming)
+        if body_here is None:
             return
         try:
-            receive = replay(body, incoming.receive)
             if path == _HEALTH or not (is_ours or match is None):
-                await self._app(scope, receive, send)
+                await self._app(scope, replay(body_here, incoming.receive), send)
             else:
-                answer = GateAnswer(send)
-                await self._app(scope, receive, answer.send)
-                await answer.end()
+                await self._without_body(scope, body_here, incoming, send)
         finally:
-            self._bodies.release(body)
+            self._bodies.release(body_here)
 
-    async def _with_held_body(self, claim: Claim, scope: Scope, incoming: Incoming, send: Send) -> None:
-        """Ask our application, and again if an update has replaced the engines of the ingress that was asked."""
-        body, gives_up_at = HeldBody(scope, incoming, self._bodies, claim), None
+    async def _with_held_body(self, body: HeldBody, path: str, send: Send) -> None:
+        """Ask our application, and another ingress if the one that was asked is lost or has engines no more.
+
+        The latter is due to an update. A lost ingress may have done what it was asked for, so only what may be done
+        twice is asked for again.
+        """
+        search = _Search()
         try:
             while True:
-                answer = GateAnswer(send, body)
+                answer = GateAnswer(send, body.incoming, body, has_names=path == NAMED_EVENTS)
                 await self._app(body.scope, body.receive, answer.send)
-                if not answer.needs_another_ingress:
-                    break
-                now = time.monotonic()
-                gives_up_at = gives_up_at or now + _PATIENCE_S
-                if now >= gives_up_at:
+                if answer.is_lost:
+                    may_repeat = path in _REPEATABLE or not body.is_wanted
+                    goes_on = may_repeat and body.can_rewind and await search.goes_on(was_asked=body.is_wanted)
+                else:
+                    goes_on = answer.needs_another_ingress and await search.goes_on()
+                if not goes_on:
                     break
                 body.rewind()
-                await asyncio.sleep(_ASK_AGAIN_S)
             await answer.end()
         finally:
             body.release()
+
+    async def _without_body(self, scope: Scope, body: bytes, incoming: Incoming, send: Send) -> None:
+        """Ask our application for what changes nothing, and another ingress if the one that was asked is lost."""
+        search, may_repeat = _Search(), scope["method"] in ("GET", "HEAD")
+        while True:
+            answer = GateAnswer(send, incoming)
+            await self._app(scope, replay(body, incoming.receive), answer.send)
+            if not (answer.is_lost and may_repeat and await search.goes_on(was_asked=True)):
+                break
+        await answer.end()
+
+
+class _Search:
+    """The search for an ingress that answers one request."""
+
+    def __init__(self) -> None:
+        self._gives_up_at = inf
+        self._num_lost = 0
+
+    async def goes_on(self, *, was_asked: bool = False) -> bool:
+        """Tell whether another ingress may be asked, after a pause; the last one `was_asked`, and lost, or was not."""
+        self._gives_up_at = min(self._gives_up_at, time.monotonic() + _PATIENCE_S)
+        self._num_lost += was_asked
+        if self._num_lost >= _MAX_LOST or time.monotonic() >= self._gives_up_at:
+            return False
+        await asyncio.sleep(_ASK_AGAIN_S)
+        return True
 
 
 def _router_behind(app: Any) -> Any:

@@ -19,6 +19,7 @@ class HeldBody:
         """Hold the body back. The application is told how many requests were refused at the gate."""
         self.incoming, self.claim = incoming, claim
         self.error: ApiError | None = None  # why the body was not taken, though the application asked for it
+        self.is_given_up = False  # no process has asked for it in time
         self._own_scope, self._bodies, self._refused = scope, bodies, claim.capacity.take_refused()
         self._wanted = asyncio.Event()
         self._is_handed_on = False
@@ -83,6 +84,7 @@ class HeldBody:
             async with asyncio.timeout(self._bodies.limits.body_timeout_s):
                 await self._wanted.wait()
         except TimeoutError:
+            self.is_given_up = True
             return {"type": "http.disconnect"}
         if self._is_upload:
             return await self._next_part()

@@ -24,13 +24,18 @@ class Incoming:
     """The body of one request while it arrives."""
 
     def __init__(self, receive: Receive) -> None:
-        self.receive = receive
+        self._receive = receive
         self.is_over = self.has_left = False  # the body is over; the client has left
+
+    async def receive(self) -> Message:
+        """Return the next message, and note if it says that the client has left."""
+        message = await self._receive()
+        self.has_left = message["type"] == "http.disconnect"
+        return message
 
     async def chunk(self) -> bytes:
         """Return the bytes that arrive next, possibly none."""
         message = await self.receive()
-        self.has_left = message["type"] == "http.disconnect"
         self.is_over = self.has_left or not message.get("more_body", False)
         return bytes(message.get("body", b""))
 

@@ -91,6 +91,11 @@ def model_replaced() -> ApiError:
     return model_unavailable({_REPLACED: "1"})
 
 
+def ingress_lost() -> ApiError:
+    """Return the error for a request whose ingress was lost while it answered, or several times before."""
+    return ApiError(500, "The process that answered this request was lost.", code="ingress_lost")
+
+
 def is_model_replaced(start: Mapping[str, Any]) -> bool:
     """Tell whether an answer is a `model_replaced` error, by the ASGI message that begins it."""
     return start["status"] == 503 and any(bytes(name).lower() == _REPLACED.encode() for name, _ in start["headers"])

@@ -37,31 +37,31 @@ async def _events(
     first: dict[str, Any], rest: AsyncIterator[dict[str, Any]], request_id: str, has_names: bool
 ) -> AsyncIterator[bytes]:
     """Yield the chunks as events, and then an error, or what says that they are all."""
-
-    def written(chunk: dict[str, Any]) -> bytes:
-        return (
-            b"event: " + str(chunk.get("type", "error")).encode() + b"\n" + event(chunk) if has_names else event(chunk)
-        )
-
     async with aclosing(rest):  # type: ignore[type-var]
-        yield written(first)
+        yield event(first, has_name=has_names)
         try:
             async for chunk in rest:
-                yield written(chunk)
+                yield event(chunk, has_name=has_names)
         except ApiError as error:
-            yield written(error.envelope())
+            yield error_event(error, has_names=has_names)
             return
         except Exception as error:  # noqa: BLE001 - the status is out; the client gets an error without details
             _log.error(failure_event("stream failed", error, request_id=request_id))
-            yield written(_FAILURE.envelope())
+            yield error_event(_FAILURE, has_names=has_names)
             return
         if not has_names:
             yield DONE
 
 
-def event(data: dict[str, Any]) -> bytes:
-    """Write one event."""
-    return b"data: " + dumps(data) + b"\n\n"
+def error_event(error: ApiError, *, has_names: bool = False) -> bytes:
+    """Write the event that ends a stream with an error."""
+    return event(error.envelope(), has_name=has_names)
+
+
+def event(data: dict[str, Any], *, has_name: bool = False) -> bytes:
+    """Write one event, under the name of its type if it is to have one."""
+    name = b"event: " + str(data.get("type", "error")).encode() + b"\n" if has_name else b""
+    return name + b"data: " + dumps(data) + b"\n\n"
 
 
 def dumps(data: Any) -> bytes:

@@ -17,6 +17,8 @@ class Limits:
     """Largest body of a request; then 413."""
     body_timeout_s: float = 30.0
     """Seconds from the first look at a body to its last byte; then 408."""
+    header_timeout_s: float = 30.0
+    """Seconds for the headers of a request, from the opening of its connection; then that is closed."""
     max_header_bytes: int = 32 * 2**10  # names and values of all headers; also path and query together
     max_headers: int = 100
     max_json_depth: int = 32
@@ -26,8 +28,9 @@ class Limits:
         for name in ("max_body_bytes", "max_header_bytes", "max_headers", "max_json_depth", "max_bodies"):
             if getattr(self, name) < 1:
                 raise ValueError(f"serve.{name} must be at least 1, got {getattr(self, name)}")
-        if not 0 < self.body_timeout_s < float("inf"):
-            raise ValueError(f"serve.body_timeout_s must be above 0 and finite, got {self.body_timeout_s}")
+        for name in ("body_timeout_s", "header_timeout_s"):
+            if not 0 < getattr(self, name) < float("inf"):
+                raise ValueError(f"serve.{name} must be above 0 and finite, got {getattr(self, name)}")
 
 
 def header(scope: Scope, wanted: bytes) -> bytes | None:

@@ -1,7 +1,7 @@
 """ServingMetrics: what one process of the endpoint has counted, for the page `/metrics` and for Ray.
 
-Ray's agent on each node shows the same metrics under `ray_dray_...` with the process as a label, which is where the
-processes of an endpoint can be added up. `actors/metric_table.py` declares them.
+The page shows the counts of all processes (`metric_page.py`). Ray's agent on each node shows the same metrics under
+`ray_dray_...` with the process as a label. `actors/metric_table.py` declares them.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import prometheus_client as prometheus
 
 from actors import metric_table as table
 from actors.heartbeat import Heartbeat
+from endpoint.service.metric_page import Family
 
 FinishReason = Literal["stop", "length", "cancelled", "rejected", "timeout", "error"]
 _KINDS: Mapping[str, Any] = {
@@ -33,8 +34,9 @@ class ServingMetrics:
         self._model_name = model_name
         self._registry = prometheus.CollectorRegistry()
         self._shown: dict[str, Any] = {}
-        self._of_ray = {metric.name: metric.to_ray(model_name=model_name) for metric in table.SERVING_METRICS if to_ray}
-        for metric in table.SERVING_METRICS:
+        counted = [metric for metric in table.SERVING_METRICS if not metric.is_asked_for]
+        self._of_ray = {metric.name: metric.to_ray(model_name=model_name) for metric in counted if to_ray}
+        for metric in counted:
             buckets = {"buckets": metric.boundaries} if metric.kind == "histogram" else {}
             shown = _KINDS[metric.kind](
                 metric.name, metric.description, metric.tags, registry=self._registry, **buckets
@@ -48,9 +50,9 @@ class ServingMetrics:
         if to_ray:
             Heartbeat(self._repeat_gauges).start()  # Ray drops a gauge that is not set again
 
-    def page(self) -> bytes:
-        """Return all metrics in Prometheus's text format."""
-        return prometheus.generate_latest(self._registry)
+    def families(self) -> list[Family]:
+        """Return all that this process has counted, for the page."""
+        return list(self._registry.collect())
 
     def add(self, metric: table.Metric, amount: float, **tags: str) -> None:
         """Add to a counter."""
@@ -112,6 +114,7 @@ class RequestMeter:
         num_prompt_tokens: int,
         num_output_tokens: int,
         rounds: Mapping[tuple[int, int], int],
+        num_cached_tokens: int = 0,
     ) -> None:
         """End the request with its counts in all; `rounds` are the number of rounds by (drafted, accepted) tokens."""
         metrics, by_position = self._metrics, Counter[int]()
@@ -119,6 +122,7 @@ class RequestMeter:
         metrics.observe(table.REQUEST_SECONDS, time.monotonic() - self._started)
         metrics.add(table.REQUESTS_FINISHED, 1, finished_reason=reason)
         metrics.add(table.SERVED_PROMPT_TOKENS, num_prompt_tokens)
+        metrics.add(table.SERVED_CACHED_TOKENS, num_cached_tokens)
         metrics.add(table.SERVED_GENERATION_TOKENS, num_output_tokens)
         metrics.add(table.SERVED_DRAFTS, sum(count for (drafted, _), count in rounds.items() if drafted))
         metrics.add(table.SERVED_DRAFT_TOKENS, sum(drafted * count for (drafted, _), count in rounds.items()))

@@ -6,7 +6,7 @@ pydantic-settings checks names and types; the dataclasses check their values, an
 
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args, get_origin
@@ -73,7 +73,7 @@ def load(kind: type[_Config], arguments: Sequence[str], prog: str) -> _Config:
     sections = {each.name: each for each in level_fields(kind)}
     arguments = [_with_underscores(argument, sections) for argument in arguments]
     yaml_file = _config_file(arguments)
-    _check_environment(kind)
+    _check_environment(kind, _named_in(arguments, yaml_file))
     if yaml_file is not None:
         _check_mapping(yaml_file)
 
@@ -93,7 +93,9 @@ def load(kind: type[_Config], arguments: Sequence[str], prog: str) -> _Config:
         raise ValueError(f"{yaml_file} is not YAML: {error}") from error
     except UnicodeDecodeError as error:
         raise ValueError(f"{yaml_file} is not UTF-8: {error}") from error
-    return _value(kind, given)
+    config = _value(kind, given)
+    _check_environment(kind, getattr(config, "own_variables", ()))
+    return config
 
 
 def as_dict(config: Any, flat: Flat | None = None) -> dict[str, Any]:
@@ -184,11 +186,19 @@ def _check_mapping(yaml_file: Path) -> None:
         raise ValueError(f"{yaml_file} must hold sections (input:, output:, ...), got a {type(content).__name__}")
 
 
-def _check_environment(kind: type) -> None:
-    """Raise ValueError for a variable that begins as ours do and names no field."""
+def _named_in(arguments: Sequence[str], yaml_file: Path | None) -> list[str]:
+    """Return the environment variables whose names stand anywhere in the configuration, which may read them."""
+    places = [*arguments, *(value for name, value in os.environ.items() if name.startswith(_ENV_PREFIX))]
+    if yaml_file is not None:
+        places.append(yaml_file.read_text(encoding="utf-8", errors="replace"))
+    return [name for name in os.environ if any(name in place for place in places)]
+
+
+def _check_environment(kind: type, own_variables: Collection[str]) -> None:
+    """Raise ValueError for a variable that begins as ours do, names no field, and is not among `own_variables`."""
     fields = (*level_fields(kind), *all_fields(kind))
     variables = {_variable("config"), *_ENGINE_VARIABLES, *(_variable(each.name) for each in fields)}
-    for name in os.environ:
+    for name in sorted(os.environ.keys() - own_variables):
         # A part of a field may follow it: DRAY_ACTORS__LABEL_SELECTOR__ZONE.
         if name.startswith(_ENV_PREFIX) and "__".join(name.upper().split("__")[:2]) not in variables:
             raise ValueError(

@@ -13,6 +13,7 @@ from actors.workers.replica_settings import ReplicaSettings
 from endpoint.batches.settings import BatchSettings
 from endpoint.deployment_settings import DeploymentSettings
 from endpoint.edge.auth import Keys, load_keys
+from endpoint.edge.hosts import LOCAL_NAMES, host_name
 from endpoint.http.limits import Limits
 from endpoint.service.settings import ServiceSettings
 from jobs.config.fields import Flat
@@ -40,9 +41,11 @@ class ServeSettings:
     key_files: tuple[str, ...] = ()
     """Files with API keys, one a line; # begins a comment line."""
     key_variables: tuple[str, ...] = ()
-    """Environment variables with API keys, separated by commas."""
+    """Environment variables with API keys, separated by commas; no other process sees them."""
     open: bool = False
     """Answer everyone, without keys; either keys or this must be given."""
+    allowed_hosts: tuple[str, ...] = ()
+    """Names for this endpoint in the Host header; any unless given, but this machine's own with open and 127.0.0.1."""
     page: bool = False
     """Show the page at /: type a prompt, and watch it being answered with and without drafts."""
     page_examples: tuple[str, ...] = ()
@@ -56,6 +59,16 @@ class ServeSettings:
     ray_address: str | None = None
     """Ray cluster; RAY_ADDRESS, or a local one, unless given."""
 
+    def __post_init__(self) -> None:
+        for name in self.allowed_hosts:
+            if not name or host_name(name) != name.lower() or "/" in name:
+                raise ValueError(f"serve.allowed_hosts: expected a name without scheme, port and path, got {name!r}")
+
+    @property
+    def is_local(self) -> bool:
+        """Whether it listens for clients on this machine alone."""
+        return f"[{self.host}]" in LOCAL_NAMES or self.host in LOCAL_NAMES
+
 
 @dataclass(frozen=True, kw_only=True)
 class ServeConfig:
@@ -66,6 +79,7 @@ class ServeConfig:
     generator: Annotated[GeneratorSettings, Flat(without=frozenset({"sampling"}))]  # a request brings its own sampling
     serve: ServeSettings = field(default_factory=ServeSettings)
     """The endpoint: where it listens, how much it takes on, and how its processes come and go."""
+    read_keys: Keys | None = None  # as `load_serve_config` found them; their variables may be gone since
 
     def __post_init__(self) -> None:
         self.generator.check_hang_timeout("serve.hang_timeout_s", self.serve.replica.hang_timeout_s)
@@ -98,16 +112,28 @@ class ServeConfig:
         from endpoint.edge.install import EdgeSettings  # here, since it needs torch, which --help does not
 
         serve = self.serve
+        hosts = frozenset(serve.allowed_hosts)
+        if serve.open and serve.is_local:
+            hosts |= LOCAL_NAMES
         return EdgeSettings(
             keys=self.keys(),
             limits=serve.limits,
+            hosts=hosts or None,
             has_page=serve.page,
             page_examples=serve.page_examples,
             has_docs=serve.docs,
         )
 
+    @property
+    def own_variables(self) -> tuple[str, ...]:
+        """The environment variables that it reads besides those of its fields."""
+        return self.serve.key_variables
+
     def keys(self) -> Keys | None:
-        """Return the keys as they are in files and environment now; None if no key is needed. Raises ValueError."""
+        """Return the keys as they were read, or else are in files and environment now; None if no key is needed.
+
+        Raises ValueError.
+        """
         serve = self.serve
         has_keys = bool(serve.key_files or serve.key_variables)
         if has_keys and serve.open:
@@ -117,11 +143,12 @@ class ServeConfig:
                 "the endpoint would refuse every request: name API keys by serve.key_files or serve.key_variables, or "
                 "say serve.open to answer everyone who can reach the port"
             )
-        return load_keys(serve.key_files, serve.key_variables) if has_keys else None
+        if self.read_keys is not None or not has_keys:
+            return self.read_keys
+        return load_keys(serve.key_files, serve.key_variables)
 
 
 def load_serve_config(arguments: Sequence[str], prog: str) -> ServeConfig:
-    """Return the configuration of these arguments, as `jobs.config.loading.load` does; API keys are checked, too."""
+    """Return the configuration of these arguments, as `jobs.config.loading.load` does, with the API keys read."""
     config = load(ServeConfig, arguments, prog)
-    config.keys()
-    return config
+    return replace(config, read_keys=config.keys())

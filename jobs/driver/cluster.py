@@ -11,6 +11,7 @@ import torch
 from actors.resources import settle_device
 from actors.settings import GeneratorSettings
 from jobs.driver.stopping import keeping_sigterm
+from pipeline.ray_internals import keep_ray_on_loopback
 from pipeline.streaming.actor_resources import ActorResources
 
 _Device = Literal["cpu", "cuda"]
@@ -34,7 +35,7 @@ def pick_device(settings: GeneratorSettings, actors: _Actors, ray_address: str |
 def start_ray(ray_address: str | None) -> None:
     """Join the cluster at this address or at RAY_ADDRESS, or start a local one; doing it twice is harmless.
 
-    Raises ConnectionError where Ray cannot.
+    A local one listens on 127.0.0.1 alone. Raises ConnectionError where Ray cannot.
     """
     address = _address(ray_address)
     if ray.is_initialized():
@@ -43,6 +44,8 @@ def start_ray(ray_address: str | None) -> None:
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
     options: dict[str, Any] = {"address": address} if address else {"include_dashboard": False}
+    if not address:
+        keep_ray_on_loopback()
     try:
         with _without_stderr(), keeping_sigterm():
             ray.init(log_to_driver=False, logging_level="ERROR", **options)

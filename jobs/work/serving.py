@@ -6,7 +6,6 @@ After SIGTERM or Ctrl-C it accepts no new request, finishes those in flight, and
 import hashlib
 import json
 import logging
-import os
 import sys
 import threading
 from collections.abc import Callable
@@ -45,6 +44,7 @@ from jobs.config.serve import ServeConfig
 from jobs.driver.backend import describe_engine, exactness, lossy
 from jobs.driver.cluster import start_ray, starts_own_ray
 from jobs.driver.exits import Exit, bad_configuration
+from jobs.driver.hidden_variables import hide_variables
 from jobs.driver.plan import check_models, settled
 from pipeline.run.fingerprint import quick_model_fingerprint, text_fingerprint, tokenizer_fingerprint
 from pipeline.storage.location import Location
@@ -57,6 +57,7 @@ def serve(config: ServeConfig) -> Exit:
     """Serve, and return the exit code."""
     with suppress(KeyboardInterrupt):
         try:
+            hide_variables(config.serve.key_variables)
             settings, deployment = settled_engine(config)
             mark = uuid4().hex
             application = _application(config, settings, deployment, mark) if not config.dry_run else None
@@ -71,6 +72,7 @@ def serve(config: ServeConfig) -> Exit:
 
 def application_of(config: ServeConfig) -> Any:
     """Return the application of a configuration, which another process than this one deploys."""
+    config = replace(config, serve=replace(config.serve, host="0.0.0.0"))  # not known here: Serve's own options say it
     return _application(config, *settled_engine(config))
 
 
@@ -96,9 +98,17 @@ def describe(config: ServeConfig, settings: GeneratorSettings) -> str:
         f"  keys:    {'none: everyone who can reach the port is answered' if keys is None else len(keys)}",
         f"  engines: {engines}, {settings.engine.num_slots} slots each",
         f"  placement: {describe_placement(settings, deployment.max_replicas)}",
+        f"  Ray:     {_describe_ray(config)}",
         f"  batches: {_batch_settings(config).path or 'off (serve.batches_path switches /v1/batches on)'}",
     ]
     return "\n".join(lines)
+
+
+def _describe_ray(config: ServeConfig) -> str:
+    """Return who can reach Ray's own ports, behind which no key of the endpoint is asked for."""
+    if starts_own_ray(config.serve.ray_address):
+        return "started here, on 127.0.0.1 alone"
+    return "the cluster that it joins; whoever reaches the ports of its nodes can run code there and read its metrics"
 
 
 def _application(
@@ -169,13 +179,12 @@ def _rest(config: ServeConfig, settings: GeneratorSettings) -> str:
         return ""
     said = as_dict(config)
     said["models"] = {name: value for name, value in said["models"].items() if name != "draft"}
-    files = [Path(name).read_bytes() for name in config.serve.key_files]
-    keys = [*files, *(os.environ.get(name, "").encode() for name in config.serve.key_variables)]
+    keys = config.keys()
     models = (
         quick_model_fingerprint(settings.models.target),
         tokenizer_fingerprint(settings.models.tokenizer or settings.models.target),
     )
-    parts = json.dumps(said, sort_keys=True, default=str), [hashlib.sha256(key).hexdigest() for key in keys], models
+    parts = json.dumps(said, sort_keys=True, default=str), keys and keys.fingerprint, models
     return hashlib.sha256(repr(parts).encode()).hexdigest()
 
 

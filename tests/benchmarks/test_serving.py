@@ -11,11 +11,19 @@ from typing import Any
 
 import pytest
 
+from benchmarks.pair_factory import SHAPES
+from benchmarks.serving.__main__ import _SIZES
 from benchmarks.serving.measures import WAYS
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]
 ROOT = Path(__file__).parents[2]
 SMALL = "--slots 2 --max-waiting 2 --rows 6 --new-tokens 150 --repeats 2 --few 2 --bursts 2 --leavers 4 --kills 1"
+
+
+def long(test: Any) -> Any:
+    """Mark a test as one of those that take minutes."""
+    for mark in (pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)):
+        test = mark(test)
+    return test
 
 
 def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -24,6 +32,7 @@ def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=500, check=False)
 
 
+@long
 def test_every_measure_is_taken_and_the_texts_are_those_of_the_engine_alone(
     text_pair: tuple[str, str], tmp_path: Path
 ) -> None:
@@ -45,8 +54,11 @@ def test_every_measure_is_taken_and_the_texts_are_those_of_the_engine_alone(
     assert not found["recovery"]["streams"].keys() & {"cut short", "another text"}
     for heading in ("x offline", "to the first token, 2 at a time", "refusals, of 32 requests", "killed (streams: "):
         assert heading in ended.stdout
+    for told in ("  repeat 2/2: streamed ", "  burst 2/2: ", "  4/4 clients have left", "  kill 1/1: answered again"):
+        assert told in ended.stderr
 
 
+@long
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -59,3 +71,21 @@ def test_a_wrong_option_is_refused_before_any_work(arguments: list[str], message
     ended = bench(*arguments)
     assert ended.returncode == 2
     assert ended.stderr.splitlines()[-1] == f"error: {message}"
+
+
+HELP = """
+import sys
+from benchmarks.serving.__main__ import main
+try:
+    main(["--help"])
+except SystemExit as ended:
+    assert ended.code == 0
+print("loaded:", *sorted({"torch", "transformers", "ray"} & sys.modules.keys()))
+"""
+
+
+def test_its_help_loads_no_large_library_and_names_every_size() -> None:
+    ended = subprocess.run([sys.executable, "-c", HELP], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert "--kills N" in ended.stdout
+    assert ended.stdout.splitlines()[-1] == "loaded:"
+    assert tuple(SHAPES) == _SIZES

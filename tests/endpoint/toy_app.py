@@ -35,7 +35,7 @@ class Question(BaseModel):
     n: int = Field(1, ge=1, le=8)
 
 
-def toy_app(*, keys: Keys | None, limits: Limits = LIMITS) -> FastAPI:
+def toy_app(*, keys: Keys | None, limits: Limits = LIMITS, hosts: frozenset[str] | None = None) -> FastAPI:
     """Return the application with its edge."""
     app = FastAPI()
 
@@ -75,5 +75,5 @@ def toy_app(*, keys: Keys | None, limits: Limits = LIMITS) -> FastAPI:
 
         return StreamingResponse(pieces(), media_type="text/event-stream")
 
-    install(app, EdgeSettings(keys=keys, limits=limits), ServingMetrics("toy"))
+    install(app, EdgeSettings(keys=keys, limits=limits, hosts=hosts), ServingMetrics("toy"))
     return app

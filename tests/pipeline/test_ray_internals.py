@@ -29,6 +29,8 @@ USED = [
     (f"{SERVE}.controller", "ServeController", "get_serve_instance_details"),
     (f"{SERVE}.proxy", "ProxyActor", "_get_http_options"),
     ("ray.serve", "delete", "_blocking"),
+    ("ray._common.tls_utils", "add_port_to_grpc_server", "address"),
+    (f"{SERVE}.replica", "Replica", "add_port_to_grpc_server"),
     ("ray.serve.deployment", "Deployment", "_version"),
 ]
 CONSTANTS = [("SERVE_CONTROLLER_NAME", SERVE_CONTROLLER), ("SERVE_NAMESPACE", SERVE_NAMESPACE)]

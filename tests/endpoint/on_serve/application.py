@@ -35,7 +35,7 @@ from tests.endpoint.toy_app import BEARER, KEY
 from tests.endpoint.web import ask, samples_of
 from tests.jobs.runs import wait_until
 
-CONTEXT, MAX_WAITING, NUM_SLOTS, NUM_REPLICAS = 256, 4, 4, 2
+CONTEXT, MAX_WAITING, NUM_SLOTS, NUM_REPLICAS, NUM_INGRESSES = 256, 4, 4, 2, 2
 CAPACITY = NUM_REPLICAS * (NUM_SLOTS + MAX_WAITING)  # requests that are taken at once
 LONG: dict[str, Any] = {"prompt": "hello world", "max_tokens": 240, "ignore_eos": True}  # a text as long as fits
 POISON, SLOW = 97, 98  # token ids in a prompt for a FragileReplica
@@ -72,6 +72,7 @@ class Served(Running):
     """The deployed endpoint."""
 
     num_replicas: int = NUM_REPLICAS
+    num_ingresses: int = 1  # with several, `metric` would be that of any
 
     def raw_client(self) -> httpx2.AsyncClient:
         """Return a client with as many connections as are wanted."""
@@ -107,7 +108,11 @@ class Served(Running):
             EdgeSettings(keys=Keys([KEY])),
             ReplicaSettings(**{"max_waiting": MAX_WAITING, "fingerprint": "fp_own", **replica_settings}),
             DeploymentSettings(
-                min_replicas=self.num_replicas, max_replicas=self.num_replicas, num_cpus=0.5, drain_timeout_s=_DRAIN_S
+                min_replicas=self.num_replicas,
+                max_replicas=self.num_replicas,
+                num_ingresses=self.num_ingresses,
+                num_cpus=0.5,
+                drain_timeout_s=_DRAIN_S,
             ),
             LogSettings(level="warning"),
             version=version,
@@ -137,7 +142,8 @@ def running_serve(limits: Limits) -> Iterator[int]:
 
 def served_at(port: int, pair: tuple[str, str]) -> Served:
     """Return the endpoint on the Serve at `port`, which is not deployed yet."""
-    return Served(port, settings_of(pair, num_slots=NUM_SLOTS, max_model_len=CONTEXT))
+    settings = settings_of(pair, num_slots=NUM_SLOTS, max_model_len=CONTEXT)
+    return Served(port, settings, num_ingresses=NUM_INGRESSES)
 
 
 @contextmanager

@@ -34,10 +34,11 @@ def free_port() -> int:
         return int(listener.getsockname()[1])
 
 
-def command(target: str | Path, *flags: str) -> list[str]:
-    """Return the command that serves a target, open to everyone."""
+def command(target: str | Path, *flags: str, variable: str | None = None) -> list[str]:
+    """Return the command that serves a target, open to everyone without a variable with keys."""
     module = [sys.executable, "-m", "jobs.serve"]
-    return [*module, f"--models.target={target}", "--models.device=cpu", "--serve.open", *flags]
+    access = "--serve.open" if variable is None else f"--serve.key_variables={variable}"
+    return [*module, f"--models.target={target}", "--models.device=cpu", access, *flags]
 
 
 def run(target: str | Path, *flags: str) -> subprocess.CompletedProcess[str]:
@@ -51,13 +52,20 @@ def run(target: str | Path, *flags: str) -> subprocess.CompletedProcess[str]:
 
 
 @contextmanager
-def serving(pair: tuple[str, str], *flags: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """The command once it is ready, and where it listens."""
+def serving(pair: tuple[str, str], *flags: str, keys: str | None = None) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """The command once it is ready, and where it listens; open to everyone without keys."""
+    variable = None if keys is None else "DRAY_TEST_KEYS"
+    environment = OWN_CLUSTER | ({} if variable is None else {variable: str(keys)})
     port = free_port()
     flags += (f"--models.draft={pair[1]}", f"--serve.port={port}", "--engine.max_model_len=250")
     flags += ("--engine.draft_length=fixed", "--engine.num_speculative_tokens=3")
     process = subprocess.Popen(
-        command(pair[0], *flags), cwd=ROOT, env=OWN_CLUSTER, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        command(pair[0], *flags, variable=variable),
+        cwd=ROOT,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
     )
     assert process.stdout is not None
     said = []

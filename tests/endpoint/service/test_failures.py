@@ -17,6 +17,7 @@ from actors.engine.deadline import DeadlineError
 from actors.engine.deltas import Delta, Ending
 from actors.engine.requests import BusyError, EngineFacts, FailedError, Generation, RefusedError, Scoring
 from decoding.sequence import TokenLogprobs
+from endpoint.service.metric_page import page
 from endpoint.service.metrics import ServingMetrics
 from tests.endpoint.in_process import MODEL, Server
 from tests.endpoint.web import samples_of
@@ -94,8 +95,8 @@ def counted(server: Server) -> dict[str, float]:
     """Return what the requests of a test have counted, those that ended by their reason; no zeros."""
     return {
         sample.labels.get("finished_reason", sample.name.removeprefix("dray_")): sample.value
-        for sample in samples_of(server.service.metrics.page())
-        if sample.value
+        for sample in samples_of(page(server.service.metrics.families()))
+        if sample.value and sample.name.startswith("dray_")
     }
 
 

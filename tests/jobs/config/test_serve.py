@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from endpoint.edge.auth import Keys
 from jobs import serve
 from jobs.config.serve import ServeConfig, load_serve_config
 from jobs.work import serving
@@ -99,6 +100,30 @@ def test_keys_come_from_files_and_variables_and_are_not_shown(tmp_path: Path, mo
     assert has == [True, True, True, False]
     assert "of-all" not in repr(config) + repr(edge)
     assert (edge.limits.max_body_bytes, edge.has_page, edge.has_docs) == (2**20, True, False)
+
+
+def test_a_variable_with_keys_may_begin_with_dray_and_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DRAY_API_KEYS", "sk-first-key-of-all")
+    config = load("--serve.key_variables=DRAY_API_KEYS", is_open=False)
+    monkeypatch.delenv("DRAY_API_KEYS")  # as the command does before it starts other processes
+    keys = config.edge_settings().keys
+    assert keys is not None
+    assert keys.has(b"sk-first-key-of-all")
+
+
+@pytest.mark.parametrize("flag", ["--serve.open", "--serve.model=DRAY_API_KEYS"])
+def test_a_variable_that_is_only_mentioned_and_names_no_field_is_refused(
+    monkeypatch: pytest.MonkeyPatch, flag: str
+) -> None:
+    monkeypatch.setenv("DRAY_API_KEYS", "sk-first-key-of-all")
+    with pytest.raises(ValueError, match="environment variable DRAY_API_KEYS names no field") as refused:
+        load(flag)
+    assert "sk-first" not in str(refused.value)
+
+
+def test_the_fingerprint_of_keys_changes_with_a_key_and_not_with_their_order() -> None:
+    first, second = "sk-first-key-of-all", "sk-second-key-of-all"
+    assert Keys([first, second]).fingerprint == Keys([second, first]).fingerprint != Keys([first]).fingerprint
 
 
 def test_the_documented_configuration_is_valid(tmp_path: Path) -> None:
