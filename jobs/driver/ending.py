@@ -42,7 +42,7 @@ def print_ending(run_directory: RunDirectory, settings: RunSettings) -> None:
 
 
 def samples(run_directory: RunDirectory, num_wanted: int) -> Iterator[Sample]:
-    """Yield the first generation of so many units, spread over the committed ones: the same ones at each call."""
+    """Yield the first generations of `num_wanted` units, spread over the committed ones: the same ones at each call."""
     unit_ids = sorted(run_directory.committed_unit_ids())
     num = min(num_wanted, len(unit_ids))
     chosen = {unit_ids[(2 * place + 1) * len(unit_ids) // (2 * num)] for place in range(num)}
