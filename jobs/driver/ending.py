@@ -33,7 +33,7 @@ def print_ending(run_directory: RunDirectory, settings: RunSettings) -> None:
     try:
         for sample in [] if run_directory.has_scores else samples(run_directory, num_wanted):
             console.print(Text(f"row {sample.row_id}", style="bold"))
-            console.print(Text(shortened(sample.prompt), style="dim"))
+            console.print(Text(_quoted(shortened(sample.prompt)), style="dim"))
             console.print(Text(shortened(sample.text)), end="\n\n")
     except (ValueError, OSError) as error:  # the run was verified, and is complete
         print(f"note: its texts cannot be shown: {error}", file=sys.stderr)
@@ -42,7 +42,7 @@ def print_ending(run_directory: RunDirectory, settings: RunSettings) -> None:
 
 
 def samples(run_directory: RunDirectory, num_wanted: int) -> Iterator[Sample]:
-    """Yield the first generation of so many units, spread over the committed ones: the same ones at each call."""
+    """Yield the first generations of `num_wanted` units, spread over the committed ones: the same ones at each call."""
     unit_ids = sorted(run_directory.committed_unit_ids())
     num = min(num_wanted, len(unit_ids))
     chosen = {unit_ids[(2 * place + 1) * len(unit_ids) // (2 * num)] for place in range(num)}
@@ -59,6 +59,10 @@ def shortened(text: str) -> str:
     safe = "".join(each if each.isprintable() or each == "\n" else "\N{REPLACEMENT CHARACTER}" for each in text.strip())
     cut = "\n".join(safe.split("\n")[:_MOST_LINES])[:_MOST_CHARACTERS].rstrip()
     return cut if cut == safe else f"{cut} ..."
+
+
+def _quoted(text: str) -> str:
+    return "\n".join(f"> {line}" for line in text.split("\n"))
 
 
 def report_of(run_directory: RunDirectory) -> str | None:

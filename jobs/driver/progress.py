@@ -49,7 +49,7 @@ class Progress:
             print(text, file=sys.stderr, flush=True)
 
     def engines_up(self, num_up: int, num_wanted: int) -> None:
-        """Show that so many engines have loaded their models; the pace counts from the first one."""
+        """Show how many engines have loaded their models; the pace counts from the first one."""
         now = time.monotonic()
         self._up_since = self._up_since or now
         if not self._num_done:

@@ -1,4 +1,4 @@
-"""Where a run is published: a folder on a disk or in a store, or a dataset on the Hugging Face hub."""
+"""Destinations of a published run: a folder on a disk or in a store, or a dataset on the Hugging Face hub."""
 
 from __future__ import annotations
 

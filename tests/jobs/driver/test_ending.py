@@ -40,7 +40,7 @@ def test_texts_are_printed_on_a_terminal_or_when_asked_for(
     run: RunDirectory, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     print_ending(run, RunSettings(show_texts=1))
-    assert capsys.readouterr().out.split("\n") == [f"row {unit(4, num_rows=1).row_id(0)}", "Say it", "text 4", "", ""]
+    assert capsys.readouterr().out.split("\n") == [f"row {unit(4, num_rows=1).row_id(0)}", "> Say it", "text 4", "", ""]
     monkeypatch.setenv("FORCE_COLOR", "1")  # by which rich takes any output for a terminal
     print_ending(run, RunSettings())
     assert "text 1" in capsys.readouterr().out
