@@ -33,7 +33,17 @@ from tests.k8s.manifests import (
 
 pytestmark = pytest.mark.kubernetes
 Pair = tuple[str, str]
-JOBS = ("overlays/cpu-demo", "overlays/job", "overlays/kueue", "overlays/split", "overlays/spot")
+JOBS = (
+    "overlays/cpu-demo",
+    "overlays/job",
+    "overlays/job-64",
+    "overlays/kueue",
+    "overlays/kueue-elastic",
+    "overlays/node-disk",
+    "overlays/split",
+    "overlays/spot",
+    "overlays/stages",
+)
 SERVICES = ("overlays/head-ft", "overlays/service")
 
 
