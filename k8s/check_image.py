@@ -64,12 +64,14 @@ def problems_with(dockerfile: str, ignored: str, root: Path = ROOT) -> list[str]
         if not image:
             found.append(f"there is no target {target}")
             continue
-        found += [f"{target}: {problem}" for problem in (*_debian_packages(image), *_user(image), *_rest(image, target))]
+        found += [
+            f"{target}: {problem}" for problem in (*_debian_packages(image), *_user(image), *_rest(image, target))
+        ]
     return found
 
 
 def _base_images(steps: list[Step]) -> Iterator[str]:
-    """Every stage begins with the image whose digest the build is given, and the first one looks at it."""
+    """Yield a stage that does not begin with the image whose digest the build is given, and that none looks at it."""
     stages = {step.stage for step in steps if step.name == "FROM"}
     for step in steps:
         base = step.arguments.split()[0]
@@ -77,7 +79,9 @@ def _base_images(steps: list[Step]) -> Iterator[str]:
             yield f"FROM {base}: no digest, so that the same Dockerfile makes another image tomorrow"
         if step.name == "ARG" and step.stage == "" and "=" in step.arguments and "@sha256:" not in step.arguments:
             yield f"ARG {step.arguments}: a default without a digest is another image tomorrow"
-    if not any(step.name == "RUN" and "$PYTHON_IMAGE" in step.arguments and "@sha256:*)" in step.arguments for step in steps):
+    if not any(
+        step.name == "RUN" and "$PYTHON_IMAGE" in step.arguments and "@sha256:*)" in step.arguments for step in steps
+    ):
         yield "no stage refuses a PYTHON_IMAGE without its digest"
 
 
@@ -102,11 +106,13 @@ def _python_packages(steps: list[Step], root: Path) -> Iterator[str]:
 
 
 def _order(steps: list[Step]) -> Iterator[str]:
-    """Packages are installed where no source has been copied, so that a change of code moves no layer of theirs."""
+    """Yield installs that stand after copied sources: a change of code would move the layers of the packages."""
     stages = {step.stage for step in steps if step.name == "FROM"}
     for stage in stages:
         image = of_image(steps, stage)
-        with_code = [number for number, step in enumerate(image) if step.name == "COPY" and step.arguments.startswith(_CODE)]
+        with_code = [
+            number for number, step in enumerate(image) if step.name == "COPY" and step.arguments.startswith(_CODE)
+        ]
         for step in image[min(with_code, default=len(image)) :]:
             if step.name == "RUN" and "pip install" in step.arguments and "--no-deps" not in step.arguments:
                 yield f"{stage}: packages are installed after sources are copied"

@@ -127,7 +127,10 @@ def published(monkeypatch: pytest.MonkeyPatch) -> Given:
 
 def test_every_counter_begins_at_0_with_all_values_of_its_tags_that_are_known() -> None:
     counters = {metric.name: metric for metric in (*METRICS, *SERVING_METRICS) if metric.kind == "counter"}
-    open_ended = {"dray_accepted_tokens_by_position", "dray_spec_decode_num_accepted_tokens_per_pos"}  # as many as drafted
+    open_ended = {
+        "dray_accepted_tokens_by_position",
+        "dray_spec_decode_num_accepted_tokens_per_pos",
+    }  # as many as drafted
     assert {name for name, metric in counters.items() if not metric.first_series()} == open_ended
     assert metrics.WORKER_DEATHS.first_series() == [{}]
     assert metrics.ROWS.first_series() == [{"outcome": "generated"}, {"outcome": "failed"}]

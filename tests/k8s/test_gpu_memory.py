@@ -43,7 +43,9 @@ def footprints(folder: str) -> tuple[Footprint, Footprint]:
     config = config_of(folder)
     models, engine = config["models"], config["engine"]
     target, draft = (
-        footprint_of((MODELS | LARGE_MODELS)[models[name]], models["dtype"], engine["num_slots"], engine["max_model_len"])
+        footprint_of(
+            (MODELS | LARGE_MODELS)[models[name]], models["dtype"], engine["num_slots"], engine["max_model_len"]
+        )
         for name in ("target", "draft")
     )
     return target, draft

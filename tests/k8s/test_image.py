@@ -44,7 +44,11 @@ def test_the_image_has_no_problem() -> None:
         ("pip install -c constraints.txt -r", "pip install -r", "does not keep to constraints.txt"),
         (" --no-deps --no-build", " --no-build", "packages are installed after sources"),
         (" --no-build-isolation", "", "a setuptools that constraints.txt does not pin"),
-        ("FROM packages AS packages-cpu\n", "FROM packages AS packages-cpu\nCOPY jobs jobs\n", "installed after sources"),
+        (
+            "FROM packages AS packages-cpu\n",
+            "FROM packages AS packages-cpu\nCOPY jobs jobs\n",
+            "installed after sources",
+        ),
         ("packages-cuda /opt/venv", "packages-cpu /opt/venv", "cuda: no COPY --from=packages-cuda"),
         ("AS cpu\n", "AS small\n", "there is no target cpu"),
         ("USER 1000:1000", "USER ray", "must be a number"),

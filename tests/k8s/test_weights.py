@@ -66,7 +66,9 @@ def test_a_copy_that_was_cut_off_is_completed_and_a_complete_one_is_not_written_
     assert (other.stat().st_ino, other.stat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
 
 
-@pytest.mark.parametrize(("models", "said"), [(["org/missing"], "has no model 'org/missing'"), ([MODEL], "SHARED_BLOBS")])
+@pytest.mark.parametrize(
+    ("models", "said"), [(["org/missing"], "has no model 'org/missing'"), ([MODEL], "SHARED_BLOBS")]
+)
 def test_a_model_that_is_not_there_as_a_whole_is_refused(
     models: list[str], said: str, shared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,6 +1,6 @@
 """What a manifest may name: variables, ports, labels, taints, GPUs and secrets that a program or a platform knows.
 
-A name that nobody reads does nothing and says nothing, so a misspelt one is found only here.
+A name that no program reads does nothing and says nothing, so a misspelt one is found only here.
 """
 
 from __future__ import annotations

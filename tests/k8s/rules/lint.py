@@ -61,7 +61,11 @@ def problems_with(objects: list[Object], ground: list[Object]) -> list[str]:
             if name.endswith(".yaml"):
                 found += [f"{name_of(each)}: {problem}" for problem in texts.problems_with_configuration(name, text)]
     for ray in ray_objects(objects):
-        problems = [*_ray(ray, there), *_budget(objects, ray), *sizes.problems_with(ray, sizes.config_of(ray, config_maps))]
+        problems = [
+            *_ray(ray, there),
+            *_budget(objects, ray),
+            *sizes.problems_with(ray, sizes.config_of(ray, config_maps)),
+        ]
         if ray["kind"] == "RayJob":
             problems += texts.problems_with_job(ray, config_maps)
             problems += texts.problems_with_output(ray, sizes.config_of(ray, config_maps))
@@ -214,7 +218,10 @@ def _autoscaler(spec: Object) -> Iterator[str]:
             yield f"autoscaler: its token's volume has the files {sorted(files)}, and Ray reads {sorted(_TOKEN_FILES)}"
     if options:
         container = {"name": "autoscaler", **options}
-        yield from (f"autoscaler: {each}" for each in [*_resources(options.get("resources", {})), *pods.of_container(container, volumes)])
+        yield from (
+            f"autoscaler: {each}"
+            for each in [*_resources(options.get("resources", {})), *pods.of_container(container, volumes)]
+        )
 
 
 def _holds_token(volume: Object) -> bool:

@@ -95,7 +95,10 @@ def _homes(container: Object, volumes: dict[str, Object]) -> Iterator[str]:
         elif env.get("HF_HUB_OFFLINE") != "1" and mount.get("readOnly"):
             yield f"HF_HOME: {mount['mountPath']} is read-only, and HF_HUB_OFFLINE is not set: models would be fetched"
     for mount in container.get("volumeMounts", []):
-        if mount["mountPath"] == "/dev/shm" and volumes.get(mount["name"], {}).get("emptyDir", {}).get("medium") != "Memory":
+        if (
+            mount["mountPath"] == "/dev/shm"
+            and volumes.get(mount["name"], {}).get("emptyDir", {}).get("medium") != "Memory"
+        ):
             yield "/dev/shm is no volume in memory"
 
 

@@ -66,7 +66,9 @@ def _job(ray: Object, by_kind: dict[str, dict[str, Object]]) -> Iterator[str]:
         yield "a job in a queue begins suspended, and shuts its cluster down when it ends"
     if bool(spec.get("enableInTreeAutoscaling")) is not (annotations.get(_ELASTIC) == "true"):
         yield f"a job in a queue has an autoscaler if and only if {_ELASTIC} is true"
-    if len(spec["workerGroupSpecs"]) > _MOST_GROUPS or "head" in [each["groupName"] for each in spec["workerGroupSpecs"]]:
+    if len(spec["workerGroupSpecs"]) > _MOST_GROUPS or "head" in [
+        each["groupName"] for each in spec["workerGroupSpecs"]
+    ]:
         yield f"Kueue takes {_MOST_GROUPS} groups of workers at most, and none that is called head"
     local = by_kind["LocalQueue"].get(labels[_QUEUE])
     if local is None:
@@ -96,4 +98,5 @@ def _quota(ray: Object, queue: Object) -> Iterator[str]:
         if resource not in quota:
             yield f"ClusterQueue {queue['metadata']['name']} does not cover {resource}, so the job never begins"
         elif amount > quota[resource]:
-            yield f"it may take {amount:g} of {resource}, and ClusterQueue {queue['metadata']['name']} has {quota[resource]:g}"
+            name = queue["metadata"]["name"]
+            yield f"it may take {amount:g} of {resource}, and ClusterQueue {name} has {quota[resource]:g}"

@@ -1,4 +1,4 @@
-"""Who reaches whom: the network policies of a namespace, evaluated for every pair of ends."""
+"""The network policies of a namespace, evaluated for every pair of pods, and of pods and what is outside."""
 
 from __future__ import annotations
 

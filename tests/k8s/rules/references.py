@@ -36,15 +36,22 @@ def problems_with(spec: Object, there: list[Object]) -> Iterator[str]:
     for container in [*spec["containers"], *spec.get("initContainers", [])]:
         keys = [each.get("valueFrom", {}).get("secretKeyRef") for each in container.get("env", [])]
         wanted += [f"Secret/{key['name']}" for key in keys if key]
-        wanted += [f"Secret/{each['secretRef']['name']}" for each in container.get("envFrom", []) if "secretRef" in each]
-        wanted += [f"ConfigMap/{each['configMapRef']['name']}" for each in container.get("envFrom", []) if "configMapRef" in each]
+        wanted += [
+            f"Secret/{each['secretRef']['name']}" for each in container.get("envFrom", []) if "secretRef" in each
+        ]
+        wanted += [
+            f"ConfigMap/{each['configMapRef']['name']}"
+            for each in container.get("envFrom", [])
+            if "configMapRef" in each
+        ]
         for key in filter(None, keys):
             yield from _key(key)
     maps = {each["metadata"]["name"]: each.get("data", {}) for each in there if each["kind"] == "ConfigMap"}
     for source in [volume["configMap"] for volume in spec.get("volumes", []) if "configMap" in volume]:
         for item in source.get("items", []):
             if item["key"] not in maps.get(source["name"], {}) or item["path"] != item["key"]:
-                yield f"the ConfigMap {source['name']} has no {item['key']!r}, or has it under another name: {item['path']!r}"
+                named = f"{item['key']!r}, or has it under another name: {item['path']!r}"
+                yield f"the ConfigMap {source['name']} has no {named}"
     names = {name_of(each) for each in there} | {f"Secret/{name}" for name in known.SECRETS}
     yield from (f"refers to {name}, which is nowhere" for name in sorted(set(wanted) - names))
 
@@ -58,7 +65,9 @@ def problems_with_shared(objects: list[Object], there: list[Object]) -> Iterator
             case "PersistentVolumeClaim":
                 found = _claim(each, users)
             case "PriorityClass":
-                values = {other["metadata"]["name"]: other["value"] for other in there if other["kind"] == "PriorityClass"}
+                values = {
+                    other["metadata"]["name"]: other["value"] for other in there if other["kind"] == "PriorityClass"
+                }
                 if values.get("dray-head", 0) <= values.get("dray-worker", 0):
                     found = iter([f"value: a head goes before workers: {values}"])
             case "ConfigMap":

@@ -1,4 +1,4 @@
-"""Where the pods of a Ray cluster may run: GPUs, taints, machines that are taken away, accounts and priorities."""
+"""The places where pods of a Ray cluster may run: GPUs, taints, machines that are taken away, accounts, priorities."""
 
 from __future__ import annotations
 
@@ -86,7 +86,9 @@ def _spot_first(ray: Object) -> Iterator[str]:
 
 
 def _node_terms(spec: Object) -> Iterator[tuple[str, str, list[str]]]:
-    required = spec.get("affinity", {}).get("nodeAffinity", {}).get("requiredDuringSchedulingIgnoredDuringExecution", {})
+    required = (
+        spec.get("affinity", {}).get("nodeAffinity", {}).get("requiredDuringSchedulingIgnoredDuringExecution", {})
+    )
     for term in required.get("nodeSelectorTerms", []):
         for each in term.get("matchExpressions", []):
             yield each["key"], each["operator"], each.get("values", [])

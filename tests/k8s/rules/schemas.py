@@ -27,7 +27,11 @@ from tests.k8s.monitoring.promtool import problems_with_rules
 KUBERNETES = "1.34.0"
 VARIABLE = "KUBERAY_CRDS"
 _KUBERAY = {"RayCluster": "rayclusters", "RayJob": "rayjobs", "RayService": "rayservices"}
-_KUEUE = ("ResourceFlavor", "ClusterQueue", "LocalQueue")  # their definitions are not KubeRay's: the part that we use is in rules.yaml
+_KUEUE = (
+    "ResourceFlavor",
+    "ClusterQueue",
+    "LocalQueue",
+)  # their definitions are not KubeRay's: the part that we use is in rules.yaml
 _OURS: Object = yaml.safe_load((Path(__file__).parent / "rules.yaml").read_text())
 
 

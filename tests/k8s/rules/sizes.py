@@ -11,7 +11,11 @@ from ray.autoscaler._private.kuberay.utils import parse_quantity
 from tests.k8s.manifests import IMAGE_HOME, ROOT, Object, cluster_spec, groups
 
 _GIB = 2**30
-WEIGHTS_GIB = {"Qwen/Qwen3-32B": 61.03, "Qwen/Qwen3-8B": 15.26, "Qwen/Qwen3-0.6B": 1.11}  # in bfloat16: test_gpu_memory.py
+WEIGHTS_GIB = {
+    "Qwen/Qwen3-32B": 61.03,
+    "Qwen/Qwen3-8B": 15.26,
+    "Qwen/Qwen3-0.6B": 1.11,
+}  # in bfloat16: test_gpu_memory.py
 # Floors by which a wrong unit is found, not needs: docs/log.md has what the commands took where they were measured.
 _PROGRAMS_GIB = 3.0  # Ray's processes on a node, and an engine's Python with its libraries
 _HEAD_GIB = {True: 8.0, False: 2.0}  # with GPU workers, and for the demo's two CPUs

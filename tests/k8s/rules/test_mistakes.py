@@ -22,7 +22,9 @@ _PLACES = {
     "SUBMITTER": "spec.submitterPodTemplate.spec",
 }
 _FILES = ("mistakes.yaml", "mistakes_together.yaml")
-_SECTIONS: dict[str, list[Object]] = {name: load_objects((Path(__file__).parent / name).read_text())[0] for name in _FILES}
+_SECTIONS: dict[str, list[Object]] = {
+    name: load_objects((Path(__file__).parent / name).read_text())[0] for name in _FILES
+}
 MISTAKES = {
     what: (each["in"], mistake)
     for sections in _SECTIONS.values()

@@ -15,7 +15,6 @@ import yaml
 from tests.k8s.manifests import (
     FOLDERS,
     K8S,
-    LARGE_GROUND,
     OVERLAYS,
     cluster_spec,
     ground,
@@ -63,10 +62,10 @@ def test_a_key_that_is_there_twice_is_refused() -> None:
 
 def test_the_readme_names_every_folder_and_no_other() -> None:
     readme = (K8S / "README.md").read_text()
-    rows = set(re.findall(r"^\| `((?:base|overlays)/[a-z-]+)` \|", readme, re.MULTILINE))
+    rows = set(re.findall(r"^\| `((?:base|overlays)/[a-z0-9-]+)` \|", readme, re.MULTILINE))
     there = {str(path.parent.relative_to(K8S)) for path in K8S.glob("*/*/kustomization.yaml")}
     assert rows == there == {*FOLDERS, "base/raycluster"}
-    for folder in re.findall(r"-k k8s/([a-z/-]+)", readme):
+    for folder in re.findall(r"-k k8s/([a-z0-9/-]+)", readme):
         assert folder in there
 
 
@@ -151,8 +150,12 @@ def test_all_commands_of_the_readme_are_for_the_root_of_the_repository() -> None
     made = r"(my-\w+|keys|kuberay-operator)(/|$)"  # by the reader, or by an earlier command
     for block in blocks_of_commands():
         assert not re.search(r"\.\./|\bcd ", block), block
-        for path in re.findall(r"(?<![\w.:/@=-])(?:\./)?([\w-]+/[\w./-]+|keys)\b", re.sub(r"#.*|https?:\S+|\$\S+", "", block)):
-            is_image = path.startswith(("kuberay/", "rayjob/", "job/", "svc/", "deployment/", "raycluster/", "rayservice/", "daemonset/"))
+        for path in re.findall(
+            r"(?<![\w.:/@=-])(?:\./)?([\w-]+/[\w./-]+|keys)\b", re.sub(r"#.*|https?:\S+|\$\S+", "", block)
+        ):
+            is_image = path.startswith(
+                ("kuberay/", "rayjob/", "job/", "svc/", "deployment/", "raycluster/", "rayservice/", "daemonset/")
+            )
             assert is_image or re.match(made, path) or (K8S.parent / path).exists(), f"{path} in {block}"
 
 
@@ -187,7 +190,12 @@ def test_the_operator_waits_longer_for_a_head_than_by_default_and_as_long_as_the
 
 
 def test_images_are_built_from_a_digest_and_pushed_with_their_bill_of_materials() -> None:
-    builds = [line for block in blocks_of_commands() for line in block.splitlines() if re.search(r"docker (buildx )?build ", line)]
+    builds = [
+        line
+        for block in blocks_of_commands()
+        for line in block.splitlines()
+        if re.search(r"docker (buildx )?build ", line)
+    ]
     assert len(builds) == 2
     assert all("--build-arg PYTHON_IMAGE=$PYTHON_IMAGE" in line for line in builds)
     assert all("--sbom=true --provenance=mode=max" in line for line in builds if "--push" in line)

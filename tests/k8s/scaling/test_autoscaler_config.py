@@ -14,7 +14,17 @@ from ray.autoscaler._private.kuberay.autoscaling_config import _derive_autoscali
 from ray.autoscaler._private.kuberay.utils import parse_quantity
 
 from endpoint.gate.gate import INGRESS_NAME
-from tests.k8s.manifests import K8S, OVERLAYS, cluster_spec, of_kind, ray_objects, render, run_config, serve_config
+from tests.k8s.manifests import (
+    K8S,
+    OVERLAYS,
+    cluster_spec,
+    ground,
+    of_kind,
+    ray_objects,
+    render,
+    run_config,
+    serve_config,
+)
 
 GIB = 2**30
 # What kind's own pods ask for (two of CoreDNS, etcd, API server, controllers, scheduler, kindnet), and KubeRay's.
@@ -150,8 +160,8 @@ def test_a_queued_job_has_as_many_machines_as_actors() -> None:
 
 
 def test_the_quota_of_the_namespace_allows_the_largest_overlay() -> None:
-    quota = of_kind(render("base/namespace"), "ResourceQuota")["spec"]["hard"]
     for folder in EXPECTED:
+        quota = of_kind(ground(folder), "ResourceQuota")["spec"]["hard"]
         workers = [kind for name, kind in node_types(folder).items() if name != "headgroup"]
         gpus = sum(kind["max_workers"] * kind["resources"].get("GPU", 0) for kind in workers)
         assert gpus <= int(quota["requests.nvidia.com/gpu"]), folder
