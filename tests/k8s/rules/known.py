@@ -40,7 +40,7 @@ SPOT = {  # label of a node -> its value on machines that may be taken away: GKE
     "kubernetes.azure.com/scalesetpriority": "spot",
 }
 TOPOLOGIES = {"topology.kubernetes.io/zone", "kubernetes.io/hostname"}
-GPU_KIND = "nvidia.com/gpu.product"
+GPU, GPU_KIND = "nvidia.com/gpu", "nvidia.com/gpu.product"
 GPUS = {  # as GPU feature discovery names them
     "NVIDIA-A10G",
     "NVIDIA-A100-SXM4-40GB",

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from functools import cache
 from typing import Any
 
 from ray.autoscaler._private.kuberay.utils import parse_quantity
 
-from tests.k8s.manifests import LARGE, OVERLAYS, Object, name_of, pod_templates, ray_objects, render
+from tests.k8s.manifests import LARGE, Object, all_overlays, name_of, pod_templates, ray_objects, render, run_config
 from tests.k8s.monitoring.exported_names import exported_names, names_in, unknown_labels
 from tests.k8s.rules import known, sizes
 from tests.k8s.rules.labels import pods_of, selects
@@ -58,7 +57,7 @@ def problems_with(spec: Object, there: list[Object]) -> Iterator[str]:
 
 def problems_with_shared(objects: list[Object], there: list[Object]) -> Iterator[str]:
     """Yield the problems of what many objects share: claims, quota, models, monitors and alerts."""
-    users = [*objects, *_overlays()]
+    users = [*objects, *all_overlays()]
     for each in objects:
         found: Iterator[str] = iter(())
         match each["kind"]:
@@ -89,11 +88,6 @@ def problems_with_shared(objects: list[Object], there: list[Object]) -> Iterator
         yield from (f"{name_of(each)}: {problem}" for problem in found)
     for quota in [each for each in there if each["kind"] == "ResourceQuota" and each not in objects]:
         yield from sizes.problems_with_quota(ray_objects(objects), quota)
-
-
-@cache
-def _overlays() -> tuple[Object, ...]:
-    return tuple(each for folder in OVERLAYS for each in render(folder))
 
 
 def _needs_large_ground(ray: Object) -> bool:
@@ -156,7 +150,7 @@ def _prefetch(job: Object, users: list[Object]) -> Iterator[str]:
         fetched = set(env.get("MODELS", "").split())
         if not fetched or not all(name in _HUB or name.count("/") == 1 for name in fetched):
             yield f"MODELS names no model of a hub: {env.get('MODELS')}"
-        wanted = {"Qwen/Qwen3-8B", "Qwen/Qwen3-0.6B"} & _models(users).keys()
+        wanted = set(sizes.models_of(run_config("overlays/job")))
         if "YOUR" not in env.get("MODELS", "") and not wanted <= fetched:
             yield f"MODELS: runs name {sorted(wanted - fetched)}, too"
         if env.get("HF_HUB_OFFLINE", "0") != "0":

@@ -9,6 +9,7 @@ import yaml
 from ray.autoscaler._private.kuberay.utils import parse_quantity
 
 from tests.k8s.manifests import IMAGE_HOME, ROOT, Object, cluster_spec, groups
+from tests.k8s.rules.known import GPU
 
 _GIB = 2**30
 WEIGHTS_GIB = {
@@ -20,7 +21,6 @@ WEIGHTS_GIB = {
 _PROGRAMS_GIB = 3.0  # Ray's processes on a node, and an engine's Python with its libraries
 _HEAD_GIB = {True: 8.0, False: 2.0}  # with GPU workers, and for the demo's two CPUs
 LEAST_GIB = {"submitter": 0.5, "autoscaler": 0.5, "job": 1.0}
-GPU = "nvidia.com/gpu"
 
 
 def problems_with(ray: Object, config: Any) -> Iterator[str]:
