@@ -36,6 +36,9 @@ def problems_with(objects: list[Object], ground: list[Object]) -> list[str]:
 
     Where a schema finds something, nothing else is looked at: the other rules rely on the schemas.
     """
+    nameless = [each for each in objects if not each.get("kind") or not each.get("metadata", {}).get("name")]
+    if nameless:
+        return [f"{name_of(each)}: an object has a kind and a name" for each in nameless]
     by_schema = [f"{name_of(each)}: {problem}" for each in objects for problem in schemas.problems_with(each)]
     if by_schema:
         return by_schema

@@ -86,8 +86,18 @@ def problems_with_shared(objects: list[Object], there: list[Object]) -> Iterator
             case "RayService":
                 found = _redis(each)
         yield from (f"{name_of(each)}: {problem}" for problem in found)
+    if any(each["kind"] == "Namespace" for each in objects):
+        yield from _of_overlays({name_of(each) for each in objects})
     for quota in [each for each in there if each["kind"] == "ResourceQuota" and each not in objects]:
         yield from sizes.problems_with_quota(ray_objects(objects), quota)
+
+
+def _of_overlays(ground: set[str]) -> Iterator[str]:
+    """Yield the accounts and priorities that pods of overlays name, and that the ground does not have."""
+    specs = [template["spec"] for each in all_overlays() for _, template in pod_templates(each)]
+    wanted = {f"ServiceAccount/{spec['serviceAccountName']}" for spec in specs if "serviceAccountName" in spec}
+    wanted |= {f"PriorityClass/{spec['priorityClassName']}" for spec in specs if "priorityClassName" in spec}
+    yield from (f"{name}: pods of the overlays name it, and it is not there" for name in sorted(wanted - ground))
 
 
 def _needs_large_ground(ray: Object) -> bool:

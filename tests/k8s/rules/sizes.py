@@ -20,6 +20,7 @@ WEIGHTS_GIB = {
 # Floors by which a wrong unit is found, not needs: docs/log.md has what the commands took where they were measured.
 _PROGRAMS_GIB = 3.0  # Ray's processes on a node, and an engine's Python with its libraries
 _HEAD_GIB = {True: 8.0, False: 2.0}  # with GPU workers, and for the demo's two CPUs
+_SECTIONS = {"input", "output", "models", "actors"}  # of a run's configuration
 LEAST_GIB = {"submitter": 0.5, "autoscaler": 0.5, "job": 1.0}
 
 
@@ -127,8 +128,12 @@ def _finds_room(
 
 
 def config_of(ray: Object, config_maps: dict[str, Object]) -> Any:
-    """Return the configuration of a RayJob's run or of a RayService's application; None for a bare cluster."""
+    """Return the configuration of a RayJob's run or of a RayService's application; None if it has none, or a broken one."""
     if ray["kind"] == "RayService":
         return yaml.safe_load(ray["spec"]["serveConfigV2"])["applications"][0]["args"]
     texts = [text for each in config_maps.values() for text in each.get("data", {}).values()]
-    return yaml.safe_load(texts[0]) if ray["kind"] == "RayJob" and texts else None
+    try:
+        config = yaml.safe_load(texts[0]) if ray["kind"] == "RayJob" and texts else None
+    except yaml.YAMLError:  # texts.py reports it
+        return None
+    return config if isinstance(config, dict) and config.keys() >= _SECTIONS else None

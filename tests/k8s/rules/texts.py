@@ -39,6 +39,9 @@ def problems_with_configuration(name: str, text: str) -> Iterator[str]:
 
 def problems_with_output(job: Object, config: Any) -> Iterator[str]:
     """Yield what is wrong with where a run writes: on a pod's own disk it would be lost."""
+    if config is None:
+        yield "its ConfigMap has no configuration with input, output, models and actors"
+        return
     path = config["output"]["path"]
     for name, template in pod_templates(job) if "://" not in path else ():
         claims = {each["name"] for each in template["spec"].get("volumes", []) if "persistentVolumeClaim" in each}
