@@ -128,12 +128,13 @@ def _finds_room(
 
 
 def config_of(ray: Object, config_maps: dict[str, Object]) -> Any:
-    """Return the configuration of a RayJob's run or of a RayService's application; None if it has none, or a broken one."""
-    if ray["kind"] == "RayService":
-        return yaml.safe_load(ray["spec"]["serveConfigV2"])["applications"][0]["args"]
+    """Return the configuration of a RayJob's run or of a RayService's application; None if there is no whole one."""
     texts = [text for each in config_maps.values() for text in each.get("data", {}).values()]
     try:
+        if ray["kind"] == "RayService":
+            config = yaml.safe_load(ray["spec"]["serveConfigV2"])["applications"][0]["args"]
+            return config if isinstance(config["serve"]["max_replicas"], int) and config["models"] else None
         config = yaml.safe_load(texts[0]) if ray["kind"] == "RayJob" and texts else None
-    except yaml.YAMLError:  # texts.py reports it
+    except (yaml.YAMLError, KeyError, TypeError):  # texts.py reports it
         return None
     return config if isinstance(config, dict) and config.keys() >= _SECTIONS else None

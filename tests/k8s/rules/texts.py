@@ -108,7 +108,7 @@ def problems_with_service(service: Object) -> Iterator[str]:
         for deployment in application.get("deployments", []):
             if deployment["name"] not in (INGRESS_NAME, "Replica"):
                 yield f"serveConfigV2: the application has no deployment {deployment['name']!r}"
-        yield from _application(application["args"], config, service)
+        yield from _application(application.get("args", {}), config, service)
 
 
 def _application(arguments: Any, config: Any, service: Object) -> Iterator[str]:
@@ -133,7 +133,7 @@ def _application(arguments: Any, config: Any, service: Object) -> Iterator[str]:
                 yield f"{name}: no Secret is mounted that has {key_file}"
         if name != "head":
             yield from _time_to_end(name, spec, serve)
-    ends = {"request_timeout_s": config["http_options"].get("request_timeout_s", 0)}
+    ends = {"request_timeout_s": config.get("http_options", {}).get("request_timeout_s", 0)}
     ends["rayClusterDeletionDelaySeconds"] = service["spec"].get("rayClusterDeletionDelaySeconds", 60)
     for what, seconds in ends.items():
         if serve.get("request_timeout_s", 600) >= seconds:
