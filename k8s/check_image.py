@@ -71,7 +71,7 @@ def problems_with(dockerfile: str, ignored: str, root: Path = ROOT) -> list[str]
 
 
 def _base_images(steps: list[Step]) -> Iterator[str]:
-    """Every stage begins with the image whose digest the build is given, and the first one looks at it."""
+    """Yield a stage that does not begin with the image whose digest the build is given, and that none looks at it."""
     stages = {step.stage for step in steps if step.name == "FROM"}
     for step in steps:
         base = step.arguments.split()[0]
@@ -106,7 +106,7 @@ def _python_packages(steps: list[Step], root: Path) -> Iterator[str]:
 
 
 def _order(steps: list[Step]) -> Iterator[str]:
-    """Packages are installed where no source has been copied, so that a change of code moves no layer of theirs."""
+    """Yield installs that stand after copied sources: a change of code would move the layers of the packages."""
     stages = {step.stage for step in steps if step.name == "FROM"}
     for stage in stages:
         image = of_image(steps, stage)

@@ -1,7 +1,7 @@
 """Copies models with their checksums: from a shared file system to a node's own disk (overlays/node-disk).
 
     python k8s/weights.py sums FOLDER               write SHA256SUMS, which `sha256sum --check` reads, too
-    python k8s/weights.py copy FROM TO [MODEL ...]  copy what it lists, or the models of these names on the hub, and compare
+    python k8s/weights.py copy FROM TO [MODEL ...]  copy what it lists, or models of the hub alone, and compare
 
 It uses the standard library alone, as it runs before anything else of a pod.
 """
@@ -51,7 +51,8 @@ def copy(source: Path, target: Path, models: Sequence[str] = ()) -> int:
             _link(path, target / name)
             if not (target / name).exists():
                 raise ValueError(
-                    f"{path} leads to {path.resolve()}, which is not copied with it; fetch it with HF_HUB_DISABLE_SHARED_BLOBS=1"
+                    f"{path} leads to {path.resolve()}, which is not copied with it; "
+                    "fetch it with HF_HUB_DISABLE_SHARED_BLOBS=1"
                 )
     return len(wanted)
 

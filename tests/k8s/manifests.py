@@ -76,6 +76,12 @@ def render(folder: str) -> list[Object]:
     return load_objects(rendered(folder))
 
 
+@cache
+def all_overlays() -> tuple[Object, ...]:
+    """Return the objects of all overlays, which must not be changed."""
+    return tuple(each for folder in OVERLAYS for each in render(folder))
+
+
 def ground(overlay: str = "") -> list[Object]:
     """Return the objects that are there before an overlay is applied, with the large quota where it needs that."""
     large = {LARGE_GROUND: "base/namespace"} if overlay in LARGE else {}

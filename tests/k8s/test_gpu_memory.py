@@ -14,16 +14,19 @@ from k8s.sizing import GPU_GIB, SHARE, main, num_slots, table
 from tests.decoding.fp8 import checkpoints
 from tests.k8s.manifests import K8S, ROOT, groups, ray_objects, render, run_config, serve_config
 from tests.k8s.rules.known import GPU_KIND
+from tests.k8s.rules.sizes import WEIGHTS_GIB
 
 
-def qwen3(width: int, layers: int, heads: int, *, tied: bool) -> PretrainedConfig:
-    """Return a model as its config.json on the hub describes it."""
-    sizes = {"hidden_size": width, "intermediate_size": 3 * width, "num_hidden_layers": layers}
+def qwen3(width: int, layers: int, heads: int, *, tied: bool, inner: int | None = None) -> PretrainedConfig:
+    """Return a model as its config.json on the hub describes it; `inner` is three times the width if not given."""
+    sizes = {"hidden_size": width, "intermediate_size": inner or 3 * width, "num_hidden_layers": layers}
     heads_and_words = {"num_attention_heads": heads, "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151936}
     return Qwen3Config(**sizes, **heads_and_words, tie_word_embeddings=tied)
 
 
 MODELS = {"Qwen/Qwen3-8B": qwen3(4096, 36, 32, tied=False), "Qwen/Qwen3-0.6B": qwen3(1024, 28, 16, tied=True)}
+LARGE_MODELS = {"Qwen/Qwen3-32B": qwen3(5120, 64, 64, tied=False, inner=25600)}
+FOLDERS = [f"overlays/{each}" for each in ("job", "job-64", "spot", "kueue", "kueue-elastic", "node-disk", "service")]
 LARGE, SMALL = (GPU_GIB[name] * GIB for name in ("H100, A100 (80 GB)", "L4, A10G (24 GB)"))
 KINDS = {"NVIDIA-H100-80GB-HBM3": LARGE, "NVIDIA-L4": SMALL}  # as GPU feature discovery says, in bytes
 PAIR = [MODELS["Qwen/Qwen3-8B"], MODELS["Qwen/Qwen3-0.6B"]]
@@ -40,7 +43,9 @@ def footprints(folder: str) -> tuple[Footprint, Footprint]:
     config = config_of(folder)
     models, engine = config["models"], config["engine"]
     target, draft = (
-        footprint_of(MODELS[models[name]], models["dtype"], engine["num_slots"], engine["max_model_len"])
+        footprint_of(
+            (MODELS | LARGE_MODELS)[models[name]], models["dtype"], engine["num_slots"], engine["max_model_len"]
+        )
         for name in ("target", "draft")
     )
     return target, draft
@@ -57,7 +62,7 @@ def gpus(folder: str) -> dict[str, float]:
 
 
 @pytest.mark.kubernetes
-@pytest.mark.parametrize("folder", ["overlays/job", "overlays/spot", "overlays/kueue", "overlays/service"])
+@pytest.mark.parametrize("folder", FOLDERS)
 def test_target_draft_and_slots_fit_into_the_gpu_that_is_asked_for(folder: str) -> None:
     assert sum(each.total for each in footprints(folder)) <= SHARE * min(gpus(folder).values())
 
@@ -70,6 +75,24 @@ def test_the_example_fits_into_the_gpu_that_it_names() -> None:
 def test_a_target_and_a_draft_that_are_apart_each_fit_into_their_own_gpu() -> None:
     for name, each in zip(("target", "draft"), footprints("overlays/split"), strict=True):
         assert each.total <= SHARE * gpus("overlays/split")[name]
+
+
+@pytest.mark.kubernetes
+def test_each_stage_and_the_draft_beside_them_fit_into_a_gpu() -> None:
+    target, draft = footprints("overlays/stages")
+    count = run_config("overlays/stages")["stages"]["count"]
+    layers = LARGE_MODELS["Qwen/Qwen3-32B"].num_hidden_layers
+    most = -(-layers // count) / layers  # of the layers; the first stage has the embedding, the last one the head
+    ends = 2 * 151936 * 5120 * 2  # bytes of both, which weigh on one stage at most as a whole
+    (each_gpu,) = gpus("overlays/stages").values()
+    assert most * (target.weights - ends) + ends / 2 + most * target.cache <= SHARE * each_gpu
+    assert draft.total <= SHARE * each_gpu
+
+
+@pytest.mark.kubernetes
+def test_the_rules_know_the_weights_of_the_models() -> None:
+    for name, model in (MODELS | LARGE_MODELS).items():
+        assert footprint_of(model, "bfloat16", 1, 1).weights / GIB == pytest.approx(WEIGHTS_GIB[name], abs=0.01)
 
 
 @pytest.mark.kubernetes

@@ -15,7 +15,7 @@ import pytest
 
 from k8s.check_image import is_ignored, problems_with, steps_of
 from tests.k8s.manifests import FOLDERS, ROOT, Object, cluster_spec, pod_templates, ray_objects, render
-from tests.k8s.rules.lint import pinned
+from tests.k8s.rules.clusters import pinned
 
 DOCKERFILE = (ROOT / "k8s" / "Dockerfile").read_text()
 IGNORED = (ROOT / ".dockerignore").read_text()
@@ -40,7 +40,7 @@ def test_the_image_has_no_problem() -> None:
     [
         ("ARG PYTHON_IMAGE\n\n", "ARG PYTHON_IMAGE=python:3.11.14-slim\n\n", "a default without a digest"),
         ("FROM python AS runtime", "FROM python:3.11.14-slim AS runtime", "no digest"),
-        ("python:3.11.*@sha256:*) ;;", "*) ;;", "refuses a PYTHON_IMAGE without its digest"),
+        ("*python:3.11.*@sha256:*) ;;", "*) ;;", "refuses a PYTHON_IMAGE without its digest"),
         ("pip install -c constraints.txt -r", "pip install -r", "does not keep to constraints.txt"),
         (" --no-deps --no-build", " --no-build", "packages are installed after sources"),
         (" --no-build-isolation", "", "a setuptools that constraints.txt does not pin"),

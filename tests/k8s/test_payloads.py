@@ -33,7 +33,17 @@ from tests.k8s.manifests import (
 
 pytestmark = pytest.mark.kubernetes
 Pair = tuple[str, str]
-JOBS = ("overlays/cpu-demo", "overlays/job", "overlays/kueue", "overlays/split", "overlays/spot")
+JOBS = (
+    "overlays/cpu-demo",
+    "overlays/job",
+    "overlays/job-64",
+    "overlays/kueue",
+    "overlays/kueue-elastic",
+    "overlays/node-disk",
+    "overlays/split",
+    "overlays/spot",
+    "overlays/stages",
+)
 SERVICES = ("overlays/head-ft", "overlays/service")
 
 
@@ -57,11 +67,12 @@ def command(folder: str, home: Path) -> list[str]:
     return shlex.split(as_here(of_kind(objects, "RayJob")["spec"]["entrypoint"], home))
 
 
-def elsewhere(tmp_path: Path, pair: Pair) -> list[str]:
+def elsewhere(folder: str, tmp_path: Path, pair: Pair) -> list[str]:
     """Flags that put other places for those which only a cloud has; everything else is as in the manifest."""
     source = write_jsonl(tmp_path / "in.jsonl", prompts(5))
     places = {"input.path": source, "output.path": tmp_path / "out", "models.target": pair[0], "models.draft": pair[1]}
-    return [f"--{name}={place}" for name, place in places.items()]
+    flags = [f"--{name}={place}" for name, place in places.items()]
+    return [*flags, "--stages.count=2"] if folder == "overlays/stages" else flags  # the pair has two layers
 
 
 @pytest.mark.parametrize("folder", JOBS)
@@ -70,7 +81,11 @@ def test_the_command_of_a_job_makes_a_plan(
 ) -> None:
     python, dash_m, module, *arguments = command(folder, tmp_path)
     assert (python, dash_m) == ("python", "-m")
-    places = elsewhere(tmp_path, text_pair) if folder != "overlays/cpu-demo" else [f"--output.path={tmp_path / 'out'}"]
+    places = (
+        elsewhere(folder, tmp_path, text_pair)
+        if folder != "overlays/cpu-demo"
+        else [f"--output.path={tmp_path / 'out'}"]
+    )
     code = importlib.import_module(module).main([*arguments, "--dry-run", *places, "--engine.max_model_len=64"])
     said = capsys.readouterr()
     assert code == 0, said.err
@@ -88,7 +103,7 @@ def test_variables_that_kubernetes_makes_of_services_would_end_a_job(
 ) -> None:
     *_, flag, config = command("overlays/job", tmp_path)
     monkeypatch.setenv("DRAY_JOB_X7K2P_HEAD_SVC_SERVICE_HOST", "10.0.0.1")
-    assert generate.main([flag, config, "--dry-run", *elsewhere(tmp_path, text_pair)]) == 2
+    assert generate.main([flag, config, "--dry-run", *elsewhere("overlays/job", tmp_path, text_pair)]) == 2
     assert "DRAY_JOB_X7K2P_HEAD_SVC_SERVICE_HOST" in capsys.readouterr().err
 
 

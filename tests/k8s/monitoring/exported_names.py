@@ -18,7 +18,7 @@ from actors.metric_table import METRICS, SERVING_METRICS, Metric
 # What Ray's agent, the Prometheus operator and our PodMonitor add to every series.
 _ADDED = frozenset({"WorkerId", "NodeAddress", "SessionName", "Component", "Version"})
 _ADDED |= {"namespace", "pod", "container", "job", "instance", "endpoint", "ray_io_cluster", "ray_io_group"}
-# What is neither Dray's nor Ray's: of KubeRay's operator (ray-operator/controllers/ray/metrics in its repository) and of
+# Neither Dray's nor Ray's: of KubeRay's operator (ray-operator/controllers/ray/metrics in its repository) and of
 # kube-state-metrics (docs/metrics/workload/pod-metrics.md there).
 _OF_KUBERNETES = {"kuberay_job_deployment_status", "kube_pod_container_status_terminated_reason"}
 _SERVE = re.compile(r'"(serve_[a-z_0-9]+)"')

@@ -1,6 +1,6 @@
 """What a manifest may name: variables, ports, labels, taints, GPUs and secrets that a program or a platform knows.
 
-A name that nobody reads does nothing and says nothing, so a misspelt one is found only here.
+A name that no program reads does nothing and says nothing, so a misspelt one is found only here.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ SPOT = {  # label of a node -> its value on machines that may be taken away: GKE
     "kubernetes.azure.com/scalesetpriority": "spot",
 }
 TOPOLOGIES = {"topology.kubernetes.io/zone", "kubernetes.io/hostname"}
-GPU_KIND = "nvidia.com/gpu.product"
+GPU, GPU_KIND = "nvidia.com/gpu", "nvidia.com/gpu.product"
 GPUS = {  # as GPU feature discovery names them
     "NVIDIA-A10G",
     "NVIDIA-A100-SXM4-40GB",

@@ -53,7 +53,7 @@ def pods_of(objects: list[Object]) -> Iterator[Pod]:
 
 
 def of_ray_node(group: str, node_type: str) -> dict[str, str]:
-    """Return the labels that KubeRay gives a Ray node (`labelPod` in its ray-operator/controllers/ray/common/pod.go)."""
+    """Return the labels that KubeRay gives a Ray node (`labelPod` in its controllers/ray/common/pod.go)."""
     group = "headgroup" if group == "head" else group
     is_node = {"ray.io/node-type": node_type, "ray.io/group": group, "ray.io/is-ray-node": "yes"}
     return is_node | {"app.kubernetes.io/name": "kuberay", "app.kubernetes.io/created-by": "kuberay-operator"}

@@ -22,7 +22,13 @@ def problems_with(spec: Object, beside: list[Object]) -> Iterator[str]:
     containers = [*spec["containers"], *spec.get("initContainers", [])]
     volumes = {each["name"]: each for each in spec.get("volumes", [])}
     for container in containers:
-        found = (*of_container(container, volumes), *_drain(container, spec), *_probes(container), *_image(container))
+        found = (
+            *of_container(container, volumes),
+            *_container(container, volumes),
+            *_drain(container, spec),
+            *_probes(container),
+            *_image(container),
+        )
         yield from (f"container {container['name']}: {problem}" for problem in found)
     mounted = {mount["name"] for each in [*containers, *beside] for mount in each.get("volumeMounts", [])}
     for name in sorted(volumes.keys() - mounted):
@@ -68,6 +74,23 @@ def variables_in(env: list[Object]) -> Iterator[str]:
             yield f"env: {name} is a number, not {value!r}"
 
 
+def resources_of(resources: Object) -> Iterator[str]:
+    """Yield the problems of what a container asks for and may have at most, which are the same."""
+    requests, limits = resources.get("requests", {}), resources.get("limits", {})
+    for name in sorted(set(requests) ^ set(limits)):
+        yield f"resources: {name} is only in {'requests' if name in requests else 'limits'}"
+    for name in sorted(set(requests) & set(limits)):
+        if parse_quantity(requests[name]) != parse_quantity(limits[name]):
+            yield f"resources: the request of {name} is not its limit"
+        if name not in known.RESOURCES or parse_quantity(requests[name]) <= 0:
+            yield f"resources: no node has {requests[name]} of {name}"
+
+
+def holds_token(volume: Object) -> bool:
+    """Tell whether a volume has a token of Kubernetes."""
+    return any("serviceAccountToken" in source for source in volume.get("projected", {}).get("sources", []))
+
+
 def mount_at(container: Object, path: str) -> Object | None:
     """Return the mount of a container that a path lies in; the deepest one, if several are above it."""
     above = [PurePosixPath(path), *PurePosixPath(path).parents]
@@ -75,6 +98,25 @@ def mount_at(container: Object, path: str) -> Object | None:
         each for each in container.get("volumeMounts", []) if PurePosixPath(each["mountPath"]) in above
     ]
     return max(mounts, key=lambda each: len(each["mountPath"]), default=None)
+
+
+def _container(container: Object, volumes: dict[str, Object]) -> Iterator[str]:
+    yield from resources_of(container.get("resources", {}))
+    in_memory = 0
+    for mount in container.get("volumeMounts", []):
+        volume = volumes.get(mount["name"])
+        if volume is None:
+            yield f"volumeMounts: no volume is called {mount['name']!r}"
+        elif holds_token(volume):
+            yield "volumeMounts: a token of Kubernetes, which only the autoscaler needs"
+        elif volume.get("emptyDir", {}).get("medium") == "Memory":
+            in_memory += int(parse_quantity(volume["emptyDir"].get("sizeLimit", "0")))
+    memory = container.get("resources", {}).get("limits", {}).get("memory")
+    if memory is not None and 2 * in_memory > parse_quantity(memory):
+        yield f"volumes in memory may take {in_memory} bytes of the {memory} that the container has: more than half"
+    for port in container.get("ports", []):
+        if known.PORTS.get(port.get("name", "")) != port["containerPort"]:
+            yield f"ports: a Ray node has no port {port.get('name')} {port['containerPort']}"
 
 
 def _homes(container: Object, volumes: dict[str, Object]) -> Iterator[str]:

@@ -98,4 +98,5 @@ def _quota(ray: Object, queue: Object) -> Iterator[str]:
         if resource not in quota:
             yield f"ClusterQueue {queue['metadata']['name']} does not cover {resource}, so the job never begins"
         elif amount > quota[resource]:
-            yield f"it may take {amount:g} of {resource}, and ClusterQueue {queue['metadata']['name']} has {quota[resource]:g}"
+            name = queue["metadata"]["name"]
+            yield f"it may take {amount:g} of {resource}, and ClusterQueue {name} has {quota[resource]:g}"

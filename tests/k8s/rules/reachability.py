@@ -1,4 +1,4 @@
-"""Who reaches whom: the network policies of a namespace, evaluated for every pair of ends."""
+"""The network policies of a namespace, evaluated for every pair of pods, and of pods and what is outside."""
 
 from __future__ import annotations
 
@@ -25,24 +25,26 @@ class Place:
     rules: dict[str, list[Object]] = field(default_factory=dict, hash=False)  # that policies have for it, by their way
 
 
-def _pod_of(namespace: str, labels: dict[str, str] | None = None, **more: str) -> Place:
-    return Place(f"{namespace} {more}".strip(" {}"), labels or {}, {_NAME: namespace, **more})
+def _pod_of(namespace: str, name: str, **labels: str) -> Place:
+    return Place(name, labels, {_NAME: namespace})
 
 
-_OPERATOR = _pod_of("kuberay-system", {"app.kubernetes.io/name": "kuberay-operator"})
-_IMPOSTOR = _pod_of("kuberay-system", {"app.kubernetes.io/name": "other"})
-_PROMETHEUS = _pod_of("monitoring", {"app.kubernetes.io/name": "prometheus"})
-_GATEWAY = Place("gateway", {}, {_NAME: "ingress", "dray-gateway": "yes"})
-_STRANGER = _pod_of("default", {"app": "x"})
-_NAMES = _pod_of("kube-system", {"k8s-app": "kube-dns"})
-_REDIS = _pod_of("redis", {"app": "redis"})
+_OPERATOR = _pod_of("kuberay-system", "KubeRay's operator", **{"app.kubernetes.io/name": "kuberay-operator"})
+_IMPOSTOR = _pod_of("kuberay-system", "another pod of kuberay-system", **{"app.kubernetes.io/name": "other"})
+_PROMETHEUS = _pod_of("monitoring", "Prometheus", **{"app.kubernetes.io/name": "prometheus"})
+_GATEWAY = Place("a gateway", {}, {_NAME: "ingress", "dray-gateway": "yes"})
+_STRANGER = _pod_of("default", "a pod of another namespace", app="x")
+_NAMES = _pod_of("kube-system", "the name service", **{"k8s-app": "kube-dns"})
+_REDIS = _pod_of("redis", "Redis", app="redis")
+_NEIGHBOUR = Place("a pod of this namespace that is not ours", {"app": "x"})
+_NEIGHBOUR_NODE = Place("a Ray node that is not ours", {"ray.io/is-ray-node": "yes", "ray.io/node-type": "head"})
 _NODE_CACHE = Place("names on the node", address="169.254.20.10")
 _WORLD = Place("an address of the internet", address="52.95.110.1")
 _WORLD_6 = Place("an address of the internet (IPv6)", address="2600:1f00::1")
 _METADATA = Place("the metadata service", address="169.254.169.254")
 _METADATA_6 = Place("the metadata service (IPv6)", address="fd00:ec2::254")
 _OUTSIDE = (_OPERATOR, _IMPOSTOR, _PROMETHEUS, _GATEWAY, _STRANGER, _NAMES, _REDIS, _NODE_CACHE, _WORLD, _WORLD_6)
-_OUTSIDE += (_METADATA, _METADATA_6)
+_OUTSIDE += (_METADATA, _METADATA_6, _NEIGHBOUR, _NEIGHBOUR_NODE)
 
 
 def problems_with(policies: list[Object], pods: list[Pod]) -> Iterator[str]:

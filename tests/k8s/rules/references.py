@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from functools import cache
 from typing import Any
 
 from ray.autoscaler._private.kuberay.utils import parse_quantity
 
-from tests.k8s.manifests import LARGE, OVERLAYS, Object, name_of, pod_templates, ray_objects, render
+from tests.k8s.manifests import LARGE, Object, all_overlays, name_of, pod_templates, ray_objects, render, run_config
 from tests.k8s.monitoring.exported_names import exported_names, names_in, unknown_labels
 from tests.k8s.rules import known, sizes
 from tests.k8s.rules.labels import pods_of, selects
@@ -50,14 +49,15 @@ def problems_with(spec: Object, there: list[Object]) -> Iterator[str]:
     for source in [volume["configMap"] for volume in spec.get("volumes", []) if "configMap" in volume]:
         for item in source.get("items", []):
             if item["key"] not in maps.get(source["name"], {}) or item["path"] != item["key"]:
-                yield f"the ConfigMap {source['name']} has no {item['key']!r}, or has it under another name: {item['path']!r}"
+                named = f"{item['key']!r}, or has it under another name: {item['path']!r}"
+                yield f"the ConfigMap {source['name']} has no {named}"
     names = {name_of(each) for each in there} | {f"Secret/{name}" for name in known.SECRETS}
     yield from (f"refers to {name}, which is nowhere" for name in sorted(set(wanted) - names))
 
 
 def problems_with_shared(objects: list[Object], there: list[Object]) -> Iterator[str]:
     """Yield the problems of what many objects share: claims, quota, models, monitors and alerts."""
-    users = [*objects, *_overlays()]
+    users = [*objects, *all_overlays()]
     for each in objects:
         found: Iterator[str] = iter(())
         match each["kind"]:
@@ -86,13 +86,18 @@ def problems_with_shared(objects: list[Object], there: list[Object]) -> Iterator
             case "RayService":
                 found = _redis(each)
         yield from (f"{name_of(each)}: {problem}" for problem in found)
+    if any(each["kind"] == "Namespace" for each in objects):
+        yield from _of_overlays({name_of(each) for each in objects})
     for quota in [each for each in there if each["kind"] == "ResourceQuota" and each not in objects]:
         yield from sizes.problems_with_quota(ray_objects(objects), quota)
 
 
-@cache
-def _overlays() -> tuple[Object, ...]:
-    return tuple(each for folder in OVERLAYS for each in render(folder))
+def _of_overlays(ground: set[str]) -> Iterator[str]:
+    """Yield the accounts and priorities that pods of overlays name, and that the ground does not have."""
+    specs = [template["spec"] for each in all_overlays() for _, template in pod_templates(each)]
+    wanted = {f"ServiceAccount/{spec['serviceAccountName']}" for spec in specs if "serviceAccountName" in spec}
+    wanted |= {f"PriorityClass/{spec['priorityClassName']}" for spec in specs if "priorityClassName" in spec}
+    yield from (f"{name}: pods of the overlays name it, and it is not there" for name in sorted(wanted - ground))
 
 
 def _needs_large_ground(ray: Object) -> bool:
@@ -155,7 +160,7 @@ def _prefetch(job: Object, users: list[Object]) -> Iterator[str]:
         fetched = set(env.get("MODELS", "").split())
         if not fetched or not all(name in _HUB or name.count("/") == 1 for name in fetched):
             yield f"MODELS names no model of a hub: {env.get('MODELS')}"
-        wanted = {"Qwen/Qwen3-8B", "Qwen/Qwen3-0.6B"} & _models(users).keys()
+        wanted = set(sizes.models_of(run_config("overlays/job")))
         if "YOUR" not in env.get("MODELS", "") and not wanted <= fetched:
             yield f"MODELS: runs name {sorted(wanted - fetched)}, too"
         if env.get("HF_HUB_OFFLINE", "0") != "0":

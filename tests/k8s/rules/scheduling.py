@@ -1,4 +1,4 @@
-"""Where the pods of a Ray cluster may run: GPUs, taints, machines that are taken away, accounts and priorities."""
+"""The places where pods of a Ray cluster may run: GPUs, taints, machines that are taken away, accounts, priorities."""
 
 from __future__ import annotations
 
@@ -56,13 +56,13 @@ def problems_with_cluster(ray: Object, priorities: dict[str, int]) -> Iterator[s
         if is_spot is not (spots == known.SPOT.keys()):
             yield f"{name}: runs on nodes that are taken away if and only if its label ray.io/market-type is spot"
         limits = spec["containers"][0]["resources"]["limits"]
-        if kind == "head" and known.GPU_KIND.partition(".product")[0] in limits:
+        if kind == "head" and known.GPU in limits:
             yield "head: no model runs on it, so it needs no GPU"
         repository, _, tag = spec["containers"][0]["image"].rpartition(":")
         version, _, device = tag.rpartition("-")
         images[name] = (repository.removesuffix("-head"), version)
-        if "@" not in repository and device != ("cuda" if "nvidia.com/gpu" in limits else "cpu"):
-            yield f"{name}: its image is for {device}, and it has {'a' if 'nvidia.com/gpu' in limits else 'no'} GPU"
+        if "@" not in repository and device != ("cuda" if known.GPU in limits else "cpu"):
+            yield f"{name}: its image is for {device}, and it has {'a' if known.GPU in limits else 'no'} GPU"
         if kind == "worker":
             mine, heads = (priorities.get(each.get("priorityClassName", ""), 0) for each in (spec, head))
             if not mine < heads:

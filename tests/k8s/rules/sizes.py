@@ -9,6 +9,7 @@ import yaml
 from ray.autoscaler._private.kuberay.utils import parse_quantity
 
 from tests.k8s.manifests import IMAGE_HOME, ROOT, Object, cluster_spec, groups
+from tests.k8s.rules.known import GPU
 
 _GIB = 2**30
 WEIGHTS_GIB = {
@@ -16,11 +17,11 @@ WEIGHTS_GIB = {
     "Qwen/Qwen3-8B": 15.26,
     "Qwen/Qwen3-0.6B": 1.11,
 }  # in bfloat16: test_gpu_memory.py
-# What was measured of the processes without a model is in docs/log.md; a factor of two or more is for what was not.
+# Floors by which a wrong unit is found, not needs: docs/log.md has what the commands took where they were measured.
 _PROGRAMS_GIB = 3.0  # Ray's processes on a node, and an engine's Python with its libraries
 _HEAD_GIB = {True: 8.0, False: 2.0}  # with GPU workers, and for the demo's two CPUs
+_SECTIONS = {"input", "output", "models", "actors"}  # of a run's configuration
 LEAST_GIB = {"submitter": 0.5, "autoscaler": 0.5, "job": 1.0}
-GPU = "nvidia.com/gpu"
 
 
 def problems_with(ray: Object, config: Any) -> Iterator[str]:
@@ -127,8 +128,13 @@ def _finds_room(
 
 
 def config_of(ray: Object, config_maps: dict[str, Object]) -> Any:
-    """Return the configuration of a RayJob's run or of a RayService's application; None for a bare cluster."""
-    if ray["kind"] == "RayService":
-        return yaml.safe_load(ray["spec"]["serveConfigV2"])["applications"][0]["args"]
+    """Return the configuration of a RayJob's run or of a RayService's application; None if there is no whole one."""
     texts = [text for each in config_maps.values() for text in each.get("data", {}).values()]
-    return yaml.safe_load(texts[0]) if ray["kind"] == "RayJob" and texts else None
+    try:
+        if ray["kind"] == "RayService":
+            config = yaml.safe_load(ray["spec"]["serveConfigV2"])["applications"][0]["args"]
+            return config if isinstance(config["serve"]["max_replicas"], int) and config["models"] else None
+        config = yaml.safe_load(texts[0]) if ray["kind"] == "RayJob" and texts else None
+    except (yaml.YAMLError, KeyError, TypeError):  # texts.py reports it
+        return None
+    return config if isinstance(config, dict) and config.keys() >= _SECTIONS else None

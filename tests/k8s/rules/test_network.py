@@ -5,18 +5,10 @@ from __future__ import annotations
 import pytest
 
 from tests.k8s.manifests import OVERLAYS, Object, cluster_spec, of_kind, render
+from tests.k8s.rules.labels import selects
 from tests.k8s.rules.network import ports_of
 
 pytestmark = pytest.mark.kubernetes
-
-
-def selects(selector: Object, labels: dict[str, str]) -> bool:
-    """Tell whether a label selector matches a pod with these labels."""
-    expressions = [
-        (labels.get(each["key"]) in each["values"]) is (each["operator"] == "In")
-        for each in selector.get("matchExpressions", [])
-    ]
-    return selector.get("matchLabels", {}).items() <= labels.items() and all(expressions)
 
 
 def ways_out(objects: list[Object], labels: dict[str, str]) -> list[tuple[Object, range]]:

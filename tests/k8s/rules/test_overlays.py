@@ -12,7 +12,18 @@ from textwrap import dedent
 import pytest
 import yaml
 
-from tests.k8s.manifests import FOLDERS, K8S, OVERLAYS, cluster_spec, ground, load_objects, name_of, of_kind, render
+from tests.k8s.manifests import (
+    FOLDERS,
+    K8S,
+    OVERLAYS,
+    cluster_spec,
+    ground,
+    load_objects,
+    name_of,
+    of_kind,
+    render,
+    run_config,
+)
 from tests.k8s.rules import schemas
 from tests.k8s.rules.lint import problems_with
 
@@ -21,7 +32,7 @@ pytestmark = pytest.mark.kubernetes
 
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_what_is_rendered_has_no_problem(folder: str) -> None:
-    assert problems_with(render(folder), ground()) == []
+    assert problems_with(render(folder), ground(folder)) == []
 
 
 @pytest.mark.parametrize("folder", OVERLAYS)
@@ -51,10 +62,10 @@ def test_a_key_that_is_there_twice_is_refused() -> None:
 
 def test_the_readme_names_every_folder_and_no_other() -> None:
     readme = (K8S / "README.md").read_text()
-    rows = set(re.findall(r"^\| `((?:base|overlays)/[a-z-]+)` \|", readme, re.MULTILINE))
+    rows = set(re.findall(r"^\| `((?:base|overlays)/[a-z0-9-]+)` \|", readme, re.MULTILINE))
     there = {str(path.parent.relative_to(K8S)) for path in K8S.glob("*/*/kustomization.yaml")}
     assert rows == there == {*FOLDERS, "base/raycluster"}
-    for folder in re.findall(r"-k k8s/([a-z/-]+)", readme):
+    for folder in re.findall(r"-k k8s/([a-z0-9/-]+)", readme):
         assert folder in there
 
 
@@ -65,7 +76,7 @@ def shown(name: str, folder: Path, corpus: str = "corpus-1") -> str:
     overlay = folder / name
     overlay.mkdir(parents=True)
     (overlay / "kustomization.yaml").write_text(dedent(block).replace("corpus-1", corpus))
-    (folder / "dray").symlink_to(K8S.parent)
+    (folder / "k8s").symlink_to(K8S)
     shutil.copy(K8S / "overlays" / "job" / "run.yaml", overlay)
     config = of_kind(render("overlays/service"), "RayService")["spec"]["serveConfigV2"]
     patch = [{"op": "replace", "path": "/spec/serveConfigV2", "value": config.replace("qwen3-8b", "my-model")}]
@@ -87,7 +98,8 @@ def shown(name: str, folder: Path, corpus: str = "corpus-1") -> str:
 def test_an_overlay_that_the_readme_shows_can_be_applied(name: str, own: list[str], tmp_path: Path) -> None:
     text = shown(name, tmp_path)
     assert problems_with(load_objects(text), ground()) == []
-    assert "registry.example.com" not in text
+    images = set(re.findall(r"image: (\S+)", text))
+    assert all(each.startswith("YOUR.REGISTRY/dray:") for each in images), images
     assert all(each in text for each in own)
 
 
@@ -128,3 +140,68 @@ def test_two_corpora_at_once_share_no_name_and_no_budget(tmp_path: Path) -> None
     for number, budget in enumerate(budgets):
         labels = [{**head, "ray.io/node-type": "head"} for head in heads]
         assert [budget.items() <= each.items() for each in labels] == [number == 0, number == 1]
+
+
+def blocks_of_commands() -> list[str]:
+    return [dedent(each) for each in re.findall(r"```sh\n(.*?)```", (K8S / "README.md").read_text(), re.DOTALL)]
+
+
+def test_all_commands_of_the_readme_are_for_the_root_of_the_repository() -> None:
+    made = r"(my-\w+|keys|kuberay-operator)(/|$)"  # by the reader, or by an earlier command
+    for block in blocks_of_commands():
+        assert not re.search(r"\.\./|\bcd ", block), block
+        for path in re.findall(
+            r"(?<![\w.:/@=-])(?:\./)?([\w-]+/[\w./-]+|keys)\b", re.sub(r"#.*|https?:\S+|\$\S+", "", block)
+        ):
+            is_image = path.startswith(
+                ("kuberay/", "rayjob/", "job/", "svc/", "deployment/", "raycluster/", "rayservice/", "daemonset/")
+            )
+            assert is_image or re.match(made, path) or (K8S.parent / path).exists(), f"{path} in {block}"
+
+
+@pytest.mark.parametrize(
+    "path", ["keys", "kuberay-operator/crds/x.yaml", "kuberay-operator-1.7.0.tgz", "my-corpus/run.yaml", "my-ground/x"]
+)
+def test_git_ignores_what_the_readme_lets_its_reader_make(path: str) -> None:
+    done = subprocess.run(["git", "check-ignore", "--quiet", path], cwd=K8S.parent, timeout=60)
+    assert done.returncode == 0
+
+
+def test_the_readme_says_how_long_it_takes_to_fail_without_a_head() -> None:
+    hours = {}
+    for folder in ("overlays/job", "overlays/spot"):
+        spec = of_kind(render(folder), "RayJob")["spec"]
+        hours[folder] = (spec["backoffLimit"] + 1) * spec["preRunningDeadlineSeconds"] / 3600
+    assert hours == {"overlays/job": 7, "overlays/spot": 21}
+    for text in ((K8S / "README.md").read_text(), (K8S.parent / "docs" / "operations.md").read_text()):
+        assert re.search(r"seven hours \(21 in `overlays/spot`\)", text)
+
+
+def test_the_operator_waits_longer_for_a_head_than_by_default_and_as_long_as_the_documents_say() -> None:
+    values = yaml.safe_load((K8S / "kuberay-values.yaml").read_text())
+    (variable,) = values["env"]
+    assert variable["name"] == "RAYJOB_STATUS_CHECK_TIMEOUT_SECONDS"
+    assert int(variable["value"]) > 300
+    for text in ((K8S / "README.md").read_text(), (K8S.parent / "docs" / "operations.md").read_text()):
+        assert f"{variable['value']} in `k8s/kuberay-values.yaml`" in text
+    installs = [line for block in blocks_of_commands() for line in block.splitlines() if "helm install" in line]
+    assert installs
+    assert all("--values k8s/kuberay-values.yaml" in line for line in installs)
+
+
+def test_images_are_built_from_a_digest_and_pushed_with_their_bill_of_materials() -> None:
+    builds = [
+        line
+        for block in blocks_of_commands()
+        for line in block.splitlines()
+        if re.search(r"docker (buildx )?build ", line)
+    ]
+    assert len(builds) == 2
+    assert all("--build-arg PYTHON_IMAGE=$PYTHON_IMAGE" in line for line in builds)
+    assert all("--sbom=true --provenance=mode=max" in line for line in builds if "--push" in line)
+
+
+def test_weights_on_a_node_are_those_of_the_run() -> None:
+    job = of_kind(render("overlays/node-disk"), "RayJob")
+    (container,) = cluster_spec(job)["workerGroupSpecs"][0]["template"]["spec"]["initContainers"]
+    assert set(container["args"]) == {run_config("overlays/node-disk")["models"][name] for name in ("target", "draft")}

@@ -7,6 +7,7 @@ import re
 import shlex
 import tempfile
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,9 @@ def problems_with_configuration(name: str, text: str) -> Iterator[str]:
 
 def problems_with_output(job: Object, config: Any) -> Iterator[str]:
     """Yield what is wrong with where a run writes: on a pod's own disk it would be lost."""
+    if config is None:
+        yield "its ConfigMap has no configuration with input, output, models and actors"
+        return
     path = config["output"]["path"]
     for name, template in pod_templates(job) if "://" not in path else ():
         claims = {each["name"] for each in template["spec"].get("volumes", []) if "persistentVolumeClaim" in each}
@@ -63,7 +67,7 @@ def problems_with_job(job: Object, config_maps: dict[str, Object]) -> Iterator[s
     python, dash_m, module, *arguments = [*shlex.split(spec["entrypoint"]), "", "", ""]
     if (python, dash_m) != ("python", "-m") or not module or importlib.util.find_spec(module) is None:
         yield f"entrypoint: no command of ours: {spec['entrypoint']}"
-    flags = dict(zip(arguments, arguments[1:], strict=False))
+    flags = dict(pairwise(arguments))
     if (path := flags.get("--config")) is None:
         yield "entrypoint: it names no --config"
         return
@@ -88,11 +92,13 @@ def problems_with_service(service: Object) -> Iterator[str]:
         return
     http = config.get("http_options", {})
     if http.get("port", 8000) != known.PORTS["serve"]:
-        yield f"serveConfigV2: Serve listens on port {http.get('port')}, and Services and probes ask {known.PORTS['serve']}"
+        asked = known.PORTS["serve"]
+        yield f"serveConfigV2: Serve listens on port {http.get('port')}, and Services and probes ask {asked}"
     if http.get("host") != "0.0.0.0":
         yield f"serveConfigV2: Serve listens at {http.get('host')}, where no other pod reaches it"
     if config.get("proxy_location", "EveryNode") != "EveryNode":
-        yield f"serveConfigV2: with proxy_location {config['proxy_location']} workers, which the Service leads to, do not answer"
+        place = config["proxy_location"]
+        yield f"serveConfigV2: with proxy_location {place} workers, which the Service leads to, do not answer"
     controller = config.get("controller_options", {}).get("runtime_env", {}).get("env_vars", {})
     yield from variables_in([{"name": name, "value": value} for name, value in controller.items()])
     for application in config["applications"]:
@@ -102,7 +108,7 @@ def problems_with_service(service: Object) -> Iterator[str]:
         for deployment in application.get("deployments", []):
             if deployment["name"] not in (INGRESS_NAME, "Replica"):
                 yield f"serveConfigV2: the application has no deployment {deployment['name']!r}"
-        yield from _application(application["args"], config, service)
+        yield from _application(application.get("args", {}), config, service)
 
 
 def _application(arguments: Any, config: Any, service: Object) -> Iterator[str]:
@@ -127,7 +133,7 @@ def _application(arguments: Any, config: Any, service: Object) -> Iterator[str]:
                 yield f"{name}: no Secret is mounted that has {key_file}"
         if name != "head":
             yield from _time_to_end(name, spec, serve)
-    ends = {"request_timeout_s": config["http_options"].get("request_timeout_s", 0)}
+    ends = {"request_timeout_s": config.get("http_options", {}).get("request_timeout_s", 0)}
     ends["rayClusterDeletionDelaySeconds"] = service["spec"].get("rayClusterDeletionDelaySeconds", 60)
     for what, seconds in ends.items():
         if serve.get("request_timeout_s", 600) >= seconds:
@@ -149,5 +155,6 @@ def _time_to_stop(job: Object, variables: dict[str, str], config_maps: dict[str,
     pod_s = cluster_spec(job)["headGroupSpec"]["template"]["spec"].get("terminationGracePeriodSeconds", 30)
     texts = [text for each in config_maps.values() for text in each.get("data", {}).values()]
     graces = [float(each) for text in texts for each in re.findall(r"^ *grace_period_s: *([\d.]+)", text, re.MULTILINE)]
-    if not max(graces, default=120.0) < wait_s < pod_s:
-        yield f"a stopped run gets {max(graces, default=120.0):g} s, Ray waits {wait_s:g} and its pod {pod_s}: each must be longer"
+    run_s = max(graces, default=120.0)
+    if not run_s < wait_s < pod_s:
+        yield f"a stopped run gets {run_s:g} s, Ray waits {wait_s:g} and its pod {pod_s}: each must be longer"

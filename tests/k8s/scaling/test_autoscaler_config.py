@@ -14,7 +14,17 @@ from ray.autoscaler._private.kuberay.autoscaling_config import _derive_autoscali
 from ray.autoscaler._private.kuberay.utils import parse_quantity
 
 from endpoint.gate.gate import INGRESS_NAME
-from tests.k8s.manifests import K8S, OVERLAYS, cluster_spec, of_kind, ray_objects, render, run_config, serve_config
+from tests.k8s.manifests import (
+    K8S,
+    OVERLAYS,
+    cluster_spec,
+    ground,
+    of_kind,
+    ray_objects,
+    render,
+    run_config,
+    serve_config,
+)
 
 GIB = 2**30
 # What kind's own pods ask for (two of CoreDNS, etcd, API server, controllers, scheduler, kindnet), and KubeRay's.
@@ -23,11 +33,14 @@ _GIVES_UP = """
 from ray.autoscaler.v2.instance_manager.config import InstanceReconcileConfig
 print(InstanceReconcileConfig().allocate_status_timeout_s)
 """
-HEAD = {"CPU": 0, "memory": 16 * GIB}
 GPU = {"CPU": 8, "GPU": 1, "memory": 64 * GIB}
 EXPECTED: dict[str, dict[str, tuple[dict[str, int], int, int, float, int | None]]] = {
     # group -> resources, least and most nodes, seconds until an idle one goes, priority
     "overlays/job": {"gpu": (GPU, 0, 8, 120.0, None)},
+    "overlays/job-64": {"gpu": (GPU, 0, 64, 300.0, None)},
+    "overlays/kueue-elastic": {"gpu": (GPU, 0, 8, 120.0, None)},
+    "overlays/node-disk": {"gpu": (GPU, 0, 8, 120.0, None)},
+    "overlays/stages": {"gpu": ({"CPU": 16, "GPU": 4, "memory": 160 * GIB}, 0, 2, 120.0, None)},
     "overlays/cluster": {"gpu": (GPU, 0, 8, 120.0, None)},
     "overlays/spot": {"on-demand": (GPU, 0, 2, 120.0, 0), "spot": (GPU, 0, 8, 120.0, 10)},
     "overlays/split": {
@@ -60,7 +73,8 @@ def test_every_autoscaling_overlay_is_here() -> None:
 def test_the_autoscaler_reads_what_the_manifest_means(folder: str) -> None:
     types = node_types(folder)
     head = types.pop("headgroup")
-    assert head["resources"] == (HEAD if folder != "overlays/cpu-demo" else {"CPU": 0, "memory": 3 * GIB})
+    memory = {"overlays/cpu-demo": 3 * GIB, "overlays/job-64": 64 * GIB}.get(folder, 16 * GIB)
+    assert head["resources"] == {"CPU": 0, "memory": memory}
     assert types.keys() == EXPECTED[folder].keys()
     for name, (resources, least, most, idle_s, priority) in EXPECTED[folder].items():
         kind = types[name]
@@ -80,7 +94,9 @@ def room(folder: str, demand: dict[str, float], labels: dict[str, str]) -> float
     return total
 
 
-@pytest.mark.parametrize("folder", ["overlays/job", "overlays/spot", "overlays/split", "overlays/cpu-demo"])
+@pytest.mark.parametrize(
+    "folder", ["overlays/job", "overlays/job-64", "overlays/spot", "overlays/split", "overlays/cpu-demo"]
+)
 def test_all_actors_of_a_run_find_room(folder: str) -> None:
     run = run_config(folder)
     actors = run["actors"]
@@ -144,8 +160,8 @@ def test_a_queued_job_has_as_many_machines_as_actors() -> None:
 
 
 def test_the_quota_of_the_namespace_allows_the_largest_overlay() -> None:
-    quota = of_kind(render("base/namespace"), "ResourceQuota")["spec"]["hard"]
     for folder in EXPECTED:
+        quota = of_kind(ground(folder), "ResourceQuota")["spec"]["hard"]
         workers = [kind for name, kind in node_types(folder).items() if name != "headgroup"]
         gpus = sum(kind["max_workers"] * kind["resources"].get("GPU", 0) for kind in workers)
         assert gpus <= int(quota["requests.nvidia.com/gpu"]), folder
