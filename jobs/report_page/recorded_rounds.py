@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+
+from jobs.report_page.marked_text import RoundOfText
 
 
 @dataclass
@@ -19,16 +20,13 @@ class RecordedRounds:
     num_judged: int = 0
     num_samples: int = 0
 
-    def add_sample(self, rounds: Sequence[Mapping[str, Any]], num_output_tokens: int) -> None:
-        """Count the rounds of one sample, as the column `draft_rounds` has them."""
+    def add_sample(self, rounds: Iterable[RoundOfText]) -> None:
+        """Count the rounds of one sample."""
         self.num_samples += 1
-        num_tokens = 0
         for each in rounds:
-            accepted, rejected = each["num_accepted_tokens"], len(each["rejected_token_ids"])
-            self.num_rounds[accepted + rejected, accepted] += 1
-            num_tokens += accepted + 1
-            ended_early = num_tokens > num_output_tokens  # at an accepted token, so that the next one was not judged
-            self.num_judged += accepted + (1 if rejected and not ended_early else 0)
+            self.num_rounds[each.num_drafted, len(each.accepted)] += 1
+            has_judged_one_more = each.rejected_token_ids and each.own is not None  # else the text had ended
+            self.num_judged += len(each.accepted) + bool(has_judged_one_more)
 
     def add(self, other: RecordedRounds) -> None:
         """Count what the other one has counted."""
