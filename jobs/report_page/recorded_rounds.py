@@ -61,12 +61,12 @@ class RecordedRounds:
         return sum(lengths) / self.total
 
     def by_drafted(self) -> Iterator[tuple[int, int, int]]:
-        """Yield (tokens drafted, rounds that drafted so many, those of them that accepted all), ascending."""
+        """Yield (tokens drafted, rounds with that draft length, those of them that accepted all), ascending."""
         for drafted in range(max((drafted for drafted, _ in self.num_rounds), default=-1) + 1):
             rounds = {taken: number for (length, taken), number in self.num_rounds.items() if length == drafted}
             yield drafted, sum(rounds.values()), rounds.get(drafted, 0)
 
 
 def expected_length(alpha: float, num_drafted: int) -> float:
-    """Return the tokens of a round that drafts so many, each accepted with chance alpha: equation 1 of 2211.17192."""
+    """Return the expected tokens of a round that drafts `num_drafted`, each accepted with chance alpha: equation 1 of 2211.17192."""
     return num_drafted + 1.0 if alpha >= 1 else (1 - alpha ** (num_drafted + 1)) / (1 - alpha)
