@@ -13,7 +13,7 @@ export RAY_memory_monitor_refresh_ms ?= 0
 TESTS_WITHOUT_RAY := -m pytest -m "not gpu and not slow and not ray and not kubernetes" -n auto --maxprocesses 4 --dist worksteal
 
 .PHONY: help setup demo demo-head demo-learn serve-demo test test-fast test-processors test-faults test-endpoint test-clients test-page test-kubernetes \
-  test-autoscaling test-all prove prove-long models check pages docs fmt bench bench-quick bench-serve gpu-check gpu-miniature setup-vllm test-vllm test-speculators peers picture clean
+  test-autoscaling test-all prove prove-long models check pages docs fmt bench bench-quick bench-serve gpu-check gpu-miniature setup-vllm test-vllm test-speculators peers picture picture-report clean
 help:  ## list the commands
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 18
 
@@ -74,8 +74,8 @@ test-clients: setup .venv-clients/installed  ## run litellm and lm-eval, as they
 	.venv-clients/bin/python $(PEER_PIP) -r $<
 	touch $@
 
-test-page: setup  ## run the tests of the endpoint's page, in Debian's Chromium
-	$(BIN)/python -m pytest tests/endpoint/page/test_page.py
+test-page: setup  ## run the tests of the endpoint's page and of a run's, in Debian's Chromium
+	$(BIN)/python -m pytest tests/endpoint/page/test_page.py tests/jobs/report_page/test_in_chromium.py
 
 # They need kubectl and KubeRay's definitions (k8s/README.md). Debian's promtool is unpacked and not installed, as its
 # package would start a server.
@@ -144,8 +144,12 @@ gpu-check: setup  ## is a GPU right, and how fast is it? In parts of 9 minutes a
 gpu-miniature: setup  ## the part of it that needs no GPU, with the kernels in Triton's interpreter: about 20 minutes
 	$(BIN)/python -m benchmarks.gpu_check --miniature
 
-picture: setup  ## take the picture of the endpoint's page that docs/serving.md shows; needs Debian's chromium and chromium-driver
+picture: setup  ## take the pictures of the endpoint's page and of the demo's report; needs Debian's chromium and chromium-driver
 	$(BIN)/python -m tests.endpoint.page.picture docs/pictures/page.png
+	$(MAKE) picture-report
+
+picture-report: demo  ## take the picture of the demo's report alone
+	$(BIN)/python -m tests.jobs.report_page.picture out/demo docs/pictures/report.png
 
 setup-vllm: .venv-vllm/installed  ## create .venv-vllm: Dray beside vLLM for processors, for engine.backend 'vllm' without a GPU
 

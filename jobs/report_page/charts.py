@@ -1,7 +1,7 @@
 """The charts of a run's page: matplotlib draws them as SVG, and the page's style sheet colours them.
 
-Each colour is a placeholder that becomes a variable of the style sheet, so that one drawing is right in the light and in
-the dark. Bars of a second kind are hatched and lines have markers, so that nothing is told by colour alone.
+Each colour is a placeholder that becomes a variable of the style sheet, so that one drawing is right in the light and
+in the dark. Bars of a second kind are hatched and lines have markers, so that nothing is told by colour alone.
 """
 
 from __future__ import annotations
@@ -177,7 +177,8 @@ def _middle(counted: Counter[int]) -> int:
 
 def _svg(name: str, said: str, draw: Callable[[Axes], None]) -> Markup:
     """Return what `draw` draws as an element of a page, for people who do not see it described by `said`."""
-    with matplotlib.rc_context({**_STYLE, "svg.hashsalt": name}):
+    style: Any = {**_STYLE, "svg.hashsalt": name}
+    with matplotlib.rc_context(style):
         figure = Figure(figsize=(4.1, 2.65), layout="constrained")
         draw(figure.add_subplot())
         file = StringIO()

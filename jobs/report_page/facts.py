@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from jobs.report_page.marked_text import rounds_of
 from jobs.report_page.recorded_rounds import RecordedRounds
 from jobs.report_page.timeline import Timeline, UnitTime
 from pipeline.counts import COUNTED_COLUMNS, Counts, count_generations
@@ -29,6 +30,7 @@ _MAX_KINDS = 20  # different values of a column by which a page groups unasked
 _PARTS_LOOKED_AT = 4  # to find such a column
 _MAX_NOTES = 5
 _PARTS_AHEAD = 8
+_LENGTHS_OF_TURNS = "turns.list.element.num_output_tokens"  # in Parquet: the texts of the turns are not read
 
 
 @dataclass
@@ -85,13 +87,13 @@ class RunFacts:
             self._group(name).counts += count_generations(part, num_errors=0)
             self._add_details(self._group(name), part)
         if "draft_version" in table.column_names:
-            for version in pc.unique(table["draft_version"]).to_pylist():
-                samples = _taken(table, lambda value, wanted=version: value == wanted, "draft_version")
-                self.versions[version] = self.versions.get(version, Counts()) + count_generations(samples, 0)
+            for version, samples in _by_values(table, ["draft_version"]):
+                number = int(version)
+                self.versions[number] = self.versions.get(number, Counts()) + count_generations(samples, 0)
         self.finish_reasons.update(_counted(table["finish_reason"]))
         self.output_lengths.update(_counted(table["num_output_tokens"]))
-        firsts = _taken(table, lambda sample: sample == 0, "sample")
-        self.prompt_lengths.update(_counted(firsts["num_prompt_tokens"]))
+        firsts = [place for place, sample in enumerate(table["sample"].to_pylist()) if sample == 0]
+        self.prompt_lengths.update(_counted(table["num_prompt_tokens"].take(firsts)))
 
     def _add_work(self, work: Work | None) -> None:
         if work is None:
@@ -103,12 +105,14 @@ class RunFacts:
     def _add_details(self, group: Group, part: pa.Table) -> None:
         if "logprob" in part.column_names:
             group.logprob += sum(value for value in part["logprob"].to_pylist() if value is not None)
-        if "draft_rounds" in part.column_names:
-            for rounds, length, version in zip(
-                *(part[name].to_pylist() for name in ("draft_rounds", "num_output_tokens", "sample")), strict=True
-            ):
-                if rounds is not None:
-                    group.rounds.add_sample(rounds, length)
+        if "draft_rounds" not in part.column_names:
+            return
+        lengths: list[Any] = part["num_output_tokens"].to_pylist()
+        turns = part["turns"].to_pylist() if "turns" in part.column_names else [None] * len(lengths)
+        for rounds, length, of_turns in zip(part["draft_rounds"].to_pylist(), lengths, turns, strict=True):
+            if rounds is not None:
+                turn_lengths = [length] if of_turns is None else [turn["num_output_tokens"] for turn in of_turns]
+                group.rounds.add_sample(rounds_of(rounds, turn_lengths))
 
     def _group(self, name: str) -> Group:
         if name not in self.groups and len(self.groups) >= _MAX_GROUPS:
@@ -130,6 +134,7 @@ def gather(run_directory: RunDirectory, by: Sequence[str] | None = None) -> RunF
     wanted = [*COUNTED_COLUMNS, "finish_reason", "draft_version", "draft_rounds", "row_id", *columns]
     wanted += [column.name for column in SCORE_COLUMNS if column.name == "logprob"]
     wanted = [name for name in dict.fromkeys(wanted) if name in schema.names]
+    wanted += [_LENGTHS_OF_TURNS] if run_directory.has_turns else []
     facts = RunFacts(columns, run_directory.manifest.num_units)
 
     def read(part: tuple[int, float]) -> pa.Table | str:
@@ -202,9 +207,5 @@ def _by_values(table: pa.Table, columns: Sequence[str]) -> Iterator[tuple[str, p
         yield name, table.take(indices)
 
 
-def _taken(table: pa.Table, is_wanted: Callable[[Any], bool], column: str) -> pa.Table:
-    return table.take([index for index, value in enumerate(table[column].to_pylist()) if is_wanted(value)])
-
-
-def _counted(column: pa.ChunkedArray) -> Mapping[Any, int]:
-    return {entry["values"]: entry["counts"] for entry in pc.value_counts(column).to_pylist()}
+def _counted(column: pa.ChunkedArray[Any]) -> Counter[Any]:
+    return Counter(column.to_pylist())

@@ -38,6 +38,7 @@ def find_rows(run_directory: RunDirectory, wanted: str) -> list[FoundRow]:
     examples: list[str] = []
     for table in read_ahead(_ids, chain(parts, errors)):
         for row_id, user_id in zip(table["row_id"].to_pylist(), table["id"].to_pylist(), strict=True):
+            assert row_id is not None, "no file of a run has a row without one"
             if user_id is not None and str(user_id) == wanted:
                 found[row_id] = None
             elif user_id is not None and len(examples) < _MAX_EXAMPLES and str(user_id) not in examples:

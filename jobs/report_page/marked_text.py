@@ -1,4 +1,4 @@
-"""A sample's text cut into pieces: what the draft wrote, what the target wrote, and what the draft had proposed instead."""
+"""A sample's text in pieces: what the draft wrote, what the target wrote, and what the draft had proposed instead."""
 
 from __future__ import annotations
 

@@ -10,18 +10,18 @@ def count(number: float) -> str:
 
 def share(number: float | None) -> str:
     """Return a share of 1 with three places; a dash for none."""
-    return "–" if number is None else f"{number:.3f}"
+    return "-" if number is None else f"{number:.3f}"
 
 
 def two(number: float | None) -> str:
     """Return a number with two places; a dash for none."""
-    return "–" if number is None else f"{number:.2f}"
+    return "-" if number is None else f"{number:.2f}"
 
 
 def duration(seconds: float | None) -> str:
     """Return a time in the two units that suit it, such as 1 h 20 min; a dash for none."""
     if seconds is None:
-        return "–"
+        return "-"
     if seconds < 99.5:
         return f"{seconds:.1f} s" if seconds < 9.95 else f"{seconds:.0f} s"
     minutes, rest = divmod(round(seconds), 60)

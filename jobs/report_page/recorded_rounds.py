@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+
+from jobs.report_page.marked_text import RoundOfText
 
 
 @dataclass
@@ -19,16 +20,13 @@ class RecordedRounds:
     num_judged: int = 0
     num_samples: int = 0
 
-    def add_sample(self, rounds: Sequence[Mapping[str, Any]], num_output_tokens: int) -> None:
-        """Count the rounds of one sample, as the column `draft_rounds` has them."""
+    def add_sample(self, rounds: Iterable[RoundOfText]) -> None:
+        """Count the rounds of one sample."""
         self.num_samples += 1
-        num_tokens = 0
         for each in rounds:
-            accepted, rejected = each["num_accepted_tokens"], len(each["rejected_token_ids"])
-            self.num_rounds[accepted + rejected, accepted] += 1
-            num_tokens += accepted + 1
-            ended_early = num_tokens > num_output_tokens  # at an accepted token, so that the next one was not judged
-            self.num_judged += accepted + (1 if rejected and not ended_early else 0)
+            self.num_rounds[each.num_drafted, len(each.accepted)] += 1
+            has_judged_one_more = each.rejected_token_ids and each.own is not None  # else the text had ended
+            self.num_judged += len(each.accepted) + bool(has_judged_one_more)
 
     def add(self, other: RecordedRounds) -> None:
         """Count what the other one has counted."""
@@ -63,12 +61,12 @@ class RecordedRounds:
         return sum(lengths) / self.total
 
     def by_drafted(self) -> Iterator[tuple[int, int, int]]:
-        """Yield (tokens drafted, rounds that drafted so many, those of them that accepted all), ascending."""
+        """Yield (tokens drafted, rounds with that draft length, those of them that accepted all), ascending."""
         for drafted in range(max((drafted for drafted, _ in self.num_rounds), default=-1) + 1):
             rounds = {taken: number for (length, taken), number in self.num_rounds.items() if length == drafted}
             yield drafted, sum(rounds.values()), rounds.get(drafted, 0)
 
 
 def expected_length(alpha: float, num_drafted: int) -> float:
-    """Return the tokens of a round that drafts so many, each accepted with chance alpha: equation 1 of 2211.17192."""
+    """Return the expected tokens of a round that drafts `num_drafted`, each accepted with chance alpha: equation 1 of 2211.17192."""
     return num_drafted + 1.0 if alpha >= 1 else (1 - alpha ** (num_drafted + 1)) / (1 - alpha)
