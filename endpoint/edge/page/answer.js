@@ -11,6 +11,9 @@ const NUMBERS = [
 ];
 const ENDINGS = { stop: "Ended by itself.", length: "Ended at the limit of tokens." };
 
+/** Return text in one line, without white space at its ends unless it has nothing else. */
+const visible = (text) => text.replaceAll("\n", "⏎").trim() || "␣";
+
 export class Answer {
   /** Make an empty answer, whose element is to be placed; `drafts` says whether a draft helps to write it. */
   constructor(drafts) {
@@ -72,7 +75,7 @@ export class Answer {
     const text = choice.text ?? choice.delta?.content ?? "";
     for (const span of choice.draft_spans ?? (text ? [{ text, is_accepted: false }] : [])) {
       this.text += span.text;
-      if (span.rejected) this.output.append(element("del", { class: "rejected" }, span.rejected.replaceAll("\n", "⏎")));
+      if (span.rejected) this.output.append(element("del", { class: "rejected" }, visible(span.rejected)));
       const kind = span.is_accepted ? "accepted" : "written";
       const last = this.output.lastElementChild;
       if (last?.className === kind) last.textContent += span.text;

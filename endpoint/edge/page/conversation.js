@@ -53,8 +53,9 @@ export class Conversation {
   /** Keep the end of the text that is written in view. */
   follow(answer) {
     if (!this.#follows) return;
-    const below = answer.note.getBoundingClientRect().bottom - this.element.getBoundingClientRect().bottom;
-    if (below > 0) this.element.scrollTop += below + 8;
+    const margin = 16;
+    const below = answer.element.getBoundingClientRect().bottom + margin - this.element.getBoundingClientRect().bottom;
+    if (below > 0) this.element.scrollTop += below;
   }
 
   /** Begin a new conversation. */

@@ -13,7 +13,7 @@ from jobs.config.serve import load_serve_config
 from tests.endpoint.in_process import open_server
 from tests.endpoint.page.browser import Page, chromium
 
-WIDTH, HEIGHT = 1280, 680
+WIDTH, HEIGHT = 1280, 700
 
 
 def main() -> None:

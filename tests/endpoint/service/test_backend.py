@@ -107,6 +107,16 @@ async def test_a_token_that_is_written_again_is_counted_once_in_the_round_that_d
         assert own[-1].ending is not None
 
 
+async def test_an_ending_behind_tokens_that_were_delivered_brings_no_draft_of_theirs() -> None:
+    handle = Handle(
+        [[delta(0, 1, 2), delta(1, 8, ends=True)], ActorDiedError()],
+        [[delta(0, 1, 2, rejected=(7,), ends=True), delta(1, 8, ends=True)]],
+    )
+    *_, last = await read(handle)
+    assert last.ending is not None
+    assert (last.token_ids, last.rejected) == ((), ())
+
+
 async def test_a_sample_that_had_ended_when_its_replica_died_ends_once() -> None:
     handle = Handle(
         [[delta(0, 1, ends=True), delta(1, 8)], ActorDiedError()],
