@@ -171,7 +171,7 @@ def check_gate(limits: Limits) -> None:
     if not has_gate:
         raise ValueError(
             "the Ray Serve that runs on this cluster was started without this endpoint's gate, or with that of another "
-            "release or other limits (serve.max_body_bytes, serve.body_timeout_s): its proxy would obey headers of "
+            "release or other limits (serve.max_body_bytes and the like): its proxy would obey headers of "
             "clients, or keep bodies that are too large. End it (`serve shutdown`) and run this command again, which "
             "starts it with the gate; or, if it must stay, serve on another cluster (serve.ray_address)"
         )

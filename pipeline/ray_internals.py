@@ -18,9 +18,9 @@ SERVE_CONTROLLER, SERVE_NAMESPACE = "SERVE_CONTROLLER_ACTOR", "serve"  # how Ser
 def keep_ray_on_loopback() -> None:
     """Let the Ray that this process starts next listen on 127.0.0.1 alone, in all of its processes.
 
-    Otherwise they listen on all of the machine's addresses, and whoever reaches them can run code. Ray has a switch for
-    systems where it supports no clusters, and turns 127.0.0.1 into the machine's address where it is named itself. A
-    switch that is set in the environment stays as it is.
+    Otherwise they listen on all of the machine's addresses, and every machine that reaches them can run code. Ray has a
+    switch for systems where it supports no clusters, and turns 127.0.0.1 into the machine's address where it is named
+    itself. A switch that is set in the environment stays as it is.
     """
     from ray._private import ray_constants
 

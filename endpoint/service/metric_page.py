@@ -27,7 +27,7 @@ def page(families: Iterable[Family]) -> bytes:
         for named in (family, *_under_vllm_names(family)):
             known = together.setdefault(named.name, _empty(named, named.name))
             known.samples += named.samples
-    return prometheus.generate_latest(_Collected(list(together.values())))  # type: ignore[arg-type]
+    return prometheus.generate_latest(_Collected(list(together.values())))
 
 
 def of_process(families: Iterable[Family], process: str) -> list[Family]:

@@ -108,7 +108,7 @@ def _describe_ray(config: ServeConfig) -> str:
     """Return who can reach Ray's own ports, behind which no key of the endpoint is asked for."""
     if starts_own_ray(config.serve.ray_address):
         return "started here, on 127.0.0.1 alone"
-    return "the cluster that it joins; whoever reaches the ports of its nodes can run code there and read its metrics"
+    return "the cluster that it joins; a program that reaches its nodes' ports can run code there and read metrics"
 
 
 def _application(

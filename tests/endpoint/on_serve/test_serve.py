@@ -8,10 +8,10 @@ import httpx2
 import pytest
 
 from tests.endpoint.in_process import MODEL, answered, streamed
-from tests.endpoint.on_serve.application import Served
+from tests.endpoint.on_serve.application import NUM_INGRESSES, Served
 from tests.endpoint.toy_app import BEARER
 from tests.endpoint.web import ask as ask_raw
-from tests.endpoint.web import send_raw, status_of
+from tests.endpoint.web import samples_of, send_raw, status_of
 
 pytestmark = pytest.mark.ray
 
@@ -41,4 +41,8 @@ def test_whole_streamed_and_offline_texts_are_equal_from_every_replica(deployed:
     assert (answer.status, answer.request_ids) == (200, ("mine",))
     assert deployed.metric("dray_http_requests_total", status="401") == 2
     assert deployed.metric("dray_requests_finished_total", finished_reason="length") >= 1
+    shown = samples_of(ask_raw(deployed.port, "/metrics", headers=BEARER).body)
+    assert len({sample.labels["process"] for sample in shown if "process" in sample.labels}) == NUM_INGRESSES
+    (usage,) = [sample.value for sample in shown if sample.name == "vllm:kv_cache_usage_perc"]
+    assert 0 <= usage <= 1
     assert httpx2.get(f"{deployed.url}/health/ready").json() == {"status": "ready"}
