@@ -78,6 +78,11 @@ class Sequence:
                 f"sampling.stop is {params.stop!r}, but token ids have no text: "
                 "pass a stop_condition (pipeline.text.stop_strings.StopStrings(...).find), or use stop_token_ids"
             )
+        if texts := [word for word in params.bad_words if isinstance(word, str)]:
+            raise ValueError(
+                f"sampling.bad_words has the text {texts[0]!r}, but token ids have no text: name the token ids of each "
+                "word (actors.engine.bad_words.with_bad_word_ids asks a tokenizer)"
+            )
         return cls(tuple(prompt_token_ids), params, noise_key(seed, row, sample), sample, tag, stop_condition)
 
     def __post_init__(self) -> None:

@@ -50,8 +50,11 @@ SAMPLING: dict[str, dict[str, Any]] = {
     "at least": {"min_tokens": 20, "temperature": 1.5},
     "ending at tokens": {"stop_token_ids": [70, 71, 72, 73, 74, 75, 76]},
     "several": {"n": 3},
+    "of these tokens": {"allowed_token_ids": list(range(60, 140)), "temperature": 1.2},
+    "without these": {"bad_words": ["a", "e", "i", "th", "on"], "temperature": 1.2},
 }
 _EXTENSIONS = ("top_k", "min_p", "repetition_penalty", "min_tokens", "ignore_eos", "stop_token_ids")
+_EXTENSIONS += ("allowed_token_ids", "bad_words")
 
 
 @pytest.mark.parametrize("name", SAMPLING)
@@ -67,6 +70,20 @@ def test_a_request_with_a_seed_writes_what_the_offline_job_writes_for_a_row_with
     assert [choice.text for choice in answer.choices] == [row["text"] for row in rows]
     assert [choice.finish_reason for choice in answer.choices] == [row["finish_reason"] for row in rows]
     assert streamed(client.completions, **request)[0] == {row["sample"]: row["text"] for row in rows}
+
+
+def test_answers_keep_to_allowed_token_ids_and_have_no_bad_words(server: Server, client: openai.OpenAI) -> None:
+    def written(**fields: Any) -> list[int]:
+        more = {"return_token_ids": True, "ignore_eos": True, **fields}
+        answer = answered(client.completions, prompt="hello", max_tokens=30, temperature=0, extra_body=more)
+        return answer.choices[0].model_extra["token_ids"]
+
+    allowed = list(range(60, 90))
+    assert set(written(allowed_token_ids=allowed)) <= set(allowed)
+    codec, free = server.service.codec, written()
+    spelled = {token_id: codec.token_text(token_id) for token_id in free}
+    word = next(token_id for token_id, text in spelled.items() if codec.encode(text, is_chat=True) == [token_id])
+    assert word not in written(bad_words=[spelled[word]])
 
 
 def test_without_a_seed_texts_differ_and_the_answered_seed_reproduces_them(client: openai.OpenAI) -> None:
