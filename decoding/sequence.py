@@ -26,6 +26,7 @@ class TokenLogprobs:
 
     logprob: float  # of the token that was chosen
     top: tuple[tuple[int, float], ...]  # the most likely tokens, best first
+    rank: int | None = None  # tokens that are as likely as the one that was chosen, or likelier; None: not asked for
 
 
 @dataclass(eq=False)

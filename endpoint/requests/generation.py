@@ -106,6 +106,7 @@ class GenerationRequest(Strict):
     skip_special_tokens: bool | None = None
     include_stop_str_in_output: bool | None = None
     return_token_ids: bool | None = None
+    prompt_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=LARGEST)] | None = None
     # Our own extension: each streamed chunk says which part of its text was drafted.
     include_draft_spans: bool | None = None
@@ -138,6 +139,8 @@ class GenerationRequest(Strict):
             raise wrong("stream_options.continuous_usage_stats", "it needs include_usage to be true")
         if self.truncate_prompt_tokens == 0:
             raise wrong("truncate_prompt_tokens", "expected a number of tokens, or -1 for as many as there is room for")
+        if self.prompt_logprobs is not None and self.stream:
+            raise wrong("prompt_logprobs", "it is for whole answers; leave out stream")
         if self.include_draft_spans and not self.stream:
             raise wrong("include_draft_spans", "it needs stream to be true")
         return self

@@ -52,7 +52,9 @@ class ResponseRequest(GenerationRequest):
         "truncation": ("disabled",),
         "top_logprobs": (0,),
     }
-    _others: ClassVar[tuple[str, ...]] = ("n", "response_format", "return_token_ids", "include_draft_spans")
+    _others: ClassVar[tuple[str, ...]] = (
+        *("n", "response_format", "return_token_ids", "include_draft_spans", "prompt_logprobs"),
+    )
 
     input: _Input
     instructions: str | None = None

@@ -230,6 +230,43 @@ def test_echo_puts_the_prompt_before_the_text_and_scores_both(server: Server, cl
     assert streamed(client.completions, echo=True, prompt="one", max_tokens=0)[0] == {0: "one"}
 
 
+def test_prompt_logprobs_are_those_of_transformers_with_their_ranks(server: Server, client: openai.OpenAI) -> None:
+    codec, prompts = server.service.codec, ["hello world, one two", "für"]
+    model = AutoModelForCausalLM.from_pretrained(server.settings.models.target, dtype=torch.float32)
+    request: dict[str, Any] = {"prompt": prompts, "max_tokens": 2, "n": 2, "extra_body": {"prompt_logprobs": 2}}
+    answer = answered(client.completions, **request)
+    for choice in answer.choices:
+        ids = codec.encode(prompts[choice.index // 2], is_chat=False)
+        first, *others = choice.model_extra["prompt_logprobs"]
+        assert first is None
+        assert len(others) == len(ids) - 1
+        for scores_V, token_id, entries in zip(
+            model(torch.tensor([ids])).logits[0].log_softmax(-1), ids[1:], others, strict=False
+        ):
+            best = scores_V.topk(2).indices.tolist()
+            assert set(entries) == {str(token_id), *map(str, best)}
+            for other, entry in entries.items():
+                logprob = scores_V[int(other)].item()
+                assert entry["logprob"] == pytest.approx(logprob, abs=1e-4)
+                assert entry["rank"] == int((scores_V >= logprob).sum())
+                assert entry["decoded_token"] == codec.token_text(int(other))
+
+
+def test_prompt_logprobs_stand_beside_an_echo_and_alone(client: openai.OpenAI) -> None:
+    request: dict[str, Any] = {"prompt": "one two", "max_tokens": 0}
+    scored = {"extra_body": {"prompt_logprobs": 3}}
+    alone = answered(client.completions, **request, **scored).choices[0]
+    both = answered(client.completions, **request, **scored, echo=True, logprobs=1).choices[0]
+    echo = answered(client.completions, **request, echo=True, logprobs=1).choices[0]
+    assert (alone.text, both.text) == ("", "one two")
+    assert both.logprobs.top_logprobs == echo.logprobs.top_logprobs
+    assert both.model_extra["prompt_logprobs"] == alone.model_extra["prompt_logprobs"]
+    assert {len(entries) for entries in alone.model_extra["prompt_logprobs"][1:]} <= {3, 4}
+    none = answered(client.completions, **request, extra_body={"prompt_logprobs": 0}).choices[0]
+    assert {len(entries) for entries in none.model_extra["prompt_logprobs"][1:]} == {1}
+    assert "prompt_logprobs" not in echo.model_extra
+
+
 def test_best_of_returns_the_samples_whose_tokens_are_likeliest(server: Server, client: openai.OpenAI) -> None:
     request: dict[str, Any] = {"prompt": "hello world", "seed": 9, "max_tokens": 12}
     rows = server.offline(**request, n=6, logprobs=0)
