@@ -35,6 +35,9 @@ def rows_identity(settings: GeneratorSettings, options: InputOptions, files: lis
     """Return the part of a run's identity that is about its rows: which they are, and how they are sampled."""
     sampling = {name: value for name, value in asdict(settings.sampling).items() if name != "seed"}
     sampling["logit_bias"] = {str(token): bias for token, bias in sampling["logit_bias"].items()}
+    for name in ("allowed_token_ids", "bad_words"):  # runs were begun before there were these
+        if not sampling[name]:
+            del sampling[name]
     del sampling["structured"]
     if settings.sampling.structured is not None:
         sampling["structured"] = settings.sampling.structured.as_dict()

@@ -13,7 +13,8 @@ class SamplingParams:
     """How to turn the target's logits into tokens, and when to stop.
 
     Names and meanings follow the OpenAI API where it has one, vLLM elsewhere. The order of application is:
-    structured, logit_bias, repetition, presence and frequency penalty, min_tokens, temperature, top_k, top_p, min_p.
+    structured, allowed_token_ids, bad_words, logit_bias, repetition, presence and frequency penalty, min_tokens,
+    temperature, top_k, top_p, min_p.
     An invalid value is a ValueError that names the field, the value and what is allowed.
     """
 
@@ -33,6 +34,11 @@ class SamplingParams:
     """Penalty over the output, for each occurrence (-2 to 2)."""
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     """Numbers added to the logits of these token ids (-100 to 100)."""
+    allowed_token_ids: tuple[int, ...] | None = None
+    """The only token ids that may be written; all unless given. To end, an end token must be among them."""
+    bad_words: tuple[str | tuple[int, ...], ...] = ()
+    """What the output may not have: texts, in their tokens with and without a space before them, or lists of token ids.
+    Where the output has all tokens of one but the last, that is forbidden."""
     seed: int | None = None  # of a row; None: from the run's seed and the row
     n: int = 1
     """Samples of each prompt."""
@@ -63,7 +69,8 @@ class SamplingParams:
         for name, (rule, allows) in _RULES.items():
             value = getattr(self, name)
             if not allows(value):
-                raise ValueError(f"sampling.{name} must be {rule}, got {value!r}")
+                raise ValueError(f"sampling.{name} must be {rule}, got {_shown(value)}")
+        self._settle_ids()
         if self.min_tokens > self.max_tokens:
             raise ValueError(
                 f"sampling.min_tokens must not exceed max_tokens, got {self.min_tokens} > {self.max_tokens}"
@@ -72,6 +79,15 @@ class SamplingParams:
         if self.structured is not None:
             object.__setattr__(self, "structured", Structured.of(self.structured))
             self._check_end()
+
+    def _settle_ids(self) -> None:
+        """Turn lists into tuples, of which rows that share their parameters share one."""
+        if self.allowed_token_ids is not None:
+            ids = tuple(sorted(set(self.allowed_token_ids)))
+            if ids != self.allowed_token_ids:
+                object.__setattr__(self, "allowed_token_ids", ids)
+        words = tuple(word if isinstance(word, str) else tuple(word) for word in self.bad_words)
+        object.__setattr__(self, "bad_words", words)
 
     def _check_end(self) -> None:
         """Refuse what would forbid the end token where a grammar may ask for it."""
@@ -93,8 +109,27 @@ class SamplingParams:
         """Whether the logits at a position depend on which tokens came before it, beyond the model itself."""
         return (self.repetition_penalty, self.presence_penalty, self.frequency_penalty) != (1.0, 0.0, 0.0)
 
+    @property
+    def forbids_tokens(self) -> bool:
+        """Whether some token ids are forbidden, everywhere or behind others."""
+        return self.allowed_token_ids is not None or bool(self.bad_words)
 
+    @property
+    def bad_word_ids(self) -> list[tuple[int, ...]]:
+        """The bad words as token ids, which they are once a tokenizer has read their texts."""
+        ids = [word for word in self.bad_words if not isinstance(word, str)]
+        assert len(ids) == len(self.bad_words), "a sequence has no texts among its bad words"
+        return ids
+
+
+_MAX_BAD_WORDS, _MAX_CHARACTERS, _MAX_TOKENS = 2000, 100, 400  # of a bad word: as text, as tokens
+_MAX_SHOWN = 1000  # characters of a value that an error shows
 _LARGEST = 2**31 - 1  # of any count or token id: larger ones are a mistake, and would overflow in tensors
+
+
+def _shown(value: Any) -> str:
+    shown = repr(value)
+    return shown if len(shown) <= _MAX_SHOWN else f"{shown[:_MAX_SHOWN]} ... ({len(shown)} characters)"
 
 
 def _is_int(value: Any) -> bool:
@@ -117,6 +152,22 @@ def _is_token_id(value: Any) -> bool:
     return _is_count(value)
 
 
+def _are_ids(value: Any) -> bool:
+    return isinstance(value, list | tuple) and bool(value) and all(map(_is_count, value))
+
+
+def _is_bad_word(value: Any) -> bool:
+    if isinstance(value, str):
+        return 1 <= len(value) <= _MAX_CHARACTERS
+    return _are_ids(value) and len(value) <= _MAX_TOKENS
+
+
+def _are_bad_words(value: Any) -> bool:
+    if not isinstance(value, list | tuple) or not all(map(_is_bad_word, value)):
+        return False
+    return sum(1 + isinstance(word, str) for word in value) <= _MAX_BAD_WORDS
+
+
 _PENALTY: tuple[str, Callable[[Any], bool]] = ("a number from -2 to 2", lambda v: _is_number(v) and -2 <= v <= 2)
 _RULES: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "temperature": (
@@ -134,6 +185,12 @@ _RULES: dict[str, tuple[str, Callable[[Any], bool]]] = {
         lambda v: (
             isinstance(v, Mapping) and all(_is_token_id(k) and _is_number(b) and -100 <= b <= 100 for k, b in v.items())
         ),
+    ),
+    "allowed_token_ids": ("null or a list of token ids that is not empty", lambda v: v is None or _are_ids(v)),
+    "bad_words": (
+        f"a list of texts of 1 to {_MAX_CHARACTERS} characters or lists of 1 to {_MAX_TOKENS} token ids, at most "
+        f"{_MAX_BAD_WORDS}, of which a text counts twice",
+        _are_bad_words,
     ),
     "seed": ("an integer that fits in 64 bits, or null", lambda v: v is None or (_is_int(v) and -(2**63) <= v < 2**64)),
     "n": ("an integer from 1 to 4096", lambda v: _is_count(v) and 1 <= v <= 4096),

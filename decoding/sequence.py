@@ -26,6 +26,7 @@ class TokenLogprobs:
 
     logprob: float  # of the token that was chosen
     top: tuple[tuple[int, float], ...]  # the most likely tokens, best first
+    rank: int | None = None  # tokens that are as likely as the one that was chosen, or likelier; None: not asked for
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +94,11 @@ class Sequence:
             raise ValueError(
                 f"sampling.stop is {params.stop!r}, but token ids have no text: "
                 "pass a stop_condition (pipeline.text.stop_strings.StopStrings(...).find), or use stop_token_ids"
+            )
+        if texts := [word for word in params.bad_words if isinstance(word, str)]:
+            raise ValueError(
+                f"sampling.bad_words has the text {texts[0]!r}, but token ids have no text: name the token ids of each "
+                "word (actors.engine.bad_words.with_bad_word_ids asks a tokenizer)"
             )
         return cls(
             tuple(prompt_token_ids),

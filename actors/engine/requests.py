@@ -41,6 +41,7 @@ class Scoring:
     num_top: int
     deadline: Deadline = NO_DEADLINE
     fingerprint: str = ""  # as of a Generation
+    has_ranks: bool = False  # whether each token's rank among all is wanted
 
 
 @dataclass(frozen=True)

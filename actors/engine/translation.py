@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from actors.engine.answer_grammar import with_answer_grammar
+from actors.engine.bad_words import with_bad_word_ids
 from actors.settings import GeneratorSettings
 from decoding.grammar.definition import problem_with
 from decoding.sampling_params import SamplingParams
@@ -27,7 +28,7 @@ class EncodedRow:
 
 def encode_row(row: InputRow, ordinal: int, codec: TextCodec, settings: GeneratorSettings) -> EncodedRow:
     """Make the row's sequences. `ordinal` is its place in the whole input and decides its noise. Raises RowError."""
-    params = row_params(settings.sampling, row.overrides)
+    params = row_params(settings.sampling, row.overrides, codec)
     prompt = codec.row_prompt(row)
     params = with_answer_grammar(params, prompt, codec)
     stop = StopStrings(codec, params.stop).find if params.stop else None
@@ -40,8 +41,10 @@ def encode_row(row: InputRow, ordinal: int, codec: TextCodec, settings: Generato
     return EncodedRow(row, prompt, sequences)
 
 
-def row_params(default: SamplingParams, overrides: dict[str, Any]) -> SamplingParams:
-    """Return the run's parameters with the row's own in their place. Raises RowError (stage "params").
+def row_params(default: SamplingParams, overrides: dict[str, Any], codec: TextCodec) -> SamplingParams:
+    """Return the run's parameters with the row's own in their place, with token ids for the texts of bad words.
+
+    Raises RowError (stage "params").
 
     A row whose `structured` is false has no form, whatever that of the run: null is what Parquet has for no value.
     """
@@ -52,7 +55,7 @@ def row_params(default: SamplingParams, overrides: dict[str, Any]) -> SamplingPa
         known = ", ".join(SamplingParams.__dataclass_fields__)
         raise RowError("params", f"unknown sampling parameters {unknown}; known are {known}")
     try:
-        params = replace(default, **overrides) if overrides else default
+        params = with_bad_word_ids(replace(default, **overrides) if overrides else default, codec)
     except ValueError as error:
         raise RowError("params", str(error)) from error
     if "structured" in overrides and params.structured and (problem := problem_with(params.structured)):

@@ -136,7 +136,7 @@ class Conversation:
             raise wrong_type("params", "generate: sampling", "an object", sampling)
         if fixed := [name for name in _FIXED if name in sampling]:
             raise RowError("params", f"generate: {fixed[0]} is one for all turns; set it in the run or the row")
-        return row_params(replace(self._running.params, n=1), dict(sampling))
+        return row_params(replace(self._running.params, n=1), dict(sampling), self._running.codec)
 
     def _prompt(self, prompt: Any, tools: Any, tool_choice: Any) -> ChatPrompt:
         if isinstance(prompt, str):

@@ -74,7 +74,7 @@ class ProgramRows:
 
     def encode(self, row: InputRow, ordinal: int) -> ProgramRow:
         """Return the row ready to run. Raises RowError for parameters that are wrong."""
-        return ProgramRow(row, row_params(self._generator_settings.sampling, row.overrides), ordinal)
+        return ProgramRow(row, row_params(self._generator_settings.sampling, row.overrides, self._codec), ordinal)
 
     async def finish(self, rows: list[ProgramRow]) -> None:
         """Run the programs of these rows to their ends. Raises what the engine fails with."""

@@ -107,7 +107,7 @@ class _Tokens:
 
 def to_send(rows: Rows, masks: TokenMasks | None = None) -> Rows:
     """Copy rows to the CPU, with no more of their sequences than verification needs, and the masks of what is asked."""
-    needs_tokens = rows.sampling.penalties_3B is not None
+    needs_tokens = rows.sampling.reads_tokens
     tokens = tuple(cast(Sequence, _Tokens(sequence, needs_tokens)) for sequence in rows.sequences)
     sampling = _moved(rows.sampling, _CPU)
     return Rows(tokens, sampling, rows.num_draft_tokens, rows.verification, known_masks=masks)

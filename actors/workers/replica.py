@@ -160,7 +160,7 @@ class Replica:
 
         Raises what `generate` raises, or what the engine failed with.
         """
-        texts = [ScoredText.whole(prompt, scoring.num_top) for prompt in scoring.prompts]
+        texts = [ScoredText.whole(prompt, scoring.num_top, has_ranks=scoring.has_ranks) for prompt in scoring.prompts]
         with self._taken(scoring.fingerprint, len(texts)):
             for text in texts:
                 if problem := self._loop.engine.problem_with_text(text):

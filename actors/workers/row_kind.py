@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Protocol
 
 import pyarrow as pa
 
+from actors.engine.bad_words import with_bad_word_ids
 from actors.engine.loop import EngineLoop
 from actors.engine.translation import EncodedRow, decode_row, encode_row
 from actors.settings import GeneratorSettings
@@ -47,7 +49,7 @@ class PlainRows:
 
     def encode(self, row: InputRow, ordinal: int) -> EncodedRow:
         """Return the row as sequences. Raises RowError."""
-        encoded = encode_row(row, ordinal, self.codec, self.settings)
+        encoded = encode_row(row, ordinal, self.codec, self._settings_in_ids)
         if ordinal in self.recorded_rows:
             for sequence in encoded.sequences:
                 sequence.rounds = []
@@ -63,3 +65,8 @@ class PlainRows:
 
     def committed(self, unit_id: int, row_ids: set[int]) -> None:
         """Do nothing: nothing was kept."""
+
+    @cached_property
+    def _settings_in_ids(self) -> GeneratorSettings:
+        """The settings with token ids for the texts of bad words, which are the same for all rows."""
+        return replace(self.settings, sampling=with_bad_word_ids(self.settings.sampling, self.codec))

@@ -105,7 +105,7 @@ class StepwiseDrafter(Drafter):
         num_finite_B = torch.zeros_like(keys_B)
         probs: list[torch.Tensor] = []
         stepping: list[int] = []
-        can_go_on_B = torch.ones_like(keys_B, dtype=torch.bool)  # for grammars, of which the draft may know no token
+        can_go_on_B = torch.ones_like(keys_B, dtype=torch.bool)  # the draft may know no token that is allowed
         for step in range(max(limits)):
             still_drafting = [slot for slot, limit in enumerate(limits) if limit > step]
             if not stepping or 2 * len(still_drafting) <= len(stepping):
@@ -118,8 +118,9 @@ class StepwiseDrafter(Drafter):
                 logits_N1V = self._next_logits(step, part, stepping, set(still_drafting), drafted_NK[:, step - 1])
             drafted_before_NK = drafted_NK[:, :step]
             if rows.verification != "coupled":
-                if part.have_grammars:
+                if part.have_limits:
                     is_sound_N = logits_N1V.amax((1, 2)).isfinite()
+                if part.have_grammars:
                     still_to_draft = [limits[slot] - step - 1 for slot in stepping]
                     logits_N1V = part.masked(logits_N1V, drafted_before_NK, step, still_to_draft)
                 scores_N1V = process_logits(logits_N1V, part.sampling, part.history(drafted_before_NK, step, 1))
@@ -131,13 +132,15 @@ class StepwiseDrafter(Drafter):
                 probs.append(probs_NV.new_zeros(len(limits), probs_NV.shape[1]).index_copy_(0, index_N, probs_NV))
             else:
                 picks = part.pick(logits_N1V, drafted_before_NK, step)
+                if part.have_limits:
+                    is_forbidding = part.sampling.forbidden is not None
+                    is_sound_N = logits_N1V.amax((1, 2)).isfinite() if is_forbidding else picks.is_finite_BJ[:, 0]
                 if part.have_grammars:
-                    is_sound_N = picks.is_finite_BJ[:, 0]
                     may_draft = [limits[slot] > step for slot in stepping]
                     picks = part.only_allowed(picks, logits_N1V, drafted_before_NK, may_draft)
                 is_finite_N, tokens_N = picks.is_finite_BJ[:, 0], picks.token_ids_BJ[:, 0]
             is_finite_N = is_finite_N & self.is_finite_S[index_N]
-            if part.have_grammars:
+            if part.have_limits:
                 self.is_finite_S[index_N] &= is_sound_N
                 is_finite_N &= can_go_on_B[index_N]
                 can_go_on_B[index_N] = is_finite_N

@@ -30,6 +30,7 @@ from decoding.network.target import Target
 from decoding.pace.draft_lengths import DraftPlan
 from decoding.pace.schedule import Schedule
 from decoding.sampling.distribution import SamplingBatch, first_stop
+from decoding.sampling.forbidden import dead_end
 from decoding.sampling.judging import RowVerdict, ScoreRequest
 from decoding.sampling.rows import Rows, sampling_batch
 from decoding.sampling.token_counts import TokenCounts
@@ -258,12 +259,7 @@ class Lane:
             decision = self._close_calls.recheck(sequence, tokens[:settled])
         if decision is not None:
             if not decision.is_finite:
-                overflow = (
-                    f"the target's logits are not finite after {len(sequence) + settled} tokens; "
-                    "if this is a float16 overflow, use bfloat16 or float32"
-                )
-                dead_end = None if sequence.matcher is None else sequence.matcher.dead_end
-                sequence.fail(overflow if dead_end is None else f"sampling.structured: {dead_end}")
+                sequence.fail(self._why_nothing_follows(sequence, tokens[:settled]))
                 return
             tokens = [*tokens[:settled], decision.next_token]
             logprobs = [*logprobs[:settled], *decision.logprobs]
@@ -273,6 +269,16 @@ class Lane:
             eos_token_ids=self.target.eos_token_ids,
             logprobs=logprobs,
             draft_token_ids=verdict.draft_token_ids,
+        )
+
+    def _why_nothing_follows(self, sequence: Sequence, settled: list[int]) -> str:
+        """Return why no token can follow a row's own and the settled ones."""
+        if sequence.matcher is not None and sequence.matcher.dead_end is not None:
+            return f"sampling.structured: {sequence.matcher.dead_end}"
+        stop_ids = sequence.stop_ids(self.target.eos_token_ids)
+        return dead_end(sequence, settled, self.target.vocab_size, stop_ids) or (
+            f"the target's logits are not finite after {len(sequence) + len(settled)} tokens; "
+            "if this is a float16 overflow, use bfloat16 or float32"
         )
 
     @contextmanager

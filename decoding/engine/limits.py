@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
+from decoding.sampling.forbidden import dead_end
 from decoding.scoring.text import ScoredText
 from decoding.sequence import Sequence
 
@@ -24,7 +25,10 @@ class Limits:
         stop_ids = sequence.stop_ids(self.eos_token_ids)
         if params.min_tokens and sum(token_id < vocab_size for token_id in stop_ids) == vocab_size:
             return "every token id is a stop id and sampling.min_tokens forbids them all; name fewer stop_token_ids"
-        return self._foreign(params.logit_bias)
+        named = (params.logit_bias, params.allowed_token_ids or (), *params.bad_word_ids)
+        if problem := next(filter(None, map(self._foreign, named)), None):
+            return problem
+        return dead_end(sequence, (), vocab_size, stop_ids, with_grammar=False)
 
     def problem_with_prompt(self, token_ids: Seq[int], max_tokens: int) -> str | None:
         """Return why the engine cannot read a prompt of at most `max_tokens`; None if it can."""

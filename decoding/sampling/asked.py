@@ -29,6 +29,7 @@ class Stretch:
     token_ids: tuple[int, ...]
     asked: tuple[tuple[int, int], ...] = ()  # (index into token_ids, a token that may stand behind it), in order
     num_top: int = 0  # likely tokens that are wanted behind each asked position
+    has_ranks: bool = False  # whether the rank of each asked token among all is wanted
 
     @classmethod
     def over(cls, slot: int, start: int, token_ids: Seq[int], following: Seq[int], num_top: int = 0) -> "Stretch":
@@ -102,21 +103,43 @@ def asked_logprobs(
         next_pair += num_pairs
         # In a function of its own: nothing of these positions is kept when the next ones are computed.
         num_top = [stretches[number].num_top for number, _ in places[first:end]]
-        chosen, tops = _found(
-            logits_of(slice(first, end)), [(place - first, token) for place, token, _ in here], num_top
-        )
-        for (place, _, number), logprob in zip(here, chosen, strict=True):
-            found[number].append(TokenLogprobs(logprob, tops[place - first]))
+        wanted = [(place - first, token) for place, token, _ in here]
+        has_ranks = [stretches[number].has_ranks for _, _, number in here]
+        chosen, ranks, tops = _found(logits_of(slice(first, end)), wanted, has_ranks, num_top)
+        for (place, _, number), logprob, rank in zip(here, chosen, ranks, strict=True):
+            found[number].append(TokenLogprobs(logprob, tops[place - first], rank))
     return found
 
 
 def _found(
-    logits_MV: torch.Tensor, pairs: Seq[tuple[int, int]], num_top: Seq[int]
-) -> tuple[list[float], list[tuple[tuple[int, float], ...]]]:
-    """Return the log-probability of each pair of a position and a token, and the likely tokens behind each position."""
+    logits_MV: torch.Tensor, pairs: Seq[tuple[int, int]], has_ranks: Seq[bool], num_top: Seq[int]
+) -> tuple[list[float], list[int | None], list[tuple[tuple[int, float], ...]]]:
+    """Return what is asked for: log-probabilities and ranks of pairs, and the likely tokens behind each position.
+
+    A pair is a position and a token. Its rank is None unless it has one.
+    """
     logprobs_MV = logits_MV.float().log_softmax(-1)
     index = to_device(pairs, logits_MV.device, torch.int64)
-    return logprobs_MV[index[:, 0], index[:, 1]].tolist(), _tops(logprobs_MV, num_top)
+    return (
+        logprobs_MV[index[:, 0], index[:, 1]].tolist(),
+        _ranks(logprobs_MV, pairs, has_ranks),
+        _tops(logprobs_MV, num_top),
+    )
+
+
+def _ranks(logprobs_MV: torch.Tensor, pairs: Seq[tuple[int, int]], has_ranks: Seq[bool]) -> list[int | None]:
+    """Return of each pair that has a rank the number of tokens at its position that are at least as likely."""
+    ranks: list[int | None] = [None] * len(pairs)
+    ranked = [number for number, has_rank in enumerate(has_ranks) if has_rank]
+    size = max(1, LOGITS_AT_ONCE // 16 // logprobs_MV.shape[1])  # pairs at once, whose positions are copied
+    for first in range(0, len(ranked), size):
+        here = ranked[first : first + size]
+        index = to_device([pairs[number] for number in here], logprobs_MV.device, torch.int64)
+        own_N1 = logprobs_MV[index[:, 0], index[:, 1]][:, None]
+        found = (logprobs_MV[index[:, 0]] >= own_N1).sum(-1).tolist()
+        for number, rank in zip(here, found, strict=True):
+            ranks[number] = rank
+    return ranks
 
 
 def _tops(logprobs_MV: torch.Tensor, num_top: Seq[int]) -> list[tuple[tuple[int, float], ...]]:

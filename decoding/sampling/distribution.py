@@ -18,7 +18,9 @@ from decoding.device import to_device
 from decoding.gpu.available import kernels_run_on
 from decoding.gpu.pick_table import PickTable
 from decoding.sampling.cuts import Cuts, find_supports
+from decoding.sampling.forbidden import ForbiddenTokens
 from decoding.sampling.scores import NEVER, Scores
+from decoding.sampling.token_history import TokenHistory
 from decoding.sampling_params import SamplingParams
 
 
@@ -60,6 +62,7 @@ class SamplingBatch:
     temperature_B: torch.Tensor  # 1 where greedy: greedy is the case of no noise, not of a small temperature
     keys_B: torch.Tensor  # noise keys, int64
     kinds: tuple[RowKind, ...]  # every row belongs to one of them
+    forbidden: ForbiddenTokens | None  # by allowed_token_ids and bad_words
     penalties_3B: torch.Tensor | None  # repetition, presence, frequency
     bias_BE: tuple[torch.Tensor, torch.Tensor] | None  # token ids, values; padded with value 0
     stop_ids_BS: torch.Tensor  # ids that end a row's text, padded with -1
@@ -83,6 +86,7 @@ class SamplingBatch:
             temperature_B=to_device([1.0 if p.is_greedy else p.temperature for p in params], device, torch.float32),
             keys_B=to_device(list(keys), device, torch.int64),
             kinds=_kinds(params, device),
+            forbidden=ForbiddenTokens.build(params, device),
             penalties_3B=to_device(penalties, device, torch.float32).T if uses_counts else None,
             bias_BE=_pad_bias([p.logit_bias for p in params], device),
             stop_ids_BS=_pad_ids([sorted(ids) for ids in stop_ids], -1, device),
@@ -100,6 +104,11 @@ class SamplingBatch:
         """Whether any row has top-k, top-p or min-p."""
         return any(kind.name in ("top_k", "nucleus") for kind in self.kinds)
 
+    @property
+    def reads_tokens(self) -> bool:
+        """Whether the distribution at a position depends on which tokens are before it, beyond the model itself."""
+        return self.penalties_3B is not None or (self.forbidden is not None and self.forbidden.reads_tokens)
+
     def of_scores(self) -> "SamplingBatch":
         """Return the batch for logits that are scores already, so that nothing is left to divide or to cut."""
         kinds = tuple(replace(k, name="greedy" if k.name == "greedy" else "open") for k in self.kinds)
@@ -113,21 +122,13 @@ class SamplingBatch:
             temperature_B=self.temperature_B[index_N],
             keys_B=self.keys_B[index_N],
             kinds=tuple(kind for kind in kinds if kind is not None),
+            forbidden=None if self.forbidden is None else self.forbidden.take(rows),
             penalties_3B=None if self.penalties_3B is None else self.penalties_3B[:, index_N],
             bias_BE=None if self.bias_BE is None else (self.bias_BE[0][index_N], self.bias_BE[1][index_N]),
             stop_ids_BS=self.stop_ids_BS[index_N],
             min_length_B=None if self.min_length_B is None else self.min_length_B[index_N],
             table=None if self.table is None else self.table.take(rows, index_N),
         )
-
-
-@dataclass(frozen=True)
-class TokenHistory:
-    """The tokens before each of J positions, which penalties and min_tokens depend on."""
-
-    token_ids_BL: torch.Tensor  # prompt, output and draft, padded on the right with anything
-    prompt_lengths_B: torch.Tensor
-    lengths_BJ: torch.Tensor  # number of tokens before position j; the position's own token is the next one
 
 
 def process_logits(logits_BJV: torch.Tensor, sampling: SamplingBatch, history: TokenHistory) -> torch.Tensor:
@@ -140,8 +141,11 @@ def process_logits(logits_BJV: torch.Tensor, sampling: SamplingBatch, history: T
 
 
 def shape_logits(logits_BJV: torch.Tensor, sampling: SamplingBatch, history: TokenHistory) -> torch.Tensor:
-    """Return the logits [B, J, V] after bias, penalties and min_tokens: the argument itself if no row has these."""
-    shaped_BJV = logits_BJV
+    """Return the logits [B, J, V] without forbidden tokens, and after bias, penalties and min_tokens.
+
+    This is the argument itself if no row has any of these.
+    """
+    shaped_BJV = forbid(logits_BJV, sampling, history)
     if sampling.bias_BE is not None:
         ids_BE, values_BE = sampling.bias_BE
         shape = (-1, logits_BJV.shape[1], -1)
@@ -151,6 +155,11 @@ def shape_logits(logits_BJV: torch.Tensor, sampling: SamplingBatch, history: Tok
     if sampling.min_length_B is not None:
         shaped_BJV = _forbid_early_stop(shaped_BJV, sampling.stop_ids_BS, sampling.min_length_B, history.lengths_BJ)
     return shaped_BJV
+
+
+def forbid(logits_BJV: torch.Tensor, sampling: SamplingBatch, history: TokenHistory) -> torch.Tensor:
+    """Return the logits with -inf for what allowed_token_ids and bad_words forbid; the argument itself if nothing."""
+    return logits_BJV if sampling.forbidden is None else sampling.forbidden.apply(logits_BJV, history)
 
 
 def truncate(scores_BJV: torch.Tensor, sampling: SamplingBatch) -> torch.Tensor:

@@ -15,9 +15,10 @@ from decoding.gpu.pick_table import PickTable
 from decoding.gpu.picks import Counted, PickInputs
 from decoding.gpu.picks import pick as pick_on_gpu
 from decoding.noise import GumbelNoise, Stream
-from decoding.sampling.distribution import SamplingBatch, TokenHistory, shape_logits
+from decoding.sampling.distribution import SamplingBatch, forbid, shape_logits
 from decoding.sampling.picks import Picks, pick_tokens
 from decoding.sampling.token_counts import TokenCounts
+from decoding.sampling.token_history import TokenHistory
 from decoding.sampling.token_masks import TokenMasks
 from decoding.sampling.verify import Verification
 from decoding.sequence import Sequence
@@ -81,7 +82,7 @@ class Rows:
     def history(self, drafted_BK: torch.Tensor, first: int, num_positions: int) -> TokenHistory:
         """Return the tokens before each of those positions, the drafted tokens included."""
         positions_BJ = self.positions(first, num_positions)
-        if self.sampling.penalties_3B is None:
+        if not self.sampling.reads_tokens:
             return TokenHistory(drafted_BK[:, :0], self._prompt_lengths_B, positions_BJ)
         num_drafted = drafted_BK.shape[1]
         token_ids_BL = torch.nn.functional.pad(self._token_ids_BL, (0, num_drafted))
@@ -92,6 +93,11 @@ class Rows:
     def have_grammars(self) -> bool:
         """Whether the output of any row has a grammar."""
         return any(sequence.matcher is not None for sequence in self.sequences)
+
+    @property
+    def have_limits(self) -> bool:
+        """Whether something beside the logits may leave no token at a position: a grammar, allowed ids or bad words."""
+        return self.have_grammars or self.sampling.forbidden is not None
 
     @cached_property
     def masked_first(self) -> frozenset[int]:
@@ -166,6 +172,8 @@ class Rows:
         """
         num_positions, vocab_size = logits_BJV.shape[1:]
         if self.sampling.table is not None and not (margin and self.sampling.cuts):  # kernels know no borders of cuts
+            if self.sampling.forbidden is not None:  # which the kernels do not know
+                logits_BJV = forbid(logits_BJV, self.sampling, self.history(drafted_BK, first, num_positions))
             picked = pick_on_gpu(logits_BJV, self._pick_inputs(self.sampling.table, vocab_size, drafted_BK), first)
             return Picks(*picked[:4], torch.zeros_like(picked.is_finite_BJ), picked.is_finite_BJ)
         shaped_BJV = shape_logits(logits_BJV, self.sampling, self.history(drafted_BK, first, num_positions))

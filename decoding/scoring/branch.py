@@ -35,7 +35,9 @@ class Branch:
     def num_shareable(self, other: "Branch") -> int:
         """Return how many of the first tokens another branch reads for this one, too: with all that is asked there."""
         num_common = common_prefix(self.token_ids, other.token_ids)
-        answered = other.asked_set if other.text.num_top == self.text.num_top else frozenset()
+        text, others = self.text, other.text
+        is_alike = (text.num_top, text.has_ranks) == (others.num_top, others.has_ranks)
+        answered = other.asked_set if is_alike else frozenset()
         for index, token in self.asked[len(self.logprobs) :]:
             if index >= num_common:
                 break
@@ -61,7 +63,7 @@ class Branch:
         end = num_held + num_tokens
         unknown = self.asked[len(self.logprobs) :]
         asked = tuple((index - num_held, token) for index, token in unknown if num_held <= index < end)
-        return Stretch(slot, num_held, self.token_ids[num_held:end], asked, self.text.num_top)
+        return Stretch(slot, num_held, self.token_ids[num_held:end], asked, self.text.num_top, self.text.has_ranks)
 
 
 def branches_of(text: ScoredText) -> Iterator[Branch]:

@@ -19,6 +19,7 @@ class ScoredText:
     continuations: tuple[tuple[int, ...], ...]
     num_top: int = 0  # likely tokens that are wanted beside each token
     tag: Any = None
+    has_ranks: bool = False  # whether the rank of each token among all is wanted, too
 
     scores: list[list[TokenLogprobs]] = field(default_factory=list)  # of each continuation; once it is finished
     num_cached_tokens: int = 0  # the first ones, of prompt and first continuation, that another text had read
@@ -26,9 +27,9 @@ class ScoredText:
     is_finished: bool = False
 
     @classmethod
-    def whole(cls, token_ids: Seq[int], num_top: int = 0, tag: Any = None) -> "ScoredText":
+    def whole(cls, token_ids: Seq[int], num_top: int = 0, tag: Any = None, has_ranks: bool = False) -> "ScoredText":
         """Return a text of which all tokens but the first are scored."""
-        return cls(tuple(token_ids[:1]), (tuple(token_ids[1:]),), num_top, tag)
+        return cls(tuple(token_ids[:1]), (tuple(token_ids[1:]),), num_top, tag, has_ranks)
 
     def fail(self, message: str) -> None:
         """End with an error."""

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from starlette.responses import Response
 
 from actors.engine.deadline import Deadline
-from actors.engine.requests import Scoring
 from decoding.sequence import TokenLogprobs
 from endpoint.answers.choices import Choice, Growth, draft_fields
 from endpoint.answers.logprobs import completion_logprobs
+from endpoint.answers.prompt_scores import score_prompts
 from endpoint.answers.text import TextStream
 from endpoint.answers.writer import Form, respond
 from endpoint.requests.completion import CompletionRequest
-from endpoint.service.backend import api_errors
 from endpoint.service.service import PreparedRequest, Service
 from pipeline.text.codec import TextCodec
 
@@ -24,8 +23,14 @@ from pipeline.text.codec import TextCodec
 async def complete(service: Service, request: CompletionRequest, request_id: str, deadline: Deadline) -> Response:
     """Return the answer. Raises ApiError."""
     prepared = await service.prepare(request, request_id, deadline)
-    echoes = await _echoes(service, request, prepared)
-    return await respond(service, request, prepared, _CompletionForm(request, service.codec, echoes))
+    shows_scores = bool(request.echo) and request.logprobs is not None
+    scores: list[list[TokenLogprobs]] | None = None
+    if shows_scores or request.prompt_logprobs is not None:
+        num_top = max((request.logprobs or 0) if shows_scores else 0, request.prompt_logprobs or 0)
+        has_ranks = request.prompt_logprobs is not None
+        scores = await score_prompts(service, prepared, num_top, has_ranks=has_ranks)
+    echoes = await _echoes(service, request, prepared, scores)
+    return await respond(service, request, prepared, _CompletionForm(request, service.codec, echoes), scores)
 
 
 @dataclass(frozen=True)
@@ -38,28 +43,28 @@ class _Echo:
     offsets: tuple[int, ...] = ()
 
 
-async def _echoes(service: Service, request: CompletionRequest, prepared: PreparedRequest) -> list[_Echo]:
-    """Return the echo of each prompt. Raises ApiError if the prompts cannot be scored."""
+async def _echoes(
+    service: Service, request: CompletionRequest, prepared: PreparedRequest, scores: list[list[TokenLogprobs]] | None
+) -> list[_Echo]:
+    """Return the echo of each prompt, whose tokens have these scores."""
     if not request.echo:
         return [_Echo() for _ in prepared.prompts]
-    if request.logprobs is None:
+    if request.logprobs is None or scores is None:
         return [_Echo(prompt.text) for prompt in prepared.prompts]
-    generation = prepared.generation
-    scoring = Scoring(
-        request_id=generation.request_id,
-        prompts=generation.prompts,
-        num_top=request.logprobs,
-        deadline=generation.deadline,
-    )
-    with api_errors():
-        async with generation.deadline.enforced():
-            scores = await service.backend.score(scoring)
-    return await asyncio.get_running_loop().run_in_executor(None, _scored_echoes, service.codec, prepared, scores)
+    loop, num_top = asyncio.get_running_loop(), request.logprobs
+    return await loop.run_in_executor(None, _scored_echoes, service.codec, prepared, scores, num_top)
 
 
-def _scored_echoes(codec: TextCodec, prepared: PreparedRequest, scores: list[list[TokenLogprobs]]) -> list[_Echo]:
+def _scored_echoes(
+    codec: TextCodec, prepared: PreparedRequest, scores: list[list[TokenLogprobs]], num_top: int
+) -> list[_Echo]:
     return [
-        _Echo(prompt.text, prompt.token_ids, (None, *logprobs), TextStream(codec).push(prompt.token_ids).offsets)
+        _Echo(
+            prompt.text,
+            prompt.token_ids,
+            (None, *(replace(each, top=each.top[:num_top]) for each in logprobs)),
+            TextStream(codec).push(prompt.token_ids).offsets,
+        )
         for prompt, logprobs in zip(prepared.prompts, scores, strict=True)
     ]
 

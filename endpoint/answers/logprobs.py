@@ -25,11 +25,11 @@ def completion_logprobs(
             continue
         top: dict[str, float] = {}
         for other, value in (*entry.top, (token_id, entry.logprob)):
-            top.setdefault(_written(codec, other), _finite(value))
+            top.setdefault(_written(codec, other), finite(value))
         tops.append(top)
     return {
         "tokens": [_written(codec, token_id) for token_id in token_ids],
-        "token_logprobs": [None if entry is None else _finite(entry.logprob) for entry in logprobs],
+        "token_logprobs": [None if entry is None else finite(entry.logprob) for entry in logprobs],
         "top_logprobs": tops,
         "text_offset": list(offsets),
     }
@@ -51,7 +51,7 @@ def _chat_entry(codec: TextCodec, token_id: int, logprob: float) -> dict[str, An
     token_bytes = codec.token_bytes(token_id)
     return {
         "token": codec.token_text(token_id),
-        "logprob": _finite(logprob),
+        "logprob": finite(logprob),
         "bytes": None if token_bytes is None else list(token_bytes),
     }
 
@@ -66,5 +66,6 @@ def _written(codec: TextCodec, token_id: int) -> str:
     return text if token_bytes is None else "bytes:" + "".join(f"\\x{byte:02x}" for byte in token_bytes)
 
 
-def _finite(logprob: float) -> float:
+def finite(logprob: float) -> float:
+    """Return a log-probability as JSON can hold it."""
     return max(logprob, _LOWEST)

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator
+from collections.abc import Sequence as Seq
 from contextlib import aclosing
 from functools import partial
 from typing import Any, ClassVar
 
 from starlette.responses import Response
 
+from decoding.sequence import TokenLogprobs
 from endpoint.answers.choices import Choice, Growth, grow, make_choices, speculative_decoding, usage, without_output
+from endpoint.answers.prompt_scores import prompt_logprobs
 from endpoint.answers.text import TextStream, WholeText
 from endpoint.http.events import dumps, stream_response
 from endpoint.requests.generation import GenerationRequest
@@ -52,9 +56,15 @@ class Form(ABC):
         return choices
 
 
-async def respond(service: Service, request: GenerationRequest, prepared: PreparedRequest, form: Form) -> Response:
-    """Generate the choices and return the answer. Raises ApiError."""
-    writer = _Writer(service, request, prepared, form)
+async def respond(
+    service: Service,
+    request: GenerationRequest,
+    prepared: PreparedRequest,
+    form: Form,
+    scores: Seq[Seq[TokenLogprobs]] | None = None,
+) -> Response:
+    """Generate the choices and return the answer, with `scores` of the prompts if it shows them. Raises ApiError."""
+    writer = _Writer(service, request, prepared, form, scores)
     if request.stream:
         return await stream_response(writer.chunks(), prepared.generation.request_id)
     return Response(dumps(await writer.whole()), media_type="application/json")
@@ -70,8 +80,16 @@ def codec_of(service: Service, request: GenerationRequest, prepared: PreparedReq
 class _Writer:
     """The answer to one request."""
 
-    def __init__(self, service: Service, request: GenerationRequest, prepared: PreparedRequest, form: Form) -> None:
+    def __init__(
+        self,
+        service: Service,
+        request: GenerationRequest,
+        prepared: PreparedRequest,
+        form: Form,
+        scores: Seq[Seq[TokenLogprobs]] | None,
+    ) -> None:
         self._service, self._request, self._prepared, self._form = service, request, prepared, form
+        self._scores = scores
         self._created = int(time.time())
         self._keeps_stop = bool(request.include_stop_str_in_output)
         self._codec = codec_of(service, request, prepared)
@@ -83,6 +101,7 @@ class _Writer:
         async with aclosing(self._growing(choices)) as growing:  # type: ignore[type-var]
             async for _ in growing:
                 pass
+        scored = await asyncio.get_running_loop().run_in_executor(None, self._prompt_logprobs)
         shown = [
             {
                 "index": index,
@@ -92,10 +111,12 @@ class _Writer:
                 "stop_reason": choice.stop_reason,
                 "seed": choice.seed,
                 **self._ids_of(choice, choice.token_ids, has_prompt=True),
+                **(scored[choice.index // generation.params.n] if form.has_prompts else {}),
             }
             for index, choice in enumerate(form.selected(choices))
         ]
-        return {**self._head(form.whole_object), **self._prompt_ids(), "choices": shown, **self._counts(choices)}
+        of_prompt = {**self._prompt_ids(), **({} if form.has_prompts else scored[0])}
+        return {**self._head(form.whole_object), **of_prompt, "choices": shown, **self._counts(choices)}
 
     async def chunks(self) -> AsyncIterator[dict[str, Any]]:
         form, request, generation = self._form, self._request, self._prepared.generation
@@ -144,6 +165,16 @@ class _Writer:
         if not self._request.return_token_ids or self._form.has_prompts:
             return {}
         return {"prompt_token_ids": list(self._prepared.generation.prompts[0])}
+
+    def _prompt_logprobs(self) -> list[dict[str, Any]]:
+        """Return of each prompt the field with the log-probabilities of its tokens, if these are asked for."""
+        num_top, prompts = self._request.prompt_logprobs, self._prepared.generation.prompts
+        if num_top is None or self._scores is None:
+            return [{} for _ in prompts]
+        return [
+            {"prompt_logprobs": prompt_logprobs(self._service.codec, prompt, scores, num_top)}
+            for prompt, scores in zip(prompts, self._scores, strict=True)
+        ]
 
     def _growing(self, choices: list[Choice]) -> AsyncIterator[Growth]:
         if self._request.generates:

@@ -25,8 +25,8 @@ class CompletionRequest(GenerationRequest):
 
     @model_validator(mode="after")
     def _check_completion(self) -> Self:
-        if self.max_tokens == 0 and not self.echo:
-            raise wrong("max_tokens", "0 tokens can be asked for only with echo")
+        if self.max_tokens == 0 and not self.echo and self.prompt_logprobs is None:
+            raise wrong("max_tokens", "0 tokens can be asked for only with echo or prompt_logprobs")
         if self.best_of is not None and self.best_of < self.num_choices:
             raise wrong("best_of", f"it must not be less than n, which is {self.num_choices}")
         if self.stream and self.num_samples > self.num_choices:

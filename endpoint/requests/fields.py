@@ -14,6 +14,8 @@ LARGEST = 2**31 - 1
 _MAX_PROMPTS = 4096
 _MAX_STOPS, _MAX_STOP_CHARACTERS = 4, 1000
 _MAX_BIASES = 1024  # as in vLLM
+_MAX_ALLOWED = 1 << 18  # token ids: more than any vocabulary has
+_MAX_BAD_WORDS, _MAX_BAD_CHARACTERS = 1000, 100
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
@@ -130,11 +132,39 @@ def _checked_bias(value: Any) -> Any:
     return value
 
 
+def _checked_allowed(value: Any) -> Any:
+    if value is None:
+        return None
+    if not isinstance(value, list) or not value:
+        raise wrong("allowed_token_ids", "expected a list of token ids that is not empty")
+    if len(value) > _MAX_ALLOWED:
+        raise wrong("allowed_token_ids", f"expected at most {_MAX_ALLOWED} token ids, got {len(value)}")
+    check_token_ids("allowed_token_ids", value, LARGEST + 1)
+    return value
+
+
+def _checked_bad_words(value: Any) -> Any:
+    if value is None:
+        return []
+    if not isinstance(value, list) or not all(isinstance(word, str) for word in value):
+        raise wrong("bad_words", f"expected a list of at most {_MAX_BAD_WORDS} strings")
+    if len(value) > _MAX_BAD_WORDS:
+        raise wrong("bad_words", f"expected at most {_MAX_BAD_WORDS} strings, got {len(value)}")
+    for index, word in enumerate(value):
+        check_text(f"bad_words[{index}]", word)
+        if not 1 <= len(word) <= _MAX_BAD_CHARACTERS:
+            what = f"expected a string of 1 to {_MAX_BAD_CHARACTERS} characters, got {len(word)}"
+            raise wrong(f"bad_words[{index}]", what)
+    return value
+
+
 TokenId = Annotated[int, Field(ge=0, le=LARGEST)]
 Number = Annotated[float, Field(allow_inf_nan=False)]
 ModelName = Annotated[str, Field(max_length=512)]
 Stop = Annotated[list[str], BeforeValidator(_checked_stop)]
 LogitBias = Annotated[dict[str, float], BeforeValidator(_checked_bias)]
+BadWords = Annotated[list[str], BeforeValidator(_checked_bad_words)]
+AllowedIds = Annotated[list[Any] | None, PlainValidator(_checked_allowed, json_schema_input_type=list[TokenId] | None)]
 # Never a union whose members are tried one by one: over millions of ids it would keep an error for each id and member.
 Prompt = Annotated[
     str | list[str] | list[Any] | list[list[Any]],

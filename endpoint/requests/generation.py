@@ -14,7 +14,19 @@ from pydantic import Field, model_validator
 from decoding.grammar.structured import Structured
 from decoding.sampling_params import SamplingParams
 from endpoint.http.errors import ApiError, shown_name
-from endpoint.requests.fields import LARGEST, LogitBias, ModelName, Number, Stop, Strict, TokenId, unsupported, wrong
+from endpoint.requests.fields import (
+    LARGEST,
+    AllowedIds,
+    BadWords,
+    LogitBias,
+    ModelName,
+    Number,
+    Stop,
+    Strict,
+    TokenId,
+    unsupported,
+    wrong,
+)
 from pipeline.inputs.response_format import FIELDS, FormatError, structured_of
 from pipeline.text.chat import Chat
 
@@ -32,12 +44,11 @@ _EMPTY_VALUES: Mapping[str, tuple[Any, ...]] = {
 }
 _SAMPLING_FIELDS = {  # with the same name and form in SamplingParams
     *("temperature", "top_p", "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty"),
-    *("stop_token_ids", "ignore_eos", "min_tokens"),
+    *("stop_token_ids", "ignore_eos", "min_tokens", "allowed_token_ids", "bad_words"),
 }
 _UNSUPPORTED = frozenset(
     {
         *(*_EMPTY_VALUES, "audio", "prediction", "reasoning_effort", "verbosity", "web_search_options", "moderation"),
-        *("allowed_token_ids", "bad_words"),  # of vLLM: they would change the distribution
     }
 )
 
@@ -85,6 +96,8 @@ class GenerationRequest(Strict):
     stop_token_ids: Annotated[list[TokenId], Field(max_length=128)] | None = None
     ignore_eos: bool | None = None
     min_tokens: Annotated[int, Field(ge=0, le=LARGEST)] | None = None
+    allowed_token_ids: AllowedIds = None
+    bad_words: BadWords = Field([])
     structured_outputs: dict[str, Any] | None = None
     guided_json: Any = None
     guided_regex: str | None = None
@@ -93,6 +106,7 @@ class GenerationRequest(Strict):
     skip_special_tokens: bool | None = None
     include_stop_str_in_output: bool | None = None
     return_token_ids: bool | None = None
+    prompt_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=LARGEST)] | None = None
     # Our own extensions: each streamed chunk says which part of its text was drafted, and what was drafted in vain; and
     # how many tokens may be drafted in a round, which changes no text where verification is coupled.
@@ -128,6 +142,8 @@ class GenerationRequest(Strict):
             raise wrong("stream_options.continuous_usage_stats", "it needs include_usage to be true")
         if self.truncate_prompt_tokens == 0:
             raise wrong("truncate_prompt_tokens", "expected a number of tokens, or -1 for as many as there is room for")
+        if self.prompt_logprobs is not None and self.stream:
+            raise wrong("prompt_logprobs", "it is for whole answers; leave out stream")
         if self.include_draft_spans and not self.stream:
             raise wrong("include_draft_spans", "it needs stream to be true")
         if self.include_rejected_drafts and not self.include_draft_spans:

@@ -11,9 +11,10 @@ from threading import Lock
 from typing import Any, TypeVar
 
 from actors.engine.answer_grammar import with_answer_grammar
+from actors.engine.bad_words import with_bad_word_ids
 from decoding.sampling_params import SamplingParams
 from endpoint.http.errors import ApiError, context_exceeded, server_busy
-from endpoint.requests.fields import field_error
+from endpoint.requests.fields import field_error, wrong
 from pipeline.errors import FieldError, LongTextError, RowError, TemplateError
 from pipeline.text.chat import Chat, ChatPrompt
 from pipeline.text.codec import TextCodec
@@ -55,6 +56,16 @@ class Encoder:
             return await self._run(0, lambda: with_answer_grammar(params, prompt, self._codec))
         except FieldError as error:
             raise field_error(error) from error
+
+    async def with_bad_word_ids(self, params: SamplingParams) -> SamplingParams:
+        """Return the parameters with token ids for the texts of bad words; 400 for a text that has none."""
+        if not params.bad_words:
+            return params
+        try:
+            return await self._run(sum(map(len, params.bad_words)), lambda: with_bad_word_ids(params, self._codec))
+        except ValueError as error:
+            param, _, message = str(error).removeprefix("sampling.").partition(" ")
+            raise wrong(param, message) from error
 
     async def decode(self, token_ids: Seq[int]) -> str:
         """Return the text of token ids without special tokens."""

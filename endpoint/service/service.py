@@ -66,6 +66,9 @@ class Service:
         """
         self.check_model(request.model)
         params, by_param, facts = request.params(), request.prompts, await self.facts(deadline)
+        with api_errors():
+            async with deadline.enforced():
+                params = await self._encoder.with_bad_word_ids(params)
         _check_vocabulary(params, facts.vocab_size)
         _check_drafts(request, facts)
         if (num_choices := len(by_param) * params.n) > self.settings.max_choices:
@@ -168,7 +171,13 @@ def _num_kept(wanted: int | None, max_tokens: int, max_model_len: int) -> int | 
 
 def _check_vocabulary(params: SamplingParams, vocab_size: int) -> None:
     """Raise ApiError for token ids that the model does not have."""
-    for param, token_ids in (("logit_bias", list(params.logit_bias)), ("stop_token_ids", params.stop_token_ids)):
+    named = {
+        "logit_bias": params.logit_bias,
+        "stop_token_ids": params.stop_token_ids,
+        "allowed_token_ids": params.allowed_token_ids or (),
+        "bad_words": chain.from_iterable(params.bad_word_ids),
+    }
+    for param, token_ids in named.items():
         for token_id in token_ids:
             if token_id >= vocab_size:
                 raise outside_vocabulary(param, token_id, vocab_size)

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import pyarrow as pa
 from transformers import PretrainedConfig
 
+from actors.engine.bad_words import with_bad_word_ids
 from actors.identity import described_run, run_identity
 from actors.programs.program import Program
 from actors.settings import EngineSettings, GeneratorSettings
@@ -82,6 +83,7 @@ def make_plan(config: RunConfig) -> Plan:
     options = resolve_options(files, config.input_options())
     check_models(settings)
     codec, path = load_codec(settings), config.output.path
+    _check_token_ids(settings, codec)
     run_directory = RunDirectory.open(path) if RunDirectory.exists(path) else None
     has_scores = config.task == "score"
     if has_scores:
@@ -240,7 +242,7 @@ def check_models(settings: GeneratorSettings) -> None:
     target_config = load_model_config(models.target)
     _check_dtype(target_config, models.dtype, models.target)
     vocab_size: int = target_config.get_text_config().vocab_size
-    _check_limits(settings, target_config, vocab_size)
+    _check_limits(settings, target_config)
     if settings.stages.is_apart:
         cut(num_layers(target_config), settings.stages.count)
         check_can_be_cut(target_config, models.target)
@@ -265,13 +267,24 @@ def _check_dtype(config: PretrainedConfig, dtype: str, model: str) -> None:
         dtype_beside_fp8(config, dtype, model)
 
 
-def _check_limits(settings: GeneratorSettings, target_config: PretrainedConfig, vocab_size: int) -> None:
+def _check_limits(settings: GeneratorSettings, target_config: PretrainedConfig) -> None:
     wanted, limit = settings.engine.max_model_len, max_positions(target_config)
     if wanted is not None and limit is not None and wanted > limit:
         raise ValueError(f"engine.max_model_len is {wanted}, but the target sees at most {limit} positions; lower it")
-    foreign = [token for token in settings.sampling.logit_bias if token >= vocab_size]
-    if foreign:
-        raise ValueError(f"sampling.logit_bias names token id {foreign[0]}, but the target has {vocab_size} ids")
+
+
+def _check_token_ids(settings: GeneratorSettings, codec: TextCodec) -> None:
+    """Raise ValueError for a token id that the target does not have, and for a bad word that has no tokens."""
+    vocab_size: int | None = getattr(read_config(settings.models.target).get_text_config(), "vocab_size", None)
+    sampling = with_bad_word_ids(settings.sampling, codec)
+    named = {
+        "logit_bias": sampling.logit_bias,
+        "allowed_token_ids": sampling.allowed_token_ids or (),
+        "bad_words": [token_id for word in sampling.bad_word_ids for token_id in word],
+    }
+    for name, token_ids in named.items():
+        if foreign := [token_id for token_id in token_ids if vocab_size is not None and token_id >= vocab_size]:
+            raise ValueError(f"sampling.{name} names token id {foreign[0]}, but the target has {vocab_size} ids")
 
 
 def _refuse_changed_inputs(run_directory: RunDirectory, files: list[InputFile]) -> None:

@@ -15,9 +15,10 @@ from pipeline.inputs.response_format import FIELDS, FormatError, structured_of
 CHAT_URL = "/v1/chat/completions"
 COMPLETIONS_URL = "/v1/completions"
 
-# Parameters that have the same name in SamplingParams; the second line is what vLLM and others add to the protocol.
+# Parameters that have the same name in SamplingParams; the other lines are what vLLM and others add to the protocol.
 _SAME_NAME = frozenset({"temperature", "top_p", "presence_penalty", "frequency_penalty", "seed", "n", "max_tokens"})
 _SAME_NAME |= {"stop", "top_k", "min_p", "repetition_penalty", "min_tokens", "stop_token_ids", "ignore_eos"}
+_SAME_NAME |= {"allowed_token_ids", "bad_words"}
 # Fields about the customer, the purpose and the bill, which cannot change the text.
 _NO_EFFECT = frozenset({"model", "user", "metadata", "store", "service_tier", "safety_identifier"})
 _NO_EFFECT |= {"prompt_cache_key", "parallel_tool_calls"}

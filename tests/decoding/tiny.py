@@ -87,14 +87,14 @@ def poisoned_models(root: Path, value: float) -> SimpleNamespace:
     return SimpleNamespace(**{name: loaded(network, root / name) for name, network in found.items()})
 
 
-def generated(path: str, prompts: Iterable[list[int]], num_tokens: int) -> list[list[int]]:
+def generated(path: str, prompts: Iterable[list[int]], num_tokens: int, **more: object) -> list[list[int]]:
     """What transformers' own `generate` writes after each prompt, greedily and one at a time."""
     network = AutoModelForCausalLM.from_pretrained(path).eval()
     settings = GenerationConfig(do_sample=False, max_new_tokens=num_tokens, pad_token_id=0)
     texts = []
     for prompt in prompts:
         tokens = torch.tensor([prompt])
-        output = network.generate(tokens, attention_mask=torch.ones_like(tokens), generation_config=settings)
+        output = network.generate(tokens, attention_mask=torch.ones_like(tokens), generation_config=settings, **more)
         texts.append(output[0, len(prompt) :].tolist())
     return texts
 

@@ -15,15 +15,9 @@ from scipy import stats
 
 from decoding import SamplingParams
 from decoding.noise import noise_key
-from decoding.sampling.distribution import (
-    SamplingBatch,
-    TokenHistory,
-    first_stop,
-    keep_best,
-    probabilities,
-    process_logits,
-)
+from decoding.sampling.distribution import SamplingBatch, first_stop, keep_best, probabilities, process_logits
 from decoding.sampling.rows import Rows
+from decoding.sampling.token_history import TokenHistory
 from decoding.sampling.verify import Draft, Verification
 from decoding.sequence import Sequence
 

@@ -28,6 +28,8 @@ _MIXED: list[dict[str, object]] = [
     {"temperature": 0.0, "repetition_penalty": 1.8, "frequency_penalty": -0.4},
     {"temperature": 0.8, "top_p": 0.6},
     {"temperature": 0.0},
+    {"temperature": 0.9, "bad_words": [(a, b) for a in range(70) for b in range(a % 3, 70, 3)]},
+    {"temperature": 0.8, "top_p": 0.9, "allowed_token_ids": tuple(range(5, 70, 2))},
 ]
 
 
@@ -42,7 +44,7 @@ def greedy_sequences() -> list[Sequence]:
 
 
 def mixed_sequences() -> list[Sequence]:
-    """Rows that also have penalties, biases, least lengths and stop ids."""
+    """Rows that also have penalties, biases, forbidden tokens, least lengths and stop ids."""
     return _numbered([SamplingParams(max_tokens=NUM_NEW_TOKENS, **params) for params in _MIXED])
 
 

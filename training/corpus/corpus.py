@@ -58,7 +58,7 @@ class Corpus:
                     )
                 columns = run_directory.generations_schema.names
                 refuse_missing(path, [], columns, options)
-                files += parts_of_run(run_directory, RunFacts.of(run_directory, folder, expected))
+                files += parts_of_run(run_directory, RunFacts.of(run_directory, folder, expected, codec))
             else:
                 files += plain_files(path, options)
         corpus = cls(options, tuple(_first_rows(files, options.max_rows)), reader)

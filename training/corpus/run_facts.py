@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from actors.engine.bad_words import with_bad_word_ids
 from decoding.checkpoint.supported import max_positions, read_config
 from decoding.engine.load import settle_max_model_len
 from decoding.sampling_params import SamplingParams
 from pipeline.run.directory import RunDirectory
 from pipeline.run.fingerprint import model_fingerprint, tokenizer_fingerprint
+from pipeline.text.codec import TextCodec
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,7 @@ class RunFacts:
     max_model_len: int
 
     @classmethod
-    def of(cls, run_directory: RunDirectory, target: str, expected: Fingerprints) -> RunFacts:
+    def of(cls, run_directory: RunDirectory, target: str, expected: Fingerprints, codec: TextCodec) -> RunFacts:
         """Read them from run.json. Raises ValueError if the run is one of another target, tokenizer or template.
 
         A template that the run was given in place of the tokenizer's own is in the text of its prompts.
@@ -57,7 +59,7 @@ class RunFacts:
             path=path,
             digest=run_directory.identity_digest,
             seed=identity["seed"],
-            params=SamplingParams(**identity["sampling"]),
+            params=with_bad_word_ids(SamplingParams(**identity["sampling"]), codec),
             dtype=identity["dtype"],
             is_coupled=identity["verification"] == "coupled",
             max_model_len=settle_max_model_len(identity["max_model_len"], positions),

@@ -5,8 +5,8 @@ between two rounds. What the host decides meanwhile comes a round later: a row t
 round, whose verdict on it is thrown away, and the draft lengths are chosen by what was known then. Neither changes a
 token.
 
-A round with what a recording cannot do (log-probabilities, penalties, a bias, a grammar) is run as in any other lane,
-after the one that is under way has been read.
+A round with what a recording cannot do (log-probabilities, penalties, a bias, forbidden tokens, a grammar) is run as in
+any other lane, after the one that is under way has been read.
 """
 
 import time
@@ -292,7 +292,7 @@ def commit_within_limit(
 
 def _can_be_recorded(params: SamplingParams) -> bool:
     is_plain = params.logprobs is None and not params.uses_token_counts and not params.logit_bias
-    return is_plain and params.structured is None
+    return is_plain and params.structured is None and not params.forbids_tokens
 
 
 def _start(row: Sequence) -> Start:

@@ -40,6 +40,12 @@ PARAMS = {
     "penalized": SamplingParams(
         temperature=0.8, top_p=0.9, repetition_penalty=1.3, frequency_penalty=0.3, max_tokens=20, min_tokens=4
     ),
+    "forbidding": SamplingParams(
+        temperature=0.8,
+        max_tokens=24,
+        allowed_token_ids=tuple(range(0, 200, 2)),
+        bad_words=[(12,), *((a, (a + more) % 200) for a in range(0, 200, 2) for more in (0, 2, 6))],
+    ),
     "stopped": SamplingParams(temperature=0.8, max_tokens=24, stop_token_ids=tuple(range(0, 300, 9))),
 }
 

@@ -1,5 +1,6 @@
 """Rows to sequences and back."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -7,6 +8,7 @@ from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
 from actors import GeneratorSettings, ModelSettings
+from actors.engine.bad_words import with_bad_word_ids
 from actors.engine.translation import encode_row, row_params
 from decoding import SamplingParams
 from pipeline.errors import ErrorRow, RowError
@@ -58,10 +60,12 @@ def test_noise_comes_from_seed_ordinal_and_sample_and_a_rows_own_seed_replaces_t
     assert len(set(keys(0, seed=3))) == 2
 
 
-@pytest.mark.parametrize("overrides", [{"temprature": 1}, {"n": "2"}, {"stop": None}, {"logit_bias": []}])
-def test_overrides_that_cannot_be_are_errors_of_their_row(overrides: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "overrides", [{"temprature": 1}, {"n": "2"}, {"stop": None}, {"logit_bias": []}, {"bad_words": [""]}]
+)
+def test_overrides_that_cannot_be_are_errors_of_their_row(overrides: dict[str, Any], codec: TextCodec) -> None:
     with pytest.raises(RowError) as caught:
-        row_params(SamplingParams(), overrides)
+        row_params(SamplingParams(), overrides, codec)
     assert caught.value.stage == "params"
 
 
@@ -82,3 +86,24 @@ def test_the_samples_of_a_row_share_its_prompt(codec: TextCodec) -> None:
     assert [s.sample for s in sequences] == [0, 1, 2]
     assert len({s.prompt_token_ids for s in sequences}) == 1
     assert len({s.noise_key for s in sequences}) == 3
+
+
+def test_the_texts_of_bad_words_become_their_tokens_with_and_without_a_space_before_them(codec: TextCodec) -> None:
+    def words(run: Any, **overrides: Any) -> list[list[str]]:
+        settings = replace(SETTINGS, sampling=SamplingParams(bad_words=run))
+        (sequence,) = encode_row(row(prompt="hello", **overrides), 0, codec, settings).sequences
+        return [[codec.token_text(token_id) for token_id in word] for word in sequence.params.bad_word_ids]
+
+    assert {"".join(word) for word in words(["the"])} == {"the", " the"}
+    assert words(["the"]) == words(["  the"]) == words([], bad_words=["the"]) == words(["the", " the"])
+    assert ["".join(word) for word in words([" ", "\n"])] == [" ", "\n", " \n"]
+    assert words(["the"], bad_words=[]) == []
+    assert words([[5, 6]]) == words([], bad_words=[[5, 6]]) == [[codec.token_text(5), codec.token_text(6)]]
+    assert len(words(["the", "the"])) == 2
+    plain = with_bad_word_ids(SamplingParams(bad_words=["the"]), codec)
+    assert all(0 not in word for word in plain.bad_word_ids), "no special token is added"
+
+
+def test_a_bad_word_without_tokens_is_refused(codec: TextCodec) -> None:
+    with pytest.raises(RowError, match=r"sampling\.bad_words\[1\] is '\\ud800', and it holds half a surrogate pair"):
+        row_params(SamplingParams(), {"bad_words": ["a", "\ud800"]}, codec)

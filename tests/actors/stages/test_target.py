@@ -69,10 +69,11 @@ def test_the_text_is_the_one_of_the_same_target_in_one_process(
 
 
 @pytest.mark.parametrize("verification", ["coupled", "rejection"])
-def test_penalties_logprobs_and_rejection_are_the_same_on_the_last_stage(
+def test_penalties_bad_words_logprobs_and_rejection_are_the_same_on_the_last_stage(
     pair: Pair, model: ShardedModel, verification: str
 ) -> None:
     params = replace(SAMPLED, repetition_penalty=1.3, presence_penalty=0.5, min_tokens=4, top_p=0.9, logprobs=2)
+    params = replace(params, bad_words=[(a, b) for a in range(40) for b in range(a % 2, POISON, 2)])
     whole, staged = make_sequences(params), make_sequences(params)
     texts(make_engine(pair, None, verification=verification), whole)
     texts(make_engine(pair, model, num_lanes=1, verification=verification), staged)
@@ -88,7 +89,9 @@ def test_a_token_that_is_decided_alone_is_the_same(pair: Pair, model: ShardedMod
     whole = LanguageModel.load(pair[0], "cpu", "float32")
     for target in (whole, model):
         target.allocate(3, 60)
-    for sequence in make_sequences(replace(SAMPLED, presence_penalty=1.0, logprobs=1), PROMPTS[:4]):
+    for sequence in make_sequences(
+        replace(SAMPLED, bad_words=[(2, 9), (9,)], presence_penalty=1.0, logprobs=1), PROMPTS[:4]
+    ):
         rows = rows_over([sequence], [0])
         expected = whole.decide(rows, [4, 2], 1, in_slot)
         found = model.decide(rows, [4, 2], 1, in_slot)

@@ -24,7 +24,7 @@ from tests.decoding.tiny import (
     run,
 )
 
-PROMPTS = random_prompts([7, 1, 12, 3, 25, 1, 9, 2, 16, 5, 4, 31], seed=4)
+PROMPTS = random_prompts([7, 1, 12, 3, 25, 1, 9, 2, 16, 5, 4, 31, 6, 10], seed=4)
 # Every row has its own parameters; a prompt that repeats itself gives the n-gram drafter something to find.
 PROMPTS[4] = [5, 6, 7, 8, 9] * 5
 PARAMS = [
@@ -40,6 +40,8 @@ PARAMS = [
     SamplingParams(max_tokens=13, temperature=0, repetition_penalty=1.8, frequency_penalty=-0.4, presence_penalty=1.0),
     SamplingParams(max_tokens=3, temperature=0.6, seed=99),
     SamplingParams(max_tokens=19, temperature=1.0, repetition_penalty=0.7, top_p=0.6),
+    SamplingParams(max_tokens=20, temperature=0.9, bad_words=[(a, b) for a in range(48) for b in range(a % 3, 48, 3)]),
+    SamplingParams(max_tokens=18, temperature=0, allowed_token_ids=tuple(range(9, 30)), bad_words=[[9], (11, 12, 13)]),
 ]
 NUM_SPECULATIVE_TOKENS: list[int] = list(range(1, 9))
 NUM_SLOTS = [1, 2, 5, 12, 16]
@@ -49,7 +51,7 @@ LENGTHS = [1, *(pytest.param(length, marks=pytest.mark.slow) for length in (2, 7
 OTHER_LENGTHS, MAX_MODEL_LEN = [3, 60], 80
 
 if is_interpreted():
-    _FEW = (0, 1, 4, 6, 7, 8)
+    _FEW = (0, 1, 4, 6, 7, 8, 12)
     PROMPTS = [PROMPTS[row] for row in _FEW]
     PARAMS = [replace(PARAMS[row], max_tokens=6, min_tokens=min(PARAMS[row].min_tokens, 2)) for row in _FEW]
     NUM_SPECULATIVE_TOKENS, NUM_SLOTS, SEEDS = [1, 3, 8], [2, 6], [0]

@@ -9,7 +9,8 @@ import torch
 from transformers.generation import logits_process as hf
 
 from decoding import SamplingParams
-from decoding.sampling.distribution import SamplingBatch, TokenHistory, probabilities, process_logits
+from decoding.sampling.distribution import SamplingBatch, probabilities, process_logits
+from decoding.sampling.token_history import TokenHistory
 
 VOCAB_SIZE = 23
 CPU = torch.device("cpu")
@@ -36,6 +37,11 @@ def _oracle(logits_V: torch.Tensor, params: SamplingParams, text: list[int], pro
     """The same by transformers' processors, in the documented order; presence and frequency in plain Python."""
     tokens, scores = torch.tensor([text]), logits_V[None].clone()
     before = hf.LogitsProcessorList()
+    if params.allowed_token_ids is not None:
+        before.append(hf.SuppressTokensLogitsProcessor(sorted(set(range(VOCAB_SIZE)) - set(params.allowed_token_ids))))
+    if params.bad_words:  # of the output alone, as in vLLM
+        words = hf.NoBadWordsLogitsProcessor([list(word) for word in params.bad_words])
+        scores = words(tokens[:, prompt_length:], scores)
     if params.logit_bias:
         before.append(hf.SequenceBiasLogitsProcessor([[[token], value] for token, value in params.logit_bias.items()]))
     if params.repetition_penalty != 1:
@@ -68,6 +74,12 @@ FIELDS = {
     "frequency_penalty": [-0.7, 0.2, 1.9],
     "logit_bias": [{3: 5.0}, {0: -100.0, 7: 100.0, 22: 1.5}],
     "min_tokens": [1, 3, 6],
+    "allowed_token_ids": [(0, 5, 22), tuple(range(12))],
+    "bad_words": [
+        ((7,), (12, 3)),
+        tuple((a, 5 * (a % 2) + 1) for a in range(VOCAB_SIZE)),
+        tuple((a, b, c) for a in range(VOCAB_SIZE) for b in range(VOCAB_SIZE) for c in (8, 13) if (a + b + c) % 2),
+    ],
 }
 STOP_IDS = (4, 9)
 

@@ -26,6 +26,8 @@ PARAMS = {
     "presence_frequency": {"presence_penalty": 1.0, "frequency_penalty": 0.6},
     "logit_bias": {"logit_bias": {0: 2.0, 2: -100.0}},
     "min_tokens": {"min_tokens": 2, "stop_token_ids": (0,)},
+    "allowed_token_ids": {"allowed_token_ids": [0, 2, 3]},
+    "bad_words": {"bad_words": [[1], [0, 0], [2, 3], [0, 2, 0]], "top_k": 3},
     "everything": {
         "temperature": 0.8,
         "top_k": 3,

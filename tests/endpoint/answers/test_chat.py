@@ -112,6 +112,21 @@ def test_log_probabilities_have_an_entry_for_each_token_whole_and_streamed(
     assert [entry.token for part in parts for entry in part] == [entry.token for entry in content]
 
 
+def test_a_chat_shows_the_log_probabilities_of_its_prompt_once(server: Server, client: openai.OpenAI) -> None:
+    extra = {"prompt_logprobs": 1, "return_token_ids": True}
+    answer = answered(client.chat.completions, messages=[USER], n=2, max_tokens=2, extra_body=extra)
+    ids, (first, *others) = (answer.model_extra[name] for name in ("prompt_token_ids", "prompt_logprobs"))
+    assert first is None
+    assert all(str(token_id) in entries for token_id, entries in zip(ids[1:], others, strict=True))
+    assert all("prompt_logprobs" not in choice.model_extra for choice in answer.choices)
+    same = {"prompt": ids, "max_tokens": 0, "extra_body": {"prompt_logprobs": 1}}
+    scored = answered(client.completions, **same).choices[0].model_extra["prompt_logprobs"]
+    for entries, expected in zip(others, scored[1:], strict=True):
+        assert {token_id: entry["rank"] for token_id, entry in entries.items()} == {
+            token_id: entry["rank"] for token_id, entry in expected.items()
+        }
+
+
 def test_the_spans_of_a_chunk_join_to_its_text(client: openai.OpenAI) -> None:
     _, chunks = streamed(
         client.chat.completions, messages=[USER], seed=1, max_tokens=40, extra_body={"include_draft_spans": True}

@@ -50,8 +50,11 @@ SAMPLING: dict[str, dict[str, Any]] = {
     "at least": {"min_tokens": 20, "temperature": 1.5},
     "ending at tokens": {"stop_token_ids": [70, 71, 72, 73, 74, 75, 76]},
     "several": {"n": 3},
+    "of these tokens": {"allowed_token_ids": list(range(60, 140)), "temperature": 1.2},
+    "without these": {"bad_words": ["a", "e", "i", "th", "on"], "temperature": 1.2},
 }
 _EXTENSIONS = ("top_k", "min_p", "repetition_penalty", "min_tokens", "ignore_eos", "stop_token_ids")
+_EXTENSIONS += ("allowed_token_ids", "bad_words")
 
 
 @pytest.mark.parametrize("name", SAMPLING)
@@ -67,6 +70,20 @@ def test_a_request_with_a_seed_writes_what_the_offline_job_writes_for_a_row_with
     assert [choice.text for choice in answer.choices] == [row["text"] for row in rows]
     assert [choice.finish_reason for choice in answer.choices] == [row["finish_reason"] for row in rows]
     assert streamed(client.completions, **request)[0] == {row["sample"]: row["text"] for row in rows}
+
+
+def test_answers_keep_to_allowed_token_ids_and_have_no_bad_words(server: Server, client: openai.OpenAI) -> None:
+    def written(**fields: Any) -> list[int]:
+        more = {"return_token_ids": True, "ignore_eos": True, **fields}
+        answer = answered(client.completions, prompt="hello", max_tokens=30, temperature=0, extra_body=more)
+        return answer.choices[0].model_extra["token_ids"]
+
+    allowed = list(range(60, 90))
+    assert set(written(allowed_token_ids=allowed)) <= set(allowed)
+    codec, free = server.service.codec, written()
+    spelled = {token_id: codec.token_text(token_id) for token_id in free}
+    word = next(token_id for token_id, text in spelled.items() if codec.encode(text, is_chat=True) == [token_id])
+    assert word not in written(bad_words=[spelled[word]])
 
 
 def test_without_a_seed_texts_differ_and_the_answered_seed_reproduces_them(client: openai.OpenAI) -> None:
@@ -211,6 +228,43 @@ def test_echo_puts_the_prompt_before_the_text_and_scores_both(server: Server, cl
         assert after.logprobs.text_offset[num_prompt] == len(prompt)
     assert answered(client.completions, echo=True, prompt="one", max_tokens=0).choices[0].text == "one"
     assert streamed(client.completions, echo=True, prompt="one", max_tokens=0)[0] == {0: "one"}
+
+
+def test_prompt_logprobs_are_those_of_transformers_with_their_ranks(server: Server, client: openai.OpenAI) -> None:
+    codec, prompts = server.service.codec, ["hello world, one two", "für"]
+    model = AutoModelForCausalLM.from_pretrained(server.settings.models.target, dtype=torch.float32)
+    request: dict[str, Any] = {"prompt": prompts, "max_tokens": 2, "n": 2, "extra_body": {"prompt_logprobs": 2}}
+    answer = answered(client.completions, **request)
+    for choice in answer.choices:
+        ids = codec.encode(prompts[choice.index // 2], is_chat=False)
+        first, *others = choice.model_extra["prompt_logprobs"]
+        assert first is None
+        assert len(others) == len(ids) - 1
+        for scores_V, token_id, entries in zip(
+            model(torch.tensor([ids])).logits[0].log_softmax(-1), ids[1:], others, strict=False
+        ):
+            best = scores_V.topk(2).indices.tolist()
+            assert set(entries) == {str(token_id), *map(str, best)}
+            for other, entry in entries.items():
+                logprob = scores_V[int(other)].item()
+                assert entry["logprob"] == pytest.approx(logprob, abs=1e-4)
+                assert entry["rank"] == int((scores_V >= logprob).sum())
+                assert entry["decoded_token"] == codec.token_text(int(other))
+
+
+def test_prompt_logprobs_stand_beside_an_echo_and_alone(client: openai.OpenAI) -> None:
+    request: dict[str, Any] = {"prompt": "one two", "max_tokens": 0}
+    scored = {"extra_body": {"prompt_logprobs": 3}}
+    alone = answered(client.completions, **request, **scored).choices[0]
+    both = answered(client.completions, **request, **scored, echo=True, logprobs=1).choices[0]
+    echo = answered(client.completions, **request, echo=True, logprobs=1).choices[0]
+    assert (alone.text, both.text) == ("", "one two")
+    assert both.logprobs.top_logprobs == echo.logprobs.top_logprobs
+    assert both.model_extra["prompt_logprobs"] == alone.model_extra["prompt_logprobs"]
+    assert {len(entries) for entries in alone.model_extra["prompt_logprobs"][1:]} <= {3, 4}
+    none = answered(client.completions, **request, extra_body={"prompt_logprobs": 0}).choices[0]
+    assert {len(entries) for entries in none.model_extra["prompt_logprobs"][1:]} == {1}
+    assert "prompt_logprobs" not in echo.model_extra
 
 
 def test_best_of_returns_the_samples_whose_tokens_are_likeliest(server: Server, client: openai.OpenAI) -> None:

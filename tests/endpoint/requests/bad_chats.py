@@ -107,8 +107,6 @@ BAD_CHATS = [
         ("audio", UNSUPPORTED, [{"voice": "a"}]),
         ("prediction", UNSUPPORTED, [{"type": "content", "content": "a"}]),
         ("reasoning_effort", NO_VARIABLE, ["high"]),
-        ("allowed_token_ids", UNSUPPORTED, [[1]]),
-        ("bad_words", UNSUPPORTED, [["a"]]),
         ("web_search_options", UNSUPPORTED, [{}]),
         ("verbosity", UNSUPPORTED, ["low"]),
         ("echo", UNKNOWN, [True]),

@@ -48,6 +48,7 @@ def completion(**body: Any) -> Line:
         (chat(max_completion_tokens=9), {"max_tokens": 9}),
         (chat(max_completion_tokens=9, max_tokens=9), {"max_tokens": 9}),
         (chat(logit_bias={"12": -100}), {"logit_bias": {12: -100}}),
+        (chat(allowed_token_ids=[3, 4], bad_words=["no"]), None),
         (chat(logprobs=True), {"logprobs": 0}),
         (chat(response_format=JSON), {"structured": {"json_object": True}}),
         (chat(response_format=SCHEMA), {"structured": {"json_schema": {"type": "null"}}}),

@@ -28,6 +28,8 @@ EXTRAS: list[dict[str, object]] = [
     {"logit_bias": {5: 1.0}, "repetition_penalty": 0.5, "frequency_penalty": 1.9},
     {"min_tokens": 6, "stop_token_ids": (1, 2, 8)},
     {"min_tokens": 50, "stop_token_ids": (4,), "ignore_eos": True},
+    {"allowed_token_ids": tuple(range(1, 70, 2))},
+    {"bad_words": [(7,), *((a, b) for a in range(12) for b in range(a % 2, 70, 3))]},
 ]
 
 
