@@ -87,9 +87,7 @@ def test_a_named_tool_is_called_once_with_arguments_that_fulfil_its_schema(bundl
 def test_a_forced_call_is_the_same_beside_a_form_of_the_text_that_it_leaves_out(bundled: openai.OpenAI) -> None:
     form: Any = {"type": "json_schema", "json_schema": {"name": "f", "schema": {"type": "object"}}}
     request: Any = {"tools": TOOLS, "tool_choice": NAMED, "max_tokens": 150}
-    (alone,), (beside,) = (
-        ask(bundled, **request, **more)[0].tool_calls for more in ({}, {"response_format": form})
-    )
+    (alone,), (beside,) = (ask(bundled, **request, **more)[0].tool_calls for more in ({}, {"response_format": form}))
     assert beside.function.arguments == alone.function.arguments
     jsonschema.validate(json.loads(beside.function.arguments), SCHEMA)
     flat: Any = {"type": "function", **WEATHER["function"]}
