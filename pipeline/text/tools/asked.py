@@ -44,7 +44,9 @@ class Tool:
         properties, required = schema.get("properties"), schema.get("required", [])
         if not isinstance(properties, dict) or not isinstance(required, list) or _MORE_NAMES & set(schema):
             return schema
-        return {**schema, "additionalProperties": False} if all(name in list(properties) for name in required) else schema
+        return (
+            {**schema, "additionalProperties": False} if all(name in list(properties) for name in required) else schema
+        )
 
     @property
     def for_template(self) -> dict[str, Any]:

@@ -54,9 +54,8 @@ async def ask_async(server: dict[str, Any]) -> dict[str, Any]:
 
 def of_tools(server: dict[str, Any]) -> dict[str, Any]:
     """Return what becomes of a tool that must be called, whole and streamed."""
-    bound = ChatOpenAI(**server, seed=4, stream_usage=True).bind_tools(
-        [weather], tool_choice="any", parallel_tool_calls=False
-    )
+    chat = ChatOpenAI(**server, seed=4, stream_usage=True)
+    bound = chat.bind_tools([weather], tool_choice="any", parallel_tool_calls=False)
     whole = bound.invoke(QUESTION)
     chunks = list(bound.stream(QUESTION))
     streamed = chunks[0]

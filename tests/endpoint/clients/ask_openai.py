@@ -88,17 +88,14 @@ def of_batches(client: openai.OpenAI, model: str) -> dict[str, Any]:
     errors = [json.loads(line) for line in client.files.content(batch.error_file_id).text.splitlines()]
     second = client.batches.cancel(_created(client, file.id).id)
     cancelled = _ended(client, second)
-    listed = {
-        "files": [each.id for each in client.files.list()],
-        "batches": [each.id for each in client.batches.list()],
-    }
+    files, batches = ({each.id for each in kind.list()} for kind in (client.files, client.batches))
     return {
         "file": [file.bytes == len(content), file.status, client.files.content(file.id).read() == content],
         "batch": [batch.status, batch.request_counts.completed, batch.request_counts.failed, batch.metadata],
         "output": {line["custom_id"]: _content(line) for line in output},
         "errors": {line["custom_id"]: line["response"]["status_code"] for line in errors},
         "cancelled": [second.status, cancelled.status],
-        "is_listed": uploaded.id in listed["files"] and {batch.id, second.id} <= set(listed["batches"]),
+        "is_listed": uploaded.id in files and {batch.id, second.id} <= batches,
         "deleted": client.files.delete(uploaded.id).deleted,
     }
 
