@@ -66,7 +66,7 @@ test-faults: setup  ## run the fault tests, the slow ones too: about an hour on 
 test-endpoint: setup  ## run the endpoint's tests, the slow ones too; the page's need Debian's chromium and chromium-driver (clients: test-clients)
 	$(BIN)/python -m pytest -m "not gpu" --durations 10 tests/endpoint
 
-test-clients: setup .venv-clients/installed  ## run litellm and lm-eval, as they are, against the endpoint
+test-clients: setup .venv-clients/installed  ## run the openai client, LangChain, instructor, litellm and lm-eval, as they are, against the endpoint
 	$(BIN)/python -m pytest --durations 0 tests/endpoint/test_clients.py
 
 .venv-clients/installed: tests/endpoint/clients/requirements.txt

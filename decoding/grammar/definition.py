@@ -14,6 +14,9 @@ from decoding.grammar.structured import Structured
 
 _MAX_PLACES = 2000  # subschemas that are compiled to find the place of a mistake
 _SHARED = ("$defs", "definitions")  # what references of a subschema lead to
+# White space between the tokens of JSON: a line break and an indentation, as printers of JSON write. Without an end to
+# it, a model that finds a blank likely after a blank writes nothing else (so does the bundled target at temperature 0).
+_WHITE_SPACE = r" ?(\r?\n)?[ \t]{0,40}"
 
 
 def definition_of(structured: Structured) -> str:
@@ -75,7 +78,11 @@ def _place_of(structured: Structured, message: str) -> str:
 def _as_definition(schema: Mapping[str, Any], structured: Structured) -> str:
     from llguidance import LLMatcher
 
-    options: Any = {"whitespace_flexible": False} if structured.disable_any_whitespace else None
+    options: Any = {"whitespace_pattern": _WHITE_SPACE}
+    if structured.disable_any_whitespace:
+        options = {"whitespace_flexible": False}
+    elif "x-guidance" in schema:
+        options = None  # the schema has llguidance's options itself
     return LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=options)
 
 

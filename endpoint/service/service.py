@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 from actors.engine.deadline import Deadline

@@ -1,6 +1,8 @@
-"""litellm and lm-eval as they are, in an environment of their own (`make test-clients`), against what they should get.
+"""Clients as they are, in an environment of their own (`make test-clients`), against what they should get.
 
-The numbers that lm-eval reports are those of transformers with the same weights.
+The openai client, LangChain, instructor and litellm ask the endpoint that `make serve-demo` starts. A text of the
+bundled pair says little, but its form is forced. The numbers that lm-eval reports are those of transformers with the
+same weights.
 """
 
 from __future__ import annotations
@@ -8,20 +10,35 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests.endpoint.in_process import BUNDLED_MODEL as MODEL
+from tests.endpoint.on_serve.command import free_port, ready
 from tests.endpoint.toy_app import KEY
 
 ROOT = Path(__file__).parents[2]
 TARGET, FOLDER = ROOT / "examples/tiny_pair/target", ROOT / "tests/endpoint/clients"
 Samples = dict[str, list[dict[str, Any]]]  # by task
 PYTHON = ROOT / ".venv-clients/bin/python"
+DEMO = "dray/tiny-pair"  # the model of `make serve-demo`
+ANIMAL = {
+    "type": "object",
+    "properties": {
+        "kind": {"enum": ["cat", "dog", "raven"]},
+        "age": {"type": "integer", "minimum": 0, "maximum": 30},
+        "is_black": {"type": "boolean"},
+    },
+    "required": ["kind", "age", "is_black"],
+    "additionalProperties": False,
+}
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(600),
@@ -112,11 +129,85 @@ def test_lm_eval_scores_whole_texts_as_transformers_does(samples: Samples, targe
         assert float(logprob) == pytest.approx(expected, abs=1e-2)
 
 
-def test_litellm_gets_chats_texts_streams_usage_and_errors(whole: int, tmp_path: Path, target: Target) -> None:
-    url = f"http://127.0.0.1:{whole}"
-    said = _run([str(FOLDER / "ask_litellm.py"), url, KEY, MODEL], tmp_path, LITELLM_LOCAL_MODEL_COST_MAP="True")
-    (line,) = [line for line in said.splitlines() if line.startswith("found ")]
-    found = json.loads(line.removeprefix("found "))
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The URL of the endpoint that `make serve-demo` starts, at a free port and with a folder of its own."""
+    port, batches = free_port(), tmp_path_factory.mktemp("batches")
+    command = [sys.executable, "-m", "jobs.serve", "--config=examples/configs/serve.yaml"]
+    with ready([*command, f"--serve.port={port}", f"--serve.batches_path={batches}"]):
+        yield f"http://127.0.0.1:{port}"
+
+
+@pytest.mark.ray
+def test_the_openai_client_gets_forms_calls_responses_files_and_batches(demo: str, tmp_path: Path) -> None:
+    found = _asked("ask_openai.py", demo, tmp_path)
+    for name in ("parse", "beta_parse", "parsed_call", "parsed_stream", "async_parse"):
+        jsonschema.validate(found[name], ANIMAL)
+    assert found["beta_parse"] == found["parsed_stream"] == found["async_parse"], "they have one seed"
+    assert found["streamed_usage"] > 0
+    assert found["num_choices"] == 2
+    assert found["request_id"]
+    assert found["models"] == [DEMO]
+
+    assert found["response"] == found["response_streamed"] != ""
+    assert found["response_status"] == "incomplete"
+    assert found["response_events"] == ["response.created", "response.incomplete"]
+    assert found["async_event"] == "response.incomplete"
+    for name in ("response_parsed", "response_parsed_stream", "response_call"):
+        jsonschema.validate(found[name], ANIMAL)
+    assert found["response_parsed"] == found["response_parsed_stream"]
+
+    assert found["file"] == [True, "processed", True]
+    assert found["batch"] == ["completed", 3, 1, {"team": "a"}]
+    assert found["output"].keys() == {"good-0", "good-1", "good-2"}
+    for content in found["output"].values():
+        jsonschema.validate(json.loads(content), ANIMAL)
+    assert found["errors"] == {"bad": 400}
+    assert found["cancelled"] in (["cancelling", "cancelled"], ["completed", "completed"])
+    assert found["is_listed"]
+    assert found["deleted"]
+
+
+@pytest.mark.ray
+def test_langchain_gets_structured_output_by_its_three_methods_and_tools(demo: str, tmp_path: Path) -> None:
+    found = _asked("ask_langchain.py", demo, tmp_path)
+    for method in ("json_schema", "function_calling"):
+        names = [method, *(f"{method} {how}" for how in ("async", "stream", "strict", "of a dict"))]
+        for value in [*(found[name] for name in names), *found[f"{method} batch"]]:
+            jsonschema.validate(value, ANIMAL)
+        assert found[method] == found[f"{method} async"] == found[f"{method} stream"] == found[f"{method} batch"][0]
+    for name in ("responses", "responses call"):
+        jsonschema.validate(found[name], ANIMAL)
+    of_json_mode = [found[f"json_mode{how}"] for how in ("", " async", " stream")]
+    assert of_json_mode == [found["json_mode batch"][0]] * 3
+    assert all(isinstance(value, dict) for value in of_json_mode)
+
+    name, arguments, result = found["called"]
+    assert [name, arguments] == found["called stream"]
+    assert (name, result) == ("weather", f"rain in {arguments['city']}")
+    assert found["reason"] == "tool_calls"
+    assert found["usage"] == found["streamed usage"] > 0
+    assert found["text"]
+
+
+@pytest.mark.ray
+def test_instructor_gets_its_models_in_each_of_its_modes(demo: str, tmp_path: Path) -> None:
+    found = _asked("ask_instructor.py", demo, tmp_path)
+    for mode in ("TOOLS", "JSON_SCHEMA", "TOOLS_STRICT", "RESPONSES_TOOLS"):
+        jsonschema.validate(found[mode], ANIMAL)
+        assert found[f"{mode} async"] == found[mode], "at temperature 0"
+    assert isinstance(found["JSON"], dict)
+    assert found["JSON async"] == found["JSON"]
+    for name in ("provider", "partial", "litellm"):
+        jsonschema.validate(found[name], ANIMAL)
+    assert found["provider_reason"] == "tool_calls"
+
+
+@pytest.mark.ray
+def test_litellm_gets_chats_texts_streams_usage_forms_calls_and_errors(
+    demo: str, tmp_path: Path, target: Target
+) -> None:
+    found = _asked("ask_litellm.py", demo, tmp_path)
     assert found["chat"] == found["streamed"] == found["asynchronous"]
     assert found["text"] == found["text_streamed"]
     assert found["chat"]
@@ -127,6 +218,19 @@ def test_litellm_gets_chats_texts_streams_usage_and_errors(whole: int, tmp_path:
     assert found["chat_usage"] == [num_prompt, 24, num_prompt + 24]
     assert found["streamed_usage"][-1] == found["chat_usage"]
     assert found["bad_request"] == 400
+    for name in ("form", "form_async", "call", "call_streamed"):
+        jsonschema.validate(found[name], ANIMAL)
+    assert (found["form_async"], found["call_streamed"]) == (found["form"], found["call"])
+    assert isinstance(found["object"], dict)
+    assert found["response"] in ("completed", "incomplete")
+
+
+def _asked(program: str, url: str, folder: Path) -> dict[str, Any]:
+    """Return what a program of `clients/` found."""
+    said = _run([str(FOLDER / program), url, KEY, DEMO], folder, LITELLM_LOCAL_MODEL_COST_MAP="True")
+    (line,) = [line for line in said.splitlines() if line.startswith("found ")]
+    found: dict[str, Any] = json.loads(line.removeprefix("found "))
+    return found
 
 
 def _run(arguments: list[str], folder: Path, **variables: str) -> str:

@@ -17,6 +17,7 @@ from pipeline.text.tools.family import Family
 
 # JSON as chat templates write it. A model that may choose its white space can lose itself in it.
 _LAYOUT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+_FLEXIBLE = {"whitespace_pattern": r" ?(\r?\n)?[ \t]{0,40}"}  # as for a form without a thought before it
 _ANY = "(?s:.*)"
 
 
@@ -103,8 +104,8 @@ class GrammarWriter:
 
 def json_rule(schema: Mapping[str, Any], *, is_flexible: bool = False) -> str:
     """Return JSON of this schema as Lark; unless `is_flexible`, with white space as chat templates write it."""
-    layout = {} if is_flexible else {"x-guidance": _LAYOUT}
-    return f"%json {json.dumps({**schema, **layout})}"
+    options = schema.get("x-guidance", _FLEXIBLE) if is_flexible else _LAYOUT
+    return f"%json {json.dumps({**schema, 'x-guidance': options})}"
 
 
 def _rule(name: str, is_what: str) -> str:

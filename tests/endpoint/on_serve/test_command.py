@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -17,21 +15,14 @@ import openai
 import pytest
 
 from tests.endpoint.in_process import Running, settings_of
+from tests.endpoint.on_serve.command import OWN_CLUSTER, ROOT, free_port, ready
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]
-ROOT = Path(__file__).parents[3]
-READY = "ready; SIGTERM"
 PLACEMENTS = {
     "colocated": [],
     "split": ["--placement=split", "--drafts.num_cpus=0.1", "--drafts.timeout_s=20"],
     "stages": ["--stages.count=2", "--stages.num_cpus=0.1", "--serve.hang_timeout_s=2000"],
 }
-OWN_CLUSTER = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
 
 
 def command(target: str | Path, *flags: str, variable: str | None = None) -> list[str]:
@@ -59,28 +50,8 @@ def serving(pair: tuple[str, str], *flags: str, keys: str | None = None) -> Iter
     port = free_port()
     flags += (f"--models.draft={pair[1]}", f"--serve.port={port}", "--engine.max_model_len=250")
     flags += ("--engine.draft_length=fixed", "--engine.num_speculative_tokens=3")
-    process = subprocess.Popen(
-        command(pair[0], *flags, variable=variable),
-        cwd=ROOT,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    assert process.stdout is not None
-    said = []
-    try:
-        for line in process.stdout:
-            said.append(line)
-            if line.startswith(READY):
-                break
-        assert said, "it said nothing"
-        assert said[-1].startswith(READY), "".join(said)
+    with ready(command(pair[0], *flags, variable=variable), environment) as process:
         yield process, f"http://127.0.0.1:{port}"
-    finally:
-        if process.poll() is None:
-            process.terminate()
-            process.wait(120)
 
 
 def offline(pair: tuple[str, str], requests: list[dict[str, Any]]) -> list[str]:

@@ -139,6 +139,7 @@ def test_the_example_is_valid_and_open_to_this_machine_only() -> None:
     assert config.serve.service.model == "dray/tiny-pair"
     assert (config.serve.host, config.keys(), config.serve.page) == ("127.0.0.1", None, True)
     assert config.edge_settings().page_examples[0] == "Tell me a story about a raven and a lighthouse."
+    assert config.serve.batches.path == "out/serve/batches"
 
 
 def test_a_model_without_a_name_of_its_own_has_that_of_its_folder(
