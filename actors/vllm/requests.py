@@ -18,7 +18,7 @@ def vllm_params(sequence: Sequence, eos_token_ids: frozenset[int]) -> VllmParams
     text of Dray's own codec. The seed is that of the row and sample, so that equal prompts get different texts.
     """
     params = sequence.params
-    return VllmParams(
+    asked = VllmParams(
         n=1,
         temperature=params.temperature,
         top_k=params.top_k,
@@ -34,9 +34,13 @@ def vllm_params(sequence: Sequence, eos_token_ids: frozenset[int]) -> VllmParams
         stop_token_ids=sorted(sequence.stop_ids(eos_token_ids)),
         ignore_eos=True,
         logprobs=params.logprobs,
+        allowed_token_ids=None if params.allowed_token_ids is None else list(params.allowed_token_ids),
         detokenize=False,
         output_kind=RequestOutputKind.DELTA,
     )
+    if params.bad_words:  # as token ids, which vLLM makes of texts by a tokenizer that it does not have here
+        asked._bad_words_token_ids = [list(word) for word in params.bad_word_ids]
+    return asked
 
 
 def scoring_params(num_top: int) -> VllmParams:
@@ -99,4 +103,4 @@ def token_logprobs(entries: Mapping[int, Any], token: int, num_top: int) -> Toke
     """Return the log-probability of a token, with the `num_top` most likely ones, best first."""
     ranked = sorted((entry.rank, token_id, entry.logprob) for token_id, entry in entries.items())
     top = tuple((token_id, logprob) for rank, token_id, logprob in ranked if rank <= num_top)
-    return TokenLogprobs(entries[token].logprob, top)
+    return TokenLogprobs(entries[token].logprob, top, entries[token].rank)

@@ -1,6 +1,7 @@
 """VllmEngine: what it writes, counts and refuses, beside Dray's own engine with the same target."""
 
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -41,6 +42,19 @@ def sequences_of(codec: TextCodec, params: SamplingParams, num: int = len(PROMPT
     stop = StopStrings(codec, params.stop).find if params.stop else None
     prompts = [codec.encode(prompt, is_chat=False) for prompt in PROMPTS[:num]]
     return [Sequence.create(prompt, params, row=row, stop_condition=stop) for row, prompt in enumerate(prompts)]
+
+
+def test_greedy_rows_with_allowed_ids_and_bad_words_are_drays(engine: Any, plain: Engine, codec: TextCodec) -> None:
+    """Words of one token and of two, beside rows without any."""
+    free = written(plain, sequences_of(codec, GREEDY))
+    tokens = [row.output_token_ids for row in free]
+    words = [(row[index],) for index, row in enumerate(tokens)] + [tuple(row[6:8]) for row in tokens]
+    allowed = tuple(token_id for token_id in range(plain.vocab_size) if token_id % 7)
+    for params in (replace(GREEDY, bad_words=words), replace(GREEDY, bad_words=words[:1], allowed_token_ids=allowed)):
+        rows = written(engine, [*sequences_of(codec, params), *sequences_of(codec, GREEDY, 1)])
+        expected = written(plain, sequences_of(codec, params))
+        assert [row.output_token_ids for row in rows] == [*(row.output_token_ids for row in expected), tokens[0]]
+        assert [row.output_token_ids for row in expected] != tokens
 
 
 def test_greedy_rows_beside_sampled_ones_are_drays(engine: Any, plain: Engine, codec: TextCodec) -> None:
