@@ -111,7 +111,9 @@ class Service:
         """Raise ApiError if a request names another model; a request need not name one."""
         if name is not None and name not in self.settings.names:
             shown = shown_name(name, 128)
-            raise ApiError(404, f"The model '{shown}' does not exist.", param="model", code="model_not_found")
+            names = ", ".join(f"'{shown_name(each, 128)}'" for each in self.settings.names)
+            message = f"The model '{shown}' does not exist. This server has {names}."
+            raise ApiError(404, message, param="model", code="model_not_found")
 
     async def encode(
         self,

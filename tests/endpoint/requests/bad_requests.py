@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tests.endpoint.in_process import BUNDLED_MODEL
+
 COMPLETE, CHAT = "/v1/completions", "/v1/chat/completions"
 HELLO: dict[str, Any] = {"prompt": "hello", "max_tokens": 2}
 MESSAGE = {"role": "user", "content": "hello"}
@@ -82,7 +84,8 @@ def no_json(name: str, body: bytes, message: str, param: str | None = None) -> B
 
 def no_model(path: str, body: Any, shown: str) -> Bad:
     """A model that is not here; without a body, at its own path."""
-    name, message = f"{path} of the model '{shown}'", f"The model '{shown}' does not exist."
+    name = f"{path} of the model '{shown}'"
+    message = f"The model '{shown}' does not exist. This server has '{BUNDLED_MODEL}'."
     return Bad(name, path, body, 404, message, "model", "model_not_found", "GET" if body is None else "POST")
 
 
