@@ -22,7 +22,7 @@ Place = tuple[int, int, int]  # the byte before and behind some white space, and
 
 
 class _Scanner:
-    """Where a text stands in the syntax of JSON."""
+    """A reader of JSON that knows whether it stands in a text, and how deep."""
 
     def __init__(self) -> None:
         """Begin before the text."""

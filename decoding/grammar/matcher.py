@@ -114,7 +114,7 @@ class Matcher:
         return likely if likely[: len(forced)] == forced else forced
 
     def note_stray(self, num_committed: int) -> None:
-        """Learn that the grammar forbade a pick behind so many output tokens: for some tokens masks come first.
+        """Learn that the grammar forbade a pick behind `num_committed` output tokens: for some tokens masks come first.
 
         A target that strays from its grammar may go on to, and a pick that is made twice takes longer than a mask. Most
         stray once. So masks come first for one token, and for twice as many each time that it strays soon again.
@@ -137,7 +137,7 @@ class Matcher:
             forced = self._forced.get(place)
             if forced is None:
                 forced = inner.compute_ff_tokens()
-            if forced and token_id != forced[0] or token_id in ends:
+            if (forced and token_id != forced[0]) or token_id in ends:
                 return num_read
             if inner.try_consume_tokens([token_id]) != 1 or inner.is_error():
                 return num_read

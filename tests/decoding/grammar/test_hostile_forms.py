@@ -94,7 +94,7 @@ def test_a_form_that_nothing_fulfils_fails_its_row_and_says_so_beside_an_undistu
 
 
 def test_one_of_twenty_thousand_texts_can_be_chosen(models):
-    """As alternatives of a rule they were too many, which was known after a minute."""
+    """Alternatives of a rule were too many, which was known after a minute."""
     ended = type(models)(**{**vars(models), "target": with_end(models.target)})
     texts = [f"a{number}" for number in range(20_000)]
     row = Sequence.create([3, 5], SamplingParams(max_tokens=12, structured={"choice": texts}), row=2)
