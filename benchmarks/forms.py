@@ -5,8 +5,8 @@ with free white space and with none. Forced tokens are drafted or not; all else 
 `examples/tiny_pair/corpus.py`, so the target would mostly write such a record anyway.
 
 The ways of one drafter take turns of a fraction of a second, so that other work on the machine meets each of them
-alike, and their time is the processor's. Each way has an engine of its own for all repeats, of which the first, in which
-drafters settle, does not count. A ratio is the median of the repeats' own ratios.
+alike, and their time is the processor's. Each way has an engine of its own for all repeats, of which the first, in
+which drafters settle, does not count. A ratio is the median of the repeats' own ratios.
 """
 
 import argparse

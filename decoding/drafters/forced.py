@@ -18,7 +18,7 @@ from decoding.sequence import Sequence
 def forced_tokens(sequences: Seq[Sequence], limits: Seq[int]) -> list[list[int]]:
     """Return the forced tokens of each row, at most `limits[b]` of row b; an empty list if no row has any."""
     forced = [
-        row.matcher.forced(row.output_token_ids)[:limit] if row.matcher is not None and limit else []
+        row.matcher.foreseen(row.output_token_ids)[:limit] if row.matcher is not None and limit else []
         for row, limit in zip(sequences, limits, strict=True)
     ]
     return forced if any(forced) else []

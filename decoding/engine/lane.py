@@ -155,7 +155,7 @@ class Lane:
         self._seconds = 0.0
         with self._timed():
             rows, plan = self._running_rows()
-            forced = forced_tokens(rows.sequences, self.schedule.lengths(rows.sequences)) if self._forces(rows) else []
+            forced = self._forced(rows, plan) if self._forces(rows) else []
             to_draft = without_model(rows, forced) if forced else rows
             self.drafter.ask(to_draft)
         if self.drafter.is_remote:
@@ -224,6 +224,19 @@ class Lane:
     def _forces(self, rows: Rows) -> bool:
         """Tell whether forced tokens are drafted. Plain decoding stays one token a round."""
         return rows.have_grammars and not isinstance(self.drafter, NoDrafter)
+
+    def _forced(self, rows: Rows, plan: DraftPlan) -> list[list[int]]:
+        """Return what the grammars foresee and is worth to draft, of each row; an empty list if no row has any.
+
+        A longer draft by a model stays, since its tokens are allowed ones, too.
+        """
+        forced = forced_tokens(rows.sequences, self.schedule.lengths(rows.sequences))
+        by_model = plan.lengths_by_model if self.drafter.has_model else ()
+        forced = [[] if by_model and by_model[row] > len(tokens) else tokens for row, tokens in enumerate(forced)]
+        if not any(forced):
+            return []
+        most = self.schedule.most_foreseen(plan, [len(tokens) for tokens in forced])
+        return [tokens[:most] for tokens in forced] if most else []
 
     def _draft(self, rows: Rows) -> Draft:
         # In its first round of rest a drafter forgets the tokens that were rejected in the last one. As long as it gets

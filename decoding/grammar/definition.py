@@ -13,6 +13,7 @@ from typing import Any
 from decoding.grammar.structured import Structured
 
 _MAX_PLACES = 2000  # subschemas that are compiled to find the place of a mistake
+_MAX_POINTER = 200  # characters of a place that are shown
 _SHARED = ("$defs", "definitions")  # what references of a subschema lead to
 # White space between the tokens of JSON: a line break and an indentation, as printers of JSON write. Without an end to
 # it, a model that finds a blank likely after a blank writes nothing else (so does the bundled target at temperature 0).
@@ -29,7 +30,8 @@ def definition_of(structured: Structured) -> str:
         return LLMatcher.grammar_from_regex(structured.regex)
     if structured.choice is not None:
         texts = [json.dumps(text, ensure_ascii=False) for text in structured.choice]
-        return LLMatcher.grammar_from_lark("start: " + " | ".join(texts))
+        # A terminal: as alternatives of a rule, some thousand texts are more than the parser takes, after a minute.
+        return LLMatcher.grammar_from_lark("start: CHOICE\nCHOICE: " + " | ".join(texts))
     assert structured.grammar is not None, "a value that was checked has one of the kinds"
     return LLMatcher.grammar_from_lark(structured.grammar)
 
@@ -72,6 +74,8 @@ def _place_of(structured: Structured, message: str) -> str:
         # A part lies inside the place found so far, or beside it: only then it can be more exact.
         if pointer.startswith(place) and _message(_as_definition({**shared, **part}, structured)) == message:
             place = pointer
+    if len(place) > _MAX_POINTER:
+        place = f"{place[:_MAX_POINTER]}..."
     return f" at {place}" if place else ""
 
 

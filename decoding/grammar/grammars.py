@@ -2,10 +2,12 @@
 
 from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import replace
 from threading import Lock
 from typing import TYPE_CHECKING
 
 from decoding.grammar.definition import definition_of, in_one_line, problem_with
+from decoding.grammar.likely_text import LikelyText
 from decoding.grammar.matcher import Matcher
 from decoding.grammar.structured import Structured
 from decoding.grammar.token_table import TokenTable
@@ -49,7 +51,11 @@ class Grammars:
                     self._compiled.pop(structured.key, None)
             return self._of(structured).deep_copy()
 
-        return Matcher(self._tokens(), compiled)
+        likely = None
+        if structured.is_json and not structured.disable_any_whitespace:
+            tight = replace(structured, disable_any_whitespace=True)
+            likely = LikelyText(self._tokens(), lambda: self._of(tight).deep_copy())
+        return Matcher(self._tokens(), compiled, likely)
 
     def _tokens(self) -> TokenTable:
         with self._lock:

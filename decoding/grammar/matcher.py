@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from decoding.grammar.definition import in_one_line
+from decoding.grammar.likely_text import LikelyText
 from decoding.grammar.token_table import TokenTable, Words
 
 if TYPE_CHECKING:
@@ -31,12 +32,15 @@ Mask = npt.NDArray[np.uint32]  # packed, one bit for each token id (`token_table
 class Matcher:
     """The grammar of one sequence, and how far its tokens have come in it."""
 
-    def __init__(self, table: TokenTable, compiled: Callable[[bool], "LLMatcher"]) -> None:
+    def __init__(
+        self, table: TokenTable, compiled: Callable[[bool], "LLMatcher"], likely: LikelyText | None = None
+    ) -> None:
         """Begin before the first token. `compiled` makes a fresh matcher of the grammar; it is called when needed.
 
-        With True as argument the grammar is compiled anew, so that nothing of what other rows did is in it.
+        With True as argument the grammar is compiled anew, so that nothing of what other rows did is in it. `likely`
+        guesses what is written where white space is free.
         """
-        self._table, self._compiled = table, compiled
+        self._table, self._compiled, self._likely = table, compiled, likely
         self._inner: LLMatcher | None = None
         self._error = ""  # of the inner matcher that was given up last
         self._fed: list[int] = []  # output tokens that the inner matcher has read
@@ -103,8 +107,14 @@ class Matcher:
         self._settle(len(committed))
         return list(takewhile(lambda token_id: token_id not in self._table.eos_token_ids, forced))
 
+    def foreseen(self, committed: Seq[int]) -> list[int]:
+        """Return a draft of the text behind the committed output tokens: what is forced, or begins so and is likely."""
+        forced = self.forced(committed)
+        likely = [] if self._likely is None else self._likely.after(committed)
+        return likely if likely[: len(forced)] == forced else forced
+
     def note_stray(self, num_committed: int) -> None:
-        """Learn that the grammar forbade a pick behind so many output tokens: for some tokens masks come first.
+        """Learn that the grammar forbade a pick behind `num_committed` output tokens: for some tokens masks come first.
 
         A target that strays from its grammar may go on to, and a pick that is made twice takes longer than a mask. Most
         stray once. So masks come first for one token, and for twice as many each time that it strays soon again.

@@ -111,7 +111,10 @@ class Structured:
         """JSON text that is equal for equal grammars. Raises ValueError for a schema that JSON cannot hold."""
         value = getattr(self, self.kind)
         try:
+            json.dumps(value, ensure_ascii=False).encode()  # half of a surrogate pair is no character
             return json.dumps([self.kind, self.disable_any_whitespace, value], allow_nan=False)
+        except UnicodeEncodeError as error:
+            raise ValueError(f"sampling.structured.{self.kind} must be what UTF-8 can hold: {error}") from error
         except (TypeError, ValueError, RecursionError) as error:
             raise ValueError(f"sampling.structured.{self.kind} must be what JSON can hold: {error}") from error
 

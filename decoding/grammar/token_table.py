@@ -1,6 +1,7 @@
 """TokenTable: what the token ids of a target write, and which of them end a text, as llguidance reads them."""
 
 from collections.abc import Sequence as Seq
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -17,11 +18,21 @@ class TokenTable:
     def __init__(self, tokenizer: "LLTokenizer", vocab_size: int, eos_token_ids: frozenset[int]) -> None:
         """Take a tokenizer that knows the end tokens and has at most `vocab_size` token ids."""
         self.tokenizer, self.vocab_size, self.eos_token_ids = tokenizer, vocab_size, eos_token_ids
+        self._bytes_of = lru_cache(1 << 16)(lambda token_id: tokenizer.decode_bytes([token_id]))
+        self._tokens_of = lru_cache(1 << 12)(tokenizer.tokenize_bytes)
 
     @property
     def num_words(self) -> int:
         """Words of a packed mask."""
         return -(-self.vocab_size // 32)
+
+    def bytes_of(self, token_id: int) -> bytes:
+        """Return what a token writes."""
+        return self._bytes_of(token_id)
+
+    def tokens_of(self, text: bytes) -> list[int]:
+        """Return the tokens of a text."""
+        return list(self._tokens_of(text))
 
     @classmethod
     def of_tokenizer(cls, tokenizer: Any, vocab_size: int, eos_token_ids: frozenset[int]) -> Self:

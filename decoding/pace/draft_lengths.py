@@ -31,6 +31,13 @@ class DraftPlan:
     extension_limits: tuple[ExtensionLimit, ...] = ()  # what a lookup may add behind a row's model tokens
     min_survival: float = 0.0  # least chance that a token and all before it are accepted with which it pays
 
+    @property
+    def lengths_by_model(self) -> tuple[int, ...]:
+        """The tokens of each row that a model drafts."""
+        if not any(self.uses_lookup):
+            return self.lengths
+        return tuple(0 if up else length for up, length in zip(self.uses_lookup, self.lengths, strict=True))
+
     def replaced(self, lengths: Seq[int]) -> "DraftPlan":
         """Return the plan in which the rows with a length here look up as many tokens; 0 leaves a row as it is."""
         nothing_behind = ExtensionLimit(0, 1.0)

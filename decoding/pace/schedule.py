@@ -79,6 +79,10 @@ class Schedule(ABC):
     def plan(self, sequences: Seq[Sequence], lookup_survival: Seq[Seq[float]] | None, has_model: bool) -> DraftPlan:
         """Plan the draft of these rows, given the chances of what was looked up (`Drafter.lookup_survival`)."""
 
+    def most_foreseen(self, plan: DraftPlan, lengths: Seq[int]) -> int:
+        """Return how many tokens a row should draft at most of those that its grammar foresees: `lengths` a row."""
+        return self.ceiling
+
     def observe(
         self,
         plan: DraftPlan,
@@ -184,6 +188,18 @@ class AdaptiveSchedule(Schedule):
             if lookup_survival is not None:
                 plan = replace(plan, extension_limits=self._extension_limits(plan, limits, survival_BK))
         return plan
+
+    def most_foreseen(self, plan: DraftPlan, lengths: Seq[int]) -> int:
+        """Return the number with which the batch writes the most tokens a second, if all of them are accepted."""
+        costs, num_rows, planned = self._overhead.costs, len(lengths), max(plan.lengths, default=0)
+        best, best_speed = 0, 0.0
+        for most in range(min(max(lengths), self.ceiling) + 1):
+            tokens = num_rows + sum(min(most, length) for length in lengths)
+            width = 1 + max(most, planned)
+            seconds = costs.round_seconds + num_rows * width * costs.position_seconds + costs.target_seconds(tokens)
+            if tokens / seconds > best_speed:
+                best, best_speed = most, tokens / seconds
+        return best
 
     def observe(
         self,
