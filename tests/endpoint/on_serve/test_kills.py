@@ -131,7 +131,7 @@ class Kills:
         following = f"{median(self.seconds_to_next):.2f} s (at most {max(self.seconds_to_next):.2f})"
         with capsys.disabled():
             sys.stdout.write(
-                f"\n{len(self.seconds_to_next)} kills of a {what}: of {len(self.asked)} requests under way {num_whole} "
+                f"\n{len(self.seconds_to_next)} kills ({what}): of {len(self.asked)} requests under way {num_whole} "
                 f"were whole and exact, {num_ended} ended with an error{ended}; the next answer after {following}\n"
             )
 
