@@ -53,6 +53,8 @@ def write_page(run_directory: RunDirectory, by: Sequence[str] | None = None, to:
         with replacement(to) as file:
             file.write(page)
         return to.name
+    if run_directory.location.is_local:
+        run_directory.temporary.make_folder()  # which a run that was copied from a store lacks
     to = run_directory.location.child(NAME)
     replace_file(to, page, run_directory.temporary)
     return to.name

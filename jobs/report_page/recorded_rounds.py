@@ -68,5 +68,5 @@ class RecordedRounds:
 
 
 def expected_length(alpha: float, num_drafted: int) -> float:
-    """Return the expected tokens of a round that drafts `num_drafted`, each accepted with chance alpha: equation 1 of 2211.17192."""
+    """Return the expected tokens of a round with a draft of this length, by equation 1 of arXiv 2211.17192."""
     return num_drafted + 1.0 if alpha >= 1 else (1 - alpha ** (num_drafted + 1)) / (1 - alpha)

@@ -123,6 +123,8 @@ def test_a_part_that_cannot_be_read_is_named_and_the_others_are_shown(
 ) -> None:
     shutil.copytree(hostile_run.location.path, tmp_path / "run")
     (tmp_path / "run/data/part-000000001.parquet").write_bytes(b"PAR1 and no more")
+    shutil.rmtree(tmp_path / "run/_tmp")  # as in a run that was copied from a store
+    assert report.main([str(tmp_path / "run"), "--html"]) == 0
     facts = gather(RunDirectory.open(str(tmp_path / "run")))
     assert facts.num_committed == 2
     assert facts.notes == ["part 1 could not be read (ArrowInvalid); python -m jobs.verify says more"]
