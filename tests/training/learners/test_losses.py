@@ -5,7 +5,8 @@ import math
 import pytest
 import torch
 
-from training.learners.losses import LOSSES, TargetLaw, scaled, token_losses
+from training.learners.loss_names import LOSSES
+from training.learners.losses import TargetLaw, scaled, token_losses
 
 NUM_TOKENS, VOCAB_SIZE = 6, 11
 KNOWN = [1, 2, 5, 7, 10]
