@@ -120,11 +120,11 @@ def learned_lengths(learned: dict[str, Any]) -> str:
     }
     lengths = {(line["draft"], line["kind"]): f"{line['live_length']:.2f}" for line in learned["lines"]}
     speeds = {(line["draft"], line["rows_at_once"]): _speed(line) for line in learned["speeds"]}
-    rows = [["kind", *names.values()]]
-    for kind in dict.fromkeys(line["kind"] for line in learned["lines"]):
-        rows.append([kind, *(lengths[name, kind] for name in names)])
-    for at_once in sorted({number for _, number in speeds}):
-        rows.append([f"tokens/s, {_rows(at_once)} at once", *(speeds[name, at_once] for name in names)])
+    kinds = dict.fromkeys(line["kind"] for line in learned["lines"])
+    at_once = sorted({number for _, number in speeds})
+    rows = [["draft", *kinds, *(f"tokens/s, {_rows(number)} at once" for number in at_once)]]
+    for name, shown in names.items():
+        rows.append([shown, *(lengths[name, kind] for kind in kinds), *(speeds[name, number] for number in at_once)])
     return (
         "Mean acceptance lengths of [a draft that learns](docs/learning.md) from the corpus, on prompts that were held "
         f"out (`python -m benchmarks.learning`; {learned['machine']['processor']}, {learned['date']}):\n\n"
@@ -138,9 +138,10 @@ def speed_table(found: dict[str, Any]) -> str:
     where = f"{machine['processor']}, {threads} thread{'s' if threads > 1 else ''}, {found['date']}"
     at_once = sorted({line["rows_at_once"] for line in found["lines"]})
     speeds = {(line["draft"], line["rows_at_once"]): _speed(line) for line in found["lines"]}
-    rows = [["draft", *(f"{_rows(number)} at once" for number in at_once)]]
-    for draft in dict.fromkeys(line["draft"] for line in found["lines"]):
-        rows.append([draft, *(speeds[draft, number] for number in at_once)])
+    drafts = dict.fromkeys(line["draft"] for line in found["lines"])
+    rows = [["draft", *drafts]]
+    for number in at_once:
+        rows.append([f"{_rows(number)} at once", *(speeds[draft, number] for draft in drafts)])
     return (
         "Tokens a second, and in brackets times plain decoding, where each row drafts as much as pays "
         f"(`python -m benchmarks.drafts`; {where}; {settings['dtype']}, temperature {settings['temperature']:g}; "
