@@ -57,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     table = Table(title=f"Acceptance in {options.output}", title_justify="left")
     for name in columns or [""]:
         table.add_column(name, no_wrap=True)
-    for heading in ("rows", "tokens", "rate", "length"):
+    for heading in ("generations", "tokens", "rate", "length"):
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("stood, by draft position")  # the one that wraps, so that no number is cut off
     for values, counts in groups.items():

@@ -112,11 +112,11 @@ def conclude(run_directory: RunDirectory, config: RunConfig, new: Counts, starte
 
 
 def _write_page(run_directory: RunDirectory) -> None:
-    """Write report.html, and say where it is; say why if that fails, which costs the run nothing."""
+    """Write report.html; say why if that fails, which costs the run nothing."""
     try:
         from jobs.report_page.page import write_page  # here, since only runs that are complete draw charts
 
-        print(f"report: {write_page(run_directory)}")
+        write_page(run_directory)
     except Exception as error:  # noqa: BLE001 - the corpus is complete, whatever becomes of its picture
         print(f"warning: report.html could not be written: {describe(error)}", file=sys.stderr)
 
