@@ -60,7 +60,8 @@ def failed(folder: Path, job: Job) -> Job:
 
 def rows_without_counts_of_work(output: Path) -> list[dict[str, Any]]:
     """Return what the target wrote, without drafts and rounds, which depend on the other rows of the batch."""
-    work = ("num_rounds", "num_draft_tokens", "num_accepted_tokens", "accepted_per_position", "num_cached_tokens")
+    work = ["num_rounds", "num_draft_tokens", "num_accepted_tokens", "accepted_per_position", "num_cached_tokens"]
+    work.append("draft_rounds")
     return [{name: value for name, value in row.items() if name not in work} for row in generations(output)]
 
 
