@@ -64,7 +64,7 @@ def test_a_driver_on_this_machine_whose_process_is_gone_is_dead_at_once(run: Run
 
 
 def test_a_driver_elsewhere_is_alive_by_its_last_sign_of_life_or_by_the_next(run: RunDirectory) -> None:
-    _write(run, ELSEWHERE)
+    _write(run, replace(ELSEWHERE, renewed=datetime.now(UTC).isoformat(timespec="seconds")))
     assert read_state(run, patience_s=0.0).state == "running"
     _write(run, replace(ELSEWHERE, renewed=LONG_AGO))
     assert read_state(run, patience_s=0.0).state == "stopped"

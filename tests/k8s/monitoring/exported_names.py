@@ -69,7 +69,8 @@ def _nodes(expression: promql.Expr) -> list[promql.Expr]:
 
 
 def _of_dray() -> set[str]:
-    return {name for metric in (*METRICS, *SERVING_METRICS) for name in _in_prometheus(metric)}
+    published = [metric for metric in (*METRICS, *SERVING_METRICS) if not metric.is_asked_for]
+    return {name for metric in published for name in _in_prometheus(metric)}
 
 
 def _in_prometheus(metric: Metric) -> set[str]:

@@ -53,6 +53,7 @@ def test_every_metric_of_dray_is_in_a_dashboard_or_an_alert_or_listed_here() -> 
         "ray_dray_draft_timeouts_total",
         "ray_dray_units_left",
         "ray_dray_units_committed_total",
+        "ray_dray_served_cached_prompt_tokens_total",
     }
     asked = {name for _, query in ALERTS for name in names_in(query)}
     assert {name for name in of_dray - shown - asked if not name.endswith(endings)} <= elsewhere
