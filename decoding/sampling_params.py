@@ -122,7 +122,7 @@ class SamplingParams:
         return ids
 
 
-_MAX_BAD_WORDS, _MAX_CHARACTERS, _MAX_TOKENS = 2000, 100, 400  # of a bad word: as text, as tokens
+_MAX_BAD_WORDS, _MAX_CHARACTERS, _MAX_TOKENS = 2000, 100, 404  # of a bad word: as text, as tokens
 _MAX_SHOWN = 1000  # characters of a value that an error shows
 _LARGEST = 2**31 - 1  # of any count or token id: larger ones are a mistake, and would overflow in tensors
 

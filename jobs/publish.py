@@ -145,8 +145,10 @@ def _publish(run_directory: RunDirectory, files: Sequence[Staged], place: Destin
     present = place.present()
     wanted = {file.name for file in files}
     older = sorted(name for name in present if name.startswith("data/") and name not in wanted)
-    _refuse_another(run_directory, place, has_card=_CARD in present, older=older)
     missing = {file.name: file.path for file in files if present.get(file.name) not in place.says(file.path)}
+    _refuse_another(
+        run_directory, place, has_card=_CARD in present, foreign=[*older, *(missing.keys() & present.keys())]
+    )
     if is_dry_run:
         for file in files:
             what = "to be uploaded" if file.name in missing else "there"
@@ -161,14 +163,17 @@ def _publish(run_directory: RunDirectory, files: Sequence[Staged], place: Destin
     print(f"OK: {place.name} has {len(files)} files; {len(missing)} uploaded, {num_there} were there{removed}")
 
 
-def _refuse_another(run_directory: RunDirectory, place: Destination, *, has_card: bool, older: Sequence[str]) -> None:
-    """Raise NotPublished if the destination holds another run, or data that no card says to be of this one."""
+def _refuse_another(run_directory: RunDirectory, place: Destination, *, has_card: bool, foreign: Sequence[str]) -> None:
+    """Raise NotPublished if the destination holds another run, or `foreign` files and no card that says whose they are.
+
+    Foreign are data that this run does not have, and files that it would replace by others.
+    """
     run = run_of_card(place.read(_CARD).decode("utf-8", "replace")) if has_card else None
     if run is not None and run != run_directory.manifest.token:
         raise NotPublished(f"{place.name} holds another run (dray.run in its {_CARD}); use a new destination")
-    if older and run is None:
+    if foreign and run is None:
         raise NotPublished(
-            f"{place.name} has {', '.join(older[:3])}, which this command has not put there; use a new destination"
+            f"{place.name} has {', '.join(sorted(foreign)[:3])}, which this command has not put there; use a new destination"
         )
 
 
@@ -199,7 +204,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("--bytes-per-file", metavar="SIZE", type=_size, default=_size(_DEFAULT_BYTES), help="size of a file; 512MB")
     add(
-        "--staging", metavar="FOLDER", help="folder with room for the whole, deleted at the end; unless given in TMPDIR"
+        "--staging",
+        metavar="FOLDER",
+        help="where a folder for all files is made, and deleted at the end; unless given TMPDIR",
     )
     return parser
 

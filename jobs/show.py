@@ -13,6 +13,7 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
+from jobs.driver.exits import program
 from jobs.report_page.find_row import FoundRow, find_rows
 from jobs.report_page.marked_text import Mark, Piece
 from jobs.report_page.numbers import count, on_one_line, two
@@ -33,7 +34,9 @@ _MARKS: dict[Mark, tuple[str, str, str]] = {  # before, behind, style
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the row; return 0, or 2 if there is no such run, row or sample."""
-    parser = argparse.ArgumentParser(prog="python -m jobs.show", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog=program("show"), description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("output", help="run directory, local or a URI")
     parser.add_argument("--row", required=True, metavar="ID", help="the row's own id, or its row_id")
     parser.add_argument("--sample", type=int, metavar="N", help="only this one of its samples, from 0")
@@ -74,7 +77,8 @@ def _samples(run_directory: RunDirectory, row: FoundRow, codec: TextCodec | None
     if number is None or samples[0].is_error:
         return samples
     if not 0 <= number < len(samples):
-        raise LookupError(f"row {samples[0].name!r} has {len(samples)} samples, 0 to {len(samples) - 1}, not {number}")
+        has = "one sample, number 0" if len(samples) == 1 else f"{len(samples)} samples, 0 to {len(samples) - 1}"
+        raise LookupError(f"row {samples[0].name!r} has {has}; there is no sample {number}")
     return [samples[number]]
 
 

@@ -222,7 +222,7 @@ class EngineLoop:
             num_out_of_memory=self._num_out_of_memory,
             draft_version=engine.draft_version,
             num_positions=engine.options.num_slots * engine.max_model_len,
-            num_positions_used=sum(len(each.token_ids) for each in engine.in_flight),
+            num_positions_used=sum(map(len, engine.in_flight)),
         )
 
     @property

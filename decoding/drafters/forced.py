@@ -1,8 +1,8 @@
-"""Forced tokens: what a row's grammar allows alone is drafted without a forward.
+"""Forced tokens: what a row's grammar allows alone, or will as the text writes white space, is drafted without a forward.
 
-The mask leaves nothing else at these positions, so the target accepts all of them. Under rejection they are point
-masses that follow from the committed tokens. A row with forced tokens has no draft by a model; a draft that was looked
-up stays if it begins with them, since it may be longer.
+Where the mask leaves nothing else the target accepts them; where white space is free they are guesses. Under rejection
+they are point masses that follow from the committed tokens. A row with forced tokens has no draft by a model; a draft
+that was looked up stays if it begins with them, since it may be longer.
 """
 
 from collections.abc import Sequence as Seq
@@ -15,8 +15,8 @@ from decoding.sampling.verify import Draft
 from decoding.sequence import Sequence
 
 
-def forced_tokens(sequences: Seq[Sequence], limits: Seq[int]) -> list[list[int]]:
-    """Return the forced tokens of each row, at most `limits[b]` of row b; an empty list if no row has any."""
+def foreseen_tokens(sequences: Seq[Sequence], limits: Seq[int]) -> list[list[int]]:
+    """Return the forced tokens of each row, and those foreseen behind them, at most `limits[b]` of row b; an empty list if no row has any."""
     forced = [
         row.matcher.foreseen(row.output_token_ids)[:limit] if row.matcher is not None and limit else []
         for row, limit in zip(sequences, limits, strict=True)

@@ -24,8 +24,10 @@ class CloseCalls:
         self.num_rechecks += 1
         return self._target.decide(self._row(sequence), accepted, sequence.params.logprobs)
 
-    def score_again(self, slot: int, sequence: Sequence) -> RowVerdict:
-        """Decide the token after a row's own without the draft: one that breaks the numbers must not fail the row.
+    def score_again(self, slot: int, sequence: Sequence, accepted: list[int]) -> RowVerdict:
+        """Decide the token after a row's own and the accepted ones without the rest of the draft.
+
+        A drafted token that breaks the numbers must not fail the row.
 
         The row's slots are cleared (a value that is not finite would poison the next row there) and filled anew.
         """
@@ -34,11 +36,13 @@ class CloseCalls:
         self._drafter.reset(slot)
         row, num_logprobs = self._row(sequence), sequence.params.logprobs
         if self._target.is_batch_invariant:  # as any other round would have scored it, bit for bit
-            decision = self._target.decide(row, [], num_logprobs, in_slot=slot)
+            decision = self._target.decide(row, accepted, num_logprobs, in_slot=slot)
         else:
-            decision = self._target.decide(row, [], num_logprobs)
+            decision = self._target.decide(row, accepted, num_logprobs)
             if decision.is_finite:
-                self._target.prefill([slot], [sequence.token_ids])  # its newest token, too: this round did not feed it
+                self._target.prefill(
+                    [slot], [[*sequence.token_ids, *accepted]]
+                )  # its newest token, too: this round did not feed it
         if decision.is_finite:
             self._drafter.admit([slot], [sequence])
         return decision

@@ -23,7 +23,7 @@ import torch
 from decoding.cache.features import FeatureTap
 from decoding.drafters import Drafter
 from decoding.drafters.base import NoDrafter
-from decoding.drafters.forced import forced_tokens, to_replace, with_forced, without_model
+from decoding.drafters.forced import foreseen_tokens, to_replace, with_forced, without_model
 from decoding.engine.admission import Admission
 from decoding.engine.close_calls import CloseCalls
 from decoding.network.target import Target
@@ -230,7 +230,7 @@ class Lane:
 
         A longer draft by a model stays, since its tokens are allowed ones, too.
         """
-        forced = forced_tokens(rows.sequences, self.schedule.lengths(rows.sequences))
+        forced = foreseen_tokens(rows.sequences, self.schedule.lengths(rows.sequences))
         by_model = plan.lengths_by_model if self.drafter.has_model else ()
         forced = [[] if by_model and by_model[row] > len(tokens) else tokens for row, tokens in enumerate(forced)]
         if not any(forced):
@@ -266,7 +266,10 @@ class Lane:
         tokens = [*verdict.draft_token_ids[: verdict.num_accepted], verdict.next_token]
         decision: RowVerdict | None = None  # of the token behind `settled` ones, where the round's logits do not tell
         if not verdict.is_finite:
-            settled, decision = 0, self._close_calls.score_again(slot, sequence)
+            # Drawn tokens stand once they are accepted: if they were drawn again, what is written would depend on the
+            # draft. Under shared noise the same ones are picked again.
+            settled = 0 if self._verification == "coupled" else verdict.num_accepted
+            decision = self._close_calls.score_again(slot, sequence, tokens[:settled])
         elif verdict.first_close_call <= verdict.num_accepted:
             settled = verdict.first_close_call
             decision = self._close_calls.recheck(sequence, tokens[:settled])

@@ -228,7 +228,9 @@ def verify_rows(
         scores_BJV = process_logits(logits_BJV, rows.sampling, rows.history(uncommitted_BK, first, num_positions))
         positions_BJ = rows.positions(first, num_positions)
         verdict = verify_rejection(scores_BJV, draft, rows.sampling, positions_BJ, rows.verification)
-        is_finite_B = scores_BJV.amax(-1).isfinite().all(-1)  # at each position some token can be drawn
+        # At each position up to the new token some token can be drawn. What stands behind it decides nothing.
+        is_behind_BJ = torch.arange(num_positions, device=logits_BJV.device) > verdict.num_accepted_B[:, None]
+        is_finite_B = (scores_BJV.amax(-1).isfinite() | is_behind_BJ).all(-1)
     else:
         picks = rows.pick(logits_BJV, uncommitted_BK, first, close_call)
         verdict = verify_coupled(picks, draft, rows.sampling, close_call)

@@ -256,6 +256,8 @@ def _explain_arguments(message: str, kind: type) -> str:
     if unparsed is not None and any(each.is_section and each.name == unparsed[1] for each in level_fields(kind)):
         first = f"--{_first(kind, unparsed[1])}"
         return f"--{unparsed[1]} is a section; set its fields, such as {first} (--help lists them all)"
+    if (alone := re.search(r"argument (--\S+): expected one argument", message)) is not None:
+        return f"{alone[1]} needs a value"
     switch = re.search(r"argument (--\S+)/(--\S+): ignored explicit argument", message)
     if switch is not None:
         return f"{switch[1]} takes no value; write {switch[1]} or {switch[2]}"

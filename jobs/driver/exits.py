@@ -48,7 +48,11 @@ def configured(
             return bad_configuration(error)
         except KeyboardInterrupt:
             return interrupted()
-        return do(config)
+        try:
+            return do(config)
+        except KeyboardInterrupt:  # of a command that has nothing to end well
+            print("\ninterrupted", file=sys.stderr)
+            return Exit.INCOMPLETE
 
 
 @contextmanager

@@ -26,6 +26,7 @@ from jobs.report_page.timeline import Timeline
 _INK, _QUIET, _LINE, _PANEL, _FIRST, _SECOND = (f"#{number:02x}{number:02x}{number:02x}" for number in range(1, 7))
 _VARIABLES = {_INK: "ink", _QUIET: "quiet", _LINE: "line", _PANEL: "panel", _FIRST: "first", _SECOND: "second"}
 _STYLE: dict[str, Any] = {
+    "text.parse_math": False,  # a dollar in a name of a user is a dollar
     "svg.fonttype": "none",  # text stays text: it can be searched, and has the page's font
     "font.family": "sans-serif",
     "font.size": 10,

@@ -1,5 +1,6 @@
 """How the page writes numbers."""
 
+import shlex
 from collections.abc import Callable
 
 
@@ -46,6 +47,11 @@ def on_one_line(text: str) -> str:
     return text.replace("\r", "").replace("\n", "↵")
 
 
+def quoted(text: str) -> str:
+    """Return a text as a shell reads it as one word."""
+    return shlex.quote(text)
+
+
 FILTERS: dict[str, Callable[..., str]] = {
-    each.__name__: each for each in (count, share, two, duration, size, percent, on_one_line)
+    each.__name__: each for each in (count, share, two, duration, size, percent, on_one_line, quoted)
 }

@@ -72,6 +72,9 @@ def estimate(config: GenerateConfig, plan: Plan) -> Exit:
     assert config.estimate is not None
     units = list(spread_units(plan, config.estimate))
     num_rows_to_do = _num_rows_to_do(plan)
+    if not units:
+        print("the input has no rows, so there is nothing to estimate")
+        return Exit.COMPLETE
     with _scratch(plan) as small:
         run_directory = create_run(small, units)
         measured = _measure(small, run_directory)

@@ -70,6 +70,11 @@ def read_request(line: Mapping[str, Any]) -> tuple[str | None, list[Any] | None,
     return prompt, None, overrides, {}
 
 
+def _is_trivial(name: str, value: Any) -> bool:
+    """Tell whether a field asks for nothing. A zero is no false: it may be a wish."""
+    return value is False or value in ("", [], {}) or value in _TRIVIAL.get(name, ())
+
+
 def _overrides(body: Mapping[str, Any], is_chat: bool) -> dict[str, Any]:
     overrides: dict[str, Any] = {}
     for name, value in body.items():
@@ -77,7 +82,7 @@ def _overrides(body: Mapping[str, Any], is_chat: bool) -> dict[str, Any]:
             continue
         if name in _SAME_NAME:
             overrides[name] = value
-        elif name not in _TRANSLATED and value not in (False, "", [], {}, *_TRIVIAL.get(name, ())):
+        elif name not in _TRANSLATED and not _is_trivial(name, value):
             raise RowError("params", f"body.{name} is not supported (got {str(value)[:80]}); leave it out")
     if body.get("messages" if not is_chat else "prompt") is not None:
         raise RowError("params", f"body has {'prompt' if is_chat else 'messages'}, which its url does not take")

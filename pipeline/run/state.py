@@ -56,6 +56,11 @@ def read_state(run_directory: RunDirectory, patience_s: float | None = None) -> 
     times = {
         info.base_name: info.mtime for info in run_directory.location.child("data").list() if info.mtime is not None
     }
+    # In this order a run that completes meanwhile is told of as running or complete, never as stopped.
+    lease = run_directory.location.child("_LEASE")
+    content = lease.read_if_there()
+    is_running = _is_alive(lease, content, patience_s)
+    is_success = run_directory.is_success()
     committed = run_directory.committed_unit_ids()
     num_rows = num_committed_rows = 0
     commits: list[tuple[datetime, int]] = []
@@ -67,10 +72,7 @@ def read_state(run_directory: RunDirectory, patience_s: float | None = None) -> 
             if when is not None:
                 commits.append((when, unit.num_rows))
     commits.sort()
-    lease = run_directory.location.child("_LEASE")
-    content = lease.read_if_there()
-    is_running = _is_alive(lease, content, patience_s)
-    is_complete = run_directory.is_success() and len(committed) == run_directory.manifest.num_units
+    is_complete = is_success and len(committed) == run_directory.manifest.num_units
     pace = _rows_per_second(commits)
     failed = run_directory.failed_unit_ids() & {*committed}
     return RunState(

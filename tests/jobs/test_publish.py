@@ -147,6 +147,13 @@ def test_a_destination_with_other_data_is_left_alone(tmp_path: Path, capsys: pyt
     assert publish.main([run.location.name, str(place)]) == 0
     assert publish.main([other.location.name, str(place)]) == 1
     assert "holds another run" in capsys.readouterr().err
+    for name in ("README.md", "data/part-00000.parquet"):
+        mine = tmp_path / "mine" / name.replace("/", "-") / name
+        mine.parent.mkdir(parents=True)
+        mine.write_text("mine")
+        assert publish.main([run.location.name, str(tmp_path / "mine" / name.replace("/", "-"))]) == 1
+        assert f"has {name}, which this command has not put there" in capsys.readouterr().err
+        assert mine.read_text() == "mine"
     foreign = tmp_path / "foreign/data/part-00007.parquet"
     foreign.parent.mkdir(parents=True)
     foreign.write_bytes(b"of somebody")

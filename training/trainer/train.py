@@ -207,7 +207,10 @@ def _fit_with_the_workers_there_is_room_for(plan: TrainingPlan, checkpoints: Loc
             if not plan.workers.is_elastic:
                 raise
         free = ray.available_resources()
-        num = min(int(free.get(name, 0) // amount) for name, amount in plan.workers.demand.items() if amount)
+        num = min(
+            (int(free.get(name, 0) // amount) for name, amount in plan.workers.demand.items() if amount),
+            default=plan.workers.num,
+        )
         plan = replace(plan, workers=plan.workers.at_most(min(num, plan.workers.num - 1)))
 
 

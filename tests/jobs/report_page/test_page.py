@@ -174,7 +174,7 @@ def test_show_prints_a_row_that_failed(hostile_run: RunDirectory, capsys: pytest
     [
         (["--row", "nobody"], "no row 'nobody': its ids are such as "),
         (["--row", "99"], "no row '99'"),
-        (["--row", "0", "--sample", "2"], "has 2 samples, 0 to 1, not 2"),
+        (["--row", "0", "--sample", "2"], "has 2 samples, 0 to 1; there is no sample 2"),
     ],
 )
 def test_show_says_what_is_not_there(

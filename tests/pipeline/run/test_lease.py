@@ -117,7 +117,7 @@ def test_the_lease_file_names_its_holder_and_changes_with_every_renewal(run_dire
         before = json.loads(place.read_bytes())
         lease.renew()
         after = json.loads(place.read_bytes())
-    assert list(before) == ["token", "host", "pid", "started", "renewed", "num_renewals", "timeout_s"]
+    assert list(before) == ["token", "host", "pid", "started", "renewed", "num_renewals", "timeout_s", "num_engines"]
     assert (before["pid"], before["host"]) == (os.getpid(), socket.gethostname())
     assert after["num_renewals"] == before["num_renewals"] + 1
     assert after["token"] == before["token"]
