@@ -173,7 +173,8 @@ def _refuse_another(run_directory: RunDirectory, place: Destination, *, has_card
         raise NotPublished(f"{place.name} holds another run (dray.run in its {_CARD}); use a new destination")
     if foreign and run is None:
         raise NotPublished(
-            f"{place.name} has {', '.join(sorted(foreign)[:3])}, which this command has not put there; use a new destination"
+            f"{place.name} has {', '.join(sorted(foreign)[:3])}, which this command has not put there; "
+            "use a new destination"
         )
 
 

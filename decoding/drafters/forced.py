@@ -1,4 +1,4 @@
-"""Forced tokens: what a row's grammar allows alone, or will as the text writes white space, is drafted without a forward.
+"""Forced tokens: what a row's grammar allows alone, or would without other white space, is drafted without a forward.
 
 Where the mask leaves nothing else the target accepts them; where white space is free they are guesses. Under rejection
 they are point masses that follow from the committed tokens. A row with forced tokens has no draft by a model; a draft
@@ -16,7 +16,10 @@ from decoding.sequence import Sequence
 
 
 def foreseen_tokens(sequences: Seq[Sequence], limits: Seq[int]) -> list[list[int]]:
-    """Return the forced tokens of each row, and those foreseen behind them, at most `limits[b]` of row b; an empty list if no row has any."""
+    """Return the forced tokens of each row and those foreseen behind them, at most `limits[b]` of row b.
+
+    It is an empty list if no row has any.
+    """
     forced = [
         row.matcher.foreseen(row.output_token_ids)[:limit] if row.matcher is not None and limit else []
         for row, limit in zip(sequences, limits, strict=True)

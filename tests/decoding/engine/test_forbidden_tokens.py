@@ -90,6 +90,17 @@ def test_rejection_never_writes_what_is_forbidden(make_engine):
         assert _is_clean(sequence)
 
 
+def test_rejection_fails_as_many_rows_at_dead_ends_with_a_draft_as_without(models):
+    """A token that leaves nothing behind it is written as often as the target draws it."""
+    params = SamplingParams(temperature=1.0, max_tokens=3, allowed_token_ids=[1, 2], bad_words=[(1, 1), (1, 2)])
+    num_written = []
+    for drafter in ("none", "perfect_draft"):
+        rows = [Sequence.create([3, 5, 7], params, run_seed=11, row=row) for row in range(300)]
+        run(engine_by(models, drafter, verification="rejection", num_slots=8), rows)
+        num_written.append(sum(row.error is None for row in rows))
+    assert abs(num_written[0] - num_written[1]) < 20  # where accepted tokens were drawn again, the draft wrote 40 more
+
+
 def test_without_the_fields_the_texts_would_have_what_they_forbid(models, plain):
     free = _sequences()
     for sequence in free:

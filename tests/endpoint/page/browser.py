@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from selenium.common.exceptions import NoSuchElementException
 from selenium.webdriver import Chrome, ChromeOptions
 from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.by import By
@@ -79,8 +80,14 @@ class Page:
         return self.text("status")
 
     def answer(self, side: str = "with", *, turn: int = -1) -> WebElement:
-        """Return the answer of a turn that was written with, or "without" the draft."""
-        return self.chrome.find_elements(By.CSS_SELECTOR, f".answer[data-side={side}]")[turn]
+        """Return the answer of a turn that was written with, or "without" the draft.
+
+        Raises NoSuchElementException, over which `until` waits, as long as it is not there.
+        """
+        answers = self.chrome.find_elements(By.CSS_SELECTOR, f".answer[data-side={side}]")
+        if not answers:
+            raise NoSuchElementException(f"no answer {side} the draft")
+        return answers[turn]
 
     def output(self, side: str = "with", *, turn: int = -1) -> str:
         """Return an answer's text, without the rejected drafts that are shown in it."""
