@@ -40,7 +40,10 @@ def definition_of(structured: Structured) -> str:
 def _problem_of(key: str) -> str | None:
     kind, disables_whitespace, value = json.loads(key)
     structured = Structured(**{kind: value}, disable_any_whitespace=disables_whitespace)
-    message = _message(definition_of(structured))
+    try:
+        message = _message(definition_of(structured))
+    except ValueError as error:  # llguidance cannot even read it, such as a number beyond its numbers
+        return f"sampling.structured.{kind} cannot be compiled: {in_one_line(str(error))}"
     if message is None:
         return None
     where = _place_of(structured, message) if structured.json_schema is not None else ""
