@@ -53,14 +53,12 @@ class ResponseRequest(GenerationRequest):
         "top_logprobs": (0,),
     }
     _others: ClassVar[tuple[str, ...]] = (
-        *(
-            "n",
-            "response_format",
-            "return_token_ids",
-            "include_draft_spans",
-            "include_rejected_drafts",
-            "prompt_logprobs",
-        ),
+        "n",
+        "response_format",
+        "return_token_ids",
+        "include_draft_spans",
+        "include_rejected_drafts",
+        "prompt_logprobs",
     )
 
     input: _Input
