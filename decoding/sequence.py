@@ -34,7 +34,8 @@ class Round:
     """What a round did with a draft: how many of its tokens became text, and which did not.
 
     The first of `rejected_token_ids` stood where the target wrote its own token instead; where the call was close and
-    was decided anew, that may be the same token. In the round that ended the text they may also be tokens behind its end.
+    was decided anew, that may be the same token. In the round that ended the text they may also be tokens behind its
+    end.
     """
 
     num_accepted: int
