@@ -21,7 +21,7 @@ import torch
 from transformers import AutoTokenizer
 
 from benchmarks.hardware import describe_machine, versions
-from benchmarks.harness import listed, say, seconds_of, show, write_json
+from benchmarks.harness import counts_of, listed, say, seconds_of, show, write_json
 from decoding import Engine, SamplingParams, Sequence
 from decoding.drafters import DrafterName
 from decoding.engine.load import Parts, load_parts
@@ -59,7 +59,7 @@ class Way:
         def work() -> None:
             until = time.perf_counter() + _TURN_SECONDS
             while engine.has_work and time.perf_counter() < until:
-                self.counts = sum((_counts(sequence) for sequence in engine.step()), self.counts)
+                self.counts = sum((counts_of(sequence) for sequence in engine.step()), self.counts)
 
         self.seconds[-1] += seconds_of(work, engine.target.device)
 
@@ -171,15 +171,6 @@ def _ways(options: argparse.Namespace, batch: int) -> list[Way]:
         name = "none" if draft is None else f"{Path(draft).name} ({parts.drafter_name})"
         ways.append(Way(name, parts, own))
     return ways
-
-
-def _counts(sequence: Sequence) -> Counts:
-    return Counts(
-        num_output_tokens=len(sequence.output_token_ids),
-        num_rounds=sequence.num_rounds,
-        num_draft_tokens=sequence.num_draft_tokens,
-        num_accepted_tokens=sequence.num_accepted_tokens,
-    )
 
 
 def _line(way: Way, batch: int, ratios: list[float]) -> dict[str, Any]:

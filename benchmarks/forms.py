@@ -24,7 +24,7 @@ import torch
 from transformers import AutoTokenizer
 
 from benchmarks.hardware import describe_machine, versions
-from benchmarks.harness import listed, say, show, write_json
+from benchmarks.harness import counts_of, listed, say, show, write_json
 from decoding import Engine, EngineOptions, SamplingParams, Sequence
 from decoding.drafters import DrafterName
 from decoding.engine.load import load_parts
@@ -163,7 +163,7 @@ def _measure(options: argparse.Namespace, drafter: DrafterName) -> list[dict[str
             assert not failed, failed[0]
             way.tokens.append(sum(len(row.output_token_ids) for row in rows))
             if repeat:
-                way.counts = sum((_counts(row) for row in rows), way.counts)
+                way.counts = sum((counts_of(row) for row in rows), way.counts)
         for output in ("schema", "tight schema"):
             texts = [[row.output_token_ids for row in made[name]] for name in (output, f"{output}, not forced")]
             assert texts[0] == texts[1], f"{drafter}, {output}: forced tokens changed a text"
@@ -197,15 +197,6 @@ def _sequences(options: argparse.Namespace, asked: list[Request], output: str, r
         params = SamplingParams(structured=form, temperature=options.temperature, max_tokens=options.new_tokens)
         made.append(Sequence.create(request.prompt, params, run_seed=repeat, row=row))
     return made
-
-
-def _counts(sequence: Sequence) -> Counts:
-    return Counts(
-        num_output_tokens=len(sequence.output_token_ids),
-        num_rounds=sequence.num_rounds,
-        num_draft_tokens=sequence.num_draft_tokens,
-        num_accepted_tokens=sequence.num_accepted_tokens,
-    )
 
 
 def _line(drafter: str, way: Way, speeds: dict[str, list[float]]) -> dict[str, Any]:

@@ -3,7 +3,8 @@
 import json
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
+from collections.abc import Sequence as Seq
 from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from statistics import median
@@ -12,6 +13,9 @@ from typing import Any
 import torch
 from rich.console import Console
 from rich.table import Table
+
+from decoding import Sequence
+from pipeline.counts import Counts
 
 CPU = torch.device("cpu")
 _MIN_WIDTH = 200  # in a file or a pipe, no figure is cut
@@ -49,7 +53,7 @@ def listed(kind: Callable[[str], Any]) -> Callable[[str], tuple[Any, ...]]:
     return parts
 
 
-def show(title: str, headings: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+def show(title: str, headings: Seq[str], rows: Iterable[Seq[str]]) -> None:
     """Print a table; the first column is to the left."""
     table = Table(title=title, title_justify="left")
     for index, heading in enumerate(headings):
@@ -73,3 +77,13 @@ def write_json(file: Path, facts: dict[str, Any]) -> None:
 
 def _as_json(value: Any) -> Any:
     return asdict(value) if is_dataclass(value) and not isinstance(value, type) else str(value)
+
+
+def counts_of(sequence: Sequence) -> Counts:
+    """Return what a finished sequence counted, of which a benchmark computes rates."""
+    return Counts(
+        num_output_tokens=len(sequence.output_token_ids),
+        num_rounds=sequence.num_rounds,
+        num_draft_tokens=sequence.num_draft_tokens,
+        num_accepted_tokens=sequence.num_accepted_tokens,
+    )

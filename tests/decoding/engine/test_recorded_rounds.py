@@ -51,7 +51,7 @@ def test_recorded_rounds_are_the_drafts_that_were_scored(models, kind, verificat
         assert place in (len(sequence.output_token_ids), len(sequence.output_token_ids) + 1)
         assert sum(round_.num_accepted for round_ in sequence.rounds) == sequence.num_accepted_tokens
         assert len(sequence.rounds) == sequence.num_rounds
-    assert sequences[-1].rounds is None, "nobody asked for it"
+    assert sequences[-1].rounds is None, "rounds are recorded only where a caller asks for them"
 
 
 def test_a_record_changes_no_token(models):

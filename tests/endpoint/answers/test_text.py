@@ -259,7 +259,9 @@ def test_a_span_has_the_text_that_was_drafted_in_its_place(codec: TextCodec) -> 
         Span(codec.decode(two[:1]), False, codec.decode([*one, *three[:-1]])[3:]),
     )
     assert stream.push([end], 0, ending(None), rejected=one).spans == (Span("", False, "one"),)
-    assert TextStream(codec).push(two[:1], 0, rejected=three).spans[0].rejected == "", "nobody asked for it"
+    assert TextStream(codec).push(two[:1], 0, rejected=three).spans[0].rejected == "", (
+        "rejected tokens are shown only where a request asks for them"
+    )
 
 
 def test_a_preview_adds_nothing_and_is_the_text_that_would_follow(any_codec: TextCodec) -> None:
