@@ -21,7 +21,8 @@ import torch
 from transformers import AutoTokenizer
 
 from benchmarks.hardware import describe_machine, versions
-from benchmarks.harness import counts_of, listed, say, seconds_of, show, write_json
+from benchmarks.harness import listed, say, seconds_of, show, write_json
+from benchmarks.sequence_counts import counts_of
 from decoding import Engine, SamplingParams, Sequence
 from decoding.drafters import DrafterName
 from decoding.engine.load import Parts, load_parts

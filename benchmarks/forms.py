@@ -24,7 +24,8 @@ import torch
 from transformers import AutoTokenizer
 
 from benchmarks.hardware import describe_machine, versions
-from benchmarks.harness import counts_of, listed, say, show, write_json
+from benchmarks.harness import listed, say, show, write_json
+from benchmarks.sequence_counts import counts_of
 from decoding import Engine, EngineOptions, SamplingParams, Sequence
 from decoding.drafters import DrafterName
 from decoding.engine.load import load_parts

@@ -14,9 +14,6 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from decoding import Sequence
-from pipeline.counts import Counts
-
 CPU = torch.device("cpu")
 _MIN_WIDTH = 200  # in a file or a pipe, no figure is cut
 
@@ -77,13 +74,3 @@ def write_json(file: Path, facts: dict[str, Any]) -> None:
 
 def _as_json(value: Any) -> Any:
     return asdict(value) if is_dataclass(value) and not isinstance(value, type) else str(value)
-
-
-def counts_of(sequence: Sequence) -> Counts:
-    """Return what a finished sequence counted, of which a benchmark computes rates."""
-    return Counts(
-        num_output_tokens=len(sequence.output_token_ids),
-        num_rounds=sequence.num_rounds,
-        num_draft_tokens=sequence.num_draft_tokens,
-        num_accepted_tokens=sequence.num_accepted_tokens,
-    )
