@@ -21,7 +21,7 @@ from decoding.checkpoint.footprint import cache_of
 from decoding.checkpoint.supported import max_positions, read_config
 from decoding.drafters import NEED_A_HEAD, NEED_A_MODEL
 from decoding.engine.load import settle_max_model_len
-from decoding.heads.folder import kind_of_head
+from decoding.heads.format.folder import kind_of_head
 from decoding.sampling_params import SamplingParams
 
 INSTALL = "install it with pip install -e '.[vllm]' -c constraints-vllm.txt (make setup-vllm on a machine without GPUs)"

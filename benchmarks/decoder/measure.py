@@ -11,10 +11,10 @@ import torch
 
 from benchmarks.decoder.configurations import Configuration, select
 from benchmarks.decoder.corpus import Corpus, make_corpus
+from benchmarks.decoder.counts.recorder import RawSeconds
 from benchmarks.decoder.memory import measure_memory
 from benchmarks.decoder.options import BenchOptions
 from benchmarks.decoder.peers import PeerError, PeerRunner, Peers
-from benchmarks.decoder.recorder import RawSeconds
 from benchmarks.decoder.results import Memory, Report, Result, share_equal
 from benchmarks.decoder.runners import EngineRunner, Runner
 from benchmarks.decoder.shared_models import SharedModels

@@ -10,8 +10,8 @@ from itertools import pairwise
 from statistics import median
 from typing import Any
 
-from benchmarks.decoder.launches import Launches
-from benchmarks.decoder.work import Work
+from benchmarks.decoder.counts.launches import Launches
+from benchmarks.decoder.counts.work import Work
 
 FORMAT = 1
 _FIGURES = (

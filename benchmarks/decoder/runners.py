@@ -8,12 +8,12 @@ from typing import Any, NamedTuple
 
 from benchmarks.decoder.configurations import Configuration
 from benchmarks.decoder.corpus import Corpus, generate
-from benchmarks.decoder.recorder import ForwardRecorder, RawSeconds
+from benchmarks.decoder.counts.recorder import ForwardRecorder, RawSeconds
+from benchmarks.decoder.counts.round_count import count_round
+from benchmarks.decoder.counts.whole_rounds import begin_anew, rounds_of
+from benchmarks.decoder.counts.work import work_of
 from benchmarks.decoder.results import Result, per_position
-from benchmarks.decoder.round_count import count_round
 from benchmarks.decoder.shared_models import SharedModels
-from benchmarks.decoder.whole_rounds import begin_anew, rounds_of
-from benchmarks.decoder.work import work_of
 from benchmarks.harness import seconds_of
 from decoding import Engine
 from decoding.network.slot_network import Exact

@@ -42,8 +42,8 @@ LEGEND = (
     "roofline: tokens/s over those of a GPU that does the same forwards at 90 % of its bandwidth and 70 % of its "
     "compute (benchmarks/roofline/ideal.py)",
     "GB a round: weights, keys and values that its forwards read; launches: operations outside recorded graphs; "
-    "replays: of graphs; host syncs: waits for the device (benchmarks/decoder/launches.py); on a CPU, as they would be "
-    "on a GPU",
+    "replays: of graphs; host syncs: waits for the device (benchmarks/decoder/counts/launches.py); on a CPU, as they "
+    "would be on a GPU",
     "a round: output tokens of a row for each target forward; accepted: of all drafted tokens; by position: of those "
     "that follow accepted ones only",
     "bandwidth: time to read the weights as fast as a copy moves bytes (read + written) / time of a plain step; "

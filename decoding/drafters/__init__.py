@@ -16,7 +16,7 @@ from decoding.drafters.ngram import NGramDrafter
 from decoding.drafters.suffix import SuffixDrafter
 from decoding.heads.dflash_head import DFlashHead
 from decoding.heads.eagle3_head import Eagle3Head
-from decoding.heads.head_config import Kind
+from decoding.heads.format.head_config import Kind
 from decoding.network.language_model import LanguageModel
 
 __all__ = [

@@ -14,7 +14,7 @@ from decoding.checkpoint.fp8_format import fp8_format
 from decoding.checkpoint.loading import DType, load_network
 from decoding.checkpoint.supported import check_same_vocabulary, load_config, model_folder
 from decoding.heads.fit import fitting_config
-from decoding.heads.folder import is_head, read_head, read_head_config
+from decoding.heads.format.folder import is_head, read_head, read_head_config
 
 _NOT_COMPUTED = {
     "_name_or_path", "architectures", "auto_map", "bos_token_id", "dtype", "eos_token_id", "pad_token_id",

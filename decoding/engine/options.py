@@ -65,7 +65,7 @@ class EngineOptions:
         if draft is None:
             return self.drafter or "none"
         from decoding.drafters import DRAFTER_OF_HEAD  # here, since both need torch, and --help reads options too
-        from decoding.heads.folder import is_head, kind_of_head
+        from decoding.heads.format.folder import is_head, kind_of_head
 
         kind = kind_of_head(draft)
         of_head = DRAFTER_OF_HEAD.get(kind) if kind is not None else None
@@ -98,7 +98,7 @@ class EngineOptions:
 
     def drafts_with_a_head(self, draft: str | None) -> bool:
         """Tell whether the drafter reads the target's hidden states: `draft` is a head, as far as that is known."""
-        from decoding.heads.folder import is_head
+        from decoding.heads.format.folder import is_head
 
         drafter = self.pick_drafter(draft)
         return drafter in NEED_A_HEAD or (drafter == "hybrid" and draft is not None and is_head(draft))

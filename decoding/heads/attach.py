@@ -10,11 +10,11 @@ from decoding.checkpoint.supported import load_config, model_folder
 from decoding.heads.agreement import agreements
 from decoding.heads.dflash_head import DFlashHead
 from decoding.heads.eagle3_head import Eagle3Head
-from decoding.heads.eagle3_network import Eagle3Network
 from decoding.heads.fit import fitting_config
-from decoding.heads.folder import Head, read_head
-from decoding.heads.head_config import HeadConfig
-from decoding.heads.make_network import make_network, target_ids_of
+from decoding.heads.format.folder import Head, read_head
+from decoding.heads.format.head_config import HeadConfig
+from decoding.heads.networks.eagle3_network import Eagle3Network
+from decoding.heads.networks.make_network import make_network, target_ids_of
 from decoding.heads.target_parts import load_ends
 from decoding.network.language_model import LanguageModel
 from decoding.network.layer_hooks import layers_to_read

@@ -9,9 +9,9 @@ from decoding.checkpoint.footprint import Footprint
 from decoding.checkpoint.layer_subset import num_layers
 from decoding.checkpoint.model_files import tensors_in, weight_files
 from decoding.checkpoint.supported import check_same_vocabulary, model_folder
-from decoding.heads.folder import read_head_config
-from decoding.heads.head_config import READ_PAIRS, HeadConfig, Kind
-from decoding.heads.tensors import expected_tensors, our_name
+from decoding.heads.format.folder import read_head_config
+from decoding.heads.format.head_config import READ_PAIRS, HeadConfig, Kind
+from decoding.heads.format.tensors import expected_tensors, our_name
 
 DRAFTS_HERE: tuple[Kind, ...] = ("eagle3", "dflash", "dspark")  # the kinds that have a drafter
 

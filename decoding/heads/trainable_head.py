@@ -7,12 +7,12 @@ import torch
 from decoding.checkpoint.loading import DType
 from decoding.checkpoint.supported import load_config, model_folder
 from decoding.device import Device
-from decoding.heads.dflash_network import DFlashNetwork
-from decoding.heads.eagle3_network import Eagle3Network
 from decoding.heads.fit import fitting_config
-from decoding.heads.folder import Head
-from decoding.heads.head_config import HeadConfig
-from decoding.heads.make_network import make_network, target_ids_of
+from decoding.heads.format.folder import Head
+from decoding.heads.format.head_config import HeadConfig
+from decoding.heads.networks.dflash_network import DFlashNetwork
+from decoding.heads.networks.eagle3_network import Eagle3Network
+from decoding.heads.networks.make_network import make_network, target_ids_of
 from decoding.heads.target_parts import TargetParts
 
 

@@ -8,7 +8,7 @@ import json
 import shlex
 import sys
 
-from decoding.heads.folder import is_head, read_head_config
+from decoding.heads.format.folder import is_head, read_head_config
 
 _METHODS = {"eagle3": "eagle3", "peagle": "eagle3", "dflash": "dflash", "dspark": "dspark"}
 

@@ -14,12 +14,12 @@ import torch
 from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 
-from decoding.heads.eagle3_network import Eagle3Network
-from decoding.heads.folder import Head, save_head
-from decoding.heads.head_config import HeadConfig
-from decoding.heads.layers import normalized
-from decoding.heads.unrolled import unrolled
-from decoding.heads.vocabulary import offsets
+from decoding.heads.format.folder import Head, save_head
+from decoding.heads.format.head_config import HeadConfig
+from decoding.heads.format.layers import normalized
+from decoding.heads.format.vocabulary import offsets
+from decoding.heads.networks.eagle3_network import Eagle3Network
+from decoding.heads.networks.unrolled import unrolled
 from examples.tiny_pair.train import batches, optimize
 
 HERE = Path(__file__).parent

@@ -12,8 +12,8 @@ from rich.table import Table
 from rich.text import Text
 
 from decoding.checkpoint.supported import read_config
-from decoding.heads.folder import Head, read_head, read_head_config, save_head
-from decoding.heads.head_config import READ_PAIRS, Format, HeadConfig
+from decoding.heads.format.folder import Head, read_head, read_head_config, save_head
+from decoding.heads.format.head_config import READ_PAIRS, Format, HeadConfig
 
 _LAYER_IDS_ARE: dict[Format, Literal["inputs", "outputs"]] = {"speculators": "inputs", "eagle": "outputs"}
 _IN_WORDS = {"inputs": "what enters these layers", "outputs": "what leaves these layers"}

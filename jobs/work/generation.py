@@ -16,7 +16,7 @@ from decoding.checkpoint.supported import max_positions
 from decoding.drafters import NEED_A_MODEL
 from decoding.engine.load import settle_max_model_len
 from decoding.heads.fit import fitting_config, head_footprint
-from decoding.heads.folder import is_head
+from decoding.heads.format.folder import is_head
 from decoding.vocabulary.vocabulary_map import VocabularyMap
 from jobs.config.generate import GenerateConfig
 from jobs.driver.backend import describe_engine

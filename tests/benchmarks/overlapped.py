@@ -5,9 +5,9 @@ import sys
 
 import torch
 
-from benchmarks.decoder import round_count
-from benchmarks.decoder.recorder import ForwardRecorder
-from benchmarks.decoder.whole_rounds import begin_anew, rounds_of
+from benchmarks.decoder.counts import round_count
+from benchmarks.decoder.counts.recorder import ForwardRecorder
+from benchmarks.decoder.counts.whole_rounds import begin_anew, rounds_of
 from benchmarks.pair_factory import Shape
 from decoding import Engine, EngineOptions, SamplingParams, Sequence
 from decoding.engine.load import Parts

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from benchmarks.decoder.counts.work import Work
 from benchmarks.decoder.options import parse
-from benchmarks.decoder.work import Work
 from benchmarks.gpu_check import findings, table
 from benchmarks.gpu_check.__main__ import main, run_missing
 from benchmarks.gpu_check.environment import describe

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from benchmarks.decoder.launches import LaunchCounter, Launches
-from benchmarks.decoder.round_count import count_round
+from benchmarks.decoder.counts.launches import LaunchCounter, Launches
+from benchmarks.decoder.counts.round_count import count_round
 from benchmarks.decoder.shared_models import SharedModels
 from decoding import EngineOptions, SamplingParams, Sequence
 

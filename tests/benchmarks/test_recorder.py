@@ -7,7 +7,7 @@ import torch
 
 from benchmarks.decoder.configurations import select
 from benchmarks.decoder.corpus import Corpus
-from benchmarks.decoder.recorder import ForwardRecorder, shape_of
+from benchmarks.decoder.counts.recorder import ForwardRecorder, shape_of
 from benchmarks.decoder.runners import EngineRunner
 from benchmarks.decoder.shared_models import SharedModels
 from decoding import EngineOptions, SamplingParams
@@ -48,7 +48,7 @@ def test_replaying_takes_time_of_every_phase_and_only_of_those_that_ran(models):
 
 
 def test_a_replay_counts_a_shape_as_often_as_it_ran(models, monkeypatch):
-    monkeypatch.setattr("benchmarks.decoder.recorder.seconds_of", lambda work, device, times: 1.0)
+    monkeypatch.setattr("benchmarks.decoder.counts.recorder.seconds_of", lambda work, device, times: 1.0)
     assert run(models, drafter="none").replay().target == 18.0
 
 
@@ -58,7 +58,7 @@ def test_each_shape_runs_a_few_times_before_it_is_timed_on_cuda(models, monkeypa
         monkeypatch.setattr(recorded, "again", lambda _, number=number: events.append(number))
     monkeypatch.setattr(recorder, "models", {"target": SimpleNamespace(device=torch.device("cuda"))})
     monkeypatch.setattr(
-        "benchmarks.decoder.recorder.seconds_of", lambda work, device, times: events.append("timed") or 1.0
+        "benchmarks.decoder.counts.recorder.seconds_of", lambda work, device, times: events.append("timed") or 1.0
     )
     recorder.replay()
     assert events == [event for number in range(len(recorder.shapes)) for event in (*[number] * 3, "timed")]

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.decoder.counts.work import Work
 from benchmarks.decoder.results import per_position, share_equal
-from benchmarks.decoder.work import Work
 from benchmarks.harness import write_json
 from tests.benchmarks.conftest import MEMORY, made_up, made_up_report
 

@@ -4,10 +4,10 @@ import re
 
 import pytest
 
-from benchmarks.decoder.launches import Launches
+from benchmarks.decoder.counts.launches import Launches
+from benchmarks.decoder.counts.work import Work
 from benchmarks.decoder.table import HEADINGS, ROUND_HEADINGS, cells, round_rows, summary, sweep_rows, target_rows
 from benchmarks.decoder.targets import judge
-from benchmarks.decoder.work import Work
 from benchmarks.harness import show
 from tests.benchmarks.conftest import MEMORY, made_up, made_up_report
 

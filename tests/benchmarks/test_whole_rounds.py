@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from benchmarks.decoder.whole_rounds import forwards_of, with_states
+from benchmarks.decoder.counts.whole_rounds import forwards_of, with_states
 from benchmarks.roofline.model_size import Forward
 
 pytest.importorskip("triton")

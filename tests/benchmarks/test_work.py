@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from benchmarks.decoder import work
-from benchmarks.decoder.recorder import ForwardRecorder, size_of
+from benchmarks.decoder.counts import work
+from benchmarks.decoder.counts.recorder import ForwardRecorder, size_of
+from benchmarks.decoder.counts.work import size_of_model, work_of
 from benchmarks.decoder.shared_models import SharedModels
-from benchmarks.decoder.work import size_of_model, work_of
 from benchmarks.roofline.gpus import GPUS, Gpu
 from benchmarks.roofline.ideal import ROUND_SECONDS, STEP_SECONDS, forward_seconds
 from benchmarks.roofline.model_size import Forward, ModelSize

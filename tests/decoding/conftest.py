@@ -14,8 +14,8 @@ import torch
 
 from decoding.gpu.available import is_interpreted
 from decoding.heads import attach
-from decoding.heads.folder import Head, save_head
-from decoding.heads.head_config import HeadConfig
+from decoding.heads.format.folder import Head, save_head
+from decoding.heads.format.head_config import HeadConfig
 from decoding.network.language_model import LanguageModel
 from tests import faster_interpreter
 from tests.decoding.heads.tiny_heads import block_config, head_config, head_for, random_network

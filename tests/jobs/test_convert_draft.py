@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from decoding.heads.folder import read_head, save_head
+from decoding.heads.format.folder import read_head, save_head
 from jobs import convert_draft
 from tests.decoding.heads.made_up import H, V, head, same_tensors, write_folder
 from tests.decoding.heads.test_spellings import EAGLE

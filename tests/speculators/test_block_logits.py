@@ -9,10 +9,10 @@ from speculators.models.dflash import core as dflash_core
 from speculators.models.dspark import core as dspark_core
 
 from decoding.heads.dflash_head import DFlashHead
-from decoding.heads.dflash_network import DFlashNetwork
-from decoding.heads.folder import read_head
-from decoding.heads.head_config import Kind
-from decoding.heads.vocabulary import target_ids
+from decoding.heads.format.folder import read_head
+from decoding.heads.format.head_config import Kind
+from decoding.heads.format.vocabulary import target_ids
+from decoding.heads.networks.dflash_network import DFlashNetwork
 from tests.speculators.test_format import IDS, D, H, V, _theirs
 
 NUM_TOKENS, BLOCK = 20, 6

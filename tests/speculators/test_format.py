@@ -21,8 +21,8 @@ from speculators.models import (
 from speculators.proposals.greedy import GreedyTokenProposalConfig
 from transformers import LlamaConfig, Qwen3Config
 
-from decoding.heads.folder import read_head, save_head
-from decoding.heads.head_config import Kind
+from decoding.heads.format.folder import read_head, save_head
+from decoding.heads.format.head_config import Kind
 from tests.decoding.heads.made_up import NORMS, head
 
 # speculators reads the target of a head with the head, so there must be one: the bundled one, of 6 layers.

@@ -17,8 +17,8 @@ from decoding.device import Device, to_device
 from decoding.engine.load import Parts, load_parts
 from decoding.engine.options import EngineOptions
 from decoding.heads.eagle3_head import Eagle3Head
-from decoding.heads.folder import kind_of_head
-from decoding.heads.unrolled import unrolled
+from decoding.heads.format.folder import kind_of_head
+from decoding.heads.networks.unrolled import unrolled
 from decoding.network.language_model import LanguageModel
 
 

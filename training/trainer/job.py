@@ -11,7 +11,7 @@ from ray.data import DataIterator
 
 from decoding.checkpoint.supported import load_config, model_folder
 from decoding.device import pick_device
-from decoding.heads.folder import is_head
+from decoding.heads.format.folder import is_head
 from training.corpus.corpus import Corpus
 from training.corpus.on_policy import check_is_targets_text
 from training.learners.draft_learner import DraftLearner, trainable_model

@@ -9,7 +9,7 @@ import torch
 
 from actors.stages.target import ShardedModel
 from decoding import Engine, EngineOptions, SamplingParams
-from decoding.heads.folder import Head, save_head
+from decoding.heads.format.folder import Head, save_head
 from decoding.network.language_model import LanguageModel
 from decoding.network.probe import check_model
 from decoding.network.target import SlotsLostError

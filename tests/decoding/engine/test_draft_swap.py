@@ -9,7 +9,7 @@ import torch
 
 from decoding import Engine, EngineOptions, SamplingParams, Sequence
 from decoding.engine.draft_folder import check_replacement, read_replacement
-from decoding.heads.folder import Head, read_head, save_head
+from decoding.heads.format.folder import Head, read_head, save_head
 from decoding.network.language_model import LanguageModel
 from decoding.pace.schedule import FixedSchedule
 from decoding.sampling.rows import sampling_batch

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from decoding.heads.folder import Head
-from decoding.heads.head_config import READ_PAIRS, HeadConfig, Kind, default_num_speculative_tokens
-from decoding.heads.layers import normalized
-from decoding.heads.tensors import Expected, expected_tensors
-from decoding.heads.vocabulary import membership, offsets
+from decoding.heads.format.folder import Head
+from decoding.heads.format.head_config import READ_PAIRS, HeadConfig, Kind, default_num_speculative_tokens
+from decoding.heads.format.layers import normalized
+from decoding.heads.format.tensors import Expected, expected_tensors
+from decoding.heads.format.vocabulary import membership, offsets
 
 V, D, H = 128, 64, 32
 LLAMA = {

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from decoding.heads.fit import head_footprint
-from decoding.heads.folder import save_head
-from decoding.heads.head_config import Kind
-from decoding.heads.tensors import expected_tensors
+from decoding.heads.format.folder import save_head
+from decoding.heads.format.head_config import Kind
+from decoding.heads.format.tensors import expected_tensors
 from tests.decoding.heads.made_up import head
 from tests.decoding.heads.tiny_heads import block_config, random_head
 

@@ -5,9 +5,9 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from decoding.heads.eagle_format import read_eagle, write_eagle
-from decoding.heads.speculators_format import read_speculators, write_speculators
-from decoding.heads.tensors import expected_tensors
+from decoding.heads.format.eagle import read_eagle, write_eagle
+from decoding.heads.format.speculators import read_speculators, write_speculators
+from decoding.heads.format.tensors import expected_tensors
 
 _FOLDER = Path(__file__).parent / "published"
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from decoding.heads.folder import is_head, read_head, read_head_config, save_head
+from decoding.heads.format.folder import is_head, read_head, read_head_config, save_head
 from tests.decoding.heads.made_up import D, H, V, head, head_config, say, with_tensors, write_folder
 from tests.decoding.heads.test_spellings import BLOCKS, EAGLE
 from tests.decoding.tiny import build, llama_config, save

@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from decoding.heads.folder import Head, is_head, read_head, read_head_config, save_head
+from decoding.heads.format.folder import Head, is_head, read_head, read_head_config, save_head
 from tests.decoding.heads.made_up import KINDS, NORMS, D, H, V, head, same_tensors, say, with_tensors
 from tests.decoding.tiny import build, llama_config, save
 
@@ -123,7 +123,7 @@ def test_a_folder_appears_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytes
         assert [each.name[0] for each in tmp_path.iterdir()] == ["."], "what is unfinished has a name of its own"
         raise OSError("no space left on device")
 
-    monkeypatch.setattr("decoding.heads.folder.save_file", fail)
+    monkeypatch.setattr("decoding.heads.format.folder.save_file", fail)
     with pytest.raises(OSError, match="no space left"):
         save_head(HEADS["eagle3"], str(tmp_path / "head"), "speculators")
     assert list(tmp_path.iterdir()) == []

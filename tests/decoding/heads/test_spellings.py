@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from decoding.heads.eagle_format import read_eagle
-from decoding.heads.folder import save_head
-from decoding.heads.speculators_format import read_speculators
+from decoding.heads.format.eagle import read_eagle
+from decoding.heads.format.folder import save_head
+from decoding.heads.format.speculators import read_speculators
 from tests.decoding.heads.made_up import KINDS, LLAMA, D, V, head, head_config
 
 EAGLE = {**LLAMA, "architectures": ["LlamaForCausalLMEagle3"], "draft_vocab_size": D}

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
-from decoding.heads.folder import save_head
+from decoding.heads.format.folder import save_head
 from tests.decoding.heads.made_up import KINDS, NORMS, head
 
 _OF_PAIRS = ("eagle_aux_hidden_state_layer_ids", "norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from decoding.heads.folder import read_head, save_head
-from decoding.heads.vocabulary import check_membership, membership, offsets, target_ids
+from decoding.heads.format.folder import read_head, save_head
+from decoding.heads.format.vocabulary import check_membership, membership, offsets, target_ids
 from tests.decoding.heads.made_up import V, head, with_tensors
 
 

@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 from safetensors.torch import load_file
 
-from decoding.heads.folder import Head, save_head
+from decoding.heads.format.folder import Head, save_head
 from tests.decoding.fp8.checkpoints import save_fp8
 from tests.decoding.heads.tiny_heads import block_config, random_head
 from tests.decoding.tiny import build, llama_config, save

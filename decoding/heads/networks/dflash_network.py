@@ -14,8 +14,8 @@ that of the head, R rank of the Markov head.
 import torch
 from torch import nn
 
-from decoding.heads.decoder_layers import HeadNetwork, RMSNorm
-from decoding.heads.head_config import HeadConfig
+from decoding.heads.format.head_config import HeadConfig
+from decoding.heads.networks.decoder_layers import HeadNetwork, RMSNorm
 
 
 class DFlashNetwork(HeadNetwork):

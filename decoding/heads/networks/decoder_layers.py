@@ -7,7 +7,7 @@ from transformers import AutoConfig
 from transformers.models.llama import modeling_llama as llama
 from transformers.models.qwen3 import modeling_qwen3 as qwen3
 
-from decoding.heads.head_config import HeadConfig
+from decoding.heads.format.head_config import HeadConfig
 
 RMSNorm = llama.LlamaRMSNorm
 _CLASSES: dict[str, tuple[type[nn.Module], type[nn.Module]]] = {

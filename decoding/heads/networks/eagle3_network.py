@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from decoding.heads.decoder_layers import HeadNetwork, RMSNorm
-from decoding.heads.head_config import HeadConfig
+from decoding.heads.format.head_config import HeadConfig
+from decoding.heads.networks.decoder_layers import HeadNetwork, RMSNorm
 
 
 class Eagle3Network(HeadNetwork):

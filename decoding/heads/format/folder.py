@@ -15,11 +15,11 @@ from safetensors.torch import save_file
 
 from decoding.checkpoint.model_files import draft_head, read_json
 from decoding.checkpoint.supported import model_folder
-from decoding.heads.eagle_format import read_eagle, write_eagle
-from decoding.heads.head_config import Format, HeadConfig, Kind
-from decoding.heads.speculators_format import read_speculators, write_speculators
-from decoding.heads.tensors import EAGLES_FIRST_LAYER, FIRST_LAYER, check_tensors, read_tensors
-from decoding.heads.vocabulary import membership, target_ids
+from decoding.heads.format.eagle import read_eagle, write_eagle
+from decoding.heads.format.head_config import Format, HeadConfig, Kind
+from decoding.heads.format.speculators import read_speculators, write_speculators
+from decoding.heads.format.tensors import EAGLES_FIRST_LAYER, FIRST_LAYER, check_tensors, read_tensors
+from decoding.heads.format.vocabulary import membership, target_ids
 
 _CONVERT = (
     'convert them: tensors = torch.load("pytorch_model.bin", weights_only=True), then '
@@ -29,7 +29,7 @@ _CONVERT = (
 
 @dataclass(frozen=True)
 class Head:
-    """A head's configuration and its tensors, by the names of `decoding/heads/tensors.py`."""
+    """A head's configuration and its tensors, by the names of `decoding/heads/format/tensors.py`."""
 
     config: HeadConfig
     tensors: dict[str, torch.Tensor]

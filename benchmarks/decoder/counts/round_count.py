@@ -14,7 +14,7 @@ from unittest.mock import patch
 
 import torch
 
-from benchmarks.decoder.launches import LaunchCounter, Launches
+from benchmarks.decoder.counts.launches import LaunchCounter, Launches
 from decoding import Engine
 from decoding import Sequence as Row
 from decoding.fused.graphs import ForwardGraphs

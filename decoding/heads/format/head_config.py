@@ -25,9 +25,9 @@ _MARKOV_TYPES = ("vanilla", "gated", "rnn")
 class HeadConfig:
     """What a head's folder says. Messages of its ValueErrors begin with a verb: the caller puts the folder before it.
 
-    `layer_config` is the configuration of the head's own layers as transformers has it (`decoding/heads/layers.py`).
+    `layer_config` is the configuration of the head's own layers as transformers has it (`layers.py`).
     Its `vocab_size` is the target's. Where `draft_vocab_size` is smaller, the head drafts some of the target's tokens
-    only (`decoding/heads/vocabulary.py`).
+    only (`vocabulary.py`).
 
     `layer_ids` names the layers of the target whose residual stream is read, under one of two conventions, which differ
     by one: as *inputs*, id k is the stream that enters layer k; as *outputs*, the stream that leaves it. Where the

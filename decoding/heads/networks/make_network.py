@@ -4,10 +4,10 @@ from collections.abc import Callable
 
 import torch
 
-from decoding.heads.dflash_network import DFlashNetwork
-from decoding.heads.eagle3_network import Eagle3Network
-from decoding.heads.folder import Head
-from decoding.heads.vocabulary import target_ids
+from decoding.heads.format.folder import Head
+from decoding.heads.format.vocabulary import target_ids
+from decoding.heads.networks.dflash_network import DFlashNetwork
+from decoding.heads.networks.eagle3_network import Eagle3Network
 
 _LENT = ("embed_tokens.weight", "lm_head.weight")
 _OF_VOCABULARY = ("d2t", "t2d")  # tensors that are no weights

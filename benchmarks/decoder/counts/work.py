@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from benchmarks.decoder.recorder import ForwardRecorder, Role
+from benchmarks.decoder.counts.recorder import ForwardRecorder, Role
 from benchmarks.roofline.gpus import Gpu, gpu_of
 from benchmarks.roofline.ideal import ROUND_SECONDS, STEP_SECONDS, forward_seconds
 from benchmarks.roofline.model_size import ModelSize

@@ -12,9 +12,9 @@ import torch
 from safetensors.torch import load_file
 
 from decoding.checkpoint.model_files import tensors_in, weight_files
-from decoding.heads.head_config import READ_PAIRS, HeadConfig
-from decoding.heads.layers import has_bias
-from decoding.heads.vocabulary import check_membership, target_ids
+from decoding.heads.format.head_config import READ_PAIRS, HeadConfig
+from decoding.heads.format.layers import has_bias
+from decoding.heads.format.vocabulary import check_membership, target_ids
 
 FIRST_LAYER, EAGLES_FIRST_LAYER = "layers.0.", "midlayer."
 _FLOATS = ("F32", "BF16", "F16")

@@ -2,7 +2,7 @@
 
 While it records it stands in front of each model's `forward`; otherwise nothing does. Forwards of one shape (rows,
 tokens, positions read) are taken to last the same, so one of each is kept and replayed. What each forward must read and
-compute is counted exactly, for `benchmarks/decoder/work.py`.
+compute is counted exactly, for `work.py`.
 
 Where rounds overlap on a GPU (`decoding/engine/overlapped/lane.py`), the host starts no forwards but whole rounds:
 draft, forward of the target, picks and verdict. Such a round is kept as one shape of the target's phase.
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from benchmarks.decoder.whole_rounds import forwards_of, watching_rounds, with_states
+from benchmarks.decoder.counts.whole_rounds import forwards_of, watching_rounds, with_states
 from benchmarks.harness import seconds_of
 from benchmarks.roofline.model_size import Forward
 from decoding.cache.kv_cache import LENGTH_BUCKET
