@@ -2,9 +2,9 @@
 
 A lane runs its rounds over recordings that do nothing and whose verdicts are made up, so what is left is Python and the
 operations that a GPU would be given one by one. They are counted as `benchmarks/decoder/counts/launches.py` says, and
-so are the times at which the host would wait for the device. The time is all that the host does in a round: it reads the
-verdicts of one round, commits them, admits rows, plans draft lengths and starts the next round. A GPU is busy meanwhile
-with a round that was started before.
+so are the times at which the host would wait for the device. The time is all that the host does in a round: it reads
+the verdicts of one round, commits them, admits rows, plans draft lengths and starts the next round. A GPU is busy
+meanwhile with a round that was started before.
 """
 
 import argparse
