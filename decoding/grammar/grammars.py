@@ -6,16 +6,22 @@ from dataclasses import replace
 from threading import Lock
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from decoding.grammar.definition import definition_of, in_one_line, problem_with
 from decoding.grammar.likely_text import LikelyText
 from decoding.grammar.matcher import Matcher
 from decoding.grammar.structured import Structured
-from decoding.grammar.token_table import TokenTable
+from decoding.grammar.token_table import TokenTable, Words
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
 
 MOST_KEPT = 128  # compiled grammars; one of a large schema takes some megabytes
+# What a lexer may cost at its first step, in llguidance's units; its default is five times as much. An expression that
+# needs more, such as (a{1000}){1000}, is refused after a second rather than after several.
+_INITIAL_LEXER_FUEL = 200_000
+_TOO_COMPLEX = ("LexerTooComplex", "ParserTooComplex")  # llguidance's names of its limits
 
 
 class Grammars:
@@ -26,7 +32,7 @@ class Grammars:
         which is then the problem of every grammar."""
         self._load, self._most_kept = load, most_kept
         self._table: TokenTable | None = None
-        self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()  # by the key of their definition
+        self._compiled: OrderedDict[str, LLMatcher | str] = OrderedDict()  # by their key; a text says why there is none
         self._lock = Lock()
         self.num_compiled = 0  # so far
 
@@ -39,6 +45,7 @@ class Grammars:
             self._of(structured)
         except ValueError as error:
             return str(error)
+        self._likely(structured)  # so that no round compiles it
         return None
 
     def matcher(self, structured: Structured) -> Matcher:
@@ -51,11 +58,18 @@ class Grammars:
                     self._compiled.pop(structured.key, None)
             return self._of(structured).deep_copy()
 
-        likely = None
-        if structured.is_json and not structured.disable_any_whitespace:
-            tight = replace(structured, disable_any_whitespace=True)
-            likely = LikelyText(self._tokens(), lambda: self._of(tight).deep_copy())
+        tight = self._likely(structured)
+        likely = None if tight is None else LikelyText(self._tokens(), tight.deep_copy)
         return Matcher(self._tokens(), compiled, likely)
+
+    def _likely(self, structured: Structured) -> "LLMatcher | None":
+        """Return the grammar without white space that guesses where white space is free; None if there is none."""
+        if not structured.is_json or structured.disable_any_whitespace:
+            return None
+        try:
+            return self._of(replace(structured, disable_any_whitespace=True))
+        except ValueError:  # a guess can be done without
+            return None
 
     def _tokens(self) -> TokenTable:
         with self._lock:
@@ -65,24 +79,43 @@ class Grammars:
 
     def _of(self, structured: Structured) -> "LLMatcher":
         """Return the compiled grammar, which must not be advanced. Raises ValueError if it cannot be compiled."""
-        from llguidance import LLMatcher, LLParserLimits
-
         table, key = self._tokens(), structured.key
         with self._lock:
             found = self._compiled.get(key)
             if found is not None:
                 self._compiled.move_to_end(key)
-                return found
-        # Not under the lock: a large schema takes seconds, and others need the grammars that are there.
-        limits = LLParserLimits(verbose_errors=False)
-        made = LLMatcher(table.tokenizer, definition_of(structured), log_level=0, limits=limits)
-        if made.is_error():
-            raise ValueError(
-                f"sampling.structured.{structured.kind} cannot be compiled: {in_one_line(made.get_error())}"
-            )
-        with self._lock:
-            self.num_compiled += 1
-            self._compiled[key] = made
-            while len(self._compiled) > self._most_kept:
-                self._compiled.popitem(last=False)
-        return made
+        if found is None:
+            # Not under the lock: a large schema takes seconds, and others need the grammars that are there.
+            found = _compiled(table, structured)
+            with self._lock:
+                self.num_compiled += 1
+                self._compiled[key] = found
+                while len(self._compiled) > self._most_kept:
+                    self._compiled.popitem(last=False)
+        if isinstance(found, str):
+            raise ValueError(found)
+        return found
+
+
+def _compiled(table: TokenTable, structured: Structured) -> "LLMatcher | str":
+    """Return the compiled grammar, whose first step is made; or why there is none."""
+    from llguidance import LLMatcher, LLParserLimits
+
+    limits = LLParserLimits(verbose_errors=False, initial_lexer_fuel=_INITIAL_LEXER_FUEL)
+    made = LLMatcher(table.tokenizer, definition_of(structured), log_level=0, limits=limits)
+    if not made.is_error():
+        # llguidance builds its lexer at the first mask, and lets other threads go on meanwhile, as it does not when it
+        # is asked for forced tokens. A lexer that is too large says so behind a token.
+        first = made.deep_copy()
+        words = np.frombuffer(first.compute_bitmask(), Words)
+        if words.any():
+            word = int(words.nonzero()[0][0])
+            first.try_consume_tokens([32 * word + _lowest_bit(int(words[word]))])
+        if first.stop_reason() not in _TOO_COMPLEX and not first.get_error().startswith("lexer error"):
+            return made  # a dead end of the grammar is the row's to say
+        made = first
+    return f"sampling.structured.{structured.kind} cannot be compiled: {in_one_line(made.get_error())}"
+
+
+def _lowest_bit(word: int) -> int:
+    return (word & -word).bit_length() - 1

@@ -53,6 +53,11 @@ REFUSED = {
     "a grammar of half a character": ({"grammar": 'start: "\ud800"'}, "UTF-8"),
     "a schema of 9 million characters": ({"json_schema": {"enum": ["a" * 1000] * 9000}}, "at most 1048576"),
 }
+TOO_COMPLEX = {
+    "a thousand times a thousand letters": {"regex": "(a{1000}){1000}"},
+    "a hundred million letters": {"regex": "(((a{100}){100}){100}){100}"},
+    "a billion letters": {"regex": "a{1000000000}"},
+}
 DEAD_ENDS = {
     "a reference to itself": {"json_schema": {"$ref": "#"}},
     "two references in a circle": {
@@ -78,6 +83,17 @@ def test_a_form_that_cannot_be_compiled_is_refused_in_one_short_line(name):
     assert said in problem
     assert "\n" not in problem
     assert len(problem) < 600
+
+
+@pytest.mark.parametrize("name", TOO_COMPLEX)
+def test_a_form_whose_lexer_is_too_large_is_refused_before_a_row_runs_and_read_once(name):
+    of_target = grammars()
+    structured = Structured(**TOO_COMPLEX[name])
+    problem = of_target.problem_with(structured)
+    assert problem is not None
+    assert problem.startswith("sampling.structured.regex cannot be compiled: lexer error")
+    assert of_target.problem_with(structured) == problem
+    assert of_target.num_compiled == 1
 
 
 @pytest.mark.parametrize("name", DEAD_ENDS)
