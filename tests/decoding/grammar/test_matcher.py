@@ -178,3 +178,13 @@ def test_a_row_that_wears_a_lexer_out_costs_no_other_row_its_text():
                     dead = length
             ends.append(dead)
         assert ends[0] == ends[1]
+
+
+def test_all_that_the_rounds_of_a_json_text_need_is_compiled_where_its_request_is_checked():
+    own, free = grammars(), Structured(json_object=True)
+    assert own.problem_with(free) is None
+    checked = own.num_compiled
+    matcher = own.matcher(free)
+    matcher.mask([], [])
+    matcher.foreseen([])
+    assert (checked, own.num_compiled) == (2, 2)
