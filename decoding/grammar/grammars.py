@@ -2,6 +2,7 @@
 
 from collections import OrderedDict
 from collections.abc import Callable
+from collections.abc import Sequence as Seq
 from dataclasses import replace
 from threading import Lock
 from typing import TYPE_CHECKING
@@ -56,6 +57,14 @@ class Grammars:
             tight = replace(structured, disable_any_whitespace=True)
             likely = LikelyText(self._tokens(), lambda: self._of(tight).deep_copy())
         return Matcher(self._tokens(), compiled, likely)
+
+    def is_whole(self, structured: Structured, token_ids: Seq[int]) -> bool:
+        """Return whether the last of these output tokens may end the text of those before it, by this grammar."""
+        *text, end = token_ids
+        matcher = self._of(structured).deep_copy()
+        if end not in self._tokens().eos_token_ids or (text and matcher.try_consume_tokens(text) != len(text)):
+            return False
+        return bool(matcher.is_accepting()) and not matcher.is_error()
 
     def _tokens(self) -> TokenTable:
         with self._lock:
