@@ -1,4 +1,4 @@
-"""Outputs that have a form, with vLLM: the greedy texts are those of Dray's engine, and every whole text has its form."""
+"""Outputs that have a form, with vLLM: greedy texts are those of Dray's engine, and every whole text has its form."""
 
 import json
 import re
