@@ -83,7 +83,7 @@ def test_a_response_format_is_kept_to_and_a_bad_one_is_refused(server: Server) -
     for _ in range(70):
         schema = {"type": "array", "items": schema}
     for bad in ({"json": schema}, {"grammar": "start: missing"}):
-        with pytest.raises(openai.BadRequestError, match="nested too deeply|missing"):
+        with pytest.raises(openai.BadRequestError, match=r"nested too deeply|missing"):
             chats.create(model=MODEL, messages=HELLO, max_tokens=4, extra_body={"structured_outputs": bad})
 
 
