@@ -159,6 +159,10 @@ def test_beside_a_form_an_answer_is_calls_or_a_text_in_which_nothing_is_a_call(s
     grammar = scripted.backend.generations[-1].params.structured.grammar  # type: ignore[union-attr]
     assert grammar is not None
     assert all(part in grammar for part in ("calls | form", "think", "weather"))
+    within = f"so: {CALL}"
+    choice: Any = {"extra_body": {"structured_outputs": {"choice": [within, "no"]}}}
+    message, reason = scripted_ask(scripted, within, tools=TOOLS, **choice)
+    assert (message.content, message.tool_calls, reason) == (within, None, "stop")
     message, _ = scripted_ask(scripted, CALL, tools=TOOLS, response_format=OBJECT, tool_choice="none")
     assert (message.content, message.tool_calls) == (CALL, None)
 
