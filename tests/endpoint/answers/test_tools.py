@@ -9,6 +9,7 @@ from typing import Any
 import jsonschema
 import openai
 import pytest
+from pydantic import BaseModel
 
 from tests.endpoint.in_process import BUNDLED_MODEL
 from tests.endpoint.scripted import ScriptedServer, scripted_server
@@ -165,6 +166,26 @@ def test_beside_a_form_an_answer_is_calls_or_a_text_in_which_nothing_is_a_call(s
     assert (message.content, message.tool_calls, reason) == (within, None, "stop")
     message, _ = scripted_ask(scripted, CALL, tools=TOOLS, response_format=OBJECT, tool_choice="none")
     assert (message.content, message.tool_calls) == (CALL, None)
+
+
+class Animal(BaseModel):
+    """What a client wants to be told."""
+
+    kind: str
+    age: int
+
+
+def test_the_official_client_parses_either_answer(scripted: ScriptedServer) -> None:
+    strict: Any = {"type": "function", "function": {**WEATHER["function"], "strict": True}}
+    found = []
+    for text in (CALL, '{"kind": "<tool_call>", "age": 3}'):
+        scripted.backend.text = text
+        with scripted.client() as client:
+            answer = client.chat.completions.parse(model="m", messages=[USER], tools=[strict], response_format=Animal)
+        found.append(answer.choices[0].message)
+    assert (found[0].parsed, found[1].parsed) == (None, Animal(kind="<tool_call>", age=3))
+    assert found[0].tool_calls is not None
+    assert found[0].tool_calls[0].function.parsed_arguments == {"city": "Rome"}
 
 
 def test_a_response_with_tools_and_a_format_is_calls_or_text_of_the_format(scripted: ScriptedServer) -> None:
