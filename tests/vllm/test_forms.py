@@ -39,6 +39,7 @@ FORMS: dict[str, dict[str, Any]] = {
     "choice": {"choice": ["yes", "no", 'a "quoted" one\n', "yes, and no"]},
     "grammar": {"grammar": 'start: item ("," " " item){1,3}\nitem: /[a-z]{1,6}/ | "start ::= "'},
     "grammar with a directive": {"grammar": '%llguidance {}\nstart: "a" /[0-9]{1,5}/'},
+    "grammar whose first rule is lazy": {"grammar": "start[lazy]: /[a-z]{1,9}!/"},
     "grammar with a schema": {"grammar": f'start: "so: " form\nform: %json {json.dumps(RECORD)}'},
 }
 
@@ -48,6 +49,8 @@ def fulfils(text: str, form: dict[str, Any]) -> bool:
     if "grammar" in form:
         if "%json" in form["grammar"]:
             return text.startswith("so: ") and fulfils(text[4:], FORMS["schema"])
+        if "lazy" in form["grammar"]:
+            return re.fullmatch("[a-z]{1,9}!", text) is not None
         pattern = (
             "a[0-9]{1,5}"
             if "%llguidance" in form["grammar"]
