@@ -57,11 +57,10 @@ def _with_either(
         for text in {beginning, beginning.replace(":", ": ").replace(",", ", ")}:
             if may_begin(structured, text):
                 reason = (
-                    f"the text of the form (sampling.structured, response_format) may begin with {text}, as a call or a thought "
+                    f"the text of the form (sampling.structured, response_format) may begin with {text}, as a call "
                 )
-                raise FieldError(
-                    "tools", f"{reason}does; change the form, force a call by tool_choice, or leave one out"
-                )
+                remedy = "or a thought does; change the form, force a call by tool_choice, or leave one of them out"
+                raise FieldError("tools", f"{reason}{remedy}")
     return _held(params, grammar, asked), replace(prompt, form=replace(form, has_form=True))
 
 

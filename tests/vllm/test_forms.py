@@ -116,7 +116,7 @@ def test_white_space_of_json_is_a_rows_choice(engine: Any, codec: TextCodec) -> 
 def test_an_end_token_before_the_form_is_whole_makes_an_error_row(
     engine: Any, codec: TextCodec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As vLLM's mask allows it where the grammar has met a limit of the library."""
+    """vLLM's mask allows it where the grammar has met a limit of the library."""
     fill = GuidanceGrammar.fill_bitmask
 
     def ending(grammar: GuidanceGrammar, bitmask: Any, index: int) -> None:
