@@ -66,6 +66,7 @@ def test_rows_with_a_form_or_a_forced_call_have_what_they_ask_for_and_bad_ones_a
     """Beside rows without any, in a run whose rows write numbers unless they say otherwise."""
     schema = {"type": "object", "properties": {"b": {"enum": ["yes", "no"]}}, "required": ["b"]}
     schema |= {"additionalProperties": False}
+    tight = {"json_schema": schema, "disable_any_whitespace": True}
     tool = {"type": "function", "function": {"name": "pick", "parameters": schema}}
     deep: dict[str, Any] = {"type": "array"}
     for _ in range(70):
@@ -73,7 +74,7 @@ def test_rows_with_a_form_or_a_forced_call_have_what_they_ask_for_and_bad_ones_a
     hello = [{"role": "user", "content": "hello"}]
     rows: dict[str, dict[str, Any]] = {
         "number": {"prompt": "7 x 8 ="},
-        "schema": {"prompt": "JSON:", "sampling": {"structured": {"json_schema": schema}}},
+        "schema": {"prompt": "JSON:", "sampling": {"structured": tight}},
         "none": {"prompt": "Once upon a time", "sampling": {"structured": False}},
         "call": {"messages": hello, "tools": [tool], "tool_choice": "required", "parallel_tool_calls": False},
         "deep": {"prompt": "x", "sampling": {"structured": {"json_schema": deep}}},
