@@ -3,7 +3,7 @@
 import json
 from dataclasses import replace
 
-from decoding.grammar.definition import problem_with
+from decoding.grammar.definition import may_begin, problem_with
 from decoding.grammar.structured import Structured
 from decoding.sampling_params import SamplingParams
 from pipeline.errors import FieldError
@@ -13,29 +13,55 @@ from pipeline.text.reasoning import Thought
 from pipeline.text.tools.asked import ToolsAsked
 
 
-def with_answer_grammar(params: SamplingParams, prompt: ChatPrompt, codec: TextCodec) -> SamplingParams:
-    """Return the parameters with the grammar that the answer to this prompt needs. Raises FieldError.
+def with_answer_grammar(
+    params: SamplingParams, prompt: ChatPrompt, codec: TextCodec
+) -> tuple[SamplingParams, ChatPrompt]:
+    """Return the parameters with the grammar that the answer to this prompt needs, and the prompt with its form.
 
-    A form (`params.structured`) is that of the text behind the thought that a prompt has opened. An answer of nothing
-    but calls has no such text, so there the form says nothing.
+    A form (`params.structured`) is that of the text behind the thought that a prompt has opened. Where tools may be
+    called, the answer is nothing but calls, or it is text of the form. Where they must be, the form says nothing.
+    Raises FieldError.
     """
     form, asked = prompt.form, prompt.asked
     if asked is not None and asked.callable:
         if params.structured is not None and not asked.is_forced:
-            reason = "the output has a form already (response_format), and a call would break it; force a call by "
-            raise FieldError("tools", f"{reason}tool_choice, or leave one of them out")
+            _check_schemas(asked)
+            return _with_either(params, params.structured, prompt, asked, codec)
         if not asked.needs_grammar:
-            return params
+            return params, prompt
         _check_schemas(asked)
         family = codec.template.family_of_calls
-        return _held(params, codec.grammars.of_tools(asked, family, form.tags, form.thought), asked)
+        return _held(params, codec.grammars.of_tools(asked, family, form.tags, form.thought), asked), prompt
     if params.structured is None or form.tags is None or form.thought is not Thought.OPEN:
-        return params
+        return params, prompt
     grammar = codec.grammars.of_structured(params.structured.as_dict(), form.tags, form.thought)
     if grammar is None:
         reason = "it cannot hold an output that begins within a thought; use a JSON schema, a regex or a choice"
         raise FieldError("sampling.structured.grammar", reason)
-    return replace(params, structured=Structured(grammar=grammar))
+    return replace(params, structured=Structured(grammar=grammar)), prompt
+
+
+def _with_either(
+    params: SamplingParams, structured: Structured, prompt: ChatPrompt, asked: ToolsAsked, codec: TextCodec
+) -> tuple[SamplingParams, ChatPrompt]:
+    form, family = prompt.form, codec.template.family_of_calls
+    grammar = codec.grammars.of_either(asked, family, structured.as_dict(), form.tags, form.thought)
+    if grammar is None:
+        reason = "it cannot stand beside tools that may be called or not; use a JSON schema, a regex or a choice, or "
+        raise FieldError("sampling.structured.grammar", f"{reason}leave the tools out")
+    if family.begins_bare and "x-guidance" in structured.schema:
+        reason = "JSON and calls of this model have one layout, so x-guidance cannot stand beside tools; leave it out"
+        raise FieldError("sampling.structured.json_schema.x-guidance", reason)
+    of_thought = [form.tags.open] if form.tags is not None and form.thought is Thought.FREE else []
+    for beginning in [*family.beginnings(form.names, structured.is_json), *of_thought]:
+        for text in {beginning, beginning.replace(":", ": ").replace(",", ", ")}:
+            if may_begin(structured, text):
+                reason = (
+                    f"the text of the form (sampling.structured, response_format) may begin with {text}, as a call "
+                )
+                remedy = "or a thought does; change the form, force a call by tool_choice, or leave one of them out"
+                raise FieldError("tools", f"{reason}{remedy}")
+    return _held(params, grammar, asked), replace(prompt, form=replace(form, has_form=True))
 
 
 def _held(params: SamplingParams, grammar: str, asked: ToolsAsked) -> SamplingParams:

@@ -30,7 +30,7 @@ def encode_row(row: InputRow, ordinal: int, codec: TextCodec, settings: Generato
     """Make the row's sequences. `ordinal` is its place in the whole input and decides its noise. Raises RowError."""
     params = row_params(settings.sampling, row.overrides, codec)
     prompt = codec.row_prompt(row)
-    params = with_answer_grammar(params, prompt, codec)
+    params, prompt = with_answer_grammar(params, prompt, codec)
     stop = StopStrings(codec, params.stop).find if params.stop else None
     sequences = tuple(
         Sequence.create(

@@ -37,6 +37,9 @@ _OURS = {
     "model": "models.target",
     "tokenizer": "models.tokenizer",
     "skip_tokenizer_init": "models.tokenizer",
+    "structured_outputs_config": "sampling.structured, whose forms are for vLLM's backend 'guidance'",
+    "reasoning_parser": "chat.reasoning",
+    "reasoning_parser_plugin": "chat.reasoning",
     "dtype": "models.dtype",
     "seed": "run.seed",
     "max_model_len": "engine.max_model_len",
@@ -164,8 +167,6 @@ def problem_with(params: SamplingParams, has_drafts: bool, vocab_size: int) -> s
         return f"sampling.temperature is {params.temperature:g}, and vLLM takes at most {_MAX_TEMPERATURE:g}"
     if foreign := [token_id for token_id in params.stop_token_ids if token_id >= vocab_size]:
         return f"sampling.stop_token_ids names {foreign[0]}, and the target has {vocab_size} ids"
-    if params.structured is not None:
-        return "sampling.structured is for Dray's own engine, whose masks prove the text; use engine.backend 'dray'"
     if has_drafts:
         for name in _WITHOUT_DRAFTS:
             if getattr(params, name) != getattr(SamplingParams(), name):
@@ -223,7 +224,7 @@ def engine_arguments(settings: GeneratorSettings, on_processor: bool) -> dict[st
     arguments: dict[str, Any] = {
         "model": models.target,
         "tokenizer": models.tokenizer or models.target,
-        "skip_tokenizer_init": True,  # the text comes from Dray's own codec
+        "structured_outputs_config": {"backend": "guidance"},  # by the tokenizer; texts come from Dray's own codec
         "dtype": models.dtype,
         "seed": settings.seed % 2**32,
         "max_model_len": max_model_len,

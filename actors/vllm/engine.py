@@ -16,6 +16,7 @@ from typing import Any
 import torch
 import vllm
 from vllm.engine.arg_utils import EngineArgs
+from vllm.exceptions import VLLMClientError
 from vllm.lora.request import LoRARequest
 from vllm.platforms import current_platform
 from vllm.v1.engine.llm_engine import LLMEngine
@@ -23,6 +24,7 @@ from vllm.v1.engine.llm_engine import LLMEngine
 from actors.settings import EngineSettings, GeneratorSettings
 from actors.vllm.arguments import engine_arguments, machine_variables, problem_with
 from actors.vllm.expansion import mend_expansion
+from actors.vllm.forms import Forms
 from actors.vllm.probe import check_drafts
 from actors.vllm.requests import Running, scoring_params, token_logprobs, vllm_params
 from decoding.checkpoint.generation import end_token_ids_of
@@ -70,12 +72,15 @@ class VllmEngine:
             self._engine = LLMEngine.from_engine_args(EngineArgs(**arguments))
         except (ValueError, TypeError, NotImplementedError, RuntimeError) as error:
             raise ValueError(f"vLLM cannot run this: {_message_of(error)}") from error
-        # Each row names its end tokens; those of the model would be forbidden before min_tokens where they are ignored.
+        # Each row names its end tokens; the model's and the tokenizer's would be forbidden before min_tokens where they
+        # are ignored.
         self._engine.input_processor.generation_config_fields.clear()
+        self._engine.renderer.get_eos_token_id = lambda: None
         model = self._engine.vllm_config.model_config
         self.options: EngineSettings = replace(settings.engine, num_slots=arguments["max_num_seqs"])
         self.max_model_len: int = model.max_model_len
         self._limits = Limits(model.max_model_len, model.get_vocab_size(), _end_ids(settings))
+        self._forms = Forms(self._engine, self._limits.vocab_size, self._limits.eos_token_ids)
         self._arguments = arguments
         self.has_drafts = self._engine.vllm_config.speculative_config is not None
         # vLLM's requests, which know how many of their tokens were drafted; its answers say it only at their end.
@@ -198,7 +203,7 @@ class VllmEngine:
         try:
             params = vllm_params(sequence, self._limits.eos_token_ids)
             internal_id = self._engine.add_request(name, prompt, params, lora_request=self._lora)
-        except ValueError as error:  # of this row alone
+        except (ValueError, VLLMClientError) as error:  # of this row alone
             sequence.fail(f"vLLM refuses it: {in_one_line(error)}")
             self._ended.append(sequence)
         else:
@@ -216,12 +221,21 @@ class VllmEngine:
         metrics = completion.spec_decode_metrics if request is None else request.spec_decode_metrics
         running.take(completion, metrics, self._limits.eos_token_ids)
         sequence = running.sequence
+        self._check_form(sequence)
         sequence.num_cached_tokens = output.num_cached_tokens or 0
         if sequence.is_finished:
             del self._running[output.request_id]
             self._ended.append(sequence)
             if not output.finished:  # a stop string, of which vLLM knows nothing
                 self._engine.abort_request([output.request_id])
+
+    def _check_form(self, sequence: Sequence) -> None:
+        """Fail a sequence that has ended without the form that it should have."""
+        structured = sequence.params.structured
+        if structured is None or sequence.finish_reason != "stop":
+            return
+        if problem := self._forms.problem_with_end(structured, sequence.output_token_ids):
+            sequence.fail(problem)
 
     def drop(self, sequences: Iterable[Sequence], why: str = "it was dropped") -> None:
         """Drop sequences that are not wanted. Each ends at once, with finish_reason 'error'; none is a result."""
@@ -259,7 +273,10 @@ class VllmEngine:
         """Return why the engine cannot run this sequence; None if it can. Any thread may ask."""
         if sequence.num_speculative_tokens is not None:
             return "vLLM drafts for all rows alike: num_speculative_tokens of a row is for engine.backend 'dray'"
-        return self._limits.problem_with(sequence) or problem_with(sequence.params, self.has_drafts, self.vocab_size)
+        params = sequence.params
+        if problem := self._limits.problem_with(sequence) or problem_with(params, self.has_drafts, self.vocab_size):
+            return problem
+        return None if params.structured is None else self._forms.problem_with(params.structured)
 
     def problem_with_text(self, text: ScoredText) -> str | None:
         """Return why the engine cannot score this text; None if it can. Any thread may ask.
@@ -337,7 +354,7 @@ class VllmEngine:
         try:
             prompt = {"prompt_token_ids": token_ids}
             self._engine.add_request(name, prompt, scoring_params(text.num_top), lora_request=self._lora)
-        except ValueError as error:  # of this text alone
+        except (ValueError, VLLMClientError) as error:  # of this text alone
             del self._scoring[name]
             self.drop_texts([text])
             text.fail(f"vLLM refuses it: {in_one_line(error)}")

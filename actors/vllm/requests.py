@@ -8,6 +8,7 @@ from typing import Any
 from vllm import SamplingParams as VllmParams
 from vllm.sampling_params import RequestOutputKind
 
+from actors.vllm.forms import structured_outputs
 from decoding.sequence import Sequence, TokenLogprobs
 
 
@@ -34,6 +35,7 @@ def vllm_params(sequence: Sequence, eos_token_ids: frozenset[int]) -> VllmParams
         stop_token_ids=sorted(sequence.stop_ids(eos_token_ids)),
         ignore_eos=True,
         logprobs=params.logprobs,
+        structured_outputs=None if params.structured is None else structured_outputs(params.structured),
         allowed_token_ids=None if params.allowed_token_ids is None else list(params.allowed_token_ids),
         detokenize=False,
         output_kind=RequestOutputKind.DELTA,

@@ -11,6 +11,7 @@ from itertools import islice
 from typing import Any
 
 from decoding.grammar.structured import Structured
+from decoding.grammar.token_table import TokenTable
 
 _MAX_PLACES = 2000  # subschemas that are compiled to find the place of a mistake
 _MAX_POINTER = 200  # characters of a place that are shown
@@ -53,6 +54,21 @@ def _problem_of(key: str) -> str | None:
 def problem_with(structured: Structured) -> str | None:
     """Return why this grammar cannot be compiled, and where, in one line; None if it can. No tokenizer is needed."""
     return _problem_of(structured.key)
+
+
+def may_begin(structured: Structured, beginning: str) -> bool:
+    """Return whether an output of this form may begin so; False, too, if the form cannot be compiled."""
+    from llguidance import LLMatcher
+
+    text = beginning.encode()
+    matcher = LLMatcher(_bytes().tokenizer, definition_of(structured), log_level=0)
+    return not matcher.is_error() and matcher.try_consume_tokens(list(text)) == len(text)
+
+
+@lru_cache(maxsize=1)
+def _bytes() -> TokenTable:
+    """Return a vocabulary whose token ids are bytes, with an end token behind them."""
+    return TokenTable.of_tokens([*(bytes([byte]) for byte in range(256)), b""], frozenset({256}))
 
 
 def in_one_line(message: str) -> str:

@@ -2,6 +2,7 @@
 
 from collections import OrderedDict
 from collections.abc import Callable
+from collections.abc import Sequence as Seq
 from dataclasses import replace
 from threading import Lock
 from typing import TYPE_CHECKING
@@ -70,6 +71,14 @@ class Grammars:
             return self._of(replace(structured, disable_any_whitespace=True))
         except ValueError:  # a guess can be done without
             return None
+
+    def is_whole(self, structured: Structured, token_ids: Seq[int]) -> bool:
+        """Return whether the last of these output tokens may end the text of those before it, by this grammar."""
+        *text, end = token_ids
+        matcher = self._of(structured).deep_copy()
+        if end not in self._tokens().eos_token_ids or (text and matcher.try_consume_tokens(text) != len(text)):
+            return False
+        return bool(matcher.is_accepting()) and not matcher.is_error()
 
     def _tokens(self) -> TokenTable:
         with self._lock:

@@ -50,8 +50,8 @@ class Encoder:
         except RowError as error:
             raise _refusal(error, "messages", max_model_len) from error
 
-    async def with_grammar(self, params: SamplingParams, prompt: ChatPrompt) -> SamplingParams:
-        """Return the parameters with the grammar that the answer to this prompt needs; 400 for what it cannot hold."""
+    async def with_grammar(self, params: SamplingParams, prompt: ChatPrompt) -> tuple[SamplingParams, ChatPrompt]:
+        """Return what `with_answer_grammar` returns; 400 for what a grammar cannot hold."""
         try:
             return await self._run(0, lambda: with_answer_grammar(params, prompt, self._codec))
         except FieldError as error:

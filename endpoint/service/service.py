@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
 
@@ -81,13 +81,14 @@ class Service:
             await self.encode(param, prompt, deadline, needs_text=request.needs_prompt_text, keeps=keeps)
             for param, prompt in by_param.items()
         ]
-        for param, prompt in zip(by_param, prompts, strict=True):
+        for index, (param, prompt) in enumerate(zip(by_param, prompts, strict=True)):
             if request.generates and len(prompt.token_ids) >= facts.max_model_len:
                 raise _too_long(param, len(prompt.token_ids), facts)
             if prompt.chat is not None:
                 with api_errors():
                     async with deadline.enforced():
-                        params = await self._encoder.with_grammar(params, prompt.chat)
+                        params, chat = await self._encoder.with_grammar(params, prompt.chat)
+                prompts[index] = replace(prompt, chat=chat)
         generation = Generation(
             request_id=f"{request.id_prefix}{request_id}",
             prompts=tuple(prompt.token_ids for prompt in prompts),

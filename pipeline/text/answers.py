@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pipeline.text.answer_parts import Answer, Content, Event
 from pipeline.text.reasoning import ReasoningReader, ReasoningTags, Thought
 from pipeline.text.tools.family import Family
-from pipeline.text.tools.reader import CallReader, ForcedReader, FreeReader
+from pipeline.text.tools.reader import CallReader, EitherReader, ForcedReader, FreeReader
 
 
 @dataclass(frozen=True)
@@ -20,6 +20,7 @@ class AnswerForm:
     family: Family | None = None
     names: frozenset[str] = frozenset()  # of the functions that may be called
     is_forced: bool = False  # whether a grammar makes all of the answer behind the thought calls
+    has_form: bool = False  # whether a grammar makes it calls, or a text of a form
 
     @property
     def is_plain(self) -> bool:
@@ -46,7 +47,7 @@ class AnswerReader:
         self._reasoning = ReasoningReader(form.tags, form.thought) if thinks and form.tags is not None else None
         self._calls: CallReader | None = None
         if form.names and form.family is not None:
-            self._calls = ForcedReader(form.family) if form.is_forced else FreeReader(form.family, form.names)
+            self._calls = _call_reader(form, form.family)
 
     def push(self, text: str) -> list[Event]:
         """Add text; return what is certain now."""
@@ -69,3 +70,9 @@ class AnswerReader:
         if self._calls is not None:
             return list(self._calls.push(text))
         return [Content(text)] if text else []
+
+
+def _call_reader(form: AnswerForm, family: Family) -> CallReader:
+    if form.is_forced:
+        return ForcedReader(family)
+    return EitherReader(family, form.names) if form.has_form else FreeReader(family, form.names)

@@ -17,6 +17,11 @@ HEAD = {"method": "eagle3", "model": "heads/one", "num_speculative_tokens": 3}
     [
         ({"vllm": {"gpu_memory_utilisation": 0.5}}, "did you mean gpu_memory_utilization"),
         ({"vllm": {"max_num_seqs": 4}}, "engine.vllm.max_num_seqs is set by Dray; say it by engine.num_slots"),
+        (
+            {"vllm": {"structured_outputs_config": {"backend": "xgrammar"}}},
+            "engine.vllm.structured_outputs_config is set by Dray; say it by sampling.structured",
+        ),
+        ({"vllm": {"reasoning_parser": "qwen3"}}, "is set by Dray; say it by chat.reasoning"),
         ({"vllm": {"trust_remote_code": True}}, "engine.vllm.trust_remote_code cannot be set: Dray never runs code"),
         ({"vllm": {"lora": "/no/such/folder"}}, "which is not the folder of a LoRA adapter"),
         ({"vllm": {"speculative_config": HEAD}, "drafter": "ngram"}, "drop one of them"),

@@ -1,8 +1,12 @@
 """The endpoint over vLLM's engine, in this process: what a client of the OpenAI API sees."""
 
+import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
+import jsonschema
+import openai
 import pytest
 
 from endpoint.edge.install import EdgeSettings
@@ -51,6 +55,59 @@ def test_a_prompt_is_scored(server: Server) -> None:
     logprobs = echoed.choices[0].logprobs
     assert logprobs.token_logprobs[0] is None
     assert all(value <= 0 for value in logprobs.token_logprobs[1:])
+
+
+SCHEMA: Any = {
+    "type": "object",
+    "properties": {"city": {"enum": ["Rome", "Oslo"]}, "days": {"type": "integer", "minimum": 0, "maximum": 99}},
+    "required": ["city", "days"],
+    "additionalProperties": False,
+}
+HELLO: Any = [{"role": "user", "content": "hello"}]
+WEATHER: Any = {"type": "function", "function": {"name": "weather", "parameters": SCHEMA}}
+
+
+def test_a_response_format_is_kept_to_and_a_bad_one_is_refused(server: Server) -> None:
+    form: Any = {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA}}
+    chats = server.client().chat.completions
+    for seed in range(3):
+        choice = chats.create(model=MODEL, messages=HELLO, response_format=form, seed=seed, max_tokens=100).choices[0]
+        assert choice.finish_reason == "stop"
+        jsonschema.validate(json.loads(choice.message.content or ""), SCHEMA)
+    cut = chats.create(model=MODEL, messages=HELLO, response_format=form, max_tokens=4).choices[0]
+    assert cut.finish_reason == "length"
+    for extra in ({"regex": "(?s:a|b)"}, {"choice": ["yes", "no"]}, {"grammar": 'start: "x" /[0-9]{3}/'}):
+        texts, _ = streamed(chats, messages=HELLO, max_tokens=20, extra_body={"structured_outputs": extra})
+        assert re.fullmatch("a|b|yes|no|x[0-9]{3}", texts[0])
+    for bad in ({"regex": "a\x00b"}, {"grammar": "start: missing"}):
+        with pytest.raises(openai.BadRequestError, match=r"NUL character|missing"):
+            chats.create(model=MODEL, messages=HELLO, max_tokens=4, extra_body={"structured_outputs": bad})
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "weather"}}])
+def test_forced_calls_fulfil_their_schema_whole_and_streamed(server: Server, choice: Any) -> None:
+    chats = server.client().chat.completions
+    fields: Any = {"model": MODEL, "messages": HELLO, "tools": [WEATHER], "tool_choice": choice}
+    fields |= {"temperature": 0.0, "max_tokens": 120, "parallel_tool_calls": False}
+    whole = chats.create(**fields).choices[0]
+    assert whole.finish_reason == "tool_calls"
+    (call,) = whole.message.tool_calls
+    jsonschema.validate(json.loads(call.function.arguments), SCHEMA)
+    arguments = ""
+    for chunk in chats.create(**fields, stream=True):
+        for part in chunk.choices:
+            arguments += "".join(each.function.arguments for each in part.delta.tool_calls or [])
+    assert arguments == call.function.arguments
+
+
+def test_the_log_probabilities_of_a_prompt_have_ranks(server: Server) -> None:
+    chats, body = server.client().chat.completions, {"prompt_logprobs": 2}
+    answer = chats.create(model=MODEL, messages=HELLO, max_tokens=1, extra_body=body)
+    scores = (answer.model_extra or {})["prompt_logprobs"]
+    assert scores[0] is None
+    for position in scores[1:]:
+        assert 2 <= len(position) <= 3
+        assert {1, 2} <= {entry["rank"] for entry in position.values()}
 
 
 def test_a_client_that_leaves_frees_its_slot(server: Server) -> None:

@@ -12,6 +12,7 @@ from decoding.engine.engine import TargetLostError
 from decoding.scoring.text import ScoredText
 from decoding.sequence import TokenLogprobs
 from pipeline.run.check import contradictions
+from pipeline.text.chat import ChatPrompt
 from pipeline.text.codec import TextCodec
 from pipeline.text.stop_strings import StopStrings
 from tests.pipeline.made_up import input_row
@@ -81,7 +82,7 @@ def test_the_counts_of_every_row_agree(engine: Any, codec: TextCodec) -> None:
         SamplingParams(max_tokens=60, stop_token_ids=tuple(range(200, 260))),
     ):
         for sequence in written(engine, sequences_of(codec, params)):
-            encoded = EncodedRow(input_row(), "", (sequence,))
+            encoded = EncodedRow(input_row(), ChatPrompt("", []), (sequence,))
             (row,) = decode_row(encoded, codec)
             assert list(contradictions(row)) == []
             num_drafted += sequence.num_draft_tokens

@@ -9,6 +9,7 @@ import pytest
 
 from actors.workers.generator import Generator
 from jobs import generate
+from jobs.work import generation
 from tests.jobs.runs import commits, errors, generations, problems, wait_until
 from tests.small_disk import fill, small_disk
 from tests.vllm.runs import VllmRun, good_rows, vllm_processes
@@ -50,7 +51,7 @@ def test_a_row_over_which_vllm_fails_is_found_and_becomes_an_error_row(
     rows = good_rows(12)
     rows[4] = {"id": "killer", "kind": "a", "prompt": "this is poison"}
     run.read(rows)
-    monkeypatch.setattr(generate, "Generator", step_fails_over("poison"))
+    monkeypatch.setattr(generation, "Generator", step_fails_over("poison"))
     assert generate.main(run.words("generate")[3:]) == 0
     (dead,) = errors(run.output)
     assert (dead["id"], dead["stage"], dead["error_type"]) == ("killer", "generate", "WorkerDied")

@@ -1,8 +1,12 @@
 """Whole runs with vLLM: rows, counts, commits, reports and retries are those of every run."""
 
+import json
+import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import jsonschema
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
@@ -56,6 +60,42 @@ def test_the_text_of_a_row_is_that_of_its_tokens(run: VllmRun) -> None:
         assert row["num_output_tokens"] == len(row["token_ids"]) > 0
         assert isinstance(row["text"], str)
         assert row["num_draft_tokens"] > 0
+
+
+def test_rows_with_a_form_or_a_forced_call_have_what_they_ask_for_and_bad_ones_are_error_rows(tmp_path: Path) -> None:
+    """Beside rows without any, in a run whose rows write numbers unless they say otherwise."""
+    schema = {"type": "object", "properties": {"b": {"enum": ["yes", "no"]}}, "required": ["b"]}
+    schema |= {"additionalProperties": False}
+    tight = {"json_schema": schema, "disable_any_whitespace": True}
+    tool = {"type": "function", "function": {"name": "pick", "parameters": schema}}
+    deep: dict[str, Any] = {"type": "array"}
+    for _ in range(70):
+        deep = {"type": "array", "items": deep}
+    hello = [{"role": "user", "content": "hello"}]
+    rows: dict[str, dict[str, Any]] = {
+        "number": {"prompt": "7 x 8 ="},
+        "schema": {"prompt": "JSON:", "sampling": {"structured": tight}},
+        "none": {"prompt": "Once upon a time", "sampling": {"structured": False}},
+        "call": {"messages": hello, "tools": [tool], "tool_choice": "required", "parallel_tool_calls": False},
+        "deep": {"prompt": "x", "sampling": {"structured": {"json_schema": deep}}},
+        "wrong": {"prompt": "x", "sampling": {"structured": {"regex": "(("}}},
+    }
+    run = VllmRun(tmp_path)
+    run.read([{"id": name, "kind": "a", **row} for name, row in rows.items()])
+    flags = ('--sampling.structured={"regex": "[0-9]{1,9}"}', "--output.parts", "--sampling.max_tokens=80")
+    code, printed = run.generate(*flags, "--run.max_error_rate=0.7")
+    assert code == 0, printed
+    found = {row["id"]: row for row in generations(run.output)}
+    assert found.keys() == {"number", "schema", "none", "call"}
+    assert re.fullmatch("[0-9]{1,9}", found["number"]["text"])
+    jsonschema.validate(json.loads(found["schema"]["text"]), schema)
+    (call,) = found["call"]["tool_calls"]
+    jsonschema.validate(json.loads(call["arguments"]), schema)
+    said = {row["id"]: (row["stage"], row["message"]) for row in errors(run.output)}
+    assert said["wrong"][0] == "params"
+    assert said["deep"][0] == "generate"
+    assert "vLLM does not take this sampling.structured.json_schema" in said["deep"][1]
+    assert problems(run.output) == []
 
 
 def test_the_same_command_does_nothing_and_another_engine_is_refused(run: VllmRun) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any, ClassVar
@@ -66,6 +66,19 @@ class Family(ABC):
     def group(self, call: str, several: bool, literal: Literal) -> str:
         """Return what follows one marker, as Lark, where `call` is the rule of a call."""
         return call
+
+    def call_beside(self, tool: Tool, arguments: str, literal: Literal, space: str) -> str:
+        """Return `call` where an answer may be JSON instead, with `space` as Lark between the tokens of both."""
+        return self.call(tool, arguments, literal)
+
+    def begins_call(self, text: str, names: Set[str]) -> bool | None:
+        """Return whether an answer that is calls of these functions, or of another form, is calls; None if more text
+        decides."""
+        return True if text.startswith(self.marker) else None if self.marker.startswith(text) else False
+
+    def beginnings(self, names: Set[str], is_json: bool) -> list[str]:
+        """Return what a text of another form may not begin with, as it would be taken for a call of these functions."""
+        return [self.marker]
 
     def new_id(self, seed: str) -> str:
         """Return the id of a call: the same for the same seed."""

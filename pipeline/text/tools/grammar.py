@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from pipeline.text.reasoning import ReasoningTags, Thought
-from pipeline.text.tools.asked import ToolsAsked
+from pipeline.text.tools.asked import Tool, ToolsAsked
 from pipeline.text.tools.family import Family
 
 # JSON as chat templates write it. A model that may choose its white space can lose itself in it.
 _LAYOUT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-_FLEXIBLE = {"whitespace_pattern": r" ?(\r?\n)?[ \t]{0,40}"}  # as for a form without a thought before it
+_SPACE = r" ?(\r?\n)?[ \t]{0,40}"  # as in a form without a thought before it
+_FLEXIBLE, _TIGHT = {"whitespace_pattern": _SPACE}, {"whitespace_flexible": False}
 _ANY = "(?s:.*)"
 
 
@@ -30,13 +31,7 @@ class GrammarWriter:
 
     def of_tools(self, asked: ToolsAsked, family: Family, tags: ReasoningTags | None, thought: Thought) -> str:
         """Return the grammar of an answer that calls tools: it must if that is forced, otherwise it may."""
-        rules = [_rule("call", " | ".join(f"call_{i}" for i in range(len(asked.callable))))]
-        for index, tool in enumerate(asked.callable):
-            is_held = asked.is_forced or tool.strict
-            rules += [
-                _rule(f"call_{index}", family.call(tool, f"arguments_{index}", self.literal)),
-                _rule(f"arguments_{index}", json_rule(tool.schema if is_held else {"type": "object"})),
-            ]
+        rules = self._calls(asked, lambda tool, arguments: family.call(tool, arguments, self.literal))
         group = family.group("call", asked.is_parallel, self.literal)
         make = self._forced if asked.is_forced else self._free
         body, texts = make(family, group, asked.is_parallel)
@@ -44,19 +39,45 @@ class GrammarWriter:
 
     def of_structured(self, structured: Mapping[str, Any], tags: ReasoningTags | None, thought: Thought) -> str | None:
         """Return the grammar of a thought with text of this form behind it; None where the form is Lark itself."""
-        match structured:
-            case {"json_schema": str() as schema}:
-                form = json_rule(json.loads(schema), is_flexible=not structured.get("disable_any_whitespace"))
-            case {"json_object": True}:
-                is_flexible = not structured.get("disable_any_whitespace")
-                form = json_rule({"type": "object"}, is_flexible=is_flexible)
-            case {"regex": str() as regex}:
-                form = "/" + re.sub(r"(?<!\\)/", r"\/", regex) + "/"
-            case {"choice": list() | tuple() as texts}:
-                form = " | ".join(_quoted(text) for text in texts)
-            case _:
-                return None
-        return self._behind_thought("form", [_rule("form", form)], tags, thought)
+        form = _form(structured)
+        return None if form is None else self._behind_thought("form", [_rule("form", form)], tags, thought)
+
+    def of_either(
+        self,
+        asked: ToolsAsked,
+        family: Family,
+        structured: Mapping[str, Any],
+        tags: ReasoningTags | None,
+        thought: Thought,
+    ) -> str | None:
+        """Return the grammar of an answer that is nothing but calls, or a text of this form; None where that is Lark.
+
+        The library reads both alternatives by one lexer. So calls that begin as JSON does are written in pieces, with
+        the white space of the form's JSON.
+        """
+        form = _form(structured)
+        if form is None:
+            return None
+        is_tight = bool(structured.get("disable_any_whitespace"))
+        layout = (_TIGHT if is_tight else _FLEXIBLE) if family.begins_bare else _LAYOUT
+        space = "" if is_tight else "WHITE?"
+        rules = self._calls(asked, lambda tool, args: family.call_beside(tool, args, self.literal, space), layout)
+        calls, _ = self._forced(family, family.group("call", asked.is_parallel, self.literal), asked.is_parallel)
+        rules += [_rule("calls", calls), _rule("form", form), _rule("WHITE", f"/{_SPACE}/")]
+        return self._behind_thought("calls | form", rules, tags, thought)
+
+    def _calls(
+        self, asked: ToolsAsked, call: Callable[[Tool, str], str], layout: Mapping[str, Any] | None = None
+    ) -> list[str]:
+        """Return the rules of one call, which `call` writes for a tool and the rule of its arguments."""
+        rules = [_rule("call", " | ".join(f"call_{i}" for i in range(len(asked.callable))))]
+        for index, tool in enumerate(asked.callable):
+            schema = tool.schema if asked.is_forced or tool.strict else {"type": "object"}
+            rules += [
+                _rule(f"call_{index}", call(tool, f"arguments_{index}")),
+                _rule(f"arguments_{index}", json_rule(schema, layout or _LAYOUT)),
+            ]
+        return rules
 
     def literal(self, text: str) -> str:
         """Return a text as Lark: a special token, if it is one."""
@@ -102,10 +123,25 @@ class GrammarWriter:
         return [_rule("thought[lazy]", f"/{begin}{_ANY}{_escaped(tags.close)}/")]
 
 
-def json_rule(schema: Mapping[str, Any], *, is_flexible: bool = False) -> str:
-    """Return JSON of this schema as Lark; unless `is_flexible`, with white space as chat templates write it."""
-    options = schema.get("x-guidance", _FLEXIBLE) if is_flexible else _LAYOUT
-    return f"%json {json.dumps({**schema, 'x-guidance': options})}"
+def json_rule(schema: Mapping[str, Any], layout: Mapping[str, Any] = _LAYOUT) -> str:
+    """Return JSON of this schema as Lark; unless a layout is given, with white space as chat templates write it."""
+    return f"%json {json.dumps({**schema, 'x-guidance': layout})}"
+
+
+def _form(structured: Mapping[str, Any]) -> str | None:
+    """Return a form as the content of a rule; None where it is Lark itself."""
+    match structured:
+        case {"json_schema": str() as text}:
+            schema = json.loads(text)
+            own = schema.get("x-guidance", _FLEXIBLE)
+            return json_rule(schema, _TIGHT if structured.get("disable_any_whitespace") else own)
+        case {"json_object": True}:
+            return json_rule({"type": "object"}, _TIGHT if structured.get("disable_any_whitespace") else _FLEXIBLE)
+        case {"regex": str() as regex}:
+            return "/" + re.sub(r"(?<!\\)/", r"\/", regex) + "/"
+        case {"choice": list() | tuple() as texts}:
+            return " | ".join(_quoted(text) for text in texts)
+    return None
 
 
 def _rule(name: str, is_what: str) -> str:

@@ -134,6 +134,8 @@ class ForcedReader:
         rest, tail = self._text, self._forced.tail
         if self._ends is not None or not rest.strip():
             return []
+        if self._has_call:
+            rest = rest.lstrip()
         if self._has_call and (tail.startswith(rest) or rest.startswith(tail)):
             rest = rest[len(tail) :]
         return [Content(rest)] if rest.strip(" ]\n") else []
@@ -161,6 +163,32 @@ class ForcedReader:
             return False
         self._text, self._ends = self._text[end:], None
         return True
+
+
+class EitherReader:
+    """A reader of an answer that a grammar holds to calls, or to a form. Nothing in a text of the form is a call."""
+
+    def __init__(self, family: Family, names: Set[str]) -> None:
+        """Read calls of the functions `names`."""
+        self._family, self._names, self._calls = family, names, ForcedReader(family)
+        self._text = ""  # while it is not known what it begins
+        self._is_call: bool | None = None
+
+    def push(self, text: str) -> list[CallEvent]:
+        """Add text; return what is certain now."""
+        if self._is_call is None:
+            text = self._text + text
+            self._is_call = self._family.begins_call(text, self._names)
+            self._text = text if self._is_call is None else ""
+        if self._is_call:
+            return self._calls.push(text)
+        return [Content(text)] if text and self._is_call is False else []
+
+    def finish(self) -> list[CallEvent]:
+        """Return the rest once no text follows."""
+        if self._is_call:
+            return self._calls.finish()
+        return [Content(self._text)] if self._text else []
 
 
 def _overlap(text: str, marker: str) -> int:

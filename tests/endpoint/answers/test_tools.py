@@ -9,6 +9,7 @@ from typing import Any
 import jsonschema
 import openai
 import pytest
+from pydantic import BaseModel
 
 from tests.endpoint.in_process import BUNDLED_MODEL
 from tests.endpoint.scripted import ScriptedServer, scripted_server
@@ -141,9 +142,84 @@ def test_calls_are_read_from_what_a_model_writes_by_itself(scripted: ScriptedSer
         assert (message.content, message.tool_calls, reason) == (text, None, "stop")
 
 
-def test_a_form_refuses_tools_that_may_be_called_or_not(scripted: ScriptedServer) -> None:
-    with pytest.raises(openai.BadRequestError, match="the output has a form already") as refused:
-        scripted_ask(scripted, "{}", tools=TOOLS, response_format={"type": "json_object"})
+OBJECT: Any = {"type": "json_object"}
+CALLS_IN_JSON = json.dumps({"a": CALL, "b": "<tool_call>"})
+
+
+def test_beside_a_form_an_answer_is_calls_or_a_text_in_which_nothing_is_a_call(scripted: ScriptedServer) -> None:
+    thinking: Any = {"extra_body": {"chat_template_kwargs": {"enable_thinking": True}}}
+    message, reason = scripted_ask(scripted, CALLS_IN_JSON, tools=TOOLS, response_format=OBJECT)
+    assert (message.content, message.tool_calls, reason) == (CALLS_IN_JSON, None, "stop")
+    message, reason = scripted_ask(scripted, CALL, tools=TOOLS, response_format=OBJECT)
+    assert (message.content, reason) == (None, "tool_calls")
+    assert message.tool_calls[0].function.arguments == '{"city": "Rome"}'
+    message, _ = scripted_ask(
+        scripted, f"{CALL}</think>{CALLS_IN_JSON}", tools=TOOLS, response_format=OBJECT, **thinking
+    )
+    assert (message.model_extra["reasoning"], message.content, message.tool_calls) == (CALL, CALLS_IN_JSON, None)
+    grammar = scripted.backend.generations[-1].params.structured.grammar  # type: ignore[union-attr]
+    assert grammar is not None
+    assert all(part in grammar for part in ("calls | form", "think", "weather"))
+    within = f"so: {CALL}"
+    choice: Any = {"extra_body": {"structured_outputs": {"choice": [within, "no"]}}}
+    message, reason = scripted_ask(scripted, within, tools=TOOLS, **choice)
+    assert (message.content, message.tool_calls, reason) == (within, None, "stop")
+    message, _ = scripted_ask(scripted, CALL, tools=TOOLS, response_format=OBJECT, tool_choice="none")
+    assert (message.content, message.tool_calls) == (CALL, None)
+
+
+class Animal(BaseModel):
+    """What a client wants to be told."""
+
+    kind: str
+    age: int
+
+
+def test_the_official_client_parses_either_answer(scripted: ScriptedServer) -> None:
+    strict: Any = {"type": "function", "function": {**WEATHER["function"], "strict": True}}
+    found = []
+    for text in (CALL, '{"kind": "<tool_call>", "age": 3}'):
+        scripted.backend.text = text
+        with scripted.client() as client:
+            answer = client.chat.completions.parse(model="m", messages=[USER], tools=[strict], response_format=Animal)
+        found.append(answer.choices[0].message)
+    assert (found[0].parsed, found[1].parsed) == (None, Animal(kind="<tool_call>", age=3))
+    assert found[0].tool_calls is not None
+    assert found[0].tool_calls[0].function.parsed_arguments == {"city": "Rome"}
+
+
+def test_a_response_with_tools_and_a_format_is_calls_or_text_of_the_format(scripted: ScriptedServer) -> None:
+    flat: Any = {"type": "function", **WEATHER["function"]}
+    fields: Any = {"model": "m", "input": "hello", "tools": [flat], "text": {"format": OBJECT}}
+    for text, kinds in ((CALLS_IN_JSON, ["message"]), (CALL, ["function_call"])):
+        scripted.backend.text = text
+        with scripted.client() as client:
+            whole = client.responses.create(**fields)
+            (*_, last) = client.responses.create(**fields, stream=True)
+        assert [item.type for item in whole.output] == kinds
+        assert whole.output_text == ("" if text is CALL else text)
+        assert [item.type for item in last.response.output] == kinds  # type: ignore[union-attr]
+        assert last.response.output_text == whole.output_text  # type: ignore[union-attr]
+
+
+LLAMA = (
+    '{% for tool in tools or [] %}{{ tool | tojson }}{% endfor %}Write <|python_tag|> or "parameters".'
+    "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}<|assistant|>"
+)
+
+
+def test_where_calls_are_bare_json_a_form_that_could_begin_as_one_is_refused_by_name() -> None:
+    schema: Any = {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA}}
+    with scripted_server(LLAMA) as server:
+        text = '{"city": "Rome", "days": 2, "unit": "C"}'
+        message, _ = scripted_ask(server, text, tools=TOOLS, response_format=schema)
+        assert (message.content, message.tool_calls) == (text, None)
+        message, reason = scripted_ask(
+            server, '{"name": "clock", "parameters": {}}', tools=TOOLS, response_format=schema
+        )
+        assert (message.content, message.tool_calls[0].function.name, reason) == (None, "clock", "tool_calls")
+        with pytest.raises(openai.BadRequestError, match="may begin with") as refused:
+            scripted_ask(server, "{}", tools=TOOLS, response_format=OBJECT)
     assert refused.value.param == "tools"
 
 

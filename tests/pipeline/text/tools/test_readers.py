@@ -112,6 +112,75 @@ def test_forced_calls_come_as_they_are_written_and_a_text_that_is_cut_off_keeps_
         assert not cut or whole.calls or whole.content == cut
 
 
+L_SPREAD = '{\n  "name" : "get",\n  "parameters":\n  {"a": 1}\n}'
+# Answers that are calls or a text of a form: the text, its content, and its calls.
+EITHER: dict[str, list[tuple[str, str | None, list[ToolCall]]]] = {
+    "hermes": [
+        ('{"a": "<tool_call>"}', '{"a": "<tool_call>"}', []),
+        (json.dumps({"a": H_GET}), json.dumps({"a": H_GET}), []),
+        (f"x{H_GET}", f"x{H_GET}", []),
+        (" \n{}\n ", " \n{}\n ", []),
+        ("<tool", "<tool", []),
+        (H_GET, None, [GET]),
+        (f"{H_GET}\n{H_SET}", None, [GET, SET]),
+        (H_GET.replace("1", '"<tool_call> {}"'), None, [ToolCall("get", '{"a": "<tool_call> {}"}')]),
+    ],
+    "llama3": [
+        ('{"name": "get", "age": 1}', '{"name": "get", "age": 1}', []),
+        ('{"name": "other", "parameters": {}}', '{"name": "other", "parameters": {}}', []),
+        (json.dumps({"a": L_GET}), json.dumps({"a": L_GET}), []),
+        (f"[{L_GET}]", f"[{L_GET}]", []),
+        (f"<|python_tag|>{L_GET}", f"<|python_tag|>{L_GET}", []),
+        ('{\n "name": "g', '{\n "name": "g', []),
+        (L_GET, None, [GET]),
+        (L_SPREAD, None, [GET]),
+        ('{"name":"set","parameters":{}}', None, [SET]),
+    ],
+    "mistral": [
+        ('["[TOOL_CALLS]"]', '["[TOOL_CALLS]"]', []),
+        ('{"a": "[TOOL_CALLS] [{}]"}', '{"a": "[TOOL_CALLS] [{}]"}', []),
+        ("[", "[", []),
+        (f"[TOOL_CALLS] [{M_GET}]", None, [GET]),
+        (f'[TOOL_CALLS] [{M_GET}, {{"name": "set", "arguments": {{}}}}]', None, [GET, SET]),
+    ],
+    "mistral_named": [
+        ('{"a": "[TOOL_CALLS]get[ARGS]{}"}', '{"a": "[TOOL_CALLS]get[ARGS]{}"}', []),
+        ('[TOOL_CALLS]get[ARGS]{"a": 1}[TOOL_CALLS]set[ARGS]{}', None, [GET, SET]),
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("family", "text", "content", "calls"), [(family, *row) for family, rows in EITHER.items() for row in rows]
+)
+@pytest.mark.parametrize("thought", ["", "<think>so <tool_call> so</think>\n\n"])
+def test_nothing_in_a_text_of_a_form_is_a_call_wherever_it_is_split(
+    family: str, text: str, content: str | None, calls: list[ToolCall], thought: str
+) -> None:
+    tags = reasoning_tags("think", None) if thought else None
+    form = AnswerForm(tags, Thought.FREE, FAMILIES[family], frozenset({"get", "set"}), has_form=True)
+    if thought and content is not None:
+        content = content.lstrip()
+    expected = Answer("so <tool_call> so" if thought else None, content, calls)
+    whole = thought + text
+    assert form.read(whole) == expected
+    for split in range(len(whole) + 1):
+        assert read(form, whole[:split], whole[split:]) == expected
+    assert read(form, *whole) == expected
+
+
+@pytest.mark.parametrize("text", ['{"a": "<tool_call>", "b": ["<tool_call>"]}', "[1]", "[TOOL", "yes"])
+def test_a_text_of_a_form_is_sent_as_it_comes_once_it_can_be_no_call(text: str) -> None:
+    for family in FAMILIES.values():
+        reader = AnswerForm(family=family, names=frozenset({"get"}), has_form=True).reader()
+        num_held = 0
+        for index, character in enumerate(text):
+            events = reader.push(character)
+            assert not events or index + 1 - num_held == sum(len(event.text) for event in events)  # type: ignore[union-attr]
+            num_held = index + 1 if events else num_held
+        assert num_held >= len(text) - 1 or family.begins_call(text, frozenset({"get"})) is None
+
+
 @pytest.mark.parametrize(
     ("thought", "text", "reasoning", "content"),
     [
