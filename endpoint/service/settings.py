@@ -21,6 +21,7 @@ class ServiceSettings:
     fingerprint: str = ""  # of model and configuration: equal ones write equal texts
     exact: str = ""  # what may be said of the texts, as `exact` in run.json
     warning: str = ""  # of texts that are not the target's; shown with the model
+    parent: str | None = None  # the model of which this one is an adapter
     created: int = field(default_factory=lambda: int(time.time()))  # seconds since 1970
 
     def __post_init__(self) -> None:
