@@ -62,7 +62,9 @@ def create_app(models: Models, *, batches: BatchService | None = None, has_docs:
 
     @app.post("/v1/responses")
     async def _responses(body: ResponseRequest, request: Request) -> Response:
-        return await create_response(service_of(body.model, request), body, request.state.request_id, deadline_of(request))
+        return await create_response(
+            service_of(body.model, request), body, request.state.request_id, deadline_of(request)
+        )
 
     @app.get("/v1/models")
     async def _models(request: Request) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from endpoint.edge.install import EdgeSettings
 from endpoint.gate.gate import INGRESS_NAME, PROTOCOL, Gate, environment
 from endpoint.http.limits import Limits
 from endpoint.ingress import Ingress
-from endpoint.served_model import ServedModel, deployment_name
+from endpoint.service.served_model import ServedModel, deployment_name
 from pipeline.logs import LogSettings
 from pipeline.ray_internals import begin_deleting, serve_details, serve_http_options, with_version
 

@@ -20,11 +20,11 @@ from endpoint.batches.process import wake
 from endpoint.batches.service import BatchService
 from endpoint.batches.settings import BatchSettings
 from endpoint.edge.install import EdgeSettings, install
-from endpoint.served_model import ServedModel
 from endpoint.service.backend import Replicas
 from endpoint.service.metric_page import Family, of_engines, of_process
 from endpoint.service.metrics import ServingMetrics
 from endpoint.service.models import Models
+from endpoint.service.served_model import ServedModel
 from endpoint.service.service import Service
 from pipeline.logs import LogSettings, set_up_logs
 from pipeline.ray_internals import keep_serve_on_loopback

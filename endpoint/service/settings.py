@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 
+MAX_NAME = 512  # characters of a model's name
+
 
 @dataclass(frozen=True, kw_only=True)
 class ServiceSettings:
@@ -26,9 +28,9 @@ class ServiceSettings:
 
     def __post_init__(self) -> None:
         for name in self.names:
-            if not 1 <= len(name) <= 512:
+            if not 1 <= len(name) <= MAX_NAME:
                 field = "model" if name == self.model else "aliases"
-                raise ValueError(f"serve.{field}: expected a name of 1 to 512 characters, got {name!r}")
+                raise ValueError(f"serve.{field}: expected a name of 1 to {MAX_NAME} characters, got {name!r}")
         if self.max_choices < 1:
             raise ValueError(f"serve.max_choices must be at least 1, got {self.max_choices}")
         if not self.request_timeout_s > 0:

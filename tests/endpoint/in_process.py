@@ -22,9 +22,10 @@ from endpoint.batches.settings import BatchSettings
 from endpoint.edge.auth import Keys
 from endpoint.edge.install import EdgeSettings, install
 from endpoint.service.metrics import ServingMetrics
+from endpoint.service.models import Models
 from endpoint.service.service import Service, ServiceSettings
 from pipeline.text.codec import TextCodec
-from tests.endpoint.batches.driving import Driving
+from tests.endpoint.batches.driving import Driving, batch_model
 from tests.endpoint.toy_app import KEY
 from tests.endpoint.web import served
 from tests.pipeline.made_up import input_row
@@ -122,10 +123,10 @@ def running_server(
     metrics, codec, replica = ServingMetrics(service_settings.names[0]), load_codec(settings), Replica(settings)
     service, batches = Service(service_settings, codec, replica, metrics), None
     if batch_settings is not None:
-        driving = Driving(settings, codec, batch_settings, service_settings, replica)
-        batches = BatchService(batch_settings, service_settings.names[0], driving.wake)
+        driving = Driving([batch_model(settings, codec, service_settings, replica)], batch_settings)
+        batches = BatchService(batch_settings, service_settings.names[:1], driving.wake)
         edge_settings = replace(edge_settings, max_upload_bytes=batch_settings.max_file_bytes)
-    app = create_app(service, batches=batches, has_docs=edge_settings.has_docs)
+    app = create_app(Models(service), batches=batches, has_docs=edge_settings.has_docs)
     install(app, edge_settings, metrics)
     with served(app) as port:
         yield Server(port, settings, service)

@@ -255,7 +255,8 @@ def test_the_identity_of_the_weights_is_read_once_for_all_batches(
         return {}
 
     monkeypatch.setattr("endpoint.batches.run.engine_identity", counting)
-    runs, folder = RunMaker(settings, load_codec(settings), "proved", 4), tmp_path_factory.mktemp("runs")
+    served = ServedModel(settings=settings, service=ServiceSettings(model=MODEL))
+    runs, folder = RunMaker(served, load_codec(settings), 4), tmp_path_factory.mktemp("runs")
     for name in ("one", "two"):
         runs.open(
             case.files.root.child(f"{folder}/{name}").at(f"{folder}/{name}"),

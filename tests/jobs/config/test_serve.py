@@ -187,11 +187,11 @@ def test_the_application_tells_its_service_what_its_texts_are(
     text_pair: tuple[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = []
-    monkeypatch.setattr(serving, "make_application", lambda settings, service, *rest, **more: made.append(service))
+    monkeypatch.setattr(serving, "make_application", lambda models, *rest, **more: made.append(models[0].service))
     for verification in ("coupled", "rejection", "unadjusted"):
         flags = ("--models.device=cpu", f"--engine.verification={verification}")
         config = load("--models.target", text_pair[0], *flags)
-        serving._application(config, *serving.settled_engine(config))
+        serving._application(config, *serving.settled_models(config))
     assert [service.exact for service in made] == ["proved", "no", "no"]
     assert [bool(service.warning) for service in made] == [False, False, True]
 
@@ -204,7 +204,7 @@ def test_a_missing_model_is_a_bad_configuration(tmp_path: Path, capsys: pytest.C
 def fingerprint(target: str, *flags: str) -> str:
     """Return the fingerprint of the engine that this configuration describes."""
     config = load("--models.target", target, "--models.device=cpu", *flags)
-    return serving._fingerprint(serving._engine_parts(serving.settled_engine(config)[0]))
+    return serving.settled_models(config)[0][0].fingerprint
 
 
 def test_the_fingerprint_covers_the_model_and_all_that_changes_text(text_pair: tuple[str, str], tmp_path: Path) -> None:
