@@ -1,4 +1,4 @@
-"""Deployment: the application on Ray Serve, an ingress that speaks HTTP and, for each model, replicas with an engine."""
+"""Deployment: the application on Ray Serve, an ingress that speaks HTTP and replicas with an engine for each model."""
 
 from __future__ import annotations
 

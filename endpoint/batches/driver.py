@@ -132,10 +132,9 @@ class BatchDriver:
         return model
 
     def _open_run(self) -> RunDirectory:
-        batch, shop = self._batch, self._shop
-        return self._model.runs.open(
-            self._run_path, shop.files.content(batch.owner, batch.input_file_id), batch.endpoint
-        )
+        batch = self._batch
+        content = self._shop.files.content(batch.owner, batch.input_file_id)
+        return self._model.runs.open(self._run_path, content, batch.endpoint)
 
     async def _write_units(
         self, run_directory: RunDirectory, missing: list[WorkUnit], progress: Progress, lease: Lease
@@ -213,9 +212,7 @@ class BatchDriver:
             shop.files,
             counted,
             run_directory,
-            shop.models.get(
-                batch.adapter, shop.models[None]
-            ).codec,  # of an adapter that is gone there is only the base
+            shop.models.get(batch.adapter, shop.models[None]).codec,  # the latter where the adapter is gone
             progress.unit_ids,
             _NOT_RUN[end],
             (shop.clock(), keep_s),

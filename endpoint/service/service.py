@@ -1,4 +1,4 @@
-"""Service: what all routes share of one model, namely its name and limits, its tokenizer, and where its tokens come from."""
+"""Service: what all routes share of one model, its name and limits, its tokenizer, and the backend of its tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The models of an endpoint: its own, and its adapters, each of them merged into a model of its own and then checked."""
+"""The models of an endpoint: its own, and its adapters, each merged into a model and then checked."""
 
 from __future__ import annotations
 

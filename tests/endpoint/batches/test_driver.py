@@ -19,13 +19,15 @@ from endpoint.batches.batches import Batches
 from endpoint.batches.run import RunMaker, sampling_of
 from endpoint.batches.store import BatchStore
 from endpoint.batches.units import Outcome, ReplicaUnits
+from endpoint.service.served_model import ServedModel
+from endpoint.service.service import ServiceSettings
 from pipeline.inputs.files import list_files
 from pipeline.inputs.rows import InputRow, read_unit
 from pipeline.inputs.units import plan_units
 from pipeline.streaming.stream import UnitError
 from tests.endpoint.batches.asking import COMPLETIONS, texts
 from tests.endpoint.batches.cases import NUM_ROWS, ROWS_PER_UNIT, Case, DyingReplicas, Watched
-from tests.endpoint.in_process import settings_of
+from tests.endpoint.in_process import MODEL, settings_of
 from tests.pipeline.stores import CREDENTIALS, running_s3_server, s3_uri
 
 

@@ -33,8 +33,8 @@ def test_the_configuration_reaches_every_part() -> None:
         "--serve.batches_reserved_slots=2",
         "--engine.num_slots=3",
     )
-    replica, deployment, service = config.replica_settings("fp"), config.serve.deployment, config.serve.service
-    assert (replica.max_waiting, replica.probe_timeout_s, replica.fingerprint) == (7, 27.0, "fp")
+    replica, deployment, service = config.replica_settings(), config.serve.deployment, config.serve.service
+    assert (replica.max_waiting, replica.probe_timeout_s) == (7, 27.0)
     assert (deployment.min_replicas, deployment.max_replicas, deployment.drain_timeout_s) == (2, 5, 9.0)
     assert (service.aliases, service.request_timeout_s) == (("a",), 11.0)
     assert (config.serve.batches.path, config.serve.batches.max_rows) == ("/shared/batches", 12)
