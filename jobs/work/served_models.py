@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,24 +28,32 @@ def served_models(config: ServeConfig, settings: GeneratorSettings) -> list[Serv
     """
     own = _own_name(config)
     check_adapters(config)
-    bases = {name: adapter_base(folder) for name, folder in config.serve.adapters.items()}
     target = quick_model_fingerprint(settings.models.target)
-    for name, base in bases.items():
-        if quick_model_fingerprint(base) != target:
-            raise ValueError(
-                f"serve.adapters.{name}: the adapter in {config.serve.adapters[name]!r} is one of {base!r}, and "
-                f"models.target is {config.generator.models.target!r}, another model; name an adapter of that one, or "
-                "serve this one by an endpoint of its own (models.target)"
-            )
+    for name, folder in config.serve.adapters.items():
+        with _naming(name):
+            base = adapter_base(folder)
+            if quick_model_fingerprint(base) != target:
+                raise ValueError(
+                    f"the adapter in {folder!r} is one of {base!r}, and models.target is "
+                    f"{config.generator.models.target!r}, another model; name an adapter of that one, or serve this one "
+                    "by an endpoint of its own (models.target)"
+                )
     models = [_model(config, settings, own, config.generator.models.target, None)]
     for name, folder in config.serve.adapters.items():
-        try:
+        with _naming(name):
             merged = with_target(settings, folder)
             check_models(merged)
-        except ValueError as error:
-            raise ValueError(f"serve.adapters.{name}: {error}") from error
         models.append(_model(config, merged, name, folder, own))
     return models
+
+
+@contextmanager
+def _naming(name: str) -> Iterator[None]:
+    """Let a ValueError of the block name the adapter that it is about."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"serve.adapters.{name}: {error}") from error
 
 
 def check_adapters(config: ServeConfig) -> None:

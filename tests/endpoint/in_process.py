@@ -104,8 +104,13 @@ def answered(api: Any, **request: Any) -> Any:
 
 def streamed(api: Any, **request: Any) -> tuple[dict[int, str], list[Any]]:
     """Return the text of each choice of a streamed completion or chat, and all chunks."""
+    return streamed_of(api, model=MODEL, **request)
+
+
+def streamed_of(api: Any, **request: Any) -> tuple[dict[int, str], list[Any]]:
+    """Return the same of the model that the request names."""
     texts: dict[int, str] = {}
-    chunks = list(api.create(model=MODEL, stream=True, **request))
+    chunks = list(api.create(stream=True, **request))
     for choice in (choice for chunk in chunks for choice in chunk.choices):
         text = choice.delta.content if hasattr(choice, "delta") else choice.text
         texts[choice.index] = texts.get(choice.index, "") + (text or "")
