@@ -35,8 +35,8 @@ def served_models(config: ServeConfig, settings: GeneratorSettings) -> list[Serv
             if quick_model_fingerprint(base) != target:
                 raise ValueError(
                     f"the adapter in {folder!r} is one of {base!r}, and models.target is "
-                    f"{config.generator.models.target!r}, another model; name an adapter of that one, or serve this one "
-                    "by an endpoint of its own (models.target)"
+                    f"{config.generator.models.target!r}, another model; name an adapter of that one, or serve this "
+                    "one by an endpoint of its own (models.target)"
                 )
     models = [_model(config, settings, own, config.generator.models.target, None)]
     for name, folder in config.serve.adapters.items():

@@ -152,7 +152,7 @@ def test_the_models_are_listed_and_an_unknown_one_is_a_404_that_lists_their_name
             POET: (POET, BASE),
         }
         assert client.models.retrieve(POET).to_dict() == found[POET]
-        with pytest.raises(openai.NotFoundError, match="'nobody' does not exist. This server has 'base', 'pirate', "):
+        with pytest.raises(openai.NotFoundError, match=r"'nobody' does not exist\. This server has 'base', 'pirate', "):
             client.completions.create(model="nobody", prompt="a")
     for path, body in (
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]}),
