@@ -25,8 +25,9 @@ from pipeline.inputs.files import list_files
 from pipeline.inputs.rows import InputRow, read_unit
 from pipeline.inputs.units import plan_units
 from pipeline.streaming.stream import UnitError
-from tests.endpoint.batches.asking import COMPLETIONS, texts
-from tests.endpoint.batches.cases import NUM_ROWS, ROWS_PER_UNIT, Case, DyingReplicas, Watched
+from tests.endpoint.batches.asking import COMPLETIONS, content, texts
+from tests.endpoint.batches.cases import LINES, NUM_ROWS, ROWS_PER_UNIT, Case, DyingReplicas, Watched
+from tests.endpoint.batches.driving import batch_model
 from tests.endpoint.in_process import MODEL, settings_of
 from tests.pipeline.stores import CREDENTIALS, running_s3_server, s3_uri
 
@@ -244,6 +245,31 @@ def test_an_engine_of_another_model_is_waited_for(case: Case, monkeypatch: pytes
 
     assert asyncio.run(scenario()) == 3
     assert case.batch.num_completed == NUM_ROWS
+
+
+def test_a_batch_of_an_adapter_is_written_by_it_alone_and_fails_by_name_once_it_is_gone(
+    case: Case, text_pair: tuple[str, str]
+) -> None:
+    """The other model stands for an adapter: what it writes differs from what the endpoint's own model writes."""
+
+    async def scenario() -> None:
+        own = Watched(Replica(settings_of(case.pair)))
+        settings = settings_of((case.pair[1], case.pair[1]))
+        watched = Watched(Replica(settings), after=lambda _: watched_units.append(1))
+        watched_units: list[int] = []
+        service = ServiceSettings(model="pirate", parent=MODEL)
+        adapter = batch_model(settings, load_codec(settings), service, watched, rows_per_unit=ROWS_PER_UNIT)
+        with case.files.writing("me", case.file_id) as stream:
+            stream.write(content([{**each, "body": {**each["body"], "model": "pirate"}} for each in LINES]))
+        await case.drive(case.batches(own, adapters=[adapter], max_units=1), lambda: bool(watched_units))
+        assert own.num_done == 0
+        assert (case.batch.model, case.batch.adapter) == ("pirate", "pirate")
+        await case.drive(case.batches(own))
+        assert own.num_done == 0, "it would be another model's text"
+
+    asyncio.run(scenario())
+    assert case.batch.status == "failed"
+    assert [error.message for error in case.batch.errors] == ["The model 'pirate' is not served any more."]
 
 
 def test_the_identity_of_the_weights_is_read_once_for_all_batches(
