@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -21,6 +21,7 @@ from endpoint.batches.service import BatchService
 from endpoint.batches.settings import BatchSettings
 from endpoint.edge.auth import Keys
 from endpoint.edge.install import EdgeSettings, install
+from endpoint.service.metric_page import Family
 from endpoint.service.metrics import ServingMetrics
 from endpoint.service.models import Models
 from endpoint.service.service import Service, ServiceSettings
@@ -123,16 +124,30 @@ def running_server(
     service_settings: ServiceSettings,
     edge_settings: EdgeSettings,
     batch_settings: BatchSettings | None = None,
+    adapters: Mapping[str, GeneratorSettings] | None = None,
 ) -> Iterator[Server]:
-    """Run the server until the block ends, with the Batch API if it has settings."""
+    """Run the server until the block ends, with the Batch API if it has settings, and with these adapters."""
     metrics, codec, replica = ServingMetrics(service_settings.names[0]), load_codec(settings), Replica(settings)
     service, batches = Service(service_settings, codec, replica, metrics), None
     if batch_settings is not None:
         driving = Driving([batch_model(settings, codec, service_settings, replica)], batch_settings)
         batches = BatchService(batch_settings, service_settings.names[:1], driving.wake)
         edge_settings = replace(edge_settings, max_upload_bytes=batch_settings.max_file_bytes)
-    app = create_app(Models(service), batches=batches, has_docs=edge_settings.has_docs)
-    install(app, edge_settings, metrics)
+    others = [
+        Service(
+            ServiceSettings(model=name, parent=service_settings.names[0]),
+            load_codec(own),
+            Replica(own),
+            ServingMetrics(name),
+        )
+        for name, own in (adapters or {}).items()
+    ]
+
+    async def all_families() -> list[Family]:
+        return [family for each in (service, *others) for family in each.metrics.families()]
+
+    app = create_app(Models(service, *others), batches=batches, has_docs=edge_settings.has_docs)
+    install(app, edge_settings, metrics, all_families=all_families)
     with served(app) as port:
         yield Server(port, settings, service)
 

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
-import openai
 import pytest
 import yaml
 
@@ -20,34 +19,32 @@ from endpoint.service.served_model import ServedModel
 from jobs.config.serve import load_serve_config
 from jobs.work import serving
 from tests.adapted import keep_merged_models_in, save_adapter
+from tests.endpoint.adapter_checks import (
+    BASE,
+    PIRATE,
+    POET,
+    Adapted,
+    check_metrics,
+    check_names,
+    check_other_routes,
+    check_texts,
+)
 from tests.endpoint.asking import Asked
 from tests.endpoint.batches.asking import begin, ended, line, results, texts
-from tests.endpoint.in_process import Running, streamed_of
+from tests.endpoint.in_process import Running
 from tests.endpoint.on_serve.application import engine_stats, kill, replica_pids, take_away
-from tests.endpoint.web import ask, samples_of
 from tests.jobs.runs import wait_until
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(900)]
-BASE, PIRATE, POET = "base", "pirate", "team/poet"
 LONG: dict[str, Any] = {"prompt": "hello world", "max_tokens": 200, "ignore_eos": True}
-REQUESTS: list[dict[str, Any]] = [
-    {"prompt": "hello world", "max_tokens": 30, "temperature": 0.0},
-    {"prompt": "hello world", "max_tokens": 30, "seed": 5},
-    {"prompt": "one two", "max_tokens": 30, "seed": 6, "top_p": 0.8},
-]
 
 
 @dataclass(frozen=True)
-class Endpoint:
-    """The deployed endpoint, its configuration, and each model's target alone."""
+class Endpoint(Adapted):
+    """The deployed endpoint and its configuration."""
 
-    port: int
     folder: Path
     sections: dict[str, Any]
-    alone: dict[str, Running]
-
-    def client(self) -> openai.OpenAI:
-        return openai.OpenAI(base_url=f"http://127.0.0.1:{self.port}/v1", api_key="any", max_retries=5)
 
     def raw_client(self) -> httpx2.AsyncClient:
         return httpx2.AsyncClient(base_url=f"http://127.0.0.1:{self.port}", timeout=300)
@@ -91,7 +88,7 @@ def endpoint(
     take_away()
     with pytest.MonkeyPatch.context() as patch:
         keep_merged_models_in(folder / "merged", patch)
-        found = Endpoint(serve_port, folder, sections, {})
+        found = Endpoint(serve_port, {}, folder, sections)
         found.deploy()
         try:
             yield found
@@ -99,99 +96,20 @@ def endpoint(
             take_away()
 
 
-def expected(endpoint: Endpoint, requests: list[dict[str, Any]]) -> dict[str, list[str]]:
-    """Return what each target alone writes; no two write the same."""
-    found = {name: [text for (text,) in alone.texts_of(requests)] for name, alone in endpoint.alone.items()}
-    for index in range(len(requests)):
-        assert len({each[index] for each in found.values()}) == len(found), "nothing is put to the test"
-    return found
-
-
 def test_each_name_writes_the_text_of_its_own_target_alone(endpoint: Endpoint) -> None:
-    wanted = expected(endpoint, REQUESTS)
-    with endpoint.client() as client:
-        for name in (BASE, PIRATE, POET):
-            for request, text in zip(REQUESTS, wanted[name], strict=True):
-                answer = client.completions.create(model=name, **request)
-                assert (answer.choices[0].text, answer.model) == (text, name)
-                assert streamed_of(client.completions, model=name, **request)[0] == {0: text}
+    check_texts(endpoint)
 
 
 def test_chats_responses_forced_texts_and_scores_are_those_of_the_model_that_is_named(endpoint: Endpoint) -> None:
-    messages: list[Any] = [{"role": "user", "content": "hello"}]
-    scores = set()
-    with endpoint.client() as client:
-        for name, alone in endpoint.alone.items():
-            (row,) = alone.offline(messages=messages, seed=1, max_tokens=20)
-            answer = client.chat.completions.create(model=name, messages=messages, seed=1, max_tokens=20)
-            assert answer.choices[0].message.content == row["text"]
-            assert streamed_of(client.chat.completions, model=name, messages=messages, seed=1, max_tokens=20)[0] == {
-                0: row["text"]
-            }
-            created = client.responses.create(
-                model=name, input="hello", max_output_tokens=20, extra_body={"seed": 1}, store=False
-            )
-            assert (created.output_text, created.model) == (row["text"], name)
-            structured = {"structured": {"regex": "(one|two){3}"}}
-            (forced,) = alone.offline("hello", seed=2, max_tokens=20, **structured)
-            body = {"structured_outputs": {"regex": "(one|two){3}"}}
-            found = client.completions.create(model=name, prompt="hello", seed=2, max_tokens=20, extra_body=body)
-            assert found.choices[0].text == forced["text"]
-            scored = client.completions.create(model=name, prompt="one two", max_tokens=0, echo=True, logprobs=1)
-            assert scored.choices[0].logprobs is not None
-            scores.add(tuple(scored.choices[0].logprobs.token_logprobs or ())[1:])
-    assert len(scores) == 3, "each has its own"
+    check_other_routes(endpoint)
 
 
 def test_the_models_are_listed_and_an_unknown_one_is_a_404_that_lists_their_names(endpoint: Endpoint) -> None:
-    with endpoint.client() as client:
-        found = {each.id: each.to_dict() for each in client.models.list()}
-        assert {name: (each["root"], each["parent"]) for name, each in found.items()} == {
-            BASE: (BASE, None),
-            PIRATE: (PIRATE, BASE),
-            POET: (POET, BASE),
-        }
-        assert client.models.retrieve(POET).to_dict() == found[POET]
-        with pytest.raises(openai.NotFoundError, match=r"'nobody' does not exist\. This server has 'base', 'pirate', "):
-            client.completions.create(model="nobody", prompt="a")
-    for path, body in (
-        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]}),
-        ("/v1/responses", {"input": "a"}),
-        ("/tokenize", {"prompt": "a"}),
-        ("/detokenize", {"tokens": [1]}),
-    ):
-        refused = ask(endpoint.port, path, {"model": "nobody", **body})
-        assert (refused.status, refused.error["code"]) == (404, "model_not_found")
-        assert (
-            ask(endpoint.port, path, {"model": POET, **body, **({"max_tokens": 1} if "chat" in path else {})}).status
-            == 200
-        )
-    nameless = ask(endpoint.port, "/v1/completions", {**REQUESTS[0]})
-    assert json.loads(nameless.body)["model"] == BASE
-    assert json.loads(nameless.body)["choices"][0]["text"] == expected(endpoint, REQUESTS[:1])[BASE][0]
+    check_names(endpoint)
 
 
 def test_metrics_carry_the_name_of_the_model_that_was_asked(endpoint: Endpoint) -> None:
-    def counts() -> dict[tuple[str, str], float]:
-        shown = samples_of(ask(endpoint.port, "/metrics").body)
-        wanted = ("dray_http_requests_total", "dray_generation_tokens_total", "dray_e2e_request_latency_seconds_count")
-        found: dict[tuple[str, str], float] = {}
-        for sample in shown:
-            is_own = sample.labels.get("route", "/v1/completions") == "/v1/completions"
-            if sample.name in wanted and is_own:
-                key = sample.name, sample.labels["model_name"]
-                found[key] = found.get(key, 0) + sample.value
-        usage = {each.labels["model_name"] for each in shown if each.name == "vllm:kv_cache_usage_perc"}
-        assert usage == set(endpoint.alone)
-        return found
-
-    before = counts()
-    assert ask(endpoint.port, "/v1/completions", {**LONG, "model": POET, "max_tokens": 9}).status == 200
-    after = counts()
-    changed = {key: after[key] - before.get(key, 0) for key in after if after[key] != before.get(key, 0)}
-    assert changed.pop(("dray_generation_tokens_total", POET)) == 9
-    assert set(changed.values()) == {1}
-    assert {name for _, name in changed} == {POET}
+    check_metrics(endpoint)
 
 
 def test_a_batch_is_written_by_the_adapter_that_all_its_lines_name(endpoint: Endpoint) -> None:
@@ -278,11 +196,3 @@ def test_one_more_adapter_is_served_after_an_update_that_fails_no_request(
         assert one.text == endpoint.alone[one.body["model"]].texts_of([own])[0][0]
     assert "bard" in endpoint.alone
     check_texts(endpoint)
-
-
-def check_texts(endpoint: Endpoint) -> None:
-    wanted = expected(endpoint, REQUESTS)
-    with endpoint.client() as client:
-        for name, own in wanted.items():
-            found = [client.completions.create(model=name, **request).choices[0].text for request in REQUESTS]
-            assert found == own
