@@ -107,7 +107,11 @@ def check_names(endpoint: Adapted) -> None:
 def check_metrics(endpoint: Adapted) -> None:
     def counts() -> dict[tuple[str, str], float]:
         shown = samples_of(ask(endpoint.port, "/metrics").body)
-        wanted = ("dray_http_requests_total", "dray_generation_tokens_total", "dray_e2e_request_latency_seconds_count")
+        wanted = (
+            "dray_http_requests_total",
+            "dray_served_generation_tokens_total",
+            "dray_e2e_request_latency_seconds_count",
+        )
         found: dict[tuple[str, str], float] = {}
         for sample in shown:
             is_own = sample.labels.get("route", "/v1/completions") == "/v1/completions"
@@ -127,6 +131,6 @@ def check_metrics(endpoint: Adapted) -> None:
     )
     after = counts()
     changed = {key: after[key] - before.get(key, 0) for key in after if after[key] != before.get(key, 0)}
-    assert changed.pop(("dray_generation_tokens_total", POET)) == 9
+    assert changed.pop(("dray_served_generation_tokens_total", POET)) == 9
     assert set(changed.values()) == {1}
     assert {name for _, name in changed} == {POET}
