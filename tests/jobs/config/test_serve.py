@@ -126,12 +126,15 @@ def test_the_fingerprint_of_keys_changes_with_a_key_and_not_with_their_order() -
     assert Keys([first, second]).fingerprint == Keys([second, first]).fingerprint != Keys([first]).fingerprint
 
 
-def test_the_documented_configuration_is_valid(tmp_path: Path) -> None:
-    (example,) = re.findall(r"```yaml\n(.*?)```", Path("docs/serving.md").read_text(), flags=re.DOTALL)
-    (tmp_path / "keys").write_text("sk-first-key-of-all\n")
-    (tmp_path / "serve.yaml").write_text(example.replace("/etc/dray/keys", str(tmp_path / "keys")))
-    config = load_serve_config([f"--config={tmp_path / 'serve.yaml'}"], PROG)
+def test_the_documented_configurations_are_valid(tmp_path: Path) -> None:
+    found = []
+    for example in re.findall(r"```yaml\n(.*?)```", Path("docs/serving.md").read_text(), flags=re.DOTALL):
+        (tmp_path / "keys").write_text("sk-first-key-of-all\n")
+        (tmp_path / "serve.yaml").write_text(example.replace("/etc/dray/keys", str(tmp_path / "keys")))
+        found.append(load_serve_config([f"--config={tmp_path / 'serve.yaml'}"], PROG))
+    config, with_adapters = found
     assert (config.serve.deployment.max_replicas, len(config.keys() or ())) == (4, 1)
+    assert set(with_adapters.serve.adapters) == {"pirate", "team/poet"}
 
 
 def test_the_example_is_valid_and_open_to_this_machine_only() -> None:
