@@ -99,7 +99,7 @@ def test_an_adapter_that_cannot_be_served_is_refused_before_any_weights_are_merg
         folders["FOREIGN"] = save_adapter(text_pair[1], tmp_path / "foreign", 2)
     named = {name: folders.get(folder, folder) for name, folder in adapters.items()}
     before = sorted(merged.rglob("*"))
-    assert serve.main(write(tmp_path, text_pair[0], named, **sections)) == 2
+    assert serve.main([*write(tmp_path, text_pair[0], named, **sections), "--dry-run"]) == 2
     assert problem in capsys.readouterr().err
     assert sorted(merged.rglob("*")) == before
 
