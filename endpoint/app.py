@@ -1,4 +1,4 @@
-"""The HTTP application: its routes over a Service. It knows no engine."""
+"""The HTTP application: its routes over the services of its models. It knows no engine."""
 
 from __future__ import annotations
 
@@ -21,13 +21,14 @@ from endpoint.requests.chat import ChatRequest
 from endpoint.requests.completion import CompletionRequest
 from endpoint.requests.response import ResponseRequest
 from endpoint.requests.tokens import DetokenizeRequest, TokenizeRequest
+from endpoint.service.models import Models
 from endpoint.service.service import Service, ServiceSettings
 
 _READY_TIMEOUT_S = 25.0
 
 
-def create_app(service: Service, *, batches: BatchService | None = None, has_docs: bool = False) -> FastAPI:
-    """Return the application with the routes over this service; `has_docs` adds /docs and /openapi.json.
+def create_app(models: Models, *, batches: BatchService | None = None, has_docs: bool = False) -> FastAPI:
+    """Return the application with the routes over these models; `has_docs` adds /docs and /openapi.json.
 
     The Batch API is over `batches`, and switched off without it.
 
@@ -35,7 +36,7 @@ def create_app(service: Service, *, batches: BatchService | None = None, has_doc
     """
     app = FastAPI(
         title="Dray",
-        description=_description(service.settings),
+        description=_description(models.first.settings),
         version=dray_version(),
         docs_url="/docs" if has_docs else None,
         redoc_url=None,
@@ -43,33 +44,41 @@ def create_app(service: Service, *, batches: BatchService | None = None, has_doc
     )
 
     def deadline_of(request: Request) -> Deadline:
-        return Deadline.after(service.settings.request_timeout_s, started=request.state.arrived_at)
+        return Deadline.after(models.first.settings.request_timeout_s, started=request.state.arrived_at)
+
+    def service_of(name: str | None, request: Request) -> Service:
+        """Return the service that a request names, which the edge then counts it for. Raises ApiError (404)."""
+        service = models.of(name)
+        request.state.metrics = service.metrics
+        return service
 
     @app.post("/v1/completions")
     async def _completions(body: CompletionRequest, request: Request) -> Response:
-        return await complete(service, body, request.state.request_id, deadline_of(request))
+        return await complete(service_of(body.model, request), body, request.state.request_id, deadline_of(request))
 
     @app.post("/v1/chat/completions")
     async def _chat(body: ChatRequest, request: Request) -> Response:
-        return await chat(service, body, request.state.request_id, deadline_of(request))
+        return await chat(service_of(body.model, request), body, request.state.request_id, deadline_of(request))
 
     @app.post("/v1/responses")
     async def _responses(body: ResponseRequest, request: Request) -> Response:
-        return await create_response(service, body, request.state.request_id, deadline_of(request))
+        return await create_response(
+            service_of(body.model, request), body, request.state.request_id, deadline_of(request)
+        )
 
     @app.get("/v1/models")
     async def _models(request: Request) -> dict[str, Any]:
-        settings, facts = service.settings, await service.facts(deadline_of(request))
-        return {"object": "list", "data": [_described(settings, facts, name) for name in settings.names]}
+        found = await models.facts(deadline_of(request))
+        return {"object": "list", "data": [_described(service.settings, facts, name) for name, service, facts in found]}
 
     @app.get("/v1/models/{model:path}")
     async def _model(model: str, request: Request) -> dict[str, Any]:
-        service.check_model(model)
+        service = service_of(model, request)
         return _described(service.settings, await service.facts(deadline_of(request)), model)
 
     @app.post("/tokenize")
     async def _tokenize(body: TokenizeRequest, request: Request) -> dict[str, Any]:
-        service.check_model(body.model)
+        service = service_of(body.model, request)
         (param, text), deadline = body.text, deadline_of(request)
         token_ids = (await service.encode(param, text, deadline)).token_ids
         facts = await service.facts(deadline)
@@ -77,7 +86,7 @@ def create_app(service: Service, *, batches: BatchService | None = None, has_doc
 
     @app.post("/detokenize")
     async def _detokenize(body: DetokenizeRequest, request: Request) -> dict[str, Any]:
-        service.check_model(body.model)
+        service = service_of(body.model, request)
         return {"prompt": await service.decode("tokens", body.tokens, deadline_of(request))}
 
     @app.get("/health")
@@ -86,9 +95,9 @@ def create_app(service: Service, *, batches: BatchService | None = None, has_doc
 
     @app.get("/health/ready")
     async def _ready() -> dict[str, str]:
-        """Tell whether an engine has written a token lately, or writes one now. Raises ApiError (503) otherwise."""
+        """Tell whether an engine of each model has written a token lately, or writes one now. Raises ApiError (503)."""
         try:
-            await asyncio.wait_for(service.backend.check_health(), _READY_TIMEOUT_S)
+            await asyncio.wait_for(models.check_health(), _READY_TIMEOUT_S)
         except Exception:  # noqa: BLE001 - whatever it is, the model is not ready
             retry = {"Retry-After": "5"}
             raise ApiError(503, "The model is not ready.", code="not_ready", headers=retry) from None
@@ -110,13 +119,14 @@ def _description(settings: ServiceSettings) -> str:
 
 
 def _described(settings: ServiceSettings, facts: EngineFacts, name: str) -> dict[str, Any]:
-    """Return the one model that is served, under one of its names."""
+    """Return a model that is served, under one of its names; `parent` is that of which it is an adapter."""
     return {
         "id": name,
         "object": "model",
         "created": settings.created,
         "owned_by": "dray",
         "root": settings.model,
+        "parent": settings.parent,
         "max_model_len": facts.max_model_len,
         "num_speculative_tokens": facts.num_speculative_tokens,
         "controls_drafts": facts.controls_drafts,

@@ -1,9 +1,10 @@
-"""Deployment: the application on Ray Serve, an ingress that speaks HTTP and replicas with an engine each."""
+"""Deployment: the application on Ray Serve, an ingress that speaks HTTP and replicas with an engine for each model."""
 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import ray
@@ -21,7 +22,7 @@ from endpoint.edge.install import EdgeSettings
 from endpoint.gate.gate import INGRESS_NAME, PROTOCOL, Gate, environment
 from endpoint.http.limits import Limits
 from endpoint.ingress import Ingress
-from endpoint.service.service import ServiceSettings
+from endpoint.service.served_model import ServedModel, deployment_name
 from pipeline.logs import LogSettings
 from pipeline.ray_internals import begin_deleting, serve_details, serve_http_options, with_version
 
@@ -29,7 +30,7 @@ APP_NAME = "dray"  # of our application, on a Serve that may have others
 _REPLY_S = 30.0  # for the controller or a proxy to reply
 _PROXY_EXTRA_S = 60.0  # beyond the endpoint's own deadline, so that a request meets that one first
 _LOOK_EVERY_S, _ENDING_S = 0.2, 60.0  # the latter for processes to end once they are drained
-_REPLICA_NAME, BATCHES_NAME = "Replica", "Batches"
+REPLICA_NAME, BATCHES_NAME = "Replica", "Batches"
 _UNITS_PER_REPLICA = 2  # of batches under way at once: one ends while the next one fills its slots
 _MARK = "mark"  # a key of the configuration that Serve keeps for a deployment
 _INGRESS_PERIOD_S = 1.0  # between looks at an ingress: it is asked nothing that costs, and is soon replaced
@@ -50,8 +51,7 @@ class DeployedVersion:
 
 
 def make_application(
-    settings: GeneratorSettings,
-    service_settings: ServiceSettings,
+    models: Sequence[ServedModel],
     edge_settings: EdgeSettings,
     replica_settings: ReplicaSettings,
     deployment_settings: DeploymentSettings,
@@ -64,15 +64,67 @@ def make_application(
 ) -> Any:
     """Return what `serve.run` takes. `roster` is the DraftRoster of placement "split", an actor.
 
+    Each of the models gets a deployment of its own; the first one is the endpoint's own, the others are its adapters.
     The Batch API is on if `batch_settings` have a path.
 
     `mark` identifies the command that deploys it (`deployed_mark`). Processes of the same `version` stay when another
     application is deployed over theirs, and take its draft; without one they are replaced, in any case.
     """
     asked = deployment_settings
-    # The ingress refuses requests beyond what all replicas take, and a replica those beyond what it takes, at once and
-    # in the API's form. Serve's own queue is bounded, too, but those limits are reached first.
-    num_taken = settings.engine.num_slots + replica_settings.max_waiting
+    num_taken = models[0].settings.engine.num_slots + replica_settings.max_waiting  # samples, by a replica
+    lifetime: dict[str, Any] = {
+        "max_surge_percent": asked.max_surge_percent,
+        "graceful_shutdown_timeout_s": asked.drain_timeout_s,
+        "health_check_period_s": asked.health_period_s,
+        "health_check_timeout_s": asked.health_timeout_s,
+        "logging_config": {"enable_access_log": False},
+    }
+    engines = _engine_options(models[0].settings, asked, num_taken) | lifetime
+    said = {} if version is None else {"draft": version.draft, "rest": version.rest, "version": version.number}
+
+    def versioned(deployment: Any) -> Any:
+        return deployment if version is None else with_version(deployment, version.number)
+
+    replicas = []
+    for model in models:
+        name = deployment_name(REPLICA_NAME, model.adapter)
+        own = replace(replica_settings, fingerprint=model.fingerprint)
+        deployment = versioned(serve.deployment(Replica, name=name, user_config=said, **engines))
+        replicas.append(deployment.bind(model.settings, own, log_settings, roster))
+    light: dict[str, Any] = {"ray_actor_options": {"num_cpus": 0}, "max_ongoing_requests": _INGRESS_ONGOING}
+    batches = None
+    if batch_settings is not None and batch_settings.path is not None:
+        max_units, max_line_bytes = _UNITS_PER_REPLICA * asked.max_replicas, edge_settings.limits.max_body_bytes
+        process = versioned(serve.deployment(BatchesProcess, name=BATCHES_NAME, num_replicas=1, **light, **lifetime))
+        batches = process.bind(models, batch_settings, log_settings, replicas, max_units, max_line_bytes)
+    ingress = versioned(
+        serve.deployment(
+            serve.ingress()(Ingress),
+            name=INGRESS_NAME,
+            num_replicas=asked.num_ingresses,
+            user_config={_MARK: mark},
+            **light,
+            **lifetime | {"health_check_period_s": min(asked.health_period_s, _INGRESS_PERIOD_S)},
+        )
+    )
+    max_requests = num_taken * asked.max_replicas  # of each model
+    return ingress.bind(
+        models,
+        edge_settings,
+        log_settings,
+        replicas,
+        max_requests,
+        batch_settings if batches is not None else None,
+        batches,
+    )
+
+
+def _engine_options(settings: GeneratorSettings, asked: DeploymentSettings, num_taken: int) -> dict[str, Any]:
+    """Return the options of a deployment of engines, each of which takes `num_taken` samples.
+
+    The ingress refuses requests beyond what all replicas take, and a replica those beyond what it takes, at once and in
+    the API's form. Serve's own queue is bounded, too, but those limits are reached first.
+    """
     scaling: dict[str, Any] = {"num_replicas": asked.min_replicas}
     if asked.max_replicas > asked.min_replicas:
         scaling = {
@@ -84,64 +136,12 @@ def make_application(
                 downscale_delay_s=asked.downscale_delay_s,
             )
         }
-    lifetime: dict[str, Any] = {
-        "max_surge_percent": asked.max_surge_percent,
-        "graceful_shutdown_timeout_s": asked.drain_timeout_s,
-        "health_check_period_s": asked.health_period_s,
-        "health_check_timeout_s": asked.health_timeout_s,
-        "logging_config": {"enable_access_log": False},
-    }
-    said = {} if version is None else {"draft": version.draft, "rest": version.rest, "version": version.number}
-    replica_deployment = serve.deployment(
-        Replica,
-        name=_REPLICA_NAME,
-        user_config=said,
-        ray_actor_options=asked.actor_options | ({"num_cpus": 1.0} if asked.num_gpus else {}),
-        max_ongoing_requests=2 * num_taken + 16,
-        max_queued_requests=2 * num_taken + 16,
+    return {
+        "ray_actor_options": asked.actor_options | ({"num_cpus": 1.0} if asked.num_gpus else {}),
+        "max_ongoing_requests": 2 * num_taken + 16,
+        "max_queued_requests": 2 * num_taken + 16,
         **scaling,
-        **lifetime,
-    )
-    ingress = serve.deployment(
-        serve.ingress()(Ingress),
-        name=INGRESS_NAME,
-        num_replicas=asked.num_ingresses,
-        ray_actor_options={"num_cpus": 0},
-        max_ongoing_requests=_INGRESS_ONGOING,
-        user_config={_MARK: mark},
-        **lifetime | {"health_check_period_s": min(asked.health_period_s, _INGRESS_PERIOD_S)},
-    )
-    batches_deployment = serve.deployment(
-        BatchesProcess,
-        name=BATCHES_NAME,
-        num_replicas=1,
-        ray_actor_options={"num_cpus": 0},
-        max_ongoing_requests=_INGRESS_ONGOING,
-        **lifetime,
-    )
-    if version is not None:
-        replica_deployment = with_version(replica_deployment, version.number)
-        ingress = with_version(ingress, version.number)
-        batches_deployment = with_version(batches_deployment, version.number)
-    replicas = replica_deployment.bind(settings, replica_settings, log_settings, roster)
-    max_requests, fingerprint = num_taken * asked.max_replicas, replica_settings.fingerprint
-    batches = None
-    if batch_settings is not None and batch_settings.path is not None:
-        max_units, max_line_bytes = _UNITS_PER_REPLICA * asked.max_replicas, edge_settings.limits.max_body_bytes
-        batches = batches_deployment.bind(
-            settings, service_settings, batch_settings, log_settings, replicas, max_units, max_line_bytes, fingerprint
-        )
-    return ingress.bind(
-        settings,
-        service_settings,
-        edge_settings,
-        log_settings,
-        replicas,
-        max_requests,
-        fingerprint,
-        batch_settings if batches is not None else None,
-        batches,
-    )
+    }
 
 
 def start(host: str, port: int, limits: Limits, request_timeout_s: float | None = None) -> None:
@@ -198,7 +198,7 @@ def is_deployed() -> bool:
 def deployed_version() -> DeployedVersion | None:
     """Return the version of the application of our name that was deployed last, if it has one."""
     deployments = serve_details(_REPLY_S)["applications"].get(APP_NAME, {}).get("deployments", {})
-    said = deployments.get(_REPLICA_NAME, {}).get("deployment_config", {}).get("user_config") or {}
+    said = deployments.get(REPLICA_NAME, {}).get("deployment_config", {}).get("user_config") or {}
     return DeployedVersion(said["version"], said["rest"], said["draft"]) if "version" in said else None
 
 

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from typing import Any
 
 from fastapi import FastAPI
 from ray import serve
 from ray.serve.exceptions import DeploymentUnavailableError
 
-from actors.settings import GeneratorSettings
 from actors.workers.loading import load_codec
 from endpoint.answers.text import warn_of_late_text
 from endpoint.app import create_app
@@ -22,7 +23,9 @@ from endpoint.edge.install import EdgeSettings, install
 from endpoint.service.backend import Replicas
 from endpoint.service.metric_page import Family, of_engines, of_process
 from endpoint.service.metrics import ServingMetrics
-from endpoint.service.service import Service, ServiceSettings
+from endpoint.service.models import Models
+from endpoint.service.served_model import ServedModel
+from endpoint.service.service import Service
 from pipeline.logs import LogSettings, set_up_logs
 from pipeline.ray_internals import keep_serve_on_loopback
 
@@ -30,63 +33,69 @@ _ANSWER_S = 2.0  # for other processes to say what they have counted
 
 
 class Ingress:
-    """The application with the tokenizer and the keys, which asks the replicas for tokens.
+    """The application with the tokenizers and the keys, which asks the replicas for tokens.
 
     `ray.serve.ingress()` makes it a deployment.
     """
 
     async def __init__(  # type: ignore[misc]
         self,
-        settings: GeneratorSettings,
-        service_settings: ServiceSettings,
+        models: Sequence[ServedModel],
         edge_settings: EdgeSettings,
         log_settings: LogSettings,
-        replicas: Any,
+        replicas: Sequence[Any],
         max_requests: int,
-        engine_fingerprint: str = "",
         batch_settings: BatchSettings | None = None,
         batches: Any = None,
     ) -> None:
-        """Ask `replicas`, the handle of a deployment that takes at most `max_requests` requests at once.
+        """Ask `replicas`, for each model the handle of a deployment that takes at most `max_requests` requests at once.
 
-        Only replicas with the `engine_fingerprint` are asked. While an update has not brought one yet, this waits, so
+        Only replicas with a model's fingerprint are asked. While an update has not brought one yet, this waits, so
         that Ray Serve leaves requests to the ingress before it. `batches` is the handle of the deployment that drives
         batches, where the Batch API is on.
         """
         keep_serve_on_loopback()
         set_up_logs(log_settings)
-        backend = Replicas(
-            replicas,
-            is_repeatable=settings.engine.is_repeatable,
-            fingerprint=engine_fingerprint,
-            max_requests=max_requests,
-        )
-        self._replicas, self._model_name = replicas, service_settings.names[0]
-        self._metrics = metrics = ServingMetrics(self._model_name, to_ray=True)
-        codec = load_codec(settings)
-        warn_of_late_text(codec)
-        service = Service(service_settings, codec, backend, metrics)
+        self._replicas, self._names = replicas, [model.name for model in models]
+        self._metrics = [ServingMetrics(name, to_ray=True) for name in self._names]
+        backends = [
+            Replicas(
+                handle,
+                is_repeatable=model.settings.engine.is_repeatable,
+                fingerprint=model.fingerprint,
+                max_requests=max_requests,
+            )
+            for model, handle in zip(models, replicas, strict=True)
+        ]
+        services = [
+            _service(model, backend, metrics)
+            for model, backend, metrics in zip(models, backends, self._metrics, strict=True)
+        ]
         batch_service = None
         if batch_settings is not None:
-            batch_service = BatchService(batch_settings, service_settings.names[0], partial(wake, batches))
+            batch_service = BatchService(batch_settings, self._names, partial(wake, batches))
             edge_settings = replace(edge_settings, max_upload_bytes=batch_settings.max_file_bytes)
-        await backend.wait_for_model()
-        self._app = create_app(service, batches=batch_service, has_docs=edge_settings.has_docs)
-        install(self._app, edge_settings, metrics, max_requests, self._all_families)
+        await asyncio.gather(*(backend.wait_for_model() for backend in backends))
+        self._app = create_app(Models(*services), batches=batch_service, has_docs=edge_settings.has_docs)
+        install(self._app, edge_settings, self._metrics[0], max_requests * len(models), self._all_families)
 
     async def metric_families(self) -> list[Family]:
         """Return what this process has counted, with its name, for the page of any of them."""
-        return of_process(self._metrics.families(), serve.get_replica_context().replica_tag)
+        families = chain.from_iterable(metrics.families() for metrics in self._metrics)
+        return of_process(families, serve.get_replica_context().replica_tag)
 
     async def _all_families(self) -> list[Family]:
         """Return what all ingresses have counted, and what the engines say now, without those that do not answer."""
         context = serve.get_replica_context()
         ingresses = serve.get_deployment_handle(context.deployment, context.app_name)
-        counted, stats = await asyncio.gather(
-            _answers(ingresses.broadcast("metric_families")), _answers(self._replicas.broadcast("stats"))
+        counted, *stats = await asyncio.gather(
+            _answers(ingresses.broadcast("metric_families")),
+            *(_answers(handle.broadcast("stats")) for handle in self._replicas),
         )
         families = [family for each in counted for family in each] or await self.metric_families()
-        return families + of_engines(stats, self._model_name)
+        return families + [
+            family for name, of in zip(self._names, stats, strict=True) for family in of_engines(of, name)
+        ]
 
     def reconfigure(self, config: dict[str, str]) -> None:
         """Ignore the configuration, which is only read by `endpoint.deployment.deployed_mark`."""
@@ -94,6 +103,13 @@ class Ingress:
     def __serve_build_asgi_app__(self) -> FastAPI:
         """Return the application that Ray Serve runs."""
         return self._app
+
+
+def _service(model: ServedModel, backend: Replicas, metrics: ServingMetrics) -> Service:
+    """Return the service of a model, with its tokenizer."""
+    codec = load_codec(model.settings)
+    warn_of_late_text(codec)
+    return Service(model.service, codec, backend, metrics)
 
 
 async def _answers(broadcast: Any) -> list[Any]:

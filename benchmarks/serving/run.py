@@ -30,6 +30,7 @@ from benchmarks.serving.client import Row, client_of
 from endpoint.deployment import DeploymentSettings, deploy, make_application, start
 from endpoint.edge.install import EdgeSettings
 from endpoint.http.limits import Limits
+from endpoint.service.served_model import ServedModel
 from endpoint.service.service import ServiceSettings
 from pipeline.logs import LogSettings
 
@@ -121,8 +122,7 @@ def _deploy(given: argparse.Namespace, settings: GeneratorSettings) -> int:
         port = int(listener.getsockname()[1])
     start("127.0.0.1", port, Limits())
     application = make_application(
-        settings,
-        ServiceSettings(model="bench"),
+        [ServedModel(settings=settings, service=ServiceSettings(model="bench"))],
         EdgeSettings(keys=None),
         ReplicaSettings(max_waiting=given.max_waiting),
         DeploymentSettings(num_cpus=given.threads, num_ingresses=1),

@@ -38,7 +38,7 @@ def merged_folder(folder: Path, base_folder: Callable[[str], str]) -> str:
     (`$HF_HOME/dray/merged`), one for each content of adapter and base, written whole or not at all. Raises ValueError
     for what is no adapter that can be merged exactly.
     """
-    base = Path(_base_of(folder, base_folder))
+    base = Path(base_of(folder, base_folder))
     place = Path(HF_HOME) / "dray" / "merged" / _digest(folder, base)
     if place.is_dir():
         return str(place)
@@ -58,7 +58,7 @@ def merged_folder(folder: Path, base_folder: Callable[[str], str]) -> str:
     return str(place)
 
 
-def _base_of(folder: Path, base_folder: Callable[[str], str]) -> str:
+def base_of(folder: Path, base_folder: Callable[[str], str]) -> str:
     """Return the folder of the base model; raise ValueError if there is none, or nothing can be merged into it."""
     said = read_json(folder / CONFIG)
     kind, name = said.get("peft_type"), said.get("base_model_name_or_path")

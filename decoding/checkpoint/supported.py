@@ -12,7 +12,8 @@ from huggingface_hub.errors import HfHubHTTPError, StrictDataclassError
 from transformers import AutoConfig, AutoTokenizer, PretrainedConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
-from decoding.checkpoint.adapter import is_adapter, merged_folder
+from decoding.checkpoint.adapter import CONFIG as ADAPTER_CONFIG
+from decoding.checkpoint.adapter import base_of, is_adapter, merged_folder
 from decoding.checkpoint.model_files import check_kind, check_weights
 
 _HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "*.txt", "tokenizer.model"]
@@ -31,6 +32,18 @@ def model_folder(path: str) -> str:
     """
     folder = _downloaded(path)
     return merged_folder(Path(folder), model_folder) if is_adapter(Path(folder)) else folder
+
+
+def adapter_base(path: str) -> str:
+    """Return the folder of the model that the adapter in `path`, a folder or a hub name, is merged into.
+
+    Raises ValueError if there is no adapter, or none that can be merged as far as its configuration tells.
+    """
+    folder = Path(_downloaded(path))
+    if not is_adapter(folder):
+        what = "a whole model" if (folder / "config.json").is_file() else f"no {ADAPTER_CONFIG}"
+        raise ValueError(f"{path!r} holds {what}; expected the folder of a LoRA adapter, as PEFT saves it")
+    return base_of(folder, model_folder)
 
 
 def _downloaded(path: str) -> str:

@@ -41,9 +41,10 @@ class Batch:
     owner: str
     endpoint: str
     input_file_id: str
-    model: str
+    model: str | None  # the name of the model that writes it; None until the file has told which of several that is
     created_at: int
     expires_at: int
+    adapter: str | None = None  # the same name if that is an adapter
     metadata: Mapping[str, str] | None = None
     output_keep_s: float | None = None  # `output_expires_after`
     status: Status = "validating"

@@ -5,22 +5,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from actors.settings import GeneratorSettings
 from endpoint.batches.driver import BatchDriver
 from endpoint.batches.files import FileStore
 from endpoint.batches.input_check import InputRules
-from endpoint.batches.run import RunMaker
 from endpoint.batches.settings import BatchSettings
 from endpoint.batches.store import BatchStore
-from endpoint.batches.units import UnitWriter
-from endpoint.batches.workshop import Workshop
-from endpoint.service.service import ServiceSettings
+from endpoint.batches.workshop import BatchModel, Workshop
 from pipeline.logs import Event, failure_event
 from pipeline.run.lease import LeaseHeld, LeaseLost
-from pipeline.text.codec import TextCodec
 
 _LOOK_EVERY_S = 10.0  # for batches that this process was not told of
 _SWEEP_EVERY_S = 3600.0  # for what has expired
@@ -33,22 +28,18 @@ class Batches:
 
     def __init__(
         self,
-        settings: GeneratorSettings,
-        codec: TextCodec,
+        models: Sequence[BatchModel],
         batch_settings: BatchSettings,
-        service_settings: ServiceSettings,
-        units: UnitWriter,
         ledgers: Any,
         *,
         max_units: int,
         max_line_bytes: int,
-        fingerprint: str = "",
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """Take over the batches under `batch_settings.path`, for an engine with these settings.
+        """Take over the batches under `batch_settings.path`, for engines of these models; the first is their own.
 
-        At most `max_units` units are under way at once, all of them done by `units`; `ledgers` is the actor of their
-        Ledgers. A request may have `max_line_bytes`. Raises ValueError or OSError if the folder cannot be used.
+        At most `max_units` units of a batch are under way at once; `ledgers` is the actor of their Ledgers. A request
+        may have `max_line_bytes`. Raises ValueError or OSError if the folder cannot be used.
         """
         assert batch_settings.path is not None
         self._files = FileStore(batch_settings.path, clock)
@@ -56,20 +47,18 @@ class Batches:
         self._keep_s, self._clock = batch_settings.keep_s, clock
 
         def rules(endpoint: str) -> InputRules:
-            names, max_rows = service_settings.names, batch_settings.max_rows
+            names: dict[str | None, str] = {None: models[0].served.name}
+            names |= {name: model.served.name for model in models for name in model.served.service.names}
+            max_rows = batch_settings.max_rows
             return InputRules(endpoint=endpoint, models=names, max_rows=max_rows, max_line_bytes=max_line_bytes)
 
         self._workshop = Workshop(
             files=self._files,
             batches=self._batches,
-            runs=RunMaker(settings, codec, service_settings.exact, batch_settings.rows_per_unit),
-            codec=codec,
-            units=units,
+            models={model.served.adapter: model for model in models},
             ledgers=ledgers,
-            places=asyncio.Semaphore(max_units),
             max_units=max_units,
             rules=rules,
-            fingerprint=fingerprint,
             keep_s=batch_settings.keep_s,
             clock=clock,
         )

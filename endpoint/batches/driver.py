@@ -18,10 +18,10 @@ from actors.errors import describe
 from actors.units.ledgers import LedgerOfRun
 from actors.workers.batch_worker import UnitOrder
 from endpoint.batches.batch import Batch, BatchError, Status
-from endpoint.batches.input_check import check_input
+from endpoint.batches.input_check import CheckedInput, check_input
 from endpoint.batches.results import write_results
 from endpoint.batches.run import Progress, sampling_of
-from endpoint.batches.workshop import Workshop
+from endpoint.batches.workshop import BatchModel, Workshop
 from pipeline.export.openai_batch import NotRun
 from pipeline.inputs.units import WorkUnit
 from pipeline.logs import Event
@@ -88,12 +88,13 @@ class BatchDriver:
         batch, content = self._batch, self._shop.files.content(self._batch.owner, self._batch.input_file_id)
         rules = self._shop.rules(batch.endpoint)
         try:
-            num_rows, errors = await asyncio.to_thread(check_input, content, rules)
+            found = await asyncio.to_thread(check_input, content, rules)
         except FileNotFoundError:
-            num_rows, errors = 0, (BatchError(code="file_not_found", message="The input file is gone."),)
-        self._batch = replace(batch, num_rows=num_rows)
-        if errors:
-            await self._become("failed", errors=errors)
+            found = CheckedInput(errors=(BatchError(code="file_not_found", message="The input file is gone."),))
+        adapter = found.model if found.model in self._shop.models else None
+        self._batch = replace(batch, num_rows=found.num_rows, model=found.model or batch.model, adapter=adapter)
+        if found.errors:
+            await self._become("failed", errors=found.errors)
         elif self._cancelled.is_set():
             await self._become("cancelling")
         else:
@@ -122,9 +123,18 @@ class BatchDriver:
                 await self._become("finalizing")
             await self._end(end, run_directory, progress)
 
+    @property
+    def _model(self) -> BatchModel:
+        """The model that writes the batch. Raises BatchFailed if it is not served any more."""
+        model = self._shop.models.get(self._batch.adapter)
+        if model is None:
+            raise BatchFailed(f"the model {self._batch.model!r} is not served any more")
+        return model
+
     def _open_run(self) -> RunDirectory:
-        batch, shop = self._batch, self._shop
-        return shop.runs.open(self._run_path, shop.files.content(batch.owner, batch.input_file_id), batch.endpoint)
+        batch = self._batch
+        content = self._shop.files.content(batch.owner, batch.input_file_id)
+        return self._model.runs.open(self._run_path, content, batch.endpoint)
 
     async def _write_units(
         self, run_directory: RunDirectory, missing: list[WorkUnit], progress: Progress, lease: Lease
@@ -163,17 +173,18 @@ class BatchDriver:
 
     async def _receipt_of(self, run_directory: RunDirectory, unit: WorkUnit) -> Receipt:
         """Return the receipt of a unit, when it is done. Raises BatchFailed if that fails again and again."""
+        model = self._model
         order = UnitOrder(
             run_path=run_directory.location.name,
             unit=unit,
             sampling=sampling_of(self._batch.endpoint),
             ledger=LedgerOfRun(self._shop.ledgers, run_directory.location.name),
-            fingerprint=self._shop.fingerprint,
+            fingerprint=model.served.fingerprint,
         )
         num_tries, wait_s = 0, _FIRST_WAIT_S
-        async with self._shop.places:
+        async with model.places:
             while True:
-                outcome = await self._shop.units.write_unit(order)
+                outcome = await model.units.write_unit(order)
                 if isinstance(outcome, Receipt):
                     return outcome
                 if isinstance(outcome, OtherModelError):
@@ -201,7 +212,7 @@ class BatchDriver:
             shop.files,
             counted,
             run_directory,
-            shop.codec,
+            shop.models.get(batch.adapter, shop.models[None]).codec,  # the latter where the adapter is gone
             progress.unit_ids,
             _NOT_RUN[end],
             (shop.clock(), keep_s),

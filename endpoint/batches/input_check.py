@@ -1,12 +1,13 @@
 """The check of a batch's input file, before any of its rows is run: what makes the whole batch fail.
 
-A line must be a request of the batch's endpoint for a model that is served, with an id of its own. What its `body` asks
+A line must be a request of the batch's endpoint for a model that is served, with an id of its own. All lines of a file
+are for one model, as in OpenAI's API; a line that names none is for the endpoint's own. What its `body` asks
 for is checked with the row: a row that is wrong there has a line in the error file, and its neighbours are done.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -27,21 +28,31 @@ class InputRules:
     """What an input file must be."""
 
     endpoint: str
-    models: Collection[str]  # names that are served
+    models: Mapping[str | None, str]  # names that are served, to the own names of their models; None if a line has none
     max_rows: int
     max_line_bytes: int
 
 
-def check_input(location: Location, rules: InputRules) -> tuple[int, tuple[BatchError, ...]]:
-    """Return the number of requests in a file and what is wrong with it, at most the first `MAX_ERRORS`."""
+@dataclass(frozen=True, kw_only=True)
+class CheckedInput:
+    """What was found in an input file: the first `MAX_ERRORS` errors, and which model its requests are for."""
+
+    num_rows: int = 0
+    model: str | None = None  # by its own name; None if no line has told
+    errors: tuple[BatchError, ...] = ()
+
+
+def check_input(location: Location, rules: InputRules) -> CheckedInput:
+    """Return what is in a file."""
     checker = _Checker(rules)
     errors = tuple(islice(checker.errors(location), MAX_ERRORS))
-    return checker.num_rows, errors
+    return CheckedInput(num_rows=checker.num_rows, model=checker.model, errors=errors)
 
 
 class _Checker:
     def __init__(self, rules: InputRules) -> None:
         self._rules, self.num_rows = rules, 0
+        self.model: str | None = None  # of the lines so far
         self._line_of: dict[str, int] = {}  # custom_id -> line
 
     def errors(self, location: Location) -> Iterator[BatchError]:
@@ -94,7 +105,14 @@ class _Checker:
             return wrong("mismatched_url", "url", f"Expected '{rules.endpoint}', the endpoint of this batch.")
         if not isinstance(body, dict):
             return wrong("invalid_type", "body", "Expected an object.")
-        if (model := body.get("model")) is not None and (not isinstance(model, str) or model not in rules.models):
-            shown = shown_name(str(model), 128)
+        named = body.get("model")
+        model = rules.models.get(named) if named is None or isinstance(named, str) else None
+        if model is None:
+            shown = shown_name(str(named), 128)
             return wrong("model_not_found", "body.model", f"The model '{shown}' does not exist.")
+        self.model = self.model or model
+        if model != self.model:
+            names = f"this request is for '{shown_name(model, 128)}', and those before it are for"
+            message = f"A batch is for one model: {names} '{shown_name(self.model, 128)}'. Make a batch for each model."
+            return wrong("mismatched_model", "body.model", message)
         return None

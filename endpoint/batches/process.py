@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from typing import Any
 
 from ray.exceptions import RayError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, ReplicaUnavailableError
 
-from actors.settings import GeneratorSettings
 from actors.units.ledgers import start_ledgers
 from actors.workers.loading import load_codec
 from endpoint.batches.batches import Batches
 from endpoint.batches.settings import BatchSettings
 from endpoint.batches.units import ReplicaUnits
-from endpoint.service.service import ServiceSettings
+from endpoint.batches.workshop import BatchModel
+from endpoint.service.served_model import ServedModel
 from pipeline.logs import Event, LogSettings, set_up_logs
 from pipeline.ray_internals import keep_serve_on_loopback
 
@@ -28,28 +29,23 @@ class BatchesProcess:
 
     async def __init__(  # type: ignore[misc]
         self,
-        settings: GeneratorSettings,
-        service_settings: ServiceSettings,
+        models: Sequence[ServedModel],
         batch_settings: BatchSettings,
         log_settings: LogSettings,
-        replicas: Any,
+        replicas: Sequence[Any],
         max_units: int,
         max_line_bytes: int,
-        fingerprint: str,
     ) -> None:
-        """Give `replicas`, the handle of a deployment, at most `max_units` units at once."""
+        """Give `replicas`, for each model the handle of a deployment, at most `max_units` units at once."""
         keep_serve_on_loopback()
         set_up_logs(log_settings)
+        codecs = [await asyncio.to_thread(load_codec, model.settings) for model in models]
+        own = [
+            BatchModel.of(model, codec, ReplicaUnits(handle), batch_settings.rows_per_unit, max_units)
+            for model, codec, handle in zip(models, codecs, replicas, strict=True)
+        ]
         self._batches = Batches(
-            settings,
-            await asyncio.to_thread(load_codec, settings),
-            batch_settings,
-            service_settings,
-            ReplicaUnits(replicas),
-            start_ledgers(),
-            max_units=max_units,
-            max_line_bytes=max_line_bytes,
-            fingerprint=fingerprint,
+            own, batch_settings, start_ledgers(), max_units=max_units, max_line_bytes=max_line_bytes
         )
         self._running = asyncio.create_task(self._batches.run())
 

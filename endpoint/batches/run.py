@@ -8,10 +8,10 @@ from functools import partial
 from typing import Any
 
 from actors.identity import described_run, engine_identity, rows_identity
-from actors.settings import GeneratorSettings
 from actors.workers.batch_worker import BATCH_INPUT
 from decoding.sampling_params import SamplingParams
 from endpoint.requests.fields import LARGEST
+from endpoint.service.served_model import ServedModel
 from pipeline.counts import Counts
 from pipeline.id_set import IdSet
 from pipeline.inputs.files import list_files
@@ -34,9 +34,9 @@ def sampling_of(endpoint: str) -> SamplingParams:
 class RunMaker:
     """What all batches of one model have in common."""
 
-    def __init__(self, settings: GeneratorSettings, codec: TextCodec, exact: str, rows_per_unit: int) -> None:
-        """Make runs of an engine with these settings; `exact` is what may be said of its texts."""
-        self._settings, self._codec, self._exact, self._rows_per_unit = settings, codec, exact, rows_per_unit
+    def __init__(self, served: ServedModel, codec: TextCodec, rows_per_unit: int) -> None:
+        """Make runs of this model's engines, in units of `rows_per_unit` rows."""
+        self._served, self._codec, self._rows_per_unit = served, codec, rows_per_unit
         self._engine_identity: Mapping[str, Any] | None = None  # computed once: it reads every byte of the weights
 
     def open(self, path: Location, content: Location, endpoint: str) -> RunDirectory:
@@ -44,18 +44,19 @@ class RunMaker:
 
         Raises ValueError if it was begun with another model, or its input has changed.
         """
-        settings = replace(self._settings, sampling=sampling_of(endpoint))
+        settings = replace(self._served.settings, sampling=sampling_of(endpoint))
         files = list_files(content.name)
         if self._engine_identity is None:
             self._engine_identity = engine_identity(settings, self._codec)
         identity = {**self._engine_identity, **rows_identity(settings, BATCH_INPUT, files)}
         if not RunDirectory.exists(path):
-            described = described_run(settings, identity, self._exact)
+            served = self._served
+            described = described_run(settings, identity, served.service.exact)
             run = {
                 "carried": {},
                 "id_type": "string",
                 "has_parts": True,
-                "settings": {"endpoint": endpoint},
+                "settings": {"endpoint": endpoint, "model": served.name, "models": {"target": served.target}},
                 **described,
             }
             try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -29,16 +29,17 @@ class BatchService:
     def __init__(
         self,
         settings: BatchSettings,
-        model: str,
+        models: Sequence[str],
         wake: Callable[[], Awaitable[None]],
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """Keep files under `settings.path`; `wake` tells the driver to look, and `model` is served.
+        """Keep files under `settings.path`; `wake` tells the driver to look, and `models` are served.
 
         Raises ValueError or OSError if the folder cannot be used.
         """
         assert settings.path is not None
-        self.settings, self._model, self._wake, self._clock = settings, model, wake, clock
+        self.settings, self._wake, self._clock = settings, wake, clock
+        self._model = models[0] if len(models) == 1 else None
         self.files = FileStore(settings.path, clock)
         self.batches = BatchStore(self.files.root, self.files.temporary)
         self._changing = asyncio.Lock()  # so that several requests together stay within a key's quota

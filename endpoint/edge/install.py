@@ -141,7 +141,8 @@ class Edge:
                 status = _CLIENT_LEFT
             route = getattr(scope.get("route"), "path", "other")  # every path that is no route
             method = scope["method"] if scope["method"] in _METHODS else "other"
-            self._metrics.add(HTTP_REQUESTS, 1, route=route, method=method, status=status)
+            metrics: ServingMetrics = scope["state"].get("metrics", self._metrics)  # those of the model that it names
+            metrics.add(HTTP_REQUESTS, 1, route=route, method=method, status=status)
 
     async def _pass_on(self, scope: Scope, incoming: Incoming, send: Send) -> None:
         """Check one request and pass it on with its whole body. Raises ApiError for the first thing that is wrong."""

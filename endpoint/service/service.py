@@ -1,4 +1,4 @@
-"""Service: what all routes share, namely the model's name and limits, its tokenizer, and the backend of its tokens."""
+"""Service: what all routes share of one model, its name and limits, its tokenizer, and the backend of its tokens."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from actors.engine.deadline import Deadline
 from actors.engine.requests import EngineFacts, Generation
 from decoding.sampling_params import SamplingParams
-from endpoint.http.errors import ApiError, context_exceeded, shown_name
+from endpoint.http.errors import ApiError, context_exceeded
 from endpoint.requests.fields import check_token_ids, outside_vocabulary, unsupported, wrong
 from endpoint.requests.generation import GenerationRequest
 from endpoint.service.backend import Backend, api_errors
@@ -54,7 +54,7 @@ class PreparedRequest:
 
 
 class Service:
-    """The service of one process. Whatever it waits for, it waits until a request's deadline at most."""
+    """The service of one model in one process. Whatever it waits for, it waits until a request's deadline at most."""
 
     def __init__(self, settings: ServiceSettings, codec: TextCodec, backend: Backend, metrics: ServingMetrics) -> None:
         self.settings, self.codec, self.backend, self.metrics = settings, codec, backend, metrics
@@ -65,7 +65,6 @@ class Service:
 
         Without a seed each prompt gets one of its own, which the answer names.
         """
-        self.check_model(request.model)
         params, by_param, facts = request.params(), request.prompts, await self.facts(deadline)
         with api_errors():
             async with deadline.enforced():
@@ -107,14 +106,6 @@ class Service:
         with api_errors():
             async with deadline.enforced():
                 return await self.backend.facts()
-
-    def check_model(self, name: str | None) -> None:
-        """Raise ApiError if a request names another model; a request need not name one."""
-        if name is not None and name not in self.settings.names:
-            shown = shown_name(name, 128)
-            names = ", ".join(f"'{shown_name(each, 128)}'" for each in self.settings.names)
-            message = f"The model '{shown}' does not exist. This server has {names}."
-            raise ApiError(404, message, param="model", code="model_not_found")
 
     async def encode(
         self,

@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 
+MAX_NAME = 512  # characters of a model's name
+
 
 @dataclass(frozen=True, kw_only=True)
 class ServiceSettings:
@@ -21,13 +23,14 @@ class ServiceSettings:
     fingerprint: str = ""  # of model and configuration: equal ones write equal texts
     exact: str = ""  # what may be said of the texts, as `exact` in run.json
     warning: str = ""  # of texts that are not the target's; shown with the model
+    parent: str | None = None  # the model of which this one is an adapter
     created: int = field(default_factory=lambda: int(time.time()))  # seconds since 1970
 
     def __post_init__(self) -> None:
         for name in self.names:
-            if not 1 <= len(name) <= 512:
+            if not 1 <= len(name) <= MAX_NAME:
                 field = "model" if name == self.model else "aliases"
-                raise ValueError(f"serve.{field}: expected a name of 1 to 512 characters, got {name!r}")
+                raise ValueError(f"serve.{field}: expected a name of 1 to {MAX_NAME} characters, got {name!r}")
         if self.max_choices < 1:
             raise ValueError(f"serve.max_choices must be at least 1, got {self.max_choices}")
         if not self.request_timeout_s > 0:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,7 +15,7 @@ from endpoint.deployment_settings import DeploymentSettings
 from endpoint.edge.auth import Keys, load_keys
 from endpoint.edge.hosts import LOCAL_NAMES, host_name
 from endpoint.http.limits import Limits
-from endpoint.service.settings import ServiceSettings
+from endpoint.service.settings import MAX_NAME, ServiceSettings
 from jobs.config.fields import Flat
 from jobs.config.loading import load
 from pipeline.logs import LogSettings
@@ -33,6 +33,8 @@ class ServeSettings:
     """Address to listen on; 0.0.0.0 for all of the machine's."""
     port: Annotated[int, pydantic.Field(ge=1, le=65535)] = 8000
     """Port to listen on."""
+    adapters: Mapping[str, str] = field(default_factory=dict)
+    """More models to serve: a name in requests to the folder of a LoRA adapter of models.target; each has engines."""
     service: Annotated[ServiceSettings, Flat()] = field(default_factory=ServiceSettings)
     deployment: Annotated[DeploymentSettings, Flat()] = field(default_factory=DeploymentSettings)
     replica: Annotated[ReplicaSettings, Flat()] = field(default_factory=ReplicaSettings)
@@ -60,6 +62,11 @@ class ServeSettings:
     """Ray cluster; RAY_ADDRESS, or a local one, unless given."""
 
     def __post_init__(self) -> None:
+        for adapter, folder in self.adapters.items():
+            if not 1 <= len(adapter) <= MAX_NAME:
+                raise ValueError(f"serve.adapters: expected names of 1 to {MAX_NAME} characters, got {adapter!r}")
+            if not folder:
+                raise ValueError(f"serve.adapters.{adapter}: expected the folder of a LoRA adapter, got {folder!r}")
         for name in self.allowed_hosts:
             if not name or host_name(name) != name.lower() or "/" in name:
                 raise ValueError(f"serve.allowed_hosts: expected a name without scheme, port and path, got {name!r}")
@@ -97,13 +104,12 @@ class ServeConfig:
                     f"serve.page_examples[{index}] must be a message of 1 to {_MAX_EXAMPLE} characters, got {example!r}"
                 )
 
-    def replica_settings(self, fingerprint: str) -> ReplicaSettings:
-        """Return how an engine takes requests: those for an engine of this fingerprint."""
+    def replica_settings(self) -> ReplicaSettings:
+        """Return how an engine takes requests."""
         probe_timeout_s = 0.9 * self.serve.deployment.health_timeout_s
         return replace(
             self.serve.replica,
             probe_timeout_s=probe_timeout_s,
-            fingerprint=fingerprint,
             num_reserved=self.serve.batches.reserved_slots,
         )
 

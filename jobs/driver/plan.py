@@ -227,6 +227,11 @@ def settled(settings: GeneratorSettings, actors: _Actors, ray_address: str | Non
     return settings, actors
 
 
+def with_target(settings: GeneratorSettings, target: str) -> GeneratorSettings:
+    """Return settled settings with another target, whose folder is found as `settled` finds it."""
+    return replace(settings, models=replace(settings.models, target=_folder(target)))
+
+
 def _folder(model: str) -> str:
     return str(Path(model_folder(model)).expanduser().absolute())
 

@@ -1,4 +1,4 @@
-"""The work of `jobs.serve`: the model is served behind the OpenAI API, on Ray Serve, until a signal comes.
+"""The work of `jobs.serve`: the models are served behind the OpenAI API, on Ray Serve, until a signal comes.
 
 After SIGTERM or Ctrl-C it accepts no new request, finishes those in flight, and ends. A second one ends it at once.
 """
@@ -8,11 +8,10 @@ import json
 import logging
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
@@ -20,10 +19,7 @@ import ray
 from ray.serve.exceptions import RayServeException
 
 from actors.drafts.roster import start_roster
-from actors.identity import vllm_identity
 from actors.resources import describe_placement
-from actors.settings import GeneratorSettings
-from actors.workers.loading import load_codec
 from decoding.engine.draft_folder import check_replacement
 from endpoint.batches.settings import BatchSettings
 from endpoint.deployment import (
@@ -39,14 +35,16 @@ from endpoint.deployment import (
     start,
     withdraw,
 )
+from endpoint.service.served_model import ServedModel
 from jobs.config.loading import as_dict
 from jobs.config.serve import ServeConfig
-from jobs.driver.backend import describe_engine, exactness, lossy
+from jobs.driver.backend import describe_engine, lossy
 from jobs.driver.cluster import start_ray, starts_own_ray
 from jobs.driver.exits import Exit, bad_configuration
 from jobs.driver.hidden_variables import hide_variables
 from jobs.driver.plan import check_models, settled
-from pipeline.run.fingerprint import quick_model_fingerprint, text_fingerprint, tokenizer_fingerprint
+from jobs.work.served_models import check_adapters, served_models
+from pipeline.run.fingerprint import quick_model_fingerprint, tokenizer_fingerprint
 from pipeline.storage.location import Location
 
 _log = logging.getLogger(__name__)
@@ -58,42 +56,48 @@ def serve(config: ServeConfig) -> Exit:
     with suppress(KeyboardInterrupt):
         try:
             hide_variables(config.serve.key_variables)
-            settings, deployment = settled_engine(config)
+            models, deployment = settled_models(config)
             mark = uuid4().hex
-            application = _application(config, settings, deployment, mark) if not config.dry_run else None
+            application = _application(config, models, deployment, mark) if not config.dry_run else None
         except (ValueError, OSError) as error:
             return bad_configuration(error)
-        print(describe(config, settings), flush=True)
+        print(describe(config, models), flush=True)
         if application is None:
             return Exit.COMPLETE
-        return _serve(config, application, mark, partial(_with_other_draft, config, settings, deployment, mark))
+        return _serve(config, application, mark, partial(_with_other_draft, config, models, deployment, mark))
     return Exit.INCOMPLETE  # a signal came before the start, or a second one, which drops requests in flight
 
 
 def application_of(config: ServeConfig) -> Any:
     """Return the application of a configuration, which another process than this one deploys."""
     config = replace(config, serve=replace(config.serve, host="0.0.0.0"))  # not known here: Serve's own options say it
-    return _application(config, *settled_engine(config))
+    return _application(config, *settled_models(config))
 
 
-def settled_engine(config: ServeConfig) -> tuple[GeneratorSettings, DeploymentSettings]:
-    """Return the engine's settings as they will be, and what each engine then holds; the models fit together."""
+def settled_models(config: ServeConfig) -> tuple[list[ServedModel], DeploymentSettings]:
+    """Return the models as they will be served, the endpoint's own first, and what each engine then holds."""
+    check_adapters(config)  # before a model is looked at, or downloaded
     settings, deployment = settled(config.generator, config.serve.deployment, config.serve.ray_address)
     check_models(settings)
+    models = served_models(config, settings)
     if warning := lossy(settings):
         _log.warning("warning: %s", warning)
-    return settings, deployment
+    return models, deployment
 
 
-def describe(config: ServeConfig, settings: GeneratorSettings) -> str:
+def describe(config: ServeConfig, models: Sequence[ServedModel]) -> str:
     """Return what is served, as lines for a reader."""
-    models, deployment, keys = settings.models, config.serve.deployment, config.keys()
+    (own, *adapters), deployment, keys = models, config.serve.deployment, config.keys()
+    settings = own.settings
     engines = f"{deployment.min_replicas}"
     if deployment.max_replicas > deployment.min_replicas:
         engines += f" to {deployment.max_replicas}"
+    if adapters:
+        engines += " for each model"
     lines = [
-        f"Serving {_name(config, settings)!r} at http://{config.serve.host}:{config.serve.port}/v1",
-        f"  target:  {models.target} ({models.device}, {models.dtype})",
+        f"Serving {own.name!r} at http://{config.serve.host}:{config.serve.port}/v1",
+        f"  target:  {settings.models.target} ({settings.models.device}, {settings.models.dtype})",
+        *(f"  adapter: {each.name!r} from {each.target}" for each in adapters),
         f"  engine:  {describe_engine(settings)}",
         f"  keys:    {'none: everyone who can reach the port is answered' if keys is None else len(keys)}",
         f"  engines: {engines}, {settings.engine.num_slots} slots each",
@@ -113,7 +117,7 @@ def _describe_ray(config: ServeConfig) -> str:
 
 def _application(
     config: ServeConfig,
-    settings: GeneratorSettings,
+    models: Sequence[ServedModel],
     deployment: DeploymentSettings,
     mark: str = "",
     number: str | None = None,
@@ -122,30 +126,21 @@ def _application(
 
     `number` is that of the processes that it goes on with; by default it has processes of its own.
     """
-    codec = load_codec(settings)
-    fingerprint = _fingerprint((*_engine_parts(settings), *_chat_parts(settings, codec.chat_template)))
-    service_settings = replace(
-        config.serve.service,
-        model=_name(config, settings),
-        fingerprint=fingerprint,
-        exact=exactness(settings),
-        warning=lossy(settings),
-    )
+    settings = models[0].settings
     roster = None
     if settings.placement == "split":
         start_ray(config.serve.ray_address)
         roster = start_roster(settings, APP_NAME, config.serve.logs, config.serve.deployment.min_replicas)
     return make_application(
-        settings,
-        service_settings,
+        models,
         config.edge_settings(),
-        config.replica_settings(_fingerprint(_engine_parts(settings))),
+        config.replica_settings(),
         deployment,
         config.serve.logs,
         batch_settings=_batch_settings(config),
         roster=roster,
         mark=mark,
-        version=DeployedVersion(number or uuid4().hex, _rest(config, settings), settings.models.draft),
+        version=DeployedVersion(number or uuid4().hex, _rest(config, models), settings.models.draft),
     )
 
 
@@ -156,35 +151,41 @@ def _batch_settings(config: ServeConfig) -> BatchSettings:
 
 
 def _with_other_draft(
-    config: ServeConfig, settings: GeneratorSettings, deployment: DeploymentSettings, mark: str
+    config: ServeConfig, models: Sequence[ServedModel], deployment: DeploymentSettings, mark: str
 ) -> Any:
     """Return the application for the processes that run, if it differs from theirs by the draft alone; else None."""
-    deployed, draft = deployed_version(), settings.models.draft
-    if deployed is None or not deployed.of_next(_rest(config, settings), draft):
+    deployed, draft = deployed_version(), models[0].settings.models.draft
+    if deployed is None or not deployed.of_next(_rest(config, models), draft):
         return None
     assert draft is not None
     assert deployed.draft is not None
     try:
-        check_replacement(draft, deployed.draft, settings.models.target)
+        for model in models:
+            check_replacement(draft, deployed.draft, model.settings.models.target)
     except ValueError as error:
         print(f"the engines are replaced, since {error}", file=sys.stderr)
         return None
     print(f"the engines go on, and take the draft {draft}", flush=True)
-    return _application(config, settings, deployment, mark, deployed.number)
+    return _application(config, models, deployment, mark, deployed.number)
 
 
-def _rest(config: ServeConfig, settings: GeneratorSettings) -> str:
+def _rest(config: ServeConfig, models: Sequence[ServedModel]) -> str:
     """Return a digest of everything but the draft; an empty text if the draft cannot be replaced alone."""
+    settings = models[0].settings
     if settings.why_draft_stays is not None or settings.placement == "split":
         return ""
     said = as_dict(config)
     said["models"] = {name: value for name, value in said["models"].items() if name != "draft"}
     keys = config.keys()
-    models = (
-        quick_model_fingerprint(settings.models.target),
-        tokenizer_fingerprint(settings.models.tokenizer or settings.models.target),
-    )
-    parts = json.dumps(said, sort_keys=True, default=str), keys and keys.fingerprint, models
+    contents = [
+        (
+            model.name,
+            quick_model_fingerprint(model.settings.models.target),
+            tokenizer_fingerprint(model.settings.models.tokenizer or model.settings.models.target),
+        )
+        for model in models
+    ]
+    parts = json.dumps(said, sort_keys=True, default=str), keys and keys.fingerprint, contents
     return hashlib.sha256(repr(parts).encode()).hexdigest()
 
 
@@ -243,33 +244,3 @@ def _wait() -> None:
         if not is_deployed():
             print("error: the application was taken away", file=sys.stderr)
             return
-
-
-def _name(config: ServeConfig, settings: GeneratorSettings) -> str:
-    """Return the model's name: as configured, as on the hub, or as its folder."""
-    target = config.generator.models.target
-    return config.serve.service.model or (Path(settings.models.target).name if Path(target).exists() else target)
-
-
-def _engine_parts(settings: GeneratorSettings) -> tuple[Any, ...]:
-    """Return everything that decides which tokens an engine writes after a prompt, with a given seed."""
-    models, engine = settings.models, settings.engine
-    tokenizer = tokenizer_fingerprint(models.tokenizer or models.target)
-    target = quick_model_fingerprint(models.target)
-    parts = (target, tokenizer, models.dtype, engine.verification, engine.max_model_len)
-    if engine.is_repeatable:
-        return parts  # the text does not depend on the drafts
-    draft = models.draft and quick_model_fingerprint(models.draft)
-    drafting = draft, engine.pick_drafter(models.draft), engine.num_speculative_tokens, engine.draft_length
-    return *parts, *drafting, vllm_identity(settings) if engine.backend == "vllm" else None
-
-
-def _chat_parts(settings: GeneratorSettings, chat_template: str | None) -> tuple[Any, ...]:
-    """Return everything that decides which prompt a chat becomes."""
-    chat = settings.chat
-    formats = [name for name in (chat.tool_calls, chat.reasoning) if name != "auto"]
-    return text_fingerprint(chat_template or ""), chat.system_prompt, sorted(chat.template_kwargs.items()), *formats
-
-
-def _fingerprint(parts: tuple[Any, ...]) -> str:
-    return f"fp_{hashlib.sha256(repr(parts).encode()).hexdigest()[:16]}"

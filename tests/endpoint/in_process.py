@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -21,10 +21,12 @@ from endpoint.batches.service import BatchService
 from endpoint.batches.settings import BatchSettings
 from endpoint.edge.auth import Keys
 from endpoint.edge.install import EdgeSettings, install
+from endpoint.service.metric_page import Family
 from endpoint.service.metrics import ServingMetrics
+from endpoint.service.models import Models
 from endpoint.service.service import Service, ServiceSettings
 from pipeline.text.codec import TextCodec
-from tests.endpoint.batches.driving import Driving
+from tests.endpoint.batches.driving import Driving, batch_model
 from tests.endpoint.toy_app import KEY
 from tests.endpoint.web import served
 from tests.pipeline.made_up import input_row
@@ -103,8 +105,13 @@ def answered(api: Any, **request: Any) -> Any:
 
 def streamed(api: Any, **request: Any) -> tuple[dict[int, str], list[Any]]:
     """Return the text of each choice of a streamed completion or chat, and all chunks."""
+    return streamed_of(api, model=MODEL, **request)
+
+
+def streamed_of(api: Any, **request: Any) -> tuple[dict[int, str], list[Any]]:
+    """Return the same of the model that the request names."""
     texts: dict[int, str] = {}
-    chunks = list(api.create(model=MODEL, stream=True, **request))
+    chunks = list(api.create(stream=True, **request))
     for choice in (choice for chunk in chunks for choice in chunk.choices):
         text = choice.delta.content if hasattr(choice, "delta") else choice.text
         texts[choice.index] = texts.get(choice.index, "") + (text or "")
@@ -117,16 +124,30 @@ def running_server(
     service_settings: ServiceSettings,
     edge_settings: EdgeSettings,
     batch_settings: BatchSettings | None = None,
+    adapters: Mapping[str, GeneratorSettings] | None = None,
 ) -> Iterator[Server]:
-    """Run the server until the block ends, with the Batch API if it has settings."""
+    """Run the server until the block ends, with the Batch API if it has settings, and with these adapters."""
     metrics, codec, replica = ServingMetrics(service_settings.names[0]), load_codec(settings), Replica(settings)
     service, batches = Service(service_settings, codec, replica, metrics), None
     if batch_settings is not None:
-        driving = Driving(settings, codec, batch_settings, service_settings, replica)
-        batches = BatchService(batch_settings, service_settings.names[0], driving.wake)
+        driving = Driving([batch_model(settings, codec, service_settings, replica)], batch_settings)
+        batches = BatchService(batch_settings, service_settings.names[:1], driving.wake)
         edge_settings = replace(edge_settings, max_upload_bytes=batch_settings.max_file_bytes)
-    app = create_app(service, batches=batches, has_docs=edge_settings.has_docs)
-    install(app, edge_settings, metrics)
+    others = [
+        Service(
+            ServiceSettings(model=name, parent=service_settings.names[0]),
+            load_codec(own),
+            Replica(own),
+            ServingMetrics(name),
+        )
+        for name, own in (adapters or {}).items()
+    ]
+
+    async def all_families() -> list[Family]:
+        return [family for each in (service, *others) for family in each.metrics.families()]
+
+    app = create_app(Models(service, *others), batches=batches, has_docs=edge_settings.has_docs)
+    install(app, edge_settings, metrics, all_families=all_families)
     with served(app) as port:
         yield Server(port, settings, service)
 

@@ -12,6 +12,7 @@ from decoding.sequence import TokenLogprobs
 from endpoint.app import create_app
 from endpoint.edge.install import EdgeSettings, install
 from endpoint.service.metrics import ServingMetrics
+from endpoint.service.models import Models
 from endpoint.service.service import Service, ServiceSettings
 from pipeline.text.codec import TextCodec
 from tests.endpoint.in_process import BUNDLED, Running, settings_of
@@ -75,7 +76,7 @@ def scripted_server(template: str = TEMPLATE, model: str = "m") -> Iterator[Scri
     """Run it until the block ends."""
     codec = TextCodec.load(str(BUNDLED / "target"), chat_template=template)
     backend = ScriptedBackend(codec)
-    app = create_app(Service(ServiceSettings(model=model), codec, backend, ServingMetrics(model)))
+    app = create_app(Models(Service(ServiceSettings(model=model), codec, backend, ServingMetrics(model))))
     install(app, EdgeSettings(keys=None), ServingMetrics(model))
     with served(app) as port:
         yield ScriptedServer(port, settings_of((str(BUNDLED / "target"), str(BUNDLED / "draft"))), backend)

@@ -27,7 +27,7 @@ function say(text, isWrong = false) {
 async function learnModel(signal) {
   const { data } = await (await call("v1/models", key(), { signal })).json();
   if (!data.length) throw new Error("The server has no model.");
-  [model] = data;
+  model = data[choice(data.map((each) => each.id))];
   byId("model").textContent = model.id;
   byId("warning").textContent = model.warning ?? "";
   byId("warning").hidden = !model.warning;
@@ -36,6 +36,18 @@ async function learnModel(signal) {
     radio.disabled = !model.controls_drafts && radio.value !== "with";
     if (!model.controls_drafts) radio.checked = radio.value === "with";
   }
+}
+
+/** Offer these models where there are several, and return the index of the one that is chosen. */
+function choice(names) {
+  const select = byId("model-choice");
+  const chosen = select.value;
+  if (names.join("\n") !== [...select.options].map((option) => option.value).join("\n")) {
+    select.replaceChildren(...names.map((name) => element("option", { value: name }, name)));
+    select.value = names.includes(chosen) ? chosen : names[0];
+  }
+  byId("model-field").hidden = names.length < 2;
+  return select.selectedIndex;
 }
 
 /** Return where a turn is asked, and the body that its answers share. */
@@ -167,6 +179,7 @@ byId("new-chat").addEventListener("click", () => {
 byId("show-rejected").addEventListener("change", (event) => {
   document.body.classList.toggle("without-rejected", !event.target.checked);
 });
+byId("model-choice").addEventListener("change", () => learnModel().catch((error) => say(told(error), true)));
 byId("kind").addEventListener("change", (event) => {
   byId("prompt").placeholder = event.target.value === "chat" ? "Write a message" : "Begin a text";
 });

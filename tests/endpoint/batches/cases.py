@@ -25,7 +25,7 @@ from endpoint.batches.units import Outcome
 from endpoint.service.service import ServiceSettings
 from tests.clock import Clock
 from tests.endpoint.batches.asking import COMPLETIONS, content, line, texts
-from tests.endpoint.batches.driving import make_batches
+from tests.endpoint.batches.driving import batch_model, make_batches
 from tests.endpoint.in_process import MODEL, settings_of
 
 NUM_ROWS, ROWS_PER_UNIT = 12, 4
@@ -97,7 +97,12 @@ class Case:
         """Return drivers as a new process has them."""
         settings = settings_of(pair or self.pair)
         codec = load_codec(settings)
-        return make_batches(settings, codec, self.settings, SERVICE, units, clock=self.clock, **options)
+        own = {name: options.pop(name) for name in ("fingerprint",) if name in options}
+        max_units = options.get("max_units", 2)
+        rows = self.settings.rows_per_unit
+        model = batch_model(settings, codec, SERVICE, units, rows_per_unit=rows, max_units=max_units, **own)
+        adapters = options.pop("adapters", ())
+        return make_batches([model, *adapters], self.settings, clock=self.clock, **options)
 
     async def drive(self, batches: Batches, until: Callable[[], bool] | None = None) -> None:
         """Drive until the batch has ended or something else holds, then end the process as a kill does."""

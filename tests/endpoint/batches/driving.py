@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,6 +13,8 @@ from actors.units.ledgers import Ledgers
 from endpoint.batches.batches import Batches
 from endpoint.batches.settings import BatchSettings
 from endpoint.batches.units import UnitWriter
+from endpoint.batches.workshop import BatchModel
+from endpoint.service.served_model import ServedModel
 from endpoint.service.service import ServiceSettings
 from pipeline.text.codec import TextCodec
 
@@ -34,17 +37,25 @@ class LedgersHere:
         return SimpleNamespace(remote=remote)
 
 
-def make_batches(
+def batch_model(
     settings: GeneratorSettings,
     codec: TextCodec,
-    batch_settings: BatchSettings,
     service_settings: ServiceSettings,
     units: UnitWriter,
-    **options: Any,
-) -> Batches:
+    *,
+    rows_per_unit: int = BatchSettings.rows_per_unit,
+    max_units: int = 2,
+    fingerprint: str = "",
+) -> BatchModel:
+    """Return a model that batches may ask for, whose units these writers do."""
+    served = ServedModel(settings=settings, service=service_settings, fingerprint=fingerprint, target="/as/configured")
+    return BatchModel.of(served, codec, units, rows_per_unit, max_units)
+
+
+def make_batches(models: Sequence[BatchModel], batch_settings: BatchSettings, **options: Any) -> Batches:
     """Return the drivers of this process."""
-    ledgers, values = LedgersHere(), {"max_units": 2, "max_line_bytes": MAX_LINE_BYTES, **options}
-    return Batches(settings, codec, batch_settings, service_settings, units, ledgers, **values)
+    values = {"max_units": 2, "max_line_bytes": MAX_LINE_BYTES, **options}
+    return Batches(models, batch_settings, LedgersHere(), **values)
 
 
 class Driving:

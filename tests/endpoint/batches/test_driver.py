@@ -19,13 +19,16 @@ from endpoint.batches.batches import Batches
 from endpoint.batches.run import RunMaker, sampling_of
 from endpoint.batches.store import BatchStore
 from endpoint.batches.units import Outcome, ReplicaUnits
+from endpoint.service.served_model import ServedModel
+from endpoint.service.service import ServiceSettings
 from pipeline.inputs.files import list_files
 from pipeline.inputs.rows import InputRow, read_unit
 from pipeline.inputs.units import plan_units
 from pipeline.streaming.stream import UnitError
-from tests.endpoint.batches.asking import COMPLETIONS, texts
-from tests.endpoint.batches.cases import NUM_ROWS, ROWS_PER_UNIT, Case, DyingReplicas, Watched
-from tests.endpoint.in_process import settings_of
+from tests.endpoint.batches.asking import COMPLETIONS, content, texts
+from tests.endpoint.batches.cases import LINES, NUM_ROWS, ROWS_PER_UNIT, Case, DyingReplicas, Watched
+from tests.endpoint.batches.driving import batch_model
+from tests.endpoint.in_process import MODEL, settings_of
 from tests.pipeline.stores import CREDENTIALS, running_s3_server, s3_uri
 
 
@@ -244,6 +247,31 @@ def test_an_engine_of_another_model_is_waited_for(case: Case, monkeypatch: pytes
     assert case.batch.num_completed == NUM_ROWS
 
 
+def test_a_batch_of_an_adapter_is_written_by_it_alone_and_fails_by_name_once_it_is_gone(
+    case: Case, text_pair: tuple[str, str]
+) -> None:
+    """The other model stands for an adapter: what it writes differs from what the endpoint's own model writes."""
+
+    async def scenario() -> None:
+        own = Watched(Replica(settings_of(case.pair)))
+        settings = settings_of((case.pair[1], case.pair[1]))
+        watched = Watched(Replica(settings), after=lambda _: watched_units.append(1))
+        watched_units: list[int] = []
+        service = ServiceSettings(model="pirate", parent=MODEL)
+        adapter = batch_model(settings, load_codec(settings), service, watched, rows_per_unit=ROWS_PER_UNIT)
+        with case.files.writing("me", case.file_id) as stream:
+            stream.write(content([{**each, "body": {**each["body"], "model": "pirate"}} for each in LINES]))
+        await case.drive(case.batches(own, adapters=[adapter], max_units=1), lambda: bool(watched_units))
+        assert own.num_done == 0
+        assert (case.batch.model, case.batch.adapter) == ("pirate", "pirate")
+        await case.drive(case.batches(own))
+        assert own.num_done == 0, "it would be another model's text"
+
+    asyncio.run(scenario())
+    assert case.batch.status == "failed"
+    assert [error.message for error in case.batch.errors] == ["The model 'pirate' is not served any more."]
+
+
 def test_the_identity_of_the_weights_is_read_once_for_all_batches(
     case: Case, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
@@ -255,7 +283,8 @@ def test_the_identity_of_the_weights_is_read_once_for_all_batches(
         return {}
 
     monkeypatch.setattr("endpoint.batches.run.engine_identity", counting)
-    runs, folder = RunMaker(settings, load_codec(settings), "proved", 4), tmp_path_factory.mktemp("runs")
+    served = ServedModel(settings=settings, service=ServiceSettings(model=MODEL))
+    runs, folder = RunMaker(served, load_codec(settings), 4), tmp_path_factory.mktemp("runs")
     for name in ("one", "two"):
         runs.open(
             case.files.root.child(f"{folder}/{name}").at(f"{folder}/{name}"),

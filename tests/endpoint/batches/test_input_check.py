@@ -12,7 +12,8 @@ from pipeline.storage.location import Location
 from tests.endpoint.batches.asking import CHAT, COMPLETIONS, content, line
 from tests.endpoint.in_process import MODEL
 
-RULES = InputRules(endpoint=COMPLETIONS, models=(MODEL, "tiny"), max_rows=4, max_line_bytes=500)
+MODELS = {None: MODEL, MODEL: MODEL, "tiny": MODEL, "pirate": "pirate"}
+RULES = InputRules(endpoint=COMPLETIONS, models=MODELS, max_rows=4, max_line_bytes=500)
 
 
 def without(name: str) -> dict[str, Any]:
@@ -22,7 +23,8 @@ def without(name: str) -> dict[str, Any]:
 def check(folder: Path, lines: list[Any]) -> tuple[int, Any]:
     path = folder / "content"
     path.write_bytes(content(lines))
-    return check_input(Location.parse(str(path)), RULES)
+    found = check_input(Location.parse(str(path)), RULES)
+    return found.num_rows, found.errors
 
 
 def test_good_requests_are_counted(tmp_path: Path) -> None:
@@ -57,6 +59,7 @@ def test_good_requests_are_counted(tmp_path: Path) -> None:
         ({**line(1), "body": None}, "invalid_type", "body"),
         (line(1, model="gpt-none"), "model_not_found", "body.model"),
         (line(1, model=["m"]), "model_not_found", "body.model"),
+        (line(1, model="pirate"), "mismatched_model", "body.model"),
         (line(1, prompt="x" * 500), "request_too_large", None),
     ],
     ids=lambda value: str(value)[:30],
@@ -75,5 +78,5 @@ def test_an_empty_file_and_one_with_too_many_requests_fail(tmp_path: Path) -> No
 def test_only_the_first_errors_are_listed(tmp_path: Path) -> None:
     path = tmp_path / "content"
     path.write_bytes(b"{\n" * 5000)
-    rules = InputRules(endpoint=COMPLETIONS, models=(), max_rows=9000, max_line_bytes=500)
-    assert len(check_input(Location.parse(str(path)), rules)[1]) == MAX_ERRORS
+    rules = InputRules(endpoint=COMPLETIONS, models={}, max_rows=9000, max_line_bytes=500)
+    assert len(check_input(Location.parse(str(path)), rules).errors) == MAX_ERRORS

@@ -13,6 +13,7 @@ from endpoint.edge.auth import Keys, load_keys
 from endpoint.edge.install import HEALTH_PATHS, EdgeSettings, install
 from endpoint.edge.page import PATHS as PAGE_PATHS
 from endpoint.service.metrics import ServingMetrics
+from endpoint.service.models import Models
 from endpoint.service.service import Service, ServiceSettings
 from tests.endpoint.toy_app import BEARER, KEY, OTHER_KEY, toy_app
 from tests.endpoint.web import ask, send_raw, served, status_of
@@ -65,7 +66,7 @@ def test_an_unknown_path_is_closed_without_a_key(toy: int, path: str) -> None:
 def test_every_route_but_health_is_closed_without_a_key() -> None:
     """The routes of the application itself, over an engine that is healthy."""
     metrics = ServingMetrics("m")
-    app = create_app(Service(ServiceSettings(model="m"), NotImplemented, Well(), metrics), has_docs=True)
+    app = create_app(Models(Service(ServiceSettings(model="m"), NotImplemented, Well(), metrics)), has_docs=True)
     install(app, EdgeSettings(keys=Keys([KEY]), has_page=True, has_docs=True), metrics)
     paths = {str(getattr(route, "path", "")).replace("{model:path}", "a/b") for route in app.routes}
     assert {"/v1/completions", "/v1/chat/completions", "/v1/models/a/b", "/tokenize", "/metrics", "/docs"} <= paths

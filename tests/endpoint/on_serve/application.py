@@ -6,7 +6,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -23,10 +23,20 @@ from actors.settings import GeneratorSettings
 from actors.workers.replica import Replica, ReplicaSettings
 from decoding.sequence import Sequence
 from endpoint.batches.settings import BatchSettings
-from endpoint.deployment import APP_NAME, DeployedVersion, DeploymentSettings, deploy, make_application, start, withdraw
+from endpoint.deployment import (
+    APP_NAME,
+    REPLICA_NAME,
+    DeployedVersion,
+    DeploymentSettings,
+    deploy,
+    make_application,
+    start,
+    withdraw,
+)
 from endpoint.edge.auth import Keys
 from endpoint.edge.install import EdgeSettings
 from endpoint.http.limits import Limits
+from endpoint.service.served_model import ServedModel, deployment_name
 from endpoint.service.service import ServiceSettings
 from pipeline.logs import LogSettings
 from tests.endpoint.asking import Asked
@@ -99,14 +109,29 @@ class Served(Running):
         settings: GeneratorSettings | None = None,
         version: DeployedVersion | None = None,
         batch_settings: BatchSettings | None = None,
+        fingerprint: str = "fp_own",
+        adapters: Mapping[str, GeneratorSettings] | None = None,
         **replica_settings: Any,
     ) -> Any:
-        """Return what `deploy` takes, of this model unless another one's `settings` are given."""
+        """Return what `deploy` takes, of this model unless another one's `settings` are given.
+
+        `adapters` are served beside it, with a fingerprint of their own each.
+        """
+        own = settings or self.settings
+        models = [ServedModel(settings=own, service=ServiceSettings(model=MODEL), fingerprint=fingerprint)]
+        models += [
+            ServedModel(
+                settings=of_adapter,
+                service=ServiceSettings(model=name, parent=MODEL),
+                fingerprint=f"fp_{name}",
+                target=f"/adapters/{name}",
+            )
+            for name, of_adapter in (adapters or {}).items()
+        ]
         return make_application(
-            settings or self.settings,
-            ServiceSettings(model=MODEL),
+            models,
             EdgeSettings(keys=Keys([KEY])),
-            ReplicaSettings(**{"max_waiting": MAX_WAITING, "fingerprint": "fp_own", **replica_settings}),
+            ReplicaSettings(**{"max_waiting": MAX_WAITING, **replica_settings}),
             DeploymentSettings(
                 min_replicas=self.num_replicas,
                 max_replicas=self.num_replicas,
@@ -166,9 +191,9 @@ def take_away() -> None:
         withdraw(drain_timeout_s=_DRAIN_S)
 
 
-def engine_stats() -> list[EngineStats]:
+def engine_stats(adapter: str | None = None) -> list[EngineStats]:
     """Return what each replica's engine does now; replicas that have just died are left out."""
-    replicas = serve.get_deployment_handle("Replica", APP_NAME)
+    replicas = serve.get_deployment_handle(deployment_name(REPLICA_NAME, adapter), APP_NAME)
     try:
         stats = replicas.broadcast("stats").results(timeout_s=60, return_exceptions=True)
     except DeploymentUnavailableError:  # all of them have
@@ -182,9 +207,9 @@ def pids(deployment: str) -> list[int]:
     return [replica["pid"] for replica in replicas if replica["state"] == "RUNNING"]
 
 
-def replica_pids() -> list[int]:
-    """Return the processes that have an engine."""
-    return pids("Replica")
+def replica_pids(adapter: str | None = None) -> list[int]:
+    """Return the processes that have an engine, of the endpoint's own model or of an adapter."""
+    return pids(deployment_name(REPLICA_NAME, adapter))
 
 
 def is_alive(pid: int) -> bool:

@@ -43,7 +43,7 @@ def canned_app() -> FastAPI:
 
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:
-        return {"object": "list", "data": [{"id": "canned", **app.state.described}]}
+        return {"object": "list", "data": [{"id": name, **app.state.described} for name in app.state.names]}
 
     @app.post("/v1/completions")
     @app.post("/v1/chat/completions")
@@ -68,4 +68,5 @@ def canned_app() -> FastAPI:
 def reset(app: FastAPI) -> None:
     """Forget what was asked and what is to be sent."""
     app.state.asked, app.state.pieces, app.state.pieces_without = [], [], None
+    app.state.names = ["canned"]
     app.state.described = {"warning": "", "exact": "proved", "controls_drafts": True}

@@ -143,6 +143,25 @@ def test_texts_that_differ_are_said_to_differ(
         assert page.find("status").get_attribute("class") == "wrong"
 
 
+def test_a_model_can_be_chosen_where_there_are_several_and_stays_chosen(canned_page: tuple[Page, State]) -> None:
+    page, server = canned_page
+    server.pieces = ended("one", 1)
+    assert not page.find("model-field").is_displayed(), "there is nothing to choose"
+    server.names = ["base", "pirate", "<b>poet</b>"]
+    page.send(prompt="x", sides="with")
+    assert page.until_ended() == "Ended by itself."
+    assert (page.text("model"), server.asked[-1]["model"]) == ("base", "base")
+    page.fill(model_choice="<b>poet</b>")
+    page.until(lambda: page.text("model") == "<b>poet</b>", "the model is not shown")
+    for _ in range(2):
+        page.send(prompt="x")
+        page.until(lambda: page.find("send").is_enabled(), "the answer does not end")
+        assert server.asked[-1]["model"] == "<b>poet</b>"
+    server.names = ["base", "pirate"]
+    page.send(prompt="x")
+    page.until(lambda: page.text("model") == "base", "a model that is gone stays chosen")
+
+
 def test_texts_that_were_stopped_are_not_said_to_be_equal(canned_page: tuple[Page, State]) -> None:
     page, server = canned_page
     server.pieces = ended("one two", 1, 2)

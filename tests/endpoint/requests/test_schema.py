@@ -15,6 +15,7 @@ from schemathesis import Case, GenerationMode
 
 from endpoint.app import create_app
 from endpoint.batches.settings import BatchSettings
+from endpoint.service.models import Models
 from endpoint.service.service import ServiceSettings
 from tests.endpoint.in_process import BUNDLED_MODEL, closed_server
 from tests.endpoint.toy_app import BEARER
@@ -23,7 +24,7 @@ from tests.endpoint.web import Answer, ask
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 _NO_SERVICE: Any = SimpleNamespace(settings=ServiceSettings(model="m"))  # the document is of the routes alone
-SCHEMA = schemathesis.openapi.from_dict(create_app(_NO_SERVICE).openapi())
+SCHEMA = schemathesis.openapi.from_dict(create_app(Models(_NO_SERVICE)).openapi())
 UPLOAD = "post /v1/files"  # a form, not JSON: tests/endpoint/batches
 OPERATIONS = {f"{each.method} {each.path}": each for each in (found.ok() for found in SCHEMA.get_all_operations())}
 del OPERATIONS[UPLOAD]

@@ -33,8 +33,8 @@ def test_the_configuration_reaches_every_part() -> None:
         "--serve.batches_reserved_slots=2",
         "--engine.num_slots=3",
     )
-    replica, deployment, service = config.replica_settings("fp"), config.serve.deployment, config.serve.service
-    assert (replica.max_waiting, replica.probe_timeout_s, replica.fingerprint) == (7, 27.0, "fp")
+    replica, deployment, service = config.replica_settings(), config.serve.deployment, config.serve.service
+    assert (replica.max_waiting, replica.probe_timeout_s) == (7, 27.0)
     assert (deployment.min_replicas, deployment.max_replicas, deployment.drain_timeout_s) == (2, 5, 9.0)
     assert (service.aliases, service.request_timeout_s) == (("a",), 11.0)
     assert (config.serve.batches.path, config.serve.batches.max_rows) == ("/shared/batches", 12)
@@ -126,12 +126,15 @@ def test_the_fingerprint_of_keys_changes_with_a_key_and_not_with_their_order() -
     assert Keys([first, second]).fingerprint == Keys([second, first]).fingerprint != Keys([first]).fingerprint
 
 
-def test_the_documented_configuration_is_valid(tmp_path: Path) -> None:
-    (example,) = re.findall(r"```yaml\n(.*?)```", Path("docs/serving.md").read_text(), flags=re.DOTALL)
-    (tmp_path / "keys").write_text("sk-first-key-of-all\n")
-    (tmp_path / "serve.yaml").write_text(example.replace("/etc/dray/keys", str(tmp_path / "keys")))
-    config = load_serve_config([f"--config={tmp_path / 'serve.yaml'}"], PROG)
+def test_the_documented_configurations_are_valid(tmp_path: Path) -> None:
+    found = []
+    for example in re.findall(r"```yaml\n(.*?)```", Path("docs/serving.md").read_text(), flags=re.DOTALL):
+        (tmp_path / "keys").write_text("sk-first-key-of-all\n")
+        (tmp_path / "serve.yaml").write_text(example.replace("/etc/dray/keys", str(tmp_path / "keys")))
+        found.append(load_serve_config([f"--config={tmp_path / 'serve.yaml'}"], PROG))
+    config, with_adapters = found
     assert (config.serve.deployment.max_replicas, len(config.keys() or ())) == (4, 1)
+    assert set(with_adapters.serve.adapters) == {"pirate", "team/poet"}
 
 
 def test_the_example_is_valid_and_open_to_this_machine_only() -> None:
@@ -187,11 +190,11 @@ def test_the_application_tells_its_service_what_its_texts_are(
     text_pair: tuple[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = []
-    monkeypatch.setattr(serving, "make_application", lambda settings, service, *rest, **more: made.append(service))
+    monkeypatch.setattr(serving, "make_application", lambda models, *rest, **more: made.append(models[0].service))
     for verification in ("coupled", "rejection", "unadjusted"):
         flags = ("--models.device=cpu", f"--engine.verification={verification}")
         config = load("--models.target", text_pair[0], *flags)
-        serving._application(config, *serving.settled_engine(config))
+        serving._application(config, *serving.settled_models(config))
     assert [service.exact for service in made] == ["proved", "no", "no"]
     assert [bool(service.warning) for service in made] == [False, False, True]
 
@@ -204,7 +207,7 @@ def test_a_missing_model_is_a_bad_configuration(tmp_path: Path, capsys: pytest.C
 def fingerprint(target: str, *flags: str) -> str:
     """Return the fingerprint of the engine that this configuration describes."""
     config = load("--models.target", target, "--models.device=cpu", *flags)
-    return serving._fingerprint(serving._engine_parts(serving.settled_engine(config)[0]))
+    return serving.settled_models(config)[0][0].fingerprint
 
 
 def test_the_fingerprint_covers_the_model_and_all_that_changes_text(text_pair: tuple[str, str], tmp_path: Path) -> None:

@@ -14,8 +14,9 @@ from typing import Any
 import yaml
 from ray.serve.schema import ServeDeploySchema
 
-from endpoint.deployment import APP_NAME
+from endpoint.deployment import APP_NAME, REPLICA_NAME
 from endpoint.gate.gate import INGRESS_NAME
+from endpoint.service.served_model import deployment_name
 from jobs.config.loading import load
 from jobs.config.run import RunConfig
 from jobs.config.serve import ServeConfig
@@ -105,8 +106,10 @@ def problems_with_service(service: Object) -> Iterator[str]:
         for key, value in _SERVED_BY.items():
             if application.get(key) != value:
                 yield f"serveConfigV2: {key} is {value!r}, not {application.get(key)!r}"
+        adapters = (application.get("args", {}).get("serve") or {}).get("adapters") or {}
+        engines = {deployment_name(REPLICA_NAME, adapter) for adapter in (None, *adapters)}
         for deployment in application.get("deployments", []):
-            if deployment["name"] not in (INGRESS_NAME, "Replica"):
+            if deployment["name"] not in {INGRESS_NAME, *engines}:
                 yield f"serveConfigV2: the application has no deployment {deployment['name']!r}"
         yield from _application(application.get("args", {}), config, service)
 
