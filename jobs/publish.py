@@ -211,7 +211,7 @@ def _parser() -> argparse.ArgumentParser:
     add(
         "destination",
         metavar="DEST",
-        help="hf://datasets/OWNER/NAME, with @BRANCH if not main, or a folder, local or a URI",
+        help="hf://datasets/OWNER/NAME or .../NAME@BRANCH, or a folder, local or a URI",
     )
     add("--title", help="title of the card; the name of the run directory unless given")
     add("--license", help="license of the texts, as the hub names it, such as apache-2.0")
