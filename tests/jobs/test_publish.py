@@ -1,7 +1,8 @@
 """`jobs.publish`: a run in a folder, in a store and on a hub of these tests, without secrets, and only once."""
 
+import os
 import shutil
-import subprocess
+import signal
 import sys
 import threading
 from collections.abc import Iterator
@@ -17,7 +18,7 @@ from huggingface_hub import constants
 from jobs import publish
 from pipeline.run.directory import RunDirectory
 from tests.jobs.hub import Hub
-from tests.pipeline.made_up import RUN, commit_rows, error, generation, sound_rows, unit
+from tests.pipeline.made_up import RUN, commit_rows, error, exit_code_of, generation, sound_rows, unit
 
 IDENTITY = {"target": "5ha", "seed": 7, "dtype": "float32", "verification": "coupled", "sampling": {"temperature": 0.5}}
 MODELS = {"target": "/home/someone/models/big", "draft": "/c/models--org--small/snapshots/0123456789abcdef"}
@@ -283,26 +284,19 @@ def test_a_hub_that_cannot_be_reached_is_one_line(
     assert "check the network and the token" in line
 
 
-_KILLED = """
-import os, sys
-from pathlib import Path
-from jobs import publish
-from pipeline.storage.location import Location
+def _publish_and_die(steps: int, command: list[str]) -> None:
+    """Publish, in a process of its own, which is killed before the change of a file that follows on `steps` others."""
+    left = [steps]
 
-steps = int(sys.argv[1])
+    def dies(event: str, arguments: tuple[Any, ...]) -> None:
+        changes = event in ("os.rename", "os.remove") or (event == "open" and "x" in str(arguments[1]))
+        if changes and any(command[1] in str(each) for each in arguments[:2]):
+            left[0] -= 1
+            if left[0] < 0:
+                os.kill(os.getpid(), signal.SIGKILL)
 
-def dies(event, arguments):
-    global steps
-    names = [str(each) for each in arguments[:2]]
-    changes = event in ("os.rename", "os.remove") or (event == "open" and "x" in str(arguments[1]))
-    if changes and any(sys.argv[3] in name for name in names):
-        steps -= 1
-        if steps < 0:
-            os.kill(os.getpid(), 9)
-
-sys.addaudithook(dies)
-sys.exit(publish.main(sys.argv[2:]))
-"""
+    sys.addaudithook(dies)
+    sys.exit(publish.main(command))
 
 
 def _read_as_a_user(place: Path) -> list[tuple[int, int]] | None:
@@ -330,9 +324,8 @@ def test_a_publisher_that_is_killed_at_any_step_never_leaves_a_row_twice_or_lose
         if is_second:
             shutil.rmtree(place, ignore_errors=True)
             shutil.copytree(again, place)
-        command = [sys.executable, "-c", _KILLED, str(step), run.location.name, str(place)]
-        code = subprocess.run(command, check=False, capture_output=True).returncode
-        assert code in (0, -9)
+        code = exit_code_of(_publish_and_die, step, [run.location.name, str(place)])
+        assert code in (0, -signal.SIGKILL)
         found = _read_as_a_user(place)
         assert found == wanted or (found is None and not is_second and code)
         if code == 0:
@@ -340,15 +333,15 @@ def test_a_publisher_that_is_killed_at_any_step_never_leaves_a_row_twice_or_lose
         killed, step = killed + 1, step + 1
         if not is_second:
             shutil.rmtree(place, ignore_errors=True)
-    assert killed >= 8
+    assert killed >= 6
     assert len(load_dataset(str(place), split="train")) == len(wanted)
     assert len(list(place.glob("data/*"))) == 1
 
 
 def test_a_first_publication_that_was_killed_goes_on(tmp_path: Path) -> None:
     run, place = _run(tmp_path), tmp_path / "published"
-    command = [sys.executable, "-c", _KILLED, "6", run.location.name, str(place)]
-    assert subprocess.run(command, check=False, capture_output=True).returncode == -9
+    command = [run.location.name, str(place)]
+    assert exit_code_of(_publish_and_die, 4, command) == -signal.SIGKILL
     assert "being published" in (place / "README.md").read_text()
-    assert publish.main(command[-2:]) == 0
+    assert publish.main(command) == 0
     assert len(load_dataset(str(place), split="train")) == 10
