@@ -17,6 +17,7 @@ from huggingface_hub import constants
 
 from jobs import publish
 from pipeline.run.directory import RunDirectory
+from pipeline.storage.location import Location
 from tests.jobs.hub import Hub
 from tests.pipeline.made_up import RUN, commit_rows, error, exit_code_of, generation, sound_rows, unit
 
@@ -286,7 +287,11 @@ def test_a_hub_that_cannot_be_reached_is_one_line(
 
 def _publish_and_die(steps: int, command: list[str]) -> None:
     """Publish, in a process of its own, which is killed before the change of a file that follows on `steps` others."""
-    left = [steps]
+    left, remove = [steps], Location.remove
+
+    def removed(location: Location) -> None:  # Arrow deletes files, which Python does not tell of
+        dies("os.remove", (location.path, ""))
+        remove(location)
 
     def dies(event: str, arguments: tuple[Any, ...]) -> None:
         changes = event in ("os.rename", "os.remove") or (event == "open" and "x" in str(arguments[1]))
@@ -295,6 +300,7 @@ def _publish_and_die(steps: int, command: list[str]) -> None:
             if left[0] < 0:
                 os.kill(os.getpid(), signal.SIGKILL)
 
+    Location.remove = removed  # type: ignore[method-assign]
     sys.addaudithook(dies)
     sys.exit(publish.main(command))
 
