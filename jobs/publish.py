@@ -1,9 +1,11 @@
 """`python -m jobs.publish RUN DEST`: a run as a dataset: Parquet, a card and the report, on the hub or in a folder.
 
-DEST is hf://datasets/OWNER/NAME (a private dataset is made unless it is there; --public makes a public one), or a
-folder, local or a URI (s3://, gs://). There come data/part-00000.parquet and on (as jobs.compact writes them),
-report.json and report.html if the run has them, and last README.md, which says what decides the texts: models, seed,
-hashes.
+DEST is hf://datasets/OWNER/NAME (a private dataset is made unless it is there; --public makes a public one), or
+.../NAME@BRANCH (made, without files, unless it is there), or a folder, local or a URI (s3://, gs://). There come
+data/DIGEST/part-00000.parquet and on (as jobs.compact writes them; DIGEST is that of their content), report.json and
+report.html if the run has them, and last README.md, the card. It says which files are the data, and what decides the
+texts: models, seed, hashes. Older data of the run are removed after it, so that what the card names is always whole:
+who reads by the card, as datasets.load_dataset does, reads no row twice and misses none. On the hub all is one commit.
 
 The run is verified first. Files that are there already with the same content are not uploaded again, so that an
 interrupted command goes on where it was. Keys and tokens in a column or in the run's configuration are refused by the
@@ -12,6 +14,7 @@ cannot begin, 3 if it was interrupted.
 """
 
 import argparse
+import hashlib
 import json
 import sys
 from collections.abc import Iterator, Sequence
@@ -27,7 +30,7 @@ from jobs.driver.exits import Exit, program
 from jobs.driver.summary import exactness_of
 from pipeline.export.compacted_file import Cut
 from pipeline.export.compaction import Compaction
-from pipeline.export.dataset_card import Corpus, dataset_card, run_of_card
+from pipeline.export.dataset_card import Corpus, dataset_card, run_of_card, unfinished_card
 from pipeline.export.destinations import Destination, Folder, destination
 from pipeline.export.secret_scan import Secret, secrets_in_json, secrets_in_table
 from pipeline.run.check import check_run
@@ -91,7 +94,8 @@ def _staged(run_directory: RunDirectory, folder: Path, place: Destination, optio
     compaction = Compaction(run_directory, Location.parse(str(folder)), cut, is_partial=options.partial)
     compacted = list(compaction.files())
     totals = compaction.finish(compacted)
-    files = [Staged(file.name, folder / file.name) for file in compacted]
+    data_folder = _data_folder([folder / file.name for file in compacted])
+    files = [Staged(f"{data_folder}/{Path(file.name).name}", folder / file.name) for file in compacted]
     for name in _REPORTS:
         content = run_directory.location.child(name).read_if_there()
         if content is not None:
@@ -105,10 +109,20 @@ def _staged(run_directory: RunDirectory, folder: Path, place: Destination, optio
         totals.content_hash,
         len(compacted),
         is_partial=not check.is_complete,
+        data_folder=data_folder,
     )
     title = options.title or run_directory.location.short_name
     (folder / _CARD).write_text(dataset_card(corpus, title, options.license), encoding="utf-8")
     return [*files, Staged(_CARD, folder / _CARD)]
+
+
+def _data_folder(files: Sequence[Path]) -> str:
+    """Return the folder of these files, whose name says what is in them: others never have the same names."""
+    digest = hashlib.sha256()
+    for file in files:
+        with file.open("rb") as stream:
+            digest.update(hashlib.file_digest(stream, "sha256").digest())
+    return f"data/{digest.hexdigest()[:16]}"
 
 
 def _refuse_secrets(run_directory: RunDirectory, files: Sequence[Staged], allowed: Sequence[str]) -> None:
@@ -155,9 +169,13 @@ def _publish(run_directory: RunDirectory, files: Sequence[Staged], place: Destin
             print(f"{file.name}: {file.path.stat().st_size:,} bytes, {what}")
         print("".join(f"{name}: to be removed\n" for name in older), end="")
         return
-    for name in place.put(missing):
+    if not place.has_commits and _CARD not in present:  # or readers would take what is there for the whole
+        with TemporaryDirectory(prefix="dray-card-") as folder:
+            card = Path(folder) / _CARD
+            card.write_text(unfinished_card(run_directory), encoding="utf-8")
+            list(place.replace({_CARD: card}, ()))
+    for name in place.replace(missing, older):
         print(f"{name}: uploaded", flush=True)
-    place.remove(older)
     removed = f", {len(older)} older ones removed" if older else ""
     num_there = len(files) - len(missing)
     print(f"OK: {place.name} has {len(files)} files; {len(missing)} uploaded, {num_there} were there{removed}")
@@ -190,7 +208,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("run", metavar="RUN", help="run directory, local or a URI")
-    add("destination", metavar="DEST", help="hf://datasets/OWNER/NAME, or a folder, local or a URI")
+    add(
+        "destination",
+        metavar="DEST",
+        help="hf://datasets/OWNER/NAME or .../NAME@BRANCH, or a folder, local or a URI",
+    )
     add("--title", help="title of the card; the name of the run directory unless given")
     add("--license", help="license of the texts, as the hub names it, such as apache-2.0")
     add("--public", action="store_true", help="make a dataset that does not exist on the hub public")

@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow.dataset as ds
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from jobs.driver.exits import program
 from jobs.driver.progress import format_length, format_rate
@@ -19,6 +20,7 @@ from jobs.driver.summary import print_why_inexact
 from pipeline.counts import Counts, count_generations
 from pipeline.run.directory import RunDirectory
 from pipeline.storage.location import Location
+from pipeline.text.visible import visible
 
 _WIDE = 200  # columns, where the output is no terminal: a file, or another program
 
@@ -61,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("stood, by draft position")  # the one that wraps, so that no number is cut off
     for values, counts in groups.items():
-        table.add_row(*values, *cells(counts))
+        table.add_row(*(Text(visible(value)) for value in values), *cells(counts))
     if columns:
         table.add_row("all", *[""] * (len(columns) - 1), *cells(sum(groups.values(), Counts())), style="bold")
     console = _console()

@@ -21,6 +21,7 @@ from jobs.report_page.samples import Sample, codec_of, columns_of, samples_of_ro
 from pipeline.run.directory import RunDirectory
 from pipeline.run.unit_rows import read_unit_rows
 from pipeline.text.codec import TextCodec
+from pipeline.text.visible import visible
 
 _WIDE = 120  # columns, where the output is no terminal
 _MAX_ROWS = 5  # of one id
@@ -185,19 +186,6 @@ def _rounds(sample: Sample) -> Table:
             Text(own if each.own is not None else "(the text had ended)", style="" if each.own is not None else "dim"),
         )
     return table
-
-
-def visible(text: str) -> str:
-    """Return the text with control characters as pictures, since a terminal would obey them."""
-    return "".join(_picture(ord(letter)) if _is_control(ord(letter)) else letter for letter in text)
-
-
-def _is_control(code: int) -> bool:
-    return (code < 32 and code not in (9, 10)) or 127 <= code < 160
-
-
-def _picture(code: int) -> str:
-    return chr(0x2400 + code) if code < 32 else "\u2421" if code == 127 else "\ufffd"
 
 
 if __name__ == "__main__":

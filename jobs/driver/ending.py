@@ -3,15 +3,18 @@
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import accumulate
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
 from jobs.config.run import RunSettings
 from pipeline.run.directory import RunDirectory
 from pipeline.run.unit_rows import read_unit_rows
+from pipeline.text.visible import visible
 
-_MOST_LINES, _MOST_CHARACTERS = 4, 280
+_MOST_LINES, _MOST_COLUMNS = 4, 280
 _NUM_ON_A_TERMINAL = 3
 _REPORTS = ("report.html", "report.json")
 
@@ -55,9 +58,11 @@ def samples(run_directory: RunDirectory, num_wanted: int) -> Iterator[Sample]:
 
 
 def shortened(text: str) -> str:
-    """Return the first lines of a text, without characters that would control a terminal."""
-    safe = "".join(each if each.isprintable() or each == "\n" else "\N{REPLACEMENT CHARACTER}" for each in text.strip())
-    cut = "\n".join(safe.split("\n")[:_MOST_LINES])[:_MOST_CHARACTERS].rstrip()
+    """Return the first lines of a text, as far as they fill no more than some columns of a terminal."""
+    safe = visible(text.strip())
+    lines = "\n".join(safe.split("\n")[:_MOST_LINES])
+    widths = accumulate(cell_len(letter) for letter in lines)  # a wide letter fills two columns, an accent none
+    cut = lines[: sum(1 for width in widths if width <= _MOST_COLUMNS)].rstrip()
     return cut if cut == safe else f"{cut} ..."
 
 

@@ -8,8 +8,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.dataset as ds
 from rich.table import Table
+from rich.text import Text
 
 from pipeline.run.directory import RunDirectory
+from pipeline.text.visible import visible
 
 _COLUMNS = ("num_output_tokens", "logprob", "is_greedy", "is_best")
 
@@ -74,7 +76,7 @@ def scores_table(run_directory: RunDirectory, columns: Sequence[str]) -> Table:
     groups = list(scores_by(run_directory, columns))
     total = sum((scores for _, scores in groups), Scores())
     for values, scores in groups if columns else []:
-        table.add_row(*values, *_cells(scores))
+        table.add_row(*(Text(visible(value)) for value in values), *_cells(scores))
     table.add_row(*["all", *[""] * (len(columns) - 1)][: len(columns)], *_cells(total), style="bold")
     return table
 

@@ -93,7 +93,8 @@ class RunFacts:
         self.finish_reasons.update(_counted(table["finish_reason"]))
         self.output_lengths.update(_counted(table["num_output_tokens"]))
         firsts = [place for place, sample in enumerate(table["sample"].to_pylist()) if sample == 0]
-        self.prompt_lengths.update(_counted(table["num_prompt_tokens"].take(firsts)))
+        of_rows = table["num_prompt_tokens"].take(pa.array(firsts, pa.int64()))  # none where all rows failed
+        self.prompt_lengths.update(_counted(of_rows))
 
     def _add_work(self, work: Work | None) -> None:
         if work is None:

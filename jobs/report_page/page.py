@@ -139,8 +139,8 @@ def _speed(facts: RunFacts) -> dict[str, Any]:
     return {
         "seconds": seconds,
         "tokens_per_second": counts.num_output_tokens / seconds if seconds else None,
-        "began": _moment(facts.timeline.began_at) if len(facts.timeline) else None,
-        "ended": _moment(facts.timeline.ended_at) if len(facts.timeline) else None,
+        "began": _moment(facts.timeline.began_at) if seconds else None,
+        "ended": _moment(facts.timeline.ended_at) if seconds else None,
         "estimate": time_without_speculation(counts, facts.round_seconds),
         "choices": _choices(facts),
     }
@@ -162,7 +162,7 @@ def _choices(facts: RunFacts) -> list[Choice]:
 
 def _charts(facts: RunFacts, *, has_scores: bool) -> dict[str, Markup]:
     whole, drawn = facts.whole, dict[str, Markup]()
-    if len(facts.timeline):
+    if facts.timeline.working_seconds:  # times of files are no times of work: those of a copied run are of the copy
         drawn["throughput"] = charts.throughput(facts.timeline)
     if whole.rounds.acceptance is not None:
         drawn["positions"] = charts.acceptance_by_position(whole.rounds)

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, RepoFile
 from huggingface_hub.errors import HTTPError, RepositoryNotFoundError, RevisionNotFoundError
@@ -16,7 +16,8 @@ from pipeline.storage.location import Location
 from pipeline.storage.whole_file import replacement
 
 _HUB = re.compile(r"hf://datasets/(?P<repo>[^/@]+/[^/@]+?)(@(?P<revision>[^/@]+))?/?")
-_FILES_A_COMMIT = 32  # what an interrupted command has to upload again at most
+_COMMIT = re.compile("[0-9a-f]{40}")
+_FILES_AT_ONCE = 32  # that are uploaded before their names are told
 _CHUNK = 1 << 20
 _FAILURES = (HTTPError, OSError)  # what an HfApi raises: HfHubHTTPError and those of its HTTP client
 
@@ -37,11 +38,16 @@ class Destination(Protocol):
     def read(self, name: str) -> bytes:
         """Read a small file that is there. Raises OSError."""
 
-    def put(self, files: Mapping[str, Path]) -> Iterator[str]:
-        """Write files in this order, each whole or not at all; yield each name once it is there. Raises OSError."""
+    def replace(self, files: Mapping[str, Path], older: Sequence[str]) -> Iterator[str]:
+        """Write files in this order, the card last, and remove the older ones once the card is there.
 
-    def remove(self, names: Sequence[str]) -> None:
-        """Remove files. Raises OSError."""
+        Yield each name when its content is there. Who reads what the card names sees all of what was there, or all of
+        what comes. Raises OSError.
+        """
+
+    @property
+    def has_commits(self) -> bool:
+        """Whether all files change at once, so that readers need no card to see none of what is on its way."""
 
 
 def destination(name: str, *, is_private: bool = True) -> Destination:
@@ -51,6 +57,8 @@ def destination(name: str, *, is_private: bool = True) -> Destination:
     found = _HUB.fullmatch(name)
     if found is None:
         raise ValueError(f"{name!r} is no dataset of the hub; write hf://datasets/OWNER/NAME, or .../NAME@REVISION")
+    if _COMMIT.fullmatch(found["revision"] or ""):
+        raise ValueError(f"{name}: {found['revision']} is a commit, which never changes; name a branch, new or old")
     return HubDataset(found["repo"], found["revision"] or "main", is_private)
 
 
@@ -78,17 +86,19 @@ class Folder:
         """Read a file."""
         return self.location.child(name).read_bytes()
 
-    def put(self, files: Mapping[str, Path]) -> Iterator[str]:
-        """Write one file after the other."""
+    @property
+    def has_commits(self) -> bool:
+        """Whether all files change at once: they do not."""
+        return False
+
+    def replace(self, files: Mapping[str, Path], older: Sequence[str]) -> Iterator[str]:
+        """Write one file after the other, each whole or not at all, and then remove the older ones."""
         for name, file in files.items():
             with file.open("rb") as source, replacement(self.location.child(name)) as stream:
                 while chunk := source.read(_CHUNK):
                     stream.write(chunk)
             yield name
-
-    def remove(self, names: Sequence[str]) -> None:
-        """Remove files."""
-        for name in names:
+        for name in older:
             self.location.child(name).remove()
 
     def _sha256(self, name: str) -> str:
@@ -143,34 +153,39 @@ class HubDataset:
             raise self._failed(f"reading {name} of", error) from error
         return Path(path).read_bytes()
 
-    def put(self, files: Mapping[str, Path]) -> Iterator[str]:
-        """Upload files, some in each commit."""
-        names = list(files)
+    @property
+    def has_commits(self) -> bool:
+        """Whether all files change at once: one commit brings and removes them."""
+        return True
+
+    def replace(self, files: Mapping[str, Path], older: Sequence[str]) -> Iterator[str]:
+        """Upload large files, which no reader sees yet, and then add, replace and remove all in one commit."""
+        if not files and not older:
+            return
+        additions = [CommitOperationAdd(name, file) for name, file in files.items()]
+        where: dict[str, Any] = {"repo_type": "dataset", "revision": self.revision}
         try:
-            self._api.create_repo(self.repo, repo_type="dataset", private=self.is_private, exist_ok=True)
-            for first in range(0, len(names), _FILES_A_COMMIT):
-                some = names[first : first + _FILES_A_COMMIT]
-                self._commit([CommitOperationAdd(name, files[name]) for name in some], f"Add {len(some)} files")
-                yield from some
+            self._make_branch()
+            for first in range(0, len(additions), _FILES_AT_ONCE):
+                self._api.preupload_lfs_files(self.repo, additions[first : first + _FILES_AT_ONCE], **where)
+                yield from (each.path_in_repo for each in additions[first : first + _FILES_AT_ONCE])
+            message = f"Publish {len(files)} files" + (f", remove {len(older)} older ones" if older else "")
+            operations = [*additions, *(CommitOperationDelete(name) for name in older)]
+            self._api.create_commit(self.repo, operations, commit_message=message, **where)
         except _FAILURES as error:
             raise self._failed("writing to", error) from error
 
-    def remove(self, names: Sequence[str]) -> None:
-        """Remove files in one commit."""
-        if names:
-            try:
-                self._commit([CommitOperationDelete(name) for name in names], f"Remove {len(names)} older files")
-            except _FAILURES as error:
-                raise self._failed("removing files of", error) from error
+    def _make_branch(self) -> None:
+        """Make the dataset and the branch unless they are there. A new branch begins without the files of others."""
+        self._api.create_repo(self.repo, repo_type="dataset", private=self.is_private, exist_ok=True)
+        branches = self._api.list_repo_refs(self.repo, repo_type="dataset").branches
+        if self.revision not in ("main", *(branch.name for branch in branches)):
+            first = self._api.list_repo_commits(self.repo, repo_type="dataset")[-1].commit_id
+            self._api.create_branch(self.repo, branch=self.revision, revision=first, repo_type="dataset", exist_ok=True)
 
     @property
     def _api(self) -> HfApi:
         return HfApi()
-
-    def _commit(self, operations: list[CommitOperationAdd] | list[CommitOperationDelete], message: str) -> None:
-        self._api.create_commit(
-            self.repo, operations, commit_message=message, repo_type="dataset", revision=self.revision
-        )
 
     def _failed(self, doing: str, error: Exception) -> OSError:
         said = " ".join(str(error).split())

@@ -14,6 +14,7 @@ from pipeline.errors import Stage
 from pipeline.inputs.units import WorkUnit
 from pipeline.run.directory import RunDirectory
 from pipeline.run.unit_rows import read_ahead, read_errors
+from pipeline.text.visible import visible
 
 _MAX_MESSAGES = 10_000  # different ones: messages may quote their row
 _LONGEST_SHOWN = 100  # characters of a message
@@ -84,7 +85,7 @@ class FailedUnits:
 
 def shown(message: str) -> str:
     """Return the beginning of a message, as one line of a terminal shows it."""
-    first_line = (message.splitlines() or [""])[0]
+    first_line = visible((message.splitlines() or [""])[0])
     return first_line if len(first_line) <= _LONGEST_SHOWN else first_line[:_LONGEST_SHOWN] + "..."
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from jobs import compact
 from pipeline.run.content_hash import content_hash
 from pipeline.run.directory import RunDirectory
-from tests.pipeline.made_up import committed_run
+from tests.pipeline.made_up import ROUNDS, RUN, commit_rows, committed_run, sound_rows, unit
 
 
 @pytest.fixture
@@ -126,3 +127,17 @@ def test_help_says_what_comes_out_and_where(capsys: pytest.CaptureFixture[str]) 
     printed = capsys.readouterr().out
     for word in ("_dray.json", "--include-errors", "--partial", "512MB", "s3://"):
         assert word in printed
+
+
+def test_a_compaction_keeps_the_rounds_of_the_rows_that_have_some(tmp_path: Path) -> None:
+    run = RunDirectory.create(str(tmp_path / "run"), RUN | {"has_rounds": True}, [unit(0), unit(1)])
+    without = [{**row, "draft_rounds": None} for row in sound_rows(unit(1), [0, 1, 2])]
+    commit_rows(run, unit(0), sound_rows(unit(0), [0, 1, 2]), [])
+    commit_rows(run, unit(1), without, [])
+    assert compact.main([run.location.path, str(tmp_path / "out"), "--rows-per-file", "5"]) == 0
+    names = sorted((tmp_path / "out/data").iterdir())
+    compacted = pa.concat_tables(pq.read_table(path) for path in names)
+    parts = pa.concat_tables(pq.read_table(run.part_path(number).path) for number in (0, 1))
+    assert compacted.schema.remove_metadata() == run.generations_schema.remove_metadata()
+    assert compacted.to_pylist() == parts.to_pylist()
+    assert compacted["draft_rounds"].to_pylist() == [ROUNDS] * 6 + [None] * 6

@@ -1,11 +1,11 @@
 """`jobs.publish`: a run in a folder, in a store and on a hub of these tests, without secrets, and only once."""
 
-import base64
-import hashlib
-import json
+import os
+import shutil
+import signal
+import sys
 import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,9 @@ from huggingface_hub import constants
 
 from jobs import publish
 from pipeline.run.directory import RunDirectory
-from tests.pipeline.made_up import RUN, commit_rows, error, generation, sound_rows, unit
+from pipeline.storage.location import Location
+from tests.jobs.hub import Hub
+from tests.pipeline.made_up import RUN, commit_rows, error, exit_code_of, generation, sound_rows, unit
 
 IDENTITY = {"target": "5ha", "seed": 7, "dtype": "float32", "verification": "coupled", "sampling": {"temperature": 0.5}}
 MODELS = {"target": "/home/someone/models/big", "draft": "/c/models--org--small/snapshots/0123456789abcdef"}
@@ -41,6 +43,12 @@ def _card(text: str) -> dict[str, Any]:
     return metadata
 
 
+def _named(place: Path, number: int) -> str:
+    """Return the name of a file of the data that the card names."""
+    pattern = _card((place / "README.md").read_text())["configs"][0]["data_files"][0]["path"]
+    return str(pattern).replace("*", f"part-{number:05d}")
+
+
 def test_a_published_run_reads_back_as_a_dataset_with_a_card_and_the_report(tmp_path: Path) -> None:
     run, place = _run(tmp_path), tmp_path / "published"
     (Path(run.location.path) / "report.html").write_text("<p>the report</p>")
@@ -62,6 +70,8 @@ def test_a_published_run_reads_back_as_a_dataset_with_a_card_and_the_report(tmp_
     assert (facts["target_sha256"], facts["identity_sha256"]) == ("5ha", run.identity_digest)
     assert "someone" not in card
     assert sorted(path.name for path in place.iterdir()) == ["README.md", "data", "report.html", "report.json"]
+    (folder,) = (place / "data").iterdir()
+    assert metadata["configs"][0]["data_files"] == [{"split": "train", "path": f"data/{folder.name}/*.parquet"}]
 
 
 def test_a_second_call_uploads_only_what_is_missing_or_changed(
@@ -71,23 +81,23 @@ def test_a_second_call_uploads_only_what_is_missing_or_changed(
     command = [run.location.name, str(place), "--bytes-per-file=1"]
     assert publish.main(command) == 0
     first = {path.name: path.stat().st_mtime_ns for path in place.rglob("*.*")}
-    (place / "data/part-00001.parquet").unlink()
+    (place / _named(place, 1)).unlink()
     (place / "report.json").write_text("{}")
     capsys.readouterr()
     assert publish.main(command) == 0
     uploaded = [line for line in capsys.readouterr().out.splitlines() if line.endswith(": uploaded")]
-    assert uploaded == ["data/part-00001.parquet: uploaded", "report.json: uploaded"]
+    assert uploaded == [f"{_named(place, 1)}: uploaded", "report.json: uploaded"]
     assert (place / "README.md").stat().st_mtime_ns == first["README.md"]
     assert publish.main([run.location.name, str(place)]) == 0  # one large file in place of the small ones
-    assert [path.name for path in (place / "data").iterdir()] == ["part-00000.parquet"]
+    assert [path.name for path in place.glob("data/**/*.parquet")] == ["part-00000.parquet"]
     assert pq.read_table(place / "data").num_rows == 10
 
 
 @pytest.mark.parametrize(
     ("row", "run", "said"),
     [
-        ({"prompt": f"my token is {TOKEN}."}, {}, "prompt (a token of the Hugging Face hub, data/part-00000.parquet"),
-        ({"text": f"{KEY} is it"}, {}, "text (an AWS access key, data/part-00000.parquet"),
+        ({"prompt": f"my token is {TOKEN}."}, {}, "prompt (a token of the Hugging Face hub, data/"),
+        ({"text": f"{KEY} is it"}, {}, "text (an AWS access key, data/"),
         ({"text": "-----BEGIN RSA PRIVATE KEY-----\nMII"}, {}, "text (a private key"),
         (
             {},
@@ -147,7 +157,7 @@ def test_a_destination_with_other_data_is_left_alone(tmp_path: Path, capsys: pyt
     assert publish.main([run.location.name, str(place)]) == 0
     assert publish.main([other.location.name, str(place)]) == 1
     assert "holds another run" in capsys.readouterr().err
-    for name in ("README.md", "data/part-00000.parquet"):
+    for name in ("README.md", "report.json"):
         mine = tmp_path / "mine" / name.replace("/", "-") / name
         mine.parent.mkdir(parents=True)
         mine.write_text("mine")
@@ -167,6 +177,7 @@ def test_a_destination_with_other_data_is_left_alone(tmp_path: Path, capsys: pyt
     [
         ("hf://datasets/owner", "is no dataset of the hub"),
         ("hf://models/owner/name", "is no dataset of the hub"),
+        ("hf://datasets/owner/name@" + "0a" * 20, "is a commit, which never changes; name a branch"),
         ("{run}/published", "is inside the run"),
     ],
 )
@@ -187,93 +198,6 @@ def test_a_dry_run_says_what_would_be_uploaded_and_uploads_nothing(
     assert not place.exists()
     assert publish.main([run.location.name, "hf://datasets/owner/name", "--dry-run"]) == 0
     assert "3 files for hf://datasets/owner/name" in capsys.readouterr().out
-
-
-class Hub(ThreadingHTTPServer):
-    """A hub with one dataset, of which every file is small: it has what commits bring, and counts them."""
-
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), _HubHandler)
-        self.files: dict[str, bytes] = {}
-        self.commits: list[list[str]] = []
-        self.is_private: bool | None = None
-
-
-class _HubHandler(BaseHTTPRequestHandler):
-    server: Hub
-
-    def do_GET(self) -> None:
-        if "/tree/" in self.path:
-            if self.server.is_private is None:
-                self._answer({"error": "Repository not found"}, 404, {"X-Error-Code": "RepoNotFound"})
-                return
-            listed = [
-                {"type": "file", "path": name, "size": len(content), "oid": _git_digest(content)}
-                for name, content in self.server.files.items()
-            ]
-            self._answer(listed)
-        elif "/resolve/main/" in self.path:
-            self._file(self.path.partition("/resolve/main/")[2])
-        else:
-            self._answer({"id": "owner/name", "sha": "0" * 40, "private": True, "siblings": []})
-
-    def do_HEAD(self) -> None:
-        self.do_GET()
-
-    def do_POST(self) -> None:
-        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        if self.path == "/api/repos/create":
-            self.server.is_private = json.loads(body).get("visibility") == "private"
-            self._answer({"url": f"http://{self.headers['Host']}/datasets/owner/name"})
-        elif self.path == "/api/validate-yaml":
-            self._answer({"errors": [], "warnings": []})
-        elif "/preupload/" in self.path:
-            names = [file["path"] for file in json.loads(body)["files"]]
-            self._answer({"files": [{"path": name, "uploadMode": "regular", "shouldIgnore": False} for name in names]})
-        elif "/commit/" in self.path:
-            self._commit([json.loads(line) for line in body.splitlines() if line.strip()])
-        else:
-            self._answer({"error": self.path}, 404)
-
-    def _commit(self, lines: list[dict[str, Any]]) -> None:
-        names = []
-        for line in lines:
-            value = line["value"]
-            if line["key"] == "file":
-                self.server.files[value["path"]] = base64.b64decode(value["content"])
-            elif line["key"] == "deletedFile":
-                del self.server.files[value["path"]]
-            if line["key"] != "header":
-                names.append(value["path"])
-        self.server.commits.append(names)
-        url = f"http://{self.headers['Host']}/datasets/owner/name/commit/{len(self.server.commits):040x}"
-        self._answer({"commitUrl": url, "commitOid": f"{len(self.server.commits):040x}", "success": True})
-
-    def _file(self, name: str) -> None:
-        content = self.server.files[name]
-        self.send_response(200)
-        for header, value in (("ETag", f'"{_git_digest(content)}"'), ("X-Repo-Commit", "0" * 40)):
-            self.send_header(header, value)
-        self.send_header("Content-Length", str(len(content)))
-        self.end_headers()
-        if self.command == "GET":
-            self.wfile.write(content)
-
-    def _answer(self, value: Any, status: int = 200, headers: dict[str, str] | None = None) -> None:
-        content = json.dumps(value).encode()
-        self.send_response(status)
-        for header, said in {"Content-Type": "application/json", **(headers or {})}.items():
-            self.send_header(header, said)
-        self.send_header("Content-Length", str(len(content)))
-        self.end_headers()
-        self.wfile.write(content)
-
-    def log_message(self, format: str, *args: Any) -> None:
-        """Say nothing."""
-
-
-def _git_digest(content: bytes) -> str:
-    return hashlib.sha1(f"blob {len(content)}\0".encode() + content).hexdigest()
 
 
 @pytest.fixture
@@ -297,21 +221,55 @@ def test_a_run_on_the_hub_is_private_and_a_second_call_uploads_only_what_is_miss
     assert publish.main(command) == 0
     assert hub.is_private is True
     names = sorted(hub.files)
+    folder = names[1].rpartition("/")[0]
     assert names == [
         "README.md",
-        *(f"data/part-{number:05d}.parquet" for number in range(len(names) - 2)),
+        *(f"{folder}/part-{number:05d}.parquet" for number in range(len(names) - 2)),
         "report.json",
     ]
     assert [commit[-1] for commit in hub.commits] == ["README.md"]
-    del hub.files["data/part-00001.parquet"]
+    assert hub.uploads == len(names) - 2, "all Parquet files, which are large for this hub"
+    del hub.files[names[2]]
     hub.files["report.json"] = b"{}"
     assert publish.main(command) == 0
-    assert hub.commits[1:] == [["data/part-00001.parquet", "report.json"]]
+    assert hub.commits[1:] == [[names[2], "report.json"]]
     assert publish.main(command) == 0
     assert len(hub.commits) == 2
     assert publish.main(command[:2]) == 0  # one large file in place of the small ones, which are removed
-    assert hub.commits[-1] == names[2:-1]
-    assert sorted(hub.files) == ["README.md", "data/part-00000.parquet", "report.json"]
+    new = sorted(hub.files)
+    assert [new[0], new[2]] == ["README.md", "report.json"]
+    assert len(new) == 3
+    assert new[1].endswith("/part-00000.parquet")
+    assert len(hub.commits) == 3, "one commit adds, removes and replaces the card"
+    assert sorted(hub.commits[-1]) == sorted(["README.md", new[1], *names[1:-1]])
+
+
+def test_a_second_publication_that_ends_before_its_commit_changes_nothing_on_the_hub(tmp_path: Path, hub: Hub) -> None:
+    run = _run(tmp_path)
+    command = [run.location.name, "hf://datasets/owner/name", "--bytes-per-file=1"]
+    assert publish.main(command) == 0
+    before = dict(hub.files)
+    hub.refuses_commits = True
+    assert publish.main(command[:2]) == 1
+    assert hub.files == before
+    num_uploads, hub.refuses_commits = hub.uploads, False
+    assert publish.main(command[:2]) == 0
+    assert hub.uploads == num_uploads, "what was uploaded is not uploaded again"
+
+
+def test_a_branch_that_does_not_exist_is_made_without_the_files_of_another(tmp_path: Path, hub: Hub) -> None:
+    run = _run(tmp_path)
+    assert publish.main([run.location.name, "hf://datasets/owner/name"]) == 0
+    main = dict(hub.files)
+    (tmp_path / "two").mkdir()
+    other = _run(tmp_path / "two")
+    command = [other.location.name, "hf://datasets/owner/name@second"]
+    assert publish.main(command) == 0
+    assert hub.branches["second"] != main
+    assert hub.branches["second"].keys() >= {"README.md", "report.json"}
+    assert hub.files == main
+    assert publish.main(command) == 0, "it is there now"
+    assert len(hub.commits) == 2
 
 
 def test_a_hub_that_cannot_be_reached_is_one_line(
@@ -325,3 +283,72 @@ def test_a_hub_that_cannot_be_reached_is_one_line(
     (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
     assert "listing hf://datasets/owner/name failed" in line
     assert "check the network and the token" in line
+
+
+def _publish_and_die(steps: int, command: list[str]) -> None:
+    """Publish, in a process of its own, which is killed before the change of a file that follows on `steps` others."""
+    left, remove = [steps], Location.remove
+
+    def removed(location: Location) -> None:  # Arrow deletes files, which Python does not tell of
+        dies("os.remove", (location.path, ""))
+        remove(location)
+
+    def dies(event: str, arguments: tuple[Any, ...]) -> None:
+        changes = event in ("os.rename", "os.remove") or (event == "open" and "x" in str(arguments[1]))
+        if changes and any(command[1] in str(each) for each in arguments[:2]):
+            left[0] -= 1
+            if left[0] < 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    Location.remove = removed  # type: ignore[method-assign]
+    sys.addaudithook(dies)
+    sys.exit(publish.main(command))
+
+
+def _read_as_a_user(place: Path) -> list[tuple[int, int]] | None:
+    """Return the rows that the card names, in order; None while it names no data."""
+    if not (place / "README.md").exists():
+        assert not list(place.glob("data/**/*")), "without a card, readers take what is there for the whole"
+        return None
+    files = list(place.glob(_card((place / "README.md").read_text())["configs"][0]["data_files"][0]["path"]))
+    if not files:
+        return None
+    rows = pq.read_table(sorted(map(str, files)), columns=["row_id", "sample"]).to_pylist()
+    return sorted((row["row_id"], row["sample"]) for row in rows)
+
+
+@pytest.mark.parametrize("is_second", [False, True], ids=["the first publication", "another one"])
+def test_a_publisher_that_is_killed_at_any_step_never_leaves_a_row_twice_or_loses_one(
+    tmp_path: Path, is_second: bool
+) -> None:
+    run, place = _run(tmp_path), tmp_path / "published"
+    wanted = sorted((row["row_id"], row["sample"]) for row in pq.read_table(f"{run.location.path}/data").to_pylist())
+    again = tmp_path / "before"
+    if is_second:
+        assert publish.main([run.location.name, str(again), "--bytes-per-file=1"]) == 0
+    killed, step = 0, 0
+    while True:
+        if is_second:
+            shutil.rmtree(place, ignore_errors=True)
+            shutil.copytree(again, place)
+        code = exit_code_of(_publish_and_die, step, [run.location.name, str(place)])
+        assert code in (0, -signal.SIGKILL)
+        found = _read_as_a_user(place)
+        assert found == wanted or (found is None and not is_second and code)
+        if code == 0:
+            break
+        killed, step = killed + 1, step + 1
+        if not is_second:
+            shutil.rmtree(place, ignore_errors=True)
+    assert killed >= 8
+    assert len(load_dataset(str(place), split="train")) == len(wanted)
+    assert len({path.parent for path in place.glob("data/*/*.parquet")}) == 1
+
+
+def test_a_first_publication_that_was_killed_goes_on(tmp_path: Path) -> None:
+    run, place = _run(tmp_path), tmp_path / "published"
+    command = [run.location.name, str(place)]
+    assert exit_code_of(_publish_and_die, 4, command) == -signal.SIGKILL
+    assert "being published" in (place / "README.md").read_text()
+    assert publish.main(command) == 0
+    assert len(load_dataset(str(place), split="train")) == 10

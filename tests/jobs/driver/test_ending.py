@@ -7,7 +7,7 @@ import pytest
 
 from jobs.config.run import RunSettings
 from jobs.driver import ending
-from jobs.driver.ending import print_ending, samples, shortened
+from jobs.driver.ending import Sample, print_ending, samples, shortened
 from pipeline.run.directory import RunDirectory
 from tests.pipeline.made_up import RUN, commit_rows, error, generation, unit
 
@@ -63,7 +63,24 @@ def test_a_long_text_is_cut_and_cannot_control_the_terminal() -> None:
     assert shortened("one\ntwo\n\nfour\nfive") == "one\ntwo\n\nfour ..."
     assert shortened("x" * 300) == "x" * 280 + " ..."
     assert shortened(" short \n") == "short"
-    assert "\x1b" not in shortened("\x1b[2Jgone")
+    assert shortened("\x1b[2Jgone") == "\u241b[2Jgone"
+
+
+def test_a_text_keeps_its_tabs_and_spaces_and_is_cut_by_the_columns_that_it_fills() -> None:
+    assert shortened("a\tb\u00a0c\u3000d") == "a\tb\u00a0c\u3000d"
+    assert shortened("\u6f22" * 150) == "\u6f22" * 140 + " ..."
+    assert shortened("e\u0301" * 280) == "e\u0301" * 280
+
+
+def test_a_generated_text_cannot_send_a_terminal_a_command(
+    run: RunDirectory, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hostile = Sample(1, "\x1b]0;title\x07 \x9b2J", "\x1b[31mred\x1b[0m\r\x08 \u202e[bold]b[/bold]")
+    monkeypatch.setattr(ending, "samples", lambda *_: [hostile])
+    print_ending(run, RunSettings(show_texts=1))
+    printed = capsys.readouterr().out
+    assert not set(printed) & set("\x1b\x07\x9b\r\x08\u202e")
+    assert "\u241b[31mred\u241b[0m\u240d\u2408 \ufffd[bold]b[/bold]" in printed
 
 
 def test_texts_that_cannot_be_read_do_not_fail_a_run_that_is_complete(

@@ -19,6 +19,7 @@ from pipeline.run.directory import RunDirectory
 from tests.jobs.report_page.conftest import ATTACKS
 from tests.jobs.report_page.made_run import made_run
 from tests.jobs.runs import generations, prompts
+from tests.pipeline.made_up import RUN, commit_rows, committed_run, error, sound_rows, unit
 
 LOADS = ("src", "srcset", "data", "poster", "background", "action", "formaction", "ping", "codebase", "manifest")
 
@@ -182,3 +183,22 @@ def test_show_says_what_is_not_there(
 ) -> None:
     assert show.main([hostile_run.location.path, *flags]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_a_unit_whose_rows_have_all_failed_is_a_part_of_the_page(tmp_path: Path) -> None:
+    run = RunDirectory.create(str(tmp_path / "run"), RUN, [unit(0), unit(1)])
+    commit_rows(run, unit(0), sound_rows(unit(0), [0, 1, 2]), [])
+    commit_rows(run, unit(1), [], [error(unit(1), index) for index in range(3)])
+    text = page_of(run)
+    assert "3 of them failed" in text
+    assert "2 of 2 units committed" in text
+
+
+def test_no_throughput_is_drawn_from_the_times_of_files_and_nothing_is_called_predicted_without_rounds(
+    tmp_path: Path,
+) -> None:
+    text = page_of(committed_run(tmp_path / "run"))
+    assert "times were not recorded" in text
+    assert "Throughput" not in text
+    assert "first unit begun" not in text
+    assert "Predicted" not in text
