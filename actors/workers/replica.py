@@ -52,6 +52,8 @@ _log = logging.getLogger(__name__)
 class Replica:
     """An engine that belongs to one event loop: Ray Serve's, or a test's."""
 
+    is_repeatable = False  # as a `Backend` of its own process, which no other one continues
+
     def __init__(
         self,
         settings: GeneratorSettings,

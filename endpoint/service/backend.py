@@ -42,6 +42,10 @@ _log = logging.getLogger(__name__)
 class Backend(Protocol):
     """The questions that the application asks. `actors.workers.replica.Replica` answers them in its own process."""
 
+    @property
+    def is_repeatable(self) -> bool:
+        """Whether a text that was begun is continued by another engine."""
+
     async def facts(self) -> EngineFacts:
         """Return the engine's limits and fingerprint."""
 
@@ -75,7 +79,7 @@ class Replicas:
         `is_repeatable` says that two engines write the same tokens (Dray's, under verification "coupled"), so that
         another one can continue a text. Only replicas with this `fingerprint` may write; if it is empty, all may.
         """
-        self._handle, self._is_repeatable, self._fingerprint = handle, is_repeatable, fingerprint
+        self._handle, self.is_repeatable, self._fingerprint = handle, is_repeatable, fingerprint
         self._streaming = handle.options(stream=True)
         self._max_requests, self._num_requests = max_requests, 0
         self._facts: EngineFacts | None = None  # once a replica has answered
@@ -104,11 +108,16 @@ class Replicas:
                 await asyncio.sleep(_ASK_AGAIN_S)
 
     async def generate(self, generation: Generation) -> AsyncIterator[list[Delta]]:
-        """Yield deltas as `Backend.generate` does."""
-        generation = replace(generation, fingerprint=self._fingerprint)
+        """Yield deltas as `Backend.generate` does, first those that were told before."""
+        told, generation = generation.told, replace(generation, fingerprint=self._fingerprint, told=())
         delivered: dict[int, Delivered] = {}
+        retold = Resumption(delivered)
+        for deltas in told:
+            yield retold.new(deltas)
+        if told and sum(each.has_ended for each in delivered.values()) == generation.num_sequences:
+            return
         # Of a text that no other replica continues, nothing is passed on before its end unless the client reads along.
-        keeps = not self._is_repeatable and not generation.is_streamed
+        keeps = not self.is_repeatable and not generation.is_streamed
         tries = _Tries(generation.request_id)
         with self._counted():
             while True:
@@ -136,7 +145,7 @@ class Replicas:
                     return
                 except (OtherModelError, RayError, *_LOST) as error:
                     is_over = True
-                    is_repeatable = self._is_repeatable or keeps or not delivered
+                    is_repeatable = self.is_repeatable or keeps or not delivered
                     await tries.again(error, is_waiting=is_waiting, is_repeatable=is_repeatable)
                 finally:
                     if not is_over:  # the reader has left
