@@ -51,6 +51,7 @@ class HeldBody:
         """Hold the body back again, so that another ingress can be asked the same."""
         self._wanted.clear()
         self._is_handed_on, self._refused = False, {}
+        self.journal.num_asked += 1
         if self.journal.has_begun:
             self.journal.resume()
 

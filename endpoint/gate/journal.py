@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from hashlib import sha256
 
 from starlette.types import Message
@@ -38,6 +39,7 @@ class Journal:
 
     def __init__(self, room: Room) -> None:
         self._room, self._origin, self._num_kept = room, Origin(keeps=True), 0
+        self.num_asked = 0  # ingresses that were lost or had no engines
         self._told: list[bytes] | None = []  # None: there is no room, or the stream has gone on already
         self._num_sent, self._sent = 0, sha256()
         self._num_again, self._again = 0, sha256()  # of a stream that is told again, until it is where it broke off
@@ -46,9 +48,8 @@ class Journal:
     @property
     def origin(self) -> Origin:
         """What an ingress that is asked now is given."""
-        if not self.is_resuming:
-            return self._origin
-        return Origin(self._origin.created_ns, self._origin.secret, tuple(self._told or ()))
+        told = tuple(self._told or ()) if self.is_resuming else ()
+        return replace(self._origin, told=told, keeps=not self.is_resuming, attempt=self.num_asked + 1)
 
     @property
     def has_begun(self) -> bool:

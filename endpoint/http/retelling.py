@@ -30,11 +30,17 @@ class Origin:
     secret: bytes = field(default_factory=lambda: secrets.token_bytes(16))
     told: tuple[bytes, ...] = ()  # by the process that was lost, as it wrote them
     keeps: bool = False  # whether the gate keeps what it is told
+    attempt: int = 1  # the number of the process among those that were asked
 
     @property
     def created(self) -> int:
         """The second in which the request came."""
         return self.created_ns // 10**9
+
+    @property
+    def call(self) -> str:
+        """The name of the request between our processes."""
+        return self.draw("call", 2**128).to_bytes(16).hex()
 
     def draw(self, what: str, below: int) -> int:
         """Return a number below a power of two that is the same each time, and that nobody else can know."""

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import aclosing, contextmanager
+from contextlib import aclosing, contextmanager, suppress
 from dataclasses import replace
 from math import inf
 from typing import Any, Protocol
@@ -34,6 +34,7 @@ from pipeline.logs import Event
 _MAX_LOST = 3  # replicas that a request may lose while it waits, before the client has to try again
 _MAX_LOST_IN_FLIGHT = 2  # and while they write it: the request may be what ends them
 _UPDATE_PATIENCE_S, _ASK_AGAIN_S = 2.0, 0.1  # to find a replica of the wanted model while an update is rolled out
+_RECALL_S = 1.0  # for replicas to say that they have let a request of a lost ingress go
 _NO_REPLICA_S = 5.0  # without an answer to a question that takes no time: there is no replica
 _LOST = (RayActorError, ReplicaUnavailableError)
 _log = logging.getLogger(__name__)
@@ -114,6 +115,8 @@ class Replicas:
         retold = Resumption(delivered)
         for deltas in told:
             yield retold.new(deltas)
+        if generation.attempt > 1:
+            await self._recall(generation)
         if told and sum(each.has_ended for each in delivered.values()) == generation.num_sequences:
             return
         # Of a text that no other replica continues, nothing is passed on before its end unless the client reads along.
@@ -150,6 +153,12 @@ class Replicas:
                 finally:
                     if not is_over:  # the reader has left
                         response.cancel()
+
+    async def _recall(self, generation: Generation) -> None:
+        """End what a lost ingress had asked for, before the same is asked again: it would keep slots for nobody."""
+        with suppress(TimeoutError, DeploymentUnavailableError):
+            recalls = self._handle.broadcast("recall", generation.call, generation.attempt)
+            await recalls.results_async(timeout_s=_RECALL_S, return_exceptions=True)
 
     async def score(self, scoring: Scoring) -> list[list[TokenLogprobs]]:
         """Return scores as `Backend.score` does.

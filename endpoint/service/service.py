@@ -114,6 +114,8 @@ class Service:
             is_streamed=bool(request.stream),
             shows_special=request.skip_special_tokens is False,
             told=tuple(deltas for told in origin.earlier() for deltas in told),
+            call=origin.call,
+            attempt=origin.attempt,
         )
         can_go_on = origin.keeps and bool(request.stream) and self.backend.is_repeatable
         return PreparedRequest(prompts, generation, facts, origin.created, Telling(is_on=can_go_on))

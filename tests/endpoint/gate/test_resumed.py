@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass, replace
@@ -27,7 +28,7 @@ from tests.endpoint.in_process import MODEL, Running, settings_of
 from tests.endpoint.web import Answer, ask, served
 
 PROMPT = "hello world"
-LENGTH = 24
+LENGTH = 40
 COMPLETION = {"model": MODEL, "prompt": PROMPT, "max_tokens": LENGTH, "ignore_eos": True, "stream": True, "n": 2}
 CHAT = {"model": MODEL, "messages": [{"role": "user", "content": PROMPT}], "max_tokens": LENGTH, "stream": True}
 ASKED: dict[str, tuple[str, dict[str, Any]]] = {
@@ -43,16 +44,19 @@ class Handle:
     """The handle of a deployment that has one replica, which is in this process."""
 
     def __init__(self, replica: Replica) -> None:
-        self._replica, self.generate_or_refuse = replica, self
+        self.replica, self.generate_or_refuse = replica, self
         self.facts, self.score_or_refuse = _Asked(replica.facts), _Asked(replica.score_or_refuse)
         self.generations: list[Generation] = []
 
     def options(self, stream: bool) -> Handle:
         return self
 
+    def broadcast(self, method: str, *asked: Any) -> _Results:
+        return _Results([getattr(self.replica, method)(*asked)])
+
     def remote(self, generation: Generation) -> _Items:
         self.generations.append(generation)
-        return _Items(self._replica.generate_or_refuse(generation))
+        return _Items(self.replica.generate_or_refuse(generation))
 
 
 @dataclass
@@ -64,11 +68,24 @@ class _Asked:
 
 
 @dataclass
+class _Results:
+    results: list[Any]
+
+    async def results_async(self, **_: Any) -> list[Any]:
+        return self.results
+
+
+@dataclass
 class _Items:
     items: AsyncIterator[Any]
 
-    def __aiter__(self) -> AsyncIterator[Any]:
-        return self.items
+    async def __aiter__(self) -> AsyncIterator[Any]:
+        async for item in self.items:
+            if isinstance(item, list):  # else a machine that does much else would have few and long events
+                for delta in item:
+                    yield [delta]
+            else:
+                yield item
 
     def cancel(self) -> None:
         return None
@@ -77,32 +94,34 @@ class _Items:
 class Mortal:
     """Processes with the same application; each is lost behind so many events as `lifetimes` says. The last one stays.
 
-    As Serve's proxy does, it then sends nothing more. `origins` are those that the processes were given.
+    As behind Serve's proxy, nothing more is sent then, and nobody tells the engine. `origins` are those that the
+    processes were given.
     """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app, self.lifetimes, self.origins = app, list[int](), list[Any]()
+        self._tasks = list[asyncio.Future[None]]()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.origins.append(scope["extensions"][EXTENSION])
-        left = self.lifetimes.pop(0) if self.lifetimes else None
+        left, is_lost = self.lifetimes.pop(0) if self.lifetimes else None, asyncio.Event()
 
         async def send_while_alive(message: Message) -> None:
             nonlocal left
             if left is not None and message["type"] == "http.response.body":
                 if left == 0:
-                    raise _LostError
+                    is_lost.set()
+                    await asyncio.Event().wait()
                 left -= 1
             await send(message)
 
-        try:
-            await self._app(scope, receive, send_while_alive)
-        except _LostError:
-            return
-
-
-class _LostError(BaseException):
-    """The process is no more."""
+        ends = asyncio.ensure_future(is_lost.wait())
+        answering = asyncio.ensure_future(self._app(scope, receive, send_while_alive))
+        self._tasks.append(answering)  # one that is lost stays until the server ends
+        await asyncio.wait([answering, ends], return_when=asyncio.FIRST_COMPLETED)
+        ends.cancel()
+        if answering.done():
+            answering.result()
 
 
 @dataclass(frozen=True)
@@ -179,6 +198,17 @@ def test_a_stream_goes_on_with_another_ingress_where_the_first_one_broke_off(
         assert ended["output"][0]["content"][0]["text"] == told(whole)["texts"][0]
 
 
+def test_what_the_lost_ingress_had_asked_for_is_written_no_longer(front: Front) -> None:
+    recalled, recall = list[int](), front.handle.replica.recall
+    front.handle.replica.recall = lambda *asked: recalled.append(recall(*asked))  # type: ignore[method-assign]
+    try:
+        told(events_of(front.answer("completion", 3, seed=7)))
+        told(events_of(front.answer("completion", seed=7)))
+    finally:
+        front.handle.replica.recall = recall  # type: ignore[method-assign]
+    assert recalled == [1], "once, by the second ingress of the first request"
+
+
 @pytest.mark.parametrize("lifetime", [1, 4])
 def test_a_seed_that_the_request_does_not_give_is_the_same_in_both_ingresses(front: Front, lifetime: int) -> None:
     said = told(events_of(front.answer("completion", lifetime)))
@@ -215,7 +245,7 @@ def test_an_engine_that_writes_something_else_adds_nothing_to_what_was_sent(
         return generate(self, replace(generation, seeds=(8,)) if is_second else generation)
 
     monkeypatch.setattr(Handle, "remote", otherwise)
-    *before, last = events_of(front.answer("completion", 6, seed=7, n=1, temperature=1.0))
+    *before, last = events_of(front.answer("completion", 3, seed=7, n=1, temperature=1.0))
     assert last["error"]["code"] == "internal_error"
     monkeypatch.undo()
     whole = told(events_of(front.answer("completion", seed=7, n=1, temperature=1.0)))
