@@ -48,7 +48,7 @@ class Origin:
 
     def earlier(self) -> list[Any]:
         """Return what was told."""
-        return [pickle.loads(each) for each in self.told]  # noqa: S301 - from a process of ours
+        return [pickle.loads(each) for each in self.told]
 
 
 class Telling:

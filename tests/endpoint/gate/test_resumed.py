@@ -34,7 +34,10 @@ CHAT = {"model": MODEL, "messages": [{"role": "user", "content": PROMPT}], "max_
 ASKED: dict[str, tuple[str, dict[str, Any]]] = {
     "completion": ("/v1/completions", {**COMPLETION, "stream_options": {"include_usage": True}}),
     "its scores": ("/v1/completions", {**COMPLETION, "logprobs": 2, "echo": True, "include_draft_spans": True}),
-    "its counts": ("/v1/completions", {**COMPLETION, "stream_options": {"include_usage": True, "continuous_usage_stats": True}}),
+    "its counts": (
+        "/v1/completions",
+        {**COMPLETION, "stream_options": {"include_usage": True, "continuous_usage_stats": True}},
+    ),
     "chat": ("/v1/chat/completions", {**CHAT, "ignore_eos": True, "return_token_ids": True}),
     "response": ("/v1/responses", {"model": MODEL, "input": PROMPT, "max_output_tokens": LENGTH, "stream": True}),
 }
@@ -194,7 +197,9 @@ def test_a_stream_goes_on_with_another_ingress_where_the_first_one_broke_off(
     assert len({event.get("created") for event in broken}) == 1
     if what == "response":
         assert [event["sequence_number"] for event in broken] == list(range(len(broken)))
-        (ended,) = [event["response"] for event in broken if event["type"] in ("response.completed", "response.incomplete")]
+        (ended,) = [
+            event["response"] for event in broken if event["type"] in ("response.completed", "response.incomplete")
+        ]
         assert ended["output"][0]["content"][0]["text"] == told(whole)["texts"][0]
 
 
@@ -280,7 +285,12 @@ def test_an_ingress_that_refuses_to_go_on_leaves_an_error(front: Front, monkeypa
 
 
 def test_a_client_cannot_give_the_origin(front: Front) -> None:
-    ask(front.port, "/v1/completions", {**COMPLETION, "max_tokens": 1}, headers={"dray.origin": "x", "x-dray-origin": "x"})
+    ask(
+        front.port,
+        "/v1/completions",
+        {**COMPLETION, "max_tokens": 1},
+        headers={"dray.origin": "x", "x-dray-origin": "x"},
+    )
     assert not front.mortal.origins[-1].told
 
 

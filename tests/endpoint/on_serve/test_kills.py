@@ -123,10 +123,12 @@ class Kills:
         num_whole, num_ended = sum(one.has_succeeded for one in self.asked), len(self.seconds_to_error)
         ended = f", within {max(self.seconds_to_error):.2f} s" if num_ended else ""
         following = f"{median(self.seconds_to_next):.2f} s (at most {max(self.seconds_to_next):.2f})"
+        each = " ".join(f"{seconds:.2f}" for seconds in self.seconds_to_next)
         with capsys.disabled():
             sys.stdout.write(
                 f"\n{len(self.seconds_to_next)} kills ({what}): of {len(self.asked)} requests under way {num_whole} "
-                f"were whole and exact, {num_ended} ended with an error{ended}; the next answer after {following}; all {[round(s, 2) for s in self.seconds_to_next]}\n"
+                f"were whole and exact, {num_ended} ended with an error{ended}; "
+                f"the next answer after {following}: {each}\n"
             )
 
 
