@@ -95,9 +95,9 @@ class _Items:
 
 
 class Mortal:
-    """Processes with the same application; each is lost behind so many events as `lifetimes` says. The last one stays.
+    """Processes with the same application; `lifetimes` says behind how many events each is lost. The last one stays.
 
-    As behind Serve's proxy, nothing more is sent then, and nobody tells the engine. `origins` are those that the
+    As behind Serve's proxy, nothing more is sent then, and the engine is not told. `origins` are those that the
     processes were given.
     """
 
