@@ -24,7 +24,7 @@ class Recall:
             self._wait.reschedule(0.0)
 
     async def until(self, stream: AsyncIterator[_Item]) -> AsyncIterator[_Item]:
-        """Yield what the stream yields until it ends or is recalled; the stream is closed by whoever opened it."""
+        """Yield what the stream yields until it ends or is recalled; who opened the stream closes it."""
         while not self._is_recalled:
             try:
                 async with asyncio.timeout(None) as self._wait:

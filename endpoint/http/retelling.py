@@ -43,7 +43,7 @@ class Origin:
         return self.draw("call", 2**128).to_bytes(16).hex()
 
     def draw(self, what: str, below: int) -> int:
-        """Return a number below a power of two that is the same each time, and that nobody else can know."""
+        """Return a number below a power of two that is the same each time, and that no client can know."""
         return int.from_bytes(sha256(self.secret + what.encode()).digest()) % below
 
     def earlier(self) -> list[Any]:
