@@ -155,7 +155,7 @@ class Replicas:
                         response.cancel()
 
     async def _recall(self, generation: Generation) -> None:
-        """End what a lost ingress had asked for before that is asked for again: no client reads it, and it keeps slots."""
+        """End what a lost ingress had asked for: no client reads it, and it keeps slots."""
         with suppress(TimeoutError, DeploymentUnavailableError):
             recalls = self._handle.broadcast("recall", generation.call, generation.attempt)
             await recalls.results_async(timeout_s=_RECALL_S, return_exceptions=True)
