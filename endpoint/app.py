@@ -17,12 +17,13 @@ from endpoint.answers.responses import create_response
 from endpoint.batches.routes import add_batch_routes
 from endpoint.batches.service import BatchService
 from endpoint.http.errors import ApiError
+from endpoint.http.retelling import origin_of
 from endpoint.requests.chat import ChatRequest
 from endpoint.requests.completion import CompletionRequest
 from endpoint.requests.response import ResponseRequest
 from endpoint.requests.tokens import DetokenizeRequest, TokenizeRequest
 from endpoint.service.models import Models
-from endpoint.service.service import Service, ServiceSettings
+from endpoint.service.service import Call, Service, ServiceSettings
 
 _READY_TIMEOUT_S = 25.0
 
@@ -52,19 +53,20 @@ def create_app(models: Models, *, batches: BatchService | None = None, has_docs:
         request.state.metrics = service.metrics
         return service
 
+    def call_of(request: Request) -> Call:
+        return Call(request.state.request_id, deadline_of(request), origin_of(request.scope))
+
     @app.post("/v1/completions")
     async def _completions(body: CompletionRequest, request: Request) -> Response:
-        return await complete(service_of(body.model, request), body, request.state.request_id, deadline_of(request))
+        return await complete(service_of(body.model, request), body, call_of(request))
 
     @app.post("/v1/chat/completions")
     async def _chat(body: ChatRequest, request: Request) -> Response:
-        return await chat(service_of(body.model, request), body, request.state.request_id, deadline_of(request))
+        return await chat(service_of(body.model, request), body, call_of(request))
 
     @app.post("/v1/responses")
     async def _responses(body: ResponseRequest, request: Request) -> Response:
-        return await create_response(
-            service_of(body.model, request), body, request.state.request_id, deadline_of(request)
-        )
+        return await create_response(service_of(body.model, request), body, call_of(request))
 
     @app.get("/v1/models")
     async def _models(request: Request) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from ray.exceptions import RayError, RayTaskError
 from actors.engine.deadline import DeadlineError
 from actors.engine.deltas import Delta
 from actors.engine.loop import EngineStats
+from actors.engine.recall import Recalls
 from actors.engine.requests import (
     BusyError,
     EngineFacts,
@@ -52,6 +53,8 @@ _log = logging.getLogger(__name__)
 class Replica:
     """An engine that belongs to one event loop: Ray Serve's, or a test's."""
 
+    is_repeatable = False  # as a `Backend` of its own process, which no other one continues
+
     def __init__(
         self,
         settings: GeneratorSettings,
@@ -74,6 +77,7 @@ class Replica:
             finish=self._finish_in_background,
         )
         self._num_unfinished = 0  # sequences
+        self._recalls = Recalls()
         self._last_token_at = float("-inf")
         self._trial: asyncio.Task[None] | None = None  # a trial whether the engine writes
         self._models, self._draft = settings.models, settings.models.draft  # the latter is in use, or about to be
@@ -139,14 +143,17 @@ class Replica:
         Ray Serve takes an exception for a fault and logs its traceback, which takes longer than to refuse.
         """
         try:
-            with self._taken(generation.fingerprint, generation.num_sequences):
+            with (
+                self._taken(generation.fingerprint, generation.num_sequences),
+                self._recalls.registered(generation.call, generation.attempt) as recall,
+            ):
                 yield Standing.WAITS
                 if generation.params.structured is None:
                     sequences = self._sequences(generation)
                 else:  # to compile a grammar may take seconds, which other requests must not wait for
                     sequences = await asyncio.to_thread(self._sequences, generation)
                 async with aclosing(self._loop.stream(sequences, generation.send_every_s)) as stream:  # type: ignore[type-var]
-                    async for deltas in generation.deadline.until(stream):
+                    async for deltas in recall.until(generation.deadline.until(stream)):
                         if deltas:
                             self._last_token_at = time.monotonic()
                         yield deltas or Standing.BEGINS
@@ -154,6 +161,10 @@ class Replica:
             yield refusal
         except Exception as error:  # noqa: BLE001 - handed on without its message
             yield _failed(error, request_id=generation.request_id)
+
+    def recall(self, call: str, attempt: int) -> int:
+        """End what earlier attempts at a request still write for ingresses that are lost; Ray does not say they are."""
+        return self._recalls.recall(call, attempt)
 
     async def score(self, scoring: Scoring) -> list[list[TokenLogprobs]]:
         """Return the log-probabilities of each prompt's tokens but the first.

@@ -6,20 +6,19 @@ from typing import Any
 
 from starlette.responses import Response
 
-from actors.engine.deadline import Deadline
 from endpoint.answers.choices import Choice, Growth, draft_fields
 from endpoint.answers.logprobs import chat_logprobs
 from endpoint.answers.prompt_scores import score_prompts
 from endpoint.answers.writer import Form, respond
 from endpoint.requests.chat import ChatRequest
-from endpoint.service.service import PreparedRequest, Service
+from endpoint.service.service import Call, PreparedRequest, Service
 from pipeline.text.answer_parts import Arguments, CallBegins, Content, Event, Reasoning
 from pipeline.text.codec import TextCodec
 
 
-async def chat(service: Service, request: ChatRequest, request_id: str, deadline: Deadline) -> Response:
+async def chat(service: Service, request: ChatRequest, call: Call) -> Response:
     """Return the answer. Raises ApiError."""
-    prepared = await service.prepare(request, request_id, deadline)
+    prepared = await service.prepare(request, call)
     num_top, scores = request.prompt_logprobs, None
     if num_top is not None:
         scores = await score_prompts(service, prepared, num_top, has_ranks=True)

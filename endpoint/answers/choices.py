@@ -17,7 +17,7 @@ from endpoint.answers.text import Piece, Span, TextStream, WholeText
 from endpoint.http.errors import ApiError, generation_failed
 from endpoint.service.backend import ask
 from endpoint.service.metrics import FinishReason, RequestMeter
-from endpoint.service.service import Service
+from endpoint.service.service import PreparedRequest, Service
 from pipeline.logs import Event
 from pipeline.text.answer_parts import Answer
 from pipeline.text.answers import AnswerReader
@@ -100,13 +100,14 @@ def make_choices(
     ]
 
 
-async def grow(service: Service, generation: Generation, choices: list[Choice]) -> AsyncIterator[Growth]:
+async def grow(service: Service, prepared: PreparedRequest, choices: list[Choice]) -> AsyncIterator[Growth]:
     """Generate, and yield how each step changes the choices. Raises ApiError."""
-    meter = RequestMeter(service.metrics)
+    generation, meter = prepared.generation, RequestMeter(service.metrics)
     reason: FinishReason = "cancelled"
     try:
         async with aclosing(ask(service.backend, generation)) as stream:  # type: ignore[type-var]
             async for deltas in stream:
+                prepared.telling.add(deltas)
                 for index in {delta.index: None for delta in deltas}:  # several of one choice count as one arrival
                     meter.tokens(sum(len(delta.token_ids) for delta in deltas if delta.index == index), index)
                 for delta in deltas:

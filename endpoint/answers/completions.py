@@ -8,7 +8,6 @@ from typing import Any
 
 from starlette.responses import Response
 
-from actors.engine.deadline import Deadline
 from decoding.sequence import TokenLogprobs
 from endpoint.answers.choices import Choice, Growth, draft_fields
 from endpoint.answers.logprobs import completion_logprobs
@@ -16,13 +15,13 @@ from endpoint.answers.prompt_scores import score_prompts
 from endpoint.answers.text import TextStream
 from endpoint.answers.writer import Form, respond
 from endpoint.requests.completion import CompletionRequest
-from endpoint.service.service import PreparedRequest, Service
+from endpoint.service.service import Call, PreparedRequest, Service
 from pipeline.text.codec import TextCodec
 
 
-async def complete(service: Service, request: CompletionRequest, request_id: str, deadline: Deadline) -> Response:
+async def complete(service: Service, request: CompletionRequest, call: Call) -> Response:
     """Return the answer. Raises ApiError."""
-    prepared = await service.prepare(request, request_id, deadline)
+    prepared = await service.prepare(request, call)
     shows_scores = bool(request.echo) and request.logprobs is not None
     scores: list[list[TokenLogprobs]] | None = None
     if shows_scores or request.prompt_logprobs is not None:

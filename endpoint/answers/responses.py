@@ -11,24 +11,23 @@ from typing import Any
 
 from starlette.responses import Response
 
-from actors.engine.deadline import Deadline
 from endpoint.answers.choices import Choice, Growth, grow, make_choices, usage
 from endpoint.answers.output_items import Json, OutputItems
 from endpoint.answers.text import TextStream
 from endpoint.answers.writer import codec_of
 from endpoint.http.events import dumps, stream_response
 from endpoint.requests.response import ResponseRequest
-from endpoint.service.service import PreparedRequest, Service
+from endpoint.service.service import Call, PreparedRequest, Service
 from pipeline.text.answer_parts import Event
 from pipeline.text.answers import AnswerReader
 
 
-async def create_response(service: Service, request: ResponseRequest, request_id: str, deadline: Deadline) -> Response:
+async def create_response(service: Service, request: ResponseRequest, call: Call) -> Response:
     """Return the answer. Raises ApiError."""
-    prepared = await service.prepare(request, request_id, deadline)
+    prepared = await service.prepare(request, call)
     writer = _Writer(service, request, prepared)
     if request.stream:
-        return await stream_response(writer.events(), prepared.generation.request_id, has_names=True)
+        return await stream_response(writer.events(), prepared.generation.request_id, prepared.telling, has_names=True)
     async with aclosing(writer.events()) as events:  # type: ignore[type-var]
         async for event in events:
             last = event
@@ -41,7 +40,7 @@ class _Writer:
     def __init__(self, service: Service, request: ResponseRequest, prepared: PreparedRequest) -> None:
         self._service, self._request, self._prepared = service, request, prepared
         self._codec = codec_of(service, request, prepared)
-        self._created = int(time.time())
+        self._created = prepared.created
         self._items = OutputItems(
             prepared.generation.request_id, lambda index: prepared.new_call_id(service.codec, 0, index)
         )
@@ -59,7 +58,7 @@ class _Writer:
         (choice,) = choices = make_choices(self._codec, self._prepared.generation, new_stream)
         reader = self._prepared.form.reader()
         begun = False
-        async with aclosing(grow(self._service, self._prepared.generation, choices)) as growing:  # type: ignore[type-var]
+        async with aclosing(grow(self._service, self._prepared, choices)) as growing:  # type: ignore[type-var]
             async for growth in growing:
                 if not begun:  # so that what fails before the first token has a status of its own
                     begun = True

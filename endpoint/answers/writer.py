@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator
 from collections.abc import Sequence as Seq
@@ -66,7 +65,7 @@ async def respond(
     """Generate the choices and return the answer, with `scores` of the prompts if it shows them. Raises ApiError."""
     writer = _Writer(service, request, prepared, form, scores)
     if request.stream:
-        return await stream_response(writer.chunks(), prepared.generation.request_id)
+        return await stream_response(writer.chunks(), prepared.generation.request_id, prepared.telling)
     return Response(dumps(await writer.whole()), media_type="application/json")
 
 
@@ -90,7 +89,7 @@ class _Writer:
     ) -> None:
         self._service, self._request, self._prepared, self._form = service, request, prepared, form
         self._scores = scores
-        self._created = int(time.time())
+        self._created = prepared.created
         self._keeps_stop = bool(request.include_stop_str_in_output)
         self._codec = codec_of(service, request, prepared)
 
@@ -178,7 +177,7 @@ class _Writer:
 
     def _growing(self, choices: list[Choice]) -> AsyncIterator[Growth]:
         if self._request.generates:
-            return grow(self._service, self._prepared.generation, choices)
+            return grow(self._service, self._prepared, choices)
         return without_output(choices)
 
     def _head(self, object: str) -> dict[str, Any]:

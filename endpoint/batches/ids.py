@@ -8,6 +8,8 @@ import time
 from hashlib import sha256
 from typing import Literal
 
+from endpoint.http.retelling import Origin
+
 Kind = Literal["file", "batch"]
 _SEPARATOR = {"file": "-", "batch": "_"}
 _BODY = re.compile(r"[0-9a-f]{24}")
@@ -16,6 +18,11 @@ _BODY = re.compile(r"[0-9a-f]{24}")
 def new_id(kind: Kind) -> str:
     """Return an id that no other process returns: nanoseconds since 1970, and random digits."""
     return f"{kind}{_SEPARATOR[kind]}{time.time_ns():016x}{secrets.token_hex(4)}"
+
+
+def batch_id(origin: Origin) -> str:
+    """Return the id of the batch that a request makes, the same whichever process is asked to make it."""
+    return f"batch_{origin.created_ns:016x}{origin.draw('batch', 2**32):08x}"
 
 
 def result_id(batch_id: str, name: Literal["output", "errors"]) -> str:

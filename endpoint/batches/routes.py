@@ -12,6 +12,7 @@ from endpoint.batches.ids import owner_of
 from endpoint.batches.service import BatchService
 from endpoint.batches.upload import read_form
 from endpoint.http.errors import ApiError
+from endpoint.http.retelling import origin_of
 from endpoint.requests.batch import BatchRequest
 
 _UPLOAD_FORM = {
@@ -88,7 +89,7 @@ def add_batch_routes(app: FastAPI, service: BatchService | None) -> None:
 
     @app.post("/v1/batches")
     async def _create(body: BatchRequest, request: Request) -> dict[str, Any]:
-        return (await on().create(_owner(request), body)).shown()
+        return (await on().create(_owner(request), body, origin_of(request.scope))).shown()
 
     @app.get("/v1/batches")
     async def _list_batches(

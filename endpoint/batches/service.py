@@ -11,11 +11,13 @@ from typing import Any
 
 from endpoint.batches.batch import CANCELLABLE, WINDOW_S, Batch
 from endpoint.batches.files import FileStore, StoredFile
-from endpoint.batches.ids import is_id, new_id
+from endpoint.batches.ids import batch_id as id_of_batch
+from endpoint.batches.ids import is_id
 from endpoint.batches.settings import BatchSettings
 from endpoint.batches.store import BatchStore
 from endpoint.batches.upload import UploadForm, store
 from endpoint.http.errors import ApiError, server_busy, shown_name
+from endpoint.http.retelling import Origin
 from endpoint.requests.batch import BatchRequest
 from endpoint.requests.fields import wrong
 from pipeline.run.unit_rows import read_ahead
@@ -81,9 +83,16 @@ class BatchService:
             await asyncio.to_thread(self.files.delete, owner, file_id)
         return {"id": file_id, "object": "file", "deleted": True}
 
-    async def create(self, owner: str, request: BatchRequest) -> Batch:
-        """Make a batch of an uploaded file, which is checked later. Raises ApiError."""
+    async def create(self, owner: str, request: BatchRequest, origin: Origin | None = None) -> Batch:
+        """Make a batch of an uploaded file, which is checked later. Raises ApiError.
+
+        A process that is lost may have made it before it could say so: the batch of an `origin` is made once.
+        """
+        new_id = id_of_batch(origin or Origin())
         async with self._changing:
+            if (made := await asyncio.to_thread(self.batches.view, owner, new_id)) is not None:
+                await self._wake()
+                return made
             file = await asyncio.to_thread(self.files.get, owner, request.input_file_id)
             if file is None:
                 raise wrong("input_file_id", "there is no such file; upload it first", "file_not_found")
@@ -94,7 +103,7 @@ class BatchService:
                 raise server_busy(f"this key has {len(unfinished)} unfinished batches, the most that it may have")
             now, keep = self._clock(), request.output_expires_after
             batch = Batch(
-                id=new_id("batch"),
+                id=new_id,
                 owner=owner,
                 endpoint=request.endpoint,
                 input_file_id=file.id,

@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import time
 from collections.abc import Collection
+from contextlib import suppress
 from math import inf
 from typing import Any
 
@@ -24,19 +26,22 @@ from endpoint.gate.answer import GateAnswer
 from endpoint.gate.capacity import GENERATING, NAMED_EVENTS, Capacity
 from endpoint.gate.connection import limit_header_time
 from endpoint.gate.held_body import HeldBody
+from endpoint.gate.journal import Journal, RetoldError, Room
 from endpoint.http.bodies import Bodies, Incoming, has_body, refuse_and_drain, replay
 from endpoint.http.errors import ApiError, server_busy
 from endpoint.http.limits import Limits
 
 INGRESS_NAME = "DrayIngress"  # of our deployment that speaks HTTP, whatever its application is called
-PROTOCOL = 5  # version of what gate and application tell each other
+PROTOCOL = 6  # version of what gate and application tell each other
 _CALLBACK = "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH"
 _MAX_BODY_BYTES, _BODY_SECONDS, _HEADER_SECONDS = "DRAY_MAX_BODY_BYTES", "DRAY_BODY_SECONDS", "DRAY_HEADER_SECONDS"
 _READY_SECONDS = "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S"  # its 5 s are too short when many processes start at once
 _PERIOD_SECONDS = "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S"  # a dead proxy is replaced after three of its 10 s
 _PATIENCE_S, _ASK_AGAIN_S = 30.0, 0.1  # to find an ingress that has engines while an update is rolled out
 _MAX_LOST = 2  # ingresses that a request may have been given to when they were lost: it may be what ends them
-_REPEATABLE = GENERATING | {"/tokenize", "/detokenize"}  # may be asked for again, though an ingress has begun it
+# May be asked for again, though an ingress has begun it: it changes nothing, or nothing the second time.
+_REPEATABLE = GENERATING | {"/tokenize", "/detokenize", "/v1/batches"}
+_CANCELLATION = re.compile(r"/v1/batches/[^/]+/cancel")
 _HEALTH = "/-/healthz"  # the path that the controller and Kubernetes ask
 
 
@@ -69,13 +74,14 @@ class Gate:
 
     The proxy's own errors are rewritten in the form of the API. Bodies for our application are let in when it asks for
     them, after it has seen the key, and requests beyond its capacity are refused here. A request whose ingress is lost
-    is given to another one if nothing of its answer was sent. Other applications know nothing
-    of this protocol: they get their bodies at once, and their errors are passed on unchanged.
+    is given to another one if nothing of its answer was sent, or if that one can go on with its stream. Other
+    applications know nothing of this protocol: they get their bodies at once, and their errors are passed on unchanged.
     """
 
     def __init__(self, app: ASGIApp, limits: Limits, protocol: int = PROTOCOL) -> None:
         """Guard `app`. `protocol` is only read from outside (`endpoint/deployment.py`, `check_gate`)."""
         self._app, self._bodies, self._router, self._capacity = app, Bodies(limits), _router_behind(app), Capacity()
+        self._room = Room()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -107,7 +113,7 @@ class Gate:
             if claim is None:
                 raise server_busy("too many requests wait already")
             try:
-                body = HeldBody(scope, incoming, self._bodies, claim)
+                body = HeldBody(scope, incoming, self._bodies, claim, Journal(self._room))
                 await self._with_held_body(body, inner_path, claim.releasing(send))
             finally:
                 claim.release()
@@ -119,7 +125,7 @@ class Gate:
             if path == _HEALTH or not (is_ours or match is None):
                 await self._app(scope, replay(body_here, incoming.receive), send)
             else:
-                await self._without_body(scope, body_here, incoming, send)
+                await self._without_body(scope, inner_path, body_here, incoming, send)
         finally:
             self._bodies.release(body_here)
 
@@ -133,8 +139,11 @@ class Gate:
         try:
             while True:
                 answer = GateAnswer(send, body.incoming, body, has_names=path == NAMED_EVENTS)
-                await self._app(body.scope, body.receive, answer.send)
-                if answer.is_lost:
+                with suppress(RetoldError):
+                    await self._app(body.scope, body.receive, answer.send)
+                if answer.can_go_on:
+                    goes_on = await search.goes_on(was_asked=True)
+                elif answer.is_lost:
                     may_repeat = path in _REPEATABLE or not body.is_wanted
                     goes_on = may_repeat and body.can_rewind and await search.goes_on(was_asked=body.is_wanted)
                 else:
@@ -142,13 +151,14 @@ class Gate:
                 if not goes_on:
                     break
                 body.rewind()
-            await answer.end()
+            await answer.end(may_repeat=search.num_lost < _MAX_LOST)
         finally:
             body.release()
 
-    async def _without_body(self, scope: Scope, body: bytes, incoming: Incoming, send: Send) -> None:
-        """Ask our application for what changes nothing, and another ingress if the one that was asked is lost."""
-        search, may_repeat = _Search(), scope["method"] in ("GET", "HEAD")
+    async def _without_body(self, scope: Scope, path: str, body: bytes, incoming: Incoming, send: Send) -> None:
+        """Ask our application, and another ingress for what may be repeated if the one that was asked is lost."""
+        search, method = _Search(), scope["method"]
+        may_repeat = method in ("GET", "HEAD") or (method == "POST" and _CANCELLATION.fullmatch(path) is not None)
         while True:
             answer = GateAnswer(send, incoming)
             await self._app(scope, replay(body, incoming.receive), answer.send)
@@ -162,13 +172,13 @@ class _Search:
 
     def __init__(self) -> None:
         self._gives_up_at = inf
-        self._num_lost = 0
+        self.num_lost = 0  # ingresses that were asked
 
     async def goes_on(self, *, was_asked: bool = False) -> bool:
         """Tell whether another ingress may be asked, after a pause; the last one `was_asked`, and lost, or was not."""
         self._gives_up_at = min(self._gives_up_at, time.monotonic() + _PATIENCE_S)
-        self._num_lost += was_asked
-        if self._num_lost >= _MAX_LOST or time.monotonic() >= self._gives_up_at:
+        self.num_lost += was_asked
+        if self.num_lost >= _MAX_LOST or time.monotonic() >= self._gives_up_at:
             return False
         await asyncio.sleep(_ASK_AGAIN_S)
         return True

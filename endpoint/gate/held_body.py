@@ -7,23 +7,27 @@ import asyncio
 from starlette.types import Message, Scope
 
 from endpoint.gate.capacity import Claim
+from endpoint.gate.journal import Journal
 from endpoint.http.bodies import EXTENSION, WANTED, Bodies, Incoming
 from endpoint.http.errors import ApiError
+from endpoint.http.retelling import EXTENSION as ORIGIN
+from endpoint.http.retelling import TOLD
 from endpoint.http.uploads import TAKEN, WINDOW_BYTES, is_upload, upload_too_slow
 
 
 class HeldBody:
     """One request's body between the client and the proxy."""
 
-    def __init__(self, scope: Scope, incoming: Incoming, bodies: Bodies, claim: Claim) -> None:
+    def __init__(self, scope: Scope, incoming: Incoming, bodies: Bodies, claim: Claim, journal: Journal) -> None:
         """Hold the body back. The application is told how many requests were refused at the gate."""
-        self.incoming, self.claim = incoming, claim
+        self.incoming, self.claim, self.journal = incoming, claim, journal
         self.error: ApiError | None = None  # why the body was not taken, though the application asked for it
         self.is_given_up = False  # no process has asked for it in time
         self._own_scope, self._bodies, self._refused = scope, bodies, claim.capacity.take_refused()
         self._wanted = asyncio.Event()
         self._is_handed_on = False
         self._body: bytes | None = None  # once it is here, until `release`
+        self._is_in_journal = False  # and not in the room for requests that have no answer yet
         self._is_upload = is_upload(scope)  # it is handed on in parts, and never kept
         self._num_handed_on = self._num_taken = 0  # bytes of it
         self._has_room = asyncio.Event()
@@ -41,27 +45,43 @@ class HeldBody:
     @property
     def can_rewind(self) -> bool:
         """Whether another ingress can be asked the same."""
-        return not self._num_handed_on
+        return not self._num_handed_on and (self._body is not None or not self.is_wanted)
 
     def rewind(self) -> None:
         """Hold the body back again, so that another ingress can be asked the same."""
         self._wanted.clear()
         self._is_handed_on, self._refused = False, {}
+        self.journal.num_asked += 1
+        if self.journal.has_begun:
+            self.journal.resume()
+
+    def keep_in_journal(self) -> None:
+        """Keep the body while a stream is sent, if there is room for it among the streams; else drop it."""
+        if self._body is not None and self.journal.can_resume and self.journal.keep(len(self._body)):
+            self._bodies.release(self._body)
+            self._is_in_journal = True
+        else:
+            self.release()
 
     def release(self) -> None:
         """Drop the body: no other ingress will be asked."""
-        if self._body is not None:
+        if self._body is not None and not self._is_in_journal:
             self._bodies.release(self._body)
-            self._body = None
+        self._body = None
+        self.journal.close()
 
     @property
     def scope(self) -> Scope:
         """The request's scope as the application is to see it."""
         extensions = self._own_scope.get("extensions") or {}
-        return {**self._own_scope, "extensions": {**extensions, EXTENSION: {"refused": self._refused}}}
+        ours = {EXTENSION: {"refused": self._refused}, ORIGIN: self.journal.origin}
+        return {**self._own_scope, "extensions": {**extensions, **ours}}
 
     def handle(self, message: Message) -> bool:
-        """Return True if a message of the application asks for the body, and so is no part of its answer."""
+        """Return True if a message of the application is for the gate, and so is no part of its answer."""
+        if message["type"] == TOLD:
+            self.journal.tell(message)
+            return True
         if message["type"] == TAKEN:
             self._num_taken = max(self._num_taken, message["num_bytes"])
             self._has_room.set()

@@ -91,9 +91,13 @@ def model_replaced() -> ApiError:
     return model_unavailable({_REPLACED: "1"})
 
 
-def ingress_lost() -> ApiError:
-    """Return the error for a request whose ingress was lost while it answered, or several times before."""
-    return ApiError(500, "The process that answered this request was lost.", code="ingress_lost")
+def ingress_lost(*, may_repeat: bool = True) -> ApiError:
+    """Return the error for a request whose ingress was lost; it may not be repeated if several were lost over it."""
+    if may_repeat:
+        message = "The process that answered this request was lost. Try again in a moment."
+        return ApiError(503, message, code="ingress_lost", headers={"Retry-After": "1"})
+    message = "The process that answered this request was lost, and so was the one that was asked instead."
+    return ApiError(500, f"{message} It is not tried again.", code="ingress_lost")
 
 
 def is_model_replaced(start: Mapping[str, Any]) -> bool:

@@ -9,28 +9,49 @@ from contextlib import aclosing
 from typing import Any
 
 from starlette.responses import StreamingResponse
+from starlette.types import Message, Receive, Scope, Send
 
 from endpoint.http.errors import ApiError
+from endpoint.http.retelling import Telling
 from pipeline.logs import failure_event
 
 DONE = b"data: [DONE]\n\n"  # the last event
+_ERROR = b'data: {"error":'
+_LAST_NAMES = (b"event: response.completed\n", b"event: response.incomplete\n", b"event: error\n")
 _log = logging.getLogger(__name__)
 _HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 _FAILURE = ApiError(500, "The server failed over this request.", code="internal_error")
 
 
 async def stream_response(
-    chunks: AsyncIterator[dict[str, Any]], request_id: str, *, has_names: bool = False
+    chunks: AsyncIterator[dict[str, Any]], request_id: str, telling: Telling, *, has_names: bool = False
 ) -> StreamingResponse:
     """Return a response that sends the chunks as events; wait for the first of them.
 
     If the events have names, each is named by the type of its chunk, and the last chunk is the end. What fails before
-    the first chunk is raised, and so is answered with a status of its own.
+    the first chunk is raised, and so is answered with a status of its own. What the gate is told goes before the events
+    that are made of it.
     """
     first = await anext(chunks)
-    return StreamingResponse(
-        _events(first, chunks, request_id, has_names), media_type="text/event-stream", headers=_HEADERS
+    return _ToldResponse(
+        _events(first, chunks, request_id, has_names), telling, media_type="text/event-stream", headers=_HEADERS
     )
+
+
+class _ToldResponse(StreamingResponse):
+    """A stream of which the gate is told what its events are made of."""
+
+    def __init__(self, events: AsyncIterator[bytes], telling: Telling, **options: Any) -> None:
+        super().__init__(events, **options)
+        self._telling = telling
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_told(message: Message) -> None:
+            if message["type"] == "http.response.body" and (told := self._telling.message()) is not None:
+                await send(told)
+            await send(message)
+
+        await super().__call__(scope, receive, send_told)
 
 
 async def _events(
@@ -56,6 +77,13 @@ async def _events(
 def error_event(error: ApiError, *, has_names: bool = False) -> bytes:
     """Write the event that ends a stream with an error."""
     return event(error.envelope(), has_name=has_names)
+
+
+def is_last_event(events: bytes, *, has_names: bool = False) -> bool:
+    """Tell whether a part of a stream, which consists of whole events, has the event after which there is no other."""
+    if not has_names:
+        return events.endswith(DONE) or events.startswith(_ERROR)
+    return events.startswith(_LAST_NAMES)
 
 
 def event(data: dict[str, Any], *, has_name: bool = False) -> bytes:

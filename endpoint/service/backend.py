@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import aclosing, contextmanager
+from contextlib import aclosing, contextmanager, suppress
 from dataclasses import replace
 from math import inf
 from typing import Any, Protocol
@@ -34,6 +34,7 @@ from pipeline.logs import Event
 _MAX_LOST = 3  # replicas that a request may lose while it waits, before the client has to try again
 _MAX_LOST_IN_FLIGHT = 2  # and while they write it: the request may be what ends them
 _UPDATE_PATIENCE_S, _ASK_AGAIN_S = 2.0, 0.1  # to find a replica of the wanted model while an update is rolled out
+_RECALL_S = 1.0  # for replicas to say that they have let a request of a lost ingress go
 _NO_REPLICA_S = 5.0  # without an answer to a question that takes no time: there is no replica
 _LOST = (RayActorError, ReplicaUnavailableError)
 _log = logging.getLogger(__name__)
@@ -41,6 +42,10 @@ _log = logging.getLogger(__name__)
 
 class Backend(Protocol):
     """The questions that the application asks. `actors.workers.replica.Replica` answers them in its own process."""
+
+    @property
+    def is_repeatable(self) -> bool:
+        """Whether a text that was begun is continued by another engine."""
 
     async def facts(self) -> EngineFacts:
         """Return the engine's limits and fingerprint."""
@@ -75,7 +80,7 @@ class Replicas:
         `is_repeatable` says that two engines write the same tokens (Dray's, under verification "coupled"), so that
         another one can continue a text. Only replicas with this `fingerprint` may write; if it is empty, all may.
         """
-        self._handle, self._is_repeatable, self._fingerprint = handle, is_repeatable, fingerprint
+        self._handle, self.is_repeatable, self._fingerprint = handle, is_repeatable, fingerprint
         self._streaming = handle.options(stream=True)
         self._max_requests, self._num_requests = max_requests, 0
         self._facts: EngineFacts | None = None  # once a replica has answered
@@ -104,11 +109,18 @@ class Replicas:
                 await asyncio.sleep(_ASK_AGAIN_S)
 
     async def generate(self, generation: Generation) -> AsyncIterator[list[Delta]]:
-        """Yield deltas as `Backend.generate` does."""
-        generation = replace(generation, fingerprint=self._fingerprint)
+        """Yield deltas as `Backend.generate` does, first those that were told before."""
+        told, generation = generation.told, replace(generation, fingerprint=self._fingerprint, told=())
         delivered: dict[int, Delivered] = {}
+        retold = Resumption(delivered)
+        for deltas in told:
+            yield retold.new(deltas)
+        if generation.attempt > 1:
+            await self._recall(generation)
+        if told and sum(each.has_ended for each in delivered.values()) == generation.num_sequences:
+            return
         # Of a text that no other replica continues, nothing is passed on before its end unless the client reads along.
-        keeps = not self._is_repeatable and not generation.is_streamed
+        keeps = not self.is_repeatable and not generation.is_streamed
         tries = _Tries(generation.request_id)
         with self._counted():
             while True:
@@ -136,11 +148,17 @@ class Replicas:
                     return
                 except (OtherModelError, RayError, *_LOST) as error:
                     is_over = True
-                    is_repeatable = self._is_repeatable or keeps or not delivered
+                    is_repeatable = self.is_repeatable or keeps or not delivered
                     await tries.again(error, is_waiting=is_waiting, is_repeatable=is_repeatable)
                 finally:
                     if not is_over:  # the reader has left
                         response.cancel()
+
+    async def _recall(self, generation: Generation) -> None:
+        """End what a lost ingress had asked for: no client reads it, and it keeps slots."""
+        with suppress(TimeoutError, DeploymentUnavailableError):
+            recalls = self._handle.broadcast("recall", generation.call, generation.attempt)
+            await recalls.results_async(timeout_s=_RECALL_S, return_exceptions=True)
 
     async def score(self, scoring: Scoring) -> list[list[TokenLogprobs]]:
         """Return scores as `Backend.score` does.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
@@ -11,6 +10,7 @@ from actors.engine.deadline import Deadline
 from actors.engine.requests import EngineFacts, Generation
 from decoding.sampling_params import SamplingParams
 from endpoint.http.errors import ApiError, context_exceeded
+from endpoint.http.retelling import Origin, Telling
 from endpoint.requests.fields import check_token_ids, outside_vocabulary, unsupported, wrong
 from endpoint.requests.generation import GenerationRequest
 from endpoint.service.backend import Backend, api_errors
@@ -35,12 +35,23 @@ class Prompt:
 
 
 @dataclass(frozen=True)
+class Call:
+    """What comes with a request beside its body."""
+
+    request_id: str
+    deadline: Deadline
+    origin: Origin
+
+
+@dataclass(frozen=True)
 class PreparedRequest:
     """A request that has passed all checks, ready for the backend."""
 
     prompts: list[Prompt]
     generation: Generation
     facts: EngineFacts
+    created: int  # seconds since 1970
+    telling: Telling  # of the gate, as the stream is written
 
     @property
     def form(self) -> AnswerForm:
@@ -60,11 +71,12 @@ class Service:
         self.settings, self.codec, self.backend, self.metrics = settings, codec, backend, metrics
         self._encoder = Encoder(codec)
 
-    async def prepare(self, request: GenerationRequest, request_id: str, deadline: Deadline) -> PreparedRequest:
+    async def prepare(self, request: GenerationRequest, call: Call) -> PreparedRequest:
         """Check a request against the model and encode its prompts. Raises ApiError.
 
         Without a seed each prompt gets one of its own, which the answer names.
         """
+        deadline, origin = call.deadline, call.origin
         params, by_param, facts = request.params(), request.prompts, await self.facts(deadline)
         with api_errors():
             async with deadline.enforced():
@@ -89,17 +101,24 @@ class Service:
                         params, chat = await self._encoder.with_grammar(params, prompt.chat)
                 prompts[index] = replace(prompt, chat=chat)
         generation = Generation(
-            request_id=f"{request.id_prefix}{request_id}",
+            request_id=f"{request.id_prefix}{call.request_id}",
             prompts=tuple(prompt.token_ids for prompt in prompts),
-            seeds=tuple(secrets.randbelow(_SAFE_SEEDS) if request.seed is None else request.seed for _ in prompts),
+            seeds=tuple(
+                origin.draw(f"seed {number}", _SAFE_SEEDS) if request.seed is None else request.seed
+                for number in range(len(prompts))
+            ),
             params=params,
             deadline=deadline,
             send_every_s=0.0 if request.stream else _SEND_WHOLE_EVERY_S,
             num_speculative_tokens=request.num_speculative_tokens,
             is_streamed=bool(request.stream),
             shows_special=request.skip_special_tokens is False,
+            told=tuple(deltas for told in origin.earlier() for deltas in told),
+            call=origin.call,
+            attempt=origin.attempt,
         )
-        return PreparedRequest(prompts, generation, facts)
+        can_go_on = origin.keeps and bool(request.stream) and self.backend.is_repeatable
+        return PreparedRequest(prompts, generation, facts, origin.created, Telling(is_on=can_go_on))
 
     async def facts(self, deadline: Deadline) -> EngineFacts:
         """Return the engine's limits and fingerprint. Raises ApiError."""

@@ -37,6 +37,7 @@ class ScriptedBackend:
     text: str = ""
     finish_reason: str = "stop"
     num_at_once: int = 2
+    is_repeatable: bool = True
     generations: list[Generation] = field(default_factory=list)
 
     async def facts(self) -> EngineFacts:

@@ -84,14 +84,28 @@ def test_a_request_that_two_ingresses_were_lost_over_is_not_given_a_third() -> N
     assert (answer.status, answer.error["code"], application.num_asked) == (500, "ingress_lost", 2)
 
 
-def test_what_may_not_be_done_twice_is_asked_for_again_only_if_no_ingress_has_begun_it() -> None:
+@pytest.mark.parametrize(
+    ("path", "body", "method", "code"),
+    [("/v1/files", TEXT, "POST", "ingress_lost"), ("/v1/files/file-1", None, "DELETE", "model_unavailable")],
+)
+def test_what_an_ingress_had_begun_and_cannot_be_asked_again_is_for_the_client_to_repeat(
+    path: str, body: bytes | None, method: str, code: str
+) -> None:
     application = Fragile(1, "after")
-    answer = asked(application, "/v1/batches")
-    assert (answer.status, answer.error["code"], application.num_asked) == (500, "ingress_lost", 1)
-    application = Fragile(3, "before")
-    assert (asked(application, "/v1/batches").status, application.num_asked) == (200, 4)
+    answer = asked(application, path, body, method=method)
+    assert (answer.status, answer.error["code"], application.num_asked) == (503, code, 1)
+    assert answer.headers["retry-after"] == "1"
+    if body is not None:
+        application = Fragile(3, "before")
+        assert (asked(application, path, body, method=method).status, application.num_asked) == (200, 4)
+
+
+def test_what_changes_nothing_the_second_time_is_asked_for_again() -> None:
+    for path, body in (("/v1/batches", TEXT), ("/v1/batches/batch_1/cancel", None)):
+        application = Fragile(1, "after")
+        assert (asked(application, path, body, method="POST").status, application.num_asked) == (200, 2)
     application = Fragile(1, "after")
-    assert (asked(application, "/v1/files/file-1", None, method="DELETE").status, application.num_asked) == (503, 1)
+    assert asked(application, "/v1/batches/batch_1/other", None, method="POST").status == 503
 
 
 def test_without_an_ingress_for_too_long_the_client_gets_a_503(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,7 @@ from tests.jobs.runs import wait_until
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(900)]
 _NUM_REQUESTS = 6  # that one replica has room for
 _NUM_KILLS = 10
-_STREAM_ENDS_S, _PROXY_BACK_S = 5.0, 60.0  # the latter on a machine that does other work, too
+_PROXY_BACK_S = 60.0  # on a machine that does other work, too
 SHORT = {**LONG, "max_tokens": 1}
 
 
@@ -45,7 +45,7 @@ def test_a_text_whose_replica_is_killed_is_exact_or_ends_with_an_error(
 
 
 @pytest.mark.slow
-def test_an_ingress_that_is_killed_fails_no_request_whose_answer_had_not_begun(
+def test_an_ingress_that_is_killed_fails_no_request_and_streams_go_on(
     deployed: Served, capsys: pytest.CaptureFixture[str]
 ) -> None:
     moments = random.Random(1)
@@ -55,14 +55,8 @@ def test_an_ingress_that_is_killed_fails_no_request_whose_answer_had_not_begun(
         wait_until(lambda: len(running_ingresses()) == 2, 180, every_s=0.1)
         asyncio.run(kills.kill_once(deployed, number, moments, running_ingresses))
     asked = kills.asked
-    deployed.check(one for one in asked if one.has_succeeded or not one.has_begun_before_kill)
-    for one, text in zip(asked, deployed.expected(asked), strict=True):
-        assert text.startswith(one.text)
-        if not one.has_succeeded:
-            assert one.error is not None, "cut short"
-            assert one.error["code"] == "ingress_lost"
-    assert 0 < len(kills.seconds_to_error) <= len(asked) / 2, "some were cut off, and others were not"
-    assert max(kills.seconds_to_error) <= _STREAM_ENDS_S
+    deployed.check(asked)
+    assert any(one.has_begun_before_kill for one in asked)
     assert all(one.status == 200 for one in kills.next_ones)
     deployed.wait_until_idle()
     kills.show("ingress", capsys)
@@ -129,10 +123,12 @@ class Kills:
         num_whole, num_ended = sum(one.has_succeeded for one in self.asked), len(self.seconds_to_error)
         ended = f", within {max(self.seconds_to_error):.2f} s" if num_ended else ""
         following = f"{median(self.seconds_to_next):.2f} s (at most {max(self.seconds_to_next):.2f})"
+        each = " ".join(f"{seconds:.2f}" for seconds in self.seconds_to_next)
         with capsys.disabled():
             sys.stdout.write(
                 f"\n{len(self.seconds_to_next)} kills ({what}): of {len(self.asked)} requests under way {num_whole} "
-                f"were whole and exact, {num_ended} ended with an error{ended}; the next answer after {following}\n"
+                f"were whole and exact, {num_ended} ended with an error{ended}; "
+                f"the next answer after {following}: {each}\n"
             )
 
 

@@ -54,6 +54,8 @@ class Codec:
 class Backend:
     """A backend that only knows its facts."""
 
+    is_repeatable = True
+
     async def facts(self) -> EngineFacts:
         return EngineFacts(96, 300, 3)
 

@@ -29,6 +29,8 @@ CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "a"}]}
 class Backend:
     """A backend that yields two tokens, and then does what `then` does."""
 
+    is_repeatable = True
+
     def __init__(self) -> None:
         self.then: Callable[[], Any] = lambda: None
         self.score_fails_with: Exception = BusyError("x")

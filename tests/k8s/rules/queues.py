@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from ray.autoscaler._private.kuberay.utils import parse_quantity
 
-from tests.k8s.manifests import Object, cluster_spec, groups, name_of, ray_objects
+from tests.k8s.manifests import Object, all_overlays, cluster_spec, groups, name_of, ray_objects
 from tests.k8s.rules import known
 from tests.k8s.rules.labels import selects
 
@@ -32,6 +32,9 @@ def _queue(each: Object, by_kind: dict[str, dict[str, Object]]) -> Iterator[str]
     if each["kind"] == "ClusterQueue":
         if not selects(each["spec"].get("namespaceSelector", {"matchLabels": {"x": "x"}}), _NAMESPACE):
             yield "its namespaceSelector does not select the namespace dray"
+        for job in ray_objects(all_overlays()):  # the largest too, which is in no queue until a person puts it there
+            if job["kind"] == "RayJob":
+                yield from (f"{name_of(job)}: {problem}" for problem in _quota(job, each))
         for group in each["spec"]["resourceGroups"]:
             for flavor in group["flavors"]:
                 if flavor["name"] not in by_kind["ResourceFlavor"]:

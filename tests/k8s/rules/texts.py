@@ -20,7 +20,7 @@ from endpoint.service.served_model import deployment_name
 from jobs.config.loading import load
 from jobs.config.run import RunConfig
 from jobs.config.serve import ServeConfig
-from tests.k8s.manifests import Object, cluster_spec, groups, pod_templates
+from tests.k8s.manifests import IMAGE_HOME, ROOT, Object, cluster_spec, groups, pod_templates
 from tests.k8s.rules import known
 from tests.k8s.rules.pods import mount_at, variables_in
 
@@ -36,6 +36,9 @@ def problems_with_configuration(name: str, text: str) -> Iterator[str]:
             load(RunConfig, ["--config", str(path)], "lint")
         except ValueError as error:
             yield f"{name}: {error}"
+    for inside in re.findall(rf"{IMAGE_HOME}/([^\s,\]}}\"']+)", text):
+        if not (ROOT / inside).exists():
+            yield f"{name}: the image has no {IMAGE_HOME}/{inside}"
 
 
 def problems_with_output(job: Object, config: Any) -> Iterator[str]:

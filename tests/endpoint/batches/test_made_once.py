@@ -1,0 +1,41 @@
+"""A batch that is asked for again, because the process that made it was lost before it could say so, is made once."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+
+from endpoint.batches.ids import is_id, made_at
+from endpoint.batches.service import BatchService
+from endpoint.batches.settings import BatchSettings
+from endpoint.batches.upload import UploadForm
+from endpoint.http.retelling import Origin
+from endpoint.requests.batch import BatchRequest
+from tests.endpoint.batches.asking import COMPLETIONS, content, line
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_a_request_makes_one_batch_however_many_processes_are_asked(tmp_path: Path) -> None:
+    num_woken = 0
+
+    async def wake() -> None:
+        nonlocal num_woken
+        num_woken += 1
+
+    def process() -> BatchService:
+        return BatchService(BatchSettings(path=str(tmp_path), max_in_progress=2), "m", wake)
+
+    lines = content([line()])
+    file = await process().add_file("me", UploadForm(io.BytesIO(lines), len(lines), "in.jsonl", "batch", 3600.0))
+    asked = {"input_file_id": file.id, "endpoint": COMPLETIONS, "completion_window": "24h"}
+    request, origin = BatchRequest.model_validate(asked), Origin()
+    made = [await process().create("me", request, each) for each in (origin, origin, Origin(), origin)]
+    ids = [batch.id for batch in made]
+    assert ids[0] == ids[1] == ids[3] != ids[2]
+    assert len((await process().list_batches("me", None, 10))["data"]) == 2
+    assert num_woken == 4, "the driver may not have heard of it"
+    assert is_id("batch", ids[0])
+    assert made_at(ids[0]) == pytest.approx(origin.created_ns / 1e9)
