@@ -4,8 +4,8 @@ DEST is hf://datasets/OWNER/NAME (a private dataset is made unless it is there; 
 .../NAME@BRANCH (made, without files, unless it is there), or a folder, local or a URI (s3://, gs://). There come
 data/DIGEST/part-00000.parquet and on (as jobs.compact writes them; DIGEST is that of their content), report.json and
 report.html if the run has them, and last README.md, the card. It says which files are the data, and what decides the
-texts: models, seed, hashes. Older data of the run are removed after it, so that what the card names is always whole:
-who reads by the card, as datasets.load_dataset does, reads no row twice and misses none. On the hub all is one commit.
+texts: models, seed, hashes. Older data of the run are removed after it, so that the data that the card names are always
+whole: datasets.load_dataset, which goes by the card, reads no row twice and misses none. On the hub all is one commit.
 
 The run is verified first. Files that are there already with the same content are not uploaded again, so that an
 interrupted command goes on where it was. Keys and tokens in a column or in the run's configuration are refused by the

@@ -19,7 +19,7 @@ class ServedModel:
     settings: GeneratorSettings  # of its engines
     service: ServiceSettings
     fingerprint: str = ""  # of its engines; only those may write its texts
-    target: str = ""  # as it is configured: of an adapter the adapter's folder, which settings.models.target no more is
+    target: str = ""  # as it is configured: an adapter's folder, whose merged model is settings.models.target
 
     @property
     def name(self) -> str:

@@ -15,6 +15,8 @@ from pipeline.run.unit_rows import read_unit_rows
 from pipeline.text.visible import visible
 
 _MOST_LINES, _MOST_COLUMNS = 4, 280
+_MOST_CHARACTERS = 4 * _MOST_COLUMNS  # a text of accents alone fills no column
+_TAB_COLUMNS = 8
 _NUM_ON_A_TERMINAL = 3
 _REPORTS = ("report.html", "report.json")
 
@@ -61,7 +63,8 @@ def shortened(text: str) -> str:
     """Return the first lines of a text, as far as they fill no more than some columns of a terminal."""
     safe = visible(text.strip())
     lines = "\n".join(safe.split("\n")[:_MOST_LINES])
-    widths = accumulate(cell_len(letter) for letter in lines)  # a wide letter fills two columns, an accent none
+    # A wide letter fills two columns, and an accent none.
+    widths = accumulate(_TAB_COLUMNS if letter == "\t" else cell_len(letter) for letter in lines[:_MOST_CHARACTERS])
     cut = lines[: sum(1 for width in widths if width <= _MOST_COLUMNS)].rstrip()
     return cut if cut == safe else f"{cut} ..."
 

@@ -16,8 +16,8 @@ from pipeline.storage.location import Location
 from pipeline.storage.whole_file import replacement
 
 _HUB = re.compile(r"hf://datasets/(?P<repo>[^/@]+/[^/@]+?)(@(?P<revision>[^/@]+))?/?")
-_COMMIT = re.compile("[0-9a-f]{40}")
-_FILES_AT_ONCE = 32  # that are uploaded before their names are told
+_COMMIT = re.compile("[0-9a-fA-F]{7,40}")  # whole or short
+_FILES_AT_ONCE = 32  # that are uploaded side by side
 _CHUNK = 1 << 20
 _FAILURES = (HTTPError, OSError)  # what an HfApi raises: HfHubHTTPError and those of its HTTP client
 
@@ -41,13 +41,13 @@ class Destination(Protocol):
     def replace(self, files: Mapping[str, Path], older: Sequence[str]) -> Iterator[str]:
         """Write files in this order, the card last, and remove the older ones once the card is there.
 
-        Yield each name when its content is there. Who reads what the card names sees all of what was there, or all of
-        what comes. Raises OSError.
+        Yield each name when readers can see its content. A reader of the data that the card names sees all of the older
+        or all of the newer ones. Raises OSError.
         """
 
     @property
     def has_commits(self) -> bool:
-        """Whether all files change at once, so that readers need no card to see none of what is on its way."""
+        """Whether all files change at once; else only the card says which data are whole."""
 
 
 def destination(name: str, *, is_private: bool = True) -> Destination:
@@ -58,7 +58,9 @@ def destination(name: str, *, is_private: bool = True) -> Destination:
     if found is None:
         raise ValueError(f"{name!r} is no dataset of the hub; write hf://datasets/OWNER/NAME, or .../NAME@REVISION")
     if _COMMIT.fullmatch(found["revision"] or ""):
-        raise ValueError(f"{name}: {found['revision']} is a commit, which never changes; name a branch, new or old")
+        raise ValueError(
+            f"{name}: {found['revision']} is a commit by its form, and commits never change; name a branch, new or old"
+        )
     return HubDataset(found["repo"], found["revision"] or "main", is_private)
 
 
@@ -168,18 +170,20 @@ class HubDataset:
             self._make_branch()
             for first in range(0, len(additions), _FILES_AT_ONCE):
                 self._api.preupload_lfs_files(self.repo, additions[first : first + _FILES_AT_ONCE], **where)
-                yield from (each.path_in_repo for each in additions[first : first + _FILES_AT_ONCE])
             message = f"Publish {len(files)} files" + (f", remove {len(older)} older ones" if older else "")
             operations = [*additions, *(CommitOperationDelete(name) for name in older)]
             self._api.create_commit(self.repo, operations, commit_message=message, **where)
         except _FAILURES as error:
             raise self._failed("writing to", error) from error
+        yield from files
 
     def _make_branch(self) -> None:
         """Make the dataset and the branch unless they are there. A new branch begins without the files of others."""
         self._api.create_repo(self.repo, repo_type="dataset", private=self.is_private, exist_ok=True)
-        branches = self._api.list_repo_refs(self.repo, repo_type="dataset").branches
-        if self.revision not in ("main", *(branch.name for branch in branches)):
+        refs = self._api.list_repo_refs(self.repo, repo_type="dataset")
+        if self.revision in (tag.name for tag in refs.tags):
+            raise OSError(f"{self.name}: {self.revision} is a tag, which never changes; name a branch, new or old")
+        if self.revision not in ("main", *(branch.name for branch in refs.branches)):
             first = self._api.list_repo_commits(self.repo, repo_type="dataset")[-1].commit_id
             self._api.create_branch(self.repo, branch=self.revision, revision=first, repo_type="dataset", exist_ok=True)
 

@@ -14,6 +14,7 @@ class Hub(ThreadingHTTPServer):
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _HubHandler)
         self.branches: dict[str, dict[str, bytes]] = {"main": {}}
+        self.tags: list[str] = []
         self.large: dict[str, bytes] = {}  # by sha256, whether or not a commit names them
         self.uploads = 0
         self.refuses_commits = False
@@ -45,7 +46,8 @@ class _HubHandler(BaseHTTPRequestHandler):
         elif self.path.partition("?")[0].endswith("/refs"):
             names = self.server.branches
             refs = [{"name": name, "ref": f"refs/heads/{name}", "targetCommit": "0" * 40} for name in names]
-            self._answer({"branches": refs, "converts": [], "tags": []})
+            tags = [{"name": name, "ref": f"refs/tags/{name}", "targetCommit": "0" * 40} for name in self.server.tags]
+            self._answer({"branches": refs, "converts": [], "tags": tags})
         elif "/commits/" in self.path:
             first = {
                 "id": "f" * 40,

@@ -177,7 +177,8 @@ def test_a_destination_with_other_data_is_left_alone(tmp_path: Path, capsys: pyt
     [
         ("hf://datasets/owner", "is no dataset of the hub"),
         ("hf://models/owner/name", "is no dataset of the hub"),
-        ("hf://datasets/owner/name@" + "0a" * 20, "is a commit, which never changes; name a branch"),
+        ("hf://datasets/owner/name@" + "0a" * 20, "is a commit by its form, and commits never change; name a branch"),
+        ("hf://datasets/owner/name@0A1B2C3", "is a commit by its form"),
         ("{run}/published", "is inside the run"),
     ],
 )
@@ -245,13 +246,17 @@ def test_a_run_on_the_hub_is_private_and_a_second_call_uploads_only_what_is_miss
     assert sorted(hub.commits[-1]) == sorted(["README.md", new[1], *names[1:-1]])
 
 
-def test_a_second_publication_that_ends_before_its_commit_changes_nothing_on_the_hub(tmp_path: Path, hub: Hub) -> None:
+def test_a_second_publication_that_ends_before_its_commit_changes_nothing_on_the_hub(
+    tmp_path: Path, hub: Hub, capsys: pytest.CaptureFixture[str]
+) -> None:
     run = _run(tmp_path)
     command = [run.location.name, "hf://datasets/owner/name", "--bytes-per-file=1"]
     assert publish.main(command) == 0
     before = dict(hub.files)
     hub.refuses_commits = True
+    capsys.readouterr()
     assert publish.main(command[:2]) == 1
+    assert ": uploaded" not in capsys.readouterr().out, "no reader sees what no commit names"
     assert hub.files == before
     num_uploads, hub.refuses_commits = hub.uploads, False
     assert publish.main(command[:2]) == 0
@@ -271,6 +276,14 @@ def test_a_branch_that_does_not_exist_is_made_without_the_files_of_another(tmp_p
     assert hub.files == main
     assert publish.main(command) == 0, "it is there now"
     assert len(hub.commits) == 2
+
+
+def test_a_tag_is_refused_by_name_and_gets_no_branch_beside_it(tmp_path: Path, hub: Hub, capsys) -> None:
+    run = _run(tmp_path)
+    hub.tags.append("v1.0")
+    assert publish.main([run.location.name, "hf://datasets/owner/name@v1.0"]) == 1
+    assert "v1.0 is a tag, which never changes; name a branch" in capsys.readouterr().err
+    assert list(hub.branches) == ["main"]
 
 
 def test_a_hub_that_cannot_be_reached_is_one_line(

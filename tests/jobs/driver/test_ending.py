@@ -72,6 +72,12 @@ def test_a_text_keeps_its_tabs_and_spaces_and_is_cut_by_the_columns_that_it_fill
     assert shortened("e\u0301" * 280) == "e\u0301" * 280
 
 
+def test_a_text_of_characters_that_fill_no_column_is_cut_as_well():
+    assert len(shortened("a" + "\u0301" * 300_000)) < 1200
+    assert shortened("a" + "\t" * 300 + "b") == "a ..."
+    assert len(shortened("a" + "\u200b" * 100_000 + "b")) < 1200
+
+
 def test_a_generated_text_cannot_send_a_terminal_a_command(
     run: RunDirectory, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
