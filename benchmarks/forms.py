@@ -10,7 +10,7 @@ which drafters settle and grammars are compiled, does not count. A ratio is the 
 Tokens and time count as long as there are rows for all slots: texts with a form have other lengths, and at the end of a
 repeat fewer rows would share a round.
 
-With `--grown 24` the target's feed-forward layers are 24 times as wide. It writes the same, in a round that is as long
+With `--grown 12` the target's feed-forward layers are 12 times as wide. It writes the same, in a round that is as long
 as that of a larger model.
 """
 
@@ -44,6 +44,7 @@ from pipeline.counts import Counts
 PAIR = Path("examples/tiny_pair")
 _TURN_SECONDS = 0.05
 _TEXT, _INTEGER = {"type": "string"}, {"type": "integer"}
+_SETTINGS = ("temperature", "num_draft_tokens", "new_tokens", "answers", "one_in", "repeats")
 HEADINGS = (
     "target",
     "rows at once",
@@ -190,9 +191,7 @@ def main(arguments: Seq[str] | None = None) -> None:
     show(title, HEADINGS, [_cells(line) for line in lines])
     say(f"to compile a schema: {', '.join(f'{name} {1000 * seconds:.1f} ms' for name, seconds in compiled.items())}")
     if options.json:
-        settings = {
-            name: getattr(options, name) for name in ("temperature", "num_draft_tokens", "new_tokens", "repeats")
-        }
+        settings = {name: getattr(options, name) for name in _SETTINGS}
         date = datetime.now(UTC).strftime("%Y-%m-%d")
         facts = {"date": date, "machine": machine, "versions": versions(), "settings": settings}
         write_json(options.json, {**facts, "compile_seconds": compiled, "lines": lines})
