@@ -210,8 +210,8 @@ def forms_table(runs: Sequence[dict[str, Any]]) -> str:
         f"Our figures, of `python -m benchmarks.forms` ({machine['processor']}, 1 thread, {runs[0]['date']}; float32, "
         f"temperature {settings['temperature']:g}, medians of {settings['repeats']}): records in JSON by the bundled "
         "pair. In brackets behind a speed it stands times the speed without a form and with the same draft; behind "
-        "tokens a round, times those of a run in which forced tokens are no drafts. Each schema is compiled once, before "
-        f"all rounds, in at most {1000 * compiled:.1f} ms here.\n\n" + _markdown(rows)
+        "tokens a round, times those of a run in which forced tokens are no drafts. Each schema is compiled once, "
+        f"before all rounds, in at most {1000 * compiled:.1f} ms here.\n\n" + _markdown(rows)
     )
 
 
