@@ -56,12 +56,13 @@ def main(arguments: Sequence[str]) -> int:
             writer.writerows(lines)
     learned = json.loads(LEARNED.read_text()) if LEARNED.exists() else None  # nothing is said of what is not measured
     lengths = "" if learned is None else f"\n{learned_lengths(learned)}"
+    forms = [json.loads(path.read_text()) for path in (FORMS, FORMS_GROWN) if path.exists()]
     demo = table({draft: read_lines(draft) for draft in LINES})
     is_stale = False
     for page, begin, shown in (
         (README, _BEGIN, f"{demo}\n{speed_table(json.loads(SPEED.read_text()))}{lengths}"),
         (LEARNING, _BEGIN_LEARNED, learned_table(learned) if learned else ""),
-        (STRUCTURED, _BEGIN_FORMS, forms_table([json.loads(path.read_text()) for path in (FORMS, FORMS_GROWN)])),
+        (STRUCTURED, _BEGIN_FORMS, forms_table(forms)),
     ):
         before = page.read_text()
         written = _with_table(page.name, before, begin, shown)
