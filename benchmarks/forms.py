@@ -6,12 +6,18 @@ with free white space and with none. Forced tokens are drafted or not; all else 
 
 The ways of one drafter take turns of a fraction of a second, so that other work on the machine meets each of them
 alike, and their time is the processor's. Each way has an engine of its own for all repeats, of which the first, in
-which drafters settle, does not count. A ratio is the median of the repeats' own ratios.
+which drafters settle and grammars are compiled, does not count. A ratio is the median of the repeats' own ratios.
+Tokens and time count as long as there are rows for all slots: texts with a form have other lengths, and at the end of a
+repeat fewer rows would share a round.
+
+With `--grown 12` the target's feed-forward layers are 12 times as wide. It writes the same, in a round that is as long
+as that of a larger model.
 """
 
 import argparse
 import json
 import random
+import tempfile
 import time
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
@@ -23,19 +29,35 @@ from typing import Any
 import torch
 from transformers import AutoTokenizer
 
+from benchmarks.grown_target import grow
 from benchmarks.hardware import describe_machine, versions
 from benchmarks.harness import listed, say, show, write_json
 from benchmarks.sequence_counts import counts_of
 from decoding import Engine, EngineOptions, SamplingParams, Sequence
 from decoding.drafters import DrafterName
 from decoding.engine.load import load_parts
+from decoding.grammar.grammars import Grammars
 from decoding.grammar.structured import Structured
+from decoding.grammar.token_table import TokenTable
 from pipeline.counts import Counts
 
 PAIR = Path("examples/tiny_pair")
 _TURN_SECONDS = 0.05
 _TEXT, _INTEGER = {"type": "string"}, {"type": "integer"}
-HEADINGS = ("drafter", "output", "tokens a round", "tokens a CPU second", "times no form", "times not forced")
+_SETTINGS = ("temperature", "num_draft_tokens", "new_tokens", "answers", "one_in", "repeats")
+HEADINGS = (
+    "target",
+    "rows at once",
+    "drafter",
+    "output",
+    "ms a round",
+    "tokens a round",
+    "times not forced",
+    "tokens a CPU second",
+    "times no form",
+    "least",
+    "times not forced",
+)
 
 
 def _record(**properties: dict[str, Any]) -> dict[str, Any]:
@@ -89,29 +111,63 @@ class Way:
 
     output: str
     engine: Engine
-    seconds: list[float] = field(default_factory=list)  # of each repeat
-    tokens: list[int] = field(default_factory=list)
+    rows: list[Sequence] = field(default_factory=list)  # of this repeat
+    num_left: int = 0  # of them, not finished
+    seconds: list[float] = field(default_factory=list)  # of each repeat, as long as all slots were in use
+    tokens: list[int] = field(default_factory=list)  # that were written meanwhile
+    num_rounds: list[int] = field(default_factory=list)
     counts: Counts = field(default_factory=Counts)  # of the repeats that count
+
+    def begin(self, rows: list[Sequence]) -> None:
+        """Begin a repeat with these rows."""
+        self.rows, self.num_left = rows, len(rows)
+        self.engine.submit(rows)
+        self.seconds.append(0.0)
+        self.num_rounds.append(0)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether there are rows for all slots."""
+        return self.num_left >= self.engine.options.num_slots
 
     def take_turn(self) -> None:
         """Generate for a while, timed."""
         started = now = time.process_time()
-        while self.engine.has_work and now - started < _TURN_SECONDS:
-            self.engine.step()
+        while self.is_full and now - started < _TURN_SECONDS:
+            self.num_left -= len(self.engine.step())
+            self.num_rounds[-1] += 1
             now = time.process_time()
         self.seconds[-1] += now - started
+
+    def end(self) -> None:
+        """Write the last rows to their ends, which takes no part in the figures."""
+        self.tokens.append(sum(len(row.output_token_ids) for row in self.rows))
+        while self.engine.has_work:
+            self.engine.step()
+        failed = [row.error for row in self.rows if row.error]
+        assert not failed, failed[0]
 
     @property
     def speeds(self) -> list[float]:
         """Tokens a second of each repeat that counts."""
         return [tokens / seconds for tokens, seconds in zip(self.tokens[1:], self.seconds[1:], strict=True)]
 
+    @property
+    def milliseconds(self) -> float:
+        """What a round takes."""
+        return median(
+            1000 * seconds / rounds for seconds, rounds in zip(self.seconds[1:], self.num_rounds[1:], strict=True)
+        )
+
 
 def main(arguments: Seq[str] | None = None) -> None:
     """Measure, and print a table."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.forms", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--drafters", type=listed(str), default=("none", "suffix", "model", "hybrid"))
-    parser.add_argument("--batch", type=int, default=16, help="rows at once")
+    parser.add_argument("--drafters", type=listed(str), default=("none", "suffix", "model"))
+    parser.add_argument("--batches", type=listed(int), default=(1, 4, 16), help="rows at once")
+    parser.add_argument(
+        "--grown", type=listed(int), default=(1,), help="how wide feed-forward layers are, times their own"
+    )
     parser.add_argument("--answers", type=int, default=3, help="to each request")
     parser.add_argument("--one-in", type=int, default=1, help="of the requests, those that are answered")
     parser.add_argument("--new-tokens", type=int, default=200, help="most output tokens of a row")
@@ -121,15 +177,24 @@ def main(arguments: Seq[str] | None = None) -> None:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
-    lines = [line for drafter in options.drafters for line in _measure(options, drafter)]
+    lines: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory() as folder:
+        for times in options.grown:
+            target = grow(PAIR / "target", Path(folder, str(times)), times) if times > 1 else PAIR / "target"
+            for batch in options.batches:
+                for drafter in options.drafters:
+                    of_ways = _measure(options, target, batch, drafter)
+                    lines += [{"grown": times, "rows_at_once": batch, **line} for line in of_ways]
+    compiled = _compile_seconds()
     machine = describe_machine()
-    title = f"{machine['processor']}, 1 thread, {options.batch} rows at once, temperature {options.temperature:g}"
+    title = f"{machine['processor']}, 1 thread, float32, temperature {options.temperature:g}"
     show(title, HEADINGS, [_cells(line) for line in lines])
+    say(f"to compile a schema: {', '.join(f'{name} {1000 * seconds:.1f} ms' for name, seconds in compiled.items())}")
     if options.json:
-        settings = {name: getattr(options, name) for name in ("batch", "temperature", "num_draft_tokens", "repeats")}
+        settings = {name: getattr(options, name) for name in _SETTINGS}
         date = datetime.now(UTC).strftime("%Y-%m-%d")
-        facts = {"date": date, "machine": machine, "versions": versions(), "settings": settings, "lines": lines}
-        write_json(options.json, facts)
+        facts = {"date": date, "machine": machine, "versions": versions(), "settings": settings}
+        write_json(options.json, {**facts, "compile_seconds": compiled, "lines": lines})
 
 
 def requests() -> list[Request]:
@@ -145,43 +210,58 @@ def requests() -> list[Request]:
     return found
 
 
-def _measure(options: argparse.Namespace, drafter: DrafterName) -> list[dict[str, Any]]:
+def _compile_seconds() -> dict[str, float]:
+    """Return what it takes to compile each schema, once, before any round."""
+    tokenizer = AutoTokenizer.from_pretrained(PAIR / "target")
+    table = TokenTable.of_tokenizer(tokenizer, len(tokenizer), frozenset({tokenizer.eos_token_id}))
+    found = {}
+    for name, schema in SCHEMAS.items():
+        grammars, seconds = Grammars(lambda: table), -time.process_time()
+        problem = grammars.problem_with(Structured(json_schema=schema))
+        assert problem is None, problem
+        found[name] = seconds + time.process_time()
+    return found
+
+
+def _measure(options: argparse.Namespace, target: Path, batch: int, drafter: DrafterName) -> list[dict[str, Any]]:
     """Return a line for each kind of output."""
     asked = requests()[:: options.one_in] * options.answers
-    ways = _ways(options, drafter)
+    ways = _ways(options, target, batch, drafter)
     for repeat in range(1 + options.repeats):
-        made = {way.output: _sequences(options, asked, way.output, repeat) for way in ways}
         for way in ways:
-            way.engine.submit(made[way.output])
-            way.seconds.append(0.0)
+            way.begin(_sequences(options, asked, way.output, repeat))
         turns = random.Random(repeat)
-        while any(way.engine.has_work for way in ways):
+        while any(way.is_full for way in ways):
             for index in turns.sample(range(len(ways)), len(ways)):
                 ways[index].take_turn()
         for way in ways:
-            rows = made[way.output]
-            failed = [row.error for row in rows if row.error]
-            assert not failed, failed[0]
-            way.tokens.append(sum(len(row.output_token_ids) for row in rows))
+            way.end()
             if repeat:
-                way.counts = sum((counts_of(row) for row in rows), way.counts)
-        for output in ("schema", "tight schema"):
-            texts = [[row.output_token_ids for row in made[name]] for name in (output, f"{output}, not forced")]
-            assert texts[0] == texts[1], f"{drafter}, {output}: forced tokens changed a text"
-        say(f"{drafter}: repeat {repeat} of {options.repeats}")
-    speeds = {way.output: way.speeds for way in ways}
-    return [_line(drafter, way, speeds) for way in ways]
+                way.counts = sum((counts_of(row) for row in way.rows), way.counts)
+        _compare_texts({way.output: way.rows for way in ways}, drafter)
+        say(f"{drafter}, {batch} rows at once: repeat {repeat} of {options.repeats}")
+    return [_line(drafter, way, {way.output: way for way in ways}) for way in ways]
 
 
-def _ways(options: argparse.Namespace, drafter: DrafterName) -> list[Way]:
+def _compare_texts(rows: dict[str, list[Sequence]], drafter: str) -> None:
+    for output in ("schema", "tight schema"):
+        texts = [
+            [row.output_token_ids for row in rows[name]] for name in (output, f"{output}, not forced") if name in rows
+        ]
+        assert texts[0] == texts[-1], f"{drafter}, {output}: forced tokens changed a text"
+
+
+def _ways(options: argparse.Namespace, target: Path, batch: int, drafter: DrafterName) -> list[Way]:
     engine_options = EngineOptions(
-        drafter=drafter, num_slots=options.batch, max_model_len=512, num_speculative_tokens=options.num_draft_tokens
+        drafter=drafter, num_slots=batch, max_model_len=512, num_speculative_tokens=options.num_draft_tokens
     )
     draft = str(PAIR / "draft") if drafter in ("model", "hybrid") else None
     ways: list[Way] = []
     for output, (_, is_forced) in OUTPUTS.items():
+        if drafter == "none" and not is_forced:  # plain decoding never drafts them
+            continue
         shared = ways[0].engine.target.share() if ways else None  # the same weights, and a cache of its own
-        parts = load_parts(str(PAIR / "target"), draft, engine_options, "cpu", "float32", target_model=shared)
+        parts = load_parts(str(target), draft, engine_options, "cpu", "float32", target_model=shared)
         way = Way(output, Engine.over(parts, engine_options))
         if not is_forced:
             for lane in way.engine.lanes:
@@ -200,29 +280,50 @@ def _sequences(options: argparse.Namespace, asked: list[Request], output: str, r
     return made
 
 
-def _line(drafter: str, way: Way, speeds: dict[str, list[float]]) -> dict[str, Any]:
+def _line(drafter: str, way: Way, ways: dict[str, Way]) -> dict[str, Any]:
     """Return what is known of a way, also over the outputs of no form and without forced tokens."""
-
-    def times(output: str) -> float | None:
-        if output not in speeds or output == way.output:
-            return None
-        return median(own / other for own, other in zip(way.speeds, speeds[output], strict=True))
-
+    plain, unforced = (_other(way, ways, output) for output in ("no form", f"{way.output}, not forced"))
     return {
         "drafter": drafter,
         "output": way.output,
-        "tokens_a_round": way.counts.num_output_tokens / way.counts.num_rounds,
+        "milliseconds_a_round": way.milliseconds,
+        "tokens_a_round": _tokens_a_round(way),
+        "tokens_a_round_times_not_forced": _tokens_a_round(way) / _tokens_a_round(unforced) if unforced else None,
         "acceptance_rate": way.counts.acceptance_rate,
         "tokens_per_second": median(way.speeds),
-        "times_no_form": times("no form"),
-        "times_not_forced": times(f"{way.output}, not forced"),
+        "times_no_form": median(_ratios(way, plain)) if plain else None,
+        "least_times_no_form": min(_ratios(way, plain)) if plain else None,
+        "times_not_forced": median(_ratios(way, unforced)) if unforced else None,
     }
 
 
+def _other(way: Way, ways: dict[str, Way], output: str) -> Way | None:
+    return ways.get(output) if output != way.output else None
+
+
+def _tokens_a_round(way: Way) -> float:
+    return way.counts.num_output_tokens / way.counts.num_rounds
+
+
+def _ratios(way: Way, other: Way) -> list[float]:
+    return [own / its for own, its in zip(way.speeds, other.speeds, strict=True)]
+
+
 def _cells(line: dict[str, Any]) -> list[str]:
-    ratios = ("-" if line[name] is None else f"{line[name]:.2f}" for name in ("times_no_form", "times_not_forced"))
-    speed = f"{line['tokens_per_second']:,.0f}"
-    return [line["drafter"], line["output"], f"{line['tokens_a_round']:.2f}", speed, *ratios]
+    def ratio(name: str) -> str:
+        return "-" if line[name] is None else f"{line[name]:.2f}"
+
+    return [
+        "bundled" if line["grown"] == 1 else f"grown {line['grown']} times",
+        str(line["rows_at_once"]),
+        line["drafter"],
+        line["output"],
+        f"{line['milliseconds_a_round']:.2f}",
+        f"{line['tokens_a_round']:.2f}",
+        ratio("tokens_a_round_times_not_forced"),
+        f"{line['tokens_per_second']:,.0f}",
+        *(ratio(name) for name in ("times_no_form", "least_times_no_form", "times_not_forced")),
+    ]
 
 
 if __name__ == "__main__":

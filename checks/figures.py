@@ -4,8 +4,10 @@ With the run directories of a demo (`out/demo`) and of the same with the bundled
 examples/demo.csv and examples/demo-head.csv, which have a line for each bundled prompt, and the table in README.md
 that sums those lines, as `--write` does without runs. Below it stands what benchmarks/results/bundled-drafts.json says,
 which `python -m benchmarks.drafts --json FILE` writes. What a draft learned, in README.md and docs/learning.md, comes
-from benchmarks/results/learning.json (`python -m benchmarks.learning --json FILE`). Without arguments it compares the
-pages with these files and returns 1 if they differ. tests/jobs/test_demo.py compares the lines with a demo.
+from benchmarks/results/learning.json (`python -m benchmarks.learning --json FILE`), and what a form costs, in
+docs/structured.md, from forms.json and forms-grown.json beside it (`python -m benchmarks.forms --json FILE`). Without
+arguments it compares the pages with these files and returns 1 if they differ. tests/jobs/test_demo.py compares the
+lines with a demo.
 """
 
 import csv
@@ -25,7 +27,9 @@ from pipeline.counts import Counts
 LINES = {"draft model": ROOT / "examples/demo.csv", "EAGLE-3 head": ROOT / "examples/demo-head.csv"}
 SPEED = ROOT / "benchmarks/results/bundled-drafts.json"
 LEARNED = ROOT / "benchmarks/results/learning.json"
-README, LEARNING = ROOT / "README.md", ROOT / "docs/learning.md"
+FORMS, FORMS_GROWN = ROOT / "benchmarks/results/forms.json", ROOT / "benchmarks/results/forms-grown.json"
+README, LEARNING, STRUCTURED = ROOT / "README.md", ROOT / "docs/learning.md", ROOT / "docs/structured.md"
+_BEGIN_FORMS = "<!-- figures of forms: written by python -m checks.figures --write -->\n"
 _BEGIN_LEARNED = "<!-- figures of learning: written by python -m checks.figures --write -->\n"
 _BEGIN = "<!-- figures of the demo: written by python -m checks.figures out/demo out/demo-head -->\n"
 _END = "<!-- end of figures -->"
@@ -52,11 +56,13 @@ def main(arguments: Sequence[str]) -> int:
             writer.writerows(lines)
     learned = json.loads(LEARNED.read_text()) if LEARNED.exists() else None  # nothing is said of what is not measured
     lengths = "" if learned is None else f"\n{learned_lengths(learned)}"
+    forms = [json.loads(path.read_text()) for path in (FORMS, FORMS_GROWN) if path.exists()]
     demo = table({draft: read_lines(draft) for draft in LINES})
     is_stale = False
     for page, begin, shown in (
         (README, _BEGIN, f"{demo}\n{speed_table(json.loads(SPEED.read_text()))}{lengths}"),
         (LEARNING, _BEGIN_LEARNED, learned_table(learned) if learned else ""),
+        (STRUCTURED, _BEGIN_FORMS, forms_table(forms)),
     ):
         before = page.read_text()
         written = _with_table(page.name, before, begin, shown)
@@ -65,7 +71,7 @@ def main(arguments: Sequence[str]) -> int:
             print(shown, end="")
         elif written != before:
             is_stale = True
-            sources = ", ".join(path.name for path in (*LINES.values(), SPEED, LEARNED))
+            sources = ", ".join(path.name for path in (*LINES.values(), SPEED, LEARNED, FORMS, FORMS_GROWN))
             print(f"the figures in {page.name} are not what {sources} say; {_COMMAND}", file=sys.stderr)
     return int(is_stale)
 
@@ -184,6 +190,35 @@ def learned_table(found: dict[str, Any]) -> str:
         + _markdown(rows)
         + f"\nTokens a second, and times plain decoding (`none`), where each row drafts as much as pays: {speeds}.\n"
     )
+
+
+def forms_table(runs: Sequence[dict[str, Any]]) -> str:
+    """Return what docs/structured.md says of the cost of a form, and of forced tokens, in runs of benchmarks.forms."""
+    outputs = {"schema": "a schema", "tight schema": "without white space"}
+    heading = ["target", "rows at once", "draft", "no form: ms a round", "no form: tokens/s", *outputs.values()]
+    rows = [[*heading, *(f"{name}: tokens a round" for name in outputs.values())]]
+    for run in runs:
+        lines = {(line["grown"], line["rows_at_once"], line["drafter"], line["output"]): line for line in run["lines"]}
+        for grown, at_once, drafter in dict.fromkeys(key[:3] for key in lines):
+            plain, *held = (lines[grown, at_once, drafter, output] for output in ("no form", *outputs))
+            target = "bundled" if grown == 1 else f"bundled, layers {grown} times as wide"
+            speeds = [f"{each['tokens_per_second']:,.0f} ({each['times_no_form']:.2f})" for each in held]
+            cells = [target, str(at_once), drafter, f"{plain['milliseconds_a_round']:.1f}"]
+            rows.append([*cells, f"{plain['tokens_per_second']:,.0f}", *speeds, *map(_forced_tokens, held)])
+    machine, settings = runs[0]["machine"], runs[0]["settings"]
+    compiled = max(seconds for run in runs for seconds in run["compile_seconds"].values())
+    return (
+        f"Our figures, of `python -m benchmarks.forms` ({machine['processor']}, 1 thread, {runs[0]['date']}; float32, "
+        f"temperature {settings['temperature']:g}, medians of {settings['repeats']}): records in JSON by the bundled "
+        "pair. In brackets behind a speed it stands times the speed without a form and with the same draft; behind "
+        "tokens a round, times those of a run in which forced tokens are no drafts. Each schema is compiled once, "
+        f"before all rounds, in at most {1000 * compiled:.1f} ms here.\n\n" + _markdown(rows)
+    )
+
+
+def _forced_tokens(line: dict[str, Any]) -> str:
+    times = line["tokens_a_round_times_not_forced"]
+    return f"{line['tokens_a_round']:.2f}" + ("" if times is None else f" ({times:.2f})")
 
 
 def _markdown(rows: list[list[str]]) -> str:
