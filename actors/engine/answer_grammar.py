@@ -3,7 +3,8 @@
 import json
 from dataclasses import replace
 
-from decoding.grammar.definition import may_begin, problem_with
+from decoding.grammar.beginnings import first_possible
+from decoding.grammar.definition import problem_with
 from decoding.grammar.structured import Structured
 from decoding.sampling_params import SamplingParams
 from pipeline.errors import FieldError
@@ -31,20 +32,25 @@ def with_answer_grammar(
             return params, prompt
         _check_schemas(asked)
         family = codec.template.family_of_calls
-        return _held(params, codec.grammars.of_tools(asked, family, form.tags, form.thought), asked), prompt
+        grammar = codec.grammars.of_tools(asked, family, form.tags, form.thought)
+        field = "tool_choice" if asked.is_forced else "tools" if asked.is_parallel else "parallel_tool_calls"
+        return _held(params, grammar, field, "the calls"), prompt
     if params.structured is None or form.tags is None or form.thought is not Thought.OPEN:
         return params, prompt
-    grammar = codec.grammars.of_structured(params.structured.as_dict(), form.tags, form.thought)
-    if grammar is None:
+    _check_form(params.structured)
+    written = codec.grammars.of_structured(params.structured.as_dict(), form.tags, form.thought)
+    if written is None:
         reason = "it cannot hold an output that begins within a thought; use a JSON schema, a regex or a choice"
         raise FieldError("sampling.structured.grammar", reason)
-    return replace(params, structured=Structured(grammar=grammar)), prompt
+    where = f"sampling.structured.{params.structured.kind}"
+    return _held(params, written, where, "the thought and the form"), prompt
 
 
 def _with_either(
     params: SamplingParams, structured: Structured, prompt: ChatPrompt, asked: ToolsAsked, codec: TextCodec
 ) -> tuple[SamplingParams, ChatPrompt]:
     form, family = prompt.form, codec.template.family_of_calls
+    _check_form(structured)
     grammar = codec.grammars.of_either(asked, family, structured.as_dict(), form.tags, form.thought)
     if grammar is None:
         reason = "it cannot stand beside tools that may be called or not; use a JSON schema, a regex or a choice, or "
@@ -53,24 +59,37 @@ def _with_either(
         reason = "JSON and calls of this model have one layout, so x-guidance cannot stand beside tools; leave it out"
         raise FieldError("sampling.structured.json_schema.x-guidance", reason)
     of_thought = [form.tags.open] if form.tags is not None and form.thought is Thought.FREE else []
-    for beginning in [*family.beginnings(form.names, structured.is_json), *of_thought]:
-        for text in {beginning, beginning.replace(":", ": ").replace(",", ", ")}:
-            if may_begin(structured, text):
-                reason = (
-                    f"the text of the form (sampling.structured, response_format) may begin with {text}, as a call "
-                )
-                remedy = "or a thought does; change the form, force a call by tool_choice, or leave one of them out"
-                raise FieldError("tools", f"{reason}{remedy}")
-    return _held(params, grammar, asked), replace(prompt, form=replace(form, has_form=True))
+    try:
+        text = first_possible(structured, [*family.beginnings(form.names, structured.is_json), *of_thought])
+    except ValueError as error:
+        raise _wrong_form(structured, str(error)) from error
+    if text is not None:
+        reason = f"the text of the form (sampling.structured, response_format) may begin with {text}, as a call "
+        remedy = "or a thought does; change the form, force a call by tool_choice, or leave one of them out"
+        raise FieldError("tools", f"{reason}{remedy}")
+    held = _held(params, grammar, "tools", "the calls and the form")
+    return held, replace(prompt, form=replace(form, has_form=True))
 
 
-def _held(params: SamplingParams, grammar: str, asked: ToolsAsked) -> SamplingParams:
+def _held(params: SamplingParams, grammar: str, field: str, whose: str) -> SamplingParams:
+    """Return the parameters with this grammar; what is wrong with it is an error of the field that asked for it."""
     try:
         return replace(params, structured=Structured(grammar=grammar))
     except ValueError as error:
-        what = "tool_choice" if asked.is_forced else "parallel_tool_calls" if not asked.is_parallel else "tools"
-        reason = str(error).removeprefix("sampling.").replace("sampling.structured", "the calls")
-        raise FieldError(what, f"calls are held to a grammar here: {reason}") from error
+        reason = str(error).replace("sampling.structured.grammar", "it").removeprefix("sampling.")
+        reason = reason.replace("sampling.structured", whose)
+        raise FieldError(field, f"{whose.removeprefix('the ')} are held to a grammar here: {reason}") from error
+
+
+def _check_form(structured: Structured) -> None:
+    """Raise FieldError for a form that cannot be compiled by itself, before anything is written around it."""
+    if problem := problem_with(structured):
+        raise _wrong_form(structured, problem)
+
+
+def _wrong_form(structured: Structured, problem: str) -> FieldError:
+    where = f"sampling.structured.{structured.kind}"
+    return FieldError(where, f"it {problem.removeprefix(f'{where} ')}")
 
 
 def _check_schemas(asked: ToolsAsked) -> None:

@@ -1,6 +1,6 @@
 """Forms: outputs that have a form (`sampling.structured`), as vLLM takes them and as they are checked behind it.
 
-vLLM's backend "guidance" is llguidance, as in Dray's own engine (docs/adr/0042). It gets the same definition, so that a
+vLLM's backend "guidance" is llguidance, as in Dray's own engine (docs/adr/0038). It gets the same definition, so that a
 form allows the same texts with both engines, white space included.
 """
 

@@ -11,9 +11,9 @@ from itertools import islice
 from typing import Any
 
 from decoding.grammar.structured import Structured
-from decoding.grammar.token_table import TokenTable
 
 _MAX_PLACES = 2000  # subschemas that are compiled to find the place of a mistake
+_MAX_COMPILED = 2 * 2**20  # characters of them, together; a large schema that is shared is compiled with each
 _MAX_POINTER = 200  # characters of a place that are shown
 _SHARED = ("$defs", "definitions")  # what references of a subschema lead to
 # White space between the tokens of JSON: a line break and an indentation, as printers of JSON write. Without an end to
@@ -56,21 +56,6 @@ def problem_with(structured: Structured) -> str | None:
     return _problem_of(structured.key)
 
 
-def may_begin(structured: Structured, beginning: str) -> bool:
-    """Return whether an output of this form may begin so; False, too, if the form cannot be compiled."""
-    from llguidance import LLMatcher
-
-    text = beginning.encode()
-    matcher = LLMatcher(_bytes().tokenizer, definition_of(structured), log_level=0)
-    return not matcher.is_error() and matcher.try_consume_tokens(list(text)) == len(text)
-
-
-@lru_cache(maxsize=1)
-def _bytes() -> TokenTable:
-    """Return a vocabulary whose token ids are bytes, with an end token behind them."""
-    return TokenTable.of_tokens([*(bytes([byte]) for byte in range(256)), b""], frozenset({256}))
-
-
 def in_one_line(message: str) -> str:
     """Return an error of llguidance without its drawings of the place, and without line breaks."""
     lines = [line.strip() for line in message.splitlines()]
@@ -88,10 +73,15 @@ def _place_of(structured: Structured, message: str) -> str:
     """Return " at <JSON pointer>" of the innermost subschema that is refused alone for the same reason; else ""."""
     schema = structured.schema
     shared = {name: schema[name] for name in _SHARED if name in schema}
-    place = ""
+    place, num_compiled = "", 0
     for pointer, part in islice(_subschemas(schema, ""), _MAX_PLACES):
-        # A part lies inside the place found so far, or beside it: only then it can be more exact.
-        if pointer.startswith(place) and _message(_as_definition({**shared, **part}, structured)) == message:
+        if not pointer.startswith(place):  # beside the place found so far; what lies inside it can be more exact
+            continue
+        definition = _as_definition({**shared, **part}, structured)
+        num_compiled += len(definition)
+        if num_compiled > _MAX_COMPILED:
+            break
+        if _message(definition) == message:
             place = pointer
     if len(place) > _MAX_POINTER:
         place = f"{place[:_MAX_POINTER]}..."

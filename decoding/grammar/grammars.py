@@ -95,7 +95,7 @@ class Grammars:
                 self._compiled.move_to_end(key)
         if found is None:
             # Not under the lock: a large schema takes seconds, and others need the grammars that are there.
-            found = _compiled(table, structured)
+            found = compiled(table, structured)
             with self._lock:
                 self.num_compiled += 1
                 self._compiled[key] = found
@@ -106,7 +106,7 @@ class Grammars:
         return found
 
 
-def _compiled(table: TokenTable, structured: Structured) -> "LLMatcher | str":
+def compiled(table: TokenTable, structured: Structured) -> "LLMatcher | str":
     """Return the compiled grammar, whose first step is made; or why there is none."""
     from llguidance import LLMatcher, LLParserLimits
 

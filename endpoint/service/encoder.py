@@ -52,8 +52,10 @@ class Encoder:
 
     async def with_grammar(self, params: SamplingParams, prompt: ChatPrompt) -> tuple[SamplingParams, ChatPrompt]:
         """Return what `with_answer_grammar` returns; 400 for what a grammar cannot hold."""
+        size = 0 if params.structured is None else len(params.structured.key)
+        size += 0 if prompt.asked is None else prompt.asked.num_characters
         try:
-            return await self._run(0, lambda: with_answer_grammar(params, prompt, self._codec))
+            return await self._run(size, lambda: with_answer_grammar(params, prompt, self._codec))
         except FieldError as error:
             raise field_error(error) from error
 

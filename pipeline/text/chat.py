@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -31,8 +30,7 @@ class Chat:
     @property
     def num_characters_of_tools(self) -> int:
         """The size of what may be called, as JSON."""
-        tools = () if self.asked is None else self.asked.tools
-        return sum(len(json.dumps(tool.for_template, ensure_ascii=False, default=str)) for tool in tools)
+        return 0 if self.asked is None else self.asked.num_characters
 
     def ending(self, messages: Sequence[Mapping[str, Any]]) -> tuple[bool, bool]:
         """Return whether the last message is continued, and whether a new one begins. Raises FieldError."""

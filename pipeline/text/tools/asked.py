@@ -5,6 +5,7 @@ https://platform.openai.com/docs/api-reference/chat/create (`tools`, `tool_choic
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -73,6 +74,11 @@ class ToolsAsked:
         if self.mode == "none":
             return ()
         return tuple(tool for tool in self.tools if self.named in (None, tool.name))
+
+    @property
+    def num_characters(self) -> int:
+        """The size of the tools, as JSON."""
+        return sum(len(json.dumps(tool.for_template, ensure_ascii=False, default=str)) for tool in self.tools)
 
     @property
     def is_forced(self) -> bool:

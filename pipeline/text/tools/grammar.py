@@ -20,6 +20,8 @@ _LAYOUT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator"
 _SPACE = r" ?(\r?\n)?[ \t]{0,40}"  # as in a form without a thought before it
 _FLEXIBLE, _TIGHT = {"whitespace_pattern": _SPACE}, {"whitespace_flexible": False}
 _ANY = "(?s:.*)"
+# What a regular expression in Lark, between slashes, has in place of these. A backslash goes with what follows it.
+_BACKSLASH_AND_ONE, _IN_LARK = re.compile(r"\\.|[/\n]", re.DOTALL), {"/": r"\/", "\n": r"\n", "\\\n": r"\n"}
 
 
 class GrammarWriter:
@@ -138,10 +140,15 @@ def _form(structured: Mapping[str, Any]) -> str | None:
         case {"json_object": True}:
             return json_rule({"type": "object"}, _TIGHT if structured.get("disable_any_whitespace") else _FLEXIBLE)
         case {"regex": str() as regex}:
-            return "/" + re.sub(r"(?<!\\)/", r"\/", regex) + "/"
+            return _regex(regex)
         case {"choice": list() | tuple() as texts}:
             return " | ".join(_quoted(text) for text in texts)
     return None
+
+
+def _regex(regex: str) -> str:
+    """Return a regular expression as Lark, as llguidance writes one that stands alone (`grammar_from_regex`)."""
+    return "/" + _BACKSLASH_AND_ONE.sub(lambda found: _IN_LARK.get(found[0], found[0]), regex) + "/"
 
 
 def _rule(name: str, is_what: str) -> str:

@@ -10,15 +10,21 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import jsonschema
+import llguidance
 import pytest
+from llguidance import LLMatcher
 
 from actors import GeneratorSettings, ModelSettings
 from actors.engine.translation import EncodedRow, decode_row, encode_row
 from decoding import Engine, EngineOptions, SamplingParams
 from decoding.engine.load import grammars_of
+from decoding.grammar.definition import definition_of
 from decoding.grammar.grammars import Grammars
+from decoding.grammar.structured import Structured
 from pipeline.errors import FieldError
 from pipeline.text.codec import TextCodec
+from pipeline.text.reasoning import Thought
+from pipeline.text.tools.grammar import GrammarWriter
 from tests.endpoint.in_process import BUNDLED
 from tests.pipeline.made_up import input_row
 
@@ -192,6 +198,98 @@ def test_a_form_whose_text_could_be_taken_for_a_call_is_refused(family: str, str
     for fields in ({"tool_choice": "none"}, {"tool_choice": "required"}):
         other = replace(asked, fields=fields)
         assert other.row(other.codec).sequences
+
+
+WRONG = {
+    "a type that is none": (
+        {"json_schema": {"type": "nope"}},
+        "json_schema: it cannot be compiled: Invalid type: nope",
+    ),
+    "a bracket that stays open": ({"regex": "("}, "regex: it cannot be compiled: .*unclosed group"),
+    "a look ahead": ({"regex": "a(?=b)"}, "regex: it cannot be compiled: .*look-around"),
+    "a lexer that is too large": ({"regex": "(a{1000}){1000}"}, "regex: it cannot be compiled: "),
+}
+
+
+@pytest.mark.parametrize("thinks", [True, False, None])
+@pytest.mark.parametrize("family", ["hermes", "llama3"])
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_form_is_reported_as_the_form_that_was_given(name: str, family: str, thinks: bool | None) -> None:
+    structured, where = WRONG[name]
+    asked = Asked(family, thinks=thinks, structured=structured)
+    with pytest.raises(FieldError, match=f"^sampling.structured.{where}"):
+        asked.row(asked.codec)
+
+
+def test_a_wrong_form_behind_an_opened_thought_is_reported_as_the_form_that_was_given() -> None:
+    asked = Asked("hermes", thinks=True, structured={"json_schema": {"type": "nope"}}, fields={"tool_choice": "none"})
+    with pytest.raises(FieldError, match="^sampling.structured.json_schema: it cannot be compiled: Invalid type: nope"):
+        asked.row(asked.codec)
+
+
+def test_a_grammar_that_is_too_long_is_reported_with_what_it_holds() -> None:
+    tools = [
+        {"type": "function", "function": {"name": f"t{number}", "strict": True, "parameters": {"enum": ["a" * 10_000]}}}
+        for number in range(128)
+    ]
+    held = "are held to a grammar here: it must have at most 1048576 characters, got"
+    for fields, where in (({}, "tools: the calls and the form"), ({"tool_choice": "required"}, "tool_choice: calls")):
+        asked = Asked("hermes", thinks=None, fields={"tools": tools, **fields})
+        with pytest.raises(FieldError, match=f"{where.replace('the calls', 'calls')} {held}"):
+            asked.row(asked.codec)
+
+
+SLASHES = ["a/b", r"a\/b", r"a\\/b", r"a\\\/b", "[/]+", r"[^\/]", "a\nb/", "a\\\nb", "\\\\\n/", "\r/", r"/\\"]
+
+
+@pytest.mark.parametrize("regex", SLASHES)
+def test_an_expression_is_written_beside_tools_as_it_is_alone(regex: str) -> None:
+    structured = {"regex": regex}
+    grammar = GrammarWriter({}).of_structured(structured, None, Thought.CLOSED)
+    (alone,) = json.loads(definition_of(Structured(**structured)))["grammars"]
+    assert grammar is not None
+    assert f"form: {alone['lark_grammar'].removeprefix('start: ')}" in grammar.splitlines()
+
+
+@pytest.mark.parametrize(("regex", "good", "bad"), [(r"a\\/b", "a\\/b", "a/b"), ("a\nb|c/", "a\nb", "a")])
+def test_an_expression_beside_tools_allows_what_it_allows_alone(
+    grammars: Grammars, regex: str, good: str, bad: str
+) -> None:
+    for family in FAMILIES:
+        asked = Asked(family, thinks=False, structured={"regex": regex})
+        assert takes(grammars, asked, good)
+        assert not takes(grammars, asked, bad)
+
+
+class Counted:
+    """llguidance's matcher, and how often a grammar was compiled by it."""
+
+    def __init__(self) -> None:
+        self.num_compiled = 0
+
+    def __call__(self, *args: Any, **options: Any) -> llguidance.LLMatcher:
+        self.num_compiled += 1
+        return LLMatcher(*args, **options)
+
+    def __getattr__(self, name: str) -> Any:
+        self.num_compiled += name.startswith("validate_grammar")
+        return getattr(LLMatcher, name)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_form_is_compiled_as_often_beside_many_tools_as_beside_one(
+    family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for num_tools in (1, 128):
+        tools = [{"type": "function", "function": {"name": f"t{number}"}} for number in range(num_tools)]
+        names = [f"text {number} beside {num_tools} tools for {family}" for number in range(500)]
+        form = {"json_schema": {**FORM, "properties": {"name": {"enum": names}, "age": {"type": "integer"}}}}
+        asked = Asked(family, structured=form, fields={"tools": tools})
+        codec = asked.codec
+        counted = Counted()
+        monkeypatch.setattr(llguidance, "LLMatcher", counted)
+        assert asked.row(codec).sequences
+        assert counted.num_compiled == 2, "once for what is wrong with it, and once for what it may begin with"
 
 
 ENGINES = [("ngram", 4, 1), ("suffix", 8, 4), ("hybrid", 4, 4), ("model", 1, 16), ("model", 8, 4)]

@@ -223,6 +223,17 @@ def test_where_calls_are_bare_json_a_form_that_could_begin_as_one_is_refused_by_
     assert refused.value.param == "tools"
 
 
+def test_a_wrong_form_beside_tools_is_named_as_the_form_that_was_asked_for(scripted: ScriptedServer) -> None:
+    schema: Any = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "nope"}}}
+    with pytest.raises(openai.BadRequestError, match="it cannot be compiled: Invalid type: nope") as refused:
+        scripted_ask(scripted, "{}", tools=TOOLS, response_format=schema)
+    assert refused.value.param == "sampling.structured.json_schema"
+    for regex in ("(", "a(?=b)"):
+        with pytest.raises(openai.BadRequestError, match="it cannot be compiled") as refused:
+            scripted_ask(scripted, "{}", tools=TOOLS, extra_body={"structured_outputs": {"regex": regex}})
+        assert refused.value.param == "sampling.structured.regex"
+
+
 def test_without_tools_or_with_the_choice_none_a_call_is_text(scripted: ScriptedServer) -> None:
     for request in ({}, {"tools": TOOLS, "tool_choice": "none"}):
         message, reason = scripted_ask(scripted, CALL, **request)
