@@ -45,7 +45,7 @@ def create_app(models: Models, *, batches: BatchService | None = None, has_docs:
     )
 
     def deadline_of(request: Request) -> Deadline:
-        return Deadline.after(models.first.settings.request_timeout_s, started=request.state.arrived_at)
+        return Deadline.after(models.first.settings.request_timeout_s, started=request.state.arrived_at - origin_of(request.scope).used_s)
 
     def service_of(name: str | None, request: Request) -> Service:
         """Return the service that a request names, which the edge then counts it for. Raises ApiError (404)."""
@@ -120,8 +120,11 @@ def _description(settings: ServiceSettings) -> str:
     return f"{what}, token for token what the target model alone writes."
 
 
-def _described(settings: ServiceSettings, facts: EngineFacts, name: str) -> dict[str, Any]:
-    """Return a model that is served, under one of its names; `parent` is that of which it is an adapter."""
+def _described(settings: ServiceSettings, facts: EngineFacts | None, name: str) -> dict[str, Any]:
+    """Return a model that is served, under one of its names; `parent` is that of which it is an adapter.
+
+    What only its engines know is null if none of them answers.
+    """
     return {
         "id": name,
         "object": "model",
@@ -129,9 +132,9 @@ def _described(settings: ServiceSettings, facts: EngineFacts, name: str) -> dict
         "owned_by": "dray",
         "root": settings.model,
         "parent": settings.parent,
-        "max_model_len": facts.max_model_len,
-        "num_speculative_tokens": facts.num_speculative_tokens,
-        "controls_drafts": facts.controls_drafts,
+        "max_model_len": facts and facts.max_model_len,
+        "num_speculative_tokens": facts and facts.num_speculative_tokens,
+        "controls_drafts": facts and facts.controls_drafts,
         "exact": settings.exact,
         "warning": settings.warning,
     }

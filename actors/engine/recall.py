@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from collections import OrderedDict
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
+_MOST_REMEMBERED = 1024  # recalls
 _Item = TypeVar("_Item")
 
 
@@ -19,12 +21,12 @@ class Recall:
 
     def recall(self) -> None:
         """End it, now if its next item is waited for."""
-        self._is_recalled = True
-        if self._wait is not None:
+        if not self._is_recalled and self._wait is not None:
             self._wait.reschedule(0.0)
+        self._is_recalled = True
 
     async def until(self, stream: AsyncIterator[_Item]) -> AsyncIterator[_Item]:
-        """Yield what the stream yields until it ends or is recalled; who opened the stream closes it."""
+        """Yield what the stream yields until it ends or is recalled. The caller that opened the stream closes it."""
         while not self._is_recalled:
             try:
                 async with asyncio.timeout(None) as self._wait:
@@ -41,10 +43,11 @@ class Recall:
 
 
 class Recalls:
-    """The generations of one engine, by the request that they are for and by how often that was asked before."""
+    """The generations of one engine, by the request that they are for and by the number of the attempt at it."""
 
     def __init__(self) -> None:
         self._recalls: dict[tuple[str, int], Recall] = {}
+        self._newest: OrderedDict[str, int] = OrderedDict()  # attempts at requests of which earlier ones were recalled
 
     @contextmanager
     def registered(self, call: str, attempt: int) -> Iterator[Recall]:
@@ -53,6 +56,8 @@ class Recalls:
         if not call:
             yield recall
             return
+        if attempt < self._newest.get(call, 0):  # it waited for this engine while it was recalled
+            recall.recall()
         self._recalls[call, attempt] = recall
         try:
             yield recall
@@ -62,6 +67,9 @@ class Recalls:
 
     def recall(self, call: str, attempt: int) -> int:
         """End what was begun for a request before this attempt, and return how many generations that were."""
+        self._newest[call] = max(attempt, self._newest.pop(call, 0))
+        if len(self._newest) > _MOST_REMEMBERED:
+            self._newest.popitem(last=False)
         earlier = [recall for (of, number), recall in self._recalls.items() if of == call and number < attempt]
         for recall in earlier:
             recall.recall()

@@ -53,7 +53,7 @@ _log = logging.getLogger(__name__)
 class Replica:
     """An engine that belongs to one event loop: Ray Serve's, or a test's."""
 
-    is_repeatable = False  # as a `Backend` of its own process, which no other one continues
+    is_repeatable = False  # as a `Backend` of its own process: no other engine can go on with its texts
 
     def __init__(
         self,
@@ -163,7 +163,7 @@ class Replica:
             yield _failed(error, request_id=generation.request_id)
 
     def recall(self, call: str, attempt: int) -> int:
-        """End what earlier attempts at a request still write for ingresses that are lost; Ray does not say they are."""
+        """End what earlier attempts at a request still write. Ray does not tell a replica that its caller is lost."""
         return self._recalls.recall(call, attempt)
 
     async def score(self, scoring: Scoring) -> list[list[TokenLogprobs]]:

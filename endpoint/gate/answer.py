@@ -59,7 +59,7 @@ class GateAnswer:
                 await self._begin(self._start)
             is_last = message["type"] == "http.response.body" and not message.get("more_body", False)
             if self._body is not None and message["type"] == "http.response.body" and _is_stream(self._start):
-                message = {**message, "body": self._body.journal.unsent(message.get("body", b""), is_last=is_last)}
+                message = {**message, "body": self._body.unsent(message.get("body", b""), is_last=is_last)}
                 if not (message["body"] or is_last):
                     return
                 if message["body"]:
@@ -90,7 +90,7 @@ class GateAnswer:
         """
         body = self._body
         if self._resumes:
-            await self._end_resumed()
+            await self._end_resumed(may_repeat=may_repeat)
         elif not self._has_begun and body is None:
             await refuse(self._send, model_unavailable())
         elif not self._has_begun and body is not None:
@@ -100,15 +100,16 @@ class GateAnswer:
             await body.incoming.drain()  # the body broke the answer off
             await finish(self._send)
         elif not (self._is_over or self._incoming.has_left) and self._start is not None and _is_stream(self._start):
-            await self._end_stream()
+            await self._end_stream(may_repeat=may_repeat)
         # The web server closes the connection of any other answer that is not over, which the client sees.
 
-    async def _end_resumed(self) -> None:
+    async def _end_resumed(self, *, may_repeat: bool) -> None:
         if not (self._is_over or self._incoming.has_left):
-            await self._end_stream()
+            await self._end_stream(may_repeat=may_repeat)
 
-    async def _end_stream(self) -> None:
-        last = b"" if self._has_last_event else error_event(ingress_lost(), has_names=self._has_names)
+    async def _end_stream(self, *, may_repeat: bool) -> None:
+        lost = ingress_lost(may_repeat=may_repeat)
+        last = b"" if self._has_last_event else error_event(lost, has_names=self._has_names)
         await self._send({"type": "http.response.body", "body": last, "more_body": False})
 
 

@@ -10,6 +10,7 @@ name, from an environment variable of its process, so the gate's settings come t
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import re
 import time
@@ -30,6 +31,7 @@ from endpoint.gate.journal import Journal, RetoldError, Room
 from endpoint.http.bodies import Bodies, Incoming, has_body, refuse_and_drain, replay
 from endpoint.http.errors import ApiError, server_busy
 from endpoint.http.limits import Limits
+from pipeline.logs import Event
 
 INGRESS_NAME = "DrayIngress"  # of our deployment that speaks HTTP, whatever its application is called
 PROTOCOL = 6  # version of what gate and application tell each other
@@ -42,6 +44,7 @@ _MAX_LOST = 2  # ingresses that a request may have been given to when they were 
 # May be asked for again, though an ingress has begun it: it changes nothing, or nothing the second time.
 _REPEATABLE = GENERATING | {"/tokenize", "/detokenize", "/v1/batches"}
 _CANCELLATION = re.compile(r"/v1/batches/[^/]+/cancel")
+_log = logging.getLogger(__name__)
 _HEALTH = "/-/healthz"  # the path that the controller and Kubernetes ask
 
 
@@ -151,7 +154,9 @@ class Gate:
                 if not goes_on:
                     break
                 body.rewind()
-            await answer.end(may_repeat=search.num_lost < _MAX_LOST)
+            if (journal := body.journal).tells_other_words:
+                _log.error(Event("stream told in other words", path=path, sent_bytes=journal.num_sent))
+            await answer.end(may_repeat=search.num_lost < _MAX_LOST and not journal.tells_other_words)
         finally:
             body.release()
 
@@ -172,7 +177,7 @@ class _Search:
 
     def __init__(self) -> None:
         self._gives_up_at = inf
-        self.num_lost = 0  # ingresses that were asked
+        self.num_lost = 0  # ingresses that were asked and lost
 
     async def goes_on(self, *, was_asked: bool = False) -> bool:
         """Tell whether another ingress may be asked, after a pause; the last one `was_asked`, and lost, or was not."""

@@ -51,7 +51,7 @@ class HeldBody:
         """Hold the body back again, so that another ingress can be asked the same."""
         self._wanted.clear()
         self._is_handed_on, self._refused = False, {}
-        self.journal.num_asked += 1
+        self.journal.num_tried += 1
         if self.journal.has_begun:
             self.journal.resume()
 
@@ -62,6 +62,17 @@ class HeldBody:
             self._is_in_journal = True
         else:
             self.release()
+
+    def unsent(self, body: bytes, *, is_last: bool) -> bytes:
+        """Return what `Journal.unsent` returns, and raise what it raises."""
+        rest = self.journal.unsent(body, is_last=is_last)
+        self._drop_if_useless()
+        return rest
+
+    def _drop_if_useless(self) -> None:
+        """Drop a body that was kept for a stream which nothing can go on with any more: the journal counts it no more."""
+        if self._is_in_journal and self.journal.is_closed:
+            self._body, self._is_in_journal = None, False
 
     def release(self) -> None:
         """Drop the body: no other ingress will be asked."""
@@ -81,6 +92,7 @@ class HeldBody:
         """Return True if a message of the application is for the gate, and so is no part of its answer."""
         if message["type"] == TOLD:
             self.journal.tell(message)
+            self._drop_if_useless()
             return True
         if message["type"] == TAKEN:
             self._num_taken = max(self._num_taken, message["num_bytes"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from hashlib import sha256
 
@@ -39,7 +40,9 @@ class Journal:
 
     def __init__(self, room: Room) -> None:
         self._room, self._origin, self._num_kept = room, Origin(keeps=True), 0
-        self.num_asked = 0  # ingresses that were lost or had no engines
+        self.num_tried = 0  # ingresses that were lost or had no engines
+        self.tells_other_words = False  # the ingress that was to go on
+        self._began_at = time.monotonic()
         self._told: list[bytes] | None = []  # None: there is no room, or the stream has gone on already
         self._num_sent, self._sent = 0, sha256()
         self._num_again, self._again = 0, sha256()  # of a stream that is told again, until it is where it broke off
@@ -49,7 +52,18 @@ class Journal:
     def origin(self) -> Origin:
         """What an ingress that is asked now is given."""
         told = tuple(self._told or ()) if self.is_resuming else ()
-        return replace(self._origin, told=told, keeps=not self.is_resuming, attempt=self.num_asked + 1)
+        used_s = time.monotonic() - self._began_at if self.num_tried else 0.0
+        return replace(self._origin, told=told, keeps=not self.is_resuming, attempt=self.num_tried + 1, used_s=used_s)
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether no other ingress can go on any more, so that nothing need be kept for it."""
+        return self._told is None
+
+    @property
+    def num_sent(self) -> int:
+        """Bytes of the stream that the client has."""
+        return self._num_sent
 
     @property
     def has_begun(self) -> bool:
@@ -90,7 +104,10 @@ class Journal:
             self._again.update(body[:num_known])
             is_behind = self._num_again < self._num_sent
             if is_last if is_behind else self._again.digest() != self._sent.digest():
+                self.tells_other_words = True
                 raise RetoldError("another ingress tells a stream in other words")
+            if not is_behind:  # a stream goes on only once
+                self.close()
             body = body[num_known:]
         self._num_sent += len(body)
         if self.is_resuming:

@@ -31,6 +31,7 @@ class Origin:
     told: tuple[bytes, ...] = ()  # by the process that was lost, as it wrote them
     keeps: bool = False  # whether the gate keeps what it is told
     attempt: int = 1  # the number of the process among those that were asked
+    used_s: float = 0.0  # of the request's time, by those before it
 
     @property
     def created(self) -> int:

@@ -103,7 +103,7 @@ class Replicas:
                 async with asyncio.timeout(_NO_REPLICA_S):
                     await self.facts()
                 return
-            except TimeoutError:
+            except (TimeoutError, DeploymentUnavailableError):
                 return
             except (OtherModelError, *_LOST):
                 await asyncio.sleep(_ASK_AGAIN_S)

@@ -63,3 +63,41 @@ async def test_a_stream_that_is_not_recalled_passes_its_end_and_its_errors_on() 
                 pass
         recall.recall()
         assert [number async for number in recall.until(numbers(False))] == []
+
+
+async def test_a_generation_that_is_recalled_twice_while_it_ends_ends_once_and_so_do_the_others() -> None:
+    recalls, begun = Recalls(), asyncio.Event()
+
+    async def slow_to_close() -> AsyncIterator[int]:
+        try:
+            begun.set()
+            await asyncio.Event().wait()
+            yield 1
+        finally:
+            assert recalls.recall("a", 3) == 2
+            await asyncio.sleep(0)
+
+    async def endless() -> AsyncIterator[int]:
+        await asyncio.Event().wait()
+        yield 1
+
+    async def read(attempt: int, stream: AsyncIterator[int]) -> list[int]:
+        with recalls.registered("a", attempt) as recall:
+            return [item async for item in recall.until(stream)]
+
+    tasks = [asyncio.create_task(read(1, slow_to_close())), asyncio.create_task(read(2, endless()))]
+    await begun.wait()
+    assert recalls.recall("a", 3) == 2
+    assert await asyncio.gather(*tasks) == [[], []]
+
+
+async def test_a_generation_that_reaches_the_engine_after_its_recall_writes_nothing() -> None:
+    recalls = Recalls()
+    assert recalls.recall("a", 2) == 0
+
+    async def one() -> AsyncIterator[int]:
+        yield 1
+
+    for attempt, written in ((1, []), (2, [1])):
+        with recalls.registered("a", attempt) as recall:
+            assert [item async for item in recall.until(one())] == written

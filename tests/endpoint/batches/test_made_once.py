@@ -26,7 +26,7 @@ async def test_a_request_makes_one_batch_however_many_processes_are_asked(tmp_pa
         num_woken += 1
 
     def process() -> BatchService:
-        return BatchService(BatchSettings(path=str(tmp_path), max_in_progress=2), "m", wake)
+        return BatchService(BatchSettings(path=str(tmp_path), max_in_progress=2), ["m"], wake)
 
     lines = content([line()])
     file = await process().add_file("me", UploadForm(io.BytesIO(lines), len(lines), "in.jsonl", "batch", 3600.0))

@@ -16,9 +16,11 @@ from endpoint.app import create_app
 from endpoint.edge.install import EdgeSettings, install
 from endpoint.gate.gate import Gate
 from endpoint.gate.journal import Journal, RetoldError, Room
+from endpoint.http.errors import ApiError
 from endpoint.http.limits import Limits
 from endpoint.service.backend import Replicas
 from endpoint.service.metrics import ServingMetrics
+from endpoint.service.models import Models
 from endpoint.service.service import Service, ServiceSettings
 from tests.endpoint.gate.eager_proxy import EagerProxy
 from tests.endpoint.gate.mortal import Handle, Items, Mortal
@@ -60,7 +62,7 @@ def front(text_pair: tuple[str, str]) -> Iterator[Front]:
     settings = settings_of(text_pair)
     handle, metrics = Handle(Replica(settings)), ServingMetrics(MODEL)
     replicas = Replicas(handle, is_repeatable=True)
-    app = create_app(Service(ServiceSettings(model=MODEL), load_codec(settings), replicas, metrics))
+    app = create_app(Models(Service(ServiceSettings(model=MODEL), load_codec(settings), replicas, metrics)))
     install(app, EdgeSettings(keys=None), metrics)
     mortal = Mortal(app)
     with served(Gate(EagerProxy(mortal), Limits())) as port:
@@ -152,6 +154,7 @@ def test_a_stream_that_two_ingresses_were_lost_over_ends_with_an_error(front: Fr
     answer = front.answer("completion", 3, 5, seed=7)
     *_, last = events_of(answer)
     assert (last["error"]["code"], len(front.mortal.origins)) == ("ingress_lost", 2)
+    assert "It is not tried again." in last["error"]["message"]
 
 
 def test_an_engine_that_writes_something_else_adds_nothing_to_what_was_sent(
@@ -191,11 +194,46 @@ def test_an_ingress_that_refuses_to_go_on_leaves_an_error(front: Front, monkeypa
     prepare = Service.prepare
 
     async def refuse(self: Service, request: Any, call: Any) -> Any:
-        return await prepare(self, request.model_copy(update={"model": "other"}) if call.origin.told else request, call)
+        if call.origin.told:
+            raise ApiError(400, "This one does not want to.")
+        return await prepare(self, request, call)
 
     monkeypatch.setattr(Service, "prepare", refuse)
     *_, last = events_of(front.answer("chat", 3, seed=7))
     assert (last["error"]["code"], len(front.mortal.origins)) == ("ingress_lost", 2)
+
+
+def test_an_ingress_that_tells_a_stream_in_other_words_is_logged_and_the_stream_ends(
+    front: Front, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(Origin, "created", property(lambda self: self.attempt))
+    *_, last = events_of(front.answer("completion", 3, seed=7))
+    assert last["error"]["code"] == "ingress_lost"
+    assert "It is not tried again." in last["error"]["message"]
+    (record,) = [record for record in caplog.records if record.name == "endpoint.gate.gate"]
+    assert "stream told in other words" in record.getMessage()
+
+
+def test_a_request_that_is_asked_for_again_has_the_rest_of_its_time(front: Front) -> None:
+    front.answer("completion", 3, seed=7)
+    first, second = front.mortal.origins
+    assert first.used_s == 0 < second.used_s
+
+
+def test_a_stream_behind_the_scores_of_its_prompt_does_not_go_on(front: Front) -> None:
+    *_, last = events_of(front.answer("completion", 3, seed=7, n=1, echo=True, logprobs=1))
+    assert (last["error"]["code"], len(front.mortal.origins)) == ("ingress_lost", 1)
+
+
+def test_a_body_is_kept_no_longer_than_the_journal_counts_it() -> None:
+    room = Room(1000)
+    body = HeldBody({"type": "http", "headers": []}, None, Bodies(Limits()), Capacity().claim({}, "/"), Journal(room))
+    body._body = b"x" * 900
+    body.handle({"type": TOLD, "deltas": b"y" * 50})
+    body.keep_in_journal()
+    body.handle({"type": TOLD, "deltas": b"y" * 100})
+    assert room.take(1000)
+    assert body._body is None
 
 
 def test_a_client_cannot_give_the_origin(front: Front) -> None:
