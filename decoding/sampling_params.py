@@ -3,8 +3,10 @@
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
+from decoding.bad_word_list import BadWordList
 from decoding.grammar.structured import Structured
 
 
@@ -120,6 +122,11 @@ class SamplingParams:
         ids = [word for word in self.bad_words if not isinstance(word, str)]
         assert len(ids) == len(self.bad_words), "a sequence has no texts among its bad words"
         return ids
+
+    @cached_property
+    def bad_word_list(self) -> BadWordList:
+        """The same as arrays."""
+        return BadWordList.of(self.bad_word_ids)
 
 
 _MAX_BAD_WORDS, _MAX_CHARACTERS, _MAX_TOKENS = 2000, 100, 404  # of a bad word: as text, as tokens

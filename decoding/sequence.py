@@ -101,6 +101,7 @@ class Sequence:
                 f"sampling.bad_words has the text {texts[0]!r}, but token ids have no text: name the token ids of each "
                 "word (actors.engine.bad_words.with_bad_word_ids asks a tokenizer)"
             )
+        _ = params.bad_word_list  # is made here, in the thread that makes the row, and not in the engine's
         return cls(
             tuple(prompt_token_ids),
             params,

@@ -25,7 +25,7 @@ class Limits:
         stop_ids = sequence.stop_ids(self.eos_token_ids)
         if params.min_tokens and sum(token_id < vocab_size for token_id in stop_ids) == vocab_size:
             return "every token id is a stop id and sampling.min_tokens forbids them all; name fewer stop_token_ids"
-        named = (params.logit_bias, params.allowed_token_ids or (), *params.bad_word_ids)
+        named = (params.logit_bias, params.allowed_token_ids or (), params.bad_word_list.outside(vocab_size))
         if problem := next(filter(None, map(self._foreign, named)), None):
             return problem
         return dead_end(sequence, (), vocab_size, stop_ids, with_grammar=False)

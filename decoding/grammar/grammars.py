@@ -23,6 +23,7 @@ MOST_KEPT = 128  # compiled grammars; one of a large schema takes some megabytes
 # needs more, such as (a{1000}){1000}, is refused after a second rather than after several.
 _INITIAL_LEXER_FUEL = 200_000
 _TOO_COMPLEX = ("LexerTooComplex", "ParserTooComplex")  # llguidance's names of its limits
+_NOTHING_FOLLOWS = "NoExtensionBias"  # its name for a place behind which no token is allowed
 
 
 class Grammars:
@@ -117,11 +118,13 @@ def compiled(table: TokenTable, structured: Structured) -> "LLMatcher | str":
         # is asked for forced tokens. A lexer that is too large says so behind a token.
         first = made.deep_copy()
         words = np.frombuffer(first.compute_bitmask(), Words)
+        if first.get_error().startswith(_NOTHING_FOLLOWS):
+            return "sampling.structured: the grammar cannot be followed: no token can begin what it asks for"
         if words.any():
             word = int(words.nonzero()[0][0])
             first.try_consume_tokens([32 * word + _lowest_bit(int(words[word]))])
         if first.stop_reason() not in _TOO_COMPLEX and not first.get_error().startswith("lexer error"):
-            return made  # a dead end of the grammar is the row's to say
+            return made  # a dead end behind the first token is the row's to say
         made = first
     return f"sampling.structured.{structured.kind} cannot be compiled: {in_one_line(made.get_error())}"
 

@@ -5,23 +5,23 @@ and drafted ones. A bad word is a list of token ids. Its last token is forbidden
 before it; a word of one token is forbidden everywhere. The prompt does not count, as in vLLM.
 
 Shapes: B rows, J positions, V vocabulary, L tokens so far; U different lists of allowed ids, A rows that have one;
-Q bad words of all rows, D tokens before a word's last.
+R rows that have bad words, Q of these rows' words together; W words of all different lists, T tokens of theirs.
 """
 
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import numpy as np
 import torch
 
+from decoding.bad_word_list import BadWordList
 from decoding.device import to_device
 from decoding.sampling.scores import NEVER
 from decoding.sampling.token_history import TokenHistory
 from decoding.sampling_params import SamplingParams
 from decoding.sequence import Sequence
-
-_ANY = -1  # in place of a token that a shorter word does not have
 
 
 @dataclass(frozen=True)
@@ -31,10 +31,9 @@ class ForbiddenTokens:
     allowed_rows: tuple[int, ...]  # A rows
     list_of_row: tuple[int, ...]  # which of the U lists each of them has
     allowed_ids: tuple[torch.Tensor, ...]  # U lists of token ids
-    word_rows: tuple[int, ...]  # the row of each of the Q bad words
-    last_Q: torch.Tensor
-    before_QD: torch.Tensor  # the tokens before a word's last one, the nearest first, padded with -1
-    num_before_Q: torch.Tensor
+    word_rows: tuple[int, ...]  # R rows
+    words_of_row: tuple[int, ...]  # which of the lists of bad words each of them has
+    words: "_Words"
     _dense: dict[int, torch.Tensor] = field(default_factory=dict, init=False, compare=False, repr=False)
 
     @classmethod
@@ -45,44 +44,37 @@ class ForbiddenTokens:
         allowed = [(row, p.allowed_token_ids) for row, p in enumerate(params) if p.allowed_token_ids is not None]
         lists = {id(ids): ids for _, ids in allowed}  # most rows share their parameters
         place_of = {name: place for place, name in enumerate(lists)}
-        words = [(row, word) for row, p in enumerate(params) for word in p.bad_word_ids]
-        width = max((len(word) - 1 for _, word in words), default=0)
-        before = [[*word[-2::-1], *[_ANY] * (width + 1 - len(word))] for _, word in words]
+        words = [(row, p.bad_word_list) for row, p in enumerate(params) if p.bad_words]
+        word_lists = {id(own): own for _, own in words}
+        word_place_of = {name: place for place, name in enumerate(word_lists)}
         return cls(
             allowed_rows=tuple(row for row, _ in allowed),
             list_of_row=tuple(place_of[id(ids)] for _, ids in allowed),
             allowed_ids=tuple(to_device(list(ids), device, torch.int64) for ids in lists.values()),
             word_rows=tuple(row for row, _ in words),
-            last_Q=to_device([word[-1] for _, word in words], device, torch.int64),
-            before_QD=to_device(before, device, torch.int64).view(len(words), width),
-            num_before_Q=to_device([len(word) - 1 for _, word in words], device, torch.int64),
+            words_of_row=tuple(word_place_of[id(own)] for _, own in words),
+            words=_Words.of(list(word_lists.values()), device),
         )
 
     @property
     def reads_tokens(self) -> bool:
         """Whether what is forbidden at a position depends on the tokens before it."""
-        return self.before_QD.shape[1] > 0
+        return self.words.most_before > 0
 
     def take(self, rows: Seq[int]) -> "ForbiddenTokens | None":
         """Return what is forbidden to `rows`, numbered by their place there; None if nothing is."""
-        allowed = [
-            (new, self.list_of_row[place])
-            for new, row in enumerate(rows)
-            for place, own in enumerate(self.allowed_rows)
-            if own == row
-        ]
-        words = [(new, place) for new, row in enumerate(rows) for place, own in enumerate(self.word_rows) if own == row]
+        list_of = dict(zip(self.allowed_rows, self.list_of_row, strict=True))
+        words_of = dict(zip(self.word_rows, self.words_of_row, strict=True))
+        allowed = [(new, list_of[row]) for new, row in enumerate(rows) if row in list_of]
+        words = [(new, words_of[row]) for new, row in enumerate(rows) if row in words_of]
         if not allowed and not words:
             return None
-        index_Q = to_device([place for _, place in words], self.last_Q.device, torch.int64)
         return replace(
             self,
             allowed_rows=tuple(new for new, _ in allowed),
             list_of_row=tuple(number for _, number in allowed),
             word_rows=tuple(new for new, _ in words),
-            last_Q=self.last_Q[index_Q],
-            before_QD=self.before_QD[index_Q],
-            num_before_Q=self.num_before_Q[index_Q],
+            words_of_row=tuple(number for _, number in words),
         )
 
     def apply(self, logits_BJV: torch.Tensor, history: TokenHistory) -> torch.Tensor:
@@ -99,24 +91,46 @@ class ForbiddenTokens:
 
     def _without_bad_words(self, logits_BJV: torch.Tensor, history: TokenHistory) -> torch.Tensor:
         num_positions, vocab_size = logits_BJV.shape[1:]
-        rows_Q = to_device(self.word_rows, logits_BJV.device, torch.int64)
-        completes_QJ = self._completes(history, rows_Q) & (self.last_Q < vocab_size)[:, None]
+        rows_Q, words_Q = self._row_words
+        last_Q = self.words.last_W[words_Q]
+        completes_QJ = self._completes(history, rows_Q, words_Q) & (last_Q < vocab_size)[:, None]
         index_J = torch.arange(num_positions, device=logits_BJV.device)
         places_QJ = (rows_Q[:, None] * num_positions + index_J) * vocab_size
-        places_QJ += self.last_Q.clamp(max=vocab_size - 1)[:, None]
+        places_QJ += last_Q.clamp(max=vocab_size - 1)[:, None]
         # Words may end with the same token. The least of its logit and these values is -inf if one of them forbids it.
         values_QJ = torch.where(completes_QJ, NEVER, -NEVER).to(logits_BJV.dtype)
         flat = logits_BJV.flatten().scatter_reduce(0, places_QJ.flatten(), values_QJ.flatten(), "amin")
         return flat.view(logits_BJV.shape)
 
-    def _completes(self, history: TokenHistory, rows_Q: torch.Tensor) -> torch.Tensor:
+    @cached_property
+    def _row_words(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """The row of each of the Q bad words, and which of the W words it is."""
+        starts = np.asarray(self.words.starts)
+        first_R = starts[list(self.words_of_row)]
+        num_R = starts[[number + 1 for number in self.words_of_row]] - first_R
+        words_Q = np.arange(num_R.sum()) + np.repeat(first_R - num_R.cumsum() + num_R, num_R)
+        rows_Q = np.repeat(np.asarray(self.word_rows, dtype=np.int64), num_R)
+        device = self.words.ends_W.device
+        return _moved(rows_Q, device), _moved(words_Q, device)
+
+    def _completes(self, history: TokenHistory, rows_Q: torch.Tensor, words_Q: torch.Tensor) -> torch.Tensor:
         """Tell at which positions [Q, J] the output so far ends with a word's tokens before its last."""
         lengths_QJ = history.lengths_BJ[rows_Q]
         num_output_QJ = lengths_QJ - history.prompt_lengths_B[rows_Q][:, None]
-        completes_QJ = num_output_QJ >= self.num_before_Q[:, None]
-        for distance, before_Q in enumerate(self.before_QD.unbind(1), 1):
-            tokens_QJ = history.token_ids_BL[rows_Q[:, None], (lengths_QJ - distance).clamp(min=0)]
-            completes_QJ &= (tokens_QJ == before_Q[:, None]) | (before_Q == _ANY)[:, None]
+        num_before_Q, last_Q = self.words.num_before_W[words_Q], self.words.ends_W[words_Q] - 1
+        completes_QJ = num_output_QJ >= num_before_Q[:, None]
+        open_N = torch.arange(len(rows_Q), device=rows_Q.device)  # the words that may be longer and completed
+        for distance in range(1, self.words.most_before + 1):
+            if rows_Q.device.type == "cpu":  # a GPU would wait for the number of these words, and does them all as soon
+                is_open_N = completes_QJ[open_N].any(1) & (num_before_Q[open_N] >= distance)
+                open_N = open_N[is_open_N]
+                if not len(open_N):
+                    break
+            places_NJ = (lengths_QJ[open_N] - distance).clamp(min=0)
+            tokens_NJ = history.token_ids_BL[rows_Q[open_N][:, None], places_NJ]
+            before_N = self.words.token_ids_T[(last_Q[open_N] - distance).clamp(min=0)]
+            fits_NJ = (tokens_NJ == before_N[:, None]) | (num_before_Q[open_N] < distance)[:, None]
+            completes_QJ[open_N] &= fits_NJ
         return completes_QJ
 
     def _allowed(self, vocab_size: int) -> torch.Tensor:
@@ -127,6 +141,42 @@ class ForbiddenTokens:
                 own_V[ids[ids < vocab_size]] = True
             self._dense[vocab_size] = torch.stack(allowed)
         return self._dense[vocab_size]
+
+
+@dataclass(frozen=True)
+class _Words:
+    """All different lists of bad words, one behind the other, on a device."""
+
+    token_ids_T: torch.Tensor
+    ends_W: torch.Tensor  # where in T each word has ended
+    num_before_W: torch.Tensor  # tokens before a word's last
+    last_W: torch.Tensor
+    starts: tuple[int, ...]  # where in W each list begins; at the end W itself
+    most_before: int
+
+    @classmethod
+    def of(cls, lists: Seq[BadWordList], device: torch.device) -> "_Words":
+        """Return the words of these lists."""
+        starts, num_tokens, ends = [0], 0, []
+        for own in lists:
+            ends.append(own.ends_W + num_tokens)
+            starts.append(starts[-1] + len(own))
+            num_tokens += len(own.token_ids_T)
+        token_ids_T = np.concatenate([np.zeros(0, np.int32), *(own.token_ids_T for own in lists)])
+        ends_W = np.concatenate([np.zeros(0, np.int64), *ends])
+        num_before_W = np.concatenate([np.zeros(0, np.int64), *(own.num_before_W for own in lists)])
+        return cls(
+            token_ids_T=_moved(token_ids_T, device),
+            ends_W=_moved(ends_W, device),
+            num_before_W=_moved(num_before_W, device),
+            last_W=_moved(token_ids_T[ends_W - 1].astype(np.int64), device),
+            starts=tuple(starts),
+            most_before=int(num_before_W.max(initial=0)),
+        )
+
+
+def _moved(values: np.ndarray, device: torch.device) -> torch.Tensor:
+    return torch.from_numpy(values).to(device, non_blocking=True)
 
 
 def dead_end(
@@ -144,9 +194,7 @@ def dead_end(
     if params.allowed_token_ids is not None:
         allowed_V[:] = False
         allowed_V[list(params.allowed_token_ids)] = True
-    for *before, last in params.bad_word_ids:
-        if output[len(output) - len(before) :] == before:
-            allowed_V[last] = False
+    allowed_V[params.bad_word_list.completed_by(output)] = False
     if len(output) < params.min_tokens:
         names.append("min_tokens")
         allowed_V[[token_id for token_id in stop_ids if token_id < vocab_size]] = False

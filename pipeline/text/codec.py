@@ -12,6 +12,7 @@ from typing import Any
 from pipeline.errors import RowError, TemplateError
 from pipeline.inputs.rows import InputRow
 from pipeline.text.answers import AnswerForm
+from pipeline.text.bad_words import BadWordSpellings
 from pipeline.text.chat import Chat, ChatPrompt
 from pipeline.text.chat_template import ChatTemplate
 from pipeline.text.control_tokens import ControlTokens
@@ -239,6 +240,11 @@ class TextCodec:
     def grammars(self) -> GrammarWriter:
         """The writer of grammars for answers."""
         return GrammarWriter({token: token_id for token_id, token in self.special_ids.items()})
+
+    @cached_property
+    def bad_words(self) -> BadWordSpellings:
+        """The token ids of bad words."""
+        return BadWordSpellings(self.tokenizer)
 
     @cached_property
     def decoder_rules(self) -> DecoderRules:

@@ -13,6 +13,7 @@ from actors.engine.translation import encode_row, row_params
 from decoding import SamplingParams
 from pipeline.errors import ErrorRow, RowError
 from pipeline.inputs.rows import InputRow, result_or_error
+from pipeline.text import bad_words
 from pipeline.text.codec import TextCodec
 from tests.text_pair import save_tokenizer
 
@@ -102,6 +103,30 @@ def test_the_texts_of_bad_words_become_their_tokens_with_and_without_a_space_bef
     assert len(words(["the", "the"])) == 2
     plain = with_bad_word_ids(SamplingParams(bad_words=["the"]), codec)
     assert all(0 not in word for word in plain.bad_word_ids), "no special token is added"
+
+
+def test_words_that_many_rows_have_are_tokenized_once_and_the_newest_lists_are_kept(
+    codec: TextCodec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    read = bad_words.bad_word_ids
+
+    def counted(tokenizer: Any, text: str) -> list[tuple[int, ...]]:
+        asked.append(text)
+        return read(tokenizer, text)
+
+    of_codec = replace(codec).bad_words
+    plain = of_codec.of(("the", (7, 8)))
+    monkeypatch.setattr(bad_words, "bad_word_ids", counted)
+    assert of_codec.of(["the", (7, 8)]) is plain
+    assert asked == []
+    for number in range(70):
+        of_codec.of((f"word {number}",))
+    assert len(of_codec._kept) == 64
+    assert of_codec.of(("the", (7, 8))) == plain
+    assert asked == [*(f"word {number}" for number in range(70)), "the"]
+    assert row_params(SamplingParams(), {"bad_words": ["the", [7, 8]]}, codec).bad_words == plain
 
 
 def test_a_bad_word_without_tokens_is_refused(codec: TextCodec) -> None:

@@ -1,6 +1,7 @@
 """Structured text is a function of target, prompt, parameters, grammar and noise key, and is what was asked for."""
 
 import random
+from collections.abc import Iterator
 from functools import partial
 
 import pytest
@@ -17,13 +18,23 @@ from tests.decoding.tiny import EVERY_DRAFTER, check_counts, engine_by, outputs,
 
 PROMPTS = random_prompts([7, 1, 12, 3, 25, 1, 9, 2, 16, 5, 4, 31, 8, 6], seed=4)
 GRAMMARS = grammars()
-SHAPES = [(1, 16), (4, 4), (8, 1)]
+LENGTHS, SLOTS = (1, 4, 8), (1, 4, 16)
+MAKERS = [d for d in EVERY_DRAFTER if d != "model"] + ["good_draft", "perfect_draft"]
 if is_interpreted():
-    PROMPTS, SHAPES = PROMPTS[:4], [(3, 4)]
+    PROMPTS, LENGTHS, SLOTS = PROMPTS[:4], (3,), (4,)
+
+
+def _product() -> Iterator[object]:
+    """Every drafter, length and number of slots; the default run has a Latin square of them."""
+    for number, kind in enumerate(MAKERS):
+        for row, length in enumerate(LENGTHS):
+            for column, num_slots in enumerate(SLOTS):
+                is_slow = not is_interpreted() and (row + column + number) % 3 != 0
+                yield pytest.param(kind, length, num_slots, marks=[pytest.mark.slow] if is_slow else [])
 
 
 def _params(row: int) -> SamplingParams:
-    """Every grammar and none, each greedy and sampled, and every other parameter now and then."""
+    """Every grammar and none, each greedy and at temperature 0.8, and every other parameter now and then."""
     kinds = [*STRUCTURED, None]
     structured, temperature = kinds[row % len(kinds)], 0.8 * (row // len(kinds) % 2)
     more = [{}, {"top_k": 5}, {"top_p": 0.8, "presence_penalty": 0.5}, {"min_p": 0.05, "logit_bias": {3: 5.0, 9: -100}}]
@@ -50,14 +61,15 @@ def plain(ended) -> list[list[int]]:
     return texts
 
 
-@pytest.fixture(params=[d for d in EVERY_DRAFTER if d != "model"] + ["good_draft", "perfect_draft"])
+@pytest.fixture(params=MAKERS)
 def make_engine(request, ended):
     return partial(engine_by, ended, request.param, grammars=GRAMMARS)
 
 
-@pytest.mark.parametrize(("length", "num_slots"), SHAPES)
-def test_structured_text_does_not_depend_on_drafter_draft_length_or_slots(make_engine, plain, length, num_slots):
-    sequences = run(make_engine(num_speculative_tokens=length, num_slots=num_slots), _sequences())
+@pytest.mark.parametrize(("kind", "length", "num_slots"), _product())
+def test_structured_text_does_not_depend_on_drafter_draft_length_or_slots(ended, plain, kind, length, num_slots):
+    engine = engine_by(ended, kind, grammars=GRAMMARS, num_speculative_tokens=length, num_slots=num_slots)
+    sequences = run(engine, _sequences())
     assert outputs(sequences) == plain
     for sequence in sequences:
         check_counts(sequence)
