@@ -13,9 +13,8 @@ from decoding.grammar.token_table import TokenTable
 def first_possible(structured: Structured, beginnings: Seq[str]) -> str | None:
     """Return the first of these texts that an output of this form may begin with; None if it may with none of them.
 
-    There is at least one text. White space is not added to them: where JSON may have white space, it may also have none.
-    Raises ValueError, as `Grammars.matcher` does, for a form that cannot be compiled, and for one that is too complex
-    to be followed.
+    There is at least one text. White space is not added to them: where JSON may have white space, it may have none.
+    Raises ValueError for a form that cannot be compiled, and for one that is too complex to be followed.
     """
     walked = compiled(_bytes(), structured)
     if isinstance(walked, str):
