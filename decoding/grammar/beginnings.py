@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence as Seq
 from functools import lru_cache
-from os.path import commonprefix
+from itertools import takewhile
 
 from decoding.grammar.definition import in_one_line
 from decoding.grammar.grammars import compiled
@@ -13,14 +13,14 @@ from decoding.grammar.token_table import TokenTable
 def first_possible(structured: Structured, beginnings: Seq[str]) -> str | None:
     """Return the first of these texts that an output of this form may begin with; None if it may with none of them.
 
-    White space is not added to the texts: where JSON may have white space, it may also have none. Raises ValueError, as
-    `Grammars.matcher` does, for a form that cannot be compiled, and for one that is too complex to be followed.
+    There is at least one text. White space is not added to them: where JSON may have white space, it may have none.
+    Raises ValueError for a form that cannot be compiled, and for one that is too complex to be followed.
     """
     walked = compiled(_bytes(), structured)
     if isinstance(walked, str):
         raise ValueError(walked)
     texts = [beginning.encode() for beginning in beginnings]
-    shared = commonprefix(beginnings).encode()  # walked once; most forms of JSON stop within it
+    shared = _common(min(texts), max(texts))  # walked once; most forms of JSON stop within it
     if walked.try_consume_tokens(list(shared)) == len(shared):
         for beginning, text in zip(beginnings, texts, strict=True):
             rest, copy = list(text[len(shared) :]), walked.deep_copy()
@@ -31,6 +31,11 @@ def first_possible(structured: Structured, beginnings: Seq[str]) -> str | None:
     if walked.is_error():
         raise ValueError(_too_complex(structured, walked.get_error()))
     return None
+
+
+def _common(first: bytes, last: bytes) -> bytes:
+    """Return what two texts begin with, and so all those that are sorted between them."""
+    return bytes(one for one, _ in takewhile(lambda pair: pair[0] == pair[1], zip(first, last, strict=False)))
 
 
 def _too_complex(structured: Structured, error: str) -> str:

@@ -21,7 +21,8 @@ _SPACE = r" ?(\r?\n)?[ \t]{0,40}"  # as in a form without a thought before it
 _FLEXIBLE, _TIGHT = {"whitespace_pattern": _SPACE}, {"whitespace_flexible": False}
 _ANY = "(?s:.*)"
 # What a regular expression in Lark, between slashes, has in place of these. A backslash goes with what follows it.
-_BACKSLASH_AND_ONE, _IN_LARK = re.compile(r"\\.|[/\n]", re.DOTALL), {"/": r"\/", "\n": r"\n", "\\\n": r"\n"}
+_IN_LARK = {"/": r"\/", "\n": r"\n", "\r": r"\r", "\t": r"\t", "\\\n": r"\n", "\\\r": r"\r", "\\\t": r"\t"}
+_BACKSLASH_AND_ONE = re.compile(r"\\.|[/\n\r\t]", re.DOTALL)
 
 
 class GrammarWriter:

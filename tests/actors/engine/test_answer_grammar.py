@@ -223,23 +223,24 @@ def test_a_wrong_form_is_reported_as_the_form_that_was_given(name: str, family: 
 
 def test_a_wrong_form_behind_an_opened_thought_is_reported_as_the_form_that_was_given() -> None:
     asked = Asked("hermes", thinks=True, structured={"json_schema": {"type": "nope"}}, fields={"tool_choice": "none"})
-    with pytest.raises(FieldError, match="^sampling.structured.json_schema: it cannot be compiled: Invalid type: nope"):
+    with pytest.raises(FieldError, match="it cannot be compiled: Invalid type: nope"):
         asked.row(asked.codec)
 
 
 def test_a_grammar_that_is_too_long_is_reported_with_what_it_holds() -> None:
+    large = {"properties": {"a": {"enum": ["a" * 10_000]}}}
     tools = [
-        {"type": "function", "function": {"name": f"t{number}", "strict": True, "parameters": {"enum": ["a" * 10_000]}}}
+        {"type": "function", "function": {"name": f"t{number}", "strict": True, "parameters": large}}
         for number in range(128)
     ]
     held = "are held to a grammar here: it must have at most 1048576 characters, got"
-    for fields, where in (({}, "tools: the calls and the form"), ({"tool_choice": "required"}, "tool_choice: calls")):
+    for fields, where in (({}, "tools: calls and the form"), ({"tool_choice": "required"}, "tool_choice: calls")):
         asked = Asked("hermes", thinks=None, fields={"tools": tools, **fields})
-        with pytest.raises(FieldError, match=f"{where.replace('the calls', 'calls')} {held}"):
+        with pytest.raises(FieldError, match=f"^{where} {held}"):
             asked.row(asked.codec)
 
 
-SLASHES = ["a/b", r"a\/b", r"a\\/b", r"a\\\/b", "[/]+", r"[^\/]", "a\nb/", "a\\\nb", "\\\\\n/", "\r/", r"/\\"]
+SLASHES = ["a/b", r"a\/b", r"a\\/b", r"a\\\/b", "[/]+", r"[^\/]", "a\nb/", "a\\\nb", "\\\\\n/", "\r/\t", "\\\t", r"/\\"]
 
 
 @pytest.mark.parametrize("regex", SLASHES)

@@ -38,7 +38,7 @@ def test_a_form_is_compiled_once_for_all_texts(monkeypatch):
     made = []
     compiled = beginnings.compiled
     monkeypatch.setattr(beginnings, "compiled", lambda *args: made.append(args) or compiled(*args))
-    names = [f'{{"name":"n{number}"' for number in range(128)]
+    names = [f'{{"name":"w{number}"' for number in range(128)]
     assert first_possible(Structured(json_schema=OF_WEATHER), names) is None
     assert len(made) == 1
 

@@ -16,6 +16,8 @@ import pytest
 
 from actors.engine.deadline import NO_DEADLINE
 from actors.engine.requests import EngineFacts
+from decoding.grammar.structured import Structured
+from decoding.sampling_params import SamplingParams
 from endpoint.http.errors import ApiError
 from endpoint.requests.completion import CompletionRequest
 from endpoint.requests.tokens import DetokenizeRequest
@@ -23,6 +25,7 @@ from endpoint.service.encoder import Encoder
 from endpoint.service.metrics import ServingMetrics
 from endpoint.service.service import Service, ServiceSettings
 from pipeline.text.chat import Chat, ChatPrompt
+from pipeline.text.tools.asked import Tool, ToolsAsked
 from tests.endpoint.in_process import CONTEXT, Server
 
 pytestmark = pytest.mark.anyio
@@ -145,6 +148,21 @@ async def test_each_message_of_a_chat_counts_even_if_it_is_empty(codec: Codec) -
         await encoder.encode_chat(Chat([{"role": "user", "content": "x"}] * 16), 96)
     codec.may_encode.set()
     assert (await first).token_ids == [0]
+
+
+async def test_a_form_and_tools_count_while_their_grammar_waits_to_be_written(codec: Codec) -> None:
+    encoder = Encoder(codec, max_waiting=5000)  # type: ignore[arg-type]
+    first = asyncio.ensure_future(encoder.encode("prompt", "x", 96))
+    await codec.begun()
+    form, plain = SamplingParams(structured=Structured(choice=["y" * 4000])), SamplingParams()
+    tools = ToolsAsked((Tool("t", "y" * 4000),))
+    for params, asked in ((form, None), (plain, tools)):
+        with pytest.raises(ApiError, match="too much text waits"):
+            await encoder.with_grammar(params, ChatPrompt("", [1], asked=asked))
+    small = asyncio.ensure_future(encoder.with_grammar(plain, ChatPrompt("", [1])))
+    codec.may_encode.set()
+    assert await first == [1]
+    assert (await small)[0] is plain
 
 
 def test_token_ids_beyond_the_context_are_counted_and_not_read(codec: Codec) -> None:
