@@ -45,7 +45,8 @@ def create_app(models: Models, *, batches: BatchService | None = None, has_docs:
     )
 
     def deadline_of(request: Request) -> Deadline:
-        return Deadline.after(models.first.settings.request_timeout_s, started=request.state.arrived_at - origin_of(request.scope).used_s)
+        started = request.state.arrived_at - origin_of(request.scope).used_s
+        return Deadline.after(models.first.settings.request_timeout_s, started=started)
 
     def service_of(name: str | None, request: Request) -> Service:
         """Return the service that a request names, which the edge then counts it for. Raises ApiError (404)."""

@@ -28,8 +28,6 @@ async def complete(service: Service, request: CompletionRequest, call: Call) -> 
         num_top = max((request.logprobs or 0) if shows_scores else 0, request.prompt_logprobs or 0)
         has_ranks = request.prompt_logprobs is not None
         scores = await score_prompts(service, prepared, num_top, has_ranks=has_ranks)
-        # Another ingress would have them computed again, perhaps rounded otherwise: such a stream does not go on.
-        prepared = replace(prepared, telling=Telling(is_on=False))
     echoes = await _echoes(service, request, prepared, scores)
     return await respond(service, request, prepared, _CompletionForm(request, service.codec, echoes), scores)
 

@@ -15,7 +15,6 @@ import os
 import re
 import time
 from collections.abc import Collection
-from contextlib import suppress
 from math import inf
 from typing import Any
 
@@ -27,7 +26,7 @@ from endpoint.gate.answer import GateAnswer
 from endpoint.gate.capacity import GENERATING, NAMED_EVENTS, Capacity
 from endpoint.gate.connection import limit_header_time
 from endpoint.gate.held_body import HeldBody
-from endpoint.gate.journal import Journal, RetoldError, Room
+from endpoint.gate.journal import Journal, Room
 from endpoint.http.bodies import Bodies, Incoming, has_body, refuse_and_drain, replay
 from endpoint.http.errors import ApiError, server_busy
 from endpoint.http.limits import Limits
@@ -142,8 +141,11 @@ class Gate:
         try:
             while True:
                 answer = GateAnswer(send, body.incoming, body, has_names=path == NAMED_EVENTS)
-                with suppress(RetoldError):
+                try:
                     await self._app(body.scope, body.receive, answer.send)
+                except Exception:  # an application may raise another one for a RetoldError
+                    if not body.journal.tells_other_words:
+                        raise
                 if answer.can_go_on:
                     goes_on = await search.goes_on(was_asked=True)
                 elif answer.is_lost:
@@ -156,7 +158,7 @@ class Gate:
                 body.rewind()
             if (journal := body.journal).tells_other_words:
                 _log.error(Event("stream told in other words", path=path, sent_bytes=journal.num_sent))
-            await answer.end(may_repeat=search.num_lost < _MAX_LOST and not journal.tells_other_words)
+            await answer.end(may_repeat=search.num_lost < _MAX_LOST and not journal.is_resuming)
         finally:
             body.release()
 

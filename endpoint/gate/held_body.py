@@ -70,7 +70,7 @@ class HeldBody:
         return rest
 
     def _drop_if_useless(self) -> None:
-        """Drop a body that was kept for a stream which nothing can go on with any more: the journal counts it no more."""
+        """Drop a body that was kept for a stream, once no other ingress can go on with it."""
         if self._is_in_journal and self.journal.is_closed:
             self._body, self._is_in_journal = None, False
 
