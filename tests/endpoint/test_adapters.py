@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 
 import pytest
 
+from actors.engine.deadline import Deadline
+from actors.engine.requests import EngineFacts
 from decoding.checkpoint.supported import model_folder
 from endpoint.edge.install import EdgeSettings
+from endpoint.http.errors import ApiError
+from endpoint.service.models import Models
 from endpoint.service.service import ServiceSettings
 from tests.adapted import keep_merged_models_in, save_adapter
 from tests.endpoint.adapter_checks import (
@@ -53,3 +58,39 @@ def test_the_models_are_listed_and_an_unknown_one_is_a_404_that_lists_their_name
 
 def test_metrics_carry_the_name_of_the_model_that_was_asked(endpoint: Adapted) -> None:
     check_metrics(endpoint)
+
+
+@pytest.mark.anyio
+async def test_a_model_whose_engines_do_not_answer_is_listed_without_what_they_know(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("endpoint.service.models._FACTS_S", 0.01)
+
+    class Silent:
+        settings = ServiceSettings(model=PIRATE)
+
+        async def facts(self, deadline: Deadline) -> EngineFacts:
+            await asyncio.Event().wait()
+            raise AssertionError
+
+    class Quick(Silent):
+        settings = ServiceSettings(model=BASE)
+
+        async def facts(self, deadline: Deadline) -> EngineFacts:
+            return EngineFacts(max_model_len=64, vocab_size=8, num_speculative_tokens=0)
+
+    deadline = Deadline.after(60.0)
+    found = await Models(Quick(), Silent()).facts(deadline)  # type: ignore[arg-type]
+    assert [(name, facts and facts.max_model_len) for name, _, facts in found] == [(BASE, 64), (PIRATE, None)]
+
+
+@pytest.mark.anyio
+async def test_models_that_all_fail_are_an_error_and_no_empty_list() -> None:
+    class Failing:
+        settings = ServiceSettings(model=BASE)
+
+        async def facts(self, deadline: Deadline) -> EngineFacts:
+            raise ApiError(503, "There is no engine.")
+
+    with pytest.raises(ApiError, match="There is no engine"):
+        await Models(Failing()).facts(Deadline.after(60.0))  # type: ignore[arg-type]

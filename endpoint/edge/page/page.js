@@ -128,7 +128,7 @@ function setRunning(controller) {
   running = controller;
   byId("send").disabled = controller !== null;
   byId("stop").disabled = controller === null;
-  byId("new-chat").disabled = controller !== null;
+  byId("new-chat").disabled = byId("model-choice").disabled = controller !== null;
   return controller ?? {};
 }
 
