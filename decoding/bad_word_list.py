@@ -59,7 +59,7 @@ class BadWordList:
         return found
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Travel as words, so that equal lists are one object in another process, too."""
+        """Send the words alone, so that equal lists are one object in another process, too."""
         return BadWordList.of, (self.words,)
 
 

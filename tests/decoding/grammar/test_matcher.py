@@ -123,10 +123,14 @@ def test_tokens_behind_an_end_token_are_not_allowed():
 
 
 def test_a_grammar_that_no_token_continues_says_so():
-    matcher = GRAMMARS.matcher(Structured(choice=["zzz"]))
-    assert allowed(matcher.mask([])) == []
+    matcher, a = GRAMMARS.matcher(Structured(grammar='start: "a" "z"')), [TOKENS.index(b"a")]
+    assert allowed(matcher.mask(a)) == []
     assert "cannot be followed" in matcher.dead_end
-    assert matcher.mask([]) is not None, "and says it again"
+    assert matcher.mask(a) is not None, "and says it again"
+
+
+def test_a_grammar_that_no_token_begins_is_refused_before_a_row_runs():
+    assert "no token can begin what it asks for" in grammars().problem_with(Structured(choice=["zzz"]))
 
 
 def test_a_matcher_goes_on_after_a_dead_end():
