@@ -14,6 +14,10 @@ from decoding.grammar.structured import Structured
 
 _MAX_PLACES = 2000  # subschemas that are compiled to find the place of a mistake
 _MAX_COMPILED = 2 * 2**20  # characters of them, together; a large schema that is shared is compiled with each
+# Symbols of a grammar: some 2,000 optional properties, or 15,000 alternatives. llguidance's default is 25 times as
+# many, which take seconds to compile, and hold the interpreter's lock for milliseconds at each token.
+MAX_GRAMMAR_SIZE = 20_000
+_MAX_MESSAGE = 400  # characters of an error
 _MAX_POINTER = 200  # characters of a place that are shown
 _SHARED = ("$defs", "definitions")  # what references of a subschema lead to
 # White space between the tokens of JSON: a line break and an indentation, as printers of JSON write. Without an end to
@@ -57,15 +61,20 @@ def problem_with(structured: Structured) -> str | None:
 
 
 def in_one_line(message: str) -> str:
-    """Return an error of llguidance without its drawings of the place, and without line breaks."""
-    lines = [line.strip() for line in message.splitlines()]
-    return "; ".join(line for line in lines if line.strip("^| "))
+    """Return an error of llguidance without its drawings of the place and without line breaks, cut if it is long.
+
+    It repeats lines of the grammar, which may be the whole of it.
+    """
+    lines = [line.strip() for line in message[: 2 * _MAX_MESSAGE].splitlines()]
+    said = "; ".join(line for line in lines if line.strip("^| "))
+    return said if len(said) <= _MAX_MESSAGE else f"{said[:_MAX_MESSAGE]}..."
 
 
 def _message(definition: str) -> str | None:
-    from llguidance import LLMatcher
+    from llguidance import LLMatcher, LLParserLimits
 
-    is_error, messages = LLMatcher.validate_grammar_with_warnings(definition)
+    limits = LLParserLimits(max_grammar_size=MAX_GRAMMAR_SIZE)
+    is_error, messages = LLMatcher.validate_grammar_with_warnings(definition, limits=limits)
     return in_one_line(messages[0]) if is_error else None
 
 

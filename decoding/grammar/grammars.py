@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from decoding.grammar.definition import definition_of, in_one_line, problem_with
+from decoding.grammar.definition import MAX_GRAMMAR_SIZE, definition_of, in_one_line, problem_with
 from decoding.grammar.likely_text import LikelyText
 from decoding.grammar.matcher import Matcher
 from decoding.grammar.structured import Structured
@@ -111,7 +111,9 @@ def compiled(table: TokenTable, structured: Structured) -> "LLMatcher | str":
     """Return the compiled grammar, whose first step is made; or why there is none."""
     from llguidance import LLMatcher, LLParserLimits
 
-    limits = LLParserLimits(verbose_errors=False, initial_lexer_fuel=_INITIAL_LEXER_FUEL)
+    limits = LLParserLimits(
+        verbose_errors=False, initial_lexer_fuel=_INITIAL_LEXER_FUEL, max_grammar_size=MAX_GRAMMAR_SIZE
+    )
     made = LLMatcher(table.tokenizer, definition_of(structured), log_level=0, limits=limits)
     if not made.is_error():
         # llguidance builds its lexer at the first mask, and lets other threads go on meanwhile, as it does not when it

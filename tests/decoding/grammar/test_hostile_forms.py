@@ -58,6 +58,12 @@ TOO_COMPLEX = {
     "a hundred million letters": {"regex": "(((a{100}){100}){100}){100}"},
     "a billion letters": {"regex": "a{1000000000}"},
 }
+TOO_LARGE = {
+    "3,000 optional properties": {
+        "json_schema": {"type": "object", "properties": {f"p{number}": {"type": "string"} for number in range(3000)}}
+    },
+    "30,000 alternatives": {"grammar": "start: " + " | ".join(f'"x{number}"' for number in range(30_000))},
+}
 DEAD_ENDS = {
     "a reference to itself": {"json_schema": {"$ref": "#"}},
     "two references in a circle": {
@@ -94,6 +100,15 @@ def test_a_form_whose_lexer_is_too_large_is_refused_before_a_row_runs_and_read_o
     assert problem.startswith("sampling.structured.regex cannot be compiled: lexer error")
     assert of_target.problem_with(structured) == problem
     assert of_target.num_compiled == 1
+
+
+@pytest.mark.parametrize("name", TOO_LARGE)
+def test_a_grammar_of_too_many_symbols_is_refused_in_one_short_line_and_never_compiled(name):
+    of_target = grammars()
+    problem = of_target.problem_with(Structured(**TOO_LARGE[name]))
+    assert "grammar size (number of symbols) too big" in problem
+    assert len(problem) < 600
+    assert of_target.num_compiled == 0
 
 
 @pytest.mark.parametrize("name", DEAD_ENDS)
