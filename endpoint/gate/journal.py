@@ -52,8 +52,14 @@ class Journal:
     def origin(self) -> Origin:
         """What an ingress that is asked now is given."""
         told = tuple(self._told or ()) if self.is_resuming else ()
-        used_s = time.monotonic() - self._began_at if self.num_tried else 0.0
-        return replace(self._origin, told=told, keeps=not self.is_resuming, attempt=self.num_tried + 1, used_s=used_s)
+        return replace(
+            self._origin, told=told, keeps=not self.is_resuming, attempt=self.num_tried + 1, used_s=self.used_s
+        )
+
+    @property
+    def used_s(self) -> float:
+        """Seconds of the request's time that ingresses which were tried have used."""
+        return time.monotonic() - self._began_at if self.num_tried else 0.0
 
     @property
     def is_closed(self) -> bool:

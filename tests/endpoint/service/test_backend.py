@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 from ray.exceptions import ActorDiedError, RayTaskError
-from ray.serve.exceptions import BackPressureError
+from ray.serve._private.common import DeploymentID
+from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 
 from actors.engine.deadline import Deadline, DeadlineError
 from actors.engine.deltas import Delta, Ending
@@ -263,6 +264,16 @@ async def test_a_new_ingress_does_not_wait_without_any_replica(monkeypatch: pyte
             await asyncio.Event().wait()
 
     handle = Absent()
+    handle.facts = handle  # type: ignore[attr-defined]
+    await Replicas(handle, is_repeatable=True, fingerprint="new").wait_for_model()
+
+
+async def test_a_new_ingress_begins_though_the_deployment_of_one_model_has_failed() -> None:
+    class Failed(Handle):
+        async def remote(self) -> None:
+            raise DeploymentUnavailableError(DeploymentID(name="Replica-pirate", app_name="dray"))
+
+    handle = Failed()
     handle.facts = handle  # type: ignore[attr-defined]
     await Replicas(handle, is_repeatable=True, fingerprint="new").wait_for_model()
 
