@@ -85,15 +85,15 @@ def check_names(endpoint: Adapted) -> None:
             POET: (POET, BASE),
         }
         assert client.models.retrieve(POET).to_dict() == found[POET]
-        with pytest.raises(openai.NotFoundError, match=r"'nobody' does not exist\. This server has 'base', 'pirate', "):
-            client.completions.create(model="nobody", prompt="a")
+        with pytest.raises(openai.NotFoundError, match=r"'other' does not exist\. This server has 'base', 'pirate', "):
+            client.completions.create(model="other", prompt="a")
     for path, body in (
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]}),
         ("/v1/responses", {"input": "a"}),
         ("/tokenize", {"prompt": "a"}),
         ("/detokenize", {"tokens": [1]}),
     ):
-        refused = ask(endpoint.port, path, {"model": "nobody", **body})
+        refused = ask(endpoint.port, path, {"model": "unknown", **body})
         assert (refused.status, refused.error["code"]) == (404, "model_not_found")
         assert (
             ask(endpoint.port, path, {"model": POET, **body, **({"max_tokens": 1} if "chat" in path else {})}).status

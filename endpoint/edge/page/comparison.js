@@ -1,4 +1,4 @@
-// The comparison of two answers to one prompt: whether their texts are equal, said where nobody can miss it.
+// The comparison of two answers to one prompt: whether their texts are equal, said in a place that every reader sees.
 
 import { element } from "./dom.js";
 
