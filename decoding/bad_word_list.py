@@ -60,7 +60,12 @@ class BadWordList:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Send the words alone, so that equal lists are one object in another process, too."""
-        return BadWordList.of, (self.words,)
+        # A function of the module: cloudpickle would send a class method by its code, and what the code holds.
+        return _received, (self.words,)
 
 
 _KNOWN: WeakValueDictionary[Words, BadWordList] = WeakValueDictionary()
+
+
+def _received(words: Words) -> BadWordList:
+    return BadWordList.of(words)

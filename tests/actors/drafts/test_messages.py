@@ -7,6 +7,7 @@ import random
 
 import numpy as np
 import pytest
+from ray import cloudpickle
 
 from actors.drafts.messages import Distributions, DraftReply, DraftRequest, RowOrigin, RowUpdate, num_bytes
 from decoding import SamplingParams
@@ -33,6 +34,17 @@ def test_the_updates_of_a_request_are_read_as_they_were_written(seed: int) -> No
     assert [tuple(swap) for swap in request.swaps_S2.tolist()] == swaps
     new_tokens = sum(len(update.token_ids) for update in updates if update.origin)
     assert request.num_new_row_bytes == 4 * new_tokens
+
+
+def test_a_row_with_bad_words_that_was_already_drafted_for_is_sent_by_cloudpickle_as_ray_sends_it() -> None:
+    params = SamplingParams(bad_words=[[1, 2], [3]])
+    kept = params.bad_word_list  # made before the row is sent
+    request = cloudpickle.loads(
+        cloudpickle.dumps(DraftRequest.of([], [RowUpdate(0, 4, 0, [5], RowOrigin(1, params, 7))]))
+    )
+    (update,) = request.updates()
+    assert update.origin.params == params
+    assert update.origin.params.bad_word_list is kept
 
 
 @pytest.mark.parametrize("drafts", [[], [None], [[1, 2, 1 << 30], None, [], [0]], [[]]])
