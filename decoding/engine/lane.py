@@ -155,7 +155,7 @@ class Lane:
         self._seconds = 0.0
         with self._timed():
             rows, plan = self._running_rows()
-            forced = self._forced(rows, plan) if self._forces(rows) else []
+            forced = self._forced(rows, plan) if self._forces(rows) and self.schedule.foresees else []
             to_draft = without_model(rows, forced) if forced else rows
             self.drafter.ask(to_draft)
         if self.drafter.is_remote:
@@ -179,8 +179,11 @@ class Lane:
             if not self._num_rested:
                 self.drafter.observe(to_draft, _of_drafter(num_drafted, forced), num_accepted)
         self.round_seconds += self._seconds
+        num_tokens = len(verdicts) + sum(num_accepted)
+        if self._forces(rows):
+            self.schedule.observe_foresight(len(verdicts), num_tokens, self._seconds)
         if self._num_rested:
-            self.schedule.observe_rest(len(verdicts), len(verdicts) + sum(num_accepted), self._seconds)
+            self.schedule.observe_rest(len(verdicts), num_tokens, self._seconds)
         else:
             self.schedule.observe(plan, rows.sequences, num_drafted, num_accepted, self._seconds)
         return self.drafter.is_remote or must_wait
@@ -222,7 +225,7 @@ class Lane:
             self.target.hand_out(tap)
 
     def _forces(self, rows: Rows) -> bool:
-        """Tell whether forced tokens are drafted. Plain decoding stays one token a round."""
+        """Tell whether forced tokens may be drafted. Plain decoding stays one token a round."""
         return rows.have_grammars and not isinstance(self.drafter, NoDrafter)
 
     def _forced(self, rows: Rows, plan: DraftPlan) -> list[list[int]]:

@@ -76,6 +76,29 @@ class Matcher:
         self._settle(len(committed))
         return mask
 
+    def behind(self, committed: Seq[int]) -> "LLMatcher | None":
+        """Return llguidance's matcher behind the committed output tokens, to be asked for masks; None if it fails."""
+        new = list(committed[self._num_settled :])
+        if not self._table.eos_token_ids.isdisjoint(new) or not self._go_to(new):
+            return None
+        self._settle(len(committed))
+        return self._matcher
+
+    def is_well(self) -> bool:
+        """Return whether what `behind` returned has met no error since. If it has, the next question makes another."""
+        if self._inner is None or self._inner.is_error():
+            self._inner = None
+        return self._inner is not None
+
+    @property
+    def num_words(self) -> int:
+        """Words of a mask as llguidance writes it."""
+        return self._table.num_tokenizer_words
+
+    def before_end(self, new: Seq[int]) -> list[int]:
+        """Return these tokens up to the first one that ends the text, without it."""
+        return list(takewhile(lambda token_id: token_id not in self._table.eos_token_ids, new))
+
     def allows(self, committed: Seq[int], new: Seq[int]) -> bool:
         """Return whether the masks behind the committed output tokens have each of these tokens, one behind the other.
 
@@ -105,7 +128,7 @@ class Matcher:
         """
         forced = self._forced_behind(list(committed[self._num_settled :])) or []
         self._settle(len(committed))
-        return list(takewhile(lambda token_id: token_id not in self._table.eos_token_ids, forced))
+        return self.before_end(forced)
 
     def foreseen(self, committed: Seq[int]) -> list[int]:
         """Return a draft of the text behind the committed output tokens: what is forced, or begins so and is likely."""

@@ -26,6 +26,11 @@ class TokenTable:
         """Words of a packed mask."""
         return -(-self.vocab_size // 32)
 
+    @property
+    def num_tokenizer_words(self) -> int:
+        """Words of a packed mask over all token ids of the tokenizer, which may have more than the target."""
+        return -(-self.tokenizer.vocab_size // 32)
+
     def bytes_of(self, token_id: int) -> bytes:
         """Return what a token writes."""
         return self._bytes_of(token_id)

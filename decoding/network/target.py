@@ -6,6 +6,7 @@ No lengths of rows are kept here: each request names its rows' slots and starts.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
+from functools import cached_property
 from typing import Protocol, TypeVar
 
 import torch
@@ -14,6 +15,7 @@ from decoding.cache.features import FeatureTap
 from decoding.device import name_of, to_device
 from decoding.sampling.asked import Stretch, asked_logprobs, in_forwards
 from decoding.sampling.judging import DeviceVerdicts, RowVerdict, ScoreRequest, decide, judge
+from decoding.sampling.masks_beside import MasksBeside
 from decoding.sampling.rows import Rows
 from decoding.sequence import TokenLogprobs
 
@@ -167,8 +169,17 @@ class LocalTarget(ABC):
             request.draft_on_host  # noqa: B018 - read now: behind the forward the copy would wait for it
         tokens_BJ = request.token_ids_BJ
         every_BJ = torch.arange(tokens_BJ.shape[1], device=tokens_BJ.device).expand_as(tokens_BJ)
-        logits_BJV = self.forward(request.starts, tokens_BJ, every_BJ, lengths=request.lengths)
-        return judge(request, logits_BJV)
+        if self.device.type == "cpu":
+            self._masks_beside.begin(request)
+        try:
+            logits_BJV = self.forward(request.starts, tokens_BJ, every_BJ, lengths=request.lengths)
+        finally:
+            masks = self._masks_beside.take()
+        return judge(request, logits_BJV, masks)
+
+    @cached_property
+    def _masks_beside(self) -> MasksBeside:
+        return MasksBeside()
 
     def decide(
         self, rows: Rows, accepted: Seq[int], num_logprobs: int | None, in_slot: int | None = None

@@ -10,6 +10,7 @@ drafted token because of that token is not). What a lookup offers is a point mas
 choice that depends on its tokens depends on those only.
 """
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence as Seq
 from dataclasses import replace
@@ -67,6 +68,11 @@ class Schedule(ABC):
         return False
 
     @property
+    def foresees(self) -> bool:
+        """Whether grammars are asked what they foresee: what they force is drafted, and to ask takes time, too."""
+        return True
+
+    @property
     def keeps_features(self) -> bool:
         """Whether features go on in a rest, since it may soon be over: a row that misses some never drafts again."""
         return False
@@ -99,6 +105,9 @@ class Schedule(ABC):
     def observe_rest(self, num_rows: int, num_tokens: int, seconds: float) -> None:
         """Learn from a round without the drafter, in which the rows wrote this many tokens together."""
         raise NotImplementedError("this schedule never rests")
+
+    def observe_foresight(self, num_rows: int, num_tokens: int, seconds: float) -> None:  # noqa: B027 - may be ignored
+        """Learn from a round of rows with grammars, whether or not these were asked what they foresee."""
 
     def never_rest(self) -> None:
         """Learn that rounds wait for something else: what they take is not what the drafter costs."""
@@ -146,6 +155,11 @@ class AdaptiveSchedule(Schedule):
         # The next rounds that draft nothing and are not planned, if they have at least as many rows as the last one.
         self._num_paused, self._min_paused_rows = 0, 0
         self._trials = Trials(has_features=self._has_features)
+        self._foresight = Trials(clearly=math.inf)  # a drafter may make rounds fast, and not what grammars foresee
+
+    @property
+    def foresees(self) -> bool:
+        return not (self._may_rest and self._foresight.is_resting)
 
     @property
     def rests(self) -> bool:
@@ -236,11 +250,18 @@ class AdaptiveSchedule(Schedule):
     def observe_rest(self, num_rows: int, num_tokens: int, seconds: float) -> None:
         self._observe_speed(num_rows, num_tokens, seconds)
 
+    def observe_foresight(self, num_rows: int, num_tokens: int, seconds: float) -> None:
+        if self._may_rest and not self._trials.is_trial:
+            self._foresight.observe(self._round(num_rows, num_tokens, seconds), num_rows)
+
     def _observe_speed(self, num_rows: int, num_tokens: int, seconds: float) -> None:
-        if self._may_rest:
-            costs = self.costs
-            plain = costs.round_seconds + num_rows * costs.position_seconds + costs.target_seconds(num_rows)
-            self._trials.observe(Round(num_tokens / num_rows, max(seconds, 1e-9) / plain), num_rows)
+        if self._may_rest and not self._foresight.is_trial:
+            self._trials.observe(self._round(num_rows, num_tokens, seconds), num_rows)
+
+    def _round(self, num_rows: int, num_tokens: int, seconds: float) -> Round:
+        costs = self.costs
+        plain = costs.round_seconds + num_rows * costs.position_seconds + costs.target_seconds(num_rows)
+        return Round(num_tokens / num_rows, max(seconds, 1e-9) / plain)
 
     def _observe_extensions(self, plan: DraftPlan, num_drafted: Seq[int], num_accepted: Seq[int]) -> None:
         num_extension_tokens = 0

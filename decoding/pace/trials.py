@@ -44,12 +44,15 @@ class Round:
 class Trials:
     """Which way rounds are done now, and how fast both were lately."""
 
-    def __init__(self, *, has_features: bool = False) -> None:
-        """Begin with the drafter. `has_features`: it reads the target's, and they take time."""
+    def __init__(self, *, has_features: bool = False, clearly: float = _CLEARLY) -> None:
+        """Begin with the drafter. `has_features`: it reads the target's, and they take time.
+
+        While rounds are more than `clearly` times as fast as plain ones there are no trials.
+        """
         self.is_resting = False
         self.keeps_features = False  # whether features go on in this rest, which may soon be over
-        self._has_features = has_features
-        self._is_trial = False
+        self.is_trial = False  # whether the way of now is tried, and not settled
+        self._has_features, self._clearly = has_features, clearly
         self._lately: deque[Round] = deque(maxlen=_SETTLED * max(_LENGTH, _ROW_ROUNDS))  # of the way that is settled
         self._tried: list[Round] = []
         self._tried_before: list[Round] = []  # in the first part of a trial that has two
@@ -59,7 +62,7 @@ class Trials:
     def observe(self, done: Round, num_rows: int) -> None:
         """Learn what a round of `num_rows` rows yielded and took."""
         self._num_row_rounds += num_rows
-        if self._is_trial:
+        if self.is_trial:
             self._tried.append(done)
             if len(self._tried) <= _SKIPPED:
                 self._num_row_rounds = 0
@@ -70,10 +73,10 @@ class Trials:
         self._num_before_trial -= 1
         if self._num_before_trial > 0 or self._num_row_rounds < _FIRST_ROW_ROUNDS:
             return
-        if not self.is_resting and _speed(self._lately) > _CLEARLY:
+        if not self.is_resting and _speed(self._lately) > self._clearly:
             self._wait(self._longer_interval)
             return
-        self._is_trial, self._tried, self._tried_before, self.is_resting = True, [], [], not self.is_resting
+        self.is_trial, self._tried, self._tried_before, self.is_resting = True, [], [], not self.is_resting
         self.keeps_features = self.is_resting and self._has_features
 
     def _go_on(self) -> None:
@@ -88,7 +91,7 @@ class Trials:
 
     def _decide(self, counted: list[Round], settled: list[Round]) -> None:
         """Go on with what was tried, or go back."""
-        self._is_trial = self.keeps_features = False
+        self.is_trial = self.keeps_features = False
         self._lately.clear()
         needed = 1.0 if self.is_resting else _GAIN  # what is tried is done now
         if _speed(counted) > needed * _speed(settled):

@@ -173,12 +173,17 @@ def _stands(sequence: Sequence, verdict: RowVerdict) -> bool:
     return not verdict.is_finite or matcher.allows(sequence.output_token_ids, new)
 
 
-def judge(request: ScoreRequest, logits_BJV: torch.Tensor) -> DeviceVerdicts:
-    """Judge each row's draft by the target's logits: K drafted positions and the next one."""
+def judge(request: ScoreRequest, logits_BJV: torch.Tensor, masks: TokenMasks | None = None) -> DeviceVerdicts:
+    """Judge each row's draft by the target's logits: K drafted positions and the next one.
+
+    `masks` are those of all rows with a grammar, if they were computed beside the forward.
+    """
     draft, rows = request.draft, request.rows
-    masks = request.masks(among=rows.masked_first)  # the device is at work on the forward meanwhile
+    is_checked = masks is None and bool(rows.checked_later)
+    if masks is None:
+        masks = request.masks(among=rows.masked_first)  # a device is at work on the forward meanwhile
     judged = verify_rows(rows, draft, draft.token_ids_BK, 0, logits_BJV, request.close_call, masks)
-    if rows.checked_later:
+    if is_checked:
         return CheckedVerdicts(*judged, request, logits_BJV)
     return DeviceVerdicts(*judged, draft, logits_BJV, request.num_logprobs)
 

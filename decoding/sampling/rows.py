@@ -106,6 +106,8 @@ class Rows:
         A cut is made among the tokens that the grammar allows, and rejection needs their probabilities. Of a row whose
         pick was just forbidden the next one probably is, too.
         """
+        if not self.have_grammars:
+            return frozenset()
         cut = {row for kind in self.sampling.kinds if kind.cuts_any for row in kind.rows}
         return frozenset(
             row
@@ -121,6 +123,8 @@ class Rows:
     @cached_property
     def checked_later(self) -> tuple[int, ...]:
         """The rows of which the grammar is asked about the picked tokens alone (`judging.CheckedVerdicts`)."""
+        if not self.have_grammars:
+            return ()
         return tuple(
             row
             for row, sequence in enumerate(self.sequences)

@@ -198,9 +198,9 @@ def assert_slot_equals_fresh_prefill(model: LanguageModel, other: LanguageModel,
 def schedule_at_random(monkeypatch, seed: int) -> None:
     """Let some rows draft nothing in some rounds, others any number of tokens, and in some rounds no row draft.
 
-    In some rounds the drafter is not there at all.
+    In some rounds the drafter is not there at all, and in some no grammar is asked what it foresees.
     """
-    chance, rest = random.Random(seed), random.Random(seed + 1)
+    chance, rest, foresight = (random.Random(seed + number) for number in range(3))
     resting = [False]
 
     def rests(self: FixedSchedule) -> bool:
@@ -215,6 +215,7 @@ def schedule_at_random(monkeypatch, seed: int) -> None:
 
     monkeypatch.setattr(FixedSchedule, "lengths", lengths)
     monkeypatch.setattr(FixedSchedule, "rests", property(rests))
+    monkeypatch.setattr(FixedSchedule, "foresees", property(lambda _: foresight.random() < 0.6))
     monkeypatch.setattr(FixedSchedule, "observe_rest", lambda *_: None)
 
 

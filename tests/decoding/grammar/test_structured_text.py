@@ -11,6 +11,8 @@ from decoding.drafters.ngram import Match, NGramDrafter
 from decoding.drafters.stepwise import StepwiseDrafter
 from decoding.gpu.available import is_interpreted
 from decoding.grammar.structured import Structured
+from decoding.sampling.judging import ScoreRequest
+from decoding.sampling.masks_beside import MasksBeside
 from decoding.sampling.rows import Rows
 from tests.decoding import tiny
 from tests.decoding.grammar.tiny_grammars import END, RECORD, STRUCTURED, fulfils, grammars, text_of, with_end
@@ -75,10 +77,25 @@ def test_structured_text_does_not_depend_on_drafter_draft_length_or_slots(ended,
         check_counts(sequence)
 
 
+@pytest.mark.parametrize("share", [0.0, 0.5], ids=["never", "sometimes"])
+def test_structured_text_does_not_depend_on_whether_masks_are_computed_beside_the_forward(
+    make_engine, plain, monkeypatch, share
+):
+    begin, chance = MasksBeside.begin, random.Random(0)
+
+    def begin_sometimes(self: MasksBeside, request: ScoreRequest) -> None:
+        if chance.random() < share:
+            begin(self, request)
+
+    monkeypatch.setattr(MasksBeside, "begin", begin_sometimes)
+    assert outputs(run(make_engine(num_slots=5), _sequences())) == plain
+
+
 def test_tokens_that_are_checked_after_they_were_picked_are_those_that_masks_would_have_left(ended, plain, monkeypatch):
     def masked_first(rows: Rows) -> frozenset[int]:
         return frozenset(row for row, sequence in enumerate(rows.sequences) if sequence.matcher is not None)
 
+    monkeypatch.setattr(MasksBeside, "begin", lambda self, request: None)
     monkeypatch.setattr(Rows, "masked_first", property(masked_first))
     assert outputs(run(engine_by(ended, "good_draft", grammars=GRAMMARS, num_slots=4), _sequences())) == plain
 

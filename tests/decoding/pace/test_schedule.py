@@ -289,6 +289,45 @@ def test_a_drafter_does_not_rest_where_rounds_wait_for_another_process():
     assert share_of_rest(lambda n: 1.2 * LINE.target_seconds(n), schedule=schedule) == 0
 
 
+def share_of_foresight(took: float, num_tokens: int, schedule: Schedule, drafter_takes: float = 1.0) -> float:
+    """The share of 1500 rounds of 4 rows whose grammars are asked what they foresee.
+
+    Then a round takes `took` times as long as one without and yields `num_tokens`, else 4.
+    """
+    num_asked, batch = 0, rows(*[500] * 4)
+    plain = LINE.target_seconds(4)
+    for _ in range(1500):
+        asks = schedule.foresees
+        num_asked += asks
+        seconds, written = (took * plain, num_tokens) if asks else (plain, 4)
+        schedule.observe_foresight(4, written, seconds)
+        if schedule.rests:
+            schedule.observe_rest(4, written, seconds)
+        else:
+            plan = DraftPlan((1,) * 4, (True,) * 4)
+            schedule.observe(plan, batch, (1,) * 4, (0,) * 4, drafter_takes * seconds)
+    return num_asked / 1500
+
+
+@pytest.mark.parametrize("drafter_takes", [1.0, 1.3])
+def test_grammars_are_not_asked_what_they_foresee_where_that_takes_longer_than_it_saves(drafter_takes):
+    assert share_of_foresight(1.2, 4, AdaptiveSchedule(LINE, 4), drafter_takes) < 0.15
+    assert share_of_foresight(1.5, 5, AdaptiveSchedule(LINE, 4), drafter_takes) < 0.15
+
+
+@pytest.mark.parametrize("drafter_takes", [1.0, 1.3])
+def test_grammars_are_asked_what_they_foresee_where_that_saves_more_than_it_takes(drafter_takes):
+    assert share_of_foresight(1.2, 6, AdaptiveSchedule(LINE, 4), drafter_takes) > 0.85
+    assert share_of_foresight(1.2, 9, AdaptiveSchedule(LINE, 4), drafter_takes) > 0.85, "much faster than plain rounds"
+
+
+def test_grammars_are_always_asked_where_lengths_are_fixed_and_where_rounds_wait_for_another_process():
+    waiting = AdaptiveSchedule(LINE, 4)
+    waiting.never_rest()
+    assert share_of_foresight(1.5, 4, waiting) == 1
+    assert FixedSchedule(4).foresees
+
+
 def test_rounds_in_which_most_rows_cannot_draft_do_not_show_what_a_drafter_is_worth():
     assert share_of_rest(lambda n: 1.2 * LINE.target_seconds(n), num_able=0) == 0
 
