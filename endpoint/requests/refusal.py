@@ -15,8 +15,11 @@ def refusal(message: str, form_field: str | None) -> ApiError:
     is that of its tools.
     """
     if message.startswith(_FORM):
-        _, _, said = message.partition(" ")
-        return wrong(form_field or "tools", said if message.startswith(f"{_FORM}:") else f"it {said}")
+        path, _, said = message.partition(" ")
+        where = form_field or "tools"
+        if path == _FORM:  # of the whole form, and of no kind of it
+            where = where.partition(".")[0]
+        return wrong(where, said if path.endswith(":") else f"it {said}")
     is_named = message.startswith(_PREFIX) and " " in message
     param, _, said = message.removeprefix(_PREFIX).partition(" ")
     if said.startswith("and "):  # several parameters leave nothing together
