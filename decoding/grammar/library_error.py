@@ -17,8 +17,9 @@ _ADVICE = {  # words of the library, and what to do about them
 
 def in_one_line(message: str) -> str:
     """Return an error of llguidance without its drawings of the place and without line breaks, cut if it is long."""
-    lines = [_cut(line.strip(), _MAX_LINE, _MAX_END) for line in message.splitlines()]
-    said = "; ".join(line for line in lines if line.strip("^| ") and line != "<non-verbose/>")
+    lines = [line.strip() for line in message.splitlines()]
+    told = [line for line in lines if line.strip("^| ") and line != "<non-verbose/>"]
+    said = "; ".join(_cut(line, _MAX_LINE, _MAX_END) for line in told)
     advice = next((advice for words, advice in _ADVICE.items() if words in message), None)
     return _cut(said, _MAX_MESSAGE) + (f" ({advice})" if advice else "")
 
