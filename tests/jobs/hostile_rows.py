@@ -45,9 +45,11 @@ FORMS: dict[str, Case] = {
     "400 levels": _schema(deep(400), "cannot be compiled: recursion limit exceeded"),
     "5,000 levels": _form("is not JSON that can be read: too many levels", json_schema='{"items":' * 5000),
     "no JSON": _form("sampling.structured.json_schema is not JSON: ", json_schema="{'a'"),
-    "a circle": _schema(CIRCLE, "")[:1] + ((_PARAMS, NO_TEXT),),
-    "a circle behind a property": _schema(LATE, "")[:1]
-    + (("generate", "NoExtensionBias (no text goes on as it asks"),),
+    "a circle": ({"prompt": "hello", "sampling": {"structured": {"json_schema": CIRCLE}}}, (_PARAMS, NO_TEXT)),
+    "a circle behind a property": (
+        {"prompt": "hello", "sampling": {"structured": {"json_schema": LATE}}},
+        ("generate", "NoExtensionBias (no text goes on as it asks"),
+    ),
     "a type that is none": _schema({"properties": {"a": {"type": "objekt"}}}, "cannot be compiled at /properties/a: "),
     "a reference to a page": _schema({"$ref": "https://a.test/b"}, "cannot be compiled: Resource 'https://a.test/b'"),
     "a schema that is a list": _schema([OBJECT], "must be an object, got ["),

@@ -205,7 +205,7 @@ def test_an_adapter_of_a_model_that_is_not_the_one_it_names_is_refused(
     _say(base_model_name_or_path="examples/tiny_pair/target")(folder)
     with pytest.MonkeyPatch.context() as patch:
         keep_merged_models_in(job.folder / "cache", patch)
-        check_refused(job, [f"--models.target={folder}"], "is it the adapter of another model?")
+        check_refused(job, [f"--models.target={folder}"], "lacks 16 tensors, first 'base_model.model.model.layers.2")
 
 
 def test_there_are_enough_cases_of_each_kind() -> None:
