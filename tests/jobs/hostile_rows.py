@@ -47,7 +47,10 @@ FORMS: dict[str, Case] = {
     "no JSON": _form("sampling.structured.json_schema is not JSON: ", json_schema="{'a'"),
     "a circle": ({"prompt": "hello", "sampling": {"structured": {"json_schema": CIRCLE}}}, (_PARAMS, NO_TEXT)),
     "a circle behind a property": (
-        {"prompt": "hello", "sampling": {"structured": {"json_schema": LATE}}},
+        {
+            "prompt": "hello",
+            "sampling": {"structured": {"json_schema": LATE, "disable_any_whitespace": True}, "max_tokens": 60},
+        },
         ("generate", "NoExtensionBias (no text goes on as it asks"),
     ),
     "a type that is none": _schema({"properties": {"a": {"type": "objekt"}}}, "cannot be compiled at /properties/a: "),
@@ -109,8 +112,8 @@ TOOLS: dict[str, Case] = {
     "a call without a name": _history(
         f"{CALL}.function.name: expected a name", {"role": "assistant", "tool_calls": [{"function": {}}]}
     ),
-    "an answer to no call": _history(
-        "messages[1].tool_call_id: expected the id of a call", {"role": "tool", "content": "1"}
+    "an answer to a number": _history(
+        "messages[1].tool_call_id: expected the id of a call", {"role": "tool", "content": "1", "tool_call_id": 7}
     ),
 }
 HOSTILE_ROWS = {**FORMS, **TOOLS}

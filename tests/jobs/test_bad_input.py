@@ -28,7 +28,8 @@ def check_rows(job: Job, said: Mapping[str, tuple[str, str]], written: set[str])
     """Check that each row of the input is either written or the error row that is expected, and nothing is lost."""
     found = {row["id"]: (row["stage"], row["message"]) for row in errors(job.output)}
     ids = [row["id"] for row in generations(job.output)]
-    assert sorted(ids) == sorted(written)
+    assert set(ids) ^ written == set(), "lost, or written though they are wrong"
+    assert len(ids) == len(written)
     assert len(errors(job.output)) == len(found) == len(said)
     assert {name: stage for name, (stage, _) in found.items()} == {name: stage for name, (stage, _) in said.items()}
     unclear = {name: found[name][1] for name, (_, words) in said.items() if words not in found[name][1]}
