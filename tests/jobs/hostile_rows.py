@@ -13,8 +13,8 @@ Case = tuple[dict[str, Any], tuple[str, str] | None]
 _PARAMS = "params"
 
 
-def _form(said: str, **structured: Any) -> Case:
-    return {"prompt": "hello", "sampling": {"structured": structured}}, (_PARAMS, said)
+def _form(said: str, stage: str = _PARAMS, **structured: Any) -> Case:
+    return {"prompt": "hello", "sampling": {"structured": structured}}, (stage, said)
 
 
 def _schema(schema: Any, said: str) -> Case:
@@ -35,7 +35,7 @@ NO_TEXT = "sampling.structured: the grammar cannot be followed: no token can beg
 LATE = {**needing(k={"const": "abcdefgh"}, a={"$ref": "#/$defs/a"}), "$defs": CIRCLE["$defs"]}
 LARGE_TEXT = {"type": "string", "pattern": LARGE}
 FORMS: dict[str, Case] = {
-    "a million letters": _form(f"sampling.structured.regex {LARGE_FORM}", regex="(a{1000}){1000}"),
+    "a million letters": _form(f"sampling.structured.regex {LARGE_FORM}", "generate", regex="(a{1000}){1000}"),
     "brackets": _form("sampling.structured.regex cannot be compiled: at 1(8): invalid regex", regex="a(b"),
     "letters in a pattern": _schema(LARGE_TEXT, LARGE_FORM),
     "letters behind a property": _schema(
@@ -45,7 +45,7 @@ FORMS: dict[str, Case] = {
     "400 levels": _schema(deep(400), "cannot be compiled: recursion limit exceeded"),
     "5,000 levels": _form("is not JSON that can be read: too many levels", json_schema='{"items":' * 5000),
     "no JSON": _form("sampling.structured.json_schema is not JSON: ", json_schema="{'a'"),
-    "a circle": ({"prompt": "hello", "sampling": {"structured": {"json_schema": CIRCLE}}}, (_PARAMS, NO_TEXT)),
+    "a circle": ({"prompt": "hello", "sampling": {"structured": {"json_schema": CIRCLE}}}, ("generate", NO_TEXT)),
     "a circle behind a property": (
         {
             "prompt": "hello",
@@ -58,7 +58,7 @@ FORMS: dict[str, Case] = {
     "a schema that is a list": _schema([OBJECT], "must be an object, got ["),
     "no choice": _form("sampling.structured.choice must be a list of non-empty texts, got []", choice=[]),
     "an empty choice": _form("sampling.structured.choice must be a list of non-empty texts, got ['']", choice=[""]),
-    "a grammar in a circle": _form(NO_TEXT, grammar="start: start"),
+    "a grammar in a circle": _form(NO_TEXT, "generate", grammar="start: start"),
     "a grammar without a start": _form("sampling.structured.grammar cannot be compiled: ", grammar='a: "b"'),
     "two forms": _form("sampling.structured must have exactly one of", regex="a", choice=["a"]),
     "an unknown form": _form("sampling.structured has no ['regx']; it has json_schema", regx="a"),
