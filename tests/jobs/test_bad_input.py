@@ -201,7 +201,6 @@ def test_an_adapter_that_cannot_be_merged_ends_the_command(
 def test_an_adapter_of_a_model_that_is_not_the_one_it_names_is_refused(
     job: Job, text_pair: tuple[str, str], adapter: str, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """Its base has another shape."""
     folder = Path(shutil.copytree(adapter, job.folder / "spoiled"))
     _say(base_model_name_or_path="examples/tiny_pair/target")(folder)
     with pytest.MonkeyPatch.context() as patch:
