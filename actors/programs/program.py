@@ -28,7 +28,7 @@ class Program:
         module_name, _, function_name = name.partition(":")
         try:
             module = import_module(module_name)
-        except Exception as error:  # the module is a program of the user: it may raise anything
+        except (Exception, SystemExit) as error:  # the module is a program of the user: it may raise anything
             raise ValueError(
                 f"program.function {name!r}: the module {module_name!r} cannot be imported "
                 f"({type(error).__name__}: {' '.join(str(error).split())}); name a module on the path of Python, such "

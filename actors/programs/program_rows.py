@@ -137,7 +137,12 @@ class ProgramRows:
                 sample.returned = await self._program.run(sample.conversation, _columns(row.row))
         except RowError as error:
             return error
-        except Exception as error:  # noqa: BLE001 - a program of the user may raise anything
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():  # the row is given up; otherwise the program raised it
+                raise
+            return self._failure(error)
+        except (Exception, SystemExit, KeyboardInterrupt) as error:  # noqa: BLE001 - a program may raise anything
             limit = sample.running.limit
             if isinstance(error, TimeoutError) and limit is not None and limit.expired():
                 return RowError(
@@ -146,10 +151,12 @@ class ProgramRows:
             return self._failure(error)
         return None
 
-    def _failure(self, error: Exception) -> RowError:
+    def _failure(self, error: BaseException) -> RowError:
         line = self._program.line_of(error)
         where = "" if line is None else f" (line {line} of {self._program.name})"
-        return RowError("program", f"the program failed: {error}{where}", type(error).__name__)
+        return RowError(
+            "program", f"the program failed: {str(error) or type(error).__name__}{where}", type(error).__name__
+        )
 
     def _generation(self, row: ProgramRow, number: int, sample: _Sample) -> dict[str, Any]:
         begun = list(sample.conversation.generations())

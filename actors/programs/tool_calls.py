@@ -39,10 +39,13 @@ async def result_of(tool: Callable[..., Any], arguments: Mapping[str, Any]) -> A
             answer.set_exception(error)
 
     def run() -> None:
-        result, error = None, None
+        result: Any = None
+        error: BaseException | None = None
         try:
             result = tool(**arguments)
-        except Exception as raised:  # noqa: BLE001 - handed to the program
+        except StopIteration as raised:  # which no future can hold
+            error = RuntimeError(f"the tool raised StopIteration: {raised}")
+        except BaseException as raised:  # noqa: BLE001 - handed to the program, SystemExit too: it waits for an answer
             error = raised
         with suppress(RuntimeError):  # the event loop is closed: the program is gone
             loop.call_soon_threadsafe(settle, result, error)

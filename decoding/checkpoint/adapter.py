@@ -127,6 +127,8 @@ def _merge(folder: Path, base: Path) -> Any:
         stored = load_file(folder / WEIGHTS)
         wanted = peft.get_peft_model_state_dict(adapted, save_embedding_layers=False)
         _compare(folder, {name: tuple(each.shape) for name, each in stored.items()}, wanted)
+        if odd := sorted(name for name, each in stored.items() if not each.is_floating_point()):
+            raise ValueError(f"{odd[0]} has the type {stored[odd[0]].dtype}; expected floating-point numbers")
         peft.set_peft_model_state_dict(adapted, stored)
         return adapted.merge_and_unload(safe_merge=True)  # which raises where a merged weight is not finite
     except (ValueError, KeyError, TypeError, RuntimeError, OSError, ImportError, SafetensorError) as error:
@@ -137,7 +139,9 @@ def _merge(folder: Path, base: Path) -> Any:
 def _compare(folder: Path, stored: dict[str, tuple[int, ...]], wanted: dict[str, Any]) -> None:
     """Raise ValueError where the adapter's tensors are not those that its configuration and its base ask for."""
     if missing := sorted(wanted.keys() - stored.keys()):
-        raise ValueError(f"{WEIGHTS} lacks {len(missing)} tensors, first {missing[0]!r}")
+        raise ValueError(
+            f"{WEIGHTS} lacks {len(missing)} tensors, first {missing[0]!r}; is it whole, and the adapter of this base?"
+        )
     if surplus := sorted(stored.keys() - wanted.keys()):
         raise ValueError(
             f"{WEIGHTS} has {len(surplus)} tensors for which the base has no place, first {surplus[0]!r}; is it the "

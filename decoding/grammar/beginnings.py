@@ -4,8 +4,8 @@ from collections.abc import Sequence as Seq
 from functools import lru_cache
 from itertools import takewhile
 
-from decoding.grammar.definition import in_one_line
 from decoding.grammar.grammars import compiled
+from decoding.grammar.library_error import in_one_line
 from decoding.grammar.structured import Structured
 from decoding.grammar.token_table import TokenTable
 

@@ -10,6 +10,8 @@ from functools import lru_cache
 from itertools import islice
 from typing import Any
 
+from decoding.grammar.library_error import in_one_line
+from decoding.grammar.patterns import lexer_error, patterns_in
 from decoding.grammar.structured import Structured
 
 _MAX_PLACES = 2000  # subschemas that are compiled to find the place of a mistake
@@ -17,7 +19,6 @@ _MAX_COMPILED = 2 * 2**20  # characters of them, together; a large schema that i
 # Symbols of a grammar: some 2,000 optional properties, or 15,000 alternatives. llguidance's default is 25 times as
 # many, which take seconds to compile, and hold the interpreter's lock for milliseconds at each token.
 MAX_GRAMMAR_SIZE = 20_000
-_MAX_MESSAGE = 400  # characters of an error
 _MAX_POINTER = 200  # characters of a place that are shown
 _SHARED = ("$defs", "definitions")  # what references of a subschema lead to
 # White space between the tokens of JSON: a line break and an indentation, as printers of JSON write. Without an end to
@@ -50,7 +51,7 @@ def _problem_of(key: str) -> str | None:
     except ValueError as error:  # llguidance cannot even read it, such as a number beyond its numbers
         return f"sampling.structured.{kind} cannot be compiled: {in_one_line(str(error))}"
     if message is None:
-        return None
+        return _problem_with_patterns(structured) if structured.json_schema is not None else None
     where = _place_of(structured, message) if structured.json_schema is not None else ""
     return f"sampling.structured.{kind} cannot be compiled{where}: {message}"
 
@@ -60,22 +61,21 @@ def problem_with(structured: Structured) -> str | None:
     return _problem_of(structured.key)
 
 
-def in_one_line(message: str) -> str:
-    """Return an error of llguidance without its drawings of the place and without line breaks, cut if it is long.
-
-    It repeats lines of the grammar, which may be the whole of it.
-    """
-    lines = [line.strip() for line in message[: 2 * _MAX_MESSAGE].splitlines()]
-    said = "; ".join(line for line in lines if line.strip("^| "))
-    return said if len(said) <= _MAX_MESSAGE else f"{said[:_MAX_MESSAGE]}..."
-
-
 def _message(definition: str) -> str | None:
     from llguidance import LLMatcher, LLParserLimits
 
     limits = LLParserLimits(max_grammar_size=MAX_GRAMMAR_SIZE)
     is_error, messages = LLMatcher.validate_grammar_with_warnings(definition, limits=limits)
     return in_one_line(messages[0]) if is_error else None
+
+
+def _problem_with_patterns(structured: Structured) -> str | None:
+    for pointer, pattern in patterns_in(structured.schema):
+        error = lexer_error(pattern)
+        if error is not None:
+            where = f" at {_shown(pointer)}" if pointer else ""
+            return f"sampling.structured.json_schema cannot be compiled{where}: {in_one_line(error)}"
+    return None
 
 
 def _place_of(structured: Structured, message: str) -> str:
@@ -92,9 +92,11 @@ def _place_of(structured: Structured, message: str) -> str:
             break
         if _message(definition) == message:
             place = pointer
-    if len(place) > _MAX_POINTER:
-        place = f"{place[:_MAX_POINTER]}..."
-    return f" at {place}" if place else ""
+    return f" at {_shown(place)}" if place else ""
+
+
+def _shown(pointer: str) -> str:
+    return pointer if len(pointer) <= _MAX_POINTER else f"{pointer[:_MAX_POINTER]}..."
 
 
 def _as_definition(schema: Mapping[str, Any], structured: Structured) -> str:

@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from decoding.grammar.definition import MAX_GRAMMAR_SIZE, definition_of, in_one_line, problem_with
+from decoding.grammar.definition import MAX_GRAMMAR_SIZE, definition_of, problem_with
+from decoding.grammar.library_error import in_one_line
 from decoding.grammar.likely_text import LikelyText
 from decoding.grammar.matcher import Matcher
+from decoding.grammar.patterns import INITIAL_LEXER_FUEL
 from decoding.grammar.structured import Structured
 from decoding.grammar.token_table import TokenTable, Words
 
@@ -19,9 +21,6 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher
 
 MOST_KEPT = 128  # compiled grammars; one of a large schema takes some megabytes
-# What a lexer may cost at its first step, in llguidance's units; its default is five times as much. An expression that
-# needs more, such as (a{1000}){1000}, is refused after a second rather than after several.
-_INITIAL_LEXER_FUEL = 200_000
 _TOO_COMPLEX = ("LexerTooComplex", "ParserTooComplex")  # llguidance's names of its limits
 _NOTHING_FOLLOWS = "NoExtensionBias"  # its name for a place behind which no token is allowed
 
@@ -112,7 +111,7 @@ def compiled(table: TokenTable, structured: Structured) -> "LLMatcher | str":
     from llguidance import LLMatcher, LLParserLimits
 
     limits = LLParserLimits(
-        verbose_errors=False, initial_lexer_fuel=_INITIAL_LEXER_FUEL, max_grammar_size=MAX_GRAMMAR_SIZE
+        verbose_errors=False, initial_lexer_fuel=INITIAL_LEXER_FUEL, max_grammar_size=MAX_GRAMMAR_SIZE
     )
     made = LLMatcher(table.tokenizer, definition_of(structured), log_level=0, limits=limits)
     if not made.is_error():

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from decoding.grammar.definition import in_one_line
+from decoding.grammar.library_error import in_one_line
 from decoding.grammar.likely_text import LikelyText
 from decoding.grammar.token_table import TokenTable, Words
 

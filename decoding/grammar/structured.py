@@ -122,5 +122,7 @@ class Structured:
 def _parsed(text: str) -> Any:
     try:
         return json.loads(text)
-    except (ValueError, RecursionError) as error:
+    except RecursionError as error:
+        raise ValueError("sampling.structured.json_schema is not JSON that can be read: too many levels") from error
+    except ValueError as error:
         raise ValueError(f"sampling.structured.json_schema is not JSON: {error}") from error

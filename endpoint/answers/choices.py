@@ -15,6 +15,7 @@ from actors.engine.requests import Generation
 from decoding.sequence import TokenLogprobs
 from endpoint.answers.text import Piece, Span, TextStream, WholeText
 from endpoint.http.errors import ApiError, generation_failed
+from endpoint.requests.refusal import refusal
 from endpoint.service.backend import ask
 from endpoint.service.metrics import FinishReason, RequestMeter
 from endpoint.service.service import PreparedRequest, Service
@@ -105,14 +106,14 @@ async def grow(service: Service, prepared: PreparedRequest, choices: list[Choice
     generation, meter = prepared.generation, RequestMeter(service.metrics)
     reason: FinishReason = "cancelled"
     try:
-        async with aclosing(ask(service.backend, generation)) as stream:  # type: ignore[type-var]
+        async with aclosing(ask(service.backend, generation, prepared.form_field)) as stream:  # type: ignore[type-var]
             async for deltas in stream:
                 prepared.telling.add(deltas)
                 for index in {delta.index: None for delta in deltas}:  # several of one choice count as one arrival
                     meter.tokens(sum(len(delta.token_ids) for delta in deltas if delta.index == index), index)
                 for delta in deltas:
                     if delta.ending is not None and delta.ending.finish_reason == "error":
-                        raise _sample_failed(delta.ending, generation.request_id, delta.index)
+                        raise _sample_failed(delta.ending, prepared, delta.index)
                     yield choices[delta.index].add(delta)
         if any(choice.ending is None for choice in choices):
             raise ApiError(500, "The model stopped early.", code="generation_failed")
@@ -142,7 +143,11 @@ async def without_output(choices: list[Choice]) -> AsyncIterator[Growth]:
         yield choice.add(Delta(choice.index, (), ending=ending))
 
 
-def _sample_failed(ending: Ending, request_id: str, sample: int) -> ApiError:
+def _sample_failed(ending: Ending, prepared: PreparedRequest, sample: int) -> ApiError:
+    """Return the error for a sample that failed: that of the request if its parameters left no token to write."""
+    request_id = prepared.generation.request_id
+    if ending.error is not None and ending.error.startswith("sampling."):
+        return refusal(ending.error, prepared.form_field)
     cause = next((words for words in _CAUSES if words in (ending.error or "")), "other")
     _log.error(Event("generation failed", request_id=request_id, sample=sample, cause=cause))
     return generation_failed()

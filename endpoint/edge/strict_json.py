@@ -13,11 +13,12 @@ from typing import Any, NoReturn
 
 from starlette.types import Scope
 
-from endpoint.http.errors import ApiError
+from endpoint.http.errors import ApiError, shown_name
 from endpoint.http.limits import header
 
 # Possessive, and the closing quote may be missing: no byte is looked at twice.
 _BRACKET_OR_STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?|[\[{]|[\]}]', re.DOTALL)
+_MAX_NAME = 64  # bytes of a field's name that are shown
 _SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
@@ -57,15 +58,26 @@ def parse_json(body: bytes, max_depth: int) -> dict[str, Any]:
 def _check_depth(body: bytes, max_depth: int) -> None:
     if body.count(b"[") + body.count(b"{") <= max_depth:
         return
-    depth = 0
+    depth, newest = 0, b""  # the newest string of the outermost object: its field's name, where a bracket follows
     for match in _BRACKET_OR_STRING.finditer(body):
         first = match[0][:1]
         if first in b"[{":
             depth += 1
             if depth > max_depth:
-                raise ApiError(400, f"The body is nested deeper than {max_depth} levels.", code="invalid_json")
+                raise _too_deep(newest, max_depth)
         elif first in b"]}":
             depth -= 1
+        elif depth == 1:
+            newest = match[0]
+
+
+def _too_deep(quoted_name: bytes, max_depth: int) -> ApiError:
+    name = shown_name(quoted_name.strip(b'"').decode("utf-8", "replace"), _MAX_NAME)
+    if not name:
+        return ApiError(400, f"The body is nested deeper than {max_depth} levels.", code="invalid_json")
+    what = f"the body is nested deeper than {max_depth} levels here"
+    remedy = "use fewer levels; a JSON Schema may name its inner parts in $defs"
+    return ApiError(400, f"{name}: {what}; {remedy}", param=name, code="invalid_json")
 
 
 def _check_surrogates(value: dict[str, Any]) -> None:

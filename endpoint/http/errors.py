@@ -9,7 +9,8 @@ A client sees an ApiError and nothing else, in the OpenAI API's form. Every othe
     RequestValidationError          400  the first field that pydantic finds wrong    edge/failures.py
     HTTPException                   404 unknown_url, 405 method_not_allowed           edge/failures.py
     raised by a replica, or by Ray over one (service/backend.py, `as_api_error`)
-    ├ RefusedError                  400 invalid_value
+    ├ RefusedError                  400 invalid_value                         requests/refusal.py
+    ├ a sample that its request's parameters leave no token    400            answers/choices.py
     ├ BusyError, BackPressureError  429 server_busy
     ├ FailedError                   500 generation_failed
     ├ EnginesLostError              500 engine_lost

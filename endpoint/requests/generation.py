@@ -27,7 +27,8 @@ from endpoint.requests.fields import (
     unsupported,
     wrong,
 )
-from pipeline.inputs.response_format import FIELDS, FormatError, structured_of
+from endpoint.requests.refusal import refusal
+from pipeline.inputs.response_format import FIELDS, FormatError, form_field, structured_of
 from pipeline.text.chat import Chat
 
 # Values of unsupported fields that ask for nothing, which are accepted.
@@ -184,6 +185,11 @@ class GenerationRequest(Strict):
         """Whether each chunk has the token counts so far."""
         return bool(self.stream_options and self.stream_options.continuous_usage_stats)
 
+    @property
+    def form_field(self) -> str | None:
+        """The path of the field that says what form the output has; None without a form."""
+        return form_field(self.model_dump(include=set(FIELDS)))
+
     def _params(self, *, max_tokens: int, num_samples: int, logprobs: int | None) -> SamplingParams:
         """Return sampling parameters, or raise ApiError for fields that contradict each other.
 
@@ -195,8 +201,7 @@ class GenerationRequest(Strict):
         except FormatError as error:
             raise wrong(error.param, error.message) from error
         except ValueError as error:
-            param = next(name for name in FIELDS if getattr(self, name) is not None)
-            raise wrong(param, str(error).removeprefix("sampling.structured").lstrip(". ")) from error
+            raise refusal(str(error), self.form_field) from error
         try:
             return SamplingParams(
                 **self.model_dump(include=_SAMPLING_FIELDS, exclude_none=True),
@@ -209,5 +214,4 @@ class GenerationRequest(Strict):
                 structured=structured_params,
             )
         except ValueError as error:
-            param, _, message = str(error).removeprefix("sampling.").partition(" ")
-            raise wrong(param, message) from error
+            raise refusal(str(error), self.form_field) from error

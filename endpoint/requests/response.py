@@ -125,6 +125,12 @@ class ResponseRequest(GenerationRequest):
             where = where.replace("response_format", "text.format")
             raise wrong(where, error.message.partition(": ")[2]) from error
 
+    @property
+    def form_field(self) -> str | None:
+        """The path of the field that says what form the output has; None without a form."""
+        form = self._chats_format()
+        return None if form is None else "text.format.schema" if form["type"] == "json_schema" else "text.format"
+
     def _chats_format(self) -> dict[str, Any] | None:
         """Return `text.format` as `response_format` has it. Raises ApiError."""
         form = self.text.format if self.text else None

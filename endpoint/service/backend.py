@@ -28,6 +28,7 @@ from actors.engine.requests import (
 )
 from decoding.sequence import TokenLogprobs
 from endpoint.http.errors import ApiError, generation_failed, model_replaced, model_unavailable, server_busy
+from endpoint.requests.refusal import refusal
 from endpoint.service.resumption import Delivered, Resumption
 from pipeline.logs import Event
 
@@ -229,32 +230,35 @@ class _Tries:
             raise error
 
 
-async def ask(backend: Backend, generation: Generation) -> AsyncIterator[list[Delta]]:
-    """Yield the backend's deltas until the request's deadline; raise its errors as ApiErrors."""
-    with api_errors():
+async def ask(backend: Backend, generation: Generation, form_field: str | None = None) -> AsyncIterator[list[Delta]]:
+    """Yield the backend's deltas until the request's deadline; raise its errors as ApiErrors.
+
+    `form_field` is the path of the field by which the request asks for a form.
+    """
+    with api_errors(form_field):
         async with aclosing(backend.generate(generation)) as stream:  # type: ignore[type-var]
             async for deltas in generation.deadline.until(stream):
                 yield deltas
 
 
 @contextmanager
-def api_errors() -> Iterator[None]:
+def api_errors(form_field: str | None = None) -> Iterator[None]:
     """Turn what the block raises into the ApiError that answers it; an unexpected exception is raised unchanged."""
     try:
         yield
     except Exception as error:
-        if (answer := as_api_error(error)) is error:
+        if (answer := as_api_error(error, form_field)) is error:
             raise
         raise answer from error
 
 
-def as_api_error(error: Exception) -> Exception:
+def as_api_error(error: Exception, form_field: str | None = None) -> Exception:
     """Return the answer to what a backend raised, or the exception itself where it is a fault of ours."""
     match error:
         case BusyError() | BackPressureError():
             return server_busy("too many requests wait already")
         case RefusedError():
-            return ApiError(400, str(error).replace("sampling.", ""), code="invalid_value")
+            return refusal(str(error), form_field)
         case FailedError():
             return generation_failed()
         case DeadlineError():

@@ -48,15 +48,23 @@ class Encoder:
         try:
             return await self._run(size, lambda: self._codec.chat(chat, max_tokens=max_model_len))
         except RowError as error:
-            raise _refusal(error, "messages", max_model_len) from error
+            has_tools = bool(chat.num_characters_of_tools)
+            raise _refusal(error, "messages", max_model_len, has_tools=has_tools) from error
 
-    async def with_grammar(self, params: SamplingParams, prompt: ChatPrompt) -> tuple[SamplingParams, ChatPrompt]:
-        """Return what `with_answer_grammar` returns; 400 for what a grammar cannot hold."""
+    async def with_grammar(
+        self, params: SamplingParams, prompt: ChatPrompt, form_field: str | None
+    ) -> tuple[SamplingParams, ChatPrompt]:
+        """Return what `with_answer_grammar` returns; 400 for what a grammar cannot hold.
+
+        `form_field` is the path of the field by which the request asks for a form.
+        """
         size = 0 if params.structured is None else len(params.structured.key)
         size += 0 if prompt.asked is None else prompt.asked.num_characters
         try:
             return await self._run(size, lambda: with_answer_grammar(params, prompt, self._codec))
         except FieldError as error:
+            if error.where.startswith("sampling.structured") and form_field is not None:
+                raise wrong(form_field, error.reason) from error
             raise field_error(error) from error
 
     async def with_bad_word_ids(self, params: SamplingParams) -> SamplingParams:
@@ -101,12 +109,13 @@ def _characters_of(message: Mapping[str, Any]) -> int:
     return sum(len(value) for value in message.values() if isinstance(value, str)) + num_of_calls
 
 
-def _refusal(error: RowError, param: str, max_model_len: int) -> ApiError:
+def _refusal(error: RowError, param: str, max_model_len: int, *, has_tools: bool = False) -> ApiError:
     match error:
         case FieldError():
             return field_error(error)
         case LongTextError():
-            length = f"{error.num_characters} characters, and {max_model_len} tokens hold at most"
+            tools = " with its tools" if has_tools else ""
+            length = f"{error.num_characters} characters{tools}, and {max_model_len} tokens hold at most"
             return context_exceeded(param, max_model_len, f"{length} {error.max_characters}")
         case TemplateError(reason=None):
             message = "The chat template of this model failed over these messages."

@@ -52,6 +52,7 @@ class PreparedRequest:
     facts: EngineFacts
     created: int  # seconds since 1970
     telling: Telling  # of the gate, as the stream is written
+    form_field: str | None = None  # by which the request asks for a form
 
     @property
     def form(self) -> AnswerForm:
@@ -98,7 +99,7 @@ class Service:
             if prompt.chat is not None:
                 with api_errors():
                     async with deadline.enforced():
-                        params, chat = await self._encoder.with_grammar(params, prompt.chat)
+                        params, chat = await self._encoder.with_grammar(params, prompt.chat, request.form_field)
                 prompts[index] = replace(prompt, chat=chat)
         generation = Generation(
             request_id=f"{request.id_prefix}{call.request_id}",
@@ -118,7 +119,7 @@ class Service:
             attempt=origin.attempt,
         )
         can_go_on = origin.keeps and bool(request.stream) and self.backend.is_repeatable
-        return PreparedRequest(prompts, generation, facts, origin.created, Telling(is_on=can_go_on))
+        return PreparedRequest(prompts, generation, facts, origin.created, Telling(is_on=can_go_on), request.form_field)
 
     async def facts(self, deadline: Deadline) -> EngineFacts:
         """Return the engine's limits and fingerprint. Raises ApiError."""

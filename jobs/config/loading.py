@@ -224,6 +224,8 @@ def _explain(error: ValidationError, kind: type) -> str:
                 what = f"is not a field{_meant(name, names, 0.8)} (see --help)"
             case "model_type":
                 what = f"is a section, whose fields are set one by one, such as {_first(kind, name)}"
+            case "value_error":  # the field's own words
+                what = str(problem["ctx"]["error"]).removeprefix(f"{name} ")
             case _:
                 what = problem["msg"].lower()
         if problem["type"] not in ("missing", "extra_forbidden"):

@@ -18,6 +18,10 @@ _VLLM = {  # vLLM's names, and ours
     "grammar": "grammar",
     "disable_any_whitespace": "disable_any_whitespace",
 }
+_KINDS: Mapping[type, str] = {  # as JSON calls them
+    **dict.fromkeys((int, float), "a number"),
+    **{type(None): "null", bool: "true or false", str: "a string", list: "a list", dict: "other names than strings"},
+}
 _OF_SCHEMA = {"name", "description", "schema", "strict"}  # a schema is always kept to, as with strict
 
 
@@ -41,6 +45,18 @@ def structured_of(body: Mapping[str, Any]) -> dict[str, Any] | None:
         first, second, *_ = asked
         raise FormatError(second, f"the body has {first}, too; give one of them")
     return next(iter(asked.values()), None)
+
+
+def form_field(body: Mapping[str, Any]) -> str | None:
+    """Return the path of the field that says what the form is, as in structured_outputs.regex; None without a form."""
+    name = next((name for name in FIELDS if body.get(name) is not None), None)
+    value = None if name is None else body[name]
+    if name == "response_format" and isinstance(value, Mapping):
+        return "response_format.json_schema.schema" if value.get("type") == "json_schema" else name
+    if name == "structured_outputs" and isinstance(value, Mapping):
+        inner = next((each for each in _VLLM if value.get(each) not in (None, False)), None)
+        return name if inner is None else f"{name}.{inner}"
+    return name
 
 
 def _translated(name: str, value: Any) -> dict[str, Any] | None:
@@ -77,5 +93,5 @@ def _of_vllm(value: Any) -> dict[str, Any] | None:
 
 def _object(param: str, value: Any) -> Mapping[str, Any]:
     if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
-        raise FormatError(param, f"expected an object, got {type(value).__name__}")
+        raise FormatError(param, f"expected an object, got {_KINDS.get(type(value), 'something else')}")
     return value

@@ -154,7 +154,8 @@ def _function(where: str, value: Any) -> Tool:
 def checked_name(where: str, name: Any) -> str:
     """Return the name of a function. Raises FieldError for what is none."""
     if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise FieldError(where, "expected a name of 1 to 64 letters, digits, - and _")
+        got = f"got {len(name)} characters" if isinstance(name, str) and len(name) > 64 else f"got {ascii(name)[:80]}"
+        raise FieldError(where, f"expected a name of 1 to 64 letters, digits, - and _, {got}")
     return name
 
 
@@ -173,7 +174,9 @@ def _choice(value: Any, tools: Sequence[Tool]) -> tuple[Mode, str | None]:
                 raise FieldError("tool_choice.function", "expected an object with a name")
             _refuse_unknown("tool_choice.function", function, {"name"})
             if function.get("name") not in [tool.name for tool in tools]:
-                raise FieldError("tool_choice.function.name", "no function of tools has this name")
+                names = ", ".join(tool.name for tool in tools)
+                names = names if len(names) <= 200 else f"{names[:200]}..."
+                raise FieldError("tool_choice.function.name", f"no function of tools has this name; they are {names}")
             return "required", str(function["name"])
         case {"type": str()}:
             raise FieldError("tool_choice.type", "this server supports function alone", is_unsupported=True)

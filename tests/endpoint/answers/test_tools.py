@@ -227,11 +227,11 @@ def test_a_wrong_form_beside_tools_is_named_as_the_form_that_was_asked_for(scrip
     schema: Any = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "nope"}}}
     with pytest.raises(openai.BadRequestError, match="it cannot be compiled: Invalid type: nope") as refused:
         scripted_ask(scripted, "{}", tools=TOOLS, response_format=schema)
-    assert refused.value.param == "sampling.structured.json_schema"
+    assert refused.value.param == "response_format.json_schema.schema"
     for regex in ("(", "a(?=b)"):
         with pytest.raises(openai.BadRequestError, match="it cannot be compiled") as refused:
             scripted_ask(scripted, "{}", tools=TOOLS, extra_body={"structured_outputs": {"regex": regex}})
-        assert refused.value.param == "sampling.structured.regex"
+        assert refused.value.param == "structured_outputs.regex"
 
 
 def test_without_tools_or_with_the_choice_none_a_call_is_text(scripted: ScriptedServer) -> None:

@@ -13,7 +13,8 @@ NOT_AT_ALL = "The body is not JSON at line 1, column 1."
 NO_OBJECT = "The body must be a JSON object."
 HALF_A_PAIR = "The body has half of a surrogate pair (\\ud800 to \\udfff)."
 TWICE = "The body has the same key twice in one object."
-TOO_DEEP = "The body is nested deeper than 32 levels."
+REMEDY = "use fewer levels; a JSON Schema may name its inner parts in $defs"
+TOO_DEEP = f"a: the body is nested deeper than 32 levels here; {REMEDY}"
 WRONG = {
     "nothing": (b"", NOT_AT_ALL),
     "a word": (b"secret", NOT_AT_ALL),
@@ -42,6 +43,8 @@ WRONG = {
     "a name twice, once escaped": (b'{"a": 1, "\\u0061": 2}', TWICE),
     "arrays in arrays": (b'{"a": ' + b"[" * 1_000_000, TOO_DEEP),
     "objects in objects": (b'{"a": ' * 100_000, TOO_DEEP),
+    "arrays of nothing": (b"[" * 100, "The body is nested deeper than 32 levels."),
+    "deep behind other fields": (b'{"b": ["x", {"c": "y"}], "a": "[[[[", "a": ' + b"[" * 100, TOO_DEEP),
     "deep, and well ended": (b'{"a": ' + b"[" * 32 + b"]" * 32 + b"}", TOO_DEEP),
 }
 

@@ -14,6 +14,9 @@ from tests.endpoint.requests.bad_requests import (
     no_route,
 )
 
+TOO_DEEP = (
+    "the body is nested deeper than 32 levels here; use fewer levels; a JSON Schema may name its inner parts in $defs"
+)
 REQUIRED = "is required", "missing_required_parameter"
 ONE = "give a prompt or messages, and not both"
 TOO_LONG = "expected at most 512 token ids, which is this model's context, got 513", "context_length_exceeded"
@@ -40,7 +43,8 @@ BAD_BODIES = [
     no_json("NaN", b'{"prompt": "a", "temperature": NaN}', "NaN is not JSON; a number must be finite."),
     no_json("a field twice", b'{"prompt": 1, "prompt": 2}', "The body has the same key twice in one object.", "prompt"),
     no_json("half a pair", b'{"prompt": "\\ud83d"}', "The body has half of a surrogate pair (\\ud800 to \\udfff)."),
-    no_json("a million arrays", b'{"prompt": ' + b"[" * 1_000_000, "The body is nested deeper than 32 levels."),
+    no_json("a million arrays", b'{"prompt": ' + b"[" * 1_000_000, f"prompt: {TOO_DEEP}", "prompt"),
+    no_json("arrays and nothing else", b"[" * 1_000_000, "The body is nested deeper than 32 levels."),
     no_route("a path that is none", "/v1/embeddings", {"input": "a"}, 404),
     no_route("a path with a slash too many", COMPLETE + "/", {"prompt": "a"}, 404),
     no_route("a path of no version", "/completions", {"prompt": "a"}, 404),

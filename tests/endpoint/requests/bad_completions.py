@@ -141,8 +141,8 @@ BAD_COMPLETIONS = [
         ("response_format", "expected an object", ["json_object"]),
         ("response_format.type", "expected text, json_object or json_schema, got 'xml'", [{"type": "xml"}]),
         ("response_format.type", "expected text, json_object or json_schema, got 'None'", [{}]),
-        ("response_format.json_schema", "expected an object, got NoneType", [{"type": "json_schema"}]),
-        ("response_format.json_schema.schema", "expected an object, got NoneType", [FORMAT | {"json_schema": {}}]),
+        ("response_format.json_schema", "expected an object, got null", [{"type": "json_schema"}]),
+        ("response_format.json_schema.schema", "expected an object, got null", [FORMAT | {"json_schema": {}}]),
         ("response_format.json_schema.shema", "there is no such field", [FORMAT | {"json_schema": {"shema": {}}}]),
         (
             "response_format.schema",
@@ -152,7 +152,8 @@ BAD_COMPLETIONS = [
         ("structured_outputs", "expected an object", ["a+"]),
         (
             "structured_outputs",
-            "must have exactly one of json_schema, json_object, regex, choice, grammar, got ['json_schema', 'regex']",
+            "it must have exactly one of json_schema, json_object, regex, choice, grammar, "
+            "got ['json_schema', 'regex']",
             [{"json": {}, "regex": "a"}],
         ),
         (
@@ -160,9 +161,9 @@ BAD_COMPLETIONS = [
             "it is not supported; supported are json, json_object, regex, choice, grammar, disable_any_whitespace",
             [{"structural_tag": "{}"}],
         ),
-        ("structured_outputs", "choice must be a list of non-empty texts, got []", [{"choice": []}]),
-        ("guided_json", "json_schema must be an object, got [1]", [[1]]),
-        ("guided_json", "json_schema is not JSON: Expecting value: line 1 column 1 (char 0)", ["x"]),
+        ("structured_outputs.choice", "it must be a list of non-empty texts, got []", [{"choice": []}]),
+        ("guided_json", "it must be an object, got [1]", [[1]]),
+        ("guided_json", "it is not JSON: Expecting value: line 1 column 1 (char 0)", ["x"]),
         ("guided_regex", "expected a string", [5]),
         ("guided_choice", "expected a list", ["a"]),
         *((name, UNKNOWN, [1]) for name in ("temprature", "use_beam_search", "__class__")),
@@ -173,8 +174,8 @@ BAD_COMPLETIONS = [
         COMPLETE,
         {**HELLO, "response_format": FORMAT | {"json_schema": {"schema": {"properties": {"a": {"type": "x"}}}}}},
         400,
-        "structured.json_schema cannot be compiled at /properties/a: Invalid type: x",
-        None,
+        "response_format.json_schema.schema: it cannot be compiled at /properties/a: Invalid type: x",
+        "response_format.json_schema.schema",
         "invalid_value",
     ),
     *wrong_values(

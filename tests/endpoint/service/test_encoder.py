@@ -158,8 +158,8 @@ async def test_a_form_and_tools_count_while_their_grammar_waits_to_be_written(co
     tools = ToolsAsked((Tool("t", "y" * 4000),))
     for params, asked in ((form, None), (plain, tools)):
         with pytest.raises(ApiError, match="too much text waits"):
-            await encoder.with_grammar(params, ChatPrompt("", [1], asked=asked))
-    small = asyncio.ensure_future(encoder.with_grammar(plain, ChatPrompt("", [1])))
+            await encoder.with_grammar(params, ChatPrompt("", [1], asked=asked), None)
+    small = asyncio.ensure_future(encoder.with_grammar(plain, ChatPrompt("", [1]), None))
     codec.may_encode.set()
     assert await first == [1]
     assert (await small)[0] is plain

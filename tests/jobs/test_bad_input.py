@@ -1,0 +1,214 @@
+"""Bad input of jobs: a mistake of the configuration ends the command, and one of a row is its error row alone."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from safetensors.torch import load_file, save_file
+
+from jobs import generate
+from tests.adapted import keep_merged_models_in, save_adapter
+from tests.jobs.conftest import Job
+from tests.jobs.hostile_programs import WRONG
+from tests.jobs.hostile_rows import GOOD_ROWS, HOSTILE_ROWS
+from tests.jobs.runs import arguments, errors, generations, problems
+
+PROGRAM = "--program.function=tests.jobs.hostile_programs:hostile"
+WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
+
+
+def check_rows(job: Job, said: Mapping[str, tuple[str, str]], written: set[str]) -> None:
+    """Check that each row of the input is either written or the error row that is expected, and nothing is lost."""
+    found = {row["id"]: (row["stage"], row["message"]) for row in errors(job.output)}
+    ids = [row["id"] for row in generations(job.output)]
+    assert set(ids) ^ written == set(), "lost, or written though they are wrong"
+    assert len(ids) == len(written)
+    assert len(errors(job.output)) == len(found) == len(said)
+    assert {name: stage for name, (stage, _) in found.items()} == {name: stage for name, (stage, _) in said.items()}
+    unclear = {name: found[name][1] for name, (_, words) in said.items() if words not in found[name][1]}
+    assert not unclear
+    assert all("\n" not in message and len(message) < 700 for _, message in found.values())
+    assert problems(job.output) == []
+
+
+@pytest.mark.ray
+@pytest.mark.timeout(300)
+@pytest.mark.usefixtures("ray_address")
+def test_each_hostile_row_is_an_error_row_that_says_why_and_good_rows_are_written_beside_it(job: Job) -> None:
+    said = {name: wrong for name, (_, wrong) in HOSTILE_ROWS.items() if wrong is not None}
+    good = list(GOOD_ROWS.items())
+    rows = []
+    for number, (name, (columns, _)) in enumerate(HOSTILE_ROWS.items()):
+        rows.append({"id": name, "kind": "bad", **columns})
+        if number % 8 == 3 and good:  # in the units of bad rows
+            rows.append({"id": good[0][0], "kind": "good", **good.pop(0)[1]})
+    job.read(rows + [{"id": name, "kind": "good", **columns} for name, columns in good])
+    assert job.generate("--sampling.temperature=0", "--output.parts", "--run.max_error_rate=1") == 0, job.printed()
+    check_rows(job, said, set(GOOD_ROWS))
+    texts = {row["id"]: row for row in generations(job.output)}
+    assert texts["plain"]["token_ids"] == texts["plain again"]["token_ids"]
+    assert re.fullmatch("[ab]{2,4}", texts["a good form"]["text"])
+
+
+@pytest.mark.ray
+@pytest.mark.timeout(300)
+@pytest.mark.usefixtures("ray_address")
+def test_each_program_that_goes_wrong_is_an_error_row_and_its_neighbours_are_written(job: Job) -> None:
+    job.read([{"id": name, "kind": "a", "prompt": "hello", "does": name, "notes": []} for name in WRONG])
+    flags = [PROGRAM, "--program.max_turns=5", "--program.timeout_s=3", "--run.max_error_rate=1"]
+    assert job.generate(*flags) == 0, job.printed()
+    check_rows(
+        job,
+        {name: wrong for name, wrong in WRONG.items() if wrong is not None},
+        {name for name, wrong in WRONG.items() if wrong is None},
+    )
+
+
+@pytest.mark.parametrize(
+    ("structured", "said"),
+    [
+        (
+            {"json_schema": {"type": "objekt"}},
+            "sampling.structured.json_schema cannot be compiled: Invalid type: objekt",
+        ),
+        ({"json_schema": [1]}, "sampling.structured.json_schema"),
+        ({"json_schema": "{'a'"}, "sampling.structured.json_schema is not JSON"),
+        (
+            {"json_schema": {"properties": {"a": {"pattern": "^(a{1000}){1000}$"}}}},
+            "cannot be compiled at /properties/a",
+        ),
+        ({"json_schema": {"$ref": "file:///etc/passwd"}}, "references lead to places of the same schema"),
+        ({"regex": ""}, "sampling.structured.regex must be a text of at least one character"),
+        ({"regex": "(?=a)b"}, "look-around"),
+        ({"choice": []}, "sampling.structured.choice must be a list of non-empty texts"),
+        ({"grammar": "start"}, "sampling.structured.grammar cannot be compiled"),
+        ({"json_object": False}, "sampling.structured.json_object must be true or left out"),
+        ({"regex": "a", "disable_any_whitespace": True}, "is for json_schema and json_object"),
+        ({}, "exactly one of"),
+        (7, "structured"),
+    ],
+)
+def test_a_form_of_a_configuration_that_is_wrong_ends_the_command(job: Job, structured: object, said: str) -> None:
+    path = job.folder / "form.yaml"
+    path.write_text(yaml.safe_dump({"sampling": {"structured": structured}}))
+    check_refused(job, [f"--config={path}"], said)
+
+
+def check_refused(job: Job, flags: list[str], said: str) -> None:
+    """Check that a command ends with one clear line, and without a run."""
+    job.read(3)
+    assert job.generate(*flags) == 2
+    printed = job.capsys.readouterr().err
+    assert said in " ".join(printed.split())
+    assert "Traceback" not in printed
+    assert not job.output.exists()
+
+
+PROGRAMS = {
+    "nowhere": "must be 'module:function'",
+    "no_such_module:row": "the module 'no_such_module' cannot be imported (ModuleNotFoundError",
+    "tests.jobs.hostile_programs:nothing": "the module has no 'nothing'",
+    "tests.jobs.hostile_programs:WRONG": "expected `async def WRONG(generate, row)`",
+    "tests.actors.programs.some_programs:not_async": "expected `async def not_async(generate, row)`",
+    "tests.actors.programs.some_programs:one_argument": "it is called with two arguments, generate and row",
+    "bad_syntax:row": "cannot be imported (SyntaxError",
+    "bad_import:row": "cannot be imported (RuntimeError: not today)",
+    "bad_exit:row": "cannot be imported (SystemExit: 5)",
+}
+
+
+@pytest.mark.parametrize("function", PROGRAMS)
+def test_a_program_that_is_none_ends_the_command(job: Job, function: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    (job.folder / "bad_syntax.py").write_text("async def row(generate, row:\n")
+    (job.folder / "bad_import.py").write_text("raise RuntimeError('not today')\n")
+    (job.folder / "bad_exit.py").write_text("import sys\nsys.exit(5)\n")
+    monkeypatch.syspath_prepend(str(job.folder))
+    check_refused(job, [f"--program.function={function}"], PROGRAMS[function])
+
+
+@pytest.fixture(scope="module")
+def adapter(text_pair: tuple[str, str], tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The folder of an adapter of the pair's target."""
+    return save_adapter(text_pair[0], tmp_path_factory.mktemp("adapter") / "own", 1)
+
+
+def _say(**fields: object) -> Callable[[Path], None]:
+    def spoil(folder: Path) -> None:
+        said = json.loads((folder / CONFIG).read_text())
+        (folder / CONFIG).write_text(json.dumps(said | fields))
+
+    return spoil
+
+
+def _change(change: Callable[[dict[str, Any], str], dict[str, Any]]) -> Callable[[Path], None]:
+    def spoil(folder: Path) -> None:
+        tensors = load_file(folder / WEIGHTS)
+        save_file(change(tensors, min(tensors)), folder / WEIGHTS)
+
+    return spoil
+
+
+ADAPTERS: dict[str, tuple[Callable[[Path], object], str]] = {
+    "no weights": (lambda a: (a / WEIGHTS).unlink(), f"holds an adapter without {WEIGHTS}"),
+    "weights of another format": (lambda a: (a / WEIGHTS).rename(a / "x.bin"), "there is README.md, x.bin)"),
+    "weights that are cut": (lambda a: (a / WEIGHTS).write_bytes((a / WEIGHTS).read_bytes()[:999]), "cannot be merged"),
+    "weights that are empty": (lambda a: (a / WEIGHTS).write_bytes(b""), "cannot be merged"),
+    "a configuration that is no JSON": (lambda a: (a / CONFIG).write_text("{"), CONFIG),
+    "a configuration that is a list": (lambda a: (a / CONFIG).write_text("[]"), CONFIG),
+    "another type": (_say(peft_type="IA3"), "holds a PEFT adapter of type 'IA3', and only LORA is merged here"),
+    "no type": (_say(peft_type=None), "holds a PEFT adapter of type None"),
+    "no base": (_say(base_model_name_or_path=None), "names no base model: write the base's folder"),
+    "a base that is a number": (_say(base_model_name_or_path=7), "names no base model: write the base's folder"),
+    "a base that is nowhere": (_say(base_model_name_or_path="/none"), f"which {CONFIG} calls '/none'"),
+    "modules that do not exist": (_say(target_modules=["nothing"]), "cannot be merged"),
+    "fewer modules than weights": (_say(target_modules=["q_proj"]), "tensors for which the base has no place"),
+    "more modules than weights": (_say(target_modules=["q_proj", "down_proj", "up_proj"]), f"{WEIGHTS} lacks"),
+    "another rank": (_say(r=8), "fits the base; is it the adapter of another model?"),
+    "a rank of zero": (_say(r=0), "cannot be merged"),
+    "a rank that is a text": (_say(r="four"), "cannot be merged"),
+    "weights without a number": (_change(lambda t, first: {**t, first: t[first] / 0}), "cannot be merged"),
+    "a tensor of another shape": (
+        _change(lambda t, first: {**t, first: t[first][:, :5].contiguous()}),
+        "has shape [4, 5]",
+    ),
+    "a tensor too few": (_change(lambda t, first: {n: each for n, each in t.items() if n != first}), "lacks 1 tensors"),
+    "a tensor too many": (_change(lambda t, first: {**t, "odd": t[first].clone()}), "has no place, first 'odd'"),
+    "no tensors": (_change(lambda t, first: {}), f"{WEIGHTS} lacks"),
+    "integers": (_change(lambda t, first: {n: each.int() for n, each in t.items()}), "expected floating-point"),
+}
+
+
+@pytest.mark.parametrize("name", ADAPTERS)
+def test_an_adapter_that_cannot_be_merged_ends_the_command(
+    job: Job, adapter: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keep_merged_models_in(job.folder / "cache", monkeypatch)
+    spoil, said = ADAPTERS[name]
+    folder = Path(shutil.copytree(adapter, job.folder / "spoiled"))
+    spoil(folder)
+    check_refused(job, [f"--models.target={folder}"], said)
+    assert generate.main(arguments(job.source, job.output, job.pair, f"--models.draft={folder}")) == 2
+    assert str(folder) in " ".join(job.capsys.readouterr().err.split())
+
+
+def test_an_adapter_of_a_model_that_is_not_the_one_it_names_is_refused(
+    job: Job, text_pair: tuple[str, str], adapter: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = Path(shutil.copytree(adapter, job.folder / "spoiled"))
+    _say(base_model_name_or_path="examples/tiny_pair/target")(folder)
+    with pytest.MonkeyPatch.context() as patch:
+        keep_merged_models_in(job.folder / "cache", patch)
+        check_refused(job, [f"--models.target={folder}"], "lacks 16 tensors, first 'base_model.model.model.layers.2")
+
+
+def test_there_are_enough_cases_of_each_kind() -> None:
+    assert len(ADAPTERS) >= 20
+    assert len(PROGRAMS) + sum(wrong is not None for wrong in WRONG.values()) >= 30
+    assert len(HOSTILE_ROWS) >= 40
