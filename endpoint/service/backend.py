@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Iterator
+from collections.abc import Sequence as Seq
 from contextlib import aclosing, contextmanager, suppress
 from dataclasses import replace
 from math import inf
@@ -229,8 +230,14 @@ class _Tries:
             raise error
 
 
-async def ask(backend: Backend, generation: Generation) -> AsyncIterator[list[Delta]]:
-    """Yield the backend's deltas until the request's deadline; raise its errors as ApiErrors."""
+async def ask(backend: Backend, generation: Generation, known: Seq[Delta] = ()) -> AsyncIterator[list[Delta]]:
+    """Yield the backend's deltas until the request's deadline; raise its errors as ApiErrors.
+
+    Of a generation of which all is `known` the backend is not asked.
+    """
+    if known:
+        yield list(known)
+        return
     with api_errors():
         async with aclosing(backend.generate(generation)) as stream:  # type: ignore[type-var]
             async for deltas in generation.deadline.until(stream):
