@@ -124,9 +124,18 @@ def test_as_much_of_a_draft_is_allowed_as_the_masks_have_whatever_was_asked_befo
             committed, draft = tokens[:num_committed], tokens[num_committed : num_committed + 5]
             if draft and chance.random() < 0.6:
                 draft[chance.randrange(len(draft))] = chance.randrange(len(TOKENS))
+            draft = _spelled_out(draft) if chance.random() < 0.3 else draft
             draft += [chance.randrange(len(TOKENS))] * chance.randint(0, 1)
             for asked in (draft, draft[: chance.randint(0, len(draft))], draft):
+                matcher.forced(committed)
+                if chance.random() < 0.5:
+                    matcher.mask(committed, asked)  # reads it, also where the same text is spelled by other tokens
                 assert matcher.num_allowed(committed, asked) == _num_in_masks(structured, committed, asked)
+
+
+def _spelled_out(token_ids):
+    """The same text in tokens of one byte each, which a mask does not have where a longer token is forced."""
+    return [TOKENS.index(bytes([byte])) for token_id in token_ids if token_id != END for byte in TOKENS[token_id]]
 
 
 def _num_in_masks(structured, committed, draft):
