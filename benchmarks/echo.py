@@ -7,8 +7,8 @@ repeat. The kinds of rows are those of `python -m benchmarks.scoring`; a row is 
 log-probabilities of all servers must agree.
 
 With `--job-rows N` a job of task "score" takes its turn, too, over N rows: the same ones, and more, each with a number
-before it. Its rows a second are those of its steady state, and those of the whole command; they are compared with the
-first server where that is fastest.
+before it. Its rows a second are those of its steady state, and those of the whole command. They are compared with the
+first server's for requests of each shape: texts a request x requests at once.
 """
 
 import argparse
@@ -29,7 +29,7 @@ from benchmarks.harness import listed, say, show, write_json
 from benchmarks.score_job import run_score_job
 from benchmarks.scored_rows import kinds_of_rows, prompts_of
 
-_HEADINGS = ("texts", "texts a request x requests at once", "scored by", "rows/s", "times", "least", "most")
+_HEADINGS = ("texts", "scored by", "compared for", "rows/s", "times the first", "least", "most")
 _AGREEMENT = 1e-2  # of the sum over a text, as the tests of lm-eval ask
 _JOB = ("job", "job, with its start")
 _Texts = list[list[int]]
@@ -112,13 +112,17 @@ async def _score(session: aiohttp.ClientSession, address: str, model: str, texts
 
 
 def _lines(rates: _Rates, first: str) -> list[dict[str, str | float]]:
-    """Return a line for each shape and who scores, with the times of the first server's rows a second."""
-    fastest = max((key for key in rates if key[1] == first), key=lambda key: median(rates[key]))
+    """Return a line for each that scores, with the times of the first server's rows a second for requests of a shape.
+
+    A server's are compared in its own shape, and a job's in each.
+    """
+    shapes = [shape for shape, name in rates if name == first]
     lines: list[dict[str, str | float]] = []
-    for (shape, name), found in rates.items():
-        times = [own / one for own, one in zip(found, rates[(shape, first) if shape else fastest], strict=True)]
-        what: dict[str, str | float] = {"shape": shape, "by": name, "rows_per_second": median(found)}
-        lines.append({**what, "times": median(times), "least_times": min(times), "most_times": max(times)})
+    for (own, name), found in rates.items():
+        for shape in [own] if own else shapes:
+            times = [rate / one for rate, one in zip(found, rates[shape, first], strict=True)]
+            what: dict[str, str | float] = {"by": name, "shape": shape, "rows_per_second": median(found)}
+            lines.append({**what, "times": median(times), "least_times": min(times), "most_times": max(times)})
     return lines
 
 
