@@ -9,7 +9,6 @@ text of its own; and choices behind examples that all rows share. A row is done 
 """
 
 import argparse
-import json
 import time
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
@@ -22,13 +21,12 @@ from transformers import AutoTokenizer
 
 from benchmarks.hardware import describe_machine
 from benchmarks.harness import say, show, synchronize, write_json
+from benchmarks.scored_rows import kinds_of_rows, prompts_of
 from decoding import Engine, EngineOptions, ScoredText
 from decoding.network.target import Target
 from decoding.sampling.asked import LOGITS_AT_ONCE, Stretch
 from decoding.sequence import TokenLogprobs
 
-_CHOICES = (" Yes, of course.", " No, not at all.", " Perhaps, some day.", " Nobody knows that.")
-_NUM_EXAMPLES = 5
 _MOST_TOKENS = 512  # of a forward, where it is one text's
 _HEADINGS = ("texts", "texts a row", "tokens a text", "one at a time, rows/s", "batched, rows/s", "times", "least")
 _Rows = list[list[list[int]]]  # of each row its texts, of each text its tokens
@@ -41,13 +39,8 @@ def main(arguments: Seq[str] | None = None) -> None:
     tokenizer = AutoTokenizer.from_pretrained(options.target)
     engine_options = EngineOptions(drafter="none", max_model_len=options.max_model_len)
     engine = Engine.load(options.target, None, engine_options, device=options.device, dtype=options.dtype)
-    prompts = [_text(line) for line in options.prompts.read_text().splitlines()]
-    examples = "".join(f"{prompt}{_CHOICES[number % 4]}\n" for number, prompt in enumerate(prompts[:_NUM_EXAMPLES]))
-    kinds = {
-        "prompts": [[prompt] for prompt in prompts],
-        "choices": [[prompt + choice for choice in _CHOICES] for prompt in prompts],
-        "choices behind examples": [[examples + prompt + choice for choice in _CHOICES] for prompt in prompts],
-    }
+    prompts = prompts_of(options.prompts)
+    kinds = kinds_of_rows(prompts)
     lines = []
     for name, rows in kinds.items():
         tokens = [[list(tokenizer(text)["input_ids"])[: options.max_model_len] for text in row] for row in rows]
@@ -70,11 +63,6 @@ def _parse(arguments: Seq[str] | None) -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--json", type=Path)
     return parser.parse_args(arguments)
-
-
-def _text(line: str) -> str:
-    row = json.loads(line)
-    return str(row["messages"][-1]["content"] if "messages" in row else row["prompt"])
 
 
 def _measure(engine: Engine, name: str, rows: _Rows, repeats: int) -> dict[str, Any]:

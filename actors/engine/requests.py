@@ -46,6 +46,7 @@ class Scoring:
     deadline: Deadline = NO_DEADLINE
     fingerprint: str = ""  # as of a Generation
     has_ranks: bool = False  # whether each token's rank among all is wanted
+    has_next: bool = False  # whether the likeliest token behind each prompt is wanted, too
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,7 @@ class EngineFacts:
     num_speculative_tokens: int
     fingerprint: str = ""  # equal ones write equal tokens
     controls_drafts: bool = True  # whether a request may limit its drafts, and learn what was rejected of them
+    eos_token_ids: frozenset[int] = frozenset()  # that end a text
 
 
 class Standing(Enum):

@@ -28,6 +28,14 @@ class TokenEngine(Protocol):
         """Token ids of the target: 0 to vocab_size - 1."""
 
     @property
+    def eos_token_ids(self) -> frozenset[int]:
+        """The token ids that end a text."""
+
+    @property
+    def close_call(self) -> float:
+        """The margin in logits within which rounding could decide between two tokens; 0 if that is not known."""
+
+    @property
     def has_work(self) -> bool:
         """Whether a step would return or advance anything."""
 

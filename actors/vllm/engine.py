@@ -107,6 +107,16 @@ class VllmEngine:
         return self._limits.vocab_size
 
     @property
+    def eos_token_ids(self) -> frozenset[int]:
+        """The token ids that end a text."""
+        return self._limits.eos_token_ids
+
+    @property
+    def close_call(self) -> float:
+        """0: what rounding does in vLLM is not known."""
+        return 0.0
+
+    @property
     def has_work(self) -> bool:
         """Whether a step would return or advance anything."""
         return bool(self._running or self._waiting or self._ended)

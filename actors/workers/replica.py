@@ -119,6 +119,7 @@ class Replica:
             num_drafted,
             self._settings.fingerprint,
             engine.controls_drafts,
+            engine.eos_token_ids,
         )
 
     def stats(self) -> EngineStats:
@@ -169,9 +170,12 @@ class Replica:
     async def score(self, scoring: Scoring) -> list[list[TokenLogprobs]]:
         """Return the log-probabilities of each prompt's tokens but the first.
 
-        Raises what `generate` raises, or what the engine failed with.
+        With `has_next` an entry of the likeliest token behind a prompt follows, if it is the one that the engine writes
+        there without noise (`endpoint/answers/next_token.py` reads it): the runner-up is further away than rounding
+        could bring it. Raises what `generate` raises, or what the engine failed with.
         """
-        texts = [ScoredText.whole(prompt, scoring.num_top, has_ranks=scoring.has_ranks) for prompt in scoring.prompts]
+        margin = 2 * self._loop.engine.close_call if scoring.has_next else 0.0
+        texts = [_scored_text(prompt, scoring, has_next=margin > 0) for prompt in scoring.prompts]
         with self._taken(scoring.fingerprint, len(texts)):
             for text in texts:
                 if problem := self._loop.engine.problem_with_text(text):
@@ -181,7 +185,8 @@ class Replica:
             if any(text.error is not None for text in texts):
                 raise FailedError("the engine failed over a text that is scored")  # the loop has logged why
             self._last_token_at = time.monotonic()  # scores are a sign of life
-            return [logprobs for text in texts for logprobs in text.scores]
+            scores = [logprobs for text in texts for logprobs in text.scores]
+            return [_with_next(logprobs, margin) for logprobs in scores] if margin else scores
 
     async def score_or_refuse(self, scoring: Scoring) -> list[list[TokenLogprobs]] | Refusal:
         """Return what `score` returns, or the refusal or failure that it raises."""
@@ -279,3 +284,17 @@ def _failed(error: Exception, **fields: str) -> FailedError:
         raise error
     _log.error(failure_event("engine failed", error, **fields))
     return FailedError(f"the engine failed: {type(error).__name__}")
+
+
+def _scored_text(prompt: tuple[int, ...], scoring: Scoring, *, has_next: bool) -> ScoredText:
+    """Return the text to score. For what is likely behind a prompt, any token is asked for there, which is not read."""
+    if not has_next:
+        return ScoredText.whole(prompt, scoring.num_top, has_ranks=scoring.has_ranks)
+    return ScoredText.whole((*prompt, 0), max(2, scoring.num_top), has_ranks=scoring.has_ranks)
+
+
+def _with_next(logprobs: list[TokenLogprobs], margin: float) -> list[TokenLogprobs]:
+    """Return the scores of a prompt, and the entry of the token that follows if no other one comes near it."""
+    *own, behind = logprobs
+    (_, best), (_, second), *_ = behind.top
+    return [*own, TokenLogprobs(best, behind.top)] if best - second > margin else own

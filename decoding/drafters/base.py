@@ -101,6 +101,17 @@ class NoDrafter(Drafter):
         return Draft(keys_B.new_zeros(len(keys_B), 0), torch.zeros_like(keys_B), max_draft_tokens_B=(0,) * len(keys_B))
 
 
+def allowed_part(sequence: Sequence, tokens: list[int], drafted: Seq[int] = ()) -> list[int]:
+    """Return the first of these tokens that the row's grammar allows behind its own and the `drafted` ones.
+
+    Without a grammar that is all of them. What was looked up may be anything, and what a grammar forbids would be
+    rejected after it took a place in the round.
+    """
+    if sequence.matcher is None or not tokens:
+        return tokens
+    return tokens[: max(0, sequence.matcher.num_allowed(sequence.output_token_ids, [*drafted, *tokens]) - len(drafted))]
+
+
 def swap_entries(table: dict[int, Any], first: int, second: int) -> None:
     """Exchange the entries of a table for two slots; either may be missing."""
     held = {second: table.pop(first, None), first: table.pop(second, None)}

@@ -13,7 +13,7 @@ from operator import mul
 import torch
 
 from decoding.device import to_device
-from decoding.drafters.base import Drafter, swap_entries
+from decoding.drafters.base import Drafter, allowed_part, swap_entries
 from decoding.drafters.calibration import Calibration
 from decoding.sampling.rows import Rows
 from decoding.sampling.verify import Draft
@@ -62,9 +62,15 @@ class NGramDrafter(Drafter):
         swap_entries(self._indexes, first, second)
 
     def _matches(self, rows: Rows) -> list[Match]:
-        return [
+        matches = [
             self._indexes[slot].lookup(sequence.token_ids, limit) if limit else Match([], 0)
             for slot, (sequence, limit) in enumerate(zip(rows.sequences, rows.num_draft_tokens, strict=True))
+        ]
+        if not rows.have_grammars:
+            return matches
+        return [
+            Match(allowed_part(sequence, match.tokens), match.size)
+            for sequence, match in zip(rows.sequences, matches, strict=True)
         ]
 
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from weakref import WeakKeyDictionary
 
-from decoding.drafters.base import Drafter, swap_entries
+from decoding.drafters.base import Drafter, allowed_part, swap_entries
 from decoding.drafters.calibration import Calibration
 from decoding.drafters.contexts import Continuations
 from decoding.drafters.ngram import point_masses
@@ -142,7 +142,8 @@ class SuffixDrafter(Drafter):
             offer.kinds.append(kind)
             offer.survival.append(survival)
             window.append(token)
-        return offer
+        num_allowed = len(allowed_part(writer.sequence, offer.tokens, drafted))
+        return Offer(offer.tokens[:num_allowed], offer.kinds[:num_allowed], offer.survival[:num_allowed])
 
     def _next(self, window: list[int], scope: int) -> tuple[int, Kind, float] | None:
         """Return the most frequent token after the longest known context, from the scope with the higher rate."""

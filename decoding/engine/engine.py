@@ -287,6 +287,16 @@ class Engine:
         return self.target.vocab_size
 
     @property
+    def eos_token_ids(self) -> frozenset[int]:
+        """The token ids that end a text."""
+        return self.target.eos_token_ids
+
+    @property
+    def close_call(self) -> float:
+        """The margin in logits within which rounding could decide between two tokens; 0 if that is not known."""
+        return self.target.close_call
+
+    @property
     def is_lost(self) -> bool:
         """Whether nothing can run any more: never, since rows are read again when the target has lost them."""
         return False

@@ -104,15 +104,23 @@ class Matcher:
 
         That takes a fraction of the time of the masks.
         """
+        return self.num_allowed(committed, new) == len(new)
+
+    def num_allowed(self, committed: Seq[int], new: Seq[int]) -> int:
+        """Return how many of these tokens the masks behind the committed output tokens have, one behind the other.
+
+        Behind a token that ends the text none is allowed.
+        """
         tokens = list(committed[self._num_settled :])
-        num_read = self._read_on(new) if self._fed[self._num_settled :] == tokens else 0
+        num_read = self._num_known(tokens, new)
         tokens += new[:num_read]
         for token_id in new[num_read:]:
             if not self._may_follow(tokens, token_id):
-                return False
+                break
             tokens.append(token_id)
+            num_read += 1
         self._settle(len(committed))
-        return True
+        return num_read
 
     def upto_end(self, new: list[int]) -> list[int]:
         """Return these tokens up to the first one that ends the text."""
@@ -145,6 +153,22 @@ class Matcher:
         is_again = num_committed <= self.masks_first_until + _SOON
         self._num_astray = min(2 * self._num_astray, _MOST_ASTRAY) if is_again and self._num_astray else 1
         self.masks_first_until = num_committed + 1 + self._num_astray
+
+    def _num_known(self, before: list[int], new: Seq[int]) -> int:
+        """Return how many tokens behind the settled ones and `before` were read, or can be read on, as allowed ones.
+
+        The tokens of a draft have been read when the verdict on it is checked.
+        """
+        start, fed = self._num_settled + len(before), self._fed
+        if fed[self._num_settled : start] != before:
+            return 0
+        num_known = 0
+        for token_id, read in zip(new, fed[start:], strict=False):
+            forced = self._forced.get(start + num_known)
+            if token_id != read or forced is None or (forced and token_id != forced[0]):
+                return num_known
+            num_known += 1
+        return num_known + self._read_on(new[num_known:]) if start + num_known == len(fed) else num_known
 
     def _read_on(self, new: Seq[int]) -> int:
         """Read the first of these tokens behind those that were read, as far as they are allowed; return how many.

@@ -101,12 +101,16 @@ def make_choices(
     ]
 
 
-async def grow(service: Service, prepared: PreparedRequest, choices: list[Choice]) -> AsyncIterator[Growth]:
-    """Generate, and yield how each step changes the choices. Raises ApiError."""
+async def grow(
+    service: Service, prepared: PreparedRequest, choices: list[Choice], known: Seq[Delta] = ()
+) -> AsyncIterator[Growth]:
+    """Generate unless all is `known`, and yield how each step changes the choices. Raises ApiError."""
     generation, meter = prepared.generation, RequestMeter(service.metrics)
     reason: FinishReason = "cancelled"
     try:
-        async with aclosing(ask(service.backend, generation, prepared.form_field)) as stream:  # type: ignore[type-var]
+        async with aclosing(
+            ask(service.backend, generation, known, prepared.form_field)  # type: ignore[type-var]
+        ) as stream:
             async for deltas in stream:
                 prepared.telling.add(deltas)
                 for index in {delta.index: None for delta in deltas}:  # several of one choice count as one arrival

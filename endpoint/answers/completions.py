@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, replace
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
 from typing import Any
 
 from starlette.responses import Response
 
+from actors.engine.deltas import Delta
 from decoding.sequence import TokenLogprobs
 from endpoint.answers.choices import Choice, Growth, draft_fields
 from endpoint.answers.logprobs import completion_logprobs
+from endpoint.answers.next_token import is_next_token, known_deltas
 from endpoint.answers.prompt_scores import score_prompts
 from endpoint.answers.text import TextStream
 from endpoint.answers.writer import Form, respond
@@ -23,13 +26,16 @@ async def complete(service: Service, request: CompletionRequest, call: Call) -> 
     """Return the answer. Raises ApiError."""
     prepared = await service.prepare(request, call)
     shows_scores = bool(request.echo) and request.logprobs is not None
-    scores: list[list[TokenLogprobs]] | None = None
+    scores: Seq[Seq[TokenLogprobs]] | None = None
+    known: list[Delta] = []
     if shows_scores or request.prompt_logprobs is not None:
         num_top = max((request.logprobs or 0) if shows_scores else 0, request.prompt_logprobs or 0)
         has_ranks = request.prompt_logprobs is not None
-        scores = await score_prompts(service, prepared, num_top, has_ranks=has_ranks)
+        has_next = is_next_token(prepared.generation)
+        found = await score_prompts(service, prepared, num_top, has_ranks=has_ranks, has_next=has_next)
+        scores, known = known_deltas(prepared.generation, found, prepared.facts)
     echoes = await _echoes(service, request, prepared, scores)
-    return await respond(service, request, prepared, _CompletionForm(request, service.codec, echoes), scores)
+    return await respond(service, request, prepared, _CompletionForm(request, service.codec, echoes), scores, known)
 
 
 @dataclass(frozen=True)
@@ -43,25 +49,26 @@ class _Echo:
 
 
 async def _echoes(
-    service: Service, request: CompletionRequest, prepared: PreparedRequest, scores: list[list[TokenLogprobs]] | None
+    service: Service,
+    request: CompletionRequest,
+    prepared: PreparedRequest,
+    scores: Seq[Seq[TokenLogprobs]] | None,
 ) -> list[_Echo]:
     """Return the echo of each prompt, whose tokens have these scores."""
     if not request.echo:
         return [_Echo() for _ in prepared.prompts]
     if request.logprobs is None or scores is None:
         return [_Echo(prompt.text) for prompt in prepared.prompts]
-    loop, num_top = asyncio.get_running_loop(), request.logprobs
-    return await loop.run_in_executor(None, _scored_echoes, service.codec, prepared, scores, num_top)
+    loop = asyncio.get_running_loop()
+    return await loop.run_in_executor(None, _scored_echoes, service.codec, prepared, scores)
 
 
-def _scored_echoes(
-    codec: TextCodec, prepared: PreparedRequest, scores: list[list[TokenLogprobs]], num_top: int
-) -> list[_Echo]:
+def _scored_echoes(codec: TextCodec, prepared: PreparedRequest, scores: Seq[Seq[TokenLogprobs]]) -> list[_Echo]:
     return [
         _Echo(
             prompt.text,
             prompt.token_ids,
-            (None, *(replace(each, top=each.top[:num_top]) for each in logprobs)),
+            (None, *logprobs),
             TextStream(codec).push(prompt.token_ids).offsets,
         )
         for prompt, logprobs in zip(prepared.prompts, scores, strict=True)
@@ -134,4 +141,5 @@ class _CompletionForm(Form):
             [*before.token_ids, *choice.token_ids[first:]],
             [*before.logprobs, *choice.logprobs[first:]],
             [*before.offsets, *offsets],
+            self._request.logprobs,
         )

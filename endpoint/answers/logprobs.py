@@ -12,11 +12,12 @@ _LOWEST = -9999.0  # JSON has no infinity
 
 
 def completion_logprobs(
-    codec: TextCodec, token_ids: Seq[int], logprobs: Seq[TokenLogprobs | None], offsets: Seq[int]
+    codec: TextCodec, token_ids: Seq[int], logprobs: Seq[TokenLogprobs | None], offsets: Seq[int], num_top: int
 ) -> dict[str, Any]:
     """Return four lists with an entry for each token, which is None for a token that has no token before it.
 
-    The token itself is among its alternatives. Of alternatives that are written alike the most likely one is shown.
+    Its alternatives are the `num_top` likeliest tokens and the token itself. Of those that are written alike the most
+    likely one is shown.
     """
     tops: list[dict[str, float] | None] = []
     for token_id, entry in zip(token_ids, logprobs, strict=True):
@@ -24,7 +25,7 @@ def completion_logprobs(
             tops.append(None)
             continue
         top: dict[str, float] = {}
-        for other, value in (*entry.top, (token_id, entry.logprob)):
+        for other, value in (*entry.top[:num_top], (token_id, entry.logprob)):
             top.setdefault(_written(codec, other), finite(value))
         tops.append(top)
     return {

@@ -14,9 +14,13 @@ from pipeline.text.codec import TextCodec
 
 
 async def score_prompts(
-    service: Service, prepared: PreparedRequest, num_top: int, *, has_ranks: bool
+    service: Service, prepared: PreparedRequest, num_top: int, *, has_ranks: bool, has_next: bool = False
 ) -> list[list[TokenLogprobs]]:
-    """Return the log-probabilities of each prompt's tokens but the first. Raises ApiError."""
+    """Return the log-probabilities of each prompt's tokens but the first. Raises ApiError.
+
+    With `has_next` an entry of the token behind a prompt may follow, as `Replica.score` says. There may be more likely
+    tokens than `num_top` then.
+    """
     generation = prepared.generation
     scoring = Scoring(
         request_id=generation.request_id,
@@ -24,6 +28,7 @@ async def score_prompts(
         num_top=num_top,
         deadline=generation.deadline,
         has_ranks=has_ranks,
+        has_next=has_next,
     )
     with api_errors():
         async with generation.deadline.enforced():

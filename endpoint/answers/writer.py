@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 from starlette.responses import Response
 
+from actors.engine.deltas import Delta
 from decoding.sequence import TokenLogprobs
 from endpoint.answers.choices import Choice, Growth, grow, make_choices, speculative_decoding, usage, without_output
 from endpoint.answers.prompt_scores import prompt_logprobs
@@ -61,9 +62,13 @@ async def respond(
     prepared: PreparedRequest,
     form: Form,
     scores: Seq[Seq[TokenLogprobs]] | None = None,
+    known: Seq[Delta] = (),
 ) -> Response:
-    """Generate the choices and return the answer, with `scores` of the prompts if it shows them. Raises ApiError."""
-    writer = _Writer(service, request, prepared, form, scores)
+    """Generate the choices, unless all of them is `known`, and return the answer. Raises ApiError.
+
+    If it shows them, it has the `scores` of the prompts.
+    """
+    writer = _Writer(service, request, prepared, form, scores, known)
     if request.stream:
         return await stream_response(writer.chunks(), prepared.generation.request_id, prepared.telling)
     return Response(dumps(await writer.whole()), media_type="application/json")
@@ -86,9 +91,10 @@ class _Writer:
         prepared: PreparedRequest,
         form: Form,
         scores: Seq[Seq[TokenLogprobs]] | None,
+        known: Seq[Delta],
     ) -> None:
         self._service, self._request, self._prepared, self._form = service, request, prepared, form
-        self._scores = scores
+        self._scores, self._known = scores, known
         self._created = prepared.created
         self._keeps_stop = bool(request.include_stop_str_in_output)
         self._codec = codec_of(service, request, prepared)
@@ -177,7 +183,7 @@ class _Writer:
 
     def _growing(self, choices: list[Choice]) -> AsyncIterator[Growth]:
         if self._request.generates:
-            return grow(self._service, self._prepared, choices)
+            return grow(self._service, self._prepared, choices, self._known)
         return without_output(choices)
 
     def _head(self, object: str) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Iterator
+from collections.abc import Sequence as Seq
 from contextlib import aclosing, contextmanager, suppress
 from dataclasses import replace
 from math import inf
@@ -230,11 +231,17 @@ class _Tries:
             raise error
 
 
-async def ask(backend: Backend, generation: Generation, form_field: str | None = None) -> AsyncIterator[list[Delta]]:
+async def ask(
+    backend: Backend, generation: Generation, known: Seq[Delta] = (), form_field: str | None = None
+) -> AsyncIterator[list[Delta]]:
     """Yield the backend's deltas until the request's deadline; raise its errors as ApiErrors.
 
-    `form_field` is the path of the field by which the request asks for a form.
+    Of a generation of which all is `known` the backend is not asked. `form_field` is the path of the field by which the
+    request asks for a form.
     """
+    if known:
+        yield list(known)
+        return
     with api_errors(form_field):
         async with aclosing(backend.generate(generation)) as stream:  # type: ignore[type-var]
             async for deltas in generation.deadline.until(stream):

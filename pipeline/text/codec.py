@@ -28,6 +28,7 @@ _TOKENIZER_FILES: tuple[str, ...] = ("tokenizer.json", "tokenizer_config.json", 
 _TOKENIZER_FILES += ("vocab.txt", "merges.txt", "spiece.model", "sentencepiece.bpe.model", "tekken.json")
 # Names of the chat in templates; the parameters of apply_chat_template are reserved, too.
 _CHAT_NAMES = {"messages", "conversation", "conversations"}
+_MOST_KEPT = 1 << 16  # texts of a few tokens; they take some 15 MB
 _MAX_REASON = 300  # characters of a template's own error message that a user is shown
 # Parameters that are variables of the template: allowed where each row has its own.
 _ROW_VARIABLES = {"tools", "documents"}
@@ -194,9 +195,22 @@ class TextCodec:
             shown = [token_id for token_id in shown if token_id in self.shown_ids or token_id not in self.special_ids]
         return str(self.tokenizer.decode(shown, skip_special_tokens=skips, clean_up_tokenization_spaces=False))
 
+    def decode_few(self, token_ids: tuple[int, ...]) -> str:
+        """Return what `decode` returns, and keep it: the same few tokens are decoded again and again."""
+        found = self._few.get(token_ids)
+        if found is None:
+            if len(self._few) >= _MOST_KEPT:
+                self._few.clear()
+            found = self._few[token_ids] = self.decode(token_ids)
+        return found
+
     def token_text(self, token_id: int) -> str:
         """Return the text of one token by itself, which may be a special one; U+FFFD for a part of a character."""
-        return str(self.tokenizer.decode([token_id], skip_special_tokens=False, clean_up_tokenization_spaces=False))
+        found = self._token_texts.get(token_id)
+        if found is None:
+            found = self.tokenizer.decode([token_id], skip_special_tokens=False, clean_up_tokenization_spaces=False)
+            found = self._token_texts[token_id] = str(found)
+        return found
 
     def token_bytes(self, token_id: int) -> bytes | None:
         """Return the bytes of one token by itself; None if the tokenizer does not tell them."""
@@ -210,6 +224,15 @@ class TextCodec:
         if all(character in table for character in spelled):
             return bytes(table[character] for character in spelled)
         return None
+
+    @cached_property
+    def _few(self) -> dict[tuple[int, ...], str]:
+        return {}
+
+    @cached_property
+    def _token_texts(self) -> dict[int, str]:
+        """The texts of single tokens that were asked for, which are no more than the vocabulary has."""
+        return {}
 
     @cached_property
     def template(self) -> ChatTemplate:

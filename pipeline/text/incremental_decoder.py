@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from pipeline.text.codec import TextCodec
 
+_FEW = 2  # tokens whose text is kept: a token and the one before it
 HALF_CHARACTER = "\ufffd"  # a tokenizer writes it for bytes that are not (yet) a character
 
 
@@ -79,4 +80,5 @@ class IncrementalDecoder:
         return shown[num_out:middle], shown[middle:]
 
     def _decode(self, start: int, end: int) -> str:
-        return self._codec.decode(self._token_ids[start:end])
+        token_ids = self._token_ids[start:end]
+        return self._codec.decode_few(tuple(token_ids)) if len(token_ids) <= _FEW else self._codec.decode(token_ids)

@@ -113,6 +113,39 @@ def test_a_token_is_allowed_exactly_where_the_mask_has_it(structured):
             assert found == allowed(GRAMMARS.matcher(structured).mask(tokens[:length]))
 
 
+@pytest.mark.parametrize("structured", STRUCTURED, ids=lambda each: each.kind)
+def test_as_much_of_a_draft_is_allowed_as_the_masks_have_whatever_was_asked_before(structured):
+    """A draft that is asked about again, in part, changed, or behind more committed tokens."""
+    chance = random.Random(7)
+    for _ in range(6):
+        tokens, matcher, num_committed = _written(structured, chance), GRAMMARS.matcher(structured), 0
+        for _ in range(6):
+            num_committed = chance.randint(num_committed, len(tokens))
+            committed, draft = tokens[:num_committed], tokens[num_committed : num_committed + 5]
+            if draft and chance.random() < 0.6:
+                draft[chance.randrange(len(draft))] = chance.randrange(len(TOKENS))
+            draft = _spelled_out(draft) if chance.random() < 0.3 else draft
+            draft += [chance.randrange(len(TOKENS))] * chance.randint(0, 1)
+            for asked in (draft, draft[: chance.randint(0, len(draft))], draft):
+                matcher.forced(committed)
+                if chance.random() < 0.5:
+                    matcher.mask(committed, asked)  # reads it, also where the same text is spelled by other tokens
+                assert matcher.num_allowed(committed, asked) == _num_in_masks(structured, committed, asked)
+
+
+def _spelled_out(token_ids):
+    """The same text in tokens of one byte each, which a mask does not have where a longer token is forced."""
+    return [TOKENS.index(bytes([byte])) for token_id in token_ids if token_id != END for byte in TOKENS[token_id]]
+
+
+def _num_in_masks(structured, committed, draft):
+    """How many of the tokens the masks of a fresh matcher have."""
+    fresh = GRAMMARS.matcher(structured)
+    places = range(len(draft))
+    has = [draft[place] in (allowed(fresh.mask(committed, draft[:place])) or ()) for place in places]
+    return [*has, False].index(False)
+
+
 def test_tokens_behind_an_end_token_are_not_allowed():
     matcher = GRAMMARS.matcher(Structured(choice=["ab", "abc"]))
     ab, c = TOKENS.index(b"ab"), TOKENS.index(b"c")
