@@ -27,9 +27,7 @@ from pipeline.counts import Counts
 LINES = {"draft model": ROOT / "examples/demo.csv", "EAGLE-3 head": ROOT / "examples/demo-head.csv"}
 SPEED = ROOT / "benchmarks/results/bundled-drafts.json"
 LEARNED = ROOT / "benchmarks/results/learning.json"
-FORMS, FORMS_GROWN, FORMS_FIXED = (
-    ROOT / f"benchmarks/results/{name}.json" for name in ("forms", "forms-grown", "forms-fixed")
-)
+FORMS, FORMS_GROWN = ROOT / "benchmarks/results/forms.json", ROOT / "benchmarks/results/forms-grown.json"
 README, LEARNING, STRUCTURED = ROOT / "README.md", ROOT / "docs/learning.md", ROOT / "docs/structured.md"
 _BEGIN_FORMS = "<!-- figures of forms: written by python -m checks.figures --write -->\n"
 _BEGIN_LEARNED = "<!-- figures of learning: written by python -m checks.figures --write -->\n"
@@ -58,7 +56,7 @@ def main(arguments: Sequence[str]) -> int:
             writer.writerows(lines)
     learned = json.loads(LEARNED.read_text()) if LEARNED.exists() else None  # nothing is said of what is not measured
     lengths = "" if learned is None else f"\n{learned_lengths(learned)}"
-    forms = [json.loads(path.read_text()) for path in (FORMS, FORMS_GROWN, FORMS_FIXED) if path.exists()]
+    forms = [json.loads(path.read_text()) for path in (FORMS, FORMS_GROWN) if path.exists()]
     demo = table({draft: read_lines(draft) for draft in LINES})
     is_stale = False
     for page, begin, shown in (
@@ -205,8 +203,6 @@ def forms_table(runs: Sequence[dict[str, Any]]) -> str:
             plain, *held = (lines[grown, at_once, drafter, output] for output in ("no form", *outputs))
             target = "bundled" if grown == 1 else f"bundled, layers {grown} times as wide"
             speeds = [f"{each['tokens_per_second']:,.0f} ({each['times_no_form']:.2f})" for each in held]
-            if run["settings"]["draft_length"] == "fixed":
-                drafter += f", always {run['settings']['num_draft_tokens']} tokens"
             cells = [target, str(at_once), drafter, f"{plain['milliseconds_a_round']:.1f}"]
             rows.append([*cells, f"{plain['tokens_per_second']:,.0f}", *speeds, *map(_forced_tokens, held)])
     machine, settings = runs[0]["machine"], runs[0]["settings"]

@@ -12,6 +12,7 @@ vocabulary, P positions, D head size.
 """
 
 import re
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -83,6 +84,12 @@ class FusedDecoder:
         if function is not None and all(layer.is_ours for layer in self._layers):
             self._at_once = KernelLayers(function, self._layers, self._heads, self._range.first)
         self._rotary = RotaryTables(network.rotary_emb, self._like_1E)
+
+    def before_kernels(self, begin: Callable[[], None]) -> bool:
+        """Call `begin` before the kernels next run all layers in one call; return False if there is no such call."""
+        if self._at_once is not None:
+            self._at_once.before_call = begin
+        return self._at_once is not None
 
     @staticmethod
     def fits(model: PreTrainedModel) -> bool:

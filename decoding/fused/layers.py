@@ -92,6 +92,8 @@ class KernelLayers:
         query_size = heads.num_query_heads * heads.head_size
         self._numbers_a_token = some.qkv.in_features + some.qkv.out_features + query_size + some.up.out_features
         self._scratch = some.attention_norm.weight.new_empty(0)
+        # Called once, before the next call of the kernels, in which this thread leaves the interpreter to others.
+        self.before_call: Callable[[], None] | None = None
         # A description points into its cache.
         self._described = weakref.WeakKeyDictionary[KVCache, ctypes.Array[kernels.DecoderLayer]]()
 
@@ -131,6 +133,9 @@ class KernelLayers:
             return
         kind = kernels.DecoderLayer * (end - first)
         described = kind.from_buffer(self._described[cache], first * ctypes.sizeof(kernels.DecoderLayer))
+        before, self.before_call = self.before_call, None
+        if before is not None:
+            before()
         self._function(
             ctypes.byref(forward.described),
             described,

@@ -76,23 +76,43 @@ class Matcher:
         self._settle(len(committed))
         return mask
 
+    def unread(self, committed: Seq[int]) -> list[int] | None:
+        """Return the committed output tokens behind those that were read; None if these are not all that was read."""
+        fed, num_settled = self._fed, self._num_settled
+        if self._inner is None or len(fed) > len(committed) or fed[num_settled:] != committed[num_settled : len(fed)]:
+            return None
+        new = committed[len(fed) :]
+        return list(new) if self._table.eos_token_ids.isdisjoint(new) else None
+
+    def note_read(self, tokens: Seq[int]) -> None:
+        """Learn that the inner matcher has read these tokens, or has met an error over them."""
+        if not self.drop_if_failed():
+            self._fed += tokens
+
+    @property
+    def inner(self) -> "LLMatcher":
+        """llguidance's own matcher, behind the tokens that were read."""
+        if self._inner is None:
+            self._inner = self._compiled(False)
+        return self._inner
+
     def behind(self, committed: Seq[int]) -> "LLMatcher | None":
         """Return llguidance's matcher behind the committed output tokens, to be asked for masks; None if it fails."""
         new = list(committed[self._num_settled :])
         if not self._table.eos_token_ids.isdisjoint(new) or not self._go_to(new):
             return None
         self._settle(len(committed))
-        return self._matcher
+        return self.inner
 
-    def is_well(self) -> bool:
-        """Return whether what `behind` returned has met no error since. If it has, the next question makes another."""
+    def drop_if_failed(self) -> bool:
+        """Return whether the inner matcher has met an error. If it has, the next question makes another one."""
         if self._inner is None or self._inner.is_error():
             self._inner = None
-        return self._inner is not None
+        return self._inner is None
 
     @property
-    def num_words(self) -> int:
-        """Words of a mask as llguidance writes it."""
+    def num_tokenizer_words(self) -> int:
+        """Words of a mask as llguidance writes it: a tokenizer may have more token ids than the target."""
         return self._table.num_tokenizer_words
 
     def before_end(self, new: Seq[int]) -> list[int]:
@@ -213,12 +233,6 @@ class Matcher:
             self._forced[place] = self._ask(lambda matcher: matcher.compute_ff_tokens()) or []
         return self._forced[place]
 
-    @property
-    def _matcher(self) -> "LLMatcher":
-        if self._inner is None:
-            self._inner = self._compiled(False)
-        return self._inner
-
     def _go_to(self, new: list[int]) -> bool:
         """Read exactly the settled tokens and `new`; return False if the grammar does not allow one of them."""
         same, fed = self._num_settled, self._fed
@@ -232,7 +246,7 @@ class Matcher:
             del fed[same:]
             self._keep(range(same + 1))
         if self._inner is None and fed:  # the inner matcher was given up: a fresh one reads all tokens
-            self._matcher.try_consume_tokens(fed)
+            self.inner.try_consume_tokens(fed)
         rest = new[same - self._num_settled :]
         num_read = (self._ask(lambda matcher: matcher.try_consume_tokens(rest)) or 0) if rest else 0
         fed += rest[:num_read]
@@ -248,10 +262,10 @@ class Matcher:
             if anew:
                 self._inner = self._compiled(True)
                 self._inner.try_consume_tokens(self._fed)
-            answer = question(self._matcher)
-            if not self._matcher.is_error():
+            answer = question(self.inner)
+            if not self.inner.is_error():
                 return answer
-        self._error = in_one_line(self._matcher.get_error())[:_MAX_REASON]
+        self._error = in_one_line(self.inner.get_error())[:_MAX_REASON]
         self._inner = None  # it stays in its error: a fresh one goes on elsewhere
         return None
 

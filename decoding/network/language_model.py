@@ -5,7 +5,7 @@ Shapes: B rows, T tokens, J positions whose logits are wanted, V vocabulary.
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
 from copy import copy
 from functools import partial
@@ -234,6 +234,10 @@ class LanguageModel(SlotNetwork, LocalTarget):
         assert self.fused is not None, "only fused layers take a plan"
         self.cache.use(plan)
         return self.fused.forward(token_ids_N, plan.positions_N, wanted_M, self.cache, plan, features)
+
+    def when_busy(self, begin: Callable[[], None]) -> None:
+        if self.fused is None or not self.fused.before_kernels(begin):
+            begin()
 
     def plain_logits(self, token_ids: Seq[int]) -> torch.Tensor:
         return self.plain(to_device(list(token_ids), self.device))[0]

@@ -169,13 +169,17 @@ class LocalTarget(ABC):
             request.draft_on_host  # noqa: B018 - read now: behind the forward the copy would wait for it
         tokens_BJ = request.token_ids_BJ
         every_BJ = torch.arange(tokens_BJ.shape[1], device=tokens_BJ.device).expand_as(tokens_BJ)
-        if self.device.type == "cpu":
-            self._masks_beside.begin(request)
         try:
+            if self.device.type == "cpu":
+                self._masks_beside.begin(request, self.when_busy)
             logits_BJV = self.forward(request.starts, tokens_BJ, every_BJ, lengths=request.lengths)
         finally:
             masks = self._masks_beside.take()
         return judge(request, logits_BJV, masks)
+
+    def when_busy(self, begin: Callable[[], None]) -> None:
+        """Call `begin` when the next forward leaves the interpreter to other threads; now, if that is not known."""
+        begin()
 
     @cached_property
     def _masks_beside(self) -> MasksBeside:

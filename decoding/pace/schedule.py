@@ -69,7 +69,10 @@ class Schedule(ABC):
 
     @property
     def foresees(self) -> bool:
-        """Whether grammars are asked what they foresee: what they force is drafted, and to ask takes time, too."""
+        """Whether grammars are asked what they foresee: what they force is drafted, and to ask takes time, too.
+
+        They always are where rounds wait for something else (`never_rest`).
+        """
         return True
 
     @property
@@ -156,6 +159,8 @@ class AdaptiveSchedule(Schedule):
         self._num_paused, self._min_paused_rows = 0, 0
         self._trials = Trials(has_features=self._has_features)
         self._foresight = Trials(clearly=math.inf)  # a drafter may make rounds fast, and not what grammars foresee
+        # Both learn of the rounds in which the other one tries nothing.
+        self._tries_drafter = self._tries_foresight = False  # in the round that is under way, or that is observed
 
     @property
     def foresees(self) -> bool:
@@ -246,17 +251,25 @@ class AdaptiveSchedule(Schedule):
         )
         if 2 * num_unable <= num_rows:
             self._observe_speed(num_rows, num_rows + sum(num_accepted), seconds)
+        else:
+            self._tries_drafter = False
 
     def observe_rest(self, num_rows: int, num_tokens: int, seconds: float) -> None:
         self._observe_speed(num_rows, num_tokens, seconds)
 
     def observe_foresight(self, num_rows: int, num_tokens: int, seconds: float) -> None:
-        if self._may_rest and not self._trials.is_trial:
-            self._foresight.observe(self._round(num_rows, num_tokens, seconds), num_rows)
+        if self._may_rest and not self._tries_drafter:
+            self._tries_foresight = self._foresight.is_trial
+            if self._foresight.observe(self._round(num_rows, num_tokens, seconds), num_rows):
+                self._trials.forget_rounds()
+            self._tries_foresight |= self._foresight.is_trial  # which may begin with the next round, or have ended
 
     def _observe_speed(self, num_rows: int, num_tokens: int, seconds: float) -> None:
-        if self._may_rest and not self._foresight.is_trial:
-            self._trials.observe(self._round(num_rows, num_tokens, seconds), num_rows)
+        tries_foresight, self._tries_foresight = self._tries_foresight, False
+        if self._may_rest and not tries_foresight:
+            if self._trials.observe(self._round(num_rows, num_tokens, seconds), num_rows):
+                self._foresight.forget_rounds()
+            self._tries_drafter = self._trials.is_trial
 
     def _round(self, num_rows: int, num_tokens: int, seconds: float) -> Round:
         costs = self.costs

@@ -59,8 +59,18 @@ class Trials:
         self._num_before_trial, self._interval = _FIRST, _INTERVAL
         self._num_row_rounds = 0
 
-    def observe(self, done: Round, num_rows: int) -> None:
-        """Learn what a round of `num_rows` rows yielded and took."""
+    def forget_rounds(self) -> None:
+        """Forget how fast rounds were lately, since something else has changed them; the next trial comes later."""
+        self._lately.clear()
+        self._num_before_trial = max(self._num_before_trial, _FIRST)
+
+    def observe(self, done: Round, num_rows: int) -> bool:
+        """Learn what a round of `num_rows` rows yielded and took; return whether another way is settled now."""
+        rested = self.is_resting != self.is_trial
+        self._observe(done, num_rows)
+        return rested != (self.is_resting != self.is_trial)
+
+    def _observe(self, done: Round, num_rows: int) -> None:
         self._num_row_rounds += num_rows
         if self.is_trial:
             self._tried.append(done)

@@ -1,37 +1,34 @@
 """MasksBeside: masks that are computed in another thread, while this one computes the forward of the round on the CPU.
 
-All that a mask depends on is known before the forward: the committed tokens and the drafted ones. llguidance computes
-the masks of all rows in a call or two, which let other threads go on. So they are there when the logits are, and tokens
-are picked among those that a grammar allows: no pick has to be checked, or made again. On a GPU no thread is needed,
-since the host waits for the device anyway (`judging.judge`).
+All that a mask depends on is known before the forward: the committed tokens and the drafted ones. So the masks of all
+rows are there when the logits are, and tokens are picked among those that a grammar allows: no pick has to be checked,
+or made again. On a GPU no thread is needed, since the host waits for the device anyway (`judging.judge`).
 
-Shapes: R rows with a grammar, J positions, W words of 32 token ids, X = 32 W token ids.
+Shapes: B rows, R of them with a grammar, J positions, W words of 32 token ids, X = 32 W token ids.
 """
 
-import os
 import time
-from collections.abc import Sequence as Seq
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable
 from functools import cache
-from typing import TYPE_CHECKING, NamedTuple
+from queue import SimpleQueue
+from threading import Thread
+from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 
-from decoding.grammar.matcher import Matcher
+from decoding.grammar.masks_at_once import Place, masks_at_once
 from decoding.sampling.scores import NEVER
 from decoding.sampling.token_masks import TokenMasks
-from decoding.sequence import Sequence
 
 if TYPE_CHECKING:
-    from llguidance import LLExecutor, LLMatcher
-
     from decoding.sampling.judging import ScoreRequest
 
-_MOST_WAITED = 0.1  # of the time of a forward
-_PAUSE = 32  # rounds
-_MOST_THREADS = 4  # of llguidance
-_BIASES = np.where(np.arange(256)[:, None] >> np.arange(8) & 1, 0.0, NEVER).astype(np.float32)  # of the bits of a byte
+_MOST_WAITED = 0.5  # of the time of a forward, on average; a check of picks takes time, too
+_DECAY = 0.9  # of that average, per round: one round in which the machine stood still says little
+_PAUSE = 64  # rounds
+_BITS_X8 = torch.arange(256)[:, None] >> torch.arange(8) & 1
+_BIASES_X8 = torch.zeros(256, 8).masked_fill(_BITS_X8 == 0, NEVER)  # of the bits of a byte
+_Answers = SimpleQueue[TokenMasks | BaseException | None]
 
 
 class MasksBeside:
@@ -39,76 +36,89 @@ class MasksBeside:
 
     def __init__(self) -> None:
         """Begin with nothing asked for."""
-        self._pending: Future[TokenMasks | None] | None = None
+        self._wanted: ScoreRequest | None = None  # not asked for yet
+        self._answers: _Answers | None = None
         self._began = 0.0
+        self._waited = 0.0  # of the time of a forward, lately
         self._num_paused = 0
 
-    def begin(self, request: "ScoreRequest") -> None:
-        """Begin to compute the masks of a request. Until `take` no other thread may use the rows' matchers."""
+    def begin(self, request: "ScoreRequest", when_busy: Callable[[Callable[[], None]], None]) -> None:
+        """Begin to compute the masks of a request, as soon as `when_busy` calls what it is given.
+
+        A thread that needs the interpreter while this one does holds it up, so they begin where this one leaves it
+        (`LocalTarget.when_busy`). Until `take` no other thread may use the rows' matchers.
+        """
+        self._drop()
         if not request.rows.have_grammars:
             return
         if self._num_paused:
             self._num_paused -= 1
             return
-        drafts = request.draft_on_host
-        self._pending = _thread().submit(masks_at_once, request.rows.sequences, *drafts)
-        self._began = time.perf_counter()
+        request.draft_on_host  # noqa: B018 - read by this thread, which may wait for it
+        self._wanted = request
+        when_busy(self._start)
+
+    def _start(self) -> None:
+        """Ask for what is wanted, unless it is not wanted any more."""
+        request, self._wanted = self._wanted, None
+        if request is not None:
+            self._answers, self._began = SimpleQueue(), time.perf_counter()
+            _questions().put((request, self._answers))
 
     def take(self) -> TokenMasks | None:
-        """Return the masks once they are there; None if there are none (`masks_at_once`), or none were begun."""
-        pending, self._pending = self._pending, None
-        if pending is None:
+        """Return the masks once they are there; None if there are none (`masks_of`), or none were begun."""
+        self._wanted = None
+        if self._answers is None:
             return None
         asked = time.perf_counter()
-        masks = pending.result()
-        if time.perf_counter() - asked > _MOST_WAITED * (asked - self._began):
-            self._num_paused = _PAUSE
-        return masks
+        found = self._answers.get()
+        self._answers = None
+        waited = min(1.0, (time.perf_counter() - asked) / max(asked - self._began, 1e-9))
+        self._waited = _DECAY * self._waited + (1 - _DECAY) * waited
+        if found is None or self._waited > _MOST_WAITED:
+            self._waited, self._num_paused = 0.0, _PAUSE
+        if isinstance(found, BaseException):
+            raise found
+        return found
+
+    def _drop(self) -> None:
+        """Wait for masks that were not taken, since an interrupt came between: else two threads use one matcher."""
+        self._wanted = None
+        if self._answers is not None:
+            self._answers.get()
+            self._answers = None
 
 
-def masks_at_once(sequences: Seq[Sequence], drafted: Seq[Seq[int]], num_drafted: Seq[int]) -> TokenMasks | None:
-    """Return the masks behind the committed tokens of all rows with a grammar, and behind their drafted tokens.
-
-    They are those that `TokenMasks.of` returns. There are none (None) if llguidance meets an error, or if nothing may
-    follow somewhere: `TokenMasks.of` knows what to do there, and why nothing follows.
-    """
-    asked: list[_Asked] = []
-    for row, sequence in enumerate(sequences):
-        if (matcher := sequence.matcher) is not None:
-            inner = matcher.behind(sequence.output_token_ids)
-            if inner is None:
-                return None
-            asked.append(_Asked(row, matcher, inner, matcher.before_end(drafted[row][: num_drafted[row]])))
-    width = 1 + max(map(len, drafted))
-    packed_RJW = np.full((len(asked), width, asked[0].matcher.num_words), -1, dtype=np.int32)
-    memory = packed_RJW.ctypes.data, packed_RJW[0, 0].nbytes, len(asked) * width
-    plain = [(each.inner, index * width) for index, each in enumerate(asked) if not each.drafted]
-    ahead = [(each.inner, index * width, each.drafted) for index, each in enumerate(asked) if each.drafted]
-    if plain:
-        _executor().unsafe_compute_mask_ptr(plain, *memory)
-    if ahead:  # where llguidance does not allow a drafted token it stops, and everything is allowed behind it
-        _executor().unsafe_compute_mask_ptr_with_draft_token(ahead, *memory)
-    are_well = [each.matcher.is_well() for each in asked]
-    if not all(are_well) or not packed_RJW.any(-1).all():
+def masks_of(request: "ScoreRequest") -> TokenMasks | None:
+    """Return the masks of all rows with a grammar, as `TokenMasks.of` does; None where `masks_at_once` has none."""
+    sequences, (drafted, num_drafted) = request.rows.sequences, request.draft_on_host
+    rows = tuple(row for row, sequence in enumerate(sequences) if sequence.matcher is not None)
+    places = [
+        Place(sequence.matcher, sequence.output_token_ids, drafted[row][: num_drafted[row]])
+        for row, sequence in enumerate(sequences)
+        if sequence.matcher is not None
+    ]
+    packed = masks_at_once(places, 1 + max(map(len, drafted)))
+    if packed is None:
         return None
-    biases_RJX = torch.from_numpy(_BIASES[packed_RJW.view(np.uint8)]).flatten(-2)
-    return TokenMasks(tuple(each.row for each in asked), torch.from_numpy(packed_RJW), biases_RJX)
-
-
-class _Asked(NamedTuple):
-    row: int
-    matcher: Matcher
-    inner: "LLMatcher"  # which stands behind the row's committed tokens
-    drafted: list[int]  # up to an end token
+    packed_RJW = torch.from_numpy(packed)
+    # Only where all rows have a grammar are the masks added to the logits (`TokenMasks.apply`).
+    biases_RJX = _BIASES_X8[packed_RJW.view(torch.uint8).long()].flatten(-2) if len(rows) == len(sequences) else None
+    return TokenMasks(rows, packed_RJW, biases_RJX)
 
 
 @cache
-def _thread() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(max_workers=1, thread_name_prefix="masks")
+def _questions() -> "SimpleQueue[tuple[ScoreRequest, _Answers]]":
+    """Return the queue of a thread that computes the masks of all engines in this process, one request at a time."""
+    questions: SimpleQueue[tuple[ScoreRequest, _Answers]] = SimpleQueue()
 
+    def answer() -> None:
+        while True:
+            request, answers = questions.get()
+            try:
+                answers.put(masks_of(request))
+            except BaseException as error:  # noqa: BLE001 - for the thread that asked
+                answers.put(error)
 
-@cache
-def _executor() -> "LLExecutor":
-    from llguidance import LLExecutor
-
-    return LLExecutor(min(_MOST_THREADS, max(1, (os.cpu_count() or 1) - 1)))
+    Thread(target=answer, name="masks", daemon=True).start()
+    return questions

@@ -108,16 +108,21 @@ class Rows:
         """
         if not self.have_grammars:
             return frozenset()
+        strays = {
+            row
+            for row, sequence in enumerate(self.sequences)
+            if (matcher := sequence.matcher) is not None and len(sequence.output_token_ids) < matcher.masks_first_until
+        }
+        return self.need_masks | strays
+
+    @cached_property
+    def need_masks(self) -> frozenset[int]:
+        """The rows whose tokens cannot be picked without masks."""
         cut = {row for kind in self.sampling.kinds if kind.cuts_any for row in kind.rows}
         return frozenset(
             row
             for row, sequence in enumerate(self.sequences)
-            if (matcher := sequence.matcher) is not None
-            and (
-                self.verification != "coupled"
-                or row in cut
-                or len(sequence.output_token_ids) < matcher.masks_first_until
-            )
+            if sequence.matcher is not None and (self.verification != "coupled" or row in cut)
         )
 
     @cached_property

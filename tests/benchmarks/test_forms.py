@@ -9,7 +9,25 @@ from benchmarks.grown_target import grow
 from checks import figures
 from decoding import Engine, EngineOptions, SamplingParams, Sequence
 
-GROWN = json.loads(figures.FORMS_GROWN.read_text())
+BUNDLED, GROWN = json.loads(figures.FORMS.read_text()), json.loads(figures.FORMS_GROWN.read_text())
+
+
+def test_at_16_rows_of_the_bundled_pair_a_schema_costs_at_most_a_twentieth_of_the_speed():
+    (schema,) = [line for line in BUNDLED["lines"] if _is(line, rows_at_once=16, drafter="none", output="schema")]
+    assert schema["times_no_form"] >= 0.95
+
+
+def test_at_4_rows_of_the_bundled_pair_forced_tokens_bring_1_2_times_tokens_a_round_without_white_space_and_save_time():
+    for drafter in ("suffix", "model"):
+        (tight,) = [
+            line for line in BUNDLED["lines"] if _is(line, rows_at_once=4, drafter=drafter, output="tight schema")
+        ]
+        assert tight["tokens_a_round_times_not_forced"] >= 1.2
+        assert tight["times_not_forced"] > 1
+
+
+def _is(line: dict[str, object], **wanted: object) -> bool:
+    return all(line[name] == value for name, value in wanted.items())
 
 
 def test_beside_the_forward_of_a_larger_model_a_schema_costs_at_most_a_twentieth_of_the_speed():

@@ -1,7 +1,7 @@
 """Structured text is a function of target, prompt, parameters, grammar and noise key, and is what was asked for."""
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import pytest
@@ -10,7 +10,10 @@ from decoding import SamplingParams, Sequence
 from decoding.drafters.ngram import Match, NGramDrafter
 from decoding.drafters.stepwise import StepwiseDrafter
 from decoding.gpu.available import is_interpreted
+from decoding.grammar.masks_at_once import Place, masks_at_once
+from decoding.grammar.matcher import Matcher
 from decoding.grammar.structured import Structured
+from decoding.pace.schedule import FixedSchedule
 from decoding.sampling.judging import ScoreRequest
 from decoding.sampling.masks_beside import MasksBeside
 from decoding.sampling.rows import Rows
@@ -83,9 +86,9 @@ def test_structured_text_does_not_depend_on_whether_masks_are_computed_beside_th
 ):
     begin, chance = MasksBeside.begin, random.Random(0)
 
-    def begin_sometimes(self: MasksBeside, request: ScoreRequest) -> None:
+    def begin_sometimes(self: MasksBeside, request: ScoreRequest, when_busy: object) -> None:
         if chance.random() < share:
-            begin(self, request)
+            begin(self, request, when_busy)
 
     monkeypatch.setattr(MasksBeside, "begin", begin_sometimes)
     assert outputs(run(make_engine(num_slots=5), _sequences())) == plain
@@ -95,9 +98,58 @@ def test_tokens_that_are_checked_after_they_were_picked_are_those_that_masks_wou
     def masked_first(rows: Rows) -> frozenset[int]:
         return frozenset(row for row, sequence in enumerate(rows.sequences) if sequence.matcher is not None)
 
-    monkeypatch.setattr(MasksBeside, "begin", lambda self, request: None)
+    monkeypatch.setattr(MasksBeside, "begin", lambda *_: None)
     monkeypatch.setattr(Rows, "masked_first", property(masked_first))
     assert outputs(run(engine_by(ended, "good_draft", grammars=GRAMMARS, num_slots=4), _sequences())) == plain
+
+
+def test_whether_a_row_fails_whose_mask_cannot_be_computed_does_not_depend_on_where_masks_are_computed(
+    ended, monkeypatch
+):
+    strays: list[int] = []
+    note_stray, compute, beside, at_once = Matcher.note_stray, Matcher._compute, MasksBeside.begin, masks_at_once
+
+    def written(row: int, begin: Callable[..., None]) -> tuple[list[int], str | None]:
+        monkeypatch.setattr(MasksBeside, "begin", begin)
+        (sequence,) = run(engine_by(ended, "none", num_slots=1, grammars=GRAMMARS), [_sequences()[row]])
+        return sequence.output_token_ids, sequence.error
+
+    def note(self: Matcher, num_committed: int) -> None:
+        strays.append(num_committed)
+        note_stray(self, num_committed)
+
+    monkeypatch.setattr(Matcher, "note_stray", note)
+    num_tried = 0
+    for row in range(len(PROMPTS)):
+        strays.clear()
+        written(row, lambda *_: None)
+        for broken in sorted({place + behind for place in strays[:2] for behind in (1, 2)}):
+
+            def compute_some(self: Matcher, num_tokens: int, broken: int = broken) -> None:
+                if num_tokens == broken:
+                    self._nothing(num_tokens, "too complex")
+                else:
+                    compute(self, num_tokens)
+
+            def compute_some_at_once(places: list[Place], num_positions: int, broken: int = broken) -> object:
+                if any(len(place.committed) <= broken <= len(place.committed) + len(place.drafted) for place in places):
+                    return None
+                return at_once(places, num_positions)
+
+            monkeypatch.setattr(Matcher, "_compute", compute_some)
+            monkeypatch.setattr("decoding.sampling.masks_beside.masks_at_once", compute_some_at_once)
+            assert written(row, beside) == written(row, lambda *_: None)
+            num_tried += 1
+            monkeypatch.setattr(Matcher, "_compute", compute)
+    assert num_tried > 4 or is_interpreted()
+
+
+def test_grammars_are_not_asked_what_they_foresee_where_the_schedule_says_so(ended, plain, monkeypatch):
+    asked = []
+    monkeypatch.setattr(FixedSchedule, "foresees", property(lambda _: False))
+    monkeypatch.setattr(Matcher, "foreseen", lambda *_: asked.append(1))
+    assert outputs(run(engine_by(ended, "good_draft", grammars=GRAMMARS, num_slots=4), _sequences())) == plain
+    assert not asked
 
 
 def test_structured_text_does_not_depend_on_how_the_schedule_chooses_draft_lengths(make_engine, plain, monkeypatch):

@@ -289,17 +289,19 @@ def test_a_drafter_does_not_rest_where_rounds_wait_for_another_process():
     assert share_of_rest(lambda n: 1.2 * LINE.target_seconds(n), schedule=schedule) == 0
 
 
-def share_of_foresight(took: float, num_tokens: int, schedule: Schedule, drafter_takes: float = 1.0) -> float:
+def share_of_foresight(
+    took: float, num_tokens: int, schedule: Schedule, drafter_takes: float = 1.0, written_else: int = 4
+) -> float:
     """The share of 1500 rounds of 4 rows whose grammars are asked what they foresee.
 
-    Then a round takes `took` times as long as one without and yields `num_tokens`, else 4.
+    Then a round takes `took` times as long as one without and yields `num_tokens`, else `written_else`.
     """
     num_asked, batch = 0, rows(*[500] * 4)
     plain = LINE.target_seconds(4)
     for _ in range(1500):
         asks = schedule.foresees
         num_asked += asks
-        seconds, written = (took * plain, num_tokens) if asks else (plain, 4)
+        seconds, written = (took * plain, num_tokens) if asks else (plain, written_else)
         schedule.observe_foresight(4, written, seconds)
         if schedule.rests:
             schedule.observe_rest(4, written, seconds)
@@ -319,6 +321,59 @@ def test_grammars_are_not_asked_what_they_foresee_where_that_takes_longer_than_i
 def test_grammars_are_asked_what_they_foresee_where_that_saves_more_than_it_takes(drafter_takes):
     assert share_of_foresight(1.2, 6, AdaptiveSchedule(LINE, 4), drafter_takes) > 0.85
     assert share_of_foresight(1.2, 9, AdaptiveSchedule(LINE, 4), drafter_takes) > 0.85, "much faster than plain rounds"
+
+
+def test_a_drafter_that_is_much_faster_than_plain_rounds_does_not_hide_what_foresight_costs():
+    assert share_of_foresight(1.2, 16, AdaptiveSchedule(LINE, 4), written_else=16) < 0.15
+
+
+def test_a_trial_of_foresight_that_rows_without_grammars_interrupt_does_not_keep_the_drafter_from_its_own():
+    schedule, num_observed = AdaptiveSchedule(LINE, 4), 0
+    while not schedule._foresight.is_trial:
+        schedule.observe_foresight(4, 4, LINE.target_seconds(4))
+        num_observed += 1
+    assert num_observed < 100
+    assert share_of_rest(lambda n: 1.4 * LINE.target_seconds(n), schedule=schedule) > 0.85
+
+
+def test_a_trial_of_the_drafter_that_rows_without_drafts_interrupt_does_not_keep_foresight_from_its_own():
+    schedule = AdaptiveSchedule(LINE, 4)
+    while not schedule._trials.is_trial:
+        schedule.observe_rest(4, 4, LINE.target_seconds(4))
+    batch, plan = rows(*[500] * 4), DraftPlan((1,) * 4, (True,) * 4)
+    schedule.observe(plan, batch, (0,) * 4, (0,) * 4, LINE.target_seconds(4))  # which no row could draft
+    num_asked = 0
+    for _ in range(1500):
+        num_asked += schedule.foresees
+        schedule.observe_foresight(4, 4, (1.3 if schedule.foresees else 1.0) * LINE.target_seconds(4))
+        schedule.observe(plan, batch, (0,) * 4, (0,) * 4, LINE.target_seconds(4))
+    assert num_asked < 0.15 * 1500
+
+
+def test_no_round_in_which_one_of_both_is_tried_counts_for_the_other():
+    schedule, batch = AdaptiveSchedule(LINE, 4), rows(*[500] * 4)
+    both = {"drafter": schedule._trials, "foresight": schedule._foresight}
+    counted = dict.fromkeys(both, 0)
+    for name, trials in both.items():
+
+        def observe(done, num_rows, name=name, learn=trials.observe):
+            counted[name] += 1
+            return learn(done, num_rows)
+
+        trials.observe = observe
+    for _ in range(1500):
+        numbers, on_trial = dict(counted), [name for name, trials in both.items() if trials.is_trial]
+        assert len(on_trial) < 2
+        schedule.observe_foresight(4, 4, LINE.target_seconds(4))
+        if schedule.rests:
+            schedule.observe_rest(4, 4, LINE.target_seconds(4))
+        else:
+            schedule.observe(DraftPlan((1,) * 4, (True,) * 4), batch, (1,) * 4, (0,) * 4, LINE.target_seconds(4))
+        for name in on_trial:
+            (other,) = both.keys() - {name}
+            assert counted[other] == numbers[other]
+            assert counted[name] == numbers[name] + 1
+    assert min(counted.values()) > 500
 
 
 def test_grammars_are_always_asked_where_lengths_are_fixed_and_where_rounds_wait_for_another_process():

@@ -1,6 +1,7 @@
 """Masks that are computed beside a forward are those that are computed without it, for all rows at once."""
 
 import random
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 from decoding import SamplingParams, Sequence
 from decoding.grammar.structured import Structured
 from decoding.sampling.judging import ScoreRequest
-from decoding.sampling.masks_beside import MasksBeside, masks_at_once
+from decoding.sampling.masks_beside import MasksBeside, _Answers, masks_of
 from decoding.sampling.rows import Rows, sampling_batch
 from decoding.sampling.token_masks import TokenMasks
 from decoding.sampling.verify import Draft
@@ -57,46 +58,56 @@ def _drafted(sequence: Sequence, chance: random.Random) -> list[int]:
     return draft
 
 
-def _padded(drafts: list[list[int]]) -> list[list[int]]:
-    width = max(map(len, drafts))
-    return [draft + [0] * (width - len(draft)) for draft in drafts]
+def _request(rows: list[Sequence], drafts: list[list[int]] | None = None) -> ScoreRequest:
+    """A round of these rows and their drafts, behind which there are other tokens that do not count."""
+    drafts = drafts or [[] for _ in rows]
+    counts = [len(draft) for draft in drafts]
+    padded = [[*draft, *[5] * (max(counts) - len(draft))] for draft in drafts]
+    draft = Draft(torch.tensor(padded, dtype=torch.int64).view(len(rows), max(counts)), torch.tensor(counts))
+    sampling = sampling_batch(tuple(rows), frozenset({END}), CPU)
+    return ScoreRequest(Rows(tuple(rows), sampling, tuple(counts), "coupled"), draft, (None,) * len(rows))
 
 
 @pytest.mark.parametrize("seed", range(25))
 def test_the_masks_of_all_rows_at_once_are_those_of_each_row_alone_round_after_round(seed):
     chance = random.Random(seed)
-    rows = [_row(chance.choice([*STRUCTURED, None]), []) for _ in range(chance.choice([1, 2, 5, 9]))]
+    kinds = [*STRUCTURED, None] if seed % 2 else STRUCTURED
+    rows = [_row(chance.choice(kinds), []) for _ in range(chance.choice([1, 2, 5, 9]))]
     rows.append(_row(chance.choice(STRUCTURED), []))
     for _ in range(12):
-        drafts = [_drafted(row, chance) for row in rows]
-        counts, drafted = [len(draft) for draft in drafts], _padded(drafts)
-        found = masks_at_once(rows, drafted, counts)
+        request = _request(rows, [_drafted(row, chance) for row in rows])
+        found = masks_of(request)
+        drafted, counts = request.draft_on_host
         fresh = [_row(row.params.structured, row.output_token_ids) for row in rows]
         wanted = TokenMasks.of(fresh, drafted, 0, 1 + max(counts), counts)
         assert found is not None
         assert found.rows == tuple(row for row, each in enumerate(rows) if each.matcher is not None)
+        assert (found.bias_RJX is not None) == (len(found.rows) == len(rows))
         logits_BJV = torch.randn(len(rows), 1 + max(counts), len(TOKENS))
         assert torch.equal(found.apply(logits_BJV), wanted.apply(logits_BJV))
-        assert torch.equal(found.apply(logits_BJV.double()), wanted.apply(logits_BJV.double())), "by a choice"
+        assert torch.equal(found.apply(logits_BJV.bfloat16()), wanted.apply(logits_BJV.bfloat16())), "by a choice"
         for row in rows:  # tokens that may be others than the drafted ones
             _write(row, _continued(row, 1 + chance.randrange(3), chance))
+            if row.matcher is not None and chance.random() < 0.3:
+                row.matcher.forced(row.output_token_ids)
 
 
 def test_a_row_whose_text_cannot_go_on_leaves_the_masks_to_be_computed_row_by_row():
     stuck, other = _row(DEAD, [TOKENS.index(b"a")]), _row(STRUCTURED[0], [])
-    assert masks_at_once([other], [[]], [0]) is not None
-    assert masks_at_once([other, stuck], [[], []], [0, 0]) is None
-    assert masks_at_once([other], [[]], [0]) is not None, "the other row goes on"
+    assert masks_of(_request([other])) is not None
+    assert masks_of(_request([other, stuck])) is None
+    assert masks_of(_request([other])) is not None, "the other row goes on"
 
 
 def test_a_row_whose_committed_tokens_its_grammar_does_not_allow_leaves_the_masks_to_be_computed_row_by_row():
-    assert masks_at_once([_row(STRUCTURED[0], [TOKENS.index(b"k")])], [[]], [0]) is None
+    row = _row(STRUCTURED[0], [])
+    assert masks_of(_request([row])) is not None
+    _write(row, [TOKENS.index(b"k"), TOKENS.index(b"k")])
+    assert masks_of(_request([row])) is None
 
 
-def _request(rows: list[Sequence]) -> ScoreRequest:
-    sampling = sampling_batch(tuple(rows), frozenset({END}), CPU)
-    draft = Draft(torch.zeros(len(rows), 0, dtype=torch.int64), torch.zeros(len(rows), dtype=torch.int64))
-    return ScoreRequest(Rows(tuple(rows), sampling, (0,) * len(rows), "coupled"), draft, (None,) * len(rows))
+def _at_once(begin: Callable[[], None]) -> None:
+    begin()
 
 
 class _Clock:
@@ -112,35 +123,69 @@ class _Clock:
 class _Late:
     """Masks that come as late as the clock is moved while they are awaited."""
 
-    def __init__(self, clock: _Clock, seconds: float) -> None:
-        self.clock, self.seconds = clock, seconds
+    def __init__(self, clock: _Clock, seconds: float, answers: _Answers) -> None:
+        self.clock, self.seconds, self.answers = clock, seconds, answers
 
-    def result(self) -> TokenMasks:
+    def get(self) -> object:
         self.clock.now += self.seconds
-        return TokenMasks((), torch.zeros(0, 0, 1, dtype=torch.int32))
+        return self.answers.get()
 
 
-@pytest.mark.parametrize(("waited", "rounds_without"), [(0.0, 0), (0.05, 0), (0.5, 32)])
-def test_rounds_go_without_masks_beside_them_for_a_while_if_these_take_longer_than_the_forward(
+@pytest.mark.parametrize(
+    ("waited", "rounds_without"), [([0.0], 0), ([0.4], 0), ([50.0, 0, 0, 0, 0, 0, 0, 0], 0), ([0.9], 64)]
+)
+def test_rounds_go_without_masks_for_a_while_if_these_take_much_longer_than_forwards_again_and_again(
     monkeypatch, waited, rounds_without
 ):
     clock, beside, request = _Clock(), MasksBeside(), _request([_row(STRUCTURED[0], [])])
     monkeypatch.setattr("decoding.sampling.masks_beside.time", clock)
-    beside.begin(request)
-    assert beside._pending.result() is not None
-    beside._pending = _Late(clock, waited)
-    clock.now += 1.0  # the forward
-    assert beside.take() is not None
     taken = []
-    for _ in range(40):
-        beside.begin(request)
+    for number in range(80):
+        beside.begin(request, _at_once)
+        if beside._answers is not None:
+            beside._answers = _Late(clock, waited[number % len(waited)], beside._answers)
+        clock.now += 1.0  # the forward
         taken.append(beside.take() is not None)
-    assert taken == [False] * rounds_without + [True] * (40 - rounds_without)
+    first = taken.index(False) if rounds_without else len(taken)
+    assert taken == [*[True] * first, *[False] * rounds_without, *[True] * (80 - first - rounds_without)]
+    assert first > 4
+
+
+def test_rounds_go_without_masks_for_a_while_if_a_row_has_none():
+    beside, stuck = MasksBeside(), _request([_row(DEAD, [TOKENS.index(b"a")])])
+    beside.begin(stuck, _at_once)
+    assert beside.take() is None
+    for _ in range(64):
+        beside.begin(_request([_row(STRUCTURED[0], [])]), _at_once)
+        assert beside.take() is None
+    beside.begin(_request([_row(STRUCTURED[0], [])]), _at_once)
+    assert beside.take() is not None
+
+
+def test_masks_that_were_not_taken_are_not_those_of_the_next_round():
+    beside = MasksBeside()
+    beside.begin(_request([_row(STRUCTURED[0], [])]), _at_once)
+    beside.begin(_request([_row(None, [])]), _at_once)
+    assert beside.take() is None
+
+
+def test_an_error_over_masks_reaches_the_thread_that_asked_and_the_next_round_has_masks(monkeypatch):
+    def fail(*_args: object) -> None:
+        raise OSError("no thread can be had")
+
+    beside = MasksBeside()
+    with monkeypatch.context() as broken:
+        broken.setattr("decoding.sampling.masks_beside.masks_at_once", fail)
+        beside.begin(_request([_row(STRUCTURED[0], [])]), _at_once)
+        with pytest.raises(OSError, match="no thread can be had"):
+            beside.take()
+    beside.begin(_request([_row(STRUCTURED[0], [])]), _at_once)
+    assert beside.take() is not None
 
 
 def test_rows_without_a_grammar_ask_for_no_masks():
     beside = MasksBeside()
-    beside.begin(_request([_row(None, [])]))
+    beside.begin(_request([_row(None, [])]), _at_once)
     assert beside.take() is None
 
 
@@ -158,7 +203,7 @@ def test_a_forward_that_fails_does_not_leave_masks_under_way(models, monkeypatch
 
 
 def test_an_infinite_logit_of_a_forbidden_token_is_seen_and_one_that_is_not_masked_decides():
-    found = masks_at_once([_row(STRUCTURED[0], [])], [[]], [0])
+    found = masks_of(_request([_row(STRUCTURED[0], [])]))
     logits_BJV = torch.zeros(1, 1, len(TOKENS))
     forbidden = next(token for token in range(len(TOKENS)) if not bool(found.bias_RJX[0, 0, token].isfinite()))
     logits_BJV[..., forbidden] = float("inf")
