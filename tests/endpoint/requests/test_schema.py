@@ -30,6 +30,7 @@ OPERATIONS = {f"{each.method} {each.path}": each for each in (found.ok() for fou
 del OPERATIONS[UPLOAD]
 WRITING = ("post /v1/completions", "post /v1/chat/completions")
 TOKENS = ("post /tokenize", "post /detokenize")
+_HI = {"role": "user", "content": "a"}
 EXAMPLES = dict.fromkeys(OPERATIONS, 40) | dict.fromkeys(WRITING, 500) | dict.fromkeys(TOKENS, 150)
 
 
@@ -72,7 +73,16 @@ def mended(body: dict[str, Any]) -> dict[str, Any]:
         body["stop"] = [text for text in body["stop"] if text][:4]
     if isinstance(body.get("prompt"), list):
         body["prompt"] = [_mended_prompt(prompt) for prompt in body["prompt"][:4]] or "a"
+    if isinstance(body.get("messages"), list):
+        body["messages"] = [_mended_message(message) for message in body["messages"][:4]] or [_HI]
     return body
+
+
+def _mended_message(message: Any) -> Any:
+    """The message with the fields that one of its role may have; the document has one shape for all roles."""
+    if not isinstance(message, dict) or message.get("role") not in ("system", "user", "assistant"):
+        return _HI
+    return {"role": message["role"], "content": message.get("content") or "a"}
 
 
 def _mended_prompt(prompt: Any) -> Any:
