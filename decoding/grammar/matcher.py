@@ -76,48 +76,34 @@ class Matcher:
         self._settle(len(committed))
         return mask
 
-    def unread(self, committed: Seq[int]) -> list[int] | None:
-        """Return the committed output tokens behind those that were read; None if these are not all that was read."""
-        fed, num_settled = self._fed, self._num_settled
-        if self._inner is None or len(fed) > len(committed) or fed[num_settled:] != committed[num_settled : len(fed)]:
-            return None
-        new = committed[len(fed) :]
-        return list(new) if self._table.eos_token_ids.isdisjoint(new) else None
+    def write_masks(self, committed: Seq[int], drafted: Seq[int], addresses: Seq[int]) -> bool:
+        """Write the masks behind the committed output tokens, and behind each drafted one, to these addresses.
 
-    def note_read(self, tokens: Seq[int]) -> None:
-        """Learn that the inner matcher has read these tokens, or has met an error over them."""
-        if not self.drop_if_failed():
-            self._fed += tokens
-
-    @property
-    def inner(self) -> "LLMatcher":
-        """llguidance's own matcher, behind the tokens that were read."""
-        if self._inner is None:
-            self._inner = self._compiled(False)
-        return self._inner
-
-    def behind(self, committed: Seq[int]) -> "LLMatcher | None":
-        """Return llguidance's matcher behind the committed output tokens, to be asked for masks; None if it fails."""
+        There is room for `num_tokenizer_words` at each. Nothing is written where `mask` returns None. Return False if
+        llguidance meets an error: then nothing is known of what was written, and the next question makes another inner
+        matcher.
+        """
         new = list(committed[self._num_settled :])
         if not self._table.eos_token_ids.isdisjoint(new) or not self._go_to(new):
-            return None
+            return False
         self._settle(len(committed))
-        return self.inner
-
-    def drop_if_failed(self) -> bool:
-        """Return whether the inner matcher has met an error. If it has, the next question makes another one."""
-        if self._inner is None or self._inner.is_error():
-            self._inner = None
-        return self._inner is None
+        inner, num_bytes, num_read = self._matcher, Words.itemsize * self.num_tokenizer_words, 0
+        inner.unsafe_compute_mask_ptr(addresses[0], num_bytes)
+        for token_id in drafted:
+            if token_id in self._table.eos_token_ids or inner.try_consume_tokens([token_id]) != 1:
+                break
+            num_read += 1
+            inner.unsafe_compute_mask_ptr(addresses[num_read], num_bytes)
+        if inner.is_error():
+            self._inner = None  # it stays in its error
+        elif num_read:
+            inner.rollback(num_read)
+        return self._inner is not None
 
     @property
     def num_tokenizer_words(self) -> int:
         """Words of a mask as llguidance writes it: a tokenizer may have more token ids than the target."""
         return self._table.num_tokenizer_words
-
-    def before_end(self, new: Seq[int]) -> list[int]:
-        """Return these tokens up to the first one that ends the text, without it."""
-        return list(takewhile(lambda token_id: token_id not in self._table.eos_token_ids, new))
 
     def allows(self, committed: Seq[int], new: Seq[int]) -> bool:
         """Return whether the masks behind the committed output tokens have each of these tokens, one behind the other.
@@ -156,7 +142,7 @@ class Matcher:
         """
         forced = self._forced_behind(list(committed[self._num_settled :])) or []
         self._settle(len(committed))
-        return self.before_end(forced)
+        return list(takewhile(lambda token_id: token_id not in self._table.eos_token_ids, forced))
 
     def foreseen(self, committed: Seq[int]) -> list[int]:
         """Return a draft of the text behind the committed output tokens: what is forced, or begins so and is likely."""
@@ -233,6 +219,12 @@ class Matcher:
             self._forced[place] = self._ask(lambda matcher: matcher.compute_ff_tokens()) or []
         return self._forced[place]
 
+    @property
+    def _matcher(self) -> "LLMatcher":
+        if self._inner is None:
+            self._inner = self._compiled(False)
+        return self._inner
+
     def _go_to(self, new: list[int]) -> bool:
         """Read exactly the settled tokens and `new`; return False if the grammar does not allow one of them."""
         same, fed = self._num_settled, self._fed
@@ -246,7 +238,7 @@ class Matcher:
             del fed[same:]
             self._keep(range(same + 1))
         if self._inner is None and fed:  # the inner matcher was given up: a fresh one reads all tokens
-            self.inner.try_consume_tokens(fed)
+            self._matcher.try_consume_tokens(fed)
         rest = new[same - self._num_settled :]
         num_read = (self._ask(lambda matcher: matcher.try_consume_tokens(rest)) or 0) if rest else 0
         fed += rest[:num_read]
@@ -262,10 +254,10 @@ class Matcher:
             if anew:
                 self._inner = self._compiled(True)
                 self._inner.try_consume_tokens(self._fed)
-            answer = question(self.inner)
-            if not self.inner.is_error():
+            answer = question(self._matcher)
+            if not self._matcher.is_error():
                 return answer
-        self._error = in_one_line(self.inner.get_error())[:_MAX_REASON]
+        self._error = in_one_line(self._matcher.get_error())[:_MAX_REASON]
         self._inner = None  # it stays in its error: a fresh one goes on elsewhere
         return None
 

@@ -15,6 +15,7 @@ from threading import Thread
 from typing import TYPE_CHECKING
 
 import torch
+from torch.nn.functional import embedding
 
 from decoding.grammar.masks_at_once import Place, masks_at_once
 from decoding.sampling.scores import NEVER
@@ -103,7 +104,9 @@ def masks_of(request: "ScoreRequest") -> TokenMasks | None:
         return None
     packed_RJW = torch.from_numpy(packed)
     # Only where all rows have a grammar are the masks added to the logits (`TokenMasks.apply`).
-    biases_RJX = _BIASES_X8[packed_RJW.view(torch.uint8).long()].flatten(-2) if len(rows) == len(sequences) else None
+    biases_RJX = None
+    if len(rows) == len(sequences):
+        biases_RJX = embedding(packed_RJW.view(torch.uint8).int(), _BIASES_X8).flatten(-2)
     return TokenMasks(rows, packed_RJW, biases_RJX)
 
 

@@ -84,7 +84,7 @@ def test_fields_of_the_body_become_sampling_parameters(read: Read, line: Line, o
             "params",
             "body.response_format.json_schema: expected an",
         ),
-        (chat(response_format="json"), "params", "body.response_format: expected an object, got str"),
+        (chat(response_format="json"), "params", "body.response_format: expected an object, got a string"),
         (
             chat(response_format=JSON, guided_regex="a"),
             "params",
