@@ -45,8 +45,10 @@ async def result_of(tool: Callable[..., Any], arguments: Mapping[str, Any]) -> A
             result = tool(**arguments)
         except StopIteration as raised:  # which no future can hold
             error = RuntimeError(f"the tool raised StopIteration: {raised}")
-        except BaseException as raised:  # noqa: BLE001 - handed to the program, SystemExit too: it waits for an answer
+        except Exception as raised:  # noqa: BLE001 - handed to the program, which waits for an answer
             error = raised
+        except BaseException as raised:  # noqa: BLE001 - as it is it would end the event loop from a task of the program
+            error = RuntimeError(f"the tool raised {type(raised).__name__}: {raised}")
         with suppress(RuntimeError):  # the event loop is closed: the program is gone
             loop.call_soon_threadsafe(settle, result, error)
 

@@ -35,7 +35,10 @@ def patterns_in(value: Any, pointer: str = "") -> Iterator[tuple[str, str]]:
 
 @lru_cache(maxsize=1024)
 def lexer_error(pattern: str) -> str | None:
-    """Return llguidance's error if the lexer of this pattern alone goes beyond the limits; None if it does not."""
+    """Return llguidance's error if the lexer of this pattern alone goes beyond the limits; None if it does not.
+
+    Only the first bytes are read: a part that a text comes to later may still be too large.
+    """
     from llguidance import LLMatcher, LLParserLimits
 
     limits = LLParserLimits(verbose_errors=False, initial_lexer_fuel=INITIAL_LEXER_FUEL)

@@ -37,7 +37,7 @@ WRONG: dict[str, tuple[str, str] | None] = {
     "exits": ("program", "the program failed: 3 (line "),
     "interrupts": ("program", "the program failed: KeyboardInterrupt"),
     "cancels_itself": ("program", "the program failed: CancelledError"),
-    "tool_exits": ("program", "the program failed: 4 (line "),
+    "tool_exits": ("program", "the program failed: the tool raised SystemExit: 4"),
     "tool_stops": ("program", "the program failed: the tool raised StopIteration: no more"),
     "recurses": ("program", "the program failed: maximum recursion depth exceeded"),
     "changes_its_row": None,
