@@ -4,7 +4,7 @@ import json
 from collections.abc import Sequence as Seq
 from pathlib import Path
 
-CHOICES = (" Yes, of course.", " No, not at all.", " Perhaps, some day.", " Nobody knows that.")
+CHOICES = (" Yes, of course.", " No, not at all.", " Perhaps, some day.", " That is not known.")
 _NUM_EXAMPLES = 5
 
 

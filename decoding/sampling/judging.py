@@ -191,9 +191,8 @@ def judge(request: ScoreRequest, logits_BJV: torch.Tensor, masks: TokenMasks | N
 def decide(rows: Rows, accepted: Seq[int], logits_V: torch.Tensor, num_top: int | None) -> RowVerdict:
     """Return the verdict on the only row after `accepted`, with an empty draft: `next_token` follows these tokens."""
     rows = replace(rows, num_draft_tokens=(0,), round_noise=None)
-    if (
-        rows.have_grammars and not rows.need_masks
-    ):  # as a round decides: whether a mask can be computed must not matter where none is needed
+    # As a round decides: whether a mask can be computed must not matter where none is needed.
+    if rows.have_grammars and not rows.need_masks:
         (sequence,) = rows.sequences
         assert sequence.matcher is not None, "such rows have a grammar"
         without = rows.with_masks(NO_MASKS)
