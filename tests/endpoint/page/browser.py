@@ -117,6 +117,9 @@ class Page:
     def screen(self, width: int, height: int, *, scale: float = 1, mobile: bool = False) -> Iterator[None]:
         """Let the window have this size for as long as the block runs."""
         self.emulate("setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=scale, mobile=mobile)
+        self.until(lambda: self.chrome.execute_script("return innerWidth") == width, "the window keeps its size")
+        # The page hears of another width before it is drawn anew, not when it has it.
+        self.chrome.execute_async_script("requestAnimationFrame(() => requestAnimationFrame(arguments[0]))")
         try:
             yield
         finally:
