@@ -76,7 +76,7 @@ class KernelForward:
 
 
 class KernelAttention:
-    """Attention by `decoding/fused/kernels/attention.h`: each row reads its own keys and values once."""
+    """Attention by `decoding/cpu/kernels/attention.h`: each row reads its own keys and values once."""
 
     def __init__(self, functions: kernels.Kernels, heads: Heads, forward: KernelForward) -> None:
         self._functions, self._heads, self._forward = functions, heads, forward

@@ -1,7 +1,7 @@
 """The decoder layers of a fused network: one by one around its attention, or all of them by one call of our kernels.
 
 Between two operations of a layer Python takes some 5 microseconds, and a small model has hundreds of operations. So
-where our kernels multiply, `decoding/fused/kernels/decoder.h` runs all layers.
+where our kernels multiply, `decoding/cpu/kernels/decoder.h` runs all layers.
 
 Shapes: N tokens, E hidden size, X any number of features.
 """

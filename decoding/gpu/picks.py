@@ -13,6 +13,7 @@ import torch
 
 from decoding.gpu.pick_table import PickTable
 from decoding.noise import BLOCK
+from decoding.picked import Picked
 
 _CHUNK = 32  # blocks that one program summarizes: 2,048 tokens
 _PART = 1024  # blocks that a program of `pick` looks at at a time
@@ -24,16 +25,6 @@ class Counted(NamedTuple):
 
     counts_RV: torch.Tensor  # int32: twice the occurrences in the output, and 1 if the prompt has the token
     rows_B: torch.Tensor  # which of these rows belongs to a row of the batch, int64; anything for one without penalties
-
-
-class Picked(NamedTuple):
-    """The picked tokens of B x J positions, all tensors [B, J]; see `decoding.sampling.picks.Picks`."""
-
-    token_ids_BJ: torch.Tensor  # int64
-    best_BJ: torch.Tensor
-    second_BJ: torch.Tensor
-    score_BJ: torch.Tensor
-    is_finite_BJ: torch.Tensor  # whether the best score is a number; else the id is 0 and the numbers mean nothing
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ Shapes: B sequences, J positions, V vocabulary, L tokens so far, S stop ids, E b
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Literal
 
 import torch
@@ -98,6 +99,15 @@ class SamplingBatch:
     def samples(self) -> bool:
         """Whether any row has noise."""
         return any(kind.name != "greedy" for kind in self.kinds)
+
+    @cached_property
+    def samples_B(self) -> torch.Tensor:
+        """Which rows have noise, bool."""
+        samples_B = torch.ones_like(self.keys_B, dtype=torch.bool)
+        for kind in self.kinds:
+            if kind.name == "greedy":
+                samples_B[slice(None) if kind.rows_R is None else kind.rows_R] = False
+        return samples_B
 
     @property
     def cuts(self) -> bool:

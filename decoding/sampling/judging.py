@@ -225,23 +225,18 @@ def verify_rows(
     The draft begins `first` tokens behind each row's committed ones. `uncommitted_BK` are these tokens and the drafted
     ones: penalties count the tokens before a position. Without `masks` they are those of all rows.
     """
-    raw_BJV = logits_BJV
-    if masks is not None:
-        logits_BJV = masks.apply(logits_BJV)
-    else:
-        logits_BJV = rows.masked(logits_BJV, uncommitted_BK, first, draft.num_draft_tokens_B)
-    if rows.verification != "coupled":
-        num_positions = logits_BJV.shape[1]
-        scores_BJV = process_logits(logits_BJV, rows.sampling, rows.history(uncommitted_BK, first, num_positions))
-        positions_BJ = rows.positions(first, num_positions)
-        verdict = verify_rejection(scores_BJV, draft, rows.sampling, positions_BJ, rows.verification)
-        # Up to the new token some token can be drawn at each position. Behind it nothing is left where all that may
-        # follow is forbidden, which decides nothing; numbers that are not finite must be cleared there, too.
-        is_behind_BJ = torch.arange(num_positions, device=logits_BJV.device) > verdict.num_accepted_B[:, None]
-        can_draw_BJ = scores_BJV.amax(-1).isfinite() | is_behind_BJ
-        is_finite_B = (can_draw_BJ & raw_BJV.amax(-1).isfinite()).all(-1)
-    else:
-        picks = rows.pick(logits_BJV, uncommitted_BK, first, close_call)
-        verdict = verify_coupled(picks, draft, rows.sampling, close_call)
-        is_finite_B = picks.is_finite_BJ.all(-1)
-    return verdict, is_finite_B
+    if masks is None:
+        masks = rows.masks(uncommitted_BK, first, logits_BJV.shape[1], draft.num_draft_tokens_B)
+    if rows.verification == "coupled":
+        picks = rows.pick(logits_BJV, uncommitted_BK, first, close_call, masks)
+        return verify_coupled(picks, draft, rows.sampling, close_call), picks.is_finite_BJ.all(-1)
+    num_positions = logits_BJV.shape[1]
+    masked_BJV = logits_BJV if masks is None else masks.apply(logits_BJV)
+    scores_BJV = process_logits(masked_BJV, rows.sampling, rows.history(uncommitted_BK, first, num_positions))
+    positions_BJ = rows.positions(first, num_positions)
+    verdict = verify_rejection(scores_BJV, draft, rows.sampling, positions_BJ, rows.verification)
+    # Up to the new token some token can be drawn at each position. Behind it nothing is left where all that may
+    # follow is forbidden, which decides nothing; numbers that are not finite must be cleared there, too.
+    is_behind_BJ = torch.arange(num_positions, device=logits_BJV.device) > verdict.num_accepted_B[:, None]
+    can_draw_BJ = scores_BJV.amax(-1).isfinite() | is_behind_BJ
+    return verdict, (can_draw_BJ & logits_BJV.amax(-1).isfinite()).all(-1)

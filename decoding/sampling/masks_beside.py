@@ -4,7 +4,7 @@ All that a mask depends on is known before the forward: the committed tokens and
 rows are there when the logits are, and tokens are picked among those that a grammar allows: no pick has to be checked,
 or made again. On a GPU no thread is needed, since the host waits for the device anyway (`judging.judge`).
 
-Shapes: B rows, R of them with a grammar, J positions, W words of 32 token ids, X = 32 W token ids.
+Shapes: R rows with a grammar, J positions, W words of 32 token ids.
 """
 
 import time
@@ -15,10 +15,8 @@ from threading import Thread
 from typing import TYPE_CHECKING
 
 import torch
-from torch.nn.functional import embedding
 
 from decoding.grammar.masks_at_once import Place, masks_at_once
-from decoding.sampling.scores import NEVER
 from decoding.sampling.token_masks import TokenMasks
 
 if TYPE_CHECKING:
@@ -27,8 +25,6 @@ if TYPE_CHECKING:
 _MOST_WAITED = 0.5  # of the time of a forward, on average; a check of picks takes time, too
 _DECAY = 0.9  # of that average, per round: one round in which the machine stood still says little
 _PAUSE = 64  # rounds
-_BITS_X8 = torch.arange(256)[:, None] >> torch.arange(8) & 1
-_BIASES_X8 = torch.zeros(256, 8).masked_fill(_BITS_X8 == 0, NEVER)  # of the bits of a byte
 _Answers = SimpleQueue[TokenMasks | BaseException | None]
 
 
@@ -102,12 +98,7 @@ def masks_of(request: "ScoreRequest") -> TokenMasks | None:
     packed = masks_at_once(places, 1 + max(map(len, drafted)))
     if packed is None:
         return None
-    packed_RJW = torch.from_numpy(packed)
-    # Only where all rows have a grammar are the masks added to the logits (`TokenMasks.apply`).
-    biases_RJX = None
-    if len(rows) == len(sequences):
-        biases_RJX = embedding(packed_RJW.view(torch.uint8).int(), _BIASES_X8).flatten(-2)
-    return TokenMasks(rows, packed_RJW, biases_RJX)
+    return TokenMasks(rows, torch.from_numpy(packed))
 
 
 @cache

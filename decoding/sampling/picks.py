@@ -16,6 +16,7 @@ from typing import NamedTuple, Self
 import torch
 
 from decoding.noise import BLOCK, GumbelNoise
+from decoding.picked import Picked
 from decoding.sampling.cuts import Support, find_supports
 from decoding.sampling.distribution import SamplingBatch, truncate
 from decoding.sampling.scores import NEVER, Scores
@@ -34,6 +35,11 @@ class Picks:
     score_BJ: torch.Tensor  # the pick's own score, without noise
     is_at_border_BJ: torch.Tensor  # whether another rounding of a cut would change the pick
     is_finite_BJ: torch.Tensor  # whether the best logit is a number
+
+    @classmethod
+    def inside(cls, picked: Picked) -> Self:
+        """Return what a kernel picked, where no pick is at the border of a cut."""
+        return cls(*picked[:4], torch.zeros_like(picked.is_finite_BJ), picked.is_finite_BJ)
 
     def replaced(self, rows_N: torch.Tensor, others: "Picks") -> "Picks":
         """Return the same picks, with those of `others` at these rows."""

@@ -10,9 +10,12 @@ from typing import NamedTuple
 
 import torch
 
+from decoding.cpu.picks import PickInputs as CpuInputs
+from decoding.cpu.picks import pick as pick_on_cpu
 from decoding.device import to_device
 from decoding.gpu.pick_table import PickTable
-from decoding.gpu.picks import Counted, PickInputs
+from decoding.gpu.picks import Counted
+from decoding.gpu.picks import PickInputs as GpuInputs
 from decoding.gpu.picks import pick as pick_on_gpu
 from decoding.noise import GumbelNoise, Stream
 from decoding.sampling.distribution import SamplingBatch, forbid, shape_logits
@@ -155,6 +158,23 @@ class Rows:
         again = part.pick(part.masked(logits_N1V[wrong_M], before_MK, first), before_MK, first)
         return picks.replaced(wrong_M, again)
 
+    def masks(
+        self,
+        drafted_BK: torch.Tensor,
+        first: int,
+        num_positions: int,
+        num_drafted: torch.Tensor | Seq[int] | None = None,
+    ) -> TokenMasks | None:
+        """Return the masks of the rows' grammars at the J positions from `first` on; None if no row has a grammar.
+
+        `drafted_BK` are the tokens before the positions. Of a row, one position more than its `num_drafted` has a
+        meaning (None: all have), and nothing is masked at the others.
+        """
+        if self.known_masks is not None or not self.have_grammars:
+            return self.known_masks
+        counts = num_drafted.tolist() if isinstance(num_drafted, torch.Tensor) else num_drafted
+        return TokenMasks.of(self.sequences, drafted_BK.tolist(), first, num_positions, counts)
+
     def masked(
         self,
         logits_BJV: torch.Tensor,
@@ -162,39 +182,54 @@ class Rows:
         first: int,
         num_drafted: torch.Tensor | Seq[int] | None = None,
     ) -> torch.Tensor:
-        """Return the logits [B, J, V] with -inf for the tokens that the rows' grammars do not allow.
+        """Return the logits [B, J, V] with -inf for the tokens that the rows' grammars do not allow (`masks`).
 
-        They are those at the positions from `first` on, and `drafted_BK` are the tokens before them. Of a row, one
-        position more than its `num_drafted` has a meaning (None: all have), and nothing is masked at the others.
         Without a grammar, and where everything is allowed, this is the argument itself.
         """
-        masks = self.known_masks
-        if masks is None and self.have_grammars:
-            counts = num_drafted.tolist() if isinstance(num_drafted, torch.Tensor) else num_drafted
-            masks = TokenMasks.of(self.sequences, drafted_BK.tolist(), first, logits_BJV.shape[1], counts)
+        masks = self.masks(drafted_BK, first, logits_BJV.shape[1], num_drafted)
         return logits_BJV if masks is None else masks.apply(logits_BJV)
 
-    def pick(self, logits_BJV: torch.Tensor, drafted_BK: torch.Tensor, first: int, margin: float = 0.0) -> Picks:
+    def pick(
+        self,
+        logits_BJV: torch.Tensor,
+        drafted_BK: torch.Tensor,
+        first: int,
+        margin: float = 0.0,
+        masks: TokenMasks | None = None,
+    ) -> Picks:
         """Pick under the shared noise at the J positions from `first` on; `drafted_BK` are the tokens before them.
 
-        The logits are those that `masked` returns.
+        Only what `masks` allows is picked.
         """
         num_positions, vocab_size = logits_BJV.shape[1:]
         if self.sampling.table is not None and not (margin and self.sampling.cuts):  # kernels know no borders of cuts
+            if masks is not None:
+                logits_BJV = masks.apply(logits_BJV)
             if self.sampling.forbidden is not None:  # which the kernels do not know
                 logits_BJV = forbid(logits_BJV, self.sampling, self.history(drafted_BK, first, num_positions))
-            picked = pick_on_gpu(logits_BJV, self._pick_inputs(self.sampling.table, vocab_size, drafted_BK), first)
-            return Picks(*picked[:4], torch.zeros_like(picked.is_finite_BJ), picked.is_finite_BJ)
+            inputs = self._gpu_inputs(self.sampling.table, vocab_size, drafted_BK)
+            return Picks.inside(pick_on_gpu(logits_BJV, inputs, first))
         shaped_BJV = shape_logits(logits_BJV, self.sampling, self.history(drafted_BK, first, num_positions))
+        if shaped_BJV.device.type == "cpu" and not self.sampling.cuts:  # of which the kernel knows nothing
+            picked = pick_on_cpu(shaped_BJV, self._cpu_inputs(masks), first)
+            if picked is not None:
+                return Picks.inside(picked)
+        if masks is not None:
+            shaped_BJV = masks.apply(shaped_BJV)
         noise = self._round_noise.of(vocab_size, first, num_positions) if self.sampling.samples else None
         return pick_tokens(shaped_BJV, self.sampling, noise, margin)
 
-    def _pick_inputs(self, table: PickTable, vocab_size: int, drafted_BK: torch.Tensor) -> PickInputs:
+    def _cpu_inputs(self, masks: TokenMasks | None) -> CpuInputs:
+        sampling = self.sampling
+        masked = () if masks is None or not masks.rows else (masks.packed_RJW, masks.rows)
+        return CpuInputs(sampling.temperature_B, sampling.samples_B, sampling.keys_B, self._lengths_B, *masked)
+
+    def _gpu_inputs(self, table: PickTable, vocab_size: int, drafted_BK: torch.Tensor) -> GpuInputs:
         if any(table.uses_counts) and vocab_size not in self._counted:
             counts = self.token_counts or TokenCounts(len(self.sequences), table.columns_BC.device)
             self._counted[vocab_size] = counts.of(self.sequences, table.uses_counts, vocab_size)
         biases_RV, counted = table.biases_of(vocab_size), self._counted.get(vocab_size)
-        return PickInputs(table, biases_RV, self._lengths_B, drafted_BK, counted)
+        return GpuInputs(table, biases_RV, self._lengths_B, drafted_BK, counted)
 
     @cached_property
     def _counted(self) -> dict[int, Counted]:

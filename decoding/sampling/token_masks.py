@@ -23,9 +23,6 @@ class TokenMasks:
 
     rows: tuple[int, ...]
     packed_RJW: torch.Tensor  # int32, on the CPU: bit i of word w stands for token id 32 * w + i
-    # The same as 0 and -inf, float32, where that was computed beside a forward: a sum takes a quarter of the time of a
-    # choice. A forbidden logit of +inf becomes NaN, and the row is decided again, by a choice.
-    bias_RJX: torch.Tensor | None = None
 
     @classmethod
     def of(
@@ -68,8 +65,6 @@ class TokenMasks:
         if not self.rows:
             return logits_BJV
         num_rows, _, vocab_size = logits_BJV.shape
-        if self.bias_RJX is not None and len(self.rows) == num_rows and logits_BJV.dtype is torch.float32:
-            return logits_BJV + self.bias_RJX[..., :vocab_size]
         allowed_RJV = self._unpacked(vocab_size, logits_BJV.device)
         if len(self.rows) == num_rows:
             return torch.where(allowed_RJV, logits_BJV, NEVER)

@@ -1,10 +1,11 @@
-// The CPU kernels as plain C functions: the operations of a decoder layer, in a handful of calls.
+// The CPU kernels as plain C functions: the operations of a decoder layer, and the picks of tokens, in a handful of calls.
 //
 // No torch headers are included, so it compiles in seconds, with any compiler that knows GCC's vector extensions. The
 // products of linear.h exist only if the processor has AVX2 with FMA, or AVX-512.
 
 #include "attention.h"
 #include "decoder.h"
+#include "picks.h"
 
 extern "C" {
 
@@ -24,6 +25,18 @@ void dray_rms_norm_bfloat16(const BFloat16* x, const BFloat16* weight, float eps
                             BFloat16* out) {
   rms_norm(x, weight, epsilon, rows, size, out);
 }
+
+int64_t dray_begin_picks_float32(const PickInputs* in, const PickOutputs* out) { return begin_picks<float>(*in, *out); }
+
+int64_t dray_begin_picks_bfloat16(const PickInputs* in, const PickOutputs* out) {
+  return begin_picks<BFloat16>(*in, *out);
+}
+
+void dray_finish_picks(const PickOutputs* out, int64_t num_places, const float* noised) {
+  finish_picks(*out, num_places, noised);
+}
+
+int64_t dray_num_candidates() { return kCandidates; }
 
 #ifdef DRAY_HAS_LINEAR
 

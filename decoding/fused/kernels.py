@@ -1,0 +1,125 @@
+"""The CPU kernels of a forward: what the C++ functions of `decoding/cpu/kernels` take, and those that are to be had."""
+
+import ctypes
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from decoding.cpu.library import library
+
+_DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
+_HEAD_SIZES = (16, 32, 64, 80, 96, 128, 256)
+_LANES = 16
+_POINTER = ctypes.c_void_p
+LinearFunction = Callable[..., None]  # takes a Linear, lines x, their number, what is added to the result, the result
+
+
+def _fields(kind: Any, names: str) -> list[tuple[str, Any]]:
+    """Declare fields of one kind, named in the order in which they lie in memory."""
+    return [(name, kind) for name in names.split()]
+
+
+class Forward(ctypes.Structure):
+    """The data that all layers of a forward share; the fields are explained in attention.h."""
+
+    _fields_ = [
+        *_fields(ctypes.c_int64, "num_rows num_tokens num_kv_heads group head_size num_positions num_visible"),
+        *_fields(_POINTER, "row_first slot write_position position turn cos sin"),
+    ]
+
+
+class LayerCache(ctypes.Structure):
+    """One layer's keys and values, and the norms of its heads."""
+
+    _fields_ = [*_fields(_POINTER, "keys values query_norm key_norm"), ("epsilon", ctypes.c_float)]
+
+
+class Linear(ctypes.Structure):
+    """A weight in the kernel's layout, with bias and gate; the fields are explained in linear.h."""
+
+    _fields_ = [*_fields(_POINTER, "weight bias gate_weight gate_bias"), *_fields(ctypes.c_int64, "inputs outputs")]
+
+
+class DecoderLayer(ctypes.Structure):
+    """One whole layer; the fields are explained in decoder.h."""
+
+    _fields_ = [
+        *_fields(_POINTER, "attention_norm mlp_norm"),
+        *_fields(ctypes.c_float, "attention_epsilon mlp_epsilon"),
+        *_fields(Linear, "qkv out up down"),
+        ("cache", LayerCache),
+    ]
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """The functions of cpu.cpp for one dtype."""
+
+    attention_function: "ctypes._CFuncPtr"  # type: ignore[name-defined]
+    rms_norm_function: "ctypes._CFuncPtr"  # type: ignore[name-defined]
+    layers_function: Callable[..., None] | None  # None without the products of `load_linear`
+
+    def attention(self, forward: Forward, layer: LayerCache, qkv: torch.Tensor, out: torch.Tensor | None) -> None:
+        """Rotate and store `qkv` [N, (Q + 2 H) * D], and write the attention's output to `out` [N, Q * D]."""
+        self.attention_function(forward, layer, qkv.data_ptr(), None if out is None else out.data_ptr())
+
+    def rms_norm(self, x_NE: torch.Tensor, weight_E: torch.Tensor, epsilon: float) -> torch.Tensor:
+        """Compute `x / rms(x) * weight` of each row."""
+        out_NE = torch.empty_like(x_NE)
+        num_rows, size = x_NE.shape
+        self.rms_norm_function(x_NE.data_ptr(), weight_E.data_ptr(), epsilon, num_rows, size, out_NE.data_ptr())
+        return out_NE
+
+
+def load(dtype: torch.dtype, head_size: int, hidden_size: int) -> Kernels | None:
+    """Return the kernels for a network of these sizes on CPU; None if torch's own operations must do."""
+    if dtype not in _DTYPES or head_size not in _HEAD_SIZES or hidden_size % _LANES:
+        return None
+    functions = library()
+    if functions is None:
+        return None
+    attention = functions[f"dray_attention_{_DTYPES[dtype]}"]
+    attention.argtypes = [ctypes.POINTER(Forward), ctypes.POINTER(LayerCache), _POINTER, _POINTER]
+    rms_norm = functions[f"dray_rms_norm_{_DTYPES[dtype]}"]
+    rms_norm.argtypes = [_POINTER, _POINTER, ctypes.c_float, ctypes.c_int64, ctypes.c_int64, _POINTER]
+    attention.restype = rms_norm.restype = None
+    layers = getattr(functions, f"dray_layers_{_DTYPES[dtype]}", None)
+    if layers is not None:
+        sizes = [ctypes.c_int64, ctypes.c_bool]
+        layers.argtypes = [ctypes.POINTER(Forward), ctypes.POINTER(DecoderLayer), *sizes, _POINTER, _POINTER]
+        layers.restype = None
+    return Kernels(attention, rms_norm, layers)
+
+
+def load_linear(dtype: torch.dtype) -> LinearFunction | None:
+    """Return the matrix product of this dtype; None if the processor or the compiler cannot do it."""
+    name = f"dray_linear_{_DTYPES[dtype]}"
+    functions = library()
+    if functions is None or not hasattr(functions, name):
+        return None
+    function: LinearFunction = functions[name]
+    function.argtypes = [ctypes.POINTER(Linear), _POINTER, ctypes.c_int64, _POINTER, _POINTER]  # type: ignore[attr-defined]
+    function.restype = None  # type: ignore[attr-defined]
+    return function
+
+
+def linear_columns() -> int:
+    """Return the outputs of a block in the layout of the weights that `load_linear`'s functions read."""
+    functions = library()
+    assert functions is not None, "only a function of the library needs its layout"
+    functions.dray_linear_columns.restype = ctypes.c_int64
+    return int(functions.dray_linear_columns())
+
+
+def linear_kind(dtype: torch.dtype) -> str:
+    """Return the instructions that multiply in this dtype; products of different kinds are rounded differently.
+
+    An empty text if none of our kernels multiplies.
+    """
+    function = getattr(library(), f"dray_linear_kind_{_DTYPES.get(dtype)}", None)
+    if function is None:
+        return ""
+    function.restype = ctypes.c_char_p
+    return str(function().decode())
