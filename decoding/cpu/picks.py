@@ -31,7 +31,7 @@ class _Inputs(ctypes.Structure):
         *((name, _INTEGER) for name in ("row_stride", "position_stride", "num_rows", "num_positions", "vocab_size")),
         *((name, _POINTER) for name in ("temperature", "samples", "keys", "lengths")),
         *((name, _INTEGER) for name in ("first", "stream", "num_streams")),
-        *(("masks", _POINTER), ("mask_rows", _POINTER), ("num_words", _INTEGER)),
+        *(("masks", _POINTER), ("mask_rows", ctypes.POINTER(_INTEGER)), ("num_words", _INTEGER)),
     ]
 
 
@@ -55,7 +55,7 @@ class PickInputs:
     masks_RJW: torch.Tensor | None = (
         None  # int32; bit i of word w stands for token id 32 * w + i; None: all are allowed
     )
-    mask_rows: Seq[int] = ()  # the rows that have these masks
+    mask_rows: Seq[int] = ()  # the rows that have these masks, in their order
 
 
 def pick(logits_BJV: torch.Tensor, inputs: PickInputs, first: int) -> Picked | None:
@@ -75,9 +75,10 @@ def pick(logits_BJV: torch.Tensor, inputs: PickInputs, first: int) -> Picked | N
     if masks_RJW is not None:
         assert masks_RJW.shape[1] == num_positions, "each position has a mask"
         masks_RJW = masks_RJW.contiguous()
-        mask_rows_B = torch.full((num_rows,), -1)
-        mask_rows_B[list(inputs.mask_rows)] = torch.arange(len(masks_RJW))
-        masks, mask_rows = masks_RJW.data_ptr(), mask_rows_B.data_ptr()
+        masks = masks_RJW.data_ptr()
+        if len(masks_RJW) < num_rows:
+            number_of = {row: number for number, row in enumerate(inputs.mask_rows)}
+            mask_rows = (_INTEGER * num_rows)(*(number_of.get(row, -1) for row in range(num_rows)))
 
     num_places = num_rows * num_positions
     num_listed = num_places * functions.num_candidates

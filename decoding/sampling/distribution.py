@@ -115,6 +115,12 @@ class SamplingBatch:
         return any(kind.name in ("top_k", "nucleus") for kind in self.kinds)
 
     @property
+    def shapes(self) -> bool:
+        """Whether `shape_logits` changes any logits."""
+        fields = (self.forbidden, self.bias_BE, self.penalties_3B, self.min_length_B)
+        return any(field is not None for field in fields)
+
+    @property
     def reads_tokens(self) -> bool:
         """Whether the distribution at a position depends on which tokens are before it, beyond the model itself."""
         return self.penalties_3B is not None or (self.forbidden is not None and self.forbidden.reads_tokens)

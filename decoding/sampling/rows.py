@@ -209,7 +209,9 @@ class Rows:
                 logits_BJV = forbid(logits_BJV, self.sampling, self.history(drafted_BK, first, num_positions))
             inputs = self._gpu_inputs(self.sampling.table, vocab_size, drafted_BK)
             return Picks.inside(pick_on_gpu(logits_BJV, inputs, first))
-        shaped_BJV = shape_logits(logits_BJV, self.sampling, self.history(drafted_BK, first, num_positions))
+        shaped_BJV = logits_BJV
+        if self.sampling.shapes:
+            shaped_BJV = shape_logits(logits_BJV, self.sampling, self.history(drafted_BK, first, num_positions))
         if shaped_BJV.device.type == "cpu" and not self.sampling.cuts:  # of which the kernel knows nothing
             picked = pick_on_cpu(shaped_BJV, self._cpu_inputs(masks), first)
             if picked is not None:

@@ -22,8 +22,10 @@ from dataclasses import dataclass, replace
 import torch
 
 from decoding.choices import Verification as Verification
+from decoding.cpu.verify import verify_coupled as verify_on_cpu
 from decoding.device import to_device
 from decoding.noise import GumbelNoise, Stream, round_keys, uniform
+from decoding.picked import Picked
 from decoding.sampling.distribution import SamplingBatch, probabilities
 from decoding.sampling.picks import Picks, pick_tokens
 
@@ -85,6 +87,12 @@ def verify_coupled(picks: Picks, draft: Draft, sampling: SamplingBatch, close_ca
     scores are closer than that, rounding could have decided, and the verdict reports a close call. It also reports one
     where rounding could drop the pick at a cut, or let in a token that would win (`Picks.is_at_border_BJ`).
     """
+    if picks.best_BJ.device.type == "cpu":
+        picked = Picked(picks.token_ids_BJ, picks.best_BJ, picks.second_BJ, picks.score_BJ, picks.is_finite_BJ)
+        drafted = (draft.token_ids_BK, draft.num_draft_tokens_B)
+        found = verify_on_cpu(picked, picks.is_at_border_BJ, *drafted, sampling.temperature_B, close_call)
+        if found is not None:
+            return BatchVerdict(*found)
     num_accepted_B = _count_leading(picks.token_ids_BJ[:, :-1] == draft.token_ids_BK, draft)
     next_token_B = picks.token_ids_BJ.gather(1, num_accepted_B[:, None])[:, 0]
     if not close_call:

@@ -1,4 +1,5 @@
-// The CPU kernels as plain C functions: the operations of a decoder layer, and the picks of tokens, in a handful of calls.
+// The CPU kernels as plain C functions: the operations of a decoder layer, and the
+// picks of tokens and what they say of a draft, in a handful of calls.
 //
 // No torch headers are included, so it compiles in seconds, with any compiler that knows GCC's vector extensions. The
 // products of linear.h exist only if the processor has AVX2 with FMA, or AVX-512.
@@ -6,6 +7,7 @@
 #include "attention.h"
 #include "decoder.h"
 #include "picks.h"
+#include "verify.h"
 
 extern "C" {
 
@@ -35,6 +37,8 @@ int64_t dray_begin_picks_bfloat16(const PickInputs* in, const PickOutputs* out) 
 void dray_finish_picks(const PickOutputs* out, int64_t num_places, const float* noised) {
   finish_picks(*out, num_places, noised);
 }
+
+void dray_verify_coupled(const VerifyInputs* in, const VerifyOutputs* out) { verify_coupled(*in, *out); }
 
 int64_t dray_num_candidates() { return kCandidates; }
 

@@ -24,7 +24,7 @@ struct PickInputs {
   const int64_t* lengths;    // [B]; position j of a row is token number lengths + first + j
   int64_t first, stream, num_streams;
   const uint32_t* masks;     // [R, J, W]: bit i of word w is set if token 32 * w + i is allowed; null: all are
-  const int64_t* mask_rows;  // [B]: which row of `masks` is a row's own; -1 where all tokens are allowed
+  const int64_t* mask_rows;  // [B]: the number in `masks` of a row's own, or -1 where all are allowed; null: its own number
   int64_t num_words;
 };
 
@@ -65,7 +65,7 @@ int64_t begin_picks(const PickInputs& in, const PickOutputs& out) {
 #pragma omp for schedule(static)
     for (int64_t place = 0; place < num_places; ++place) {
       const int64_t row = place / in.num_positions, j = place % in.num_positions;
-      const int64_t mask_row = in.masks ? in.mask_rows[row] : -1;
+      const int64_t mask_row = !in.masks ? -1 : in.mask_rows ? in.mask_rows[row] : row;
       const Position<T> at = {static_cast<const T*>(in.logits) + row * in.row_stride + j * in.position_stride,
                               mask_row < 0 ? nullptr : in.masks + (mask_row * in.num_positions + j) * in.num_words,
                               in.vocab_size};
