@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from decoding.cpu.wait import Bell
 from decoding.grammar.masks_at_once import Place, masks_at_once
 from decoding.sampling.token_masks import TokenMasks
 
@@ -60,7 +61,7 @@ class MasksBeside:
         request, self._wanted = self._wanted, None
         if request is not None:
             self._answers, self._began = SimpleQueue(), time.perf_counter()
-            _questions().put((request, self._answers))
+            _questions().put(request, self._answers)
 
     def take(self) -> TokenMasks | None:
         """Return the masks once they are there; None if there are none (`masks_of`), or none were begun."""
@@ -101,18 +102,32 @@ def masks_of(request: "ScoreRequest") -> TokenMasks | None:
     return TokenMasks(rows, torch.from_numpy(packed))
 
 
-@cache
-def _questions() -> "SimpleQueue[tuple[ScoreRequest, _Answers]]":
-    """Return the queue of a thread that computes the masks of all engines in this process, one request at a time."""
-    questions: SimpleQueue[tuple[ScoreRequest, _Answers]] = SimpleQueue()
+class _Questions:
+    """A thread that computes the masks of all engines in this process, one request at a time."""
 
-    def answer() -> None:
+    def __init__(self) -> None:
+        self._asked = SimpleQueue[tuple["ScoreRequest", _Answers]]()
+        self._bell = Bell()
+        Thread(target=self._answer, name="masks", daemon=True).start()
+
+    def put(self, request: "ScoreRequest", answers: _Answers) -> None:
+        """Ask for the masks of a request."""
+        self._asked.put((request, answers))
+        self._bell.ring()
+
+    def _answer(self) -> None:
         while True:
-            request, answers = questions.get()
+            num_rung = self._bell.num_rung
+            if self._asked.empty():
+                self._bell.wait(num_rung)
+            request, answers = self._asked.get()
+            self._bell.note_question()
             try:
                 answers.put(masks_of(request))
             except BaseException as error:  # noqa: BLE001 - for the thread that asked
                 answers.put(error)
 
-    Thread(target=answer, name="masks", daemon=True).start()
-    return questions
+
+@cache
+def _questions() -> _Questions:
+    return _Questions()

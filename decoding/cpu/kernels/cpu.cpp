@@ -8,6 +8,7 @@
 #include "decoder.h"
 #include "picks.h"
 #include "verify.h"
+#include "wait.h"
 
 extern "C" {
 
@@ -39,6 +40,10 @@ void dray_finish_picks(const PickOutputs* out, int64_t num_places, const float* 
 }
 
 void dray_verify_coupled(const VerifyInputs* in, const VerifyOutputs* out) { verify_coupled(*in, *out); }
+
+bool dray_wait_for_change(const int64_t* number, int64_t seen, int64_t sleep_ns, int64_t look_ns) {
+  return wait_for_change(number, seen, sleep_ns, look_ns);
+}
 
 int64_t dray_num_candidates() { return kCandidates; }
 

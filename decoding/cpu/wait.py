@@ -1,0 +1,59 @@
+"""Waiting for the next question of another thread, which need not wake this one.
+
+To wake a sleeping thread takes the waker 40 us on our machine, and its next steps are slower: together up to a tenth of
+a round of a small model. A thread whose questions come at a steady pace knows when the next one comes. So it sleeps by
+the clock, and then looks. While it looks, any other thread that wants its processor gets it.
+"""
+
+import ctypes
+import os
+import time
+
+from decoding.cpu.library import library
+
+_MOST_SECONDS = 0.004  # between questions: where more pass, to be woken costs little
+_SLEEP = 0.5  # of the time between two questions
+_LOOK = 0.8  # of it, behind that
+_DECAY = 0.8  # of the average time
+
+
+class Bell:
+    """A number that threads change when they have put a question, and one thread waits for."""
+
+    def __init__(self) -> None:
+        """Begin with no question put."""
+        self._num_rung = ctypes.c_int64(0)
+        self._last = time.perf_counter()  # when the last question came
+        affinity = getattr(os, "sched_getaffinity", None)  # which some systems do not have
+        self._has_room = (os.cpu_count() or 1) > 1 if affinity is None else len(affinity(0)) > 1
+        self._pace = float("inf")  # seconds between two questions, lately
+
+    def ring(self) -> None:
+        """Tell the waiting thread that a question was put. Rings of several threads at once may count as one."""
+        self._num_rung.value += 1
+
+    @property
+    def num_rung(self) -> int:
+        """How often it was rung; to be read before the thread looks whether there is a question already."""
+        return self._num_rung.value
+
+    def wait(self, num_rung: int) -> None:
+        """Wait for a ring behind the first `num_rung`, but hardly longer than one is usually awaited.
+
+        The caller must be able to wait on by other means.
+        """
+        built = library()
+        if built is None or self._pace > _MOST_SECONDS or not self._has_room:
+            return
+        since = time.perf_counter() - self._last
+        sleep, look = (int(1e9 * max(0.0, seconds)) for seconds in (_SLEEP * self._pace - since, _LOOK * self._pace))
+        built.dray_wait_for_change(
+            ctypes.byref(self._num_rung), ctypes.c_int64(num_rung), ctypes.c_int64(sleep), ctypes.c_int64(look)
+        )
+
+    def note_question(self) -> None:
+        """Learn from a question that has come how long the next one will take."""
+        now = time.perf_counter()
+        passed, self._last = now - self._last, now
+        is_new = self._pace > _MOST_SECONDS  # there is no pace yet, or a slow one
+        self._pace = passed if is_new else _DECAY * self._pace + (1 - _DECAY) * passed
