@@ -8,6 +8,7 @@ import json
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from contextvars import copy_context
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,7 +53,8 @@ async def result_of(tool: Callable[..., Any], arguments: Mapping[str, Any]) -> A
         with suppress(RuntimeError):  # the event loop is closed: the program is gone
             loop.call_soon_threadsafe(settle, result, error)
 
-    threading.Thread(target=run, name=f"tool {getattr(tool, '__name__', '')}", daemon=True).start()
+    name = f"tool {getattr(tool, '__name__', '')}"
+    threading.Thread(target=copy_context().run, args=(run,), name=name, daemon=True).start()
     return await answer
 
 
