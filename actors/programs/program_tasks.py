@@ -14,6 +14,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
+_Steps = Coroutine[Any, Any, Any] | Generator[Any, Any, Any]  # what a task can run
 _in_program: ContextVar[bool] = ContextVar("in_program", default=False)  # whether a program's code runs
 
 
@@ -61,15 +62,13 @@ class _TaskFactory:
 
     before: Callable[..., asyncio.Future[Any]] | None
 
-    def __call__(
-        self, loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, Any], **named: Any
-    ) -> asyncio.Future[Any]:
+    def __call__(self, loop: asyncio.AbstractEventLoop, coroutine: _Steps, **named: Any) -> asyncio.Future[Any]:
         if _in_program.get():
             coroutine = _Contained(coroutine)
         return (self.before or _new_task)(loop, coroutine, **named)
 
 
-def _new_task(loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, Any], **named: Any) -> asyncio.Task[Any]:
+def _new_task(loop: asyncio.AbstractEventLoop, coroutine: _Steps, **named: Any) -> asyncio.Task[Any]:
     return asyncio.Task(coroutine, loop=loop, **named)
 
 
@@ -79,8 +78,8 @@ class _Contained(Coroutine[Any, Any, Any]):
     A function that awaits the coroutine would not do: cancelled before its first step, it would never await it.
     """
 
-    def __init__(self, coroutine: Coroutine[Any, Any, Any]) -> None:
-        self._coroutine = coroutine
+    def __init__(self, coroutine: _Steps) -> None:
+        self._coroutine: Any = coroutine
 
     def send(self, value: Any) -> Any:
         return self._step(self._coroutine.send, value)
@@ -92,7 +91,7 @@ class _Contained(Coroutine[Any, Any, Any]):
         self._coroutine.close()
 
     def __await__(self) -> Generator[Any, Any, Any]:
-        return self._coroutine.__await__()
+        return (yield from self._coroutine.__await__())
 
     def __getattr__(self, name: str) -> Any:  # names, frames and lines, for those who show a task
         return getattr(self._coroutine, name)
