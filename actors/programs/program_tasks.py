@@ -101,5 +101,10 @@ class _Contained(Coroutine[Any, Any, Any]):
         try:
             return step(*arguments)
         except (SystemExit, KeyboardInterrupt) as error:
-            said = f"a task of the program raised {type(error).__name__}: {error}"
-            raise RuntimeError(said).with_traceback(error.__traceback__) from error
+            raise as_ordinary(error, "a task of the program") from error
+
+
+def as_ordinary(error: BaseException, raiser: str) -> RuntimeError:
+    """Return an error that ends no event loop, in place of one that does. It leads to the same lines."""
+    said = f"{raiser} raised {type(error).__name__}{f': {error}' if str(error) else ''}"
+    return RuntimeError(said).with_traceback(error.__traceback__)

@@ -19,7 +19,7 @@ HOSTILE: dict[str, str | None] = {
     "raises_a_base_group": "the program failed: some (2 sub-exceptions), the first: SystemExit: 3 (line ",
     "recurses": "the program failed: maximum recursion depth exceeded",
     "exits_in_a_task": _TASK_EXITS,
-    "interrupts_in_a_task": "the program failed: a task of the program raised KeyboardInterrupt",
+    "interrupts_in_a_task": "the program failed: a task of the program raised KeyboardInterrupt (line ",
     "exits_in_a_group": f"(1 sub-exception), the first: {_TASK_EXITS.removeprefix('the program failed: ')}",
     "exits_in_a_task_of_a_task": _TASK_EXITS,
     "exits_in_a_task_of_a_tool": _TASK_EXITS,
@@ -31,11 +31,12 @@ HOSTILE: dict[str, str | None] = {
     "cancels_its_task_in_a_generation": f"{_CANCELLED} (line ",
     "is_cancelled_by_its_task": f"{_CANCELLED} (line ",
     "cancels_its_task_and_goes_on": None,
-    "tool_exits": "the program failed: the tool raised SystemExit: 4",
+    "tool_exits": "the program failed: the tool raised SystemExit: 4 (line ",
+    "tool_interrupts": "the program failed: the tool raised KeyboardInterrupt (line ",
     "async_tool_exits": "the program failed: SystemExit: 4 (line ",
     "tool_exits_beside_another": "the program failed: the tool raised SystemExit: 4",
     "async_tool_exits_beside_another": "the program failed: a task of the program raised SystemExit: 4",
-    "tool_stops": "the program failed: the tool raised StopIteration: no more",
+    "tool_stops": "the program failed: the tool raised StopIteration: no more (line ",
 }
 
 
@@ -187,6 +188,15 @@ async def tool_exits(generate: Any, row: dict[str, Any]) -> None:
 
 def _exit() -> None:
     raise SystemExit(4)
+
+
+async def tool_interrupts(generate: Any, row: dict[str, Any]) -> None:
+    await generate(row["prompt"])
+    await generate.call(_interrupt_at_once)
+
+
+def _interrupt_at_once() -> None:
+    raise KeyboardInterrupt
 
 
 async def async_tool_exits(generate: Any, row: dict[str, Any]) -> None:
