@@ -80,6 +80,7 @@ class _Contained(Coroutine[Any, Any, Any]):
 
     def __init__(self, coroutine: _Steps) -> None:
         self._coroutine: Any = coroutine
+        self._has_begun = False
 
     def send(self, value: Any) -> Any:
         return self._step(self._coroutine.send, value)
@@ -97,7 +98,9 @@ class _Contained(Coroutine[Any, Any, Any]):
         return getattr(self._coroutine, name)
 
     def _step(self, step: Callable[..., Any], *arguments: Any) -> Any:
-        _in_program.set(True)  # also in a context that the program has made
+        if not self._has_begun:
+            self._has_begun = True
+            _in_program.set(True)  # also in a context that the program has made
         try:
             return step(*arguments)
         except (SystemExit, KeyboardInterrupt) as error:

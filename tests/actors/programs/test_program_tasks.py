@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from actors.programs.program_rows import ProgramRows
-from actors.programs.program_tasks import let_no_program_end, run_program
+from actors.programs.program_tasks import let_no_program_end, outside_program, run_program
 from actors.programs.settings import ProgramSettings
 from tests.actors.programs import some_programs
 from tests.actors.programs.running import ROWS, SOME, run_in_a_loop, write
@@ -61,6 +61,27 @@ def test_the_engine_that_a_program_wakes_and_the_task_factory_of_others_stay_as_
     untouched = {each.__qualname__ for each in factory.coroutines if inspect.iscoroutine(each)}
     assert contained == {"side_by_side.<locals>.branch"}
     assert {"EngineLoop._run", "ProgramRows._run"} <= untouched
+
+
+def test_what_a_task_of_a_program_begins_while_it_waits_for_the_engine_is_not_the_programs() -> None:
+    async def branch() -> None:
+        with outside_program():
+            await asyncio.sleep(0)
+            task = asyncio.create_task(asyncio.sleep(0))
+        assert inspect.iscoroutine(task.get_coro())
+        await task
+        task = asyncio.create_task(asyncio.sleep(0))
+        assert not inspect.iscoroutine(task.get_coro())
+        await task
+
+    async def program() -> None:
+        await asyncio.create_task(branch())
+
+    async def work() -> None:
+        let_no_program_end(asyncio.get_running_loop())
+        await run_program(program)
+
+    asyncio.run(work())
 
 
 def test_the_factory_is_set_once_however_many_units_a_worker_runs() -> None:
