@@ -13,7 +13,9 @@ from typing import Any
 from actors.engine.loop import EngineLoop
 from actors.engine.translation import row_params, token_columns
 from actors.programs.conversation import Conversation
+from actors.programs.failure import failure_of
 from actors.programs.program import Program
+from actors.programs.program_tasks import let_no_program_end, run_program
 from actors.programs.running_sample import RunningSample
 from actors.programs.settings import ProgramSettings
 from actors.programs.tool_record import ToolRecord, forget_results
@@ -78,6 +80,7 @@ class ProgramRows:
 
     async def finish(self, rows: list[ProgramRow]) -> None:
         """Run the programs of these rows to their ends. Raises what the engine fails with."""
+        let_no_program_end(asyncio.get_running_loop())
         runs = [asyncio.ensure_future(self._run(row, sample)) for row in rows for sample in self._new_samples(row)]
         try:
             await asyncio.gather(*runs)
@@ -134,29 +137,22 @@ class ProgramRows:
         timeout_s = self._settings.timeout_s
         try:
             async with asyncio.timeout(timeout_s) as sample.running.limit:
-                sample.returned = await self._program.run(sample.conversation, _columns(row.row))
+                sample.returned = await run_program(self._program.run, sample.conversation, _columns(row.row))
         except RowError as error:
             return error
         except asyncio.CancelledError as error:
             task = asyncio.current_task()
-            if task is None or task.cancelling():  # the row is given up; otherwise the program raised it
+            if task is None or task.cancelling():  # the row is given up
                 raise
-            return self._failure(error)
-        except (Exception, SystemExit, KeyboardInterrupt) as error:  # noqa: BLE001 - a program may raise anything
+            return failure_of(self._program, error)
+        except BaseException as error:  # noqa: BLE001 - a program may raise anything
             limit = sample.running.limit
             if isinstance(error, TimeoutError) and limit is not None and limit.expired():
                 return RowError(
                     "program", f"the program took more than program.timeout_s, {timeout_s:g} s", "TimeoutError"
                 )
-            return self._failure(error)
+            return failure_of(self._program, error)
         return None
-
-    def _failure(self, error: BaseException) -> RowError:
-        line = self._program.line_of(error)
-        where = "" if line is None else f" (line {line} of {self._program.name})"
-        return RowError(
-            "program", f"the program failed: {str(error) or type(error).__name__}{where}", type(error).__name__
-        )
 
     def _generation(self, row: ProgramRow, number: int, sample: _Sample) -> dict[str, Any]:
         begun = list(sample.conversation.generations())

@@ -8,6 +8,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
 from actors.engine.loop import EngineLoop
+from actors.programs.program_tasks import outside_program
 from actors.programs.tool_record import ToolRecord
 from decoding.sampling_params import SamplingParams
 from pipeline.errors import RowError
@@ -57,7 +58,8 @@ class RunningSample:
         self._stop_clock()
         self.num_in_flight += 1
         try:
-            yield
+            with outside_program():
+                yield
         except asyncio.CancelledError:
             self.was_cut = True
             raise

@@ -8,9 +8,11 @@ import json
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from contextvars import copy_context
 from dataclasses import dataclass
 from typing import Any
 
+from actors.programs.program_tasks import as_ordinary
 from pipeline.errors import RowError
 
 
@@ -44,15 +46,16 @@ async def result_of(tool: Callable[..., Any], arguments: Mapping[str, Any]) -> A
         try:
             result = tool(**arguments)
         except StopIteration as raised:  # which no future can hold
-            error = RuntimeError(f"the tool raised StopIteration: {raised}")
+            error = as_ordinary(raised, "the tool")
         except Exception as raised:  # noqa: BLE001 - handed to the program, which waits for an answer
             error = raised
         except BaseException as raised:  # noqa: BLE001 - as it is it would end the event loop from a task of the program
-            error = RuntimeError(f"the tool raised {type(raised).__name__}: {raised}")
+            error = as_ordinary(raised, "the tool")
         with suppress(RuntimeError):  # the event loop is closed: the program is gone
             loop.call_soon_threadsafe(settle, result, error)
 
-    threading.Thread(target=run, name=f"tool {getattr(tool, '__name__', '')}", daemon=True).start()
+    name = f"tool {getattr(tool, '__name__', '')}"
+    threading.Thread(target=copy_context().run, args=(run,), name=name, daemon=True).start()
     return await answer
 
 

@@ -14,13 +14,14 @@ import yaml
 from safetensors.torch import load_file, save_file
 
 from jobs import generate
+from tests.actors.programs.hostile_programs import HOSTILE
+from tests.actors.programs.wrong_programs import WRONG
 from tests.adapted import keep_merged_models_in, save_adapter
 from tests.jobs.conftest import Job
-from tests.jobs.hostile_programs import WRONG
 from tests.jobs.hostile_rows import GOOD_ROWS, HOSTILE_ROWS
 from tests.jobs.runs import arguments, errors, generations, problems
 
-PROGRAM = "--program.function=tests.jobs.hostile_programs:hostile"
+PROGRAM = "--program.function=tests.actors.programs.hostile_programs:hostile"
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
 
 
@@ -57,18 +58,28 @@ def test_each_hostile_row_is_an_error_row_that_says_why_and_good_rows_are_writte
     assert re.fullmatch("[ab]{2,4}", texts["a good form"]["text"])
 
 
+# Some of each stage, and of those that would end an event loop. tests/actors/programs runs all, without a job.
+WRONG_IN_A_JOB = ("raises", "says_nothing", "waits", "returns_itself", "leaves_one_behind")
+WRONG_IN_A_JOB += ("asks_for_heat", "asks_for_a_bad_tool", "too_long")
+HOSTILE_IN_A_JOB = ("exits", "interrupts", "raises_a_base_exception", "cancels_itself", "tool_exits", "tool_stops")
+HOSTILE_IN_A_JOB += ("exits_in_a_task", "interrupts_in_a_task", "exits_in_a_group", "leaves_a_task_that_exits")
+HOSTILE_IN_A_JOB += ("cancels_its_task", "tool_exits_beside_another", "recurses")
+SOUND_IN_A_JOB = ("one_turn", "catches", "changes_its_row")
+
+
 @pytest.mark.ray
 @pytest.mark.timeout(300)
 @pytest.mark.usefixtures("ray_address")
 def test_each_program_that_goes_wrong_is_an_error_row_and_its_neighbours_are_written(job: Job) -> None:
-    job.read([{"id": name, "kind": "a", "prompt": "hello", "does": name, "notes": []} for name in WRONG])
+    hostile = {name: HOSTILE[name] for name in HOSTILE_IN_A_JOB}
+    said = {name: WRONG[name] for name in WRONG_IN_A_JOB}
+    said |= {name: ("program", words) for name, words in hostile.items() if words is not None}
+    written = {*SOUND_IN_A_JOB, *(name for name, words in hostile.items() if words is None)}
+    names = [*said, *written]
+    job.read([{"id": name, "kind": "a", "prompt": "hello", "does": name, "notes": []} for name in names])
     flags = [PROGRAM, "--program.max_turns=5", "--program.timeout_s=3", "--run.max_error_rate=1"]
     assert job.generate(*flags) == 0, job.printed()
-    check_rows(
-        job,
-        {name: wrong for name, wrong in WRONG.items() if wrong is not None},
-        {name for name, wrong in WRONG.items() if wrong is None},
-    )
+    check_rows(job, said, written)
 
 
 @pytest.mark.parametrize(
@@ -111,13 +122,9 @@ def check_refused(job: Job, flags: list[str], said: str) -> None:
     assert not job.output.exists()
 
 
-PROGRAMS = {
+PROGRAMS = {  # and those of tests/actors/programs/test_program_rows.py
     "nowhere": "must be 'module:function'",
     "no_such_module:row": "the module 'no_such_module' cannot be imported (ModuleNotFoundError",
-    "tests.jobs.hostile_programs:nothing": "the module has no 'nothing'",
-    "tests.jobs.hostile_programs:WRONG": "expected `async def WRONG(generate, row)`",
-    "tests.actors.programs.some_programs:not_async": "expected `async def not_async(generate, row)`",
-    "tests.actors.programs.some_programs:one_argument": "it is called with two arguments, generate and row",
     "bad_syntax:row": "cannot be imported (SyntaxError",
     "bad_import:row": "cannot be imported (RuntimeError: not today)",
     "bad_exit:row": "cannot be imported (SystemExit: 5)",
@@ -210,5 +217,5 @@ def test_an_adapter_of_a_model_that_is_not_the_one_it_names_is_refused(
 
 def test_there_are_enough_cases_of_each_kind() -> None:
     assert len(ADAPTERS) >= 20
-    assert len(PROGRAMS) + sum(wrong is not None for wrong in WRONG.values()) >= 30
+    assert len(PROGRAMS) + len(WRONG) + sum(words is not None for words in HOSTILE.values()) >= 45
     assert len(HOSTILE_ROWS) >= 40

@@ -1,4 +1,4 @@
-"""Programs for the tests: one that is sound, one for each thing that a program may do wrong, and what is no program."""
+"""Programs for the tests that are sound, and what is no program."""
 
 import asyncio
 import json
@@ -57,28 +57,28 @@ async def wait(branch: int) -> str:
     return "done"
 
 
-async def in_two_tasks(generate: Any, row: dict[str, Any]) -> None:
-    await asyncio.gather(generate("a"), generate("b"))
-
-
-async def leaves_one_behind(generate: Any, row: dict[str, Any]) -> str:
-    left = asyncio.ensure_future(generate.branch()(row["prompt"], {"max_tokens": 60, "ignore_eos": True}))
-    await generate(row["prompt"], {"max_tokens": 1})
-    return str(left.done())
-
-
-async def cancels_one(generate: Any, row: dict[str, Any]) -> str:
-    other = asyncio.ensure_future(generate.branch()(row["prompt"], {"max_tokens": 60, "ignore_eos": True}))
-    await generate(row["prompt"], {"max_tokens": 1})
-    other.cancel()
-    await asyncio.wait([other])
-    return "cut"
-
-
 async def changes_its_row(generate: Any, row: dict[str, Any]) -> int:
     row["notes"].append("seen")
     await generate(row["prompt"], {"max_tokens": 1})
     return len(row["notes"])
+
+
+BEGUN: asyncio.Queue[str] = asyncio.Queue()  # a test has its own
+GIVEN_UP: list[str] = []
+
+
+async def waits_in_a_task(generate: Any, row: dict[str, Any]) -> None:
+    """Waits for ever in a task of its own, and tells when it begins and when it is given up."""
+
+    async def wait() -> None:
+        BEGUN.put_nowait(row["prompt"])
+        try:
+            await asyncio.Event().wait()
+        finally:
+            GIVEN_UP.append(row["prompt"])
+
+    await generate(row["prompt"], {"max_tokens": 1})
+    await asyncio.gather(wait())
 
 
 def hangs(event: str) -> None:
@@ -136,77 +136,6 @@ async def calls_a_tool(generate: Any, row: dict[str, Any]) -> dict[str, Any]:
     messages += [asking.message, {"role": "tool", "tool_call_id": call["id"], "content": forecast}]
     answer = await generate(messages, tools=[WEATHER], tool_choice="none")
     return {"call": asking.message["tool_calls"], "forecast": forecast, "answer": answer.text}
-
-
-async def raises(generate: Any, row: dict[str, Any]) -> None:
-    await generate(row["prompt"])
-    raise KeyError("nothing there")
-
-
-async def tool_raises(generate: Any, row: dict[str, Any]) -> None:
-    await generate(row["prompt"])
-    await generate.call(int, x="a")
-
-
-async def says_nothing(generate: Any, row: dict[str, Any]) -> str:
-    return "no generation"
-
-
-async def never_ends(generate: Any, row: dict[str, Any]) -> None:
-    while True:
-        await generate(row["prompt"], {"max_tokens": 1})
-
-
-async def waits(generate: Any, row: dict[str, Any]) -> None:
-    await generate(row["prompt"])
-    await asyncio.Event().wait()
-
-
-async def gives_up_early(generate: Any, row: dict[str, Any]) -> None:
-    async with asyncio.timeout(0):
-        await asyncio.Event().wait()
-
-
-async def returns_a_set(generate: Any, row: dict[str, Any]) -> set[int]:
-    await generate(row["prompt"])
-    return {1}
-
-
-async def tool_returns_bytes(generate: Any, row: dict[str, Any]) -> None:
-    await generate(row["prompt"])
-    await generate.call(bytes)
-
-
-async def asks_for_many(generate: Any, row: dict[str, Any]) -> None:
-    await generate(row["prompt"], {"n": 2})
-
-
-async def asks_for_heat(generate: Any, row: dict[str, Any]) -> None:
-    await generate(row["prompt"], {"temperature": -1})
-
-
-async def asks_for_unknown(generate: Any, row: dict[str, Any]) -> None:
-    await generate(row["prompt"], {"warmth": 1})
-
-
-async def asks_with_a_list(generate: Any, row: dict[str, Any]) -> None:
-    await generate(row["prompt"], [1])
-
-
-async def empty_messages(generate: Any, row: dict[str, Any]) -> None:
-    await generate([])
-
-
-async def number_as_prompt(generate: Any, row: dict[str, Any]) -> None:
-    await generate(5)
-
-
-async def tools_for_a_text(generate: Any, row: dict[str, Any]) -> None:
-    await generate("a", tools=[{"type": "function"}])
-
-
-async def too_long(generate: Any, row: dict[str, Any]) -> None:
-    await generate("hello " * 500)
 
 
 def not_async(generate: Any, row: dict[str, Any]) -> None:
