@@ -7,7 +7,7 @@ is known from the expressions (`decoding/grammar/fixed_text.py`), and by what ll
 those that have much of it, and of the repeated groups in them.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +25,7 @@ INITIAL_LEXER_FUEL = 200_000
 MOST_FIXED = 10_000
 # What the beginnings of patterns and groups may cost in one step, in llguidance's units (2,000 to 14,000 a
 # millisecond). The first of these that is enough counts, and what is counted has a greatest sum.
-_STEPS, _MOST_STEPS = (2_000, 10_000, 50_000, 200_000), 1_000_000
+_STEPS, _MOST_STEPS = (2_000, 10_000, 50_000, 200_000), 400_000
 _NUM_STEPS = 3  # the error of a lexer that is too large comes behind the first byte
 _DATA = ("const", "enum", "default", "examples")  # keywords of a schema whose values are no schemas
 _NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")  # that have schemas by names
@@ -87,14 +87,14 @@ def _escaped(name: Any) -> str:
 def pattern_problem(patterns: Iterable[tuple[str, str]]) -> tuple[str, str] | None:
     """Return the first of these patterns at which they are too large together, by its pointer, and why; else None."""
     num_fixed = num_spent = 0
-    known: set[str] = set()
+    known: set[str] = set()  # patterns and groups that have been read
     for pointer, pattern in patterns:
-        text = fixed_text(pattern)
+        text, num_before = fixed_text(pattern), num_fixed + num_spent
         is_large = has_more(text.longest, pattern)
-        if is_large:
-            num_fixed += text.longest
+        num_fixed += text.longest if is_large else 0
         if num_fixed > MOST_FIXED:
-            return pointer, _too_large(f"write out {num_fixed} bytes without a choice, more than {MOST_FIXED}", known)
+            why = f"write out {num_fixed} bytes without a choice, more than {MOST_FIXED}"
+            return pointer, _too_large(why, num_before)
         for part in dict.fromkeys((*text.groups, *([pattern] if is_large else []))):
             if part in known:
                 continue
@@ -104,12 +104,12 @@ def pattern_problem(patterns: Iterable[tuple[str, str]]) -> tuple[str, str] | No
                 return pointer, spent
             num_spent += spent
             if num_spent > _MOST_STEPS:
-                return pointer, _too_large("leave too much open", known)
+                return pointer, _too_large("have too many groups that write out much", num_before)
     return None
 
 
-def _too_large(why: str, known: Collection[str]) -> str:
-    together = " of this pattern and of those before it" if known else ""
+def _too_large(why: str, num_before: int) -> str:
+    together = " of this pattern and of those before it" if num_before else ""
     return f"lexer error: the repetitions{together} {why}; use smaller counts of repetitions"
 
 
