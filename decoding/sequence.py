@@ -27,6 +27,7 @@ class TokenLogprobs:
     logprob: float  # of the token that was chosen
     top: tuple[tuple[int, float], ...]  # the most likely tokens, best first
     rank: int | None = None  # tokens that are as likely as the one that was chosen, or likelier; None: not asked for
+    best_logit: float | None = None  # of the most likely token; of scores with a list of these, else None
 
 
 @dataclass(frozen=True, slots=True)

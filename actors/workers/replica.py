@@ -13,6 +13,7 @@ from contextlib import aclosing, contextmanager
 from dataclasses import replace
 from typing import Any
 
+import torch
 from ray.exceptions import RayError, RayTaskError
 
 from actors.engine.deadline import DeadlineError
@@ -35,6 +36,7 @@ from actors.workers.batch_worker import BatchWorker, SharedEngine, UnitOrder
 from actors.workers.loading import LoadedEngine
 from actors.workers.replica_settings import ReplicaSettings as ReplicaSettings
 from decoding.engine.draft_folder import read_replacement
+from decoding.sampling.verify import least_margin
 from decoding.sampling_params import SamplingParams
 from decoding.scoring.text import ScoredText
 from decoding.sequence import Sequence, TokenLogprobs
@@ -174,8 +176,8 @@ class Replica:
         there without noise (`endpoint/answers/next_token.py` reads it): the runner-up is further away than rounding
         could bring it. Raises what `generate` raises, or what the engine failed with.
         """
-        margin = 2 * self._loop.engine.close_call if scoring.has_next else 0.0
-        texts = [_scored_text(prompt, scoring, has_next=margin > 0) for prompt in scoring.prompts]
+        close_call = self._loop.engine.close_call if scoring.has_next else 0.0
+        texts = [_scored_text(prompt, scoring, has_next=close_call > 0) for prompt in scoring.prompts]
         with self._taken(scoring.fingerprint, len(texts)):
             for text in texts:
                 if problem := self._loop.engine.problem_with_text(text):
@@ -186,7 +188,7 @@ class Replica:
                 raise FailedError("the engine failed over a text that is scored")  # the loop has logged why
             self._last_token_at = time.monotonic()  # scores are a sign of life
             scores = [logprobs for text in texts for logprobs in text.scores]
-            return [_with_next(logprobs, margin) for logprobs in scores] if margin else scores
+            return [_with_next(logprobs, close_call) for logprobs in scores] if close_call else scores
 
     async def score_or_refuse(self, scoring: Scoring) -> list[list[TokenLogprobs]] | Refusal:
         """Return what `score` returns, or the refusal or failure that it raises."""
@@ -293,8 +295,14 @@ def _scored_text(prompt: tuple[int, ...], scoring: Scoring, *, has_next: bool) -
     return ScoredText.whole((*prompt, 0), max(2, scoring.num_top), has_ranks=scoring.has_ranks)
 
 
-def _with_next(logprobs: list[TokenLogprobs], margin: float) -> list[TokenLogprobs]:
-    """Return the scores of a prompt, and the entry of the token that follows if no other one comes near it."""
+def _with_next(logprobs: list[TokenLogprobs], close_call: float) -> list[TokenLogprobs]:
+    """Return the scores of a prompt, and the entry of the token that follows if no other one comes near it.
+
+    It has to be twice as far away as where a round calls it close, since the forward that scores rounds, too.
+    """
     *own, behind = logprobs
     (_, best), (_, second), *_ = behind.top
+    assert behind.best_logit is not None, "likely tokens were asked for"
+    logit = torch.tensor(behind.best_logit)
+    margin = 2 * float(least_margin(logit, logit, close_call))
     return [*own, TokenLogprobs(best, behind.top)] if best - second > margin else own

@@ -11,7 +11,7 @@ from itertools import islice
 from typing import Any
 
 from decoding.grammar.library_error import in_one_line
-from decoding.grammar.patterns import lexer_error, patterns_in
+from decoding.grammar.patterns import pattern_problem, patterns_in
 from decoding.grammar.structured import Structured
 
 _MAX_PLACES = 2000  # subschemas that are compiled to find the place of a mistake
@@ -51,7 +51,7 @@ def _problem_of(key: str) -> str | None:
     except ValueError as error:  # llguidance cannot even read it, such as a number beyond its numbers
         return f"sampling.structured.{kind} cannot be compiled: {in_one_line(str(error))}"
     if message is None:
-        return _problem_with_patterns(structured) if structured.json_schema is not None else None
+        return _problem_with_patterns(structured) if kind in ("json_schema", "regex") else None
     where = _place_of(structured, message) if structured.json_schema is not None else ""
     return f"sampling.structured.{kind} cannot be compiled{where}: {message}"
 
@@ -70,12 +70,13 @@ def _message(definition: str) -> str | None:
 
 
 def _problem_with_patterns(structured: Structured) -> str | None:
-    for pointer, pattern in patterns_in(structured.schema):
-        error = lexer_error(pattern)
-        if error is not None:
-            where = f" at {_shown(pointer)}" if pointer else ""
-            return f"sampling.structured.json_schema cannot be compiled{where}: {in_one_line(error)}"
-    return None
+    patterns = patterns_in(structured.schema) if structured.regex is None else [("", structured.regex)]
+    problem = pattern_problem(patterns)
+    if problem is None:
+        return None
+    pointer, error = problem
+    where = f" at {_shown(pointer)}" if pointer else ""
+    return f"sampling.structured.{structured.kind} cannot be compiled{where}: {in_one_line(error)}"
 
 
 def _place_of(structured: Structured, message: str) -> str:

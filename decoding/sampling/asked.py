@@ -107,13 +107,17 @@ def asked_logprobs(
         has_ranks = [stretches[number].has_ranks for _, _, number in here]
         chosen, ranks, tops = _found(logits_of(slice(first, end)), wanted, has_ranks, num_top)
         for (place, _, number), logprob, rank in zip(here, chosen, ranks, strict=True):
-            found[number].append(TokenLogprobs(logprob, tops[place - first], rank))
+            top, best_logit = tops[place - first]
+            found[number].append(TokenLogprobs(logprob, top, rank, best_logit))
     return found
+
+
+_Top = tuple[tuple[tuple[int, float], ...], float | None]  # the likely tokens of a position, and the best one's logit
 
 
 def _found(
     logits_MV: torch.Tensor, pairs: Seq[tuple[int, int]], has_ranks: Seq[bool], num_top: Seq[int]
-) -> tuple[list[float], list[int | None], list[tuple[tuple[int, float], ...]]]:
+) -> tuple[list[float], list[int | None], list[_Top]]:
     """Return what is asked for: log-probabilities and ranks of pairs, and the likely tokens behind each position.
 
     A pair is a position and a token. Its rank is None unless it has one.
@@ -123,7 +127,7 @@ def _found(
     return (
         logprobs_MV[index[:, 0], index[:, 1]].tolist(),
         _ranks(logprobs_MV, pairs, has_ranks),
-        _tops(logprobs_MV, num_top),
+        _tops(logprobs_MV, logits_MV, num_top),
     )
 
 
@@ -142,13 +146,14 @@ def _ranks(logprobs_MV: torch.Tensor, pairs: Seq[tuple[int, int]], has_ranks: Se
     return ranks
 
 
-def _tops(logprobs_MV: torch.Tensor, num_top: Seq[int]) -> list[tuple[tuple[int, float], ...]]:
-    """Return the likely tokens behind each position, best first, as many as it wants."""
-    tops: list[tuple[tuple[int, float], ...]] = [() for _ in num_top]
+def _tops(logprobs_MV: torch.Tensor, logits_MV: torch.Tensor, num_top: Seq[int]) -> list[_Top]:
+    """Return the likely tokens behind each position, best first, as many as it wants, and the logit of the first."""
+    tops: list[_Top] = [((), None) for _ in num_top]
     for number in set(num_top) - {0}:
         rows = [row for row, wanted in enumerate(num_top) if wanted == number]
         chosen_MV = logprobs_MV if len(rows) == len(num_top) else logprobs_MV[rows]
         values_MT, ids_MT = chosen_MV.topk(min(number, logprobs_MV.shape[1]), dim=-1)
-        for row, ids, values in zip(rows, ids_MT.tolist(), values_MT.tolist(), strict=True):
-            tops[row] = tuple(zip(ids, values, strict=True))
+        best_M = logits_MV[to_device(rows, logits_MV.device), ids_MT[:, 0]].float()
+        for row, ids, values, best in zip(rows, ids_MT.tolist(), values_MT.tolist(), best_M.tolist(), strict=True):
+            tops[row] = tuple(zip(ids, values, strict=True)), best
     return tops

@@ -205,4 +205,6 @@ def dead_end(
             allowed_V &= np.unpackbits(mask.view(np.uint8), count=vocab_size, bitorder="little").astype(bool)
     if allowed_V.any():
         return None
-    return f"{' and '.join(f'sampling.{name}' for name in names)} leave no token after {len(output)} output tokens"
+    subject = " and ".join(f"sampling.{name}" for name in names)
+    verb, after = "leaves" if len(names) == 1 else "leave", "token" if len(output) == 1 else "tokens"
+    return f"{subject} {verb} no token after {len(output)} output {after}"

@@ -7,6 +7,7 @@ or made again. On a GPU no thread is needed, since the host waits for the device
 Shapes: R rows with a grammar, J positions, W words of 32 token ids.
 """
 
+import os
 import time
 from collections.abc import Callable
 from functools import cache
@@ -69,7 +70,11 @@ class MasksBeside:
         if self._answers is None:
             return None
         asked = time.perf_counter()
-        found = self._answers.get()
+        try:
+            found = self._answers.get()
+        except BaseException:  # an interrupt: behind it, the rows' matchers are used by no other thread
+            self._drop()
+            raise
         self._answers = None
         waited = min(1.0, (time.perf_counter() - asked) / max(asked - self._began, 1e-9))
         self._waited = _DECAY * self._waited + (1 - _DECAY) * waited
@@ -126,8 +131,12 @@ class _Questions:
                 answers.put(masks_of(request))
             except BaseException as error:  # noqa: BLE001 - for the thread that asked
                 answers.put(error)
+            answers.put(None)  # for `_drop`, if an interrupt came when the first had just been taken
 
 
 @cache
 def _questions() -> _Questions:
     return _Questions()
+
+
+os.register_at_fork(after_in_child=_questions.cache_clear)  # the child has the queue, and not its thread

@@ -104,11 +104,18 @@ def verify_coupled(picks: Picks, draft: Draft, sampling: SamplingBatch, close_ca
 def close_calls(picks: Picks, sampling: SamplingBatch, close_call: float) -> torch.Tensor:
     """Tell at which positions [B, J] rounding could have decided the pick; `close_call` as in `verify_coupled`."""
     temperature_B1 = sampling.temperature_B[:, None]
-    size_BJ = (picks.score_BJ * temperature_B1).abs()
     margin_BJ = (picks.best_BJ - picks.second_BJ) * temperature_B1
-    ulps_BJ = 4 * torch.finfo(picks.best_BJ.dtype).eps * picks.best_BJ.abs() * temperature_B1
-    is_close_BJ = margin_BJ < close_call * (size_BJ / 10).clamp(min=1.0) + ulps_BJ
-    return is_close_BJ | picks.is_at_border_BJ
+    least_BJ = least_margin(picks.score_BJ * temperature_B1, picks.best_BJ * temperature_B1, close_call)
+    return (margin_BJ < least_BJ) | picks.is_at_border_BJ
+
+
+def least_margin(logits: torch.Tensor, noised: torch.Tensor, close_call: float) -> torch.Tensor:
+    """Return how far the second best noised logits must be from the best, `noised`, so that rounding cannot decide.
+
+    `logits` are the best ones without their noise; `close_call` as in `verify_coupled`.
+    """
+    ulps = 4 * torch.finfo(noised.dtype).eps * noised.abs()
+    return close_call * (logits.abs() / 10).clamp(min=1.0) + ulps
 
 
 def verify_rejection(

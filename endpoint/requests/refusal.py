@@ -22,7 +22,9 @@ def refusal(message: str, form_field: str | None) -> ApiError:
         return wrong(where, said if path.endswith(":") else f"it {said}")
     is_named = message.startswith(_PREFIX) and " " in message
     param, _, said = message.removeprefix(_PREFIX).partition(" ")
-    if said.startswith("and "):  # several parameters leave nothing together
+    if said.startswith("leaves "):
+        said = f"it {said}; change it"
+    elif said.startswith("and "):  # several parameters leave nothing together
         said = f"it {said}; change one of them"
     said = said.replace(_FORM, form_field or "tools").replace(_PREFIX, "")
     if is_named:

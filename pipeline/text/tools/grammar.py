@@ -43,7 +43,7 @@ class GrammarWriter:
     def of_structured(self, structured: Mapping[str, Any], tags: ReasoningTags | None, thought: Thought) -> str | None:
         """Return the grammar of a thought with text of this form behind it; None where the form is Lark itself."""
         form = _form(structured)
-        return None if form is None else self._behind_thought("form", [_rule("form", form)], tags, thought)
+        return None if form is None else self._behind_thought("form", form, tags, thought)
 
     def of_either(
         self,
@@ -66,7 +66,7 @@ class GrammarWriter:
         space = "" if is_tight else "WHITE?"
         rules = self._calls(asked, lambda tool, args: family.call_beside(tool, args, self.literal, space), layout)
         calls, _ = self._forced(family, family.group("call", asked.is_parallel, self.literal), asked.is_parallel)
-        rules += [_rule("calls", calls), _rule("form", form), _rule("WHITE", f"/{_SPACE}/")]
+        rules += [_rule("calls", calls), *form, _rule("WHITE", f"/{_SPACE}/")]
         return self._behind_thought("calls | form", rules, tags, thought)
 
     def _calls(
@@ -131,19 +131,22 @@ def json_rule(schema: Mapping[str, Any], layout: Mapping[str, Any] = _LAYOUT) ->
     return f"%json {json.dumps({**schema, 'x-guidance': layout})}"
 
 
-def _form(structured: Mapping[str, Any]) -> str | None:
-    """Return a form as the content of a rule; None where it is Lark itself."""
+def _form(structured: Mapping[str, Any]) -> list[str] | None:
+    """Return a form as a rule `form`, with what it needs; None where the form is Lark itself."""
     match structured:
         case {"json_schema": str() as text}:
             schema = json.loads(text)
             own = schema.get("x-guidance", _FLEXIBLE)
-            return json_rule(schema, _TIGHT if structured.get("disable_any_whitespace") else own)
+            return [_rule("form", json_rule(schema, _TIGHT if structured.get("disable_any_whitespace") else own))]
         case {"json_object": True}:
-            return json_rule({"type": "object"}, _TIGHT if structured.get("disable_any_whitespace") else _FLEXIBLE)
+            layout = _TIGHT if structured.get("disable_any_whitespace") else _FLEXIBLE
+            return [_rule("form", json_rule({"type": "object"}, layout))]
         case {"regex": str() as regex}:
-            return _regex(regex)
+            return [_rule("form", _regex(regex))]
         case {"choice": list() | tuple() as texts}:
-            return " | ".join(_quoted(text) for text in texts)
+            # A terminal, as where the choice stands alone: alternatives of a rule are symbols, of which there may be
+            # 20,000 only.
+            return [_rule("form", "CHOICE"), _rule("CHOICE", " | ".join(_quoted(text) for text in texts))]
     return None
 
 

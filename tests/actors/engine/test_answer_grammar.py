@@ -174,6 +174,21 @@ def test_choices_and_expressions_may_stand_beside_calls(grammars: Grammars) -> N
             assert not takes(grammars, asked, bad)
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("thinks", [None, True])
+def test_one_of_many_texts_may_stand_beside_calls_as_it_may_alone(
+    grammars: Grammars, family: str, thinks: bool | None
+) -> None:
+    """Alternatives of a rule were too many symbols."""
+    texts = [f"a{number}" for number in range(20_000)]
+    asked = Asked(family, thinks=thinks, structured={"choice": texts})
+    thought = "b</think>" if thinks else ""
+    for good in ("a0", "a1", "a19999", call(ONE[family])):
+        assert takes(grammars, asked, thought + good)
+    for bad in ("a20000", "a01", "b"):
+        assert not takes(grammars, asked, thought + bad)
+
+
 NAMED = {"properties": {"name": {"type": "string"}, "parameters": {"type": "array"}}}
 
 

@@ -203,7 +203,7 @@ WRONG = {
         "stop_token_ids": [5],
         "min_tokens": 2,
     },
-    "sampling.bad_words leave no token after 0 output": {"bad_words": [[token] for token in range(VOCAB_SIZE)]},
+    "sampling.bad_words leaves no token after 0 output tokens": {"bad_words": [[token] for token in range(VOCAB_SIZE)]},
 }
 
 
@@ -223,7 +223,7 @@ def test_a_row_that_has_no_token_left_fails_alone_and_says_why(make_engine, plai
         PROMPTS[0], SamplingParams(allowed_token_ids=[1, 2], bad_words=[(1, 1), (1, 2), (2, 2), (2, 1)])
     )
     run(make_engine(), [*sequences, bad])
-    assert bad.error == "sampling.allowed_token_ids and sampling.bad_words leave no token after 1 output tokens"
+    assert bad.error == "sampling.allowed_token_ids and sampling.bad_words leave no token after 1 output token"
     assert outputs(sequences) == plain
 
 

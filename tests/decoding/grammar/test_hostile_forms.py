@@ -54,9 +54,71 @@ REFUSED = {
     "a schema of 9 million characters": ({"json_schema": {"enum": ["a" * 1000] * 9000}}, "at most 1048576"),
 }
 TOO_COMPLEX = {
-    "a thousand times a thousand letters": {"regex": "(a{1000}){1000}"},
-    "a hundred million letters": {"regex": "(((a{100}){100}){100}){100}"},
-    "a billion letters": {"regex": "a{1000000000}"},
+    "a thousand times a thousand letters": {"grammar": "start: /(a{1000}){1000}/"},
+    "a hundred million letters": {"grammar": "start: /(((a{100}){100}){100}){100}/"},
+    "a billion letters": {"grammar": "start: /a{1000000000}/"},
+}
+
+
+def _of_patterns(*patterns: str) -> dict[str, object]:
+    """A schema of an object with a text of each pattern."""
+    texts = {f"p{number}": {"type": "string", "pattern": pattern} for number, pattern in enumerate(patterns)}
+    return {"type": "object", "properties": texts}
+
+
+DATA = {"pattern": "^(a{1000}){1000}$"}
+LARGE = {"type": "string", **DATA}
+TOO_MUCH_TEXT = {
+    "a thousand times a thousand letters": ({"regex": "(a{1000}){1000}"}, "write out 1000000 bytes"),
+    "a hundred million letters": ({"regex": "(((a{100}){100}){100}){100}"}, "write out 100000000 bytes"),
+    "a billion letters": ({"regex": "a{1000000000}"}, "write out 1000000000 bytes"),
+    "letters behind some others": ({"regex": "[a-z]{4}(a{1000}){1000}"}, "write out 1000003 bytes"),
+    "a pattern of them": (
+        {"json_schema": _of_patterns("^[a-z]{4}(a{1000}){1000}$")},
+        "at /properties/p0: lexer error: the repetitions write out 1000003 bytes",
+    ),
+    "letters in many ways behind others": ({"regex": "[a-z]{4}(b+){1000}"}, "lexer error: too many expressions"),
+    "a pattern of letters in many ways": (
+        {"json_schema": _of_patterns("^[a-z]{4}(b+){1000}$")},
+        "at /properties/p0: lexer error: too many expressions",
+    ),
+    "twelve patterns that are small alone": (
+        {"json_schema": _of_patterns(*(f"^[a-z]{{4}}a{{{900 + number}}}$" for number in range(12)))},
+        "at /properties/p11: lexer error: the repetitions of this pattern and of those before it write out 10",
+    ),
+    "a pattern of 300 groups": (
+        {"regex": "[xz]".join(f"(b{{{number}}}c?){{2}}" for number in range(30, 330))},
+        "lexer error: the repetitions have too many groups that write out much",
+    ),
+    "the names of properties": ({"json_schema": {"patternProperties": {DATA["pattern"]: {}}}}, "/patternProperties"),
+    "a property with the name of a keyword": (
+        {"json_schema": {"type": "object", "properties": {"const": LARGE}}},
+        "at /properties/const: lexer error",
+    ),
+    "a shared schema with the name of a keyword": (
+        {"json_schema": {"$defs": {"default": LARGE}, "$ref": "#/$defs/default"}},
+        "at /$defs/default: lexer error",
+    ),
+    "a schema among data that is referred to": (
+        {"json_schema": {"$ref": "#/default/1", "default": [1, LARGE]}},
+        "at /default/1: lexer error",
+    ),
+}
+DATA_WITH_PATTERNS = {
+    "const": {"const": DATA},
+    "enum": {"enum": [DATA, {"a": [DATA]}]},
+    "default": {"type": "string", "default": DATA},
+    "examples": {"type": "string", "examples": [DATA]},
+    "inside of a property": {"type": "object", "properties": {"const": {"const": DATA}}},
+}
+CHEAP = {
+    "a million letters to choose": {"regex": "[a-z]{1,1000000}"},
+    "five thousand letters, each with another one or not": {"regex": "(ab?){5000}"},
+    "ten thousand letters": {"regex": "a{10000}"},
+    "patterns of a thousand properties": {
+        "json_schema": _of_patterns(*(f"^x{n}-[a-z0-9]{{1,63}}$" for n in range(1000)))
+    },
+    "the same pattern again and again": {"json_schema": _of_patterns(*["^[a-z]+0{17}$"] * 500)},
 }
 TOO_LARGE = {
     "3,000 optional properties": {
@@ -97,9 +159,30 @@ def test_a_form_whose_lexer_is_too_large_is_refused_before_a_row_runs_and_read_o
     structured = Structured(**TOO_COMPLEX[name])
     problem = of_target.problem_with(structured)
     assert problem is not None
-    assert problem.startswith("sampling.structured.regex cannot be compiled: lexer error")
+    assert problem.startswith("sampling.structured.grammar cannot be compiled: lexer error")
     assert of_target.problem_with(structured) == problem
     assert of_target.num_compiled == 1
+
+
+@pytest.mark.parametrize("name", TOO_MUCH_TEXT)
+def test_patterns_that_are_too_large_together_are_refused_at_any_depth_and_never_compiled(name):
+    value, said = TOO_MUCH_TEXT[name]
+    of_target = grammars()
+    problem = of_target.problem_with(Structured(**value))
+    assert problem is not None
+    assert said in problem
+    assert len(problem) < 300
+    assert of_target.num_compiled == 0
+
+
+@pytest.mark.parametrize("name", DATA_WITH_PATTERNS)
+def test_a_pattern_in_data_is_no_keyword(name):
+    assert problem_with(Structured(json_schema=DATA_WITH_PATTERNS[name])) is None
+
+
+@pytest.mark.parametrize("name", CHEAP)
+def test_patterns_that_cost_little_are_accepted(name):
+    assert problem_with(Structured(**CHEAP[name])) is None
 
 
 @pytest.mark.parametrize("name", TOO_LARGE)

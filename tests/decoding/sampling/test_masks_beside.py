@@ -1,6 +1,8 @@
 """Masks that are computed beside a forward are those that are computed without it, for all rows at once."""
 
 import random
+import subprocess
+import sys
 from collections.abc import Callable
 
 import pytest
@@ -179,6 +181,62 @@ def test_an_error_over_masks_reaches_the_thread_that_asked_and_the_next_round_ha
             beside.take()
     beside.begin(_request([_row(STRUCTURED[0], [])]), _at_once)
     assert beside.take() is not None
+
+
+class _Interrupted:
+    """Answers whose first receiver is interrupted once it has one, or while it waits."""
+
+    def __init__(self, answers: _Answers, *, has_one: bool) -> None:
+        self.answers, self.has_one, self.asked = answers, has_one, 0
+
+    def get(self) -> object:
+        self.asked += 1
+        if self.asked > 1:
+            return self.answers.get()
+        if self.has_one:
+            self.answers.get()
+        raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("has_one", [False, True])
+def test_an_interrupt_while_masks_are_awaited_leaves_none_under_way(has_one):
+    beside = MasksBeside()
+    beside.begin(_request([_row(STRUCTURED[0], [])]), _at_once)
+    answers = _Interrupted(beside._answers, has_one=has_one)
+    beside._answers = answers
+    with pytest.raises(KeyboardInterrupt):
+        beside.take()
+    assert answers.asked == 2, "the thread may use the rows' matchers until it answers"
+    assert beside._answers is None
+    beside.begin(_request([_row(STRUCTURED[0], [])]), _at_once)
+    assert beside.take() is not None
+
+
+_FORKED = """
+import os, signal
+import torch
+torch.set_num_threads(1)
+from tests.decoding.sampling.test_masks_beside import MasksBeside, STRUCTURED, _at_once, _request, _row
+
+def num_allowed():
+    beside = MasksBeside()
+    beside.begin(_request([_row(STRUCTURED[0], [])]), _at_once)
+    return beside.take().packed_RJW.count_nonzero().item()
+
+before = num_allowed()
+child = os.fork()
+if not child:
+    signal.alarm(20)
+    os._exit(0 if num_allowed() == before else 1)
+print(before, num_allowed(), os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+def test_a_process_that_forks_has_masks_in_both_of_its_halves():
+    done = subprocess.run([sys.executable, "-c", _FORKED], capture_output=True, text=True, timeout=120)
+    before, after, exit_code = map(int, done.stdout.split())
+    assert after == before > 0
+    assert exit_code == 0, "the child waited for a thread that only its parent has"
 
 
 def test_rows_without_a_grammar_ask_for_no_masks():

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from actors.engine.requests import EngineFacts, Generation
-from decoding import Engine, SamplingParams
+from decoding import Engine, SamplingParams, ScoredText
 from decoding.sequence import TokenLogprobs
 from endpoint.answers.next_token import is_next_token, known_deltas
-from tests.endpoint.in_process import Server, answered, streamed
+from endpoint.edge.install import EdgeSettings
+from endpoint.service.service import ServiceSettings
+from tests.endpoint.in_process import MODEL, Server, answered, running_server, settings_of, streamed
 
 PROMPTS = [f"{word} {number}" for word in ("hello", "a small text", "für 日本 🙂") for number in range(3)][:8]
 ASKED: dict[str, Any] = {"prompt": PROMPTS, "max_tokens": 1, "temperature": 0, "logprobs": 2}
@@ -20,6 +26,10 @@ ASKED: dict[str, Any] = {"prompt": PROMPTS, "max_tokens": 1, "temperature": 0, "
 @pytest.fixture
 def num_written(server: Server, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The number of sequences of each generation that the engine is asked for."""
+    return _counted(server, monkeypatch)
+
+
+def _counted(server: Server, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     backend, asked = server.service.backend, list[int]()
     generate = backend.generate
 
@@ -69,6 +79,48 @@ def test_where_rounding_could_decide_the_engine_writes_it(
         choice.text for choice in known.choices
     ]
     assert num_written == [len(PROMPTS)]
+
+
+@contextmanager
+def _server_of_large_logits(text_pair: tuple[str, str], folder: Path, apart: float | None) -> Iterator[Server]:
+    """Run a model whose logits are 100 times as large.
+
+    With `apart` each second token's logit is that of the token before it, but for this share of it.
+    """
+    target = AutoModelForCausalLM.from_pretrained(text_pair[0])
+    head = target.get_output_embeddings().weight.data
+    head *= 100
+    if apart is not None:
+        head[1::2] = head[::2][: len(head) // 2] * (1 - apart)
+    target.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(text_pair[0]).save_pretrained(folder)
+    settings = settings_of((str(folder), text_pair[1]))
+    with running_server(settings, ServiceSettings(model=MODEL), EdgeSettings(keys=None)) as server:
+        yield server
+
+
+@pytest.mark.parametrize(("apart", "is_written"), [(None, False), (4e-6, True)])
+def test_rounding_moves_large_logits_further_so_a_token_is_known_where_the_next_is_further_away(
+    text_pair: tuple[str, str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    apart: float | None,
+    is_written: bool,
+) -> None:
+    with _server_of_large_logits(text_pair, tmp_path, apart) as server, server.client() as client:
+        engine = server.plain
+        scores = [ScoredText.whole((*server.codec.encode(prompt, is_chat=False), 0), num_top=2) for prompt in PROMPTS]
+        engine.score(scores)
+        for text in scores:
+            (_, best), (_, second) = text.scores[0][-1].top
+            assert best - second > 2 * engine.close_call, "the best two are further apart than small logits could move"
+        num_written = _counted(server, monkeypatch)
+        echoed = answered(client.completions, echo=True, **ASKED)
+        assert num_written == ([len(PROMPTS)] if is_written else [])
+        written = answered(client.completions, **ASKED)
+        assert [choice.text for choice in echoed.choices] == [
+            prompt + choice.text for prompt, choice in zip(PROMPTS, written.choices, strict=True)
+        ]
 
 
 @pytest.mark.parametrize(
