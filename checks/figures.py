@@ -5,7 +5,7 @@ examples/demo.csv and examples/demo-head.csv, which have a line for each bundled
 that sums those lines, as `--write` does without runs. Below it stands what benchmarks/results/bundled-drafts.json says,
 which `python -m benchmarks.drafts --json FILE` writes. What a draft learned, in README.md and docs/learning.md, comes
 from benchmarks/results/learning.json (`python -m benchmarks.learning --json FILE`), and what a form costs, in
-docs/structured.md, from forms.json and forms-grown.json beside it (`python -m benchmarks.forms --json FILE`). Without
+docs/structured.md, from forms.json, forms-fixed.json and forms-grown.json beside it (`python -m benchmarks.forms --json FILE`). Without
 arguments it compares the pages with these files and returns 1 if they differ. tests/jobs/test_demo.py compares the
 lines with a demo.
 """
@@ -27,7 +27,7 @@ from pipeline.counts import Counts
 LINES = {"draft model": ROOT / "examples/demo.csv", "EAGLE-3 head": ROOT / "examples/demo-head.csv"}
 SPEED = ROOT / "benchmarks/results/bundled-drafts.json"
 LEARNED = ROOT / "benchmarks/results/learning.json"
-FORMS, FORMS_GROWN = ROOT / "benchmarks/results/forms.json", ROOT / "benchmarks/results/forms-grown.json"
+FORMS = [ROOT / f"benchmarks/results/forms{name}.json" for name in ("", "-fixed", "-grown")]
 README, LEARNING, STRUCTURED = ROOT / "README.md", ROOT / "docs/learning.md", ROOT / "docs/structured.md"
 _BEGIN_FORMS = "<!-- figures of forms: written by python -m checks.figures --write -->\n"
 _BEGIN_LEARNED = "<!-- figures of learning: written by python -m checks.figures --write -->\n"
@@ -56,7 +56,7 @@ def main(arguments: Sequence[str]) -> int:
             writer.writerows(lines)
     learned = json.loads(LEARNED.read_text()) if LEARNED.exists() else None  # nothing is said of what is not measured
     lengths = "" if learned is None else f"\n{learned_lengths(learned)}"
-    forms = [json.loads(path.read_text()) for path in (FORMS, FORMS_GROWN) if path.exists()]
+    forms = [json.loads(path.read_text()) for path in FORMS if path.exists()]
     demo = table({draft: read_lines(draft) for draft in LINES})
     is_stale = False
     for page, begin, shown in (
@@ -71,7 +71,7 @@ def main(arguments: Sequence[str]) -> int:
             print(shown, end="")
         elif written != before:
             is_stale = True
-            sources = ", ".join(path.name for path in (*LINES.values(), SPEED, LEARNED, FORMS, FORMS_GROWN))
+            sources = ", ".join(path.name for path in (*LINES.values(), SPEED, LEARNED, *FORMS))
             print(f"the figures in {page.name} are not what {sources} say; {_COMMAND}", file=sys.stderr)
     return int(is_stale)
 
@@ -198,12 +198,15 @@ def forms_table(runs: Sequence[dict[str, Any]]) -> str:
     heading = ["target", "rows at once", "draft", "no form: ms a round", "no form: tokens/s", *outputs.values()]
     rows = [[*heading, *(f"{name}: tokens a round" for name in outputs.values())]]
     for run in runs:
+        settings = run["settings"]
+        is_fixed = settings["draft_length"] == "fixed"
         lines = {(line["grown"], line["rows_at_once"], line["drafter"], line["output"]): line for line in run["lines"]}
         for grown, at_once, drafter in dict.fromkeys(key[:3] for key in lines):
             plain, *held = (lines[grown, at_once, drafter, output] for output in ("no form", *outputs))
             target = "bundled" if grown == 1 else f"bundled, layers {grown} times as wide"
             speeds = [f"{each['tokens_per_second']:,.0f} ({each['times_no_form']:.2f})" for each in held]
-            cells = [target, str(at_once), drafter, f"{plain['milliseconds_a_round']:.1f}"]
+            draft = f"{drafter}, up to {settings['num_draft_tokens']} tokens always" if is_fixed else drafter
+            cells = [target, str(at_once), draft, f"{plain['milliseconds_a_round']:.1f}"]
             rows.append([*cells, f"{plain['tokens_per_second']:,.0f}", *speeds, *map(_forced_tokens, held)])
     machine, settings = runs[0]["machine"], runs[0]["settings"]
     compiled = max(seconds for run in runs for seconds in run["compile_seconds"].values())

@@ -9,11 +9,12 @@ from benchmarks.grown_target import grow
 from checks import figures
 from decoding import Engine, EngineOptions, SamplingParams, Sequence
 
-BUNDLED, GROWN = json.loads(figures.FORMS.read_text()), json.loads(figures.FORMS_GROWN.read_text())
+BUNDLED, FIXED, GROWN = (json.loads(path.read_text()) for path in figures.FORMS)
 
 
-def test_at_16_rows_of_the_bundled_pair_a_schema_costs_at_most_a_twentieth_of_the_speed():
-    (schema,) = [line for line in BUNDLED["lines"] if _is(line, rows_at_once=16, drafter="none", output="schema")]
+@pytest.mark.parametrize("at_once", [4, 16])
+def test_a_schema_costs_at_most_a_twentieth_of_the_bundled_pairs_speed(at_once):
+    (schema,) = [line for line in BUNDLED["lines"] if _is(line, rows_at_once=at_once, drafter="none", output="schema")]
     assert schema["times_no_form"] >= 0.95
 
 
@@ -24,6 +25,13 @@ def test_at_4_rows_of_the_bundled_pair_forced_tokens_bring_1_2_times_tokens_a_ro
         ]
         assert tight["tokens_a_round_times_not_forced"] >= 1.2
         assert tight["times_not_forced"] > 1
+
+
+@pytest.mark.parametrize("output", ["schema", "tight schema"])
+def test_where_lengths_are_fixed_forced_tokens_bring_a_lookup_1_2_times_tokens_a_round(output):
+    lines = [line for line in FIXED["lines"] if _is(line, drafter="ngram", output=output)]
+    assert {line["rows_at_once"] for line in lines} == {4, 16}
+    assert all(line["tokens_a_round_times_not_forced"] >= 1.2 for line in lines)
 
 
 def _is(line: dict[str, object], **wanted: object) -> bool:

@@ -194,7 +194,7 @@ def test_a_close_call_at_a_cut_is_left_to_torch_which_knows_borders(monkeypatch)
 def test_tensors_that_the_kernels_would_read_in_other_places_are_refused():
     rows, logits_BJV, drafted_BK = _mixture(3)
     assert logits_BJV.shape[1] > 1, "with one position the tensors below would lie as they must"
-    inputs = rows._pick_inputs(rows.sampling.table, logits_BJV.shape[2], drafted_BK)
+    inputs = rows._gpu_inputs(rows.sampling.table, logits_BJV.shape[2], drafted_BK)
     assert any(inputs.table.uses_counts)
     columns_BC = inputs.table.columns_BC.T.contiguous().T
     for change in (
