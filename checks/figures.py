@@ -5,9 +5,9 @@ examples/demo.csv and examples/demo-head.csv, which have a line for each bundled
 that sums those lines, as `--write` does without runs. Below it stands what benchmarks/results/bundled-drafts.json says,
 which `python -m benchmarks.drafts --json FILE` writes. What a draft learned, in README.md and docs/learning.md, comes
 from benchmarks/results/learning.json (`python -m benchmarks.learning --json FILE`), and what a form costs, in
-docs/structured.md, from forms.json, forms-fixed.json and forms-grown.json beside it (`python -m benchmarks.forms --json FILE`). Without
-arguments it compares the pages with these files and returns 1 if they differ. tests/jobs/test_demo.py compares the
-lines with a demo.
+docs/structured.md, from forms.json, forms-fixed.json and forms-grown.json beside it (`python -m benchmarks.forms --json
+FILE`). Without arguments it compares the pages with these files and returns 1 if they differ. tests/jobs/test_demo.py
+compares the lines with a demo.
 """
 
 import csv

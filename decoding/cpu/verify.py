@@ -44,9 +44,10 @@ def verify_coupled(
     num_rows, num_positions = picked.token_ids_BJ.shape
     assert drafted_BK.shape == (num_rows, num_positions - 1), "one position more than drafted tokens"
     numbers = [tensor.contiguous() for tensor in (*picked[:4], is_at_border_BJ)]
+    of_rows = [tensor.contiguous() for tensor in (num_drafted_B, temperature_B)]
     read = _Inputs(
         *(num_rows, num_positions, *(tensor.data_ptr() for tensor in numbers), drafted_BK.data_ptr()),
-        *(drafted_BK.stride(0), drafted_BK.stride(1), num_drafted_B.data_ptr(), temperature_B.data_ptr(), close_call),
+        *(drafted_BK.stride(0), drafted_BK.stride(1), *(tensor.data_ptr() for tensor in of_rows), close_call),
     )
     found_3B = torch.empty(3, num_rows, dtype=torch.int64)
     first = found_3B.data_ptr()

@@ -8,6 +8,11 @@ the clock, and then looks. While it looks, any other thread that wants its proce
 import ctypes
 import os
 import time
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import torch
 
 from decoding.cpu.library import library
 
@@ -15,6 +20,7 @@ _MOST_SECONDS = 0.004  # between questions: where more pass, to be woken costs l
 _SLEEP = 0.5  # of the time between two questions
 _LOOK = 0.8  # of it, behind that
 _DECAY = 0.8  # of the average time
+_QUOTA = Path("/sys/fs/cgroup/cpu.max")  # of a container: microseconds in each period, or "max", and the period
 
 
 class Bell:
@@ -24,8 +30,7 @@ class Bell:
         """Begin with no question put."""
         self._num_rung = ctypes.c_int64(0)
         self._last = time.perf_counter()  # when the last question came
-        affinity = getattr(os, "sched_getaffinity", None)  # which some systems do not have
-        self._has_room = (os.cpu_count() or 1) > 1 if affinity is None else len(affinity(0)) > 1
+        self._has_room = has_room()
         self._pace = float("inf")  # seconds between two questions, lately
 
     def ring(self) -> None:
@@ -37,19 +42,16 @@ class Bell:
         """How often it was rung; to be read before the thread looks whether there is a question already."""
         return self._num_rung.value
 
-    def wait(self, num_rung: int) -> None:
+    def wait(self, num_rung: int) -> bool:
         """Wait for a ring behind the first `num_rung`, but hardly longer than one is usually awaited.
 
-        The caller must be able to wait on by other means.
+        Return whether there was one. If not, the caller must wait on by other means.
         """
-        built = library()
-        if built is None or self._pace > _MOST_SECONDS or not self._has_room:
-            return
+        if self._pace > _MOST_SECONDS or not self._has_room or (built := library()) is None:
+            return False
         since = time.perf_counter() - self._last
         sleep, look = (int(1e9 * max(0.0, seconds)) for seconds in (_SLEEP * self._pace - since, _LOOK * self._pace))
-        built.dray_wait_for_change(
-            ctypes.byref(self._num_rung), ctypes.c_int64(num_rung), ctypes.c_int64(sleep), ctypes.c_int64(look)
-        )
+        return _function(built)(self._num_rung, num_rung, sleep, look)
 
     def note_question(self) -> None:
         """Learn from a question that has come how long the next one will take."""
@@ -57,3 +59,24 @@ class Bell:
         passed, self._last = now - self._last, now
         is_new = self._pace > _MOST_SECONDS  # there is no pace yet, or a slow one
         self._pace = passed if is_new else _DECAY * self._pace + (1 - _DECAY) * passed
+
+
+def has_room() -> bool:
+    """Return whether this process may use a CPU more than torch's threads do."""
+    affinity = getattr(os, "sched_getaffinity", None)  # which some systems do not have
+    num_cpus = float(os.cpu_count() or 1) if affinity is None else float(len(affinity(0)))
+    try:
+        quota, period = _QUOTA.read_text().split()
+    except (OSError, ValueError):
+        quota, period = "max", "1"
+    if quota != "max":
+        num_cpus = min(num_cpus, int(quota) / int(period))
+    return num_cpus >= torch.get_num_threads() + 1
+
+
+@cache
+def _function(built: ctypes.CDLL) -> Callable[..., bool]:
+    function: Callable[..., bool] = built.dray_wait_for_change
+    function.argtypes = [ctypes.POINTER(ctypes.c_int64), *3 * [ctypes.c_int64]]  # type: ignore[attr-defined]
+    function.restype = ctypes.c_bool  # type: ignore[attr-defined]
+    return function

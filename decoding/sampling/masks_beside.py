@@ -61,8 +61,9 @@ class MasksBeside:
         """Ask for what is wanted, unless it is not wanted any more."""
         request, self._wanted = self._wanted, None
         if request is not None:
+            questions = _questions()  # first: if its thread cannot be started, no answer is awaited
             self._answers, self._began = SimpleQueue(), time.perf_counter()
-            _questions().put(request, self._answers)
+            questions.put(request, self._answers)
 
     def take(self) -> TokenMasks | None:
         """Return the masks once they are there; None if there are none (`masks_of`), or none were begun."""

@@ -1,5 +1,5 @@
-// The CPU kernels as plain C functions: the operations of a decoder layer, and the
-// picks of tokens and what they say of a draft, in a handful of calls.
+// The CPU kernels as plain C functions: the layers of a decoder, the picks of tokens and what they say of a draft, each in
+// a call or two, and how a thread waits for another one.
 //
 // No torch headers are included, so it compiles in seconds, with any compiler that knows GCC's vector extensions. The
 // products of linear.h exist only if the processor has AVX2 with FMA, or AVX-512.

@@ -90,6 +90,18 @@ def test_a_logit_that_is_not_finite_counts_where_its_token_is_allowed_alone():
     assert not no_token.is_finite_BJ.any(), "where no token is allowed, none can be picked"
 
 
+@pytest.mark.parametrize("temperature", [0.3, 1.0, 7.0])
+@pytest.mark.parametrize("size", [0.0, 5.0, 300.0, 1e5])
+def test_tokens_whose_noised_scores_differ_in_the_last_bits_alone_are_told_apart_as_by_torch(size, temperature):
+    for seed in range(8):
+        generator = torch.Generator().manual_seed(seed)
+        case = Case(torch.zeros(8, 8, 700), [SamplingParams(temperature=temperature)] * 8, first_row=8 * seed)
+        ids_BJM = torch.rand(8, 8, 700, generator=generator).topk(5, -1).indices
+        equal_BJM = ((size - case.noise.dense(700)) * temperature).gather(-1, ids_BJM)
+        case.logits_BJV = torch.full((8, 8, 700), (size - 200) * temperature).scatter_(-1, ids_BJM, equal_BJM)
+        _check(case)
+
+
 def test_more_near_equals_than_the_kernel_can_list_are_left_to_torch():
     flat = Case(torch.randn(2, 1, 3000) * 1e3, [SamplingParams(), SamplingParams(temperature=0.01)])
     assert pick(flat.logits_BJV, _inputs(flat), FIRST - 2) is not None

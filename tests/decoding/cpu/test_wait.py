@@ -1,40 +1,76 @@
 """A thread waits for a question without being woken, and no question is missed."""
 
-import ctypes
 from queue import SimpleQueue
 from threading import Thread
 
 import pytest
 
 from decoding.cpu.library import library
-from decoding.cpu.wait import Bell
+from decoding.cpu.wait import Bell, has_room
 
 pytestmark = pytest.mark.skipif(library() is None, reason="no C++ compiler here")
 
 
-def _wait(number: ctypes.c_int64, seen: int, seconds: float) -> bool:
-    built = library()
-    assert built is not None
-    built.dray_wait_for_change.restype = ctypes.c_bool
-    arguments = (ctypes.byref(number), ctypes.c_int64(seen), ctypes.c_int64(0), ctypes.c_int64(int(1e9 * seconds)))
-    return bool(built.dray_wait_for_change(*arguments))
+@pytest.fixture
+def bell(monkeypatch):
+    """One that is rung often, and waits a minute for the next ring."""
+    monkeypatch.setattr("decoding.cpu.wait.has_room", lambda: True)
+    bell = Bell()
+    for _ in range(50):
+        bell.note_question()
+    monkeypatch.setattr("decoding.cpu.wait._LOOK", 60 / bell._pace)
+    return bell
 
 
-def test_a_number_that_another_thread_changes_is_seen_and_one_that_stays_is_not_waited_for():
-    number = ctypes.c_int64(3)
-    assert not _wait(number, 3, 0.0)
-    assert _wait(number, 2, 0.0), "it had changed before"
-
-    def change() -> None:
-        number.value = 4
-
-    changing = Thread(target=change)
-    changing.start()
-    assert _wait(number, 3, 60.0)
-    changing.join()
+def test_a_ring_of_another_thread_ends_the_wait(bell):
+    ringing = Thread(target=bell.ring)
+    before = bell.num_rung
+    ringing.start()
+    assert bell.wait(before)
+    ringing.join()
+    assert bell.wait(before), "it has rung before"
 
 
-def test_every_question_is_answered_whether_it_comes_before_the_wait_during_it_or_long_after():
+def test_a_wait_without_a_ring_ends_and_says_so(bell, monkeypatch):
+    monkeypatch.setattr("decoding.cpu.wait._LOOK", 0)
+    assert not bell.wait(bell.num_rung)
+
+
+def test_a_thread_does_not_look_where_questions_come_seldom_or_there_is_no_cpu_for_it(bell, monkeypatch):
+    bell._pace = 0.005
+    assert not bell.wait(bell.num_rung)
+    monkeypatch.undo()
+    monkeypatch.setattr("decoding.cpu.wait.has_room", lambda: False)
+    crowded = Bell()
+    crowded._pace = 0.001
+    assert not crowded.wait(crowded.num_rung - 1), "not even at once: the caller waits by other means"
+
+
+@pytest.mark.parametrize(
+    ("num_cpus", "quota", "num_threads", "expected"),
+    [
+        (8, "max 100000", 7, True),
+        (8, "max 100000", 8, False),
+        (8, "100000 100000", 1, False),
+        (8, "200000 100000", 1, True),
+        (1, None, 1, False),
+        (2, None, 1, True),
+    ],
+)
+def test_there_is_room_where_the_process_may_use_a_cpu_more_than_torch_has_threads(
+    num_cpus, quota, num_threads, expected, monkeypatch, tmp_path
+):
+    file = tmp_path / "cpu.max"
+    if quota is not None:
+        file.write_text(f"{quota}\n")
+    monkeypatch.setattr("decoding.cpu.wait._QUOTA", file)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(num_cpus)), raising=False)
+    monkeypatch.setattr("torch.get_num_threads", lambda: num_threads)
+    assert has_room() == expected
+
+
+def test_every_question_is_answered_whether_it_comes_before_the_wait_during_it_or_long_after(monkeypatch):
+    monkeypatch.setattr("decoding.cpu.wait.has_room", lambda: True)
     bell, asked, answered = Bell(), SimpleQueue[int | None](), SimpleQueue[int]()
 
     def answer() -> None:
