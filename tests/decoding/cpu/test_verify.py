@@ -24,7 +24,7 @@ def _picks(num_rows: int, num_positions: int, size: float, generator: torch.Gene
         torch.randint(0, 3, shape, generator=generator),
         best_BJ,
         second_BJ,
-        best_BJ - torch.rand(shape, generator=generator),
+        best_BJ * torch.randint(0, 2, shape, generator=generator),  # the rest of the best noised score is noise
         torch.rand(shape, generator=generator) < 0.1,
         torch.ones(shape, dtype=torch.bool),
     )
