@@ -14,6 +14,7 @@ from decoding.cpu import library
 @pytest.fixture
 def fresh(monkeypatch, tmp_path):
     """No library loaded yet, and an empty folder for it."""
+    monkeypatch.setenv("DRAY_KERNELS", "on")
     monkeypatch.setenv("DRAY_CACHE", str(tmp_path))
     library._built.cache_clear()
     yield tmp_path
