@@ -72,7 +72,7 @@ class _TaskFactory:
     before: Callable[..., asyncio.Future[Any]] | None
 
     def __call__(self, loop: asyncio.AbstractEventLoop, coroutine: _Steps, **named: Any) -> asyncio.Future[Any]:
-        new_task = self.before or _new_task
+        new_task: Callable[..., asyncio.Future[Any]] = self.before or _new_task
         if not _in_program.get():
             return new_task(loop, coroutine, **named)
         if asyncio.current_task(loop) not in _outside:
