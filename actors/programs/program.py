@@ -10,6 +10,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from actors.programs.error_text import text_of
+
 if TYPE_CHECKING:
     from actors.programs.conversation import Conversation
 
@@ -29,9 +31,10 @@ class Program:
         try:
             module = import_module(module_name)
         except (Exception, SystemExit) as error:  # the module is a program of the user: it may raise anything
+            text = " ".join(text_of(error).split())
             raise ValueError(
                 f"program.function {name!r}: the module {module_name!r} cannot be imported "
-                f"({type(error).__name__}: {' '.join(str(error).split())}); name a module on the path of Python, such "
+                f"({type(error).__name__}: {text}); name a module on the path of Python, such "
                 "as a file of the working directory"
             ) from error
         function = getattr(module, function_name, None)

@@ -10,12 +10,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
+from contextvars import ContextVar, copy_context
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakSet
+
+from actors.programs.error_text import text_of
 
 _Steps = Coroutine[Any, Any, Any] | Generator[Any, Any, Any]  # what a task can run
 _in_program: ContextVar[bool] = ContextVar("in_program", default=False)  # whether a program's code runs
+_outside: WeakSet[asyncio.Task[Any]] = WeakSet()  # tasks of programs that wait for the engine
 
 
 async def run_program(function: Callable[..., Awaitable[Any]], *arguments: Any) -> Any:
@@ -41,12 +45,17 @@ async def _outcome(
 
 @contextmanager
 def outside_program() -> Iterator[None]:
-    """Begin tasks that are not the program's, although its task begins them: those of the engine."""
-    _in_program.set(False)
+    """Let the current task begin tasks that are not the program's, although it is one: those of the engine.
+
+    The task is remembered, not its context: another task of the program may share that, and begin tasks meanwhile.
+    """
+    task = asyncio.current_task()
+    assert task is not None, "only tasks of programs wait for the engine"
+    _outside.add(task)
     try:
         yield
     finally:
-        _in_program.set(True)
+        _outside.discard(task)
 
 
 def let_no_program_end(loop: asyncio.AbstractEventLoop) -> None:
@@ -63,9 +72,14 @@ class _TaskFactory:
     before: Callable[..., asyncio.Future[Any]] | None
 
     def __call__(self, loop: asyncio.AbstractEventLoop, coroutine: _Steps, **named: Any) -> asyncio.Future[Any]:
-        if _in_program.get():
-            coroutine = _Contained(coroutine)
-        return (self.before or _new_task)(loop, coroutine, **named)
+        new_task: Callable[..., asyncio.Future[Any]] = self.before or _new_task
+        if not _in_program.get():
+            return new_task(loop, coroutine, **named)
+        if asyncio.current_task(loop) not in _outside:
+            return new_task(loop, _Contained(coroutine), **named)
+        context = copy_context()  # what the new task begins is not the program's either
+        context.run(_in_program.set, False)
+        return context.run(new_task, loop, coroutine, **named)
 
 
 def _new_task(loop: asyncio.AbstractEventLoop, coroutine: _Steps, **named: Any) -> asyncio.Task[Any]:
@@ -109,5 +123,6 @@ class _Contained(Coroutine[Any, Any, Any]):
 
 def as_ordinary(error: BaseException, raiser: str) -> RuntimeError:
     """Return an error that ends no event loop, in place of one that does. It leads to the same lines."""
-    said = f"{raiser} raised {type(error).__name__}{f': {error}' if str(error) else ''}"
+    text = text_of(error)
+    said = f"{raiser} raised {type(error).__name__}{f': {text}' if text else ''}"
     return RuntimeError(said).with_traceback(error.__traceback__)

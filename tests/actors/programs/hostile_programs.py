@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from contextvars import Context
+from contextvars import Context, copy_context
 from typing import Any
 
 from tests.actors.programs import some_programs, wrong_programs
@@ -22,6 +22,8 @@ HOSTILE: dict[str, str | None] = {
     "interrupts_in_a_task": "the program failed: a task of the program raised KeyboardInterrupt (line ",
     "exits_in_a_group": f"(1 sub-exception), the first: {_TASK_EXITS.removeprefix('the program failed: ')}",
     "exits_in_a_task_of_a_task": _TASK_EXITS,
+    "exits_in_a_task_of_a_shared_context": _TASK_EXITS,
+    "exits_in_a_task_with_what_has_no_words": "the program failed: a task of the program raised SystemExit (line ",
     "exits_in_a_task_of_a_tool": _TASK_EXITS,
     "leaves_a_task_that_exits": None,
     "catches_the_exit_of_a_task": None,
@@ -108,6 +110,25 @@ async def exits_in_a_task_of_a_task(generate: Any, row: dict[str, Any]) -> None:
 
     await generate(row["prompt"])
     await asyncio.create_task(begin_another(), context=Context())
+
+
+async def exits_in_a_task_of_a_shared_context(generate: Any, row: dict[str, Any]) -> None:
+    asks, shared = asyncio.Event(), copy_context()
+
+    async def ask() -> None:
+        asks.set()
+        await generate.branch()(row["prompt"], {"max_tokens": 60, "ignore_eos": True})
+
+    async def begin_another_meanwhile() -> None:
+        await asks.wait()
+        await asyncio.create_task(_exit_later())
+
+    await asyncio.gather(*(asyncio.create_task(each(), context=shared) for each in (begin_another_meanwhile, ask)))
+
+
+async def exits_in_a_task_with_what_has_no_words(generate: Any, row: dict[str, Any]) -> None:
+    await generate(row["prompt"])
+    await asyncio.create_task(wrong_programs.exits_with_what_has_no_words(generate.branch(), row))
 
 
 async def exits_in_a_task_of_a_tool(generate: Any, row: dict[str, Any]) -> None:

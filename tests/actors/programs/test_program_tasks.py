@@ -64,12 +64,15 @@ def test_the_engine_that_a_program_wakes_and_the_task_factory_of_others_stay_as_
 
 
 def test_what_a_task_of_a_program_begins_while_it_waits_for_the_engine_is_not_the_programs() -> None:
+    async def begin_another() -> asyncio.Task[None]:
+        return asyncio.create_task(asyncio.sleep(0))
+
     async def branch() -> None:
         with outside_program():
             await asyncio.sleep(0)
-            task = asyncio.create_task(asyncio.sleep(0))
+            task = asyncio.create_task(begin_another())
         assert inspect.iscoroutine(task.get_coro())
-        await task
+        assert inspect.iscoroutine((await task).get_coro())
         task = asyncio.create_task(asyncio.sleep(0))
         assert not inspect.iscoroutine(task.get_coro())
         await task

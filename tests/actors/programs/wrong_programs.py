@@ -9,6 +9,14 @@ from typing import Any
 WRONG = {
     "raises": ("program", "the program failed: 'nothing there' (line "),
     "raises_what_has_no_words": ("program", "the program failed: _Wordless (line "),
+    "raises_what_exits_when_it_is_read": ("program", "the program failed: _ExitsWhenRead (line "),
+    "raises_a_group_that_has_no_words": (
+        "program",
+        "the program failed: _WordlessGroup, the first: 'nothing there' (l",
+    ),
+    "raises_a_deep_group": ("program", "the program failed: deep (1 sub-exception), the first: 'nothing there' (line "),
+    "exits_with_what_has_no_words": ("program", "the program failed: SystemExit (line "),
+    "tool_raises_what_has_no_words": ("program", "the program failed: the tool raised _WordlessBase (line "),
     "raises_in_a_group": ("program", "(1 sub-exception), the first: 'nothing there' (line "),
     "tool_raises": ("program", "the program failed: 'x' is an invalid keyword argument for int() (line "),
     "says_nothing": ("program", "the program ended without a single generation"),
@@ -46,6 +54,55 @@ async def raises_what_has_no_words(generate: Any, row: dict[str, Any]) -> None:
 
 
 class _Wordless(Exception):
+    def __str__(self) -> str:
+        raise KeyError("a word that is missing")
+
+
+async def raises_what_exits_when_it_is_read(generate: Any, row: dict[str, Any]) -> None:
+    await generate(row["prompt"])
+    raise _ExitsWhenRead
+
+
+class _ExitsWhenRead(Exception):
+    def __str__(self) -> str:
+        raise SystemExit(9)
+
+
+async def raises_a_group_that_has_no_words(generate: Any, row: dict[str, Any]) -> None:
+    await generate(row["prompt"])
+    raise _WordlessGroup("some", [KeyError("nothing there")])
+
+
+class _WordlessGroup(ExceptionGroup[Exception]):
+    def __str__(self) -> str:
+        raise KeyError("a word that is missing")
+
+
+async def raises_a_deep_group(generate: Any, row: dict[str, Any]) -> None:
+    try:
+        await raises(generate, row)
+    except KeyError as error:
+        deep: Exception = error
+    for _ in range(3000):
+        deep = ExceptionGroup("deep", [deep])
+    raise deep
+
+
+async def exits_with_what_has_no_words(generate: Any, row: dict[str, Any]) -> None:
+    await generate(row["prompt"])
+    raise SystemExit(_Wordless())
+
+
+async def tool_raises_what_has_no_words(generate: Any, row: dict[str, Any]) -> None:
+    await generate(row["prompt"])
+    await generate.call(_raise_what_has_no_words)
+
+
+def _raise_what_has_no_words() -> None:
+    raise _WordlessBase
+
+
+class _WordlessBase(BaseException):
     def __str__(self) -> str:
         raise KeyError("a word that is missing")
 
