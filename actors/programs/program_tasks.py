@@ -19,6 +19,7 @@ from actors.programs.error_text import text_of
 
 _Steps = Coroutine[Any, Any, Any] | Generator[Any, Any, Any]  # what a task can run
 _in_program: ContextVar[bool] = ContextVar("in_program", default=False)  # whether a program's code runs
+_of_programs: WeakSet[asyncio.Future[Any]] = WeakSet()  # tasks, which may begin others from a context without that
 _outside: WeakSet[asyncio.Task[Any]] = WeakSet()  # tasks of programs that wait for the engine
 
 
@@ -37,6 +38,8 @@ async def _outcome(
     function: Callable[..., Awaitable[Any]], arguments: tuple[Any, ...]
 ) -> tuple[Any, BaseException | None]:
     _in_program.set(True)
+    if (task := asyncio.current_task()) is not None:
+        _of_programs.add(task)
     try:
         return await function(*arguments), None
     except (SystemExit, KeyboardInterrupt) as error:
@@ -73,10 +76,13 @@ class _TaskFactory:
 
     def __call__(self, loop: asyncio.AbstractEventLoop, coroutine: _Steps, **named: Any) -> asyncio.Future[Any]:
         new_task: Callable[..., asyncio.Future[Any]] = self.before or _new_task
-        if not _in_program.get():
-            return new_task(loop, coroutine, **named)
-        if asyncio.current_task(loop) not in _outside:
-            return new_task(loop, _Contained(coroutine), **named)
+        beginner = asyncio.current_task(loop)
+        if beginner not in _outside:
+            if not _in_program.get() and beginner not in _of_programs:
+                return new_task(loop, coroutine, **named)
+            task = new_task(loop, _Contained(coroutine), **named)
+            _of_programs.add(task)
+            return task
         context = copy_context()  # what the new task begins is not the program's either
         context.run(_in_program.set, False)
         return context.run(new_task, loop, coroutine, **named)

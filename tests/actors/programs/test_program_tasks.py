@@ -5,6 +5,7 @@ import gc
 import inspect
 import warnings
 from collections.abc import Coroutine
+from contextvars import Context
 from typing import Any
 
 import pytest
@@ -85,6 +86,20 @@ def test_what_a_task_of_a_program_begins_while_it_waits_for_the_engine_is_not_th
         await run_program(program)
 
     asyncio.run(work())
+
+
+def test_a_task_that_a_program_begins_from_an_empty_context_does_not_end_the_loop() -> None:
+    async def begin_from_an_empty_context(depth: int) -> None:
+        if depth:
+            await Context().run(asyncio.create_task, begin_from_an_empty_context(depth - 1))
+        with pytest.raises(RuntimeError, match="a task of the program raised SystemExit: 6"):
+            await Context().run(asyncio.create_task, leave())
+
+    async def work() -> None:
+        let_no_program_end(asyncio.get_running_loop())
+        await run_program(begin_from_an_empty_context, 1)
+
+    run_in_a_loop(work())
 
 
 def test_the_factory_is_set_once_however_many_units_a_worker_runs() -> None:
