@@ -3,8 +3,9 @@
 Where the text can go on in one way only, llguidance reads on to the next choice: at every step, in a fifth of a
 microsecond for each byte. Repetitions write out much from few characters: `(a{300}){300}` has 90,000 such bytes.
 
-The number is an upper bound. What may be left out counts as left out, since no text can be foreseen further than the
-shortest one that is allowed. Alternatives with the same beginning, or with one that is not known, are no choice.
+The number is an upper bound, but for some bytes that the characters of a choice may have in common. What may be left
+out counts as left out, since no text can be foreseen further than the shortest one that is allowed. Alternatives with
+the same beginning, or with one that is not known, are no choice.
 """
 
 import re

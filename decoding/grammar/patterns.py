@@ -34,7 +34,7 @@ _NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentS
 
 
 class Place(NamedTuple):
-    """Where a subschema lies. Its pointer is written only when it is shown, since names can be long."""
+    """A place of a subschema. Its pointer is written only when it is shown, since names can be long."""
 
     outer: "Place | None" = None
     name: str | int = ""
