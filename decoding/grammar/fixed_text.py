@@ -91,6 +91,7 @@ class FixedText(NamedTuple):
     """The fixed text of an expression."""
 
     longest: int  # bytes: an upper bound
+    has_choice: bool  # in every text; else the text behind can be foreseen through it
     source: str  # the expression, without white space and comments that mean nothing
     places: tuple[tuple[int, int], ...]  # in it, of repeated groups that have much more than they are long
 
@@ -157,7 +158,8 @@ def fixed_text(pattern: str) -> FixedText:
     while len(groups) > 1:
         group = groups.pop()
         groups[-1].add(group.close(), group.start)
-    return FixedText(groups[0].close().longest, pattern, tuple(places))
+    text = groups[0].close()
+    return FixedText(text.longest, text.through is None, pattern, tuple(places))
 
 
 def has_more(longest: int, length: int) -> bool:

@@ -104,13 +104,14 @@ def _target(schema: Any, reference: Any) -> list[tuple[Place, Any, bool]]:
 def pattern_problem(patterns: Iterable[tuple[Place, str]]) -> tuple[str, str] | None:
     """Return the first of these patterns at which they are too large together, by its pointer, and why; else None."""
     num_fixed = num_spent = 0
-    known: set[str] = set()  # patterns
+    known: set[str] = set()  # patterns with a choice, which ends what can be foreseen; the others count each time
     known_parts: set[str] = set()  # patterns and groups whose beginnings have been read
     for place, pattern in patterns:
         if pattern in known:
             continue
-        known.add(pattern)
         text, num_before = fixed_text(pattern), num_fixed + num_spent
+        if text.has_choice:
+            known.add(pattern)
         is_large = has_more(text.longest, len(pattern))
         num_fixed += text.longest if is_large else 0
         if num_fixed > MOST_FIXED:

@@ -123,6 +123,10 @@ TOO_MUCH_TEXT = {
         {"json_schema": {"$id": "http://a/b", "$ref": "b#/default/1", "default": [1, LARGE]}},
         "at /default/1: lexer error",
     ),
+    "one pattern without a choice again and again": (
+        {"json_schema": _of_patterns(*["^a{9000}$"] * 2)},
+        "at /properties/p1: lexer error: the repetitions of this pattern and of those before it write out 18000 bytes",
+    ),
     "a set in a set": ({"regex": "x([a[a]]{300}){300}"}, "lexer error"),
     "a set with a blank that means nothing": ({"regex": "(?x)x([a ]{300}){300}"}, "lexer error"),
     "a class of one character": ({"regex": r"x(\p{Zl}{300}){100}"}, "write out 90001 bytes"),
