@@ -125,7 +125,7 @@ TOO_MUCH_TEXT = {
     ),
     "one pattern without a choice again and again": (
         {"json_schema": _of_patterns(*["^a{9000}$"] * 2)},
-        "at /properties/p1: lexer error: the repetitions of this pattern and of those before it write out 18000 bytes",
+        "at /properties/p1: lexer error: the repetitions of this pattern and of those before it write out 18",
     ),
     "a set in a set": ({"regex": "x([a[a]]{300}){300}"}, "lexer error"),
     "a set with a blank that means nothing": ({"regex": "(?x)x([a ]{300}){300}"}, "lexer error"),
