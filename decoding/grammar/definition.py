@@ -11,7 +11,7 @@ from itertools import islice
 from typing import Any
 
 from decoding.grammar.library_error import in_one_line
-from decoding.grammar.patterns import pattern_problem, patterns_in
+from decoding.grammar.patterns import Place, pattern_problem, patterns_in
 from decoding.grammar.structured import Structured
 
 _MAX_PLACES = 2000  # subschemas that are compiled to find the place of a mistake
@@ -70,7 +70,7 @@ def _message(definition: str) -> str | None:
 
 
 def _problem_with_patterns(structured: Structured) -> str | None:
-    patterns = patterns_in(structured.schema) if structured.regex is None else [("", structured.regex)]
+    patterns = patterns_in(structured.schema) if structured.regex is None else [(Place(), structured.regex)]
     problem = pattern_problem(patterns)
     if problem is None:
         return None

@@ -3,22 +3,25 @@
 Where the text can go on in one way only, llguidance reads on to the next choice: at every step, in a fifth of a
 microsecond for each byte. Repetitions write out much from few characters: `(a{300}){300}` has 90,000 such bytes.
 
-The number is an upper bound. What may be left out counts as left out, since no text can be foreseen further than the
-shortest one that is allowed. Alternatives with the same beginning, or with one that is not known, are no choice.
+The number is an upper bound, but for some bytes that the characters of a choice may have in common. What may be left
+out counts as left out, since no text can be foreseen further than the shortest one that is allowed. Alternatives with
+the same beginning, or with one that is not known, are no choice.
 """
 
 import re
+from collections.abc import Iterator
 from typing import NamedTuple
+
+from decoding.grammar.character_sets import end_of_set, escape_at, is_several
+from decoding.grammar.verbose_mode import without_ignored
 
 _MUCH = 16  # bytes: fewer cost little, in whatever many ways they can be read
 _MANY = -1  # the first character is one of several
-_HEX = re.compile(r"x\{[0-9A-Fa-f]+\}|x[0-9A-Fa-f]{2}|u\{[0-9A-Fa-f]+\}|u[0-9A-Fa-f]{4}|U[0-9A-Fa-f]{8}")
-_QUANTIFIER = re.compile(r"[*+?]|\{(\d*)(,?)(\d*)\}")
-_GROUP = re.compile(r"\(\?(?:P?<\w+>|[a-zA-Z-]*(:|\)))|\(")
-_NAMED = re.compile(r"[pP](\{[^}]*\}|.)?")
-_IS_VERBOSE = re.compile(r"\(\?[a-wyzA-Z]*x")
-_IGNORED = re.compile(r"(\s|#[^\n]*)+")
-_SEVERAL = re.compile(r"\\[dws]|\[:\w")  # in a class
+_MOST = 10**12  # a larger number is not told from it
+_DEEPEST = 1000  # llguidance refuses expressions with more than 250 groups in each other
+_REPEATED = re.compile(r"[*+?]|\{([^{}]*)\}")
+_COUNTS = re.compile(r"([0-9]*)(,?)([0-9]*)")
+_GROUP = re.compile(r"\((?:\?(?:P?<[^>]*(?:>|\Z)|[a-zA-Z-]*([:)])))?")
 
 
 class _Text(NamedTuple):
@@ -50,21 +53,24 @@ class _Text(NamedTuple):
         more = (max(least, 1) - 1) * (self.through or 0)  # of the repetitions but one
         two = self.end + self.begin + max(0, more - (self.through or 0))
         return _Text(
-            None if self.through is None else least * self.through,
-            self.begin + more,
-            self.end + more,
-            self.longest if most == 1 else max(self.longest, two),
+            None if self.through is None else min(least * self.through, _MOST),
+            min(self.begin + more, _MOST),
+            min(self.end + more, _MOST),
+            self.longest if most == 1 else min(max(self.longest, two), _MOST),
             self.first if least else None,
         )
 
 
 _NOTHING = _Text(0, 0, 0, 0)
+_ONE = _Text(4, 4, 4, 4)  # a character that is not known
 _CHOICE = _Text(None, 0, 3, 3, _MANY)  # the first byte of a character may leave no choice of the others
 
 
+_SHORT = (8, 9, 10, 12, 13, 34, 92)  # JSON writes these as a backslash and a sign
+
+
 def _literal(code: int) -> _Text:
-    # JSON writes control characters, quotes and backslashes longer.
-    size = 6 if code < 32 else 2 if code in (34, 92) else len(chr(code).encode(errors="replace"))
+    size = 2 if code in _SHORT else 6 if code < 32 else len(chr(code).encode(errors="replace"))
     return _Text(size, size, size, size, ord(chr(code).lower()[0]))  # some flags make the cases of a letter one
 
 
@@ -85,7 +91,14 @@ class FixedText(NamedTuple):
     """The fixed text of an expression."""
 
     longest: int  # bytes: an upper bound
-    groups: tuple[str, ...]  # repeated groups of it that have much more than they are long; they may be repeated again
+    has_choice: bool  # in every text; else the text behind can be foreseen through it
+    source: str  # the expression, without white space and comments that mean nothing
+    places: tuple[tuple[int, int], ...]  # in it, of repeated groups that have much more than they are long
+
+    def groups(self) -> Iterator[str]:
+        """Yield those groups. They lie in each other, so each is copied only when it is asked for."""
+        for start, end in self.places:
+            yield self.source[start:end]
 
 
 class _Open:
@@ -108,24 +121,25 @@ def fixed_text(pattern: str) -> FixedText:
 
     It reads Rust's syntax, and anything else somehow: whether an expression is valid is for llguidance to say.
     """
-    place, groups, is_verbose = 0, [_Open(0)], bool(_IS_VERBOSE.search(pattern))
-    large = []
+    pattern = without_ignored(pattern)
+    place, groups = 0, [_Open(0)]
+    places: list[tuple[int, int]] = []
     while place < len(pattern):
         sign, group = pattern[place], groups[-1]
-        if is_verbose and (ignored := _IGNORED.match(pattern, place)):
-            place = ignored.end()
-        elif found := _QUANTIFIER.match(pattern, place):
-            group.last = group.last.repeated(*_bounds(found))
+        if (found := _REPEATED.match(pattern, place)) and (counts := _counts(found)):
+            group.last = group.last.repeated(*counts)
             place = found.end()
-            if pattern[place : place + 1] == "?":  # as few as possible: the texts are the same
+            if pattern.startswith("?", place):  # as few as possible: the texts are the same
                 place += 1
-            source = pattern[group.last_start : place]
-            if source[0] == "(" and has_more(group.last.longest, source):
-                large.append(source)
+            start = group.last_start
+            if pattern[start] == "(" and has_more(group.last.longest, place - start):
+                if places and places[-1][0] == start:  # the same group, repeated again
+                    places.pop()
+                places.append((start, place))
         elif sign == "(":
-            found = _GROUP.match(pattern, place) or re.compile(r"\(").match(pattern, place)
+            found = _GROUP.match(pattern, place)
             assert found is not None, "a bracket is there"
-            if found[1] != ")":  # else flags without a group
+            if found[1] != ")" and len(groups) < _DEEPEST:  # else flags without a group
                 groups.append(_Open(place))
             place = found.end()
         elif sign == ")":
@@ -144,73 +158,40 @@ def fixed_text(pattern: str) -> FixedText:
     while len(groups) > 1:
         group = groups.pop()
         groups[-1].add(group.close(), group.start)
-    return FixedText(groups[0].close().longest, tuple(large))
+    text = groups[0].close()
+    return FixedText(text.longest, text.through is None, pattern, tuple(places))
 
 
-def has_more(longest: int, source: str) -> bool:
-    """Return whether an expression has much more fixed text than it is long."""
-    return longest - len(source) >= _MUCH
+def has_more(longest: int, length: int) -> bool:
+    """Return whether an expression of such a length has much more fixed text than it is long."""
+    return longest - length >= _MUCH
 
 
-def _bounds(found: re.Match[str]) -> tuple[int, int | None]:
-    """Return how often a quantifier repeats, at least and at most."""
-    if found[0] in ("*", "+", "?"):
+def _counts(found: re.Match[str]) -> tuple[int, int | None] | None:
+    """Return how often a quantifier repeats, at least and at most; None if it is none."""
+    if found[1] is None:
         return int(found[0] == "+"), 1 if found[0] == "?" else None
-    least = int(found[1][:12] or 0)
-    return least, int(found[3][:12]) if found[3] else None if found[2] else least
+    counts = _COUNTS.fullmatch("".join(found[1].split()))
+    if counts is None:
+        return None
+    least, most = (int(digits.lstrip("0")[:12] or 0) for digits in (counts[1], counts[3]))
+    return least, most if counts[3] else None if counts[2] else least
 
 
 def _atom(pattern: str, place: int) -> tuple[_Text, int]:
     """Return the text of one character, or of a set of them, and where it ends."""
     sign = pattern[place]
     if sign == "[":
-        return _set(pattern, place)
+        end = end_of_set(pattern, place)
+        return _CHOICE if is_several(pattern[place + 1 : end]) else _ONE, end + 1
     if sign in "^$":
         return _NOTHING, place + 1
     if sign == ".":
         return _CHOICE, place + 1
-    if sign != "\\" or place + 1 == len(pattern):
+    if sign != "\\":
         return _literal(ord(sign)), place + 1
-    escaped = pattern[place + 1]
-    if found := _HEX.match(pattern, place + 1):
-        code = int(found[0].strip("xuU{}")[:7], 16)
-        return _literal(min(code, 0x10FFFF)), found.end()
-    if found := _NAMED.match(pattern, place + 1):
-        return _CHOICE, found.end()
-    if escaped in "dDsSwW":
-        return _CHOICE, place + 2
-    if escaped in "AzbB":
+    if pattern[place + 1 : place + 2] in tuple("AzbB"):
         return _NOTHING, place + 2
-    return _literal(ord(escaped)), place + 2
-
-
-def _set(pattern: str, place: int) -> tuple[_Text, int]:
-    """Return the text of a set in brackets: a choice where it surely has several characters, else a long character."""
-    end, depth = place, 0
-    while end < len(pattern):
-        if pattern[end] == "\\":
-            end += 1
-        elif pattern[end] == "[":
-            depth += 1
-            if pattern[end + 1 : end + 2] == "^":
-                end += 1
-            if pattern[end + 1 : end + 2] == "]":  # the first one is a character
-                end += 1
-        elif pattern[end] == "]":
-            depth -= 1
-            if not depth:
-                break
-        end += 1
-    inside = pattern[place + 1 : end]
-    return (_CHOICE if _has_several(inside) else _Text(4, 4, 4, 4)), end + 1
-
-
-def _has_several(inside: str) -> bool:
-    """Return whether the inside of a set surely stands for more than one character."""
-    if re.search(r"&&|--|~~|\\[DWSPpxuU]|\[:?\^|^\^.*[^\x00-\x7f]", inside, re.DOTALL):
-        return False
-    if inside.startswith("^"):  # of ASCII some at most
-        return True
-    if _SEVERAL.search(inside):
-        return True
-    return len(set(re.sub(r"\\(.)", r"\1", inside, flags=re.DOTALL)) - {"-"}) > 1
+    escape = escape_at(pattern, place)
+    text = _CHOICE if escape.is_several else _ONE if escape.code is None else _literal(escape.code)
+    return text, escape.end

@@ -9,7 +9,9 @@ those that have much of it, and of the repeated groups in them.
 
 from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from itertools import chain
+from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import unquote
 
 import numpy as np
 
@@ -27,84 +29,104 @@ MOST_FIXED = 10_000
 # millisecond). The first of these that is enough counts, and what is counted has a greatest sum.
 _STEPS, _MOST_STEPS = (2_000, 10_000, 50_000, 200_000), 400_000
 _NUM_STEPS = 3  # the error of a lexer that is too large comes behind the first byte
-_DATA = ("const", "enum", "default", "examples")  # keywords of a schema whose values are no schemas
+_DATA = ("const", "enum", "default", "example", "examples")  # keywords of a schema whose values are no schemas
 _NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")  # that have schemas by names
 
 
-def patterns_in(schema: Any) -> Iterator[tuple[str, str]]:
-    """Yield the regular expressions of a schema with the JSON pointers of their subschemas."""
-    todo, has_names, seen = [("", schema)], {"": False}, {""}
+class Place(NamedTuple):
+    """A place of a subschema. Its pointer is written only when it is shown, since names can be long."""
+
+    outer: "Place | None" = None
+    name: str | int = ""
+
+    @property
+    def pointer(self) -> str:
+        names, place = [], self
+        while place.outer is not None:
+            names.append("/" + str(place.name).replace("~", "~0").replace("/", "~1"))
+            place = place.outer
+        return "".join(reversed(names))
+
+
+def patterns_in(schema: Any) -> Iterator[tuple[Place, str]]:
+    """Yield the regular expressions of a schema with the places of their subschemas.
+
+    A mapping that a reference leads to can be a schema, and also, where it lies, the names of some.
+    """
+    todo: list[tuple[Place, Any, bool]] = [(Place(), schema, False)]
+    seen: set[tuple[int, bool]] = set()
     while todo:
-        pointer, value = todo.pop()
-        is_names = has_names.pop(pointer)
+        place, value, has_names = todo.pop()
+        if not isinstance(value, Mapping | list | tuple) or (id(value), has_names) in seen:
+            continue
+        seen.add((id(value), has_names))
         children = []
         if isinstance(value, Mapping):
-            if not is_names:
-                yield from _own_patterns(pointer, value)
-                reference = value.get("$ref")
-                if isinstance(reference, str) and reference.startswith("#/") and reference[1:] not in seen:
-                    children += _target(schema, reference[1:])
+            if not has_names:
+                yield from _own_patterns(place, value)
+                children += _target(schema, value.get("$ref"))
             children += [
-                (f"{pointer}/{_escaped(name)}", each, not is_names and name in _NAMED)
+                (Place(place, name), each, not has_names and name in _NAMED)
                 for name, each in value.items()
-                if is_names or name not in _DATA
+                if has_names or name not in _DATA
             ]
-        elif isinstance(value, list | tuple):
-            children += [(f"{pointer}/{index}", each, False) for index, each in enumerate(value)]
-        for inner, each, names in reversed(children):
-            if inner not in seen:
-                seen.add(inner)
-                has_names[inner] = names
-                todo.append((inner, each))
+        else:
+            children += [(Place(place, index), each, False) for index, each in enumerate(value)]
+        todo += reversed(children)
 
 
-def _own_patterns(pointer: str, schema: Mapping[Any, Any]) -> Iterator[tuple[str, str]]:
+def _own_patterns(place: Place, schema: Mapping[Any, Any]) -> Iterator[tuple[Place, str]]:
     """Yield those of a subschema, and not of the schemas in it."""
     if isinstance(schema.get("pattern"), str):
-        yield pointer, schema["pattern"]
+        yield place, schema["pattern"]
     for_names = schema.get("patternProperties")
     if isinstance(for_names, Mapping):
-        yield from ((f"{pointer}/patternProperties", name) for name in for_names if isinstance(name, str))
+        yield from ((Place(place, "patternProperties"), name) for name in for_names if isinstance(name, str))
 
 
-def _target(schema: Any, pointer: str) -> list[tuple[str, Any, bool]]:
+def _target(schema: Any, reference: Any) -> list[tuple[Place, Any, bool]]:
     """Return the subschema that a reference leads to, which may lie among data; nothing if there is none."""
+    pointer = unquote(reference.partition("#")[2]) if isinstance(reference, str) else ""
+    if not pointer.startswith("/"):
+        return []
+    place = Place()
     for step in pointer[1:].split("/"):
         name = step.replace("~1", "/").replace("~0", "~")
         if isinstance(schema, Mapping) and name in schema:
-            schema = schema[name]
-        elif isinstance(schema, list | tuple) and name.isdecimal() and int(name) < len(schema):
-            schema = schema[int(name)]
+            place, schema = Place(place, name), schema[name]
+        elif isinstance(schema, list | tuple) and name.isdecimal() and int(name[:9]) < len(schema):
+            place, schema = Place(place, int(name)), schema[int(name)]
         else:
             return []
-    return [(pointer, schema, False)]
+    return [(place, schema, False)]
 
 
-def _escaped(name: Any) -> str:
-    return str(name).replace("~", "~0").replace("/", "~1")
-
-
-def pattern_problem(patterns: Iterable[tuple[str, str]]) -> tuple[str, str] | None:
+def pattern_problem(patterns: Iterable[tuple[Place, str]]) -> tuple[str, str] | None:
     """Return the first of these patterns at which they are too large together, by its pointer, and why; else None."""
     num_fixed = num_spent = 0
-    known: set[str] = set()  # patterns and groups that have been read
-    for pointer, pattern in patterns:
+    known: set[str] = set()  # patterns with a choice, which ends what can be foreseen; the others count each time
+    known_parts: set[str] = set()  # patterns and groups whose beginnings have been read
+    for place, pattern in patterns:
+        if pattern in known:
+            continue
         text, num_before = fixed_text(pattern), num_fixed + num_spent
-        is_large = has_more(text.longest, pattern)
+        if text.has_choice:
+            known.add(pattern)
+        is_large = has_more(text.longest, len(pattern))
         num_fixed += text.longest if is_large else 0
         if num_fixed > MOST_FIXED:
             why = f"write out {num_fixed} bytes without a choice, more than {MOST_FIXED}"
-            return pointer, _too_large(why, num_before)
-        for part in dict.fromkeys((*text.groups, *([pattern] if is_large else []))):
-            if part in known:
+            return place.pointer, _too_large(why, num_before)
+        for part in chain(text.groups(), [pattern] if is_large else []):
+            if part in known_parts:
                 continue
-            known.add(part)
+            known_parts.add(part)
             spent = _spent(part.removeprefix("^").removesuffix("$"))
             if isinstance(spent, str):
-                return pointer, spent
+                return place.pointer, spent
             num_spent += spent
             if num_spent > _MOST_STEPS:
-                return pointer, _too_large("have too many groups that write out much", num_before)
+                return place.pointer, _too_large("have too many groups that write out much", num_before)
     return None
 
 

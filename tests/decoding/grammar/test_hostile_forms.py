@@ -1,9 +1,12 @@
 """A form that cannot be followed is refused in one line, and one that is only odd costs its neighbours nothing."""
 
+import tracemalloc
+
 import pytest
 
 from decoding import SamplingParams, Sequence
 from decoding.grammar.definition import problem_with
+from decoding.grammar.patterns import patterns_in
 from decoding.grammar.structured import Structured
 from tests.decoding.grammar.tiny_grammars import grammars, with_end
 from tests.decoding.tiny import engine_by, outputs, run
@@ -103,12 +106,41 @@ TOO_MUCH_TEXT = {
         {"json_schema": {"$ref": "#/default/1", "default": [1, LARGE]}},
         "at /default/1: lexer error",
     ),
+    "names of properties that are also a schema": (
+        {
+            "json_schema": {
+                "$defs": {"u": {"$ref": "#/properties/a/properties"}},
+                "properties": {"a": {"type": "object", "properties": {"const": LARGE}}},
+            }
+        },
+        "at /properties/a/properties/const: lexer error",
+    ),
+    "a reference whose signs are written as numbers": (
+        {"json_schema": {"$ref": "#/%64efault/1", "default": [1, LARGE]}},
+        "at /default/1: lexer error",
+    ),
+    "a reference with the address of the schema": (
+        {"json_schema": {"$id": "http://a/b", "$ref": "b#/default/1", "default": [1, LARGE]}},
+        "at /default/1: lexer error",
+    ),
+    "one pattern without a choice again and again": (
+        {"json_schema": _of_patterns(*["^a{9000}$"] * 2)},
+        "at /properties/p1: lexer error: the repetitions of this pattern and of those before it write out 18",
+    ),
+    "a set in a set": ({"regex": "x([a[a]]{300}){300}"}, "lexer error"),
+    "a set with a blank that means nothing": ({"regex": "(?x)x([a ]{300}){300}"}, "lexer error"),
+    "a class of one character": ({"regex": r"x(\p{Zl}{300}){100}"}, "write out 90001 bytes"),
+    "an expression with a number of many digits": (
+        {"json_schema": {"$defs": {"u": {"pattern": "a{999999999}" + "{999999999}" * 1000}}}},
+        "at /$defs/u: lexer error",
+    ),
 }
 DATA_WITH_PATTERNS = {
     "const": {"const": DATA},
     "enum": {"enum": [DATA, {"a": [DATA]}]},
     "default": {"type": "string", "default": DATA},
     "examples": {"type": "string", "examples": [DATA]},
+    "example": {"type": "object", "example": {"properties": {"a": DATA}}},
     "inside of a property": {"type": "object", "properties": {"const": {"const": DATA}}},
 }
 CHEAP = {
@@ -119,6 +151,14 @@ CHEAP = {
         "json_schema": _of_patterns(*(f"^x{n}-[a-z0-9]{{1,63}}$" for n in range(1000)))
     },
     "the same pattern again and again": {"json_schema": _of_patterns(*["^[a-z]+0{17}$"] * 500)},
+    "the same pattern with much text again and again": {"json_schema": _of_patterns(*["^[a-z]0{40}$"] * 260)},
+    "sets by the numbers of their characters": {
+        "json_schema": _of_patterns(*(rf"^{n}[\x20-\x7e]{{20}}[\u0020-\u007e]{{20}}$" for n in range(130)))
+    },
+    "sets of letters": {"json_schema": _of_patterns(*(rf"^{n}[\p{{L}} ]{{20}}$" for n in range(130)))},
+    "sets of everything": {"json_schema": _of_patterns(*(rf"^{n}[\s\S]{{30}}$" for n in range(90)))},
+    "many characters of a set": {"regex": r"[\x20-\x7e]{2501}"},
+    "many of any characters": {"regex": r"[\s\S]{2600,}"},
 }
 TOO_LARGE = {
     "3,000 optional properties": {
@@ -178,6 +218,17 @@ def test_patterns_that_are_too_large_together_are_refused_at_any_depth_and_never
 @pytest.mark.parametrize("name", DATA_WITH_PATTERNS)
 def test_a_pattern_in_data_is_no_keyword(name):
     assert problem_with(Structured(json_schema=DATA_WITH_PATTERNS[name])) is None
+
+
+def test_places_with_long_names_are_not_written_for_each_pattern():
+    schema = {"properties": {"n" * 10_000: {"properties": {f"p{n}": {"pattern": "a"} for n in range(2_000)}}}}
+    tracemalloc.start()
+    try:
+        assert len(list(patterns_in(schema))) == 2_000
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 5_000_000
 
 
 @pytest.mark.parametrize("name", CHEAP)
