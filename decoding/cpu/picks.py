@@ -52,9 +52,8 @@ class PickInputs:
     samples_B: torch.Tensor  # bool: whether a row has noise
     keys_B: torch.Tensor  # of the noise, int64
     lengths_B: torch.Tensor  # int64: position j is token number `lengths + first + j`
-    masks_RJW: torch.Tensor | None = (
-        None  # int32; bit i of word w stands for token id 32 * w + i; None: all are allowed
-    )
+    # int32: bit i of word w stands for token id 32 * w + i; None: all are allowed.
+    masks_RJW: torch.Tensor | None = None
     mask_rows: Seq[int] = ()  # the rows that have these masks, in their order
 
 

@@ -64,8 +64,6 @@ class _Text(NamedTuple):
 _NOTHING = _Text(0, 0, 0, 0)
 _ONE = _Text(4, 4, 4, 4)  # a character that is not known
 _CHOICE = _Text(None, 0, 3, 3, _MANY)  # the first byte of a character may leave no choice of the others
-
-
 _SHORT = (8, 9, 10, 12, 13, 34, 92)  # JSON writes these as a backslash and a sign
 
 

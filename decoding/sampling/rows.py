@@ -17,9 +17,9 @@ from decoding.gpu.pick_table import PickTable
 from decoding.gpu.picks import Counted
 from decoding.gpu.picks import PickInputs as GpuInputs
 from decoding.gpu.picks import pick as pick_on_gpu
-from decoding.noise import GumbelNoise, Stream
 from decoding.sampling.distribution import SamplingBatch, forbid, shape_logits
 from decoding.sampling.picks import Picks, pick_tokens
+from decoding.sampling.round_noise import RoundNoise
 from decoding.sampling.token_counts import TokenCounts
 from decoding.sampling.token_history import TokenHistory
 from decoding.sampling.token_masks import TokenMasks
@@ -48,7 +48,7 @@ class Rows:
     # For a draft model that knows it: the least chance that a token and all before it are accepted with which it pays.
     min_survival: float = 0.0
     # Shared by the round's rows and parts of them, so that the drafter and the verifier draw their noise once.
-    round_noise: "RoundNoise | None" = field(default=None, compare=False)
+    round_noise: RoundNoise | None = field(default=None, compare=False)
     # For penalties on a GPU, of all rounds; without it a round counts the tokens of its rows anew.
     token_counts: TokenCounts | None = field(default=None, compare=False)
     # The masks of the only question that will be asked, where they are known before it is (`with_masks`).
@@ -239,7 +239,7 @@ class Rows:
         return {}
 
     @cached_property
-    def _round_noise(self) -> "RoundNoise":
+    def _round_noise(self) -> RoundNoise:
         if self.round_noise is not None:
             return self.round_noise
         width = max(self.num_draft_tokens, default=0) + 1
@@ -258,48 +258,6 @@ class Rows:
         width = max(len(sequence) for sequence in self.sequences)
         padded = [sequence.token_ids + [0] * (width - len(sequence)) for sequence in self.sequences]
         return to_device(padded, self.sampling.keys_B.device)
-
-
-class RoundNoise:
-    """The shared noise of a round's rows at the positions that it may score, drawn when first asked for."""
-
-    def __init__(
-        self, keys_B: torch.Tensor, positions_BJ: torch.Tensor, part_of: "tuple[RoundNoise, torch.Tensor] | None" = None
-    ) -> None:
-        """Remember the keys and positions. With `part_of` these are rows of another noise, which draws for them."""
-        self._keys_B, self._positions_BJ, self._part_of = keys_B, positions_BJ, part_of
-        self._drawn: dict[int, GumbelNoise] = {}  # by the size of the vocabulary
-
-    def of(self, vocab_size: int, first: int, num_positions: int) -> GumbelNoise:
-        """Return the noise of `num_positions` positions from `first` on."""
-        missing = first + num_positions - self._positions_BJ.shape[1]
-        if missing > 0:  # a lookup continued behind what was planned
-            more = torch.arange(1, missing + 1, device=self._keys_B.device)
-            positions_BJ = torch.cat((self._positions_BJ, self._positions_BJ[:, -1:] + more), dim=1)[:, first:]
-            return self._draw(vocab_size, positions_BJ)
-        return self._upto(vocab_size, first + num_positions).of(slice(None), slice(first, first + num_positions))
-
-    def take(self, rows: Seq[int]) -> "RoundNoise":
-        index_N = to_device(rows, self._keys_B.device)
-        return RoundNoise(self._keys_B[index_N], self._positions_BJ[index_N], (self, index_N))
-
-    def _upto(self, vocab_size: int, num_positions: int) -> GumbelNoise:
-        """Return at least `num_positions`: at first no more (plain decoding needs one), then all that were planned."""
-        drawn = self._drawn.get(vocab_size)
-        if drawn is not None and drawn.num_positions >= num_positions:
-            return drawn
-        if self._part_of is not None:
-            whole, index_N = self._part_of
-            drawn = whole._upto(vocab_size, num_positions).of(index_N)
-        elif drawn is None:
-            drawn = self._draw(vocab_size, self._positions_BJ[:, :num_positions])
-        else:
-            drawn = drawn.followed_by(self._draw(vocab_size, self._positions_BJ[:, drawn.num_positions :]))
-        self._drawn[vocab_size] = drawn
-        return drawn
-
-    def _draw(self, vocab_size: int, positions_BJ: torch.Tensor) -> GumbelNoise:
-        return GumbelNoise.draw(self._keys_B, positions_BJ, vocab_size, Stream.SHARED)
 
 
 def sampling_batch(
