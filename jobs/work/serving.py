@@ -43,6 +43,7 @@ from jobs.driver.cluster import start_ray, starts_own_ray
 from jobs.driver.exits import Exit, bad_configuration
 from jobs.driver.hidden_variables import hide_variables
 from jobs.driver.plan import check_models, settled
+from jobs.driver.submitted import check_submitted, submitted_copy
 from jobs.work.served_models import check_adapters, served_models
 from pipeline.run.fingerprint import quick_model_fingerprint, tokenizer_fingerprint
 from pipeline.storage.location import Location
@@ -76,6 +77,7 @@ def application_of(config: ServeConfig) -> Any:
 
 def settled_models(config: ServeConfig) -> tuple[list[ServedModel], DeploymentSettings]:
     """Return the models as they will be served, the endpoint's own first, and what each engine then holds."""
+    check_submitted({"serve.batches_path": config.serve.batches.path}, {}, submitted_copy())
     check_adapters(config)  # before a model is looked at, or downloaded
     settings, deployment = settled(config.generator, config.serve.deployment, config.serve.ray_address)
     check_models(settings)

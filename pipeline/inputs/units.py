@@ -72,6 +72,21 @@ def plan_units(files: Sequence[InputFile], options: InputOptions, rows_per_unit:
             first_ordinal += rows.num_rows
 
 
+def count_rows(files: Sequence[InputFile], options: InputOptions, most: int) -> int:
+    """Return how many rows the files have, or `most` if they have as many. Raises ValueError for unreadable ones."""
+    number = 0
+    for file in files:
+        location = Location.parse(file.path)
+        with refuse_unreadable(file.path, options.format):
+            if options.format == "parquet":
+                number += parquet_size(location, ())[0]
+            else:
+                number += sum(1 for _ in islice(split_records(location, options.format), most - number))
+        if number >= most:
+            return most
+    return number
+
+
 class _RowRange(NamedTuple):
     row_start: int
     num_rows: int

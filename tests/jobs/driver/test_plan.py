@@ -96,3 +96,22 @@ def test_float32_beside_fp8_weights_is_refused_by_the_plan(job: Job, fp8_target:
     assert job.generate(CPU, f"--models.draft={fp8_target}", "--dry-run") == 2  # float32, as the target is
     assert f"'{fp8_target}' has FP8 weights" in job.printed()
     assert job.generate(CPU, f"--models.draft={fp8_target}", "--models.dtype=bfloat16", "--dry-run") == 0
+
+
+@pytest.mark.parametrize(
+    ("num_rows", "flags", "sizes"),
+    [
+        (72, ("--actors.max_actors=2",), [9] * 8),  # two units of 9 rows fill 16 slots
+        (72, (), [18] * 4),
+        (20, ("--actors.max_actors=8",), [8, 8, 4]),  # smaller ones would leave slots empty
+        (20, ("--actors.max_actors=8", "--sampling.n=4"), [2] * 10),
+        (20, ("--actors.max_actors=8", "--run.rows_per_unit=16"), [16, 4]),
+        (2100, ("--actors.max_actors=2",), [256] * 8 + [52]),
+    ],
+)
+def test_the_units_of_a_small_input_are_so_small_that_each_engine_has_several(
+    job: Job, num_rows: int, flags: tuple[str, ...], sizes: list[int]
+) -> None:
+    job.read([{"id": 1, "kind": "a", "prompt": "hello"}] * num_rows)
+    plan = make_plan(load(RunConfig, job.command(CPU, *flags), prog="test"))
+    assert [unit.num_rows for unit in plan.new_units()] == sizes
