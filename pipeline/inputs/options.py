@@ -15,6 +15,7 @@ from pipeline.errors import RowError
 from pipeline.inputs.files import InputFile, refuse_unreadable
 from pipeline.inputs.lines import is_gzip, split_lines
 from pipeline.storage.location import Location
+from pipeline.whole_numbers import whole
 
 Format = Literal["auto", "parquet", "jsonl", "csv", "text", "openai_batch"]
 _ALL = ("all",)  # of carry_columns
@@ -74,12 +75,12 @@ class PromptTemplate:
 
 def _text(columns: Mapping[str, Any], name: str) -> str:
     value = columns.get(name)
-    if value is None:
-        problem = "is null" if name in columns else f"is not among {sorted(columns)}"
+    if whole(value) is None:
+        problem = f"is {'null' if value is None else 'NaN'}" if name in columns else f"is not among {sorted(columns)}"
         raise RowError("template", f"prompt_template: column {name!r} {problem}", "KeyError")
     if isinstance(value, str):
         return value
-    return json.dumps(value, ensure_ascii=False, default=str)
+    return json.dumps(value, ensure_ascii=False)
 
 
 @dataclass(frozen=True)

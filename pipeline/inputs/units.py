@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from itertools import count, islice
 from typing import NamedTuple
 
-import pyarrow as pa
-
 from pipeline.errors import RowError
+from pipeline.inputs.arrow_values import is_text
 from pipeline.inputs.files import InputFile, refuse_unreadable
 from pipeline.inputs.options import InputOptions
 from pipeline.inputs.parquet_rows import parquet_schema, parquet_size
@@ -141,7 +140,7 @@ def _refuse_prompts_of_another_type(location: Location, options: InputOptions) -
     if options.format == "parquet":
         schema = parquet_schema(location)
         types = dict(zip(schema.names, schema.types, strict=True))
-        if options.messages_column not in types and column in types and not _holds_text(types[column]):
+        if options.messages_column not in types and column in types and not is_text(types[column]):
             found = f"is of type {types[column]}"
     elif options.format == "jsonl":
         records = islice(read_records(location, options), _NUM_SAMPLED_ROWS)
@@ -153,12 +152,3 @@ def _refuse_prompts_of_another_type(location: Location, options: InputOptions) -
             f"{location.name}: a prompt is text, and the column {column!r} {found}; name another prompt_column, name "
             f"this one as messages_column if it holds chats, or set prompt_template to '{{{column}}}' for its text"
         )
-
-
-def _holds_text(type_: pa.DataType) -> bool:
-    if isinstance(type_, pa.DictionaryType):
-        type_ = type_.value_type
-    if isinstance(type_, pa.BaseExtensionType):
-        type_ = type_.storage_type
-    kinds = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view, pa.types.is_null)
-    return any(is_kind(type_) for is_kind in kinds)
