@@ -152,7 +152,7 @@ def _table_types(file: InputFile, options: InputOptions) -> dict[str, pa.DataTyp
     with refuse_unreadable(file.path, options.format):
         if options.format == "parquet":
             return {field.name: _plain(field.type) for field in parquet_schema(location)}
-        names = [options.prompt_column] if options.format == "text" else file_columns(location, options.format)
+        names = [options.prompt_column] if options.format == "text" else file_columns(location, options)
         return dict.fromkeys(names or [], pa.string())
 
 

@@ -83,6 +83,7 @@ def _row_ranges(file: InputFile, options: InputOptions, rows_per_unit: int) -> I
     location = Location.parse(file.path)
     with refuse_unreadable(file.path, options.format):
         _refuse_missing_columns(location, options)
+        _refuse_other_json(location, options)
         _refuse_prompts_of_another_type(location, options)
         ranges = _parquet_ranges if options.format == "parquet" else _text_ranges
         yield from ranges(location, options, rows_per_unit)
@@ -97,7 +98,7 @@ def _parquet_ranges(location: Location, options: InputOptions, rows_per_unit: in
 
 def _text_ranges(location: Location, options: InputOptions, rows_per_unit: int) -> Iterator[_RowRange]:
     row_start = 0
-    spans = ((record.byte_start, record.byte_end) for record in split_records(location, options.format))
+    spans = ((record.byte_start, record.byte_end) for record in split_records(location, options))
     while rows := list(islice(spans, rows_per_unit)):
         start, end = rows[0][0], rows[-1][1]
         yield _RowRange(row_start, len(rows), start, end, (end - start) // _BYTES_PER_TOKEN)
@@ -113,10 +114,15 @@ def prompt_columns(options: InputOptions) -> tuple[str, ...]:
 
 def _refuse_missing_columns(location: Location, options: InputOptions) -> None:
     """Raise ValueError if no row of the file can have what is asked for."""
-    present = file_columns(location, options.format)
+    present = file_columns(location, options)
     if not present:  # rows of their own columns, or an empty file
         return
+    if twice := sorted({name for name in present if present.count(name) > 1}):
+        raise ValueError(f"{location.name}: it has the column {twice[0]!r} twice; give every column its own name")
     found = f"the file has {', '.join(present)}"
+    other = next((each for each in ";\t|" if options.format == "csv" and any(each in name for name in present)), None)
+    if other is not None:
+        found += f" (if {other!r} separates its fields, set csv_separator)"
     if options.prompt_template is None and not {options.prompt_column, options.messages_column} & set(present):
         raise ValueError(
             f"{location.name}: neither a prompt column {options.prompt_column!r} nor a messages column "
@@ -127,6 +133,24 @@ def _refuse_missing_columns(location: Location, options: InputOptions) -> None:
         wanted |= set(options.template.columns)
     if missing := sorted(wanted - set(present)):
         raise ValueError(f"{location.name}: no column {', '.join(map(repr, missing))}; {found}")
+
+
+def _refuse_other_json(location: Location, options: InputOptions) -> None:
+    """Raise ValueError for a file that is JSON, but no JSON lines, or whose first lines are all wrong."""
+    if options.format not in ("jsonl", "openai_batch"):
+        return
+    first = next(split_records(location, options), None)
+    records = list(islice(read_records(location, options), _NUM_SAMPLED_ROWS))
+    if first is None or not isinstance(records[0], RowError):
+        return
+    how = {b"[": "an array; write each item on a line of its own: jq -c '.[]'", b"{": "over several lines: jq -c ."}
+    start = first.data.lstrip()[:1]
+    if start == b"[" or all(isinstance(record, RowError) for record in records):
+        advice = f"; it may be JSON {how[start]} IN.json > OUT.jsonl" if start in how else ""
+        raise ValueError(
+            f"{location.name}: JSON lines have one object a line, and its first line is none: "
+            f"{records[0].message}{advice}"
+        )
 
 
 def _refuse_prompts_of_another_type(location: Location, options: InputOptions) -> None:
