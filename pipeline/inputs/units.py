@@ -143,10 +143,11 @@ def _refuse_other_json(location: Location, options: InputOptions) -> None:
     records = list(islice(read_records(location, options), _NUM_SAMPLED_ROWS))
     if first is None or not isinstance(records[0], RowError):
         return
-    how = {b"[": "an array; write each item on a line of its own: jq -c '.[]'", b"{": "over several lines: jq -c ."}
+    forms = {b"[": ("one JSON array", "jq -c '.[]'"), b"{": ("JSON over several lines", "jq -c .")}
     start = first.data.lstrip()[:1]
     if start == b"[" or all(isinstance(record, RowError) for record in records):
-        advice = f"; it may be JSON {how[start]} IN.json > OUT.jsonl" if start in how else ""
+        form, command = forms.get(start, ("", ""))
+        advice = f"; if it is {form}, this makes lines of it: {command} IN.json > OUT.jsonl" if form else ""
         raise ValueError(
             f"{location.name}: JSON lines have one object a line, and its first line is none: "
             f"{records[0].message}{advice}"
