@@ -206,8 +206,9 @@ def _refuse_key_twice(yaml_file: Path, node: yaml.Node | None, section: str = ""
     lines: dict[str, int] = {}
     for key, value in node.value:
         name, line = f"{section}{key.value}", key.start_mark.line + 1
-        if lines.setdefault(name, line) != line:
+        if name in lines:
             raise ValueError(f"{yaml_file} has {name} twice, in the lines {lines[name]} and {line}; keep one of them")
+        lines[name] = line
         _refuse_key_twice(yaml_file, value, f"{name}.")
 
 

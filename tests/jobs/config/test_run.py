@@ -285,6 +285,7 @@ def test_a_bare_word_that_yaml_takes_for_a_truth_value_is_refused_saying_so(tmp_
     ("addition", "name", "lines"),
     [
         ("engine: {num_slots: 6}", "engine", "5 and 7"),
+        ("run: {seed: 1, seed: 1}", "run.seed", "7 and 7"),
         ("run:\n  seed: 1\n  exact: any\n  seed: 1", "run.seed", "8 and 10"),
         ("chat: {template_kwargs: {a: [{b: 1, c: 2,\n b: 3}]}}", "chat.template_kwargs.a.b", "7 and 8"),
     ],
