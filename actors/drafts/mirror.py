@@ -115,7 +115,7 @@ class DraftMirror:
         return sequence
 
     def _begin(self, new_rows: Seq[tuple[int, Sequence]]) -> None:
-        """Read new rows' tokens; of a scope's rows with a common prefix the first is read, and the others copy from it."""
+        """Read new rows; of a scope's rows with a common prefix the first is read, and the others copy from it."""
         before = {slot: self._rows[slot] for slot, _ in new_rows}
         for slot in before:
             self._rows[slot] = None  # the slot still holds another row's keys and values
