@@ -12,7 +12,7 @@ class Scope(NamedTuple):
     """Two names. Rows share what they have an equal name for."""
 
     texts: str = ""  # in which drafts are looked up
-    prefixes: str = ""  # computed keys and values, and compiled grammars
+    prefixes: str = ""  # whose keys and values are copied
 
 
 ONE_FOR_ALL = Scope()  # of the rows of a job

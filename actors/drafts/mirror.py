@@ -172,4 +172,4 @@ def _num_shared(sequence: Sequence, other: Sequence) -> int:
     """Return how many first tokens without its newest a sequence has in common with one of its scope."""
     if sequence.scope.prefixes != other.scope.prefixes:
         return 0
-    return common_prefix(sequence.token_ids[:-1], other.token_ids)
+    return min(common_prefix(sequence.token_ids, other.token_ids), len(sequence) - 1)

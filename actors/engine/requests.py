@@ -20,7 +20,7 @@ class Generation:
     prompts: tuple[tuple[int, ...], ...]
     seeds: tuple[int, ...]
     params: SamplingParams
-    owner: str = ""  # whose request it is; empty: nobody's
+    owner: str = ""  # the key that it came with, by a name that does not tell it; empty outside of endpoints
     deadline: Deadline = NO_DEADLINE
     send_every_s: float = 0.0  # at most one batch of deltas in this time; an ending is sent at once
     fingerprint: str = ""  # of the engine that must write it; empty: any engine

@@ -32,7 +32,7 @@ class UnitOrder:
     unit: WorkUnit
     sampling: SamplingParams
     ledger: LedgerOfRun
-    owner: str = ""  # whose batch it is
+    owner: str = ""  # of the batch, as of a Generation
     fingerprint: str = ""  # of the engine that must write it; empty: any engine
 
 

@@ -28,7 +28,7 @@ from endpoint.http.owner import owner_of
 from endpoint.service.service import ServiceSettings
 from jobs.config.fields import all_fields
 from jobs.config.serve import ServeConfig
-from tests.endpoint.batches.asking import begin, ended, line, results
+from tests.endpoint.batches.asking import begin, ended, line, results, texts
 from tests.endpoint.in_process import MODEL, Server, running_server, settings_of
 from tests.endpoint.toy_app import KEY, OTHER_KEY
 from tests.endpoint.web import ask
@@ -43,7 +43,7 @@ Answers = list[dict[str, Any]]
 
 @contextmanager
 def endpoint(
-    pair: Pair, drafter: str = "suffix", folder: Path | None = None, *, is_open: bool = False, **shared: bool
+    pair: Pair, drafter: str = "suffix", folder: Path | None = None, *, is_open: bool = False, **shared: Any
 ) -> Iterator[Server]:
     """Run an endpoint that two keys open, or none."""
     models = (pair[0], pair[1] if drafter in ("model", "hybrid") else None)
@@ -127,8 +127,8 @@ def test_rows_of_a_batch_serve_no_other_key_and_no_other_key_serves_them(text_pa
         with endpoint(text_pair, folder=tmp_path / str(earlier)) as server:
             for key in (earlier, OTHER_KEY) if earlier else (OTHER_KEY,):
                 api = api_of(server, key)
-                (row,) = results(api, ended(api, begin(api, lines)).output_file_id).values()
-                of_batch = {name: row["response"]["body"][name] for name in ("usage", "metrics", "choices")}
+                batch = ended(api, begin(api, lines)).to_dict()
+                of_batch = batch["usage"], texts(results(api, batch["output_file_id"]))  # type: ignore[arg-type]
                 answered = of_batch, streamed(api, seed=3), whole(api)
             found.append(answered)
     assert found[0] == found[1]
@@ -144,7 +144,9 @@ def test_runs_of_batches_record_no_rounds(text_pair: Pair, tmp_path: Path) -> No
 
 def test_requests_of_two_keys_with_one_id_get_answers_of_their_own(text_pair: Pair) -> None:
     with endpoint(text_pair) as server, ThreadPoolExecutor() as pool:
-        asked = {key: {"prompt": f"to {key}", "seed": 1, "max_tokens": 40} for key in (KEY, OTHER_KEY)}
+        asked: dict[str, dict[str, Any]] = {
+            key: {"prompt": f"to {key}", "seed": 1, "max_tokens": 40} for key in (KEY, OTHER_KEY)
+        }
 
         def text(key: str) -> str:
             headers = {"x-request-id": "the-same"}
@@ -172,7 +174,7 @@ def test_metrics_tell_every_key_the_counts_of_all_and_no_text_of_any(text_pair: 
 
 
 def test_a_form_that_another_key_asked_for_is_compiled_already(text_pair: Pair) -> None:
-    """It takes less time then, which tells that another key asked for this very form."""
+    """The time that this saves tells a key that another one asked for this very form."""
     with endpoint(text_pair) as server:
         for key in (KEY, OTHER_KEY):
             form = {"structured_outputs": {"choice": ["yes", "no"]}}
