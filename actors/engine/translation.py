@@ -9,6 +9,7 @@ from actors.engine.bad_words import with_bad_word_ids
 from actors.settings import GeneratorSettings
 from decoding.grammar.definition import problem_with
 from decoding.sampling_params import SamplingParams
+from decoding.scope import ONE_FOR_ALL, Scope
 from decoding.sequence import Sequence
 from pipeline.errors import RowError
 from pipeline.inputs.rows import InputRow
@@ -27,7 +28,9 @@ class EncodedRow:
     sequences: tuple[Sequence, ...]
 
 
-def encode_row(row: InputRow, ordinal: int, codec: TextCodec, settings: GeneratorSettings) -> EncodedRow:
+def encode_row(
+    row: InputRow, ordinal: int, codec: TextCodec, settings: GeneratorSettings, scope: Scope = ONE_FOR_ALL
+) -> EncodedRow:
     """Make the row's sequences. `ordinal` is its place in the whole input and decides its noise. Raises RowError."""
     params = row_params(settings.sampling, row.overrides, codec)
     prompt = codec.row_prompt(row)
@@ -35,7 +38,13 @@ def encode_row(row: InputRow, ordinal: int, codec: TextCodec, settings: Generato
     stop = StopStrings(codec, params.stop, prompt.token_ids).find if params.stop else None
     sequences = tuple(
         Sequence.create(
-            prompt.token_ids, params, run_seed=settings.seed, row=ordinal, sample=sample, stop_condition=stop
+            prompt.token_ids,
+            params,
+            run_seed=settings.seed,
+            row=ordinal,
+            sample=sample,
+            stop_condition=stop,
+            scope=scope,
         )
         for sample in range(params.n)
     )
