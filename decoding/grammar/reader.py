@@ -176,6 +176,8 @@ class Reader:
         if len(committed) < self.num_committed:  # a row never takes tokens back, and who asks may
             self._begin()
         new, draft = list(committed[self.num_committed :]), self.tokens[self.num_committed :]
+        if not new:
+            return True
         num_same = common_prefix(draft, new)
         if self._drafted is not None and num_same == len(draft):  # all of the draft is committed
             self._committed, self._drafted = self._drafted, None
