@@ -1,8 +1,10 @@
 """What a grammar allows is a pure function of the tokens, whatever llguidance keeps, and whatever other rows ask it."""
 
 import random
+from functools import partial
 from itertools import permutations, product
 
+import llguidance
 import numpy as np
 import pytest
 from llguidance import LLMatcher
@@ -10,10 +12,21 @@ from transformers import AutoTokenizer
 
 from decoding.grammar.definition import definition_of
 from decoding.grammar.grammars import Grammars
+from decoding.grammar.masks_at_once import Place, masks_at_once
+from decoding.grammar.matcher import Matcher
+from decoding.grammar.reader import Reader
 from decoding.grammar.structured import Structured
 from decoding.grammar.token_table import TokenTable
 from tests.decoding.grammar.tiny_grammars import SHORT, STRUCTURED, grammars
-from tests.decoding.grammar.walks import CHECKS, Walker, check_rejected, walk
+from tests.decoding.grammar.walks import (
+    CHECKS,
+    Walker,
+    check_allowed,
+    check_each,
+    check_forced,
+    check_rejected,
+    walk,
+)
 
 BYTES = Grammars(lambda: TokenTable.of_tokens([*(bytes([byte]) for byte in range(256)), b""], frozenset({256})))
 MARKS = [bytes(each) for size in (1, 2) for each in product(b'{}[]()<>":,; acd', repeat=size)]
@@ -90,3 +103,81 @@ def test_the_same_with_tokens_of_many_bytes(structured):
 @pytest.mark.parametrize("structured", FORMS, ids=lambda each: each.kind)
 def test_the_same_with_a_tokenizer_that_forces_tokens(structured, bundled):
     assert sum(walk(Walker(bundled, structured), seed) for seed in range(4)) > 4
+
+
+WAYS = Structured(regex=r"(.*a.{4}c.*|.*c.{5}d.*|.*d.{6}a.*|.*\[.{5}\].*)>")
+FREE = Walker(MARKED, WAYS)
+NUM_STATES = 100
+
+
+@pytest.fixture
+def narrow(monkeypatch) -> Grammars:
+    """Grammars whose lexers have room for some tokens of `WAYS`, and not for those of many rows."""
+    FREE.allowed([])  # compiled without a limit
+    monkeypatch.setattr(llguidance, "LLParserLimits", partial(llguidance.LLParserLimits, max_lexer_states=NUM_STATES))
+    return Grammars(MARKED._tokens)
+
+
+def _check_round(walker: Walker, matcher: Matcher, committed: list[int], drafted: list[int]) -> None:
+    """Ask for masks as a round does: one by one where there are none at once."""
+    places = [[*committed, *drafted[:place]] for place in range(1 + len(drafted))]
+    packed = masks_at_once([Place(matcher, committed, drafted)], len(places))
+    if packed is None:
+        check_each(walker, matcher, committed, drafted)
+        return
+    for mask, tokens in zip(packed[0], places, strict=True):
+        if walker.allowed(tokens) is not None:
+            assert walker.ids(mask) == walker.allowed(tokens)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_rows_that_wear_a_lexer_out_together_are_held_to_the_same_masks(narrow, seed):
+    chance = random.Random(seed)
+    matchers = [narrow.matcher(WAYS) for _ in range(16)]
+    texts: list[list[int]] = [[] for _ in matchers]
+    for _ in range(5):
+        for matcher, text in zip(matchers, texts, strict=True):
+            draft = FREE.continued(text, 2, chance)
+            if chance.random() < 0.3:
+                draft[chance.randrange(2)] = MARKS.index(b"[")
+            for check in chance.sample([_check_round, check_each, check_allowed, check_forced], 2):
+                check(FREE, matcher, text, draft)
+            text += FREE.continued(text, 2, chance)
+    assert narrow._compiled[WAYS.key].is_worn
+
+
+def test_a_text_that_alone_is_too_much_for_a_lexer_says_so_at_the_same_place_beside_others(narrow):
+    chance = random.Random(5)
+    texts = [FREE.continued([], 60, chance) for _ in range(4)]
+
+    def ends(grammars: list[Grammars], drafts: int) -> list[tuple[int, str]]:
+        """Where each row comes to its end, and why, if they are read in turns."""
+        found: dict[int, tuple[int, str]] = {}
+        matchers = [each.matcher(WAYS) for each in grammars]
+        for length, (row, matcher) in product(range(60), enumerate(matchers)):
+            text = texts[row]
+            if row not in found:
+                matcher.num_allowed(text[:length], text[length : length + drafts])
+                masks_at_once([Place(matcher, text[:length], text[length : length + drafts])], 1 + drafts)
+                matcher.mask(text[:length])
+                if matcher.dead_end is not None:
+                    found[row] = length, matcher.dead_end
+        return [found.get(row, (60, "")) for row in range(4)]
+
+    alone = ends([Grammars(MARKED._tokens) for _ in texts], 0)
+    assert sum("too many states" in why for _, why in alone) > 2
+    assert ends([narrow] * 4, 0) == alone
+    assert ends([narrow] * 4, 4) == alone
+
+
+def test_a_refusal_by_a_lexer_that_others_wore_out_is_no_refusal(narrow):
+    """What llguidance says then: no error, and no token."""
+    found, text = narrow._of(WAYS), FREE.continued([], 3, random.Random(0))
+    other = found.start.deep_copy()
+    for token in FREE.continued([], 60, random.Random(1)):
+        other.compute_bitmask()
+        other.try_consume_tokens([token])
+    late = found.start.deep_copy()
+    assert (late.try_consume_tokens(text), late.is_error(), found.is_worn) == (0, False, True)
+    reader = Reader(lambda alone: narrow._made(WAYS) if alone else found)
+    assert reader.commit(text)
