@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers.distributed import DistributedConfig
 from transformers.utils import logging as transformers_logging
 
@@ -48,7 +48,7 @@ def load_network(
             path,
             config=config,
             dtype=wanted,
-            attn_implementation="eager",  # until ours is installed
+            attn_implementation=_attention(config),
             use_safetensors=True,
             trust_remote_code=False,
             output_loading_info=True,
@@ -67,6 +67,15 @@ def load_network(
             f"(it says {config.model_type!r}), or save the model again with the class that it was trained with"
         )
     return model if num_ranks > 1 else model.to(place), end_token_ids(model)
+
+
+def _attention(config: PretrainedConfig) -> str | None:
+    """Return the attention that config.json names, or None, transformers' default, for that of another package.
+
+    A model is loaded as `generate` would load it: there are models whose implementations compute different things.
+    """
+    named: str | None = config._attn_implementation
+    return named if named in {"eager", "sdpa"} else None
 
 
 def _arithmetic(path: str, device: torch.device) -> Arithmetic:

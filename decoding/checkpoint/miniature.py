@@ -124,7 +124,7 @@ def _is_length(name: str, value: Any) -> bool:
 def _shapes(config: PretrainedConfig) -> dict[str, torch.Size] | None:
     try:
         with torch.device("meta"):
-            network = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+            network = AutoModelForCausalLM.from_config(config)
     except (RuntimeError, TypeError, ValueError, AttributeError, IndexError, KeyError, AssertionError):
         return None
     return {name: tensor.shape for name, tensor in network.state_dict().items()}

@@ -1,8 +1,8 @@
 """The probe: a measurement that decides whether a model may run, our slots against the model's own plain forward.
 
 Ragged rows are prefilled into scattered slots, junk tokens are verified and rolled back, and real tokens follow. The
-logits of the real tokens must equal those of one plain forward with transformers' own eager attention. Whether rows may
-be packed is measured as well; a model that packing changes gets rectangles.
+logits of the real tokens must equal those of one plain forward with transformers' default attention, as in `generate`.
+Whether rows may be packed is measured as well; a model that packing changes gets rectangles.
 """
 
 import logging
@@ -130,7 +130,7 @@ def check_lengths(config: PretrainedConfig, name: str, *, is_fp8: bool = False) 
     try:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
-            network = AutoModelForCausalLM.from_config(miniature(config), attn_implementation="eager")
+            network = AutoModelForCausalLM.from_config(miniature(config))
     except (*_FAILURES, AssertionError) as error:
         _log.info("no miniature of %r can be made, so the probe's text is long: %s", name, error)
         return Lengths(reach=max(crossed, default=0))
@@ -176,15 +176,12 @@ def _refuse_own_attention(model: LanguageModel, name: str, found: str) -> None:
 
 @torch.inference_mode()
 def _plain_logits(model: LanguageModel, rows: ProbeRows) -> list[torch.Tensor]:
-    """Return each row's last logits [J, V] from one forward of the network itself, with its own eager attention."""
-    attention.uninstall(model.network)
-    try:
+    """Return each row's last logits [J, V] from one forward of the network itself, with transformers' attention."""
+    with attention.default_attention(model.network):
         return [
             model.network(input_ids=to_device([text], model.device), use_cache=False).logits[0, -NUM_REAL:]
             for text in rows.texts
         ]
-    finally:
-        attention.install(model.network)
 
 
 @torch.inference_mode()
