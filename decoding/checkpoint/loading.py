@@ -12,7 +12,7 @@ from decoding.checkpoint.fp8_format import dtype_beside_fp8, fp8_format, without
 from decoding.checkpoint.fp8_network import fp8_class
 from decoding.checkpoint.generation import end_token_ids
 from decoding.checkpoint.layer_subset import whole_class
-from decoding.checkpoint.supported import LOAD_FAILURES, in_one_line, load_config, model_folder
+from decoding.checkpoint.supported import NETWORK_FAILURES, in_one_line, load_config, model_folder
 from decoding.choices import Device
 from decoding.choices import DType as DType
 from decoding.device import pick_device
@@ -54,7 +54,7 @@ def load_network(
             output_loading_info=True,
             **({"distributed_config": DistributedConfig(tp_size=num_ranks)} if num_ranks > 1 else {}),
         )
-    except (*LOAD_FAILURES, RuntimeError, SafetensorError) as error:
+    except (*NETWORK_FAILURES, SafetensorError) as error:
         raise ValueError(f"cannot load the model at {path!r}: {in_one_line(error)}") from error
     missing = sorted(report["missing_keys"])
     if missing:  # transformers would fill them with random numbers

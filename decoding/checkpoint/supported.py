@@ -19,6 +19,8 @@ from decoding.checkpoint.model_files import check_kind, check_weights
 _HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "*.txt", "tokenizer.model"]
 # What transformers raises for a folder that it cannot load: a value or a package is missing, or has an odd type.
 LOAD_FAILURES = (OSError, ValueError, KeyError, TypeError, AttributeError, ImportError, StrictDataclassError)
+# And what comes of a network of which some sizes or options do not fit together.
+NETWORK_FAILURES = (*LOAD_FAILURES, RuntimeError, IndexError, AssertionError, ArithmeticError)
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt")
 _ATTENTION_TYPES = {"full_attention", "sliding_attention", "chunked_attention"}
 _LAYER_TYPES_WITH_ROLLBACK = _ATTENTION_TYPES | {"moe", "mlp", "dense", "sparse"}
@@ -95,7 +97,7 @@ def check_config(config: PretrainedConfig, path: str) -> None:
     foreign = sorted(layer_types - _LAYER_TYPES_WITH_ROLLBACK)
     model_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
     model_class = model_class[0] if isinstance(model_class, tuple | list) else model_class
-    if foreign or getattr(model_class, "_is_stateful", False):
+    if foreign or (getattr(model_class, "_is_stateful", False) and not layer_types):
         what = f"layers of type {', '.join(foreign)}" if foreign else "a recurrent state"
         raise ValueError(
             f"{path!r} ({name}) has {what}, which cannot be rolled back to an earlier token; "
