@@ -60,11 +60,10 @@ def lengths_in(config: PretrainedConfig) -> list[int]:
 def miniature(config: PretrainedConfig) -> PretrainedConfig:
     """Return a tiny configuration like this one. Raises what transformers raises where there is none."""
     settings = _shrunk(config)
-    small = type(config)(**settings)
-    text = small.get_text_config()
-    shapes = _shapes(small)
+    text = type(config)(**settings).get_text_config()
+    shapes = _shapes(config, settings)
     for name, value in vars(text).items():
-        if _is_length(name, value) and _shapes(type(config)(**_with(settings, config, name, SHORT))) == shapes:
+        if _is_length(name, value) and _shapes(config, _with(settings, config, name, SHORT)) == shapes:
             settings = _with(settings, config, name, SHORT)
     return type(config)(**settings)
 
@@ -140,10 +139,11 @@ def _is_length(name: str, value: Any) -> bool:
     return not is_size and not name.startswith("_")
 
 
-def _shapes(config: PretrainedConfig) -> dict[str, torch.Size] | None:
+def _shapes(config: PretrainedConfig, settings: dict[str, Any]) -> dict[str, torch.Size] | None:
+    """Return the shapes of the weights of such a configuration with these settings; None if there is no network."""
     try:
         with torch.device("meta"):
-            network = AutoModelForCausalLM.from_config(config)
+            network = AutoModelForCausalLM.from_config(type(config)(**settings))
     except NETWORK_FAILURES:
         return None
     return {name: tensor.shape for name, tensor in network.state_dict().items()}
