@@ -84,7 +84,8 @@ def _shrunk(config: PretrainedConfig) -> dict[str, Any]:
         elif name in {"initializer_range", "init_std"}:
             settings[name] = 0.15  # logits far apart
         elif _KEY_HEADS.fullmatch(name) and value in (None, getattr(config, "num_attention_heads", None)):
-            settings[name] = _NUM_HEADS  # latent attention has no groups of heads
+            num_heads = value or getattr(config, "num_attention_heads", None) or _NUM_HEADS
+            settings[name] = min(num_heads, _NUM_HEADS)  # latent attention has no groups of heads
         elif _KEY_HEADS.fullmatch(name):
             settings[name] = min(value, _NUM_HEADS // 2)
         elif isinstance(value, int) and not isinstance(value, bool):
@@ -93,9 +94,9 @@ def _shrunk(config: PretrainedConfig) -> dict[str, Any]:
             settings[name] = _kinds(value)
         elif _TURNED.fullmatch(name) and isinstance(value, float):
             settings[name] = _turned(value)
-        elif isinstance(value, dict) and name in {"rope_parameters", "rope_scaling"}:
-            settings[name] = value
-        elif isinstance(value, bool | float | str):
+        elif (isinstance(value, dict) and name in {"rope_parameters", "rope_scaling"}) or isinstance(
+            value, bool | float | str
+        ):
             settings[name] = value
     part = getattr(config, "partial_rotary_factor", None) or 1.0
     for name in settings.keys() & {"rope_parameters", "rope_scaling"}:
