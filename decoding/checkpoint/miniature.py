@@ -70,7 +70,8 @@ def miniature(config: PretrainedConfig) -> PretrainedConfig:
 
 def _shrunk(config: PretrainedConfig) -> dict[str, Any]:
     settings: dict[str, Any] = {}
-    for name, value in config.to_dict().items():
+    whole = config.to_dict()
+    for name, value in whole.items():
         if name in _LEFT_OUT:
             continue
         if _is_inner(config, name):
@@ -94,13 +95,12 @@ def _shrunk(config: PretrainedConfig) -> dict[str, Any]:
             settings[name] = _kinds(value)
         elif _TURNED.fullmatch(name) and isinstance(value, float):
             settings[name] = _turned(value)
-        elif (isinstance(value, dict) and name in {"rope_parameters", "rope_scaling"}) or isinstance(
-            value, bool | float | str
-        ):
+        elif isinstance(value, bool | float | str):
             settings[name] = value
     part = getattr(config, "partial_rotary_factor", None) or 1.0
-    for name in settings.keys() & {"rope_parameters", "rope_scaling"}:
-        settings[name] = _short_rope(settings[name], _head_size(settings), part)
+    for name in whole.keys() & {"rope_parameters", "rope_scaling"}:
+        if isinstance(whole[name], dict):
+            settings[name] = _short_rope(whole[name], _head_size(settings), part)
     return settings
 
 
