@@ -194,10 +194,10 @@ def _absolute(engine: EngineSettings) -> EngineSettings:
     """Return the engine with absolute folders in vLLM's arguments, as actors may start elsewhere."""
     arguments = dict(engine.vllm)
     if isinstance(arguments.get("lora"), str):
-        arguments["lora"] = _with_files(arguments["lora"])
+        arguments["lora"] = _whole_folder(arguments["lora"])
     drafting = arguments.get("speculative_config")
     if isinstance(drafting, Mapping) and Path(str(drafting.get("model") or "/nowhere")).expanduser().is_dir():
-        arguments["speculative_config"] = {**drafting, "model": _with_files(str(drafting["model"]))}
+        arguments["speculative_config"] = {**drafting, "model": _whole_folder(str(drafting["model"]))}
     return replace(engine, vllm=arguments)
 
 
@@ -236,8 +236,8 @@ def _folder(model: str) -> str:
     return str(Path(model_folder(model)).absolute())
 
 
-def _with_files(folder: str) -> str:
-    """Return the absolute path of a folder that another engine loads. Raises ValueError for a link to nothing in it."""
+def _whole_folder(folder: str) -> str:
+    """Return a folder that vLLM loads, as an absolute path. Raises ValueError for a link to nothing in it."""
     path = Path(folder).expanduser().absolute()
     check_links(path)
     return str(path)
