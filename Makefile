@@ -106,7 +106,7 @@ prove-long: setup  ## the same over more than a million tokens, greedy and sampl
 	  --prove.num_slots=4 --prove.num_slots=16 --prove.temperatures=0 --prove.temperatures=0.8 --prove.temperatures=1.2 \
 	  --prove.json_path=out/prove.json
 
-models: setup  ## try a tiny model of each of transformers' classes, and write docs/models.md: about half an hour on 2 cores
+models: setup  ## try tiny models of each of transformers' classes, and write docs/models.md: about half an hour on 2 cores
 	$(BIN)/python -m jobs.models --write docs/models.md
 
 check: setup  ## lint, format, types, imports, docstrings, and the documents: generated pages, figures, links

@@ -198,6 +198,13 @@ def test_an_unknown_environment_variable_is_named(yaml_file: Path, monkeypatch: 
         load(yaml_file)
 
 
+def test_the_file_of_a_configuration_may_be_in_the_home_of_the_user(
+    yaml_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(yaml_file.parent))
+    assert load(Path("~") / yaml_file.name) == load(yaml_file)
+
+
 def test_a_missing_config_file_and_broken_yaml_are_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no such file"):
         load(tmp_path / "absent.yaml")
