@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -99,19 +100,21 @@ def test_float32_beside_fp8_weights_is_refused_by_the_plan(job: Job, fp8_target:
 
 
 @pytest.mark.parametrize(
-    ("num_rows", "flags", "sizes"),
+    ("num_rows", "most_engines", "num_samples", "given", "sizes"),
     [
-        (72, ("--actors.max_actors=2",), [9] * 8),  # two units of 9 rows fill 16 slots
-        (72, (), [18] * 4),
-        (20, ("--actors.max_actors=8",), [8, 8, 4]),  # smaller ones would leave slots empty
-        (20, ("--actors.max_actors=8", "--sampling.n=4"), [2] * 10),
-        (20, ("--actors.max_actors=8", "--run.rows_per_unit=16"), [16, 4]),
-        (2100, ("--actors.max_actors=2",), [256] * 8 + [52]),
+        (72, 2, 1, None, [9] * 8),  # two units of 9 rows fill 16 slots
+        (72, 1, 1, None, [18] * 4),
+        (20, 8, 1, None, [8, 8, 4]),  # smaller ones would leave slots empty
+        (20, 8, 4, None, [2] * 10),
+        (20, 8, 1, 16, [16, 4]),
+        (2100, 2, 1, None, [256] * 8 + [52]),
     ],
 )
 def test_the_units_of_a_small_input_are_so_small_that_each_engine_has_several(
-    job: Job, num_rows: int, flags: tuple[str, ...], sizes: list[int]
+    job: Job, num_rows: int, most_engines: int, num_samples: int, given: int | None, sizes: list[int]
 ) -> None:
     job.read([{"id": 1, "kind": "a", "prompt": "hello"}] * num_rows)
-    plan = make_plan(load(RunConfig, job.command(CPU, *flags), prog="test"))
+    flags = (f"--actors.max_actors={most_engines}", f"--sampling.n={num_samples}")
+    config = load(RunConfig, job.command(CPU, *flags), prog="test")
+    plan = make_plan(replace(config, run=replace(config.run, rows_per_unit=given)))
     assert [unit.num_rows for unit in plan.new_units()] == sizes
