@@ -80,7 +80,7 @@ def count_rows(files: Sequence[InputFile], options: InputOptions, most: int) -> 
             if options.format == "parquet":
                 number += parquet_size(location, ())[0]
             else:
-                number += sum(1 for _ in islice(split_records(location, options.format), most - number))
+                number += sum(1 for _ in islice(split_records(location, options), most - number))
         if number >= most:
             return most
     return number
