@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
@@ -17,7 +18,7 @@ from pipeline.text.chat import Chat, ChatPrompt
 from pipeline.text.chat_template import ChatTemplate
 from pipeline.text.control_tokens import ControlTokens
 from pipeline.text.decoder_rules import DecoderRules
-from pipeline.text.messages import checked_messages
+from pipeline.text.messages import check_messages
 from pipeline.text.reasoning import Thought
 from pipeline.text.text_length import TextLength
 from pipeline.text.tools.asked import ToolsAsked, read_tools
@@ -135,7 +136,8 @@ class TextCodec:
 
     def chat(self, chat: Chat, max_tokens: int | None = None) -> ChatPrompt:
         """Return a chat as `chat_prompt` does, with the form of its answer. Raises RowError, FieldError among them."""
-        messages = checked_messages(chat.messages)
+        check_messages(chat.messages)
+        messages = [_for_template(message) for message in chat.messages]
         continues, begins = chat.ending(messages)
         self.template.check_messages(messages)
         if self.system_prompt is not None and messages[0]["role"] != "system":
@@ -324,6 +326,25 @@ class TextCodec:
         if missing := sorted(set(self.template_columns.values()) - set(row.columns)):
             raise RowError("template", f"template variables: the row has no column {missing}", "KeyError")
         return {variable: row.columns[column] for variable, column in self.template_columns.items()}
+
+
+def _for_template(message: Mapping[str, Any]) -> dict[str, Any]:
+    own = {name: value for name, value in message.items() if value is not None}
+    if own.get("tool_calls") == []:
+        del own["tool_calls"]
+    if "tool_calls" in own:
+        calls = own["tool_calls"]
+        own["tool_calls"] = [
+            {**call, "function": {**call["function"], "arguments": _object(call["function"].get("arguments"))}}
+            for call in calls
+        ]
+    content = own.get("content", "")
+    own["content"] = content if isinstance(content, str) else "".join(part["text"] for part in content)
+    return own
+
+
+def _object(arguments: Any) -> Any:
+    return json.loads(arguments or "{}") if isinstance(arguments, str | None) else arguments
 
 
 def _whole_characters(text: str) -> str:

@@ -137,7 +137,8 @@ def _function(where: str, value: Any) -> Tool:
     if not isinstance(value, dict):
         raise FieldError(where, "expected an object with a name")
     _refuse_unknown(where, value, _FUNCTION_FIELDS)
-    name = checked_name(f"{where}.name", value.get("name"))
+    name = value.get("name")
+    check_name(f"{where}.name", name)
     description, strict = value.get("description"), value.get("strict")
     if description is not None and not isinstance(description, str):
         raise FieldError(f"{where}.description", "expected a string")
@@ -151,12 +152,11 @@ def _function(where: str, value: Any) -> Tool:
     return Tool(name, description, parameters, bool(strict))
 
 
-def checked_name(where: str, name: Any) -> str:
-    """Return the name of a function. Raises FieldError for what is none."""
+def check_name(where: str, name: Any) -> None:
+    """Raise FieldError for what is no name of a function."""
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         got = f"got {len(name)} characters" if isinstance(name, str) and len(name) > 64 else f"got {ascii(name)[:80]}"
         raise FieldError(where, f"expected a name of 1 to 64 letters, digits, - and _, {got}")
-    return name
 
 
 def _choice(value: Any, tools: Sequence[Tool]) -> tuple[Mode, str | None]:
