@@ -33,14 +33,13 @@ class ChatTemplate:
 
         It is compiled as transformers' `apply_chat_template` compiles it.
         """
-        from jinja2 import TemplateSyntaxError, nodes  # TemplateAssertionError is one too: an unknown filter
+        from jinja2 import TemplateSyntaxError  # TemplateAssertionError is one too: an unknown filter
 
         try:
-            names = {node.name for node in self._tree.find_all((nodes.Filter, nodes.Name))}
             self._compiled  # noqa: B018 - it compiles
         except TemplateSyntaxError as error:
             raise ValueError(f"the chat template is not valid Jinja: {error.message} (line {error.lineno})") from error
-        if drawn := sorted(names & set(_BY_CHANCE)):
+        if drawn := sorted(self._called & set(_BY_CHANCE)):
             raise ValueError(
                 f"the chat template draws by chance ({drawn[0]}), so that a row would have another prompt each time; "
                 "give one that does not in chat.chat_template"
@@ -72,7 +71,7 @@ class ChatTemplate:
     @property
     def reads_clock(self) -> bool:
         """Whether its prompts depend on the time."""
-        return _CLOCK in self._names
+        return _CLOCK in self._called
 
     def variables_of(self, chat: Chat, taken: Set[str]) -> dict[str, Any]:
         """Return the variables that a chat sets. Raises FieldError for what the template does not read."""
@@ -80,7 +79,7 @@ class ChatTemplate:
             raise FieldError("chat_template_kwargs", "expected an object")
         for name in chat.options:
             where = f"chat_template_kwargs.{ascii(name)[1:-1]:.64}"
-            if name in taken or name in self._compiled.environment.globals:
+            if name in taken:
                 raise FieldError(where, "the chat template gets this name from elsewhere; leave it out")
             self._check_reads(where, name)
         found = dict(chat.options)
@@ -174,9 +173,14 @@ class ChatTemplate:
 
     @cached_property
     def _tree(self) -> Any:
-        from transformers.utils.chat_template_utils import _compile_jinja_template
+        return self._compiled.environment.parse(self._source)
 
-        return _compile_jinja_template("").environment.parse(self._source)
+    @cached_property
+    def _called(self) -> frozenset[str]:
+        """The names of all variables, functions and filters."""
+        from jinja2 import nodes
+
+        return frozenset(node.name for node in self._tree.find_all((nodes.Filter, nodes.Name)))
 
     @cached_property
     def _names(self) -> frozenset[str]:

@@ -2,9 +2,9 @@
 
 A template gets the messages as they came. Templates differ in what they read, though: one writes the JSON text of a
 call's arguments as it is, the next one needs the object and would quote the text twice; one reads a content as parts,
-the next one joins strings. So a chat with calls, parts or rare roles is first rendered with marks in place of its texts.
-If a mark is missing, or stands in what Python calls a value, other readings of the same chat are tried: those with the
-fewest changes first.
+the next one joins strings. So a chat with calls, parts or rare roles is first rendered with marks in place of its
+texts. If a mark is missing, or stands in what Python calls a value, other readings of the same chat are tried: those
+with the fewest changes first.
 """
 
 from __future__ import annotations
