@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -12,6 +13,7 @@ from typing import Any
 
 from pipeline.errors import RowError, TemplateError
 from pipeline.inputs.rows import InputRow
+from pipeline.logs import Event
 from pipeline.text.answers import AnswerForm
 from pipeline.text.bad_words import BadWordSpellings
 from pipeline.text.chat import Chat, ChatPrompt
@@ -32,6 +34,7 @@ _TOKENIZER_FILES: tuple[str, ...] = ("tokenizer.json", "tokenizer_config.json", 
 _TOKENIZER_FILES += ("vocab.txt", "merges.txt", "spiece.model", "sentencepiece.bpe.model", "tekken.json")
 # Names of the chat in templates; the parameters of apply_chat_template are reserved, too.
 _CHAT_NAMES = {"messages", "conversation", "conversations"}
+_log = logging.getLogger(__name__)
 _MOST_KEPT = 1 << 16  # texts of a few tokens; they take some 15 MB
 _MAX_REASON = 300  # characters of a template's own error message that a user is shown
 # Parameters that are variables of the template: allowed where each row has its own.
@@ -188,6 +191,8 @@ class TextCodec:
         token_ids = list(self.tokenizer(text, add_special_tokens=not is_chat, verbose=False)["input_ids"])
         if not token_ids:
             raise RowError("encode", "the prompt has no tokens: the tokenizer drops all of its characters")
+        if len(token_ids) > 1 and token_ids[0] == token_ids[1] == getattr(self.tokenizer, "bos_token_id", None):
+            _warn_of_second_begin(str(self.tokenizer.bos_token), is_chat)
         return token_ids
 
     def continuation(self, prompt: str, prompt_token_ids: Sequence[int], text: str, is_chat: bool) -> list[int]:
@@ -324,6 +329,13 @@ class TextCodec:
         if missing := sorted(set(self.template_columns.values()) - set(row.columns)):
             raise RowError("template", f"template variables: the row has no column {missing}", "KeyError")
         return {variable: row.columns[column] for variable, column in self.template_columns.items()}
+
+
+@cache
+def _warn_of_second_begin(token: str, is_chat: bool) -> None:
+    """Log a warning, once in a process."""
+    why = "the chat template writes it twice" if is_chat else "the prompt has its text, and the tokenizer adds one"
+    _log.warning(Event("a prompt begins with two begin tokens", token=token, why=why))
 
 
 def _own_reason(error: Exception, template: ChatTemplate) -> str | None:

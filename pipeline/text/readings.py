@@ -201,7 +201,7 @@ def _lost_contents(messages: Sequence[Message], marked: Sequence[Message], text:
         if text is None:
             if isinstance(content, list):
                 yield index
-        elif any(mark not in text or f"'text': '{mark}'" in text for mark in marks):
+        elif any(mark not in text or f"'text': '{mark}" in text for mark in marks):
             yield index
 
 
