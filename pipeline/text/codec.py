@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from functools import cache, cached_property, partial
+from functools import cache, cached_property
 from inspect import signature
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from pipeline.text.control_tokens import ControlTokens
 from pipeline.text.decoder_rules import DecoderRules
 from pipeline.text.json_values import check_json
 from pipeline.text.messages import check_messages
-from pipeline.text.readings import content_text
+from pipeline.text.readings import content_text, messages_as_read
 from pipeline.text.reasoning import Thought
 from pipeline.text.text_length import TextLength
 from pipeline.text.tools.asked import ToolsAsked, read_tools
@@ -156,25 +156,36 @@ class TextCodec:
             check_json(name, value)
         messages, ending = list(chat.messages), chat.ending(chat.messages)
         if self.system_prompt is not None and messages[0]["role"] not in ("system", "developer"):
-            messages = [{"role": "system", "content": self.system_prompt}, *messages]
+            messages.insert(0, {"role": "system", "content": self.system_prompt})
+        num_own = len(chat.messages)
         template = self.templates.pick(chat.asked is not None or chat.variables.get("tools") is not None)
         variables = {**chat.variables, **template.variables_of(chat, _taken(self.tokenizer))}
         if max_tokens is not None:
             num_characters = sum(map(len, map(content_text, messages))) + chat.num_characters_of_tools
             self._length.check_roughly(num_characters, max_tokens)
-        render = partial(self._render, template, ending, self.moment or datetime.now())
-        messages = template.read(messages, partial(render, variables))
+        fixed = {**getattr(self.tokenizer, "special_tokens_map", {}), **self.template_kwargs}
+        moment = self.moment or datetime.now()
+
+        def render(given: list[dict[str, Any]], variables: Mapping[str, Any] = variables) -> str:
+            return template.render(given, {**fixed, **variables}, ending, moment)
+
+        messages = messages_as_read(messages, num_own, render, reads_strings=template.reads_strings)
         masked = self._control_tokens.mask(messages, variables)
+        try:
+            rendered = render(messages) if masked is None else render(masked.messages, masked.variables)
+        except Exception as error:  # a template is a program: every error of it is its row's failure
+            template.refuse_calls(chat.messages)
+            raise TemplateError(error, _own_reason(error, template)) from error
+        _whole_characters(rendered)
         if masked is None:
-            text = _whole_characters(self._rendered(template, messages, partial(render, variables)))
+            text = rendered
             token_ids = self.encode(text, is_chat=True, max_tokens=max_tokens)
             token_ids = self._control_tokens.settled_ids(text, token_ids)
         else:
-            rendered = self._rendered(template, masked.messages, partial(render, masked.variables))
-            text = masked.restore(_whole_characters(rendered))
+            text = masked.restore(rendered)
             if max_tokens is not None:
                 self._length.check(text, max_tokens)
-            token_ids = self._control_tokens.encode(_whole_characters(rendered), masked)
+            token_ids = self._control_tokens.encode(rendered, masked)
         form = _form(template, chat.asked, text, content_text(messages[-1]) if ending[0] else "")
         return ChatPrompt(text, token_ids, form, chat.asked)
 
@@ -303,27 +314,6 @@ class TextCodec:
     @cached_property
     def _length(self) -> TextLength:
         return TextLength(self.tokenizer)
-
-    def _render(
-        self,
-        template: ChatTemplate,
-        ending: tuple[bool, bool],
-        moment: datetime,
-        variables: Mapping[str, Any],
-        messages: list[dict[str, Any]],
-    ) -> str:
-        """Return what the template writes. Raises whatever it raises."""
-        special = getattr(self.tokenizer, "special_tokens_map", {})
-        return template.render(messages, {**special, **self.template_kwargs, **variables}, ending, moment)
-
-    def _rendered(
-        self, template: ChatTemplate, messages: list[dict[str, Any]], render: Callable[[list[dict[str, Any]]], str]
-    ) -> str:
-        try:
-            return render(messages)
-        except Exception as error:  # a template is a program: every error of it is its row's failure
-            template.refuse_calls(messages)
-            raise TemplateError(error, _own_reason(error, template)) from error
 
     def _column_variables(self, row: InputRow) -> dict[str, Any]:
         if missing := sorted(set(self.template_columns.values()) - set(row.columns)):

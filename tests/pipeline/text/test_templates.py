@@ -47,7 +47,13 @@ TEMPLATES = {
     "texts": f"{_HEAD}{{{{ m.content }}}}"
     + _CALLS.replace("CALL", "{{ c['function']['name'] + '|' + c['function']['arguments'] }}")
     + _TAIL,
-    "printed": f"{_HEAD}{{{{ m.content }}}}{_CALLS.replace('CALL', '{{ c.function.name }}{{ c.function.arguments }}')}{_TAIL}",
+    "printed": f"{_HEAD}{{{{ m.content }}}}"
+    + _CALLS.replace("CALL", "{{ c.function.name }}{{ c.function.arguments }}")
+    + _TAIL,
+    "first part": f"{_HEAD}{{{{ m.content if m.content is string else m.content[0].text }}}}{_TAIL}",
+    "defined": f"{_HEAD}{{% if m.tool_calls is defined %}}CALLS{{% else %}}{{{{ m.content }}}}{{% endif %}}{_TAIL}",
+    "null or text": "{% for m in messages %}<|{{ m.role }}|>{% for c in m.tool_calls %}{{ '' if m.content is none else "
+    "m.content + '' }}{{ c.function.name + '|' + c.function.arguments }}{% else %}{{ m.content }}{% endfor %}{% endfor %}",
     "by id": f"{_HEAD}{{{{ m.content }}}}{_CALLS.replace('CALL', '{{ c.id }}' + _TEXT_OR_OBJECT)}{_TAIL}",
     "null": "{% for m in messages %}{% if m.content is none %}"
     + _CALLS.replace("CALL", _OBJECT)
@@ -108,7 +114,7 @@ SAME: list[tuple[str, list[dict[str, Any]]]] = [
     ("strings", EMPTY),
 ]
 OTHER = [
-    *((name, IN_PARTS, JOINED) for name in ("strings", "joined", "trimmed", "strings alone")),
+    *((name, IN_PARTS, JOINED) for name in ("strings", "joined", "trimmed", "strings alone", "first part")),
     ("parts", [USER], SPLIT),
     *((name, TEXT, PARSED) for name in ("hermes", "xml")),
     ("hermes", _called("", content="x"), _called({}, content="x")),
@@ -116,7 +122,7 @@ OTHER = [
     *((name, _called({"b": 1}, content=""), _called('{"b": 1}', content="")) for name in ("texts", "printed")),
     ("no developer", DEVELOPER, AS_SYSTEM),
     ("strict", DEVELOPER, AS_SYSTEM),
-    ("empty", EMPTY, [USER, {"role": "assistant", "content": "so"}, USER]),
+    *((name, EMPTY, [USER, {"role": "assistant", "content": "so"}, USER]) for name in ("empty", "defined")),
 ]
 
 
@@ -153,7 +159,9 @@ def test_what_a_template_cannot_take_is_given_in_the_nearest_form_that_it_can(
 
 
 def test_a_call_whose_content_is_null_is_in_the_prompt_of_a_template_that_asks_for_null(codec: TextCodec) -> None:
-    assert _prompt(_with(codec, "null"), _called('{"a": 1}', content=None)) == (
+    called = _called('{"a": 1}', content=None)
+    assert _prompt(_with(codec, "null or text"), called) == '<|user|>hi<|assistant|>weather|{"a": 1}<|tool|>20'
+    assert _prompt(_with(codec, "null"), called) == (
         '<|user|>hi<tool_call>{"name": "weather", "arguments": {"a": 1}}</tool_call><|tool|>20'
     )
 
@@ -173,6 +181,9 @@ def test_what_a_template_leaves_out_is_named_in_an_error(codec: TextCodec, lost:
     with pytest.raises(FieldError) as caught:
         _prompt(_with(codec, name), messages)
     assert (caught.value.where, caught.value.stage) == (where, "template")
+    with pytest.raises(FieldError) as caught:
+        _prompt(replace(_with(codec, name), system_prompt="be kind"), messages)
+    assert caught.value.where == where, "the numbers are those of the row"
 
 
 def test_a_name_that_also_stands_elsewhere_does_not_hide_a_lost_call(codec: TextCodec) -> None:
@@ -310,7 +321,7 @@ def test_named_templates_are_picked_as_transformers_picks_them(named_path: Path)
 def test_a_template_is_the_one_that_is_named(named_path: Path) -> None:
     assert _prompt(TextCodec.load(str(named_path), template_name="rag"), [USER]) == "Rhi"
     default = TextCodec.load(str(named_path), template_name="default")
-    with pytest.raises(FieldError, match="^tools: the chat template of this model has no place for tools"):
+    with pytest.raises(FieldError, match=r"^tools: the chat template of this model has no place for tools"):
         _prompt(default, [USER], tools=TOOL)
     with pytest.raises(ValueError, match=r"template_name is 'ragg', .* it has default, rag, tool_use$"):
         TextCodec.load(str(named_path), template_name="ragg")
