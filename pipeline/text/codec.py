@@ -109,7 +109,9 @@ class TextCodec:
             reasoning,
             moment,
         )
-        codec.templates.check()
+        codec.templates.check_names()
+        if chat_template is not None and (problem := ChatTemplate(chat_template, tool_calls, reasoning).problem):
+            raise ValueError(problem)
         return codec
 
     def prompt(self, row: InputRow) -> tuple[str, list[int]]:
