@@ -18,7 +18,7 @@ from pipeline.text.tools.family import Family
 
 _FAMILY_OF_OTHERS = FAMILIES["hermes"]  # of forced calls, where the template has no format
 _CLOCK = "strftime_now"  # the function by which templates read the time
-_BY_CHANCE = ("random", "lipsum")  # what Jinja has for chance: a filter and a function
+_BY_CHANCE = ("|random", "lipsum")  # what Jinja has for chance: a filter and a function
 _CLOCKS = Lock()  # transformers keeps one compiled template for each text, with its clock
 
 
@@ -44,7 +44,7 @@ class ChatTemplate:
         except TemplateSyntaxError as error:
             return f"the chat template is not valid Jinja: {error.message} (line {error.lineno})"
         reason = "so that a row would have another prompt each time; give one that does not in chat.chat_template"
-        return f"the chat template draws by chance ({drawn[0]}), {reason}" if drawn else None
+        return f"the chat template draws by chance ({drawn[0].strip('|')}), {reason}" if drawn else None
 
     @cached_property
     def family(self) -> Family | None:
@@ -146,12 +146,11 @@ class ChatTemplate:
     def reads_strings(self) -> bool:
         """Whether it writes a content that is a string, as nearly all do; some read parts alone."""
         text = "a text"
-        given = ({"role": "user", "content": each} for each in (text, [{"type": "text", "text": text}]))
-        return not (text not in self._written(next(given)) and text in self._written(next(given)))
+        return text in self._written(text) or text not in self._written([{"type": "text", "text": text}])
 
-    def _written(self, message: dict[str, Any]) -> str:
+    def _written(self, content: Any) -> str:
         try:
-            return self.render([message], {}, (False, True), None)
+            return self.render([{"role": "user", "content": content}], {}, (False, True), None)
         except Exception:  # noqa: BLE001 - a template is a program: some refuse a chat of one message
             return ""
 
@@ -167,10 +166,11 @@ class ChatTemplate:
 
     @cached_property
     def _called(self) -> frozenset[str]:
-        """The names of all variables, functions and filters."""
+        """The names of variables, functions and filters (`|tojson`)."""
         from jinja2 import nodes
 
-        return frozenset(node.name for node in self._tree.find_all((nodes.Filter, nodes.Name)))
+        filters = {f"|{node.name}" for node in self._tree.find_all(nodes.Filter)}
+        return frozenset(filters | {node.name for node in self._tree.find_all(nodes.Name)})
 
     @cached_property
     def _names(self) -> frozenset[str]:
