@@ -100,6 +100,10 @@ class TextCodec:
                 "template of the tokenizer is named in chat.template_name"
             )
         _refuse_taken_names("template_kwargs", template_kwargs or {}, _taken(tokenizer))
+        try:
+            check_json("chat.template_kwargs", template_kwargs or {})
+        except RowError as error:  # YAML has dates
+            raise ValueError(error.message) from error
         _refuse_taken_names("template_columns", template_columns or {}, _taken(tokenizer) - _ROW_VARIABLES)
         codec = cls(
             tokenizer,

@@ -256,6 +256,8 @@ def test_variables_and_tools_that_json_cannot_say_are_refused_by_name(codec: Tex
     by_column = replace(codec, template_columns={"mood": "state"})
     with pytest.raises(FieldError, match=r"^mood: JSON has no value of the type bytes"):
         by_column.prompt(input_row(prompt=None, messages=[USER], columns={"state": b"glad"}))
+    with pytest.raises(ValueError, match=r"^chat\.template_kwargs\.day: JSON has no value of the type datetime"):
+        TextCodec.load(codec.tokenizer.name_or_path, template_kwargs={"day": datetime(2026, 1, 2)})
     tools = [{"type": "function", "function": {"name": "f", "parameters": {"x": float("inf")}}}]
     with pytest.raises(FieldError, match=r"^tools\[0\]\.function\.parameters\.x: inf is no number"):
         _prompt(_with(codec, "hermes"), [USER], tools=tools)
