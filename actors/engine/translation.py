@@ -136,9 +136,8 @@ def answer_parts(prompt: ChatPrompt, sequence: Sequence, seed: str, codec: TextC
     if form.is_plain:
         return {"content": sequence_text(codec, sequence), "reasoning": None, "tool_calls": None}
     answer = form.read(sequence_text(codec.of_answers, sequence))
-    family = codec.template.family_of_calls
     calls = [
-        {"id": family.new_id(f"{seed}:{index}"), "name": call.name, "arguments": call.arguments}
+        {"id": form.new_call_id(f"{seed}:{index}"), "name": call.name, "arguments": call.arguments}
         for index, call in enumerate(answer.calls)
     ]
     return {"content": answer.content, "reasoning": answer.reasoning, "tool_calls": calls or None}
