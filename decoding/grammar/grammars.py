@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from decoding.grammar.definition import MAX_GRAMMAR_SIZE, definition_of, problem_with
+from decoding.grammar.forward_matcher import ForwardMatcher
 from decoding.grammar.library_error import in_one_line
 from decoding.grammar.likely_text import LikelyText
 from decoding.grammar.matcher import Matcher
@@ -62,6 +63,20 @@ class Grammars:
         tight = self._likely(structured)
         likely = None if tight is None else LikelyText(self._tokens(), tight.deep_copy)
         return Matcher(self._tokens(), compiled, likely)
+
+    def forward_matcher(self, structured: Structured) -> ForwardMatcher:
+        """Return a matcher for a row without a draft, which shares nothing with any other.
+
+        Raises ValueError for what `problem_with` names.
+        """
+
+        def compile_anew() -> "LLMatcher":
+            made = compiled(self._tokens(), structured)
+            if isinstance(made, str):
+                raise ValueError(made)
+            return made
+
+        return ForwardMatcher(self._tokens(), compile_anew)
 
     def _likely(self, structured: Structured) -> "LLMatcher | None":
         """Return the grammar without white space that guesses where white space is free; None if there is none."""

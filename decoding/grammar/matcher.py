@@ -25,7 +25,9 @@ _Answer = TypeVar("_Answer")
 _SOON = 4  # output tokens behind the last masks: a target that strays there strays again
 _MOST_ASTRAY = 16  # output tokens for which masks come first
 _MOST_FORCED = 32  # places of which it is known what is forced
-_MAX_REASON = 300  # characters of llguidance's own error
+MAX_REASON = 300  # characters of llguidance's own error
+CANNOT_FOLLOW = "the grammar cannot be followed further"
+NOTHING_FITS = "no token of the vocabulary continues the text as the grammar asks"
 Mask = npt.NDArray[np.uint32]  # packed, one bit for each token id (`token_table.Words`)
 
 
@@ -257,18 +259,18 @@ class Matcher:
             answer = question(self._matcher)
             if not self._matcher.is_error():
                 return answer
-        self._error = in_one_line(self._matcher.get_error())[:_MAX_REASON]
+        self._error = in_one_line(self._matcher.get_error())[:MAX_REASON]
         self._inner = None  # it stays in its error: a fresh one goes on elsewhere
         return None
 
     def _compute(self, num_tokens: int) -> None:
         bits = self._ask(lambda matcher: matcher.compute_bitmask())
         if bits is None:
-            self._nothing(num_tokens, f"the grammar cannot be followed further: {self._error}")
+            self._nothing(num_tokens, f"{CANNOT_FOLLOW}: {self._error}")
             return
         self._masks[num_tokens] = np.frombuffer(bits, Words)[: self._table.num_words]
         if not any(bits):
-            self._nothing(num_tokens, "no token of the vocabulary continues the text as the grammar asks")
+            self._nothing(num_tokens, NOTHING_FITS)
 
     def _nothing(self, num_tokens: int, why: str) -> None:
         self._masks[num_tokens] = np.zeros(self._table.num_words, dtype=Words)
