@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 from jobs.config.prove import AskedName
 from pipeline.inputs.rows import InputRow
 from pipeline.text.codec import TextCodec
-from pipeline.text.reasoning import ReasoningTags, Thought
-from pipeline.text.tools.families import FAMILIES
+from pipeline.text.reasoning import ReasoningName, ReasoningTags, Thought
+from pipeline.text.tools.families import FamilyName
 from pipeline.text.tools.grammar import GrammarWriter
 
 SCHEMA: dict[str, Any] = {
@@ -52,18 +52,27 @@ TEMPLATE = (
 )
 
 
+_FORM = {"structured": {"json_schema": SCHEMA}}
+_ANY_JSON = {"structured": {"json_object": True}}
+
+
 @dataclass(frozen=True)
 class Asked:
-    """What is asked. `family` is the format of calls of a row that must be a chat; None leaves prompts as they are."""
+    """What is asked. A row with chat fields is a chat, whose calls have the format of this family."""
 
     sampling: Mapping[str, Any] = field(default_factory=dict)
     chat: Mapping[str, Any] = field(default_factory=dict)
-    family: str | None = None
+    family: FamilyName = "hermes"
+
+    @property
+    def reasoning(self) -> ReasoningName:
+        """The tags of its thoughts: where a thought is free to begin, a small model begins one that never ends."""
+        return "think" if "chat_template_kwargs" in self.chat else "none"
 
     def of(self, row: InputRow) -> InputRow:
         """Return the row with this asked of it, too."""
         row = replace(row, overrides={**row.overrides, **self.sampling})
-        if self.family is None:
+        if not self.chat:
             return row
         messages = row.messages or [{"role": "user", "content": row.prompt}]
         return replace(row, prompt=None, messages=messages, asked={**row.asked, **self.chat})
@@ -76,31 +85,23 @@ def _short_thought(grammar: str | None) -> dict[str, Any]:
     return {"structured": {"grammar": grammar.replace("(?s:.*)", "(?s:.{0,60})")}}
 
 
-def _with_tools() -> dict[str, Asked]:
-    form = {"structured": {"json_schema": SCHEMA}}
-    found = {}
-    for family in FAMILIES:
-        found[f"{family}_forced"] = Asked({}, {"tools": TOOLS, "tool_choice": "required"}, family)
-        found[f"{family}_auto"] = Asked({}, {"tools": TOOLS}, family)
-        found[f"{family}_or_form"] = Asked(form, {"tools": TOOLS}, family)
-    return found
-
-
-_ANY_JSON: dict[str, Any] = {"structured": {"json_object": True}}
-_THINK, _STOP = ReasoningTags("<think>", "</think>"), {"stop": [". T", "\n\n", "nd w", "= 3"]}
+_FAMILIES: tuple[FamilyName, ...] = ("hermes", "llama3", "mistral", "mistral_named")
+_THINK, _STOP = ReasoningTags("<think>", "</think>"), {"stop": [". T", "\n3", "nd w", "= 3"]}
 _PENALTIES = {"repetition_penalty": 1.3, "presence_penalty": 0.4, "frequency_penalty": 0.3}
 _THOUGHT_FORM = GrammarWriter({}).of_structured({"json_schema": json.dumps(SCHEMA)}, _THINK, Thought.OPEN)
 CASES: Mapping[str, Asked] = {
     "nothing": Asked(),
     "json_object": Asked(_ANY_JSON),
-    "json_schema": Asked({"structured": {"json_schema": SCHEMA}}),
+    "json_schema": Asked(_FORM),
     "json_tight": Asked({"structured": {"json_schema": SCHEMA, "disable_any_whitespace": True}}),
     "regex": Asked({"structured": {"regex": r"(The|A|An) [a-z]{2,10}( [a-z]{1,10}| [0-9]{1,3}){3,20}\."}}),
     "choice": Asked({"structured": {"choice": ["Rome", "Romania", "Oslo", "Oslo in March", "the old town"]}}),
     "grammar": Asked({"structured": {"grammar": _GRAMMAR}}),
-    **_with_tools(),
+    **{f"{name}_forced": Asked({}, {"tools": TOOLS, "tool_choice": "required"}, name) for name in _FAMILIES},
+    **{f"{name}_auto": Asked({}, {"tools": TOOLS}, name) for name in _FAMILIES},
+    **{f"{name}_or_form": Asked(_FORM, {"tools": TOOLS}, name) for name in _FAMILIES},
     "thought": Asked(_short_thought(_THOUGHT_FORM)),
-    "open_thought": Asked({}, {"chat_template_kwargs": {"thinks": True}}, "hermes"),
+    "open_thought": Asked(_FORM, {"chat_template_kwargs": {"thinks": True}}),
     "stop": Asked(_STOP),
     "penalties": Asked(_PENALTIES),
     "min_tokens": Asked({"min_tokens": 12, **_STOP}),
@@ -125,14 +126,19 @@ def asking(inputs: Iterable[PlacedInput], name: AskedName) -> list[PlacedInput]:
 
 
 class Codecs:
-    """The codec of a run, and the same with a template for each family of calls."""
+    """The codec of a run, and the same with a template for the chats of cases."""
 
     def __init__(self, codec: TextCodec) -> None:
-        self._codecs: dict[str | None, TextCodec] = {None: codec}
+        self._own, self._others = codec, dict[tuple[str, str], TextCodec]()
 
     def of(self, placed: PlacedInput) -> TextCodec:
         """Return the codec that renders this row."""
-        family, own = CASES[placed.asked].family, self._codecs[None]
-        if family not in self._codecs:
-            self._codecs[family] = replace(own, chat_template=TEMPLATE, tool_calls=str(family), reasoning="think")
-        return self._codecs[family]
+        asked = CASES[placed.asked]
+        if not asked.chat:
+            return self._own
+        formats = (asked.family, asked.reasoning)
+        if formats not in self._others:
+            tool_calls, reasoning = formats
+            other = replace(self._own, chat_template=TEMPLATE, tool_calls=tool_calls, reasoning=reasoning)
+            self._others[formats] = other
+        return self._others[formats]
