@@ -106,9 +106,9 @@ prove-long: setup  ## the same over more than a million tokens, greedy and sampl
 
 # Every kind of form on 60 prompts, and on 12 all else that may be asked of a row (jobs/proving/asked.py).
 ASKED := json_tight,hermes_forced,llama3_forced,mistral_forced,mistral_named_forced,hermes_auto,llama3_auto,mistral_auto,mistral_named_auto,hermes_or_form,llama3_or_form,mistral_or_form,mistral_named_or_form,thought,open_thought,stop,penalties,min_tokens,logprobs,bad_words,all_at_once
-prove-asked: setup  ## the same with each form, call, thought, stop string and more asked of the rows: about an hour on 2 cores
+prove-asked: setup  ## the same with each form, call, thought, stop string and more asked of the rows: about 20 minutes on 2 cores
 	$(BIN)/python -m jobs.prove --config examples/configs/demo.yaml --output.path out/prove --prove.num_prompts 60 \
-	  --prove.temperatures=0 --prove.temperatures=0.8 --prove.asked=[json_object,json_schema,regex,choice,grammar]
+	  --prove.temperatures=0 --prove.temperatures=0.8 --prove.asked=[choice,json_object,json_schema,regex,grammar]
 	$(BIN)/python -m jobs.prove --config examples/configs/demo.yaml --output.path out/prove --prove.num_prompts 12 \
 	  --prove.temperatures=0 --prove.temperatures=0.8 --prove.asked=[mixed,$(ASKED)]
 

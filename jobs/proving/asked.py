@@ -86,7 +86,7 @@ def _short_thought(grammar: str | None) -> dict[str, Any]:
 
 
 _FAMILIES: tuple[FamilyName, ...] = ("hermes", "llama3", "mistral", "mistral_named")
-_THINK, _STOP = ReasoningTags("<think>", "</think>"), {"stop": [". T", "\n3", "nd w", "= 3"]}
+_THINK, _STOP = ReasoningTags("<think>", "</think>"), {"stop": [". T", "\n3", "d the", "= 3"]}
 _PENALTIES = {"repetition_penalty": 1.3, "presence_penalty": 0.4, "frequency_penalty": 0.3}
 _THOUGHT_FORM = GrammarWriter({}).of_structured({"json_schema": json.dumps(SCHEMA)}, _THINK, Thought.OPEN)
 CASES: Mapping[str, Asked] = {

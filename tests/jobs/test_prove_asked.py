@@ -162,7 +162,7 @@ def test_state_that_keeps_a_rejected_token_is_found_out(
     plant: Callable[[pytest.MonkeyPatch], None], asked: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plant(monkeypatch)
-    few = ("--prove.num_prompts=12", "--prove.num_slots=4", "--prove.drafters=suffix", "--prove.draft_lengths=4")
+    few = ("--prove.num_prompts=20", "--prove.num_slots=4", "--prove.drafters=suffix", "--prove.draft_lengths=4")
     code, result = proved(tmp_path, f"--prove.asked={asked}", *few)
     assert code == 1
     (fixed, _) = result["findings"]
