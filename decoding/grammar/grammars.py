@@ -8,6 +8,7 @@ from threading import Lock
 
 from decoding.grammar.compiled import Compiled
 from decoding.grammar.definition import problem_with
+from decoding.grammar.forward_matcher import ForwardMatcher
 from decoding.grammar.likely_text import LikelyText
 from decoding.grammar.matcher import Matcher
 from decoding.grammar.reader import Reader
@@ -46,6 +47,10 @@ class Grammars:
         tight = self._likely(structured)
         likely = None if tight is None else LikelyText(self._tokens(), tight.start.deep_copy)
         return Matcher(self._tokens(), self._reader(structured), likely)
+
+    def forward_matcher(self, structured: Structured) -> ForwardMatcher:
+        """Return a matcher for a row without a draft, which shares nothing with any other."""
+        return ForwardMatcher(self._tokens(), self._made(structured))
 
     def _reader(self, structured: Structured) -> Reader:
         return Reader(lambda alone: self._made(structured) if alone else self._of(structured))

@@ -17,6 +17,8 @@ from decoding.grammar.token_table import Mask, TokenTable, Words
 
 _SOON = 4  # output tokens behind the last masks: a target that strays there strays again
 _MOST_ASTRAY = 16  # output tokens for which masks come first
+CANNOT_FOLLOW = "the grammar cannot be followed further"
+NOTHING_FITS = "no token of the vocabulary continues the text as the grammar asks"
 
 
 class Matcher:
@@ -153,10 +155,10 @@ class Matcher:
         """Return the mask behind the tokens that were read."""
         bits = self._reader.ask(lambda matcher: matcher.compute_bitmask())
         if bits is None:
-            return self._nothing(f"the grammar cannot be followed further: {self._reader.error}")
+            return self._nothing(f"{CANNOT_FOLLOW}: {self._reader.error}")
         mask = np.frombuffer(bits, Words)[: self._table.num_words]
         if not any(bits):
-            return self._nothing("no token of the vocabulary continues the text as the grammar asks")
+            return self._nothing(NOTHING_FITS)
         self._reader.masks[num_tokens] = mask
         return mask
 

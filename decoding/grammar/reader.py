@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher
 
 _Answer = TypeVar("_Answer")
-_MAX_REASON = 300  # characters of llguidance's own error
+MAX_REASON = 300  # characters of llguidance's own error
 
 
 class Reader:
@@ -155,7 +155,7 @@ class Reader:
 
     def _give_up(self, matcher: "LLMatcher") -> None:
         """Keep the error of a matcher, which stays in it; the next question is answered by others."""
-        self.error = in_one_line(matcher.get_error())[:_MAX_REASON]
+        self.error = in_one_line(matcher.get_error())[:MAX_REASON]
         self._committed = self._drafted = None
         self._keep(0)
 
