@@ -53,7 +53,7 @@ class BatchWorker(UnitWorker[EncodedRow]):
         """Open the run of an order; the engine is shared with requests and with other batches."""
         super().__init__(order.run_path, BATCH_INPUT, {}, order.ledger, shared.workplace)
         self._shared = shared
-        self._settings = replace(shared.settings, sampling=order.sampling)
+        self._settings = replace(shared.settings.with_context(shared.engine.max_model_len), sampling=order.sampling)
 
     async def do(self, unit: WorkUnit) -> Receipt | UnitError | None:
         """Return the receipt of a unit, the reason why it could not be done, or None if it may not begin."""

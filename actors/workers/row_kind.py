@@ -68,5 +68,6 @@ class PlainRows:
 
     @cached_property
     def _settings_in_ids(self) -> GeneratorSettings:
-        """The settings with token ids for the texts of bad words, which are the same for all rows."""
-        return replace(self.settings, sampling=with_bad_word_ids(self.settings.sampling, self.codec))
+        """The settings with token ids for the texts of bad words, and the engine's context: the same for all rows."""
+        sampling = with_bad_word_ids(self.settings.sampling, self.codec)
+        return replace(self.settings.with_context(self.loop.engine.max_model_len), sampling=sampling)

@@ -13,13 +13,13 @@ from typing import Any
 
 import httpx2
 import pytest
+from endpoint.requests.completion import CompletionRequest
 
 from actors.engine.deadline import NO_DEADLINE
 from actors.engine.requests import EngineFacts
 from decoding.grammar.structured import Structured
 from decoding.sampling_params import SamplingParams
 from endpoint.http.errors import ApiError
-from endpoint.requests.completion import CompletionRequest
 from endpoint.requests.tokens import DetokenizeRequest
 from endpoint.service.encoder import Encoder
 from endpoint.service.metrics import ServingMetrics
