@@ -52,15 +52,19 @@ def engine_identity(settings: GeneratorSettings, codec: TextCodec) -> dict[str, 
     """Return the part of a run's identity that is about its models and its engine. Every byte of weights is read."""
     models, engine = settings.models, settings.engine
     formats = {name for name in ("tool_calls", "reasoning") if getattr(settings.chat, name) == "auto"}
-    chat = {name: value for name, value in asdict(settings.chat).items() if name not in formats}
+    chat = {name: value for name, value in asdict(settings.chat).items() if name not in formats | {"moment"}}
+    if chat["template_name"] is None:  # runs were begun before there was this
+        del chat["template_name"]
     identity = {
         "target": model_fingerprint(models.target),
         "tokenizer": tokenizer_fingerprint(models.tokenizer or models.target),
-        "chat": {**chat, "chat_template": text_fingerprint(codec.chat_template or "")},
+        "chat": {**chat, "chat_template": text_fingerprint(codec.templates.text)},
         "dtype": models.dtype,
         "verification": engine.verification,
         "max_model_len": engine.max_model_len,
     }
+    if codec.templates.reads_clock:
+        identity["moment"] = settings.chat.moment
     if engine.backend == "vllm":
         identity |= {"verification": "vllm", "engine": vllm_identity(settings)}
     if not engine.is_repeatable:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from typing import Any, ClassVar, Literal
 
 from decoding.choices import NEED_A_HEAD, NEED_A_MODEL, Device, DType
@@ -37,9 +38,13 @@ class ChatSettings:
     """How messages become a prompt."""
 
     chat_template: str | None = None
-    """Jinja template in place of the tokenizer's own."""
+    """Jinja template in place of the tokenizer's own: its text, or the path of a file with it."""
+    template_name: str | None = None
+    """Name of the tokenizer's chat template for all rows; unless given tool_use with tools and else default."""
+    moment: str | None = None
+    """Time that templates are told (2026-01-31T12:00:00); unless given the run's begin, or that of each request."""
     system_prompt: str | None = None
-    """System message before chats that begin with none."""
+    """System message before chats that begin with none: its text, or the path of a file with it."""
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     """Template variables with one value for the run."""
     template_columns: Mapping[str, str] = field(default_factory=dict)
@@ -48,6 +53,15 @@ class ChatSettings:
     """Format of calls: auto is that of the chat template (docs/tools.md)."""
     reasoning: ReasoningName = "auto"
     """Tags around thoughts: auto finds those of the chat template; none leaves thoughts in the text."""
+
+    def __post_init__(self) -> None:
+        if self.moment is not None:
+            try:
+                datetime.fromisoformat(self.moment)
+            except ValueError as error:
+                raise ValueError(
+                    f"chat.moment must be a date and a time such as 2026-01-31T12:00:00, got {self.moment!r}"
+                ) from error
 
 
 Backend = Literal["dray", "vllm"]

@@ -31,7 +31,8 @@ def with_answer_grammar(
         if not asked.needs_grammar:
             return params, prompt
         _check_schemas(asked)
-        family = codec.template.family_of_calls
+        family = form.family
+        assert family is not None, "it has tools"
         grammar = codec.grammars.of_tools(asked, family, form.tags, form.thought)
         field = "tool_choice" if asked.is_forced else "tools" if asked.is_parallel else "parallel_tool_calls"
         return _held(params, grammar, field, "the calls"), prompt
@@ -49,7 +50,8 @@ def with_answer_grammar(
 def _with_either(
     params: SamplingParams, structured: Structured, prompt: ChatPrompt, asked: ToolsAsked, codec: TextCodec
 ) -> tuple[SamplingParams, ChatPrompt]:
-    form, family = prompt.form, codec.template.family_of_calls
+    form, family = prompt.form, prompt.form.family
+    assert family is not None, "it has tools"
     _check_form(structured)
     grammar = codec.grammars.of_either(asked, family, structured.as_dict(), form.tags, form.thought)
     if grammar is None:

@@ -163,9 +163,8 @@ def answer_parts(
     if form.is_plain:
         return {"content": text, "reasoning": None, "tool_calls": None}
     answer = form.read(text)
-    family = codec.template.family_of_calls
     calls = [
-        {"id": family.new_id(f"{seed}:{index}"), "name": call.name, "arguments": call.arguments}
+        {"id": form.new_call_id(f"{seed}:{index}"), "name": call.name, "arguments": call.arguments}
         for index, call in enumerate(answer.calls)
     ]
     return {"content": answer.content, "reasoning": answer.reasoning, "tool_calls": calls or None}

@@ -2,6 +2,7 @@
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from typing import Any
 
 from actors.engine.token_engine import TokenEngine
@@ -52,8 +53,10 @@ class BatchWorker(UnitWorker[EncodedRow]):
     def __init__(self, shared: SharedEngine, order: UnitOrder) -> None:
         """Open the run of an order; the engine is shared with requests and with other batches."""
         super().__init__(order.run_path, BATCH_INPUT, {}, order.ledger, shared.workplace)
-        self._shared = shared
+        self._shared, self._codec = shared, shared.codec
         self._settings = replace(shared.settings.with_context(shared.engine.max_model_len), sampling=order.sampling)
+        if self._failure is None and (moment := self._run_directory.run["identity"].get("moment")) is not None:
+            self._codec = replace(shared.codec, moment=datetime.fromisoformat(moment))
 
     async def do(self, unit: WorkUnit) -> Receipt | UnitError | None:
         """Return the receipt of a unit, the reason why it could not be done, or None if it may not begin."""
@@ -63,7 +66,7 @@ class BatchWorker(UnitWorker[EncodedRow]):
         return self._shared.footer
 
     def _encode(self, row: InputRow, ordinal: int) -> EncodedRow:
-        encoded = encode_row(row, ordinal, self._shared.codec, self._settings)
+        encoded = encode_row(row, ordinal, self._codec, self._settings)
         problem = self._shared.engine.problem_with(encoded.sequences[0])
         if problem is not None:
             raise RowError("encode", problem)
@@ -73,4 +76,4 @@ class BatchWorker(UnitWorker[EncodedRow]):
         await self._shared.finish([sequence for row in rows for sequence in row.sequences])
 
     def _decode(self, row: EncodedRow) -> list[dict[str, Any]]:
-        return decode_row(row, self._shared.codec)
+        return decode_row(row, self._codec)

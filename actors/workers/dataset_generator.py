@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
+from datetime import datetime
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
@@ -54,6 +56,8 @@ def generate(
             f"input_options.format is {options.format!r}, but a dataset has been read already; leave it out"
         )
     pool = pool or ActorPool()
+    if settings.chat.moment is None:
+        settings = replace(settings, chat=replace(settings.chat, moment=datetime.now().isoformat()))
     arguments: dict[str, Any] = {"settings": settings, "input_options": options}
     if settings.placement == "split":
         arguments["roster"] = start_roster(settings, _RUN, LogSettings(), pool.num_at_once)

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -116,6 +117,8 @@ def load_codec(settings: GeneratorSettings) -> TextCodec:
         template_columns=chat.template_columns,
         tool_calls=chat.tool_calls,
         reasoning=chat.reasoning,
+        template_name=chat.template_name,
+        moment=None if chat.moment is None else datetime.fromisoformat(chat.moment),
     )
 
 

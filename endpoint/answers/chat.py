@@ -101,7 +101,7 @@ class _ChatForm(Form):
                 return {"tool_calls": [{"index": index, "function": {"arguments": text}}]}
 
     def _id(self, choice: Choice, index: int) -> str:
-        return self._prepared.new_call_id(self._codec, choice.index, index)
+        return self._prepared.new_call_id(choice.index, index)
 
 
 def _call(call_id: str, name: str, arguments: str) -> dict[str, Any]:

@@ -41,9 +41,7 @@ class _Writer:
         self._service, self._request, self._prepared = service, request, prepared
         self._codec = codec_of(service, request, prepared)
         self._created = prepared.created
-        self._items = OutputItems(
-            prepared.generation.request_id, lambda index: prepared.new_call_id(service.codec, 0, index)
-        )
+        self._items = OutputItems(prepared.generation.request_id, lambda index: prepared.new_call_id(0, index))
 
     async def events(self) -> AsyncIterator[Json]:
         """Yield the events of the stream; the last one has the whole response."""

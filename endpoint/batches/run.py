@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from datetime import datetime
 from functools import partial
 from typing import Any
 
@@ -46,6 +47,9 @@ class RunMaker:
         if self._engine_identity is None:
             self._engine_identity = engine_identity(settings, self._codec)
         identity = {**self._engine_identity, **rows_identity(settings, BATCH_INPUT, files)}
+        if identity.get("moment", "") is None:
+            begun = RunDirectory.open(path).run["identity"] if RunDirectory.exists(path) else {}
+            identity["moment"] = begun.get("moment", datetime.now().isoformat())
         if not RunDirectory.exists(path):
             served = self._served
             described = described_run(settings, identity, served.service.exact)

@@ -10,7 +10,6 @@ from fastapi import Request
 
 from decoding.sampling_params import SamplingParams
 from endpoint.http.errors import ApiError
-from endpoint.requests.messages import checked_messages
 from endpoint.requests.refusal import refusal
 from endpoint.requests.response_chat import chat_of_response
 from pipeline.requests.asked import Asked
@@ -42,7 +41,7 @@ def prompts_of(asked: Asked) -> Mapping[str, str | list[Any] | Chat]:
         case CompletionAsked():
             return asked.prompts
         case ChatAsked():
-            return {"messages": Chat.of(checked_messages(asked.messages), asked.of_chat())}
+            return {"messages": Chat.of(asked.messages, asked.of_chat())}
         case ResponseAsked():
             return {"input": chat_of_response(asked)}
     raise AssertionError(f"{type(asked).__name__} has no prompts")

@@ -6,7 +6,7 @@ from typing import Any
 
 from pipeline.errors import FieldError, shown_name
 from pipeline.requests.kinds import unsupported
-from pipeline.text.tools.history import checked_calls, checked_id
+from pipeline.text.tools.history import check_calls, check_id
 
 _ROLES = ("system", "developer", "user", "assistant")
 _TEXTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
@@ -67,9 +67,10 @@ def _add_call(where: str, item: dict[str, Any], messages: list[dict[str, Any]], 
     """Add a call to the assistant's message before it, or to a new one."""
     _refuse_others(where, item, {"call_id", "name", "arguments"})
     try:
-        call_id = checked_id(f"{where}.call_id", item.get("call_id"))
+        check_id(f"{where}.call_id", item.get("call_id"))
         function = {"name": item.get("name"), "arguments": item.get("arguments")}
-        (call,) = checked_calls(where, [{"id": call_id, "type": "function", "function": function}])
+        call = {"id": item["call_id"], "type": "function", "function": function}
+        check_calls(where, [call])
     except FieldError as error:
         place = error.where.replace("[0].function", "", 1) if error.where.startswith(f"{where}[0]") else error.where
         raise FieldError(place, error.reason, code=error.code) from error
@@ -80,8 +81,8 @@ def _add_call(where: str, item: dict[str, Any], messages: list[dict[str, Any]], 
 
 def _result(where: str, item: dict[str, Any]) -> dict[str, Any]:
     _refuse_others(where, item, {"call_id", "output"})
-    call_id = checked_id(f"{where}.call_id", item.get("call_id"))
-    return {"role": "tool", "tool_call_id": call_id, "content": _text(f"{where}.output", item.get("output"))}
+    check_id(f"{where}.call_id", item.get("call_id"))
+    return {"role": "tool", "tool_call_id": item["call_id"], "content": _text(f"{where}.output", item.get("output"))}
 
 
 def _thought(where: str, item: dict[str, Any]) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from endpoint.requests.messages import checked_messages
 from pipeline.errors import FieldError
 from pipeline.requests.body import Body, asks
 from pipeline.requests.chat import Conversation
@@ -35,7 +34,7 @@ class TokenizeBody(Conversation):
         """The name of the field that is given, and what it holds."""
         if self.prompt is not None:
             return "prompt", self.prompt
-        return "messages", Chat.of(checked_messages(self.messages), self.of_chat())
+        return "messages", Chat.of(self.messages, self.of_chat())
 
 
 @dataclass(frozen=True, kw_only=True)

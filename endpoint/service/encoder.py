@@ -101,11 +101,13 @@ class Encoder:
         return await asyncio.wrap_future(future)
 
 
-def _characters_of(message: Mapping[str, Any]) -> int:
-    """Return about how many characters of a message the template may write."""
-    calls = message.get("tool_calls")
-    num_of_calls = len(json.dumps(calls, ensure_ascii=False)) if calls else 0
-    return sum(len(value) for value in message.values() if isinstance(value, str)) + num_of_calls
+def _characters_of(message: Any) -> int:
+    """Return about how many characters of a message, which is not checked yet, the template may write."""
+    if not isinstance(message, Mapping):
+        return 0
+    return sum(
+        len(each if isinstance(each, str) else json.dumps(each, ensure_ascii=False)) for each in message.values()
+    )
 
 
 def _refusal(error: RowError, param: str, max_model_len: int, *, has_tools: bool = False) -> ApiError:

@@ -63,9 +63,9 @@ class PreparedRequest:
         chat = self.prompts[0].chat
         return AnswerForm() if chat is None else chat.form
 
-    def new_call_id(self, codec: TextCodec, sample: int, index: int) -> str:
+    def new_call_id(self, sample: int, index: int) -> str:
         """Return the id of a call in the answer of a sample: the same each time that it is asked for."""
-        return codec.template.family_of_calls.new_id(f"{self.generation.request_id}:{sample}:{index}")
+        return self.form.new_call_id(f"{self.generation.request_id}:{sample}:{index}")
 
 
 class Service:

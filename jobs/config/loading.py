@@ -9,10 +9,10 @@ import re
 from collections.abc import Collection, Iterable, Sequence
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_args, get_origin
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 
 import yaml
-from pydantic import BaseModel, ByteSize, ConfigDict, ValidationError, create_model
+from pydantic import BaseModel, BeforeValidator, ByteSize, ConfigDict, ValidationError, create_model
 from pydantic import Field as ModelField
 from pydantic_settings import (
     BaseSettings,
@@ -24,6 +24,7 @@ from pydantic_settings import (
 
 from decoding.grammar.structured import Structured
 from jobs.config.fields import Field, Flat, all_fields, level_fields, own_fields
+from jobs.config.texts import TEXTS, form_of, text_of
 
 _ENV_PREFIX = "DRAY_"
 _ENGINE_VARIABLES = ("DRAY_CACHE", "DRAY_GRAPHS", "DRAY_KERNELS", "DRAY_KERNELS_MARCH")  # decoding reads these itself
@@ -125,6 +126,10 @@ def _model_field(field: Field) -> Any:
         annotation = ByteSize if annotation is int else ByteSize | None
     elif _may_be_single(field):
         annotation = annotation | get_args(annotation)[0]
+    elif field.name in TEXTS:
+        annotation = Annotated[annotation, BeforeValidator(text_of)]
+    elif field.name == "structured":
+        annotation = Annotated[annotation, BeforeValidator(form_of)]
     return annotation, ModelField(default, description=field.description)
 
 

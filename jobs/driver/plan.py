@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -82,9 +83,11 @@ def make_plan(config: RunConfig) -> Plan:
     files = list_files(config.input.path)
     options = resolve_options(files, config.input_options())
     check_models(settings)
-    codec, path = load_codec(settings), config.output.path
-    _check_token_ids(settings, codec)
+    path = config.output.path
     run_directory = RunDirectory.open(path) if RunDirectory.exists(path) else None
+    settings = _with_moment(settings, run_directory)
+    codec = load_codec(settings)
+    _check_token_ids(settings, codec)
     has_scores = config.task == "score"
     if has_scores:
         config.score.check(files, options)
@@ -104,6 +107,8 @@ def make_plan(config: RunConfig) -> Plan:
         identity["program"] = {"function": config.program.function, "source": source}
     if run_directory is not None:
         _refuse_changed_inputs(run_directory, files)
+        if "moment" not in run_directory.run["identity"]:  # runs were begun before there was this
+            identity.pop("moment", None)
         run_directory.refuse_if_changed(identity)
     if run_directory is not None and config.output.parts not in (None, run_directory.has_parts):
         has = "has" if run_directory.has_parts else "does not have"
@@ -124,6 +129,14 @@ def make_plan(config: RunConfig) -> Plan:
             "in input.path, or set input.allow_empty to make an empty corpus"
         )
     return plan
+
+
+def _with_moment(settings: GeneratorSettings, run_directory: RunDirectory | None) -> GeneratorSettings:
+    """Return the settings with the time that templates are told: the one that the run began with, or now."""
+    if settings.chat.moment is not None:
+        return settings
+    begun = None if run_directory is None else run_directory.run["identity"].get("moment")
+    return replace(settings, chat=replace(settings.chat, moment=begun or datetime.now().isoformat()))
 
 
 def _refuse_equal_labels(labels: tuple[str, ...], codec: TextCodec) -> None:

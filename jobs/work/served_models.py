@@ -79,7 +79,7 @@ def check_adapters(config: ServeConfig) -> None:
 
 def _model(config: ServeConfig, settings: GeneratorSettings, name: str, target: str, parent: str | None) -> ServedModel:
     """Return a model with what is said of it; only the endpoint's own has aliases."""
-    template = load_codec(settings).chat_template
+    template = load_codec(settings).templates.text
     service: ServiceSettings = replace(
         config.serve.service,
         model=name,
@@ -113,11 +113,11 @@ def _engine_parts(settings: GeneratorSettings) -> tuple[Any, ...]:
     return *parts, *drafting, vllm_identity(settings) if engine.backend == "vllm" else None
 
 
-def _chat_parts(settings: GeneratorSettings, chat_template: str | None) -> tuple[Any, ...]:
+def _chat_parts(settings: GeneratorSettings, chat_template: str) -> tuple[Any, ...]:
     """Return everything that decides which prompt a chat becomes."""
     chat = settings.chat
-    formats = [name for name in (chat.tool_calls, chat.reasoning) if name != "auto"]
-    return text_fingerprint(chat_template or ""), chat.system_prompt, sorted(chat.template_kwargs.items()), *formats
+    formats = [name for name in (chat.tool_calls, chat.reasoning, chat.moment or "auto") if name != "auto"]
+    return text_fingerprint(chat_template), chat.system_prompt, sorted(chat.template_kwargs.items()), *formats
 
 
 def _fingerprint(parts: tuple[Any, ...]) -> str:

@@ -27,6 +27,11 @@ class AnswerForm:
         """Whether the answer is its content, as it is."""
         return (self.tags is None or self.thought == Thought.CLOSED) and not self.names
 
+    def new_call_id(self, seed: str) -> str:
+        """Return the id of a call in the answer: the same for the same seed."""
+        assert self.family is not None, "an answer with calls has their family"
+        return self.family.new_id(seed)
+
     def reader(self) -> AnswerReader:
         """Return a reader of one answer."""
         return AnswerReader(self)

@@ -1,19 +1,25 @@
-"""ChatTemplate: what a chat template reads, and how the models that it is made for write their answers."""
+"""ChatTemplate: what a chat template reads and writes, and how the models that it is made for write their answers."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
+from datetime import datetime
 from functools import cached_property
+from threading import Lock
 from typing import Any
 
 from pipeline.errors import FieldError
 from pipeline.text.chat import Chat
+from pipeline.text.readings import NO_PLACE, messages_as_read
 from pipeline.text.reasoning import ReasoningTags, reasoning_tags
 from pipeline.text.tools.asked import ToolsAsked
 from pipeline.text.tools.families import FAMILIES, family_of
 from pipeline.text.tools.family import Family
 
 _FAMILY_OF_OTHERS = FAMILIES["hermes"]  # of forced calls, where the template has no format
+_CLOCK = "strftime_now"  # the function by which templates read the time
+_BY_CHANCE = ("random", "lipsum")  # what Jinja has for chance: a filter and a function
+_CLOCKS = Lock()  # transformers keeps one compiled template for each text, with its clock
 
 
 class ChatTemplate:
@@ -22,8 +28,22 @@ class ChatTemplate:
     def __init__(self, source: str | None, tool_calls: str, reasoning: str) -> None:
         self._source, self._tool_calls, self._reasoning = source or "", tool_calls, reasoning
 
-    def check_names(self) -> None:
-        """Raise ValueError if no format has one of the names."""
+    def check(self) -> None:
+        """Raise ValueError for a template that is no Jinja or draws by chance, and if no format has one of the names.
+
+        It is compiled as transformers' `apply_chat_template` compiles it.
+        """
+        from jinja2 import TemplateSyntaxError  # TemplateAssertionError is one too: an unknown filter
+
+        try:
+            self._compiled  # noqa: B018 - it compiles
+        except TemplateSyntaxError as error:
+            raise ValueError(f"the chat template is not valid Jinja: {error.message} (line {error.lineno})") from error
+        if drawn := sorted(self._called & set(_BY_CHANCE)):
+            raise ValueError(
+                f"the chat template draws by chance ({drawn[0]}), so that a row would have another prompt each time; "
+                "give one that does not in chat.chat_template"
+            )
         family_of(self._tool_calls, self._source)
         reasoning_tags(self._reasoning, self._source)
 
@@ -48,6 +68,11 @@ class ChatTemplate:
         """The format of calls that are asked for: forced ones need none of the template's own."""
         return self.family or _FAMILY_OF_OTHERS
 
+    @property
+    def reads_clock(self) -> bool:
+        """Whether its prompts depend on the time."""
+        return _CLOCK in self._called
+
     def variables_of(self, chat: Chat, taken: Set[str]) -> dict[str, Any]:
         """Return the variables that a chat sets. Raises FieldError for what the template does not read."""
         if not isinstance(chat.options, Mapping):
@@ -64,19 +89,55 @@ class ChatTemplate:
             self._check_reads(chat.effort_field, "reasoning_effort")
             found["reasoning_effort"] = chat.effort
         if chat.asked is not None and self._shows(chat.asked):
-            found["tools"] = [tool.for_template for tool in chat.asked.tools]
+            found["tools"] = list(chat.asked.given)
         return found
 
-    def check_messages(self, messages: Sequence[Mapping[str, Any]]) -> None:
-        """Raise FieldError for calls in messages that the template would leave out."""
-        if "tool_calls" in self._source:
-            return
+    def read(
+        self, messages: Sequence[Mapping[str, Any]], render: Callable[[list[dict[str, Any]]], str]
+    ) -> list[dict[str, Any]]:
+        """Return the messages in the form in which the template, called by `render`, loses nothing of them.
+
+        Raises FieldError.
+        """
+        return messages_as_read(messages, render, reads_strings=self._reads_strings)
+
+    def refuse_calls(self, messages: Sequence[Mapping[str, Any]]) -> None:
+        """Raise FieldError for calls, if the template never reads any."""
         for index, message in enumerate(messages):
-            if message.get("tool_calls"):
-                raise FieldError(f"messages[{index}].tool_calls", "the chat template of this model has no place for it")
+            if message.get("tool_calls") and "tool_calls" not in self._source:
+                raise FieldError(f"messages[{index}].tool_calls", NO_PLACE)
+
+    def render(
+        self,
+        messages: list[dict[str, Any]],
+        variables: Mapping[str, Any],
+        ending: tuple[bool, bool],
+        moment: datetime | None,
+    ) -> str:
+        """Return what the template writes, its clock standing at `moment`. Raises whatever the template raises."""
+        from transformers.utils.chat_template_utils import render_jinja_template
+
+        continues, begins = ending
+        given = {"continue_final_message": continues, "add_generation_prompt": begins, **variables}
+        if moment is None or not self.reads_clock:
+            (text,), _ = render_jinja_template([messages], chat_template=self._source, **given)
+            return str(text)
+        with _CLOCKS:
+            self._compiled.globals[_CLOCK] = moment.strftime
+            try:
+                (text,), _ = render_jinja_template([messages], chat_template=self._source, **given)
+            finally:
+                del self._compiled.globals[_CLOCK]
+        return str(text)
+
+    def quotes(self, reason: str) -> bool:
+        """Tell whether a text is a literal of the template."""
+        return any(f"{quote}{reason}{quote}" in self._source for quote in "'\"")
 
     def _shows(self, asked: ToolsAsked) -> bool:
         """Tell whether the template shows tools. Raises FieldError if an answer could not call what is not shown."""
+        if not asked.tools:
+            return True
         if "tools" in self._names:
             if self.family is None and asked.mode == "auto":
                 reason = "no format of calls is known for this model's chat template; name one in chat.tool_calls, or "
@@ -92,10 +153,38 @@ class ChatTemplate:
             raise FieldError(where, "the chat template of this model has no such variable", is_unsupported=True)
 
     @cached_property
+    def _reads_strings(self) -> bool:
+        """Whether it writes a content that is a string, as nearly all do; some read parts alone."""
+        text = "a text"
+        given = ({"role": "user", "content": each} for each in (text, [{"type": "text", "text": text}]))
+        return not (text not in self._written(next(given)) and text in self._written(next(given)))
+
+    def _written(self, message: dict[str, Any]) -> str:
+        try:
+            return self.render([message], {}, (False, True), None)
+        except Exception:  # noqa: BLE001 - a template is a program: some refuse a chat of one message
+            return ""
+
+    @cached_property
+    def _compiled(self) -> Any:
+        from transformers.utils.chat_template_utils import _compile_jinja_template
+
+        return _compile_jinja_template(self._source)
+
+    @cached_property
+    def _tree(self) -> Any:
+        return self._compiled.environment.parse(self._source)
+
+    @cached_property
+    def _called(self) -> frozenset[str]:
+        """The names of all variables, functions and filters."""
+        from jinja2 import nodes
+
+        return frozenset(node.name for node in self._tree.find_all((nodes.Filter, nodes.Name)))
+
+    @cached_property
     def _names(self) -> frozenset[str]:
         """The names that the template takes from outside."""
         from jinja2 import meta
-        from transformers.utils.chat_template_utils import _compile_jinja_template
 
-        environment = _compile_jinja_template(self._source).environment
-        return frozenset(meta.find_undeclared_variables(environment.parse(self._source)))
+        return frozenset(meta.find_undeclared_variables(self._tree))

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
-from functools import cache, cached_property
+from datetime import datetime
+from functools import cache, cached_property, partial
 from inspect import signature
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,12 @@ from pipeline.text.answers import AnswerForm
 from pipeline.text.bad_words import BadWordSpellings
 from pipeline.text.chat import Chat, ChatPrompt
 from pipeline.text.chat_template import ChatTemplate
+from pipeline.text.chat_templates import ChatTemplates, Sources, sources_of
 from pipeline.text.control_tokens import ControlTokens
 from pipeline.text.decoder_rules import DecoderRules
-from pipeline.text.messages import checked_messages
+from pipeline.text.json_values import check_json
+from pipeline.text.messages import check_messages
+from pipeline.text.readings import content_text
 from pipeline.text.reasoning import Thought
 from pipeline.text.text_length import TextLength
 from pipeline.text.tools.asked import ToolsAsked
@@ -44,12 +48,13 @@ class TextCodec:
     """
 
     tokenizer: Any  # a transformers.PreTrainedTokenizerBase
-    chat_template: str | None = None
+    chat_template: Sources = None
     system_prompt: str | None = None
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     template_columns: Mapping[str, str] = field(default_factory=dict)
     tool_calls: str = "auto"
     reasoning: str = "auto"
+    moment: datetime | None = None  # that a template's clock shows; that of each chat unless given
     shown_ids: frozenset[int] = frozenset()  # of special tokens that texts show; they leave out the others
 
     @classmethod
@@ -62,12 +67,14 @@ class TextCodec:
         template_columns: Mapping[str, str] | None = None,
         tool_calls: str = "auto",
         reasoning: str = "auto",
+        template_name: str | None = None,
+        moment: datetime | None = None,
     ) -> TextCodec:
         """Load the codec of a tokenizer folder; `chat_template` (Jinja text) replaces the tokenizer's own.
 
-        Raises ValueError if the folder has no tokenizer that loads without running code of its own, if
-        `chat_template` is not Jinja, if a template variable has a name that is taken, or if no format has the name in
-        `tool_calls` or `reasoning`.
+        `template_name` names one of the tokenizer's own. Raises ValueError if the folder has no tokenizer that loads
+        without running code of its own, if a chat template cannot be used, if a template variable has a name that is
+        taken, or if no format has the name in `tool_calls` or `reasoning`.
         """
         folder = Path(tokenizer_path)
         if folder.is_dir() and not any((folder / name).is_file() for name in _TOKENIZER_FILES):
@@ -80,20 +87,26 @@ class TextCodec:
             tokenizer = AutoTokenizer.from_pretrained(tokenizer_path, trust_remote_code=False)
         except Exception as error:
             raise ValueError(f"cannot load a tokenizer from {tokenizer_path}: {_load_failure(error)}") from error
-        if chat_template is not None:
-            _refuse_bad_template(chat_template)
+        if chat_template is not None and template_name is not None:
+            raise ValueError("chat.chat_template and chat.template_name are both set; drop one of them")
+        if chat_template is not None and "{" not in chat_template:
+            raise ValueError(
+                f"chat.chat_template is {chat_template[:80]!r}, which is neither the path of a file nor Jinja; a "
+                "template of the tokenizer is named in chat.template_name"
+            )
         _refuse_taken_names("template_kwargs", template_kwargs or {}, _taken(tokenizer))
         _refuse_taken_names("template_columns", template_columns or {}, _taken(tokenizer) - _ROW_VARIABLES)
         codec = cls(
             tokenizer,
-            chat_template or getattr(tokenizer, "chat_template", None),
+            chat_template or sources_of(tokenizer, folder, template_name),
             system_prompt,
             dict(template_kwargs or {}),
             dict(template_columns or {}),
             tool_calls,
             reasoning,
+            moment,
         )
-        codec.template.check_names()
+        codec.templates.check()
         return codec
 
     def prompt(self, row: InputRow) -> tuple[str, list[int]]:
@@ -127,27 +140,31 @@ class TextCodec:
 
     def chat(self, chat: Chat, max_tokens: int | None = None) -> ChatPrompt:
         """Return a chat as `chat_prompt` does, with the form of its answer. Raises RowError, FieldError among them."""
-        messages = checked_messages(chat.messages)
-        continues, begins = chat.ending(messages)
-        self.template.check_messages(messages)
-        if self.system_prompt is not None and messages[0]["role"] != "system":
+        check_messages(chat.messages)
+        for name, value in {**chat.variables, "chat_template_kwargs": chat.options}.items():
+            check_json(name, value)
+        messages, ending = list(chat.messages), chat.ending(chat.messages)
+        if self.system_prompt is not None and messages[0]["role"] not in ("system", "developer"):
             messages = [{"role": "system", "content": self.system_prompt}, *messages]
-        variables = {**chat.variables, **self.template.variables_of(chat, _taken(self.tokenizer))}
+        template = self.templates.pick(chat.asked is not None or chat.variables.get("tools") is not None)
+        variables = {**chat.variables, **template.variables_of(chat, _taken(self.tokenizer))}
         if max_tokens is not None:
-            num_characters = sum(len(message["content"]) for message in messages) + chat.num_characters_of_tools
+            num_characters = sum(map(len, map(content_text, messages))) + chat.num_characters_of_tools
             self._length.check_roughly(num_characters, max_tokens)
+        render = partial(self._render, template, ending, self.moment or datetime.now())
+        messages = template.read(messages, partial(render, variables))
         masked = self._control_tokens.mask(messages, variables)
         if masked is None:
-            text = _whole_characters(self._render_chat(messages, variables, continues, begins))
+            text = _whole_characters(self._rendered(template, messages, partial(render, variables)))
             token_ids = self.encode(text, is_chat=True, max_tokens=max_tokens)
             token_ids = self._control_tokens.settled_ids(text, token_ids)
         else:
-            rendered = _whole_characters(self._render_chat(masked.messages, masked.variables, continues, begins))
-            text = masked.restore(rendered)
+            rendered = self._rendered(template, masked.messages, partial(render, masked.variables))
+            text = masked.restore(_whole_characters(rendered))
             if max_tokens is not None:
                 self._length.check(text, max_tokens)
-            token_ids = self._control_tokens.encode(rendered, masked)
-        form = self._form(chat.asked, text, str(messages[-1]["content"]) if continues else "")
+            token_ids = self._control_tokens.encode(_whole_characters(rendered), masked)
+        form = _form(template, chat.asked, text, content_text(messages[-1]) if ending[0] else "")
         return ChatPrompt(text, token_ids, form, chat.asked)
 
     def encode(self, text: str, is_chat: bool, max_tokens: int | None = None) -> list[int]:
@@ -227,9 +244,9 @@ class TextCodec:
         return {}
 
     @cached_property
-    def template(self) -> ChatTemplate:
-        """The chat template, and the formats of its answers."""
-        return ChatTemplate(self.chat_template, self.tool_calls, self.reasoning)
+    def templates(self) -> ChatTemplates:
+        """The chat templates, and the formats of their answers."""
+        return ChatTemplates(self.chat_template, self.tool_calls, self.reasoning)
 
     @cached_property
     def special_ids(self) -> Mapping[int, str]:
@@ -242,7 +259,7 @@ class TextCodec:
     @cached_property
     def of_answers(self) -> TextCodec:
         """The same codec, whose texts show the special tokens that mark calls and thoughts."""
-        marks = self.template.marks
+        marks = self.templates.marks
         shown = frozenset(token_id for token_id, token in self.special_ids.items() if token in marks)
         return replace(self, shown_ids=shown) if shown else self
 
@@ -274,48 +291,50 @@ class TextCodec:
     def _length(self) -> TextLength:
         return TextLength(self.tokenizer)
 
-    def _form(self, asked: ToolsAsked | None, prompt: str, begun: str) -> AnswerForm:
-        """Return the form of the answer to a prompt, whose end may be `begun`, the begin of the answer itself."""
-        template, tools = self.template, () if asked is None else asked.callable
-        tags, thought = template.tags, Thought.FREE
-        if tags is not None:
-            thought = tags.thought_in(begun) if begun else tags.thought_of(prompt)
-        family = template.family_of_calls if tools else None
-        names = frozenset(tool.name for tool in tools)
-        return AnswerForm(tags, thought, family, names, asked is not None and asked.is_forced)
-
-    def _render_chat(
-        self, messages: list[dict[str, Any]], variables: Mapping[str, Any], continues: bool, begins: bool
+    def _render(
+        self,
+        template: ChatTemplate,
+        ending: tuple[bool, bool],
+        moment: datetime,
+        variables: Mapping[str, Any],
+        messages: list[dict[str, Any]],
     ) -> str:
-        if not self.chat_template:
-            raise RowError(
-                "template", "the row has messages and the tokenizer has no chat template; set one, or give prompts"
-            )
+        """Return what the template writes. Raises whatever it raises."""
+        special = getattr(self.tokenizer, "special_tokens_map", {})
+        return template.render(messages, {**special, **self.template_kwargs, **variables}, ending, moment)
+
+    def _rendered(
+        self, template: ChatTemplate, messages: list[dict[str, Any]], render: Callable[[list[dict[str, Any]]], str]
+    ) -> str:
         try:
-            rendered = self.tokenizer.apply_chat_template(
-                messages,
-                chat_template=self.chat_template,
-                tokenize=False,
-                add_generation_prompt=begins,
-                continue_final_message=continues,
-                **{**self.template_kwargs, **variables},
-            )
+            return render(messages)
         except Exception as error:  # a template is a program: every error of it is its row's failure
-            raise TemplateError(error, self._template_reason(error)) from error
-        return str(rendered)
-
-    def _template_reason(self, error: Exception) -> str | None:
-        """Return the message of the template's refusal if it is a literal of the template, which quotes no message."""
-        from jinja2 import TemplateError as JinjaError
-
-        reason = str(error)
-        is_own = type(error) is JinjaError and len(reason) <= _MAX_REASON and reason.isprintable() and reason.strip()
-        return reason if is_own and any(f"{q}{reason}{q}" in (self.chat_template or "") for q in "'\"") else None
+            template.refuse_calls(messages)
+            raise TemplateError(error, _own_reason(error, template)) from error
 
     def _column_variables(self, row: InputRow) -> dict[str, Any]:
         if missing := sorted(set(self.template_columns.values()) - set(row.columns)):
             raise RowError("template", f"template variables: the row has no column {missing}", "KeyError")
         return {variable: row.columns[column] for variable, column in self.template_columns.items()}
+
+
+def _own_reason(error: Exception, template: ChatTemplate) -> str | None:
+    """Return the message of the template's refusal if it is a literal of the template, which quotes no message."""
+    from jinja2 import TemplateError as JinjaError
+
+    reason = str(error)
+    is_own = type(error) is JinjaError and len(reason) <= _MAX_REASON and reason.isprintable() and reason.strip()
+    return reason if is_own and template.quotes(reason) else None
+
+
+def _form(template: ChatTemplate, asked: ToolsAsked | None, prompt: str, begun: str) -> AnswerForm:
+    """Return the form of the answer to a prompt, whose end may be `begun`, the begin of the answer itself."""
+    tools, tags, thought = () if asked is None else asked.callable, template.tags, Thought.FREE
+    if tags is not None:
+        thought = tags.thought_in(begun) if begun else tags.thought_of(prompt)
+    family = template.family_of_calls if tools else None
+    names = frozenset(tool.name for tool in tools)
+    return AnswerForm(tags, thought, family, names, asked is not None and asked.is_forced)
 
 
 def _whole_characters(text: str) -> str:
@@ -344,17 +363,6 @@ def _byte_of_character() -> dict[str, int]:
     from transformers.convert_slow_tokenizer import bytes_to_unicode
 
     return {character: byte for byte, character in bytes_to_unicode().items()}
-
-
-def _refuse_bad_template(chat_template: str) -> None:
-    """Raise ValueError if the template does not compile as apply_chat_template will compile it."""
-    from jinja2 import TemplateSyntaxError  # TemplateAssertionError is one too: an unknown filter
-    from transformers.utils.chat_template_utils import _compile_jinja_template
-
-    try:
-        _compile_jinja_template(chat_template)
-    except TemplateSyntaxError as error:
-        raise ValueError(f"the chat template is not valid Jinja: {error.message} (line {error.lineno})") from error
 
 
 def _taken(tokenizer: Any) -> Set[str]:

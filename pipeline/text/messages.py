@@ -1,88 +1,72 @@
-"""Messages of a chat. A content is a string, or text parts as the OpenAI API has them."""
+"""Messages of a chat, as rows, requests and lines of batch files have them. They are checked, and never rewritten."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from typing import Any
 
-from pipeline.errors import FieldError, RowError, wrong_type
-from pipeline.text.tools.history import checked_calls, checked_id
+from pipeline.errors import FieldError
+from pipeline.text.json_values import check_json
+from pipeline.text.tools.history import check_calls, check_id
 
 _ROLE = re.compile(r"[\w .-]+")
+_MAX_MESSAGES = 65_536
+_TEXTS = ("name", "reasoning", "reasoning_content")  # fields that hold a text, where a message has them
+_SAID_OTHERWISE = ("audio", "function_call", "refusal")  # of the API: they hold what no template would show
 
 
-class ContentError(Exception):
-    """A content that is no text. `where` is the place ("messages[0].content[1].type"), `reason` what is wrong there.
+def check_messages(messages: Any) -> None:
+    """Raise FieldError for messages that no chat template can be given.
 
-    `is_unsupported` says that the API knows what is there, and Dray cannot use it.
+    A role is any word, since it is the template that knows roles. A content is a string or a list of text parts; a
+    message of the assistant with calls may have none. Fields that are null count as absent. Other fields may hold
+    whatever JSON can say: the template gets them.
     """
+    if not isinstance(messages, list) or not messages:
+        raise FieldError("messages", "expected a list of at least one message")
+    if len(messages) > _MAX_MESSAGES:
+        raise FieldError("messages", f"expected at most {_MAX_MESSAGES} messages, got {len(messages)}")
+    for index, message in enumerate(messages):
+        _check_message(f"messages[{index}]", message)
 
-    def __init__(self, where: str, reason: str, *, is_unsupported: bool = False) -> None:
-        super().__init__(f"{where}: {reason}")
-        self.where, self.reason, self.is_unsupported = where, reason, is_unsupported
+
+def _check_message(where: str, message: Any) -> None:
+    if not isinstance(message, dict):
+        raise FieldError(where, "expected an object with role and content")
+    role = message.get("role")
+    if not isinstance(role, str) or not _ROLE.fullmatch(role):  # templates put it between the halves of a control token
+        got = f"got {ascii(role)[:80]}"
+        raise FieldError(f"{where}.role", f"expected a word, such as system, user, assistant or tool, {got}")
+    check_json(where, message)
+    for name in _TEXTS:
+        if not isinstance(message.get(name), str | None):
+            raise FieldError(f"{where}.{name}", "expected a string")
+    for name in _SAID_OTHERWISE:
+        if message.get(name):
+            raise FieldError(f"{where}.{name}", "it is not supported; leave it out", is_unsupported=True)
+    calls = message.get("tool_calls")
+    if calls and role != "assistant":
+        reason = f"a message of the role {role!r} has no calls"
+        raise FieldError(f"{where}.tool_calls", reason, is_unsupported=True)
+    if calls is not None and calls != []:  # some servers write an empty list into every answer
+        check_calls(f"{where}.tool_calls", calls)
+    if role == "tool" and message.get("tool_call_id") is not None:
+        check_id(f"{where}.tool_call_id", message["tool_call_id"])
+    if message.get("content") is not None or not calls:
+        _check_content(f"{where}.content", message.get("content"))
 
 
-def texts_of(where: str, content: Any) -> Iterator[tuple[str, str]]:
-    """Yield the texts of a content, each with its place: the string itself, or those of its text parts.
-
-    A field of a part that is null is no field, because a Parquet struct has every field. Raises ContentError.
-    """
+def _check_content(where: str, content: Any) -> None:
     if isinstance(content, str):
-        yield where, content
         return
     if not isinstance(content, list) or not content:
-        raise ContentError(where, "expected a string, or a list of text parts")
+        raise FieldError(where, "expected a string, or a list of text parts")
     for index, part in enumerate(content):
         place = f"{where}[{index}]"
         if not isinstance(part, dict) or not isinstance(part.get("type"), str):
-            raise ContentError(place, 'expected an object with type "text" and a text')
+            raise FieldError(place, 'expected an object with type "text" and a text')
         if part["type"] != "text":
             reason = f"{part['type']!a:.64} is not supported, only text parts are"
-            raise ContentError(f"{place}.type", reason, is_unsupported=True)
+            raise FieldError(f"{place}.type", reason, is_unsupported=True)
         if not isinstance(part.get("text"), str):
-            raise ContentError(f"{place}.text", "expected a string")
-        for name, value in part.items():
-            if name not in ("type", "text") and value is not None:
-                where_field = f"{place}.{ascii(name)[1:-1]:.64}"
-                raise ContentError(where_field, "it is not supported; leave it out", is_unsupported=True)
-        yield f"{place}.text", part["text"]
-
-
-def checked_messages(messages: Any) -> list[dict[str, Any]]:
-    """Return the messages of a row, the content of each as one string. Raises RowError.
-
-    Keys that are null are left out, because a Parquet struct has every key.
-    """
-    if not isinstance(messages, list):
-        raise wrong_type("template", "messages", "a list", messages)
-    if not messages:
-        raise RowError("template", "messages: the list is empty")
-    return [_checked_message(f"messages[{index}]", message) for index, message in enumerate(messages)]
-
-
-def _checked_message(where: str, message: Any) -> dict[str, Any]:
-    if not isinstance(message, dict):
-        raise wrong_type("template", where, "an object", message)
-    role, content = message.get("role"), message.get("content")
-    if not isinstance(role, str) or not role:
-        raise RowError("template", f"{where}.role: expected a string, got {role!r}")
-    if not _ROLE.fullmatch(role):  # templates put it between the halves of a control token
-        raise RowError("template", f"{where}.role: expected a word, got {role[:80]!r}")
-    own = {key: value for key, value in message.items() if value is not None}
-    if own.get("tool_calls") == [] or role != "assistant":  # answers have an empty list
-        calls = own.pop("tool_calls", None)
-        if calls:
-            raise FieldError(f"{where}.tool_calls", f"a message of the role {role!r} has no calls")
-    if "tool_calls" in own:
-        own["tool_calls"] = checked_calls(f"{where}.tool_calls", own["tool_calls"])
-        content = "" if content is None else content
-    if role == "tool" and "tool_call_id" in own:
-        checked_id(f"{where}.tool_call_id", own["tool_call_id"])
-    if not isinstance(content, str | list):
-        raise wrong_type("template", f"{where}.content", "a string or a list of text parts", content)
-    try:
-        text = "".join(text for _, text in texts_of(f"{where}.content", content))
-    except ContentError as error:
-        raise RowError("template", str(error)) from error
-    return own | {"content": text}
+            raise FieldError(f"{place}.text", "expected a string")

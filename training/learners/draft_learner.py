@@ -100,7 +100,7 @@ class DraftLearner:
         network = copy.deepcopy(self.network).to(self.dtype)
         network.save_pretrained(folder)
         source = Path(self.path)
-        for file in (*(source / name for name in _COPIED), *source.glob("chat_templates/*.jinja")):
+        for file in (*(source / name for name in _COPIED), *source.glob("*chat_templates/*.jinja")):
             if file.is_file():
                 copied = Path(folder) / file.relative_to(source)
                 copied.parent.mkdir(exist_ok=True)

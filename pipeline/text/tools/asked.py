@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from pipeline.errors import FieldError
+from pipeline.text.json_values import check_json
 
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 _MAX_TOOLS = 128
-_FUNCTION_FIELDS = {"name", "description", "parameters", "strict"}
 # Keywords of JSON Schema that speak of properties besides `properties`.
 _MORE_NAMES = {"additionalProperties", "unevaluatedProperties", "patternProperties", "propertyNames", "minProperties"}
 _MORE_NAMES |= {"$ref", "$dynamicRef", "allOf", "anyOf", "oneOf", "not", "if", "dependentSchemas", "dependencies"}
@@ -49,24 +49,19 @@ class Tool:
             {**schema, "additionalProperties": False} if all(name in list(properties) for name in required) else schema
         )
 
-    @property
-    def for_template(self) -> dict[str, Any]:
-        """The tool as chat templates expect it."""
-        function: dict[str, Any] = {"name": self.name}
-        if self.description is not None:
-            function["description"] = self.description
-        function["parameters"] = {"type": "object", "properties": {}} if self.parameters is None else self.parameters
-        return {"type": "function", "function": function}
-
 
 @dataclass(frozen=True)
 class ToolsAsked:
-    """The tools of a chat, and how they may be used. With mode "required" at least one is called."""
+    """The tools of a chat, and how they may be used. With mode "required" at least one is called.
+
+    `given` are the tools as they came, which is what a chat template gets.
+    """
 
     tools: tuple[Tool, ...]
     mode: Mode = "auto"
     named: str | None = None  # the only function that may be called, with mode "required"
     is_parallel: bool = True  # whether there may be several calls
+    given: Sequence[Mapping[str, Any]] = ()
 
     @property
     def callable(self) -> tuple[Tool, ...]:
@@ -78,7 +73,7 @@ class ToolsAsked:
     @property
     def num_characters(self) -> int:
         """The size of the tools, as JSON."""
-        return sum(len(json.dumps(tool.for_template, ensure_ascii=False, default=str)) for tool in self.tools)
+        return sum(len(json.dumps(tool, ensure_ascii=False)) for tool in self.given)
 
     @property
     def is_forced(self) -> bool:
@@ -94,9 +89,10 @@ class ToolsAsked:
 
 
 def read_tools(tools: Any, choice: Any = None, is_parallel: Any = None) -> ToolsAsked | None:
-    """Return what the fields `tools`, `tool_choice` and `parallel_tool_calls` ask for; None for no tools.
+    """Return what the fields `tools`, `tool_choice` and `parallel_tool_calls` ask for; None without the first.
 
-    Fields that are None count as absent. Raises FieldError.
+    Fields that are None count as absent. Fields of a tool that are not known here go to the chat template like all
+    others. Raises FieldError.
     """
     if is_parallel is not None and not isinstance(is_parallel, bool):
         raise FieldError("parallel_tool_calls", "expected true or false")
@@ -104,9 +100,9 @@ def read_tools(tools: Any, choice: Any = None, is_parallel: Any = None) -> Tools
     if not found:
         if choice not in (None, "none", "auto"):
             raise FieldError("tool_choice", "it needs tools, and there are none")
-        return None
+        return None if tools is None else ToolsAsked(())
     mode, named = _choice(choice, found)
-    return ToolsAsked(found, mode, named, is_parallel is not False and named is None)
+    return ToolsAsked(found, mode, named, is_parallel is not False and named is None, tools)
 
 
 def _tools(value: Any) -> tuple[Tool, ...]:
@@ -116,6 +112,7 @@ def _tools(value: Any) -> tuple[Tool, ...]:
         raise FieldError("tools", "expected a list of functions")
     if len(value) > _MAX_TOOLS:
         raise FieldError("tools", f"expected at most {_MAX_TOOLS} functions, got {len(value)}")
+    check_json("tools", value)
     tools = [_tool(f"tools[{index}]", each) for index, each in enumerate(value)]
     for index, tool in enumerate(tools):
         if any(tool.name == other.name for other in tools[:index]):
@@ -126,18 +123,19 @@ def _tools(value: Any) -> tuple[Tool, ...]:
 def _tool(where: str, value: Any) -> Tool:
     if not isinstance(value, dict):
         raise FieldError(where, 'expected an object with type "function" and a function')
+    if value.get("type") is None and "function" not in value and "name" in value:
+        return _function(where, value)  # the function itself, as some data sets have it
     if value.get("type") != "function":
         reason = 'expected "function"; other tools are not supported'
         raise FieldError(f"{where}.type", reason, is_unsupported=isinstance(value.get("type"), str))
-    _refuse_unknown(where, value, {"type", "function"})
     return _function(f"{where}.function", value.get("function"))
 
 
 def _function(where: str, value: Any) -> Tool:
     if not isinstance(value, dict):
         raise FieldError(where, "expected an object with a name")
-    _refuse_unknown(where, value, _FUNCTION_FIELDS)
-    name = checked_name(f"{where}.name", value.get("name"))
+    name = value.get("name")
+    check_name(f"{where}.name", name)
     description, strict = value.get("description"), value.get("strict")
     if description is not None and not isinstance(description, str):
         raise FieldError(f"{where}.description", "expected a string")
@@ -148,15 +146,14 @@ def _function(where: str, value: Any) -> Tool:
         raise FieldError(f"{where}.parameters", "expected a JSON Schema, an object")
     if parameters is not None and parameters.get("type", "object") != "object":
         raise FieldError(f"{where}.parameters.type", 'expected "object": the arguments of a call are an object')
-    return Tool(name, description, parameters, bool(strict))
+    return Tool(str(name), description, parameters, bool(strict))
 
 
-def checked_name(where: str, name: Any) -> str:
-    """Return the name of a function. Raises FieldError for what is none."""
+def check_name(where: str, name: Any) -> None:
+    """Raise FieldError for what is no name of a function."""
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         got = f"got {len(name)} characters" if isinstance(name, str) and len(name) > 64 else f"got {ascii(name)[:80]}"
         raise FieldError(where, f"expected a name of 1 to 64 letters, digits, - and _, {got}")
-    return name
 
 
 def _choice(value: Any, tools: Sequence[Tool]) -> tuple[Mode, str | None]:

@@ -88,12 +88,16 @@ class Family(ABC):
 def call_in(value: Any, arguments_names: Sequence[str]) -> ToolCall | None:
     """Return the call that an object of JSON describes; None if it describes none.
 
-    Arguments may be given as JSON text of an object, too, as some models write them.
+    Some models write a type beside the name, name and arguments in `function` as the API has them, and arguments as
+    JSON text of an object.
     """
-    if not isinstance(value, dict) or not isinstance(value.get("name"), str):
+    if not isinstance(value, dict) or value.get("type", "function") != "function":
         return None
+    outside = set(value) - {"function"}
+    if isinstance(value.get("function"), dict) and outside <= {"type", "id"}:
+        value = value["function"]
     given = [name for name in arguments_names if name in value]
-    if len(given) != 1 or set(value) - {"name", "id", *given}:
+    if not isinstance(value.get("name"), str) or len(given) != 1 or set(value) - {"name", "id", "type", *given}:
         return None
     arguments = value[given[0]]
     if isinstance(arguments, str):

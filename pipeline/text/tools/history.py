@@ -1,68 +1,67 @@
-"""Calls in the messages of a chat, as earlier answers had them."""
+"""Calls in the messages of a chat, as earlier answers had them. They are checked, and never rewritten."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from json import JSONDecodeError
 from typing import Any
 
 from pipeline.errors import FieldError
-from pipeline.text.tools.asked import checked_name
+from pipeline.text.tools.asked import check_name
 from pipeline.text.tools.json_ends import parsed
 
 _MAX_ID = 256
 
 
-def checked_calls(where: str, value: Any) -> list[dict[str, Any]]:
-    """Return the calls of a message as chat templates expect them, the arguments as objects. Raises FieldError.
+def check_calls(where: str, value: Any) -> None:
+    """Raise FieldError for what is no list of calls.
 
-    Fields that are null are left out, because a Parquet struct has every field.
+    A call has its name and arguments in `function`, as in the OpenAI API, or itself, as some data sets write it.
     """
     if not isinstance(value, list) or not value:
         raise FieldError(where, "expected a list of at least one call")
-    return [_checked_call(f"{where}[{index}]", call) for index, call in enumerate(value)]
+    for index, call in enumerate(value):
+        _check_call(f"{where}[{index}]", call)
 
 
-def _checked_call(where: str, call: Any) -> dict[str, Any]:
+def function_of(call: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the name and arguments of a call that was checked."""
+    function = call.get("function")
+    return call if function is None else function
+
+
+def check_id(where: str, value: Any) -> None:
+    """Raise FieldError for what is no id of a call."""
+    if not isinstance(value, str) or not 1 <= len(value) <= _MAX_ID or not value.isprintable():
+        raise FieldError(where, f"expected the id of a call, a string of 1 to {_MAX_ID} characters")
+
+
+def _check_call(where: str, call: Any) -> None:
     if not isinstance(call, Mapping):
         raise FieldError(where, "expected an object with id, type and function")
-    _refuse_unknown(where, call, {"id", "type", "function", "index"})
-    checked: dict[str, Any] = {}
     if call.get("id") is not None:
-        checked["id"] = checked_id(f"{where}.id", call["id"])
-    if call.get("type", "function") not in ("function", None):
+        check_id(f"{where}.id", call["id"])
+    if call.get("type") not in ("function", None):
         raise FieldError(f"{where}.type", 'expected "function"')
-    function = call.get("function")
-    if not isinstance(function, Mapping):
-        raise FieldError(f"{where}.function", "expected an object with name and arguments")
-    _refuse_unknown(f"{where}.function", function, {"name", "arguments"})
-    name = checked_name(f"{where}.function.name", function.get("name"))
-    arguments = _arguments(f"{where}.function.arguments", function.get("arguments"))
-    return {**checked, "type": "function", "function": {"name": name, "arguments": arguments}}
+    if call.get("function") is None and "name" in call:
+        place = where
+    else:
+        place = f"{where}.function"
+        if not isinstance(call.get("function"), Mapping):
+            raise FieldError(place, "expected an object with name and arguments")
+    function = function_of(call)
+    check_name(f"{place}.name", function.get("name"))
+    _check_arguments(f"{place}.arguments", function.get("arguments"))
 
 
-def _arguments(where: str, value: Any) -> dict[str, Any]:
+def _check_arguments(where: str, value: Any) -> None:
     if value is None or value == "":
-        return {}
+        return
     if isinstance(value, str):
         try:
             value = parsed(value)
-        except ValueError:
-            raise FieldError(where, "expected JSON text of an object") from None
+        except ValueError as error:
+            why = "" if isinstance(error, JSONDecodeError) else f": {error}"
+            raise FieldError(where, f"expected JSON text of an object{why}") from None
     if not isinstance(value, dict):
         raise FieldError(where, "expected an object, or JSON text of one")
-    return value
-
-
-def checked_id(where: str, value: Any) -> str:
-    """Return the id of a call. Raises FieldError."""
-    if not isinstance(value, str) or not 1 <= len(value) <= _MAX_ID or not value.isprintable():
-        raise FieldError(where, f"expected the id of a call, a string of 1 to {_MAX_ID} characters")
-    return value
-
-
-def _refuse_unknown(where: str, value: Mapping[str, Any], known: set[str]) -> None:
-    for name, each in value.items():
-        if name not in known and each is not None:
-            raise FieldError(
-                f"{where}.{ascii(name)[1:-1]:.64}", "there is no such field in a call", is_unsupported=True
-            )

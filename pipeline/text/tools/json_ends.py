@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from typing import Any, NoReturn
 
@@ -54,12 +55,17 @@ class _Scan:
 
 
 def parsed(text: str) -> Any:
-    """Return what JSON text says. Raises ValueError for any other text; NaN and infinities are not JSON."""
+    """Return what JSON text says. Raises ValueError for any other text, and for numbers that Python cannot hold."""
     try:
-        return json.loads(text, parse_constant=_refuse)
+        return json.loads(text, parse_constant=_refuse, parse_float=_finite)
     except RecursionError as error:
         raise ValueError("nested too deeply") from error
 
 
+def _finite(number: str) -> float:
+    value = float(number)
+    return value if math.isfinite(value) else _refuse(number[:80])
+
+
 def _refuse(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not JSON")
+    raise ValueError(f"{name} is no number that JSON can say")

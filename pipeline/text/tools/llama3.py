@@ -1,4 +1,7 @@
-"""Llama 3's format: the answer is an object {"name": ..., "parameters": {...}}; of several, with "; " between them."""
+"""Llama 3's format: the answer is an object {"name": ..., "parameters": {...}}, or several.
+
+Between several is "; " or white space. An object may have a type "function", too.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +47,7 @@ class Llama3(Family):
             behind = after_space(text, end)
             if text.startswith(";", behind):
                 position = behind + 1
-            elif behind < len(text):
+            elif not text.startswith("{", behind) and behind < len(text):
                 return Found(tuple(calls), end)
         return Found(tuple(calls), end) if is_over else None
 

@@ -1,4 +1,7 @@
-"""Mistral's formats: [TOOL_CALLS] and an array of objects, or, in newer templates, [TOOL_CALLS]name[ARGS]{...}."""
+"""Mistral's formats: [TOOL_CALLS] and an array of objects, or, in newer templates, [TOOL_CALLS]name[ARGS]{...}.
+
+Some models write the id of a call behind its name: [TOOL_CALLS]name[CALL_ID]id[ARGS]{...}.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ from pipeline.text.tools.family import (
 )
 from pipeline.text.tools.json_ends import JsonEnds
 
-_CALLS, _ARGS = "[TOOL_CALLS]", "[ARGS]"
+_CALLS, _ID, _ARGS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 _LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
 
@@ -32,7 +35,7 @@ class Mistral(Family):
 
     name = "mistral"
     marker = _CALLS
-    special = (_CALLS, _ARGS)
+    special = (_CALLS, _ID, _ARGS)
     forced = Forced(re.compile(rf'(?:\s*\[TOOL_CALLS\]\s*\[|, )\{{"name": {A_NAME}, "arguments": '), tail="}")
 
     def read(self, text: str, ends: JsonEnds, is_over: bool) -> Found | None:
@@ -40,7 +43,7 @@ class Mistral(Family):
         start = after_space(text)
         if start == len(text):
             return BROKEN if is_over else None
-        if text[start] == "[":
+        if text[start] in "[{":
             return _array(text, start, ends, is_over)
         return _named(text, start, ends, is_over)
 
@@ -74,13 +77,13 @@ class MistralNamed(Mistral):
 
 def _array(text: str, start: int, ends: JsonEnds, is_over: bool) -> Found | None:
     first = after_space(text, start + 1)
-    if first < len(text) and text[first] != "{":
+    if text[start] == "[" and first < len(text) and text[first] != "{":
         return BROKEN
     found = value_at(text, start, ends)
     if found is None:
         return BROKEN if is_over else None
     value, end = found
-    calls = [call_in(each, ["arguments"]) for each in value] if isinstance(value, list) else []
+    calls = [call_in(each, ["arguments"]) for each in (value if isinstance(value, list) else [value])]
     whole = tuple(call for call in calls if call is not None)
     return Found(whole, end) if whole and len(whole) == len(calls) else BROKEN
 
@@ -90,7 +93,12 @@ def _named(text: str, start: int, ends: JsonEnds, is_over: bool) -> Found | None
     if name is None:
         return BROKEN
     behind = name.end()
-    if behind == len(text) or is_begun(text, behind, _ARGS):
+    if text.startswith(_ID, behind):
+        call_id = _NAME.match(text, behind + len(_ID))
+        behind = behind + len(_ID) if call_id is None else call_id.end()
+        if not text.startswith(_ARGS, behind) and not is_begun(text, behind, _ARGS):
+            return BROKEN
+    if behind == len(text) or is_begun(text, behind, _ARGS) or is_begun(text, behind, _ID):
         return BROKEN if is_over else None
     begin = after_space(text, behind + len(_ARGS) if text.startswith(_ARGS, behind) else behind)
     if begin == len(text):

@@ -36,15 +36,15 @@ def test_a_chat_writes_what_the_offline_job_writes_for_the_same_messages(
     assert whole.usage.prompt_tokens == row["num_prompt_tokens"]
 
 
-def test_content_may_come_in_text_parts_and_a_developer_message_is_a_system_message(client: openai.OpenAI) -> None:
-    request: dict[str, Any] = {"model": MODEL, "temperature": 0, "max_tokens": 16}
-    plain: Any = [{"role": "system", "content": "a small text"}, {"role": "user", "content": "hello world"}]
+def test_a_chat_of_parts_and_of_a_developer_has_the_prompt_of_the_same_row(
+    server: Server, client: openai.OpenAI
+) -> None:
     parts = [{"type": "text", "text": "hello"}, {"type": "text", "text": " world"}]
-    same: Any = [{"role": "developer", "content": "a small text"}, {"role": "user", "content": parts}]
-    first = client.chat.completions.create(messages=plain, **request)
-    second = client.chat.completions.create(messages=same, **request)
-    assert first.choices[0].message.content == second.choices[0].message.content
-    assert first.usage.prompt_tokens == second.usage.prompt_tokens
+    messages: Any = [{"role": "developer", "content": "a small text"}, {"role": "user", "content": parts}]
+    asked = answered(client.chat.completions, messages=messages, temperature=0, max_tokens=16)
+    (row,) = server.offline(messages=messages, temperature=0.0, max_tokens=16)
+    assert asked.choices[0].message.content == row["text"]
+    assert asked.usage.prompt_tokens == row["num_prompt_tokens"]
 
 
 def test_an_answer_can_be_sent_back_unchanged_as_a_message(server: Server, client: openai.OpenAI) -> None:

@@ -21,8 +21,8 @@ from tests.endpoint.requests.bad_requests import (
 )
 
 MESSAGES = "expected a list of at least one message"
-ROLES = "expected one of system, developer, user, assistant, tool"
-NO_FUNCTIONS = "this server does not support functions; use the role tool", "unsupported_parameter"
+ROLE = "expected a word, such as system, user, assistant or tool, got"
+NO_CALLS = "a message of the role 'user' has no calls", "unsupported_parameter"
 NO_PLACE = (
     "the chat template of this model has no place for tools; a call can only be forced by tool_choice",
     "unsupported_parameter",
@@ -67,7 +67,7 @@ BAD_CHATS = [
         chat,
         ("messages", MESSAGES, [None, "hello", MESSAGE, []]),
         ("messages[0]", "expected an object with role and content", [["hello"], [None]]),
-        ("messages[0].role", ROLES, [[{}]]),
+        ("messages[0].role", f"{ROLE} None", [[{}]]),
         ("top_logprobs", "it needs logprobs to be true", [2]),
         ("logprobs", BOOLEAN, [2]),
         ("max_completion_tokens", LEAST_1, [0, -5]),
@@ -118,18 +118,17 @@ BAD_CHATS = [
     too_many(CHAT, {**HI, "n": 200}, 200),
     *wrong_values(
         message,
-        ("role", ROLES, [None, "robot", 1, "USER"]),
-        ("role", NO_FUNCTIONS, ["function"]),
-        ("tool_call_id", UNSUPPORTED, ["1"]),
-        ("tool_calls", UNSUPPORTED, [[CALLED]]),
+        ("role", f"{ROLE} 1", [1]),
+        ("role", f"{ROLE} 'a|b'", ["a|b"]),
+        ("tool_calls", NO_CALLS, [[CALLED]]),
         ("content", CONTENT, [None, 7, {"text": "a"}, []]),
         ("content[0]", PART, [["a"], [{"text": "a"}]]),
         ("content[0].text", "expected a string", [[{"type": "text"}], [{"type": "text", "text": 1}]]),
         ("content[0].type", no_part("image_url"), [[{"type": "image_url", "image_url": {"url": "http://h/"}}]]),
         ("content[0].type", no_part("\\u20ac"), [[{"type": "\u20ac"}]]),
-        ("content[0].cache_control", NO_FIELD, [[{"type": "text", "text": "a", "cache_control": {}}]]),
-        ("name", "expected a string of 1 to 64 characters", [7, "", "n" * 65]),
-        ("refusal", UNSUPPORTED, ["no"]),
+        ("name", "expected a string", [7]),
+        ("refusal", NO_FIELD, ["no"]),
+        ("function_call", NO_FIELD, [{"name": "f"}]),
     ),
     *wrong_values(
         chat,
@@ -183,11 +182,10 @@ BAD_CHATS = [
         ("tool_calls[0].function.name", f"{NAME}, got 'a b'", called(name="a b")),
         ("tool_calls[0].function.arguments", "expected JSON text of an object", called(arguments="{")),
         ("tool_calls[0].function.arguments", "expected an object, or JSON text of one", called(arguments="[]")),
-        ("tool_calls[0].function.x", ("there is no such field in a call", "unsupported_parameter"), called(x=1)),
         ("reasoning", "expected a string", [7]),
         role="assistant",
     ),
-    *wrong_values(message, ("tool_call_id", CALL_ID, [None, "", 7, "i" * 257]), role="tool"),
+    *wrong_values(message, ("tool_call_id", CALL_ID, ["", 7, "i" * 257]), role="tool"),
     chat(
         "calls that the template would leave out",
         "messages[1].tool_calls",

@@ -114,10 +114,10 @@ HISTORY = [
     Hostile(
         "calls that are an object",
         of_history({"role": "assistant", "tool_calls": {}}),
-        "messages[1].content",
-        "a string",
+        "messages[1].tool_calls",
+        "a list",
     ),
-    Hostile("an answer without an id", of_history(called("{}"), TOLD), "messages[2].tool_call_id", "the id of a call"),
+    Hostile("an answer without an id", of_history(called("{}"), TOLD)),
     Hostile("an answer to no call", of_history({**TOLD, "tool_call_id": "c9"})),
     Hostile(
         "an answer that is an object",
@@ -125,6 +125,6 @@ HISTORY = [
         "messages[1].content",
         "",
     ),
-    Hostile("calls of a user", of_history({**MESSAGE, "tool_calls": [{}]}), "messages[1].tool_calls", "not support"),
+    Hostile("calls of a user", of_history({**MESSAGE, "tool_calls": [{}]}), "messages[1].tool_calls", "has no calls"),
 ]
 HOSTILE_TOOLS = [*ASKED, *HISTORY]

@@ -1,0 +1,77 @@
+"""ChatTemplates: the chat templates of a tokenizer by name, and which of them writes a chat."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pipeline.errors import RowError
+from pipeline.text.chat_template import ChatTemplate
+
+# Folders of a tokenizer with templates besides the default. transformers reads the first.
+FOLDERS = ("additional_chat_templates", "chat_templates")
+_DEFAULT, _WITH_TOOLS = "default", "tool_use"  # names that transformers knows
+
+Sources = str | Mapping[str, str] | None
+
+
+class ChatTemplates:
+    """One template, several with names as transformers has them, or none."""
+
+    def __init__(self, sources: Sources, tool_calls: str, reasoning: str) -> None:
+        named = sources if isinstance(sources, Mapping) else {_DEFAULT: sources} if sources else {}
+        self._sources = dict(named)
+        self._templates = {name: ChatTemplate(source, tool_calls, reasoning) for name, source in named.items()}
+        self._of_no_source = ChatTemplate(None, tool_calls, reasoning)
+
+    def check(self) -> None:
+        """Raise ValueError for a template or a format that cannot be used."""
+        for template in self._templates.values() or [self._of_no_source]:
+            template.check()
+
+    def pick(self, has_tools: bool) -> ChatTemplate:
+        """Return the template of a chat, as transformers' `get_chat_template` picks it. Raises RowError."""
+        if not self._templates:
+            raise RowError(
+                "template", "the row has messages and the tokenizer has no chat template; set one, or give prompts"
+            )
+        if has_tools and _WITH_TOOLS in self._templates:
+            return self._templates[_WITH_TOOLS]
+        if _DEFAULT not in self._templates:
+            names = ", ".join(sorted(self._templates))
+            reason = f"the tokenizer has the chat templates {names} and no default; name one in chat.template_name"
+            raise RowError("template", reason)
+        return self._templates[_DEFAULT]
+
+    @property
+    def marks(self) -> frozenset[str]:
+        """The tokens that mark calls and thoughts in any of them."""
+        return frozenset[str]().union(*(template.marks for template in self._templates.values()))
+
+    @property
+    def reads_clock(self) -> bool:
+        """Whether prompts depend on the time."""
+        return any(template.reads_clock for template in self._templates.values())
+
+    @property
+    def text(self) -> str:
+        """All of them as one text, for fingerprints: the template itself where it is the only one."""
+        if set(self._sources) <= {_DEFAULT}:
+            return self._sources.get(_DEFAULT, "")
+        return json.dumps(self._sources, sort_keys=True)
+
+
+def sources_of(tokenizer: Any, folder: Path, name: str | None) -> Sources:
+    """Return the chat templates of a tokenizer from this folder, or the one with a name. Raises ValueError."""
+    own = getattr(tokenizer, "chat_template", None)
+    found: dict[str, str] = dict(own) if isinstance(own, Mapping) else {_DEFAULT: own} if own else {}
+    for file in sorted(file for each in FOLDERS for file in folder.glob(f"{each}/*.jinja")):
+        found.setdefault(file.stem, file.read_text(encoding="utf-8"))
+    if name is None:
+        return found.get(_DEFAULT) if set(found) <= {_DEFAULT} else found
+    if name not in found:
+        names = f"it has {', '.join(sorted(found))}" if found else "it has none"
+        raise ValueError(f"chat.template_name is {name!r}, and the tokenizer has no such chat template: {names}")
+    return found[name]
