@@ -93,7 +93,7 @@ class InputOptions:
     messages_column: str = "messages"
     """Column with chat messages; a row has a prompt or messages."""
     prompt_template: str | None = None
-    """Prompt made from columns, in place of prompt_column, such as "Question: {question}"."""
+    """Prompt made from columns, in place of prompt_column, such as "Question: {question}", or the path of a file."""
     id_column: str | None = None
     """Column with your own id of a row, copied to the output."""
     override_column: str = "sampling"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from datetime import datetime
 from functools import cached_property
 from threading import Lock
@@ -10,7 +10,7 @@ from typing import Any
 
 from pipeline.errors import FieldError
 from pipeline.text.chat import Chat
-from pipeline.text.readings import NO_PLACE, messages_as_read
+from pipeline.text.readings import NO_PLACE
 from pipeline.text.reasoning import ReasoningTags, reasoning_tags
 from pipeline.text.tools.asked import ToolsAsked
 from pipeline.text.tools.families import FAMILIES, family_of
@@ -92,15 +92,6 @@ class ChatTemplate:
             found["tools"] = list(chat.asked.given)
         return found
 
-    def read(
-        self, messages: Sequence[Mapping[str, Any]], render: Callable[[list[dict[str, Any]]], str]
-    ) -> list[dict[str, Any]]:
-        """Return the messages in the form in which the template, called by `render`, loses nothing of them.
-
-        Raises FieldError.
-        """
-        return messages_as_read(messages, render, reads_strings=self._reads_strings)
-
     def refuse_calls(self, messages: Sequence[Mapping[str, Any]]) -> None:
         """Raise FieldError for calls, if the template never reads any."""
         for index, message in enumerate(messages):
@@ -153,7 +144,7 @@ class ChatTemplate:
             raise FieldError(where, "the chat template of this model has no such variable", is_unsupported=True)
 
     @cached_property
-    def _reads_strings(self) -> bool:
+    def reads_strings(self) -> bool:
         """Whether it writes a content that is a string, as nearly all do; some read parts alone."""
         text = "a text"
         given = ({"role": "user", "content": each} for each in (text, [{"type": "text", "text": text}]))

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence, Set
+import logging
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from functools import cache, cached_property, partial
+from functools import cache, cached_property
 from inspect import signature
 from pathlib import Path
 from typing import Any
 
 from pipeline.errors import RowError, TemplateError
 from pipeline.inputs.rows import InputRow
+from pipeline.logs import Event
 from pipeline.text.answers import AnswerForm
 from pipeline.text.bad_words import BadWordSpellings
 from pipeline.text.chat import Chat, ChatPrompt
@@ -21,7 +23,7 @@ from pipeline.text.control_tokens import ControlTokens
 from pipeline.text.decoder_rules import DecoderRules
 from pipeline.text.json_values import check_json
 from pipeline.text.messages import check_messages
-from pipeline.text.readings import content_text
+from pipeline.text.readings import content_text, messages_as_read
 from pipeline.text.reasoning import Thought
 from pipeline.text.text_length import TextLength
 from pipeline.text.tools.asked import ToolsAsked
@@ -32,6 +34,7 @@ _TOKENIZER_FILES: tuple[str, ...] = ("tokenizer.json", "tokenizer_config.json", 
 _TOKENIZER_FILES += ("vocab.txt", "merges.txt", "spiece.model", "sentencepiece.bpe.model", "tekken.json")
 # Names of the chat in templates; the parameters of apply_chat_template are reserved, too.
 _CHAT_NAMES = {"messages", "conversation", "conversations"}
+_log = logging.getLogger(__name__)
 _MOST_KEPT = 1 << 16  # texts of a few tokens; they take some 15 MB
 _MAX_REASON = 300  # characters of a template's own error message that a user is shown
 # Parameters that are variables of the template: allowed where each row has its own.
@@ -145,25 +148,36 @@ class TextCodec:
             check_json(name, value)
         messages, ending = list(chat.messages), chat.ending(chat.messages)
         if self.system_prompt is not None and messages[0]["role"] not in ("system", "developer"):
-            messages = [{"role": "system", "content": self.system_prompt}, *messages]
+            messages.insert(0, {"role": "system", "content": self.system_prompt})
+        num_own = len(chat.messages)
         template = self.templates.pick(chat.asked is not None or chat.variables.get("tools") is not None)
         variables = {**chat.variables, **template.variables_of(chat, _taken(self.tokenizer))}
         if max_tokens is not None:
             num_characters = sum(map(len, map(content_text, messages))) + chat.num_characters_of_tools
             self._length.check_roughly(num_characters, max_tokens)
-        render = partial(self._render, template, ending, self.moment or datetime.now())
-        messages = template.read(messages, partial(render, variables))
+        fixed = {**getattr(self.tokenizer, "special_tokens_map", {}), **self.template_kwargs}
+        moment = self.moment or datetime.now()
+
+        def render(given: list[dict[str, Any]], variables: Mapping[str, Any] = variables) -> str:
+            return template.render(given, {**fixed, **variables}, ending, moment)
+
+        messages = messages_as_read(messages, num_own, render, reads_strings=template.reads_strings)
         masked = self._control_tokens.mask(messages, variables)
+        try:
+            rendered = render(messages) if masked is None else render(masked.messages, masked.variables)
+        except Exception as error:  # a template is a program: every error of it is its row's failure
+            template.refuse_calls(chat.messages)
+            raise TemplateError(error, _own_reason(error, template)) from error
+        _whole_characters(rendered)
         if masked is None:
-            text = _whole_characters(self._rendered(template, messages, partial(render, variables)))
+            text = rendered
             token_ids = self.encode(text, is_chat=True, max_tokens=max_tokens)
             token_ids = self._control_tokens.settled_ids(text, token_ids)
         else:
-            rendered = self._rendered(template, masked.messages, partial(render, masked.variables))
-            text = masked.restore(_whole_characters(rendered))
+            text = masked.restore(rendered)
             if max_tokens is not None:
                 self._length.check(text, max_tokens)
-            token_ids = self._control_tokens.encode(_whole_characters(rendered), masked)
+            token_ids = self._control_tokens.encode(rendered, masked)
         form = _form(template, chat.asked, text, content_text(messages[-1]) if ending[0] else "")
         return ChatPrompt(text, token_ids, form, chat.asked)
 
@@ -180,6 +194,8 @@ class TextCodec:
         token_ids = list(self.tokenizer(text, add_special_tokens=not is_chat, verbose=False)["input_ids"])
         if not token_ids:
             raise RowError("encode", "the prompt has no tokens: the tokenizer drops all of its characters")
+        if len(token_ids) > 1 and token_ids[0] == token_ids[1] == getattr(self.tokenizer, "bos_token_id", None):
+            _warn_of_second_begin(str(self.tokenizer.bos_token), is_chat)
         return token_ids
 
     def continuation(self, prompt: str, prompt_token_ids: Sequence[int], text: str, is_chat: bool) -> list[int]:
@@ -291,31 +307,17 @@ class TextCodec:
     def _length(self) -> TextLength:
         return TextLength(self.tokenizer)
 
-    def _render(
-        self,
-        template: ChatTemplate,
-        ending: tuple[bool, bool],
-        moment: datetime,
-        variables: Mapping[str, Any],
-        messages: list[dict[str, Any]],
-    ) -> str:
-        """Return what the template writes. Raises whatever it raises."""
-        special = getattr(self.tokenizer, "special_tokens_map", {})
-        return template.render(messages, {**special, **self.template_kwargs, **variables}, ending, moment)
-
-    def _rendered(
-        self, template: ChatTemplate, messages: list[dict[str, Any]], render: Callable[[list[dict[str, Any]]], str]
-    ) -> str:
-        try:
-            return render(messages)
-        except Exception as error:  # a template is a program: every error of it is its row's failure
-            template.refuse_calls(messages)
-            raise TemplateError(error, _own_reason(error, template)) from error
-
     def _column_variables(self, row: InputRow) -> dict[str, Any]:
         if missing := sorted(set(self.template_columns.values()) - set(row.columns)):
             raise RowError("template", f"template variables: the row has no column {missing}", "KeyError")
         return {variable: row.columns[column] for variable, column in self.template_columns.items()}
+
+
+@cache
+def _warn_of_second_begin(token: str, is_chat: bool) -> None:
+    """Log a warning, once in a process."""
+    why = "the chat template writes it twice" if is_chat else "the prompt has its text, and the tokenizer adds one"
+    _log.warning(Event("a prompt begins with two begin tokens", token=token, why=why))
 
 
 def _own_reason(error: Exception, template: ChatTemplate) -> str | None:

@@ -71,27 +71,28 @@ _OWN = Reading()
 
 
 def messages_as_read(
-    messages: Sequence[Message], render: Callable[[list[dict[str, Any]]], str], *, reads_strings: bool
+    messages: Sequence[Message], num_own: int, render: Callable[[list[dict[str, Any]]], str], *, reads_strings: bool
 ) -> list[dict[str, Any]]:
     """Return the messages in the first reading in which the template loses nothing of what is looked for.
 
     `render` is the template over messages. If it fails over every reading, the messages are returned as transformers
     would hand them over. `reads_strings` tells whether the template writes a content that is a string. Raises
-    FieldError for what the template leaves out in all of them.
+    FieldError for what the template leaves out in all of them; the last `num_own` messages are those of the row.
     """
     own = _OWN.of(messages, frozenset())
     marked = [_marked(index, message, reads_strings) for index, message in enumerate(messages)]
     if all(each is message for each, message in zip(marked, messages, strict=True)):
         return own
-    lost: FieldError | None = None
+    trial, lost = _Trial(messages, marked, render), None
     for reading in _readings(messages, reads_strings):
         swapped = frozenset[int]()
-        problem, text = _problem(messages, marked, reading.of(marked, swapped), render)
+        given, text = trial.of(reading, swapped)
         if reading.swaps_contents:
-            swapped = frozenset(_lost_contents(messages, marked, text))
-            problem, text = _problem(messages, marked, reading.of(marked, swapped), render)
+            swapped = frozenset(trial.lost_contents(text))
+            given, text = trial.of(reading, swapped)
         if text is None:
             continue
+        problem = trial.problem(given, text, len(messages) - num_own)
         if problem is None:
             return reading.of(messages, swapped)
         lost = lost or problem
@@ -156,28 +157,6 @@ def _mark(*places: Any) -> str:
     return "x".join([_MARK, *map(str, places), _MARK])
 
 
-def _problem(
-    messages: Sequence[Message],
-    marked: Sequence[Message],
-    given: list[dict[str, Any]],
-    render: Callable[[list[dict[str, Any]]], str],
-) -> tuple[FieldError | None, str | None]:
-    """Return what the template loses of the marked messages, and its text; no text if it fails over them."""
-    try:
-        text = render(given)
-    except Exception:  # noqa: BLE001 - a template is a program: whatever it raises, it cannot read this
-        return None, None
-    for index, message in enumerate(messages):
-        for number in range(len(message.get("tool_calls") or ())):
-            if not _shows_call(text, index, number, function_of(given[index]["tool_calls"][number])):
-                return FieldError(f"messages[{index}].tool_calls", NO_PLACE), text
-    for index in _lost_contents(messages, marked, text):
-        role = messages[index]["role"]
-        reason = f"the chat template of this model leaves out this content of a message of the role {role!r}"
-        return FieldError(f"messages[{index}].content", reason), text
-    return None, text
-
-
 def _shows_call(text: str, index: int, number: int, function: Mapping[str, Any]) -> bool:
     """Tell whether a marked call is in the text, and its arguments neither quoted twice nor as Python writes them."""
     mark = _mark("arguments", index, number)
@@ -188,24 +167,52 @@ def _shows_call(text: str, index: int, number: int, function: Mapping[str, Any])
     return mark in text or _mark("call", index, number) in text
 
 
-def _lost_contents(messages: Sequence[Message], marked: Sequence[Message], text: str | None) -> Iterator[int]:
-    """Yield the numbers of the messages whose marked contents are not in the text as a text.
-
-    Without a text, these are all that have parts.
-    """
-    for index, message in enumerate(marked):
-        content = message.get("content")
-        if content is None or content is messages[index].get("content"):
-            continue
-        marks = [part["text"] for part in content] if isinstance(content, list) else [content]
-        if text is None:
-            if isinstance(content, list):
-                yield index
-        elif any(mark not in text or f"'text': '{mark}'" in text for mark in marks):
-            yield index
-
-
 def _swapped(content: Any) -> Any:
     if isinstance(content, str):
         return [{"type": "text", "text": content}]
     return None if content is None else content_text({"content": content})
+
+
+@dataclass(frozen=True)
+class _Trial:
+    """A template that is tried over marked messages."""
+
+    messages: Sequence[Message]
+    marked: Sequence[Message]
+    render: Callable[[list[dict[str, Any]]], str]
+
+    def of(self, reading: Reading, swapped: frozenset[int]) -> tuple[list[dict[str, Any]], str | None]:
+        """Return the marked messages in a reading, and what the template writes; None if it fails over them."""
+        given = reading.of(self.marked, swapped)
+        try:
+            return given, self.render(given)
+        except Exception:  # noqa: BLE001 - a template is a program: whatever it raises, it cannot read this
+            return given, None
+
+    def problem(self, given: list[dict[str, Any]], text: str, num_before: int) -> FieldError | None:
+        """Return what the text lacks of the messages that were given; `num_before` are not the row's."""
+        for index, message in enumerate(given):
+            for number, call in enumerate(message.get("tool_calls") or ()):
+                if not _shows_call(text, index, number, function_of(call)):
+                    return FieldError(f"messages[{index - num_before}].tool_calls", NO_PLACE)
+        for index in self.lost_contents(text):
+            role = self.messages[index]["role"]
+            reason = f"the chat template of this model leaves out this content of a message of the role {role!r}"
+            return FieldError(f"messages[{index - num_before}].content", reason)
+        return None
+
+    def lost_contents(self, text: str | None) -> Iterator[int]:
+        """Yield the numbers of the messages whose marked contents are not in the text, or as Python writes them.
+
+        Without a text, these are all that have parts.
+        """
+        for index, message in enumerate(self.marked):
+            content = message.get("content")
+            if content is None or content is self.messages[index].get("content"):
+                continue
+            marks = [part["text"] for part in content] if isinstance(content, list) else [content]
+            if text is None:
+                if isinstance(content, list):
+                    yield index
+            elif any(mark not in text or f"'text': '{mark}" in text for mark in marks):
+                yield index

@@ -42,11 +42,7 @@ TABLE: dict[str, list[tuple[str, str | None, list[ToolCall]]]] = {
         (H_GET.replace("1", "NaN"), H_GET.replace("1", "NaN"), []),
         (H_GET.replace("1", "1e400"), H_GET.replace("1", "1e400"), []),
         (H_GET.replace('{"name"', '{"type": "function", "name"'), None, [GET]),
-        (
-            H_GET.replace('{"name"', '{"type": "other", "name"'),
-            H_GET.replace('{"name"', '{"type": "other", "name"'),
-            [],
-        ),
+        (H_GET.replace('"name"', '"type": "x", "name"'), H_GET.replace('"name"', '"type": "x", "name"'), []),
         (H_GET.replace('{"a": 1}', "[1]"), H_GET.replace('{"a": 1}', "[1]"), []),
         (H_GET.replace("</", "x</"), H_GET.replace("</", "x</"), []),
     ],

@@ -1,0 +1,154 @@
+"""Chat templates of a run: given as a file, and with a clock that stands still for the whole run."""
+
+import json
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+
+from actors.workers.batch_worker import BatchWorker, SharedEngine, UnitOrder
+from actors.workers.loading import load_codec
+from decoding.sampling_params import SamplingParams
+from endpoint.batches.run import RunMaker
+from endpoint.service.served_model import ServedModel
+from endpoint.service.settings import ServiceSettings
+from jobs.config.loading import load
+from jobs.config.run import RunConfig
+from jobs.driver.plan import Plan, create_run, make_plan
+from pipeline.inputs.openai_batch import CHAT_URL
+from pipeline.run.directory import RunDirectory
+from pipeline.storage.location import Location
+from tests.jobs.conftest import Job
+from tests.jobs.runs import errors, generations
+from tests.pipeline.made_up import input_row
+
+HELLO = [{"role": "user", "content": "hello"}]
+CLOCK = "--chat.chat_template={{ strftime_now('%H:%M:%S.%f') }} {{ messages[0].content }}"
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
+
+
+def _config(job: Job, *flags: str) -> RunConfig:
+    return load(RunConfig, job.command(*flags), prog="test")
+
+
+def _prompt(plan: Plan) -> str:
+    return load_codec(plan.settings).prompt(input_row(prompt=None, messages=HELLO))[0]
+
+
+def test_an_option_that_holds_a_text_may_name_its_file(job: Job, tmp_path: Path) -> None:
+    job.read(1)
+    texts = {
+        "own.jinja": "FILE {{ messages[0].content }}\n",
+        "system.txt": "be\nkind\n",
+        "prompt.txt": "Q: {kind}\n",
+        "form.json": json.dumps(SCHEMA),
+        "form.lark": 'start: "a"\n',
+        "form.txt": "[0-9]+\n",
+    }
+    for name, text in texts.items():
+        (tmp_path / name).write_text(text)
+    own = _config(job, f"--chat.chat_template={tmp_path}/own.jinja", f"--input.prompt_template={tmp_path}/prompt.txt")
+    assert own.generator_settings().chat.chat_template == "FILE {{ messages[0].content }}"
+    assert own.input.options.prompt_template == "Q: {kind}"
+    plan = make_plan(own)
+    assert _prompt(plan) == "FILE hello"
+    run = create_run(plan)
+    (tmp_path / "own.jinja").write_text("ANOTHER {{ messages[0].content }}")
+    with pytest.raises(ValueError, match=r"chat\.chat_template: was"):
+        make_plan(_config(job, f"--chat.chat_template={tmp_path}/own.jinja", "--input.prompt_template=Q: {kind}"))
+    assert run.run["settings"]["chat"]["chat_template"] == "FILE {{ messages[0].content }}"
+    assert (
+        _config(job, f"--chat.system_prompt={tmp_path}/system.txt").generator_settings().chat.system_prompt
+        == "be\nkind"
+    )
+    for field, name, text in (
+        ("json_schema", "form.json", SCHEMA),
+        ("grammar", "form.lark", 'start: "a"'),
+        ("regex", "form.txt", "[0-9]+"),
+    ):
+        flag = f"--sampling.structured={json.dumps({field: str(tmp_path / name)})}"
+        assert getattr(_config(job, flag).generator_settings().sampling.structured, field) == text
+
+
+@pytest.mark.parametrize(
+    "flag",
+    [
+        "--chat.chat_template=nowhere/own.jinja",
+        "--chat.system_prompt=nowhere.txt",
+        "--input.prompt_template=~/nowhere.txt",
+        '--sampling.structured={"grammar": "nowhere.lark"}',
+        '--sampling.structured={"json_schema": "nowhere.json"}',
+    ],
+)
+def test_a_file_that_is_not_there_is_refused_by_name_before_anything(job: Job, flag: str) -> None:
+    job.read(1)
+    assert job.generate(flag) == 2
+    said = job.printed()
+    assert "there is no file '" in said
+    assert flag.partition("=")[0].removeprefix("--") in said
+    assert not job.output.exists()
+
+
+def test_a_text_that_only_looks_like_a_path_to_some_stays_a_text(job: Job) -> None:
+    job.read(1)
+    for text in ("either/or", "Be kind.", "a.b"):
+        assert _config(job, f"--chat.system_prompt={text}").generator_settings().chat.system_prompt == text
+    flag = '--sampling.structured={"regex": "[a-z]+/[0-9]+"}'
+    structured = _config(job, flag).generator_settings().sampling.structured
+    assert structured is not None
+    assert structured.regex == "[a-z]+/[0-9]+"
+
+
+def test_a_run_has_the_moment_at_which_it_began_on_every_day(job: Job) -> None:
+    job.read(1)
+    first = make_plan(_config(job, CLOCK))
+    run = create_run(first)
+    assert run.run["identity"]["moment"] == first.settings.chat.moment
+    later = make_plan(_config(job, CLOCK))
+    assert _prompt(later) == _prompt(first)
+    given = "--chat.moment=2026-01-31T12:00:00.5"
+    with pytest.raises(ValueError, match=r"  moment: was .*, is \"2026-01-31T12:00:00\.5\""):
+        make_plan(_config(job, CLOCK, given))
+    job.output = job.folder / "other"
+    assert _prompt(make_plan(_config(job, CLOCK, given))) == "12:00:00.500000 hello"
+    assert "moment" not in make_plan(_config(job)).identity, "two runs of a template without a clock are the same"
+    with pytest.raises(ValueError, match=r"chat\.moment must be a date and a time such as .*, got 'noon'"):
+        _config(job, "--chat.moment=noon")
+
+
+def test_a_run_that_was_begun_without_a_moment_goes_on(job: Job) -> None:
+    job.read(1)
+    plan = make_plan(_config(job, CLOCK))
+    del plan.identity["moment"]
+    create_run(plan)
+    assert "moment" not in make_plan(_config(job, CLOCK)).identity
+
+
+def test_a_batch_has_one_moment_in_every_process(job: Job, tmp_path: Path) -> None:
+    job.read([{"custom_id": "1", "method": "POST", "url": CHAT_URL, "body": {"messages": HELLO}}])
+    settings = _config(job, CLOCK).generator_settings()
+    codec, service = load_codec(settings), ServiceSettings(model="m")
+    path, content = Location.parse(str(tmp_path / "batch")), Location.parse(str(job.source))
+    runs = [RunMaker(ServedModel(settings=settings, service=service), codec, 4) for _ in range(2)]
+    moments = [each.open(path, content, CHAT_URL).run["identity"]["moment"] for each in runs]
+    assert moments[0] == moments[1]
+    (unit,) = RunDirectory.open(path).units()
+    order = UnitOrder(run_path=path.name, unit=unit, sampling=SamplingParams(), ledger=None)  # type: ignore[arg-type]
+    shared = SharedEngine(settings=settings, codec=codec, engine=None, footer={}, finish=None)  # type: ignore[arg-type]
+    (prompt,) = {BatchWorker(shared, order)._codec.prompt(input_row(prompt=None, messages=HELLO))[0] for _ in range(2)}
+    assert prompt == f"{datetime.fromisoformat(moments[0]):%H:%M:%S.%f} hello"
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("ray_address")
+def test_rows_tried_again_have_the_moment_of_the_others(job: Job) -> None:
+    source = "{% if messages[0].content == 'bad' and strftime_now('%Y') != '' %}{{ raise_exception('bad') }}{% endif %}"
+    clock = f"--chat.chat_template={source}{CLOCK.partition('=')[2]}"
+    job.read([{"id": name, "kind": "a", "messages": [{"role": "user", "content": name}]} for name in ("a", "b", "bad")])
+    assert job.generate(clock) == 0
+    assert job.retry(clock) == 0
+    (moment,) = {row["prompt"].split()[0] for row in generations(job.output)}
+    assert (
+        moment == f"{datetime.fromisoformat(RunDirectory.open(str(job.output)).run['identity']['moment']):%H:%M:%S.%f}"
+    )
+    assert [row["message"] for row in errors(job.output)] == ["the chat template failed: bad"]
