@@ -61,6 +61,7 @@ class Asked(Body):
             {"include_usage": Boolean(), "continuous_usage_stats": Boolean(), "include_obfuscation": Constant(False)}
         ),
         "Token counts at the end of a stream, or in each chunk.",
+        in_batches=_STREAMED,
     )
     stop: list[str] | None = asks(Stops(), "Strings that end the text; not part of it.", is_sampling=True)
     seed: int | None = asks(
@@ -126,8 +127,12 @@ class Asked(Body):
     )
     # Our own extensions: each streamed chunk says which part of its text was drafted, and what was drafted in vain; and
     # how many tokens may be drafted in a round, which changes no text where verification is coupled.
-    include_draft_spans: bool | None = asks(Boolean(), "Say in each chunk which text was drafted.")
-    include_rejected_drafts: bool | None = asks(Boolean(), "Show what was drafted in vain as well.")
+    include_draft_spans: bool | None = asks(
+        Boolean(), "Say in each chunk which text was drafted.", in_batches=_STREAMED
+    )
+    include_rejected_drafts: bool | None = asks(
+        Boolean(), "Show what was drafted in vain as well.", in_batches=_STREAMED
+    )
     num_speculative_tokens: int | None = asks(Integer(ge=0), "Most tokens that are drafted in a round.", is_of_row=True)
 
     def check(self) -> None:

@@ -19,7 +19,9 @@ class CompletionAsked(Asked):
     id_prefix: ClassVar[str] = "cmpl-"
     default_max_tokens: ClassVar[int] = 16  # as in OpenAI's API
 
-    prompt: str | list[Any] = asks(Prompts(), "A text, token ids, or a list of either.", is_required=True)
+    prompt: str | list[Any] = asks(
+        Prompts(), "A text, token ids, or a list of either; a row of a batch has one.", is_required=True
+    )
     max_tokens: int | None = asks(Integer(ge=0), "Most output tokens; 16 unless given.")
     best_of: int | None = asks(
         Integer(ge=1, le=4096), "Samples for each prompt, of which the n likeliest are shown.", is_of_row=True

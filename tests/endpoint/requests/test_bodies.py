@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from endpoint.batches.run import sampling_of
 from endpoint.batches.settings import BatchSettings
 from endpoint.edge.install import EdgeSettings
 from endpoint.service.service import ServiceSettings
+from jobs import generate
 from pipeline.errors import ErrorRow, RowError
 from pipeline.inputs.files import list_files
 from pipeline.inputs.options import InputOptions
@@ -22,6 +24,7 @@ from tests.endpoint.batches.asking import begin, ended, results
 from tests.endpoint.in_process import BUNDLED, Server, running_server, settings_of
 from tests.endpoint.requests.bodies import CASES, CHAT, COMPLETIONS, Case
 from tests.endpoint.web import ask
+from tests.jobs.runs import arguments, errors, generations
 from tests.pipeline.made_up import read_all
 
 LINES = {url: [case for case in CASES if case.url == url] for url in (CHAT, COMPLETIONS)}
@@ -139,3 +142,23 @@ def test_a_body_has_one_answer(
 def test_the_table_has_enough_of_each() -> None:
     assert len({case.name for case in CASES}) == len(CASES) >= 250
     assert sum(case.refused is None for case in CASES) >= 100
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+@pytest.mark.usefixtures("ray_address")
+def test_a_job_on_ray_writes_what_its_reader_promised(by_job: dict[str, Outcome], tmp_path: Path) -> None:
+    cases = [case for case in CASES if "max_tokens" in case.body]  # a job has a limit of its own for the others
+    source = tmp_path / "in.jsonl"
+    source.write_text("".join(json.dumps(line(case)) + "\n" for case in cases))
+    pair = str(BUNDLED / "target"), str(BUNDLED / "draft")
+    flags = ("--engine.num_speculative_tokens=4", "--engine.max_model_len=512", "--run.max_error_rate=1.0")
+    words = arguments(source, tmp_path / "out", pair, *flags)
+    assert generate.main([word for word in words if "id_column" not in word and "carry_columns" not in word]) == 0
+    found: dict[str, list[str]] = {}
+    for row in generations(tmp_path / "out"):
+        found.setdefault(row["id"], []).append(row["text"])
+    refused = {row["id"]: row["message"] for row in errors(tmp_path / "out")}
+    assert found.keys() | refused.keys() == {case.name for case in cases}
+    for case in cases:
+        assert Outcome(tuple(found.get(case.name, ())), refused.get(case.name, "")) == by_job[case.name]
