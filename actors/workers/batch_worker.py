@@ -7,6 +7,7 @@ from typing import Any
 
 from actors.engine.token_engine import TokenEngine
 from actors.engine.translation import EncodedRow, decode_row, encode_row
+from actors.engine.vocabulary import check_row
 from actors.settings import GeneratorSettings
 from actors.units.ledgers import LedgerOfRun
 from actors.units.worker import UnitWorker
@@ -67,6 +68,7 @@ class BatchWorker(UnitWorker[EncodedRow]):
 
     def _encode(self, row: InputRow, ordinal: int) -> EncodedRow:
         encoded = encode_row(row, ordinal, self._codec, self._settings)
+        check_row(row, encoded.sequences[0].params, self._shared.engine.vocab_size)
         problem = self._shared.engine.problem_with(encoded.sequences[0])
         if problem is not None:
             raise RowError("encode", problem)

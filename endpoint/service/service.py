@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from itertools import chain
 from typing import Any
 
 from actors.engine.deadline import Deadline
 from actors.engine.requests import EngineFacts, Generation
-from decoding.sampling_params import SamplingParams
+from actors.engine.vocabulary import check_vocabulary
 from endpoint.http.errors import ApiError, context_exceeded, wrong
 from endpoint.http.retelling import Origin, Telling
 from endpoint.requests.body import params_of, prompts_of
@@ -19,7 +18,7 @@ from endpoint.service.settings import ServiceSettings as ServiceSettings
 from pipeline.errors import FieldError
 from pipeline.requests.asked import Asked
 from pipeline.requests.limits import check_num_drafted, num_kept_tokens
-from pipeline.requests.token_kinds import check_token_ids, outside_vocabulary
+from pipeline.requests.token_kinds import check_token_ids
 from pipeline.text.answers import AnswerForm
 from pipeline.text.chat import Chat, ChatPrompt
 from pipeline.text.codec import TextCodec
@@ -85,7 +84,7 @@ class Service:
         with api_errors():
             async with deadline.enforced():
                 params = await self._encoder.with_bad_word_ids(params)
-        _check_vocabulary(params, facts.vocab_size)
+        check_vocabulary(params, facts.vocab_size)
         _check_drafts(request, facts)
         if (num_choices := len(by_param) * params.n) > self.settings.max_choices:
             asked = f"The request asks for {num_choices} choices (prompts x n, or x best_of)"
@@ -178,20 +177,6 @@ class Service:
         with api_errors():
             async with deadline.enforced():
                 return await self._encoder.decode(token_ids)
-
-
-def _check_vocabulary(params: SamplingParams, vocab_size: int) -> None:
-    """Raise ApiError for token ids that the model does not have."""
-    named = {
-        "logit_bias": params.logit_bias,
-        "stop_token_ids": params.stop_token_ids,
-        "allowed_token_ids": params.allowed_token_ids or (),
-        "bad_words": chain.from_iterable(params.bad_word_ids),
-    }
-    for param, token_ids in named.items():
-        for token_id in token_ids:
-            if token_id >= vocab_size:
-                raise outside_vocabulary(param, token_id, vocab_size)
 
 
 def _check_drafts(request: Asked, facts: EngineFacts) -> None:

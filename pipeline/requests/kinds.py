@@ -116,7 +116,7 @@ class Integer(Number):
 
 @dataclass(frozen=True)
 class Text(Kind):
-    """A string of at most so many characters."""
+    """A string, of at most `most` characters."""
 
     most: int | None = None
 
@@ -182,7 +182,7 @@ class ListOf(Kind):
 
 @dataclass(frozen=True)
 class ObjectOf(Kind):
-    """An object with any names, or with names and values of a kind, at most so many of them."""
+    """An object with any names, or with names and values of a kind, at most `most` of them."""
 
     each: Kind | None = None
     name: Text = Text()

@@ -23,6 +23,7 @@ BOOLEAN, INTEGER, NUMBER, STRING = (
     "expected a string",
 )
 _BIAS = "expected an object from token ids to numbers from -100 to 100"
+OUTSIDE = "token id 99999 is outside the model's vocabulary of 3072"
 _STOPS = "expected strings of 1 to 1000 characters, got 0"
 
 
@@ -100,7 +101,7 @@ CASES = [
         *_answered({"skip_special_tokens": False, "max_tokens": 40}, {"stop": "a", "max_tokens": 40}),
         *_answered({"include_stop_str_in_output": True, "stop": "a", "max_tokens": 40}),
         *_answered({"repetition_penalty": 1.1, "presence_penalty": -2, "frequency_penalty": 2, "min_p": 0, "top_p": 1}),
-        # What the API knows and Dray cannot do, and what nobody knows.
+        # What the API knows and Dray cannot do, and what is no field.
         *_unsupported({"store": True}, {"store": 0}, {"suffix": "end"}, {"functions": [{"name": "f"}]}),
         *_unsupported({"service_tier": "flex"}, {"modalities": ["audio"]}, {"audio": {}}, {"prediction": {}}),
         *_unsupported(
@@ -171,6 +172,11 @@ CASES = [
         ({"response_format": _SCHEMA, "guided_regex": "a"}, _no("guided_regex", "the body has response_format, too")),
         ({"structured_outputs": {"x": 1}}, _no("structured_outputs.x", "it is not supported; supported are json,")),
         ({"guided_choice": "a"}, _no("guided_choice", "expected a list")),
+        (
+            {"stop_token_ids": [99999]},
+            _no("stop_token_ids", "token id 99999 is outside the model's vocabulary of 3072"),
+        ),
+        ({"logit_bias": {"99999": 1}}, _no("logit_bias", "token id 99999 is outside the model's vocabulary of 3072")),
         # What a row of a batch has no place for.
         ({"return_token_ids": True}, None, _no("return_token_ids", "the results of a batch have no place for it")),
         ({"prompt_logprobs": 0}, None, _no("prompt_logprobs", "the results of a batch have no place for it")),
@@ -242,6 +248,7 @@ CASES = [
         ({"prompt": ...}, _no("prompt", "is required")),
         ({"prompt": None}, _no("prompt", "expected a string, a list of strings, a list of token ids or a list")),
         ({"prompt": 7}, _no("prompt", "expected a string, a list of strings, a list of token ids or a list")),
+        ({"prompt": [5, 99999]}, _no("prompt", OUTSIDE)),
         ({"prompt": []}, _no("prompt", "the list is empty")),
         ({"prompt": [[]]}, _no("prompt[0]", "the list is empty")),
         ({"prompt": [1, "a"]}, _no("prompt[1]", "a token id is an integer from 0 to 2147483647")),

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from actors.engine.translation import decode_row, encode_row
+from actors.engine.vocabulary import check_row
 from endpoint.batches.run import sampling_of
 from endpoint.batches.settings import BatchSettings
 from endpoint.edge.install import EdgeSettings
@@ -100,7 +101,9 @@ def by_job(running: Server, tmp_path_factory: pytest.TempPathFactory) -> dict[st
             continue
         try:
             settings = replace(running.settings, sampling=sampling_of(case.url))
-            encoded.append((case, encode_row(row, 0, running.codec, settings)))
+            ready = encode_row(row, 0, running.codec, settings)
+            check_row(row, ready.sequences[0].params, running.plain.vocab_size)
+            encoded.append((case, ready))
         except RowError as error:
             found[case.name] = Outcome((), str(error))
     for _ in running.plain.stream([sequence for _, row in encoded for sequence in row.sequences]):
