@@ -8,8 +8,8 @@ from typing import Any
 from pipeline.errors import FieldError
 from pipeline.requests.body import Body, asks
 from pipeline.requests.chat import Conversation
-from pipeline.requests.kinds import Text
-from pipeline.requests.token_kinds import TokenIds
+from pipeline.requests.kinds import TEXT, text
+from pipeline.requests.token_kinds import TOKEN_IDS
 from pipeline.text.chat import Chat
 
 _MODEL = "The model, by a name under which it is served."
@@ -19,8 +19,8 @@ _MODEL = "The model, by a name under which it is served."
 class TokenizeBody(Conversation):
     """Body of POST /tokenize: a prompt, or the messages of a chat."""
 
-    model: str | None = asks(Text(512), _MODEL)
-    prompt: str | None = asks(Text(), "A text.")
+    model: str | None = asks(text(512), _MODEL)
+    prompt: str | None = asks(TEXT, "A text.")
 
     def check(self) -> None:
         """Raise FieldError for no prompt, for two, and for fields that only a chat has."""
@@ -41,5 +41,5 @@ class TokenizeBody(Conversation):
 class DetokenizeBody(Body):
     """Body of POST /detokenize."""
 
-    tokens: list[Any] = asks(TokenIds(), "The token ids of a text.", is_required=True)
-    model: str | None = asks(Text(512), _MODEL)
+    tokens: list[Any] = asks(TOKEN_IDS, "The token ids of a text.", is_required=True)
+    model: str | None = asks(text(512), _MODEL)

@@ -12,10 +12,22 @@ from typing import Any, ClassVar
 from pipeline.errors import FieldError
 from pipeline.requests.body import Body, asks
 from pipeline.requests.forms import FIELDS, form_field, structured_of
-from pipeline.requests.kinds import Anything, Boolean, Constant, Integer, ListOf, Number, ObjectOf, Options, Text
-from pipeline.requests.token_kinds import AllowedIds, BadWords, Biases, Stops
+from pipeline.requests.kinds import (
+    BOOLEAN,
+    FALSE,
+    OBJECT,
+    TEXT,
+    anything,
+    integer,
+    labels,
+    list_of,
+    number,
+    options,
+    text,
+)
+from pipeline.requests.token_kinds import ALLOWED_IDS, BAD_WORDS, BIASES, STOPS
 
-_LABEL = Text(512)
+_LABEL = text(512)
 _STREAMED = "the answers of a batch are whole"
 _NO_PLACE = "the results of a batch have no place for it"
 
@@ -49,91 +61,81 @@ class Asked(Body):
     id_prefix: ClassVar[str]  # of the answer's id
     default_max_tokens: ClassVar[int]
 
-    model: str | None = asks(Text(512), "The model, by a name under which it is served.")
-    temperature: float | None = asks(Number(ge=0, le=2), "Temperature; 0 is greedy.", is_sampling=True)
+    model: str | None = asks(text(512), "The model, by a name under which it is served.")
+    temperature: float | None = asks(number(ge=0, le=2), "Temperature; 0 is greedy.", is_sampling=True)
     top_p: float | None = asks(
-        Number(gt=0, le=1), "Keep the likeliest tokens of this total probability.", is_sampling=True
+        number(gt=0, le=1), "Keep the likeliest tokens of this total probability.", is_sampling=True
     )
-    n: int | None = asks(Integer(ge=1, le=4096), "Choices in the answer to each prompt.", is_sampling=True)
-    stream: bool | None = asks(Boolean(), "Send the answer as it grows.", in_batches=_STREAMED)
+    n: int | None = asks(integer(ge=1, le=4096), "Choices in the answer to each prompt.", is_sampling=True)
+    stream: bool | None = asks(BOOLEAN, "Send the answer as it grows.", in_batches=_STREAMED)
     stream_options: dict[str, Any] | None = asks(
-        Options(
-            {"include_usage": Boolean(), "continuous_usage_stats": Boolean(), "include_obfuscation": Constant(False)}
-        ),
+        options(include_usage=BOOLEAN, continuous_usage_stats=BOOLEAN, include_obfuscation=FALSE),
         "Token counts at the end of a stream, or in each chunk.",
         in_batches=_STREAMED,
     )
-    stop: list[str] | None = asks(Stops(), "Strings that end the text; not part of it.", is_sampling=True)
+    stop: list[str] | None = asks(STOPS, "Strings that end the text; not part of it.", is_sampling=True)
     seed: int | None = asks(
-        Integer(ge=-(2**63), le=None, lt=2**64), "The noise of the samples; a job writes the same.", is_sampling=True
+        integer(ge=-(2**63), lt=2**64), "The noise of the samples; a job writes the same.", is_sampling=True
     )
     frequency_penalty: float | None = asks(
-        Number(ge=-2, le=2), "Penalty over the output, for each occurrence.", is_sampling=True
+        number(ge=-2, le=2), "Penalty over the output, for each occurrence.", is_sampling=True
     )
     presence_penalty: float | None = asks(
-        Number(ge=-2, le=2), "Penalty over the output, once for each token.", is_sampling=True
+        number(ge=-2, le=2), "Penalty over the output, once for each token.", is_sampling=True
     )
     logit_bias: dict[int, float] | None = asks(
-        Biases(), "Numbers added to the logits of these token ids.", is_sampling=True
+        BIASES, "Numbers added to the logits of these token ids.", is_sampling=True
     )
-    response_format: dict[str, Any] | None = asks(ObjectOf(), "The form of the text: text, json_object, json_schema.")
+    response_format: dict[str, Any] | None = asks(OBJECT, "The form of the text: text, json_object, json_schema.")
     user: str | None = asks(_LABEL, "Checked, and nothing is kept of it.")
     safety_identifier: str | None = asks(_LABEL, "Checked, and nothing is kept of it.")
     prompt_cache_key: str | None = asks(_LABEL, "Checked, and nothing is kept of it.")
-    metadata: dict[str, str] | None = asks(ObjectOf(_LABEL, Text(64), 16), "Checked, and nothing is kept of it.")
+    metadata: dict[str, str] | None = asks(labels(text(64), _LABEL, 16), "Checked, and nothing is kept of it.")
 
     # Extensions, with vLLM's names.
-    top_k: int | None = asks(Integer(ge=-1), "Keep the k likeliest tokens; 0 and -1 keep all.", is_sampling=True)
+    top_k: int | None = asks(integer(ge=-1), "Keep the k likeliest tokens; 0 and -1 keep all.", is_sampling=True)
     min_p: float | None = asks(
-        Number(ge=0, le=1), "Keep tokens at least this likely, relative to the likeliest one.", is_sampling=True
+        number(ge=0, le=1), "Keep tokens at least this likely, relative to the likeliest one.", is_sampling=True
     )
     repetition_penalty: float | None = asks(
-        Number(ge=0.01, le=10), "Penalty over prompt and output; 1 is none.", is_sampling=True
+        number(ge=0.01, le=10), "Penalty over prompt and output; 1 is none.", is_sampling=True
     )
     stop_token_ids: list[int] | None = asks(
-        ListOf(Integer(ge=0), 128), "Token ids that end the text, besides the model's own.", is_sampling=True
+        list_of(integer(ge=0), 128), "Token ids that end the text, besides the model's own.", is_sampling=True
     )
-    ignore_eos: bool | None = asks(Boolean(), "Go on after the model's own end token.", is_sampling=True)
+    ignore_eos: bool | None = asks(BOOLEAN, "Go on after the model's own end token.", is_sampling=True)
     min_tokens: int | None = asks(
-        Integer(ge=0), "Output tokens before the end token or a stop may end the text.", is_sampling=True
+        integer(ge=0), "Output tokens before the end token or a stop may end the text.", is_sampling=True
     )
-    allowed_token_ids: list[int] | None = asks(
-        AllowedIds(), "The only token ids that may be written.", is_sampling=True
-    )
-    bad_words: list[str] | None = asks(BadWords(), "Texts that may not be written.", is_sampling=True)
+    allowed_token_ids: list[int] | None = asks(ALLOWED_IDS, "The only token ids that may be written.", is_sampling=True)
+    bad_words: list[str] | None = asks(BAD_WORDS, "Texts that may not be written.", is_sampling=True)
     structured_outputs: dict[str, Any] | None = asks(
-        ObjectOf(), "The form of the text: json, json_object, regex, choice or grammar."
+        OBJECT, "The form of the text: json, json_object, regex, choice or grammar."
     )
-    guided_json: Any = asks(Anything({}), "The older name of structured_outputs.json.")
-    guided_regex: str | None = asks(Text(), "The older name of structured_outputs.regex.")
-    guided_choice: list[str] | None = asks(ListOf(Text()), "The older name of structured_outputs.choice.")
-    guided_grammar: str | None = asks(Text(), "The older name of structured_outputs.grammar.")
-    skip_special_tokens: bool | None = asks(Boolean(), "false shows special tokens in the text.", is_of_row=True)
-    include_stop_str_in_output: bool | None = asks(
-        Boolean(), "true leaves the stop string in the text.", is_of_row=True
-    )
+    guided_json: Any = asks(anything({}), "The older name of structured_outputs.json.")
+    guided_regex: str | None = asks(TEXT, "The older name of structured_outputs.regex.")
+    guided_choice: list[str] | None = asks(list_of(TEXT), "The older name of structured_outputs.choice.")
+    guided_grammar: str | None = asks(TEXT, "The older name of structured_outputs.grammar.")
+    skip_special_tokens: bool | None = asks(BOOLEAN, "false shows special tokens in the text.", is_of_row=True)
+    include_stop_str_in_output: bool | None = asks(BOOLEAN, "true leaves the stop string in the text.", is_of_row=True)
     return_token_ids: bool | None = asks(
-        Boolean(), "Add the token ids of prompt and output to the answer.", in_batches=_NO_PLACE
+        BOOLEAN, "Add the token ids of prompt and output to the answer.", in_batches=_NO_PLACE
     )
     prompt_logprobs: int | None = asks(
-        Integer(ge=0, le=20),
+        integer(ge=0, le=20),
         "The prompt's log-probabilities, and those of this many likely tokens.",
         in_batches=_NO_PLACE,
     )
     truncate_prompt_tokens: int | None = asks(
-        Integer(ge=-1),
+        integer(ge=-1),
         "Keep this many of the prompt's last tokens; -1 keeps as many as leave room for the output.",
         is_of_row=True,
     )
     # Our own extensions: each streamed chunk says which part of its text was drafted, and what was drafted in vain; and
     # how many tokens may be drafted in a round, which changes no text where verification is coupled.
-    include_draft_spans: bool | None = asks(
-        Boolean(), "Say in each chunk which text was drafted.", in_batches=_STREAMED
-    )
-    include_rejected_drafts: bool | None = asks(
-        Boolean(), "Show what was drafted in vain as well.", in_batches=_STREAMED
-    )
-    num_speculative_tokens: int | None = asks(Integer(ge=0), "Most tokens that are drafted in a round.", is_of_row=True)
+    include_draft_spans: bool | None = asks(BOOLEAN, "Say in each chunk which text was drafted.", in_batches=_STREAMED)
+    include_rejected_drafts: bool | None = asks(BOOLEAN, "Show what was drafted in vain as well.", in_batches=_STREAMED)
+    num_speculative_tokens: int | None = asks(integer(ge=0), "Most tokens that are drafted in a round.", is_of_row=True)
 
     def check(self) -> None:
         """Raise FieldError for fields that contradict each other."""

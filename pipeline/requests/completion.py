@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 from pipeline.errors import FieldError
 from pipeline.requests.asked import Asked
 from pipeline.requests.body import asks
-from pipeline.requests.kinds import Boolean, Integer
-from pipeline.requests.token_kinds import Prompts
+from pipeline.requests.kinds import BOOLEAN, integer
+from pipeline.requests.token_kinds import PROMPTS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,16 +20,16 @@ class CompletionAsked(Asked):
     default_max_tokens: ClassVar[int] = 16  # as in OpenAI's API
 
     prompt: str | list[Any] = asks(
-        Prompts(), "A text, token ids, or a list of either; a row of a batch has one.", is_required=True
+        PROMPTS, "A text, token ids, or a list of either; a row of a batch has one.", is_required=True
     )
-    max_tokens: int | None = asks(Integer(ge=0), "Most output tokens; 16 unless given.")
+    max_tokens: int | None = asks(integer(ge=0), "Most output tokens; 16 unless given.")
     best_of: int | None = asks(
-        Integer(ge=1, le=4096), "Samples for each prompt, of which the n likeliest are shown.", is_of_row=True
+        integer(ge=1, le=4096), "Samples for each prompt, of which the n likeliest are shown.", is_of_row=True
     )
     logprobs: int | None = asks(
-        Integer(ge=0, le=20), "Log-probabilities of each token and of this many likely ones.", is_sampling=True
+        integer(ge=0, le=20), "Log-probabilities of each token and of this many likely ones.", is_sampling=True
     )
-    echo: bool | None = asks(Boolean(), "Show the prompt before the text.", in_batches="a row has its prompt beside it")
+    echo: bool | None = asks(BOOLEAN, "Show the prompt before the text.", in_batches="a row has its prompt beside it")
 
     def check(self) -> None:
         super().check()

@@ -10,7 +10,7 @@ from pipeline.errors import FieldError
 from pipeline.requests.asked import Asked
 from pipeline.requests.body import asks
 from pipeline.requests.chat import EFFORT
-from pipeline.requests.kinds import LARGEST, Anything, Boolean, Integer, Nothing, ObjectOf, Options, Text
+from pipeline.requests.kinds import BOOLEAN, LARGEST, NOTHING, OBJECT, TEXT, anything, integer, options
 
 _OWN = ("tools", "tool_choice", "parallel_tool_calls")
 _LIST = {"type": "array", "items": {"type": "object"}}
@@ -35,19 +35,19 @@ class ResponseAsked(Asked):
     id_prefix: ClassVar[str] = "resp_"
     default_max_tokens: ClassVar[int] = LARGEST
 
-    input: Any = asks(Anything({"anyOf": [{"type": "string"}, _LIST]}), "A text or a list of items.", is_required=True)
-    instructions: str | None = asks(Text(), "A message of the system before the input.")
-    tools: Any = asks(Anything(_LIST), "Functions that may be called.")
-    tool_choice: Any = asks(Anything({}), "none, auto, required, or the one function that is called.")
-    parallel_tool_calls: bool | None = asks(Boolean(), "false allows one call at most.")
+    input: Any = asks(anything({"anyOf": [{"type": "string"}, _LIST]}), "A text or a list of items.", is_required=True)
+    instructions: str | None = asks(TEXT, "A message of the system before the input.")
+    tools: Any = asks(anything(_LIST), "Functions that may be called.")
+    tool_choice: Any = asks(anything({}), "none, auto, required, or the one function that is called.")
+    parallel_tool_calls: bool | None = asks(BOOLEAN, "false allows one call at most.")
     text: dict[str, Any] | None = asks(
-        Options({"format": ObjectOf(), "verbosity": Nothing()}), "The form of the text, as response_format has it."
+        options(format=OBJECT, verbosity=NOTHING), "The form of the text, as response_format has it."
     )
     reasoning: dict[str, Any] | None = asks(
-        Options({"effort": EFFORT, "summary": Nothing(), "generate_summary": Nothing()}), "How much a model thinks."
+        options(effort=EFFORT, summary=NOTHING, generate_summary=NOTHING), "How much a model thinks."
     )
-    max_output_tokens: int | None = asks(Integer(ge=1), "Most output tokens; unless given, what the context has.")
-    chat_template_kwargs: dict[str, Any] | None = asks(ObjectOf(), "Variables of the chat template.")
+    max_output_tokens: int | None = asks(integer(ge=1), "Most output tokens; unless given, what the context has.")
+    chat_template_kwargs: dict[str, Any] | None = asks(OBJECT, "Variables of the chat template.")
 
     def check(self) -> None:
         super().check()
