@@ -10,7 +10,7 @@ from pipeline.inputs.records import parse_json
 from pipeline.requests.chat import Conversation
 
 CHAT_FIELDS = tuple(name for name in Conversation.table() if name != "messages")
-_MAY_BE_JSON: Mapping[str, type] = {"tools": list, "tool_choice": dict, "chat_template_kwargs": dict}  # in CSV, Parquet
+_MAY_BE_JSON = ("tools", "tool_choice", "chat_template_kwargs")  # as text, in CSV and in Parquet
 
 
 def chat_fields(values: Mapping[str, Any], where: str, *, drops_nulls: bool = False) -> dict[str, Any]:
