@@ -128,6 +128,8 @@ def _tool(where: str, value: Any) -> Tool:
     if value.get("type") != "function":
         reason = 'expected "function"; other tools are not supported'
         raise FieldError(f"{where}.type", reason, is_unsupported=isinstance(value.get("type"), str))
+    if value.get("strict") is not None:  # it would ask for nothing there
+        raise FieldError(f"{where}.strict", "it is a field of the function; put it there")
     return _function(f"{where}.function", value.get("function"))
 
 

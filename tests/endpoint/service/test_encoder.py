@@ -26,7 +26,7 @@ from endpoint.service.service import Service, ServiceSettings
 from pipeline.requests.body import read
 from pipeline.requests.completion import CompletionAsked
 from pipeline.text.chat import Chat, ChatPrompt
-from pipeline.text.tools.asked import Tool, ToolsAsked
+from pipeline.text.tools.asked import read_tools
 from tests.endpoint.in_process import CONTEXT, Server
 
 pytestmark = pytest.mark.anyio
@@ -156,7 +156,7 @@ async def test_a_form_and_tools_count_while_their_grammar_waits_to_be_written(co
     first = asyncio.ensure_future(encoder.encode("prompt", "x", 96))
     await codec.begun()
     form, plain = SamplingParams(structured=Structured(choice=["y" * 4000])), SamplingParams()
-    tools = ToolsAsked((Tool("t", "y" * 4000),))
+    tools = read_tools([{"type": "function", "function": {"name": "t", "description": "y" * 4000}}])
     for params, asked in ((form, None), (plain, tools)):
         with pytest.raises(ApiError, match="too much text waits"):
             await encoder.with_grammar(params, ChatPrompt("", [1], asked=asked), None)

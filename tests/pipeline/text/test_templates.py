@@ -53,7 +53,8 @@ TEMPLATES = {
     "first part": f"{_HEAD}{{{{ m.content if m.content is string else m.content[0].text }}}}{_TAIL}",
     "defined": f"{_HEAD}{{% if m.tool_calls is defined %}}CALLS{{% else %}}{{{{ m.content }}}}{{% endif %}}{_TAIL}",
     "null or text": "{% for m in messages %}<|{{ m.role }}|>{% for c in m.tool_calls %}{{ '' if m.content is none else "
-    "m.content + '' }}{{ c.function.name + '|' + c.function.arguments }}{% else %}{{ m.content }}{% endfor %}{% endfor %}",
+    "m.content + '' }}{{ c.function.name + '|' + c.function.arguments }}{% else %}{{ m.content }}{% endfor %}"
+    "{% endfor %}",
     "by id": f"{_HEAD}{{{{ m.content }}}}{_CALLS.replace('CALL', '{{ c.id }}' + _TEXT_OR_OBJECT)}{_TAIL}",
     "null": "{% for m in messages %}{% if m.content is none %}"
     + _CALLS.replace("CALL", _OBJECT)
