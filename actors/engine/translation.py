@@ -16,6 +16,7 @@ from pipeline.inputs.rows import InputRow
 from pipeline.text.chat import ChatPrompt
 from pipeline.text.codec import TextCodec
 from pipeline.text.stop_strings import StopStrings
+from pipeline.text.text_behind import TextBehind
 
 _NO_OPTIONS = RowOptions()
 
@@ -51,7 +52,7 @@ def encode_row(row: InputRow, ordinal: int, codec: TextCodec, settings: Generato
     asked, num_samples = params, options.best_of or params.n
     if num_samples > asked.n:
         params = replace(params, logprobs=params.logprobs or 0)  # which samples are best is decided by them
-    stop = StopStrings(options.shown_codec(codec), params.stop).find if params.stop else None
+    stop = StopStrings(options.shown_codec(codec), params.stop, prompt.token_ids).find if params.stop else None
     sequences = tuple(
         Sequence.create(
             prompt.token_ids,
@@ -114,7 +115,7 @@ def _generation_row(encoded: EncodedRow, sample: int, sequence: Sequence, codec:
         "id": row.user_id,
         "prompt": encoded.prompt.text,
         "is_chat": row.messages is not None,
-        "text": sample_text(options.shown_codec(codec), sequence, keeps_stop=options.include_stop_str_in_output),
+        "text": sequence_text(options.shown_codec(codec), sequence, keeps_stop=options.include_stop_str_in_output),
         "stop_reason": None if sequence.stop_reason is None else str(sequence.stop_reason),
         **token_columns(sequence),
         **({"logprobs": None, "top_logprobs": None} if hides_logprobs else {}),
@@ -159,7 +160,7 @@ def answer_parts(
     """Return the parts of an answer, for the columns `schema.PART_COLUMNS`; `seed` decides the ids of its calls."""
     form = prompt.form
     shown = options.shown_codec(codec, has_parts=not form.is_plain)
-    text = sample_text(shown, sequence, keeps_stop=options.include_stop_str_in_output)
+    text = sequence_text(shown, sequence, keeps_stop=options.include_stop_str_in_output)
     if form.is_plain:
         return {"content": text, "reasoning": None, "tool_calls": None}
     answer = form.read(text)
@@ -170,14 +171,15 @@ def answer_parts(
     return {"content": answer.content, "reasoning": answer.reasoning, "tool_calls": calls or None}
 
 
-def sample_text(codec: TextCodec, sequence: Sequence, *, keeps_stop: bool = False) -> str:
-    """Return the text of a finished sequence as `ended_text` does."""
-    ending = sequence.finish_reason, sequence.stop_reason
-    return ended_text(codec, sequence.output_token_ids, sequence.params.stop, *ending, keeps_stop=keeps_stop)
+def sequence_text(codec: TextCodec, sequence: Sequence, *, keeps_stop: bool = False) -> str:
+    """Return the text of a finished sequence, as `ended_text` does."""
+    ids, stop = (sequence.prompt_token_ids, sequence.output_token_ids), sequence.params.stop
+    return ended_text(codec, *ids, stop, sequence.finish_reason, sequence.stop_reason, keeps_stop=keeps_stop)
 
 
 def ended_text(
     codec: TextCodec,
+    prompt_token_ids: Seq[int],
     token_ids: Seq[int],
     stop: tuple[str, ...],
     finish_reason: str | None,
@@ -189,21 +191,23 @@ def ended_text(
     is_by_token = finish_reason == "stop" and not isinstance(stop_reason, str)
     if is_by_token and not keeps_stop and token_ids and token_ids[-1] in codec.shown_ids:
         token_ids = token_ids[:-1]
-    return output_text(codec, token_ids, stop, stop_reason, keeps_stop=keeps_stop)
+    return output_text(codec, prompt_token_ids, token_ids, stop, stop_reason, keeps_stop=keeps_stop)
 
 
 def output_text(
     codec: TextCodec,
+    prompt_token_ids: Seq[int],
     token_ids: Seq[int],
     stop: tuple[str, ...],
     stop_reason: str | int | None,
     *,
     keeps_stop: bool = False,
 ) -> str:
-    """Return the text of a finished sequence's tokens, without the stop string that ended it unless `keeps_stop`."""
+    """Return the text of finished tokens behind a prompt, without the stop string that ended it unless `keeps_stop`."""
     if isinstance(stop_reason, str):
-        return StopStrings(codec, stop).cut(token_ids, stop_reason) + (stop_reason if keeps_stop else "")
-    return codec.decode(token_ids)
+        text = StopStrings(codec, stop, prompt_token_ids).cut(token_ids, stop_reason)
+        return text + (stop_reason if keeps_stop else "")
+    return TextBehind(codec, prompt_token_ids).decode(token_ids)
 
 
 def top_logprobs(top: Seq[tuple[int, float]]) -> list[dict[str, Any]]:

@@ -260,7 +260,7 @@ class Replica:
         for prompt, seed in zip(generation.prompts, generation.seeds, strict=True):
             params = replace(generation.params, seed=seed)
             codec = self._codec.of_all_tokens if generation.shows_special else self._codec
-            stop_condition = StopStrings(codec, params.stop).find if params.stop else None
+            stop_condition = StopStrings(codec, params.stop, prompt).find if params.stop else None
             for sample in range(params.n):
                 sequence = Sequence.create(
                     prompt,

@@ -96,9 +96,9 @@ def _sample(row: Mapping[str, Any], codec: TextCodec | None, by: Sequence[str], 
     lengths = [turn["num_output_tokens"] for turn in turns]
     rounds = list(rounds_of(row.get("draft_rounds") or (), lengths))
     token_ids = row["token_ids"] if max_tokens is None else row["token_ids"][:max_tokens]
-    pieces = marked_text(codec, token_ids, rounds) if codec is not None and rounds else []
-    is_cut = len(token_ids) < len(row["token_ids"])
     prompt = row["prompt"] or ""
+    pieces = marked_text(codec, prompt, token_ids, rounds) if codec is not None and rounds else []
+    is_cut = len(token_ids) < len(row["token_ids"])
     if max_tokens is not None:
         row = {**row, "prompt": _beginning(prompt, _MAX_PROMPT), "text": _beginning(row["text"] or "", 6 * max_tokens)}
     kind = ", ".join(str(row[name]) for name in by)

@@ -18,7 +18,7 @@ from pipeline.text.tools.family import Family
 
 _FAMILY_OF_OTHERS = FAMILIES["hermes"]  # of forced calls, where the template has no format
 _CLOCK = "strftime_now"  # the function by which templates read the time
-_BY_CHANCE = ("random", "lipsum")  # what Jinja has for chance: a filter and a function
+_BY_CHANCE = ("|random", "lipsum")  # what Jinja has for chance: a filter and a function
 _CLOCKS = Lock()  # transformers keeps one compiled template for each text, with its clock
 
 
@@ -28,24 +28,23 @@ class ChatTemplate:
     def __init__(self, source: str | None, tool_calls: str, reasoning: str) -> None:
         self._source, self._tool_calls, self._reasoning = source or "", tool_calls, reasoning
 
-    def check(self) -> None:
-        """Raise ValueError for a template that is no Jinja or draws by chance, and if no format has one of the names.
+    def check_names(self) -> None:
+        """Raise ValueError if no format has one of the names."""
+        family_of(self._tool_calls, self._source)
+        reasoning_tags(self._reasoning, self._source)
 
-        It is compiled as transformers' `apply_chat_template` compiles it.
-        """
+    @cached_property
+    def problem(self) -> str | None:
+        """The reason why no prompt can be written with it: it is no Jinja, as transformers compiles it, or draws by
+        chance; None if there is none."""
         from jinja2 import TemplateSyntaxError  # TemplateAssertionError is one too: an unknown filter
 
         try:
-            self._compiled  # noqa: B018 - it compiles
+            drawn = sorted(self._called & set(_BY_CHANCE))
         except TemplateSyntaxError as error:
-            raise ValueError(f"the chat template is not valid Jinja: {error.message} (line {error.lineno})") from error
-        if drawn := sorted(self._called & set(_BY_CHANCE)):
-            raise ValueError(
-                f"the chat template draws by chance ({drawn[0]}), so that a row would have another prompt each time; "
-                "give one that does not in chat.chat_template"
-            )
-        family_of(self._tool_calls, self._source)
-        reasoning_tags(self._reasoning, self._source)
+            return f"the chat template is not valid Jinja: {error.message} (line {error.lineno})"
+        reason = "so that a row would have another prompt each time; give one that does not in chat.chat_template"
+        return f"the chat template draws by chance ({drawn[0].strip('|')}), {reason}" if drawn else None
 
     @cached_property
     def family(self) -> Family | None:
@@ -71,7 +70,7 @@ class ChatTemplate:
     @property
     def reads_clock(self) -> bool:
         """Whether its prompts depend on the time."""
-        return _CLOCK in self._called
+        return self.problem is None and _CLOCK in self._called
 
     def variables_of(self, chat: Chat, taken: Set[str]) -> dict[str, Any]:
         """Return the variables that a chat sets. Raises FieldError for what the template does not read."""
@@ -147,12 +146,11 @@ class ChatTemplate:
     def reads_strings(self) -> bool:
         """Whether it writes a content that is a string, as nearly all do; some read parts alone."""
         text = "a text"
-        given = ({"role": "user", "content": each} for each in (text, [{"type": "text", "text": text}]))
-        return not (text not in self._written(next(given)) and text in self._written(next(given)))
+        return text in self._written(text) or text not in self._written([{"type": "text", "text": text}])
 
-    def _written(self, message: dict[str, Any]) -> str:
+    def _written(self, content: Any) -> str:
         try:
-            return self.render([message], {}, (False, True), None)
+            return self.render([{"role": "user", "content": content}], {}, (False, True), None)
         except Exception:  # noqa: BLE001 - a template is a program: some refuse a chat of one message
             return ""
 
@@ -168,10 +166,11 @@ class ChatTemplate:
 
     @cached_property
     def _called(self) -> frozenset[str]:
-        """The names of all variables, functions and filters."""
+        """The names of variables, functions and filters (`|tojson`)."""
         from jinja2 import nodes
 
-        return frozenset(node.name for node in self._tree.find_all((nodes.Filter, nodes.Name)))
+        filters = {f"|{node.name}" for node in self._tree.find_all(nodes.Filter)}
+        return frozenset(filters | {node.name for node in self._tree.find_all(nodes.Name)})
 
     @cached_property
     def _names(self) -> frozenset[str]:

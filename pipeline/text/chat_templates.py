@@ -26,10 +26,9 @@ class ChatTemplates:
         self._templates = {name: ChatTemplate(source, tool_calls, reasoning) for name, source in named.items()}
         self._of_no_source = ChatTemplate(None, tool_calls, reasoning)
 
-    def check(self) -> None:
-        """Raise ValueError for a template or a format that cannot be used."""
-        for template in self._templates.values() or [self._of_no_source]:
-            template.check()
+    def check_names(self) -> None:
+        """Raise ValueError if no format of calls or thoughts has the name that was given."""
+        self._of_no_source.check_names()
 
     def pick(self, has_tools: bool) -> ChatTemplate:
         """Return the template of a chat, as transformers' `get_chat_template` picks it. Raises RowError."""
@@ -37,13 +36,14 @@ class ChatTemplates:
             raise RowError(
                 "template", "the row has messages and the tokenizer has no chat template; set one, or give prompts"
             )
-        if has_tools and _WITH_TOOLS in self._templates:
-            return self._templates[_WITH_TOOLS]
-        if _DEFAULT not in self._templates:
+        name = _WITH_TOOLS if has_tools and _WITH_TOOLS in self._templates else _DEFAULT
+        if name not in self._templates:
             names = ", ".join(sorted(self._templates))
             reason = f"the tokenizer has the chat templates {names} and no default; name one in chat.template_name"
             raise RowError("template", reason)
-        return self._templates[_DEFAULT]
+        if (problem := self._templates[name].problem) is not None:
+            raise RowError("template", problem)
+        return self._templates[name]
 
     @property
     def marks(self) -> frozenset[str]:

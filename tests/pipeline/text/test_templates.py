@@ -363,6 +363,15 @@ def test_a_template_that_draws_by_chance_is_refused(tokenizer_path: Path, source
         TextCodec.load(str(tokenizer_path), chat_template=source)
 
 
+@pytest.mark.parametrize("source", ["{{ lipsum() }}", "{% for m in messages %}"])
+def test_a_tokenizers_own_template_that_cannot_be_used_fails_chats_alone(codec: TextCodec, source: str) -> None:
+    bad = replace(codec, chat_template=source)
+    assert not bad.templates.reads_clock
+    assert bad.prompt(input_row(prompt="the"))[0] == "the"
+    with pytest.raises(RowError, match=r"^the chat template (draws by chance|is not valid Jinja)"):
+        _prompt(bad, [USER])
+
+
 def test_a_text_that_is_no_template_is_refused(tokenizer_path: Path) -> None:
     with pytest.raises(ValueError, match=r"'own\.jinja', which is neither the path of a file nor Jinja"):
         TextCodec.load(str(tokenizer_path), chat_template="own.jinja")
