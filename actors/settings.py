@@ -281,6 +281,10 @@ class GeneratorSettings:
                     "models.draft with drafter 'model' or 'hybrid', or use placement 'colocated'"
                 )
 
+    def with_context(self, max_model_len: int) -> "GeneratorSettings":
+        """Return the settings with the context that an engine has settled on."""
+        return replace(self, engine=replace(self.engine, max_model_len=max_model_len))
+
     def _check_draft_vocabulary(self) -> None:
         self.engine.check_draft_vocabulary(self.models.draft, self.models.draft_vocabulary)
         if self.models.draft_vocabulary == "same":

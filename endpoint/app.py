@@ -19,12 +19,13 @@ from endpoint.batches.service import BatchService
 from endpoint.http.errors import ApiError
 from endpoint.http.owner import owner_of_request
 from endpoint.http.retelling import origin_of
-from endpoint.requests.chat import ChatRequest
-from endpoint.requests.completion import CompletionRequest
-from endpoint.requests.response import ResponseRequest
-from endpoint.requests.tokens import DetokenizeRequest, TokenizeRequest
+from endpoint.requests.body import body_of, documented
+from endpoint.requests.tokens import DetokenizeBody, TokenizeBody
 from endpoint.service.models import Models
 from endpoint.service.service import Call, Service, ServiceSettings
+from pipeline.requests.chat import ChatAsked
+from pipeline.requests.completion import CompletionAsked
+from pipeline.requests.response import ResponseAsked
 
 _READY_TIMEOUT_S = 25.0
 
@@ -58,16 +59,19 @@ def create_app(models: Models, *, batches: BatchService | None = None, has_docs:
     def call_of(request: Request) -> Call:
         return Call(request.state.request_id, owner_of_request(request), deadline_of(request), origin_of(request.scope))
 
-    @app.post("/v1/completions")
-    async def _completions(body: CompletionRequest, request: Request) -> Response:
+    @app.post("/v1/completions", openapi_extra=documented(CompletionAsked))
+    async def _completions(request: Request) -> Response:
+        body = await body_of(CompletionAsked, request)
         return await complete(service_of(body.model, request), body, call_of(request))
 
-    @app.post("/v1/chat/completions")
-    async def _chat(body: ChatRequest, request: Request) -> Response:
+    @app.post("/v1/chat/completions", openapi_extra=documented(ChatAsked))
+    async def _chat(request: Request) -> Response:
+        body = await body_of(ChatAsked, request)
         return await chat(service_of(body.model, request), body, call_of(request))
 
-    @app.post("/v1/responses")
-    async def _responses(body: ResponseRequest, request: Request) -> Response:
+    @app.post("/v1/responses", openapi_extra=documented(ResponseAsked))
+    async def _responses(request: Request) -> Response:
+        body = await body_of(ResponseAsked, request)
         return await create_response(service_of(body.model, request), body, call_of(request))
 
     @app.get("/v1/models")
@@ -80,16 +84,18 @@ def create_app(models: Models, *, batches: BatchService | None = None, has_docs:
         service = service_of(model, request)
         return _described(service.settings, await service.facts(deadline_of(request)), model)
 
-    @app.post("/tokenize")
-    async def _tokenize(body: TokenizeRequest, request: Request) -> dict[str, Any]:
+    @app.post("/tokenize", openapi_extra=documented(TokenizeBody))
+    async def _tokenize(request: Request) -> dict[str, Any]:
+        body = await body_of(TokenizeBody, request)
         service = service_of(body.model, request)
         (param, text), deadline = body.text, deadline_of(request)
         token_ids = (await service.encode(param, text, deadline)).token_ids
         facts = await service.facts(deadline)
         return {"count": len(token_ids), "max_model_len": facts.max_model_len, "tokens": list(token_ids)}
 
-    @app.post("/detokenize")
-    async def _detokenize(body: DetokenizeRequest, request: Request) -> dict[str, Any]:
+    @app.post("/detokenize", openapi_extra=documented(DetokenizeBody))
+    async def _detokenize(request: Request) -> dict[str, Any]:
+        body = await body_of(DetokenizeBody, request)
         service = service_of(body.model, request)
         return {"prompt": await service.decode("tokens", body.tokens, deadline_of(request))}
 

@@ -5,12 +5,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
+Code = Literal["invalid_value", "unsupported_parameter", "unknown_parameter", "missing_required_parameter"]
 Stage = Literal["read", "template", "encode", "params", "generate", "program"]
 
 
 def storable(text: str) -> str:
     """Return the text with half surrogate pairs spelled out ("\\ud800"), so that UTF-8, hence Arrow, can hold it."""
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def shown_name(name: str, max_chars: int = 64) -> str:
+    """Return a name that a request has as errors may show it: its first characters, escaped unless printable ASCII."""
+    return "".join(
+        character if character.isascii() and character.isprintable() else ascii(character)[1:-1]
+        for character in name[:max_chars]
+    )
 
 
 class RowError(Exception):
@@ -35,11 +44,32 @@ def wrong_type(stage: Stage, what: str, expected: str, value: object) -> RowErro
 
 
 class FieldError(RowError):
-    """A field of a request that is wrong or not supported. `where` is its path ("tools[0].function.name")."""
+    """A field of a request that is wrong, missing or not supported. `where` is its path ("tools[0].function.name").
 
-    def __init__(self, where: str, reason: str, *, is_unsupported: bool = False) -> None:
-        self.where, self.reason, self.is_unsupported = where, reason, is_unsupported
-        super().__init__("template", f"{where}: {reason}")
+    `code` says which of these it is, by the names of the OpenAI API.
+    """
+
+    def __init__(
+        self,
+        where: str,
+        reason: str,
+        *,
+        is_unsupported: bool = False,
+        code: Code = "invalid_value",
+        stage: Stage = "template",
+    ) -> None:
+        self.where, self.reason = where, reason
+        self.code: Code = "unsupported_parameter" if is_unsupported else code
+        super().__init__(stage, f"{where}: {reason}")
+
+    @property
+    def is_unsupported(self) -> bool:
+        """Whether the field is known and cannot be honoured."""
+        return self.code == "unsupported_parameter"
+
+    def inside(self, prefix: str) -> FieldError:
+        """Return the same error of a field of a line, in which the request's fields have this prefix ("body.")."""
+        return FieldError(f"{prefix}{self.where}", self.reason, code=self.code, stage="params")
 
 
 class LongTextError(RowError):

@@ -6,26 +6,38 @@ from typing import Any
 
 from actors.engine.answer_grammar import with_answer_grammar
 from actors.engine.bad_words import with_bad_word_ids
+from actors.engine.row_options import RowOptions
 from actors.settings import GeneratorSettings
 from decoding.grammar.definition import problem_with
 from decoding.sampling_params import SamplingParams
 from decoding.scope import ONE_FOR_ALL, Scope
-from decoding.sequence import Sequence
-from pipeline.errors import RowError
+from decoding.sequence import Sequence, TokenLogprobs
+from pipeline.errors import FieldError, RowError
 from pipeline.inputs.rows import InputRow
 from pipeline.text.chat import ChatPrompt
 from pipeline.text.codec import TextCodec
 from pipeline.text.stop_strings import StopStrings
 from pipeline.text.text_behind import TextBehind
 
+_NO_OPTIONS = RowOptions()
+
 
 @dataclass(frozen=True)
 class EncodedRow:
-    """An input row with its prompt and its samples as sequences, one for each of 0 .. n - 1."""
+    """An input row with its prompt and its samples as sequences, one for each of 0 .. n - 1, or of `best_of`."""
 
     row: InputRow
     prompt: ChatPrompt
     sequences: tuple[Sequence, ...]
+    options: RowOptions = _NO_OPTIONS
+    params: SamplingParams | None = None  # what the row asks for, where fewer samples are shown than drawn
+
+    @property
+    def shown(self) -> Seq[Sequence]:
+        """The samples that become generations: all, or those whose tokens are the likeliest on average."""
+        if self.params is None:
+            return self.sequences
+        return sorted(self.sequences, key=lambda sequence: -mean_logprob(sequence.logprobs))[: self.params.n]
 
 
 def encode_row(
@@ -33,9 +45,17 @@ def encode_row(
 ) -> EncodedRow:
     """Make the row's sequences. `ordinal` is its place in the whole input and decides its noise. Raises RowError."""
     params = row_params(settings.sampling, row.overrides, codec)
-    prompt = codec.row_prompt(row)
+    prompt, options = codec.row_prompt(row), RowOptions.of(row)
+    try:
+        options.check(params, settings.engine)
+        prompt = options.kept(prompt, params.max_tokens, settings.engine.max_model_len, codec)
+    except FieldError as error:
+        raise error.inside("body.") from error
     params, prompt = with_answer_grammar(params, prompt, codec)
-    stop = StopStrings(codec, params.stop, prompt.token_ids).find if params.stop else None
+    asked, num_samples = params, options.best_of or params.n
+    if num_samples > asked.n:
+        params = replace(params, logprobs=params.logprobs or 0)  # which samples are best is decided by them
+    stop = StopStrings(options.shown_codec(codec), params.stop, prompt.token_ids).find if params.stop else None
     sequences = tuple(
         Sequence.create(
             prompt.token_ids,
@@ -45,10 +65,11 @@ def encode_row(
             sample=sample,
             stop_condition=stop,
             scope=scope,
+            num_speculative_tokens=options.num_speculative_tokens,
         )
-        for sample in range(params.n)
+        for sample in range(num_samples)
     )
-    return EncodedRow(row, prompt, sequences)
+    return EncodedRow(row, prompt, sequences, options, asked if num_samples > asked.n else None)
 
 
 def row_params(default: SamplingParams, overrides: dict[str, Any], codec: TextCodec) -> SamplingParams:
@@ -81,21 +102,28 @@ def decode_row(encoded: EncodedRow, codec: TextCodec) -> list[dict[str, Any]]:
     for sequence in encoded.sequences:
         if sequence.finish_reason == "error":
             raise RowError("generate", str(sequence.error))
-    return [_generation_row(encoded, sequence, codec) for sequence in encoded.sequences]
+    return [_generation_row(encoded, sample, sequence, codec) for sample, sequence in enumerate(encoded.shown)]
 
 
-def _generation_row(encoded: EncodedRow, sequence: Sequence, codec: TextCodec) -> dict[str, Any]:
-    row = encoded.row
+def mean_logprob(logprobs: Seq[TokenLogprobs]) -> float:
+    """Return the mean log-probability of a sample's tokens."""
+    return sum(entry.logprob for entry in logprobs) / max(1, len(logprobs))
+
+
+def _generation_row(encoded: EncodedRow, sample: int, sequence: Sequence, codec: TextCodec) -> dict[str, Any]:
+    row, options = encoded.row, encoded.options
+    hides_logprobs = encoded.params is not None and encoded.params.logprobs is None
     return {
         "row_id": row.row_id,
-        "sample": sequence.sample,
+        "sample": sample,
         "id": row.user_id,
         "prompt": encoded.prompt.text,
         "is_chat": row.messages is not None,
-        "text": sequence_text(codec, sequence),
+        "text": sequence_text(options.shown_codec(codec), sequence, keeps_stop=options.include_stop_str_in_output),
         "stop_reason": None if sequence.stop_reason is None else str(sequence.stop_reason),
         **token_columns(sequence),
-        **answer_parts(encoded.prompt, sequence, f"{row.row_id}:{sequence.sample}", codec),
+        **({"logprobs": None, "top_logprobs": None} if hides_logprobs else {}),
+        **answer_parts(encoded.prompt, sequence, f"{row.row_id}:{sample}", codec, options),
         **row.carried,
     }
 
@@ -130,12 +158,16 @@ def draft_rounds(sequence: Sequence) -> list[dict[str, Any]] | None:
     ]
 
 
-def answer_parts(prompt: ChatPrompt, sequence: Sequence, seed: str, codec: TextCodec) -> dict[str, Any]:
+def answer_parts(
+    prompt: ChatPrompt, sequence: Sequence, seed: str, codec: TextCodec, options: RowOptions = _NO_OPTIONS
+) -> dict[str, Any]:
     """Return the parts of an answer, for the columns `schema.PART_COLUMNS`; `seed` decides the ids of its calls."""
     form = prompt.form
+    shown = options.shown_codec(codec, has_parts=not form.is_plain)
+    text = sequence_text(shown, sequence, keeps_stop=options.include_stop_str_in_output)
     if form.is_plain:
-        return {"content": sequence_text(codec, sequence), "reasoning": None, "tool_calls": None}
-    answer = form.read(sequence_text(codec.of_answers, sequence))
+        return {"content": text, "reasoning": None, "tool_calls": None}
+    answer = form.read(text)
     calls = [
         {"id": form.new_call_id(f"{seed}:{index}"), "name": call.name, "arguments": call.arguments}
         for index, call in enumerate(answer.calls)
@@ -143,10 +175,27 @@ def answer_parts(prompt: ChatPrompt, sequence: Sequence, seed: str, codec: TextC
     return {"content": answer.content, "reasoning": answer.reasoning, "tool_calls": calls or None}
 
 
-def sequence_text(codec: TextCodec, sequence: Sequence) -> str:
-    """Return the text of a finished sequence, as `output_text` does."""
-    stop = (sequence.params.stop, sequence.stop_reason)
-    return output_text(codec, sequence.prompt_token_ids, sequence.output_token_ids, *stop)
+def sequence_text(codec: TextCodec, sequence: Sequence, *, keeps_stop: bool = False) -> str:
+    """Return the text of a finished sequence, as `ended_text` does."""
+    ids, stop = (sequence.prompt_token_ids, sequence.output_token_ids), sequence.params.stop
+    return ended_text(codec, *ids, stop, sequence.finish_reason, sequence.stop_reason, keeps_stop=keeps_stop)
+
+
+def ended_text(
+    codec: TextCodec,
+    prompt_token_ids: Seq[int],
+    token_ids: Seq[int],
+    stop: tuple[str, ...],
+    finish_reason: str | None,
+    stop_reason: str | int | None,
+    *,
+    keeps_stop: bool = False,
+) -> str:
+    """Return what `output_text` returns; a text that shows special tokens does not show the end token."""
+    is_by_token = finish_reason == "stop" and not isinstance(stop_reason, str)
+    if is_by_token and not keeps_stop and token_ids and token_ids[-1] in codec.shown_ids:
+        token_ids = token_ids[:-1]
+    return output_text(codec, prompt_token_ids, token_ids, stop, stop_reason, keeps_stop=keeps_stop)
 
 
 def output_text(

@@ -11,6 +11,7 @@ from itertools import zip_longest
 from typing import Any
 
 from actors.engine.loop import EngineLoop
+from actors.engine.row_options import RowOptions
 from actors.engine.translation import row_params, token_columns
 from actors.programs.conversation import Conversation
 from actors.programs.failure import failure_of
@@ -75,7 +76,10 @@ class ProgramRows:
         self._loop, self._codec, self._recorded_rows = loop, codec, recorded_rows
 
     def encode(self, row: InputRow, ordinal: int) -> ProgramRow:
-        """Return the row ready to run. Raises RowError for parameters that are wrong."""
+        """Return the row ready to run. Raises RowError for parameters that are wrong, or that no program can have."""
+        if (others := RowOptions.of(row).given()) or isinstance(row.prompt, list):
+            name = next(iter(others), "prompt")
+            raise RowError("params", f"body.{name}: the rows of this run are programs, which get texts; leave it out")
         return ProgramRow(row, row_params(self._generator_settings.sampling, row.overrides, self._codec), ordinal)
 
     async def finish(self, rows: list[ProgramRow]) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 from actors.engine.token_engine import TokenEngine
 from actors.engine.translation import EncodedRow, decode_row, encode_row
+from actors.engine.vocabulary import check_row
 from actors.settings import GeneratorSettings
 from actors.units.ledgers import LedgerOfRun
 from actors.units.worker import UnitWorker
@@ -57,7 +58,7 @@ class BatchWorker(UnitWorker[EncodedRow]):
         """Open the run of an order; the engine is shared with requests and with other batches."""
         super().__init__(order.run_path, BATCH_INPUT, {}, order.ledger, shared.workplace)
         self._shared, self._codec = shared, shared.codec
-        self._settings = replace(shared.settings, sampling=order.sampling)
+        self._settings = replace(shared.settings.with_context(shared.engine.max_model_len), sampling=order.sampling)
         self._scope = shared.scope_of(order.owner)
         if self._failure is None and (moment := self._run_directory.run["identity"].get("moment")) is not None:
             self._codec = replace(shared.codec, moment=datetime.fromisoformat(moment))
@@ -71,6 +72,7 @@ class BatchWorker(UnitWorker[EncodedRow]):
 
     def _encode(self, row: InputRow, ordinal: int) -> EncodedRow:
         encoded = encode_row(row, ordinal, self._codec, self._settings, self._scope)
+        check_row(row, encoded.sequences[0].params, self._shared.engine.vocab_size)
         problem = self._shared.engine.problem_with(encoded.sequences[0])
         if problem is not None:
             raise RowError("encode", problem)

@@ -11,6 +11,7 @@ import pyarrow as pa
 from actors.engine.bad_words import with_bad_word_ids
 from actors.engine.loop import EngineLoop
 from actors.engine.translation import EncodedRow, decode_row, encode_row
+from actors.engine.vocabulary import check_row
 from actors.settings import GeneratorSettings
 from pipeline.inputs.rows import InputRow
 from pipeline.run.row_sample import NO_ROWS, RowSample
@@ -50,6 +51,7 @@ class PlainRows:
     def encode(self, row: InputRow, ordinal: int) -> EncodedRow:
         """Return the row as sequences. Raises RowError."""
         encoded = encode_row(row, ordinal, self.codec, self._settings_in_ids)
+        check_row(row, encoded.sequences[0].params, self.loop.engine.vocab_size)
         if ordinal in self.recorded_rows:
             for sequence in encoded.sequences:
                 sequence.rounds = []
@@ -68,5 +70,6 @@ class PlainRows:
 
     @cached_property
     def _settings_in_ids(self) -> GeneratorSettings:
-        """The settings with token ids for the texts of bad words, which are the same for all rows."""
-        return replace(self.settings, sampling=with_bad_word_ids(self.settings.sampling, self.codec))
+        """The settings with token ids for the texts of bad words, and the engine's context: the same for all rows."""
+        sampling = with_bad_word_ids(self.settings.sampling, self.codec)
+        return replace(self.settings.with_context(self.loop.engine.max_model_len), sampling=sampling)

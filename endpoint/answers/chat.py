@@ -10,13 +10,13 @@ from endpoint.answers.choices import Choice, Growth, draft_fields
 from endpoint.answers.logprobs import chat_logprobs
 from endpoint.answers.prompt_scores import score_prompts
 from endpoint.answers.writer import Form, respond
-from endpoint.requests.chat import ChatRequest
 from endpoint.service.service import Call, PreparedRequest, Service
+from pipeline.requests.chat import ChatAsked
 from pipeline.text.answer_parts import Arguments, CallBegins, Content, Event, Reasoning
 from pipeline.text.codec import TextCodec
 
 
-async def chat(service: Service, request: ChatRequest, call: Call) -> Response:
+async def chat(service: Service, request: ChatAsked, call: Call) -> Response:
     """Return the answer. Raises ApiError."""
     prepared = await service.prepare(request, call)
     num_top, scores = request.prompt_logprobs, None
@@ -30,7 +30,7 @@ class _ChatForm(Form):
 
     whole_object, chunk_object = "chat.completion", "chat.completion.chunk"
 
-    def __init__(self, request: ChatRequest, codec: TextCodec, prepared: PreparedRequest) -> None:
+    def __init__(self, request: ChatAsked, codec: TextCodec, prepared: PreparedRequest) -> None:
         self._request, self._codec, self._prepared, self._form = request, codec, prepared, prepared.form
 
     def content(self, choice: Choice) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from typing import Any
 
 from actors.engine.deltas import Delta, Ending
 from actors.engine.requests import Generation
+from actors.engine.translation import mean_logprob
 from decoding.sequence import TokenLogprobs
 from endpoint.answers.text import Piece, Span, TextStream, WholeText
 from endpoint.http.errors import ApiError, generation_failed
@@ -77,7 +78,7 @@ class Choice:
     @property
     def mean_logprob(self) -> float:
         """The mean log-probability of its tokens, if that is known."""
-        return sum(entry.logprob for entry in self.logprobs) / max(1, len(self.logprobs))
+        return mean_logprob(self.logprobs)
 
 
 @dataclass(frozen=True)

@@ -17,12 +17,12 @@ from endpoint.answers.next_token import is_next_token, known_deltas
 from endpoint.answers.prompt_scores import score_prompts
 from endpoint.answers.text import TextStream
 from endpoint.answers.writer import Form, respond
-from endpoint.requests.completion import CompletionRequest
 from endpoint.service.service import Call, PreparedRequest, Service
+from pipeline.requests.completion import CompletionAsked
 from pipeline.text.codec import TextCodec
 
 
-async def complete(service: Service, request: CompletionRequest, call: Call) -> Response:
+async def complete(service: Service, request: CompletionAsked, call: Call) -> Response:
     """Return the answer. Raises ApiError."""
     prepared = await service.prepare(request, call)
     shows_scores = bool(request.echo) and request.logprobs is not None
@@ -50,7 +50,7 @@ class _Echo:
 
 async def _echoes(
     service: Service,
-    request: CompletionRequest,
+    request: CompletionAsked,
     prepared: PreparedRequest,
     scores: Seq[Seq[TokenLogprobs]] | None,
 ) -> list[_Echo]:
@@ -81,7 +81,7 @@ class _CompletionForm(Form):
     whole_object = chunk_object = "text_completion"
     has_prompts = True
 
-    def __init__(self, request: CompletionRequest, codec: TextCodec, echoes: list[_Echo]) -> None:
+    def __init__(self, request: CompletionAsked, codec: TextCodec, echoes: list[_Echo]) -> None:
         self._request, self._codec, self._echoes = request, codec, echoes
         self.needs_offsets = request.logprobs is not None
 

@@ -16,13 +16,13 @@ from endpoint.answers.output_items import Json, OutputItems
 from endpoint.answers.text import TextStream
 from endpoint.answers.writer import codec_of
 from endpoint.http.events import dumps, stream_response
-from endpoint.requests.response import ResponseRequest
 from endpoint.service.service import Call, PreparedRequest, Service
+from pipeline.requests.response import ResponseAsked
 from pipeline.text.answer_parts import Event
 from pipeline.text.answers import AnswerReader
 
 
-async def create_response(service: Service, request: ResponseRequest, call: Call) -> Response:
+async def create_response(service: Service, request: ResponseAsked, call: Call) -> Response:
     """Return the answer. Raises ApiError."""
     prepared = await service.prepare(request, call)
     writer = _Writer(service, request, prepared)
@@ -37,7 +37,7 @@ async def create_response(service: Service, request: ResponseRequest, call: Call
 class _Writer:
     """The answer to one request."""
 
-    def __init__(self, service: Service, request: ResponseRequest, prepared: PreparedRequest) -> None:
+    def __init__(self, service: Service, request: ResponseAsked, prepared: PreparedRequest) -> None:
         self._service, self._request, self._prepared = service, request, prepared
         self._codec = codec_of(service, request, prepared)
         self._created = prepared.created
@@ -88,12 +88,12 @@ class _Writer:
             "output": self._items.items,
             "parallel_tool_calls": request.parallel_tool_calls is not False,
             "previous_response_id": None,
-            "reasoning": {"effort": request.reasoning.effort if request.reasoning else None, "summary": None},
+            "reasoning": {"effort": request.effort, "summary": None},
             "store": False,
             "background": False,
             "temperature": params.temperature,
             "top_p": params.top_p,
-            "text": {"format": (request.text and request.text.format) or {"type": "text"}},
+            "text": {"format": request.format},
             "tool_choice": request.tool_choice or "auto",
             "tools": request.tools or [],
             "truncation": "disabled",

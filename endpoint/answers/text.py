@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from actors.engine.deltas import Ending
-from actors.engine.translation import output_text
+from actors.engine.translation import ended_text
 from pipeline.logs import Event
 from pipeline.text.codec import TextCodec
 from pipeline.text.incremental_decoder import IncrementalDecoder
@@ -180,11 +180,9 @@ def _whole(
     ending: Ending,
     keeps_stop: bool,
 ) -> str:
-    """Return the text of a sample that has ended; a text that shows special tokens does not show the end token."""
-    is_by_token = ending.finish_reason == "stop" and not isinstance(ending.stop_reason, str)
-    if is_by_token and not keeps_stop and token_ids and token_ids[-1] in codec.shown_ids:
-        token_ids = token_ids[:-1]
-    return output_text(codec, prompt_token_ids, token_ids, stop, ending.stop_reason, keeps_stop=keeps_stop)
+    """Return the text of a sample that has ended."""
+    reasons = ending.finish_reason, ending.stop_reason
+    return ended_text(codec, prompt_token_ids, token_ids, stop, *reasons, keeps_stop=keeps_stop)
 
 
 def warn_of_late_text(codec: TextCodec) -> None:

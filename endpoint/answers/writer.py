@@ -18,8 +18,8 @@ from endpoint.answers.choices import Choice, Growth, grow, make_choices, specula
 from endpoint.answers.prompt_scores import prompt_logprobs
 from endpoint.answers.text import TextStream, WholeText
 from endpoint.http.events import dumps, stream_response
-from endpoint.requests.generation import GenerationRequest
 from endpoint.service.service import PreparedRequest, Service
+from pipeline.requests.asked import Asked
 from pipeline.text.codec import TextCodec
 
 
@@ -58,7 +58,7 @@ class Form(ABC):
 
 async def respond(
     service: Service,
-    request: GenerationRequest,
+    request: Asked,
     prepared: PreparedRequest,
     form: Form,
     scores: Seq[Seq[TokenLogprobs]] | None = None,
@@ -74,7 +74,7 @@ async def respond(
     return Response(dumps(await writer.whole()), media_type="application/json")
 
 
-def codec_of(service: Service, request: GenerationRequest, prepared: PreparedRequest) -> TextCodec:
+def codec_of(service: Service, request: Asked, prepared: PreparedRequest) -> TextCodec:
     """Return the codec of the answer's texts, which may show special tokens."""
     if request.skip_special_tokens is False:
         return service.codec.of_all_tokens
@@ -87,7 +87,7 @@ class _Writer:
     def __init__(
         self,
         service: Service,
-        request: GenerationRequest,
+        request: Asked,
         prepared: PreparedRequest,
         form: Form,
         scores: Seq[Seq[TokenLogprobs]] | None,

@@ -13,14 +13,15 @@ from itertools import islice
 from typing import Any
 
 from endpoint.batches.batch import BatchError
-from endpoint.http.errors import shown_name
+from pipeline.errors import FieldError, shown_name
 from pipeline.inputs.lines import split_lines
-from pipeline.inputs.records import parse_json
+from pipeline.inputs.openai_batch import body_of, custom_id
+from pipeline.requests.strict_json import JsonError, parse_object
 from pipeline.storage.location import Location
 
 MAX_ERRORS = 100  # that are listed
-_MAX_ID = 512  # characters of a custom_id
 _FIELDS = frozenset({"custom_id", "method", "url", "body"})
+_CODES = {"custom_id": "invalid_custom_id", "method": "invalid_method", "body": "invalid_type"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,11 +76,11 @@ class _Checker:
             message = f"The line has {len(data)} bytes; a request may have {self._rules.max_line_bytes}."
             return BatchError(code="request_too_large", message=message, line=line)
         try:
-            value = parse_json(data.decode("utf-8"))
-        except (ValueError, RecursionError):  # not UTF-8, not JSON, or nested too deeply
-            return BatchError(code="invalid_json_line", message="This line is not a JSON object.", line=line)
-        if not isinstance(value, dict):
-            return BatchError(code="invalid_json_line", message="This line is not a JSON object.", line=line)
+            value = parse_object(data, "This line")
+        except JsonError as error:
+            return BatchError(code="invalid_json_line", message=str(error), line=line)
+        except RecursionError:
+            return BatchError(code="invalid_json_line", message="This line is nested too deeply.", line=line)
         return self._wrong_field(value, line)
 
     def _wrong_field(self, value: dict[str, Any], line: int) -> BatchError | None:
@@ -93,18 +94,15 @@ class _Checker:
                 return wrong("missing_required_parameter", name, f"Missing required parameter: '{name}'.")
         if unknown := sorted(value.keys() - _FIELDS):
             return wrong("unknown_parameter", shown_name(unknown[0]), "There is no such field in a request of a batch.")
-        custom_id, body = value["custom_id"], value["body"]
-        if not isinstance(custom_id, str) or not 1 <= len(custom_id) <= _MAX_ID:
-            return wrong("invalid_custom_id", "custom_id", f"Expected a text of 1 to {_MAX_ID} characters.")
-        first = self._line_of.setdefault(custom_id, line)
-        if first != line:
-            return wrong("duplicate_custom_id", "custom_id", f"The custom_id of line {first} occurs again.")
-        if value.get("method", "POST") != "POST":
-            return wrong("invalid_method", "method", "Expected 'POST'.")
+        try:
+            first = self._line_of.setdefault(custom_id(value), line)
+            if first != line:
+                return wrong("duplicate_custom_id", "custom_id", f"The custom_id of line {first} occurs again.")
+            body = body_of(value)
+        except FieldError as error:
+            return wrong(_CODES[error.where], error.where, f"{error.reason[:1].upper()}{error.reason[1:]}.")
         if value["url"] != rules.endpoint:
             return wrong("mismatched_url", "url", f"Expected '{rules.endpoint}', the endpoint of this batch.")
-        if not isinstance(body, dict):
-            return wrong("invalid_type", "body", "Expected an object.")
         named = body.get("model")
         model = rules.models.get(named) if named is None or isinstance(named, str) else None
         if model is None:

@@ -11,12 +11,11 @@ from typing import Any
 from actors.identity import described_run, engine_identity, rows_identity
 from actors.workers.batch_worker import BATCH_INPUT
 from decoding.sampling_params import SamplingParams
-from endpoint.requests.fields import LARGEST
 from endpoint.service.served_model import ServedModel
 from pipeline.counts import Counts
 from pipeline.id_set import IdSet
 from pipeline.inputs.files import list_files
-from pipeline.inputs.openai_batch import CHAT_URL
+from pipeline.inputs.openai_batch import KINDS
 from pipeline.inputs.units import WorkUnit, plan_units
 from pipeline.run.commit import Receipt, read_receipt
 from pipeline.run.directory import RunDirectory
@@ -24,12 +23,10 @@ from pipeline.run.unit_rows import read_ahead
 from pipeline.storage.location import Location
 from pipeline.text.codec import TextCodec
 
-_COMPLETION_TOKENS = 16  # as in OpenAI's API
-
 
 def sampling_of(endpoint: str) -> SamplingParams:
     """Return the parameters of rows that give none of their own: those of the endpoint."""
-    return SamplingParams(max_tokens=LARGEST if endpoint == CHAT_URL else _COMPLETION_TOKENS)
+    return SamplingParams(max_tokens=KINDS[endpoint].default_max_tokens)
 
 
 class RunMaker:

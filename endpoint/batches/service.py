@@ -16,10 +16,10 @@ from endpoint.batches.ids import is_id
 from endpoint.batches.settings import BatchSettings
 from endpoint.batches.store import BatchStore
 from endpoint.batches.upload import UploadForm, store
-from endpoint.http.errors import ApiError, server_busy, shown_name
+from endpoint.http.errors import ApiError, server_busy, wrong
 from endpoint.http.retelling import Origin
 from endpoint.requests.batch import BatchRequest
-from endpoint.requests.fields import wrong
+from pipeline.errors import shown_name
 from pipeline.run.unit_rows import read_ahead
 
 _READS_AT_ONCE = 16  # of small files, as stores answer late

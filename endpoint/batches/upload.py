@@ -14,9 +14,9 @@ from starlette.requests import Request
 from endpoint.batches.files import FileStore, Purpose, StoredFile
 from endpoint.batches.ids import new_id
 from endpoint.batches.settings import BatchSettings
-from endpoint.http.errors import ApiError, server_busy, shown_name
+from endpoint.http.errors import ApiError, server_busy, wrong
 from endpoint.requests.batch import MAX_KEEP_S, MIN_KEEP_S
-from endpoint.requests.fields import wrong
+from pipeline.errors import shown_name
 
 _FIELDS = frozenset({"file", "purpose", "expires_after[anchor]", "expires_after[seconds]"})
 _MAX_PART_BYTES = 4096  # of a field that is no file

@@ -10,7 +10,8 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
-from endpoint.http.errors import ApiError, shown_name
+from endpoint.http.errors import ApiError, field_error
+from pipeline.errors import FieldError, shown_name
 
 _MESSAGES = {
     400: "The request cannot be read.",
@@ -46,12 +47,14 @@ _WORDS = {
 
 def install_handlers(app: FastAPI) -> None:
     """Install the handler of what the application raises on purpose; `endpoint.edge.install.Edge` answers the rest."""
-    for kind in (ApiError, RequestValidationError, HTTPException):
+    for kind in (ApiError, FieldError, RequestValidationError, HTTPException):
         app.add_exception_handler(kind, _answer)
 
 
 async def _answer(request: Request, error: Exception) -> JSONResponse:
     match error:
+        case FieldError():
+            error = field_error(error)
         case RequestValidationError():
             error = invalid_field(error.errors(), error.body)
         case HTTPException(status_code=status):

@@ -4,8 +4,8 @@ A client sees an ApiError and nothing else, in the OpenAI API's form. Every othe
 
     ApiError                        as it says: status, message, type, param, code
     ├ at the gate and the edge      400 401 404 405 408 413 414 415 429 431   gate/, edge/
-    ├ from a field of the body      400                                       requests/fields.py
     └ from a prompt                 400 context_length_exceeded, 429          service/encoder.py
+    FieldError                      400  a field of the body, by the table of pipeline/requests    edge/failures.py
     RequestValidationError          400  the first field that pydantic finds wrong    edge/failures.py
     HTTPException                   404 unknown_url, 405 method_not_allowed           edge/failures.py
     raised by a replica, or by Ray over one (service/backend.py, `as_api_error`)
@@ -28,6 +28,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from starlette.types import Send
+
+from pipeline.errors import FieldError
 
 _REPLACED = "x-dray-replaced"
 _TYPES = {429: "rate_limit_error", 504: "timeout_error"}
@@ -70,12 +72,14 @@ async def finish(send: Send) -> None:
     await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-def shown_name(name: str, max_chars: int = 64) -> str:
-    """Return a name that a client sent as errors may show it: its first characters, escaped unless printable ASCII."""
-    return "".join(
-        character if character.isascii() and character.isprintable() else ascii(character)[1:-1]
-        for character in name[:max_chars]
-    )
+def wrong(param: str, message: str, code: str = "invalid_value") -> ApiError:
+    """Return the error for a field that does not hold what it must."""
+    return ApiError(400, f"{param}: {message}", param=param, code=code)
+
+
+def field_error(error: FieldError) -> ApiError:
+    """Return the answer to a request with a field that is wrong or not supported."""
+    return wrong(error.where, error.reason, error.code)
 
 
 def model_unavailable(headers: Mapping[str, str] | None = None) -> ApiError:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
-
-from endpoint.requests.fields import Strict
+from pydantic import BaseModel, ConfigDict, Field
 
 MIN_KEEP_S, MAX_KEEP_S = 3600, 30 * 86_400
+
+
+class Strict(BaseModel):
+    """An object of a body, which may hold no other fields and nothing that would have to be converted."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
 
 
 class ExpiresAfter(Strict):

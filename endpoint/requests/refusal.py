@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from endpoint.http.errors import ApiError
-from endpoint.requests.fields import wrong
+from endpoint.http.errors import ApiError, wrong
 
 _PREFIX, _FORM = "sampling.", "sampling.structured"
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from endpoint.http.errors import shown_name
-from endpoint.requests.fields import check_text, field_error, unsupported, wrong
-from pipeline.errors import FieldError
+from pipeline.errors import FieldError, shown_name
+from pipeline.requests.kinds import unsupported
 from pipeline.text.tools.history import check_calls, check_id
 
 _ROLES = ("system", "developer", "user", "assistant")
@@ -16,23 +15,21 @@ _IGNORED = {"id", "status", "type", "phase"}  # of items that clients send back:
 
 
 def messages_of(value: Any, instructions: str | None) -> list[dict[str, Any]]:
-    """Return the messages that an input stands for, behind the instructions. Raises ApiError."""
+    """Return the messages that an input stands for, behind the instructions. Raises FieldError."""
     messages: list[dict[str, Any]] = []
     if instructions is not None:
-        check_text("instructions", instructions)
         messages.append({"role": "system", "content": instructions})
     if isinstance(value, str):
-        check_text("input", value)
         return [*messages, {"role": "user", "content": value}]
     if not isinstance(value, list) or not value:
-        raise wrong("input", "expected a string, or a list of at least one item")
+        raise FieldError("input", "expected a string, or a list of at least one item")
     if len(value) > _MAX_ITEMS:
-        raise wrong("input", f"expected at most {_MAX_ITEMS} items, got {len(value)}")
+        raise FieldError("input", f"expected at most {_MAX_ITEMS} items, got {len(value)}")
     thought = ""
     for index, item in enumerate(value):
         where = f"input[{index}]"
         if not isinstance(item, dict):
-            raise wrong(where, "expected an object")
+            raise FieldError(where, "expected an object")
         match item.get("type", "message"):
             case "message":
                 message = _message(where, item)
@@ -47,11 +44,11 @@ def messages_of(value: Any, instructions: str | None) -> list[dict[str, Any]]:
             case "reasoning":
                 thought = _thought(where, item)
             case str():
-                raise unsupported(f"{where}.type", "this server does not support such items")
+                raise FieldError(f"{where}.type", "this server does not support such items", is_unsupported=True)
             case _:
-                raise wrong(f"{where}.type", "expected a string")
+                raise FieldError(f"{where}.type", "expected a string")
     if all(message["role"] == "system" for message in messages):
-        raise wrong("input", "it has no message to answer")
+        raise FieldError("input", "it has no message to answer")
     if instructions is not None and messages[1]["role"] == "system":  # most templates take one such message
         messages[:2] = [{"role": "system", "content": f"{instructions}\n\n{messages[1]['content']}"}]
     return messages
@@ -61,7 +58,7 @@ def _message(where: str, item: dict[str, Any]) -> dict[str, Any]:
     _refuse_others(where, item, {"role", "content"})
     role = item.get("role")
     if role not in _ROLES:
-        raise wrong(f"{where}.role", f"expected one of {', '.join(_ROLES)}")
+        raise FieldError(f"{where}.role", f"expected one of {', '.join(_ROLES)}")
     text = _text(f"{where}.content", item.get("content"))
     return {"role": "system" if role == "developer" else str(role), "content": text}
 
@@ -76,7 +73,7 @@ def _add_call(where: str, item: dict[str, Any], messages: list[dict[str, Any]], 
         check_calls(where, [call])
     except FieldError as error:
         place = error.where.replace("[0].function", "", 1) if error.where.startswith(f"{where}[0]") else error.where
-        raise field_error(FieldError(place, error.reason, is_unsupported=error.is_unsupported)) from error
+        raise FieldError(place, error.reason, code=error.code) from error
     if not messages or messages[-1]["role"] != "assistant":
         messages.append({"role": "assistant", "content": "", **({"reasoning_content": thought} if thought else {})})
     messages[-1].setdefault("tool_calls", []).append(call)
@@ -84,10 +81,7 @@ def _add_call(where: str, item: dict[str, Any], messages: list[dict[str, Any]], 
 
 def _result(where: str, item: dict[str, Any]) -> dict[str, Any]:
     _refuse_others(where, item, {"call_id", "output"})
-    try:
-        check_id(f"{where}.call_id", item.get("call_id"))
-    except FieldError as error:
-        raise field_error(error) from error
+    check_id(f"{where}.call_id", item.get("call_id"))
     return {"role": "tool", "tool_call_id": item["call_id"], "content": _text(f"{where}.output", item.get("output"))}
 
 
@@ -98,21 +92,20 @@ def _thought(where: str, item: dict[str, Any]) -> str:
 
 def _text(where: str, content: Any) -> str:
     if isinstance(content, str):
-        check_text(where, content)
         return content
     if not isinstance(content, list) or not content:
-        raise wrong(where, "expected a string, or a list of text parts")
+        raise FieldError(where, "expected a string, or a list of text parts")
     texts = []
     for index, part in enumerate(content):
         place = f"{where}[{index}]"
         if not isinstance(part, dict) or not isinstance(part.get("type"), str):
-            raise wrong(place, "expected an object with a type and a text")
+            raise FieldError(place, "expected an object with a type and a text")
         if part["type"] not in _TEXTS:
-            raise unsupported(f"{place}.type", f"{part['type']!a:.64} is not supported, only text is")
+            reason = f"{part['type']!a:.64} is not supported, only text is"
+            raise FieldError(f"{place}.type", reason, is_unsupported=True)
         if not isinstance(part.get("text"), str):
-            raise wrong(f"{place}.text", "expected a string")
+            raise FieldError(f"{place}.text", "expected a string")
         _refuse_others(place, part, {"text", "annotations", "logprobs"})
-        check_text(f"{place}.text", part["text"])
         texts.append(part["text"])
     return "".join(texts)
 

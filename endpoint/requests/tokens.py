@@ -2,42 +2,44 @@
 
 from __future__ import annotations
 
-from typing import Self
+from dataclasses import dataclass
+from typing import Any
 
-from pydantic import model_validator
-
-from endpoint.requests.conversation import ConversationFields
-from endpoint.requests.fields import ModelName, Strict, TokenIds, check_text, wrong
+from pipeline.errors import FieldError
+from pipeline.requests.body import Body, asks
+from pipeline.requests.chat import Conversation
+from pipeline.requests.kinds import TEXT, text
+from pipeline.requests.token_kinds import TOKEN_IDS
 from pipeline.text.chat import Chat
 
+_MODEL = "The model, by a name under which it is served."
 
-class TokenizeRequest(ConversationFields):
+
+@dataclass(frozen=True, kw_only=True)
+class TokenizeBody(Conversation):
     """Body of POST /tokenize: a prompt, or the messages of a chat."""
 
-    model: ModelName | None = None
-    prompt: str | None = None
+    model: str | None = asks(text(512), _MODEL)
+    prompt: str | None = asks(TEXT, "A text.")
 
-    @model_validator(mode="after")
-    def _check_one(self) -> Self:
+    def check(self) -> None:
+        """Raise FieldError for no prompt, for two, and for fields that only a chat has."""
         if (self.prompt is None) == (self.messages is None):
-            raise wrong("prompt", "give a prompt or messages, and not both")
-        if self.prompt is not None:
-            check_text("prompt", self.prompt)
-            self.refuse_without_messages()
-        else:
-            self.chat()
-        return self
+            raise FieldError("prompt", "give a prompt or messages, and not both")
+        if self.messages is None and (others := self.of_chat()):
+            raise FieldError(next(iter(others)), "it needs messages")
 
     @property
     def text(self) -> tuple[str, str | Chat]:
         """The name of the field that is given, and what it holds."""
         if self.prompt is not None:
             return "prompt", self.prompt
-        return "messages", self.chat()
+        return "messages", Chat.of(self.messages, self.of_chat())
 
 
-class DetokenizeRequest(Strict):
+@dataclass(frozen=True, kw_only=True)
+class DetokenizeBody(Body):
     """Body of POST /detokenize."""
 
-    model: ModelName | None = None
-    tokens: TokenIds
+    tokens: list[Any] = asks(TOKEN_IDS, "The token ids of a text.", is_required=True)
+    model: str | None = asks(text(512), _MODEL)

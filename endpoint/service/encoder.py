@@ -13,8 +13,7 @@ from typing import Any, TypeVar
 from actors.engine.answer_grammar import with_answer_grammar
 from actors.engine.bad_words import with_bad_word_ids
 from decoding.sampling_params import SamplingParams
-from endpoint.http.errors import ApiError, context_exceeded, server_busy
-from endpoint.requests.fields import field_error, wrong
+from endpoint.http.errors import ApiError, context_exceeded, field_error, server_busy, wrong
 from pipeline.errors import FieldError, LongTextError, RowError, TemplateError
 from pipeline.text.chat import Chat, ChatPrompt
 from pipeline.text.codec import TextCodec
@@ -102,8 +101,10 @@ class Encoder:
         return await asyncio.wrap_future(future)
 
 
-def _characters_of(message: Mapping[str, Any]) -> int:
-    """Return about how many characters of a message the template may write."""
+def _characters_of(message: Any) -> int:
+    """Return about how many characters of a message, which is not checked yet, the template may write."""
+    if not isinstance(message, Mapping):
+        return 0
     return sum(
         len(each if isinstance(each, str) else json.dumps(each, ensure_ascii=False)) for each in message.values()
     )

@@ -6,8 +6,9 @@ import asyncio
 
 from actors.engine.deadline import Deadline
 from actors.engine.requests import EngineFacts
-from endpoint.http.errors import ApiError, shown_name
+from endpoint.http.errors import ApiError
 from endpoint.service.service import Service
+from pipeline.errors import shown_name
 
 _FACTS_S = 5.0  # for the engines of one of several models to say what takes them no time
 

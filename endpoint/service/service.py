@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from itertools import chain
 from typing import Any
 
 from actors.engine.deadline import Deadline
 from actors.engine.requests import EngineFacts, Generation
-from decoding.sampling_params import SamplingParams
-from endpoint.http.errors import ApiError, context_exceeded
+from actors.engine.vocabulary import check_vocabulary
+from endpoint.http.errors import ApiError, context_exceeded, wrong
 from endpoint.http.retelling import Origin, Telling
-from endpoint.requests.fields import check_token_ids, outside_vocabulary, unsupported, wrong
-from endpoint.requests.generation import GenerationRequest
+from endpoint.requests.body import params_of, prompts_of
 from endpoint.service.backend import Backend, api_errors
 from endpoint.service.encoder import Encoder
 from endpoint.service.metrics import ServingMetrics
 from endpoint.service.settings import ServiceSettings as ServiceSettings
+from pipeline.errors import FieldError
+from pipeline.requests.asked import Asked
+from pipeline.requests.limits import check_num_drafted, num_kept_tokens
+from pipeline.requests.token_kinds import check_token_ids
 from pipeline.text.answers import AnswerForm
 from pipeline.text.chat import Chat, ChatPrompt
 from pipeline.text.codec import TextCodec
@@ -73,23 +75,25 @@ class Service:
         self.settings, self.codec, self.backend, self.metrics = settings, codec, backend, metrics
         self._encoder = Encoder(codec)
 
-    async def prepare(self, request: GenerationRequest, call: Call) -> PreparedRequest:
+    async def prepare(self, request: Asked, call: Call) -> PreparedRequest:
         """Check a request against the model and encode its prompts. Raises ApiError.
 
         Without a seed each prompt gets one of its own, which the answer names.
         """
         deadline, origin = call.deadline, call.origin
-        params, by_param, facts = request.params(), request.prompts, await self.facts(deadline)
+        params, by_param, facts = params_of(request), prompts_of(request), await self.facts(deadline)
         with api_errors():
             async with deadline.enforced():
                 params = await self._encoder.with_bad_word_ids(params)
-        _check_vocabulary(params, facts.vocab_size)
+        check_vocabulary(params, facts.vocab_size)
         _check_drafts(request, facts)
         if (num_choices := len(by_param) * params.n) > self.settings.max_choices:
             asked = f"The request asks for {num_choices} choices (prompts x n, or x best_of)"
             taken = f"and this server takes at most {self.settings.max_choices}."
             raise ApiError(400, f"{asked}, {taken}", param="n", code="invalid_value")
-        keeps = _num_kept(request.truncate_prompt_tokens, params.max_tokens, facts.max_model_len)
+        keeps = request.truncate_prompt_tokens
+        if keeps is not None:
+            keeps = num_kept_tokens(keeps, params.max_tokens, facts.max_model_len)
         prompts = [
             await self.encode(param, prompt, deadline, needs_text=request.needs_prompt_text, keeps=keeps)
             for param, prompt in by_param.items()
@@ -177,30 +181,7 @@ class Service:
                 return await self._encoder.decode(token_ids)
 
 
-def _num_kept(wanted: int | None, max_tokens: int, max_model_len: int) -> int | None:
-    """Return how many tokens of a prompt stay; None for all. Raises ApiError for more than the context has."""
-    if wanted == -1:
-        return max(1, max_model_len - min(max_tokens, max_model_len - 1))
-    if wanted is not None and wanted > max_model_len:
-        raise wrong("truncate_prompt_tokens", f"expected at most {max_model_len}, which is this model's context")
-    return wanted
-
-
-def _check_vocabulary(params: SamplingParams, vocab_size: int) -> None:
-    """Raise ApiError for token ids that the model does not have."""
-    named = {
-        "logit_bias": params.logit_bias,
-        "stop_token_ids": params.stop_token_ids,
-        "allowed_token_ids": params.allowed_token_ids or (),
-        "bad_words": chain.from_iterable(params.bad_word_ids),
-    }
-    for param, token_ids in named.items():
-        for token_id in token_ids:
-            if token_id >= vocab_size:
-                raise outside_vocabulary(param, token_id, vocab_size)
-
-
-def _check_drafts(request: GenerationRequest, facts: EngineFacts) -> None:
+def _check_drafts(request: Asked, facts: EngineFacts) -> None:
     """Raise ApiError for wishes about drafts that the engine cannot grant."""
     limit = request.num_speculative_tokens
     if not facts.controls_drafts:
@@ -209,10 +190,9 @@ def _check_drafts(request: GenerationRequest, facts: EngineFacts) -> None:
             ("include_rejected_drafts", bool(request.include_rejected_drafts)),
         ):
             if is_asked:
-                raise unsupported(name, "this server's engine drafts for all requests alike; leave it out")
-    if limit is not None and limit > facts.num_speculative_tokens:
-        most = f"this server drafts at most {facts.num_speculative_tokens} tokens in a round"
-        raise wrong("num_speculative_tokens", f"{most}, got {limit}; ask for fewer, or leave it out")
+                reason = "this server's engine drafts for all requests alike; leave it out"
+                raise FieldError(name, reason, is_unsupported=True)
+    check_num_drafted(limit, facts.num_speculative_tokens)
 
 
 def _too_long(param: str, num_tokens: int, facts: EngineFacts) -> ApiError:

@@ -27,6 +27,7 @@ from pipeline.storage.whole_file import replacement
 from pipeline.text.codec import TextCodec
 
 _Scored = tuple[int, float, list[dict[str, Any]]]  # an output token's id, its logprob, and the alternatives to it
+_FIELD = re.compile(r"(?:body|sampling)\.([A-Za-z_][\w.\[\]]*)|([a-z_]+(?:[.\[][\w.\[\]]*)?): ")  # begins a message
 _ERROR_CODES: Mapping[Stage, str] = {
     "read": "invalid_request",
     "template": "invalid_messages",
@@ -108,12 +109,12 @@ def _not_run_line(row_id: int, custom_id: str | int | None, not_run: NotRun) -> 
 def _as_answer(line: Mapping[str, Any]) -> dict[str, Any]:
     """Return an error line with the error as the endpoint's answer to the request."""
     code, message = line["error"]["code"], line["error"]["message"]
-    field = re.match(r"(?:body|sampling)\.([A-Za-z_][\w.\[\]]*)", message)
+    field = _FIELD.match(message)
     is_ours = code == _ERROR_CODES["generate"]
     error = {
         "message": message.replace("sampling.", "").replace("body.", ""),
         "type": "server_error" if is_ours else "invalid_request_error",
-        "param": field[1].rstrip(".") if field else None,
+        "param": (field[1] or field[2]).rstrip(".") if field else None,
         "code": code,
     }
     request_id = line["id"].replace("batch_req_", "req_")

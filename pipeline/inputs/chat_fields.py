@@ -7,18 +7,10 @@ from typing import Any
 
 from pipeline.errors import RowError, wrong_type
 from pipeline.inputs.records import parse_json
+from pipeline.requests.chat import Conversation
 
-# The type of each field, and whether JSON text may stand for it (in CSV, and in Parquet).
-_FIELDS: Mapping[str, tuple[tuple[type, ...], bool]] = {
-    "tools": ((list,), True),
-    "tool_choice": ((str, dict), True),
-    "parallel_tool_calls": ((bool,), False),
-    "chat_template_kwargs": ((dict,), True),
-    "reasoning_effort": ((str,), False),
-    "continue_final_message": ((bool,), False),
-    "add_generation_prompt": ((bool,), False),
-}
-CHAT_FIELDS = tuple(_FIELDS)
+CHAT_FIELDS = tuple(name for name in Conversation.table() if name != "messages")
+_MAY_BE_JSON = ("tools", "tool_choice", "chat_template_kwargs")  # as text, in CSV and in Parquet
 
 
 def chat_fields(values: Mapping[str, Any], where: str) -> dict[str, Any]:
@@ -27,17 +19,16 @@ def chat_fields(values: Mapping[str, Any], where: str) -> dict[str, Any]:
     `where` begins the name of a field in an error. Raises RowError (stage "template").
     """
     found: dict[str, Any] = {}
-    for name, (types, may_be_json) in _FIELDS.items():
+    for name in CHAT_FIELDS:
         value = values.get(name)
-        if may_be_json and isinstance(value, str) and value.lstrip()[:1] in ("[", "{"):
+        if name in _MAY_BE_JSON and isinstance(value, str) and value.lstrip()[:1] in ("[", "{"):
             try:
                 value = parse_json(value)
             except (ValueError, RecursionError) as error:
                 raise RowError("template", f"{where}{name}: not JSON: {error}", type(error).__name__) from error
         if value is None or value == "":
             continue
-        if not isinstance(value, types):
-            expected = {list: "a list", dict: "an object", str: "a string", bool: "true or false"}[types[-1]]
-            raise wrong_type("template", f"{where}{name}", expected, value)
-        found[name] = value
+        if name == "tools" and not isinstance(value, list):
+            raise wrong_type("template", f"{where}{name}", "a list", value)
+        found[name] = Conversation.table()[name].kind.read(f"{where}{name}", value)
     return found

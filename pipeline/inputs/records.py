@@ -12,6 +12,7 @@ from pipeline.errors import RowError
 from pipeline.inputs.lines import TextRecord, parse_csv, split_csv, split_lines
 from pipeline.inputs.options import InputOptions
 from pipeline.inputs.parquet_rows import parquet_schema
+from pipeline.requests.strict_json import JsonError, parse_object
 from pipeline.storage.location import Location
 
 Columns = dict[str, Any]
@@ -68,7 +69,11 @@ def _parse(data: bytes, options: InputOptions, header: list[str]) -> Columns:
             return dict(zip(header, fields, strict=True))
         if options.format == "text":
             return {options.prompt_column: data.decode("utf-8").removesuffix("\n").removesuffix("\r")}
+        if options.format == "openai_batch":
+            return parse_object(data, "the line")
         return _parse_json_object(data)
+    except (JsonError, RecursionError) as error:
+        raise RowError("read", f"not a request: {error}", type(error).__name__) from error
     except UnicodeDecodeError as error:
         raise RowError(
             "read", f"this record is not UTF-8: byte {error.start} is {data[error.start]:#04x}", "UnicodeDecodeError"

@@ -38,12 +38,12 @@ class InputRow:
     row_id: int
     row_number: int
     user_id: str | int | None
-    prompt: str | None
+    prompt: str | list[int] | None  # a text, or the token ids of an OpenAI batch file
     messages: list[Any] | None
     overrides: dict[str, Any]
     columns: dict[str, Any]
     carried: dict[str, Any]
-    asked: dict[str, Any] = field(default_factory=dict)  # of a chat, by the names of the API: tools; not checked yet
+    asked: dict[str, Any] = field(default_factory=dict)  # beside these, by the names of the API: tools, best_of
 
 
 @dataclass(frozen=True)
@@ -177,8 +177,8 @@ def _user_id(columns: Columns, options: InputOptions, id_type: pa.DataType) -> s
 
 def _request(
     columns: Columns, options: InputOptions
-) -> tuple[str | None, list[Any] | None, dict[str, Any], dict[str, Any]]:
-    """Return (prompt, messages, overrides, chat fields) of a row; one of the first two is None."""
+) -> tuple[str | list[int] | None, list[Any] | None, dict[str, Any], dict[str, Any]]:
+    """Return (prompt, messages, overrides, what else is asked) of a row; one of the first two is None."""
     if options.format == "openai_batch":
         prompt, chat, asked_sampling, fields = read_request(columns)
         return prompt, chat, _given(asked_sampling), fields

@@ -8,7 +8,7 @@ from typing import Any
 
 from pipeline.errors import FieldError
 from pipeline.text.answers import AnswerForm
-from pipeline.text.tools.asked import ToolsAsked
+from pipeline.text.tools.asked import ToolsAsked, read_tools
 
 
 @dataclass(frozen=True)
@@ -26,6 +26,22 @@ class Chat:
     effort_field: str = "reasoning_effort"
     continues: bool | None = None  # `continue_final_message`
     begins: bool | None = None  # `add_generation_prompt`
+
+    @classmethod
+    def of(cls, messages: Any, asked: Mapping[str, Any], variables: Mapping[str, Any] | None = None) -> Chat:
+        """Return the chat of messages and of what is asked for beside them, by its names in the API.
+
+        Raises FieldError for tools that are wrong.
+        """
+        return cls(
+            messages,
+            read_tools(asked.get("tools"), asked.get("tool_choice"), asked.get("parallel_tool_calls")),
+            variables or {},
+            asked.get("chat_template_kwargs") or {},
+            asked.get("reasoning_effort"),
+            continues=asked.get("continue_final_message"),
+            begins=asked.get("add_generation_prompt"),
+        )
 
     @property
     def num_characters_of_tools(self) -> int:

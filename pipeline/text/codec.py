@@ -27,7 +27,7 @@ from pipeline.text.readings import content_text, messages_as_read
 from pipeline.text.reasoning import Thought
 from pipeline.text.text_behind import TextBehind
 from pipeline.text.text_length import TextLength
-from pipeline.text.tools.asked import ToolsAsked, read_tools
+from pipeline.text.tools.asked import ToolsAsked
 from pipeline.text.tools.grammar import GrammarWriter
 
 # Every tokenizer folder has one of these files.
@@ -134,18 +134,10 @@ class TextCodec:
         """Return the row's prompt as `prompt` does, and the form of its answer. Raises RowError."""
         if row.messages is None:
             assert row.prompt is not None
+            if isinstance(row.prompt, list):
+                return ChatPrompt(self.decode(row.prompt), row.prompt)
             return ChatPrompt(row.prompt, self.encode(_whole_characters(row.prompt), is_chat=False))
-        asked = row.asked
-        chat = Chat(
-            row.messages,
-            read_tools(asked.get("tools"), asked.get("tool_choice"), asked.get("parallel_tool_calls")),
-            self._column_variables(row),
-            asked.get("chat_template_kwargs") or {},
-            asked.get("reasoning_effort"),
-            continues=asked.get("continue_final_message"),
-            begins=asked.get("add_generation_prompt"),
-        )
-        return self.chat(chat)
+        return self.chat(Chat.of(row.messages, row.asked, self._column_variables(row)))
 
     def chat_prompt(
         self, messages: Any, max_tokens: int | None = None, variables: Mapping[str, Any] | None = None

@@ -104,7 +104,7 @@ TOOLS: dict[str, Case] = {
         "tool_choice.function.name: no function of tools has this name", tool(), choice=named("g")
     ),
     "no place": _tools("tools: the chat template of this model has no place for tools", tool(), choice="auto"),
-    "calls at once": _tools("parallel_tool_calls: expected true or false, got ", tool(), parallel_tool_calls="no"),
+    "calls at once": _tools("parallel_tool_calls: expected true or false", tool(), parallel_tool_calls="no"),
     "tools that are no JSON": ({"messages": HELLO, "tools": "[1"}, ("template", "tools: not JSON")),
     "tools that are a number": ({"messages": HELLO, "tools": 3}, ("template", "tools: expected a list, got int")),
     "arguments that are no JSON": _history(f"{CALL}.function.arguments: expected JSON text", called('{"a"')),

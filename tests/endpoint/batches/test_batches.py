@@ -21,7 +21,7 @@ BAD_BODIES: dict[str, dict[str, Any]] = {
     "no prompt": {"prompt": None},
     "empty prompt": {"prompt": ""},
     "prompts": {"prompt": ["one", "two"]},
-    "token ids": {"prompt": [1, 2]},
+    "token ids": {"prompt": [1, -2]},
     "long prompt": {"prompt": "hello " * 400},
     "messages": {"messages": [{"role": "user", "content": "hi"}]},
     "unknown field": {"color": "red"},

@@ -6,7 +6,7 @@ from dataclasses import replace
 import openai
 import pytest
 
-from endpoint.requests.generation import GenerationRequest
+from pipeline.requests.asked import Asked
 from tests.endpoint.in_process import CONTEXT, MODEL, answered
 from tests.endpoint.requests.bad_bodies import BAD_BODIES
 from tests.endpoint.requests.bad_chats import BAD_CHATS
@@ -15,7 +15,7 @@ from tests.endpoint.requests.bad_requests import CHAT, HELLO, HI, Bad
 from tests.endpoint.toy_app import BEARER
 from tests.endpoint.web import ask
 
-SHARED_FIELDS = GenerationRequest.model_fields.keys()
+SHARED_FIELDS = Asked.table().keys()
 SHARED = [  # completions whose wrong fields a chat has as well, where they get the same error
     replace(bad, name=f"{bad.name}, in a chat", path=CHAT, body={**HI, **changed})
     for bad in BAD_COMPLETIONS

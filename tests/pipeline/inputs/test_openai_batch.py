@@ -46,7 +46,7 @@ def completion(**body: Any) -> Line:
         (chat(temperature=0.5, top_p=0.9, seed=3, n=2, stop=["a"]), None),
         (chat(top_k=5, min_p=0.1, repetition_penalty=1.1, min_tokens=1, ignore_eos=True, stop_token_ids=[3]), None),
         (chat(max_completion_tokens=9), {"max_tokens": 9}),
-        (chat(max_completion_tokens=9, max_tokens=9), {"max_tokens": 9}),
+        (chat(max_completion_tokens=9, max_tokens=12), {"max_tokens": 9}),
         (chat(logit_bias={"12": -100}), {"logit_bias": {12: -100}}),
         (chat(allowed_token_ids=[3, 4], bad_words=["no"]), None),
         (chat(logprobs=True), {"logprobs": 0}),
@@ -55,10 +55,10 @@ def completion(**body: Any) -> Line:
         (chat(structured_outputs={"choice": ["a"], "regex": None}), {"structured": {"choice": ["a"]}}),
         (completion(guided_json={"type": "null"}), {"structured": {"json_schema": {"type": "null"}}}),
         (chat(logprobs=True, top_logprobs=3), {"logprobs": 3}),
-        (chat(logprobs=False, top_logprobs=None), {}),
+        (chat(logprobs=False, top_logprobs=None), {"logprobs": None}),
         (completion(logprobs=2, max_tokens=4), {"logprobs": 2, "max_tokens": 4}),
         (
-            chat(user="u", metadata={"a": 1}, stream=False, tools=[], response_format={"type": "text"}),
+            chat(user="u", metadata={"a": "b"}, stream=False, tools=[], response_format={"type": "text"}),
             {"structured": False},
         ),
     ],
@@ -75,44 +75,38 @@ def test_fields_of_the_body_become_sampling_parameters(read: Read, line: Line, o
 @pytest.mark.parametrize(
     ("line", "stage", "message"),
     [
-        (chat(functions=[{"name": "f"}]), "params", "body.functions is not supported"),
-        (chat(tools=3), "template", "body.tools: expected a list, got int"),
-        (chat(stream=True), "params", "body.stream is not supported"),
-        (chat(response_format={"type": "xml"}), "params", "body.response_format.type: expected text, json_object or"),
-        (
-            chat(response_format={"type": "json_schema"}),
-            "params",
-            "body.response_format.json_schema: expected an",
-        ),
-        (chat(response_format="json"), "params", "body.response_format: expected an object, got a string"),
-        (
-            chat(response_format=JSON, guided_regex="a"),
-            "params",
-            "body.guided_regex: the body has response_format",
-        ),
-        (
-            chat(structured_outputs={"structural_tag": "x"}),
-            "params",
-            "body.structured_outputs.structural_tag: it is",
-        ),
-        (completion(best_of=2), "params", "body.best_of is not supported"),
-        (completion(echo=True), "params", "body.echo is not supported"),
-        (chat(prompt="x"), "params", "body has prompt"),
-        (chat(max_tokens=1, max_completion_tokens=2), "params", "differ"),
-        (chat(logprobs=5), "params", "body.logprobs: expected true or false"),
-        (chat(top_logprobs=5), "params", "needs body.logprobs"),
-        (chat(logit_bias={"x": 1}), "params", "body.logit_bias"),
-        (chat(messages=None), "read", "body.messages: expected a list, got NoneType"),
-        (completion(prompt=["a", "b"]), "read", "body.prompt: expected one string, got list"),
-        ({**chat(), "url": "/v1/embeddings"}, "read", "got '/v1/embeddings'"),
-        ({**chat(), "method": "GET"}, "read", "method"),
+        (chat(functions=[{"name": "f"}]), "params", "body.functions: this server does not support it; leave it out"),
+        (chat(stream=True), "params", "body.stream: the answers of a batch are whole; leave it out"),
+        (chat(top_k=-2), "params", "body.top_k: must be at least -1"),
+        (completion(prompt=[5, -1]), "params", "body.prompt[1]: a token id is an integer from 0 to 2147483647"),
+        ({**chat(), "url": "/v1/embeddings"}, "read", "url: expected one of /v1/chat/completions, /v1/completions"),
+        ({**chat(), "url": ["/v1/completions"]}, "read", "url: expected one of "),
+        ({**chat(), "method": "GET"}, "read", "method: expected 'POST'"),
         ({**chat(), "body": None}, "read", "body: expected an object"),
-        ({**chat(), "custom_id": None}, "read", "custom_id: expected a string, got None"),
+        ({**chat(), "custom_id": ""}, "read", "custom_id: expected a string of 1 to 512 characters"),
     ],
 )
 def test_an_unsupported_field_is_an_error_row_that_names_it(read: Read, line: Line, stage: str, message: str) -> None:
     row = read(line)
     assert isinstance(row, ErrorRow)
     assert row.stage == stage
-    assert message in row.message
-    assert row.id == line["custom_id"]
+    assert row.message.startswith(message)
+    assert row.id == (line["custom_id"] or None)
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ('{"prompt": "a", "temperature": NaN}', "NaN is not JSON; a number must be finite."),
+        ('{"prompt": "a", "temperature": 1e400}', "the line has a number that is too large for a float."),
+        ('{"prompt": "a", "logit_bias": {"1": 1, "1": 2}}', "the line has the same key twice in one object."),
+        ('{"prompt": "\\ud800"}', "the line has half of a surrogate pair (\\ud800 to \\udfff)."),
+    ],
+)
+def test_a_line_that_no_endpoint_would_parse_is_an_error_row(
+    write: Callable[[str, bytes], str], body: str, message: str
+) -> None:
+    path = write("batch.jsonl", f'{{"custom_id": "a", "url": "/v1/completions", "body": {body}}}'.encode())
+    (row,) = read_all(list_files(path), InputOptions(format="openai_batch"), 1)
+    assert isinstance(row, ErrorRow)
+    assert row.message == f"not a request: {message}"

@@ -1,0 +1,34 @@
+"""The check of token ids that a request or a row names against those that the model has."""
+
+from collections.abc import Collection
+from itertools import chain
+
+from decoding.sampling_params import SamplingParams
+from pipeline.inputs.rows import InputRow
+from pipeline.requests.token_kinds import check_token_ids, outside_vocabulary
+
+_NAMES = ("logit_bias", "stop_token_ids", "allowed_token_ids", "bad_words")
+
+
+def check_vocabulary(params: SamplingParams, vocab_size: int, names: Collection[str] = _NAMES) -> None:
+    """Raise FieldError for a token id in these parameters that the model does not have."""
+    named = {
+        "logit_bias": params.logit_bias,
+        "stop_token_ids": params.stop_token_ids,
+        "allowed_token_ids": params.allowed_token_ids or (),
+        "bad_words": chain.from_iterable(params.bad_word_ids),
+    }
+    for name, token_ids in named.items():
+        for token_id in token_ids if name in names else ():
+            if token_id >= vocab_size:
+                raise outside_vocabulary(name, token_id, vocab_size)
+
+
+def check_row(row: InputRow, params: SamplingParams, vocab_size: int) -> None:
+    """Raise FieldError for a token id of the row's own that the model does not have, in its prompt or its parameters.
+
+    The run's own parameters may name some, which are never written.
+    """
+    if isinstance(row.prompt, list):
+        check_token_ids("prompt", row.prompt, vocab_size)
+    check_vocabulary(params, vocab_size, row.overrides)

@@ -1,0 +1,109 @@
+"""JSON of requests, parsed strictly: ambiguous input is an error that says what is wrong with it.
+
+Python's own parser accepts NaN and infinities, the last of two equal keys, half a surrogate pair, and any nesting that
+its stack can hold. RFC 8259, 4: names should be unique; 8.2: the behaviour of unpaired surrogates is unpredictable.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from typing import Any, NoReturn
+
+from pipeline.errors import shown_name
+
+# Possessive, and the closing quote may be missing: no byte is looked at twice.
+_BRACKET_OR_STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?|[\[{]|[\]}]', re.DOTALL)
+_MAX_NAME = 64  # bytes of a field's name that are shown
+_SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
+
+
+class JsonError(ValueError):
+    """Bytes that are not one strict JSON object. The message has none of their text but the name of a field, `name`."""
+
+    def __init__(self, message: str, name: str | None = None) -> None:
+        super().__init__(message)
+        self.name = name
+
+
+def parse_object(data: bytes, what: str, max_depth: int | None = None) -> dict[str, Any]:
+    """Return the object that bytes hold; `what` begins a message ("The body"). Raises JsonError or RecursionError."""
+    if max_depth is not None:
+        _check_depth(data, what, max_depth)
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise JsonError(f"{what} is not UTF-8: byte {error.start} begins no character.") from None
+    try:
+        value = json.loads(text, parse_constant=_refuse_constant, parse_float=_finite, object_pairs_hook=_unique)
+    except json.JSONDecodeError as error:
+        raise JsonError(f"{what} is not JSON at line {error.lineno}, column {error.colno}.") from None
+    except _Ambiguous as error:
+        message, name = error.args
+        raise JsonError(message.format(what=what), name) from None
+    except ValueError:  # Python reads no integer of more than 4,300 digits
+        raise JsonError(f"{what} has a number with too many digits.") from None
+    if not isinstance(value, dict):
+        raise JsonError(f"{what} must be a JSON object.")
+    if _SURROGATE_ESCAPE.search(data):
+        _check_surrogates(what, value)
+    return value
+
+
+class _Ambiguous(ValueError):
+    """What JSON does not allow, or does not define: a message with a place for what holds it, and a name or None."""
+
+
+def _check_depth(data: bytes, what: str, max_depth: int) -> None:
+    if data.count(b"[") + data.count(b"{") <= max_depth:
+        return
+    depth, newest = 0, b""  # the newest string of the outermost object: its field's name, where a bracket follows
+    for match in _BRACKET_OR_STRING.finditer(data):
+        first = match[0][:1]
+        if first in b"[{":
+            depth += 1
+            if depth > max_depth:
+                raise _too_deep(newest, what, max_depth)
+        elif first in b"]}":
+            depth -= 1
+        elif depth == 1:
+            newest = match[0]
+
+
+def _too_deep(quoted_name: bytes, what: str, max_depth: int) -> JsonError:
+    name = shown_name(quoted_name.strip(b'"').decode("utf-8", "replace"), _MAX_NAME)
+    if not name:
+        return JsonError(f"{what} is nested deeper than {max_depth} levels.")
+    said = f"{what[:1].lower()}{what[1:]} is nested deeper than {max_depth} levels here"
+    remedy = "use fewer levels; a JSON Schema may name its inner parts in $defs"
+    return JsonError(f"{name}: {said}; {remedy}", name)
+
+
+def _check_surrogates(what: str, value: dict[str, Any]) -> None:
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise JsonError(f"{what} has half of a surrogate pair (\\ud800 to \\udfff).") from None
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise _Ambiguous(f"{name} is not JSON; a number must be finite.", None)
+
+
+def _finite(digits: str) -> float:
+    number = float(digits)
+    if not math.isfinite(number):
+        raise _Ambiguous("{what} has a number that is too large for a float.", None)
+    return number
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        seen: set[str] = set()
+        twice = next(name for name, _ in pairs if name in seen or seen.add(name))  # type: ignore[func-returns-value]
+        raise _Ambiguous(
+            "{what} has the same key twice in one object.", twice if twice.isprintable() and len(twice) <= 64 else None
+        )
+    return values
