@@ -12,6 +12,7 @@ import torch
 import transformers
 
 from actors.settings import GeneratorSettings
+from decoding.checkpoint.gguf_file import origin
 from pipeline.inputs.files import InputFile, inputs_digest
 from pipeline.inputs.options import InputOptions
 from pipeline.run.fingerprint import files_digest, model_fingerprint, text_fingerprint, tokenizer_fingerprint
@@ -53,8 +54,10 @@ def engine_identity(settings: GeneratorSettings, codec: TextCodec) -> dict[str, 
     models, engine = settings.models, settings.engine
     formats = {name for name in ("tool_calls", "reasoning") if getattr(settings.chat, name) == "auto"}
     chat = {name: value for name, value in asdict(settings.chat).items() if name not in formats}
+    made_of = origin(models.target)
     identity = {
         "target": model_fingerprint(models.target),
+        **({"target_gguf": made_of} if made_of else {}),
         "tokenizer": tokenizer_fingerprint(models.tokenizer or models.target),
         "chat": {**chat, "chat_template": text_fingerprint(codec.chat_template or "")},
         "dtype": models.dtype,

@@ -42,7 +42,9 @@ def check_kind(folder: Path) -> None:
             )
         )
     if not (folder / "config.json").is_file():
-        raise ValueError(f"no model in {str(folder)!r}: it has no config.json")
+        found = sorted(file.name for file in folder.glob("*.gguf"))
+        others = f", but {found[0]}: name that file itself" if found else ""
+        raise ValueError(f"no model in {str(folder)!r}: it has no config.json{others}")
     config = read_json(folder / "config.json")
     if head := draft_head(config):
         raise ValueError(
