@@ -30,7 +30,7 @@ from decoding.network.target import Target
 from decoding.pace.draft_lengths import DraftPlan
 from decoding.pace.schedule import Schedule
 from decoding.sampling.distribution import SamplingBatch, first_stop
-from decoding.sampling.forbidden import dead_end
+from decoding.sampling.forbidden import why_nothing_follows
 from decoding.sampling.judging import RowVerdict, ScoreRequest
 from decoding.sampling.rows import Rows, sampling_batch
 from decoding.sampling.token_counts import TokenCounts
@@ -292,13 +292,8 @@ class Lane:
 
     def _why_nothing_follows(self, sequence: Sequence, settled: list[int]) -> str:
         """Return why no token can follow a row's own and the settled ones."""
-        if sequence.matcher is not None and sequence.matcher.dead_end is not None:
-            return f"sampling.structured: {sequence.matcher.dead_end}"
         stop_ids = sequence.stop_ids(self.target.eos_token_ids)
-        return dead_end(sequence, settled, self.target.vocab_size, stop_ids) or (
-            f"the target's logits are not finite after {len(sequence) + len(settled)} tokens; "
-            "if this is a float16 overflow, use bfloat16 or float32"
-        )
+        return why_nothing_follows(sequence, settled, self.target.vocab_size, stop_ids)
 
     @contextmanager
     def _timed(self) -> Iterator[None]:

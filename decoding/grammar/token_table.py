@@ -5,11 +5,13 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
+import numpy.typing as npt
 
 if TYPE_CHECKING:
     from llguidance import LLTokenizer
 
 Words = np.dtype(np.uint32)  # of a packed mask: bit i of word w stands for token id 32 * w + i
+Mask = npt.NDArray[np.uint32]  # packed, one bit for each token id
 
 
 class TokenTable:

@@ -1,6 +1,7 @@
 """Reference: what a model writes alone, by transformers' own code: its attention, its cache, one row, one token a step.
 
-Nothing of what makes the engine fast is used: no slots, no batch, no draft, none of our layers. Only the rule that
+Nothing of what makes the engine fast is used: no slots, no batch, no draft, none of our layers, and no state of a row
+but its tokens: each row's grammar is compiled for it alone, and read forward (`ForwardMatcher`). Only the rule that
 turns logits into a token is shared, with its noise and its margin: where rounding could decide between two tokens, one
 forward without a cache does, here as in the engine. `jobs.prove` compares the engine's texts with these.
 """
@@ -16,11 +17,12 @@ from decoding.device import Device, to_device
 from decoding.grammar.grammars import Grammars
 from decoding.noise import GumbelNoise, Stream
 from decoding.sampling.distribution import shape_logits
+from decoding.sampling.forbidden import why_nothing_follows
 from decoding.sampling.judging import verify_rows
 from decoding.sampling.picks import pick_plain
 from decoding.sampling.rows import Rows, sampling_batch
 from decoding.sampling.verify import BatchVerdict, Draft
-from decoding.sequence import Sequence
+from decoding.sequence import Sequence, TokenLogprobs
 
 
 class Reference:
@@ -71,13 +73,17 @@ class Reference:
         while not sequence.is_finished:
             output = self._network(input_ids=self._tokens(fed), past_key_values=cache, use_cache=True)
             cache = output.past_key_values
-            verdict, is_finite = self._verdict(sequence, output.logits[0, -1])
+            logits_V = output.logits[0, -1]
+            verdict, is_finite = self._verdict(sequence, logits_V)
             if verdict.first_close_call_B.item() == 0:
-                verdict, is_finite = self._verdict(sequence, self._logits(sequence.token_ids))
+                logits_V = self._logits(sequence.token_ids)
+                verdict, is_finite = self._verdict(sequence, logits_V)
             if not is_finite:
-                return sequence.fail("the logits are not finite")
+                stop_ids = sequence.stop_ids(self._eos_token_ids)
+                return sequence.fail(why_nothing_follows(sequence, (), len(logits_V), stop_ids))
             fed = [int(verdict.next_token_B.item())]
-            sequence.commit(fed, num_draft_tokens=0, eos_token_ids=self._eos_token_ids)
+            logprobs = _logprobs(logits_V, fed[0], sequence.params.logprobs)
+            sequence.commit(fed, num_draft_tokens=0, eos_token_ids=self._eos_token_ids, logprobs=logprobs)
         return None
 
     def _logits(self, token_ids: Seq[int]) -> torch.Tensor:
@@ -90,7 +96,7 @@ class Reference:
 
     def _rows(self, sequence: Sequence) -> Rows:
         if sequence.params.structured is not None and sequence.matcher is None and self._grammars is not None:
-            sequence.matcher = self._grammars.matcher(sequence.params.structured)
+            sequence.matcher = self._grammars.forward_matcher(sequence.params.structured)
         sampling = sampling_batch((sequence,), self._eos_token_ids, self._network.device)
         return Rows((sequence,), sampling, (0,), "coupled")
 
@@ -100,3 +106,13 @@ class Reference:
         draft = Draft(nothing_10, torch.zeros_like(rows.sampling.keys_B))
         verdict, is_finite_1 = verify_rows(rows, draft, nothing_10, 0, logits_V[None, None], self._close_call)
         return verdict, bool(is_finite_1.item())
+
+
+def _logprobs(logits_V: torch.Tensor, token_id: int, num_top: int | None) -> list[TokenLogprobs]:
+    """Return the log-probabilities of a token and of the likeliest ones; none if the row asks for none."""
+    if num_top is None:
+        return []
+    logprobs_V = logits_V.float().log_softmax(-1)
+    top = logprobs_V.topk(min(num_top, len(logprobs_V)))
+    likely = tuple(zip(top.indices.tolist(), top.values.tolist(), strict=True))
+    return [TokenLogprobs(float(logprobs_V[token_id]), likely)]

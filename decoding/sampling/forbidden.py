@@ -208,3 +208,13 @@ def dead_end(
     subject = " and ".join(f"sampling.{name}" for name in names)
     verb, after = "leaves" if len(names) == 1 else "leave", "token" if len(output) == 1 else "tokens"
     return f"{subject} {verb} no token after {len(output)} output {after}"
+
+
+def why_nothing_follows(sequence: Sequence, newest: Seq[int], vocab_size: int, stop_ids: Iterable[int]) -> str:
+    """Return why no token can follow the output and the `newest` tokens: a dead end, or logits that are no numbers."""
+    if sequence.matcher is not None and sequence.matcher.dead_end is not None:
+        return f"sampling.structured: {sequence.matcher.dead_end}"
+    return dead_end(sequence, newest, vocab_size, stop_ids) or (
+        f"the target's logits are not finite after {len(sequence) + len(newest)} tokens; "
+        "if this is a float16 overflow, use bfloat16 or float32"
+    )

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from decoding.device import to_device
-from decoding.grammar.matcher import Mask
+from decoding.grammar.token_table import Mask
 from decoding.sampling.scores import NEVER
 from decoding.sequence import Sequence
 

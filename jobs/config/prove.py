@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, Literal
 
 import pydantic
 
@@ -11,6 +11,16 @@ from decoding.choices import DrafterName
 from jobs.config.run import RunConfig
 
 _Positive = Annotated[int, pydantic.Field(ge=1)]
+# "mixed" deals out all the others to the rows in turn; they are in `jobs.proving.asked`.
+AskedName = Literal[
+    "nothing", "mixed",
+    "json_object", "json_schema", "json_tight", "regex", "choice", "grammar",
+    "hermes_forced", "llama3_forced", "mistral_forced", "mistral_named_forced",
+    "hermes_auto", "llama3_auto", "mistral_auto", "mistral_named_auto",
+    "hermes_or_form", "llama3_or_form", "mistral_or_form", "mistral_named_or_form",
+    "thought", "open_thought",
+    "stop", "penalties", "min_tokens", "logprobs", "bad_words", "all_at_once",
+]  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +37,12 @@ class ProveSettings:
     """Numbers of slots."""
     temperatures: tuple[Annotated[float, pydantic.Field(ge=0)], ...] = ()
     """Temperatures; unless given, sampling.temperature alone."""
+    asked: tuple[AskedName, ...] = ()
+    """What is asked of the rows besides their prompts, one after the other: a form, calls of tools, a thought, stop
+    strings and more. `nothing` leaves rows as they are, and `mixed` deals out all the others, one to each row in turn;
+    unless given, these two and three forms, and with engine.backend 'vllm' `nothing`."""
+    every_setting: bool = False
+    """Write each of prove.asked in every setting; else the first is, and the others take a third of them in turn."""
     json_path: str | None = None
     """File for the result as JSON; it is printed in any case."""
 
@@ -37,9 +53,10 @@ class ProveConfig(RunConfig):
 
     Takes the configuration of a run. The first prompts are written by transformers' own code, one row and one token at
     a time, and then by the engine with every drafter, draft length and number of slots, in the input's order and
-    shuffled. Exit code 0 if all tokens are the same, 1 if one is not where that is promised. With engine.backend 'vllm'
-    the texts are compared with vLLM's own of one row at a time, and none is promised. Nothing of the run is changed,
-    but a run that exists gets the result in its report.json.
+    shuffled: as they are, and with forms, calls, thoughts, stop strings and more asked of them. Exit code 0 if all is
+    the same, 1 if a token, an end or a log-probability is not where that is promised. With engine.backend 'vllm' the
+    texts are compared with vLLM's own of one row at a time, and none is promised. Nothing of the run is changed, but a
+    run that exists gets the result in its report.json.
     """
 
     prove: ProveSettings = field(default_factory=ProveSettings)

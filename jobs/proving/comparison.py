@@ -6,20 +6,20 @@ import random
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from typing import cast
 
 from actors.engine.translation import encode_row
 from actors.settings import GeneratorSettings
 from decoding.drafters import DRAFTERS, NEED_A_MODEL, DrafterName
 from decoding.engine.options import DraftLength, EngineOptions
-from decoding.sequence import Sequence
+from decoding.sequence import Sequence, TokenLogprobs
 from jobs.config.prove import ProveSettings
+from jobs.proving.asked import Codecs, PlacedInput
 from pipeline.errors import RowError
-from pipeline.inputs.rows import InputRow
-from pipeline.text.codec import TextCodec
 
 _SHUFFLE_SEED = 0
-PlacedInput = tuple[InputRow, int]  # a row and its place in the whole input, which decides its noise
+_SAME_LOGPROB = 0.01  # as near as rounding brings the log-probabilities of the same token
 
 
 @dataclass(frozen=True)
@@ -46,13 +46,14 @@ class Setting:
 
 @dataclass(frozen=True)
 class Difference:
-    """The first token of a row that is not the reference's; an end counts as a token, None."""
+    """The first place of a row that is not the reference's: a token, a log-probability, or how the text ends."""
 
     row: int
+    asked: str  # of the row, besides its prompt (`asked.CASES`)
     position: int  # in the output
-    expected: int | None
-    found: int | None
-    margin: float | None = None  # of the two best candidates there, in logits; None if one of the texts ended
+    expected: str
+    found: str
+    margin: float | None = None  # of the two best candidates there, in logits; None unless two tokens differ
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,7 @@ class Finding:
     num_draft_tokens: int
     num_accepted_tokens: int
     differences: tuple[Difference, ...]  # at most one of each row
+    asked: str = "nothing"  # of the rows: a value of prove.asked
 
 
 def settings_to_try(prove: ProveSettings, options: EngineOptions, draft: str | None) -> list[Setting]:
@@ -85,6 +87,24 @@ def settings_to_try(prove: ProveSettings, options: EngineOptions, draft: str | N
     return found
 
 
+def some_of(settings: Seq[Setting], number: int) -> list[Setting]:
+    """Return about a third of the settings, in which each drafter has each draft length and each number of slots.
+
+    Another `number` picks others; as many numbers in turn as there are lengths or slots pick all. Settings whose models
+    are elsewhere are always among them.
+    """
+    drafters = list(dict.fromkeys(each.drafter for each in settings))
+    ways = list(dict.fromkeys((each.draft_length, each.num_speculative_tokens) for each in settings))
+    slots = list(dict.fromkeys(each.num_slots for each in settings))
+    found = []
+    for each in settings:
+        way = ways.index((each.draft_length, each.num_speculative_tokens))
+        place = way + slots.index(each.num_slots) + drafters.index(each.drafter) + number
+        if each.where != Setting.where or place % max(len(ways), len(slots)) == 0:
+            found.append(each)
+    return found
+
+
 def in_order(rows: Seq[Sequence], is_shuffled: bool) -> list[Sequence]:
     """Return the rows as they are, or in another order, which is always the same."""
     order = list(rows)
@@ -94,47 +114,48 @@ def in_order(rows: Seq[Sequence], is_shuffled: bool) -> list[Sequence]:
 
 
 def problem_with_row(
-    placed: PlacedInput, codec: TextCodec, settings: GeneratorSettings, problem_with: Callable[[Sequence], str | None]
+    placed: PlacedInput, codecs: Codecs, settings: GeneratorSettings, problem_with: Callable[[Sequence], str | None]
 ) -> str | None:
     """Return why this row of the input cannot be written, by `problem_with` of its sequences; None if it can."""
     try:
-        sequences = encode_row(*placed, codec, settings).sequences
+        sequences = encode_row(placed.row, placed.ordinal, codecs.of(placed), settings).sequences
     except RowError as error:
         return str(error)
     return next(filter(None, map(problem_with, sequences)), None)
 
 
 def rows_of(
-    inputs: Iterable[PlacedInput], codec: TextCodec, settings: GeneratorSettings, max_model_len: int
+    inputs: Iterable[PlacedInput], codecs: Codecs, settings: GeneratorSettings, max_model_len: int
 ) -> list[Sequence]:
-    """Return the sequences that a run would write for these rows of its input."""
-    rows = [row for each, ordinal in inputs for row in encode_row(each, ordinal, codec, settings).sequences]
-    for row in rows:
-        row.max_tokens = min(row.max_tokens, max_model_len - len(row.prompt_token_ids))
+    """Return the sequences that a run would write for these rows of its input; their tags say what is asked of them."""
+    rows = []
+    for placed in inputs:
+        for row in encode_row(placed.row, placed.ordinal, codecs.of(placed), settings).sequences:
+            row.max_tokens = min(row.max_tokens, max_model_len - len(row.prompt_token_ids))
+            row.tag = placed.asked
+            rows.append(row)
     return rows
 
 
 def compare(
     setting: Setting,
     rows: Seq[Sequence],
-    expected: Seq[Seq[int]],
+    expected: Seq[Sequence],
     margin: Callable[[int, int], float] | None = None,
 ) -> Finding:
-    """Return how the rows that a setting wrote differ from the `expected` output tokens of each.
+    """Return how the rows that a setting wrote differ from the `expected` ones.
 
     `margin` returns how near a tie the position of a row is, in logits.
     """
-    refuse_failed(rows)
     num_tokens, differences = 0, []
     for index, (row, wanted) in enumerate(zip(rows, expected, strict=True)):
-        position = first_difference(row.output_token_ids, wanted)
-        num_tokens += len(wanted) if position is None else position
-        if position is not None:
-            written, right = (
-                text[position] if position < len(text) else None for text in (row.output_token_ids, wanted)
-            )
-            near = None if margin is None or None in (written, right) else margin(index, position)
-            differences.append(Difference(index, position, right, written, near))
+        difference = _difference(index, row, wanted)
+        num_tokens += len(wanted.output_token_ids) if difference is None else difference.position
+        if difference is None:
+            continue
+        if margin is not None and difference.position < min(len(row.output_token_ids), len(wanted.output_token_ids)):
+            difference = replace(difference, margin=margin(index, difference.position))
+        differences.append(difference)
     return Finding(
         setting,
         num_tokens,
@@ -144,14 +165,36 @@ def compare(
     )
 
 
-def refuse_failed(rows: Iterable[Sequence]) -> None:
-    """Raise ValueError if a row could not be written."""
-    for row in rows:
-        if row.finish_reason == "error":
-            raise ValueError(f"a prompt cannot be written: {row.error}")
+def _difference(index: int, row: Sequence, wanted: Sequence) -> Difference | None:
+    """Return the first place at which a row has another token, log-probability or end than is wanted."""
+    places = [[*map(str, each.output_token_ids), _end_of(each)] for each in (row, wanted)]
+    position = first_difference(*places)
+    if position is not None:
+        found, right = (place[position] for place in places)
+    else:
+        position = _first_other_logprob(row.logprobs, wanted.logprobs)
+        if position is None:
+            return None
+        found, right = (f"log-probabilities {each.logprobs[position:][:1]}" for each in (row, wanted))
+    return Difference(index, str(row.tag), position, right, found)
 
 
-def first_difference(found: Seq[int], expected: Seq[int]) -> int | None:
+def _end_of(row: Sequence) -> str:
+    if row.finish_reason == "error":
+        return f"the error {row.error!r}"
+    return f"the end ({row.finish_reason})" if row.stop_reason is None else f"the end at {row.stop_reason!r}"
+
+
+def _first_other_logprob(found: Seq[TokenLogprobs], expected: Seq[TokenLogprobs]) -> int | None:
+    """Return the first position whose log-probabilities are not the same up to rounding, or None."""
+    for position, each in enumerate(zip_longest(found, expected)):
+        one, other = ([] if at is None else [at.logprob, *(logprob for _, logprob in at.top)] for at in each)
+        if len(one) != len(other) or any(abs(a - b) > _SAME_LOGPROB for a, b in zip(one, other, strict=True)):
+            return position
+    return None
+
+
+def first_difference(found: Seq[object], expected: Seq[object]) -> int | None:
     """Return the first position at which two texts differ, or None; one that goes on differs where the other ends."""
     for position, (one, other) in enumerate(zip(found, expected, strict=False)):
         if one != other:

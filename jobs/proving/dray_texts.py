@@ -15,11 +15,11 @@ from decoding.engine.engine import Engine
 from decoding.engine.load import Parts, load_parts
 from decoding.network.reference import Reference
 from decoding.sequence import Sequence
-from jobs.config.prove import ProveSettings
+from jobs.config.prove import AskedName, ProveSettings
 from jobs.driver.plan import Plan
+from jobs.proving.asked import Codecs, PlacedInput
 from jobs.proving.comparison import (
     Finding,
-    PlacedInput,
     Setting,
     compare,
     problem_with_row,
@@ -33,6 +33,8 @@ from jobs.proving.placed import placed_engine
 class DrayTexts:
     """The models in this process, and the engine as the run places it if the configuration puts models elsewhere."""
 
+    asked_by_default: tuple[AskedName, ...] = ("nothing", "json_object", "json_schema", "grammar", "mixed")
+
     def __init__(self, plan: Plan, prove: ProveSettings) -> None:
         """Load the models. Raises ValueError or OSError for what cannot be compared."""
         if (verification := plan.settings.engine.verification) != "coupled":
@@ -43,7 +45,7 @@ class DrayTexts:
                 f"engine.verification is {verification!r}, which keeps {kept}; "
                 "only 'coupled' can be compared token by token"
             )
-        self._plan, self._codec = plan, load_codec(plan.settings)
+        self._plan, self._codecs = plan, Codecs(load_codec(plan.settings))
         models, options = plan.settings.models, plan.settings.engine
         self._settings = settings_to_try(prove, options, models.draft)
         needs_draft = any(setting.drafter in NEED_A_MODEL for setting in self._settings)
@@ -96,7 +98,7 @@ class DrayTexts:
 
     def problem_with(self, placed: PlacedInput) -> str | None:
         """Return why the engine cannot write this row of the input; None if it can."""
-        return problem_with_row(placed, self._codec, self._plan.settings, self._plain.problem_with)
+        return problem_with_row(placed, self._codecs, self._plan.settings, self._plain.problem_with)
 
     def alone(self, inputs: list[PlacedInput], temperature: float) -> Iterator[Sequence]:
         """Yield each row of the input as it is written by the target alone, one after the other."""
@@ -105,16 +107,18 @@ class DrayTexts:
 
     def _rows(self, inputs: list[PlacedInput], temperature: float) -> list[Sequence]:
         settings = self._plan.settings.at_temperature(temperature)
-        return rows_of(inputs, self._codec, settings, self._parts.max_model_len)
+        return rows_of(inputs, self._codecs, settings, self._parts.max_model_len)
 
-    def findings(self, inputs: list[PlacedInput], temperature: float, expected: list[list[int]]) -> Iterator[Finding]:
-        """Yield what each of the settings writes, beside the `expected` output tokens."""
+    def findings(
+        self, inputs: list[PlacedInput], temperature: float, expected: list[Sequence], settings: list[Setting]
+    ) -> Iterator[Finding]:
+        """Yield what each of the settings writes, beside the `expected` rows."""
 
         def make_rows() -> list[Sequence]:
             return self._rows(inputs, temperature)
 
-        options = self._plan.settings.engine
-        yield from findings(self._parts, options, self._settings, make_rows, expected, self._reference)
+        here = [setting for setting in settings if setting in self._settings]
+        yield from findings(self._parts, self._plan.settings.engine, here, make_rows, expected, self._reference)
         if self._placed is not None:
             written = ray.get(self._placed.write.remote(inputs, temperature))
             yield compare(self._placed_setting(), written, expected, margins(make_rows, expected, self._reference))

@@ -19,10 +19,10 @@ def findings(
     options: EngineOptions,
     settings: Iterable[Setting],
     make_rows: Callable[[], list[Sequence]],
-    expected: Seq[Seq[int]],
+    expected: Seq[Sequence],
     reference: Reference,
 ) -> Iterator[Finding]:
-    """Yield what each setting writes, beside the `expected` output tokens of each row that `make_rows` makes."""
+    """Yield what each setting writes, beside the `expected` ones of the rows that `make_rows` makes."""
     for setting in settings:
         rows, name = make_rows(), cast("DrafterName", setting.drafter)
         draft = parts.draft if name in NEED_A_MODEL else None
@@ -32,14 +32,14 @@ def findings(
 
 
 def margins(
-    make_rows: Callable[[], list[Sequence]], expected: Seq[Seq[int]], reference: Reference
+    make_rows: Callable[[], list[Sequence]], expected: Seq[Sequence], reference: Reference
 ) -> Callable[[int, int], float]:
     """Return the function that says how much better than the second best the token at a position of a row is."""
 
     def margin(index: int, position: int) -> float:
         row = make_rows()[index]
         if position:
-            row.commit(expected[index][:position], num_draft_tokens=0, eos_token_ids=frozenset())
+            row.commit(expected[index].output_token_ids[:position], num_draft_tokens=0, eos_token_ids=frozenset())
         return reference.margin(row)
 
     return margin

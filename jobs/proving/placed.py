@@ -21,7 +21,8 @@ from actors.workers.loading import load_codec, load_engine, load_vllm_engine
 from decoding.sequence import Sequence
 from jobs.driver.cluster import start_ray
 from jobs.driver.plan import Plan
-from jobs.proving.comparison import PlacedInput, in_order, rows_of
+from jobs.proving.asked import Codecs, PlacedInput
+from jobs.proving.comparison import in_order, rows_of
 from pipeline.storage.location import Location
 
 _PATIENCE_S = 20.0  # of the cluster's autoscaler
@@ -32,7 +33,7 @@ class PlacedEngine:
 
     def __init__(self, settings: GeneratorSettings, roster: Any) -> None:
         """Load it, or keep the reason why that fails for `failure`."""
-        self._settings, self._codec = settings, load_codec(settings)
+        self._settings, self._codecs = settings, Codecs(load_codec(settings))
         self._links = None if roster is None else DraftLinks(settings, roster)
         self._failure = ""
         self._engine: TokenEngine
@@ -63,7 +64,7 @@ class PlacedEngine:
         RuntimeError if its draft actors draft nothing: then the texts prove nothing about them.
         """
         settings = self._settings.at_temperature(temperature)
-        rows = rows_of(inputs, self._codec, settings, self._engine.max_model_len)
+        rows = rows_of(inputs, self._codecs, settings, self._engine.max_model_len)
         if num_slots is not None:
             self._engine.resize(num_slots)
         self._engine.submit(in_order(rows, is_shuffled))
@@ -75,7 +76,7 @@ class PlacedEngine:
                 "than drafts.timeout_s, or drafting did not pay (engine.draft_length 'fixed' drafts always)"
             )
         for row in rows:
-            row.stop_condition = row.tag = None  # neither can leave this process
+            row.stop_condition = None  # it cannot leave this process
         return rows
 
 

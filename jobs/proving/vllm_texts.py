@@ -22,10 +22,11 @@ from decoding.drafters import DrafterName
 from decoding.engine.limits import Limits
 from decoding.engine.load import settle_max_model_len
 from decoding.sequence import Sequence
-from jobs.config.prove import ProveSettings
+from jobs.config.prove import AskedName, ProveSettings
 from jobs.driver.cluster import start_ray
 from jobs.driver.plan import Plan
-from jobs.proving.comparison import Finding, PlacedInput, Setting, compare, problem_with_row
+from jobs.proving.asked import Codecs, PlacedInput
+from jobs.proving.comparison import Finding, Setting, compare, problem_with_row
 from jobs.proving.placed import new_engine
 
 
@@ -33,13 +34,15 @@ class VllmTexts:
     """The settings of vLLM's engine, and the actor that holds one of them at a time."""
 
     is_promised = False
+    asked_by_default: tuple[AskedName, ...] = ("nothing",)
     written_alone_by = "vLLM, one row at a time and without a draft"
 
     def __init__(self, plan: Plan, prove: ProveSettings) -> None:
         """Check the settings and temperatures. Raises ValueError for what vLLM cannot do."""
         self._plan = plan
         self.settings = _settings_to_try(prove, plan.settings)
-        self._codec, self._has_drafts = load_codec(plan.settings), any(each.drafter != "none" for each in self.settings)
+        self._codecs = Codecs(load_codec(plan.settings))
+        self._has_drafts = any(each.drafter != "none" for each in self.settings)
         for setting in self.settings:
             for temperature in prove.temperatures or (plan.settings.sampling.temperature,):
                 arguments.check(self._drafting_as(setting).at_temperature(temperature))
@@ -93,7 +96,7 @@ class VllmTexts:
             of_vllm = arguments.problem_with(sequence.params, self._has_drafts, self._limits.vocab_size)
             return self._limits.problem_with(sequence) or of_vllm
 
-        return problem_with_row(placed, self._codec, self._plan.settings, problem)
+        return problem_with_row(placed, self._codecs, self._plan.settings, problem)
 
     def alone(self, inputs: list[PlacedInput], temperature: float) -> Iterator[Sequence]:
         """Yield each row of the input as vLLM writes it alone and without drafts."""
@@ -101,9 +104,11 @@ class VllmTexts:
         for each in inputs:
             yield from ray.get(self._engine.write.remote([each], temperature, num_slots=1))
 
-    def findings(self, inputs: list[PlacedInput], temperature: float, expected: list[list[int]]) -> Iterator[Finding]:
-        """Yield what each of the settings writes, beside the `expected` output tokens."""
-        for setting in self.settings:
+    def findings(
+        self, inputs: list[PlacedInput], temperature: float, expected: list[Sequence], settings: list[Setting]
+    ) -> Iterator[Finding]:
+        """Yield what each of the settings writes, beside the `expected` rows."""
+        for setting in settings:
             self._load(setting)
             rows = ray.get(self._engine.write.remote(inputs, temperature, setting.num_slots, setting.is_shuffled))
             yield compare(setting, rows, expected)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import islice
 from pathlib import Path
 from typing import Protocol, TypeVar
@@ -19,15 +20,15 @@ from rich.table import Table
 
 from decoding.checkpoint.gguf_file import origin_in_words
 from decoding.sequence import Sequence as Row
-from jobs.config.prove import ProveConfig
+from jobs.config.prove import AskedName, ProveConfig
 from jobs.driver.backend import describe_engine
 from jobs.driver.exits import Exit
 from jobs.driver.outcome import run_command
 from jobs.driver.plan import Plan
-from jobs.proving.comparison import Difference, Finding, PlacedInput, Setting, refuse_failed
+from jobs.proving.asked import PlacedInput, asking
+from jobs.proving.comparison import Difference, Finding, Setting, some_of
 from jobs.proving.dray_texts import DrayTexts
 from jobs.proving.vllm_texts import VllmTexts
-from pipeline.errors import ErrorRow
 from pipeline.inputs.rows import InputRow, read_unit
 
 _Step = TypeVar("_Step")
@@ -43,6 +44,7 @@ class Texts(Protocol):
 
     is_promised: bool  # that all settings write the same
     written_alone_by: str
+    asked_by_default: tuple[AskedName, ...]  # where prove.asked names nothing
 
     @property
     def runs_on(self) -> str:
@@ -61,8 +63,10 @@ class Texts(Protocol):
     def alone(self, inputs: list[PlacedInput], temperature: float) -> Iterator[Row]:
         """Yield each row of the input as it is written alone, one after the other."""
 
-    def findings(self, inputs: list[PlacedInput], temperature: float, expected: list[list[int]]) -> Iterator[Finding]:
-        """Yield what each of the settings writes, beside the `expected` output tokens."""
+    def findings(
+        self, inputs: list[PlacedInput], temperature: float, expected: list[Row], settings: list[Setting]
+    ) -> Iterator[Finding]:
+        """Yield what each of the settings writes, beside the `expected` rows."""
 
 
 class Proof:
@@ -73,9 +77,11 @@ class Proof:
         self._config, self._plan, self._console = config, plan, Console()
         is_vllm = plan.settings.engine.backend == "vllm"
         self._texts: Texts = VllmTexts(plan, config.prove) if is_vllm else DrayTexts(plan, config.prove)
-        self._inputs = list(islice(self._good_rows(), config.prove.num_prompts))
-        if not self._inputs:
+        rows = list(islice(self._good_rows(), config.prove.num_prompts))
+        if not rows:
             raise ValueError("no row of the input can be written, so there is nothing to compare")
+        names = config.prove.asked or self._texts.asked_by_default
+        self._inputs = {name: self._asking(rows, name) for name in names}
 
     def run(self) -> Exit:
         """Compare, print and record. Raises ValueError if an engine cannot be loaded where the run puts it."""
@@ -87,11 +93,16 @@ class Proof:
             self._console.print(f"target {models.target}, {models.dtype} on {texts.runs_on}{made_of}")
             found: list[Finding] = []
             for temperature in prove.temperatures or (self._plan.settings.sampling.temperature,):
-                found += self._compared(temperature)
+                for number, name in enumerate(self._inputs):
+                    is_every = prove.every_setting or number == 0
+                    settings = texts.settings if is_every else some_of(texts.settings, number)
+                    found += self._compared(temperature, name, settings)
         differences = [each for finding in found for each in finding.differences]
         num_tokens = sum(finding.num_tokens for finding in found)
         verdict = _verdict(num_tokens, len(found), differences, texts.is_promised)
         self._console.print(verdict, style="bold", highlight=False)
+        for asked, number in Counter(each.asked for each in differences).most_common():
+            self._console.print(f"rows that differ with {asked} asked of them: {number}", highlight=False)
         self._record(found, num_tokens, time.monotonic() - started)
         return Exit.FAILED if differences and texts.is_promised else Exit.COMPLETE
 
@@ -99,27 +110,46 @@ class Proof:
         """Yield the rows that an engine can write, with their places in the input; print why others are left out."""
         for unit in self._plan.new_units():
             for row in read_unit(unit, self._plan.input_options, self._plan.carried):
-                ordinal = unit.first_ordinal + unit.row_index(row.row_id)
-                problem = row.message if isinstance(row, ErrorRow) else self._texts.problem_with((row, ordinal))
-                if problem is None and isinstance(row, InputRow):
-                    yield row, ordinal
+                if isinstance(row, InputRow):
+                    placed = PlacedInput(row, unit.first_ordinal + unit.row_index(row.row_id))
+                    problem = self._texts.problem_with(placed)
+                    if problem is None:
+                        yield placed
                 else:
+                    problem = row.message
+                if problem is not None:
                     self._console.print(f"row {row.row_number} of {unit.file} is left out: {problem}", highlight=False)
 
-    def _compared(self, temperature: float) -> list[Finding]:
-        """Return what each setting wrote at this temperature; print it."""
-        texts, inputs, what = self._texts, self._inputs, f"temperature {temperature:g}"
+    def _asking(self, rows: list[PlacedInput], name: AskedName) -> list[PlacedInput]:
+        """Return the rows with this asked of them; print which cannot be written so. Raises ValueError if none can."""
+        found = []
+        for placed in asking(rows, name):
+            problem = self._texts.problem_with(placed)
+            if problem is None:
+                found.append(placed)
+            else:
+                where = f"row {placed.row.row_id} with {placed.asked} asked of it"
+                self._console.print(f"{where} is left out: {problem}", highlight=False)
+        if not found:
+            raise ValueError(f"prove.asked has {name!r}, and no row of the input can be written with it")
+        return found
+
+    def _compared(self, temperature: float, name: AskedName, settings: list[Setting]) -> list[Finding]:
+        """Return what each setting wrote at this temperature, with this asked of the rows; print it."""
+        texts, inputs, what = self._texts, self._inputs[name], f"temperature {temperature:g}, asked: {name}"
         num_rows = len(inputs) * self._plan.settings.sampling.n
-        alone = list(self._shown(texts.alone(inputs, temperature), num_rows, f"{what}: one row at a time"))
-        refuse_failed(alone)
-        expected = [row.output_token_ids for row in alone]
-        findings = texts.findings(inputs, temperature, expected)
-        found = list(self._shown(findings, len(texts.settings), f"{what}: settings"))
+        expected = list(self._shown(texts.alone(inputs, temperature), num_rows, f"{what}: one row at a time"))
+        failed = [row.error for row in expected if row.finish_reason == "error"]
+        if len(failed) == len(expected):
+            raise ValueError(f"none of the prompts can be written ({what}): {failed[0]}")
+        findings = texts.findings(inputs, temperature, expected, settings)
+        found = [replace(finding, asked=name) for finding in self._shown(findings, len(settings), f"{what}: settings")]
         columns = ["drafter", "draft length", "slots", "order", "tokens", "accepted", "text"]
-        if len({setting.where for setting in texts.settings}) > 1:
+        if len({setting.where for setting in settings}) > 1:
             columns.insert(4, "models in")
-        num_tokens = sum(map(len, expected))
-        title = f"{what}: {len(expected)} rows, {num_tokens:,} tokens by {texts.written_alone_by}"
+        num_tokens = sum(len(row.output_token_ids) for row in expected)
+        errors = f" ({len(failed)} of them errors)" if failed else ""
+        title = f"{what}: {len(expected)} rows{errors}, {num_tokens:,} tokens by {texts.written_alone_by}"
         table = Table(*columns, title_justify="left", title=title)
         for finding in found:
             cells = _cells(finding)
@@ -138,7 +168,8 @@ class Proof:
         """Write the result where the configuration says, and into the report of a run that exists."""
         result = {
             "engine": describe_engine(self._plan.settings),
-            "num_prompts": len(self._inputs),
+            "num_prompts": max(map(len, self._inputs.values())),
+            "asked": list(self._inputs),
             "num_settings": len(found),
             "num_tokens": num_tokens,
             "num_different_rows": sum(len(finding.differences) for finding in found),
@@ -173,13 +204,9 @@ def _cells(finding: Finding) -> dict[str, str]:
 
 
 def _as_text(difference: Difference) -> str:
-    where = f"row {difference.row}, token {difference.position}"
+    where = f"row {difference.row}, token {difference.position}, asked: {difference.asked}"
     margin = "" if difference.margin is None else f"; the two best candidates are {difference.margin:.1e} logits apart"
-    return f"{where}: {_token(difference.found)} for {_token(difference.expected)}{margin}"
-
-
-def _token(token_id: int | None) -> str:
-    return "the end" if token_id is None else str(token_id)
+    return f"{where}: {difference.found} for {difference.expected}{margin}"
 
 
 def _verdict(num_tokens: int, num_settings: int, differences: list[Difference], is_promised: bool) -> str:

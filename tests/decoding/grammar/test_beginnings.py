@@ -2,8 +2,9 @@
 
 import pytest
 
-from decoding.grammar import beginnings, definition
+from decoding.grammar import definition
 from decoding.grammar.beginnings import first_possible
+from decoding.grammar.compiled import Compiled
 from decoding.grammar.structured import Structured
 from tests.decoding.grammar.tiny_grammars import RECORD
 
@@ -36,8 +37,8 @@ def test_texts_without_a_common_beginning_are_asked_about_each():
 
 def test_a_form_is_compiled_once_for_all_texts(monkeypatch):
     made = []
-    compiled = beginnings.compiled
-    monkeypatch.setattr(beginnings, "compiled", lambda *args: made.append(args) or compiled(*args))
+    compiled = Compiled.of
+    monkeypatch.setattr(Compiled, "of", lambda *args: made.append(args) or compiled(*args))
     names = [f'{{"name":"w{number}"' for number in range(128)]
     assert first_possible(Structured(json_schema=OF_WEATHER), names) is None
     assert len(made) == 1

@@ -57,7 +57,7 @@ def test_masks_are_those_that_llguidance_has_behind_each_token(structured):
     chance = random.Random(4)
     for _ in range(5):
         tokens = _written(structured, chance)
-        matcher, inner = GRAMMARS.matcher(structured), GRAMMARS._of(structured).deep_copy()
+        matcher, inner = GRAMMARS.matcher(structured), GRAMMARS._of(structured).start.deep_copy()
         for length in range(len(tokens)):
             bits = np.frombuffer(inner.compute_bitmask(), np.uint32)[: TABLE.num_words]
             assert allowed(matcher.mask(tokens[:length])) == allowed(bits)

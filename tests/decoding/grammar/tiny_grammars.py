@@ -8,9 +8,8 @@ import jsonschema
 import numpy as np
 
 from decoding.grammar.grammars import Grammars
-from decoding.grammar.matcher import Mask
 from decoding.grammar.structured import Structured
-from decoding.grammar.token_table import TokenTable
+from decoding.grammar.token_table import Mask, TokenTable
 from decoding.network.language_model import LanguageModel
 
 END = 0

@@ -1,0 +1,144 @@
+"""What is asked of a row besides its prompt, so that a proof meets each kind of state that a row has.
+
+A case changes a row's own sampling parameters, or the fields of its chat. It needs nothing of the model: a chat gets a
+small template with the marks of one family.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import cycle
+from typing import Any, NamedTuple
+
+from jobs.config.prove import AskedName
+from pipeline.inputs.rows import InputRow
+from pipeline.text.codec import TextCodec
+from pipeline.text.reasoning import ReasoningName, ReasoningTags, Thought
+from pipeline.text.tools.families import FamilyName
+from pipeline.text.tools.grammar import GrammarWriter
+
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "title": {"type": "string", "maxLength": 60},
+        "kind": {"enum": ["story", "list", "story of a list"]},
+        "count": {"type": "integer", "minimum": 0, "maximum": 999},
+        "rest": {"type": ["object", "array"]},
+    },
+    "required": ["title", "kind", "count"],
+    "additionalProperties": False,
+}
+_ARGUMENTS = {
+    "type": "object",
+    "properties": {"city": {"type": "string", "maxLength": 30}, "days": {"type": "integer", "maximum": 14}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
+TOOLS: list[dict[str, Any]] = [
+    {"type": "function", "function": {"name": "weather", "parameters": _ARGUMENTS, "strict": True}},
+    {"type": "function", "function": {"name": "weather_at", "parameters": {"type": "object"}}},
+]
+# A mask that a rejected draft left behind would close another bracket than the one that is open.
+_GRAMMAR = r"""start: item (" "? item)*
+item: "[" inside "]" | "{" inside "}" | "(" inside ")" | "\"" inside "\""
+inside: WORD | item
+WORD: /[a-z0-9 ]{1,9}/"""
+TEMPLATE = (
+    "{% for tool in tools or [] %}{{ tool | tojson }}\n{% endfor %}"
+    "{% for message in messages %}<|{{ message.role }}|>{{ message.content }}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% if thinks %}<think>\n{% endif %}{% endif %}"
+)
+
+
+_FORM = {"structured": {"json_schema": SCHEMA}}
+_ANY_JSON = {"structured": {"json_object": True}}
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is asked. A row with chat fields is a chat, whose calls have the format of this family."""
+
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+    chat: Mapping[str, Any] = field(default_factory=dict)
+    family: FamilyName = "hermes"
+
+    @property
+    def reasoning(self) -> ReasoningName:
+        """The tags of its thoughts: where a thought is free to begin, a small model begins one that never ends."""
+        return "think" if "chat_template_kwargs" in self.chat else "none"
+
+    def of(self, row: InputRow) -> InputRow:
+        """Return the row with this asked of it, too."""
+        row = replace(row, overrides={**row.overrides, **self.sampling})
+        if not self.chat:
+            return row
+        messages = row.messages or [{"role": "user", "content": row.prompt}]
+        return replace(row, prompt=None, messages=messages, asked={**row.asked, **self.chat})
+
+
+def _short_thought(grammar: str | None) -> dict[str, Any]:
+    """Return a grammar whose thought ends soon: few small models end one, so nobody would see the form behind it."""
+    assert grammar is not None, "the form is JSON"
+    assert "(?s:.*)" in grammar, "the writer lets a thought be any text"
+    return {"structured": {"grammar": grammar.replace("(?s:.*)", "(?s:.{0,60})")}}
+
+
+_FAMILIES: tuple[FamilyName, ...] = ("hermes", "llama3", "mistral", "mistral_named")
+_THINK, _STOP = ReasoningTags("<think>", "</think>"), {"stop": [". T", "\n3", "nd w", "= 3"]}
+_PENALTIES = {"repetition_penalty": 1.3, "presence_penalty": 0.4, "frequency_penalty": 0.3}
+_THOUGHT_FORM = GrammarWriter({}).of_structured({"json_schema": json.dumps(SCHEMA)}, _THINK, Thought.OPEN)
+CASES: Mapping[str, Asked] = {
+    "nothing": Asked(),
+    "json_object": Asked(_ANY_JSON),
+    "json_schema": Asked(_FORM),
+    "json_tight": Asked({"structured": {"json_schema": SCHEMA, "disable_any_whitespace": True}}),
+    "regex": Asked({"structured": {"regex": r"(The|A|An) [a-z]{2,10}( [a-z]{1,10}| [0-9]{1,3}){3,20}\."}}),
+    "choice": Asked({"structured": {"choice": ["Rome", "Romania", "Oslo", "Oslo in March", "the old town"]}}),
+    "grammar": Asked({"structured": {"grammar": _GRAMMAR}}),
+    **{f"{name}_forced": Asked({}, {"tools": TOOLS, "tool_choice": "required"}, name) for name in _FAMILIES},
+    **{f"{name}_auto": Asked({}, {"tools": TOOLS}, name) for name in _FAMILIES},
+    **{f"{name}_or_form": Asked(_FORM, {"tools": TOOLS}, name) for name in _FAMILIES},
+    "thought": Asked(_short_thought(_THOUGHT_FORM)),
+    "open_thought": Asked(_FORM, {"chat_template_kwargs": {"thinks": True}}),
+    "stop": Asked(_STOP),
+    "penalties": Asked(_PENALTIES),
+    "min_tokens": Asked({"min_tokens": 12, **_STOP}),
+    "logprobs": Asked({"logprobs": 3}),
+    "bad_words": Asked({"bad_words": [" the", ".", " and", "\n"]}),
+    "all_at_once": Asked({**_ANY_JSON, "top_p": 0.9, "logprobs": 2, "stop": ['e"'], **_PENALTIES}),
+}
+
+
+class PlacedInput(NamedTuple):
+    """A row and its place in the whole input, which decides its noise, and what is asked of it beside its own."""
+
+    row: InputRow
+    ordinal: int
+    asked: str = "nothing"  # a name of CASES
+
+
+def asking(inputs: Iterable[PlacedInput], name: AskedName) -> list[PlacedInput]:
+    """Return these rows with this asked of them; "mixed" deals out all cases, one to each row in turn."""
+    cases = zip(inputs, cycle(CASES) if name == "mixed" else cycle([name]), strict=False)
+    return [PlacedInput(CASES[case].of(row), ordinal, case) for (row, ordinal, _), case in cases]
+
+
+class Codecs:
+    """The codec of a run, and the same with a template for the chats of cases."""
+
+    def __init__(self, codec: TextCodec) -> None:
+        self._own, self._others = codec, dict[tuple[str, str], TextCodec]()
+
+    def of(self, placed: PlacedInput) -> TextCodec:
+        """Return the codec that renders this row."""
+        asked = CASES[placed.asked]
+        if not asked.chat:
+            return self._own
+        formats = (asked.family, asked.reasoning)
+        if formats not in self._others:
+            tool_calls, reasoning = formats
+            other = replace(self._own, chat_template=TEMPLATE, tool_calls=tool_calls, reasoning=reasoning)
+            self._others[formats] = other
+        return self._others[formats]
