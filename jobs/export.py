@@ -32,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 f"{options.output} is a run of scores, which OpenAI batch output cannot hold; use --format jsonl"
             )
         models = run_directory.run["models"] if options.format == "openai-batch" else {}
-        codec = TextCodec.load(models["tokenizer"] or models["target"]) if models else None
+        codec = _codec(models["tokenizer"] or models["target"]) if models else None
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -47,6 +47,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     print(summary, file=sys.stderr if _is_device(options.file) else sys.stdout)
     return 0
+
+
+def _codec(tokenizer: str) -> TextCodec:
+    from decoding.checkpoint.supported import model_folder  # here, since it needs torch, which --help does not
+
+    return TextCodec.load(model_folder(tokenizer))
 
 
 def _export_jsonl(run_directory: RunDirectory, file: str, errors_file: str | None) -> str:

@@ -27,7 +27,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     try:
         run_directory = RunDirectory.open(options.output)
-        draft = str(Path(model_folder(options.draft)).expanduser().absolute())
+        draft = str(Path(model_folder(options.draft)).absolute())
         check_draft(run_directory, draft)
         version = DraftVersions(run_directory.location).offer(draft)
         holder = Holder.from_bytes(run_directory.location.child("_LEASE").read_if_there())

@@ -178,8 +178,8 @@ class ShardedModel:
         return self._send([in_slot], [len(before)], [[newest]], 1, finish).result()
 
     def plain_logits(self, token_ids: Seq[int], num_logits: int) -> torch.Tensor:
-        """Return the last logits [J, V] of a text, by a forward without slots, with transformers' own attention."""
-        work = Work(None, lengths=(len(token_ids),), num_logits=num_logits, is_eager=True)
+        """Return the last logits [J, V] of a text, by a forward without slots, with transformers' default attention."""
+        work = Work(None, lengths=(len(token_ids),), num_logits=num_logits, by_default=True)
         patience_s = self.pipeline.group.settings.start_timeout_s  # the first one starts much
         return self.pipeline.send(work, [token_ids], _ON_HOST, patience_s).result()
 

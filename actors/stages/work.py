@@ -34,7 +34,7 @@ class Work:
     starts: tuple[int, ...] = ()
     lengths: tuple[int, ...] = ()  # tokens of each row; no rows: no forward
     num_logits: int = 0  # positions of each row whose logits are wanted: its first ones; without slots its last ones
-    is_eager: bool = False  # without slots: by transformers' own attention
+    by_default: bool = False  # without slots: by transformers' default attention
     layer_ids: tuple[int, ...] = ()  # in order; the streams that enter these layers are wanted of all tokens
 
 
@@ -80,7 +80,7 @@ def do(
         return Done(None)
     features = stage.reader(work.layer_ids)
     if work.session is None:
-        out = (stage.plain_eager if work.is_eager else stage.plain)(fed, work.num_logits)
+        out = (stage.plain_by_default if work.by_default else stage.plain)(fed, work.num_logits)
     else:
         every_BJ = torch.arange(work.num_logits).expand(len(work.lengths), -1)
         out = stage.forward(fed, work.starts, work.lengths, every_BJ, work.slots, work.session, features)

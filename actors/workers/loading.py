@@ -21,6 +21,7 @@ from actors.stages.pipeline import StagePipeline
 from actors.stages.probe import check_chain
 from actors.stages.target import ShardedModel
 from actors.vllm import arguments as vllm_arguments
+from decoding.checkpoint.supported import model_folder
 from decoding.device import Device
 from decoding.engine.engine import Engine
 from decoding.engine.lane import divide_slots
@@ -109,7 +110,7 @@ def load_codec(settings: GeneratorSettings) -> TextCodec:
     """Return the tokenizer and chat template of these settings. Raises ValueError for what is wrong with them."""
     models, chat = settings.models, settings.chat
     return TextCodec.load(
-        models.tokenizer or models.target,
+        model_folder(models.tokenizer or models.target),
         chat_template=chat.chat_template,
         system_prompt=chat.system_prompt,
         template_kwargs=chat.template_kwargs,

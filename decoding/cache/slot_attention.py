@@ -11,10 +11,12 @@ head size.
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers.masking_utils import eager_mask, sdpa_mask
 from transformers.utils import logging
 
 from decoding.cache.kv_cache import Plan
@@ -22,28 +24,34 @@ from decoding.gpu.available import kernels_run_on
 
 # The name is neutral on purpose: transformers searches it for "sdpa", "flash" and the like.
 SLOT_ATTENTION = "dray_slot"
-SLOT_MASK_ONLY = "dray_slot_mask"
 
 
 def install(model: PreTrainedModel) -> None:
-    """Make `model`, loaded with eager attention, attend through slots.
+    """Make `model` attend through slots.
 
-    A few older models (BLOOM, Falcon, GPT-J, ...) have their attention built in; they keep it and use only our mask.
+    A few older models (BLOOM, Falcon, GPT-J, ...) have their attention built in. They keep it, and the name of the
+    implementation, by which some choose how they compute; only the masks of rows in slots are ours.
     """
     AttentionMaskInterface.register(SLOT_ATTENTION, slot_mask)
     AttentionInterface.register(SLOT_ATTENTION, slot_attention)
-    AttentionMaskInterface.register(SLOT_MASK_ONLY, additive_slot_mask)
+    AttentionMaskInterface.register("sdpa", partial(_mask_of_rows, slot_mask, sdpa_mask))
+    AttentionMaskInterface.register("eager", partial(_mask_of_rows, additive_slot_mask, eager_mask))
     with _silenced():
         model.set_attn_implementation(SLOT_ATTENTION)
-    if model.config.get_text_config()._attn_implementation != SLOT_ATTENTION:
-        model.config.get_text_config()._attn_implementation = SLOT_MASK_ONLY
 
 
-def uninstall(model: PreTrainedModel) -> None:
-    """Give `model` back transformers' own eager attention."""
-    with _silenced():
-        model.set_attn_implementation("eager")
-    model.config.get_text_config()._attn_implementation = "eager"
+@contextmanager
+def default_attention(model: PreTrainedModel) -> Iterator[None]:
+    """Let `model` attend meanwhile as transformers' `generate` does for a user who chooses nothing."""
+    parts = [part for part in model.modules() if isinstance(part, PreTrainedModel)]
+    before = [part.config._attn_implementation for part in parts]
+    try:
+        for part in parts:
+            part.config._attn_implementation = part.get_correct_attn_implementation(None)
+        yield
+    finally:
+        for part, name in zip(parts, before, strict=True):
+            part.config._attn_implementation = name
 
 
 @contextmanager
@@ -55,6 +63,16 @@ def _silenced() -> Iterator[None]:
         yield
     finally:
         logging.set_verbosity(verbosity)
+
+
+def _mask_of_rows(of_slots: Callable[..., Any], of_transformers: Callable[..., Any], **arguments: Any) -> Any:
+    """Return the mask of rows in slots, or transformers' own of all others."""
+    return (of_slots if _has_rows(arguments.get("q_offset")) else of_transformers)(**arguments)
+
+
+def _has_rows(q_offset: torch.Tensor | int | None) -> bool:
+    """Tell whether a `KVCache` says where queries are: all positions of each row."""
+    return isinstance(q_offset, torch.Tensor) and q_offset.dim() == 4
 
 
 def additive_slot_mask(dtype: torch.dtype = torch.float32, **arguments: Any) -> torch.Tensor:
@@ -79,7 +97,7 @@ def slot_mask(
     like one long row to the model file, but not to its mask.
     """
     assert mask_function is not None, "transformers always passes the model's rule"
-    if isinstance(q_offset, torch.Tensor) and q_offset.dim() == 4:
+    if _has_rows(q_offset):
         queries, num_rows, q_length = q_offset, q_offset.shape[0], q_offset.shape[2]
     else:
         queries, num_rows = q_offset + torch.arange(q_length, device=device)[:, None], batch_size

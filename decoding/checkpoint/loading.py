@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers.distributed import DistributedConfig
 from transformers.utils import logging as transformers_logging
 
@@ -12,7 +12,7 @@ from decoding.checkpoint.fp8_format import dtype_beside_fp8, fp8_format, without
 from decoding.checkpoint.fp8_network import fp8_class
 from decoding.checkpoint.generation import end_token_ids
 from decoding.checkpoint.layer_subset import whole_class
-from decoding.checkpoint.supported import LOAD_FAILURES, in_one_line, load_config, model_folder
+from decoding.checkpoint.supported import NETWORK_FAILURES, in_one_line, load_config, model_folder
 from decoding.choices import Device
 from decoding.choices import DType as DType
 from decoding.device import pick_device
@@ -48,13 +48,13 @@ def load_network(
             path,
             config=config,
             dtype=wanted,
-            attn_implementation="eager",  # until ours is installed
+            attn_implementation=_attention(config),
             use_safetensors=True,
             trust_remote_code=False,
             output_loading_info=True,
             **({"distributed_config": DistributedConfig(tp_size=num_ranks)} if num_ranks > 1 else {}),
         )
-    except (*LOAD_FAILURES, RuntimeError, SafetensorError) as error:
+    except (*NETWORK_FAILURES, SafetensorError) as error:
         raise ValueError(f"cannot load the model at {path!r}: {in_one_line(error)}") from error
     missing = sorted(report["missing_keys"])
     if missing:  # transformers would fill them with random numbers
@@ -67,6 +67,15 @@ def load_network(
             f"(it says {config.model_type!r}), or save the model again with the class that it was trained with"
         )
     return model if num_ranks > 1 else model.to(place), end_token_ids(model)
+
+
+def _attention(config: PretrainedConfig) -> str | None:
+    """Return the attention that config.json names, or None, transformers' default, for that of another package.
+
+    A model is loaded as `generate` would load it: there are models whose implementations compute different things.
+    """
+    named: str | None = config._attn_implementation
+    return named if named in {"eager", "sdpa"} else None
 
 
 def _arithmetic(path: str, device: torch.device) -> Arithmetic:

@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
+from decoding.checkpoint.supported import NETWORK_FAILURES
+
 VOCAB_SIZE = 96
 NUM_POSITIONS = 256
 SHORT = 12  # what lengths become
@@ -42,6 +44,7 @@ _SIZES: tuple[tuple[str, int], ...] = (
 )
 _PATTERNS = [(re.compile(pattern), size) for pattern, size in _SIZES]
 _KEY_HEADS = re.compile(r"num_(global_)?key_value_heads|n_head_kv|num_kv_heads|kv_n_heads|multi_query_group_num")
+_TURNED = re.compile(r"partial_rotary_factor|rotary_pct|rope_pct")  # the part of each head that positions turn
 _TOKEN = re.compile(r".*_token_(id|index)")
 _TEXT_TOKENS = {"bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id"}
 _LEFT_OUT = {"model_type", "transformers_version", "architectures", "dtype", "id2label", "label2id"}
@@ -57,11 +60,10 @@ def lengths_in(config: PretrainedConfig) -> list[int]:
 def miniature(config: PretrainedConfig) -> PretrainedConfig:
     """Return a tiny configuration like this one. Raises what transformers raises where there is none."""
     settings = _shrunk(config)
-    small = type(config)(**settings)
-    text = small.get_text_config()
-    shapes = _shapes(small)
+    text = type(config)(**settings).get_text_config()
+    shapes = _shapes(config, settings)
     for name, value in vars(text).items():
-        if _is_length(name, value) and _shapes(type(config)(**_with(settings, config, name, SHORT))) == shapes:
+        if _is_length(name, value) and _shapes(config, _with(settings, config, name, SHORT)) == shapes:
             settings = _with(settings, config, name, SHORT)
     return type(config)(**settings)
 
@@ -89,11 +91,27 @@ def _shrunk(config: PretrainedConfig) -> dict[str, Any]:
             settings[name] = _size(name, value)
         elif isinstance(value, list) and value and name.endswith("layer_types"):
             settings[name] = _kinds(value)
+        elif _TURNED.fullmatch(name) and isinstance(value, float):
+            settings[name] = _turned(value)
         elif isinstance(value, dict) and name in {"rope_parameters", "rope_scaling"}:
-            settings[name] = _short_rope(value)
+            settings[name] = value
         elif isinstance(value, bool | float | str):
             settings[name] = value
+    part = getattr(config, "partial_rotary_factor", None) or 1.0
+    for name in settings.keys() & {"rope_parameters", "rope_scaling"}:
+        settings[name] = _short_rope(settings[name], _head_size(settings), part)
     return settings
+
+
+def _head_size(settings: dict[str, Any]) -> int:
+    """Return the size of the heads, or of their parts, that rotary positions turn in a miniature of these settings."""
+    own = settings.get("qk_rope_head_dim") or settings.get("head_dim")
+    return int(own or settings.get("hidden_size", 32) // settings.get("num_attention_heads", _NUM_HEADS))
+
+
+def _turned(part: float) -> float:
+    """Return which part of each head is turned, so that it is an even number of a tiny head's eight places."""
+    return max(1, round(4 * part)) / 4
 
 
 def _with(settings: dict[str, Any], config: PretrainedConfig, name: str, value: int) -> dict[str, Any]:
@@ -121,11 +139,12 @@ def _is_length(name: str, value: Any) -> bool:
     return not is_size and not name.startswith("_")
 
 
-def _shapes(config: PretrainedConfig) -> dict[str, torch.Size] | None:
+def _shapes(config: PretrainedConfig, settings: dict[str, Any]) -> dict[str, torch.Size] | None:
+    """Return the shapes of the weights of such a configuration with these settings; None if there is no network."""
     try:
         with torch.device("meta"):
-            network = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
-    except (RuntimeError, TypeError, ValueError, AttributeError, IndexError, KeyError, AssertionError):
+            network = AutoModelForCausalLM.from_config(type(config)(**settings))
+    except NETWORK_FAILURES:
         return None
     return {name: tensor.shape for name, tensor in network.state_dict().items()}
 
@@ -144,16 +163,19 @@ def _kinds(layers: list[str]) -> list[str]:
     return [kinds[index % len(kinds)] for index in range(_NUM_LAYERS)]
 
 
-def _short_rope(parameters: dict[str, Any]) -> dict[str, Any]:
+def _short_rope(parameters: dict[str, Any], head_size: int, part: float) -> dict[str, Any]:
     """Return parameters of rotary positions that change their ways early, with factors for a tiny head."""
     short: dict[str, Any] = {}
+    part = _turned(parameters.get("partial_rotary_factor") or part)
     for name, value in parameters.items():
         if isinstance(value, dict):
-            short[name] = _short_rope(value)
+            short[name] = _short_rope(value, head_size, part)
         elif name == "original_max_position_embeddings":
             short[name] = SHORT
+        elif _TURNED.fullmatch(name) and value is not None:
+            short[name] = part
         elif isinstance(value, list):  # a factor for each frequency
-            short[name] = value[:4]
+            short[name] = value[: int(head_size * part) // 2]
         else:
             short[name] = value
     return short

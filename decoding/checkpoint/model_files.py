@@ -1,6 +1,7 @@
 """The files of a model folder: what is not a model that can run is refused by name, before anything is loaded."""
 
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ _LFS_POINTER = b"version https://git-lfs"
 _FP8 = "F8_E4M3"
 _EXACT_IN_FLOAT32 = ("F32", "BF16", "F16")
 _FOREIGN_WEIGHTS = ("*.bin", "*.pt", "*.pth", "*.gguf")
+_TEMPLATE_FOLDERS = ("chat_templates", "additional_chat_templates")
 # A draft head reads the target's hidden states; its configuration is often that of a Llama otherwise.
 _FIELDS_OF_DRAFT_HEADS = [
     "speculators_model_type", "eagle_config", "dflash_config", "draft_vocab_size", "medusa_num_heads",
@@ -22,6 +24,21 @@ _FIELDS_OF_DRAFT_HEADS = [
 _CLASS_OF_DRAFT_HEAD = re.compile(
     r"eagle.*causallm|causallm.*eagle|medusa|speculator|draftmodel|dsparkmodel", re.IGNORECASE
 )
+
+
+def check_links(folder: Path) -> None:
+    """Raise a ValueError if the folder of a model, tokenizer or draft is a link to nothing, or one of its files is.
+
+    A cache leaves such links where its files were deleted or never came. Libraries take a link to nothing for a file
+    that is not there, and without an optional file the text is another one.
+    """
+    folders = [place for place in (folder, *(folder / name for name in _TEMPLATE_FOLDERS)) if place.is_dir()]
+    for file in (folder, *sorted(file for place in folders for file in place.iterdir())):
+        if file.is_symlink() and not file.exists() and not file.name.startswith("."):  # editors hide such locks
+            raise ValueError(
+                f"{str(file)!r} is a link to nothing: {os.readlink(file)!r} is not there; download the model again, or "
+                "copy it with the files that its links name (cp -L)"
+            )
 
 
 def check_kind(folder: Path) -> None:

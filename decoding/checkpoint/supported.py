@@ -4,6 +4,7 @@ These checks only make errors clearer and earlier (before any weight is read); t
 (`decoding/network/probe.py`). A draft must also share the target's vocabulary.
 """
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,13 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 from decoding.checkpoint.adapter import CONFIG as ADAPTER_CONFIG
 from decoding.checkpoint.adapter import base_of, is_adapter, merged_folder
 from decoding.checkpoint.gguf_file import unpacked_folder
-from decoding.checkpoint.model_files import check_kind, check_weights
+from decoding.checkpoint.model_files import check_kind, check_links, check_weights
 
 _HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "*.txt", "tokenizer.model"]
 # What transformers raises for a folder that it cannot load: a value or a package is missing, or has an odd type.
 LOAD_FAILURES = (OSError, ValueError, KeyError, TypeError, AttributeError, ImportError, StrictDataclassError)
+# And what comes of a network of which some sizes or options do not fit together.
+NETWORK_FAILURES = (*LOAD_FAILURES, RuntimeError, IndexError, AssertionError, ArithmeticError)
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt")
 _ATTENTION_TYPES = {"full_attention", "sliding_attention", "chunked_attention"}
 _LAYER_TYPES_WITH_ROLLBACK = _ATTENTION_TYPES | {"moe", "mlp", "dense", "sparse"}
@@ -29,8 +32,9 @@ _ROPE_TYPES_THAT_SEE_THE_BATCH = {"longrope", "dynamic"}
 def model_folder(path: str) -> str:
     """Return `path` if it is a folder, else that of the downloaded hub model; of an adapter, that of the merged model.
 
-    Of a GGUF file it is the folder of the dequantized model. Raises ValueError if there is no such folder, file or hub
-    model, for an adapter that cannot be merged, and for a file that cannot be read.
+    Of a GGUF file it is the folder of the dequantized model. A `~` is expanded. Raises ValueError if there is no such
+    folder, file or hub model, if a file in it is a link to nothing, for an adapter that cannot be merged, and for a
+    GGUF file that cannot be read.
     """
     folder = _downloaded(path)
     return merged_folder(Path(folder), model_folder) if is_adapter(Path(folder)) else folder
@@ -49,20 +53,24 @@ def adapter_base(path: str) -> str:
 
 
 def _downloaded(path: str) -> str:
-    if Path(path).is_dir():
-        return path
-    if Path(path).is_file():
-        return unpacked_folder(Path(path), check_config)
+    folder = os.path.expanduser(path)
+    check_links(Path(folder))
+    if Path(folder).is_dir():
+        return folder
+    if Path(folder).is_file():
+        return unpacked_folder(Path(folder), check_config)
     if path.endswith(".gguf"):
         raise ValueError(f"no model at {path!r}: there is no such file")
     if path.startswith((".", "/", "~")) or path.count("/") != 1:
         raise ValueError(f"no model at {path!r}: it is not a folder, and not a hub name of the form 'owner/name'")
     try:
-        return str(snapshot_download(path, allow_patterns=_HUB_FILES))
+        folder = str(snapshot_download(path, allow_patterns=_HUB_FILES))
     except (OSError, ValueError, HfHubHTTPError) as error:
         raise ValueError(
             f"no folder {path!r} here, and no hub model of that name can be downloaded: {in_one_line(error)}"
         ) from error
+    check_links(Path(folder))
+    return folder
 
 
 def load_config(path: str) -> PretrainedConfig:
@@ -101,7 +109,7 @@ def check_config(config: PretrainedConfig, path: str) -> None:
     foreign = sorted(layer_types - _LAYER_TYPES_WITH_ROLLBACK)
     model_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
     model_class = model_class[0] if isinstance(model_class, tuple | list) else model_class
-    if foreign or getattr(model_class, "_is_stateful", False):
+    if foreign or (getattr(model_class, "_is_stateful", False) and not layer_types):
         what = f"layers of type {', '.join(foreign)}" if foreign else "a recurrent state"
         raise ValueError(
             f"{path!r} ({name}) has {what}, which cannot be rolled back to an earlier token; "

@@ -1,8 +1,8 @@
 """The probe: a measurement that decides whether a model may run, our slots against the model's own plain forward.
 
 Ragged rows are prefilled into scattered slots, junk tokens are verified and rolled back, and real tokens follow. The
-logits of the real tokens must equal those of one plain forward with transformers' own eager attention. Whether rows may
-be packed is measured as well; a model that packing changes gets rectangles.
+logits of the real tokens must equal those of one plain forward with transformers' default attention, as in `generate`.
+Whether rows may be packed is measured as well; a model that packing changes gets rectangles.
 """
 
 import logging
@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, PretrainedConfig
 
 from decoding.cache import slot_attention as attention
 from decoding.checkpoint.miniature import lengths_in, miniature
-from decoding.checkpoint.supported import in_one_line, max_positions
+from decoding.checkpoint.supported import NETWORK_FAILURES, in_one_line, max_positions
 from decoding.device import to_device
 from decoding.fused.packed_linear import use_library_products
 from decoding.gpu.available import kernel_errors
@@ -37,8 +37,6 @@ FUSED_TOLERANCE = {torch.float32: 1e-5}
 # A last bit can decide to which FP8 number an activation is rounded. It then moves by a sixteenth, and layers multiply
 # such moves (docs/adr/0026). Measured over random models of 3 to 24 layers: 0.05 to 0.21; a wrong mask is 0.7 to 1.7.
 FP8_TOLERANCE = 0.4
-_FAILURES = (RuntimeError, TypeError, ValueError, AttributeError, IndexError, KeyError)
-
 MISLEADING = 4096  # tokens
 
 _log = logging.getLogger(__name__)
@@ -57,7 +55,7 @@ def check_model(model: LanguageModel, name: str) -> float:
     rows = ProbeRows.of(model.vocab_size, lengths.reach, model.max_positions)
     try:
         plain = _plain_logits(model, rows)
-    except _FAILURES as error:
+    except NETWORK_FAILURES as error:
         raise ValueError(f"{name!r} cannot run: {in_one_line(error)}") from error
     if not all(logits_JV.isfinite().all() for logits_JV in plain):
         raise ValueError(
@@ -71,7 +69,7 @@ def check_model(model: LanguageModel, name: str) -> float:
     if model.fused is not None:
         try:
             fused_deviation = _measured(model, plain, rows)
-        except _FAILURES + kernel_errors() as error:
+        except NETWORK_FAILURES + kernel_errors() as error:
             _log.warning("%r cannot run fused here: %s", name, in_one_line(error))
             fused_deviation = float("inf")
         if not fused_deviation <= FUSED_TOLERANCE.get(model.dtype, tolerance_of(model.dtype, model.is_fp8)):
@@ -130,14 +128,15 @@ def check_lengths(config: PretrainedConfig, name: str, *, is_fp8: bool = False) 
     try:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
-            network = AutoModelForCausalLM.from_config(miniature(config), attn_implementation="eager")
-    except (*_FAILURES, AssertionError) as error:
+            network = AutoModelForCausalLM.from_config(miniature(config))
+        small = LanguageModel(network.float(), frozenset())
+        rows = ProbeRows.of(small.vocab_size, 0, small.max_positions)
+        plain = _plain_logits(small, rows)
+    except NETWORK_FAILURES as error:
         _log.info("no miniature of %r can be made, so the probe's text is long: %s", name, error)
         return Lengths(reach=max(crossed, default=0))
-    small = LanguageModel(network.float(), frozenset())
     try:
-        rows = ProbeRows.of(small.vocab_size, 0, small.max_positions)
-        _checked(small, name, _plain_logits(small, rows), rows)
+        _checked(small, name, plain, rows)
         return Lengths(small.runs_rows_apart)
     except ArchitectureError:
         raise
@@ -149,7 +148,7 @@ def check_lengths(config: PretrainedConfig, name: str, *, is_fp8: bool = False) 
 def _checked(model: LanguageModel, name: str, plain: list[torch.Tensor], rows: ProbeRows) -> float:
     try:
         deviation = _measured(model, plain, rows)
-    except _FAILURES as error:
+    except NETWORK_FAILURES as error:
         found = in_one_line(error)
         _refuse_own_attention(model, name, found)
         raise ValueError(f"{name!r} cannot run on the slot cache: {found}") from error
@@ -176,15 +175,12 @@ def _refuse_own_attention(model: LanguageModel, name: str, found: str) -> None:
 
 @torch.inference_mode()
 def _plain_logits(model: LanguageModel, rows: ProbeRows) -> list[torch.Tensor]:
-    """Return each row's last logits [J, V] from one forward of the network itself, with its own eager attention."""
-    attention.uninstall(model.network)
-    try:
+    """Return each row's last logits [J, V] from one forward of the network itself, with transformers' attention."""
+    with attention.default_attention(model.network):
         return [
             model.network(input_ids=to_device([text], model.device), use_cache=False).logits[0, -NUM_REAL:]
             for text in rows.texts
         ]
-    finally:
-        attention.install(model.network)
 
 
 @torch.inference_mode()
@@ -211,7 +207,7 @@ def _is_misled(model: LanguageModel, starts: list[int], real_BJ: torch.Tensor, f
     model.cache.misleads = MISLEADING
     try:
         misled_BJV = model.forward(starts, real_BJ, _every(real_BJ), slots=SLOTS)
-    except _FAILURES:
+    except NETWORK_FAILURES:
         return True
     finally:
         model.cache.misleads = 0

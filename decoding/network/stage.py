@@ -134,13 +134,10 @@ class Stage(SlotNetwork):
         hidden_NH = out.flatten(0, -2)
         return hidden_NH if rectangle is None else hidden_NH[rectangle.packed_N]
 
-    def plain_eager(self, fed_T: torch.Tensor, num_logits: int = 1) -> torch.Tensor:
-        """Run `plain` with transformers' own attention, with which everything else is compared."""
-        attention.uninstall(self.network)
-        try:
+    def plain_by_default(self, fed_T: torch.Tensor, num_logits: int = 1) -> torch.Tensor:
+        """Run `plain` with transformers' default attention, with which everything else is compared."""
+        with attention.default_attention(self.network):
             return self.plain(fed_T, num_logits)
-        finally:
-            attention.install(self.network)
 
     def _call(self, fed_BT: torch.Tensor, positions_BT: torch.Tensor, **kwargs: Any) -> torch.Tensor:
         return self._part.run(fed_BT, positions_BT, **kwargs)

@@ -64,7 +64,7 @@ def load_keys(files: Sequence[str | Path] = (), variables: Sequence[str] = ()) -
     keys: list[str] = []
     for file in files:
         try:
-            lines = Path(file).read_text("ascii").splitlines()
+            lines = Path(file).expanduser().read_text("ascii").splitlines()
         except (OSError, UnicodeDecodeError) as error:
             raise ValueError(f"the API keys in {file} cannot be read: {type(error).__name__}") from None
         keys += _checked([line.strip() for line in lines if line.strip() and not line.startswith("#")], str(file))

@@ -167,14 +167,17 @@ def _config_file(arguments: Sequence[str]) -> Path | None:
         name, has_value, value = argument.partition("=")
         if name == "--config":
             value = value if has_value else next(iter(arguments[index + 1 :]), "")
-            if not Path(value).is_file():
-                raise ValueError(f"--config {value!r}: no such file")
-            return Path(value)
+            return _existing(value, f"--config {value!r}")
     variable = _variable("config")
     from_environment = os.environ.get(variable)
-    if from_environment and not Path(from_environment).is_file():
-        raise ValueError(f"{variable}={from_environment!r}: no such file")
-    return Path(from_environment) if from_environment else None
+    return _existing(from_environment, f"{variable}={from_environment!r}") if from_environment else None
+
+
+def _existing(value: str, said: str) -> Path:
+    file = Path(value).expanduser()
+    if not file.is_file():
+        raise ValueError(f"{said}: no such file")
+    return file
 
 
 def _check_mapping(yaml_file: Path) -> None:

@@ -17,6 +17,7 @@ from actors.workers.loading import load_codec
 from decoding.checkpoint.fp8_format import dtype_beside_fp8, fp8_format
 from decoding.checkpoint.layer_range import cut
 from decoding.checkpoint.layer_subset import check_can_be_cut, num_layers
+from decoding.checkpoint.model_files import check_links
 from decoding.checkpoint.rank import check_can_be_sharded, check_device
 from decoding.checkpoint.supported import check_same_vocabulary, max_positions, model_folder, read_config
 from decoding.checkpoint.supported import load_config as load_model_config
@@ -193,11 +194,10 @@ def _absolute(engine: EngineSettings) -> EngineSettings:
     """Return the engine with absolute folders in vLLM's arguments, as actors may start elsewhere."""
     arguments = dict(engine.vllm)
     if isinstance(arguments.get("lora"), str):
-        arguments["lora"] = str(Path(arguments["lora"]).expanduser().absolute())
+        arguments["lora"] = _with_files(arguments["lora"])
     drafting = arguments.get("speculative_config")
-    if isinstance(drafting, Mapping) and Path(str(drafting.get("model") or "/nowhere")).is_dir():
-        model = str(Path(str(drafting["model"])).expanduser().absolute())
-        arguments["speculative_config"] = {**drafting, "model": model}
+    if isinstance(drafting, Mapping) and Path(str(drafting.get("model") or "/nowhere")).expanduser().is_dir():
+        arguments["speculative_config"] = {**drafting, "model": _with_files(str(drafting["model"]))}
     return replace(engine, vllm=arguments)
 
 
@@ -233,7 +233,14 @@ def with_target(settings: GeneratorSettings, target: str) -> GeneratorSettings:
 
 
 def _folder(model: str) -> str:
-    return str(Path(model_folder(model)).expanduser().absolute())
+    return str(Path(model_folder(model)).absolute())
+
+
+def _with_files(folder: str) -> str:
+    """Return the absolute path of a folder that another engine loads. Raises ValueError for a link to nothing in it."""
+    path = Path(folder).expanduser().absolute()
+    check_links(path)
+    return str(path)
 
 
 def check_models(settings: GeneratorSettings) -> None:

@@ -102,7 +102,7 @@ def _default_config(model_type: str) -> PretrainedConfig:
 
 def _saved_pair(config: PretrainedConfig, folder: Path) -> tuple[str, str]:
     """Save a tiny random model and one that is a little different; return their folders."""
-    network: PreTrainedModel = AutoModelForCausalLM.from_config(miniature(config), attn_implementation="eager")
+    network: PreTrainedModel = AutoModelForCausalLM.from_config(miniature(config))
     network.float().eval()
     with torch.inference_mode():
         network(input_ids=torch.zeros(1, max(_PROMPT_LENGTHS), dtype=torch.long), use_cache=True)

@@ -181,7 +181,7 @@ class Proof:
         }
         if self._config.prove.json_path is not None:
             whole = {**result, "findings": [asdict(finding) for finding in found]}
-            Path(self._config.prove.json_path).write_text(json.dumps(whole, indent=2) + "\n")
+            Path(self._config.prove.json_path).expanduser().write_text(json.dumps(whole, indent=2) + "\n")
         if self._plan.run_directory is not None:
             self._plan.run_directory.add_to_report("proof", result)
 

@@ -51,7 +51,7 @@ def llama_config(vocab_size: int = VOCAB_SIZE, **overrides: object) -> LlamaConf
 def build(config: PretrainedConfig, seed: int) -> PreTrainedModel:
     """A random model of this configuration; the same seed gives the same weights."""
     torch.manual_seed(seed)
-    return AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    return AutoModelForCausalLM.from_config(config).eval()
 
 
 @torch.no_grad()

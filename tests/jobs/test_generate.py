@@ -280,6 +280,24 @@ def test_weights_that_are_cut_off_are_told_in_one_line_before_anything_is_writte
     assert not job.output.exists()
 
 
+@pytest.mark.parametrize("name", ["tokenizer.json", "generation_config.json", "model.safetensors"])
+@pytest.mark.parametrize("role", ["target", "draft", "tokenizer"])
+def test_a_link_to_nothing_in_any_folder_of_a_run_is_told_in_one_line_before_anything_is_written(
+    job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, role: str, name: str
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    shutil.copytree(job.pair[role == "draft"], tmp_path / "model")
+    job.read(3)
+    assert job.generate(f"--models.{role}=~/model", "--dry-run") == 0
+    (tmp_path / "model" / name).unlink(missing_ok=True)
+    (tmp_path / "model" / name).symlink_to("../blobs/0a1b")
+    job.capsys.readouterr()
+    assert job.generate(f"--models.{role}=~/model", "--dry-run") == 2
+    (line,) = job.capsys.readouterr().err.splitlines()
+    assert line.startswith(f"error: '{tmp_path / 'model' / name}' is a link to nothing")
+    assert not job.output.exists()
+
+
 def test_weights_that_hold_no_numbers_are_told_in_a_line_by_the_run(job: Job, tmp_path: Path) -> None:
     broken = tmp_path / "broken"
     shutil.copytree(job.pair[0], broken)

@@ -22,7 +22,7 @@ from decoding.device import Device
 from training.learners.learner import StepResult
 from training.learners.losses import LossName, TargetLaw, scaled, token_losses
 from training.learners.packing import PackedRows
-from training.learners.teacher import Teacher, packed_logits, prepare_for_packing
+from training.learners.teacher import Teacher, packed_logits, check_packing
 
 _COPIED = (
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "tokenizer.model"),
@@ -53,7 +53,7 @@ class DraftLearner:
         path = model_folder(path)
         config = trainable_model(path, teacher.path, teacher.vocab_size)
         network, _ = load_network(path, device, "float32")
-        prepare_for_packing(network, path)
+        check_packing(network, path)
         network.eval().requires_grad_(True)  # dropout stays off: the draft learns a distribution, not a text
         if use_gradient_checkpointing:
             network.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})

@@ -40,7 +40,7 @@ class Teacher:
         """
         name, path = name or path, model_folder(path)
         network, end_token_ids = load_network(path, device, dtype)
-        prepare_for_packing(network, path)
+        check_packing(network, path)
         return cls(network.eval().requires_grad_(False), path, name, end_token_ids)
 
     @property
@@ -97,13 +97,12 @@ def packed_logits(network: PreTrainedModel, rows: PackedRows, kept_K: torch.Tens
     return logits
 
 
-def prepare_for_packing(network: PreTrainedModel, path: str) -> None:
-    """Set the attention of a network that was just loaded to one that reads packed rows, and check it on two documents.
+def check_packing(network: PreTrainedModel, path: str) -> None:
+    """Check on two documents that a network reads packed rows, by the attention that it is loaded with.
 
     Raises ValueError for a network in which a document sees its neighbour: it would learn from texts that it will never
     be given.
     """
-    network.set_attn_implementation("sdpa" if network._supports_sdpa else "eager")
     first, second = _SAMPLE
     ids_1T = (
         torch.arange(3, 3 + first + second, device=network.device)[None] % network.get_input_embeddings().num_embeddings

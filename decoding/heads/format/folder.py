@@ -58,7 +58,8 @@ def kind_of_head(path: str) -> Kind | None:
 
 def _fields_of_head(path: str) -> dict[str, Any] | None:
     try:
-        file = Path(path) / "config.json" if Path(path).is_dir() else try_to_load_from_cache(path, "config.json")
+        folder = Path(path).expanduser()
+        file = folder / "config.json" if folder.is_dir() else try_to_load_from_cache(path, "config.json")
     except HFValidationError:  # neither a folder nor a name
         return None
     if not isinstance(file, str | Path) or not Path(file).is_file():

@@ -48,6 +48,14 @@ def adapter(base: Path, tmp_path: Path) -> Path:
     return tmp_path / "adapter"
 
 
+@pytest.mark.parametrize("broken", ["base", "adapter"])
+def test_a_link_to_nothing_is_found_in_an_adapter_and_in_its_base(base, adapter, broken):
+    file = {"base": base, "adapter": adapter}[broken] / "tokenizer_config.json"
+    file.symlink_to("../blobs/0a1b")
+    with pytest.raises(ValueError, match=f"'{file}' is a link to nothing"):
+        model_folder(str(adapter))
+
+
 def _say(adapter: Path, **fields: object) -> None:
     config = json.loads((adapter / adapters.CONFIG).read_text())
     (adapter / adapters.CONFIG).write_text(json.dumps(config | fields))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from decoding.checkpoint.supported import load_config
+from decoding.checkpoint.supported import load_config, model_folder
 from decoding.network.language_model import LanguageModel
 from tests.decoding.tiny import build, llama_config, save
 
@@ -16,8 +16,8 @@ INDEX = "model.safetensors.index.json"
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
     """A folder with a model that runs, until a test changes it."""
-    save(build(llama_config(), seed=1), tmp_path)
-    return tmp_path
+    save(build(llama_config(), seed=1), tmp_path / "model")
+    return tmp_path / "model"
 
 
 def _refused(folder: Path) -> str:
@@ -41,6 +41,47 @@ def test_a_git_lfs_pointer_is_not_called_broken_weights(model):
     pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 1234\n"
     (model / "model.safetensors").write_text(pointer)
     assert "is a Git LFS pointer, not weights; run git lfs pull" in _refused(model)
+
+
+LINKED = [
+    "config.json", "generation_config.json", "adapter_config.json", "model.safetensors",
+    "model-00002-of-00002.safetensors", INDEX, "tokenizer.json", "tokenizer_config.json", "tokenizer.model",
+    "special_tokens_map.json", "added_tokens.json", "merges.txt", "chat_template.jinja",
+    "chat_templates/default.jinja", "additional_chat_templates/tool_use.jinja",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LINKED)
+def test_a_file_that_is_a_link_to_nothing_is_named_whether_or_not_a_model_needs_it(model, name):
+    file = model / name
+    file.parent.mkdir(exist_ok=True)
+    file.unlink(missing_ok=True)
+    blob = model.parent / "blobs" / "0a1b"  # as in a cache, from which this one was deleted
+    file.symlink_to(blob)
+    for load in (model_folder, lambda folder: LanguageModel.load(folder, "cpu")):
+        with pytest.raises(ValueError, match="download the model again") as caught:
+            load(str(model))
+        assert str(caught.value).startswith(f"'{file}' is a link to nothing: '{blob}' is not there")
+
+
+def test_links_to_files_are_files_and_the_locks_of_editors_are_none(model):
+    (model.parent / "blobs").mkdir()
+    (model / "config.json").rename(model.parent / "blobs" / "0a1b")
+    (model / "config.json").symlink_to("../blobs/0a1b")
+    (model / ".#config.json").symlink_to("me@host.1234")
+    assert model_folder(str(model)) == str(model)
+    assert load_config(str(model)).model_type == "llama"
+
+
+def test_a_folder_that_is_a_link_to_nothing_is_no_hub_name(model):
+    (model.parent / "moved").symlink_to(model.parent / "gone")
+    with pytest.raises(ValueError, match="moved' is a link to nothing"):
+        model_folder(str(model.parent / "moved"))
+
+
+def test_a_tilde_is_the_home_of_the_user(model, monkeypatch):
+    monkeypatch.setenv("HOME", str(model.parent))
+    assert model_folder(f"~/{model.name}") == str(model)
 
 
 HEADERS = {

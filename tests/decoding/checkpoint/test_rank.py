@@ -94,7 +94,7 @@ def found(folder: Path) -> list[dict[str, Found]]:
 
 @pytest.mark.parametrize("family", sorted(TABLE.keys() - NO_PLAN))
 def test_shared_out_layers_compute_what_whole_ones_do(family: str, folder: Path, found: list[dict[str, Found]]) -> None:
-    whole = transformers.AutoModelForCausalLM.from_pretrained(folder / family, attn_implementation="eager").eval()
+    whole = transformers.AutoModelForCausalLM.from_pretrained(folder / family).eval()
     with torch.no_grad():
         expected = whole(TOKENS[None]).logits[0]
     logits, num_bytes, _ = found[0][family]
@@ -106,7 +106,7 @@ def test_shared_out_layers_compute_what_whole_ones_do(family: str, folder: Path,
 def test_the_residual_stream_is_whole_and_the_same_in_each_process(
     family: str, folder: Path, found: list[dict[str, Found]]
 ) -> None:
-    whole = transformers.AutoModelForCausalLM.from_pretrained(folder / family, attn_implementation="eager").eval()
+    whole = transformers.AutoModelForCausalLM.from_pretrained(folder / family).eval()
     expected = streams_of(whole, TOKENS.tolist(), LAYER_IDS)
     first, second = (families[family].streams for families in found)
     assert torch.equal(first, second)

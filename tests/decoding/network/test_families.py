@@ -30,13 +30,11 @@ class Family:
 
 
 OWN_ATTENTION = {"falcon", "falcon_alibi", "bloom", "gptj"}  # which cannot take packed rows
-# transformers' two implementations of Falcon's ALiBi disagree by whole tokens; ours is the eager one.
-ATTENTION = {"falcon_alibi": "eager"}
 
 
-def _reference(name: str, path: str, ignore_eos: bool) -> list[list[int]]:
+def _reference(path: str, ignore_eos: bool) -> list[list[int]]:
     """transformers, one prompt at a time, with the attention it would choose itself."""
-    network = AutoModelForCausalLM.from_pretrained(path, attn_implementation=ATTENTION.get(name)).eval()
+    network = AutoModelForCausalLM.from_pretrained(path).eval()
     settings = copy.deepcopy(GenerationConfig.from_pretrained(path))
     settings.update(do_sample=False, max_new_tokens=NUM_NEW_TOKENS, pad_token_id=0)
     if ignore_eos:
@@ -63,13 +61,13 @@ def _favourites(texts: list[list[int]]) -> list[int]:
 def family(request, tmp_path_factory) -> Family:
     root = tmp_path_factory.mktemp(request.param)
     network = family_network(request.param)
-    without_eos = _reference(request.param, save(network, root / "target"), ignore_eos=True)
+    without_eos = _reference(save(network, root / "target"), ignore_eos=True)
     path = save(network, root / "target", eos_token_id=_favourites(without_eos))
     return Family(
         name=request.param,
         target=LanguageModel.load(path, "cpu"),
         draft=loaded(noised(network, 0.05), root / "draft"),
-        with_eos=_reference(request.param, path, ignore_eos=False),
+        with_eos=_reference(path, ignore_eos=False),
         without_eos=without_eos,
     )
 

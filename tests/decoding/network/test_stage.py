@@ -67,7 +67,7 @@ def test_three_stages_compute_what_the_whole_model_computes(family, tmp_path):
     path = saved(family, tmp_path)
     whole, stages = LanguageModel.load(path, "cpu"), load_chain(path, 3)
     assert_equal(whole, stages)
-    assert (plain(stages, PROMPTS[0], "plain_eager") - whole.plain_logits(PROMPTS[0])).abs().max() < 1e-5
+    assert (plain(stages, PROMPTS[0], "plain_by_default") - whole.plain_logits(PROMPTS[0])).abs().max() < 1e-5
 
 
 @pytest.mark.parametrize("ours", ["on", "off"])

@@ -8,7 +8,7 @@ from decoding.heads.networks.unrolled import unrolled
 from tests.decoding.heads.tiny_heads import head_config, random_network
 from tests.training.pair import DRAFT
 from training.learners.packing import Document, PackedRows, pack
-from training.learners.teacher import packed_logits, prepare_for_packing
+from training.learners.teacher import packed_logits, check_packing
 
 SEQ_LEN = 256
 
@@ -48,7 +48,7 @@ def test_the_predictions_of_output_tokens_are_taught_and_no_others() -> None:
 
 def test_the_draft_gives_each_document_the_logits_that_it_has_alone(documents: list[Document]) -> None:
     network = AutoModelForCausalLM.from_pretrained(DRAFT, dtype=torch.float32).eval()
-    prepare_for_packing(network, DRAFT)
+    check_packing(network, DRAFT)
     packed = list(pack(documents[:24], SEQ_LEN))
     rows = PackedRows.of(packed)
     with torch.no_grad():
@@ -92,4 +92,4 @@ def test_a_network_that_cannot_tell_documents_is_refused() -> None:
 
     network.forward = blind
     with pytest.raises(ValueError, match="reads a document differently when another one stands before it"):
-        prepare_for_packing(network, DRAFT)
+        check_packing(network, DRAFT)
