@@ -8,7 +8,7 @@ from decoding.heads.networks.unrolled import unrolled
 from tests.decoding.heads.tiny_heads import head_config, random_network
 from tests.training.pair import DRAFT
 from training.learners.packing import Document, PackedRows, pack
-from training.learners.teacher import packed_logits, check_packing
+from training.learners.teacher import check_packing, packed_logits
 
 SEQ_LEN = 256
 
