@@ -13,7 +13,7 @@ export RAY_memory_monitor_refresh_ms ?= 0
 TESTS_WITHOUT_RAY := -m pytest -m "not gpu and not slow and not ray and not kubernetes and not real" -n auto --maxprocesses 4 --dist worksteal
 
 .PHONY: help setup demo demo-head demo-learn serve-demo test test-fast test-processors test-faults test-endpoint test-clients test-page test-kubernetes test-real \
-  test-autoscaling test-all prove prove-long models check pages docs fmt bench bench-quick bench-serve gpu-check gpu-miniature setup-vllm test-vllm test-speculators peers picture picture-report clean
+  test-autoscaling test-all prove prove-long prove-asked models check pages docs fmt bench bench-quick bench-serve gpu-check gpu-miniature setup-vllm test-vllm test-speculators peers picture picture-report clean
 help:  ## list the commands
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 18
 
@@ -114,13 +114,21 @@ test-all: setup test-kubernetes  ## run all tests, the slow ones too: well over 
 	$(BIN)/python -m pytest -m "not gpu and not ray and not kubernetes and not real" -n auto --maxprocesses 4 --dist loadgroup
 	$(BIN)/python -m pytest -m "ray and not gpu and not real"
 
-prove: setup  ## compare every drafter with transformers' own code on the bundled pair: some minutes
+prove: setup  ## compare every drafter with transformers' own code on the bundled pair, with forms and more: some minutes
 	$(BIN)/python -m jobs.prove --config examples/configs/demo.yaml --output.path out/prove
 
 prove-long: setup  ## the same over more than a million tokens, greedy and sampled: about an hour on 2 cores
 	$(BIN)/python -m jobs.prove --config examples/configs/demo.yaml --output.path out/prove --prove.num_prompts 300 \
 	  --prove.num_slots=4 --prove.num_slots=16 --prove.temperatures=0 --prove.temperatures=0.8 --prove.temperatures=1.2 \
-	  --prove.json_path=out/prove.json
+	  --prove.asked=[nothing,mixed] --prove.json_path=out/prove.json
+
+# Every kind of form on 60 prompts, and on 12 all else that may be asked of a row (jobs/proving/asked.py).
+ASKED := json_tight,hermes_forced,llama3_forced,mistral_forced,mistral_named_forced,hermes_auto,llama3_auto,mistral_auto,mistral_named_auto,hermes_or_form,llama3_or_form,mistral_or_form,mistral_named_or_form,thought,open_thought,stop,penalties,min_tokens,logprobs,bad_words,all_at_once
+prove-asked: setup  ## the same with each form, call, thought, stop string and more asked of the rows: about an hour on 2 cores
+	$(BIN)/python -m jobs.prove --config examples/configs/demo.yaml --output.path out/prove --prove.num_prompts 60 \
+	  --prove.temperatures=0 --prove.temperatures=0.8 --prove.asked=[json_object,json_schema,regex,choice,grammar]
+	$(BIN)/python -m jobs.prove --config examples/configs/demo.yaml --output.path out/prove --prove.num_prompts 12 \
+	  --prove.temperatures=0 --prove.temperatures=0.8 --prove.asked=[mixed,$(ASKED)]
 
 models: setup  ## try a tiny model of each of transformers' classes, and write docs/models.md: about half an hour on 2 cores
 	$(BIN)/python -m jobs.models --write docs/models.md

@@ -79,7 +79,7 @@ class Asked:
 
 
 def _short_thought(grammar: str | None) -> dict[str, Any]:
-    """Return a grammar whose thought ends soon: few small models end one, so nobody would see the form behind it."""
+    """Return a grammar whose thought ends soon: few small models end one, and then no row would come to the form behind it."""
     assert grammar is not None, "the form is JSON"
     assert "(?s:.*)" in grammar, "the writer lets a thought be any text"
     return {"structured": {"grammar": grammar.replace("(?s:.*)", "(?s:.{0,60})")}}

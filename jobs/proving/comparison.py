@@ -153,7 +153,8 @@ def compare(
         num_tokens += len(wanted.output_token_ids) if difference is None else difference.position
         if difference is None:
             continue
-        if margin is not None and difference.position < min(len(row.output_token_ids), len(wanted.output_token_ids)):
+        tokens = [each.output_token_ids[difference.position :][:1] for each in (row, wanted)]
+        if margin is not None and all(tokens) and tokens[0] != tokens[1]:
             difference = replace(difference, margin=margin(index, difference.position))
         differences.append(difference)
     return Finding(

@@ -10,7 +10,7 @@ from jobs.proving import placed
 from jobs.proving.comparison import first_difference
 from tests.jobs.runs import arguments, prompts, write_jsonl
 
-SMALL = ("--prove.num_prompts=5", "--prove.draft_lengths=3", "--prove.num_slots=3")
+SMALL = ("--prove.num_prompts=5", "--prove.draft_lengths=3", "--prove.num_slots=3", "--prove.asked=nothing")
 
 
 @pytest.fixture
@@ -74,12 +74,14 @@ def test_an_engine_with_its_models_where_the_run_puts_them_is_compared_too(
     flags: tuple[str, ...], where: str, command: list[str], tmp_path: Path
 ) -> None:
     path = tmp_path / "proof.json"
-    assert prove.main([*command, *flags, "--prove.drafters=none", f"--prove.json_path={path}"]) == 0
-    *here, placed = json.loads(path.read_text())["findings"]
-    assert [finding["setting"]["where"] for finding in here] == ["one process"]
-    assert placed["setting"]["where"] == where
-    assert placed["num_tokens"] == here[0]["num_tokens"] > 50
-    assert placed["num_draft_tokens"] > 0
+    few = ("--prove.drafters=none", "--prove.asked=mixed")  # and of three rows JSON
+    assert prove.main([*command, *flags, *few, f"--prove.json_path={path}"]) == 0
+    findings = json.loads(path.read_text())["findings"]
+    assert [finding["asked"] for finding in findings] == ["nothing", "nothing", "mixed", "mixed"]
+    for here, there in (findings[:2], findings[2:]):
+        assert (here["setting"]["where"], there["setting"]["where"]) == ("one process", where)
+        assert there["num_tokens"] == here["num_tokens"] > 40
+        assert there["num_draft_tokens"] > 0
 
 
 @pytest.mark.ray
@@ -103,7 +105,21 @@ def test_a_run_that_exists_gets_the_proof_in_its_report(command: list[str], tmp_
     assert generate.main(run) == 0
     assert prove.main([*command, "--prove.drafters=none"]) == 0
     proof = json.loads((tmp_path / "out/report.json").read_text())["proof"]
-    assert (proof["num_prompts"], proof["num_different_rows"]) == (5, 0)
+    assert (proof["num_prompts"], proof["asked"], proof["num_different_rows"]) == (5, ["nothing"], 0)
+
+
+def test_rows_that_cannot_be_asked_for_it_are_left_out_and_asking_it_of_none_is_refused(
+    command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [{"id": "own", "prompt": "hello", "sampling": {"ignore_eos": True}}, {"id": "free", "prompt": "hello"}]
+    command = [*command, "--prove.drafters=none", "--prove.asked=choice"]
+    write_jsonl(tmp_path / "in.jsonl", rows)
+    assert prove.main(command) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "row 0 with choice asked of it is left out: sampling.ignore_eos is True" in printed
+    write_jsonl(tmp_path / "in.jsonl", rows[:1])
+    assert prove.main(command) == 2
+    assert "prove.asked has 'choice', and no row of the input can be written with it" in capsys.readouterr().err
 
 
 def test_an_input_without_a_row_that_can_be_written_is_refused(

@@ -12,7 +12,9 @@ import pytest
 
 from decoding import SamplingParams, Sequence
 from decoding.gpu.available import is_interpreted
+from decoding.grammar.structured import Structured
 from tests.decoding import tiny
+from tests.decoding.grammar.tiny_grammars import RECORD, grammars, with_end
 from tests.decoding.tiny import (
     EVERY_DRAFTER,
     check_counts,
@@ -24,9 +26,10 @@ from tests.decoding.tiny import (
     run,
 )
 
-PROMPTS = random_prompts([7, 1, 12, 3, 25, 1, 9, 2, 16, 5, 4, 31, 6, 10], seed=4)
+PROMPTS = random_prompts([7, 1, 12, 3, 25, 1, 9, 2, 16, 5, 4, 31, 6, 10, 8, 2, 11, 3], seed=4)
 # Every row has its own parameters; a prompt that repeats itself gives the n-gram drafter something to find.
 PROMPTS[4] = [5, 6, 7, 8, 9] * 5
+BRACKETS = 'start: item item*\nitem: "[" inside "]" | "{" inside "}"\ninside: W | item\nW: /[a-z]{1,3}/'
 PARAMS = [
     SamplingParams(max_tokens=20, temperature=0.8),
     SamplingParams(max_tokens=24, temperature=0),
@@ -42,7 +45,12 @@ PARAMS = [
     SamplingParams(max_tokens=19, temperature=1.0, repetition_penalty=0.7, top_p=0.6),
     SamplingParams(max_tokens=20, temperature=0.9, bad_words=[(a, b) for a in range(48) for b in range(a % 3, 48, 3)]),
     SamplingParams(max_tokens=18, temperature=0, allowed_token_ids=tuple(range(9, 30)), bad_words=[[9], (11, 12, 13)]),
+    SamplingParams(max_tokens=24, temperature=0.8, structured=Structured(json_object=True), repetition_penalty=1.2),
+    SamplingParams(max_tokens=24, temperature=0, structured=Structured(json_schema=RECORD)),
+    SamplingParams(max_tokens=24, temperature=1.0, structured=Structured(grammar=BRACKETS), logprobs=2),
+    SamplingParams(max_tokens=24, temperature=0.7, structured=Structured(regex="[a-d]{3,20}-[0-9]{2}"), top_p=0.9),
 ]
+GRAMMARS = grammars()
 NUM_SPECULATIVE_TOKENS: list[int] = list(range(1, 9))
 NUM_SLOTS = [1, 2, 5, 12, 16]
 SEEDS = [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2))]  # of orders and lengths by chance
@@ -51,7 +59,7 @@ LENGTHS = [1, *(pytest.param(length, marks=pytest.mark.slow) for length in (2, 7
 OTHER_LENGTHS, MAX_MODEL_LEN = [3, 60], 80
 
 if is_interpreted():
-    _FEW = (0, 1, 4, 6, 7, 8, 12)
+    _FEW = (0, 1, 4, 6, 7, 8, 12, 16)
     PROMPTS = [PROMPTS[row] for row in _FEW]
     PARAMS = [replace(PARAMS[row], max_tokens=6, min_tokens=min(PARAMS[row].min_tokens, 2)) for row in _FEW]
     NUM_SPECULATIVE_TOKENS, NUM_SLOTS, SEEDS = [1, 3, 8], [2, 6], [0]
@@ -69,7 +77,7 @@ def _sequences() -> list[Sequence]:
 @pytest.fixture(scope="module")
 def plain(models) -> list[list[int]]:
     """Each row alone, one token a round."""
-    engine = engine_over(models.target, num_slots=1)
+    engine = engine_over(with_end(models.target), num_slots=1, grammars=GRAMMARS)
     texts = [outputs(run(engine, [sequence]))[0] for sequence in _sequences()]
     assert len({tuple(text) for text in texts}) == len(texts)
     assert any(len(text) < p.max_tokens for text, p in zip(texts, PARAMS, strict=True)), "some text ends by a stop id"
@@ -79,7 +87,8 @@ def plain(models) -> list[list[int]]:
 @pytest.fixture(params=[d for d in EVERY_DRAFTER if d != "model"] + ["good_draft", "unrelated_draft", "perfect_draft"])
 def make_engine(request, models):
     """An engine with each drafter, and the `model` drafter with each draft; `hybrid` has the good one."""
-    return partial(engine_by, models, request.param)
+    ended = type(models)(**{**vars(models), "target": with_end(models.target)})
+    return partial(engine_by, ended, request.param, grammars=GRAMMARS)
 
 
 @pytest.mark.parametrize("num_speculative_tokens", NUM_SPECULATIVE_TOKENS)
@@ -132,7 +141,7 @@ def test_each_of_n_samples_is_the_same_alone_and_among_the_others(make_engine, m
     params = SamplingParams(n=NUM_SAMPLES, temperature=1.0, max_tokens=NUM_NEW_TOKENS)
     together = outputs(make_engine(num_slots=3).generate(PROMPTS[:3], params, seed=8))
     assert len({tuple(text) for text in together}) == 3 * NUM_SAMPLES
-    alone = engine_over(models.target, num_slots=1)
+    alone = engine_over(with_end(models.target), num_slots=1)
     for index, text in enumerate(together):
         row, sample = divmod(index, NUM_SAMPLES)
         sequence = Sequence.create(PROMPTS[row], params, run_seed=8, row=row, sample=sample)
@@ -157,7 +166,7 @@ def test_noise_decides_the_text_and_the_same_noise_the_same_text(models):
 def test_text_does_not_depend_on_the_drafter_near_bucket_and_context_limits(make_engine, models, length):
     """The cache shows positions in buckets of 64, and drafts of longer rows run past the end of the slot."""
     prompts = random_prompts([length, *OTHER_LENGTHS], seed=length)
-    params = SamplingParams(temperature=1.0, max_tokens=200)
+    params = SamplingParams(temperature=1.0, max_tokens=200, ignore_eos=True)
     expected = engine_over(models.target, max_model_len=MAX_MODEL_LEN, num_slots=1).generate(prompts, params)
     found = make_engine(max_model_len=MAX_MODEL_LEN, num_speculative_tokens=8).generate(prompts, params)
     assert outputs(found) == outputs(expected)
