@@ -48,14 +48,13 @@ class Reader:
         A draft that was read stays if it begins with them, or they with it.
         """
         self.error = ""
-        return self._commit(committed) or (self._is_doubtful and self._read_alone(committed, ()))
+        return self._commit(committed) or (self._is_doubtful and self._ask_alone(committed, (), _has_read) is not None)
 
     def read(self, drafted: Seq[int]) -> bool:
         """Read exactly these tokens behind the committed ones; return False if one is not allowed."""
         self.error = ""
-        return self._read(drafted) or (
-            self._is_doubtful and self._read_alone(self.tokens[: self.num_committed], drafted)
-        )
+        committed = self.tokens[: self.num_committed]
+        return self._read(drafted) or (self._is_doubtful and self._ask_alone(committed, drafted, _has_read) is not None)
 
     def has_read(self, drafted: Seq[int]) -> bool:
         """Return whether these tokens were read behind the committed ones, and perhaps more behind them."""
@@ -69,10 +68,7 @@ class Reader:
         self.error, front = "", self._front
         answer = question(front)
         if (not answer or front.is_error()) and self._is_doubtful:
-            if not self._read_alone(self.tokens[: self.num_committed], self.tokens[self.num_committed :]):
-                return None
-            front = self._front
-            answer = question(front)
+            return self._ask_alone(self.tokens[: self.num_committed], self.tokens[self.num_committed :], question)
         if front.is_error():
             self._give_up(front)
             return None
@@ -176,6 +172,8 @@ class Reader:
         if len(committed) < self.num_committed:  # a row never takes tokens back, and who asks may
             self._begin()
         new, draft = list(committed[self.num_committed :]), self.tokens[self.num_committed :]
+        if not new:
+            return True
         num_same = common_prefix(draft, new)
         if self._drafted is not None and num_same == len(draft):  # all of the draft is committed
             self._committed, self._drafted = self._drafted, None
@@ -202,19 +200,37 @@ class Reader:
             self.tokens += rest[:num_read]
         return len(self.tokens) == self.num_committed + len(drafted)
 
-    def _read_alone(self, committed: Seq[int], drafted: Seq[int]) -> bool:
-        """Read these tokens with a lexer that has read nothing else, as a sequence without a draft is read: each token
-        behind a mask. Return False if one is not allowed, or if llguidance meets an error (`error`)."""
-        self._begin(alone=True)
+    def _ask_alone(
+        self, committed: Seq[int], drafted: Seq[int], question: Callable[["LLMatcher"], _Answer]
+    ) -> _Answer | None:
+        """Return what a matcher answers that has read these tokens, and whose lexer has read nothing else.
+
+        Return None if one of the tokens is not allowed, and, with `error`, if llguidance meets an error. The lexer has
+        the fewest states if it computes no mask on the way. But each mask gives it as much work to do as a step may
+        take, which may not be enough for all tokens together: then it computes them.
+        """
+        for has_masks in (False, True):
+            self._begin(alone=True)
+            answer = question(self._front) if self._read_each(committed, drafted, has_masks) else None
+            if not self._is_doubtful:
+                return answer
+        front = self._front
+        front.compute_bitmask()  # a lexer that refuses every token says why
+        self._give_up(front)
+        return None
+
+    def _read_each(self, committed: Seq[int], drafted: Seq[int], has_masks: bool) -> bool:
         for place, token_id in enumerate(chain(committed, drafted)):
             is_committed = place < len(committed)
             matcher = self._of_committed if is_committed else self._of_draft
-            matcher.compute_bitmask()
-            if matcher.is_error() or matcher.try_consume_tokens([token_id]) != 1:
-                matcher.compute_bitmask()  # says why, if the lexer refuses everything
-                if matcher.is_error():
-                    self._give_up(matcher)
+            if has_masks:
+                matcher.compute_bitmask()
+            if matcher.try_consume_tokens([token_id]) != 1:
                 return False
             self.tokens.append(token_id)
             self.num_committed += is_committed
         return True
+
+
+def _has_read(_matcher: "LLMatcher") -> bool:
+    return True
