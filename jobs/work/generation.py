@@ -127,7 +127,8 @@ def print_plan(plan: Plan) -> None:
             console.print(f"  {what} of the model's generation_config.json: {said}", highlight=False)
     console.print(f"  engine:  {describe_engine(plan.settings)}", highlight=False)
     if has_model:
-        console.print(f"  draft:   {models.draft}{_draft_in_words(plan)}", highlight=False)
+        made_of = origin_in_words(models.draft or "")
+        console.print(f"  draft:   {models.draft}{made_of}{_draft_in_words(plan)}", highlight=False)
     console.print(f"  placement: {describe_placement(plan.settings, plan.pool.max_actors)}")
     if plan.config.learn.every_rows:
         console.print(f"  learns:  after every {plan.config.learn.every_rows:,} committed rows")
