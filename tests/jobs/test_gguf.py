@@ -7,7 +7,7 @@ import pytest
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from decoding.checkpoint import kept_folder
-from jobs import generate, prove
+from jobs import generate
 from jobs.config.loading import load
 from jobs.config.run import RunConfig
 from jobs.driver.plan import create_run, make_plan
@@ -48,11 +48,6 @@ def test_a_run_keeps_the_digest_of_its_file_and_its_page_says_what_was_dequantiz
     assert identity["target_gguf"]["quantization"] == "F32 and Q8_0"
     assert len(identity["target_gguf"]["sha256"]) == 64
     assert "dequantized from F32 and Q8_0" in (tmp_path / "out" / "report.html").read_text()
-
-
-def test_a_file_and_the_draft_in_another_one_are_proved_to_write_the_same(command: list[str]) -> None:
-    small = ("--prove.num_prompts=3", "--prove.draft_lengths=3", "--prove.num_slots=3", "--prove.asked=nothing")
-    assert prove.main([*command, *small, "--prove.drafters=model"]) == 0
 
 
 def test_a_file_that_is_cut_off_ends_a_command_with_one_line_before_ray_starts(

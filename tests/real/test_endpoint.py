@@ -75,6 +75,9 @@ def test_a_chat_is_the_same_whole_streamed_and_offline(
     assert len(chunks) > 3 or len(row["token_ids"]) < 6
     if name == "form" and choice.finish_reason == "stop":
         jsonschema.validate(json.loads(row["text"]), SCHEMA)
+    if name == "stop":
+        assert choice.finish_reason == "stop"
+        assert not any(stop in row["text"] for stop in request["stop"])
     if name == "logprobs":
         assert len(choice.logprobs.content) == len(row["token_ids"])
 

@@ -6,12 +6,10 @@ from typing import Any
 
 import pytest
 
-from actors.engine.translation import decode_row, encode_row
-from actors.settings import EngineSettings, GeneratorSettings, ModelSettings
-from actors.workers.loading import load_codec, load_engine
 from decoding.checkpoint.supported import model_folder
 from pipeline.errors import RowError
 from pipeline.text.codec import TextCodec
+from tests.endpoint.in_process import Running, settings_of
 from tests.pipeline.made_up import input_row
 from tests.real.conftest import Reference
 
@@ -25,37 +23,14 @@ TEXTS = [
 CHATS = ["Say hello.", "What is 2 + 2? Answer with one number.", "Name three colours, one on each line."]
 
 
-class Written:
-    """An engine over the file, by the load path of a run, which drafts from what it has written."""
-
-    def __init__(self, path: str) -> None:
-        folder = model_folder(path)
-        engine = EngineSettings(num_slots=8, num_speculative_tokens=4, drafter="suffix", max_model_len=512)
-        models = ModelSettings(target=folder, device="cpu", dtype="float32")
-        self.settings = GeneratorSettings(models=models, engine=engine)
-        self.codec: TextCodec = load_codec(self.settings)
-        self.engine = load_engine(self.settings)
-
-    def rows(self, requests: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Return the first sample of each request, which run side by side."""
-        rows = []
-        for request in requests:
-            own = {name: request.get(name) for name in ("prompt", "messages")}
-            overrides = {name: value for name, value in request.items() if name not in own}
-            rows.append(encode_row(input_row(**own, overrides=overrides), 0, self.codec, self.settings))
-        for _ in self.engine.stream([sequence for row in rows for sequence in row.sequences]):
-            pass
-        return [decode_row(row, self.codec)[0] for row in rows]
+@pytest.fixture(scope="module")
+def chatting(smollm2: str) -> Running:
+    return Running(0, settings_of((model_folder(smollm2), None), max_model_len=512))  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="module")
-def chatting(smollm2: str) -> Written:
-    return Written(smollm2)
-
-
-@pytest.fixture(scope="module")
-def continuing(gemma3: str) -> Written:
-    return Written(gemma3)
+def continuing(gemma3: str) -> Running:
+    return Running(0, settings_of((model_folder(gemma3), None), max_model_len=512))  # type: ignore[arg-type]
 
 
 def _chat(text: str, **fields: Any) -> dict[str, Any]:
@@ -72,10 +47,10 @@ def _check_tokenizer(codec: TextCodec, reference: Reference) -> None:
 
 
 def test_smollm2_answers_chats_with_the_tokens_of_generate_and_ends_where_it_ends(
-    chatting: Written, smollm2_reference: Reference
+    chatting: Running, smollm2_reference: Reference
 ) -> None:
     tokenizer = smollm2_reference.tokenizer
-    rows = chatting.rows([_chat(text, max_tokens=40) for text in CHATS])
+    rows = [row for (row,) in chatting.rows_of([_chat(text, max_tokens=40) for text in CHATS])]
     for text, row in zip(CHATS, rows, strict=True):
         messages = [{"role": "user", "content": text}]
         prompt = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
@@ -90,42 +65,32 @@ def test_smollm2_answers_chats_with_the_tokens_of_generate_and_ends_where_it_end
 
 
 def test_the_tokenizer_and_the_template_of_smollm2_are_those_in_its_file(
-    chatting: Written, smollm2_reference: Reference
+    chatting: Running, smollm2_reference: Reference
 ) -> None:
     _check_tokenizer(chatting.codec, smollm2_reference)
 
 
-def test_a_chat_that_the_template_of_smollm2_cannot_render_is_an_error_of_its_row(chatting: Written) -> None:
+def test_a_chat_that_the_template_of_smollm2_cannot_render_is_an_error_of_its_row(chatting: Running) -> None:
     for message in ({"role": "user", "content": [{"type": "image", "image": "x"}]}, {"role": "user"}):
         with pytest.raises(RowError):
-            chatting.rows([{"messages": [message]}])
+            chatting.rows_of([{"messages": [message]}])
 
 
-def test_logprobs_of_smollm2_are_those_of_transformers(chatting: Written, smollm2_reference: Reference) -> None:
+def test_logprobs_of_smollm2_are_those_of_transformers(chatting: Running, smollm2_reference: Reference) -> None:
     requests = [_chat(text, max_tokens=24, logprobs=2, temperature=heat) for text in CHATS[:2] for heat in (0.0, 0.9)]
-    for request, row in zip(requests, chatting.rows(requests), strict=True):
+    for request, (row,) in zip(requests, chatting.rows_of(requests), strict=True):
         prompt = chatting.codec.prompt(input_row(messages=request["messages"]))[1]
         expected = smollm2_reference.logprobs(prompt, row["token_ids"])
         assert row["logprobs"] == pytest.approx(expected, abs=2e-4)
 
 
-def test_stop_strings_cut_the_texts_of_smollm2_at_their_first_place(chatting: Written) -> None:
-    whole = chatting.rows([_chat(text, max_tokens=40) for text in CHATS])
-    for text, row in zip(CHATS, whole, strict=True):
-        for start in range(1, min(len(row["text"]) - 3, 25), 6):
-            stop = row["text"][start : start + 3]
-            (cut,) = chatting.rows([_chat(text, max_tokens=40, stop=[stop])])
-            assert cut["text"] == row["text"][: row["text"].index(stop)]
-            assert cut["finish_reason"] == "stop"
-            assert cut["token_ids"] == row["token_ids"][: len(cut["token_ids"])]
-
-
 @pytest.mark.slow
 def test_gemma_continues_texts_with_the_tokens_of_generate_and_keeps_their_first_space(
-    continuing: Written, gemma3_reference: Reference
+    continuing: Running, gemma3_reference: Reference
 ) -> None:
     _check_tokenizer(continuing.codec, gemma3_reference)
-    rows = continuing.rows([{"prompt": text, "temperature": 0.0, "max_tokens": 24} for text in TEXTS[:3]])
+    requests = [{"prompt": text, "temperature": 0.0, "max_tokens": 24} for text in TEXTS[:3]]
+    rows = [row for (row,) in continuing.rows_of(requests)]
     decode = gemma3_reference.tokenizer.decode
     for text, row in zip(TEXTS, rows, strict=False):
         prompt = gemma3_reference.tokenizer(text).input_ids
@@ -137,6 +102,6 @@ def test_gemma_continues_texts_with_the_tokens_of_generate_and_keeps_their_first
 
 
 @pytest.mark.slow
-def test_a_chat_for_gemma_which_has_no_template_is_an_error_that_says_so(continuing: Written) -> None:
+def test_a_chat_for_gemma_which_has_no_template_is_an_error_that_says_so(continuing: Running) -> None:
     with pytest.raises(RowError, match="chat template"):
-        continuing.rows([_chat("Say hello.")])
+        continuing.rows_of([_chat("Say hello.")])
