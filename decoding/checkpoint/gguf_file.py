@@ -128,7 +128,7 @@ def _unpack(file: Path, sha256: str, folder: Path, check: Callable[[PretrainedCo
         raise ValueError(f"the tokenizer in {str(file)!r} is another one once it is saved; use the model's own folder")
     names = {int(kind): kind.name.partition("_")[2] for kind in gguf.LlamaFileType}  # MOSTLY_Q4_1, ALL_F32
     types = " and ".join(sorted({tensor.tensor_type.name for tensor in reader.tensors}))
-    made_of = {"sha256": sha256, "quantization": names.get(said.get("general.file_type"), types)}
+    made_of = {"sha256": sha256, "quantization": names.get(said.get("general.file_type", -1), types)}
     (folder / _ORIGIN).write_text(json.dumps(made_of) + "\n")
 
 
