@@ -49,7 +49,7 @@ def test_drafts_change_nothing_in_a_few_chats_of_smollm2_with_a_form_calls_and_a
 ) -> None:
     flags = ["--sampling.max_tokens=24", "--prove.drafters=suffix", "--prove.draft_lengths=4", "--prove.num_slots=4"]
     flags += [f"--prove.asked={name}" for name in ("json_schema", "hermes_forced", "thought")]
-    result = _proved(tmp_path, smollm2, _chats(2), *flags, "--prove.every_setting=true", "--sampling.temperature=0.8")
+    result = _proved(tmp_path, smollm2, _chats(2), *flags, "--prove.every_setting", "--sampling.temperature=0.8")
     assert result["num_tokens"] > 200
     assert ", dequantized from Q4_1 to float32" in " ".join(capsys.readouterr().out.split())
 
@@ -61,7 +61,7 @@ def test_no_drafter_changes_chats_of_smollm2_whatever_is_asked(
 ) -> None:
     flags = ["--sampling.max_tokens=24", "--prove.draft_lengths=4", "--prove.num_slots=8"]
     flags += ["--prove.asked=mixed", "--prove.num_prompts=27", f"--sampling.temperature={temperature}"]
-    assert _proved(tmp_path, smollm2, _chats(27), *flags)["num_tokens"] > 5_000
+    assert _proved(tmp_path, smollm2, _chats(27), *flags)["num_tokens"] > 2_000
 
 
 @pytest.mark.slow
