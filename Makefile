@@ -13,7 +13,7 @@ export RAY_memory_monitor_refresh_ms ?= 0
 TESTS_WITHOUT_RAY := -m pytest -m "not gpu and not slow and not ray and not kubernetes and not real" -n auto --maxprocesses 4 --dist worksteal
 
 .PHONY: help setup demo demo-head demo-learn serve-demo test test-fast test-processors test-faults test-endpoint test-clients test-page test-kubernetes test-real \
-  test-autoscaling test-all prove prove-long prove-asked models check pages docs fmt bench bench-quick bench-serve gpu-check gpu-miniature setup-vllm test-vllm test-speculators peers picture picture-report clean
+  test-autoscaling test-all prove prove-long prove-asked models check pages docs fmt bench bench-quick bench-serve bench-pairs gpu-check gpu-miniature setup-vllm test-vllm test-speculators peers picture picture-report clean
 help:  ## list the commands
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 18
 
@@ -50,14 +50,16 @@ test: setup  ## run all default tests: no network, no GPU, about 20 minutes on 2
 test-fast: setup  ## run the default tests that need no Ray, about 10 minutes on 2 cores
 	$(BIN)/python $(TESTS_WITHOUT_RAY)
 
-# The same source on this processor, as a processor with AVX2 alone computes, without our kernels, with kernels that use AVX2 alone, and with those of a processor without AVX2.
-test-processors: setup  ## run tests/decoding five times, as five kinds of processor would
+# The same source on this processor, as a processor with AVX2 alone computes, without our kernels, with kernels that use AVX2 alone, with those of a processor without
+# AVX2, and with the kernels of OpenBLAS (numpy) for an older processor, which some machines ask for.
+test-processors: setup  ## run tests/decoding six times, as six kinds of processor would
 	@grep -m 1 'model name' /proc/cpuinfo
 	$(BIN)/python $(TESTS_WITHOUT_RAY) tests/decoding
 	ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2 $(BIN)/python $(TESTS_WITHOUT_RAY) tests/decoding
 	DRAY_KERNELS=off $(BIN)/python $(TESTS_WITHOUT_RAY) tests/decoding
 	DRAY_KERNELS_MARCH=x86-64-v3 $(BIN)/python $(TESTS_WITHOUT_RAY) tests/decoding
 	DRAY_KERNELS_MARCH=x86-64-v2 $(BIN)/python $(TESTS_WITHOUT_RAY) tests/decoding
+	OPENBLAS_CORETYPE=Haswell $(BIN)/python $(TESTS_WITHOUT_RAY) tests/decoding
 
 test-faults: setup  ## run the fault tests, the slow ones too: about an hour on 2 cores
 	$(BIN)/python -m pytest --durations 0 tests/faults tests/jobs/test_faults.py tests/jobs/test_retry.py \
@@ -130,7 +132,7 @@ prove-asked: setup  ## the same with each form, call, thought, stop string and m
 	$(BIN)/python -m jobs.prove --config examples/configs/demo.yaml --output.path out/prove --prove.num_prompts 12 \
 	  --prove.temperatures=0 --prove.temperatures=0.8 --prove.asked=[mixed,$(ASKED)]
 
-models: setup  ## try a tiny model of each of transformers' classes, and write docs/models.md: about half an hour on 2 cores
+models: setup  ## try tiny models of each of transformers' classes, and write docs/models.md: about half an hour on 2 cores
 	$(BIN)/python -m jobs.models --write docs/models.md
 
 check: setup  ## lint, format, types, imports, docstrings, and the documents: generated pages, figures, links
@@ -163,6 +165,10 @@ bench-quick: setup  ## plain and adaptive decoding with the bundled pair, about 
 
 bench-serve: setup  ## measure the endpoint against the engine alone, and under more than it can take: some minutes
 	$(BIN)/python -m benchmarks.serving --json out/bench-serve.json
+
+bench-pairs: setup  ## compare the speed with that of another commit, in turns: make bench-pairs BASE=main~10; some minutes on a quiet machine
+	@test -n "$(BASE)" || { echo 'error: name the commit to compare with: make bench-pairs BASE=<commit>' >&2; exit 2; }
+	$(BIN)/python -m benchmarks.pairs --base "$(BASE)" --json out/bench-pairs.json
 
 gpu-check: setup  ## is a GPU right, and how fast is it? In parts of 9 minutes at most; goes on where it stopped (benchmarks/README.md)
 	$(BIN)/python -m benchmarks.gpu_check

@@ -42,8 +42,11 @@ def rows_identity(settings: GeneratorSettings, options: InputOptions, files: lis
     del sampling["structured"]
     if settings.sampling.structured is not None:
         sampling["structured"] = settings.sampling.structured.as_dict()
+    read = asdict(options)
+    if read["csv_separator"] == ",":  # runs were begun before there was another
+        del read["csv_separator"]
     return {
-        "input": {**asdict(options), "files": inputs_digest(files)},
+        "input": {**read, "files": inputs_digest(files)},
         "sampling": sampling,
         "seed": settings.seed,
     }

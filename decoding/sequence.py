@@ -9,6 +9,7 @@ from typing import Any, Literal
 from decoding.grammar.matcher import Matcher
 from decoding.noise import noise_key
 from decoding.sampling_params import SamplingParams
+from decoding.scope import ONE_FOR_ALL, Scope
 
 FinishReason = Literal["stop", "length", "error"]
 
@@ -60,6 +61,7 @@ class Sequence:
     matcher: Matcher | None = None  # where the output stands in its grammar (params.structured); the engine sets it
     max_tokens: int = 0  # output limit: params.max_tokens, or less if the context ends first (the engine lowers it)
     num_speculative_tokens: int | None = None  # most tokens that it drafts in a round; None: as many as the engine may
+    scope: Scope = ONE_FOR_ALL  # the rows with which it shares what was written and computed
 
     output_token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
@@ -89,6 +91,7 @@ class Sequence:
         tag: Any = None,
         stop_condition: StopCondition | None = None,
         num_speculative_tokens: int | None = None,
+        scope: Scope = ONE_FOR_ALL,
     ) -> "Sequence":
         """Return a sequence whose noise comes from (run_seed, row, sample); params.seed replaces the first two."""
         seed, row = (run_seed, row) if params.seed is None else (params.seed, 0)
@@ -111,6 +114,7 @@ class Sequence:
             tag,
             stop_condition,
             num_speculative_tokens=num_speculative_tokens,
+            scope=scope,
         )
 
     def __post_init__(self) -> None:

@@ -17,6 +17,7 @@ from endpoint.answers.responses import create_response
 from endpoint.batches.routes import add_batch_routes
 from endpoint.batches.service import BatchService
 from endpoint.http.errors import ApiError
+from endpoint.http.owner import owner_of_request
 from endpoint.http.retelling import origin_of
 from endpoint.requests.chat import ChatRequest
 from endpoint.requests.completion import CompletionRequest
@@ -55,7 +56,7 @@ def create_app(models: Models, *, batches: BatchService | None = None, has_docs:
         return service
 
     def call_of(request: Request) -> Call:
-        return Call(request.state.request_id, deadline_of(request), origin_of(request.scope))
+        return Call(request.state.request_id, owner_of_request(request), deadline_of(request), origin_of(request.scope))
 
     @app.post("/v1/completions")
     async def _completions(body: CompletionRequest, request: Request) -> Response:

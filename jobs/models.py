@@ -1,11 +1,12 @@
 """`python -m jobs.models [TYPE ...]`: which of transformers' language models the engine runs exactly.
 
-Builds a tiny random model of every causal language model class in the installed transformers, lets the probe decide
-whether the engine may run it, and compares what every drafter writes with transformers' own code. Each class ends as
+Builds a tiny random model of every causal language model class in the installed transformers, and more with options as
+models of the class were published, lets the probe decide whether the engine may run it, and compares what every drafter
+writes with transformers' own code. Each ends as
 
 exact      no token differs
 refused    the engine says why it does not run this model
-not tried  no tiny model can be made from the default configuration of the class
+not tried  no tiny model can be made from the default configuration of the class, or these options
 wrong      a token differs
 crash      something else was raised
 

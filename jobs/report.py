@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.dataset as ds
 from rich.console import Console
 from rich.table import Table
@@ -18,7 +19,9 @@ from jobs.driver.progress import format_length, format_rate
 from jobs.driver.scores import scores_table
 from jobs.driver.summary import print_why_inexact
 from pipeline.counts import Counts, count_generations
+from pipeline.inputs.arrow_values import plain_values, shown_values
 from pipeline.run.directory import RunDirectory
+from pipeline.run.unit_rows import pick_rows
 from pipeline.storage.location import Location
 from pipeline.text.visible import visible
 
@@ -96,18 +99,19 @@ def acceptance_by(run_directory: RunDirectory, columns: Sequence[str]) -> Iterat
             raise ValueError(f"the output has no column {name!r}; it has {', '.join(parts.schema.names)}")
     for fragment in parts.get_fragments():
         table = fragment.to_table()
-        values = [_sortable(table[name].to_pylist()) for name in columns]
+        values = [_sortable(table[name]) for name in columns]
         of_rows = list(zip(*values, strict=True)) if columns else [((1, "run"),)] * table.num_rows
         for group in dict.fromkeys(of_rows):
-            rows = table.take([index for index, other in enumerate(of_rows) if other == group])
+            rows = pick_rows(table, [index for index, other in enumerate(of_rows) if other == group])
             groups[group] = groups.get(group, Counts()) + count_generations(rows, num_errors=0)
     for group, counts in sorted(groups.items()):
         yield tuple(str(value) for _, value in group), counts
 
 
-def _sortable(values: list[Any]) -> list[tuple[int, Any]]:
+def _sortable(column: "pa.ChunkedArray[Any]") -> list[tuple[int, Any]]:
     """Return values that can be compared and hashed: numbers as they are, all others as text behind them."""
-    return [(0, value) if isinstance(value, int | float) else (1, str(value)) for value in values]
+    pairs = zip(plain_values(column), shown_values(column), strict=True)
+    return [(0, value) if isinstance(value, int | float) else (1, str(text)) for value, text in pairs]
 
 
 def cells(counts: Counts) -> list[str]:

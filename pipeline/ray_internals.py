@@ -15,6 +15,26 @@ import ray
 SERVE_CONTROLLER, SERVE_NAMESPACE = "SERVE_CONTROLLER_ACTOR", "serve"  # how Serve names its controller
 
 
+def cluster_address(given: str | None) -> str | None:
+    """Return the address, host:port, of the cluster that `ray.init(address=given)` joins; None if it starts its own.
+
+    Without an address Ray joins the cluster that RAY_ADDRESS names, or one that `ray start` has started on this
+    machine. Raises ConnectionError if "auto" finds none, ValueError for a text that is no address.
+    """
+    from ray._private import services
+
+    services.find_gcs_addresses.cache_clear()
+    found = services.canonicalize_bootstrap_address(given)
+    return None if found is None else str(found)
+
+
+def is_own_ray() -> bool:
+    """Return whether this process has started the Ray that it is connected to, which then ends with it."""
+    from ray._private import worker
+
+    return worker._global_node is not None and bool(worker._global_node.is_head())
+
+
 def keep_ray_on_loopback() -> None:
     """Let the Ray that this process starts next listen on 127.0.0.1 alone, in all of its processes.
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 import pyarrow as pa
 
@@ -226,6 +226,18 @@ def generations_schema(
             f"({', '.join(own.names)}); rename them in the input, or name only others in carry_columns"
         )
     return pa.schema([*own, *(pa.field(name, type_) for name, type_ in carried.items())])
+
+
+def generations_table(rows: Sequence[Mapping[str, Any]], schema: pa.Schema) -> pa.Table:
+    """Return the generation rows as a table. A value may be an Arrow array of one, which is taken as it is."""
+    return pa.table([_column([row.get(field.name) for row in rows], field.type) for field in schema], schema=schema)
+
+
+def _column(values: list[Any], type_: pa.DataType) -> pa.Array[Any]:
+    if not any(isinstance(value, pa.Array) for value in values):
+        return pa.array(values, type_)
+    nothing: Any = pa.nulls(1, cast(Any, type_))
+    return pa.concat_arrays([nothing if value is None else value for value in values])
 
 
 def errors_schema(id_type: pa.DataType = TEXT) -> pa.Schema:

@@ -126,7 +126,7 @@ class RemoteDrafter(Drafter):
         known, length = self._known[slot], len(sequence)
         self._known[slot] = _Known(sequence, length)
         if known is None or known.sequence is not sequence or length < known.length:
-            origin = RowOrigin(len(sequence.prompt_token_ids), sequence.params, sequence.noise_key)
+            origin = RowOrigin(len(sequence.prompt_token_ids), sequence.params, sequence.noise_key, sequence.scope)
             return RowUpdate(slot, limit, 0, sequence.token_ids, origin)
         return RowUpdate(slot, limit, known.length, sequence.token_ids[known.length :])
 

@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from decoding.sampling_params import SamplingParams
+from decoding.scope import ONE_FOR_ALL, Scope
 
 _UNKNOWN = -1  # in place of a number of drafted tokens: the row is not known, send it whole
 Ints = npt.NDArray[np.int32]
@@ -30,6 +31,7 @@ class RowOrigin:
     num_prompt_tokens: int
     params: SamplingParams
     noise_key: int
+    scope: Scope = ONE_FOR_ALL
 
 
 @dataclass(frozen=True)

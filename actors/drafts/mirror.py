@@ -107,32 +107,32 @@ class DraftMirror:
         """Return the sequence of a row that was sent whole."""
         assert update.origin is not None
         origin = update.origin
-        sequence = Sequence(tuple(update.token_ids[: origin.num_prompt_tokens]), origin.params, origin.noise_key)
+        prompt = tuple(update.token_ids[: origin.num_prompt_tokens])
+        sequence = Sequence(prompt, origin.params, origin.noise_key, scope=origin.scope)
         sequence.output_token_ids += update.token_ids[origin.num_prompt_tokens :]
         if origin.params.structured is not None and self._grammars is not None:
             sequence.matcher = self._grammars.matcher(origin.params.structured)
         return sequence
 
     def _begin(self, new_rows: Seq[tuple[int, Sequence]]) -> None:
-        """Read the tokens of new rows; of rows with a common prefix the first is read, and the others copy from it."""
+        """Read new rows; of a scope's rows with a common prefix the first is read, and the others copy from it."""
         before = {slot: self._rows[slot] for slot, _ in new_rows}
         for slot in before:
             self._rows[slot] = None  # the slot still holds another row's keys and values
         first: list[tuple[int, Sequence]] = []
         later: list[tuple[int, Sequence]] = []
         for slot, sequence in new_rows:
-            tokens = sequence.token_ids[:-1]
-            shared = max((common_prefix(tokens, other.token_ids) for _, other in first), default=0)
+            shared = max((_num_shared(sequence, other) for _, other in first), default=0)
             (first if shared < _MIN_SHARED else later).append((slot, sequence))
         for part in (first, later):
             for slot, sequence in part:
-                self._drafter.begin(slot, *self._donor(slot, sequence.token_ids, before[slot]))
+                self._drafter.begin(slot, *self._donor(slot, sequence, before[slot]))
                 self._rows[slot] = _Row(sequence)
             if part:
                 self._drafter.admit([slot for slot, _ in part], [sequence for _, sequence in part])
 
-    def _donor(self, slot: int, tokens: list[int], before: _Row | None) -> tuple[int | None, int]:
-        """Return the slot that holds the longest prefix of these tokens without the newest, and the prefix's length.
+    def _donor(self, slot: int, sequence: Sequence, before: _Row | None) -> tuple[int | None, int]:
+        """Return the slot that holds the longest prefix that a sequence may copy, and the prefix's length.
 
         `before` is the row that held `slot` itself until now.
         """
@@ -140,7 +140,7 @@ class DraftMirror:
         for other, row in enumerate(self._rows):
             row = before if other == slot else row
             if row is not None:
-                common = min(common_prefix(tokens, row.sequence.token_ids), len(tokens) - 1, len(row.sequence) - 1)
+                common = min(_num_shared(sequence, row.sequence), len(row.sequence) - 1)
                 if common > most:
                     best, most = other, common
         return best, most
@@ -166,3 +166,10 @@ class DraftMirror:
         probs_NV = torch.cat([draft.probs_BKV[slot, :count] for slot, count in counts])
         probs_NM, ids_NM = probs_NV.topk(min(self._terms.most_candidates or probs_NV.shape[1], probs_NV.shape[1]))
         return Distributions(ids_NM.cpu().numpy().astype(np.int32), probs_NM.float().cpu().numpy())
+
+
+def _num_shared(sequence: Sequence, other: Sequence) -> int:
+    """Return how many first tokens without its newest a sequence has in common with one of its scope."""
+    if sequence.scope.prefixes != other.scope.prefixes:
+        return 0
+    return min(common_prefix(sequence.token_ids, other.token_ids), len(sequence) - 1)

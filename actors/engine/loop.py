@@ -52,6 +52,8 @@ class EngineStats:
     draft_version: int = 0  # of the draft in use
     num_positions: int = 0  # of all slots, for a token each
     num_positions_used: int = 0  # by the sequences in the slots
+    num_texts: int = 0  # that were written, or scored, to their ends
+    num_tokens: int = 0  # that were written, also of texts that go on
 
 
 class EngineLoop:
@@ -75,6 +77,7 @@ class EngineLoop:
         self._stepping = asyncio.Lock()  # held over a step and what follows from it: no resizing in between
         self._busy_seconds = 0.0
         self._num_out_of_memory = 0
+        self._num_texts = self._num_tokens = 0  # that were finished
         self._pump: asyncio.Task[None] | None = None
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="engine")
 
@@ -157,6 +160,7 @@ class EngineLoop:
             except Exception as error:  # noqa: BLE001 - handed to every waiting caller, or mended
                 await self._recover(error, num_slots)
                 continue
+            self._num_texts += len(finished)
             for text in finished:
                 future = self._scored.pop(text, None)
                 if future is not None and not future.done():
@@ -213,6 +217,7 @@ class EngineLoop:
         """Return the statistics as they are now; any thread may ask."""
         engine = self.engine
         num_running = engine.num_running
+        num_growing = sum(len(sequence.output_token_ids) for sequence in list(self._unfinished))
         return EngineStats(
             num_slots=engine.options.num_slots,
             num_running=num_running,
@@ -223,6 +228,8 @@ class EngineLoop:
             draft_version=engine.draft_version,
             num_positions=engine.options.num_slots * engine.max_model_len,
             num_positions_used=sum(map(len, engine.in_flight)),
+            num_texts=self._num_texts,
+            num_tokens=self._num_tokens + num_growing,
         )
 
     @property
@@ -283,6 +290,8 @@ class EngineLoop:
             self._backlog.remove(finished)
             for sequence in finished:
                 future = self._unfinished.pop(sequence)
+                self._num_texts += 1
+                self._num_tokens += len(sequence.output_token_ids)
                 if not future.done():
                     future.set_result(None)
             return True

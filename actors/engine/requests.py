@@ -20,6 +20,7 @@ class Generation:
     prompts: tuple[tuple[int, ...], ...]
     seeds: tuple[int, ...]
     params: SamplingParams
+    owner: str = ""  # the key that it came with, by a name that does not tell it; empty outside of endpoints
     deadline: Deadline = NO_DEADLINE
     send_every_s: float = 0.0  # at most one batch of deltas in this time; an ending is sent at once
     fingerprint: str = ""  # of the engine that must write it; empty: any engine
@@ -43,6 +44,7 @@ class Scoring:
     request_id: str
     prompts: tuple[tuple[int, ...], ...]
     num_top: int
+    owner: str = ""  # as of a Generation
     deadline: Deadline = NO_DEADLINE
     fingerprint: str = ""  # as of a Generation
     has_ranks: bool = False  # whether each token's rank among all is wanted

@@ -12,6 +12,7 @@ from pipeline.errors import RowError
 from pipeline.inputs.rows import InputRow
 from pipeline.inputs.score import BestBy, ScoreOptions
 from pipeline.text.codec import TextCodec
+from pipeline.text.text_behind import TextBehind
 
 
 @dataclass(frozen=True)
@@ -97,7 +98,7 @@ def _shared_columns(
         "id": row.user_id,
         "prompt": scored.prompt,
         "is_chat": row.messages is not None,
-        "text": scored.texts[number] or codec.decode(token_ids),
+        "text": scored.texts[number] or TextBehind(codec, text.prompt_token_ids).decode(token_ids),
         "token_ids": token_ids,
         "finish_reason": "scored",
         "stop_reason": None,

@@ -9,12 +9,14 @@ from actors.engine.bad_words import with_bad_word_ids
 from actors.settings import GeneratorSettings
 from decoding.grammar.definition import problem_with
 from decoding.sampling_params import SamplingParams
+from decoding.scope import ONE_FOR_ALL, Scope
 from decoding.sequence import Sequence
 from pipeline.errors import RowError
 from pipeline.inputs.rows import InputRow
 from pipeline.text.chat import ChatPrompt
 from pipeline.text.codec import TextCodec
 from pipeline.text.stop_strings import StopStrings
+from pipeline.text.text_behind import TextBehind
 
 
 @dataclass(frozen=True)
@@ -26,15 +28,23 @@ class EncodedRow:
     sequences: tuple[Sequence, ...]
 
 
-def encode_row(row: InputRow, ordinal: int, codec: TextCodec, settings: GeneratorSettings) -> EncodedRow:
+def encode_row(
+    row: InputRow, ordinal: int, codec: TextCodec, settings: GeneratorSettings, scope: Scope = ONE_FOR_ALL
+) -> EncodedRow:
     """Make the row's sequences. `ordinal` is its place in the whole input and decides its noise. Raises RowError."""
     params = row_params(settings.sampling, row.overrides, codec)
     prompt = codec.row_prompt(row)
     params, prompt = with_answer_grammar(params, prompt, codec)
-    stop = StopStrings(codec, params.stop).find if params.stop else None
+    stop = StopStrings(codec, params.stop, prompt.token_ids).find if params.stop else None
     sequences = tuple(
         Sequence.create(
-            prompt.token_ids, params, run_seed=settings.seed, row=ordinal, sample=sample, stop_condition=stop
+            prompt.token_ids,
+            params,
+            run_seed=settings.seed,
+            row=ordinal,
+            sample=sample,
+            stop_condition=stop,
+            scope=scope,
         )
         for sample in range(params.n)
     )
@@ -82,7 +92,7 @@ def _generation_row(encoded: EncodedRow, sequence: Sequence, codec: TextCodec) -
         "id": row.user_id,
         "prompt": encoded.prompt.text,
         "is_chat": row.messages is not None,
-        "text": output_text(codec, sequence.output_token_ids, sequence.params.stop, sequence.stop_reason),
+        "text": sequence_text(codec, sequence),
         "stop_reason": None if sequence.stop_reason is None else str(sequence.stop_reason),
         **token_columns(sequence),
         **answer_parts(encoded.prompt, sequence, f"{row.row_id}:{sequence.sample}", codec),
@@ -122,10 +132,10 @@ def draft_rounds(sequence: Sequence) -> list[dict[str, Any]] | None:
 
 def answer_parts(prompt: ChatPrompt, sequence: Sequence, seed: str, codec: TextCodec) -> dict[str, Any]:
     """Return the parts of an answer, for the columns `schema.PART_COLUMNS`; `seed` decides the ids of its calls."""
-    form, stop = prompt.form, (sequence.params.stop, sequence.stop_reason)
+    form = prompt.form
     if form.is_plain:
-        return {"content": output_text(codec, sequence.output_token_ids, *stop), "reasoning": None, "tool_calls": None}
-    answer = form.read(output_text(codec.of_answers, sequence.output_token_ids, *stop))
+        return {"content": sequence_text(codec, sequence), "reasoning": None, "tool_calls": None}
+    answer = form.read(sequence_text(codec.of_answers, sequence))
     family = codec.template.family_of_calls
     calls = [
         {"id": family.new_id(f"{seed}:{index}"), "name": call.name, "arguments": call.arguments}
@@ -134,18 +144,26 @@ def answer_parts(prompt: ChatPrompt, sequence: Sequence, seed: str, codec: TextC
     return {"content": answer.content, "reasoning": answer.reasoning, "tool_calls": calls or None}
 
 
+def sequence_text(codec: TextCodec, sequence: Sequence) -> str:
+    """Return the text of a finished sequence, as `output_text` does."""
+    stop = (sequence.params.stop, sequence.stop_reason)
+    return output_text(codec, sequence.prompt_token_ids, sequence.output_token_ids, *stop)
+
+
 def output_text(
     codec: TextCodec,
+    prompt_token_ids: Seq[int],
     token_ids: Seq[int],
     stop: tuple[str, ...],
     stop_reason: str | int | None,
     *,
     keeps_stop: bool = False,
 ) -> str:
-    """Return the text of a finished sequence's tokens, without the stop string that ended it unless `keeps_stop`."""
+    """Return the text of finished tokens behind a prompt, without the stop string that ended it unless `keeps_stop`."""
     if isinstance(stop_reason, str):
-        return StopStrings(codec, stop).cut(token_ids, stop_reason) + (stop_reason if keeps_stop else "")
-    return codec.decode(token_ids)
+        text = StopStrings(codec, stop, prompt_token_ids).cut(token_ids, stop_reason)
+        return text + (stop_reason if keeps_stop else "")
+    return TextBehind(codec, prompt_token_ids).decode(token_ids)
 
 
 def top_logprobs(top: Seq[tuple[int, float]]) -> list[dict[str, Any]]:

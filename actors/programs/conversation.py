@@ -72,7 +72,7 @@ class Conversation:
         params = self._turn_params(sampling or {})
         read = self._prompt(prompt, tools, tool_choice)
         params, read = with_answer_grammar(params, read, self._running.codec)
-        stop = StopStrings(self._running.codec, params.stop).find if params.stop else None
+        stop = StopStrings(self._running.codec, params.stop, read.token_ids).find if params.stop else None
         is_first = not self._path and not self._num_turns
         number = self.sample if is_first else self._number(f"turn {self._num_turns}")
         self._num_turns += 1

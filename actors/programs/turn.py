@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from actors.engine.translation import answer_parts, output_text
+from actors.engine.translation import answer_parts, sequence_text
 from decoding.sequence import Sequence
 from pipeline.text.chat import ChatPrompt
 from pipeline.text.codec import TextCodec
@@ -39,7 +39,7 @@ def turn_of(sequence: Sequence, prompt: ChatPrompt, codec: TextCodec) -> Turn:
     parts = answer_parts(prompt, sequence, str(sequence.noise_key), codec)
     return Turn(
         prompt.text,
-        output_text(codec, sequence.output_token_ids, sequence.params.stop, sequence.stop_reason),
+        sequence_text(codec, sequence),
         str(sequence.finish_reason),
         sequence.stop_reason,
         tuple(sequence.output_token_ids),

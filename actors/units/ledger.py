@@ -142,6 +142,7 @@ class Ledger:
         self._warnings: dict[str, str] = {}  # the first text of each kind
         self._dismissed: set[str] = set()  # processes that did not die over what they held
         self._drafts = DraftOffers()
+        self._written: dict[str, tuple[int, int]] = {}  # by process: the texts and tokens that it has written
 
     def stop(self) -> None:
         """Stop the run: no unit begins any more."""
@@ -154,6 +155,14 @@ class Ledger:
     def num_joined(self) -> int:
         """Return the number of processes that have joined, without those whose death was noticed."""
         return len(self._processes)
+
+    def note_written(self, process: str, num_texts: int, num_tokens: int) -> None:
+        """Remember how much the engine of a process has written since it was loaded."""
+        self._written[process] = num_texts, num_tokens
+
+    def written(self) -> tuple[int, int]:
+        """Return the texts and tokens that all engines have written, those of units that are not committed, too."""
+        return sum(texts for texts, _ in self._written.values()), sum(tokens for _, tokens in self._written.values())
 
     def dismiss(self) -> None:
         """Remove all processes, which will be replaced: the units that they leave count against no row."""

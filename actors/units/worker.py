@@ -19,7 +19,7 @@ from pipeline.inputs.rows import InputRow, RowPosition, read_unit, result_or_err
 from pipeline.inputs.units import WorkUnit
 from pipeline.run.commit import Receipt, Work, commit_part, read_receipt
 from pipeline.run.directory import RunDirectory
-from pipeline.schema import errors_table
+from pipeline.schema import errors_table, generations_table
 from pipeline.storage.location import Location
 from pipeline.streaming.stream import UnitError, calls_in, outcomes_table
 
@@ -215,7 +215,7 @@ class UnitWorker(ABC, Generic[_Row]):
                 errors.append(decoded)
             else:
                 generations += decoded
-        table = pa.Table.from_pylist(generations, schema=self._run_directory.generations_schema)
+        table = generations_table(generations, self._run_directory.generations_schema)
         errors.sort(key=lambda error: error.row_id)
         return self._write(unit, table, errors, attempt, time.monotonic() - started)
 

@@ -26,7 +26,7 @@ from actors.vllm.arguments import engine_arguments, machine_variables, problem_w
 from actors.vllm.expansion import mend_expansion
 from actors.vllm.forms import Forms
 from actors.vllm.probe import check_drafts
-from actors.vllm.requests import Running, scoring_params, token_logprobs, vllm_params
+from actors.vllm.requests import Running, scoring_params, token_logprobs, vllm_params, vllm_prompt
 from decoding.checkpoint.generation import end_token_ids_of
 from decoding.checkpoint.supported import in_one_line, read_config
 from decoding.device import Device
@@ -209,7 +209,7 @@ class VllmEngine:
         self.round_seconds += time.monotonic() - started
 
     def _begin(self, sequence: Sequence) -> None:
-        name, prompt = next(self._names), {"prompt_token_ids": list(sequence.prompt_token_ids)}
+        name, prompt = next(self._names), vllm_prompt(sequence.prompt_token_ids, sequence.scope)
         try:
             params = vllm_params(sequence, self._limits.eos_token_ids)
             internal_id = self._engine.add_request(name, prompt, params, lora_request=self._lora)
@@ -362,7 +362,7 @@ class VllmEngine:
         name, token_ids = next(self._names), [*text.prompt_token_ids, *text.continuations[number]]
         self._scoring[name] = text, number
         try:
-            prompt = {"prompt_token_ids": token_ids}
+            prompt = vllm_prompt(token_ids, text.scope)
             self._engine.add_request(name, prompt, scoring_params(text.num_top), lora_request=self._lora)
         except (ValueError, VLLMClientError) as error:  # of this text alone
             del self._scoring[name]

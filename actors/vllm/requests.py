@@ -9,6 +9,7 @@ from vllm import SamplingParams as VllmParams
 from vllm.sampling_params import RequestOutputKind
 
 from actors.vllm.forms import structured_outputs
+from decoding.scope import Scope
 from decoding.sequence import Sequence, TokenLogprobs
 
 
@@ -43,6 +44,11 @@ def vllm_params(sequence: Sequence, eos_token_ids: frozenset[int]) -> VllmParams
     if params.bad_words:  # as token ids, which vLLM makes of texts by a tokenizer that it does not have here
         asked._bad_words_token_ids = [list(word) for word in params.bad_word_ids]
     return asked
+
+
+def vllm_prompt(token_ids: Seq[int], scope: Scope) -> dict[str, Any]:
+    """Return a prompt, whose prefixes vLLM computes anew for each scope: it keeps them by the salt."""
+    return {"prompt_token_ids": list(token_ids), **({"cache_salt": scope.prefixes} if scope.prefixes else {})}
 
 
 def scoring_params(num_top: int) -> VllmParams:

@@ -11,6 +11,7 @@ from actors.units.ledgers import LedgerOfRun
 from actors.units.worker import UnitWorker
 from actors.units.workplace import Workplace
 from decoding.sampling_params import SamplingParams
+from decoding.scope import Scope
 from decoding.sequence import Sequence
 from pipeline.errors import RowError
 from pipeline.inputs.options import InputOptions
@@ -31,6 +32,7 @@ class UnitOrder:
     unit: WorkUnit
     sampling: SamplingParams
     ledger: LedgerOfRun
+    owner: str = ""  # of the batch, as of a Generation
     fingerprint: str = ""  # of the engine that must write it; empty: any engine
 
 
@@ -42,6 +44,7 @@ class SharedEngine:
     codec: TextCodec
     engine: TokenEngine
     footer: dict[str, str | bool | int]  # facts about the engine, for the footer of each part
+    scope_of: Callable[[str], Scope]  # of an owner's rows
     finish: Callable[[list[Sequence]], Awaitable[None]]  # in the background; cancelled, it drops what has not run
     workplace: Workplace = field(default_factory=Workplace.of_replica)
 
@@ -54,6 +57,7 @@ class BatchWorker(UnitWorker[EncodedRow]):
         super().__init__(order.run_path, BATCH_INPUT, {}, order.ledger, shared.workplace)
         self._shared = shared
         self._settings = replace(shared.settings, sampling=order.sampling)
+        self._scope = shared.scope_of(order.owner)
 
     async def do(self, unit: WorkUnit) -> Receipt | UnitError | None:
         """Return the receipt of a unit, the reason why it could not be done, or None if it may not begin."""
@@ -63,7 +67,7 @@ class BatchWorker(UnitWorker[EncodedRow]):
         return self._shared.footer
 
     def _encode(self, row: InputRow, ordinal: int) -> EncodedRow:
-        encoded = encode_row(row, ordinal, self._shared.codec, self._settings)
+        encoded = encode_row(row, ordinal, self._shared.codec, self._settings, self._scope)
         problem = self._shared.engine.problem_with(encoded.sequences[0])
         if problem is not None:
             raise RowError("encode", problem)

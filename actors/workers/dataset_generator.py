@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
@@ -21,9 +22,9 @@ from pipeline.errors import ErrorRow, RowError
 from pipeline.inputs.options import InputOptions
 from pipeline.inputs.parquet_rows import to_rows
 from pipeline.inputs.records import Columns
-from pipeline.inputs.rows import InputRow, RowPosition, read_row, result_or_error
+from pipeline.inputs.rows import InputRow, RowPosition, read_row, result_or_error, used_columns
 from pipeline.logs import LogSettings
-from pipeline.schema import generations_schema
+from pipeline.schema import generations_schema, generations_table
 from pipeline.streaming.pool import ActorPool
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ class DatasetGenerator:
     def __init__(self, settings: GeneratorSettings, input_options: InputOptions, roster: Any = None) -> None:
         """Load the models once. `roster` is the actor of a DraftRoster under placement "split"."""
         self._settings = settings
-        self._options = input_options
+        self._options = replace(input_options, template_columns=tuple(settings.chat.template_columns.values()))
         self._engine = LoadedEngine(settings, roster, HANG_TIMEOUT_S)
         self._codec, self._loop = self._engine.codec, self._engine.loop
         self._metrics = Metrics(_RUN)
@@ -85,9 +86,11 @@ class DatasetGenerator:
             )
         carried = {name: batch.schema.field(name).type for name in names}
         schema = pa.schema([*(field.with_nullable(True) for field in generations_schema(carried)), *_ERROR_FIELDS])
-        rows = [self._encode(record, carried) for record in to_rows(batch)]
+        wanted = {*used_columns(self._options), *carried}
+        read = batch.select([name for name in batch.column_names if name in wanted])
+        rows = [self._encode(record, carried) for record in to_rows(read)]
         await self._loop.finish([s for row in rows if isinstance(row, EncodedRow) for s in row.sequences])
-        table = pa.Table.from_pylist([out for row in rows for out in self._decode(row)], schema=schema)
+        table = generations_table([out for row in rows for out in self._decode(row)], schema)
         self._count(table)
         return table
 

@@ -5,6 +5,7 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 
+from actors.engine.loop import EngineStats
 from actors.errors import describe
 from actors.settings import GeneratorSettings
 from actors.units.worker import EncodedInput, UnitWorker
@@ -40,7 +41,8 @@ class EngineWorker(UnitWorker[_Row]):
             self._codec, self._loop = self._engine.codec, self._engine.loop
             self._begin()
             self._reporter.loaded(settings.models, self._engine.facts)
-            self._reporter.start(publish_engine(self._reporter.metrics, self._loop, self._engine.links))
+            heartbeat = publish_engine(self._reporter.metrics, self._loop, self._engine.links, self._tell)
+            self._reporter.start(heartbeat)
             if settings.why_draft_stays is None:
                 self._follower = DraftFollower(self._loop, settings.models, offers_of(ledger, roster))
                 self._follower.start()
@@ -48,6 +50,10 @@ class EngineWorker(UnitWorker[_Row]):
             self._failure = describe(error)
             self._reporter.not_loaded(self._failure)
         self._join()
+
+    def _tell(self, stats: EngineStats) -> None:
+        """Tell the ledger how much this engine has written, of units that are not committed, too."""
+        self._ledger.note_written.remote(self._process, stats.num_texts, stats.num_tokens)
 
     def _begin(self) -> None:
         """Prepare what the rows need of the engine. Raises ValueError if it cannot do what this worker promises."""

@@ -11,7 +11,7 @@ import torch
 
 from actors import metric_table as metrics
 from actors.drafts.links import DraftLinks
-from actors.engine.loop import EngineLoop
+from actors.engine.loop import EngineLoop, EngineStats
 from actors.engine.token_engine import TokenEngine
 from actors.heartbeat import Heartbeat
 from actors.metrics import Metrics
@@ -241,11 +241,20 @@ def round_seconds(engine: Engine) -> tuple[float, ...]:
     return tuple(round(costs.of_round(rows, length), 6) for length in range(most + 1))
 
 
-def publish_engine(to: Metrics, loop: EngineLoop, links: DraftLinks | None = None) -> Heartbeat:
-    """Return a heartbeat that publishes the stats of an engine and of its links, and the process's storage retries."""
+def publish_engine(
+    to: Metrics,
+    loop: EngineLoop,
+    links: DraftLinks | None = None,
+    tell: Callable[[EngineStats], None] = lambda stats: None,
+) -> Heartbeat:
+    """Return a heartbeat that publishes the stats of an engine and of its links, and the process's storage retries.
+
+    It hands the stats to `tell`, too.
+    """
 
     def publish() -> None:
         stats = loop.stats()
+        tell(stats)
         to.set(metrics.ENGINE_SLOTS, stats.num_slots)
         to.set(metrics.ENGINE_RUNNING, stats.num_running)
         to.set(metrics.ENGINE_WAITING, stats.num_waiting)

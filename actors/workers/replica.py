@@ -38,6 +38,7 @@ from actors.workers.replica_settings import ReplicaSettings as ReplicaSettings
 from decoding.engine.draft_folder import read_replacement
 from decoding.sampling.verify import least_margin
 from decoding.sampling_params import SamplingParams
+from decoding.scope import Scope
 from decoding.scoring.text import ScoredText
 from decoding.sequence import Sequence, TokenLogprobs
 from pipeline.logs import Event, LogSettings, failure_event, set_up_logs
@@ -76,6 +77,7 @@ class Replica:
             codec=self._codec,
             engine=self._loop.engine,
             footer=self._engine.footer,
+            scope_of=self._settings.scope_of,
             finish=self._finish_in_background,
         )
         self._num_unfinished = 0  # sequences
@@ -177,7 +179,8 @@ class Replica:
         could bring it. Raises what `generate` raises, or what the engine failed with.
         """
         close_call = self._loop.engine.close_call if scoring.has_next else 0.0
-        texts = [_scored_text(prompt, scoring, has_next=close_call > 0) for prompt in scoring.prompts]
+        scope = self._settings.scope_of(scoring.owner)
+        texts = [_scored_text(prompt, scoring, scope, has_next=close_call > 0) for prompt in scoring.prompts]
         with self._taken(scoring.fingerprint, len(texts)):
             for text in texts:
                 if problem := self._loop.engine.problem_with_text(text):
@@ -260,7 +263,7 @@ class Replica:
         for prompt, seed in zip(generation.prompts, generation.seeds, strict=True):
             params = replace(generation.params, seed=seed)
             codec = self._codec.of_all_tokens if generation.shows_special else self._codec
-            stop_condition = StopStrings(codec, params.stop).find if params.stop else None
+            stop_condition = StopStrings(codec, params.stop, prompt).find if params.stop else None
             for sample in range(params.n):
                 sequence = Sequence.create(
                     prompt,
@@ -268,6 +271,7 @@ class Replica:
                     sample=sample,
                     stop_condition=stop_condition,
                     num_speculative_tokens=generation.num_speculative_tokens,
+                    scope=self._settings.scope_of(generation.owner),
                 )
                 problem = engine.problem_with(sequence) if sample == 0 else None
                 if problem is not None:
@@ -288,11 +292,11 @@ def _failed(error: Exception, **fields: str) -> FailedError:
     return FailedError(f"the engine failed: {type(error).__name__}")
 
 
-def _scored_text(prompt: tuple[int, ...], scoring: Scoring, *, has_next: bool) -> ScoredText:
+def _scored_text(prompt: tuple[int, ...], scoring: Scoring, scope: Scope, *, has_next: bool) -> ScoredText:
     """Return the text to score. For what is likely behind a prompt, any token is asked for there, which is not read."""
     if not has_next:
-        return ScoredText.whole(prompt, scoring.num_top, has_ranks=scoring.has_ranks)
-    return ScoredText.whole((*prompt, 0), max(2, scoring.num_top), has_ranks=scoring.has_ranks)
+        return ScoredText.whole(prompt, scoring.num_top, has_ranks=scoring.has_ranks, scope=scope)
+    return ScoredText.whole((*prompt, 0), max(2, scoring.num_top), has_ranks=scoring.has_ranks, scope=scope)
 
 
 def _with_next(logprobs: list[TokenLogprobs], close_call: float) -> list[TokenLogprobs]:

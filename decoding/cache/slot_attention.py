@@ -12,7 +12,7 @@ head size.
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
@@ -70,7 +70,7 @@ def _mask_of_rows(of_slots: Callable[..., Any], of_transformers: Callable[..., A
     return (of_slots if _has_rows(arguments.get("q_offset")) else of_transformers)(**arguments)
 
 
-def _has_rows(q_offset: torch.Tensor | int | None) -> bool:
+def _has_rows(q_offset: torch.Tensor | int | None) -> TypeGuard[torch.Tensor]:
     """Tell whether a `KVCache` says where queries are: all positions of each row."""
     return isinstance(q_offset, torch.Tensor) and q_offset.dim() == 4
 

@@ -33,7 +33,9 @@ _SIZES: tuple[tuple[str, int], ...] = (
     (r"qk_head_dim", 16),
     (r".*head_dim(_v)?|head_size|dim_head|d_kv|d_head", 8),
     (r"moe_intermediate_size.*|.*expert_intermediate_size|moe_.*_hidden_size|expert_ffn_.*size", 24),
-    (r"intermediate_size.*|.*ffn_dim|n_inner|ffn_(hidden_)?size|dim_ff|d_ff|feed_forward.*size|d_inner", 48),
+    (r"mamba_n_heads", 4),
+    (r"mamba_d_head|mamba_d_state|mamba_chunk_size", 16),
+    (r"(.*_)?intermediate_size.*|.*ffn_dim|n_inner|ffn_(hidden_)?size|dim_ff|d_ff|feed_forward.*size|d_inner", 48),
     (r"hidden_size_per_layer_input|altup_.*_size|laurel_rank", 8),
     (r"hidden_size|d_model|n_embd|dim|word_embed_proj_dim|embedding_size|dim_model|emb_dim|hidden_dim", 32),
     (r"(n_routed|num_local|num|n|moe_num)_experts|num_routed_experts|zero_expert_num", 4),
@@ -70,7 +72,8 @@ def miniature(config: PretrainedConfig) -> PretrainedConfig:
 
 def _shrunk(config: PretrainedConfig) -> dict[str, Any]:
     settings: dict[str, Any] = {}
-    for name, value in config.to_dict().items():
+    whole = config.to_dict()
+    for name, value in whole.items():
         if name in _LEFT_OUT:
             continue
         if _is_inner(config, name):
@@ -84,7 +87,8 @@ def _shrunk(config: PretrainedConfig) -> dict[str, Any]:
         elif name in {"initializer_range", "init_std"}:
             settings[name] = 0.15  # logits far apart
         elif _KEY_HEADS.fullmatch(name) and value in (None, getattr(config, "num_attention_heads", None)):
-            settings[name] = _NUM_HEADS  # latent attention has no groups of heads
+            num_heads = value or getattr(config, "num_attention_heads", None) or _NUM_HEADS
+            settings[name] = min(num_heads, _NUM_HEADS)  # latent attention has no groups of heads
         elif _KEY_HEADS.fullmatch(name):
             settings[name] = min(value, _NUM_HEADS // 2)
         elif isinstance(value, int) and not isinstance(value, bool):
@@ -93,13 +97,12 @@ def _shrunk(config: PretrainedConfig) -> dict[str, Any]:
             settings[name] = _kinds(value)
         elif _TURNED.fullmatch(name) and isinstance(value, float):
             settings[name] = _turned(value)
-        elif isinstance(value, dict) and name in {"rope_parameters", "rope_scaling"}:
-            settings[name] = value
         elif isinstance(value, bool | float | str):
             settings[name] = value
     part = getattr(config, "partial_rotary_factor", None) or 1.0
-    for name in settings.keys() & {"rope_parameters", "rope_scaling"}:
-        settings[name] = _short_rope(settings[name], _head_size(settings), part)
+    for name in whole.keys() & {"rope_parameters", "rope_scaling"}:
+        if isinstance(whole[name], dict):
+            settings[name] = _short_rope(whole[name], _head_size(settings), part)
     return settings
 
 

@@ -7,7 +7,7 @@ takes its place, so that what did not occur for a whole generation is forgotten 
 
 from dataclasses import dataclass, field
 
-_MAX_ENTRIES = 200_000  # counts in a generation; two of them take at most about 70 MB
+MAX_ENTRIES = 200_000  # counts in a generation; two of them take at most about 70 MB
 _ONE = 1 << 32  # a context with a single continuation is one int: count * _ONE + token
 _TOKEN = _ONE - 1
 
@@ -31,10 +31,15 @@ class _Generation:
 class Continuations:
     """The counts of (context, next token) pairs."""
 
-    def __init__(self, max_entries: int = _MAX_ENTRIES) -> None:
+    def __init__(self, max_entries: int = MAX_ENTRIES) -> None:
         """Keep between `max_entries` and twice as many counts."""
         self._max_entries = max_entries
         self._young, self._old = _Generation(), _Generation()
+
+    @property
+    def num_entries(self) -> int:
+        """The number of counts."""
+        return self._young.num_entries + self._old.num_entries
 
     def __contains__(self, context: int) -> bool:
         """Tell whether any token followed a context."""

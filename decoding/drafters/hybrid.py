@@ -102,7 +102,8 @@ class HybridDrafter(Drafter):
         self._lookup.observe(rows, own_drafted, num_accepted)
         for slot, (by_model, extension) in self._extensions.items():
             if num_accepted[slot] >= by_model:
-                self._lookup.learn_acceptance(extension, num_drafted[slot] - by_model, num_accepted[slot] - by_model)
+                num_tried, num_right = num_drafted[slot] - by_model, num_accepted[slot] - by_model
+                self._lookup.learn_acceptance(slot, extension, num_tried, num_right)
 
     def rest(self) -> None:
         self._model.rest()

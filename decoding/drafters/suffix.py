@@ -1,7 +1,8 @@
 """SuffixDrafter: what followed the newest tokens elsewhere, by frequency.
 
 It looks in the prompt, in all samples of the same prompt, finished or running, and in everything that the engine wrote
-lately for any prompt (SuffixDecoding, arXiv 2411.04975; Seer, arXiv 2511.14617). Instead of a suffix tree it counts
+lately for any prompt (SuffixDecoding, arXiv 2411.04975; Seer, arXiv 2511.14617), as far as these rows are of the same
+scope (`decoding/scope.py`): those of a job, or of one API key. Instead of a suffix tree it counts
 what followed contexts of a few sizes. The longest context that occurred before decides: its most frequent continuation
 is proposed and becomes part of the context for the next token. To learn or look up a token takes a few dictionary
 accesses, however much was written so far.
@@ -22,8 +23,7 @@ from itertools import count
 from weakref import WeakKeyDictionary
 
 from decoding.drafters.base import Drafter, allowed_part, swap_entries
-from decoding.drafters.calibration import Calibration
-from decoding.drafters.contexts import Continuations
+from decoding.drafters.known_texts import KnownByScope, KnownTexts
 from decoding.drafters.ngram import point_masses
 from decoding.sampling.rows import ExtensionLimit, Rows
 from decoding.sampling.verify import Draft, Verification
@@ -52,7 +52,7 @@ class _Writer:
 
     sequence: Sequence
     number: int
-    scope: int  # identifies its prompt
+    prompt_key: int  # identifies its prompt
     tokens: list[int]  # prompt and what was learned of the output
     offer: Offer | None = None  # for the tokens committed so far
 
@@ -61,8 +61,7 @@ class SuffixDrafter(Drafter):
     """Proposes point masses from counts over the prompt's samples and over all outputs."""
 
     def __init__(self) -> None:
-        self._continuations = Continuations()
-        self._calibration = Calibration()
+        self._known = KnownByScope()
         self._writers: dict[int, _Writer] = {}
         self._next_number = count()
         self._numbers = WeakKeyDictionary[Sequence, int]()  # a row that comes back after it lost its slot keeps its own
@@ -76,13 +75,14 @@ class SuffixDrafter(Drafter):
                 self._learn_output(writer)
                 continue
             prompt = list(sequence.prompt_token_ids)
-            scope = hash(sequence.prompt_token_ids) & _KEY_BITS
+            prompt_key = hash(sequence.prompt_token_ids) & _KEY_BITS
             number = self._numbers.setdefault(sequence, next(self._next_number))
-            writer = self._writers[slot] = _Writer(sequence, number, scope, prompt)
-            if scope not in self._continuations:
-                self._continuations.add(scope, 0)
+            writer = self._writers[slot] = _Writer(sequence, number, prompt_key, prompt)
+            known = self._known.of(sequence.scope.texts)
+            if prompt_key not in known.continuations:
+                known.continuations.add(prompt_key, 0)
                 writer.tokens = []
-                self._learn(writer, prompt, [scope])
+                self._learn(known, writer, prompt, [prompt_key])
             self._learn_output(writer)
 
     def lookup_survival(self, rows: Rows) -> list[list[float]]:
@@ -100,7 +100,7 @@ class SuffixDrafter(Drafter):
         for slot, (drafted, accepted) in enumerate(zip(num_drafted, num_accepted, strict=True)):
             writer = self._writers[slot]
             if writer.offer is not None and drafted:
-                self.learn_acceptance(writer.offer, drafted, accepted)
+                self.learn_acceptance(slot, writer.offer, drafted, accepted)
             writer.offer = None
             self._learn_output(writer)
 
@@ -108,9 +108,10 @@ class SuffixDrafter(Drafter):
         """Look up what follows the row's tokens and a draft by another source, if all of it is accepted."""
         return self._look_up(self._writers[slot], drafted, limit, verification)
 
-    def learn_acceptance(self, offer: Offer, num_drafted: int, num_accepted: int) -> None:
-        """Learn how many of an offer's first `num_drafted` tokens were accepted."""
-        self._calibration.observe(offer.kinds[:num_drafted], num_accepted)
+    def learn_acceptance(self, slot: int, offer: Offer, num_drafted: int, num_accepted: int) -> None:
+        """Learn how many of the first `num_drafted` tokens were accepted that the row in this slot was offered."""
+        scope = self._writers[slot].sequence.scope.texts
+        self._known.of(scope).calibration.observe(offer.kinds[:num_drafted], num_accepted)
 
     def swap(self, first: int, second: int) -> None:
         swap_entries(self._writers, first, second)
@@ -127,11 +128,12 @@ class SuffixDrafter(Drafter):
 
     def _look_up(self, writer: _Writer, drafted: list[int], limit: ExtensionLimit, verification: Verification) -> Offer:
         offer = Offer()
-        if verification != "coupled" and self._continuations.holds_another(writer.sequence.noise_key, writer.number):
+        known = self._known.of(writer.sequence.scope.texts)
+        if verification != "coupled" and known.continuations.holds_another(writer.sequence.noise_key, writer.number):
             return offer
         window, survival = (writer.tokens[-SIZES[0] :] + drafted)[-SIZES[0] :], 1.0
         for _ in range(limit.max_tokens):
-            found = self._next(window, writer.scope)
+            found = _next(known, window, writer.prompt_key)
             if found is None:
                 break
             token, kind, rate = found
@@ -145,40 +147,43 @@ class SuffixDrafter(Drafter):
         num_allowed = len(allowed_part(writer.sequence, offer.tokens, drafted))
         return Offer(offer.tokens[:num_allowed], offer.kinds[:num_allowed], offer.survival[:num_allowed])
 
-    def _next(self, window: list[int], scope: int) -> tuple[int, Kind, float] | None:
-        """Return the most frequent token after the longest known context, from the scope with the higher rate."""
-        best = None
-        for size in SIZES:
-            if size > len(window):
-                continue
-            context = hash(tuple(window[-size:])) & _KEY_BITS
-            for of_prompt in (True, False):
-                found = self._continuations.best(context ^ scope if of_prompt else context)
-                if found is not None:
-                    token, times, total = found
-                    kind = (of_prompt, size, 8 * times // (total + 1))
-                    rate = self._calibration.rate(kind, times / (total + 1))
-                    if best is None or rate > best[2]:
-                        best = (token, kind, rate)
-            if best is not None:
-                return best
-        return None
-
     def _learn_output(self, writer: _Writer) -> None:
         num_known = len(writer.tokens) - len(writer.sequence.prompt_token_ids)
         new = writer.sequence.output_token_ids[num_known:]
         if new:
-            self._continuations.sign(writer.sequence.noise_key, writer.number)
-            self._learn(writer, new, [writer.scope, _ALL_PROMPTS])
+            known = self._known.of(writer.sequence.scope.texts)
+            known.continuations.sign(writer.sequence.noise_key, writer.number)
+            self._learn(known, writer, new, [writer.prompt_key, _ALL_PROMPTS])
             # Again, because learning may have begun a new generation, which then holds a part of it.
-            self._continuations.sign(writer.sequence.noise_key, writer.number)
+            known.continuations.sign(writer.sequence.noise_key, writer.number)
 
-    def _learn(self, writer: _Writer, new: list[int], scopes: list[int]) -> None:
-        tokens, add = writer.tokens, self._continuations.add
+    def _learn(self, known: KnownTexts, writer: _Writer, new: list[int], prompts: list[int]) -> None:
+        tokens, add = writer.tokens, known.continuations.add
         for token in new:
             for size in SIZES:
                 if size <= len(tokens):
                     context = hash(tuple(tokens[-size:])) & _KEY_BITS
-                    for scope in scopes:
-                        add(context ^ scope, token)
+                    for prompt in prompts:
+                        add(context ^ prompt, token)
             tokens.append(token)
+        self._known.count(known)
+
+
+def _next(known: KnownTexts, window: list[int], prompt_key: int) -> tuple[int, Kind, float] | None:
+    """Return the most frequent token after the longest known context, from the prompt or all by the higher rate."""
+    best = None
+    for size in SIZES:
+        if size > len(window):
+            continue
+        context = hash(tuple(window[-size:])) & _KEY_BITS
+        for of_prompt in (True, False):
+            found = known.continuations.best(context ^ prompt_key if of_prompt else context)
+            if found is not None:
+                token, times, total = found
+                kind = (of_prompt, size, 8 * times // (total + 1))
+                rate = known.calibration.rate(kind, times / (total + 1))
+                if best is None or rate > best[2]:
+                    best = (token, kind, rate)
+        if best is not None:
+            return best
+    return None

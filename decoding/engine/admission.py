@@ -7,10 +7,10 @@ engine and grows as fewer rows run; when none runs, as many budgets as there are
 A sequence that lost its slot comes back with output. It is read like a prompt, all tokens but the newest, and goes on.
 
 The row that has waited longest gets half of a budget, the shortest rests share the other half: short prompts run soon
-and none waits for ever. A row that begins like another one copies the other's keys and values, in target and draft, or
-takes over its slot where that is free. If the other row is itself still being read, the newcomer waits for it. For a
-drafter that reads the target's features, the last token that they share is read again: what the drafter keeps of a
-token follows from the token behind it, too.
+and none waits for ever. A row that begins like another one of its scope copies the other's keys and values, in target
+and draft, or takes over its slot where that is free. If the other row is itself still being read, the newcomer waits
+for it. For a drafter that reads the target's features, the last token that they share is read again: what the drafter
+keeps of a token follows from the token behind it, too.
 
 Rounds read slots 0..B-1 in place, so rows that run must be there. A newcomer fills any free slot, most often the one
 that it will run in; when rows are about to run, a ready row beyond slot B-1 changes places with a row before it that is
@@ -62,6 +62,13 @@ class Admission:
 
     def _seated(self) -> Iterator[tuple[int, Resident]]:
         return ((slot, resident) for slot, resident in enumerate(self._residents) if resident is not None)
+
+    def _donors_for(self, newcomer: Resident) -> Iterator[tuple[int, Resident]]:
+        """Yield the other residents of the newcomer's scope: none else may save it a forward."""
+        scope = newcomer.sequence.scope.prefixes
+        for slot, resident in self._seated():
+            if resident is not newcomer and resident.sequence.scope.prefixes == scope:
+                yield slot, resident
 
     def advance(self, max_rows: int) -> list[Sequence]:
         """Fill slots up to `max_rows` rows, read a budget of tokens and return the rows to run: row b is in slot b."""
@@ -120,7 +127,7 @@ class Admission:
             return None, 0
         tokens = newcomer.tokens_to_read
         best, most, cached = None, 0, 0
-        for slot, resident in self._seated():
+        for slot, resident in self._donors_for(newcomer):
             if resident.number < newcomer.number:
                 common = resident.num_in_common(tokens)
                 cached = max(cached, self._num_copyable(slot, resident, common))
@@ -135,9 +142,7 @@ class Admission:
         """Find the slot with most tokens that the newcomer may copy, a free one if several will do, and how many."""
         tokens = newcomer.tokens_to_read
         donor, num_shared = None, 0
-        for slot, resident in self._seated():
-            if resident is newcomer:
-                continue
+        for slot, resident in self._donors_for(newcomer):
             copyable = self._num_copyable(slot, resident, resident.num_in_common(tokens))
             cached = max(0, copyable - self._num_read_again)
             is_better = cached > num_shared or (cached == num_shared > 0 and slot in free)

@@ -14,7 +14,6 @@ from collections.abc import Set as AbstractSet
 from itertools import chain
 from typing import TYPE_CHECKING, TypeVar
 
-from decoding.common_prefix import common_prefix
 from decoding.grammar.compiled import Compiled, is_dead_end
 from decoding.grammar.library_error import in_one_line
 from decoding.grammar.token_table import Mask
@@ -174,11 +173,10 @@ class Reader:
         new, draft = list(committed[self.num_committed :]), self.tokens[self.num_committed :]
         if not new:
             return True
-        num_same = common_prefix(draft, new)
-        if self._drafted is not None and num_same == len(draft):  # all of the draft is committed
+        if self._drafted is not None and draft == new[: len(draft)]:  # all of the draft is committed
             self._committed, self._drafted = self._drafted, None
-            self.num_committed, new = len(self.tokens), new[num_same:]
-        elif num_same < len(new):
+            self.num_committed, new = len(self.tokens), new[len(draft) :]
+        elif draft[: len(new)] != new:
             self._keep(self.num_committed)
         if new:
             num_read = self._of_committed.try_consume_tokens(new)

@@ -33,9 +33,14 @@ class Branch:
         return frozenset(self.asked)
 
     def num_shareable(self, other: "Branch") -> int:
-        """Return how many of the first tokens another branch reads for this one, too: with all that is asked there."""
-        num_common = common_prefix(self.token_ids, other.token_ids)
+        """Return how many of the first tokens another branch reads for this one, too: with all that is asked there.
+
+        A branch of another scope reads none for it.
+        """
         text, others = self.text, other.text
+        if text.scope.prefixes != others.scope.prefixes:
+            return 0
+        num_common = common_prefix(self.token_ids, other.token_ids)
         is_alike = (text.num_top, text.has_ranks) == (others.num_top, others.has_ranks)
         answered = other.asked_set if is_alike else frozenset()
         for index, token in self.asked[len(self.logprobs) :]:

@@ -90,13 +90,15 @@ class Growth:
 
 
 def make_choices(
-    codec: TextCodec, generation: Generation, new_stream: Callable[[TextCodec, tuple[str, ...]], TextStream | WholeText]
+    codec: TextCodec,
+    generation: Generation,
+    new_stream: Callable[[TextCodec, tuple[str, ...], Seq[int]], TextStream | WholeText],
 ) -> list[Choice]:
     """Make an empty choice for each sequence of a generation, whose text comes from what `new_stream` makes."""
     params = generation.params
     return [
-        Choice(prompt * params.n + sample, generation.seeds[prompt], new_stream(codec, params.stop))
-        for prompt in range(len(generation.prompts))
+        Choice(number * params.n + sample, generation.seeds[number], new_stream(codec, params.stop, prompt))
+        for number, prompt in enumerate(generation.prompts)
         for sample in range(params.n)
     ]
 

@@ -26,6 +26,7 @@ async def score_prompts(
         request_id=generation.request_id,
         prompts=generation.prompts,
         num_top=num_top,
+        owner=generation.owner,
         deadline=generation.deadline,
         has_ranks=has_ranks,
         has_next=has_next,

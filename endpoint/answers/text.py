@@ -14,7 +14,8 @@ from actors.engine.deltas import Ending
 from actors.engine.translation import output_text
 from pipeline.logs import Event
 from pipeline.text.codec import TextCodec
-from pipeline.text.incremental_decoder import HALF_CHARACTER, IncrementalDecoder
+from pipeline.text.incremental_decoder import IncrementalDecoder
+from pipeline.text.text_behind import HALF_CHARACTER
 
 _log = logging.getLogger(__name__)
 
@@ -46,6 +47,7 @@ class TextStream:
         self,
         codec: TextCodec,
         stop: tuple[str, ...] = (),
+        prompt_token_ids: Seq[int] = (),
         *,
         by_token: bool = True,
         keeps_stop: bool = False,
@@ -60,8 +62,9 @@ class TextStream:
         """
         self.token_ids: list[int] = []
         self.text = ""  # shown so far
+        self._prompt = prompt_token_ids
         self._codec, self._stop, self._by_token, self._keeps_stop = codec, stop, by_token, keeps_stop
-        self._decoder = IncrementalDecoder(codec)
+        self._decoder = IncrementalDecoder(codec, prompt_token_ids)
         self._shows_rejected = shows_rejected and by_token and codec.decoder_rules.is_steady
         self._held: list[Span] = []  # decoded, not shown yet
         self._num_characters = 0  # decoded
@@ -89,7 +92,7 @@ class TextStream:
         self.token_ids += token_ids
         if ending is None:
             return self._show(sum(len(span.text) for span in self._held) - self._num_undecided(), tuple(offsets))
-        whole = _whole(self._codec, self.token_ids, self._stop, ending, self._keeps_stop)
+        whole = _whole(self._codec, self._prompt, self.token_ids, self._stop, ending, self._keeps_stop)
         assert whole.startswith(self.text), "shown text never changes"
         rest = whole[len(self.text) :]
         decoded = "".join(span.text for span in self._held)
@@ -146,9 +149,17 @@ class WholeText:
     It has the interface of a TextStream.
     """
 
-    def __init__(self, codec: TextCodec, stop: tuple[str, ...] = (), *, keeps_stop: bool = False) -> None:
+    def __init__(
+        self,
+        codec: TextCodec,
+        stop: tuple[str, ...] = (),
+        prompt_token_ids: Seq[int] = (),
+        *,
+        keeps_stop: bool = False,
+    ) -> None:
         self.token_ids: list[int] = []
         self.text = ""  # until the sample has ended
+        self._prompt = prompt_token_ids
         self._codec, self._stop, self._keeps_stop = codec, stop, keeps_stop
 
     def push(
@@ -157,16 +168,23 @@ class WholeText:
         """Add tokens; decode all of them if the sample has ended."""
         self.token_ids += token_ids
         if ending is not None:
-            self.text = _whole(self._codec, self.token_ids, self._stop, ending, self._keeps_stop)
+            self.text = _whole(self._codec, self._prompt, self.token_ids, self._stop, ending, self._keeps_stop)
         return _NOTHING
 
 
-def _whole(codec: TextCodec, token_ids: Seq[int], stop: tuple[str, ...], ending: Ending, keeps_stop: bool) -> str:
+def _whole(
+    codec: TextCodec,
+    prompt_token_ids: Seq[int],
+    token_ids: Seq[int],
+    stop: tuple[str, ...],
+    ending: Ending,
+    keeps_stop: bool,
+) -> str:
     """Return the text of a sample that has ended; a text that shows special tokens does not show the end token."""
     is_by_token = ending.finish_reason == "stop" and not isinstance(ending.stop_reason, str)
     if is_by_token and not keeps_stop and token_ids and token_ids[-1] in codec.shown_ids:
         token_ids = token_ids[:-1]
-    return output_text(codec, token_ids, stop, ending.stop_reason, keeps_stop=keeps_stop)
+    return output_text(codec, prompt_token_ids, token_ids, stop, ending.stop_reason, keeps_stop=keeps_stop)
 
 
 def warn_of_late_text(codec: TextCodec) -> None:

@@ -179,6 +179,7 @@ class BatchDriver:
             unit=unit,
             sampling=sampling_of(self._batch.endpoint),
             ledger=LedgerOfRun(self._shop.ledgers, run_directory.location.name),
+            owner=self._batch.owner,
             fingerprint=model.served.fingerprint,
         )
         num_tries, wait_s = 0, _FIRST_WAIT_S

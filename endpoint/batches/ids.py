@@ -40,8 +40,3 @@ def is_id(kind: Kind, text: str) -> bool:
 def made_at(id_: str) -> float:
     """Return the time at which the thing of an id was made, in seconds since 1970."""
     return int(id_[-24:-8], 16) / 1e9
-
-
-def owner_of(key: bytes | None) -> str:
-    """Return the name of what belongs to a key, a digest; "open" for an endpoint without keys."""
-    return "open" if key is None else sha256(b"batches of " + key).hexdigest()[:32]

@@ -8,10 +8,10 @@ from fastapi import FastAPI, Query, Request
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response, StreamingResponse
 
-from endpoint.batches.ids import owner_of
 from endpoint.batches.service import BatchService
 from endpoint.batches.upload import read_form
 from endpoint.http.errors import ApiError
+from endpoint.http.owner import owner_of_request
 from endpoint.http.retelling import origin_of
 from endpoint.requests.batch import BatchRequest
 
@@ -55,7 +55,7 @@ def add_batch_routes(app: FastAPI, service: BatchService | None) -> None:
         except ClientDisconnect:
             return Response(status_code=400)  # which the client does not see
         try:
-            return (await files.add_file(_owner(request), upload)).shown()
+            return (await files.add_file(owner_of_request(request), upload)).shown()
         finally:
             await form.close()
 
@@ -67,15 +67,15 @@ def add_batch_routes(app: FastAPI, service: BatchService | None) -> None:
         order: Literal["asc", "desc"] = "desc",
         purpose: Annotated[str | None, Query(max_length=64)] = None,
     ) -> dict[str, Any]:
-        return await on().list_files(_owner(request), after, limit, order, purpose)
+        return await on().list_files(owner_of_request(request), after, limit, order, purpose)
 
     @app.get("/v1/files/{file_id}")
     async def _file(file_id: str, request: Request) -> dict[str, Any]:
-        return (await on().file(_owner(request), file_id)).shown()
+        return (await on().file(owner_of_request(request), file_id)).shown()
 
     @app.get("/v1/files/{file_id}/content")
     async def _content(file_id: str, request: Request) -> Response:
-        files, owner = on(), _owner(request)
+        files, owner = on(), owner_of_request(request)
         file = await files.file(owner, file_id)
         return StreamingResponse(
             files.files.chunks(owner, file_id),
@@ -85,27 +85,22 @@ def add_batch_routes(app: FastAPI, service: BatchService | None) -> None:
 
     @app.delete("/v1/files/{file_id}")
     async def _delete_file(file_id: str, request: Request) -> dict[str, Any]:
-        return await on().delete_file(_owner(request), file_id)
+        return await on().delete_file(owner_of_request(request), file_id)
 
     @app.post("/v1/batches")
     async def _create(body: BatchRequest, request: Request) -> dict[str, Any]:
-        return (await on().create(_owner(request), body, origin_of(request.scope))).shown()
+        return (await on().create(owner_of_request(request), body, origin_of(request.scope))).shown()
 
     @app.get("/v1/batches")
     async def _list_batches(
         request: Request, after: str | None = None, limit: Annotated[int, Query(ge=1, le=100)] = 20
     ) -> dict[str, Any]:
-        return await on().list_batches(_owner(request), after, limit)
+        return await on().list_batches(owner_of_request(request), after, limit)
 
     @app.get("/v1/batches/{batch_id}")
     async def _batch(batch_id: str, request: Request) -> dict[str, Any]:
-        return (await on().batch(_owner(request), batch_id)).shown()
+        return (await on().batch(owner_of_request(request), batch_id)).shown()
 
     @app.post("/v1/batches/{batch_id}/cancel")
     async def _cancel(batch_id: str, request: Request) -> dict[str, Any]:
-        return (await on().cancel(_owner(request), batch_id)).shown()
-
-
-def _owner(request: Request) -> str:
-    owner: str = getattr(request.state, "owner", owner_of(None))
-    return owner
+        return (await on().cancel(owner_of_request(request), batch_id)).shown()

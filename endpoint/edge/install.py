@@ -14,7 +14,6 @@ from fastapi.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from actors.metric_table import HTTP_REQUESTS, REQUESTS_FINISHED
-from endpoint.batches.ids import owner_of
 from endpoint.edge.auth import Keys, check_key
 from endpoint.edge.failures import BrokenAnswerError, install_handlers
 from endpoint.edge.headers import check_headers, request_id_of, with_request_id
@@ -34,6 +33,7 @@ from endpoint.http.bodies import (
 )
 from endpoint.http.errors import ApiError, refuse
 from endpoint.http.limits import Limits
+from endpoint.http.owner import owner_of
 from endpoint.http.uploads import MAX_EXTRA_BYTES, Upload, Uploads, is_upload, upload_too_large
 from endpoint.service.metric_page import Family, page
 from endpoint.service.metrics import ServingMetrics

@@ -39,6 +39,7 @@ class Call:
     """What comes with a request beside its body."""
 
     request_id: str
+    owner: str  # of the key that it came with
     deadline: Deadline
     origin: Origin
 
@@ -109,6 +110,7 @@ class Service:
                 for number in range(len(prompts))
             ),
             params=params,
+            owner=call.owner,
             deadline=deadline,
             send_every_s=0.0 if request.stream else _SEND_WHOLE_EVERY_S,
             num_speculative_tokens=request.num_speculative_tokens,

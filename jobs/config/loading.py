@@ -9,10 +9,10 @@ import re
 from collections.abc import Collection, Iterable, Sequence
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_args, get_origin
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 
 import yaml
-from pydantic import BaseModel, ByteSize, ConfigDict, ValidationError, create_model
+from pydantic import BaseModel, BeforeValidator, ByteSize, ConfigDict, ValidationError, create_model
 from pydantic import Field as ModelField
 from pydantic_settings import (
     BaseSettings,
@@ -120,12 +120,21 @@ def _model_field(field: Field) -> Any:
         section = create_model(field.name, __base__=_Section, **inside)
         return section, ModelField(... if field.is_required else section(), description=field.description)
     annotation: Any = field.annotation
+    if annotation in (int, float) or ({int, float} & {*get_args(annotation)} and bool not in get_args(annotation)):
+        annotation = Annotated[annotation, BeforeValidator(_no_bool)]
     default = ... if field.is_required else field.default
     if field.unit == "bytes":
         annotation = ByteSize if annotation is int else ByteSize | None
     elif _may_be_single(field):
         annotation = annotation | get_args(annotation)[0]
     return annotation, ModelField(default, description=field.description)
+
+
+def _no_bool(value: Any) -> Any:
+    """Return the value. Raises ValueError for true and false, which pydantic takes for 1 and 0."""
+    if isinstance(value, bool):
+        raise ValueError("expected a number")
+    return value
 
 
 def _may_be_single(field: Field) -> bool:
@@ -185,8 +194,25 @@ def _check_mapping(yaml_file: Path) -> None:
         content = yaml.safe_load(yaml_file.read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError):
         return  # reported where the settings read it
+    _refuse_key_twice(yaml_file, yaml.compose(yaml_file.read_text(encoding="utf-8"), yaml.SafeLoader))
     if content is not None and not isinstance(content, dict):
         raise ValueError(f"{yaml_file} must hold sections (input:, output:, ...), got a {type(content).__name__}")
+
+
+def _refuse_key_twice(yaml_file: Path, node: yaml.Node | None, section: str = "") -> None:
+    """Raise ValueError for a key that stands twice in a mapping, of which YAML would take the last one."""
+    if isinstance(node, yaml.SequenceNode):
+        for item in node.value:
+            _refuse_key_twice(yaml_file, item, section)
+    if not isinstance(node, yaml.MappingNode):
+        return
+    lines: dict[str, int] = {}
+    for key, value in node.value:
+        name, line = f"{section}{key.value}", key.start_mark.line + 1
+        if name in lines:
+            raise ValueError(f"{yaml_file} has {name} twice, in the lines {lines[name]} and {line}; keep one of them")
+        lines[name] = line
+        _refuse_key_twice(yaml_file, value, f"{name}.")
 
 
 def _named_in(arguments: Sequence[str], yaml_file: Path | None) -> list[str]:
@@ -233,6 +259,8 @@ def _explain(error: ValidationError, kind: type) -> str:
                 what = problem["msg"].lower()
         if problem["type"] not in ("missing", "extra_forbidden"):
             got[name] = f", got {problem['input']!r}"
+            if isinstance(problem["input"], bool):
+                got[name] += " (YAML takes yes, no, on and off for true and false: put them in quotes)"
         problems.setdefault(name, []).append(what)
     lines = [f"  {name}: {' or '.join(whats)}{got.get(name, '')}" for name, whats in problems.items()]
     return "\n".join(["the configuration is wrong:", *lines])

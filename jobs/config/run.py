@@ -82,8 +82,9 @@ class RunSettings:
     exact: Literal["any", "required"] = "any"
     """Whether the texts must be exact: required refuses what would make `exact` in report.json `no`, by the
     configuration or when an engine is loaded."""
-    rows_per_unit: Annotated[int, pydantic.Field(ge=1)] = 256
-    """Input rows in a work unit: what a crash can cost at most."""
+    rows_per_unit: Annotated[int, pydantic.Field(ge=1)] | None = None
+    """Input rows in a work unit: what a crash can cost at most. Unless given 256, and fewer where an input is so small
+    that some engines would have no unit, or all of them few."""
     max_error_rate: Annotated[float, pydantic.Field(ge=0, le=1)] = 0.5
     """Share of all rows that may fail before the run is a failure; stops early after 100 rows."""
     no_progress_timeout_s: Annotated[float, pydantic.Field(gt=0)] = 3600.0
@@ -103,7 +104,8 @@ class RunSettings:
     """Generated texts to print at the end; unless given 3 on a terminal, and none elsewhere."""
     logs: Annotated[LogSettings, Flat(prefix="log_")] = field(default_factory=LogSettings)
     ray_address: str | None = None
-    """Ray cluster; RAY_ADDRESS, or a local one, unless given."""
+    """Ray cluster; unless given RAY_ADDRESS, one that `ray start` started on this machine, or one of its own (which
+    "local" always means)."""
 
 
 @dataclass(frozen=True, kw_only=True)

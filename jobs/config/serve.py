@@ -59,7 +59,8 @@ class ServeSettings:
         default_factory=LogSettings
     )
     ray_address: str | None = None
-    """Ray cluster; RAY_ADDRESS, or a local one, unless given."""
+    """Ray cluster; unless given RAY_ADDRESS, one that `ray start` started on this machine, or one of its own (which
+    "local" always means)."""
 
     def __post_init__(self) -> None:
         for adapter, folder in self.adapters.items():

@@ -29,7 +29,8 @@ class TrainRun:
     progress: Literal["lines", "none"] = "lines"
     """Progress: a line every ten seconds, or none."""
     ray_address: str | None = None
-    """Ray cluster; RAY_ADDRESS, or a local one, unless given."""
+    """Ray cluster; unless given RAY_ADDRESS, one that `ray start` started on this machine, or one of its own (which
+    "local" always means)."""
 
 
 @dataclass(frozen=True, kw_only=True)

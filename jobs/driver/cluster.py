@@ -1,6 +1,8 @@
 """The cluster: Ray is joined or started without its notices, and tells which device the actors get."""
 
 import os
+import socket
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Literal, TypeVar
@@ -11,16 +13,18 @@ import torch
 from actors.resources import settle_device
 from actors.settings import GeneratorSettings
 from jobs.driver.stopping import keeping_sigterm
-from pipeline.ray_internals import keep_ray_on_loopback
+from pipeline.ray_internals import cluster_address, is_own_ray, keep_ray_on_loopback
 from pipeline.streaming.actor_resources import ActorResources
 
 _Device = Literal["cpu", "cuda"]
+_CLIENT = "ray://"  # addresses of Ray's client, which this process joins through a proxy
+_TRIES, _BETWEEN_TRIES_S, _ANSWERS_WITHIN_S = 5, 2.0, 3.0
 _Actors = TypeVar("_Actors", bound=ActorResources)
 
 
 def pick_device(settings: GeneratorSettings, actors: _Actors, ray_address: str | None) -> tuple[_Device, _Actors]:
     """Return the device, and the actors with their GPUs; join the cluster if only that can tell what `auto` means."""
-    device, is_remote = settings.models.device, bool(_address(ray_address))
+    device, is_remote = settings.models.device, not starts_own_ray(ray_address)
     if device == "auto" and is_remote:
         start_ray(ray_address)
     num_gpus = ray.cluster_resources().get("GPU", 0.0) if ray.is_initialized() else float(torch.cuda.device_count())
@@ -33,17 +37,17 @@ def pick_device(settings: GeneratorSettings, actors: _Actors, ray_address: str |
 
 
 def start_ray(ray_address: str | None) -> None:
-    """Join the cluster at this address or at RAY_ADDRESS, or start a local one; doing it twice is harmless.
+    """Join the cluster that `find_cluster` finds, or start a local one; doing it twice is harmless.
 
     A local one listens on 127.0.0.1 alone. Raises ConnectionError where Ray cannot.
     """
-    address = _address(ray_address)
     if ray.is_initialized():
         return
+    address = find_cluster(ray_address)
     # Both silence warnings of Ray 2.60 that a local run always prints and that need no action.
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
-    options: dict[str, Any] = {"address": address} if address else {"include_dashboard": False}
+    options: dict[str, Any] = {"address": address} if address else {"address": "local", "include_dashboard": False}
     if not address:
         keep_ray_on_loopback()
     try:
@@ -64,16 +68,55 @@ def cluster_in_words(ray_address: str | None) -> str:
     has = f"{resources.get('CPU', 0):g} CPUs, {resources.get('GPU', 0):g} GPUs"
     if starts_own_ray(ray_address):
         return f"Ray started on this machine: {has}"
-    return f"Ray joined at {_address(ray_address)}: {sum(node['Alive'] for node in ray.nodes())} nodes, {has}"
+    num_nodes = sum(node["Alive"] for node in ray.nodes())
+    why = "" if _given(ray_address) else " (`ray start` started it on this machine; RAY_ADDRESS=local begins another)"
+    return f"Ray joined at {ray.get_runtime_context().gcs_address}{why}: {num_nodes} nodes, {has}"
 
 
 def starts_own_ray(ray_address: str | None) -> bool:
-    """Return whether `start_ray` starts a local cluster, which then ends with this process."""
-    return _address(ray_address) is None
+    """Return whether `start_ray` starts a local cluster, or has: it ends with this process. Raises ConnectionError."""
+    return is_own_ray() if ray.is_initialized() else find_cluster(ray_address) is None
 
 
-def _address(ray_address: str | None) -> str | None:
-    return ray_address or os.environ.get("RAY_ADDRESS")
+def find_cluster(ray_address: str | None) -> str | None:
+    """Return the address of the cluster that `start_ray` joins; None if it starts a local one.
+
+    It is the cluster at this address, at RAY_ADDRESS, or the one that `ray start` has started on this machine. Raises
+    ConnectionError for a given one that does not answer; a trace of one on this machine that has ended is no cluster.
+    """
+    given = _given(ray_address)
+    if given and given.startswith(_CLIENT):
+        return given
+    try:
+        address = cluster_address(given)
+    except (ValueError, OSError) as error:
+        said = " ".join(str(error).split())
+        raise ConnectionError(f"cannot join the Ray cluster at {given} ({said}); check the address") from error
+    if address is None or given is None:
+        return address if address is not None and _answers(address, 1) else None
+    if _answers(address, _TRIES):
+        return address
+    raise ConnectionError(
+        f"cannot join the Ray cluster at {given}: nothing answers at {address}; check run.ray_address and RAY_ADDRESS, "
+        "and that Ray runs there. RAY_ADDRESS=local starts Ray on this machine"
+    )
+
+
+def _given(ray_address: str | None) -> str | None:
+    return ray_address or os.environ.get("RAY_ADDRESS") or None
+
+
+def _answers(address: str, tries: int) -> bool:
+    """Return whether something listens at host:port; a head that is being replaced may need some seconds."""
+    host, _, port = address.rpartition(":")
+    for left in reversed(range(tries)):
+        try:
+            with socket.create_connection((host.strip("[]"), int(port)), timeout=_ANSWERS_WITHIN_S):
+                return True
+        except OSError:
+            if left:
+                time.sleep(_BETWEEN_TRIES_S)
+    return False
 
 
 @contextmanager

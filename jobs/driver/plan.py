@@ -2,6 +2,8 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from math import ceil
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -29,11 +31,12 @@ from jobs.config.loading import as_dict
 from jobs.config.run import RunConfig
 from jobs.driver.backend import exactness, refuse_if_inexact
 from jobs.driver.cluster import pick_device
+from jobs.driver.submitted import check_submitted, submitted_copy
 from pipeline.errors import RowError
 from pipeline.inputs.carried import carried_types, id_type, types_from_dict, types_to_dict
 from pipeline.inputs.files import InputFile, list_files
 from pipeline.inputs.options import InputOptions, resolve_options
-from pipeline.inputs.units import WorkUnit, plan_units
+from pipeline.inputs.units import WorkUnit, count_rows, plan_units
 from pipeline.run.directory import RunDirectory
 from pipeline.run.row_sample import NO_ROWS, NUM_SAMPLED, RowSample
 from pipeline.schema import ColumnSet
@@ -42,6 +45,8 @@ from pipeline.streaming.pool import ActorPool
 from pipeline.text.codec import TextCodec
 
 _ASKED = ("dry_run", "estimate", "price_per_hour")  # fields that say nothing about the run itself
+_ROWS_PER_UNIT = 256  # of a large input
+_UNITS_PER_ENGINE = 4  # fewest, of a small one
 _Actors = TypeVar("_Actors", bound=ActorResources)
 
 
@@ -68,11 +73,21 @@ class Plan:
 
     def new_units(self) -> Iterator[WorkUnit]:
         """Yield the units of a run that does not exist yet."""
-        return plan_units(self.files, self.input_options, self.config.run.rows_per_unit)
+        return plan_units(self.files, self.input_options, self.config.run.rows_per_unit or self._rows_per_unit)
+
+    @cached_property
+    def _rows_per_unit(self) -> int:
+        """Rows in a unit, so that each engine has several and the units that it works on at once fill its slots."""
+        num_engines, num_samples = self.pool.max_actors, self.settings.sampling.n
+        most = _ROWS_PER_UNIT * _UNITS_PER_ENGINE * num_engines
+        num_rows = count_rows(self.files, self.input_options, most)
+        fewest = ceil(self.settings.engine.num_slots / (self.pool.units_in_flight * num_samples))
+        return min(_ROWS_PER_UNIT, max(1, fewest, ceil(num_rows / (_UNITS_PER_ENGINE * num_engines))))
 
 
 def make_plan(config: RunConfig) -> Plan:
     """Return the plan of a configuration. Raises ValueError or OSError for what fails before any model is loaded."""
+    _check_submitted(config)
     settings = config.generator_settings()
     if settings.is_exact_required:
         refuse_if_inexact(settings)
@@ -125,6 +140,13 @@ def make_plan(config: RunConfig) -> Plan:
             "in input.path, or set input.allow_empty to make an empty corpus"
         )
     return plan
+
+
+def _check_submitted(config: RunConfig) -> None:
+    models = config.generator.models
+    outputs = {"output.path": config.output.path, "learn.path": config.learn.path}
+    inputs = {"input.path": config.input.path, "models.target": models.target, "models.draft": models.draft}
+    check_submitted(outputs, {**inputs, "models.tokenizer": models.tokenizer}, submitted_copy())
 
 
 def _refuse_equal_labels(labels: tuple[str, ...], codec: TextCodec) -> None:
@@ -194,10 +216,10 @@ def _absolute(engine: EngineSettings) -> EngineSettings:
     """Return the engine with absolute folders in vLLM's arguments, as actors may start elsewhere."""
     arguments = dict(engine.vllm)
     if isinstance(arguments.get("lora"), str):
-        arguments["lora"] = _with_files(arguments["lora"])
+        arguments["lora"] = _whole_folder(arguments["lora"])
     drafting = arguments.get("speculative_config")
     if isinstance(drafting, Mapping) and Path(str(drafting.get("model") or "/nowhere")).expanduser().is_dir():
-        arguments["speculative_config"] = {**drafting, "model": _with_files(str(drafting["model"]))}
+        arguments["speculative_config"] = {**drafting, "model": _whole_folder(str(drafting["model"]))}
     return replace(engine, vllm=arguments)
 
 
@@ -236,8 +258,8 @@ def _folder(model: str) -> str:
     return str(Path(model_folder(model)).absolute())
 
 
-def _with_files(folder: str) -> str:
-    """Return the absolute path of a folder that another engine loads. Raises ValueError for a link to nothing in it."""
+def _whole_folder(folder: str) -> str:
+    """Return a folder that vLLM loads, as an absolute path. Raises ValueError for a link to nothing in it."""
     path = Path(folder).expanduser().absolute()
     check_links(path)
     return str(path)

@@ -1,5 +1,5 @@
 """Progress of a run as text: one line that moves on a terminal, else a line for each step of the start and then one
-every ten seconds.
+every ten seconds, also while no unit is committed.
 
 Tokens a second and the time left are those since the first engine was up: starting Ray and loading models is no pace.
 """
@@ -31,6 +31,7 @@ class Progress:
         self._started = self._last_line = time.monotonic()
         self._up_since: float | None = None  # since when an engine is up
         self._num_done, self._counts = 0, Counts()
+        self._num_texts = self._num_tokens = 0  # that the engines have written, of units that are not committed, too
 
     def __enter__(self) -> Progress:
         if self._live:
@@ -53,22 +54,30 @@ class Progress:
         now = time.monotonic()
         self._up_since = self._up_since or now
         if not self._num_done:
+            self._last_line = now
             self.say(f"{num_up} of {num_wanted} engines up after {format_seconds(now - self._started)}")
 
     def add(self, counts: Counts) -> None:
         """Add the counts of a unit that is done."""
         self._num_done += 1
         self._counts += counts
+        is_first = self._num_done == 1
+        self._show(f"first rows after {format_seconds(time.monotonic() - self._started)}: " if is_first else "")
+
+    def written(self, num_texts: int, num_tokens: int) -> None:
+        """Show how many texts and tokens the engines have written since they were loaded."""
+        self._num_texts, self._num_tokens = num_texts, num_tokens
+        self._show()
+
+    def _show(self, news: str = "") -> None:
+        """Show the state, if there is `news` or the last line is old."""
         now = time.monotonic()
         line = self.line(now - (self._up_since or self._started))
         if self._live:
             self._live.update(Text(line))
-        elif self._num_done == 1:
+        elif news or now - self._last_line >= _SECONDS_BETWEEN_LINES:
             self._last_line = now
-            self.say(f"first rows after {format_seconds(now - self._started)}: {line}")
-        elif now - self._last_line >= _SECONDS_BETWEEN_LINES:
-            self._last_line = now
-            self.say(line)
+            self.say(f"{news}{line}")
 
     @property
     def num_units_left(self) -> int:
@@ -83,15 +92,19 @@ class Progress:
     def line(self, seconds: float) -> str:
         """Return the state as one line, `seconds` after the first engine was up."""
         counts = self._counts
-        left = seconds / counts.num_rows * (self._num_rows - counts.num_rows) if counts.num_rows else 0.0
+        left = seconds / counts.num_rows * (self._num_rows - counts.num_rows) if counts.num_rows else None
+        num_tokens = max(self._num_tokens, counts.num_output_tokens)
+        ahead = self._num_texts - counts.num_generations
         parts = [
             f"{self._num_done}/{self._num_units} units",
             f"{counts.num_rows}/{self._num_rows} rows",
-            f"{counts.num_output_tokens / max(seconds, 1e-9):,.0f} tokens/s",
+            *([f"{ahead:,} more texts in engines"] if ahead > 0 else []),
+            f"{num_tokens:,} tokens",
+            f"{num_tokens / max(seconds, 1e-9):,.0f} tokens/s",
             f"acceptance rate {format_rate(counts.acceptance_rate)}",
             f"mean acceptance length {format_length(counts.mean_acceptance_length)}",
             f"{counts.num_errors} errors",
-            f"{format_seconds(left)} left",
+            f"{'?' if left is None else format_seconds(left)} left",
         ]
         return "  ".join(parts)
 

@@ -17,6 +17,7 @@ from pipeline.logs import Event
 from pipeline.streaming.pool import ActorPool
 
 _LONGEST_PATIENCE_S = 600.0
+_BETWEEN_LOOKS_S = 2.0  # at what the engines have written
 _log = logging.getLogger(__name__)
 
 
@@ -34,16 +35,19 @@ def watching(watch: Callable[..., None], *arguments: Any) -> Iterator[None]:
 def watch_for_engines(
     ended: threading.Event, ledger: Any, num_wanted: int, progress: Progress, look_every_s: float = 0.25
 ) -> None:
-    """Show how many engines have loaded their models, until as many are up as were asked for at once."""
-    num_up = 0
-    while num_up < num_wanted and not ended.wait(look_every_s):
+    """Show how many engines have loaded their models, up to as many as were asked for at once, and what they write."""
+    num_up, pause_s = 0, look_every_s
+    while not ended.wait(pause_s):
         try:
-            now_up = ray.get(ledger.num_joined.remote())
+            now_up, written = ray.get([ledger.num_joined.remote(), ledger.written.remote()])
         except Exception:  # noqa: BLE001 - the run has just ended, and Ray with it
             return
-        if now_up > num_up:
-            num_up = now_up
+        if num_up < min(now_up, num_wanted):
+            num_up = min(now_up, num_wanted)
             progress.engines_up(num_up, num_wanted)
+        elif num_up:
+            progress.written(*written)
+        pause_s = look_every_s if num_up < num_wanted else _BETWEEN_LOOKS_S
 
 
 def watch_for_shortage(

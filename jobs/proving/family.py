@@ -1,10 +1,16 @@
-"""Family: the verdict on a class of transformers' causal language models, found with a tiny random model of it."""
+"""Family: the verdict on a class of transformers' causal language models, found with a tiny random model of it.
+
+A class is tried with its default options, made tiny, and with options as models of it were published, which are tiny in
+`published_options.json` already: kinds of attention, positions, layers and norms are those of a published model.
+"""
 
 from __future__ import annotations
 
+import json
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal, TypeVar, cast
@@ -47,9 +53,9 @@ _SETTINGS: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Family:
-    """A model type, its class, and what was found."""
+    """A model type, or options of one that were published, its class, and what was found."""
 
-    model_type: str
+    name: str
     class_name: str
     verdict: Verdict
     reason: str = ""  # of every verdict but "exact"
@@ -62,23 +68,40 @@ def model_types() -> list[str]:
     return sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
 
 
-def try_family(model_type: str) -> Family:
-    """Build a tiny random model of this type, and compare what every drafter writes with transformers' own code."""
+@cache
+def published() -> dict[str, dict[str, Any]]:
+    """Return options as they were published: of each set, by its name, the model type and the options."""
+    sets: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_name("published_options.json").read_bytes())
+    return {name: each for name, each in sets.items() if each["model_type"] in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES}
+
+
+def names_of(types: Iterable[str]) -> list[str]:
+    """Return the names to try for these model types: each type, and behind it the options of it that were published."""
+    wanted = set(types)
+    return sorted([*wanted, *(name for name, each in published().items() if each["model_type"] in wanted)])
+
+
+def try_family(name: str) -> Family:
+    """Build a tiny random model of this type, or with these published options, and compare what every drafter writes.
+
+    It is compared with what transformers' own code writes.
+    """
+    model_type = published()[name]["model_type"] if name in published() else name
     class_name, failed = str(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[model_type]), "not tried"
     with TemporaryDirectory() as folder, torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         try:
-            config = _default_config(model_type)
+            config = published_config(name) if name in published() else _default_config(model_type)
             _or_refused(lambda: check_config(config, model_type))
-            target, draft = _saved_pair(config, Path(folder))
+            target, draft = _saved_pair(config if name in published() else miniature(config), Path(folder))
             failed = "crash"
             parts = _or_refused(lambda: load_parts(target, draft, _OPTIONS, "cpu", "float32"))
-            return _compared(model_type, class_name, target, parts)
+            return _compared(name, class_name, target, parts)
         except _RefusedError as error:
-            return Family(model_type, class_name, "refused", _in_a_line(error, model_type, folder))
+            return Family(name, class_name, "refused", _in_a_line(error, model_type, folder))
         except Exception as error:  # noqa: BLE001 (whatever it is, it is the result)
             reason = f"{type(error).__name__}: {_in_a_line(error, model_type, folder)}"
-            return Family(model_type, class_name, cast("Verdict", failed), reason)
+            return Family(name, class_name, cast("Verdict", failed), reason)
 
 
 class _RefusedError(Exception):
@@ -100,9 +123,15 @@ def _default_config(model_type: str) -> PretrainedConfig:
     return config
 
 
+def published_config(name: str) -> PretrainedConfig:
+    """Return the configuration that a set of published options makes."""
+    config: PretrainedConfig = CONFIG_MAPPING[published()[name]["model_type"]](**published()[name]["options"])
+    return config
+
+
 def _saved_pair(config: PretrainedConfig, folder: Path) -> tuple[str, str]:
     """Save a tiny random model and one that is a little different; return their folders."""
-    network: PreTrainedModel = AutoModelForCausalLM.from_config(miniature(config))
+    network: PreTrainedModel = AutoModelForCausalLM.from_config(config)
     network.float().eval()
     with torch.inference_mode():
         network(input_ids=torch.zeros(1, max(_PROMPT_LENGTHS), dtype=torch.long), use_cache=True)
@@ -114,13 +143,13 @@ def _saved_pair(config: PretrainedConfig, folder: Path) -> tuple[str, str]:
     return str(folder / "target"), str(folder / "draft")
 
 
-def _compared(model_type: str, class_name: str, target: str, parts: Parts) -> Family:
+def _compared(name: str, class_name: str, target: str, parts: Parts) -> Family:
     """Compare what every drafter writes with the text of transformers' own code."""
     reference = Reference.load(target, "cpu", "float32", close_call=parts.target.close_call)
     num_tokens = num_accepted = 0
     for temperature, num_slots in ((0.0, 3), (0.8, 1), (0.8, 3)):
-        drafters = [name for name in DRAFTERS if name not in NEED_A_HEAD] if num_slots > 1 else ["model"]
-        settings = [Setting(name, "fixed", 3, num_slots, is_shuffled=num_slots > 1) for name in drafters]
+        drafters = [each for each in DRAFTERS if each not in NEED_A_HEAD] if num_slots > 1 else ["model"]
+        settings = [Setting(each, "fixed", 3, num_slots, is_shuffled=num_slots > 1) for each in drafters]
 
         def make_rows(temperature: float = temperature) -> list[Sequence]:
             return _rows(parts.target.vocab_size, temperature)
@@ -133,8 +162,8 @@ def _compared(model_type: str, class_name: str, target: str, parts: Parts) -> Fa
             for each in finding.differences:
                 where = f"temperature {temperature:g}, {finding.setting.num_slots} slots, row {each.row}"
                 reason = f"drafter {finding.setting.drafter}, {where}: another token at {each.position}"
-                return Family(model_type, class_name, "wrong", reason, num_tokens, num_accepted)
-    return Family(model_type, class_name, "exact", "", num_tokens, num_accepted)
+                return Family(name, class_name, "wrong", reason, num_tokens, num_accepted)
+    return Family(name, class_name, "exact", "", num_tokens, num_accepted)
 
 
 def _rows(vocab_size: int, temperature: float) -> list[Sequence]:

@@ -19,9 +19,10 @@ from jobs.report_page.marked_text import rounds_of
 from jobs.report_page.recorded_rounds import RecordedRounds
 from jobs.report_page.timeline import Timeline, UnitTime
 from pipeline.counts import COUNTED_COLUMNS, Counts, count_generations
+from pipeline.inputs.arrow_values import shown_values
 from pipeline.run.commit import Work, receipt_of, work_of
 from pipeline.run.directory import RunDirectory
-from pipeline.run.unit_rows import read_ahead
+from pipeline.run.unit_rows import pick_rows, read_ahead
 from pipeline.schema import SCORE_COLUMNS
 
 OTHERS = "(others)"
@@ -200,12 +201,12 @@ def _by_values(table: pa.Table, columns: Sequence[str]) -> Iterator[tuple[str, p
     if not columns:
         yield "", table
         return
-    values = zip(*(table[name].to_pylist() for name in columns), strict=True)
+    values = zip(*(shown_values(table[name]) for name in columns), strict=True)
     rows: dict[str, list[int]] = {}
     for index, each in enumerate(values):
-        rows.setdefault(", ".join("(none)" if value is None else str(value) for value in each), []).append(index)
+        rows.setdefault(", ".join("(none)" if value is None else value for value in each), []).append(index)
     for name, indices in rows.items():
-        yield name, table.take(indices)
+        yield name, pick_rows(table, indices)
 
 
 def _counted(column: pa.ChunkedArray[Any]) -> Counter[Any]:

@@ -8,12 +8,12 @@ from typing import Any, Literal, NamedTuple
 
 from pipeline.text.codec import TextCodec
 from pipeline.text.incremental_decoder import IncrementalDecoder
+from pipeline.text.text_behind import TextBehind
 
 # accepted: drafted, and what the target wrote as well. rejected: drafted, and no part of the text. corrected: the
 # target's own token in place of a rejected one. own: the target's own token behind a draft that was accepted whole, or
 # without a draft.
 Mark = Literal["accepted", "rejected", "corrected", "own"]
-_CONTEXT = 8  # tokens before a rejected one, since its text may depend on them
 
 
 class Piece(NamedTuple):
@@ -56,12 +56,12 @@ def rounds_of(rounds: Sequence[Mapping[str, Any]], turn_lengths: Sequence[int]) 
         place = accepted.stop + (own is not None)
 
 
-def token_texts(codec: TextCodec, token_ids: Sequence[int]) -> list[str]:
-    """Return the text of each token, so that all of them joined are the text; special tokens are shown.
+def token_texts(codec: TextCodec, before: Sequence[int], token_ids: Sequence[int]) -> list[str]:
+    """Return the text of each token, so that all of them joined are the text behind `before`; special ones are shown.
 
     A character that several tokens make is with the last of them.
     """
-    decoder = IncrementalDecoder(codec.of_all_tokens)
+    decoder = IncrementalDecoder(codec.of_all_tokens, before)
     texts: list[str] = []
     for token_id in token_ids:
         earlier, own = decoder.push_one(token_id)
@@ -73,29 +73,22 @@ def token_texts(codec: TextCodec, token_ids: Sequence[int]) -> list[str]:
     return texts
 
 
-def marked_text(codec: TextCodec, token_ids: Sequence[int], rounds: Sequence[RoundOfText]) -> list[Piece]:
+def marked_text(codec: TextCodec, prompt: str, token_ids: Sequence[int], rounds: Sequence[RoundOfText]) -> list[Piece]:
     """Return the pieces of a sample in the order in which they are read; a rejected one stands before its correction.
 
     `token_ids` may be the first ones of the sample; the rounds behind them are left out.
     """
-    texts, pieces = token_texts(codec, token_ids), []
+    end_of_prompt = codec.end_of(prompt)
+    texts, pieces = token_texts(codec, end_of_prompt, token_ids), []
     for each in rounds:
         if each.accepted.start >= len(token_ids):
             break
         accepted = "".join(texts[place] for place in each.accepted if place < len(texts))
         pieces.append(Piece("accepted", accepted, each.number))
-        before = token_ids[max(each.accepted.stop - _CONTEXT, 0) : each.accepted.stop]
-        pieces.append(Piece("rejected", _text_behind(codec, before, each.rejected_token_ids), each.number))
+        before = [*end_of_prompt, *token_ids[: each.accepted.stop]]
+        rejected = TextBehind(codec.of_all_tokens, before).decode(each.rejected_token_ids)
+        pieces.append(Piece("rejected", rejected, each.number))
         if each.own is not None and each.own < len(texts):
             mark: Mark = "corrected" if each.rejected_token_ids else "own"
             pieces.append(Piece(mark, texts[each.own], each.number))
     return [piece for piece in pieces if piece.text]
-
-
-def _text_behind(codec: TextCodec, before: Sequence[int], token_ids: Sequence[int]) -> str:
-    """Return the text of these tokens behind others, which may join two halves of a character."""
-    if not token_ids:
-        return ""
-    shown = codec.of_all_tokens
-    context, both = shown.decode(before), shown.decode([*before, *token_ids])
-    return both[len(context) :] if both.startswith(context) else shown.decode(token_ids)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import repeat
 from typing import Any
 
 import pyarrow as pa
 
 from jobs.report_page.marked_text import Piece, RoundOfText, marked_text, rounds_of
+from pipeline.inputs.arrow_values import shown_values
 from pipeline.inputs.units import WorkUnit
 from pipeline.run.directory import RunDirectory
 from pipeline.run.row_sample import NUM_SAMPLED, RowSample
@@ -78,10 +80,14 @@ def samples_of_row(
     rows: UnitRows, row_id: int, codec: TextCodec | None, by: Sequence[str], *, max_tokens: int | None = None
 ) -> list[Sample]:
     """Return the samples of a row of a unit, or the one that stands for its error; [] if the row is in neither."""
-    found = [_sample(row, codec, by, max_tokens) for row in _with_id(rows.generations, row_id)]
+    table = _with_id(rows.generations, row_id)
+    shown = [map(str, shown_values(table[name])) for name in by]
+    kinds = map(", ".join, zip(*shown, strict=True)) if shown else repeat("", table.num_rows)
+    own = table.select([name for name in table.column_names if name in (*_COLUMNS, *_OPTIONAL)]).to_pylist()
+    found = [_sample(row, kind, codec, max_tokens) for row, kind in zip(own, kinds, strict=True)]
     return found or [
         Sample(row_id, None if row["id"] is None else str(row["id"]), row["stage"], row, is_error=True)
-        for row in _with_id(rows.errors, row_id)
+        for row in _with_id(rows.errors, row_id).to_pylist()
     ]
 
 
@@ -91,17 +97,16 @@ def columns_of(run_directory: RunDirectory, by: Sequence[str] = ()) -> list[str]
     return [*_COLUMNS, *(name for name in dict.fromkeys([*_OPTIONAL, *by]) if name in there and name not in _COLUMNS)]
 
 
-def _sample(row: Mapping[str, Any], codec: TextCodec | None, by: Sequence[str], max_tokens: int | None) -> Sample:
+def _sample(row: Mapping[str, Any], kind: str, codec: TextCodec | None, max_tokens: int | None) -> Sample:
     turns = row.get("turns") or [{"num_output_tokens": row["num_output_tokens"]}]
     lengths = [turn["num_output_tokens"] for turn in turns]
     rounds = list(rounds_of(row.get("draft_rounds") or (), lengths))
     token_ids = row["token_ids"] if max_tokens is None else row["token_ids"][:max_tokens]
-    pieces = marked_text(codec, token_ids, rounds) if codec is not None and rounds else []
-    is_cut = len(token_ids) < len(row["token_ids"])
     prompt = row["prompt"] or ""
+    pieces = marked_text(codec, prompt, token_ids, rounds) if codec is not None and rounds else []
+    is_cut = len(token_ids) < len(row["token_ids"])
     if max_tokens is not None:
         row = {**row, "prompt": _beginning(prompt, _MAX_PROMPT), "text": _beginning(row["text"] or "", 6 * max_tokens)}
-    kind = ", ".join(str(row[name]) for name in by)
     user_id = None if row["id"] is None else str(row["id"])
     return Sample(row["row_id"], user_id, kind, row, rounds, pieces, is_cut)
 
@@ -110,9 +115,10 @@ def _beginning(text: str, length: int) -> str:
     return text if len(text) <= length else text[:length] + " …"
 
 
-def _with_id(table: pa.Table, row_id: int) -> list[dict[str, Any]]:
-    places = [index for index, value in enumerate(table["row_id"].to_pylist()) if value == row_id]
-    return table.take(places).to_pylist() if places else []
+def _with_id(table: pa.Table, row_id: int) -> pa.Table:
+    """Return the rows with this id, which stand one behind the other."""
+    row_ids = table["row_id"].to_pylist()
+    return table.slice(row_ids.index(row_id), row_ids.count(row_id)) if row_id in row_ids else table.slice(0, 0)
 
 
 def _units_of(run_directory: RunDirectory, wanted: RowSample) -> Iterator[tuple[WorkUnit, list[int]]]:

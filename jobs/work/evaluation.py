@@ -53,11 +53,9 @@ class Evaluation:
         self._config, self._console = config, Console()
         self._corpus = Corpus.open(config.corpus, config.models.target, config.models.tokenizer)
         held_out = True if config.eval.rows == "held_out" else None
-        if (
-            config.eval.json_path is not None
-            and not Path(config.eval.json_path).expanduser().absolute().parent.is_dir()
-        ):
-            raise ValueError(f"eval.json_path is {config.eval.json_path!r}, whose folder is not there; make it first")
+        json_path = config.eval.json_path
+        if json_path is not None and not Path(json_path).expanduser().absolute().parent.is_dir():
+            raise ValueError(f"eval.json_path is {json_path!r}, whose folder is not there; make it first")
         self._examples = list(islice(self._corpus.examples(held_out), config.eval.max_rows))
         if not self._examples:
             raise ValueError(

@@ -20,6 +20,7 @@ from ray.serve.exceptions import RayServeException
 
 from actors.drafts.roster import start_roster
 from actors.resources import describe_placement
+from actors.vllm.arguments import speculative_config
 from decoding.checkpoint.gguf_file import origin_in_words
 from decoding.engine.draft_folder import check_replacement
 from endpoint.batches.settings import BatchSettings
@@ -44,6 +45,7 @@ from jobs.driver.cluster import start_ray, starts_own_ray
 from jobs.driver.exits import Exit, bad_configuration
 from jobs.driver.hidden_variables import hide_variables
 from jobs.driver.plan import check_models, settled
+from jobs.driver.submitted import check_submitted, submitted_copy
 from jobs.work.served_models import check_adapters, served_models
 from pipeline.run.fingerprint import quick_model_fingerprint, tokenizer_fingerprint
 from pipeline.storage.location import Location
@@ -77,13 +79,41 @@ def application_of(config: ServeConfig) -> Any:
 
 def settled_models(config: ServeConfig) -> tuple[list[ServedModel], DeploymentSettings]:
     """Return the models as they will be served, the endpoint's own first, and what each engine then holds."""
+    check_submitted({"serve.batches_path": config.serve.batches.path}, {}, submitted_copy())
     check_adapters(config)  # before a model is looked at, or downloaded
+    _check_sharing(config)
     settings, deployment = settled(config.generator, config.serve.deployment, config.serve.ray_address)
     check_models(settings)
     models = served_models(config, settings)
     if warning := lossy(settings):
         _log.warning("warning: %s", warning)
+    for warning in _shared(config):
+        _log.warning("warning: %s", warning)
     return models, deployment
+
+
+def _shared(config: ServeConfig) -> list[str]:
+    """Return what keys are told of each other on purpose, in a sentence each."""
+    shared = []
+    if config.keys() is not None and config.serve.replica.share_drafts:
+        shared.append("a request may be shown what another key's requests wrote (serve.share_drafts)")
+    if config.keys() is not None and config.serve.replica.share_prefixes:
+        shared.append("cached_tokens and time tell that another key sent a prompt before (serve.share_prefixes)")
+    return shared
+
+
+def _check_sharing(config: ServeConfig) -> None:
+    """Raise ValueError for drafts that are looked up in the texts of all keys though this was not asked for."""
+    settings = config.generator
+    if settings.engine.backend != "vllm" or config.keys() is None or config.serve.replica.share_drafts:
+        return
+    drafting = speculative_config(settings) or {}
+    if drafting.get("method") == "suffix" and drafting.get("suffix_decoding_max_cached_requests") != 0:
+        raise ValueError(
+            "engine.drafter is 'suffix', which vLLM looks up in the texts of all API keys; say serve.share_drafts to "
+            "allow that, or engine.vllm.speculative_config {method: suffix, suffix_decoding_max_cached_requests: 0, "
+            "num_speculative_tokens: 8}, or use 'ngram'"
+        )
 
 
 def describe(config: ServeConfig, models: Sequence[ServedModel]) -> str:
@@ -101,12 +131,20 @@ def describe(config: ServeConfig, models: Sequence[ServedModel]) -> str:
         *(f"  adapter: {each.name!r} from {each.target}" for each in adapters),
         f"  engine:  {describe_engine(settings)}",
         f"  keys:    {'none: everyone who can reach the port is answered' if keys is None else len(keys)}",
+        f"  shared:  {_describe_sharing(config)}",
         f"  engines: {engines}, {settings.engine.num_slots} slots each",
         f"  placement: {describe_placement(settings, deployment.max_replicas)}",
         f"  Ray:     {_describe_ray(config)}",
         f"  batches: {_batch_settings(config).path or 'off (serve.batches_path switches /v1/batches on)'}",
     ]
     return "\n".join(lines)
+
+
+def _describe_sharing(config: ServeConfig) -> str:
+    """Return which texts and prompts serve others than those who sent them."""
+    if config.keys() is None:
+        return "without keys all clients are one: the texts and prompts of each serve the others"
+    return "; ".join(_shared(config)) or "no key's texts or prompts serve another one"
 
 
 def _describe_ray(config: ServeConfig) -> str:

@@ -19,6 +19,7 @@ from jobs.driver.cluster import start_ray
 from jobs.driver.exits import Exit, bad_configuration
 from jobs.driver.progress import format_seconds
 from jobs.driver.stopping import graceful_stop
+from jobs.driver.submitted import check_submitted, submitted_copy
 from jobs.driver.watches import watching
 from pipeline.storage.location import Location
 from training.trainer.measure import measured_seconds
@@ -37,6 +38,8 @@ _SECONDS_TO_STOP = 120.0  # for the step under way and a checkpoint
 def train(config: TrainConfig) -> Exit:
     """Train, and return the exit code: 0 done, 1 failed, 2 wrong configuration, 3 stopped or interrupted."""
     try:
+        outputs = {"output.path": config.output.path, "run.storage": config.run.storage}
+        check_submitted(outputs, {"models.target": config.models.target}, submitted_copy())
         plan = TrainingPlan.make(config.models, config.corpus, config.train_options(), config.workers)
         finished_provenance(Location.parse(config.output.path), plan.identity)
         if config.dry_run:

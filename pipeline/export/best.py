@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from pipeline.inputs.arrow_values import shown_values
 from pipeline.run.directory import RunDirectory
-from pipeline.run.unit_rows import each_unit, refuse_incomplete
+from pipeline.run.unit_rows import each_unit, pick_rows, refuse_incomplete
 from pipeline.storage.location import Location
 from pipeline.storage.whole_file import replacement
 
@@ -43,7 +43,7 @@ def pick_best(run_directory: RunDirectory, path: str, by: str, group: str, *, lo
     with replacement(Location.parse(path)) as stream, pq.ParquetWriter(stream, schema, compression="zstd") as writer:
         for rows in each_unit(run_directory, run_directory.units()):
             keys = zip(rows.generations["row_id"].to_pylist(), rows.generations["sample"].to_pylist(), strict=True)
-            table = rows.generations.take([index for index, key in enumerate(keys) if key in best])
+            table = pick_rows(rows.generations, [index for index, key in enumerate(keys) if key in best])
             writer.write_table(table.replace_schema_metadata(None).cast(schema))
     return Picked(len(best), num_compared, num_without)
 
@@ -52,17 +52,17 @@ def _best_places(
     run_directory: RunDirectory, by: str, group: str, *, lowest: bool
 ) -> tuple[set[tuple[int, int]], int, int]:
     """Return (row_id, sample) of the best row of each group, how many rows have a value, and how many have none."""
-    found: dict[Any, tuple[float, tuple[int, int]]] = {}
+    found: dict[str | None, tuple[float, tuple[int, int]]] = {}
     num_compared = num_without = 0
-    columns = list(dict.fromkeys(["row_id", "sample", by, group]))
-    for rows in each_unit(run_directory, run_directory.units(), columns):
-        for row in rows.generations.select(columns).to_pylist():
-            value, key = row[by], repr(row[group]) if isinstance(row[group], dict | list) else row[group]
+    names = list(dict.fromkeys(["row_id", "sample", by, group]))
+    for rows in each_unit(run_directory, run_directory.units(), names):
+        columns = (rows.generations[name].to_pylist() for name in ("row_id", "sample", by))
+        for row_id, sample, value, key in zip(*columns, shown_values(rows.generations[group]), strict=True):
             if value is None or math.isnan(value):
                 num_without += 1
                 continue
             num_compared += 1
             signed = -value if lowest else value
             if key not in found or signed > found[key][0]:
-                found[key] = signed, (row["row_id"], row["sample"])
+                found[key] = signed, (row_id, sample)
     return {place for _, place in found.values()}, num_compared, num_without

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
@@ -10,6 +9,7 @@ from typing import IO, Any
 
 import pyarrow as pa
 
+from pipeline.inputs.arrow_values import base64_text, plain_values
 from pipeline.inputs.carried import JSON_TEXT, types_from_dict
 from pipeline.run.directory import RunDirectory
 from pipeline.run.unit_rows import each_unit, refuse_incomplete
@@ -26,9 +26,9 @@ _COLUMNS += ["num_accepted_tokens", "accepted_per_position"]
 def export_jsonl(run_directory: RunDirectory, path: str, errors_path: str | None) -> tuple[int, int]:
     """Write generations to `path` and, if it is given, failed rows to `errors_path`; return how many there are of both.
 
-    Carried columns come last; those that hold JSON text are JSON again, bytes are base64, and a number that JSON does
-    not have (NaN) is null. Each of the files appears whole or not at all. Raises IncompleteRunError, before anything is
-    written, if a unit is not committed, ValueError for damaged parts, and OSError.
+    Carried columns come last, as plain values; those that hold JSON text are JSON again, bytes are base64, and a number
+    that JSON does not have (NaN) is null. Each of the files appears whole or not at all. Raises IncompleteRunError,
+    before anything is written, if a unit is not committed, ValueError for damaged parts, and OSError.
     """
     refuse_incomplete(run_directory)
     carried = types_from_dict(run_directory.run["carried"])
@@ -41,9 +41,9 @@ def export_jsonl(run_directory: RunDirectory, path: str, errors_path: str | None
         stream = files.enter_context(replacement(Location.parse(path)))
         errors_stream = files.enter_context(replacement(Location.parse(errors_path))) if errors_path else None
         for rows in each_unit(run_directory, run_directory.units(), columns):
-            for row in _dicts(rows.generations.select(columns)):
+            for row in _dicts(rows.generations.select(columns), carried):
                 _write(stream, _readable(row, carried))
-            for row in _dicts(rows.errors):
+            for row in _dicts(rows.errors, {}):
                 if errors_stream is not None:
                     _write(errors_stream, row)
             num_generations += rows.generations.num_rows
@@ -51,9 +51,12 @@ def export_jsonl(run_directory: RunDirectory, path: str, errors_path: str | None
     return num_generations, num_errors
 
 
-def _dicts(table: pa.Table) -> Iterator[dict[str, Any]]:
+def _dicts(table: pa.Table, carried: Mapping[str, pa.DataType]) -> Iterator[dict[str, Any]]:
     for batch in table.to_batches(max_chunksize=1024):
-        yield from batch.to_pylist()
+        columns = {name: batch[name].to_pylist() for name in table.column_names if name not in carried}
+        columns |= {name: plain_values(batch[name], base64_text) for name in carried}
+        for row in zip(*columns.values(), strict=True):
+            yield dict(zip(columns, row, strict=True))
 
 
 def _readable(row: Mapping[str, Any], carried: Mapping[str, pa.DataType]) -> dict[str, Any]:
@@ -66,13 +69,8 @@ def _readable(row: Mapping[str, Any], carried: Mapping[str, pa.DataType]) -> dic
 
 def _write(stream: IO[bytes], row: Mapping[str, Any]) -> None:
     try:
-        line = json.dumps(row, ensure_ascii=False, allow_nan=False, default=_plain)
+        line = json.dumps(row, ensure_ascii=False, allow_nan=False)
     except ValueError:  # the row holds NaN or infinity
-        without_nan = json.loads(json.dumps(row, default=_plain), parse_constant=lambda _: None)
+        without_nan = json.loads(json.dumps(row), parse_constant=lambda _: None)
         line = json.dumps(without_nan, ensure_ascii=False)
     stream.write(line.encode("utf-8") + b"\n")
-
-
-def _plain(value: Any) -> str:
-    """Return a value that JSON has no form for (a date, a decimal, bytes) as text."""
-    return base64.b64encode(value).decode("ascii") if isinstance(value, bytes) else str(value)

@@ -1,4 +1,7 @@
-"""The user's own columns in the output: carried ones, and `id`. Each has one Arrow type for the whole run."""
+"""The user's own columns in the output: carried ones, and `id`. Each has one Arrow type for the whole run.
+
+Values of a table's carried columns never become Python objects, which have no nanoseconds, but stay Arrow's.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ import pyarrow as pa
 from pipeline.errors import RowError
 from pipeline.inputs.files import InputFile, refuse_unreadable
 from pipeline.inputs.options import InputOptions
-from pipeline.inputs.parquet_rows import parquet_schema
+from pipeline.inputs.parquet_rows import TableRow, parquet_schema
 from pipeline.inputs.records import Columns, file_columns, read_records
 from pipeline.schema import TEXT, ColumnSet, generations_schema
 from pipeline.storage.location import Location
@@ -51,7 +54,7 @@ def id_type(files: Sequence[InputFile], options: InputOptions) -> pa.DataType:
     """
     if options.id_column is None or options.format not in ("parquet", "jsonl"):  # the others have text alone
         return TEXT
-    types = _column_types(files, options).get(options.id_column, {})
+    types = _column_types(files, options).get(options.id_column, {}).keys() - {pa.null()}
     return pa.int64() if types and all(map(_fits_int64, types)) else TEXT
 
 
@@ -72,7 +75,20 @@ def carry(columns: Columns, types: Mapping[str, pa.DataType], options: InputOpti
             "the columns to carry; name the ones that you want",
             "KeyError",
         )
+    if isinstance(columns, TableRow):
+        return {name: _cell(columns, name, type_) for name, type_ in types.items()}
     return {name: fit(f"carried column {name!r}", columns.get(name), type_) for name, type_ in types.items()}
+
+
+def _cell(row: TableRow, name: str, type_: pa.DataType) -> pa.Array[Any] | None:
+    """Return the value of a table's column as an array of one; None if the row's file has no such column."""
+    if name not in row:
+        return None
+    cell = row.cell(name)
+    try:
+        return cell if cell.type == type_ else cell.cast(type_)
+    except pa.ArrowException as error:
+        raise RowError("read", f"carried column {name!r}: expected {type_}, got {cell.type}", "TypeError") from error
 
 
 def fit(what: str, value: Any, type_: pa.DataType) -> Any:
@@ -81,7 +97,7 @@ def fit(what: str, value: Any, type_: pa.DataType) -> Any:
         return None
     if type_ == JSON_TEXT:
         try:
-            return json.dumps(value, ensure_ascii=False, allow_nan=False, default=str)
+            return json.dumps(value, ensure_ascii=False, allow_nan=False)
         except (ValueError, RecursionError) as error:
             raise RowError("read", f"{what}: no JSON text: {error}", type(error).__name__) from error
     try:
@@ -136,12 +152,13 @@ def _table_types(file: InputFile, options: InputOptions) -> dict[str, pa.DataTyp
     with refuse_unreadable(file.path, options.format):
         if options.format == "parquet":
             return {field.name: _plain(field.type) for field in parquet_schema(location)}
-        names = [options.prompt_column] if options.format == "text" else file_columns(location, options.format)
+        names = [options.prompt_column] if options.format == "text" else file_columns(location, options)
         return dict.fromkeys(names or [], pa.string())
 
 
 def _only_type(name: str, types: Mapping[pa.DataType, str]) -> pa.DataType:
-    """Return the type of a carried column. Raises ValueError if it has several."""
+    """Return the type of a carried column. Raises ValueError if it has several, besides that of nothing but nulls."""
+    types = {type_: path for type_, path in types.items() if type_ != pa.null()} or types
     if len(types) > 1:
         (first, file), (other, other_file), *_ = types.items()
         raise ValueError(
@@ -156,10 +173,13 @@ def _fits_int64(type_: pa.DataType) -> bool:
 
 
 def _plain(type_: pa.DataType) -> pa.DataType:
-    """Return the type of a column's values, whatever encoding they were stored in."""
+    """Return the type of a column's values, whatever encoding they were stored in.
+
+    A type that is not Arrow's own, and that another process may not know, is stored as another one.
+    """
     if isinstance(type_, pa.DictionaryType):
         return cast(pa.DataType, type_.value_type)
-    if isinstance(type_, pa.BaseExtensionType):
+    if isinstance(type_, pa.BaseExtensionType) and not type_.extension_name.startswith("arrow."):
         return type_.storage_type
     return type_
 

@@ -21,10 +21,9 @@ _FIELDS: Mapping[str, tuple[tuple[type, ...], bool]] = {
 CHAT_FIELDS = tuple(_FIELDS)
 
 
-def chat_fields(values: Mapping[str, Any], where: str, *, drops_nulls: bool = False) -> dict[str, Any]:
+def chat_fields(values: Mapping[str, Any], where: str) -> dict[str, Any]:
     """Return the fields that are given, of the right type; what they hold is checked where a prompt is made.
 
-    A struct of Parquet has the fields of every other row, too, as null: with `drops_nulls` these are left out.
     `where` begins the name of a field in an error. Raises RowError (stage "template").
     """
     found: dict[str, Any] = {}
@@ -35,8 +34,6 @@ def chat_fields(values: Mapping[str, Any], where: str, *, drops_nulls: bool = Fa
                 value = parse_json(value)
             except (ValueError, RecursionError) as error:
                 raise RowError("template", f"{where}{name}: not JSON: {error}", type(error).__name__) from error
-        elif drops_nulls:
-            value = _without_nulls(value)
         if value is None or value == "":
             continue
         if not isinstance(value, types):
@@ -44,9 +41,3 @@ def chat_fields(values: Mapping[str, Any], where: str, *, drops_nulls: bool = Fa
             raise wrong_type("template", f"{where}{name}", expected, value)
         found[name] = value
     return found
-
-
-def _without_nulls(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: _without_nulls(each) for name, each in value.items() if each is not None}
-    return [_without_nulls(each) for each in value] if isinstance(value, list) else value

@@ -13,6 +13,11 @@ from pyarrow import fs
 
 from pipeline.storage.location import Location, file_version
 
+# Files beside the data of a folder: about it, or another program's checksums.
+_BESIDE_DATA = re.compile(
+    r"(readme|licen[cs]e|notice|citation)(\..*)?|dataset_(infos?|dict)\.json|.*\.crc", re.IGNORECASE
+)
+
 
 class InputFile(NamedTuple):
     """One input file as it was when the run was planned. `path` is an absolute path or a URI."""
@@ -26,7 +31,8 @@ def list_files(paths: str | Sequence[str]) -> list[InputFile]:
     """List the files that the paths name: each a file, a folder (searched to its depth) or a glob, local or a URI.
 
     The files of a folder or a glob are sorted by path. A file is skipped if its name, or that of a folder below the
-    named one, starts with "." or "_". Raises ValueError if a path names no file, or if two paths name the same one.
+    named one, starts with "." or "_"; and in a folder, if it is called README, LICENSE or the like. Raises ValueError
+    if a path names no file, or if two paths name the same one.
     """
     files: list[InputFile] = []
     for path in [paths] if isinstance(paths, str) else paths:
@@ -34,7 +40,7 @@ def list_files(paths: str | Sequence[str]) -> list[InputFile]:
         if not found:
             raise ValueError(
                 f"no input file at {path!r}: looked for a file, a folder with files and a glob "
-                "(names that start with '.' or '_' are skipped)"
+                "(names that start with '.' or '_' are skipped, and in a folder README, LICENSE and the like)"
             )
         files += found
     seen: set[str] = set()
@@ -89,7 +95,8 @@ def _find(path: str) -> Iterator[InputFile]:
     matches = re.compile(".*" if pattern is None else _glob_regex(pattern))
     for below, info in folder.files().items():
         hidden = any(part.startswith((".", "_")) for part in below.split("/"))
-        if not hidden and matches.fullmatch(below):
+        is_beside = pattern is None and _BESIDE_DATA.fullmatch(below.rpartition("/")[2])
+        if not hidden and not is_beside and matches.fullmatch(below):
             yield _input_file(folder.at(info.path), info)
 
 

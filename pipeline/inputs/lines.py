@@ -1,8 +1,8 @@
 """Text files as records with byte ranges: lines, and CSV records that may span lines.
 
 A byte range found while planning is read again by a worker, so this is the only module that decides where a record
-ends. A blank record (whitespace alone) is skipped and not counted. In a .gz file offsets count the decompressed bytes.
-Lines end at "\\n" or "\\r\\n"; a byte order mark at the start of the file is not data.
+ends. A blank record (whitespace alone) is skipped and not counted. In a compressed file offsets count the bytes that it
+holds. Lines end at "\\n" or "\\r\\n"; a byte order mark at the start of the file is not data.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from pipeline.storage.location import Location
 
 _BUFFER_BYTES = 1 << 20
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+COMPRESSIONS = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2"}  # by the end of a file's name
 
 # The default limit of 128 KiB is less than a long prompt. This one only bounds how much a quote that is never closed
 # can swallow. It is a setting of the csv module, and so of the whole process.
@@ -36,7 +37,9 @@ def split_lines(location: Location, byte_start: int = 0, byte_end: int | None = 
     return (line for line in _all_lines(location, byte_start, byte_end) if line.data.strip())
 
 
-def split_csv(location: Location, byte_start: int = 0, byte_end: int | None = None) -> Iterator[TextRecord]:
+def split_csv(
+    location: Location, separator: str, byte_start: int = 0, byte_end: int | None = None
+) -> Iterator[TextRecord]:
     """Yield the CSV records of a byte range that are not blank, header included; a quoted field may hold line ends.
 
     The csv module decides where a record ends: it pulls as many lines as the record needs.
@@ -48,7 +51,7 @@ def split_csv(location: Location, byte_start: int = 0, byte_end: int | None = No
             pulled.append(line)
             yield line.data.decode("utf-8", errors="surrogateescape")
 
-    reader = csv.reader(pull(), strict=True)
+    reader = csv.reader(pull(), delimiter=separator, strict=True)
     while True:
         pulled.clear()
         try:
@@ -62,14 +65,14 @@ def split_csv(location: Location, byte_start: int = 0, byte_end: int | None = No
             yield TextRecord(pulled[0].byte_start, pulled[-1].byte_end, data)
 
 
-def parse_csv(data: bytes) -> list[str]:
+def parse_csv(data: bytes, separator: str) -> list[str]:
     """Return the fields of one CSV record. Raises ValueError (not UTF-8) or csv.Error (quotes that do not match)."""
-    return next(csv.reader(io.StringIO(data.decode("utf-8"), newline="\n"), strict=True))
+    return next(csv.reader(io.StringIO(data.decode("utf-8"), newline="\n"), delimiter=separator, strict=True))
 
 
-def is_gzip(path: str) -> bool:
-    """Tell by its name whether the file is compressed."""
-    return path.lower().endswith(".gz")
+def compression_of(path: str) -> str | None:
+    """Return how a file is compressed, by its name, as Arrow calls it; None if it is not."""
+    return next((codec for ending, codec in COMPRESSIONS.items() if path.lower().endswith(ending)), None)
 
 
 def _all_lines(location: Location, byte_start: int, byte_end: int | None) -> Iterator[TextRecord]:
@@ -82,9 +85,9 @@ def _all_lines(location: Location, byte_start: int, byte_end: int | None) -> Ite
 
 @contextmanager
 def _open_at(location: Location, byte_start: int) -> Iterator[BinaryIO]:
-    if is_gzip(location.path):
+    if (codec := compression_of(location.path)) is not None:
         with location.retrying(
-            "opening", lambda: location.filesystem.open_input_stream(location.path, compression="gzip")
+            "opening", lambda: location.filesystem.open_input_stream(location.path, compression=codec)
         ) as decompressed:
             stream = io.BufferedReader(cast(Any, decompressed), _BUFFER_BYTES)
             left = byte_start

@@ -13,8 +13,9 @@ from typing import Any, Literal, get_args
 
 from pipeline.errors import RowError
 from pipeline.inputs.files import InputFile, refuse_unreadable
-from pipeline.inputs.lines import is_gzip, split_lines
+from pipeline.inputs.lines import COMPRESSIONS, compression_of, split_lines
 from pipeline.storage.location import Location
+from pipeline.whole_numbers import whole
 
 Format = Literal["auto", "parquet", "jsonl", "csv", "text", "openai_batch"]
 _ALL = ("all",)  # of carry_columns
@@ -25,7 +26,9 @@ _FORMAT_OF_EXTENSION: dict[str, Format] = {
     "pq": "parquet",
     "jsonl": "jsonl",
     "ndjson": "jsonl",
+    "json": "jsonl",
     "csv": "csv",
+    "tsv": "csv",
     "txt": "text",
     "text": "text",
 }
@@ -74,12 +77,12 @@ class PromptTemplate:
 
 def _text(columns: Mapping[str, Any], name: str) -> str:
     value = columns.get(name)
-    if value is None:
-        problem = "is null" if name in columns else f"is not among {sorted(columns)}"
+    if whole(value) is None:
+        problem = f"is {'null' if value is None else 'NaN'}" if name in columns else f"is not among {sorted(columns)}"
         raise RowError("template", f"prompt_template: column {name!r} {problem}", "KeyError")
     if isinstance(value, str):
         return value
-    return json.dumps(value, ensure_ascii=False, default=str)
+    return json.dumps(value, ensure_ascii=False)
 
 
 @dataclass(frozen=True)
@@ -100,6 +103,8 @@ class InputOptions:
     """Column with a row's own sampling parameters, an object or JSON text of one; it need not exist."""
     carry_columns: tuple[str, ...] = ()
     """Columns copied to the output as they are; `all` for every other column than prompt, messages, id and sampling."""
+    csv_separator: str = ","
+    """What separates the fields of a CSV file, such as ; or \\t for a tab."""
     # The columns that the chat template's variables come from. Where this is set, also to (), Parquet reads them and
     # the columns named above, and no others; None reads all, and a row then fails by any cell that cannot be read.
     template_columns: tuple[str, ...] | None = None
@@ -107,6 +112,10 @@ class InputOptions:
     def __post_init__(self) -> None:
         if self.format not in get_args(Format):
             raise ValueError(f"input format {self.format!r}: choose one of {', '.join(get_args(Format))}")
+        if self.csv_separator == "\\t":
+            object.__setattr__(self, "csv_separator", "\t")
+        if len(self.csv_separator) != 1 or self.csv_separator in '"\r\n':
+            raise ValueError(f"csv_separator must be one character, such as ; or \\t, got {self.csv_separator!r}")
         if self.prompt_column == self.messages_column:
             raise ValueError(f"prompt_column and messages_column are both {self.prompt_column!r}; name two columns")
         if twice := sorted({name for name in self.carry_columns if self.carry_columns.count(name) > 1}):
@@ -160,10 +169,11 @@ def _first_line(file: InputFile) -> dict[str, Any] | None:
 
 def _format_of(path: str) -> Format:
     name = path.partition("?")[0] if "://" in path else path
-    extension = (name[: -len(".gz")] if is_gzip(name) else name).lower().rpartition(".")[2]
+    extension = (name.rpartition(".")[0] if compression_of(name) else name).lower().rpartition(".")[2]
     if extension not in _FORMAT_OF_EXTENSION:
         raise ValueError(
-            f"{path}: its name does not tell its format (known: {', '.join(_FORMAT_OF_EXTENSION)}, "
-            "text formats also with .gz); set the input format, or name only the files to read"
+            f"{path}: its name does not tell its format (known: {', '.join(_FORMAT_OF_EXTENSION)}, text formats also "
+            f"with {', '.join(COMPRESSIONS)}); set the input format, or name the files to read by a glob, such as "
+            f"{path.rpartition('/')[0]}/*.parquet"
         )
     return _FORMAT_OF_EXTENSION[extension]

@@ -1,9 +1,8 @@
-"""Parquet input files: schema and size from the footer, and ranges of rows as dicts."""
+"""Rows of tables as dicts, and Parquet input files: schema and size from the footer, and ranges of rows."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -11,10 +10,23 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline.errors import RowError
+from pipeline.inputs.arrow_values import plain_values
 from pipeline.storage.location import Location
 
 _BATCH_ROWS = 256
-_NO_PYTHON_FORM = (ValueError, OverflowError, pa.ArrowException)
+_NO_PLAIN_FORM = (ValueError, OverflowError, pa.ArrowException)
+
+
+class TableRow(dict[str, Any]):
+    """A row of a table, as the plain values of its columns; `cell` has them as Arrow does, exactly."""
+
+    def __init__(self, values: Mapping[str, Any], batch: pa.RecordBatch, index: int) -> None:
+        super().__init__(values)
+        self._batch, self._index = batch, index
+
+    def cell(self, name: str) -> pa.Array[Any]:
+        """Return an array of one value: that of this column."""
+        return self._batch.column(name).slice(self._index, 1)
 
 
 def parquet_schema(location: Location) -> pa.Schema:
@@ -35,7 +47,7 @@ def parquet_size(location: Location, columns: Sequence[str]) -> tuple[int, int]:
 
 def read_parquet_rows(
     location: Location, row_start: int, num_rows: int, columns: Sequence[str] | None
-) -> Iterator[dict[str, Any] | RowError]:
+) -> Iterator[TableRow | RowError]:
     """Yield rows [row_start, row_start + num_rows), with those of `columns` that the file has (None: all)."""
     with location.open_file() as file:
         parquet = pq.ParquetFile(file)
@@ -59,13 +71,21 @@ def _overlapping_groups(metadata: pq.FileMetaData, row_start: int, row_end: int)
     return groups, ends[groups[0]] if groups else row_start
 
 
-def to_rows(rows: pa.RecordBatch | pa.Table) -> Iterator[dict[str, Any] | RowError]:
-    """Yield each row as a dict, or as an error if one of its values has no Python form (a string that is not UTF-8)."""
-    with suppress(*_NO_PYTHON_FORM):  # the loop below finds the row with such a value
-        yield from rows.to_pylist()
-        return
-    for index in range(rows.num_rows):
-        try:
-            yield rows.slice(index, 1).to_pylist()[0]
-        except _NO_PYTHON_FORM as error:
-            yield RowError("read", f"a value of this row cannot be read: {error}", type(error).__name__)
+def to_rows(rows: pa.RecordBatch | pa.Table) -> Iterator[TableRow | RowError]:
+    """Yield each row, or an error if one of its values has no plain form (a string that is not UTF-8)."""
+    for batch in rows.to_batches() if isinstance(rows, pa.Table) else [rows]:
+        names = batch.schema.names
+        columns = [_plain(name, column) for name, column in zip(names, batch.columns, strict=True)]
+        for index, values in enumerate(zip(*columns, strict=True) if columns else [()] * batch.num_rows):
+            error = next((value for value in values if isinstance(value, RowError)), None)
+            yield error or TableRow(dict(zip(names, values, strict=True)), batch, index)
+
+
+def _plain(name: str, column: pa.Array[Any]) -> list[Any]:
+    """Return the plain value of each cell of a column; of a cell without one, the error that its row becomes."""
+    try:
+        return plain_values(column)
+    except _NO_PLAIN_FORM as error:
+        if len(column) == 1:
+            return [RowError("read", f"column {name!r} cannot be read: {error}", type(error).__name__)]
+    return [value for index in range(len(column)) for value in _plain(name, column.slice(index, 1))]

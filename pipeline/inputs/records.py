@@ -10,7 +10,7 @@ from typing import Any
 
 from pipeline.errors import RowError
 from pipeline.inputs.lines import TextRecord, parse_csv, split_csv, split_lines
-from pipeline.inputs.options import Format, InputOptions
+from pipeline.inputs.options import InputOptions
 from pipeline.inputs.parquet_rows import parquet_schema
 from pipeline.storage.location import Location
 
@@ -18,19 +18,20 @@ Columns = dict[str, Any]
 _MAYBE_HALF_PAIR = re.compile(r"[\ud800-\udfff]|\\u[dD][89a-fA-F]")  # the character, or the JSON escape that makes it
 
 
-def file_columns(location: Location, format_: Format) -> list[str] | None:
+def file_columns(location: Location, options: InputOptions) -> list[str] | None:
     """Return the columns that every row of the file has; None if each row has its own (JSON lines)."""
-    if format_ == "parquet":
+    if options.format == "parquet":
         return list(parquet_schema(location).names)
-    return _csv_header(location)[0] if format_ == "csv" else None
+    return _csv_header(location, options.csv_separator)[0] if options.format == "csv" else None
 
 
 def split_records(
-    location: Location, format_: Format, byte_start: int = 0, byte_end: int | None = None
+    location: Location, options: InputOptions, byte_start: int = 0, byte_end: int | None = None
 ) -> Iterator[TextRecord]:
     """Yield the data records of a text file that lie in a byte range; a CSV header is not one."""
-    if format_ == "csv":
-        yield from split_csv(location, max(byte_start, _csv_header(location)[1]), byte_end)
+    if options.format == "csv":
+        separator = options.csv_separator
+        yield from split_csv(location, separator, max(byte_start, _csv_header(location, separator)[1]), byte_end)
     else:
         yield from split_lines(location, byte_start, byte_end)
 
@@ -39,8 +40,8 @@ def read_records(
     location: Location, options: InputOptions, byte_start: int = 0, byte_end: int | None = None
 ) -> Iterator[Columns | RowError]:
     """Yield the data records of a text file, each as its columns or as the error that is wrong with it."""
-    header = file_columns(location, options.format) or []
-    for record in split_records(location, options.format, byte_start, byte_end):
+    header = file_columns(location, options) or []
+    for record in split_records(location, options, byte_start, byte_end):
         try:
             yield _parse(record.data, options, header)
         except RowError as error:
@@ -61,7 +62,7 @@ def parse_json(text: str) -> Any:
 def _parse(data: bytes, options: InputOptions, header: list[str]) -> Columns:
     try:
         if options.format == "csv":
-            fields = parse_csv(data)
+            fields = parse_csv(data, options.csv_separator)
             if len(fields) != len(header):
                 raise RowError("read", f"this record has {len(fields)} fields and the header has {len(header)}")
             return dict(zip(header, fields, strict=True))
@@ -88,13 +89,13 @@ def _parse_json_object(data: bytes) -> Columns:
     return value
 
 
-def _csv_header(location: Location) -> tuple[list[str], int]:
+def _csv_header(location: Location, separator: str) -> tuple[list[str], int]:
     """Return the column names and the byte at which the header ends; ([], 0) for an empty file."""
-    header = next(split_csv(location), None)
+    header = next(split_csv(location, separator), None)
     if header is None:
         return [], 0
     try:
-        names = parse_csv(header.data)
+        names = parse_csv(header.data, separator)
     except (ValueError, csv.Error) as error:
         raise ValueError(f"{location.name}: the first record is no CSV header: {error}") from error
     if twice := sorted({name for name in names if names.count(name) > 1}):

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import pyarrow as pa
 
 from pipeline.errors import ErrorRow, RowError, Stage, storable, wrong_type
+from pipeline.inputs.arrow_values import holds_bytes
 from pipeline.inputs.carried import carry, fit
 from pipeline.inputs.chat_fields import CHAT_FIELDS, chat_fields
 from pipeline.inputs.files import InputFile, refuse_changed_file
 from pipeline.inputs.openai_batch import custom_id, read_request
 from pipeline.inputs.options import InputOptions
-from pipeline.inputs.parquet_rows import read_parquet_rows
+from pipeline.inputs.parquet_rows import TableRow, read_parquet_rows
 from pipeline.inputs.records import Columns, parse_json, read_records
 from pipeline.inputs.units import WorkUnit, prompt_columns
 from pipeline.schema import TEXT
 from pipeline.storage.location import Location
+from pipeline.whole_numbers import whole
 
 _Result = TypeVar("_Result")
 
@@ -29,7 +31,8 @@ class InputRow:
     """One row to generate from: it has a prompt or the messages of a chat; the other one is None.
 
     `row_number` counts from 0 in the file. `overrides` are the row's own sampling parameters, not checked yet.
-    `columns` are the row's columns, for templates; the values in `carried` are copied to the output.
+    `columns` are the row's columns, for templates; the values in `carried` are copied to the output, those of a table
+    as Arrow arrays of one value.
     """
 
     row_id: int
@@ -71,6 +74,7 @@ def read_row(
         if isinstance(record, RowError):
             raise record
         user_id = _user_id(record, options, id_type)
+        _refuse_bytes(record, used_columns(options))
         prompt, messages, overrides, asked = _request(record, options)
         fitted = carry(record, carried, options)
     except RowError as error:
@@ -131,25 +135,44 @@ def _records(unit: WorkUnit, options: InputOptions, carried: Mapping[str, pa.Dat
     if options.format != "parquet":
         assert unit.byte_start is not None
         return read_records(location, options, unit.byte_start, unit.byte_end)
-    wanted = None
-    if options.template_columns is not None:
-        wanted = (*options.template_columns, *prompt_columns(options), *carried, options.override_column)
-        wanted += CHAT_FIELDS
-        wanted += (options.id_column,) if options.id_column else ()
+    wanted = None if options.template_columns is None else (*used_columns(options), *carried)
     return read_parquet_rows(location, unit.row_start, unit.num_rows, wanted)
+
+
+def used_columns(options: InputOptions) -> tuple[str, ...]:
+    """Return the columns that a row may be read from, besides the carried ones."""
+    named = (*prompt_columns(options), options.override_column, *CHAT_FIELDS, *(options.template_columns or ()))
+    return (*named, options.id_column) if options.id_column else named
+
+
+def _refuse_bytes(columns: Columns, names: Iterable[str]) -> None:
+    """Raise RowError if one of these columns of a table holds bytes that are no text."""
+    if not isinstance(columns, TableRow):  # the other formats have no bytes
+        return
+    for name in names:
+        if holds_bytes(columns.get(name)):
+            raise RowError(
+                "read",
+                f"column {name!r} has bytes that are not UTF-8, which are no text; write text into it, or use another "
+                "column (carry_columns copies bytes as they are)",
+                "UnicodeDecodeError",
+            )
 
 
 def _user_id(columns: Columns, options: InputOptions, id_type: pa.DataType) -> str | int | None:
     if options.format == "openai_batch":
         return custom_id(columns)
-    value = columns.get(options.id_column) if options.id_column else None
+    if options.id_column is None:
+        return None
+    _refuse_bytes(columns, [options.id_column])
+    value = whole(columns.get(options.id_column))
     if id_type != TEXT:
         what = f"id column {options.id_column!r}, which has integers in the rows before (write all ids as text)"
         number: int | None = fit(what, value, id_type)
         return number
     if value is None:
         return None
-    return storable(value) if isinstance(value, str) else json.dumps(value, default=str)
+    return storable(value) if isinstance(value, str) else json.dumps(value)
 
 
 def _request(
@@ -157,7 +180,8 @@ def _request(
 ) -> tuple[str | None, list[Any] | None, dict[str, Any], dict[str, Any]]:
     """Return (prompt, messages, overrides, chat fields) of a row; one of the first two is None."""
     if options.format == "openai_batch":
-        return read_request(columns)
+        prompt, chat, asked_sampling, fields = read_request(columns)
+        return prompt, chat, _given(asked_sampling), fields
     messages: list[Any] | None = structure(columns, options.messages_column, "read", list, "a list")
     prompt = columns.get(options.prompt_column) if options.template is None else options.template.fill(columns)
     if messages is not None and prompt not in (None, ""):
@@ -168,11 +192,17 @@ def _request(
     if messages is None and not isinstance(prompt, str):
         raise wrong_type("read", f"column {options.prompt_column!r}", "a string", prompt)
     overrides = structure(columns, options.override_column, "params", dict, "an object") or {}
-    given = {name: value for name, value in overrides.items() if value is not None}  # a Parquet struct has them all
+    given = _given(overrides)
     if messages is None:
         return prompt, None, given, {}
     own = {name: value for name, value in columns.items() if name not in (options.template_columns or ())}
-    return None, messages, given, chat_fields(own, "column ", drops_nulls=options.format in ("parquet", "auto"))
+    return None, messages, given, chat_fields(own, "column ")
+
+
+def _given(overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the sampling parameters that have a value, the whole numbers among them as integers."""
+    numbers = {name: value if name == "structured" else whole(value) for name, value in overrides.items()}
+    return {name: value for name, value in numbers.items() if value is not None}
 
 
 def structure(columns: Columns, name: str, stage: Stage, type_: type, noun: str) -> Any:

@@ -11,6 +11,7 @@ from pipeline.inputs.carried import columns_of
 from pipeline.inputs.files import InputFile
 from pipeline.inputs.options import InputOptions
 from pipeline.inputs.rows import InputRow, structure
+from pipeline.whole_numbers import whole
 
 BestBy = Literal["logprob", "mean_logprob"]
 Keep = Literal["all", "best"]
@@ -115,6 +116,7 @@ def _candidate(what: str, value: Any) -> Candidate:
         raise RowError("read", f"{what} is empty, so there is nothing to score")
     if isinstance(value, str):
         return value
+    value = whole(value)
     for token in value:
         if isinstance(token, bool) or not isinstance(token, int):
             raise wrong_type("read", what, "a text or a list of token ids", token)

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from itertools import count, islice
 from typing import NamedTuple
 
-import pyarrow as pa
-
 from pipeline.errors import RowError
+from pipeline.inputs.arrow_values import is_text
 from pipeline.inputs.files import InputFile, refuse_unreadable
 from pipeline.inputs.options import InputOptions
 from pipeline.inputs.parquet_rows import parquet_schema, parquet_size
@@ -72,6 +71,21 @@ def plan_units(files: Sequence[InputFile], options: InputOptions, rows_per_unit:
             first_ordinal += rows.num_rows
 
 
+def count_rows(files: Sequence[InputFile], options: InputOptions, most: int) -> int:
+    """Return how many rows the files have, or `most` if they have as many. Raises ValueError for unreadable ones."""
+    number = 0
+    for file in files:
+        location = Location.parse(file.path)
+        with refuse_unreadable(file.path, options.format):
+            if options.format == "parquet":
+                number += parquet_size(location, ())[0]
+            else:
+                number += sum(1 for _ in islice(split_records(location, options.format), most - number))
+        if number >= most:
+            return most
+    return number
+
+
 class _RowRange(NamedTuple):
     row_start: int
     num_rows: int
@@ -84,6 +98,7 @@ def _row_ranges(file: InputFile, options: InputOptions, rows_per_unit: int) -> I
     location = Location.parse(file.path)
     with refuse_unreadable(file.path, options.format):
         _refuse_missing_columns(location, options)
+        _refuse_other_json(location, options)
         _refuse_prompts_of_another_type(location, options)
         ranges = _parquet_ranges if options.format == "parquet" else _text_ranges
         yield from ranges(location, options, rows_per_unit)
@@ -98,7 +113,7 @@ def _parquet_ranges(location: Location, options: InputOptions, rows_per_unit: in
 
 def _text_ranges(location: Location, options: InputOptions, rows_per_unit: int) -> Iterator[_RowRange]:
     row_start = 0
-    spans = ((record.byte_start, record.byte_end) for record in split_records(location, options.format))
+    spans = ((record.byte_start, record.byte_end) for record in split_records(location, options))
     while rows := list(islice(spans, rows_per_unit)):
         start, end = rows[0][0], rows[-1][1]
         yield _RowRange(row_start, len(rows), start, end, (end - start) // _BYTES_PER_TOKEN)
@@ -114,10 +129,15 @@ def prompt_columns(options: InputOptions) -> tuple[str, ...]:
 
 def _refuse_missing_columns(location: Location, options: InputOptions) -> None:
     """Raise ValueError if no row of the file can have what is asked for."""
-    present = file_columns(location, options.format)
+    present = file_columns(location, options)
     if not present:  # rows of their own columns, or an empty file
         return
+    if twice := sorted({name for name in present if present.count(name) > 1}):
+        raise ValueError(f"{location.name}: it has the column {twice[0]!r} twice; give every column its own name")
     found = f"the file has {', '.join(present)}"
+    other = next((each for each in ";\t|" if options.format == "csv" and any(each in name for name in present)), None)
+    if other is not None:
+        found += f" (if {other!r} separates its fields, set csv_separator)"
     if options.prompt_template is None and not {options.prompt_column, options.messages_column} & set(present):
         raise ValueError(
             f"{location.name}: neither a prompt column {options.prompt_column!r} nor a messages column "
@@ -128,6 +148,25 @@ def _refuse_missing_columns(location: Location, options: InputOptions) -> None:
         wanted |= set(options.template.columns)
     if missing := sorted(wanted - set(present)):
         raise ValueError(f"{location.name}: no column {', '.join(map(repr, missing))}; {found}")
+
+
+def _refuse_other_json(location: Location, options: InputOptions) -> None:
+    """Raise ValueError for a file that is JSON, but no JSON lines, or whose first lines are all wrong."""
+    if options.format not in ("jsonl", "openai_batch"):
+        return
+    first = next(split_records(location, options), None)
+    records = list(islice(read_records(location, options), _NUM_SAMPLED_ROWS))
+    if first is None or not isinstance(records[0], RowError):
+        return
+    forms = {b"[": ("one JSON array", "jq -c '.[]'"), b"{": ("JSON over several lines", "jq -c .")}
+    start = first.data.lstrip()[:1]
+    if start == b"[" or all(isinstance(record, RowError) for record in records):
+        form, command = forms.get(start, ("", ""))
+        advice = f"; if it is {form}, this makes lines of it: {command} IN.json > OUT.jsonl" if form else ""
+        raise ValueError(
+            f"{location.name}: JSON lines have one object a line, and its first line is none: "
+            f"{records[0].message}{advice}"
+        )
 
 
 def _refuse_prompts_of_another_type(location: Location, options: InputOptions) -> None:
@@ -141,7 +180,7 @@ def _refuse_prompts_of_another_type(location: Location, options: InputOptions) -
     if options.format == "parquet":
         schema = parquet_schema(location)
         types = dict(zip(schema.names, schema.types, strict=True))
-        if options.messages_column not in types and column in types and not _holds_text(types[column]):
+        if options.messages_column not in types and column in types and not is_text(types[column]):
             found = f"is of type {types[column]}"
     elif options.format == "jsonl":
         records = islice(read_records(location, options), _NUM_SAMPLED_ROWS)
@@ -153,12 +192,3 @@ def _refuse_prompts_of_another_type(location: Location, options: InputOptions) -
             f"{location.name}: a prompt is text, and the column {column!r} {found}; name another prompt_column, name "
             f"this one as messages_column if it holds chats, or set prompt_template to '{{{column}}}' for its text"
         )
-
-
-def _holds_text(type_: pa.DataType) -> bool:
-    if isinstance(type_, pa.DictionaryType):
-        type_ = type_.value_type
-    if isinstance(type_, pa.BaseExtensionType):
-        type_ = type_.storage_type
-    kinds = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view, pa.types.is_null)
-    return any(is_kind(type_) for is_kind in kinds)

@@ -111,13 +111,13 @@ def in_row_order(*tables: pa.Table) -> pa.Table:
     """Return the rows of these tables of one schema in the order of row_id and sample."""
     table = pa.concat_tables(tables)
     keys = list(zip(table["row_id"].to_pylist(), table["sample"].to_pylist(), strict=True))
-    return _pick(table, sorted(range(len(keys)), key=keys.__getitem__))
+    return pick_rows(table, sorted(range(len(keys)), key=keys.__getitem__))
 
 
 def without_rows_of(other: pa.Table, table: pa.Table) -> pa.Table:
     """Return the rows of `table` whose row_id is not in `other`."""
     row_ids = set(other["row_id"].to_pylist())
-    return _pick(table, [i for i, row_id in enumerate(table["row_id"].to_pylist()) if row_id not in row_ids])
+    return pick_rows(table, [i for i, row_id in enumerate(table["row_id"].to_pylist()) if row_id not in row_ids])
 
 
 def _read(location: Location, columns: Sequence[str] | None) -> pa.Table:
@@ -131,7 +131,7 @@ def _read(location: Location, columns: Sequence[str] | None) -> pa.Table:
         ) from error
 
 
-def _pick(table: pa.Table, indices: Sequence[int]) -> pa.Table:
+def pick_rows(table: pa.Table, indices: Sequence[int]) -> pa.Table:
     """Return the rows with these numbers, in this order.
 
     It only slices and concatenates: Arrow's own sort and filter do not know every type that a carried column can have.

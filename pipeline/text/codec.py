@@ -19,6 +19,7 @@ from pipeline.text.control_tokens import ControlTokens
 from pipeline.text.decoder_rules import DecoderRules
 from pipeline.text.messages import checked_messages
 from pipeline.text.reasoning import Thought
+from pipeline.text.text_behind import TextBehind
 from pipeline.text.text_length import TextLength
 from pipeline.text.tools.asked import ToolsAsked, read_tools
 from pipeline.text.tools.grammar import GrammarWriter
@@ -29,6 +30,7 @@ _TOKENIZER_FILES += ("vocab.txt", "merges.txt", "spiece.model", "sentencepiece.b
 # Names of the chat in templates; the parameters of apply_chat_template are reserved, too.
 _CHAT_NAMES = {"messages", "conversation", "conversations"}
 _MOST_KEPT = 1 << 16  # texts of a few tokens; they take some 15 MB
+_MOST_CONTEXT = 64  # characters of a prompt whose tokens are a context for decoding
 _MAX_REASON = 300  # characters of a template's own error message that a user is shown
 # Parameters that are variables of the template: allowed where each row has its own.
 _ROW_VARIABLES = {"tools", "documents"}
@@ -205,12 +207,18 @@ class TextCodec:
         return found
 
     def token_text(self, token_id: int) -> str:
-        """Return the text of one token by itself, which may be a special one; U+FFFD for a part of a character."""
+        """Return the text of one token, which may be a special one; U+FFFD for a part of a character.
+
+        It is the text that the token has behind a letter, since some tokenizers drop the first space of a text.
+        """
         found = self._token_texts.get(token_id)
         if found is None:
-            found = self.tokenizer.decode([token_id], skip_special_tokens=False, clean_up_tokenization_spaces=False)
-            found = self._token_texts[token_id] = str(found)
+            found = self._token_texts[token_id] = self._behind_a_letter.decode([token_id])
         return found
+
+    def end_of(self, prompt: str) -> list[int]:
+        """Return tokens of the last characters of a rendered prompt, behind which an output can be decoded."""
+        return list(self.tokenizer(prompt[-_MOST_CONTEXT:], add_special_tokens=False, verbose=False)["input_ids"])
 
     def token_bytes(self, token_id: int) -> bytes | None:
         """Return the bytes of one token by itself; None if the tokenizer does not tell them."""
@@ -224,6 +232,15 @@ class TextCodec:
         if all(character in table for character in spelled):
             return bytes(table[character] for character in spelled)
         return None
+
+    @cached_property
+    def a_letter(self) -> list[int]:
+        """Tokens of a text that is one letter."""
+        return self.end_of("a")
+
+    @cached_property
+    def _behind_a_letter(self) -> TextBehind:
+        return TextBehind(self.of_all_tokens, self.a_letter)
 
     @cached_property
     def _few(self) -> dict[tuple[int, ...], str]:

@@ -22,7 +22,9 @@ class DecoderRules:
     def __init__(self, tokenizer: Any) -> None:
         backend = getattr(tokenizer, "backend_tokenizer", None)
         decoder = getattr(backend, "decoder", None)  # without one, tokens are joined with spaces
-        self.is_steady = backend is not None and (decoder is None or _is_steady(json.loads(decoder.__getstate__())))
+        steps = [] if decoder is None else _steps(json.loads(decoder.__getstate__()))
+        self.is_steady = backend is not None and (decoder is None or _is_steady(steps))
+        self._has_bytes = backend is None or any(step["type"] == "ByteFallback" for step in steps)
         self._tokenizer = tokenizer
         self._special = {
             *getattr(tokenizer, "all_special_ids", ()),
@@ -35,13 +37,17 @@ class DecoderRules:
         known = self._settles.get(token_id)
         if known is None:
             name = self._tokenizer.convert_ids_to_tokens(token_id)  # None: an id without a token, left out, too
-            known = name is not None and token_id not in self._special and not _BYTE.fullmatch(name)
+            is_byte = self._has_bytes and name is not None and _BYTE.fullmatch(name) is not None
+            known = name is not None and token_id not in self._special and not is_byte
             self._settles[token_id] = known
         return known
 
 
-def _is_steady(decoder: dict[str, Any]) -> bool:
-    steps = decoder["decoders"] if decoder["type"] == "Sequence" else [decoder]
+def _steps(decoder: dict[str, Any]) -> list[dict[str, Any]]:
+    return list(decoder["decoders"]) if decoder["type"] == "Sequence" else [decoder]
+
+
+def _is_steady(steps: list[dict[str, Any]]) -> bool:
     is_whole = False  # whether a step's input is one text, no longer tokens
     for step in steps:
         kind = step["type"]

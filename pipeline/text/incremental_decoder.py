@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pipeline.text.codec import TextCodec
+from pipeline.text.text_behind import HALF_CHARACTER, TextBehind
 
 _FEW = 2  # tokens whose text is kept: a token and the one before it
-HALF_CHARACTER = "\ufffd"  # a tokenizer writes it for bytes that are not (yet) a character
 
 
 class IncrementalDecoder:
@@ -19,15 +19,16 @@ class IncrementalDecoder:
     that are decoded again stay few.
 
     A token's text may depend on the token before it (a leading space that only the first word loses). So new tokens are
-    decoded together with the last ones that had text, and the text of those alone is cut off.
+    decoded together with the last ones that had text, and the text of those alone is cut off. Those of the prompt are
+    the first (`TextBehind`).
     """
 
-    def __init__(self, codec: TextCodec) -> None:
+    def __init__(self, codec: TextCodec, prompt_token_ids: Sequence[int] = ()) -> None:
         self._codec = codec
         self._rules = codec.decoder_rules
-        self._token_ids: list[int] = []
+        self._token_ids = list(TextBehind(codec, prompt_token_ids).context)
         self._context_start = 0  # tokens [context_start, emitted_end) are decoded again as context
-        self._emitted_end = 0  # the text of tokens [0, emitted_end) was returned, except
+        self._emitted_end = len(self._token_ids)  # the text of tokens [0, emitted_end) was returned, except
         self._num_held = 0  # this number of U+FFFD at its end: 0 or 1
 
     def push(self, token_ids: Sequence[int]) -> str:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from pipeline.text.codec import TextCodec
-from pipeline.text.incremental_decoder import HALF_CHARACTER
+from pipeline.text.text_behind import HALF_CHARACTER, TextBehind
 
 # The window holds this many characters more than the longest stop string. Its first characters may differ from those of
-# the whole text: it can begin within a character, and some tokenizers drop the first space of a text.
+# the whole text, because it can begin within a character.
 _SPARE_CHARACTERS = 8
 
 
@@ -19,6 +20,7 @@ class StopStrings:
 
     codec: TextCodec
     stop: tuple[str, ...]
+    prompt_token_ids: Sequence[int] = ()
 
     def __post_init__(self) -> None:
         if not all(isinstance(string, str) and string for string in self.stop):
@@ -34,7 +36,7 @@ class StopStrings:
         if not self.stop or num_checked >= len(output_token_ids):
             return None
         start, checked_text = self._window(output_token_ids, num_checked)
-        text = self.codec.decode(output_token_ids[start:])
+        text = self._behind.decode(output_token_ids[start:])
         if HALF_CHARACTER not in text and self._first_match(text, len(checked_text)) is None:
             return None  # a text of whole characters only grows, so no shorter prefix of the tokens has a match
         for num_kept in range(num_checked + 1, len(output_token_ids) + 1):
@@ -49,7 +51,7 @@ class StopStrings:
         Tokenizers that spell characters in bytes may decode a run of bytes with one wrong byte to no character at all.
         If the stop string is not in the text for that reason, the text stays as it is.
         """
-        text = self.codec.decode(kept_token_ids)
+        text = self._behind.decode(kept_token_ids)
         before = self._text(kept_token_ids[:-1])
         position = text.find(stop, max(0, len(before) - len(stop) + 1))
         return text if position < 0 else text[:position]
@@ -67,7 +69,11 @@ class StopStrings:
 
     def _text(self, token_ids: Sequence[int]) -> str:
         """Return the text of tokens as far as its characters are complete."""
-        return self.codec.decode(token_ids).rstrip(HALF_CHARACTER)
+        return self._behind.decode(token_ids).rstrip(HALF_CHARACTER)
+
+    @cached_property
+    def _behind(self) -> TextBehind:
+        return TextBehind(self.codec, self.prompt_token_ids)
 
     def _first_match(self, text: str, num_checked_characters: int) -> str | None:
         """Return the stop string that ends first after the checked characters."""

@@ -17,11 +17,11 @@ from decoding.heads import attach
 from decoding.heads.format.folder import Head, save_head
 from decoding.heads.format.head_config import HeadConfig
 from decoding.network.language_model import LanguageModel
-from tests import faster_interpreter
+from tests import interpreter
 from tests.decoding.heads.tiny_heads import block_config, head_config, head_for, random_network
 from tests.decoding.tiny import build, llama_config, noised, save
 
-faster_interpreter.install()
+interpreter.install()
 _HEADS = {"num_attention_heads": 2, "num_key_value_heads": 1} if is_interpreted() else {}
 
 

@@ -15,6 +15,7 @@ from actors.engine.translation import decode_row, encode_row
 from actors.settings import EngineSettings, GeneratorSettings, ModelSettings
 from actors.workers.loading import load_codec
 from actors.workers.replica import Replica
+from actors.workers.replica_settings import ReplicaSettings
 from decoding import Engine, EngineOptions
 from endpoint.app import create_app
 from endpoint.batches.service import BatchService
@@ -125,9 +126,11 @@ def running_server(
     edge_settings: EdgeSettings,
     batch_settings: BatchSettings | None = None,
     adapters: Mapping[str, GeneratorSettings] | None = None,
+    replica_settings: ReplicaSettings | None = None,
 ) -> Iterator[Server]:
     """Run the server until the block ends, with the Batch API if it has settings, and with these adapters."""
-    metrics, codec, replica = ServingMetrics(service_settings.names[0]), load_codec(settings), Replica(settings)
+    metrics, codec = ServingMetrics(service_settings.names[0]), load_codec(settings)
+    replica = Replica(settings, replica_settings)
     service, batches = Service(service_settings, codec, replica, metrics), None
     if batch_settings is not None:
         driving = Driving([batch_model(settings, codec, service_settings, replica)], batch_settings)

@@ -15,7 +15,7 @@ import transformers
 from decoding.fused.graphs import ForwardGraphs
 from decoding.gpu.available import is_interpreted
 from decoding.network import invariance, language_model
-from tests import faster_interpreter
+from tests import interpreter
 from tests.gpu.engines import Case, MakeEngine, Models, ReplayedRun, engine_over, load_models, plain_texts
 from tests.gpu.rows import HAS_GPU
 
@@ -24,7 +24,7 @@ _FEW = [Case("llama", "float32", "auto"), Case("qwen3", "float32", "on"), Case("
 _MORE = [Case("qwen3", "float32", "auto"), Case("llama", "float32", "on"), Case("qwen3", "bfloat16", "on")]
 CASES = [*_FEW, *_MORE] if HAS_GPU else _FEW
 transformers.logging.set_verbosity_error()
-faster_interpreter.install()
+interpreter.install()
 
 
 @pytest.fixture(scope="session")

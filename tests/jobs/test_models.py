@@ -3,23 +3,28 @@
 from pathlib import Path
 
 import pytest
+import torch
+from transformers import AutoModelForCausalLM
 
 from jobs import models
-from jobs.proving.family import Family, model_types, try_family
+from jobs.proving.family import Family, model_types, names_of, published, published_config, try_family
 from jobs.work import model_classes
 
 # Latent attention, ALiBi, sinusoids, chunks with experts: `make models` tries all types.
 EXACT = ("deepseek_v3", "mpt", "xglm", "llama4_text")
+# One that two implementations of attention compute otherwise, one whose factors are few, and one without a state.
+PUBLISHED = ("falcon, alibi", "phi3, longrope, three quarters turned, window", "granitemoehybrid, all attention")
 REFUSED = {
     "bart": "the model is an encoder-decoder model (bart)",
     "mamba": "cannot be rolled back",
     "doge": "does not compute the same on the slot cache",
+    "granitemoehybrid": "cannot be rolled back",
 }
 
 
-@pytest.mark.parametrize("model_type", EXACT)
-def test_every_drafter_writes_what_transformers_writes(model_type: str) -> None:
-    family = try_family(model_type)
+@pytest.mark.parametrize("name", [*EXACT, *PUBLISHED])
+def test_every_drafter_writes_what_transformers_writes(name: str) -> None:
+    family = try_family(name)
     assert (family.verdict, family.reason) == ("exact", "")
     assert family.num_tokens == 4 * 20 * (5 + 1 + 5)
     assert 0 < family.num_accepted_tokens < family.num_tokens, "drafts are accepted, and rejected"
@@ -31,6 +36,19 @@ def test_a_model_that_cannot_be_exact_is_refused_with_the_reason(model_type: str
     assert family.verdict == "refused"
     assert REFUSED[model_type] in family.reason
     assert "/" not in family.reason.partition("(")[0], "no folder of this machine is named"
+
+
+def test_a_type_is_tried_with_its_published_options_too() -> None:
+    assert names_of(["falcon", "bart"])[:3] == ["bart", "falcon", "falcon, alibi"]
+    assert set(names_of(model_types())) == {*model_types(), *published()}
+
+
+@pytest.mark.slow
+def test_published_options_make_a_model_that_generates() -> None:
+    for name in published():
+        network = AutoModelForCausalLM.from_config(published_config(name)).eval()
+        assert sum(weights.numel() for weights in network.parameters()) < 1_000_000, name
+        network.generate(torch.tensor([[5, 6]]), max_new_tokens=2, do_sample=False, pad_token_id=0)
 
 
 @pytest.mark.usefixtures("lenient_verifier")

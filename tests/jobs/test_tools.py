@@ -14,6 +14,7 @@ from jobs.config.run import RunConfig
 from jobs.driver.plan import create_run, make_plan
 from pipeline.errors import RowError
 from pipeline.inputs.chat_fields import chat_fields
+from pipeline.inputs.parquet_rows import to_rows
 from pipeline.text.codec import TextCodec
 from pipeline.text.tools.asked import read_tools
 from tests.endpoint.in_process import BUNDLED
@@ -50,7 +51,9 @@ def test_a_run_with_the_parts_has_their_columns(job: Job) -> None:
 def test_tools_of_a_parquet_struct_are_those_that_were_written() -> None:
     other = {"type": "function", "function": {"name": "go", "parameters": {"properties": {"x": {"type": "string"}}}}}
     table = pa.Table.from_pylist([{"tools": [PICK, other], "tool_choice": json.dumps(NAMED)}])
-    found = chat_fields(table.to_pylist()[0], "column ", drops_nulls=True)
+    (row,) = to_rows(table)
+    assert not isinstance(row, RowError)
+    found = chat_fields(row, "column ")
     asked = read_tools(found["tools"], found["tool_choice"])
     assert asked is not None
     assert asked.tools[0].parameters == SCHEMA

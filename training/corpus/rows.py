@@ -11,6 +11,9 @@ import pyarrow as pa
 
 from decoding.noise import noise_key
 from decoding.sampling_params import SamplingParams
+from pipeline.errors import RowError
+from pipeline.inputs.arrow_values import holds_bytes
+from pipeline.inputs.parquet_rows import to_rows
 from pipeline.storage.location import Location
 from pipeline.storage.parquet import open_checked
 from pipeline.text.codec import TextCodec
@@ -73,7 +76,11 @@ class RowReader:
                 for batch in parquet.iter_batches(
                     _BATCH_ROWS, row_groups=[group], columns=list(dict.fromkeys(columns))
                 ):
-                    yield from batch.slice(0, left).to_pylist()
+                    for row in to_rows(batch.slice(0, left)):
+                        if isinstance(row, RowError) or any(map(holds_bytes, row.values())):
+                            why = row.message if isinstance(row, RowError) else "a column has bytes that are no text"
+                            raise ValueError(f"{file.name}: {why}")
+                        yield row
                     left -= batch.num_rows
                     if left <= 0:
                         return

@@ -22,7 +22,7 @@ from decoding.device import Device
 from training.learners.learner import StepResult
 from training.learners.losses import LossName, TargetLaw, scaled, token_losses
 from training.learners.packing import PackedRows
-from training.learners.teacher import Teacher, packed_logits, check_packing
+from training.learners.teacher import Teacher, check_packing, packed_logits
 
 _COPIED = (
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "tokenizer.model"),

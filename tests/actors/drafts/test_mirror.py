@@ -15,6 +15,7 @@ from decoding.engine.load import grammars_of
 from decoding.grammar.structured import Structured
 from decoding.network.language_model import LanguageModel
 from decoding.sampling.verify import Verification
+from decoding.scope import ONE_FOR_ALL, Scope
 from tests.decoding.tiny import rows_over
 
 NUM_SLOTS, MAX_LEN, K = 3, 64, 4
@@ -37,8 +38,10 @@ def terms(model: LanguageModel, verification: str = "coupled", most_candidates: 
     return DraftTerms(NUM_SLOTS, MAX_LEN, model.vocab_size, frozenset(), verification, most_candidates)  # type: ignore[arg-type]
 
 
-def whole(slot: int, prompt: Tokens, params: SamplingParams = GREEDY, output: Tokens = ()) -> RowUpdate:
-    return RowUpdate(slot, K, 0, [*prompt, *output], RowOrigin(len(prompt), params, 7))
+def whole(
+    slot: int, prompt: Tokens, params: SamplingParams = GREEDY, output: Tokens = (), scope: Scope = ONE_FOR_ALL
+) -> RowUpdate:
+    return RowUpdate(slot, K, 0, [*prompt, *output], RowOrigin(len(prompt), params, 7, scope))
 
 
 def more(slot: int, start: int, *token_ids: int) -> RowUpdate:
@@ -82,6 +85,10 @@ def test_new_rows_with_a_common_prefix_share_what_is_read(model: LanguageModel, 
     )[1]
     assert send(mirror, *(whole(slot, text) for slot, text in enumerate(texts))) == fresh(model, *texts)
     assert sum(forwards) < 2 * len(TEXT)
+    forwards.clear()
+    other = Scope("other", "other")
+    send(mirror, *(whole(slot, TEXT, scope=other) for slot in (0, 1)))  # in slots that hold the text for another scope
+    assert len(TEXT) <= sum(forwards) < 2 * len(TEXT)
 
 
 def test_new_rows_copy_nothing_of_the_rows_that_had_their_slots(model: LanguageModel, mirror: DraftMirror) -> None:

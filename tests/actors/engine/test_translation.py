@@ -9,13 +9,13 @@ from transformers import PreTrainedTokenizerFast
 
 from actors import GeneratorSettings, ModelSettings
 from actors.engine.bad_words import with_bad_word_ids
-from actors.engine.translation import encode_row, row_params
+from actors.engine.translation import decode_row, encode_row, row_params
 from decoding import SamplingParams
 from pipeline.errors import ErrorRow, RowError
 from pipeline.inputs.rows import InputRow, result_or_error
 from pipeline.text import bad_words
 from pipeline.text.codec import TextCodec
-from tests.text_pair import save_tokenizer
+from tests.text_pair import save_byte_fallback_tokenizer, save_tokenizer
 
 
 def row(prompt: str | None = None, messages: list[Any] | None = None, **overrides: Any) -> InputRow:
@@ -132,3 +132,18 @@ def test_words_that_many_rows_have_are_tokenized_once_and_the_newest_lists_are_k
 def test_a_bad_word_without_tokens_is_refused(codec: TextCodec) -> None:
     with pytest.raises(RowError, match=r"sampling\.bad_words\[1\] is '\\ud800', and it holds half a surrogate pair"):
         row_params(SamplingParams(), {"bad_words": ["a", "\ud800"]}, codec)
+
+
+def test_the_first_space_of_an_output_is_in_its_text_and_content_and_can_be_a_stop_string(tmp_path) -> None:
+    save_byte_fallback_tokenizer(tmp_path)
+    codec = TextCodec.load(str(tmp_path))
+    assert codec.decode(codec.tokenizer(" the", add_special_tokens=False)["input_ids"]) == "the", "it is dropped"
+    encoded = encode_row(row(prompt="a", stop=[" th"], n=1), 0, codec, SETTINGS)
+    (sequence,) = encoded.sequences
+    space = codec.tokenizer.convert_tokens_to_ids("▁")
+    sequence.output_token_ids += [space, *codec.tokenizer.convert_tokens_to_ids(["th", "e"])]
+    assert sequence.stop_condition is not None
+    assert sequence.stop_condition(sequence.output_token_ids, 0) == (2, " th")
+    sequence.finish_reason = "length"
+    (generation,) = decode_row(encoded, codec)
+    assert generation["text"] == generation["content"] == " the"

@@ -8,8 +8,10 @@ import pytest
 from decoding import SamplingParams, Sequence
 from decoding.drafters.calibration import Calibration
 from decoding.drafters.contexts import Continuations
+from decoding.drafters.known_texts import KnownByScope
 from decoding.drafters.suffix import SuffixDrafter
-from decoding.sampling.rows import Rows
+from decoding.sampling.rows import ExtensionLimit, Rows
+from decoding.scope import Scope
 from tests.decoding.tiny import drafted, engine_over, outputs, rows_over
 
 PROMPT, OTHER = [1, 2, 3, 4], [9, 8, 7, 6]
@@ -167,9 +169,9 @@ def test_under_rejection_a_row_does_not_look_at_what_its_own_noise_wrote():
 def test_a_row_that_was_scored_again_is_not_learned_twice():
     drafter, sequence = SuffixDrafter(), sample(PROMPT, 5, 6, 7)
     drafter.admit([0], [sequence])
-    before = drafter._continuations.best(hash((5,)) & ((1 << 60) - 1))
+    before = drafter._known.of("").continuations.best(hash((5,)) & ((1 << 60) - 1))
     drafter.admit([0], [sequence])
-    assert drafter._continuations.best(hash((5,)) & ((1 << 60) - 1)) == before == (6, 1, 1)
+    assert drafter._known.of("").continuations.best(hash((5,)) & ((1 << 60) - 1)) == before == (6, 1, 1)
 
 
 def test_samples_draft_from_each_other_and_write_what_they_would_alone(models):
@@ -190,3 +192,42 @@ def test_a_round_in_which_a_row_may_draft_nothing_does_not_decide_what_is_offere
     sequence.output_token_ids += [6]
     assert drafter.lookup_survival(rows_of(sequence))[0]
     assert drafted(drafter.propose(rows_of(sequence)))[0][0] == 7
+
+
+@pytest.mark.parametrize(("texts", "expected"), [("", [6, 7, 8]), ("another", [])])
+def test_a_row_is_offered_only_what_was_written_in_its_scope(texts, expected):
+    drafter = SuffixDrafter()
+    drafter.admit([0], [sample(PROMPT, 5, 6, 7, 8, 9)])
+    row = sample(PROMPT, 5, number=1)
+    row.scope = Scope(texts=texts)
+    assert proposal(drafter, row, limit=3) == expected
+    assert drafter.continue_draft(0, [6], ExtensionLimit(2, 0.0), "coupled").tokens == expected[1:]
+
+
+def test_what_is_accepted_in_one_scope_says_nothing_of_another():
+    known = KnownByScope()
+    known.of("one").calibration.observe(["kind"] * 100, 100)
+    assert known.of("one").calibration.rate("kind", 0.5) > 0.9
+    assert known.of("other").calibration.rate("kind", 0.5) == 0.5
+
+
+def test_the_scope_that_was_used_least_recently_is_forgotten_where_all_hold_too_much():
+    known = KnownByScope(max_entries=100)
+    for scope in ("first", "second", "third"):
+        for context in range(30):
+            known.of(scope).continuations.add(context, 1)
+        known.count(known.of(scope))
+    known.of("first")
+    for context in range(1000, 1025):
+        known.of("fourth").continuations.add(context, 1)
+    known.count(known.of("fourth"))
+    held = {scope: 0 in known.of(scope).continuations for scope in ("first", "second", "third")}
+    assert held == {"first": True, "second": False, "third": True}
+
+
+def test_one_scope_alone_is_never_forgotten():
+    known = KnownByScope(max_entries=10)
+    for context in range(100):
+        known.of("").continuations.add(context, 1)
+        known.count(known.of(""))
+    assert all(context in known.of("").continuations for context in range(100))

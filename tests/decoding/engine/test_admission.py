@@ -9,6 +9,7 @@ import torch
 from decoding import Engine, SamplingParams, Sequence
 from decoding.drafters import make_drafter
 from decoding.network.language_model import LanguageModel
+from decoding.scope import Scope
 from tests.decoding import tiny
 from tests.decoding.tiny import (
     EVERY_DRAFTER,
@@ -104,6 +105,27 @@ def test_n_samples_of_a_prompt_are_read_once_by_target_and_draft(models, monkeyp
     sequences = engine.generate([prompt], SamplingParams(max_tokens=6, n=8))
     assert target.num_tokens == draft.num_tokens == 49
     assert sorted(sequence.num_cached_tokens for sequence in sequences) == [0] + [49] * 7
+
+
+@pytest.mark.parametrize(("num_slots", "budget"), [(1, 512), (3, 7), (8, 7), (8, 512)])
+def test_a_prompt_is_read_once_for_each_scope(models, monkeypatch, num_slots, budget):
+    target, draft = Reads(monkeypatch, models.target), Reads(monkeypatch, models.good_draft)
+    engine = _engine(models, "model", num_slots=num_slots, budget=budget)
+    (prompt,) = random_prompts([50], seed=3)
+    params = SamplingParams(max_tokens=6)
+    rows = [Sequence.create(prompt, params, row=row, scope=Scope(prefixes=str(row // 3))) for row in range(6)]
+    run(engine, rows)
+    assert target.num_tokens == draft.num_tokens == 2 * 49
+    assert [row.num_cached_tokens for row in rows] == [0, 49, 49] * 2
+
+
+@pytest.mark.parametrize("drafter", EVERY_DRAFTER)
+def test_scopes_change_no_text(models, plain, drafter):
+    sequences = _sequences(plain[0])
+    for number, sequence in enumerate(sequences):
+        sequence.scope = Scope(str(number % 3), str(number % 2))
+    run(_engine(models, drafter, num_slots=3), sequences)
+    assert outputs(sequences) == plain[1]
 
 
 def test_prompts_with_a_common_head_compute_it_once(models, monkeypatch):

@@ -67,6 +67,39 @@ def test_where_no_miniature_can_be_made_the_probe_itself_is_long_enough(monkeypa
     assert check_lengths(transformers.DogeConfig(**DOGE), "doge").reach == 2048
 
 
+@pytest.mark.parametrize("unfit", [{"head_dim": 7}, {"num_key_value_heads": 3}, {"hidden_size": "wide"}])
+def test_a_miniature_that_cannot_run_is_no_miniature(unfit, monkeypatch):
+    monkeypatch.setattr(probe, "miniature", lambda config: llama_config(**unfit))
+    assert check_lengths(transformers.MistralConfig(sliding_window=2048), "mistral").reach == 2048
+
+
+def _turned(part: float, num_heads: int = 4, head_size: int = 96) -> PretrainedConfig:
+    factors = [1.0 + place for place in range(int(head_size * part) // 2)]
+    sizes = {"hidden_size": num_heads * head_size, "num_attention_heads": num_heads, "num_key_value_heads": num_heads}
+    rope = {"rope_type": "longrope", "short_factor": factors, "long_factor": factors, "partial_rotary_factor": part}
+    rope["original_max_position_embeddings"] = 4096
+    return transformers.Phi3Config(**sizes, original_max_position_embeddings=4096, rope_parameters=rope)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        *(_turned(part) for part in (1.0, 0.75, 0.5, 0.4, 0.25, 0.1)),
+        _turned(0.75, num_heads=2),
+        transformers.PhiConfig(partial_rotary_factor=0.4, hidden_size=2560),
+        transformers.GPTNeoXConfig(rotary_pct=0.1, hidden_size=5120, num_attention_heads=64),
+    ],
+    ids=lambda config: f"{config.model_type} {config.rope_parameters['partial_rotary_factor']}",
+)
+def test_a_miniature_turns_a_part_of_each_head_that_fits_its_factors(config):
+    small = miniature.miniature(config)
+    network = AutoModelForCausalLM.from_config(small)
+    assert network(input_ids=torch.arange(40)[None]).logits.isfinite().all()
+    assert (small.rope_parameters["partial_rotary_factor"] == 1.0) == (
+        config.rope_parameters["partial_rotary_factor"] == 1.0
+    )
+
+
 @pytest.mark.parametrize(
     ("config", "expected"),
     [

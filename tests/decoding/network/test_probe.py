@@ -1,5 +1,6 @@
 """The probe measures whether a model computes the same on slots as alone, and quotes what it found."""
 
+import json
 import re
 
 import pytest
@@ -8,11 +9,12 @@ import transformers
 
 from decoding import Engine, SamplingParams
 from decoding.cache import slot_attention as attention
+from decoding.checkpoint import loading
 from decoding.network.language_model import LanguageModel
 from decoding.network.probe import check_model
 from decoding.network.probe_rows import FEWEST_POSITIONS, relative_deviation
 from tests.decoding.families import family_network
-from tests.decoding.tiny import build, generated, llama_config, loaded, outputs, random_prompts, save
+from tests.decoding.tiny import build, engine_over, generated, llama_config, loaded, outputs, random_prompts, save
 
 GPT_NEO = {"vocab_size": 48, "hidden_size": 32, "num_layers": 2, "num_heads": 4, "max_position_embeddings": 300}
 LOCAL = {"attention_types": [[["global", "local"], 1]], "initializer_range": 0.15}
@@ -87,6 +89,25 @@ def test_wrong_attention_is_caught(tmp_path, monkeypatch, name, broken):
     finally:
         monkeypatch.undo()
         attention.install(model.network)
+
+
+def test_a_model_that_is_loaded_with_another_attention_than_generate_uses_is_caught(tmp_path, monkeypatch):
+    monkeypatch.setattr(loading, "_attention", lambda config: "eager")  # which adds the positions of ALiBi twice
+    path, prompts = save(family_network("falcon_alibi"), tmp_path), random_prompts([9, 30])
+    model = LanguageModel.load(path, "cpu")
+    written = engine_over(model).generate(prompts, SamplingParams(temperature=0, max_tokens=16))
+    assert outputs(written) != generated(path, prompts, 16)
+    with pytest.raises(ValueError, match="its logits come out wrong"):
+        check_model(model, path)
+
+
+@pytest.mark.parametrize("field", ["attn_implementation", "_attn_implementation"])
+def test_an_attention_of_another_package_that_a_configuration_names_is_the_default(tmp_path, field):
+    path = save(build(llama_config(), seed=1), tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, field: "flash_attention_2"}))
+    network, _ = loading.load_network(path, "cpu", "float32")
+    assert network.config._attn_implementation == "sdpa"
 
 
 def test_a_model_that_does_not_bear_packing_gets_rectangles(target):

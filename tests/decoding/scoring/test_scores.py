@@ -10,6 +10,7 @@ import decoding.sampling.asked
 from decoding import Engine, EngineOptions, SamplingParams, ScoredText
 from decoding.network.language_model import LanguageModel
 from decoding.sampling.asked import Stretch
+from decoding.scope import Scope
 from tests.decoding.families import FAMILIES, FUSED, family_network
 from tests.decoding.tiny import POISON, engine_over, loaded, outputs, poisoned_models, random_prompts, save
 
@@ -98,6 +99,14 @@ def test_scores_and_likely_tokens_are_the_same_bit_for_bit_whatever_is_beside_th
     assert [text.scores for text in texts] == alone
     assert any(text.num_cached_tokens > 30 for text in texts), "no prompt was shared"
     assert all(len(entry.top) == 3 for scores in alone[1] for entry in scores)
+
+
+def test_texts_of_two_scopes_are_read_apart_and_have_equal_scores(path: str) -> None:
+    texts = [ScoredText.whole(SHARED, scope=Scope(prefixes=scope)) for scope in ("one", "other", "one", "other")]
+    engine = load(path)
+    engine.score(texts)
+    assert [text.num_cached_tokens for text in texts] == [0, 0, 39, 39]
+    assert [text.scores for text in texts[1:]] == [texts[0].scores] * 3
 
 
 def test_scoring_changes_nothing_that_is_written_meanwhile(path: str) -> None:

@@ -91,17 +91,19 @@ def outputs(codec: TextCodec, count: int, most: int, seed: int) -> list[list[int
     return made
 
 
-def end_of(codec: TextCodec, tokens: list[int], stop: tuple[str, ...]) -> tuple[list[int], str | None]:
+def end_of(
+    codec: TextCodec, prompt: list[int], tokens: list[int], stop: tuple[str, ...]
+) -> tuple[list[int], str | None]:
     """Return the tokens up to the stop string that ends them, and that string."""
-    match = StopStrings(codec, stop).find(tokens, 0) if stop else None
+    match = StopStrings(codec, stop, prompt).find(tokens, 0) if stop else None
     return (tokens[: match[0]], match[1]) if match else (tokens, None)
 
 
 def rounds_of(
-    codec: TextCodec, tokens: list[int], stop: tuple[str, ...], generator: random.Random
+    codec: TextCodec, prompt: list[int], tokens: list[int], stop: tuple[str, ...], generator: random.Random
 ) -> tuple[list[list[int]], str | None]:
     """The tokens as rounds write them, up to the stop string that is found in one, and that string."""
-    finder, rounds, position = StopStrings(codec, stop), list[list[int]](), 0
+    finder, rounds, position = StopStrings(codec, stop, prompt), list[list[int]](), 0
     while position < len(tokens):
         end = min(len(tokens), position + generator.randrange(1, 6))
         match = finder.find(tokens[:end], position)
@@ -115,11 +117,12 @@ def rounds_of(
 @pytest.mark.parametrize("by_token", [True, False])
 def test_pieces_join_to_the_whole_text_and_nothing_shown_is_taken_back(any_codec: TextCodec, by_token: bool) -> None:
     generator, num_stopped = random.Random(1), 0
-    for stop, tokens in product(STOPS, outputs(any_codec, 60, most=40, seed=2)):
-        rounds, stop_reason = rounds_of(any_codec, tokens, stop, generator)
+    prompts = [[], *outputs(any_codec, 59, most=20, seed=12)]
+    for stop, (prompt, tokens) in product(STOPS, zip(prompts, outputs(any_codec, 60, most=40, seed=2), strict=True)):
+        rounds, stop_reason = rounds_of(any_codec, prompt, tokens, stop, generator)
         num_stopped += stop_reason is not None
-        stream, shown = TextStream(any_codec, stop, by_token=by_token), ""
-        whole = output_text(any_codec, [token_id for new in rounds for token_id in new], stop, stop_reason)
+        stream, shown = TextStream(any_codec, stop, prompt, by_token=by_token), ""
+        whole = output_text(any_codec, prompt, [token_id for new in rounds for token_id in new], stop, stop_reason)
         for number, new in enumerate(rounds, start=1):
             last = ending(stop_reason) if number == len(rounds) else None
             piece = stream.push(new, generator.randrange(len(new) + 1), last)
@@ -133,27 +136,28 @@ def test_pieces_join_to_the_whole_text_and_nothing_shown_is_taken_back(any_codec
 
 @pytest.mark.parametrize("stop", [(), ("b", "ab"), ("é", " the", "one")])
 def test_every_split_joins_to_the_same_text(any_codec: TextCodec, stop: tuple[str, ...]) -> None:
-    for tokens in outputs(any_codec, 40, most=7, seed=3):
-        kept, stop_reason = end_of(any_codec, tokens, stop)
-        whole = output_text(any_codec, kept, stop, stop_reason)
+    prompts = [[], *outputs(any_codec, 39, most=6, seed=13)]
+    for prompt, tokens in zip(prompts, outputs(any_codec, 40, most=7, seed=3), strict=True):
+        kept, stop_reason = end_of(any_codec, prompt, tokens, stop)
+        whole = output_text(any_codec, prompt, kept, stop, stop_reason)
         for cuts in range(2 ** (len(kept) - 1)):
             borders = [0, *(place + 1 for place in range(len(kept) - 1) if cuts >> place & 1), len(kept)]
-            stream = TextStream(any_codec, stop, by_token=bool(cuts % 3))
+            stream = TextStream(any_codec, stop, prompt, by_token=bool(cuts % 3))
             pieces = [
                 stream.push(kept[first:end], 0, ending(stop_reason) if end == len(kept) else None).text
                 for first, end in pairwise(borders)
             ]
-            assert "".join(pieces) == whole, (kept, borders)
+            assert "".join(pieces) == whole, (prompt, kept, borders)
 
 
 def test_a_whole_text_is_decoded_once(any_codec: TextCodec) -> None:
     for stop in STOPS:
         for tokens in outputs(any_codec, 20, most=20, seed=4):
-            kept, stop_reason = end_of(any_codec, tokens, stop)
-            text = WholeText(any_codec, stop)
+            kept, stop_reason = end_of(any_codec, tokens[:4], tokens, stop)
+            text = WholeText(any_codec, stop, tokens[:4])
             assert text.push(kept[:3]).text == text.text == ""
             text.push(kept[3:], 0, ending(stop_reason))
-            assert text.text == output_text(any_codec, kept, stop, stop_reason)
+            assert text.text == output_text(any_codec, tokens[:4], kept, stop, stop_reason)
 
 
 def test_bytes_are_held_back_until_a_token_ends_their_run(byte_codec: TextCodec) -> None:

@@ -9,10 +9,11 @@ import openai
 import pytest
 
 from endpoint.batches.files import FileStore, StoredFile
-from endpoint.batches.ids import new_id, owner_of
+from endpoint.batches.ids import new_id
 from endpoint.batches.settings import BatchSettings
 from endpoint.batches.upload import UploadForm, store
 from endpoint.http.errors import ApiError
+from endpoint.http.owner import owner_of
 from tests.clock import Clock
 from tests.endpoint.batches.asking import upload
 from tests.endpoint.in_process import Server

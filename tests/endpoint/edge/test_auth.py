@@ -142,7 +142,8 @@ def test_keys_come_from_files_and_variables(tmp_path: Path, monkeypatch: pytest.
     file = tmp_path / "keys"
     file.write_text(f"# ours\n{KEY}\n\n  sk-with-spaces-around  \r\n")
     monkeypatch.setenv("SOME_KEYS", f"{OTHER_KEY}, {KEY}")
-    keys = load_keys([file], ["SOME_KEYS"])
+    monkeypatch.setenv("HOME", str(tmp_path))
+    keys = load_keys(["~/keys"], ["SOME_KEYS"])
     assert len(keys) == 3
     assert all(keys.has(key) for key in (KEY.encode(), OTHER_KEY.encode(), b"sk-with-spaces-around"))
     assert not keys.has(b"# ours")

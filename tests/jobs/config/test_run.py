@@ -198,6 +198,13 @@ def test_an_unknown_environment_variable_is_named(yaml_file: Path, monkeypatch: 
         load(yaml_file)
 
 
+def test_the_file_of_a_configuration_may_be_in_the_home_of_the_user(
+    yaml_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(yaml_file.parent))
+    assert load(Path("~") / yaml_file.name) == load(yaml_file)
+
+
 def test_a_missing_config_file_and_broken_yaml_are_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no such file"):
         load(tmp_path / "absent.yaml")
@@ -256,3 +263,43 @@ def test_the_actors_section_becomes_a_pool(yaml_file: Path) -> None:
 def test_flags_take_json(yaml_file: Path) -> None:
     config = load(yaml_file, '--actors.label_selector={"zone": "a"}', '--actors.resources={"nvme": 1}')
     assert config.actors == ActorPool(label_selector={"zone": "a"}, resources={"nvme": 1})
+
+
+QUOTES = "(YAML takes yes, no, on and off for true and false: put them in quotes)"
+BARE_WORDS = {
+    "engine: {drafter: off}": "engine.drafter: input should be 'none', ",
+    "input: {path: in, id_column: no}": "input.id_column: input should be a valid string",
+    "input: {path: in, carry_columns: [on]}": "input.carry_columns.0: input should be a valid string",
+    "run: {seed: yes}": "run.seed: expected a number",
+    "sampling: {temperature: on}": "sampling.temperature: expected a number",
+    "score: {labels: [yes, no]}": "score.labels.0: input should be a valid string",
+    "actors: {label_selector: {zone: no}}": "actors.label_selector.zone: input should be a valid string",
+}
+
+
+@pytest.mark.parametrize("section", BARE_WORDS)
+def test_a_bare_word_that_yaml_takes_for_a_truth_value_is_refused_saying_so(tmp_path: Path, section: str) -> None:
+    path = tmp_path / "run.yaml"
+    others = {"input": "input: {path: in}", "output": "output: {path: out}", "models": "models: {target: t}"}
+    path.write_text("\n".join([section, *(text for name, text in others.items() if not section.startswith(name))]))
+    with pytest.raises(ValueError, match="the configuration is wrong") as caught:
+        load(path)
+    line = next(line for line in str(caught.value).splitlines() if BARE_WORDS[section] in line)
+    assert line.endswith(QUOTES)
+
+
+@pytest.mark.parametrize(
+    ("addition", "name", "lines"),
+    [
+        ("engine: {num_slots: 6}", "engine", "5 and 7"),
+        ("run: {seed: 1, seed: 1}", "run.seed", "7 and 7"),
+        ("run:\n  seed: 1\n  exact: any\n  seed: 1", "run.seed", "8 and 10"),
+        ("chat: {template_kwargs: {a: [{b: 1, c: 2,\n b: 3}]}}", "chat.template_kwargs.a.b", "7 and 8"),
+    ],
+)
+def test_a_key_that_stands_twice_in_the_file_is_refused_with_both_lines(
+    yaml_file: Path, addition: str, name: str, lines: str
+) -> None:
+    yaml_file.write_text(YAML + addition)
+    with pytest.raises(ValueError, match=rf"run\.yaml has {name} twice, in the lines {lines}; keep one of them"):
+        load(yaml_file)

@@ -240,3 +240,43 @@ def test_under_rejection_the_fingerprint_covers_the_drafts_too(text_pair: tuple[
     assert len({fingerprint(target, *rejection, *flags) for flags in changes}) == len(changes)
     assert len({fingerprint(target, *coupled, *flags) for flags in changes}) == 1, "no draft changes a coupled text"
     assert fingerprint(target, *rejection, "--engine.num_slots=2") == fingerprint(target, *rejection)
+
+
+@pytest.mark.parametrize(
+    ("flags", "said", "is_warned"),
+    [
+        (["--serve.open", "--serve.share_drafts"], "without keys all clients are one", False),
+        ([], "no key's texts or prompts serve another one", False),
+        (["--serve.share_drafts"], "may be shown what another key's requests wrote (serve.share_drafts)", True),
+        (["--serve.share_prefixes"], "tell that another key sent a prompt before (serve.share_prefixes)", True),
+    ],
+)
+def test_what_keys_share_is_said_at_the_start(
+    flags: list[str],
+    said: str,
+    is_warned: bool,
+    text_pair: tuple[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setenv("SOME_KEYS", "sk-first-key-of-all")
+    keys = [] if "--serve.open" in flags else ["--serve.key_variables=SOME_KEYS"]
+    assert serve.main(["--models.target", text_pair[0], "--models.device=cpu", "--dry-run", *keys, *flags]) == 0
+    assert said in capsys.readouterr().out
+    assert (said in caplog.text) is is_warned
+
+
+def test_vllms_index_of_all_texts_is_refused_unless_keys_share_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SOME_KEYS", "sk-first-key-of-all")
+    keys, vllm = "--serve.key_variables=SOME_KEYS", ["--engine.backend=vllm", "--engine.drafter=suffix"]
+    with pytest.raises(ValueError, match="vLLM looks up in the texts of all API keys; say"):
+        serving.settled_models(load(keys, *vllm, is_open=False))
+    of_each_row = '{"method": "suffix", "num_speculative_tokens": 8, "suffix_decoding_max_cached_requests": 0}'
+    for flags in (
+        [keys, *vllm, "--serve.share_drafts"],
+        [keys, vllm[0], f'--engine.vllm={{"speculative_config": {of_each_row}}}'],
+        [keys, vllm[0], "--engine.drafter=ngram"],
+        ["--serve.open", *vllm],
+    ):
+        serving._check_sharing(load(*flags, is_open=False))

@@ -1,27 +1,125 @@
-"""A cluster that cannot be joined or started is told in one line."""
+"""Which cluster a command joins or starts, and one that cannot be joined or started is told in one line."""
+
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
 
 import pytest
 import ray
 
-from jobs.driver.cluster import start_ray
+from jobs.driver import cluster
+from jobs.driver.cluster import find_cluster, start_ray, starts_own_ray
+from tests.jobs.runs import wait_until
+
+
+@pytest.fixture(autouse=True)
+def _no_cluster_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(cluster, "_BETWEEN_TRIES_S", 0.0)
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+
+
+@pytest.fixture
+def answering() -> Iterator[str]:
+    """An address at which something answers."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield f"127.0.0.1:{server.getsockname()[1]}"
+
+
+@pytest.fixture
+def silent() -> str:
+    """An address at which nothing answers."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return f"127.0.0.1:{server.getsockname()[1]}"
 
 
 @pytest.mark.parametrize(
-    ("address", "message"),
-    [
-        (None, "^cannot start Ray on this machine .*timed out.*; if the"),
-        ("there:6379", "^cannot join .* at there:6379"),
-    ],
+    ("is_joined", "message"),
+    [(False, "^cannot start Ray on this machine .*timed out.*; if the"), (True, "^cannot join .* at [0-9.:]+ .*timed")],
 )
 def test_a_start_that_takes_ray_too_long_is_told_in_one_line(
-    monkeypatch: pytest.MonkeyPatch, address: str | None, message: str
+    monkeypatch: pytest.MonkeyPatch, answering: str, is_joined: bool, message: str
 ) -> None:
     def init(**_: object) -> None:
         raise Exception("The current node timed out during startup.\nThis could happen")  # as ray/_private/node.py does
 
-    monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setattr(ray, "init", init)
-    monkeypatch.setattr(ray, "is_initialized", lambda: False)
     with pytest.raises(ConnectionError, match=message) as caught:
-        start_ray(address)
+        start_ray(answering if is_joined else "local")
     assert "\n" not in str(caught.value)
+
+
+def test_a_cluster_that_does_not_answer_is_refused_at_once(monkeypatch: pytest.MonkeyPatch, silent: str) -> None:
+    with pytest.raises(
+        ConnectionError, match=f"cannot join the Ray cluster at {silent}: nothing answers .*RAY_ADDRESS"
+    ):
+        start_ray(silent)
+    monkeypatch.setenv("RAY_ADDRESS", silent)
+    with pytest.raises(ConnectionError, match="nothing answers"):
+        starts_own_ray(None)
+
+
+def test_an_address_that_is_none_is_refused() -> None:
+    with pytest.raises(ConnectionError, match=r"cannot join the Ray cluster at nonsense .*check the address"):
+        find_cluster("nonsense")
+
+
+def test_local_starts_a_cluster_of_its_own_whatever_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert starts_own_ray("local")
+    monkeypatch.setenv("RAY_ADDRESS", "local")
+    assert starts_own_ray(None)
+
+
+def test_a_cluster_of_this_machine_is_joined_unasked_only_if_it_still_runs(
+    monkeypatch: pytest.MonkeyPatch, answering: str, silent: str
+) -> None:
+    monkeypatch.setattr(cluster, "cluster_address", lambda given: answering)
+    assert find_cluster(None) == answering
+    monkeypatch.setattr(cluster, "cluster_address", lambda given: silent)
+    assert find_cluster(None) is None
+
+
+@contextmanager
+def started_by_hand(folder: str) -> Iterator[None]:
+    """A cluster that `ray start` has started, as any user of the machine may."""
+    command = [str(Path(sys.executable).with_name("ray")), "start", "--head", "--port=0", "--num-cpus=3", "--block"]
+    options = ["--include-dashboard=false", "--disable-usage-stats", f"--temp-dir={folder}"]
+    with subprocess.Popen([*command, *options], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        try:
+            wait_until(lambda: Path(folder, "ray_current_cluster").exists())
+            yield
+        finally:
+            process.terminate()
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(60)
+
+
+_TELL = "from jobs.driver.cluster import cluster_in_words, start_ray; start_ray(None); print(cluster_in_words(None))"
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_words_say_whether_ray_was_started_or_joined() -> None:
+    with (
+        tempfile.TemporaryDirectory(prefix="ray", dir="/tmp") as folder,
+        started_by_hand(folder),
+    ):  # names of sockets are short
+        environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+        environment["RAY_TMPDIR"] = folder
+
+        def said(**more: str) -> str:
+            command = [sys.executable, "-c", _TELL]
+            return subprocess.run(command, env=environment | more, capture_output=True, text=True, check=True).stdout
+
+        assert "Ray joined at" in said()
+        assert "`ray start` started it on this machine" in said()
+        assert "Ray started on this machine" in said(RAY_ADDRESS="local")
+        joined = said(RAY_ADDRESS="auto")
+        assert "Ray joined at" in joined
+        assert "3 CPUs" in joined
+        assert "`ray start`" not in joined

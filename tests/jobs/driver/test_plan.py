@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -96,3 +97,24 @@ def test_float32_beside_fp8_weights_is_refused_by_the_plan(job: Job, fp8_target:
     assert job.generate(CPU, f"--models.draft={fp8_target}", "--dry-run") == 2  # float32, as the target is
     assert f"'{fp8_target}' has FP8 weights" in job.printed()
     assert job.generate(CPU, f"--models.draft={fp8_target}", "--models.dtype=bfloat16", "--dry-run") == 0
+
+
+@pytest.mark.parametrize(
+    ("num_rows", "most_engines", "num_samples", "given", "sizes"),
+    [
+        (72, 2, 1, None, [9] * 8),  # two units of 9 rows fill 16 slots
+        (72, 1, 1, None, [18] * 4),
+        (20, 8, 1, None, [8, 8, 4]),  # smaller ones would leave slots empty
+        (20, 8, 4, None, [2] * 10),
+        (20, 8, 1, 16, [16, 4]),
+        (2100, 2, 1, None, [256] * 8 + [52]),
+    ],
+)
+def test_the_units_of_a_small_input_are_so_small_that_each_engine_has_several(
+    job: Job, num_rows: int, most_engines: int, num_samples: int, given: int | None, sizes: list[int]
+) -> None:
+    job.read([{"id": 1, "kind": "a", "prompt": "hello"}] * num_rows)
+    flags = (f"--actors.max_actors={most_engines}", f"--sampling.n={num_samples}")
+    config = load(RunConfig, job.command(CPU, *flags), prog="test")
+    plan = make_plan(replace(config, run=replace(config.run, rows_per_unit=given)))
+    assert [unit.num_rows for unit in plan.new_units()] == sizes

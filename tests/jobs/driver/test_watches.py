@@ -39,3 +39,6 @@ def test_engines_are_shown_as_they_come_up(capsys: pytest.CaptureFixture[str]) -
         wait_until(lambda: has_shown("1 of 2 engines up after"))
         ray.get(ledger.join.remote("two"))
         wait_until(lambda: has_shown("2 of 2 engines up after"))
+        ray.get(ledger.note_written.remote("one", 3, 400))
+        ray.get(ledger.note_written.remote("two", 1, 50))
+        assert ray.get(ledger.written.remote()) == (4, 450)

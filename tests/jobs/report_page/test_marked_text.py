@@ -21,8 +21,8 @@ def _round(num_accepted: int, *rejected: int) -> dict[str, object]:
 def test_the_texts_of_the_tokens_are_the_text_also_where_tokens_share_a_character(codec: TextCodec) -> None:
     token_ids = codec.encode(TEXT, is_chat=False)
     assert len(token_ids) > len(TEXT.encode()) / 6
-    assert "".join(token_texts(codec, token_ids)) == TEXT
-    assert "".join(token_texts(codec, token_ids[:-9])) == codec.decode(token_ids[:-9])
+    assert "".join(token_texts(codec, (), token_ids)) == TEXT
+    assert "".join(token_texts(codec, (), token_ids[:-9])) == codec.decode(token_ids[:-9])
 
 
 def test_pieces_are_accepted_rejected_and_corrected_in_their_order(codec: TextCodec) -> None:
@@ -30,7 +30,7 @@ def test_pieces_are_accepted_rejected_and_corrected_in_their_order(codec: TextCo
     instead = codec.encode(" a cat", is_chat=False)
     last = len(token_ids) - 5
     rounds = list(rounds_of([_round(2, *instead), _round(0), _round(last)], [len(token_ids)]))
-    pieces = marked_text(codec, token_ids, rounds)
+    pieces = marked_text(codec, "", token_ids, rounds)
     assert [(piece.mark, piece.round) for piece in pieces] == [
         ("accepted", 0),
         ("rejected", 0),

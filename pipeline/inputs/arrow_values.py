@@ -1,0 +1,193 @@
+"""Values of a table as prompts, templates and JSON have them: text, numbers, lists and objects.
+
+Dates, times, decimals and UUIDs become their text, and maps objects. A struct has the fields of every other row, as
+null, which is not what its row says: they are left out, at any depth. Items of lists and values of maps stay, also null
+ones. So does the `content` of a message: with calls it is null, and templates ask for that.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Callable, Iterator
+from datetime import UTC, date, datetime, timedelta, tzinfo
+from typing import Any, TypeAlias, cast
+
+import pyarrow as pa
+
+Cells: TypeAlias = "pa.Array[Any] | pa.ChunkedArray[Any]"
+_PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
+_EPOCH = datetime(1970, 1, 1)
+_MESSAGE = {"role", "content"}  # fields of a struct that is a message
+_BYTES = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_binary_view, pa.types.is_fixed_size_binary)
+_OTHER_LISTS = (pa.types.is_fixed_size_list, pa.types.is_list_view, pa.types.is_large_list_view)
+_TEXTS = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
+_AS_PYTHON_HAS_THEM = (*_TEXTS, pa.types.is_null, pa.types.is_boolean, pa.types.is_integer, pa.types.is_floating)
+
+
+def text_if_utf8(value: bytes) -> str | bytes:
+    """Return the text that the bytes are: older writers store text so. Bytes that are not UTF-8 stay bytes."""
+    try:
+        return value.decode("utf-8")
+    except UnicodeDecodeError:
+        return value
+
+
+def holds_bytes(value: Any) -> bool:
+    """Tell whether a plain value has bytes that are no text, at any depth."""
+    if isinstance(value, dict):
+        return any(map(holds_bytes, value.values()))
+    return any(map(holds_bytes, value)) if isinstance(value, list) else isinstance(value, bytes)
+
+
+def base64_text(value: bytes) -> str:
+    """Return bytes as text that gives them back, whatever they are."""
+    return base64.b64encode(value).decode("ascii")
+
+
+def shown_values(values: Cells) -> list[str | None]:
+    """Return each cell as a table for people has it: text as it is, lists and objects as JSON, bytes as base64."""
+    return [_shown(cell) for cell in plain_values(values, _text_or_base64)]
+
+
+def is_text(type_: pa.DataType) -> bool:
+    """Tell whether values of this type are text, or bytes that may be."""
+    if isinstance(type_, pa.DictionaryType):
+        type_ = type_.value_type
+    if isinstance(type_, pa.BaseExtensionType) and not isinstance(type_, pa.UuidType):
+        type_ = type_.storage_type
+    return _is(type_, (*_TEXTS, *_BYTES, pa.types.is_null))
+
+
+def plain_values(values: Cells, of_bytes: Callable[[bytes], Any] = text_if_utf8) -> list[Any]:
+    """Return the plain value of each cell; `of_bytes` makes that of bytes.
+
+    Raises ValueError or OverflowError for a value without one: text that is not UTF-8, a date behind the year 9999.
+    """
+    if isinstance(values, pa.ChunkedArray):
+        return [value for chunk in values.chunks for value in plain_values(chunk, of_bytes)]
+    if isinstance(values, pa.ExtensionArray) and not isinstance(values.type, pa.UuidType | pa.Bool8Type):
+        return plain_values(values.storage, of_bytes)
+    if isinstance(values, pa.DictionaryArray):
+        return _each(plain_values(values.dictionary, of_bytes).__getitem__, values.indices)
+    if isinstance(values, pa.StructArray):
+        return list(_structs(values, of_bytes))
+    if isinstance(values, pa.MapArray):
+        pairs = zip(_inner(values, values.keys, of_bytes), _inner(values, values.items, of_bytes), strict=True)
+        return [None if keys is None or items is None else _object(keys, items) for keys, items in pairs]
+    if isinstance(values, pa.ListArray | pa.LargeListArray):
+        return list(_inner(values, values.values, of_bytes))
+    if _is(values.type, _OTHER_LISTS):
+        return [plain_values(cell.values, of_bytes) if cell.is_valid else None for cell in cast(Any, values)]
+    return _each(_reader(values.type, of_bytes), values)
+
+
+def _text_or_base64(value: bytes) -> str:
+    text = text_if_utf8(value)
+    return text if isinstance(text, str) else base64_text(value)
+
+
+def _shown(cell: Any) -> str | None:
+    if isinstance(cell, dict | list):
+        return json.dumps(cell, ensure_ascii=False)
+    return None if cell is None else str(cell)
+
+
+def _reader(type_: pa.DataType, of_bytes: Callable[[bytes], Any]) -> Callable[[Any], Any] | None:
+    """Return what makes the plain value of a Python value of a type that holds no others; None if they are the same."""
+    if isinstance(type_, pa.UuidType):
+        return str
+    if _is(type_, _BYTES):
+        return of_bytes
+    if pa.types.is_decimal(type_):
+        return lambda number: format(number, "f")
+    if pa.types.is_date(type_):
+        return date.isoformat
+    if _counts_units(type_):
+        return _moment_reader(type_)
+    if isinstance(type_, pa.Bool8Type) or _is(type_, _AS_PYTHON_HAS_THEM):
+        return None
+    raise ValueError(f"values of the type {type_} have no form as text; store them as text")
+
+
+def _moment_reader(type_: Any) -> Callable[[int], str]:
+    """Return what writes a number of units of time as ISO 8601 has it, exactly."""
+    per_second = _PER_SECOND[type_.unit]
+    if pa.types.is_duration(type_):
+        return lambda number: _duration(number, per_second)
+    if pa.types.is_time(type_):
+        return lambda number: (
+            (_EPOCH + timedelta(seconds=number // per_second)).time().isoformat() + _fraction(number, per_second)
+        )
+    zone = None if type_.tz is None else pa.lib.string_to_tzinfo(type_.tz)
+    return lambda number: _timestamp(number, per_second, zone)
+
+
+def _each(read: Callable[[Any], Any] | None, values: pa.Array[Any]) -> list[Any]:
+    if _counts_units(values.type):  # Python's times have no nanoseconds
+        values = values.view(pa.int32() if values.type.bit_width == 32 else pa.int64())
+    cells = values.to_pylist()
+    return cells if read is None else [None if cell is None else read(cell) for cell in cells]
+
+
+def _structs(values: pa.StructArray, of_bytes: Callable[[bytes], Any]) -> Iterator[dict[str, Any] | None]:
+    names = values.type.names
+    if len(set(names)) < len(names):
+        raise ValueError(f"an object has a field twice, of {', '.join(names)}")
+    kept = {"content"} if set(names) >= _MESSAGE else set()
+    fields = [plain_values(field, of_bytes) for field in values.flatten()]
+    rows = zip(*fields, strict=True) if fields else iter([()] * len(values))
+    for is_there, row in zip(values.is_valid().to_pylist(), rows, strict=True):
+        cells = zip(names, row, strict=True)
+        yield {name: cell for name, cell in cells if cell is not None or name in kept} if is_there else None
+
+
+def _inner(
+    values: pa.ListArray[Any] | pa.LargeListArray[Any] | pa.MapArray[Any, Any],
+    inner: pa.Array[Any],
+    of_bytes: Callable[[bytes], Any],
+) -> Iterator[list[Any] | None]:
+    """Yield the part of the inner values that each list or map has."""
+    offsets = cast(list[int], values.offsets.to_pylist())
+    cells = plain_values(inner.slice(offsets[0], offsets[-1] - offsets[0]), of_bytes)
+    for index, is_there in enumerate(values.is_valid().to_pylist()):
+        start, end = offsets[index] - offsets[0], offsets[index + 1] - offsets[0]
+        yield cells[start:end] if is_there else None
+
+
+def _object(keys: list[Any], items: list[Any]) -> dict[str, Any]:
+    texts = [key if isinstance(key, str) else json.dumps(key) for key in keys if not isinstance(key, bytes)]
+    if len(set(texts)) < len(keys):
+        raise ValueError(f"a map has a key twice, or one that is no text: {keys!r:.80}")
+    return dict(zip(texts, items, strict=True))
+
+
+def _counts_units(type_: pa.DataType) -> bool:
+    return pa.types.is_time(type_) or pa.types.is_timestamp(type_) or pa.types.is_duration(type_)
+
+
+def _timestamp(number: int, per_second: int, zone: tzinfo | None) -> str:
+    moment = _EPOCH + timedelta(seconds=number // per_second)
+    text = moment.isoformat() if zone is None else moment.replace(tzinfo=UTC).astimezone(zone).isoformat()
+    return text[:19] + _fraction(number, per_second) + text[19:]
+
+
+def _duration(number: int, per_second: int) -> str:
+    minutes, seconds = divmod(abs(number) // per_second, 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    counts = {"H": str(hours), "M": str(minutes), "S": f"{seconds}{_fraction(abs(number), per_second)}"}
+    clock = "".join(count + unit for unit, count in counts.items() if count != "0") or ("" if days else "0S")
+    return ("-" if number < 0 else "") + "P" + (f"{days}D" if days else "") + (f"T{clock}" if clock else "")
+
+
+def _fraction(number: int, per_second: int) -> str:
+    """Return the part of a second, as microseconds or nanoseconds; nothing for a whole one."""
+    nanoseconds = number % per_second * (10**9 // per_second)
+    if not nanoseconds:
+        return ""
+    return f".{nanoseconds:09d}" if nanoseconds % 1000 else f".{nanoseconds // 1000:06d}"
+
+
+def _is(type_: pa.DataType, kinds: tuple[Callable[[pa.DataType], bool], ...]) -> bool:
+    return any(is_kind(type_) for is_kind in kinds)

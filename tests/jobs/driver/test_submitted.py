@@ -1,0 +1,64 @@
+"""A submitted job runs in a copy of its folder that the cluster deletes."""
+
+from pathlib import Path
+
+import pytest
+
+from jobs import generate
+from jobs.driver.submitted import check_submitted, submitted_copy
+from tests.jobs.runs import arguments, prompts, write_jsonl
+
+
+@pytest.fixture
+def copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The copy in which Ray runs a submitted job, which is the working directory."""
+    folder = tmp_path / "session_1" / "runtime_resources" / "working_dir_files" / "_ray_pkg_0123abcd"
+    (folder / "data").mkdir(parents=True)
+    (folder / "data" / "in.jsonl").write_text("{}\n")
+    monkeypatch.chdir(folder)
+    return folder
+
+
+def test_a_folder_of_ones_own_is_no_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert submitted_copy() is None
+    check_submitted({"output.path": "out"}, {"input.path": "nowhere.jsonl"}, None)
+
+
+def test_a_job_that_starts_in_a_folder_of_its_copy_runs_in_the_copy(copy: Path, monkeypatch) -> None:
+    assert submitted_copy() == copy
+    monkeypatch.chdir(copy / "data")
+    assert submitted_copy() == copy
+
+
+@pytest.mark.parametrize("path", ["out", "./out", "data/../out"])
+def test_an_output_in_the_copy_is_refused_by_the_name_of_its_option(copy: Path, path: str) -> None:
+    with pytest.raises(ValueError, match=f"^learn.path '{path}' lies in the copy .* shared?.* s3://"):
+        check_submitted({"output.path": None, "learn.path": path}, {}, copy)
+    with pytest.raises(ValueError, match=r"output\.path"):
+        check_submitted({"output.path": str(copy / "out")}, {}, copy)
+
+
+def test_an_output_elsewhere_is_taken(copy: Path, tmp_path: Path) -> None:
+    outputs = {"output.path": "s3://bucket/run", "learn.path": str(tmp_path / "drafts"), "run.storage": "~/checkpoints"}
+    check_submitted(outputs, {}, copy)
+
+
+def test_what_is_read_from_the_copy_is_noted_and_what_was_not_copied_is_refused(copy: Path, capsys) -> None:
+    check_submitted(
+        {}, {"input.path": ["data/in.jsonl", "s3://bucket/in.jsonl"], "models.target": "Qwen/Qwen3-8B"}, copy
+    )
+    (note,) = capsys.readouterr().err.splitlines()
+    assert note.startswith("note: input.path 'data/in.jsonl' is read from the copy")
+    for option, path in [("input.path", "data/other.jsonl"), ("models.draft", "./draft"), ("models.target", "a/b/c")]:
+        with pytest.raises(ValueError, match=f"^{option} '{path}' is not in the copy .*gitignore"):
+            check_submitted({}, {option: path}, copy)
+
+
+def test_a_run_whose_output_lies_in_the_copy_is_refused_before_anything_is_loaded(
+    copy: Path, text_pair: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = write_jsonl(tmp_path / "in.jsonl", prompts(2))
+    assert generate.main(arguments(source, Path("out"), text_pair)) == 2
+    assert "output.path 'out' lies in the copy of your folder" in capsys.readouterr().err
+    assert not (copy / "out").exists()
