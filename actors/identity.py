@@ -12,6 +12,7 @@ import torch
 import transformers
 
 from actors.settings import GeneratorSettings
+from decoding.checkpoint.gguf_file import origin
 from pipeline.inputs.files import InputFile, inputs_digest
 from pipeline.inputs.options import InputOptions
 from pipeline.run.fingerprint import files_digest, model_fingerprint, text_fingerprint, tokenizer_fingerprint
@@ -58,8 +59,10 @@ def engine_identity(settings: GeneratorSettings, codec: TextCodec) -> dict[str, 
     chat = {name: value for name, value in asdict(settings.chat).items() if name not in formats | {"moment"}}
     if chat["template_name"] is None:  # runs were begun before there was this
         del chat["template_name"]
+    made_of = origin(models.target)
     identity = {
         "target": model_fingerprint(models.target),
+        **({"target_gguf": made_of} if made_of else {}),
         "tokenizer": tokenizer_fingerprint(models.tokenizer or models.target),
         "chat": {**chat, "chat_template": text_fingerprint(codec.templates.text)},
         "dtype": models.dtype,

@@ -20,7 +20,7 @@ class ModelSettings:
     """Which models, where and how exact."""
 
     target: str
-    """Target model: a folder with safetensors, a folder with a LoRA adapter, or a hub name."""
+    """Target model: a folder with safetensors or a LoRA adapter, a GGUF file, or a hub name."""
     draft: str | None = None
     """Draft: a model, for drafters 'model' and 'hybrid', or a head, for 'eagle3' or 'dflash' and 'hybrid'."""
     draft_vocabulary: DraftVocabulary = "same"

@@ -7,18 +7,17 @@ needs no support of its own there. The merge is PEFT's (`merge_and_unload`): W +
 import hashlib
 import logging
 import shutil
-import tempfile
 import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub.constants import HF_HOME
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from decoding.checkpoint.fp8_format import fp8_format
+from decoding.checkpoint.kept_folder import kept_folder
 from decoding.checkpoint.model_files import check_kind, check_weights, read_json, weight_files
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -39,23 +38,15 @@ def merged_folder(folder: Path, base_folder: Callable[[str], str]) -> str:
     for what is no adapter that can be merged exactly.
     """
     base = Path(base_of(folder, base_folder))
-    place = Path(HF_HOME) / "dray" / "merged" / _digest(folder, base)
-    if place.is_dir():
-        return str(place)
-    _log.info("merging the adapter in %s into %s; the model is kept in %s", folder, base, place)
-    place.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".merging-", dir=place.parent) as scratch:
-        made = Path(scratch) / "model"
+
+    def make(made: Path) -> None:
+        _log.info("merging the adapter in %s into %s", folder, base)
         _merge(folder, base).save_pretrained(made)
         for source in (base, folder):  # the adapter's own tokenizer and template come last
             for file in (file for pattern in _TOKENIZER_FILES for file in source.glob(pattern)):
                 shutil.copyfile(file, made / file.name)
-        try:
-            made.rename(place)
-        except OSError:  # another process was faster
-            if not place.is_dir():
-                raise
-    return str(place)
+
+    return kept_folder("merged", _digest(folder, base), make)
 
 
 def base_of(folder: Path, base_folder: Callable[[str], str]) -> str:

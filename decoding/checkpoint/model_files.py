@@ -59,7 +59,8 @@ def check_kind(folder: Path) -> None:
             )
         )
     if not (folder / "config.json").is_file():
-        raise ValueError(f"no model in {str(folder)!r}: it has no config.json")
+        gguf_file = next((f", but {file.name}: name that file itself" for file in sorted(folder.glob("*.gguf"))), "")
+        raise ValueError(f"no model in {str(folder)!r}: it has no config.json{gguf_file}")
     config = read_json(folder / "config.json")
     if head := draft_head(config):
         raise ValueError(

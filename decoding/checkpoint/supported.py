@@ -15,6 +15,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from decoding.checkpoint.adapter import CONFIG as ADAPTER_CONFIG
 from decoding.checkpoint.adapter import base_of, is_adapter, merged_folder
+from decoding.checkpoint.gguf_file import unpacked_folder
 from decoding.checkpoint.model_files import check_kind, check_links, check_weights
 
 _HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "*.txt", "tokenizer.model"]
@@ -31,8 +32,9 @@ _ROPE_TYPES_THAT_SEE_THE_BATCH = {"longrope", "dynamic"}
 def model_folder(path: str) -> str:
     """Return `path` if it is a folder, else that of the downloaded hub model; of an adapter, that of the merged model.
 
-    A `~` is expanded. Raises ValueError if there is no such folder or hub model, if a file in it is a link to nothing,
-    and for an adapter that cannot be merged.
+    Of a GGUF file it is the folder of the dequantized model. A `~` is expanded. Raises ValueError if there is no such
+    folder, file or hub model, if a file in it is a link to nothing, for an adapter that cannot be merged, and for a
+    GGUF file that cannot be read.
     """
     folder = _downloaded(path)
     return merged_folder(Path(folder), model_folder) if is_adapter(Path(folder)) else folder
@@ -55,6 +57,10 @@ def _downloaded(path: str) -> str:
     check_links(Path(folder))
     if Path(folder).is_dir():
         return folder
+    if Path(folder).is_file():
+        return unpacked_folder(Path(folder), check_config)
+    if path.endswith(".gguf"):
+        raise ValueError(f"no model at {path!r}: there is no such file")
     if path.startswith((".", "/", "~")) or path.count("/") != 1:
         raise ValueError(f"no model at {path!r}: it is not a folder, and not a hub name of the form 'owner/name'")
     try:

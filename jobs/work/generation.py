@@ -11,6 +11,7 @@ from actors.workers.generator import Generator
 from actors.workers.text_scorer import TextScorer
 from decoding.checkpoint.footprint import Footprint, footprint_of
 from decoding.checkpoint.generation import sampling_of
+from decoding.checkpoint.gguf_file import origin_in_words
 from decoding.checkpoint.supported import load_config as load_model_config
 from decoding.checkpoint.supported import max_positions
 from decoding.drafters import NEED_A_MODEL
@@ -118,14 +119,16 @@ def print_plan(plan: Plan) -> None:
     models, engine = plan.settings.models, plan.settings.engine
     drafter = engine.pick_drafter(models.draft)
     console.print(f"  input:   {len(plan.files)} files ({plan.input_options.format}), {num_rows:,} rows")
-    console.print(f"  target:  {models.target} ({models.device}, {models.dtype})")
+    made_of = origin_in_words(models.target)
+    console.print(f"  target:  {models.target} ({models.device}, {models.dtype}{made_of})")
     has_model = drafter in NEED_A_MODEL
     for what, said in zip(("taken", "not applied"), _said_by_model(plan), strict=True):
         if said:
             console.print(f"  {what} of the model's generation_config.json: {said}", highlight=False)
     console.print(f"  engine:  {describe_engine(plan.settings)}", highlight=False)
     if has_model:
-        console.print(f"  draft:   {models.draft}{_draft_in_words(plan)}", highlight=False)
+        made_of = origin_in_words(models.draft or "")
+        console.print(f"  draft:   {models.draft}{made_of}{_draft_in_words(plan)}", highlight=False)
     console.print(f"  placement: {describe_placement(plan.settings, plan.pool.max_actors)}")
     if plan.config.learn.every_rows:
         console.print(f"  learns:  after every {plan.config.learn.every_rows:,} committed rows")

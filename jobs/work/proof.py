@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from decoding.checkpoint.gguf_file import origin_in_words
 from decoding.sequence import Sequence as Row
 from jobs.config.prove import AskedName, ProveConfig
 from jobs.driver.backend import describe_engine
@@ -88,7 +89,8 @@ class Proof:
         texts = self._texts
         with ExitStack() as resources:
             texts.place(resources)
-            self._console.print(f"target {models.target}, {models.dtype} on {texts.runs_on}")
+            made_of = origin_in_words(models.target)
+            self._console.print(f"target {models.target}, {models.dtype} on {texts.runs_on}{made_of}")
             found: list[Finding] = []
             for temperature in prove.temperatures or (self._plan.settings.sampling.temperature,):
                 for number, name in enumerate(self._inputs):

@@ -21,6 +21,7 @@ from ray.serve.exceptions import RayServeException
 from actors.drafts.roster import start_roster
 from actors.resources import describe_placement
 from actors.vllm.arguments import speculative_config
+from decoding.checkpoint.gguf_file import origin_in_words
 from decoding.engine.draft_folder import check_replacement
 from endpoint.batches.settings import BatchSettings
 from endpoint.deployment import (
@@ -118,7 +119,7 @@ def _check_sharing(config: ServeConfig) -> None:
 def describe(config: ServeConfig, models: Sequence[ServedModel]) -> str:
     """Return what is served, as lines for a reader."""
     (own, *adapters), deployment, keys = models, config.serve.deployment, config.keys()
-    settings = own.settings
+    settings, made_of = own.settings, origin_in_words(own.settings.models.target)
     engines = f"{deployment.min_replicas}"
     if deployment.max_replicas > deployment.min_replicas:
         engines += f" to {deployment.max_replicas}"
@@ -126,7 +127,7 @@ def describe(config: ServeConfig, models: Sequence[ServedModel]) -> str:
         engines += " for each model"
     lines = [
         f"Serving {own.name!r} at http://{config.serve.host}:{config.serve.port}/v1",
-        f"  target:  {settings.models.target} ({settings.models.device}, {settings.models.dtype})",
+        f"  target:  {settings.models.target} ({settings.models.device}, {settings.models.dtype}{made_of})",
         *(f"  adapter: {each.name!r} from {each.target}" for each in adapters),
         f"  engine:  {describe_engine(settings)}",
         f"  keys:    {'none: everyone who can reach the port is answered' if keys is None else len(keys)}",

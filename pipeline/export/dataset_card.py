@@ -88,6 +88,7 @@ def facts_of(corpus: Corpus) -> dict[str, Any]:
         "content_sha256": corpus.content_hash,
         "target": model_name(models.get("target")),
         "target_sha256": identity.get("target"),
+        "target_gguf": identity.get("target_gguf"),
         "draft": model_name(models.get("draft")) or "none",
         "dtype": identity.get("dtype"),
         "seed": identity.get("seed"),

@@ -1,0 +1,65 @@
+"""Commands over a GGUF file: the plan says what was dequantized, the run keeps it, and a bad file ends a command."""
+
+import json
+from pathlib import Path
+
+import pytest
+from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
+
+from decoding.checkpoint import kept_folder
+from jobs import generate
+from jobs.config.loading import load
+from jobs.config.run import RunConfig
+from jobs.driver.plan import create_run, make_plan
+from jobs.report_page.page import write_page
+from tests.gguf_files import QuantizationType, save_gguf
+from tests.jobs.runs import arguments, prompts, write_jsonl
+
+
+@pytest.fixture
+def command(tmp_path: Path, text_pair: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The flags of a run whose target and draft are GGUF files."""
+    monkeypatch.setattr(kept_folder, "HF_HOME", str(tmp_path / "cache"))
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(text_pair[0])
+    target, draft = (
+        save_gguf(LlamaForCausalLM.from_pretrained(folder), tokenizer, tmp_path / f"{name}.gguf", kind)
+        for folder, name, kind in zip(
+            text_pair, ("target", "draft"), (QuantizationType.Q8_0, QuantizationType.F16), strict=True
+        )
+    )
+    write_jsonl(tmp_path / "in.jsonl", prompts(6))
+    return arguments(tmp_path / "in.jsonl", tmp_path / "out", (target, draft))
+
+
+def test_the_plan_says_what_was_dequantized(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert generate.main([*command, "--dry-run"]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "float32, dequantized from F32 and Q8_0 to float32)" in printed
+    assert "dequantized from F16 and F32 to float32" in printed
+
+
+def test_a_run_keeps_the_digest_of_its_file_and_its_page_says_what_was_dequantized(
+    command: list[str], tmp_path: Path
+) -> None:
+    plan = make_plan(load(RunConfig, command, prog="test"))
+    run_directory = create_run(plan)
+    write_page(run_directory)
+    identity = json.loads((tmp_path / "out" / "run.json").read_text())["identity"]
+    assert identity["target_gguf"]["quantization"] == "F32 and Q8_0"
+    assert len(identity["target_gguf"]["sha256"]) == 64
+    assert "dequantized from F32 and Q8_0" in (tmp_path / "out" / "report.html").read_text()
+
+
+def test_a_file_that_is_cut_off_ends_a_command_with_one_line_before_ray_starts(
+    command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "target.gguf"
+    file.write_bytes(file.read_bytes()[:-100])
+    assert generate.main(command) == 2
+    out, err = capsys.readouterr()
+    said = [line for line in err.splitlines() if line.startswith("error: ")]
+    assert len(said) == 1
+    assert "target.gguf' (" in said[0]
+    assert "is cut off or damaged" in said[0]
+    assert "starting Ray" not in out + err
+    assert not (tmp_path / "out").exists()
