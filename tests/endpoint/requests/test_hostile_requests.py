@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from decoding.checkpoint.supported import model_folder
-from decoding.grammar import grammars
+from decoding.grammar.compiled import Compiled
 from endpoint.edge.install import EdgeSettings
 from endpoint.service.service import ServiceSettings
 from tests.adapted import keep_merged_models_in, save_adapter
@@ -112,14 +112,14 @@ def test_a_stream_goes_on_as_long_as_a_form_takes_to_compile(
     hostile_server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The form is held in its compilation until the stream has gone on: if one blocked the other, neither would end."""
-    compile_form, begun, may_end = grammars.compiled, threading.Event(), threading.Event()
+    compile_form, begun, may_end = Compiled.of, threading.Event(), threading.Event()
 
     def held(*arguments: Any) -> Any:
         begun.set()
         assert may_end.wait(60), "the stream stood still while a form was compiled"
         return compile_form(*arguments)
 
-    monkeypatch.setattr(grammars, "compiled", held)
+    monkeypatch.setattr(Compiled, "of", held)
 
     async def beside() -> None:
         async with httpx2.AsyncClient(base_url=hostile_server.url, timeout=120) as client:
