@@ -21,17 +21,13 @@ Format = Literal["auto", "parquet", "jsonl", "csv", "text", "openai_batch"]
 _ALL = ("all",)  # of carry_columns
 _REQUEST_COLUMNS = {"custom_id", "method", "url", "body"}  # of a line of an OpenAI batch
 
-_FORMAT_OF_EXTENSION: dict[str, Format] = {
-    "parquet": "parquet",
-    "pq": "parquet",
-    "jsonl": "jsonl",
-    "ndjson": "jsonl",
-    "json": "jsonl",
-    "csv": "csv",
-    "tsv": "csv",
-    "txt": "text",
-    "text": "text",
+_EXTENSIONS: dict[Format, str] = {
+    "parquet": "parquet pq",
+    "jsonl": "jsonl ndjson json",
+    "csv": "csv tsv",
+    "text": "txt text",
 }
+_FORMAT_OF_EXTENSION = {extension: format_ for format_, all_ in _EXTENSIONS.items() for extension in all_.split()}
 _MAX_BAD_LINES = 100  # before the first line that tells the format
 
 

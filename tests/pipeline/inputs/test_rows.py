@@ -20,7 +20,7 @@ from pipeline.inputs.files import list_files
 from pipeline.inputs.options import InputOptions, PromptTemplate, resolve_options
 from pipeline.inputs.parquet_rows import to_rows
 from pipeline.inputs.rows import InputRow, RowPosition, read_row, read_unit
-from pipeline.inputs.units import plan_units
+from pipeline.inputs.units import count_rows, plan_units
 from pipeline.schema import errors_table
 from pipeline.storage.parquet import to_parquet
 from tests.pipeline.made_up import error as error_of
@@ -107,11 +107,6 @@ def test_text_lines_are_prompts_and_blank_lines_are_not_counted(read: Read, endi
         assert prompts(read("p.txt", content, rows_per_unit=rows_per_unit)) == ["one ", " two", "three"]
 
 
-def test_a_gzip_file_of_several_members_is_read_to_its_end(read: Read) -> None:
-    content = gzip.compress(b"one\ntw") + gzip.compress(b"o\nthree")
-    assert prompts(read("p.txt.gz", content, rows_per_unit=2)) == ["one", "two", "three"]
-
-
 @pytest.mark.parametrize("row_group_size", [1, 3, 1000])
 @pytest.mark.parametrize("rows_per_unit", [1, 4, 7, 1000])
 def test_parquet_row_ranges_give_every_row_once(write: Write, row_group_size: int, rows_per_unit: int) -> None:
@@ -180,11 +175,6 @@ def test_a_quote_that_is_never_closed_is_one_error_row(read: Read) -> None:
 
 def test_a_csv_prompt_longer_than_the_csv_modules_own_limit_is_read(read: Read) -> None:
     assert prompts(read("p.csv", b"prompt\n" + b"x" * 300_000)) == ["x" * 300_000]
-
-
-def test_a_parquet_string_that_is_not_utf8_fails_only_its_own_row(read: Read) -> None:
-    broken = pa.array([b"a", b"\xff", b"c"]).view(pa.string())
-    assert [type(row) for row in read("p.parquet", pa.table({"prompt": broken}))] == [InputRow, ErrorRow, InputRow]
 
 
 def test_overrides_come_from_objects_structs_and_json_text(read: Read) -> None:
@@ -480,6 +470,15 @@ def test_the_format_is_known_by_the_file_name_and_openai_batches_by_their_first_
         resolve_options(list_files([plain, write("p.csv", b"")]), InputOptions())
     with pytest.raises(ValueError, match="does not tell its format"):
         resolve_options(list_files(write("README.md", b"")), InputOptions())
+
+
+@pytest.mark.parametrize("name", ["in.jsonl", "in.csv", "in.parquet"])
+def test_rows_are_counted_up_to_a_limit(write: Write, name: str) -> None:
+    table = to_parquet(pa.table({"prompt": [*"abc"]}))
+    content = {"in.jsonl": b'{"prompt": "a"}\n' * 3, "in.csv": b"prompt\na\nb\nc\n", "in.parquet": table}[name]
+    files = list_files([write(f"{folder}/{name}", content) for folder in ("one", "two")])
+    options = resolve_options(files, InputOptions())
+    assert [count_rows(files, options, most) for most in (1, 3, 4, 6, 7)] == [1, 3, 4, 6, 6]
 
 
 def test_a_unit_of_a_text_file_counts_its_rows_bytes_and_tokens(write: Write) -> None:
