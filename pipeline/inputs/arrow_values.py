@@ -48,13 +48,13 @@ def base64_text(value: bytes) -> str:
 
 
 def shown_rows(table: pa.Table, columns: Sequence[str]) -> list[tuple[str, ...]]:
-    """Return the values of these columns in each row, as a table for people has them."""
+    """Return the values of these columns in each row, as `shown_values` writes them."""
     shown = [shown_values(table[name]) for name in columns]
     return list(zip(*shown, strict=True)) if shown else [()] * table.num_rows
 
 
 def shown_values(values: Cells) -> list[str]:
-    """Return each cell for people: text as it is, bytes as base64, lists and objects as JSON, and null as (none)."""
+    """Return each cell as people read it: text as it is, bytes as base64, lists and objects as JSON, null as (none)."""
     return [_shown(cell) for cell in plain_values(values, _text_or_base64)]
 
 
