@@ -11,12 +11,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipeline.errors import ErrorRow
-from pipeline.inputs.carried import carried_types
 from pipeline.inputs.files import list_files
 from pipeline.inputs.options import InputOptions, resolve_options
-from pipeline.inputs.rows import InputRow, read_unit
+from pipeline.inputs.rows import InputRow
 from pipeline.inputs.units import plan_units
-from tests.pipeline.made_up import read_all
+from tests.pipeline.made_up import read_all, sound
 
 Write = Callable[[str, bytes], str]
 _LINES = b'{"prompt": "a"}\n{"prompt": "b"}\n'
@@ -128,12 +127,8 @@ def test_column_names_with_dots_and_a_frames_index_are_columns_like_others(write
     path = write("in.parquet", b"")
     table = pa.table({"a": ["1"], "a.b": ["2"], "s": [{"x.y": "3"}], "__index_level_0__": [4]})
     pq.write_table(table, path, use_deprecated_int96_timestamps=True)
-    options = InputOptions("parquet", prompt_template="{a}{s}", carry_columns=("all",))
-    files = list_files(path)
-    types = carried_types(files, options)
-    (unit,) = plan_units(files, options, 9)
-    (row,) = read_unit(unit, InputOptions("parquet", prompt_template="{a} {s}", template_columns=()), types)
-    assert isinstance(row, InputRow)
+    options = InputOptions("parquet", prompt_template="{a} {s}", carry_columns=("all",), template_columns=())
+    row = sound(*read_all(list_files(path), options, 9))
     assert row.prompt == '1 {"x.y": "3"}'
     assert {name: cell.to_pylist() for name, cell in row.carried.items()} == {
         name: table[name].to_pylist() for name in table.column_names

@@ -24,7 +24,7 @@ from pipeline.inputs.units import count_rows, plan_units
 from pipeline.schema import errors_table
 from pipeline.storage.parquet import to_parquet
 from tests.pipeline.made_up import error as error_of
-from tests.pipeline.made_up import read_all, unit
+from tests.pipeline.made_up import failed, read_all, sound, unit
 
 Write = Callable[[str, bytes], str]
 Read = Callable[..., list[InputRow | ErrorRow]]
@@ -43,20 +43,10 @@ def read(write: Write) -> Read:
     return read_rows
 
 
-def sound(row: InputRow | ErrorRow) -> InputRow:
-    assert isinstance(row, InputRow), row
-    return row
-
-
 def carried(row: InputRow | ErrorRow) -> dict[str, Any]:
     """Return the carried values of a row; those of a table are Arrow arrays of one."""
     values = sound(row).carried.items()
     return {name: value.to_pylist()[0] if isinstance(value, pa.Array) else value for name, value in values}
-
-
-def failed(row: InputRow | ErrorRow) -> ErrorRow:
-    assert isinstance(row, ErrorRow), row
-    return row
 
 
 def prompts(rows: list[InputRow | ErrorRow]) -> list[str | None]:
@@ -202,10 +192,8 @@ def test_a_prompt_template_that_is_not_columns_in_braces_is_refused(template: st
 
 def _with_ids(paths: list[str]) -> tuple[pa.DataType, list[InputRow | ErrorRow]]:
     """Return the type of the ids in the column "key" of these files, and the rows."""
-    files = list_files(paths)
-    options = resolve_options(files, InputOptions(id_column="key"))
-    type_ = id_type(files, options)
-    return type_, [row for unit in plan_units(files, options, 2000) for row in read_unit(unit, options, {}, type_)]
+    files, options = list_files(paths), InputOptions(id_column="key")
+    return id_type(files, resolve_options(files, options)), read_all(files, options, 2000)
 
 
 def _keys(type_: pa.DataType, *values: object) -> bytes:
@@ -293,18 +281,14 @@ def test_a_carried_value_that_does_not_fit_its_type_is_an_error_row(write: Write
 
 def _carrying(path: str, column: str) -> list[InputRow | ErrorRow]:
     """Return the rows of a file with this column carried."""
-    files = list_files(path)
-    options = resolve_options(files, InputOptions(carry_columns=(column,)))
-    (unit,) = plan_units(files, options, 2000)
-    return list(read_unit(unit, options, carried_types(files, options)))
+    return read_all(list_files(path), InputOptions(carry_columns=(column,)), 2000)
 
 
 def _carrying_all(paths: list[str], **more: str) -> tuple[dict[str, pa.DataType], list[InputRow | ErrorRow]]:
     """Return the types that `carry_columns: all` carries from these files, and the rows."""
     files = list_files(paths)
     options = resolve_options(files, InputOptions(id_column="key", carry_columns=("all",), **more))  # type: ignore[arg-type]
-    types = carried_types(files, options)
-    return types, [row for unit in plan_units(files, options, 2000) for row in read_unit(unit, options, types)]
+    return carried_types(files, options), read_all(files, options, 2000)
 
 
 ALL_COLUMNS = {"prompt": "x", "messages": None, "sampling": None, "key": "k", "kind": "c", "all": 1}

@@ -26,7 +26,7 @@ from pipeline.inputs.files import list_files
 from pipeline.inputs.options import InputOptions
 from pipeline.inputs.parquet_rows import to_rows
 from pipeline.inputs.rows import InputRow, RowPosition, read_row, read_unit
-from pipeline.inputs.units import WorkUnit, plan_units
+from pipeline.inputs.units import plan_units
 from pipeline.run.amend import amend_part
 from pipeline.run.commit import commit_part
 from pipeline.run.directory import RunDirectory
@@ -34,7 +34,7 @@ from pipeline.run.unit_rows import read_unit_rows
 from pipeline.schema import errors_table, generations_table
 from pipeline.storage.location import Location
 from tests.pipeline.inputs.every_type import EVERY_TYPE
-from tests.pipeline.made_up import RUN, error, generation
+from tests.pipeline.made_up import RUN, error, failed, generation, read_all, sound
 
 Write = Callable[[str, bytes], str]
 
@@ -44,27 +44,10 @@ def rows_of(tmp_path: Path) -> Callable[..., list[InputRow | ErrorRow]]:
     """A function that writes a table as Parquet and returns its rows."""
 
     def read(table: pa.Table, options: InputOptions | None = None) -> list[InputRow | ErrorRow]:
-        return _read(table, tmp_path / "in.parquet", options or InputOptions())[1]
+        pq.write_table(table, tmp_path / "in.parquet")
+        return read_all(list_files(str(tmp_path / "in.parquet")), options or InputOptions(), 100)
 
     return read
-
-
-def _read(table: pa.Table, path: Path, options: InputOptions) -> tuple[WorkUnit, list[InputRow | ErrorRow]]:
-    pq.write_table(table, path)
-    files, options = list_files(str(path)), replace(options, format="parquet")
-    types = carried_types(files, options)
-    (unit,) = plan_units(files, options, 100)
-    return unit, list(read_unit(unit, options, types, id_type(files, options)))
-
-
-def sound(row: InputRow | ErrorRow) -> InputRow:
-    assert isinstance(row, InputRow), row
-    return row
-
-
-def message(row: InputRow | ErrorRow) -> str:
-    assert isinstance(row, ErrorRow), row
-    return row.message
 
 
 # What an object is, and what its row says of it: the fields that other rows have are none of its own.
@@ -108,9 +91,9 @@ BAD_CELLS = {
 
 @pytest.mark.parametrize("problem", BAD_CELLS)
 def test_a_cell_without_a_plain_value_fails_its_row_alone(problem: str) -> None:
-    first, failed = to_rows(pa.table({"m": BAD_CELLS[problem]}))
-    assert isinstance(failed, RowError)
-    assert f"column 'm' cannot be read: {problem}" in failed.message
+    first, bad = to_rows(pa.table({"m": BAD_CELLS[problem]}))
+    assert isinstance(bad, RowError)
+    assert f"column 'm' cannot be read: {problem}" in bad.message
     assert isinstance(first, RowError) == problem.startswith("values of the type")
 
 
@@ -146,9 +129,9 @@ def test_bytes_that_are_no_text_are_refused_by_the_name_of_their_column(column: 
     nested = [{"a": [b"x"]}, {"a": [b"\xff"]}]
     table = pa.table({**plain, column: [b"x", b"\xff"] if column in plain else nested})
     options = InputOptions(id_column="key", template_columns=("mood",))
-    failed = rows_of(table, options)[1]
-    assert message(failed).startswith(f"column {column!r} has bytes that are not UTF-8, which are no text; write text")
-    assert failed.id == (None if column == "key" else "k")
+    bad = failed(rows_of(table, options)[1])
+    assert bad.message.startswith(f"column {column!r} has bytes that are not UTF-8, which are no text; write text")
+    assert bad.id == (None if column == "key" else "k")
 
 
 def test_bytes_that_are_no_text_are_carried_beside_a_prompt_of_bytes(rows_of: Any) -> None:
@@ -239,29 +222,28 @@ def test_a_gap_in_a_prompt_template_is_an_error_row(rows_of: Any) -> None:
     table = pa.table({"x": [1.5, float("nan")]})
     good, gap = rows_of(table, InputOptions(prompt_template="{x}"))
     assert sound(good).prompt == "1.5"
-    assert message(gap) == "prompt_template: column 'x' is NaN"
+    assert failed(gap).message == "prompt_template: column 'x' is NaN"
 
 
 def _generations(rows: list[InputRow | ErrorRow]) -> list[dict[str, Any]]:
     return [generation(sound(row).row_id) | {"draft_rounds": None} | sound(row).carried for row in rows]
 
 
-def test_a_carried_column_of_any_type_comes_out_as_it_was_from_every_command(tmp_path: Path) -> None:
+def test_a_carried_column_of_any_type_comes_out_as_it_was_from_every_command(rows_of: Any, tmp_path: Path) -> None:
     """The second of three rows, which is null, fails at first, and is added by a retry."""
     table = pa.table({"prompt": ["x"] * 3, **EVERY_TYPE})
     options = InputOptions(carry_columns=tuple(EVERY_TYPE), template_columns=())
-    unit, rows = _read(table, tmp_path / "in.parquet", options)
+    first, null, last = rows_of(table, options)
     given = pq.read_table(tmp_path / "in.parquet").select(list(EVERY_TYPE))
     given = given.set_column(given.column_names.index("category"), "category", given["category"].cast(pa.string()))
-    types = carried_types(list_files(str(tmp_path / "in.parquet")), replace(options, format="parquet"))
+    files, options = list_files(str(tmp_path / "in.parquet")), replace(options, format="parquet")
+    types, (unit,) = carried_types(files, options), plan_units(files, options, 100)
     run = {**RUN, "carried": json.loads(json.dumps(types_to_dict(types)))}
     assert types_from_dict(run["carried"]) == types
     run_directory = RunDirectory.create(str(tmp_path / "run"), run, [unit])
 
-    first, null, last = rows
     part = generations_table(_generations([first, last]), run_directory.generations_schema)
-    failed = errors_table([error(unit, 1)])
-    commit_part(run_directory, unit, part, failed, count_generations(part, 1), attempt=0)
+    commit_part(run_directory, unit, part, errors_table([error(unit, 1)]), count_generations(part, 1), attempt=0)
     amend_part(run_directory, unit, generations_table(_generations([null]), run_directory.generations_schema), [])
 
     def assert_same(found: pa.Table) -> None:
@@ -306,8 +288,7 @@ def test_a_column_of_nothing_but_nulls_has_the_type_that_other_files_give_it(tmp
     files = list_files(str(tmp_path))
     options = InputOptions(format="parquet", id_column="key", carry_columns=("kind",), template_columns=())
     assert (carried_types(files, options), id_type(files, options)) == ({"kind": pa.string()}, pa.int64())
-    units = plan_units(files, options, 9)
-    rows = [row for unit in units for row in read_unit(unit, options, {"kind": pa.string()}, pa.int64())]
+    rows = read_all(files, options, 9)
     assert [sound(row).user_id for row in rows] == [None, 7]
     part = generations_table(_generations(rows), pa.schema([("kind", pa.string())]))
     assert part["kind"].to_pylist() == [None, "k"]
