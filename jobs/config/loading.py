@@ -204,12 +204,12 @@ def _existing(value: str, said: str) -> Path:
 
 def _check_mapping(yaml_file: Path) -> None:
     try:
-        content = yaml.safe_load(yaml_file.read_text(encoding="utf-8"))
+        node = yaml.compose(yaml_file.read_text(encoding="utf-8"), yaml.SafeLoader)
     except (yaml.YAMLError, UnicodeDecodeError):
         return  # reported where the settings read it
-    _refuse_key_twice(yaml_file, yaml.compose(yaml_file.read_text(encoding="utf-8"), yaml.SafeLoader))
-    if content is not None and not isinstance(content, dict):
-        raise ValueError(f"{yaml_file} must hold sections (input:, output:, ...), got a {type(content).__name__}")
+    _refuse_key_twice(yaml_file, node)
+    if node is not None and not isinstance(node, yaml.MappingNode):
+        raise ValueError(f"{yaml_file} must hold sections (input:, output:, ...), got a {node.id}")
 
 
 def _refuse_key_twice(yaml_file: Path, node: yaml.Node | None, section: str = "") -> None:
