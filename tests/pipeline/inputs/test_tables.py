@@ -252,6 +252,7 @@ def test_a_carried_column_of_any_type_comes_out_as_it_was_from_every_command(row
             assert found[name].combine_chunks().equals(given[name].combine_chunks()) or "nan" in name, name
             assert str(found[name].to_pylist()) == str(given[name].to_pylist()), name
 
+    assert_same(pq.read_table(run_directory.part_path(0).path))
     assert_same(read_unit_rows(run_directory, unit).generations)
     compaction = Compaction(run_directory, Location.parse(str(tmp_path / "compacted")), Cut(max_rows=2))
     compaction.finish(list(compaction.files()))
