@@ -208,8 +208,9 @@ def _check_mapping(yaml_file: Path) -> None:
     except (yaml.YAMLError, UnicodeDecodeError):
         return  # reported where the settings read it
     _refuse_key_twice(yaml_file, node)
+    found = "a list" if isinstance(node, yaml.SequenceNode) else "a text"
     if node is not None and not isinstance(node, yaml.MappingNode):
-        raise ValueError(f"{yaml_file} must hold sections (input:, output:, ...), got a {node.id}")
+        raise ValueError(f"{yaml_file} must hold sections (input:, output:, ...), got {found}")
 
 
 def _refuse_key_twice(yaml_file: Path, node: yaml.Node | None, section: str = "") -> None:
