@@ -4,11 +4,11 @@ Of a run of scores it is their perplexity. With --html it is written as a page t
 """
 
 import argparse
+import math
 import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import pyarrow as pa
 import pyarrow.dataset as ds
 from rich.console import Console
 from rich.table import Table
@@ -19,7 +19,7 @@ from jobs.driver.progress import format_length, format_rate
 from jobs.driver.scores import scores_table
 from jobs.driver.summary import print_why_inexact
 from pipeline.counts import Counts, count_generations
-from pipeline.inputs.arrow_values import plain_values, shown_values
+from pipeline.inputs.arrow_values import Cells, plain_values, shown_values
 from pipeline.run.directory import RunDirectory
 from pipeline.run.unit_rows import pick_rows
 from pipeline.storage.location import Location
@@ -108,10 +108,10 @@ def acceptance_by(run_directory: RunDirectory, columns: Sequence[str]) -> Iterat
         yield tuple(str(value) for _, value in group), counts
 
 
-def _sortable(column: "pa.ChunkedArray[Any]") -> list[tuple[int, Any]]:
+def _sortable(column: Cells) -> list[tuple[int, Any]]:
     """Return values that can be compared and hashed: numbers as they are, all others as text behind them."""
     pairs = zip(plain_values(column), shown_values(column), strict=True)
-    return [(0, value) if isinstance(value, int | float) else (1, str(text)) for value, text in pairs]
+    return [(0, v) if isinstance(v, int | float) and not math.isnan(v) else (1, text) for v, text in pairs]
 
 
 def cells(counts: Counts) -> list[str]:

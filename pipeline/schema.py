@@ -112,11 +112,7 @@ SCORE_COLUMNS = (
     Column("logprob", pa.float64(), "Log-probability of the text: the sum of `logprobs`."),
     Column("perplexity", pa.float64(), "exp(-logprob / num_output_tokens); of many rows, that of the sums."),
     Column("is_greedy", pa.bool_(), "Whether each token is the most likely one at its place."),
-    Column(
-        "probability",
-        pa.float64(),
-        "Share of exp(logprob) in its sum over the row's candidates or labels.",
-    ),
+    Column("probability", pa.float64(), "Share of exp(logprob) in its sum over the row's candidates or labels."),
     Column("is_best", pa.bool_(), "Whether it is the best of them by `score.best_by`; the first one of equal ones is."),
     Column(
         "candidate_logprobs",

@@ -30,6 +30,7 @@ _ENV_PREFIX = "DRAY_"
 _ENGINE_VARIABLES = ("DRAY_CACHE", "DRAY_GRAPHS", "DRAY_KERNELS", "DRAY_KERNELS_MARCH")  # decoding reads these itself
 # What pydantic puts behind the name of a field in errors: the member of a union, a single value or a list of them.
 _SINGLE, _LIST = re.compile(r"str|literal\[.*\]"), re.compile(r"(list|tuple)\[.*\]")
+_NO_NUMBER = "expected a number"
 _Config = TypeVar("_Config")
 
 
@@ -121,7 +122,8 @@ def _model_field(field: Field) -> Any:
         section = create_model(field.name, __base__=_Section, **inside)
         return section, ModelField(... if field.is_required else section(), description=field.description)
     annotation: Any = field.annotation
-    if annotation in (int, float) or ({int, float} & {*get_args(annotation)} and bool not in get_args(annotation)):
+    members = _members(annotation)
+    if (int in members or float in members) and bool not in members:
         annotation = Annotated[annotation, BeforeValidator(_no_bool)]
     default = ... if field.is_required else field.default
     if field.unit == "bytes":
@@ -135,10 +137,16 @@ def _model_field(field: Field) -> Any:
     return annotation, ModelField(default, description=field.description)
 
 
+def _members(annotation: Any) -> list[Any]:
+    """Return the types that an annotation is made of, such as int and None of `int | None`."""
+    return [member for each in get_args(annotation) for member in _members(each)] or [annotation]
+
+
 def _no_bool(value: Any) -> Any:
-    """Return the value. Raises ValueError for true and false, which pydantic takes for 1 and 0."""
-    if isinstance(value, bool):
-        raise ValueError("expected a number")
+    """Return a number, or several. Raises ValueError for true and false, which pydantic takes for 1 and 0."""
+    each = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else [value]
+    if any(isinstance(number, bool) for number in each):
+        raise ValueError(_NO_NUMBER)
     return value
 
 
@@ -196,12 +204,13 @@ def _existing(value: str, said: str) -> Path:
 
 def _check_mapping(yaml_file: Path) -> None:
     try:
-        content = yaml.safe_load(yaml_file.read_text(encoding="utf-8"))
+        node = yaml.compose(yaml_file.read_text(encoding="utf-8"), yaml.SafeLoader)
     except (yaml.YAMLError, UnicodeDecodeError):
         return  # reported where the settings read it
-    _refuse_key_twice(yaml_file, yaml.compose(yaml_file.read_text(encoding="utf-8"), yaml.SafeLoader))
-    if content is not None and not isinstance(content, dict):
-        raise ValueError(f"{yaml_file} must hold sections (input:, output:, ...), got a {type(content).__name__}")
+    _refuse_key_twice(yaml_file, node)
+    found = "a list" if isinstance(node, yaml.SequenceNode) else "a text"
+    if node is not None and not isinstance(node, yaml.MappingNode):
+        raise ValueError(f"{yaml_file} must hold sections (input:, output:, ...), got {found}")
 
 
 def _refuse_key_twice(yaml_file: Path, node: yaml.Node | None, section: str = "") -> None:
@@ -264,7 +273,7 @@ def _explain(error: ValidationError, kind: type) -> str:
                 what = problem["msg"].lower()
         if problem["type"] not in ("missing", "extra_forbidden"):
             got[name] = f", got {problem['input']!r}"
-            if isinstance(problem["input"], bool):
+            if isinstance(problem["input"], bool) or what == _NO_NUMBER:
                 got[name] += " (YAML takes yes, no, on and off for true and false: put them in quotes)"
         problems.setdefault(name, []).append(what)
     lines = [f"  {name}: {' or '.join(whats)}{got.get(name, '')}" for name, whats in problems.items()]

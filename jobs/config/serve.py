@@ -109,9 +109,7 @@ class ServeConfig:
         """Return how an engine takes requests."""
         probe_timeout_s = 0.9 * self.serve.deployment.health_timeout_s
         return replace(
-            self.serve.replica,
-            probe_timeout_s=probe_timeout_s,
-            num_reserved=self.serve.batches.reserved_slots,
+            self.serve.replica, probe_timeout_s=probe_timeout_s, num_reserved=self.serve.batches.reserved_slots
         )
 
     def edge_settings(self) -> EdgeSettings:

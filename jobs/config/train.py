@@ -59,15 +59,8 @@ class WorthSettings:
 
     def worth(self) -> Worth | None:
         """Return what is known of the run; None if nothing was given."""
-        tokens, rate, before, after = (
-            self.remaining_tokens,
-            self.tokens_per_second,
-            self.length_before,
-            self.length_after,
-        )
-        if tokens is None or rate is None or before is None or after is None:
-            return None
-        return Worth(tokens, rate, before, after)
+        given = [getattr(self, name) for name in self.__dataclass_fields__]
+        return None if None in given else Worth(*given)
 
 
 @dataclass(frozen=True, kw_only=True)

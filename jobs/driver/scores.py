@@ -3,7 +3,6 @@
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import repeat
 from typing import Any
 
 import pyarrow as pa
@@ -11,7 +10,7 @@ import pyarrow.dataset as ds
 from rich.table import Table
 from rich.text import Text
 
-from pipeline.inputs.arrow_values import shown_values
+from pipeline.inputs.arrow_values import shown_rows
 from pipeline.run.directory import RunDirectory
 from pipeline.text.visible import visible
 
@@ -53,9 +52,7 @@ def scores_by(run_directory: RunDirectory, columns: Sequence[str]) -> Iterator[t
         raise ValueError(f"the output has no column {missing[0]!r}; it has {', '.join(parts.schema.names)}")
     for fragment in parts.get_fragments():
         table: pa.Table = fragment.to_table(columns=[*dict.fromkeys([*columns, *_COLUMNS])])
-        shown = [map(str, shown_values(table[name])) for name in columns]
-        of_rows = zip(*shown, strict=True) if shown else repeat((), table.num_rows)
-        for group, row in zip(of_rows, table.select(_COLUMNS).to_pylist(), strict=True):
+        for group, row in zip(shown_rows(table, columns), table.select(_COLUMNS).to_pylist(), strict=True):
             groups[group] = groups.get(group, Scores()) + _scores_of(row)
     yield from sorted(groups.items())
 

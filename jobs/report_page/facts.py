@@ -19,7 +19,7 @@ from jobs.report_page.marked_text import rounds_of
 from jobs.report_page.recorded_rounds import RecordedRounds
 from jobs.report_page.timeline import Timeline, UnitTime
 from pipeline.counts import COUNTED_COLUMNS, Counts, count_generations
-from pipeline.inputs.arrow_values import shown_values
+from pipeline.inputs.arrow_values import shown_rows
 from pipeline.run.commit import Work, receipt_of, work_of
 from pipeline.run.directory import RunDirectory
 from pipeline.run.unit_rows import pick_rows, read_ahead
@@ -198,13 +198,9 @@ def _read_part(run_directory: RunDirectory, unit_id: int, columns: Sequence[str]
 
 def _by_values(table: pa.Table, columns: Sequence[str]) -> Iterator[tuple[str, pa.Table]]:
     """Yield the rows of each combination of values of these columns, under the values' names."""
-    if not columns:
-        yield "", table
-        return
-    values = zip(*(shown_values(table[name]) for name in columns), strict=True)
     rows: dict[str, list[int]] = {}
-    for index, each in enumerate(values):
-        rows.setdefault(", ".join("(none)" if value is None else value for value in each), []).append(index)
+    for index, values in enumerate(shown_rows(table, columns)):
+        rows.setdefault(", ".join(values), []).append(index)
     for name, indices in rows.items():
         yield name, pick_rows(table, indices)
 

@@ -47,11 +47,7 @@ def on_one_line(text: str) -> str:
     return text.replace("\r", "").replace("\n", "↵")
 
 
-def quoted(text: str) -> str:
-    """Return a text as a shell reads it as one word."""
-    return shlex.quote(text)
-
-
 FILTERS: dict[str, Callable[..., str]] = {
-    each.__name__: each for each in (count, share, two, duration, size, percent, on_one_line, quoted)
+    each.__name__: each for each in (count, share, two, duration, size, percent, on_one_line)
 }
+FILTERS["quoted"] = shlex.quote

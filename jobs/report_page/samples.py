@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import repeat
 from typing import Any
 
 import pyarrow as pa
 
 from jobs.report_page.marked_text import Piece, RoundOfText, marked_text, rounds_of
-from pipeline.inputs.arrow_values import shown_values
+from pipeline.inputs.arrow_values import shown_rows
 from pipeline.inputs.units import WorkUnit
 from pipeline.run.directory import RunDirectory
 from pipeline.run.row_sample import NUM_SAMPLED, RowSample
@@ -81,8 +80,7 @@ def samples_of_row(
 ) -> list[Sample]:
     """Return the samples of a row of a unit, or the one that stands for its error; [] if the row is in neither."""
     table = _with_id(rows.generations, row_id)
-    shown = [map(str, shown_values(table[name])) for name in by]
-    kinds = map(", ".join, zip(*shown, strict=True)) if shown else repeat("", table.num_rows)
+    kinds = map(", ".join, shown_rows(table, by))
     own = table.select([name for name in table.column_names if name in (*_COLUMNS, *_OPTIONAL)]).to_pylist()
     found = [_sample(row, kind, codec, max_tokens) for row, kind in zip(own, kinds, strict=True)]
     return found or [

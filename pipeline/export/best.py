@@ -52,7 +52,7 @@ def _best_places(
     run_directory: RunDirectory, by: str, group: str, *, lowest: bool
 ) -> tuple[set[tuple[int, int]], int, int]:
     """Return (row_id, sample) of the best row of each group, how many rows have a value, and how many have none."""
-    found: dict[str | None, tuple[float, tuple[int, int]]] = {}
+    found: dict[str, tuple[float, tuple[int, int]]] = {}
     num_compared = num_without = 0
     names = list(dict.fromkeys(["row_id", "sample", by, group]))
     for rows in each_unit(run_directory, run_directory.units(), names):

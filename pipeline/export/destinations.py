@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import re
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, RepoFile
 from huggingface_hub.errors import HTTPError, RepositoryNotFoundError, RevisionNotFoundError
@@ -77,7 +78,11 @@ class Folder:
 
     def present(self) -> dict[str, str]:
         """List the files with their sha256."""
-        return {name: self._sha256(name) for name in sorted(self.location.files())}
+        found = {}
+        for name in sorted(self.location.files()):
+            with self.location.child(name).open_file() as stream:
+                found[name] = hashlib.file_digest(cast(Any, stream), "sha256").hexdigest()
+        return found
 
     def says(self, file: Path) -> list[str]:
         """Return the sha256 of the file."""
@@ -97,18 +102,10 @@ class Folder:
         """Write one file after the other, each whole or not at all, and then remove the older ones."""
         for name, file in files.items():
             with file.open("rb") as source, replacement(self.location.child(name)) as stream:
-                while chunk := source.read(_CHUNK):
-                    stream.write(chunk)
+                shutil.copyfileobj(source, stream, _CHUNK)
             yield name
         for name in older:
             self.location.child(name).remove()
-
-    def _sha256(self, name: str) -> str:
-        digest = hashlib.sha256()
-        with self.location.child(name).open_file() as stream:
-            while chunk := stream.read(_CHUNK):
-                digest.update(chunk)
-        return digest.hexdigest()
 
 
 @dataclass(frozen=True)

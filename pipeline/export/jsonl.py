@@ -42,7 +42,7 @@ def export_jsonl(run_directory: RunDirectory, path: str, errors_path: str | None
         errors_stream = files.enter_context(replacement(Location.parse(errors_path))) if errors_path else None
         for rows in each_unit(run_directory, run_directory.units(), columns):
             for row in _dicts(rows.generations.select(columns), carried):
-                _write(stream, _readable(row, carried))
+                _write(stream, row)
             for row in _dicts(rows.errors, {}):
                 if errors_stream is not None:
                     _write(errors_stream, row)
@@ -54,17 +54,11 @@ def export_jsonl(run_directory: RunDirectory, path: str, errors_path: str | None
 def _dicts(table: pa.Table, carried: Mapping[str, pa.DataType]) -> Iterator[dict[str, Any]]:
     for batch in table.to_batches(max_chunksize=1024):
         columns = {name: batch[name].to_pylist() for name in table.column_names if name not in carried}
-        columns |= {name: plain_values(batch[name], base64_text) for name in carried}
+        for name, type_ in carried.items():
+            cells = plain_values(batch[name], base64_text)
+            columns[name] = [c if c is None else json.loads(c) for c in cells] if type_ == JSON_TEXT else cells
         for row in zip(*columns.values(), strict=True):
             yield dict(zip(columns, row, strict=True))
-
-
-def _readable(row: Mapping[str, Any], carried: Mapping[str, pa.DataType]) -> dict[str, Any]:
-    """Return the row with the JSON text of carried columns parsed."""
-    return {
-        name: json.loads(value) if value is not None and carried.get(name) == JSON_TEXT else value
-        for name, value in row.items()
-    }
 
 
 def _write(stream: IO[bytes], row: Mapping[str, Any]) -> None:

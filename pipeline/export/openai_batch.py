@@ -83,7 +83,7 @@ def export_results(
         if unit.unit_id in committed:
             return read_unit_rows(run_directory, unit)
         assert not_run is not None
-        return [_not_run_line(row_id, custom_id, not_run) for row_id, custom_id in _rows_of(unit)]
+        return [_error_line(*ids, not_run.code, not_run.message) for ids in _rows_of(unit)]
 
     num_results = num_errors = 0
     for found in read_ahead(read, run_directory.units()):
@@ -101,8 +101,8 @@ def _rows_of(unit: WorkUnit) -> Iterator[tuple[int, str | int | None]]:
         yield row.row_id, row.id if isinstance(row, ErrorRow) else row.user_id
 
 
-def _not_run_line(row_id: int, custom_id: str | int | None, not_run: NotRun) -> dict[str, Any]:
-    error = {"code": not_run.code, "message": not_run.message}
+def _error_line(row_id: int, custom_id: str | int | None, code: str, message: str) -> dict[str, Any]:
+    error = {"code": code, "message": message}
     return {"id": f"batch_req_{row_id:x}", "custom_id": custom_id, "response": None, "error": error}
 
 
@@ -123,19 +123,13 @@ def _as_answer(line: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _unit_lines(rows: UnitRows, model: str, codec: TextCodec) -> Iterator[dict[str, Any]]:
-    lines = {error["row_id"]: _error_line(error) for error in rows.errors.to_pylist()}
+    lines = {
+        row["row_id"]: _error_line(row["row_id"], _custom_id(row), _ERROR_CODES[row["stage"]], row["message"])
+        for row in rows.errors.to_pylist()
+    }
     for row_id, samples in groupby(rows.generations.to_pylist(), key=lambda row: row["row_id"]):
         lines[row_id] = _response_line(list(samples), model, codec)
     yield from (lines[row_id] for row_id in sorted(lines))
-
-
-def _error_line(error: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        "id": f"batch_req_{error['row_id']:x}",
-        "custom_id": _custom_id(error),
-        "response": None,
-        "error": {"code": _ERROR_CODES[error["stage"]], "message": error["message"]},
-    }
 
 
 def _response_line(samples: list[dict[str, Any]], model: str, codec: TextCodec) -> dict[str, Any]:

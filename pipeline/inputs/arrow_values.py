@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Callable, Iterator
-from datetime import UTC, date, datetime, timedelta, tzinfo
+from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, date, datetime, timedelta
+from functools import partial
 from typing import Any, TypeAlias, cast
 
 import pyarrow as pa
@@ -21,8 +22,9 @@ _EPOCH = datetime(1970, 1, 1)
 _MESSAGE = {"role", "content"}  # fields of a struct that is a message
 _BYTES = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_binary_view, pa.types.is_fixed_size_binary)
 _OTHER_LISTS = (pa.types.is_fixed_size_list, pa.types.is_list_view, pa.types.is_large_list_view)
-_TEXTS = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
-_AS_PYTHON_HAS_THEM = (*_TEXTS, pa.types.is_null, pa.types.is_boolean, pa.types.is_integer, pa.types.is_floating)
+_TEXTS = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view, pa.types.is_null)
+_AS_PYTHON_HAS_THEM = (*_TEXTS, pa.types.is_boolean, pa.types.is_integer, pa.types.is_floating)
+_TIMES = (pa.types.is_time, pa.types.is_timestamp, pa.types.is_duration)
 
 
 def text_if_utf8(value: bytes) -> str | bytes:
@@ -45,8 +47,14 @@ def base64_text(value: bytes) -> str:
     return base64.b64encode(value).decode("ascii")
 
 
-def shown_values(values: Cells) -> list[str | None]:
-    """Return each cell as a table for people has it: text as it is, lists and objects as JSON, bytes as base64."""
+def shown_rows(table: pa.Table, columns: Sequence[str]) -> list[tuple[str, ...]]:
+    """Return the values of these columns in each row, as `shown_values` writes them."""
+    shown = [shown_values(table[name]) for name in columns]
+    return list(zip(*shown, strict=True)) if shown else [()] * table.num_rows
+
+
+def shown_values(values: Cells) -> list[str]:
+    """Return each cell as people read it: text as it is, bytes as base64, lists and objects as JSON, null as (none)."""
     return [_shown(cell) for cell in plain_values(values, _text_or_base64)]
 
 
@@ -56,7 +64,7 @@ def is_text(type_: pa.DataType) -> bool:
         type_ = type_.value_type
     if isinstance(type_, pa.BaseExtensionType) and not isinstance(type_, pa.UuidType):
         type_ = type_.storage_type
-    return _is(type_, (*_TEXTS, *_BYTES, pa.types.is_null))
+    return _is(type_, (*_TEXTS, *_BYTES))
 
 
 def plain_values(values: Cells, of_bytes: Callable[[bytes], Any] = text_if_utf8) -> list[Any]:
@@ -69,7 +77,7 @@ def plain_values(values: Cells, of_bytes: Callable[[bytes], Any] = text_if_utf8)
     if isinstance(values, pa.ExtensionArray) and not isinstance(values.type, pa.UuidType | pa.Bool8Type):
         return plain_values(values.storage, of_bytes)
     if isinstance(values, pa.DictionaryArray):
-        return _each(plain_values(values.dictionary, of_bytes).__getitem__, values.indices)
+        return plain_values(values.dictionary_decode(), of_bytes)
     if isinstance(values, pa.StructArray):
         return list(_structs(values, of_bytes))
     if isinstance(values, pa.MapArray):
@@ -79,7 +87,11 @@ def plain_values(values: Cells, of_bytes: Callable[[bytes], Any] = text_if_utf8)
         return list(_inner(values, values.values, of_bytes))
     if _is(values.type, _OTHER_LISTS):
         return [plain_values(cell.values, of_bytes) if cell.is_valid else None for cell in cast(Any, values)]
-    return _each(_reader(values.type, of_bytes), values)
+    read = _reader(values.type, of_bytes)
+    if _is(values.type, _TIMES):  # as numbers: Python's times have no nanoseconds
+        values = values.view(pa.int32() if cast(Any, values.type).bit_width == 32 else pa.int64())
+    cells = values.to_pylist()
+    return cells if read is None else [None if cell is None else read(cell) for cell in cells]
 
 
 def _text_or_base64(value: bytes) -> str:
@@ -87,47 +99,27 @@ def _text_or_base64(value: bytes) -> str:
     return text if isinstance(text, str) else base64_text(value)
 
 
-def _shown(cell: Any) -> str | None:
-    if isinstance(cell, dict | list):
-        return json.dumps(cell, ensure_ascii=False)
-    return None if cell is None else str(cell)
+def _shown(cell: Any) -> str:
+    if cell is None:
+        return "(none)"
+    return json.dumps(cell, ensure_ascii=False) if isinstance(cell, dict | list) else str(cell)
 
 
 def _reader(type_: pa.DataType, of_bytes: Callable[[bytes], Any]) -> Callable[[Any], Any] | None:
-    """Return what makes the plain value of a Python value of a type that holds no others; None if they are the same."""
+    """Return what makes the plain value of a cell of a type that holds no others; None if Python's value is it."""
     if isinstance(type_, pa.UuidType):
         return str
     if _is(type_, _BYTES):
         return of_bytes
     if pa.types.is_decimal(type_):
-        return lambda number: format(number, "f")
+        return "{:f}".format
     if pa.types.is_date(type_):
         return date.isoformat
-    if _counts_units(type_):
-        return _moment_reader(type_)
+    if _is(type_, _TIMES):
+        return partial(_time, type_)
     if isinstance(type_, pa.Bool8Type) or _is(type_, _AS_PYTHON_HAS_THEM):
         return None
     raise ValueError(f"values of the type {type_} have no form as text; store them as text")
-
-
-def _moment_reader(type_: Any) -> Callable[[int], str]:
-    """Return what writes a number of units of time as ISO 8601 has it, exactly."""
-    per_second = _PER_SECOND[type_.unit]
-    if pa.types.is_duration(type_):
-        return lambda number: _duration(number, per_second)
-    if pa.types.is_time(type_):
-        return lambda number: (
-            (_EPOCH + timedelta(seconds=number // per_second)).time().isoformat() + _fraction(number, per_second)
-        )
-    zone = None if type_.tz is None else pa.lib.string_to_tzinfo(type_.tz)
-    return lambda number: _timestamp(number, per_second, zone)
-
-
-def _each(read: Callable[[Any], Any] | None, values: pa.Array[Any]) -> list[Any]:
-    if _counts_units(values.type):  # Python's times have no nanoseconds
-        values = values.view(pa.int32() if values.type.bit_width == 32 else pa.int64())
-    cells = values.to_pylist()
-    return cells if read is None else [None if cell is None else read(cell) for cell in cells]
 
 
 def _structs(values: pa.StructArray, of_bytes: Callable[[bytes], Any]) -> Iterator[dict[str, Any] | None]:
@@ -142,13 +134,9 @@ def _structs(values: pa.StructArray, of_bytes: Callable[[bytes], Any]) -> Iterat
         yield {name: cell for name, cell in cells if cell is not None or name in kept} if is_there else None
 
 
-def _inner(
-    values: pa.ListArray[Any] | pa.LargeListArray[Any] | pa.MapArray[Any, Any],
-    inner: pa.Array[Any],
-    of_bytes: Callable[[bytes], Any],
-) -> Iterator[list[Any] | None]:
+def _inner(values: Any, inner: pa.Array[Any], of_bytes: Callable[[bytes], Any]) -> Iterator[list[Any] | None]:
     """Yield the part of the inner values that each list or map has."""
-    offsets = cast(list[int], values.offsets.to_pylist())
+    offsets = values.offsets.to_pylist()
     cells = plain_values(inner.slice(offsets[0], offsets[-1] - offsets[0]), of_bytes)
     for index, is_there in enumerate(values.is_valid().to_pylist()):
         start, end = offsets[index] - offsets[0], offsets[index + 1] - offsets[0]
@@ -162,31 +150,21 @@ def _object(keys: list[Any], items: list[Any]) -> dict[str, Any]:
     return dict(zip(texts, items, strict=True))
 
 
-def _counts_units(type_: pa.DataType) -> bool:
-    return pa.types.is_time(type_) or pa.types.is_timestamp(type_) or pa.types.is_duration(type_)
-
-
-def _timestamp(number: int, per_second: int, zone: tzinfo | None) -> str:
-    moment = _EPOCH + timedelta(seconds=number // per_second)
-    text = moment.isoformat() if zone is None else moment.replace(tzinfo=UTC).astimezone(zone).isoformat()
-    return text[:19] + _fraction(number, per_second) + text[19:]
-
-
-def _duration(number: int, per_second: int) -> str:
-    minutes, seconds = divmod(abs(number) // per_second, 60)
-    hours, minutes = divmod(minutes, 60)
-    days, hours = divmod(hours, 24)
-    counts = {"H": str(hours), "M": str(minutes), "S": f"{seconds}{_fraction(abs(number), per_second)}"}
-    clock = "".join(count + unit for unit, count in counts.items() if count != "0") or ("" if days else "0S")
-    return ("-" if number < 0 else "") + "P" + (f"{days}D" if days else "") + (f"T{clock}" if clock else "")
-
-
-def _fraction(number: int, per_second: int) -> str:
-    """Return the part of a second, as microseconds or nanoseconds; nothing for a whole one."""
-    nanoseconds = number % per_second * (10**9 // per_second)
-    if not nanoseconds:
-        return ""
-    return f".{nanoseconds:09d}" if nanoseconds % 1000 else f".{nanoseconds // 1000:06d}"
+def _time(type_: Any, number: int) -> str:
+    """Return the time, timestamp or duration of a number of units as ISO 8601 has it, exactly."""
+    is_duration = pa.types.is_duration(type_)
+    seconds, rest = divmod(abs(number) if is_duration else number, _PER_SECOND[type_.unit])
+    digits = f"{rest * (10**9 // _PER_SECOND[type_.unit]):09d}"
+    fraction = "." + digits.removesuffix("000") if rest else ""
+    if is_duration:
+        return f"{'-' if number < 0 else ''}PT{seconds}{fraction}S"
+    moment = _EPOCH + timedelta(seconds=seconds)
+    if pa.types.is_time(type_):
+        return f"{moment:%H:%M:%S}{fraction}"
+    if type_.tz is not None:
+        moment = moment.replace(tzinfo=UTC).astimezone(pa.lib.string_to_tzinfo(type_.tz))
+    text = moment.isoformat()
+    return text[:19] + fraction + text[19:]
 
 
 def _is(type_: pa.DataType, kinds: tuple[Callable[[pa.DataType], bool], ...]) -> bool:

@@ -109,8 +109,7 @@ def fit(what: str, value: Any, type_: pa.DataType) -> Any:
     except (ValueError, TypeError, OverflowError, pa.ArrowException):
         loses = True
     if loses:
-        shown = repr(value) if len(repr(value)) <= 80 else repr(value)[:80] + "..."
-        raise RowError("read", f"{what}: expected {type_}, got {shown}", "TypeError")
+        raise RowError("read", f"{what}: expected {type_}, got {value!r:.80}", "TypeError")
     return value
 
 

@@ -15,7 +15,8 @@ from pipeline.storage.location import Location, file_version
 
 # Files beside the data of a folder: about it, or another program's checksums.
 _BESIDE_DATA = re.compile(
-    r"(readme|licen[cs]e|notice|citation)(\..*)?|dataset_(infos?|dict)\.json|.*\.crc", re.IGNORECASE
+    r"(readme|licen[cs]e|notice|citation)(\.(bib|cff|html?|md|rst|txt))?|dataset_(infos?|dict)\.json|.*\.crc",
+    re.IGNORECASE,
 )
 
 

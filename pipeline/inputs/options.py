@@ -21,17 +21,13 @@ Format = Literal["auto", "parquet", "jsonl", "csv", "text", "openai_batch"]
 _ALL = ("all",)  # of carry_columns
 _REQUEST_COLUMNS = {"custom_id", "method", "url", "body"}  # of a line of an OpenAI batch
 
-_FORMAT_OF_EXTENSION: dict[str, Format] = {
-    "parquet": "parquet",
-    "pq": "parquet",
-    "jsonl": "jsonl",
-    "ndjson": "jsonl",
-    "json": "jsonl",
-    "csv": "csv",
-    "tsv": "csv",
-    "txt": "text",
-    "text": "text",
+_EXTENSIONS: dict[Format, str] = {
+    "parquet": "parquet pq",
+    "jsonl": "jsonl ndjson json",
+    "csv": "csv tsv",
+    "text": "txt text",
 }
+_FORMAT_OF_EXTENSION = {extension: format_ for format_, all_ in _EXTENSIONS.items() for extension in all_.split()}
 _MAX_BAD_LINES = 100  # before the first line that tells the format
 
 
@@ -149,15 +145,14 @@ def resolve_options(files: Sequence[InputFile], options: InputOptions) -> InputO
         raise ValueError(f"the input mixes formats: {examples}; name files of one format, with a glob such as *.jsonl")
     (format_,) = formats
     if format_ == "jsonl":
-        first_lines = (_first_line(file) for file in files)
-        first = next((line for line in first_lines if line is not None), {})
+        first = next(filter(None, map(first_object, files)), {})
         if {"custom_id", "url", "body"} <= first.keys():
             format_ = "openai_batch"
     return replace(options, format=format_)
 
 
-def _first_line(file: InputFile) -> dict[str, Any] | None:
-    """Return the first JSON object of a JSONL file; None if none of its first lines is one."""
+def first_object(file: InputFile) -> dict[str, Any] | None:
+    """Return the object on the first line of a file that has one; None if the first hundred have none."""
     with refuse_unreadable(file.path, "jsonl"):
         for line in islice(split_lines(Location.parse(file.path)), _MAX_BAD_LINES + 1):
             with suppress(ValueError, RecursionError):

@@ -100,11 +100,6 @@ def _csv_header(location: Location, separator: str) -> tuple[list[str], int]:
     if header is None:
         return [], 0
     try:
-        names = parse_csv(header.data, separator)
+        return parse_csv(header.data, separator), header.byte_end
     except (ValueError, csv.Error) as error:
         raise ValueError(f"{location.name}: the first record is no CSV header: {error}") from error
-    if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise ValueError(
-            f"{location.name}: the CSV header names {twice} more than once; give every column its own name"
-        )
-    return names, header.byte_end

@@ -76,20 +76,19 @@ def read_row(
         user_id = _user_id(record, options, id_type)
         _refuse_bytes(record, used_columns(options))
         prompt, messages, overrides, asked = _request(record, options)
-        fitted = carry(record, carried, options)
+        return InputRow(
+            row_id=position.row_id,
+            row_number=position.row_number,
+            user_id=user_id,
+            prompt=prompt,
+            messages=messages,
+            overrides=overrides,
+            columns=record,
+            carried=carry(record, carried, options),
+            asked=asked,
+        )
     except RowError as error:
         return position.error(error, user_id)
-    return InputRow(
-        row_id=position.row_id,
-        row_number=position.row_number,
-        user_id=user_id,
-        prompt=prompt,
-        messages=messages,
-        overrides=overrides,
-        columns=record,
-        carried=fitted,
-        asked=asked,
-    )
 
 
 def result_or_error(
@@ -180,8 +179,7 @@ def _request(
 ) -> tuple[str | list[int] | None, list[Any] | None, dict[str, Any], dict[str, Any]]:
     """Return (prompt, messages, overrides, what else is asked) of a row; one of the first two is None."""
     if options.format == "openai_batch":
-        prompt, chat, asked_sampling, fields = read_request(columns)
-        return prompt, chat, _given(asked_sampling), fields
+        return read_request(columns)
     messages: list[Any] | None = structure(columns, options.messages_column, "read", list, "a list")
     prompt = columns.get(options.prompt_column) if options.template is None else options.template.fill(columns)
     if messages is not None and prompt not in (None, ""):
@@ -191,8 +189,7 @@ def _request(
         raise RowError("read", f"the columns {names} are null or absent; the row has {sorted(columns)}", "KeyError")
     if messages is None and not isinstance(prompt, str):
         raise wrong_type("read", f"column {options.prompt_column!r}", "a string", prompt)
-    overrides = structure(columns, options.override_column, "params", dict, "an object") or {}
-    given = _given(overrides)
+    given = _given(structure(columns, options.override_column, "params", dict, "an object") or {})
     if messages is None:
         return prompt, None, given, {}
     own = {name: value for name, value in columns.items() if name not in (options.template_columns or ())}

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from pipeline.errors import RowError
 from pipeline.inputs.arrow_values import is_text
 from pipeline.inputs.files import InputFile, refuse_unreadable
-from pipeline.inputs.options import InputOptions
+from pipeline.inputs.options import InputOptions, first_object
 from pipeline.inputs.parquet_rows import parquet_schema, parquet_size
 from pipeline.inputs.records import file_columns, read_records, split_records
 from pipeline.storage.location import Location
@@ -98,7 +98,7 @@ def _row_ranges(file: InputFile, options: InputOptions, rows_per_unit: int) -> I
     location = Location.parse(file.path)
     with refuse_unreadable(file.path, options.format):
         _refuse_missing_columns(location, options)
-        _refuse_other_json(location, options)
+        _refuse_other_json(file, options)
         _refuse_prompts_of_another_type(location, options)
         ranges = _parquet_ranges if options.format == "parquet" else _text_ranges
         yield from ranges(location, options, rows_per_unit)
@@ -135,9 +135,8 @@ def _refuse_missing_columns(location: Location, options: InputOptions) -> None:
     if twice := sorted({name for name in present if present.count(name) > 1}):
         raise ValueError(f"{location.name}: it has the column {twice[0]!r} twice; give every column its own name")
     found = f"the file has {', '.join(present)}"
-    other = next((each for each in ";\t|" if options.format == "csv" and any(each in name for name in present)), None)
-    if other is not None:
-        found += f" (if {other!r} separates its fields, set csv_separator)"
+    if options.format == "csv" and (others := {*",;\t|"} & {*"".join(present)} - {options.csv_separator}):
+        found += f" (if {min(others)!r} separates its fields, set csv_separator)"
     if options.prompt_template is None and not {options.prompt_column, options.messages_column} & set(present):
         raise ValueError(
             f"{location.name}: neither a prompt column {options.prompt_column!r} nor a messages column "
@@ -150,23 +149,21 @@ def _refuse_missing_columns(location: Location, options: InputOptions) -> None:
         raise ValueError(f"{location.name}: no column {', '.join(map(repr, missing))}; {found}")
 
 
-def _refuse_other_json(location: Location, options: InputOptions) -> None:
-    """Raise ValueError for a file that is JSON, but no JSON lines, or whose first lines are all wrong."""
-    if options.format not in ("jsonl", "openai_batch"):
+def _refuse_other_json(file: InputFile, options: InputOptions) -> None:
+    """Raise ValueError for a file that is JSON, but no JSON lines, or whose first lines are all no objects."""
+    location = Location.parse(file.path)
+    line = next(split_records(location, options), None) if options.format in ("jsonl", "openai_batch") else None
+    start = b"" if line is None else line.data.lstrip()[:1]
+    if line is None or (start != b"[" and first_object(file) is not None):
         return
-    first = next(split_records(location, options), None)
-    records = list(islice(read_records(location, options), _NUM_SAMPLED_ROWS))
-    if first is None or not isinstance(records[0], RowError):
-        return
+    record = next(read_records(location, options))
+    assert isinstance(record, RowError), "it is no object"
     forms = {b"[": ("one JSON array", "jq -c '.[]'"), b"{": ("JSON over several lines", "jq -c .")}
-    start = first.data.lstrip()[:1]
-    if start == b"[" or all(isinstance(record, RowError) for record in records):
-        form, command = forms.get(start, ("", ""))
-        advice = f"; if it is {form}, this makes lines of it: {command} IN.json > OUT.jsonl" if form else ""
-        raise ValueError(
-            f"{location.name}: JSON lines have one object a line, and its first line is none: "
-            f"{records[0].message}{advice}"
-        )
+    form, command = forms.get(start, ("", ""))
+    advice = f"; if it is {form}, this makes lines of it: {command} IN.json > OUT.jsonl" if form else ""
+    raise ValueError(
+        f"{file.path}: JSON lines have one object a line, and its first line is none: {record.message}{advice}"
+    )
 
 
 def _refuse_prompts_of_another_type(location: Location, options: InputOptions) -> None:

@@ -112,12 +112,8 @@ def _check_unit(
     except (OSError, pa.ArrowException, ValueError, KeyError, TypeError) as error:
         return Counts(), [f"{where}: damaged, or no part of a run ({type(error).__name__}: {error})"], 0, {}
     if not generations.schema.equals(run_directory.generations_schema):
-        return (
-            Counts(),
-            [f"{where}: its columns are not those of a generations table: {generations.schema.names}"],
-            0,
-            {},
-        )
+        problem = f"its columns are not those of a generations table: {generations.schema.names}"
+        return Counts(), [f"{where}: {problem}"], 0, {}
     try:
         errors = run_directory.errors_schema.empty_table() if errors_bytes is None else table_of(errors_bytes)
         if not errors.schema.equals(run_directory.errors_schema):

@@ -78,8 +78,7 @@ def commit_part(
     """Write the rows of a unit and return its receipt; if another attempt has committed it, return that receipt.
 
     `engine` describes what generated the rows, for the footer: engines of one run may differ. `work` is for it, too.
-    Raises OSError if the
-    disk or store fails: nothing is committed then, and the unit can be tried again.
+    Raises OSError if the disk or store fails: nothing is committed then, and the unit can be tried again.
     """
     assert (counts.num_rows, counts.num_errors) == (unit.num_rows, errors.num_rows), "rows in must equal rows out"
     assert counts.num_generations == generations.num_rows

@@ -30,7 +30,7 @@ from pipeline.id_set import IdSet
 from pipeline.inputs.carried import types_from_dict
 from pipeline.inputs.units import WorkUnit
 from pipeline.run.manifest import ManifestSummary, manifest_parts, read_manifest, write_manifest
-from pipeline.schema import TEXT, ColumnSet, errors_schema, generations_schema
+from pipeline.schema import OPTIONAL_COLUMNS, TEXT, ColumnSet, errors_schema, generations_schema
 from pipeline.storage.location import Location
 from pipeline.storage.whole_file import create_file, replace_file
 
@@ -151,13 +151,7 @@ class RunDirectory:
     @property
     def column_sets(self) -> list[ColumnSet]:
         """Which optional columns data/ has."""
-        has: dict[ColumnSet, bool] = {
-            "rounds": self.has_rounds,
-            "parts": self.has_parts,
-            "turns": self.has_turns,
-            "scores": self.has_scores,
-        }
-        return [name for name in has if has[name]]
+        return [name for name in OPTIONAL_COLUMNS if getattr(self, f"has_{name}")]
 
     @property
     def generations_schema(self) -> pa.Schema:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from typing import Literal, get_args
@@ -51,7 +50,7 @@ class DraftVersions:
 
     def in_use(self) -> DraftVersion | None:
         """Return the newest version that engines may take; None for the draft that the run began with."""
-        return newest_offered(self.all())
+        return next((version for version in reversed(self.all()) if version.is_offered), None)
 
     def offer(self, path: str) -> DraftVersion:
         """Write a new version, and return it."""
@@ -84,11 +83,6 @@ class DraftVersions:
                 f"{file.name} does not describe a version of a draft ({error}); move the file away"
             ) from error
         return version
-
-
-def newest_offered(versions: Iterable[DraftVersion]) -> DraftVersion | None:
-    """Return the newest of these versions that engines may take, if there is one."""
-    return max((each for each in versions if each.is_offered), key=lambda each: each.number, default=None)
 
 
 def _to_bytes(version: DraftVersion) -> bytes:

@@ -48,8 +48,7 @@ def tokenizer_fingerprint(path: str | Path) -> str:
     """
     folder = Path(path)
     files = [folder / name for name in _TOKENIZER_FILES if (folder / name).is_file()]
-    for named in ("additional_chat_templates", "chat_templates"):  # the templates beside the default
-        files += sorted(folder.glob(f"{named}/*.jinja"))
+    files += sorted(folder.glob("*chat_templates/*.jinja"))  # the named templates beside the default
     if not files:
         raise ValueError(f"{folder}: no tokenizer here (such as tokenizer.json); found {_names(folder)}")
     return files_digest(files)

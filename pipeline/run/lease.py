@@ -87,10 +87,7 @@ class Lease:
                 _log.warning(Event("lease lost", lease=self.location.name, to=self.lost_to))
                 return
             self.holder = replace(
-                self.holder,
-                renewed=_now(),
-                num_renewals=self.holder.num_renewals + 1,
-                num_engines=self.num_engines,
+                self.holder, renewed=_now(), num_renewals=self.holder.num_renewals + 1, num_engines=self.num_engines
             )
             self.write()
 

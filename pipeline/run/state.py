@@ -131,8 +131,6 @@ def _is_alive(lease: Location, content: bytes | None, patience_s: float | None) 
 def _is_process(pid: int) -> bool:
     try:
         os.kill(pid, 0)  # signal 0 is none: only whether it could be sent
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
+    except OSError as error:
+        return not isinstance(error, ProcessLookupError)
     return True

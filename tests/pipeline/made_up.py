@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from pipeline.counts import count_generations
 from pipeline.errors import ErrorRow
+from pipeline.inputs.carried import carried_types, id_type
 from pipeline.inputs.files import InputFile
 from pipeline.inputs.options import InputOptions, resolve_options
 from pipeline.inputs.rows import InputRow, read_unit
@@ -150,6 +151,18 @@ def run_with_integer_ids(path: str) -> RunDirectory:
 
 
 def read_all(files: list[InputFile], options: InputOptions, rows_per_unit: int) -> list[InputRow | ErrorRow]:
-    """Read every row of the files, unit by unit."""
+    """Read every row of the files, unit by unit, with the types that a run over them has."""
     options = resolve_options(files, options)
-    return [row for work_unit in plan_units(files, options, rows_per_unit) for row in read_unit(work_unit, options, {})]
+    types, id_of = carried_types(files, options), id_type(files, options)
+    units = plan_units(files, options, rows_per_unit)
+    return [row for work_unit in units for row in read_unit(work_unit, options, types, id_of)]
+
+
+def sound(row: InputRow | ErrorRow) -> InputRow:
+    assert isinstance(row, InputRow), row
+    return row
+
+
+def failed(row: InputRow | ErrorRow) -> ErrorRow:
+    assert isinstance(row, ErrorRow), row
+    return row

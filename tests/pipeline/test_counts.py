@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pyarrow as pa
-
 from pipeline.counts import Counts, count_generations
 from tests.pipeline.made_up import generation, generations
 
@@ -31,9 +29,3 @@ def test_counting_a_table_counts_prompts_once_and_samples_each() -> None:
     table = generations([generation(0, 0), generation(0, 1), generation(5, 0, accepted_per_position=[1, 1, 1])])
     assert count_generations(table, num_errors=2) == Counts(4, 3, 2, 8, 3, 15, 6, 15, 9, (5, 3, 1))
     assert count_generations(generations([]), num_errors=1) == Counts(num_rows=1, num_errors=1)
-
-
-def test_a_carried_column_of_a_type_that_cannot_be_filtered_does_not_disturb_the_counts() -> None:
-    table = generations([generation(0, 0), generation(0, 1)])
-    with_view = table.append_column("source", pa.array(["a", "b"], pa.string_view()))
-    assert count_generations(with_view, num_errors=0) == count_generations(table, num_errors=0)

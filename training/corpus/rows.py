@@ -12,7 +12,6 @@ import pyarrow as pa
 from decoding.noise import noise_key
 from decoding.sampling_params import SamplingParams
 from pipeline.errors import RowError
-from pipeline.inputs.arrow_values import holds_bytes
 from pipeline.inputs.parquet_rows import to_rows
 from pipeline.storage.location import Location
 from pipeline.storage.parquet import open_checked
@@ -52,18 +51,11 @@ class RowReader:
                 yield example
 
     def _rows(self, file: CorpusFile, group: int, num_rows: int) -> Iterator[dict[str, Any]]:
-        options = self.options
-        if file.run is not None:
-            columns = [*_OF_A_RUN, *([options.kind_column] if options.kind_column else [])]
-        else:
+        options, columns = self.options, list(_OF_A_RUN)
+        if file.run is None:
             output = "token_ids" if "token_ids" in file.columns else options.output_column
-            optional = [name for name in _IF_THERE if name in file.columns]
-            columns = [
-                options.prompt_column,
-                output,
-                *optional,
-                *([options.kind_column] if options.kind_column else []),
-            ]
+            columns = [options.prompt_column, output, *(name for name in _IF_THERE if name in file.columns)]
+        columns += [options.kind_column] if options.kind_column else []
         location, left = Location.parse(file.name), num_rows
         try:
             with location.open_file() as stream:
@@ -73,13 +65,12 @@ class RowReader:
                         f"{file.name} has changed since the corpus was opened: it had {file.size} bytes, and has "
                         f"{stream.size()}; begin anew with the files as they are now"
                     )
-                for batch in parquet.iter_batches(
-                    _BATCH_ROWS, row_groups=[group], columns=list(dict.fromkeys(columns))
-                ):
+                for batch in parquet.iter_batches(_BATCH_ROWS, row_groups=[group], columns=[*dict.fromkeys(columns)]):
                     for row in to_rows(batch.slice(0, left)):
-                        if isinstance(row, RowError) or any(map(holds_bytes, row.values())):
-                            why = row.message if isinstance(row, RowError) else "a column has bytes that are no text"
-                            raise ValueError(f"{file.name}: {why}")
+                        if isinstance(row, RowError):
+                            raise ValueError(f"{file.name}: {row.message}")
+                        if any(isinstance(value, bytes) for value in row.values()):
+                            raise ValueError(f"{file.name}: a column has bytes that are no text")
                         yield row
                     left -= batch.num_rows
                     if left <= 0:

@@ -9,6 +9,8 @@ from typing import Any
 
 from training.evaluation.replay import Rounds
 
+_RATES = ("agreement", "overlap", "match_rate", "acceptance_rate", "tokens_a_round", "reproduced")
+
 
 @dataclass(frozen=True)
 class KindScore:
@@ -70,12 +72,7 @@ class KindScore:
             "num_draft_tokens": self.rounds.num_draft_tokens,
             "num_accepted_tokens": self.rounds.num_accepted_tokens,
             "accepted_per_position": list(self.rounds.accepted_per_position),
-            "agreement": self.agreement,
-            "overlap": self.overlap,
-            "match_rate": self.match_rate,
-            "acceptance_rate": self.acceptance_rate,
-            "tokens_a_round": self.tokens_a_round,
-            "reproduced": self.reproduced,
+            **{name: getattr(self, name) for name in _RATES},
         }
 
 

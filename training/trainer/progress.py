@@ -20,11 +20,5 @@ class TrainingProgress:
 
     def point(self) -> dict[str, float]:
         """Return what the loss curve keeps of it."""
-        return {
-            "step": self.step,
-            "loss": self.loss,
-            "agreement": self.agreement,
-            "outside": self.outside,
-            "num_tokens": self.num_tokens,
-            "seconds": round(self.seconds, 2),
-        }
+        names = ("step", "loss", "agreement", "outside", "num_tokens")
+        return {**{name: getattr(self, name) for name in names}, "seconds": round(self.seconds, 2)}

@@ -225,39 +225,15 @@ def test_variables_of_decoding_itself_are_accepted(yaml_file: Path, monkeypatch:
     assert load(yaml_file).generator.engine.num_slots == 5
 
 
-POOL_YAML = """
-input: {path: prompts.jsonl}
-output: {path: out}
-models: {target: target}
-actors:
-  min_actors: 2
-  max_actors: 64
-  initial_actors: 16
-  num_gpus: 1
-  memory: 80GiB
-  resources: {nvme: 0.5}
-  accelerator_type: H100
-  label_selector: {ray.io/market-type: spot}
-  fallback_label_selectors: [{ray.io/market-type: on-demand}]
-run: {backup_units: false}
-"""
-
-
 def test_the_actors_section_becomes_a_pool(yaml_file: Path) -> None:
-    yaml_file.write_text(POOL_YAML)
+    pool = {"min_actors": 2, "max_actors": 64, "initial_actors": 16, "num_gpus": 1, "resources": {"nvme": 0.5}}
+    pool |= {"accelerator_type": "H100", "label_selector": {"ray.io/market-type": "spot"}}
+    fallbacks = ({"ray.io/market-type": "on-demand"},)
+    actors = {**pool, "memory": "80GiB", "fallback_label_selectors": fallbacks}
+    yaml_file.write_text(f"{YAML}actors: {json.dumps(actors)}\nrun: {{backup_units: false}}\n")
     config = load(yaml_file)
     assert not config.run.backup_units
-    assert config.actors == ActorPool(
-        min_actors=2,
-        max_actors=64,
-        initial_actors=16,
-        num_gpus=1,
-        memory=80 * 1024**3,
-        resources={"nvme": 0.5},
-        accelerator_type="H100",
-        label_selector={"ray.io/market-type": "spot"},
-        fallback_label_selectors=({"ray.io/market-type": "on-demand"},),
-    )
+    assert config.actors == ActorPool(**pool, memory=80 * 1024**3, fallback_label_selectors=fallbacks)  # type: ignore[arg-type]
 
 
 def test_flags_take_json(yaml_file: Path) -> None:
@@ -271,6 +247,9 @@ BARE_WORDS = {
     "input: {path: in, id_column: no}": "input.id_column: input should be a valid string",
     "input: {path: in, carry_columns: [on]}": "input.carry_columns.0: input should be a valid string",
     "run: {seed: yes}": "run.seed: expected a number",
+    "run: {rows_per_unit: yes}": "run.rows_per_unit: expected a number",
+    "sampling: {stop_token_ids: [on]}": "sampling.stop_token_ids: expected a number",
+    "actors: {resources: {nvme: on}}": "actors.resources: expected a number",
     "sampling: {temperature: on}": "sampling.temperature: expected a number",
     "score: {labels: [yes, no]}": "score.labels.0: input should be a valid string",
     "actors: {label_selector: {zone: no}}": "actors.label_selector.zone: input should be a valid string",

@@ -21,18 +21,9 @@ def load(*flags: str, is_open: bool = True) -> ServeConfig:
 
 
 def test_the_configuration_reaches_every_part() -> None:
-    config = load(
-        "--serve.max_waiting=7",
-        "--serve.min_replicas=2",
-        "--serve.max_replicas=5",
-        "--serve.drain_timeout_s=9",
-        "--serve.request_timeout_s=11",
-        "--serve.aliases=a",
-        "--serve.batches_path=/shared/batches",
-        "--serve.batches_max_rows=12",
-        "--serve.batches_reserved_slots=2",
-        "--engine.num_slots=3",
-    )
+    given = "max_waiting=7 min_replicas=2 max_replicas=5 drain_timeout_s=9 request_timeout_s=11 aliases=a"
+    batches = "batches_path=/shared/batches batches_max_rows=12 batches_reserved_slots=2"
+    config = load(*(f"--serve.{each}" for each in f"{given} {batches}".split()), "--engine.num_slots=3")
     replica, deployment, service = config.replica_settings(), config.serve.deployment, config.serve.service
     assert (replica.max_waiting, replica.probe_timeout_s) == (7, 27.0)
     assert (deployment.min_replicas, deployment.max_replicas, deployment.drain_timeout_s) == (2, 5, 9.0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import bz2
-import json
+import gzip
 from collections.abc import Callable
 
 import pyarrow as pa
@@ -11,12 +11,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipeline.errors import ErrorRow
-from pipeline.inputs.carried import carried_types
 from pipeline.inputs.files import list_files
 from pipeline.inputs.options import InputOptions, resolve_options
-from pipeline.inputs.rows import InputRow, read_unit
+from pipeline.inputs.rows import InputRow
 from pipeline.inputs.units import plan_units
-from tests.pipeline.made_up import read_all
+from tests.pipeline.made_up import read_all, sound
 
 Write = Callable[[str, bytes], str]
 _LINES = b'{"prompt": "a"}\n{"prompt": "b"}\n'
@@ -35,22 +34,22 @@ def refusal(path: str | list[str], options: InputOptions | None = None) -> str:
 
 
 ARRAYS = [b'[{"prompt": "a"}, {"prompt": "b"}]', b'[\n{"prompt": "a"},\n{"prompt": "b"}\n]', b"[]", b"\xef\xbb\xbf[1]"]
+OVER_LINES = b'{\n "prompt": "a"\n}\n{\n "prompt": "b"\n}'
 
 
-@pytest.mark.parametrize("name", ["in.jsonl", "in.json"])
-@pytest.mark.parametrize("content", ARRAYS)
-def test_a_json_array_is_refused_with_the_command_that_makes_lines_of_it(
-    write: Write, name: str, content: bytes
+@pytest.mark.parametrize(
+    ("name", "content", "advice"),
+    [
+        *(("in.jsonl", content, "if it is one JSON array, this makes lines of it: jq -c '.[]'") for content in ARRAYS),
+        ("in.json", ARRAYS[0], "if it is one JSON array, this makes lines of it: jq -c '.[]'"),
+        ("in.jsonl", OVER_LINES, "if it is JSON over several lines, this makes lines of it: jq -c ."),
+    ],
+)
+def test_json_of_another_form_is_refused_with_the_command_that_makes_lines_of_it(
+    write: Write, name: str, content: bytes, advice: str
 ) -> None:
     assert "its first line is none: " in (said := refusal(write(name, content)))
-    assert said.endswith("; if it is one JSON array, this makes lines of it: jq -c '.[]' IN.json > OUT.jsonl")
-
-
-def test_json_over_several_lines_is_refused_with_the_command_that_makes_lines_of_it(write: Write) -> None:
-    rows = [json.dumps({"prompt": text, "n": 1}, indent=2) for text in "ab"]
-    said = refusal(write("in.jsonl", "\n".join(rows).encode()))
-    assert "its first line is none: not a JSON line" in said
-    assert said.endswith("; if it is JSON over several lines, this makes lines of it: jq -c . IN.json > OUT.jsonl")
+    assert said.endswith(f"; {advice} IN.json > OUT.jsonl")
 
 
 def test_a_file_whose_first_lines_are_all_wrong_is_refused_and_one_with_a_good_line_is_not(write: Write) -> None:
@@ -63,10 +62,11 @@ def test_json_lines_in_a_file_called_json_are_rows(write: Write) -> None:
     assert prompts(read_all(list_files(write("in.json", _LINES)), InputOptions(), 9)) == ["a", "b"]
 
 
-@pytest.mark.parametrize("ending", ["zst", "ZST", "bz2"])
+@pytest.mark.parametrize("ending", ["gz", "zst", "ZST", "bz2"])
 def test_lines_compressed_in_several_frames_are_read_to_their_end(write: Write, ending: str) -> None:
     halves = [_LINES[:20], _LINES[20:]]
-    compress = bz2.compress if ending == "bz2" else lambda half: pa.compress(half, codec="zstd", asbytes=True)
+    others = {"gz": gzip.compress, "bz2": bz2.compress}
+    compress = others.get(ending, lambda half: pa.compress(half, codec="zstd", asbytes=True))
     path = write(f"in.jsonl.{ending}", b"".join(map(compress, halves)))
     for rows_per_unit in (1, 9):
         assert prompts(read_all(list_files(path), InputOptions(), rows_per_unit)) == ["a", "b"]
@@ -75,13 +75,14 @@ def test_lines_compressed_in_several_frames_are_read_to_their_end(write: Write, 
 CSV = 'prompt;kind\n"a; ""b""";1\n"two\nlines";2\n'
 
 
-@pytest.mark.parametrize("separator", [";", "\t", "|"])
+@pytest.mark.parametrize("separator", [";", "\t", "|", ","])
 @pytest.mark.parametrize("mark", ["", "\ufeff"])
 def test_a_csv_file_with_another_separator_is_refused_by_it_and_read_with_it(
     write: Write, separator: str, mark: str
 ) -> None:
     path = write("in.tsv" if separator == "\t" else "in.csv", (mark + CSV.replace(";", separator)).encode())
-    assert f"(if {separator!r} separates its fields, set csv_separator)" in refusal(path)
+    other = InputOptions(csv_separator=":" if separator == "," else ",")
+    assert f"(if {separator!r} separates its fields, set csv_separator)" in refusal(path, other)
     options = InputOptions(csv_separator="\\t" if separator == "\t" else separator)
     for rows_per_unit in (1, 9):
         assert prompts(read_all(list_files(path), options, rows_per_unit)) == [f'a{separator} "b"', "two\nlines"]
@@ -95,10 +96,10 @@ def test_a_separator_that_is_no_single_character_is_refused(separator: str) -> N
 
 def test_files_beside_the_data_of_a_folder_are_no_input_unless_they_are_named(write: Write) -> None:
     beside = ["README.md", "readme", "LICENSE.txt", "dataset_infos.json", ".gitattributes", "_SUCCESS", "a.jsonl.crc"]
-    data = write("in/a.jsonl", _LINES)
+    data, citation = write("in/a.jsonl", _LINES), write("in/citation.jsonl", _LINES)
     paths = [write(f"in/{name}", b"# no data\n") for name in beside]
     folder = data.rpartition("/")[0]
-    assert [file.path for file in list_files(folder)] == [data]
+    assert [file.path for file in list_files(folder)] == [data, citation]
     assert [file.path for file in list_files(paths[0])] == [paths[0]]
     write("in/notes.md", b"")
     assert refusal(folder).endswith(f"or name the files to read by a glob, such as {folder}/*.parquet")
@@ -126,12 +127,8 @@ def test_column_names_with_dots_and_a_frames_index_are_columns_like_others(write
     path = write("in.parquet", b"")
     table = pa.table({"a": ["1"], "a.b": ["2"], "s": [{"x.y": "3"}], "__index_level_0__": [4]})
     pq.write_table(table, path, use_deprecated_int96_timestamps=True)
-    options = InputOptions("parquet", prompt_template="{a}{s}", carry_columns=("all",))
-    files = list_files(path)
-    types = carried_types(files, options)
-    (unit,) = plan_units(files, options, 9)
-    (row,) = read_unit(unit, InputOptions("parquet", prompt_template="{a} {s}", template_columns=()), types)
-    assert isinstance(row, InputRow)
+    options = InputOptions("parquet", prompt_template="{a} {s}", carry_columns=("all",), template_columns=())
+    row = sound(*read_all(list_files(path), options, 9))
     assert row.prompt == '1 {"x.y": "3"}'
     assert {name: cell.to_pylist() for name, cell in row.carried.items()} == {
         name: table[name].to_pylist() for name in table.column_names

@@ -11,16 +11,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline.counts import count_generations
-from pipeline.inputs.carried import types_to_dict
 from pipeline.run import amend
 from pipeline.run.amend import amend_part
 from pipeline.run.check import check_run
-from pipeline.run.commit import commit_part, read_receipt
+from pipeline.run.commit import read_receipt
 from pipeline.run.content_hash import content_hash
 from pipeline.run.directory import RunDirectory
 from pipeline.run.unit_rows import read_errors, read_unit_rows
-from pipeline.schema import errors_table, generations_schema
 from pipeline.storage import whole_file
 from pipeline.storage.location import Location
 from tests.pipeline.made_up import (
@@ -214,22 +211,6 @@ def test_a_unit_in_an_object_store_is_amended_like_a_local_one(s3_folder: str, t
     _amend(remote, [2], [])
     assert remote.failed_unit_ids() == set()
     assert check_run(remote).problems == []
-
-
-def test_a_row_between_others_is_inserted_in_order_with_its_carried_columns(tmp_path: Path) -> None:
-    carried = {"point": pa.struct([("x", pa.float32())])}
-    run_directory = RunDirectory.create(str(tmp_path), {**RUN, "carried": types_to_dict(carried)}, [unit(0), UNIT])
-    schema = generations_schema(carried)
-
-    def table(indices: list[int]) -> pa.Table:
-        return pa.Table.from_pylist([row | {"point": {"x": 1.5}} for row in sound_rows(UNIT, indices)], schema=schema)
-
-    errors = errors_table([error(UNIT, 1)])
-    commit_part(run_directory, UNIT, table([0, 2]), errors, count_generations(table([0, 2]), 1), attempt=0)
-    amend_part(run_directory, UNIT, table([1]), [])
-    assert _rows(run_directory) == [(row, sample) for row in (0, 1, 2) for sample in (0, 1)]
-    assert read_unit_rows(run_directory, UNIT).generations["point"].to_pylist() == [{"x": 1.5}] * 6
-    assert check_run(run_directory).problems == ["unit 0 (rows 0 on of prompts.jsonl) is missing; run again"]
 
 
 def test_integer_ids_stay_integers_in_both_files(tmp_path: Path) -> None:
