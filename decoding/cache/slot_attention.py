@@ -47,7 +47,9 @@ def default_attention(model: PreTrainedModel) -> Iterator[None]:
     before = [part.config._attn_implementation for part in parts]
     try:
         for part in parts:
-            part.config._attn_implementation = part.get_correct_attn_implementation(getattr(model, "named_attention", None))
+            part.config._attn_implementation = part.get_correct_attn_implementation(
+                getattr(model, "named_attention", None)
+            )
         yield
     finally:
         for part, name in zip(parts, before, strict=True):

@@ -42,8 +42,8 @@ def load_network(
         network_class = fp8_class(network_class or whole_class(config), form, _arithmetic(path, place))
         config = without_format(config)
     _refuse_coarse_float32(path, wanted, place)
-    # As `generate` would load it: there are models whose implementations of attention compute different things. Of those
-    # of other packages it is transformers' default.
+    # As `generate` would load it: there are models whose implementations of attention compute different things. Instead
+    # of one of another package it is transformers' default.
     named = config._attn_implementation if config._attn_implementation in {"eager", "sdpa"} else None
     transformers_logging.disable_progress_bar()
     try:
