@@ -20,11 +20,7 @@ from decoding.fp8.arithmetic import Arithmetic, arithmetic_on
 
 
 def load_network(
-    path: str,
-    device: Device,
-    dtype: DType,
-    network_class: Any = None,
-    num_ranks: int = 1,
+    path: str, device: Device, dtype: DType, network_class: Any = None, num_ranks: int = 1
 ) -> tuple[PreTrainedModel, frozenset[int]]:
     """Load the network at `path` and the token ids that end a text. Raises ValueError saying why it cannot be loaded.
 

@@ -129,10 +129,7 @@ def rows_of(
 
 
 def compare(
-    setting: Setting,
-    rows: Seq[Sequence],
-    expected: Seq[Sequence],
-    margin: Callable[[int, int], float] | None = None,
+    setting: Setting, rows: Seq[Sequence], expected: Seq[Sequence], margin: Callable[[int, int], float] | None = None
 ) -> Finding:
     """Return how the rows that a setting wrote differ from the `expected` ones.
 

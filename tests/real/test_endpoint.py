@@ -14,7 +14,7 @@ from endpoint.service.service import ServiceSettings
 from tests.endpoint.in_process import MODEL, Server, answered, running_server, streamed
 from tests.real.conftest import chat, settings_for
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.timeout(600)]
 SCHEMA: dict[str, Any] = {
     "type": "object",
     "properties": {"city": {"type": "string", "maxLength": 12}, "rank": {"type": "integer", "maximum": 99}},

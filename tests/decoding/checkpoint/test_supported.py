@@ -88,17 +88,13 @@ def _qwen2_called_llama(tmp_path: Path) -> str:
     return path
 
 
-def test_weights_that_the_model_has_no_place_for_are_refused_and_not_dropped(tmp_path):
+def test_weights_that_the_model_or_a_stage_has_no_place_for_are_refused_and_not_dropped(tmp_path):
     path = _qwen2_called_llama(tmp_path)
     with pytest.raises(ValueError, match=r"6 tensors for which LlamaForCausalLM has no place.*k_proj\.bias.*'llama'"):
         LanguageModel.load(path, "cpu")
-
-
-@pytest.mark.parametrize(("index", "layer"), [(0, 0), (1, 1)])
-def test_a_stage_refuses_the_surplus_weights_of_its_own_layers(tmp_path, index, layer):
-    path = _qwen2_called_llama(tmp_path)
-    with pytest.raises(ValueError, match=rf"3 tensors for which .* has no place, first 'model.layers.{layer}\."):
-        Stage.load(path, index, 2, "cpu")
+    for index in range(2):
+        with pytest.raises(ValueError, match=rf"3 tensors for which .* has no place, first 'model.layers.{index}\."):
+            Stage.load(path, index, 2, "cpu")
 
 
 def test_weights_that_the_model_class_says_are_needless_are_left_out(tmp_path):
