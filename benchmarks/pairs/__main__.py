@@ -45,8 +45,9 @@ class Commit:
     def __init__(self, folder: Path) -> None:
         environment = os.environ | {"PYTHONPATH": str(folder), "OMP_NUM_THREADS": "1"}
         command = [sys.executable, str(Path(__file__).with_name("worker.py"))]
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-        self._process = subprocess.Popen(command, cwd=folder, env=environment, text=True, **pipes)
+        self._process = subprocess.Popen(
+            command, cwd=folder, env=environment, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
         self.speeds: list[float] = []
         self.digests: list[str] = []
         self._seconds = 0.0

@@ -124,12 +124,12 @@ class Codecs:
     """The codec of a run, and the same with a template for the chats of cases."""
 
     def __init__(self, codec: TextCodec) -> None:
-        self._own, self._others = codec, dict[tuple[str, str], TextCodec]()
+        self._own, self._others = codec, dict[str, TextCodec]()
 
     def of(self, placed: PlacedInput) -> TextCodec:
         """Return the codec that renders this row."""
         asked = CASES[placed.asked]
         if not asked.chat:
             return self._own
-        formats = {"tool_calls": asked.family, "reasoning": asked.reasoning}
+        formats: dict[str, Any] = {"tool_calls": asked.family, "reasoning": asked.reasoning}
         return self._others.setdefault(str(formats), replace(self._own, chat_template=TEMPLATE, **formats))
