@@ -47,17 +47,6 @@ def test_a_verifier_that_accepts_what_it_must_not_is_found_out(
     assert "logits apart" in printed
 
 
-def test_rows_that_cannot_be_written_are_named_and_left_out(
-    command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    rows = [{"id": "long", "prompt": "word " * 400}, {"id": "none"}, *prompts(3)]
-    write_jsonl(tmp_path / "in.jsonl", rows)
-    assert prove.main([*command, "--prove.drafters=none", "--engine.max_model_len=100"]) == 0
-    printed = " ".join(capsys.readouterr().out.split())
-    assert printed.count("is left out: ") == 2
-    assert "identical: " in printed
-
-
 @pytest.mark.ray
 @pytest.mark.usefixtures("ray_address")
 @pytest.mark.parametrize(
@@ -105,19 +94,22 @@ def test_a_run_that_exists_gets_the_proof_in_its_report(command: list[str], tmp_
     assert (proof["num_prompts"], proof["asked"], proof["num_different_rows"]) == (5, ["nothing"], 0)
 
 
-def test_rows_that_cannot_be_asked_for_it_are_left_out_and_without_a_row_a_proof_is_refused(
+def test_rows_that_cannot_be_written_or_asked_for_it_are_left_out_and_without_a_row_a_proof_is_refused(
     command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    rows = [{"id": "own", "prompt": "hello", "sampling": {"ignore_eos": True}}, {"id": "free", "prompt": "hello"}]
+    long = {"id": "long", "kind": "a", "prompt": "word " * 400}
+    own = {"id": "own", "kind": "a", "prompt": "hello", "sampling": {"ignore_eos": True}}
     command = [*command, "--prove.drafters=none", "--prove.asked=choice", "--engine.max_model_len=100"]
-    write_jsonl(tmp_path / "in.jsonl", rows)
+    write_jsonl(tmp_path / "in.jsonl", [long, {"id": "none"}, own, *prompts(3)])
     assert prove.main(command) == 0
     printed = " ".join(capsys.readouterr().out.split())
-    assert "row 0 with choice asked of it is left out: sampling.ignore_eos is True" in printed
-    write_jsonl(tmp_path / "in.jsonl", rows[:1])
+    assert printed.count("is left out: ") == 3
+    assert "row 2 with choice asked of it is left out: sampling.ignore_eos is True" in printed
+    assert "identical: " in printed
+    write_jsonl(tmp_path / "in.jsonl", [own])
     assert prove.main(command) == 2
     assert "prove.asked has 'choice', and no row of the input can be written with it" in capsys.readouterr().err
-    write_jsonl(tmp_path / "in.jsonl", [{"id": "long", "kind": "a", "prompt": "word " * 400}])
+    write_jsonl(tmp_path / "in.jsonl", [long])
     assert prove.main(command) == 2
     assert "no row of the input can be written" in capsys.readouterr().err
 

@@ -64,5 +64,5 @@ def test_a_chat_that_cannot_be_rendered_is_an_error_of_its_row(model: tuple[Runn
     image = {"messages": [{"role": "user", "content": [{"type": "image", "image": "x"}]}]}
     has_template = model[0].codec.chat_template is not None
     for request in (image, {"messages": [{"role": "user"}]}) if has_template else (chat("Say hello."),):
-        with pytest.raises(RowError, match="" if has_template else "chat template"):
+        with pytest.raises(RowError, match=None if has_template else "chat template"):
             model[0].rows_of([request])

@@ -78,74 +78,60 @@ def test_an_8b_model_takes_one_byte_a_weight():
     assert fp8_format(config) is not None  # the configuration is left as it was
 
 
-def _with(kind: str, *path: str, value: object) -> dict[str, object]:
+def _with(kind: str, path: str, value: object) -> dict[str, object]:
     """Return what a kind of checkpoint says with another value at this place."""
     said = copy.deepcopy(KINDS[kind])
     inner: dict = said
-    for name in path[:-1]:
+    *outer, last = path.split("/")
+    for name in outer:
         inner = inner[name]
-    inner[path[-1]] = value
+    inner[last] = value
     return said
 
 
-_GROUP = ("config_groups", "group_0")
-_TENSOR = {"strategy": "tensor"}
+def _in_group(path: str, value: object) -> dict[str, object]:
+    return _with("rows", f"config_groups/group_0/{path}", value)
+
+
+BLOCK = KINDS["blocks by llm-compressor"]["config_groups"]["group_0"]  # type: ignore[index]
+_TENSOR, _CHANNEL, _SPARSE = {"strategy": "tensor"}, {"strategy": "channel"}, {"format": "sparse-24-bitmask"}
 REFUSED: dict[str, dict[str, object]] = {
-    "activation_scheme is 'static'": _with("blocks", "activation_scheme", value="static"),
-    "it does not say activation_scheme": _with("blocks", "activation_scheme", value=None),
-    "weight_block_size is [64, 64]": _with("blocks", "weight_block_size", value=[64, 64]),
-    "it does not say weight_block_size": _with("blocks", "weight_block_size", value=None),
-    "fmt is 'e5m2'": _with("blocks", "fmt", value="e5m2"),
-    "scale_fmt is 'ue8m0'": _with("blocks", "scale_fmt", value="ue8m0"),
-    "modules_to_convert is ['embed']": _with("blocks", "modules_to_convert", value=["embed"]),
-    "novel is 1, which Dray does not know": _with("blocks", "novel", value=1),
-    "format is 'int-quantized'": _with("rows", "format", value="int-quantized"),
-    "it does not say config_groups": _with("rows", "config_groups", value={}),
-    "kv_cache_scheme is {'num_bits': 8}": _with("rows", "kv_cache_scheme", value={"num_bits": 8}),
-    "transform_config is {'config_groups': 1}": _with("rows", "transform_config", value={"config_groups": 1}),
-    "sparsity_config.format is 'sparse-24-bitmask'": _with(
-        "rows", "sparsity_config", value={"format": "sparse-24-bitmask"}
-    ),
-    "quantization_status is 'initialized'": _with("rows", "quantization_status", value="initialized"),
+    "activation_scheme is 'static'": _with("blocks", "activation_scheme", "static"),
+    "it does not say activation_scheme": _with("blocks", "activation_scheme", None),
+    "weight_block_size is [64, 64]": _with("blocks", "weight_block_size", [64, 64]),
+    "it does not say weight_block_size": _with("blocks", "weight_block_size", None),
+    "fmt is 'e5m2'": _with("blocks", "fmt", "e5m2"),
+    "scale_fmt is 'ue8m0'": _with("blocks", "scale_fmt", "ue8m0"),
+    "modules_to_convert is ['embed']": _with("blocks", "modules_to_convert", ["embed"]),
+    "novel is 1, which Dray does not know": _with("blocks", "novel", 1),
+    "format is 'int-quantized'": _with("rows", "format", "int-quantized"),
+    "it does not say config_groups": _with("rows", "config_groups", {}),
+    "kv_cache_scheme is {'num_bits': 8}": _with("rows", "kv_cache_scheme", {"num_bits": 8}),
+    "transform_config is {'config_groups': 1}": _with("rows", "transform_config", {"config_groups": 1}),
+    "sparsity_config.format is 'sparse-24-bitmask'": _with("rows", "sparsity_config", _SPARSE),
+    "quantization_status is 'initialized'": _with("rows", "quantization_status", "initialized"),
     "config_groups.group_0.weights.strategy is 'tensor'": compressed_tensors(_TENSOR, {"strategy": "token"}),
-    "config_groups.group_0.input_activations.strategy is 'tensor'": compressed_tensors(
-        {"strategy": "channel"}, _TENSOR
-    ),
-    "config_groups.group_0.weights does not say type": _with("rows", *_GROUP, "weights", "type", value=None),
-    "config_groups.group_0.input_activations.dynamic is False": _with(
-        "rows", *_GROUP, "input_activations", "dynamic", value=False
-    ),
-    "config_groups.group_0.input_activations does not say type": _with(
-        "rows", *_GROUP, "input_activations", value=None
-    ),
-    "config_groups.group_0.output_activations is {'num_bits': 8}": _with(
-        "rows", *_GROUP, "output_activations", value={"num_bits": 8}
-    ),
-    "config_groups.group_0.weights.num_bits is 4": _with("rows", *_GROUP, "weights", "num_bits", value=4),
+    "config_groups.group_0.input_activations.strategy is 'tensor'": compressed_tensors(_CHANNEL, _TENSOR),
+    "config_groups.group_0.weights does not say type": _in_group("weights/type", None),
+    "config_groups.group_0.input_activations.dynamic is False": _in_group("input_activations/dynamic", False),
+    "config_groups.group_0.input_activations does not say type": _in_group("input_activations", None),
+    "config_groups.group_0.output_activations is {'num_bits': 8}": _in_group("output_activations", {"num_bits": 8}),
+    "config_groups.group_0.weights.num_bits is 4": _in_group("weights/num_bits", 4),
     "config_groups.group_0.weights.block_structure is [64, 64]": _with(
-        "blocks by llm-compressor", *_GROUP, "weights", "block_structure", value=[64, 64]
+        "blocks by llm-compressor", "config_groups/group_0/weights/block_structure", [64, 64]
     ),
     "modules_to_not_convert is 'lm_head', which is no list of names": _with(
-        "blocks", "modules_to_not_convert", value="lm_head"
+        "blocks", "modules_to_not_convert", "lm_head"
     ),
     "ignore has 're:(', which is no pattern (missing ), unterminated subpattern at position 0)": _with(
-        "rows", "ignore", value=["lm_head", "re:("]
+        "rows", "ignore", ["lm_head", "re:("]
     ),
-    "config_groups is ['group_0']": _with("rows", "config_groups", value=["group_0"]),
-    "config_groups.group_0 is 'fp8'": _with("rows", *_GROUP, value="fp8"),
-    "config_groups.group_0.weights is 'fp8'": _with("rows", *_GROUP, "weights", value="fp8"),
-    "config_groups.group_0.weights.strategy is ['channel']": _with(
-        "rows", *_GROUP, "weights", "strategy", value=["channel"]
-    ),
-    "config_groups.group_0.targets is 'Linear', which is no list of names": _with(
-        "rows", *_GROUP, "targets", value="Linear"
-    ),
-    "its layers are of several kinds (block, channel)": _with(
-        "rows",
-        "config_groups",
-        "group_1",
-        value=KINDS["blocks by llm-compressor"]["config_groups"]["group_0"],  # type: ignore[index]
-    ),
+    "config_groups is ['group_0']": _with("rows", "config_groups", ["group_0"]),
+    "config_groups.group_0 is 'fp8'": _with("rows", "config_groups/group_0", "fp8"),
+    "config_groups.group_0.weights is 'fp8'": _in_group("weights", "fp8"),
+    "config_groups.group_0.weights.strategy is ['channel']": _in_group("weights/strategy", ["channel"]),
+    "config_groups.group_0.targets is 'Linear', which is no list of names": _in_group("targets", "Linear"),
+    "its layers are of several kinds (block, channel)": _with("rows", "config_groups/group_1", BLOCK),
 }
 
 

@@ -146,16 +146,3 @@ def test_the_context_is_what_the_configuration_says():
 )
 def test_rope_that_depends_on_the_longest_row_caps_the_context(parameters, expected):
     assert max_positions(_with_rope(**parameters)) == expected
-
-
-def test_longrope_beyond_its_cap_is_refused_and_below_it_loads(tmp_path):
-    config = transformers.Phi3Config(
-        **SMALL,
-        **HEADS,
-        max_position_embeddings=96,
-        original_max_position_embeddings=32,
-        pad_token_id=0,
-        rope_parameters={**LONGROPE, "original_max_position_embeddings": 32},
-    )
-    path = save(build(config, seed=1), tmp_path)
-    assert LanguageModel.load(path, "cpu").max_positions == 32

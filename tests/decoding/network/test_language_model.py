@@ -76,12 +76,6 @@ def test_a_fresh_cache_knows_nothing_of_an_earlier_one(models):
     assert stored(models.target.cache, 0, 9) == []
 
 
-@pytest.mark.parametrize(("written", "expected"), [(7, {7}), ([7, 9], {7, 9}), (None, set())])
-def test_end_tokens_are_those_of_the_generation_configuration(tmp_path, written, expected):
-    path = save(build(llama_config(), seed=1), tmp_path, eos_token_id=written)
-    assert LanguageModel.load(path, "cpu").eos_token_ids == expected
-
-
 def test_weights_are_float32_on_a_cpu_and_what_is_asked_for_otherwise(tmp_path):
     path = save(build(llama_config(), seed=1).to(torch.bfloat16), tmp_path)
     assert LanguageModel.load(path, "cpu").dtype == torch.float32
