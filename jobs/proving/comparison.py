@@ -88,12 +88,21 @@ def settings_to_try(prove: ProveSettings, options: EngineOptions, draft: str | N
 
 
 def some_of(settings: Seq[Setting], number: int) -> list[Setting]:
-    """Return a third of the settings, another one for each `number` up to 3, and all whose models are elsewhere.
+    """Return about a third of the settings, in which each drafter has each draft length and each number of slots.
 
-    Of three draft lengths and three numbers of slots, in the order of `settings_to_try`, each drafter has each of them.
+    Another `number` picks others; as many numbers in turn as there are lengths or slots pick all. Settings whose models
+    are elsewhere are always among them.
     """
-    places = [(index + index // 3 + number) % 3 for index in range(len(settings))]
-    return [each for each, place in zip(settings, places, strict=True) if place == 0 or each.where != Setting.where]
+    drafters = list(dict.fromkeys(each.drafter for each in settings))
+    ways = list(dict.fromkeys((each.draft_length, each.num_speculative_tokens) for each in settings))
+    slots = list(dict.fromkeys(each.num_slots for each in settings))
+    found = []
+    for each in settings:
+        way = ways.index((each.draft_length, each.num_speculative_tokens))
+        place = way + slots.index(each.num_slots) + drafters.index(each.drafter) + number
+        if each.where != Setting.where or place % max(len(ways), len(slots)) == 0:
+            found.append(each)
+    return found
 
 
 def in_order(rows: Seq[Sequence], is_shuffled: bool) -> list[Sequence]:

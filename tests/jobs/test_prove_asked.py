@@ -88,6 +88,7 @@ def test_some_settings_hold_each_pair_of_drafter_and_length_and_of_drafter_and_s
         assert len({(each.drafter, each.num_slots) for each in part}) == 9
     placed = Setting("model", "fixed", 4, 16, is_shuffled=False, where="2 stages")
     assert all(placed in some_of([*settings, placed], number) for number in range(3))
+    assert all(some_of(few, number) for few in (settings[:1], settings[::3][:2], settings[:2]) for number in range(3))
 
 
 def stale_masks(patch: pytest.MonkeyPatch) -> None:
