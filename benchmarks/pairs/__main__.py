@@ -10,6 +10,7 @@ import argparse
 import json
 import os
 import random
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -19,6 +20,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from transformers import AutoTokenizer
+
+from benchmarks.drafts import token_ids
+from benchmarks.forms import requests
 from benchmarks.hardware import describe_machine, versions
 from benchmarks.harness import listed, say, show, write_json
 from benchmarks.pairs.interval import Interval
@@ -47,7 +52,7 @@ class Commit:
         self.digests: list[str] = []
         self._seconds = 0.0
 
-    def ask(self, name: str, **arguments: Any) -> dict[str, Any]:
+    def ask(self, name: str, **arguments: Any) -> Any:
         """Let the worker do something, and return what it answers. Raises RuntimeError if it has ended."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
@@ -55,24 +60,17 @@ class Commit:
         answer = self._process.stdout.readline()
         if not answer:
             raise RuntimeError(f"the worker ended with code {self._process.wait()}; its error is above")
-        return dict(json.loads(answer))
-
-    def begin(self, seed: int) -> None:
-        """Begin a repeat."""
-        self.ask("begin", seed=seed)
-        self._seconds = 0.0
+        return json.loads(answer)
 
     def take_turn(self) -> bool:
-        """Generate for a moment; return whether rows are left."""
+        """Generate for a moment; return whether rows are left, and otherwise keep the speed and the text."""
         done = self.ask("turn", seconds=_TURN_SECONDS)
         self._seconds += done["seconds"]
-        return not done["is_done"]
-
-    def end(self) -> None:
-        """Keep the speed and the text of this repeat."""
-        wrote = self.ask("end")
-        self.speeds.append(wrote["tokens"] / self._seconds)
-        self.digests.append(wrote["digest"])
+        if "digest" in done:
+            self.speeds.append(done["num_tokens"] / self._seconds)
+            self.digests.append(done["digest"])
+            self._seconds = 0.0
+        return "digest" not in done
 
     def close(self) -> None:
         """End the worker."""
@@ -93,7 +91,12 @@ def main(arguments: Seq[str] | None = None) -> None:
         parser.error(f"there is no way {unknown[0]!r}; there are {'; '.join(WAYS)}")
     lines = []
     with tempfile.TemporaryDirectory() as folder:
-        base = _check_out(options.base, Path(folder))
+        base = Path(folder)
+        try:
+            _git("archive", "--output", str(base / "base.tar"), options.base)
+        except subprocess.CalledProcessError as error:
+            parser.error(f"--base {options.base!r} cannot be checked out: {error.stderr.strip()}")
+        shutil.unpack_archive(base / "base.tar", base)
         for batch in options.batches:
             lines += [_measure(options, base, way, batch) for way in options.ways]
     machine = describe_machine()
@@ -101,30 +104,32 @@ def main(arguments: Seq[str] | None = None) -> None:
     show(f"{commits}, {machine['processor']}, 1 thread, float32, temperature 0.8", HEADINGS, map(_cells, lines))
     if options.json:
         date = datetime.now(UTC).strftime("%Y-%m-%d")
-        write_json(
-            options.json,
-            {"date": date, "commits": commits, "machine": machine, "versions": versions(), "lines": lines},
-        )
-
-
-def _check_out(commit: str, folder: Path) -> Path:
-    """Write the files of a commit into the folder."""
-    archive = subprocess.run(["git", "archive", commit], check=True, capture_output=True).stdout
-    subprocess.run(["tar", "--extract", "--directory", str(folder)], input=archive, check=True)
-    return folder
+        facts = {"date": date, "commits": commits, "machine": machine, "versions": versions()}
+        write_json(options.json, {**facts, "lines": lines})
 
 
 def _git(*arguments: str) -> str:
     return subprocess.run(["git", *arguments], check=True, capture_output=True, text=True).stdout.strip()
 
 
+def _prompts(has_form: bool) -> list[tuple[list[int], dict[str, Any] | None]]:
+    """Return the token ids of the bundled prompts, or those of records with their schemas."""
+    if has_form:
+        return [(request.prompt, request.schema) for request in requests() * 3]
+    tokenizer = AutoTokenizer.from_pretrained("examples/tiny_pair/target")
+    return [(token_ids(tokenizer, line), None) for line in Path("examples/prompts.jsonl").read_text().splitlines()]
+
+
 def _measure(options: argparse.Namespace, base: Path, way: str, batch: int) -> dict[str, Any]:
     """Return the line of one way."""
-    drafter, form = WAYS[way]
+    drafter, has_form = WAYS[way]
+    prompts = _prompts(has_form)
+    if batch == 1:
+        prompts = prompts[:: len(prompts) // 12 or 1]
     commits = [Commit(base), Commit(Path.cwd())]
     try:
         for commit in commits:
-            commit.ask("load", drafter=drafter, rows=batch, form=form)
+            commit.ask("load", drafter=drafter, num_slots=batch, prompts=prompts)
         _take_pair(commits, seed=0)  # the first one warms up
         for commit in commits:
             commit.speeds.clear()
@@ -152,12 +157,10 @@ def _measure(options: argparse.Namespace, base: Path, way: str, batch: int) -> d
 
 def _take_pair(commits: list[Commit], seed: int) -> None:
     for commit in commits:
-        commit.begin(seed)
+        commit.ask("begin", seed=seed)
     turns, left = random.Random(seed), list(commits)
     while left:
         left = [commit for commit in turns.sample(left, len(left)) if commit.take_turn()]
-    for commit in commits:
-        commit.end()
 
 
 def _cells(line: dict[str, Any]) -> list[str]:

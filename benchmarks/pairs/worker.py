@@ -9,76 +9,48 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterable
-from pathlib import Path
 from typing import Any, TextIO
 
 import torch
-from transformers import AutoTokenizer
 
-from benchmarks.forms import requests
 from decoding import Engine, EngineOptions, SamplingParams, Sequence
 from decoding.drafters import DrafterName
 from decoding.engine.load import Parts, load_parts
 from decoding.grammar.structured import Structured
 
-_PAIR = Path("examples/tiny_pair")
-_PROMPTS = Path("examples/prompts.jsonl")
-_SAMPLING = SamplingParams(temperature=0.8, max_tokens=100)
+_PAIR = "examples/tiny_pair"
 
 
 class Worker:
     """One way to generate, with an engine for each repeat."""
 
-    def load(self, drafter: DrafterName, rows: int, form: bool) -> dict[str, Any]:
-        """Load the models for a way; `rows` are generated at once."""
-        self._options = EngineOptions(drafter=drafter, num_slots=rows, max_model_len=512, num_speculative_tokens=8)
-        draft = str(_PAIR / "draft") if drafter == "model" else None
-        self._parts: Parts = load_parts(str(_PAIR / "target"), draft, self._options, "cpu", "float32")
-        self._prompts = list(_requests() if form else _bundled())
-        if rows == 1:
-            self._prompts = self._prompts[:: len(self._prompts) // 12 or 1]
-        return {}
+    def load(self, drafter: DrafterName, num_slots: int, prompts: list[tuple[list[int], Any]]) -> None:
+        """Load the models for a way; a prompt has token ids, and a JSON schema or none."""
+        self._options = EngineOptions(drafter=drafter, num_slots=num_slots, max_model_len=512, num_speculative_tokens=8)
+        draft = f"{_PAIR}/draft" if drafter == "model" else None
+        self._parts: Parts = load_parts(f"{_PAIR}/target", draft, self._options, "cpu", "float32")
+        forms = [None if schema is None else Structured(json_schema=schema) for _, schema in prompts]
+        self._prompts = [ids for ids, _ in prompts]
+        self._params = [SamplingParams(structured=form, temperature=0.8, max_tokens=100) for form in forms]
 
-    def begin(self, seed: int) -> dict[str, Any]:
+    def begin(self, seed: int) -> None:
         """Begin a repeat with a fresh engine, which has learned nothing of earlier ones."""
-        self._rows = [
-            Sequence.create(
-                prompt, SamplingParams(structured=form, temperature=0.8, max_tokens=100), run_seed=seed, row=row
-            )
-            for row, (prompt, form) in enumerate(self._prompts)
-        ]
+        pairs = enumerate(zip(self._prompts, self._params, strict=True))
+        self._rows = [Sequence.create(prompt, params, run_seed=seed, row=row) for row, (prompt, params) in pairs]
         self._engine = Engine.over(self._parts, self._options)
         self._engine.submit(self._rows)
-        return {}
 
     def turn(self, seconds: float) -> dict[str, Any]:
-        """Generate for some seconds. Return what it took, and whether all rows are finished."""
+        """Generate for some seconds. Return what it took; once all is done, also how many tokens, and their digest."""
         started = now = time.perf_counter()
         while self._engine.has_work and now - started < seconds:
             self._engine.step()
             now = time.perf_counter()
-        return {"seconds": now - started, "is_done": not self._engine.has_work}
-
-    def end(self) -> dict[str, Any]:
-        """Return how many tokens the repeat wrote, and a digest of them."""
+        if self._engine.has_work:
+            return {"seconds": now - started}
         tokens = [row.output_token_ids for row in self._rows]
-        return {"tokens": sum(map(len, tokens)), "digest": hashlib.sha256(repr(tokens).encode()).hexdigest()}
-
-
-def _bundled() -> Iterable[tuple[list[int], Structured | None]]:
-    tokenizer = AutoTokenizer.from_pretrained(_PAIR / "target")
-    for line in _PROMPTS.read_text().splitlines():
-        row = json.loads(line)
-        if "messages" in row:
-            yield tokenizer.apply_chat_template(row["messages"], add_generation_prompt=True, return_dict=False), None
-        else:
-            yield tokenizer(row["prompt"])["input_ids"], None
-
-
-def _requests() -> Iterable[tuple[list[int], Structured | None]]:
-    for request in requests() * 3:
-        yield request.prompt, Structured(json_schema=request.schema)
+        digest = hashlib.sha256(repr(tokens).encode()).hexdigest()
+        return {"seconds": now - started, "num_tokens": sum(map(len, tokens)), "digest": digest}
 
 
 def main(answers: TextIO) -> None:

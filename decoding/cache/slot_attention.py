@@ -42,12 +42,14 @@ def install(model: PreTrainedModel) -> None:
 
 @contextmanager
 def default_attention(model: PreTrainedModel) -> Iterator[None]:
-    """Let `model` attend meanwhile as transformers' `generate` does for a user who chooses nothing."""
+    """Let `model` attend meanwhile as transformers' `generate` does: as its config.json names, or by default."""
     parts = [part for part in model.modules() if isinstance(part, PreTrainedModel)]
     before = [part.config._attn_implementation for part in parts]
     try:
         for part in parts:
-            part.config._attn_implementation = part.get_correct_attn_implementation(None)
+            part.config._attn_implementation = part.get_correct_attn_implementation(
+                getattr(model, "named_attention", None)
+            )
         yield
     finally:
         for part, name in zip(parts, before, strict=True):

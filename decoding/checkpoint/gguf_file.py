@@ -81,7 +81,7 @@ def origin(folder: str) -> dict[str, str] | None:
 
 
 def origin_in_words(folder: str) -> str:
-    """Return for a reader, to be put behind other words, of what a model folder was dequantized; else nothing."""
+    """Return of what a model folder was dequantized, to be put behind other words; else nothing."""
     made_of = origin(folder)
     return f", dequantized from {made_of['quantization']} to float32" if made_of else ""
 
@@ -124,7 +124,8 @@ def _unpack(file: Path, sha256: str, folder: Path, check: Callable[[PretrainedCo
         if "tokenizer_class" in fields:
             fields["tokenizer_class"] = "TokenizersBackend"  # which is tokenizer.json as it is
         (folder / name).write_text(json.dumps(fields, indent=2) + "\n")
-    if not _same(AutoTokenizer.from_pretrained(folder), tokenizer):
+    ids, saved = tokenizer(_TEXT).input_ids, AutoTokenizer.from_pretrained(folder)
+    if saved(_TEXT).input_ids != ids or saved.decode(ids) != tokenizer.decode(ids):  # transformers builds some anew
         raise ValueError(f"the tokenizer in {str(file)!r} is another one once it is saved; use the model's own folder")
     names = {int(kind): kind.name.partition("_")[2] for kind in gguf.LlamaFileType}  # MOSTLY_Q4_1, ALL_F32
     types = " and ".join(sorted({tensor.tensor_type.name for tensor in reader.tensors}))
@@ -141,17 +142,10 @@ def _read(file: Path, kind: Any, arguments: dict[str, Any]) -> Any:
         raise ValueError(f"transformers cannot read the model in {str(file)!r}: {said}") from error
 
 
-def _same(saved: Any, tokenizer: Any) -> bool:
-    """Tell whether a tokenizer reads and writes as before, though transformers builds that of some models anew."""
-    ids = tokenizer(_TEXT).input_ids
-    return bool(saved(_TEXT).input_ids == ids and saved.decode(ids) == tokenizer.decode(ids))
-
-
 def _compare_sizes(file: Path, found: dict[str, int], network: PreTrainedModel) -> None:
-    """Raise a ValueError if a network has other than all of the weights in a file, of which this many were found."""
-    weights = {weight.data_ptr(): weight.numel() for weight in network.state_dict().values()}
-    stored, taken = sum(found.values()), sum(weights.values())
-    if stored != taken:
+    """Raise a ValueError if a network has more or fewer weights than the tensors that were found in a file."""
+    taken = sum({weight.data_ptr(): weight.numel() for weight in network.state_dict().values()}.values())
+    if (stored := sum(found.values())) != taken:
         others = [name for name in found if not name.startswith(("blk.", "token_embd", "output"))]
         raise ValueError(
             f"{str(file)!r} has {stored:,} weights, and transformers takes {taken:,} of them"

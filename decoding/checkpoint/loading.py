@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.distributed import DistributedConfig
 from transformers.utils import logging as transformers_logging
 
@@ -20,11 +20,7 @@ from decoding.fp8.arithmetic import Arithmetic, arithmetic_on
 
 
 def load_network(
-    path: str,
-    device: Device,
-    dtype: DType,
-    network_class: Any = None,
-    num_ranks: int = 1,
+    path: str, device: Device, dtype: DType, network_class: Any = None, num_ranks: int = 1
 ) -> tuple[PreTrainedModel, frozenset[int]]:
     """Load the network at `path` and the token ids that end a text. Raises ValueError saying why it cannot be loaded.
 
@@ -42,13 +38,16 @@ def load_network(
         network_class = fp8_class(network_class or whole_class(config), form, _arithmetic(path, place))
         config = without_format(config)
     _refuse_coarse_float32(path, wanted, place)
+    # As `generate` would load it: there are models whose implementations of attention compute different things. Instead
+    # of one of another package it is transformers' default.
+    named = config._attn_implementation if config._attn_implementation in {"eager", "sdpa"} else None
     transformers_logging.disable_progress_bar()
     try:
         model, report = (network_class or AutoModelForCausalLM).from_pretrained(
             path,
             config=config,
             dtype=wanted,
-            attn_implementation=_attention(config),
+            attn_implementation=named,
             use_safetensors=True,
             trust_remote_code=False,
             output_loading_info=True,
@@ -66,16 +65,8 @@ def load_network(
             f"{surplus[0]!r}: without them the text would be another model's; correct model_type in config.json "
             f"(it says {config.model_type!r}), or save the model again with the class that it was trained with"
         )
+    model.named_attention = named  # with which the probe compares (`default_attention`)
     return model if num_ranks > 1 else model.to(place), end_token_ids(model)
-
-
-def _attention(config: PretrainedConfig) -> str | None:
-    """Return the attention that config.json names, or None, transformers' default, for that of another package.
-
-    A model is loaded as `generate` would load it: there are models whose implementations compute different things.
-    """
-    named: str | None = config._attn_implementation
-    return named if named in {"eager", "sdpa"} else None
 
 
 def _arithmetic(path: str, device: torch.device) -> Arithmetic:

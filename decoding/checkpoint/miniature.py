@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
-from decoding.checkpoint.supported import NETWORK_FAILURES
+from decoding.checkpoint.supported import NETWORK_FAILURES, rope_parameters
 
 VOCAB_SIZE = 96
 NUM_POSITIONS = 256
@@ -56,7 +56,8 @@ _LEFT_OUT |= {"num_layers_per_stack"}  # which follows from the number of layers
 def lengths_in(config: PretrainedConfig) -> list[int]:
     """Return the numbers of a configuration that may be lengths beyond which the model computes otherwise."""
     text = config.get_text_config()
-    return [value for name, value in [*vars(text).items(), *_rope_fields(text)] if _is_length(name, value)]
+    fields = [vars(text), *rope_parameters(text)]
+    return [value for each in fields for name, value in each.items() if _is_length(name, value)]
 
 
 def miniature(config: PretrainedConfig) -> PretrainedConfig:
@@ -87,8 +88,7 @@ def _shrunk(config: PretrainedConfig) -> dict[str, Any]:
         elif name in {"initializer_range", "init_std"}:
             settings[name] = 0.15  # logits far apart
         elif _KEY_HEADS.fullmatch(name) and value in (None, getattr(config, "num_attention_heads", None)):
-            num_heads = value or getattr(config, "num_attention_heads", None) or _NUM_HEADS
-            settings[name] = min(num_heads, _NUM_HEADS)  # latent attention has no groups of heads
+            settings[name] = min(value or getattr(config, "num_attention_heads", None) or _NUM_HEADS, _NUM_HEADS)
         elif _KEY_HEADS.fullmatch(name):
             settings[name] = min(value, _NUM_HEADS // 2)
         elif isinstance(value, int) and not isinstance(value, bool):
@@ -123,12 +123,6 @@ def _with(settings: dict[str, Any], config: PretrainedConfig, name: str, value: 
         if _is_inner(config, part) and name in inner:
             return {**settings, part: {**inner, name: value}}
     return {**settings, name: value}
-
-
-def _rope_fields(text: PretrainedConfig) -> list[tuple[str, Any]]:
-    parameters = getattr(text, "rope_parameters", None) or {}
-    nested = [value for value in parameters.values() if isinstance(value, dict)]
-    return [field for each in nested or [parameters] for field in each.items()]
 
 
 def _is_inner(config: PretrainedConfig, name: str) -> bool:

@@ -126,7 +126,7 @@ def max_positions(config: PretrainedConfig) -> int | None:
     text_config = config.get_text_config()
     limit: int | None = getattr(text_config, "max_position_embeddings", None)
     limit = None if limit is not None and limit < 0 else limit  # XLNet's -1
-    for parameters in _rope_parameters(text_config):
+    for parameters in rope_parameters(text_config):
         if parameters.get("rope_type") in _ROPE_TYPES_THAT_SEE_THE_BATCH:
             original = parameters.get("original_max_position_embeddings")
             original = original or getattr(text_config, "original_max_position_embeddings", None) or limit
@@ -157,7 +157,8 @@ def check_same_vocabulary(target: str, draft: str, target_size: int, draft_size:
             )
 
 
-def _rope_parameters(text_config: PretrainedConfig) -> list[dict[str, Any]]:
+def rope_parameters(text_config: PretrainedConfig) -> list[dict[str, Any]]:
+    """Return the parameters of rotary positions, of each kind of layers that has its own."""
     parameters = getattr(text_config, "rope_parameters", None) or getattr(text_config, "rope_scaling", None) or {}
     nested = [value for value in parameters.values() if isinstance(value, dict)]
     return nested or [parameters]

@@ -64,7 +64,7 @@ class Admission:
         return ((slot, resident) for slot, resident in enumerate(self._residents) if resident is not None)
 
     def _donors_for(self, newcomer: Resident) -> Iterator[tuple[int, Resident]]:
-        """Yield the other residents of the newcomer's scope: none else may save it a forward."""
+        """Yield the other residents of the newcomer's scope, whose keys and values it may copy, with their slots."""
         scope = newcomer.sequence.scope.prefixes
         for slot, resident in self._seated():
             if resident is not newcomer and resident.sequence.scope.prefixes == scope:

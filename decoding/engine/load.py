@@ -127,12 +127,7 @@ def grammars_of(tokenizer: str, vocab_size: int, eos_token_ids: frozenset[int]) 
 
 
 def _load_draft_model(
-    path: str,
-    target: Target,
-    options: EngineOptions,
-    max_model_len: int,
-    device: Device,
-    dtype: DType,
+    path: str, target: Target, options: EngineOptions, max_model_len: int, device: Device, dtype: DType
 ) -> LanguageModel:
     draft = LanguageModel.load(path, device, dtype)
     check_model(draft, path)

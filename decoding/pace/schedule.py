@@ -93,12 +93,7 @@ class Schedule(ABC):
         return self.ceiling
 
     def observe(
-        self,
-        plan: DraftPlan,
-        sequences: Seq[Sequence],
-        num_drafted: Seq[int],
-        num_accepted: Seq[int],
-        seconds: float,
+        self, plan: DraftPlan, sequences: Seq[Sequence], num_drafted: Seq[int], num_accepted: Seq[int], seconds: float
     ) -> None:
         """Learn from a round with this plan: tokens drafted and accepted by each row, and its time."""
         by_model, accepted_of_model = _by_model(plan, num_drafted, num_accepted)
@@ -221,12 +216,7 @@ class AdaptiveSchedule(Schedule):
         return best
 
     def observe(
-        self,
-        plan: DraftPlan,
-        sequences: Seq[Sequence],
-        num_drafted: Seq[int],
-        num_accepted: Seq[int],
-        seconds: float,
+        self, plan: DraftPlan, sequences: Seq[Sequence], num_drafted: Seq[int], num_accepted: Seq[int], seconds: float
     ) -> None:
         """Learn how often the sources are right, and the overhead with these sampling parameters."""
         by_model, accepted_of_model = _by_model(plan, num_drafted, num_accepted)

@@ -78,17 +78,12 @@ class Asked:
         return replace(row, prompt=None, messages=messages, asked={**row.asked, **self.chat})
 
 
-def _short_thought(grammar: str | None) -> dict[str, Any]:
-    """Return a grammar whose thought ends soon: few small models end one, and come to the form behind it."""
-    assert grammar is not None, "the form is JSON"
-    assert "(?s:.*)" in grammar, "the writer lets a thought be any text"
-    return {"structured": {"grammar": grammar.replace("(?s:.*)", "(?s:.{0,60})")}}
-
-
 _FAMILIES: tuple[FamilyName, ...] = ("hermes", "llama3", "mistral", "mistral_named")
 _THINK, _STOP = ReasoningTags("<think>", "</think>"), {"stop": [". T", "\n3", "d the", "= 3"]}
 _PENALTIES = {"repetition_penalty": 1.3, "presence_penalty": 0.4, "frequency_penalty": 0.3}
-_THOUGHT_FORM = GrammarWriter({}).of_structured({"json_schema": json.dumps(SCHEMA)}, _THINK, Thought.OPEN)
+# Few small models end a thought, and come to the form behind it: this one may have 60 characters.
+_THOUGHT_FORM = GrammarWriter({}).of_structured({"json_schema": json.dumps(SCHEMA)}, _THINK, Thought.OPEN) or ""
+_SHORT_THOUGHT_FORM = _THOUGHT_FORM.replace("(?s:.*)", "(?s:.{0,60})")
 CASES: Mapping[str, Asked] = {
     "nothing": Asked(),
     "json_object": Asked(_ANY_JSON),
@@ -100,7 +95,7 @@ CASES: Mapping[str, Asked] = {
     **{f"{name}_forced": Asked({}, {"tools": TOOLS, "tool_choice": "required"}, name) for name in _FAMILIES},
     **{f"{name}_auto": Asked({}, {"tools": TOOLS}, name) for name in _FAMILIES},
     **{f"{name}_or_form": Asked(_FORM, {"tools": TOOLS}, name) for name in _FAMILIES},
-    "thought": Asked(_short_thought(_THOUGHT_FORM)),
+    "thought": Asked({"structured": {"grammar": _SHORT_THOUGHT_FORM}}),
     "open_thought": Asked(_FORM, {"chat_template_kwargs": {"thinks": True}}),
     "stop": Asked(_STOP),
     "penalties": Asked(_PENALTIES),
@@ -129,16 +124,12 @@ class Codecs:
     """The codec of a run, and the same with a template for the chats of cases."""
 
     def __init__(self, codec: TextCodec) -> None:
-        self._own, self._others = codec, dict[tuple[str, str], TextCodec]()
+        self._own, self._others = codec, dict[str, TextCodec]()
 
     def of(self, placed: PlacedInput) -> TextCodec:
         """Return the codec that renders this row."""
         asked = CASES[placed.asked]
         if not asked.chat:
             return self._own
-        formats = (asked.family, asked.reasoning)
-        if formats not in self._others:
-            tool_calls, reasoning = formats
-            other = replace(self._own, chat_template=TEMPLATE, tool_calls=tool_calls, reasoning=reasoning)
-            self._others[formats] = other
-        return self._others[formats]
+        formats: dict[str, Any] = {"tool_calls": asked.family, "reasoning": asked.reasoning}
+        return self._others.setdefault(str(formats), replace(self._own, chat_template=TEMPLATE, **formats))

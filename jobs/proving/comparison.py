@@ -138,10 +138,7 @@ def rows_of(
 
 
 def compare(
-    setting: Setting,
-    rows: Seq[Sequence],
-    expected: Seq[Sequence],
-    margin: Callable[[int, int], float] | None = None,
+    setting: Setting, rows: Seq[Sequence], expected: Seq[Sequence], margin: Callable[[int, int], float] | None = None
 ) -> Finding:
     """Return how the rows that a setting wrote differ from the `expected` ones.
 
@@ -197,7 +194,5 @@ def _first_other_logprob(found: Seq[TokenLogprobs], expected: Seq[TokenLogprobs]
 
 def first_difference(found: Seq[object], expected: Seq[object]) -> int | None:
     """Return the first position at which two texts differ, or None; one that goes on differs where the other ends."""
-    for position, (one, other) in enumerate(zip(found, expected, strict=False)):
-        if one != other:
-            return position
-    return None if len(found) == len(expected) else min(len(found), len(expected))
+    places = enumerate(zip_longest(found, expected, fillvalue=object()))
+    return next((position for position, (one, other) in places if one != other), None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import ray
@@ -18,14 +19,7 @@ from decoding.sequence import Sequence
 from jobs.config.prove import AskedName, ProveSettings
 from jobs.driver.plan import Plan
 from jobs.proving.asked import Codecs, PlacedInput
-from jobs.proving.comparison import (
-    Finding,
-    Setting,
-    compare,
-    problem_with_row,
-    rows_of,
-    settings_to_try,
-)
+from jobs.proving.comparison import Finding, Setting, compare, problem_with_row, rows_of, settings_to_try
 from jobs.proving.findings import findings, margins
 from jobs.proving.placed import placed_engine
 
@@ -113,10 +107,7 @@ class DrayTexts:
         self, inputs: list[PlacedInput], temperature: float, expected: list[Sequence], settings: list[Setting]
     ) -> Iterator[Finding]:
         """Yield what each of the settings writes, beside the `expected` rows."""
-
-        def make_rows() -> list[Sequence]:
-            return self._rows(inputs, temperature)
-
+        make_rows = partial(self._rows, inputs, temperature)
         here = [setting for setting in settings if setting in self._settings]
         yield from findings(self._parts, self._plan.settings.engine, here, make_rows, expected, self._reference)
         if self._placed is not None:

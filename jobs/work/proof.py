@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from dataclasses import asdict, replace
 from itertools import islice
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import torch
 import transformers
@@ -19,7 +19,6 @@ from rich.progress import track
 from rich.table import Table
 
 from decoding.checkpoint.gguf_file import origin_in_words
-from decoding.sequence import Sequence as Row
 from jobs.config.prove import AskedName, ProveConfig
 from jobs.driver.backend import describe_engine
 from jobs.driver.exits import Exit
@@ -39,36 +38,6 @@ def prove(config: ProveConfig) -> Exit:
     return run_command(config, lambda config, plan: Proof(config, plan).run)
 
 
-class Texts(Protocol):
-    """What is compared: an engine in many settings, and how its rows are written without any of them."""
-
-    is_promised: bool  # that all settings write the same
-    written_alone_by: str
-    asked_by_default: tuple[AskedName, ...]  # where prove.asked names nothing
-
-    @property
-    def runs_on(self) -> str:
-        """The processor of the models, once they are placed."""
-
-    @property
-    def settings(self) -> list[Setting]:
-        """The settings that are compared."""
-
-    def problem_with(self, placed: PlacedInput) -> str | None:
-        """Return why an engine of these settings cannot write this row of the input; None if all can."""
-
-    def place(self, resources: ExitStack) -> None:
-        """Load what runs in other processes; `resources` ends it. Raises ValueError if that cannot be done."""
-
-    def alone(self, inputs: list[PlacedInput], temperature: float) -> Iterator[Row]:
-        """Yield each row of the input as it is written alone, one after the other."""
-
-    def findings(
-        self, inputs: list[PlacedInput], temperature: float, expected: list[Row], settings: list[Setting]
-    ) -> Iterator[Finding]:
-        """Yield what each of the settings writes, beside the `expected` rows."""
-
-
 class Proof:
     """The prompts and the settings to compare."""
 
@@ -76,7 +45,7 @@ class Proof:
         """Load what runs in this process, and read the prompts. Raises ValueError or OSError for what is wrong."""
         self._config, self._plan, self._console = config, plan, Console()
         is_vllm = plan.settings.engine.backend == "vllm"
-        self._texts: Texts = VllmTexts(plan, config.prove) if is_vllm else DrayTexts(plan, config.prove)
+        self._texts: DrayTexts | VllmTexts = (VllmTexts if is_vllm else DrayTexts)(plan, config.prove)
         rows = list(islice(self._good_rows(), config.prove.num_prompts))
         if not rows:
             raise ValueError("no row of the input can be written, so there is nothing to compare")

@@ -4,11 +4,11 @@ Whatever state such a row has beside its cache of keys and values, a row that is
 drafter must be the same row.
 """
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from jobs.proving.asked import CASES, TEMPLATE
 from jobs.work import generation
@@ -40,7 +40,7 @@ def written(output: Path) -> list[dict[str, Any]]:
 
 @pytest.fixture
 def asked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Job:
-    """Return a run, to be made, with a row of each case; of every third the prompt is unlucky."""
+    """Return a run, to be made, with a row of each case; two prompts in three are unlucky."""
     job = Job(tmp_path, PAIR, capsys)
     job.read([record(name, f"{'unlucky' if place % 3 else 'old'} cup {place}") for place, name in enumerate(NAMES)])
     return job
@@ -49,10 +49,8 @@ def asked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Job:
 @pytest.fixture
 def flags(tmp_path: Path) -> tuple[str, ...]:
     """Return the flags of the run: one template, whose thoughts and calls are told apart from the text."""
-    chat = {"chat_template": TEMPLATE, "tool_calls": "hermes", "reasoning": "think"}
-    sampling = {"temperature": 0.8, "max_tokens": 60}
-    path = tmp_path / "asked.yaml"
-    path.write_text(yaml.safe_dump({"chat": chat, "output": {"parts": True}, "sampling": sampling}, sort_keys=False))
+    path, chat = tmp_path / "asked.json", {"chat_template": TEMPLATE, "tool_calls": "hermes", "reasoning": "think"}
+    path.write_text(json.dumps({"chat": chat, "output": {"parts": True}, "sampling": {"temperature": 0.8}}))
     return (f"--config={path}", "--sampling.max_tokens=60", "--actors.max_actors=1", "--run.max_error_rate=1")
 
 

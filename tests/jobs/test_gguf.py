@@ -21,32 +21,25 @@ def command(tmp_path: Path, text_pair: tuple[str, str], monkeypatch: pytest.Monk
     """The flags of a run whose target and draft are GGUF files."""
     monkeypatch.setattr(kept_folder, "HF_HOME", str(tmp_path / "cache"))
     tokenizer = PreTrainedTokenizerFast.from_pretrained(text_pair[0])
+    kinds = {"target": QuantizationType.Q8_0, "draft": QuantizationType.F16}
     target, draft = (
         save_gguf(LlamaForCausalLM.from_pretrained(folder), tokenizer, tmp_path / f"{name}.gguf", kind)
-        for folder, name, kind in zip(
-            text_pair, ("target", "draft"), (QuantizationType.Q8_0, QuantizationType.F16), strict=True
-        )
+        for folder, (name, kind) in zip(text_pair, kinds.items(), strict=True)
     )
     write_jsonl(tmp_path / "in.jsonl", prompts(6))
     return arguments(tmp_path / "in.jsonl", tmp_path / "out", (target, draft))
 
 
-def test_the_plan_says_what_was_dequantized(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_plan_and_the_page_say_what_was_dequantized_and_the_run_keeps_the_digest_of_its_file(
+    command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert generate.main([*command, "--dry-run"]) == 0
     printed = " ".join(capsys.readouterr().out.split())
     assert "float32, dequantized from F32 and Q8_0 to float32)" in printed
     assert "dequantized from F16 and F32 to float32" in printed
-
-
-def test_a_run_keeps_the_digest_of_its_file_and_its_page_says_what_was_dequantized(
-    command: list[str], tmp_path: Path
-) -> None:
-    plan = make_plan(load(RunConfig, command, prog="test"))
-    run_directory = create_run(plan)
-    write_page(run_directory)
-    identity = json.loads((tmp_path / "out" / "run.json").read_text())["identity"]
-    assert identity["target_gguf"]["quantization"] == "F32 and Q8_0"
-    assert len(identity["target_gguf"]["sha256"]) == 64
+    write_page(create_run(make_plan(load(RunConfig, command, prog="test"))))
+    made_of = json.loads((tmp_path / "out" / "run.json").read_text())["identity"]["target_gguf"]
+    assert (made_of["quantization"], len(made_of["sha256"])) == ("F32 and Q8_0", 64)
     assert "dequantized from F32 and Q8_0" in (tmp_path / "out" / "report.html").read_text()
 
 

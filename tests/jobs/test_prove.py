@@ -47,34 +47,20 @@ def test_a_verifier_that_accepts_what_it_must_not_is_found_out(
     assert "logits apart" in printed
 
 
-def test_rows_that_cannot_be_written_are_named_and_left_out(
-    command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    rows = [{"id": "long", "prompt": "word " * 400}, {"id": "none"}, *prompts(3)]
-    write_jsonl(tmp_path / "in.jsonl", rows)
-    assert prove.main([*command, "--prove.drafters=none", "--engine.max_model_len=100"]) == 0
-    printed = " ".join(capsys.readouterr().out.split())
-    assert printed.count("is left out: ") == 2
-    assert "identical: " in printed
-
-
 @pytest.mark.ray
 @pytest.mark.usefixtures("ray_address")
 @pytest.mark.parametrize(
     ("flags", "where"),
     [
-        (
-            ("--placement=split", "--drafts.num_cpus=0.5", "--drafts.timeout_s=30", "--engine.draft_length=fixed"),
-            "draft actors",
-        ),
-        (("--stages.count=2", "--stages.num_cpus=0.5", "--engine.draft_length=fixed"), "2 stages"),
+        (("--placement=split", "--drafts.num_cpus=0.5", "--drafts.timeout_s=30"), "draft actors"),
+        (("--stages.count=2", "--stages.num_cpus=0.5"), "2 stages"),
     ],
 )
 def test_an_engine_with_its_models_where_the_run_puts_them_is_compared_too(
     flags: tuple[str, ...], where: str, command: list[str], tmp_path: Path
 ) -> None:
     path = tmp_path / "proof.json"
-    few = ("--prove.drafters=none", "--prove.asked=mixed")  # and of three rows JSON
+    few = ("--prove.drafters=none", "--prove.asked=mixed", "--engine.draft_length=fixed")
     assert prove.main([*command, *flags, *few, f"--prove.json_path={path}"]) == 0
     findings = json.loads(path.read_text())["findings"]
     assert [finding["asked"] for finding in findings] == ["nothing", "nothing", "mixed", "mixed"]
@@ -108,25 +94,23 @@ def test_a_run_that_exists_gets_the_proof_in_its_report(command: list[str], tmp_
     assert (proof["num_prompts"], proof["asked"], proof["num_different_rows"]) == (5, ["nothing"], 0)
 
 
-def test_rows_that_cannot_be_asked_for_it_are_left_out_and_asking_it_of_none_is_refused(
+def test_rows_that_cannot_be_written_or_asked_for_it_are_left_out_and_without_a_row_a_proof_is_refused(
     command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    rows = [{"id": "own", "prompt": "hello", "sampling": {"ignore_eos": True}}, {"id": "free", "prompt": "hello"}]
-    command = [*command, "--prove.drafters=none", "--prove.asked=choice"]
-    write_jsonl(tmp_path / "in.jsonl", rows)
+    long = {"id": "long", "kind": "a", "prompt": "word " * 400}
+    own = {"id": "own", "kind": "a", "prompt": "hello", "sampling": {"ignore_eos": True}}
+    command = [*command, "--prove.drafters=none", "--prove.asked=choice", "--engine.max_model_len=100"]
+    write_jsonl(tmp_path / "in.jsonl", [long, {"id": "none"}, own, *prompts(3)])
     assert prove.main(command) == 0
     printed = " ".join(capsys.readouterr().out.split())
-    assert "row 0 with choice asked of it is left out: sampling.ignore_eos is True" in printed
-    write_jsonl(tmp_path / "in.jsonl", rows[:1])
+    assert printed.count("is left out: ") == 3
+    assert "row 2 with choice asked of it is left out: sampling.ignore_eos is True" in printed
+    assert "identical: " in printed
+    write_jsonl(tmp_path / "in.jsonl", [own])
     assert prove.main(command) == 2
     assert "prove.asked has 'choice', and no row of the input can be written with it" in capsys.readouterr().err
-
-
-def test_an_input_without_a_row_that_can_be_written_is_refused(
-    command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    write_jsonl(tmp_path / "in.jsonl", [{"id": "long", "kind": "a", "prompt": "word " * 400}])
-    assert prove.main([*command, "--prove.drafters=none", "--engine.max_model_len=100"]) == 2
+    write_jsonl(tmp_path / "in.jsonl", [long])
+    assert prove.main(command) == 2
     assert "no row of the input can be written" in capsys.readouterr().err
 
 

@@ -36,10 +36,6 @@ def proved(folder: Path, *flags: str) -> tuple[int, dict[str, Any]]:
     return code, json.loads(path.read_text())
 
 
-def test_every_name_that_may_be_asked_for_is_a_case() -> None:
-    assert {"mixed", *CASES} == set(get_args(AskedName))
-
-
 def test_rows_of_all_cases_side_by_side_are_those_of_the_target_alone(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -48,16 +44,14 @@ def test_rows_of_all_cases_side_by_side_are_those_of_the_target_alone(
     code, result = proved(tmp_path, "--prove.asked=mixed", *drafters, *few)
     printed = capsys.readouterr().out
     assert code == 0, printed
+    assert {"mixed", *CASES} == set(get_args(AskedName))
     assert "is left out" not in printed
     assert "errors" not in printed
-    assert result["asked"] == ["mixed"]
-    assert result["num_prompts"] == len(CASES)
+    assert (result["asked"], result["num_prompts"]) == (["mixed"], len(CASES))
     assert [(each["asked"], bool(each["num_accepted_tokens"])) for each in result["findings"]] == [("mixed", True)] * 4
 
 
-@pytest.fixture(scope="module")
-def alone() -> dict[str, list[tuple[Sequence, str]]]:
-    """Rows of every case with their texts, by the target alone."""
+def test_rows_of_a_case_meet_what_it_is_there_for() -> None:
     settings = GeneratorSettings(
         models=ModelSettings(target=PAIR[0]), sampling=SamplingParams(max_tokens=120, temperature=0.8), seed=7
     )
@@ -67,22 +61,19 @@ def alone() -> dict[str, list[tuple[Sequence, str]]]:
     inputs = [PlacedInput(input_row(prompt=text), place) for place, text in enumerate(("A list of", "The old cup"))]
     rows = rows_of((each for name in CASES for each in asking(inputs, name)), Codecs(codec), settings, 512)  # type: ignore[arg-type]
     list(engine.stream(rows))
-    return {name: [(row, codec.decode(row.output_token_ids)) for row in rows if row.tag == name] for name in CASES}
-
-
-def test_rows_of_a_case_meet_what_it_is_there_for(alone: dict[str, list[tuple[Sequence, str]]]) -> None:
-    assert [row.error for rows in alone.values() for row, _ in rows if row.error] == []
-    for name, rows in alone.items():
-        texts = [text for _, text in rows]
-        assert all(texts), name
+    assert [row.error for row in rows if row.error] == []
+    alone = {name: [row for row in rows if row.tag == name] for name in CASES}
+    texts = {name: [codec.decode(row.output_token_ids) for row in alone[name]] for name in CASES}
+    for name, of_case in alone.items():
+        assert all(texts[name]), name
         if CASES[name].sampling.get("structured") and not name.startswith("open"):
-            assert {row.finish_reason for row, _ in rows} & {"stop"}, f"{name}: no text comes to its end"
+            assert {row.finish_reason for row in of_case} & {"stop"}, f"{name}: no text comes to its end"
         if name.endswith("_forced"):
-            assert all("weather" in text for text in texts), texts
-    assert all("</think>" in text and '{"title"' in text.replace(" ", "") for _, text in alone["thought"])
-    assert any(isinstance(row.stop_reason, str) for name in ("stop", "min_tokens") for row, _ in alone[name])
-    assert all(len(row.output_token_ids) >= 12 for row, _ in alone["min_tokens"])
-    assert all(len(row.logprobs) == len(row.output_token_ids) for row, _ in alone["logprobs"])
+            assert all("weather" in text for text in texts[name]), texts[name]
+    assert all("</think>" in text and '{"title"' in text.replace(" ", "") for text in texts["thought"])
+    assert any(isinstance(row.stop_reason, str) for name in ("stop", "min_tokens") for row in alone[name])
+    assert all(len(row.output_token_ids) >= 12 for row in alone["min_tokens"])
+    assert all(len(row.logprobs) == len(row.output_token_ids) for row in alone["logprobs"])
 
 
 def test_some_settings_hold_each_pair_of_drafter_and_length_and_of_drafter_and_slots_and_in_turn_all() -> None:
@@ -97,6 +88,7 @@ def test_some_settings_hold_each_pair_of_drafter_and_length_and_of_drafter_and_s
         assert len({(each.drafter, each.num_slots) for each in part}) == 9
     placed = Setting("model", "fixed", 4, 16, is_shuffled=False, where="2 stages")
     assert all(placed in some_of([*settings, placed], number) for number in range(3))
+    assert all(some_of(few, number) for few in (settings[:1], settings[::3][:2], settings[:2]) for number in range(3))
 
 
 def stale_masks(patch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from actors.settings import GeneratorSettings
 from decoding.checkpoint import kept_folder
+from decoding.checkpoint.supported import model_folder
+from tests.endpoint.in_process import settings_of
 
 FOLDER = Path(__file__).parents[2] / ".real-models"
 NAMES = {"smollm2": "SmolLM2-135M-Instruct.Q4_1.gguf", "gemma3": "gemma-3-270m-q4_k_m.gguf"}
@@ -32,21 +35,24 @@ def kept_models() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="session")
-def smollm2() -> str:
-    return str(FOLDER / NAMES["smollm2"])
+def path_of(model: str) -> str:
+    return str(FOLDER / NAMES[model])
 
 
-@pytest.fixture(scope="session")
-def gemma3() -> str:
-    return str(FOLDER / NAMES["gemma3"])
+def settings_for(model: str, **options: Any) -> GeneratorSettings:
+    """Return the settings of an engine over a model."""
+    return settings_of((model_folder(path_of(model)), None), max_model_len=512, **options)  # type: ignore[arg-type]
+
+
+def chat(text: str) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": text}]}
 
 
 class Reference:
     """A model and its tokenizer as transformers reads them from the file itself."""
 
-    def __init__(self, name: str) -> None:
-        where: dict[str, Any] = {"pretrained_model_name_or_path": FOLDER, "gguf_file": NAMES[name]}
+    def __init__(self, model: str) -> None:
+        where: dict[str, Any] = {"pretrained_model_name_or_path": FOLDER, "gguf_file": NAMES[model]}
         self.tokenizer = AutoTokenizer.from_pretrained(**where)
         self.network = AutoModelForCausalLM.from_pretrained(**where, dtype=torch.float32).eval()
 
@@ -60,13 +66,3 @@ class Reference:
         """Return the log-probability of each output token."""
         logprobs_TV = self.network(torch.tensor([prompt + output])).logits[0].log_softmax(-1)
         return [logprobs_TV[len(prompt) + place - 1, token_id].item() for place, token_id in enumerate(output)]
-
-
-@pytest.fixture(scope="session")
-def smollm2_reference() -> Reference:
-    return Reference("smollm2")
-
-
-@pytest.fixture(scope="session")
-def gemma3_reference() -> Reference:
-    return Reference("gemma3")

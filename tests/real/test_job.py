@@ -1,4 +1,4 @@
-"""Jobs over SmolLM2: a process that is killed in the middle of rows, a run that goes on, a run of scores."""
+"""Jobs over real models: no draft changes a row, a killed process loses none, and scores are those of transformers."""
 
 from __future__ import annotations
 
@@ -8,72 +8,88 @@ from typing import Any
 
 import pytest
 
-from decoding.checkpoint.supported import model_folder
-from endpoint.edge.install import EdgeSettings
-from endpoint.service.service import ServiceSettings
-from jobs import generate
+from jobs import generate, prove
 from jobs.work import generation
-from tests.endpoint.in_process import MODEL, answered, running_server, settings_of
 from tests.jobs.conftest import Job
 from tests.jobs.runs import content, errors, generations, problems, write_jsonl
 from tests.jobs.test_structured_kill import killed_in_mid_row
-from tests.real.conftest import Reference
+from tests.real.conftest import Reference, chat, path_of
 
-pytestmark = [
-    pytest.mark.real,
-    pytest.mark.ray,
-    pytest.mark.slow,
-    pytest.mark.timeout(900),
-    pytest.mark.usefixtures("ray_address"),
+pytestmark = [pytest.mark.real, pytest.mark.timeout(900)]
+ASKED = [
+    "Write a short story about a raven.",
+    "List three facts about the moon.",
+    "Describe a city as a JSON object with a title, a kind and a count.",
+    "What is 17 + 25? Explain.",
+    "Write a Python function that adds two numbers.",
+    "Translate 'good morning' into French, Spanish and German.",
 ]
-SCHEMA = {"type": "object", "properties": {"a": {"type": "string", "maxLength": 9}}, "required": ["a"]}
-FORM, STRUCTURED = {"structured": {"json_schema": SCHEMA}}, {"structured_outputs": {"json": SCHEMA}}
+FEW = ("--prove.drafters=suffix", "--prove.num_slots=4", "--sampling.temperature=0.8", "--prove.every_setting")
+MIXED = ("--prove.num_slots=8", "--prove.num_prompts=27", "--prove.asked=mixed")
 
 
-def test_rows_whose_process_is_killed_have_the_same_text_once_and_the_endpoint_writes_it_too(
-    tmp_path: Path, smollm2: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("model", "num_rows", "flags"),
+    [
+        ("smollm2", 2, (*FEW, "--prove.asked=[json_schema,hermes_forced,thought]")),
+        pytest.param("smollm2", 27, (*MIXED, "--sampling.temperature=0"), marks=pytest.mark.slow),
+        pytest.param("smollm2", 27, (*MIXED, "--sampling.temperature=0.8"), marks=pytest.mark.slow),
+        pytest.param("gemma3", 4, (*FEW, "--prove.asked=[nothing,json_schema]"), marks=pytest.mark.slow),
+    ],
+)
+def test_no_draft_changes_a_row_whatever_is_asked_of_it(
+    model: str, num_rows: int, flags: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    job = Job(tmp_path, (smollm2, smollm2), capsys)  # a draft that is accepted whole
-    asked = ["Say hello.", "Name a bird.", "Name a colour.", "Count to five.", "What is 3 + 4?", "Name a city."]
-    chats = [{"messages": [{"role": "user", "content": text}]} for text in asked * 2]
-    rows = [{"id": f"row-{i}", "kind": "a", **chat, "sampling": {**FORM, "seed": i}} for i, chat in enumerate(chats)]
+    asked = (ASKED * num_rows)[:num_rows]
+    rows = [{"prompt": f"Question: {text}\nAnswer:"} if model == "gemma3" else chat(text) for text in asked]
+    write_jsonl(tmp_path / "in.jsonl", rows)
+    own = ("--sampling.max_tokens=24", "--engine.max_model_len=512", "--prove.draft_lengths=4")
+    command = [f"--input.path={tmp_path / 'in.jsonl'}", f"--output.path={tmp_path / 'out'}", *own, *flags]
+    command += [f"--models.target={path_of(model)}", f"--prove.json_path={tmp_path / 'proof.json'}"]
+    assert prove.main(command) == 0
+    result = json.loads((tmp_path / "proof.json").read_text())
+    assert result["num_different_rows"] == 0
+    assert result["num_tokens"] > 75 * num_rows
+    assert ", dequantized from Q4_" in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+@pytest.mark.usefixtures("ray_address")
+def test_rows_whose_process_is_killed_have_the_same_text_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = Job(tmp_path, (path_of("smollm2"), path_of("smollm2")), capsys)  # a draft that is accepted whole
+    schema = {"type": "object", "properties": {"a": {"type": "string", "maxLength": 9}}, "required": ["a"]}
+    form = {"structured": {"json_schema": schema}}
+    rows = [{"id": f"row-{i}", "kind": "a", **chat(ASKED[i % 6]), "sampling": {**form, "seed": i}} for i in range(12)]
     job.read(rows)
     flags = ("--sampling.temperature=0.8", "--sampling.max_tokens=24", "--actors.max_actors=1", "--run.seed=3")
     flags += ("--engine.draft_length=fixed", "--engine.max_model_len=256", "--run.rows_per_unit=4")
     undisturbed = job.undisturbed(*flags, "--engine.drafter=none")
     monkeypatch.setattr(generation, "Generator", killed_in_mid_row(tmp_path, job.output))
     assert job.generate(*flags, "--engine.drafter=model") == 0, job.printed()
-    expected, found = generations(undisturbed), generations(job.output)
+    expected, found = (
+        [(row["id"], row["token_ids"]) for row in generations(each)] for each in (undisturbed, job.output)
+    )
     assert len(list(tmp_path.glob("killed-*"))) == 2
-    assert [(row["id"], row["token_ids"]) for row in found] == [(row["id"], row["token_ids"]) for row in expected]
-    assert len(found) == len(chats)
+    assert found == expected
+    assert len(found) == len(rows)
     assert (content(job.output), errors(job.output), problems(job.output)) == (content(undisturbed), [], [])
-    settings = settings_of((model_folder(smollm2), None), drafter="suffix", max_model_len=256)  # type: ignore[arg-type]
-    with (
-        running_server(settings, ServiceSettings(model=MODEL), EdgeSettings(keys=None)) as server,
-        server.client() as client,
-    ):
-        for seed, (chat, row) in enumerate(zip(chats[:4], found, strict=False)):
-            fields: dict[str, Any] = {**chat, "seed": seed, "temperature": 0.8, "max_tokens": 24}
-            (choice,) = answered(client.chat.completions, **fields, extra_body=STRUCTURED).choices
-            assert choice.message.content == row["text"]
-    run = json.loads((job.output / "run.json").read_text())
-    assert run["identity"]["target_gguf"]["quantization"] == "Q4_1"
-    assert "dequantized from Q4_1" in " ".join((job.output / "report.html").read_text().split())
 
 
-def test_scores_of_a_job_are_those_of_transformers(tmp_path: Path, smollm2: str, smollm2_reference: Reference) -> None:
-    texts = [
-        ("The capital of France is", " Paris."),
-        ("One, two, three,", " four, five"),
-        ("A raven is a", " bird"),
-    ]
-    write_jsonl(tmp_path / "in.jsonl", [{"prompt": prompt, "answer": answer} for prompt, answer in texts])
+@pytest.mark.ray
+@pytest.mark.slow
+@pytest.mark.usefixtures("ray_address")
+def test_scores_of_a_job_are_those_of_transformers(tmp_path: Path) -> None:
+    texts = {"The capital of France is": " Paris.", "One, two, three,": " four, five", "A raven is a": " bird"}
+    write_jsonl(tmp_path / "in.jsonl", [{"prompt": prompt, "answer": answer} for prompt, answer in texts.items()])
     flags = [f"--input.path={tmp_path / 'in.jsonl'}", f"--output.path={tmp_path / 'out'}", "--task=score"]
-    flags += [f"--models.target={smollm2}", "--score.continuation_column=answer", "--engine.max_model_len=256"]
-    assert generate.main([*flags, "--run.progress=none"]) == 0
-    for (prompt, answer), row in zip(texts, generations(tmp_path / "out"), strict=True):
-        ids = smollm2_reference.tokenizer(prompt).input_ids
-        output: list[Any] = smollm2_reference.tokenizer(prompt + answer).input_ids[len(ids) :]
+    flags += [f"--models.target={path_of('smollm2')}", "--score.continuation_column=answer"]
+    assert generate.main([*flags, "--run.progress=none", "--engine.max_model_len=256"]) == 0
+    reference = Reference("smollm2")
+    for (prompt, answer), row in zip(texts.items(), generations(tmp_path / "out"), strict=True):
+        ids = reference.tokenizer(prompt).input_ids
+        output: list[Any] = reference.tokenizer(prompt + answer).input_ids[len(ids) :]
         assert row["token_ids"] == output
-        assert row["logprobs"] == pytest.approx(smollm2_reference.logprobs(ids, output), abs=2e-4)
+        assert row["logprobs"] == pytest.approx(reference.logprobs(ids, output), abs=2e-4)

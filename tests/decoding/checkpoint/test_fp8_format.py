@@ -16,8 +16,8 @@ from decoding.checkpoint.supported import load_config
 from decoding.fp8.arithmetic import arithmetic_on
 from decoding.fp8.linear import Fp8Linear
 from decoding.network.language_model import LanguageModel
+from tests.decoding.checkpoint.test_model_files import refused
 from tests.decoding.fp8.checkpoints import FAMILIES, KINDS, compressed_tensors, saved_fp8, say, scale_name
-from tests.decoding.tiny import build, llama_config, save
 
 
 def tensors_of(folder: str) -> dict[str, torch.Tensor]:
@@ -78,85 +78,60 @@ def test_an_8b_model_takes_one_byte_a_weight():
     assert fp8_format(config) is not None  # the configuration is left as it was
 
 
-def _refused(folder: Path) -> str:
-    """Return the one line by which the plan and the load refuse a folder."""
-    with pytest.raises(ValueError, match=str(folder)) as planned:
-        load_config(str(folder))
-    with pytest.raises(ValueError, match=str(folder)) as loaded:
-        LanguageModel.load(str(folder), "cpu")
-    assert str(planned.value) == str(loaded.value)
-    assert "\n" not in str(loaded.value)
-    return str(loaded.value)
-
-
-def _with(kind: str, *path: str, value: object) -> dict[str, object]:
+def _with(kind: str, path: str, value: object) -> dict[str, object]:
     """Return what a kind of checkpoint says with another value at this place."""
     said = copy.deepcopy(KINDS[kind])
     inner: dict = said
-    for name in path[:-1]:
+    *outer, last = path.split("/")
+    for name in outer:
         inner = inner[name]
-    inner[path[-1]] = value
+    inner[last] = value
     return said
 
 
-_GROUP = ("config_groups", "group_0")
-_TENSOR = {"strategy": "tensor"}
+def _in_group(path: str, value: object) -> dict[str, object]:
+    return _with("rows", f"config_groups/group_0/{path}", value)
+
+
+BLOCK = KINDS["blocks by llm-compressor"]["config_groups"]["group_0"]  # type: ignore[index]
+_TENSOR, _CHANNEL, _SPARSE = {"strategy": "tensor"}, {"strategy": "channel"}, {"format": "sparse-24-bitmask"}
 REFUSED: dict[str, dict[str, object]] = {
-    "activation_scheme is 'static'": _with("blocks", "activation_scheme", value="static"),
-    "it does not say activation_scheme": _with("blocks", "activation_scheme", value=None),
-    "weight_block_size is [64, 64]": _with("blocks", "weight_block_size", value=[64, 64]),
-    "it does not say weight_block_size": _with("blocks", "weight_block_size", value=None),
-    "fmt is 'e5m2'": _with("blocks", "fmt", value="e5m2"),
-    "scale_fmt is 'ue8m0'": _with("blocks", "scale_fmt", value="ue8m0"),
-    "modules_to_convert is ['embed']": _with("blocks", "modules_to_convert", value=["embed"]),
-    "novel is 1, which Dray does not know": _with("blocks", "novel", value=1),
-    "format is 'int-quantized'": _with("rows", "format", value="int-quantized"),
-    "it does not say config_groups": _with("rows", "config_groups", value={}),
-    "kv_cache_scheme is {'num_bits': 8}": _with("rows", "kv_cache_scheme", value={"num_bits": 8}),
-    "transform_config is {'config_groups': 1}": _with("rows", "transform_config", value={"config_groups": 1}),
-    "sparsity_config.format is 'sparse-24-bitmask'": _with(
-        "rows", "sparsity_config", value={"format": "sparse-24-bitmask"}
-    ),
-    "quantization_status is 'initialized'": _with("rows", "quantization_status", value="initialized"),
+    "activation_scheme is 'static'": _with("blocks", "activation_scheme", "static"),
+    "it does not say activation_scheme": _with("blocks", "activation_scheme", None),
+    "weight_block_size is [64, 64]": _with("blocks", "weight_block_size", [64, 64]),
+    "it does not say weight_block_size": _with("blocks", "weight_block_size", None),
+    "fmt is 'e5m2'": _with("blocks", "fmt", "e5m2"),
+    "scale_fmt is 'ue8m0'": _with("blocks", "scale_fmt", "ue8m0"),
+    "modules_to_convert is ['embed']": _with("blocks", "modules_to_convert", ["embed"]),
+    "novel is 1, which Dray does not know": _with("blocks", "novel", 1),
+    "format is 'int-quantized'": _with("rows", "format", "int-quantized"),
+    "it does not say config_groups": _with("rows", "config_groups", {}),
+    "kv_cache_scheme is {'num_bits': 8}": _with("rows", "kv_cache_scheme", {"num_bits": 8}),
+    "transform_config is {'config_groups': 1}": _with("rows", "transform_config", {"config_groups": 1}),
+    "sparsity_config.format is 'sparse-24-bitmask'": _with("rows", "sparsity_config", _SPARSE),
+    "quantization_status is 'initialized'": _with("rows", "quantization_status", "initialized"),
     "config_groups.group_0.weights.strategy is 'tensor'": compressed_tensors(_TENSOR, {"strategy": "token"}),
-    "config_groups.group_0.input_activations.strategy is 'tensor'": compressed_tensors(
-        {"strategy": "channel"}, _TENSOR
-    ),
-    "config_groups.group_0.weights does not say type": _with("rows", *_GROUP, "weights", "type", value=None),
-    "config_groups.group_0.input_activations.dynamic is False": _with(
-        "rows", *_GROUP, "input_activations", "dynamic", value=False
-    ),
-    "config_groups.group_0.input_activations does not say type": _with(
-        "rows", *_GROUP, "input_activations", value=None
-    ),
-    "config_groups.group_0.output_activations is {'num_bits': 8}": _with(
-        "rows", *_GROUP, "output_activations", value={"num_bits": 8}
-    ),
-    "config_groups.group_0.weights.num_bits is 4": _with("rows", *_GROUP, "weights", "num_bits", value=4),
+    "config_groups.group_0.input_activations.strategy is 'tensor'": compressed_tensors(_CHANNEL, _TENSOR),
+    "config_groups.group_0.weights does not say type": _in_group("weights/type", None),
+    "config_groups.group_0.input_activations.dynamic is False": _in_group("input_activations/dynamic", False),
+    "config_groups.group_0.input_activations does not say type": _in_group("input_activations", None),
+    "config_groups.group_0.output_activations is {'num_bits': 8}": _in_group("output_activations", {"num_bits": 8}),
+    "config_groups.group_0.weights.num_bits is 4": _in_group("weights/num_bits", 4),
     "config_groups.group_0.weights.block_structure is [64, 64]": _with(
-        "blocks by llm-compressor", *_GROUP, "weights", "block_structure", value=[64, 64]
+        "blocks by llm-compressor", "config_groups/group_0/weights/block_structure", [64, 64]
     ),
     "modules_to_not_convert is 'lm_head', which is no list of names": _with(
-        "blocks", "modules_to_not_convert", value="lm_head"
+        "blocks", "modules_to_not_convert", "lm_head"
     ),
     "ignore has 're:(', which is no pattern (missing ), unterminated subpattern at position 0)": _with(
-        "rows", "ignore", value=["lm_head", "re:("]
+        "rows", "ignore", ["lm_head", "re:("]
     ),
-    "config_groups is ['group_0']": _with("rows", "config_groups", value=["group_0"]),
-    "config_groups.group_0 is 'fp8'": _with("rows", *_GROUP, value="fp8"),
-    "config_groups.group_0.weights is 'fp8'": _with("rows", *_GROUP, "weights", value="fp8"),
-    "config_groups.group_0.weights.strategy is ['channel']": _with(
-        "rows", *_GROUP, "weights", "strategy", value=["channel"]
-    ),
-    "config_groups.group_0.targets is 'Linear', which is no list of names": _with(
-        "rows", *_GROUP, "targets", value="Linear"
-    ),
-    "its layers are of several kinds (block, channel)": _with(
-        "rows",
-        "config_groups",
-        "group_1",
-        value=KINDS["blocks by llm-compressor"]["config_groups"]["group_0"],  # type: ignore[index]
-    ),
+    "config_groups is ['group_0']": _with("rows", "config_groups", ["group_0"]),
+    "config_groups.group_0 is 'fp8'": _with("rows", "config_groups/group_0", "fp8"),
+    "config_groups.group_0.weights is 'fp8'": _in_group("weights", "fp8"),
+    "config_groups.group_0.weights.strategy is ['channel']": _in_group("weights/strategy", ["channel"]),
+    "config_groups.group_0.targets is 'Linear', which is no list of names": _in_group("targets", "Linear"),
+    "its layers are of several kinds (block, channel)": _with("rows", "config_groups/group_1", BLOCK),
 }
 
 
@@ -165,8 +140,8 @@ def test_another_kind_of_fp8_is_refused_by_name_before_any_weight_is_read(why, t
     said = REFUSED[why]
     saved_fp8("llama", tmp_path, "rows")
     say(tmp_path, quantization_config=said)
-    assert f"is quantized ({said['quant_method']}), and Dray runs" in _refused(tmp_path)
-    assert f"or for rows: {why}; use the original one" in _refused(tmp_path)
+    assert f"is quantized ({said['quant_method']}), and Dray runs" in refused(tmp_path)
+    assert f"or for rows: {why}; use the original one" in refused(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -181,7 +156,7 @@ def test_another_kind_of_fp8_is_refused_by_name_before_any_weight_is_read(why, t
 def test_models_whose_fp8_layers_are_not_plain_linear_ones_are_refused_by_name(fields, why, tmp_path):
     saved_fp8("llama", tmp_path, "blocks")
     say(tmp_path, **fields)
-    assert why in _refused(tmp_path)
+    assert why in refused(tmp_path)
 
 
 def test_what_says_nothing_new_is_no_reason_to_refuse(tmp_path):
@@ -200,40 +175,38 @@ def change(folder: Path, **tensors: torch.Tensor | None) -> None:
     save_file(found, folder / "model.safetensors", metadata={"format": "pt"})
 
 
-def test_fp8_weights_without_their_scales_are_refused(tmp_path):
-    saved_fp8("llama", tmp_path, "blocks")
-    change(tmp_path, weight_scale_inv=None)
-    assert "has 'model.layers.0.self_attn.q_proj.weight' in F8_E4M3, without the scales" in _refused(tmp_path)
+SCALES = {"weight_scale_inv": torch.ones(2, 2, dtype=torch.uint8)}
+WEIGHT = "the weight of 'model.layers.0.self_attn.q_proj' is {}, with scales in"
 
 
-def test_fp8_weights_of_which_the_configuration_says_nothing_are_refused(tmp_path):
-    saved_fp8("llama", tmp_path, "blocks")
-    say(tmp_path, quantization_config=None)
-    assert "in F8_E4M3, without the scales that its config.json would name" in _refused(tmp_path)
+@pytest.mark.parametrize(
+    ("kind", "tensors", "said"),
+    [
+        ("blocks", {"weight_scale_inv": None}, "q_proj.weight' in F8_E4M3, without the scales"),
+        ("blocks", {}, "in F8_E4M3, without the scales that its config.json would name"),
+        ("blocks", SCALES, "with scales in U8: expected F8_E4M3, with F32 or BF16 or F16"),
+        ("rows", {"weight": torch.ones(256, 256).to(torch.bfloat16)}, WEIGHT.format("BF16")),
+        ("rows", {"weight": torch.ones(256, 256).to(torch.int8)}, WEIGHT.format("I8")),
+        ("rows", {"weight": torch.ones(256, 256).to(torch.float8_e5m2)}, WEIGHT.format("F8_E5M2")),
+    ],
+    ids=["no scales", "nothing said", "scales that float32 lacks", "bfloat16", "int8", "another FP8"],
+)
+def test_weights_and_scales_that_would_be_cast_or_lack_each_other_arerefused(kind, tensors, said, tmp_path):
+    saved_fp8("llama", tmp_path, kind)
+    change(tmp_path, **tensors)
+    if not tensors:
+        say(tmp_path, quantization_config=None)
+    assert said in refused(tmp_path)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.int8, torch.float8_e5m2])
-def test_weights_that_would_be_cast_to_fp8_are_refused(dtype, tmp_path):
-    saved_fp8("llama", tmp_path, "rows")
-    change(tmp_path, weight=torch.ones(256, 256).to(dtype))
-    names = {torch.bfloat16: "BF16", torch.int8: "I8", torch.float8_e5m2: "F8_E5M2"}
-    assert f"the weight of 'model.layers.0.self_attn.q_proj' is {names[dtype]}, with scales in" in _refused(tmp_path)
-
-
-def test_scales_that_float32_does_not_hold_are_refused(tmp_path):
-    saved_fp8("llama", tmp_path, "blocks")
-    change(tmp_path, weight_scale_inv=torch.ones(2, 2, dtype=torch.uint8))
-    assert "with scales in U8: expected F8_E4M3, with F32 or BF16 or F16" in _refused(tmp_path)
-
-
-def test_scales_of_another_shape_are_refused(tmp_path):
+def test_scales_of_another_shape_arerefused(tmp_path):
     saved_fp8("llama", tmp_path, "blocks")
     change(tmp_path, weight_scale_inv=torch.ones(1, 1))
     with pytest.raises(ValueError, match="cannot load the model at"):
         LanguageModel.load(str(tmp_path), "cpu")
 
 
-def test_scales_of_a_layer_that_the_configuration_keeps_are_refused(tmp_path):
+def test_scales_of_a_layer_that_the_configuration_keeps_arerefused(tmp_path):
     saved_fp8("llama", tmp_path, "blocks")
     config = json.loads((tmp_path / "config.json").read_text())["quantization_config"]
     say(tmp_path, quantization_config=config | {"modules_to_not_convert": ["lm_head", "model.layers.0.mlp"]})
@@ -242,7 +215,7 @@ def test_scales_of_a_layer_that_the_configuration_keeps_are_refused(tmp_path):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_float32_beside_fp8_is_refused(kind, tmp_path):
+def test_float32_beside_fp8_isrefused(kind, tmp_path):
     path = saved_fp8("llama", tmp_path, kind)
     with pytest.raises(ValueError, match=r"has FP8 weights, which do not go with models\.dtype float32"):
         LanguageModel.load(path, "cpu", "float32")
@@ -266,9 +239,3 @@ def test_a_gpu_without_fp8_instructions_is_refused_by_name(capability, runs, mon
         return
     with pytest.raises(ValueError, match=rf"capability 8\.9 or later .* A100 has 8\.{capability[1]}; use the unquant"):
         arithmetic_on(torch.device("cuda"))
-
-
-def test_an_unquantized_checkpoint_is_what_it_was(tmp_path):
-    path = save(build(llama_config(), seed=1), tmp_path)
-    assert fp8_format(load_config(path)) is None
-    assert not LanguageModel.load(path, "cpu").is_fp8

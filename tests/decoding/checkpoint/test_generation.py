@@ -44,8 +44,9 @@ def test_a_text_ends_where_generate_ends_it(tmp_path, where):
         "several": (None, [one, other]),
     }[where]
     path = _saved(tmp_path / "model", *named)
-    target = LanguageModel.load(path, "cpu")
-    written = engine_over(target).generate(PROMPTS, SamplingParams(temperature=0, max_tokens=40))
+    written = engine_over(LanguageModel.load(path, "cpu")).generate(
+        PROMPTS, SamplingParams(temperature=0, max_tokens=40)
+    )
     assert outputs(written) == generated(path, PROMPTS, 40)
 
 
@@ -65,11 +66,9 @@ def test_what_the_file_says_of_sampling_is_split_into_what_can_be_said_here_and_
     )
 
 
-def test_without_do_sample_the_text_is_greedy_and_its_distribution_does_not_matter(tmp_path):
+def test_without_do_sample_the_text_is_greedy_and_values_that_change_nothing_are_left_out(tmp_path):
+    assert sampling_of(str(tmp_path)) == ({}, {}), "there is no file"
     assert sampling_of(_folder(tmp_path, temperature=0.6, top_p=0.9)) == ({"temperature": 0.0}, {})
-
-
-def test_values_that_change_nothing_are_left_out(tmp_path):
     neutral = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "repetition_penalty": 1.0, "num_beams": 1}
     assert sampling_of(_folder(tmp_path, do_sample=True, **neutral)) == ({}, {})
 
@@ -77,16 +76,10 @@ def test_values_that_change_nothing_are_left_out(tmp_path):
 def test_what_generate_fills_in_counts_as_said(tmp_path):
     assert sampling_of(_folder(tmp_path, do_sample=True)) == ({"top_k": 50}, {})
     filled_in = GenerationConfig._get_default_generation_params()
-    assert {name: filled_in[name] for name in ("temperature", "top_k", "top_p")} == {
-        "temperature": 1.0, "top_k": 50, "top_p": 1.0,
-    }  # fmt: skip
-    assert not {"min_p", "suppress_tokens", "no_repeat_ngram_size"} & {
-        name for name, value in filled_in.items() if value
-    }
-
-
-def test_a_model_without_the_file_says_nothing(tmp_path):
-    assert sampling_of(str(tmp_path)) == ({}, {})
+    said = {name: filled_in[name] for name in ("temperature", "top_k", "top_p")}
+    assert said == {"temperature": 1.0, "top_k": 50, "top_p": 1.0}
+    others = {"min_p", "suppress_tokens", "no_repeat_ngram_size"}
+    assert not others & {name for name, value in filled_in.items() if value}
 
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path):

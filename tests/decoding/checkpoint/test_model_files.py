@@ -20,7 +20,7 @@ def model(tmp_path: Path) -> Path:
     return tmp_path / "model"
 
 
-def _refused(folder: Path) -> str:
+def refused(folder: Path) -> str:
     """Return the one line by which the plan and the load refuse a folder."""
     with pytest.raises(ValueError, match=str(folder)) as planned:
         load_config(str(folder))
@@ -40,7 +40,7 @@ def _say(folder: Path, **fields: object) -> None:
 def test_a_git_lfs_pointer_is_not_called_broken_weights(model):
     pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 1234\n"
     (model / "model.safetensors").write_text(pointer)
-    assert "is a Git LFS pointer, not weights; run git lfs pull" in _refused(model)
+    assert "is a Git LFS pointer, not weights; run git lfs pull" in refused(model)
 
 
 LINKED = [
@@ -64,16 +64,13 @@ def test_a_file_that_is_a_link_to_nothing_is_named_whether_or_not_a_model_needs_
         assert str(caught.value).startswith(f"'{file}' is a link to nothing: '{blob}' is not there")
 
 
-def test_links_to_files_are_files_and_the_locks_of_editors_are_none(model):
+def test_links_to_files_are_files_locks_of_editors_are_none_and_a_link_to_no_folder_is_no_hub_name(model):
     (model.parent / "blobs").mkdir()
     (model / "config.json").rename(model.parent / "blobs" / "0a1b")
     (model / "config.json").symlink_to("../blobs/0a1b")
     (model / ".#config.json").symlink_to("me@host.1234")
     assert model_folder(str(model)) == str(model)
     assert load_config(str(model)).model_type == "llama"
-
-
-def test_a_folder_that_is_a_link_to_nothing_is_no_hub_name(model):
     (model.parent / "moved").symlink_to(model.parent / "gone")
     with pytest.raises(ValueError, match="moved' is a link to nothing"):
         model_folder(str(model.parent / "moved"))
@@ -95,14 +92,14 @@ HEADERS = {
 @pytest.mark.parametrize("content", HEADERS.values(), ids=HEADERS)
 def test_a_file_that_is_not_safetensors_is_named(model, content):
     (model / "model.safetensors").write_bytes(content)
-    assert "model.safetensors' is cut off or damaged: safetensors says" in _refused(model)
+    assert "model.safetensors' is cut off or damaged: safetensors says" in refused(model)
 
 
 @pytest.mark.parametrize("num_lost", [1, 100, 70_000])
 def test_weights_that_end_before_their_last_tensor_are_refused_before_they_are_read(model, num_lost):
     weights = model / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-num_lost])
-    assert f"of its {weights.stat().st_size} bytes; copy or download it again" in _refused(model)
+    assert f"of its {weights.stat().st_size} bytes; copy or download it again" in refused(model)
 
 
 def test_every_file_that_the_index_names_must_be_there_and_whole(model):
@@ -110,9 +107,9 @@ def test_every_file_that_the_index_names_must_be_there_and_whole(model):
     second = model / "model-00002-of-00002.safetensors"
     shards = {"lm_head.weight": "model-00001-of-00002.safetensors", "more": second.name}
     (model / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": shards}))
-    assert f"lacks 1 of the 2 files that {INDEX} names, first '{second.name}'" in _refused(model)
+    assert f"lacks 1 of the 2 files that {INDEX} names, first '{second.name}'" in refused(model)
     second.write_bytes(b"")
-    assert f"{second.name}' is cut off or damaged" in _refused(model)
+    assert f"{second.name}' is cut off or damaged" in refused(model)
 
 
 @pytest.mark.parametrize("content", ["{", "[]", "{}", '{"weight_map": 5}'])
@@ -120,12 +117,12 @@ def test_a_broken_index_is_named(model, content):
     (model / "model.safetensors").unlink()
     (model / "other.safetensors").write_bytes(b"")
     (model / INDEX).write_text(content)
-    assert INDEX in _refused(model)
+    assert INDEX in refused(model)
 
 
 def test_weights_under_a_name_that_nothing_loads_are_named(model):
     (model / "model.safetensors").rename(model / "consolidated.safetensors")
-    assert f"has no model.safetensors or {INDEX}, only consolidated.safetensors" in _refused(model)
+    assert f"has no model.safetensors or {INDEX}, only consolidated.safetensors" in refused(model)
 
 
 def test_other_files_of_weights_beside_the_models_own_do_not_matter(model):
@@ -135,7 +132,7 @@ def test_other_files_of_weights_beside_the_models_own_do_not_matter(model):
 
 def test_an_adapter_beside_a_model_is_refused_by_name_with_what_to_do(model):
     (model / "adapter_config.json").write_text('{"peft_type": "LORA", "base_model_name_or_path": "Qwen/Qwen3-8B"}')
-    assert "holds a PEFT adapter beside a model, and it cannot be known which of the two is meant" in _refused(model)
+    assert "holds a PEFT adapter beside a model, and it cannot be known which of the two is meant" in refused(model)
 
 
 DRAFT_HEADS = {
@@ -150,7 +147,7 @@ DRAFT_HEADS = {
 @pytest.mark.parametrize("name", DRAFT_HEADS)
 def test_a_draft_head_is_refused_by_name_with_what_to_do(model, name):
     _say(model, **DRAFT_HEADS[name])
-    assert f"is a draft head ({name}), which reads the hidden states of its target, and a complete" in _refused(model)
+    assert f"is a draft head ({name}), which reads the hidden states of its target, and a complete" in refused(model)
 
 
 QUANTIZED = {
@@ -169,7 +166,7 @@ QUANTIZED = {
 def test_a_quantized_checkpoint_is_refused_by_name_before_any_weight_is_read(model, method, part):
     said = {"quantization_config": QUANTIZED[method]}
     _say(model, **(said if part is None else {part: said}))
-    assert f"is quantized ({method}), and Dray runs unquantized checkpoints, and FP8 ones" in _refused(model)
+    assert f"is quantized ({method}), and Dray runs unquantized checkpoints, and FP8 ones" in refused(model)
 
 
 def test_code_of_its_own_beside_a_model_type_that_transformers_has_is_not_needed(model):
@@ -179,7 +176,7 @@ def test_code_of_its_own_beside_a_model_type_that_transformers_has_is_not_needed
 
 def test_a_model_type_that_is_unknown_is_told_in_one_line(model):
     _say(model, model_type="mine")
-    assert "model type `mine`" in _refused(model)
+    assert "model type `mine`" in refused(model)
 
 
 @pytest.mark.parametrize(

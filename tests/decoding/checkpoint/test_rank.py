@@ -93,24 +93,19 @@ def found(folder: Path) -> list[dict[str, Found]]:
 
 
 @pytest.mark.parametrize("family", sorted(TABLE.keys() - NO_PLAN))
-def test_shared_out_layers_compute_what_whole_ones_do(family: str, folder: Path, found: list[dict[str, Found]]) -> None:
+def test_shared_out_layers_compute_what_whole_ones_do_and_each_process_has_the_whole_residual_stream(
+    family: str, folder: Path, found: list[dict[str, Found]]
+) -> None:
     whole = transformers.AutoModelForCausalLM.from_pretrained(folder / family).eval()
     with torch.no_grad():
         expected = whole(TOKENS[None]).logits[0]
     logits, num_bytes, _ = found[0][family]
     assert (logits - expected).abs().max() < 1e-5 * expected.abs().max()
     assert num_bytes < 0.7 * LanguageModel.load(str(folder / family), "cpu", "float32").num_weight_bytes
-
-
-@pytest.mark.parametrize("family", sorted(TABLE.keys() - NO_PLAN))
-def test_the_residual_stream_is_whole_and_the_same_in_each_process(
-    family: str, folder: Path, found: list[dict[str, Found]]
-) -> None:
-    whole = transformers.AutoModelForCausalLM.from_pretrained(folder / family).eval()
-    expected = streams_of(whole, TOKENS.tolist(), LAYER_IDS)
+    streams = streams_of(whole, TOKENS.tolist(), LAYER_IDS)
     first, second = (families[family].streams for families in found)
     assert torch.equal(first, second)
-    assert (first - expected).abs().max() < 1e-5 * expected.abs().max()
+    assert (first - streams).abs().max() < 1e-5 * streams.abs().max()
 
 
 def test_every_model_type_that_may_be_sharded_was_compared(folder: Path) -> None:

@@ -67,13 +67,13 @@ def test_a_draft_with_more_or_fewer_ids_is_lossless(models, tmp_path, draft_size
     assert any(token >= 40 for text in outputs(plain) for token in text)
 
 
-def test_a_draft_that_lacks_ids_draws_only_ids_of_the_target_under_rejection(models, tmp_path):
-    for size in (40, 64):
-        draft = loaded(build(llama_config(size), seed=4), tmp_path / str(size))
-        engine = engine_over(models.target, draft, "model", verification="rejection")
-        for sequence in engine.generate(PROMPTS, SamplingParams(max_tokens=30)):
-            assert sequence.finish_reason == "length"
-            assert all(0 <= token < VOCAB_SIZE for token in sequence.output_token_ids)
+@pytest.mark.parametrize("draft_size", [40, 64])
+def test_a_draft_that_lacks_ids_draws_only_ids_of_the_target_under_rejection(models, tmp_path, draft_size):
+    draft = loaded(build(llama_config(draft_size), seed=4), tmp_path)
+    engine = engine_over(models.target, draft, "model", verification="rejection")
+    for sequence in engine.generate(PROMPTS, SamplingParams(max_tokens=30)):
+        assert sequence.finish_reason == "length"
+        assert all(0 <= token < VOCAB_SIZE for token in sequence.output_token_ids)
 
 
 def test_a_pair_with_different_vocabularies_is_refused_at_load(tmp_path):

@@ -18,7 +18,7 @@ from decoding.sampling.judging import ScoreRequest
 from decoding.sampling.verify import Draft
 from tests.decoding.families import FAMILIES, family_network
 from tests.decoding.tapped import LENGTHS, PROMPTS, SLOTS, STARTS, TOKENS_BT, Kept, check_tap, expected, written
-from tests.decoding.tiny import build, llama_config, rows_over
+from tests.decoding.tiny import rows_over
 
 IDS = (2, 0, 1)  # of two layers; in another order than that of the layers
 
@@ -88,6 +88,9 @@ def test_everything_that_writes_into_slots_hands_out_and_nothing_else_does():
     model, network = plain_model()
     kept = Kept(IDS)
     model.hand_out(kept.tap)
+    check_model(model, "llama")  # which takes it off
+    assert kept.calls == kept.num_projected == []
+    model.hand_out(kept.tap)
     model.allocate(2, 60)
     prompt = PROMPTS[0]
     rows = rows_over([Sequence.create(prompt, SamplingParams())], [3])
@@ -143,14 +146,6 @@ def test_a_model_that_shares_the_network_has_a_tap_of_its_own():
     assert (len(first.calls), len(second.calls)) == (1, 1)
 
 
-def test_the_probe_hands_out_nothing():
-    model, _ = plain_model()
-    kept = Kept(IDS)
-    model.hand_out(kept.tap)
-    check_model(model, "llama")
-    assert kept.calls == kept.num_projected == []
-
-
 @pytest.mark.parametrize("layer_ids", [(), (0, 3), (-1,), (1, 1)])
 def test_layers_that_a_target_does_not_have_are_refused(layer_ids):
     model, _ = plain_model()
@@ -166,10 +161,6 @@ def test_a_network_whose_layers_cannot_be_told_is_refused(monkeypatch):
     monkeypatch.setattr(layer_hooks, "layer_list", fails)
     with pytest.raises(ValueError, match=r"LlamaForCausalLM has no single list of 2 layers.* reads tokens alone"):
         plain_model()[0].hand_out(Kept(IDS).tap)
-
-
-def test_the_hidden_size_of_a_model_is_that_of_its_stream():
-    assert LanguageModel(build(llama_config(hidden_size=64), seed=1), frozenset()).hidden_size == 64
 
 
 def _off_by_one(monkeypatch) -> None:

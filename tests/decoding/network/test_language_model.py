@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, GenerationConfig
+from transformers import AutoModelForCausalLM
 
 from decoding.cache import prefill
 from decoding.device import pick_device
@@ -74,20 +74,6 @@ def test_a_fresh_cache_knows_nothing_of_an_earlier_one(models):
     models.target.prefill([0], [ROWS[0]])
     models.target.allocate(2, 20)
     assert stored(models.target.cache, 0, 9) == []
-
-
-@pytest.mark.parametrize(("written", "expected"), [(7, {7}), ([7, 9], {7, 9}), (None, set())])
-def test_end_tokens_are_those_of_the_generation_configuration(tmp_path, written, expected):
-    path = save(build(llama_config(), seed=1), tmp_path, eos_token_id=written)
-    assert LanguageModel.load(path, "cpu").eos_token_ids == expected
-
-
-def test_end_tokens_are_those_of_the_configuration_where_there_is_no_other(tmp_path):
-    network = build(llama_config(eos_token_id=[3, 5]), seed=1)
-    network.generation_config = GenerationConfig()
-    network.save_pretrained(tmp_path)
-    (tmp_path / "generation_config.json").unlink()
-    assert LanguageModel.load(str(tmp_path), "cpu").eos_token_ids == {3, 5}
 
 
 def test_weights_are_float32_on_a_cpu_and_what_is_asked_for_otherwise(tmp_path):

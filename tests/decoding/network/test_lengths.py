@@ -59,26 +59,25 @@ def test_a_probe_that_stops_before_the_window_would_pass_it(tmp_path, monkeypatc
     assert check_model(LanguageModel.load(path, "cpu"), path) < 1e-4
 
 
-def test_where_no_miniature_can_be_made_the_probe_itself_is_long_enough(monkeypatch):
-    def refuse(config: PretrainedConfig) -> PretrainedConfig:
-        raise ValueError("no miniature")
+@pytest.mark.parametrize(
+    "unfit", [{"no_such": "miniature"}, {"head_dim": 7}, {"num_key_value_heads": 3}, {"hidden_size": "wide"}], ids=str
+)
+def test_where_no_miniature_can_be_made_or_run_the_probe_itself_is_long_enough(unfit, monkeypatch):
+    def make(_: PretrainedConfig) -> PretrainedConfig:
+        if "no_such" in unfit:
+            raise ValueError("no miniature")
+        return llama_config(**unfit)
 
-    monkeypatch.setattr(probe, "miniature", refuse)
+    monkeypatch.setattr(probe, "miniature", make)
     assert check_lengths(transformers.DogeConfig(**DOGE), "doge").reach == 2048
-
-
-@pytest.mark.parametrize("unfit", [{"head_dim": 7}, {"num_key_value_heads": 3}, {"hidden_size": "wide"}])
-def test_a_miniature_that_cannot_run_is_no_miniature(unfit, monkeypatch):
-    monkeypatch.setattr(probe, "miniature", lambda config: llama_config(**unfit))
-    assert check_lengths(transformers.MistralConfig(sliding_window=2048), "mistral").reach == 2048
 
 
 def _turned(part: float, num_heads: int = 4, head_size: int = 96) -> PretrainedConfig:
     factors = [1.0 + place for place in range(int(head_size * part) // 2)]
     sizes = {"hidden_size": num_heads * head_size, "num_attention_heads": num_heads, "num_key_value_heads": num_heads}
     rope = {"rope_type": "longrope", "short_factor": factors, "long_factor": factors, "partial_rotary_factor": part}
-    rope["original_max_position_embeddings"] = 4096
-    return transformers.Phi3Config(**sizes, original_max_position_embeddings=4096, rope_parameters=rope)
+    length = {"original_max_position_embeddings": 4096}
+    return transformers.Phi3Config(**sizes, **length, rope_parameters=rope | length)
 
 
 @pytest.mark.parametrize(
@@ -95,9 +94,8 @@ def test_a_miniature_turns_a_part_of_each_head_that_fits_its_factors(config):
     small = miniature.miniature(config)
     network = AutoModelForCausalLM.from_config(small)
     assert network(input_ids=torch.arange(40)[None]).logits.isfinite().all()
-    assert (small.rope_parameters["partial_rotary_factor"] == 1.0) == (
-        config.rope_parameters["partial_rotary_factor"] == 1.0
-    )
+    is_whole, expected = (each.rope_parameters["partial_rotary_factor"] == 1.0 for each in (small, config))
+    assert is_whole == expected
 
 
 @pytest.mark.parametrize(

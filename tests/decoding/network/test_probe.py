@@ -92,22 +92,32 @@ def test_wrong_attention_is_caught(tmp_path, monkeypatch, name, broken):
 
 
 def test_a_model_that_is_loaded_with_another_attention_than_generate_uses_is_caught(tmp_path, monkeypatch):
-    monkeypatch.setattr(loading, "_attention", lambda config: "eager")  # which adds the positions of ALiBi twice
     path, prompts = save(family_network("falcon_alibi"), tmp_path), random_prompts([9, 30])
+    expected, real = generated(path, prompts, 16), loading.AutoModelForCausalLM.from_pretrained
+    eager = {"attn_implementation": "eager"}  # which adds the positions of ALiBi twice
+    monkeypatch.setattr(loading.AutoModelForCausalLM, "from_pretrained", lambda *a, **k: real(*a, **{**k, **eager}))
     model = LanguageModel.load(path, "cpu")
     written = engine_over(model).generate(prompts, SamplingParams(temperature=0, max_tokens=16))
-    assert outputs(written) != generated(path, prompts, 16)
+    assert outputs(written) != expected
     with pytest.raises(ValueError, match="its logits come out wrong"):
         check_model(model, path)
 
 
+@pytest.mark.parametrize(("named", "expected"), [("eager", "eager"), ("sdpa", "sdpa"), ("flash_attention_2", "sdpa")])
 @pytest.mark.parametrize("field", ["attn_implementation", "_attn_implementation"])
-def test_an_attention_of_another_package_that_a_configuration_names_is_the_default(tmp_path, field):
-    path = save(build(llama_config(), seed=1), tmp_path)
+def test_a_model_runs_by_the_attention_that_its_configuration_names_and_another_packages_is_the_default(
+    tmp_path, field, named, expected
+):
+    path, prompts = save(family_network("falcon_alibi"), tmp_path), random_prompts([9, 30])
     config = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps({**config, field: "flash_attention_2"}))
-    network, _ = loading.load_network(path, "cpu", "float32")
-    assert network.config._attn_implementation == "sdpa"
+    (tmp_path / "config.json").write_text(json.dumps({**config, field: expected}))
+    right = generated(path, prompts, 16)
+    (tmp_path / "config.json").write_text(json.dumps({**config, field: named}))
+    model = LanguageModel.load(path, "cpu")
+    assert model.network.config._attn_implementation == expected
+    check_model(model, path)
+    written = engine_over(model).generate(prompts, SamplingParams(temperature=0, max_tokens=16))
+    assert outputs(written) == right
 
 
 def test_a_model_that_does_not_bear_packing_gets_rectangles(target):
@@ -123,23 +133,24 @@ def test_a_model_that_does_not_bear_packing_gets_rectangles(target):
     assert not target.packs_rows
 
 
-def test_a_rollback_that_is_off_by_one_is_caught(target, monkeypatch):
-    real = target.forward
-
-    def forward(starts, *args, **kwargs):
-        return real([max(start - 1, 0) for start in starts], *args, **kwargs)
-
-    monkeypatch.setattr(target, "forward", forward)
-    with pytest.raises(ValueError, match="does not compute the same"):
-        check_model(target, "llama")
+def _off_by_one(real):
+    return lambda starts, *args, **kwargs: real([max(start - 1, 0) for start in starts], *args, **kwargs)
 
 
-def test_a_model_that_raises_is_refused_with_its_own_words(target, monkeypatch):
-    def forward(*_, **__):
-        raise RuntimeError("no such shape")
+def _raising(_):
+    return lambda *args, **kwargs: torch.zeros(2) + torch.zeros(3)
 
-    monkeypatch.setattr(target, "forward", forward)
-    with pytest.raises(ValueError, match="'llama' cannot run on the slot cache: RuntimeError: no such shape"):
+
+@pytest.mark.parametrize(
+    ("plant", "said"),
+    [
+        (_off_by_one, "does not compute the same"),
+        (_raising, "'llama' cannot run on the slot cache: RuntimeError: The size of tensor a"),
+    ],
+)
+def test_a_rollback_that_is_off_by_one_and_a_model_that_raises_are_refused(target, monkeypatch, plant, said):
+    monkeypatch.setattr(target, "forward", plant(target.forward))
+    with pytest.raises(ValueError, match=said):
         check_model(target, "llama")
 
 

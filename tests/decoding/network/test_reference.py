@@ -57,35 +57,19 @@ def test_rows_with_forms_and_log_probabilities_are_those_of_the_reference_which_
     network, _ = load_network(folders.target, "cpu", "float32")
     reference = Reference(network, frozenset({tiny_grammars.END}), close_call=1e-4, grammars=own)
     target = tiny_grammars.with_end(LanguageModel.load(folders.target, "cpu"))
-
-    def rows() -> list[Sequence]:
-        more = {"temperature": temperature, "logprobs": 2}
-        return [row for form in tiny_grammars.STRUCTURED for row in _sequences(structured=form, **more)]
-
-    written, expected = rows(), rows()
+    more, dead_end = {"temperature": temperature, "logprobs": 2}, {"regex": "[a-c]{2}é"}
+    forms = [*tiny_grammars.STRUCTURED, dead_end]
+    written, expected = ([row for form in forms for row in _sequences(structured=form, **more)] for _ in range(2))
     list(engine_over(target, None, "suffix", num_slots=8, grammars=grammars).stream(written))
     list(reference.write(expected))
     assert outputs(written) == outputs(expected)
     assert [(s.finish_reason, s.error) for s in written] == [(s.finish_reason, s.error) for s in expected]
-    assert {s.finish_reason for s in expected} == {"stop", "length"}
+    assert {s.finish_reason for s in expected} == {"stop", "length", "error"}
+    assert all("sampling.structured: " in s.error for s in expected if s.error)
     for one, other in zip(written, expected, strict=True):
         assert [place.logprob for place in one.logprobs] == pytest.approx([p.logprob for p in other.logprobs], abs=1e-4)
-        assert [[token for token, _ in place.top] for place in one.logprobs] == [
-            [token for token, _ in place.top] for place in other.logprobs
-        ]
-
-
-def test_a_row_at_a_dead_end_fails_as_the_engine_says(folders):
-    grammars = tiny_grammars.grammars()
-    network, _ = load_network(folders.target, "cpu", "float32")
-    reference = Reference(network, frozenset({tiny_grammars.END}), close_call=1e-4, grammars=grammars)
-    target = tiny_grammars.with_end(LanguageModel.load(folders.target, "cpu"))
-    written, expected = (_sequences(temperature=0, structured={"regex": "[a-c]{2}é"}) for _ in range(2))
-    list(engine_over(target, None, "ngram", grammars=grammars).stream(written))
-    list(reference.write(expected))
-    assert outputs(written) == outputs(expected)
-    assert [row.error for row in written] == [row.error for row in expected]
-    assert all("sampling.structured: " in row.error for row in expected)
+        likely, right = ([[token for token, _ in place.top] for place in each.logprobs] for each in (one, other))
+        assert likely == right
 
 
 def test_the_margin_is_the_distance_of_the_two_best_candidates(folders, reference):

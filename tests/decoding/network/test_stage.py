@@ -1,4 +1,4 @@
-"""A chain of stages computes what the whole model computes, bit for bit, and each has its own layers' weights only."""
+"""Each stage has its own layers' weights only, and slots of its own; what they compute: test_stage_features.py."""
 
 import pytest
 import torch
@@ -6,17 +6,11 @@ import transformers
 
 from decoding.checkpoint.layer_range import LayerRange, cut
 from decoding.checkpoint.layer_subset import CannotCutError
-from decoding.fused import kernels
 from decoding.network.language_model import LanguageModel
 from decoding.network.stage import Stage
 from tests.decoding.families import FAMILIES, FUSED, NUM_LAYERS, saved
-from tests.decoding.tiny import build, random_prompts, save
-
-PROMPTS = random_prompts((20, 1, 9), seed=1)
-SLOTS = [2, 0, 3]
-STARTS, LENGTHS = [18, 0, 7], [2, 5, 1]  # over a part of what was prefilled
-TOKENS_BT = torch.randint(48, (3, 5), generator=torch.Generator().manual_seed(2))
-EVERY_BT = torch.arange(5).expand(3, -1)
+from tests.decoding.tapped import EVERY_BT, LENGTHS, PROMPTS, SLOTS, STARTS, TOKENS_BT
+from tests.decoding.tiny import build, save
 
 
 def load_chain(path: str, num_stages: int, **kwargs: object) -> list[Stage]:
@@ -33,13 +27,6 @@ def packed(tokens_BT: torch.Tensor, lengths: list[int]) -> torch.Tensor:
     return torch.cat([row[:length] for row, length in zip(tokens_BT, lengths, strict=True)])
 
 
-def whole_logits(model: LanguageModel) -> torch.Tensor:
-    """After a ragged prefill into scattered slots, ragged rows over a rolled-back part of it."""
-    model.allocate(4, 60)
-    model.prefill(SLOTS, PROMPTS)
-    return model.forward(STARTS, TOKENS_BT, EVERY_BT, slots=SLOTS, lengths=LENGTHS)
-
-
 def chain_logits(stages: list[Stage]) -> torch.Tensor:
     for stage in stages:
         stage.allocate(4, 60)
@@ -53,39 +40,6 @@ def plain(stages: list[Stage], tokens: list[int], method: str) -> torch.Tensor:
     for stage in stages:
         fed = getattr(stage, method)(fed)
     return fed[0]
-
-
-def assert_equal(whole: LanguageModel, stages: list[Stage]) -> None:
-    """The same logits, bit for bit, on slots and without."""
-    for of_whole, of_chain, length in zip(whole_logits(whole), chain_logits(stages), LENGTHS, strict=True):
-        assert torch.equal(of_whole[:length], of_chain[:length])
-    assert torch.equal(plain(stages, PROMPTS[0], "plain"), whole.plain_logits(PROMPTS[0]))
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_three_stages_compute_what_the_whole_model_computes(family, tmp_path):
-    path = saved(family, tmp_path)
-    whole, stages = LanguageModel.load(path, "cpu"), load_chain(path, 3)
-    assert_equal(whole, stages)
-    assert (plain(stages, PROMPTS[0], "plain_by_default") - whole.plain_logits(PROMPTS[0])).abs().max() < 1e-5
-
-
-@pytest.mark.parametrize("ours", ["on", "off"])
-@pytest.mark.parametrize("name", ["llama", "llama with tied embeddings", "qwen3"])
-@pytest.mark.parametrize("num_stages", [1, 2, 5])
-def test_fused_stages_compute_what_the_fused_model_computes(name, num_stages, ours, tmp_path, monkeypatch):
-    monkeypatch.setenv("DRAY_KERNELS", ours)
-    path = saved(name, tmp_path, FUSED)
-    whole, stages = LanguageModel.load(path, "cpu"), load_chain(path, num_stages)
-    whole.speed_up()
-    for stage in stages:
-        stage.speed_up()
-    assert whole.fused is not None
-    assert all(stage.fused is not None for stage in stages)
-    assert [stage.is_batch_invariant for stage in stages] == [whole.is_batch_invariant] * num_stages
-    if ours == "on" and kernels.load(torch.float32, 16, 64) is None:
-        pytest.skip("no C++ compiler here")
-    assert_equal(whole, stages)
 
 
 def test_sessions_of_a_stage_have_slots_of_their_own(tmp_path):
@@ -165,13 +119,10 @@ def test_a_layer_with_an_unknown_argument_is_refused(handed, tmp_path, monkeypat
         stage.plain(torch.tensor([1, 2, 3]))
 
 
-def test_layers_are_shared_out_as_equally_as_can_be():
+def test_layers_are_shared_out_as_equally_as_can_be_and_more_stages_than_layers_are_refused(tmp_path):
     assert cut(7, 3) == [LayerRange(0, 2, 7), LayerRange(2, 5, 7), LayerRange(5, 7, 7)]
     assert [(r.first, r.end) for r in cut(8, 3)] == [(0, 3), (3, 6), (6, 8)]
     assert cut(4, 1) == [LayerRange.whole(4)]
-
-
-def test_more_stages_than_layers_are_refused(tmp_path):
     path = saved("llama", tmp_path)
     with pytest.raises(ValueError, match="a model of 5 layers cannot be cut into 6 stages"):
         Stage.load(path, 0, 6, "cpu")

@@ -6,10 +6,11 @@ import pytest
 import torch
 
 from decoding.cache.features import Features, FeatureTap
+from decoding.fused import kernels
 from decoding.network.language_model import LanguageModel
 from decoding.network.stage import Stage
 from tests.decoding.families import FAMILIES, FUSED, NUM_LAYERS, saved
-from tests.decoding.network.test_stage import load_chain, packed
+from tests.decoding.network.test_stage import load_chain, packed, plain
 from tests.decoding.tapped import EVERY_BT, LENGTHS, PROMPTS, SLOTS, STARTS, TOKENS_BT
 
 Written = tuple[torch.Tensor, list[torch.Tensor]]  # logits, and the streams of each forward
@@ -58,23 +59,33 @@ def check(whole: LanguageModel, stages: list[Stage], layer_ids: Seq[int] = EVERY
     assert len(found) == len(expected) == len(PROMPTS) + 1
     for one, other in zip(found, expected, strict=True):
         assert torch.equal(one, other)
+    assert torch.equal(plain(stages, PROMPTS[0], "plain"), whole.plain_logits(PROMPTS[0]))
 
 
 @pytest.mark.parametrize("num_stages", [2, 3])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_the_streams_of_stages_are_those_of_the_whole_model(family, num_stages, tmp_path):
+def test_the_streams_and_logits_of_stages_are_those_of_the_whole_model(family, num_stages, tmp_path):
     path = saved(family, tmp_path)
-    check(LanguageModel.load(path, "cpu"), load_chain(path, num_stages))
+    whole, stages = LanguageModel.load(path, "cpu"), load_chain(path, num_stages)
+    check(whole, stages)
+    assert (plain(stages, PROMPTS[0], "plain_by_default") - whole.plain_logits(PROMPTS[0])).abs().max() < 1e-5
 
 
 @pytest.mark.parametrize("ours", ["on", "off"])
+@pytest.mark.parametrize("name", ["llama", "llama with tied embeddings", "qwen3"])
 @pytest.mark.parametrize("num_stages", [1, 2, 3, 5])
-def test_the_streams_of_fused_stages_are_those_of_the_fused_model(num_stages, ours, tmp_path, monkeypatch):
+def test_the_streams_and_logits_of_fused_stages_are_those_of_the_fused_model(
+    name, num_stages, ours, tmp_path, monkeypatch
+):
     monkeypatch.setenv("DRAY_KERNELS", ours)
-    path = saved("llama", tmp_path, FUSED)
+    path = saved(name, tmp_path, FUSED)
     whole, stages = LanguageModel.load(path, "cpu"), load_chain(path, num_stages)
     for each in (whole, *stages):
         each.speed_up()
+        assert each.fused is not None
+        assert each.is_batch_invariant == whole.is_batch_invariant
+    if ours == "on" and kernels.load(torch.float32, 16, 64) is None:
+        pytest.skip("no C++ compiler here")
     check(whole, stages)
 
 
