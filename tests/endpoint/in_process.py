@@ -72,14 +72,17 @@ class Running:
         """Return the official client, which does not try again unless it is told to."""
         return openai.OpenAI(base_url=f"{self.url}/v1", api_key=KEY, **{"max_retries": 0, **options})
 
-    def rows_of(self, requests: Sequence[dict[str, Any]]) -> list[list[Any]]:
-        """Return the generation rows that the offline job writes for each request, which run side by side."""
+    def rows_of(self, requests: Sequence[dict[str, Any]], engine: Engine | None = None) -> list[list[Any]]:
+        """Return the generation rows that the offline job writes for each request, which run side by side.
+
+        They run on this engine, or on the target alone.
+        """
         encoded = []
         for request in requests:
             own = {name: request.get(name) for name in ("prompt", "messages")}
             overrides = {name: value for name, value in request.items() if name not in (*own, "stream")}
             encoded.append(encode_row(input_row(**own, overrides=overrides), 0, self.codec, self.settings))
-        for _ in self.plain.stream([sequence for row in encoded for sequence in row.sequences]):
+        for _ in (engine or self.plain).stream([sequence for row in encoded for sequence in row.sequences]):
             pass
         return [decode_row(row, self.codec) for row in encoded]
 

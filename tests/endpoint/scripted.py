@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from actors.engine.deltas import Delta, Ending
 from actors.engine.requests import EngineFacts, Generation, Scoring
@@ -31,12 +32,16 @@ TEMPLATE = (
 
 @dataclass
 class ScriptedBackend:
-    """A backend whose every sample is `text`, a few tokens at a time. It keeps the requests that it got."""
+    """A backend whose every sample is `text`, a few tokens at a time. It keeps the requests that it got.
+
+    With `cuts` it comes in rounds that end there, whose tokens but the last were drafted; the last one has the ending.
+    """
 
     codec: TextCodec
     text: str = ""
     finish_reason: str = "stop"
     num_at_once: int = 2
+    cuts: tuple[int, ...] | None = None
     is_repeatable: bool = True
     generations: list[Generation] = field(default_factory=list)
 
@@ -46,10 +51,15 @@ class ScriptedBackend:
     async def generate(self, generation: Generation) -> AsyncIterator[list[Delta]]:
         self.generations.append(generation)
         token_ids = tuple(self.codec.encode(self.text, is_chat=True))
+        ending = Ending(self.finish_reason, None, None, 0)  # type: ignore[arg-type]
         for index in range(generation.num_sequences):
+            if self.cuts is not None:
+                for start, end in pairwise((0, *self.cuts, len(token_ids))):
+                    last = ending if end == len(token_ids) else None
+                    yield [Delta(index, token_ids[start:end], end - start - 1, end - start, ending=last)]
+                continue
             for start in range(0, len(token_ids), self.num_at_once):
                 yield [Delta(index, token_ids[start : start + self.num_at_once])]
-            ending = Ending(self.finish_reason, None, None, 0)  # type: ignore[arg-type]
             yield [Delta(index, (), ending=ending)]
 
     async def score(self, scoring: Scoring) -> list[list[TokenLogprobs]]:

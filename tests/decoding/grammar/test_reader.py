@@ -146,28 +146,52 @@ def test_rows_that_wear_a_lexer_out_together_are_held_to_the_same_masks(narrow, 
     assert narrow._compiled[WAYS.key].is_worn
 
 
-def test_a_text_that_alone_is_too_much_for_a_lexer_says_so_at_the_same_place_beside_others(narrow):
-    chance = random.Random(5)
-    texts = [FREE.continued([], 60, chance) for _ in range(4)]
+def _ends(grammars: list[Grammars], walker: Walker, texts: list[list[int]], num_drafted: int) -> list[tuple[int, str]]:
+    """Places where rows that are read in turns come to their ends, and why. Masks before them are right."""
+    found: dict[int, tuple[int, str]] = {}
+    matchers = [each.matcher(walker.structured) for each in grammars]
+    for length, (row, matcher) in product(range(len(texts[0])), enumerate(matchers)):
+        text, draft = texts[row][:length], texts[row][length : length + num_drafted]
+        if row not in found:
+            matcher.num_allowed(text, draft)
+            masks_at_once([Place(matcher, text, draft)], 1 + len(draft))
+            mask = matcher.mask(text)
+            if matcher.dead_end is not None:
+                found[row] = length, matcher.dead_end
+            else:
+                assert mask is not None
+                assert walker.ids(mask) == walker.allowed(text)
+    return [found.get(row, (len(texts[0]), "")) for row in range(len(texts))]
 
-    def ends(grammars: list[Grammars], drafts: int) -> list[tuple[int, str]]:
-        """Where each row comes to its end, and why, if they are read in turns."""
-        found: dict[int, tuple[int, str]] = {}
-        matchers = [each.matcher(WAYS) for each in grammars]
-        for length, (row, matcher) in product(range(60), enumerate(matchers)):
-            text = texts[row]
-            if row not in found:
-                matcher.num_allowed(text[:length], text[length : length + drafts])
-                masks_at_once([Place(matcher, text[:length], text[length : length + drafts])], 1 + drafts)
-                matcher.mask(text[:length])
-                if matcher.dead_end is not None:
-                    found[row] = length, matcher.dead_end
-        return [found.get(row, (60, "")) for row in range(4)]
 
-    alone = ends([Grammars(MARKED._tokens) for _ in texts], 0)
-    assert sum("too many states" in why for _, why in alone) > 2
-    assert ends([narrow] * 4, 0) == alone
-    assert ends([narrow] * 4, 4) == alone
+NESTED = Structured(grammar='start: a+ ">"\na: a b | b | b a b\nb: W | "(" a ")" | "[" a? "]"\nW: /[a-z]+/')
+
+
+@pytest.mark.parametrize(
+    ("structured", "limit", "value", "error"),
+    [
+        (WAYS, "max_lexer_states", NUM_STATES, "too many states"),
+        (NESTED, "step_max_items", 200, "Too many items"),
+        (NESTED, "max_items_in_row", 10, "max is 10"),
+        *((WAYS, "step_lexer_fuel", fuel, "too many expressions") for fuel in (500, 600, 700)),
+    ],
+)
+def test_a_limit_of_llguidance_ends_no_row_earlier_beside_others_or_by_a_draft(
+    monkeypatch, structured, limit, value, error
+):
+    """Nor later, but for the work of a step: what others did of it in their lexer a row is spared."""
+    walker = Walker(MARKED, structured)
+    texts = [walker.continued([], 60, random.Random(5 + row)) for row in range(6)]
+    monkeypatch.setattr(llguidance, "LLParserLimits", partial(llguidance.LLParserLimits, **{limit: value}))
+    alone = _ends([Grammars(MARKED._tokens) for _ in texts], walker, texts, 0)
+    assert any(error in why for _, why in alone)
+    shared, own = [Grammars(MARKED._tokens)] * 6, [Grammars(MARKED._tokens) for _ in texts]
+    for each, num_drafted in product((shared, own), (0, 4)):
+        found = _ends(each, walker, texts, num_drafted)
+        if limit == "step_lexer_fuel":
+            assert all(length >= least for (length, _), (least, _) in zip(found, alone, strict=True))
+        else:
+            assert found == alone
 
 
 def test_a_refusal_by_a_lexer_that_others_wore_out_is_no_refusal(narrow):
