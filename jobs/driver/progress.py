@@ -31,7 +31,7 @@ class Progress:
         self._started = self._last_line = time.monotonic()
         self._up_since: float | None = None  # since when an engine is up
         self._num_done, self._counts = 0, Counts()
-        self._num_texts = self._num_tokens = 0  # that the engines have written, also those that are lost or written twice
+        self._num_texts = self._num_tokens = 0  # that engines wrote, those that were lost among them
 
     def __enter__(self) -> Progress:
         if self._live:
