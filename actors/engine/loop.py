@@ -217,7 +217,6 @@ class EngineLoop:
         """Return the statistics as they are now; any thread may ask."""
         engine = self.engine
         num_running = engine.num_running
-        num_growing = sum(len(sequence.output_token_ids) for sequence in list(self._unfinished))
         return EngineStats(
             num_slots=engine.options.num_slots,
             num_running=num_running,
@@ -229,7 +228,7 @@ class EngineLoop:
             num_positions=engine.options.num_slots * engine.max_model_len,
             num_positions_used=sum(map(len, engine.in_flight)),
             num_texts=self._num_texts,
-            num_tokens=self._num_tokens + num_growing,
+            num_tokens=self._num_tokens + sum(len(each.output_token_ids) for each in list(self._unfinished)),
         )
 
     @property

@@ -42,7 +42,8 @@ class Compiled(NamedTuple):
             token_id = 0
             if words.any():
                 word = int(words.nonzero()[0][0])
-                token_id = 32 * word + _lowest_bit(int(words[word]))
+                bits = int(words[word])
+                token_id = 32 * word + (bits & -bits).bit_length() - 1  # the lowest
                 first.try_consume_tokens([token_id])
             if first.stop_reason() not in _TOO_COMPLEX and not first.get_error().startswith("lexer error"):
                 return cls(made, token_id)  # a dead end behind the first token is the row's to say
@@ -61,7 +62,3 @@ class Compiled(NamedTuple):
 def is_dead_end(matcher: "LLMatcher") -> bool:
     """Return whether a matcher's error is that no token can follow, which is no limit of the library."""
     return matcher.get_error().startswith(_NOTHING_FOLLOWS)
-
-
-def _lowest_bit(word: int) -> int:
-    return (word & -word).bit_length() - 1

@@ -47,13 +47,12 @@ class Reader:
         A draft that was read stays if it begins with them, or they with it.
         """
         self.error = ""
-        return self._commit(committed) or (self._is_doubtful and self._ask_alone(committed, (), _has_read) is not None)
+        return self._commit(committed) or self._read_alone(committed, ())
 
     def read(self, drafted: Seq[int]) -> bool:
         """Read exactly these tokens behind the committed ones; return False if one is not allowed."""
         self.error = ""
-        committed = self.tokens[: self.num_committed]
-        return self._read(drafted) or (self._is_doubtful and self._ask_alone(committed, drafted, _has_read) is not None)
+        return self._read(drafted) or self._read_alone(self.tokens[: self.num_committed], drafted)
 
     def has_read(self, drafted: Seq[int]) -> bool:
         """Return whether these tokens were read behind the committed ones, and perhaps more behind them."""
@@ -198,6 +197,10 @@ class Reader:
             self.tokens += rest[:num_read]
         return len(self.tokens) == self.num_committed + len(drafted)
 
+    def _read_alone(self, committed: Seq[int], drafted: Seq[int]) -> bool:
+        """Return whether a lexer allows these tokens that has read nothing else, if a limit may have refused them."""
+        return self._is_doubtful and self._ask_alone(committed, drafted, lambda _: True) is not None
+
     def _ask_alone(
         self, committed: Seq[int], drafted: Seq[int], question: Callable[["LLMatcher"], _Answer]
     ) -> _Answer | None:
@@ -228,7 +231,3 @@ class Reader:
             self.tokens.append(token_id)
             self.num_committed += is_committed
         return True
-
-
-def _has_read(_matcher: "LLMatcher") -> bool:
-    return True

@@ -17,7 +17,6 @@ from pipeline.ray_internals import cluster_address, is_own_ray, keep_ray_on_loop
 from pipeline.streaming.actor_resources import ActorResources
 
 _Device = Literal["cpu", "cuda"]
-_CLIENT = "ray://"  # addresses of Ray's client, which this process joins through a proxy
 _TRIES, _BETWEEN_TRIES_S, _ANSWERS_WITHIN_S = 5, 2.0, 3.0
 _Actors = TypeVar("_Actors", bound=ActorResources)
 
@@ -85,20 +84,21 @@ def find_cluster(ray_address: str | None) -> str | None:
     ConnectionError for a given one that does not answer; a trace of one on this machine that has ended is no cluster.
     """
     given = _given(ray_address)
-    if given and given.startswith(_CLIENT):
-        return given
+    scheme, _, proxy = (given or "").rpartition("://")
     try:
-        address = cluster_address(given)
+        address = proxy if scheme == "ray" else cluster_address(given)
     except (ValueError, OSError) as error:
-        said = " ".join(str(error).split())
-        raise ConnectionError(f"cannot join the Ray cluster at {given} ({said}); check the address") from error
+        raise ConnectionError(
+            f"cannot join the Ray cluster at {given} ({' '.join(str(error).split())}); check the address: it is "
+            "host:port, or ray://host:port; one that begins with http:// is for `ray job submit` alone"
+        ) from error
     if address is None or given is None:
         return address if address is not None and _answers(address, 1) else None
     if _answers(address, _TRIES):
-        return address
+        return given if scheme == "ray" else address
     raise ConnectionError(
-        f"cannot join the Ray cluster at {given}: nothing answers at {address}; check run.ray_address and RAY_ADDRESS, "
-        "and that Ray runs there. RAY_ADDRESS=local starts Ray on this machine"
+        f"cannot join the Ray cluster at {given}: nothing answers at {address}; check the option ray_address and "
+        "RAY_ADDRESS, and that Ray runs there. RAY_ADDRESS=local starts Ray on this machine"
     )
 
 
@@ -111,7 +111,7 @@ def _answers(address: str, tries: int) -> bool:
     host, _, port = address.rpartition(":")
     for left in reversed(range(tries)):
         try:
-            with socket.create_connection((host.strip("[]"), int(port)), timeout=_ANSWERS_WITHIN_S):
+            with socket.create_connection((host.strip("[]"), port), timeout=_ANSWERS_WITHIN_S):
                 return True
         except OSError:
             if left:

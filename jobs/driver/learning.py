@@ -161,24 +161,16 @@ def refuse_learning(settings: LearnSettings, plan: Plan) -> None:
     """Raise ValueError if the draft of this run cannot learn as it is asked to."""
     if not settings.every_rows:
         return
-    if (why := plan.settings.why_draft_stays) is not None:
-        raise ValueError(f"learn.every_rows is {settings.every_rows}, but {why}; set learn.every_rows to 0")
-    if plan.settings.models.draft_vocabulary == "map":
-        raise ValueError(
-            f"learn.every_rows is {settings.every_rows}, but models.draft_vocabulary is 'map', and only a draft with "
-            "the target's own tokens can learn from its texts; set learn.every_rows to 0"
-        )
+    models, why = plan.settings.models, plan.settings.why_draft_stays
+    if models.draft_vocabulary == "map":
+        only = "only a draft with the target's own tokens can learn from its texts"
+        why = why or f"models.draft_vocabulary is 'map', and {only}"
     if plan.settings.sampling.structured is not None:
-        raise ValueError(
-            f"learn.every_rows is {settings.every_rows}, but sampling.structured is set, and a draft is judged and "
-            "trained without a grammar; set learn.every_rows to 0"
-        )
+        why = why or "sampling.structured is set, and a draft is judged and trained without a grammar"
     if plan.config.program.function is not None:
-        raise ValueError(
-            f"learn.every_rows is {settings.every_rows}, but the rows run program.function, and a draft learns from "
-            "rows of one generation; set learn.every_rows to 0"
-        )
-    models = plan.settings.models
+        why = why or "the rows run program.function, and a draft learns from rows of one generation"
+    if why is not None:
+        raise ValueError(f"learn.every_rows is {settings.every_rows}, but {why}; set learn.every_rows to 0")
     if settings.train.what == "eagle3" and not plan.settings.engine.drafts_with_a_head(models.draft):
         raise ValueError(
             f"learn.train.what is 'eagle3', but models.draft ({models.draft}) is a model, and a run keeps the "

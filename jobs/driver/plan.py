@@ -32,7 +32,7 @@ from jobs.config.loading import as_dict
 from jobs.config.run import RunConfig
 from jobs.driver.backend import exactness, refuse_if_inexact
 from jobs.driver.cluster import pick_device
-from jobs.driver.submitted import check_submitted, submitted_copy
+from jobs.driver.submitted import check_submitted, paths_of
 from pipeline.errors import RowError
 from pipeline.inputs.carried import carried_types, id_type, types_from_dict, types_to_dict
 from pipeline.inputs.files import InputFile, list_files
@@ -88,7 +88,8 @@ class Plan:
 
 def make_plan(config: RunConfig) -> Plan:
     """Return the plan of a configuration. Raises ValueError or OSError for what fails before any model is loaded."""
-    _check_submitted(config)
+    outputs = {"output.path": config.output.path, "learn.path": config.learn.path}
+    check_submitted(outputs, {"input.path": config.input.path, **paths_of(config.generator.models)})
     settings = config.generator_settings()
     if settings.is_exact_required:
         refuse_if_inexact(settings)
@@ -145,13 +146,6 @@ def make_plan(config: RunConfig) -> Plan:
             "in input.path, or set input.allow_empty to make an empty corpus"
         )
     return plan
-
-
-def _check_submitted(config: RunConfig) -> None:
-    models = config.generator.models
-    outputs = {"output.path": config.output.path, "learn.path": config.learn.path}
-    inputs = {"input.path": config.input.path, "models.target": models.target, "models.draft": models.draft}
-    check_submitted(outputs, {**inputs, "models.tokenizer": models.tokenizer}, submitted_copy())
 
 
 def _with_moment(settings: GeneratorSettings, run_directory: RunDirectory | None) -> GeneratorSettings:

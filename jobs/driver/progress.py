@@ -31,7 +31,7 @@ class Progress:
         self._started = self._last_line = time.monotonic()
         self._up_since: float | None = None  # since when an engine is up
         self._num_done, self._counts = 0, Counts()
-        self._num_texts = self._num_tokens = 0  # that the engines have written, of units that are not committed, too
+        self._num_texts = self._num_tokens = 0  # that engines wrote, those that were lost among them
 
     def __enter__(self) -> Progress:
         if self._live:
@@ -94,11 +94,10 @@ class Progress:
         counts = self._counts
         left = seconds / counts.num_rows * (self._num_rows - counts.num_rows) if counts.num_rows else None
         num_tokens = max(self._num_tokens, counts.num_output_tokens)
-        ahead = self._num_texts - counts.num_generations
         parts = [
             f"{self._num_done}/{self._num_units} units",
             f"{counts.num_rows}/{self._num_rows} rows",
-            *([f"{ahead:,} more texts in engines"] if ahead > 0 else []),
+            f"{max(self._num_texts, counts.num_generations):,} texts written",
             f"{num_tokens:,} tokens",
             f"{num_tokens / max(seconds, 1e-9):,.0f} tokens/s",
             f"acceptance rate {format_rate(counts.acceptance_rate)}",

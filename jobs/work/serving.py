@@ -45,7 +45,7 @@ from jobs.driver.cluster import start_ray, starts_own_ray
 from jobs.driver.exits import Exit, bad_configuration
 from jobs.driver.hidden_variables import hide_variables
 from jobs.driver.plan import check_models, settled
-from jobs.driver.submitted import check_submitted, submitted_copy
+from jobs.driver.submitted import check_submitted, paths_of
 from jobs.work.served_models import check_adapters, served_models
 from pipeline.run.fingerprint import quick_model_fingerprint, tokenizer_fingerprint
 from pipeline.storage.location import Location
@@ -79,7 +79,7 @@ def application_of(config: ServeConfig) -> Any:
 
 def settled_models(config: ServeConfig) -> tuple[list[ServedModel], DeploymentSettings]:
     """Return the models as they will be served, the endpoint's own first, and what each engine then holds."""
-    check_submitted({"serve.batches_path": config.serve.batches.path}, {}, submitted_copy())
+    check_submitted({"serve.batches_path": config.serve.batches.path}, paths_of(config.generator.models))
     check_adapters(config)  # before a model is looked at, or downloaded
     _check_sharing(config)
     settings, deployment = settled(config.generator, config.serve.deployment, config.serve.ray_address)
@@ -94,12 +94,12 @@ def settled_models(config: ServeConfig) -> tuple[list[ServedModel], DeploymentSe
 
 def _shared(config: ServeConfig) -> list[str]:
     """Return what keys are told of each other on purpose, in a sentence each."""
-    shared = []
-    if config.keys() is not None and config.serve.replica.share_drafts:
+    replica, shared = config.serve.replica, []
+    if replica.share_drafts:
         shared.append("a request may be shown what another key's requests wrote (serve.share_drafts)")
-    if config.keys() is not None and config.serve.replica.share_prefixes:
+    if replica.share_prefixes:
         shared.append("cached_tokens and time tell that another key sent a prompt before (serve.share_prefixes)")
-    return shared
+    return shared if config.keys() is not None else []
 
 
 def _check_sharing(config: ServeConfig) -> None:
@@ -125,26 +125,22 @@ def describe(config: ServeConfig, models: Sequence[ServedModel]) -> str:
         engines += f" to {deployment.max_replicas}"
     if adapters:
         engines += " for each model"
+    shared = "; ".join(_shared(config)) or "no key's texts or prompts serve another one"
+    if keys is None:
+        shared = "without keys all clients are one: the texts and prompts of each serve the others"
     lines = [
         f"Serving {own.name!r} at http://{config.serve.host}:{config.serve.port}/v1",
         f"  target:  {settings.models.target} ({settings.models.device}, {settings.models.dtype}{made_of})",
         *(f"  adapter: {each.name!r} from {each.target}" for each in adapters),
         f"  engine:  {describe_engine(settings)}",
         f"  keys:    {'none: everyone who can reach the port is answered' if keys is None else len(keys)}",
-        f"  shared:  {_describe_sharing(config)}",
+        f"  shared:  {shared}",
         f"  engines: {engines}, {settings.engine.num_slots} slots each",
         f"  placement: {describe_placement(settings, deployment.max_replicas)}",
         f"  Ray:     {_describe_ray(config)}",
         f"  batches: {_batch_settings(config).path or 'off (serve.batches_path switches /v1/batches on)'}",
     ]
     return "\n".join(lines)
-
-
-def _describe_sharing(config: ServeConfig) -> str:
-    """Return which texts and prompts serve others than those who sent them."""
-    if config.keys() is None:
-        return "without keys all clients are one: the texts and prompts of each serve the others"
-    return "; ".join(_shared(config)) or "no key's texts or prompts serve another one"
 
 
 def _describe_ray(config: ServeConfig) -> str:

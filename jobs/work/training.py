@@ -19,7 +19,7 @@ from jobs.driver.cluster import start_ray
 from jobs.driver.exits import Exit, bad_configuration
 from jobs.driver.progress import format_seconds
 from jobs.driver.stopping import graceful_stop
-from jobs.driver.submitted import check_submitted, submitted_copy
+from jobs.driver.submitted import check_submitted, paths_of
 from jobs.driver.watches import watching
 from pipeline.storage.location import Location
 from training.trainer.measure import measured_seconds
@@ -39,7 +39,7 @@ def train(config: TrainConfig) -> Exit:
     """Train, and return the exit code: 0 done, 1 failed, 2 wrong configuration, 3 stopped or interrupted."""
     try:
         outputs = {"output.path": config.output.path, "run.storage": config.run.storage}
-        check_submitted(outputs, {"models.target": config.models.target}, submitted_copy())
+        check_submitted(outputs, {"corpus.path": config.corpus.path, **paths_of(config.models)})
         plan = TrainingPlan.make(config.models, config.corpus, config.train_options(), config.workers)
         finished_provenance(Location.parse(config.output.path), plan.identity)
         if config.dry_run:
@@ -167,13 +167,8 @@ def print_trained(trained: TrainedDraft, plan: TrainingPlan) -> None:
     curve = trained.curve
     for index in sorted({len(curve) * part // 4 for part in range(4)} | {len(curve) - 1}) if curve else []:
         point = curve[index]
-        cells = (
-            f"{point['step']:,.0f}",
-            f"{point['num_tokens']:,.0f}",
-            f"{point['loss']:.4f}",
-            f"{point['agreement']:.3f}",
-        )
-        table.add_row(*cells)
+        counts, shares = (point["step"], point["num_tokens"]), (f"{point['loss']:.4f}", f"{point['agreement']:.3f}")
+        table.add_row(*(f"{count:,.0f}" for count in counts), *shares)
     console = Console(highlight=False)
     console.print(table)
     if plan.known_ids is not None:

@@ -2,14 +2,13 @@
 
 import random
 
-import numpy as np
 import pytest
 from transformers import AutoTokenizer
 
 from decoding.grammar.grammars import Grammars
 from decoding.grammar.structured import Structured
 from decoding.grammar.token_table import TokenTable
-from tests.decoding.grammar.tiny_grammars import END, STRUCTURED, TABLE, TOKENS, allowed, fulfils, grammars, text_of
+from tests.decoding.grammar.tiny_grammars import END, STRUCTURED, TOKENS, allowed, fulfils, grammars, text_of
 
 GRAMMARS = grammars()
 
@@ -26,22 +25,6 @@ def _written(structured: Structured, chance: random.Random, most: int = 40) -> l
 
 
 @pytest.mark.parametrize("structured", STRUCTURED, ids=lambda each: each.kind)
-def test_a_matcher_that_was_asked_anything_answers_as_a_fresh_one(structured):
-    chance = random.Random(1)
-    asked = GRAMMARS.matcher(structured)
-    tokens = _written(structured, chance)
-    committed = 0
-    for _ in range(60):
-        committed = min(len(tokens) - 1, committed + chance.randint(0, 2))
-        draft = tokens[committed : committed + chance.randint(0, 4)]
-        draft += [chance.randrange(len(TOKENS)) for _ in range(chance.randint(0, 3))]
-        if chance.random() < 0.2:
-            asked.forced(tokens[:committed])
-        fresh = GRAMMARS.matcher(structured)
-        assert allowed(asked.mask(tokens[:committed], draft)) == allowed(fresh.mask(tokens[:committed], draft))
-
-
-@pytest.mark.parametrize("structured", STRUCTURED, ids=lambda each: each.kind)
 def test_random_outputs_that_end_are_what_was_asked_for(structured):
     chance, num_ended = random.Random(2), 0
     for _ in range(30):
@@ -50,18 +33,6 @@ def test_random_outputs_that_end_are_what_was_asked_for(structured):
             num_ended += 1
             assert fulfils(text_of(tokens), structured)
     assert num_ended
-
-
-@pytest.mark.parametrize("structured", STRUCTURED, ids=lambda each: each.kind)
-def test_masks_are_those_that_llguidance_has_behind_each_token(structured):
-    chance = random.Random(4)
-    for _ in range(5):
-        tokens = _written(structured, chance)
-        matcher, inner = GRAMMARS.matcher(structured), GRAMMARS._of(structured).start.deep_copy()
-        for length in range(len(tokens)):
-            bits = np.frombuffer(inner.compute_bitmask(), np.uint32)[: TABLE.num_words]
-            assert allowed(matcher.mask(tokens[:length])) == allowed(bits)
-            assert inner.consume_token(tokens[length])
 
 
 def test_behind_an_end_token_or_a_token_that_is_not_allowed_a_position_has_no_mask():
@@ -88,20 +59,6 @@ def test_forced_tokens_spell_what_alone_is_allowed():
 
 
 @pytest.mark.parametrize("structured", STRUCTURED, ids=lambda each: each.kind)
-def test_each_forced_token_is_the_only_one_that_is_allowed(structured):
-    chance, num_forced = random.Random(3), 0
-    for _ in range(5):
-        tokens = _written(structured, chance)
-        matcher, fresh = GRAMMARS.matcher(structured), GRAMMARS.matcher(structured)
-        for length in range(len(tokens)):
-            forced = matcher.forced(tokens[:length])
-            num_forced += len(forced)
-            for place, token in enumerate(forced):
-                assert allowed(fresh.mask(tokens[:length], forced[:place])) == [token]
-    assert num_forced or structured.kind in ("json_object", "grammar")
-
-
-@pytest.mark.parametrize("structured", STRUCTURED, ids=lambda each: each.kind)
 def test_a_token_is_allowed_exactly_where_the_mask_has_it(structured):
     chance = random.Random(5)
     for _ in range(3):
@@ -111,39 +68,6 @@ def test_a_token_is_allowed_exactly_where_the_mask_has_it(structured):
             committed, drafted = tokens[:num_committed], tokens[num_committed:length]
             found = [token for token in range(len(TOKENS)) if matcher.allows(committed, [*drafted, token])]
             assert found == allowed(GRAMMARS.matcher(structured).mask(tokens[:length]))
-
-
-@pytest.mark.parametrize("structured", STRUCTURED, ids=lambda each: each.kind)
-def test_as_much_of_a_draft_is_allowed_as_the_masks_have_whatever_was_asked_before(structured):
-    """A draft that is asked about again, in part, changed, or behind more committed tokens."""
-    chance = random.Random(7)
-    for _ in range(6):
-        tokens, matcher, num_committed = _written(structured, chance), GRAMMARS.matcher(structured), 0
-        for _ in range(6):
-            num_committed = chance.randint(num_committed, len(tokens))
-            committed, draft = tokens[:num_committed], tokens[num_committed : num_committed + 5]
-            if draft and chance.random() < 0.6:
-                draft[chance.randrange(len(draft))] = chance.randrange(len(TOKENS))
-            draft = _spelled_out(draft) if chance.random() < 0.3 else draft
-            draft += [chance.randrange(len(TOKENS))] * chance.randint(0, 1)
-            for asked in (draft, draft[: chance.randint(0, len(draft))], draft):
-                matcher.forced(committed)
-                if chance.random() < 0.5:
-                    matcher.mask(committed, asked)  # reads it, also where the same text is spelled by other tokens
-                assert matcher.num_allowed(committed, asked) == _num_in_masks(structured, committed, asked)
-
-
-def _spelled_out(token_ids):
-    """The same text in tokens of one byte each, which a mask does not have where a longer token is forced."""
-    return [TOKENS.index(bytes([byte])) for token_id in token_ids if token_id != END for byte in TOKENS[token_id]]
-
-
-def _num_in_masks(structured, committed, draft):
-    """How many of the tokens the masks of a fresh matcher have."""
-    fresh = GRAMMARS.matcher(structured)
-    places = range(len(draft))
-    has = [draft[place] in (allowed(fresh.mask(committed, draft[:place])) or ()) for place in places]
-    return [*has, False].index(False)
 
 
 def test_tokens_behind_an_end_token_are_not_allowed():

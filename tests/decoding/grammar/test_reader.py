@@ -18,15 +18,7 @@ from decoding.grammar.reader import Reader
 from decoding.grammar.structured import Structured
 from decoding.grammar.token_table import TokenTable
 from tests.decoding.grammar.tiny_grammars import SHORT, STRUCTURED, grammars
-from tests.decoding.grammar.walks import (
-    CHECKS,
-    Walker,
-    check_allowed,
-    check_each,
-    check_forced,
-    check_rejected,
-    walk,
-)
+from tests.decoding.grammar.walks import CHECKS, Walker, check_allowed, check_each, check_forced, walk
 
 BYTES = Grammars(lambda: TokenTable.of_tokens([*(bytes([byte]) for byte in range(256)), b""], frozenset({256})))
 MARKS = [bytes(each) for size in (1, 2) for each in product(b'{}[]()<>":,; acd', repeat=size)]
@@ -82,17 +74,6 @@ def test_llguidance_keeps_a_mask_behind_tokens_that_it_took_back():
 @pytest.mark.parametrize("structured", FORMS, ids=lambda each: each.kind)
 def test_masks_of_a_row_are_those_of_fresh_matchers_whatever_was_drafted(structured, seed):
     assert walk(Walker(MARKED, structured), seed) > 0
-
-
-@pytest.mark.parametrize("check", CHECKS)
-@pytest.mark.parametrize("structured", FORMS, ids=lambda each: each.kind)
-def test_a_rejected_token_leaves_nothing_behind_the_one_in_its_place(structured, check):
-    walker, chance, num_pairs = Walker(MARKED, structured), random.Random(1), 0
-    tokens = walker.possible([], [MARKS.index(bytes([byte])) for byte in b'{"a":'])
-    for _ in range(5):
-        num_pairs += check_rejected(walker, check, tokens, chance)
-        tokens += walker.continued(tokens, 1, chance)
-    assert num_pairs
 
 
 @pytest.mark.parametrize("structured", STRUCTURED, ids=lambda each: each.kind)

@@ -8,7 +8,6 @@ import pytest
 
 from decoding import SamplingParams, Sequence
 from decoding.drafters.ngram import Match, NGramDrafter
-from decoding.drafters.stepwise import StepwiseDrafter
 from decoding.gpu.available import is_interpreted
 from decoding.grammar.masks_at_once import Place, masks_at_once
 from decoding.grammar.matcher import Matcher
@@ -181,31 +180,6 @@ def test_outputs_that_end_are_what_was_asked_for_and_others_are_cut_at_their_len
             assert len(sequence.output_token_ids) == sequence.params.max_tokens
             assert matcher.mask(sequence.output_token_ids) is not None, "it is the beginning of such an output"
             assert matcher.dead_end is None
-
-
-def test_every_drafted_token_is_one_that_the_grammar_allows(make_engine, monkeypatch):
-    """A draft model under the mask; what is looked up may be anything."""
-    seen = []
-    propose = StepwiseDrafter.propose
-
-    def checked(drafter: StepwiseDrafter, rows: Rows):
-        draft = propose(drafter, rows)
-        for sequence, tokens in zip(rows.sequences, tiny.drafted(draft), strict=True):
-            if sequence.matcher is not None:
-                places = range(len(tokens))
-                seen.extend(_is_allowed(sequence, tokens[:place], tokens[place]) for place in places)
-        return draft
-
-    monkeypatch.setattr(StepwiseDrafter, "propose", checked)
-    engine = make_engine(num_slots=4)
-    run(engine, _sequences())
-    assert all(seen)
-    assert seen or not isinstance(engine.lanes[0].drafter, StepwiseDrafter)
-
-
-def _is_allowed(sequence: Sequence, before: list[int], token: int) -> bool:
-    mask = GRAMMARS.matcher(sequence.params.structured).mask(sequence.output_token_ids, before)
-    return mask is None or bool(mask[token // 32] >> (token % 32) & 1)  # behind the end anything may be drafted
 
 
 def test_a_draft_that_is_the_target_itself_is_accepted_whole_under_a_grammar(ended):

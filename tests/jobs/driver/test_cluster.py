@@ -54,19 +54,26 @@ def test_a_start_that_takes_ray_too_long_is_told_in_one_line(
     assert "\n" not in str(caught.value)
 
 
-def test_a_cluster_that_does_not_answer_is_refused_at_once(monkeypatch: pytest.MonkeyPatch, silent: str) -> None:
-    with pytest.raises(
-        ConnectionError, match=f"cannot join the Ray cluster at {silent}: nothing answers .*RAY_ADDRESS"
-    ):
-        start_ray(silent)
-    monkeypatch.setenv("RAY_ADDRESS", silent)
-    with pytest.raises(ConnectionError, match="nothing answers"):
+@pytest.mark.parametrize("scheme", ["", "ray://"])
+def test_a_cluster_that_does_not_answer_is_refused_at_once(
+    monkeypatch: pytest.MonkeyPatch, silent: str, scheme: str
+) -> None:
+    said = f"cannot join the Ray cluster at {scheme}{silent}: nothing answers .*RAY_ADDRESS"
+    with pytest.raises(ConnectionError, match=said):
+        start_ray(scheme + silent)
+    monkeypatch.setenv("RAY_ADDRESS", scheme + silent)
+    with pytest.raises(ConnectionError, match=said):
         starts_own_ray(None)
 
 
-def test_an_address_that_is_none_is_refused() -> None:
-    with pytest.raises(ConnectionError, match=r"cannot join the Ray cluster at nonsense .*check the address"):
-        find_cluster("nonsense")
+def test_a_proxy_that_answers_is_joined_by_its_own_address(answering: str) -> None:
+    assert find_cluster(f"ray://{answering}") == f"ray://{answering}"
+
+
+@pytest.mark.parametrize("address", ["nonsense", "::1:6379", "http://127.0.0.1:8265", "127.0.0.1:port", "ray://head"])
+def test_an_address_at_which_no_cluster_can_be_is_refused(address: str) -> None:
+    with pytest.raises(ConnectionError, match=f"cannot join the Ray cluster at {address}.* check the "):
+        find_cluster(address)
 
 
 def test_local_starts_a_cluster_of_its_own_whatever_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,10 +112,7 @@ _TELL = "from jobs.driver.cluster import cluster_in_words, start_ray; start_ray(
 @pytest.mark.ray
 @pytest.mark.slow
 def test_words_say_whether_ray_was_started_or_joined() -> None:
-    with (
-        tempfile.TemporaryDirectory(prefix="ray", dir="/tmp") as folder,
-        started_by_hand(folder),
-    ):  # names of sockets are short
+    with tempfile.TemporaryDirectory(prefix="ray", dir="/tmp") as folder, started_by_hand(folder):  # a short path
         environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
         environment["RAY_TMPDIR"] = folder
 

@@ -34,9 +34,9 @@ def test_the_pace_and_the_time_left_count_from_the_first_engine_and_not_from_the
     planned, up, first, later = capsys.readouterr().err.splitlines()
     assert planned == "planned: 4 units, 40 rows"
     assert up == "1 of 2 engines up after 1:00"
-    assert first.startswith("first rows after 1:10: 1/4 units  10/40 rows  500 tokens  50 tokens/s")
+    assert first.startswith("first rows after 1:10: 1/4 units  10/40 rows  10 texts written  500 tokens  50 tokens/s")
     assert first.endswith("0:30 left")
-    assert later.startswith("3/4 units  30/40 rows  1,500 tokens  50 tokens/s")
+    assert later.startswith("3/4 units  30/40 rows  30 texts written  1,500 tokens  50 tokens/s")
     assert later.endswith("0:10 left")
 
 
@@ -57,6 +57,6 @@ def test_what_engines_write_is_shown_before_a_unit_is_committed(
             clock.now = float(seconds)
             shown.written(seconds // 10, 20 * seconds)
     _, first, *_, last = capsys.readouterr().err.splitlines()
-    assert first.startswith("0/1 units  0/10 rows  1 more texts in engines  200 tokens  20 tokens/s")
-    assert last.startswith("0/1 units  0/10 rows  3 more texts in engines  600 tokens  20 tokens/s")
+    assert first.startswith("0/1 units  0/10 rows  1 texts written  200 tokens  20 tokens/s")
+    assert last.startswith("0/1 units  0/10 rows  3 texts written  600 tokens  20 tokens/s")
     assert last.endswith("? left")
