@@ -19,7 +19,6 @@ from pipeline.text.tools.family import Family
 _FAMILY_OF_OTHERS = FAMILIES["hermes"]  # of forced calls, where the template has no format
 _CLOCK = "strftime_now"  # the function by which templates read the time
 _MAX_REASON = 300  # characters of its own error message that a user is shown
-_BY_CHANCE = ("|random", "lipsum")  # what Jinja has for chance: a filter and a function
 _CLOCKS = Lock()  # transformers keeps one compiled template for each text, with its clock
 
 
@@ -39,12 +38,11 @@ class ChatTemplate:
 
     @cached_property
     def problem(self) -> str | None:
-        """The reason why no prompt can be written with it: it is no Jinja, as transformers compiles it, or draws by
-        chance; None if there is none."""
+        """The reason why it writes no prompts: it is no Jinja, or draws by chance; None if there is none."""
         from jinja2 import TemplateSyntaxError  # TemplateAssertionError is one too: an unknown filter
 
         try:
-            drawn = sorted(self._called & set(_BY_CHANCE))
+            drawn = sorted({"|random", "lipsum"} & self._called)  # what Jinja has for chance
         except TemplateSyntaxError as error:
             return f"the chat template is not valid Jinja: {error.message} (line {error.lineno})"
         reason = "so that a row would have another prompt each time; give one that does not in chat.chat_template"
@@ -182,8 +180,8 @@ class ChatTemplate:
         """The names of variables, functions and filters (`|tojson`)."""
         from jinja2 import nodes
 
-        filters = {f"|{node.name}" for node in self._tree.find_all(nodes.Filter)}
-        return frozenset(filters | {node.name for node in self._tree.find_all(nodes.Name)})
+        named = self._tree.find_all((nodes.Filter, nodes.Name))
+        return frozenset("|" * isinstance(node, nodes.Filter) + node.name for node in named)
 
     @cached_property
     def _names(self) -> frozenset[str]:

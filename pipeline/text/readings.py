@@ -9,6 +9,7 @@ texts. If a mark is missing, or stands in what Python calls a value, the message
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import combinations, product
 from typing import Any
@@ -20,7 +21,7 @@ Message = Mapping[str, Any]
 Change = Callable[[Message], Message]
 _ROLES = ("system", "user", "assistant")  # those that every template is expected to write
 NO_PLACE = "the chat template of this model has no place for it"
-_MARK = "zqj"  # in a word that no text has
+_MARKS = re.compile("zqjx[a-z0-9]+?xzqj")  # no text has such a word
 
 
 def messages_as_read(
@@ -28,7 +29,7 @@ def messages_as_read(
 ) -> list[Message]:
     """Return the messages with the fewest changes with which the template loses nothing of what is looked for.
 
-    `render` is the template over messages. If it always fails, the messages are returned as transformers would hand
+    `render` is the template over messages. If no change helps, the messages are returned as transformers would hand
     them over. `reads_strings` tells whether the template writes a content that is a string. Raises FieldError for what
     the template always leaves out; the last `num_own` messages are those of the row.
     """
@@ -36,23 +37,25 @@ def messages_as_read(
     marked = [_marked(index, message, reads_strings) for index, message in enumerate(messages)]
     if all(each is message for each, message in zip(marked, messages, strict=True)):
         return own
-    problem, lost = None, list[int]()
+    problem, lost, is_written = None, list[int](), False
     for changes, swaps in product(_readings(messages), (False, True)):
         if swaps and not lost:
             continue
         swapped = lost if swaps else ()
         given = _given(marked, changes, swapped)
         try:
-            text = render(given)
+            text = render(given).lower()  # as the marks are
         except Exception:  # noqa: BLE001 - a template is a program: whatever it raises, it cannot read this
             lost = [index for index, message in enumerate(messages) if isinstance(message.get("content"), list)]
             continue
         lost = [index for index, message in enumerate(marked) if _lacks_content(text, message, messages[index])]
+        if not changes and not swaps:
+            is_written = set(_MARKS.findall(json.dumps(given))) <= set(_MARKS.findall(text))
         found = _problem(given, text, lost, len(messages) - num_own)
         if found is None:
             return _given(messages, changes, swapped)
         problem = problem or found
-    if problem is not None:
+    if problem is not None and not is_written:
         raise problem
     return own
 
@@ -144,7 +147,7 @@ def _marked_call(index: int, number: int, call: Message) -> Message:
 
 
 def _mark(*places: Any) -> str:
-    return "x".join([_MARK, *map(str, places), _MARK])
+    return "x".join(["zqj", *map(str, places), "zqj"])
 
 
 def _problem(given: Sequence[Message], text: str, lost: Sequence[int], num_before: int) -> FieldError | None:
@@ -163,7 +166,7 @@ def _problem(given: Sequence[Message], text: str, lost: Sequence[int], num_befor
 def _shows_call(text: str, index: int, number: int, arguments: Any) -> bool:
     """Tell whether a marked call is in the text, and its arguments neither quoted twice nor as Python writes them."""
     mark = _mark("arguments", index, number)
-    if f"'{mark}'" in text or f'\\"{mark}' in text:
+    if any(begin + mark in text for begin in ("{'", '\\"', "'{\"")):
         return False
     is_text = isinstance(arguments, str) and arguments
     return mark in text or (not is_text and _mark("call", index, number) in text)
