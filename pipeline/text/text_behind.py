@@ -5,13 +5,27 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import Protocol
 
-if TYPE_CHECKING:
-    from pipeline.text.codec import TextCodec
+from pipeline.text.decoder_rules import DecoderRules
 
 HALF_CHARACTER = "\ufffd"  # a tokenizer writes it for bytes that are not (yet) a character
 _FEWEST = 4  # tokens of context
+
+
+class Decodes(Protocol):
+    """What turns tokens into text: a `TextCodec`."""
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Return the text of token ids, as a text of its own."""
+
+    @property
+    def decoder_rules(self) -> DecoderRules:
+        """The rules by which a token settles the text so far."""
+
+    @property
+    def a_letter(self) -> list[int]:
+        """Tokens of a text that is one letter."""
 
 
 @dataclass(frozen=True)
@@ -22,7 +36,7 @@ class TextBehind:
     first space stays where it is the prompt's text that comes first.
     """
 
-    codec: TextCodec
+    codec: Decodes
     prompt_token_ids: Sequence[int] = ()
 
     @cached_property
