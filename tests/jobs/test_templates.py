@@ -17,13 +17,13 @@ from jobs.config.loading import load
 from jobs.config.run import RunConfig
 from jobs.config.texts import text_of
 from jobs.driver.plan import Plan, create_run, make_plan
-from pipeline.inputs.openai_batch import CHAT_URL
 from pipeline.run.directory import RunDirectory
 from pipeline.storage.location import Location
 from tests.jobs.conftest import Job
 from tests.jobs.runs import errors, generations
 from tests.pipeline.made_up import input_row
 
+CHAT_URL = "/v1/chat/completions"
 HELLO = [{"role": "user", "content": "hello"}]
 CLOCK = "--chat.chat_template={{ strftime_now('%H:%M:%S.%f') }} {{ messages[0].content }}"
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
@@ -115,7 +115,7 @@ def test_a_batch_has_one_moment_in_every_process(job: Job, tmp_path: Path) -> No
     assert moments[0] == moments[1]
     (unit,) = RunDirectory.open(path).units()
     order = UnitOrder(run_path=path.name, unit=unit, sampling=SamplingParams(), ledger=None)  # type: ignore[arg-type]
-    shared = SharedEngine(settings=settings, codec=codec, engine=None, footer={}, finish=None)  # type: ignore[arg-type]
+    shared = SharedEngine(settings=settings, codec=codec, engine=None, footer={}, finish=None, scope_of=str)  # type: ignore[arg-type]
     (prompt,) = {BatchWorker(shared, order)._codec.prompt(input_row(prompt=None, messages=HELLO))[0] for _ in range(2)}
     assert prompt == f"{datetime.fromisoformat(moments[0]):%H:%M:%S.%f} hello"
 
