@@ -3,6 +3,7 @@
 import json
 from datetime import datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -115,7 +116,9 @@ def test_a_batch_has_one_moment_in_every_process(job: Job, tmp_path: Path) -> No
     assert moments[0] == moments[1]
     (unit,) = RunDirectory.open(path).units()
     order = UnitOrder(run_path=path.name, unit=unit, sampling=SamplingParams(), ledger=None)  # type: ignore[arg-type]
-    shared = SharedEngine(settings=settings, codec=codec, engine=None, footer={}, finish=None, scope_of=str)  # type: ignore[arg-type]
+    shared = SharedEngine(
+        settings=settings, codec=codec, engine=SimpleNamespace(max_model_len=64), footer={}, finish=None, scope_of=str
+    )  # type: ignore[arg-type]
     (prompt,) = {BatchWorker(shared, order)._codec.prompt(input_row(prompt=None, messages=HELLO))[0] for _ in range(2)}
     assert prompt == f"{datetime.fromisoformat(moments[0]):%H:%M:%S.%f} hello"
 
