@@ -191,26 +191,15 @@ def ended_text(
     *,
     keeps_stop: bool = False,
 ) -> str:
-    """Return what `output_text` returns; a text that shows special tokens does not show the end token."""
-    is_by_token = finish_reason == "stop" and not isinstance(stop_reason, str)
-    if is_by_token and not keeps_stop and token_ids and token_ids[-1] in codec.shown_ids:
-        token_ids = token_ids[:-1]
-    return output_text(codec, prompt_token_ids, token_ids, stop, stop_reason, keeps_stop=keeps_stop)
+    """Return the text of finished tokens behind a prompt, without the stop string that ended it unless `keeps_stop`.
 
-
-def output_text(
-    codec: TextCodec,
-    prompt_token_ids: Seq[int],
-    token_ids: Seq[int],
-    stop: tuple[str, ...],
-    stop_reason: str | int | None,
-    *,
-    keeps_stop: bool = False,
-) -> str:
-    """Return the text of finished tokens behind a prompt, without the stop string that ended it unless `keeps_stop`."""
+    A text that shows special tokens does not show the end token.
+    """
     if isinstance(stop_reason, str):
         text = StopStrings(codec, stop, prompt_token_ids).cut(token_ids, stop_reason)
         return text + (stop_reason if keeps_stop else "")
+    if finish_reason == "stop" and not keeps_stop and token_ids and token_ids[-1] in codec.shown_ids:
+        token_ids = token_ids[:-1]
     return TextBehind(codec, prompt_token_ids).decode(token_ids)
 
 

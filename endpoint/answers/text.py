@@ -41,7 +41,7 @@ _NOTHING = Piece("", (), ())
 
 
 class TextStream:
-    """Text in pieces, which join to what `actors.engine.translation.output_text` returns for all tokens."""
+    """Text in pieces, which join to what `actors.engine.translation.ended_text` returns for all tokens."""
 
     def __init__(
         self,

@@ -18,15 +18,18 @@ from pipeline.text.tools.family import Family
 
 _FAMILY_OF_OTHERS = FAMILIES["hermes"]  # of forced calls, where the template has no format
 _CLOCK = "strftime_now"  # the function by which templates read the time
-_BY_CHANCE = ("|random", "lipsum")  # what Jinja has for chance: a filter and a function
+_MAX_REASON = 300  # characters of its own error message that a user is shown
 _CLOCKS = Lock()  # transformers keeps one compiled template for each text, with its clock
 
 
 class ChatTemplate:
-    """A chat template, as Jinja text. `tool_calls` and `reasoning` name formats; "auto" finds those of the template."""
+    """A chat template, as Jinja text, and the variables that all its chats have (`fixed`).
 
-    def __init__(self, source: str | None, tool_calls: str, reasoning: str) -> None:
-        self._source, self._tool_calls, self._reasoning = source or "", tool_calls, reasoning
+    `tool_calls` and `reasoning` name formats; "auto" finds those of the template.
+    """
+
+    def __init__(self, source: str | None, tool_calls: str, reasoning: str, fixed: Mapping[str, Any]) -> None:
+        self._source, self._tool_calls, self._reasoning, self._fixed = source or "", tool_calls, reasoning, fixed
 
     def check_names(self) -> None:
         """Raise ValueError if no format has one of the names."""
@@ -35,12 +38,11 @@ class ChatTemplate:
 
     @cached_property
     def problem(self) -> str | None:
-        """The reason why no prompt can be written with it: it is no Jinja, as transformers compiles it, or draws by
-        chance; None if there is none."""
+        """The reason why it writes no prompts: it is no Jinja, or draws by chance; None if there is none."""
         from jinja2 import TemplateSyntaxError  # TemplateAssertionError is one too: an unknown filter
 
         try:
-            drawn = sorted(self._called & set(_BY_CHANCE))
+            drawn = sorted({"|random", "lipsum"} & self._called)  # what Jinja has for chance
         except TemplateSyntaxError as error:
             return f"the chat template is not valid Jinja: {error.message} (line {error.lineno})"
         reason = "so that a row would have another prompt each time; give one that does not in chat.chat_template"
@@ -99,30 +101,39 @@ class ChatTemplate:
 
     def render(
         self,
-        messages: list[dict[str, Any]],
+        messages: Sequence[Mapping[str, Any]],
         variables: Mapping[str, Any],
         ending: tuple[bool, bool],
-        moment: datetime | None,
+        now: datetime,
     ) -> str:
-        """Return what the template writes, its clock standing at `moment`. Raises whatever the template raises."""
+        """Return what the template writes at the time `now`. Raises whatever the template raises."""
         from transformers.utils.chat_template_utils import render_jinja_template
 
         continues, begins = ending
-        given = {"continue_final_message": continues, "add_generation_prompt": begins, **variables}
-        if moment is None or not self.reads_clock:
+        given = {"continue_final_message": continues, "add_generation_prompt": begins, **self._fixed, **variables}
+
+        def rendered() -> str:
             (text,), _ = render_jinja_template([messages], chat_template=self._source, **given)
             return str(text)
-        with _CLOCKS:
-            self._compiled.globals[_CLOCK] = moment.strftime
-            try:
-                (text,), _ = render_jinja_template([messages], chat_template=self._source, **given)
-            finally:
-                del self._compiled.globals[_CLOCK]
-        return str(text)
 
-    def quotes(self, reason: str) -> bool:
-        """Tell whether a text is a literal of the template."""
-        return any(f"{quote}{reason}{quote}" in self._source for quote in "'\"")
+        if not self.reads_clock:
+            return rendered()
+        with _CLOCKS:
+            names = self._compiled.globals
+            names[_CLOCK] = now.strftime
+            try:
+                return rendered()
+            finally:
+                del names[_CLOCK]
+
+    def own_reason(self, error: Exception) -> str | None:
+        """Return the message of the template's refusal if it is a literal of the template, which quotes no message."""
+        from jinja2 import TemplateError
+
+        reason = str(error)
+        is_shown = type(error) is TemplateError and len(reason) <= _MAX_REASON and reason.isprintable()
+        is_own = reason.strip() and any(f"{quote}{reason}{quote}" in self._source for quote in "'\"")
+        return reason if is_shown and is_own else None
 
     def _shows(self, asked: ToolsAsked) -> bool:
         """Tell whether the template shows tools. Raises FieldError if an answer could not call what is not shown."""
@@ -150,12 +161,12 @@ class ChatTemplate:
 
     def _written(self, content: Any) -> str:
         try:
-            return self.render([{"role": "user", "content": content}], {}, (False, True), None)
+            return self.render([{"role": "user", "content": content}], {}, (False, True), datetime.min)
         except Exception:  # noqa: BLE001 - a template is a program: some refuse a chat of one message
             return ""
 
-    @cached_property
-    def _compiled(self) -> Any:
+    @property
+    def _compiled(self) -> Any:  # transformers keeps it
         from transformers.utils.chat_template_utils import _compile_jinja_template
 
         return _compile_jinja_template(self._source)
@@ -169,8 +180,8 @@ class ChatTemplate:
         """The names of variables, functions and filters (`|tojson`)."""
         from jinja2 import nodes
 
-        filters = {f"|{node.name}" for node in self._tree.find_all(nodes.Filter)}
-        return frozenset(filters | {node.name for node in self._tree.find_all(nodes.Name)})
+        named = self._tree.find_all((nodes.Filter, nodes.Name))
+        return frozenset("|" * isinstance(node, nodes.Filter) + node.name for node in named)
 
     @cached_property
     def _names(self) -> frozenset[str]:

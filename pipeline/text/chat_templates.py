@@ -20,15 +20,11 @@ Sources = str | Mapping[str, str] | None
 class ChatTemplates:
     """One template, several with names as transformers has them, or none."""
 
-    def __init__(self, sources: Sources, tool_calls: str, reasoning: str) -> None:
-        named = sources if isinstance(sources, Mapping) else {_DEFAULT: sources} if sources else {}
-        self._sources = dict(named)
-        self._templates = {name: ChatTemplate(source, tool_calls, reasoning) for name, source in named.items()}
-        self._of_no_source = ChatTemplate(None, tool_calls, reasoning)
-
-    def check_names(self) -> None:
-        """Raise ValueError if no format of calls or thoughts has the name that was given."""
-        self._of_no_source.check_names()
+    def __init__(self, sources: Sources, tool_calls: str, reasoning: str, fixed: Mapping[str, Any]) -> None:
+        self._sources = dict(sources) if isinstance(sources, Mapping) else {_DEFAULT: sources} if sources else {}
+        self._templates = {
+            name: ChatTemplate(source, tool_calls, reasoning, fixed) for name, source in self._sources.items()
+        }
 
     def pick(self, has_tools: bool) -> ChatTemplate:
         """Return the template of a chat, as transformers' `get_chat_template` picks it. Raises RowError."""

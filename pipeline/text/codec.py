@@ -6,7 +6,7 @@ import logging
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from inspect import signature
 from pathlib import Path
 from typing import Any
@@ -38,7 +38,6 @@ _CHAT_NAMES = {"messages", "conversation", "conversations"}
 _log = logging.getLogger(__name__)
 _MOST_KEPT = 1 << 16  # texts of a few tokens; they take some 15 MB
 _MOST_CONTEXT = 64  # characters of a prompt whose tokens are a context for decoding
-_MAX_REASON = 300  # characters of a template's own error message that a user is shown
 # Parameters that are variables of the template: allowed where each row has its own.
 _ROW_VARIABLES = {"tools", "documents"}
 
@@ -115,9 +114,10 @@ class TextCodec:
             reasoning,
             moment,
         )
-        codec.templates.check_names()
-        if chat_template is not None and (problem := ChatTemplate(chat_template, tool_calls, reasoning).problem):
-            raise ValueError(problem)
+        given = ChatTemplate(chat_template, tool_calls, reasoning, {})
+        given.check_names()
+        if given.problem is not None:
+            raise ValueError(given.problem)
         return codec
 
     def prompt(self, row: InputRow) -> tuple[str, list[int]]:
@@ -139,50 +139,36 @@ class TextCodec:
             return ChatPrompt(row.prompt, self.encode(_whole_characters(row.prompt), is_chat=False))
         return self.chat(Chat.of(row.messages, row.asked, self._column_variables(row)))
 
-    def chat_prompt(
-        self, messages: Any, max_tokens: int | None = None, variables: Mapping[str, Any] | None = None
-    ) -> tuple[str, list[int]]:
-        """Return messages as `prompt` does, rendered with `variables`. Raises RowError, with `max_tokens` as `encode`.
+    def chat(self, chat: Chat, max_tokens: int | None = None) -> ChatPrompt:
+        """Return a chat as `prompt` does, and the form of its answer. Raises RowError, with `max_tokens` as `encode`.
 
         Messages that are four times too long are not even rendered. Shorter ones are, since a template may drop some.
         """
-        found = self.chat(Chat(messages, variables=variables or {}), max_tokens)
-        return found.text, found.token_ids
-
-    def chat(self, chat: Chat, max_tokens: int | None = None) -> ChatPrompt:
-        """Return a chat as `chat_prompt` does, with the form of its answer. Raises RowError, FieldError among them."""
         check_messages(chat.messages)
         for name, value in {**chat.variables, "chat_template_kwargs": chat.options}.items():
             check_json(name, value)
         messages, ending = list(chat.messages), chat.ending(chat.messages)
         if self.system_prompt is not None and messages[0]["role"] not in ("system", "developer"):
             messages.insert(0, {"role": "system", "content": self.system_prompt})
-        num_own = len(chat.messages)
         template = self.templates.pick(chat.asked is not None or chat.variables.get("tools") is not None)
         variables = {**chat.variables, **template.variables_of(chat, _taken(self.tokenizer))}
         if max_tokens is not None:
             num_characters = sum(map(len, map(content_text, messages))) + chat.num_characters_of_tools
             self._length.check_roughly(num_characters, max_tokens)
-        fixed = {**getattr(self.tokenizer, "special_tokens_map", {}), **self.template_kwargs}
-        moment = self.moment or datetime.now()
-
-        def render(given: list[dict[str, Any]], variables: Mapping[str, Any] = variables) -> str:
-            return template.render(given, {**fixed, **variables}, ending, moment)
-
-        messages = messages_as_read(messages, num_own, render, reads_strings=template.reads_strings)
+        render = partial(template.render, ending=ending, now=self.moment or datetime.now())
+        messages = messages_as_read(
+            messages, len(chat.messages), partial(render, variables=variables), reads_strings=template.reads_strings
+        )
         masked = self._control_tokens.mask(messages, variables)
         try:
-            rendered = render(messages) if masked is None else render(masked.messages, masked.variables)
+            rendered = render(messages, variables) if masked is None else render(masked.messages, masked.variables)
         except Exception as error:  # a template is a program: every error of it is its row's failure
             template.refuse_calls(chat.messages)
-            raise TemplateError(error, _own_reason(error, template)) from error
-        _whole_characters(rendered)
+            raise TemplateError(error, template.own_reason(error)) from error
+        text = _whole_characters(rendered if masked is None else masked.restore(rendered))
         if masked is None:
-            text = rendered
-            token_ids = self.encode(text, is_chat=True, max_tokens=max_tokens)
-            token_ids = self._control_tokens.settled_ids(text, token_ids)
+            token_ids = self._control_tokens.settled_ids(text, self.encode(text, is_chat=True, max_tokens=max_tokens))
         else:
-            text = masked.restore(rendered)
             if max_tokens is not None:
                 self._length.check(text, max_tokens)
             token_ids = self._control_tokens.encode(rendered, masked)
@@ -285,7 +271,8 @@ class TextCodec:
     @cached_property
     def templates(self) -> ChatTemplates:
         """The chat templates, and the formats of their answers."""
-        return ChatTemplates(self.chat_template, self.tool_calls, self.reasoning)
+        fixed = {**getattr(self.tokenizer, "special_tokens_map", {}), **self.template_kwargs}
+        return ChatTemplates(self.chat_template, self.tool_calls, self.reasoning, fixed)
 
     @cached_property
     def special_ids(self) -> Mapping[int, str]:
@@ -341,15 +328,6 @@ def _warn_of_second_begin(token: str, is_chat: bool) -> None:
     """Log a warning, once in a process."""
     why = "the chat template writes it twice" if is_chat else "the prompt has its text, and the tokenizer adds one"
     _log.warning(Event("a prompt begins with two begin tokens", token=token, why=why))
-
-
-def _own_reason(error: Exception, template: ChatTemplate) -> str | None:
-    """Return the message of the template's refusal if it is a literal of the template, which quotes no message."""
-    from jinja2 import TemplateError as JinjaError
-
-    reason = str(error)
-    is_own = type(error) is JinjaError and len(reason) <= _MAX_REASON and reason.isprintable() and reason.strip()
-    return reason if is_own and template.quotes(reason) else None
 
 
 def _form(template: ChatTemplate, asked: ToolsAsked | None, prompt: str, begun: str) -> AnswerForm:

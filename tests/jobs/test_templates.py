@@ -3,6 +3,8 @@
 import json
 from datetime import datetime
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -14,14 +16,15 @@ from endpoint.service.served_model import ServedModel
 from endpoint.service.settings import ServiceSettings
 from jobs.config.loading import load
 from jobs.config.run import RunConfig
+from jobs.config.texts import text_of
 from jobs.driver.plan import Plan, create_run, make_plan
-from pipeline.inputs.openai_batch import CHAT_URL
 from pipeline.run.directory import RunDirectory
 from pipeline.storage.location import Location
 from tests.jobs.conftest import Job
 from tests.jobs.runs import errors, generations
 from tests.pipeline.made_up import input_row
 
+CHAT_URL = "/v1/chat/completions"
 HELLO = [{"role": "user", "content": "hello"}]
 CLOCK = "--chat.chat_template={{ strftime_now('%H:%M:%S.%f') }} {{ messages[0].content }}"
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
@@ -37,47 +40,35 @@ def _prompt(plan: Plan) -> str:
 
 def test_an_option_that_holds_a_text_may_name_its_file(job: Job, tmp_path: Path) -> None:
     job.read(1)
-    texts = {
-        "own.jinja": "FILE {{ messages[0].content }}\n",
-        "system.txt": "be\nkind\n",
-        "prompt.txt": "Q: {kind}\n",
-        "form.json": json.dumps(SCHEMA),
-        "form.lark": 'start: "a"\n',
-        "form.txt": "[0-9]+\n",
+    forms: dict[str, tuple[str, Any]] = {
+        "json_schema": (json.dumps(SCHEMA), SCHEMA),
+        "grammar": ('start: "a"\n', 'start: "a"'),
+        "regex": ("[0-9]+\n", "[0-9]+"),
     }
-    for name, text in texts.items():
+    for name, (text, held) in forms.items():
         (tmp_path / name).write_text(text)
-    own = _config(job, f"--chat.chat_template={tmp_path}/own.jinja", f"--input.prompt_template={tmp_path}/prompt.txt")
-    assert own.generator_settings().chat.chat_template == "FILE {{ messages[0].content }}"
-    assert own.input.options.prompt_template == "Q: {kind}"
-    plan = make_plan(own)
+        flag = f"--sampling.structured={json.dumps({name: str(tmp_path / name)})}"
+        assert getattr(_config(job, flag).generator_settings().sampling.structured, name) == held
+    own, system, prompt = (tmp_path / name for name in ("own.jinja", "system.txt", "prompt.txt"))
+    own.write_text("FILE {{ messages[0].content }}\n")
+    system.write_text("be\nkind\n")
+    prompt.write_text("Q: {kind}\n")
+    assert _config(job, f"--chat.system_prompt={system}").generator_settings().chat.system_prompt == "be\nkind"
+    plan = make_plan(_config(job, f"--chat.chat_template={own}", f"--input.prompt_template={prompt}"))
     assert _prompt(plan) == "FILE hello"
-    run = create_run(plan)
-    (tmp_path / "own.jinja").write_text("ANOTHER {{ messages[0].content }}")
-    with pytest.raises(ValueError, match=r"chat\.chat_template: was"):
-        make_plan(_config(job, f"--chat.chat_template={tmp_path}/own.jinja", "--input.prompt_template=Q: {kind}"))
-    assert run.run["settings"]["chat"]["chat_template"] == "FILE {{ messages[0].content }}"
-    assert (
-        _config(job, f"--chat.system_prompt={tmp_path}/system.txt").generator_settings().chat.system_prompt
-        == "be\nkind"
-    )
-    for field, name, text in (
-        ("json_schema", "form.json", SCHEMA),
-        ("grammar", "form.lark", 'start: "a"'),
-        ("regex", "form.txt", "[0-9]+"),
-    ):
-        flag = f"--sampling.structured={json.dumps({field: str(tmp_path / name)})}"
-        assert getattr(_config(job, flag).generator_settings().sampling.structured, field) == text
+    assert create_run(plan).run["settings"]["chat"]["chat_template"] == "FILE {{ messages[0].content }}"
+    own.write_text("ANOTHER {{ messages[0].content }}")
+    with pytest.raises(ValueError, match=r"chat\.chat_template: was") as caught:
+        make_plan(_config(job, f"--chat.chat_template={own}", "--input.prompt_template=Q: {kind}"))
+    assert "prompt_template" not in str(caught.value), "a file and its text are the same"
 
 
 @pytest.mark.parametrize(
     "flag",
     [
         "--chat.chat_template=nowhere/own.jinja",
-        "--chat.system_prompt=nowhere.txt",
         "--input.prompt_template=~/nowhere.txt",
         '--sampling.structured={"grammar": "nowhere.lark"}',
-        '--sampling.structured={"json_schema": "nowhere.json"}',
     ],
 )
 def test_a_file_that_is_not_there_is_refused_by_name_before_anything(job: Job, flag: str) -> None:
@@ -89,14 +80,9 @@ def test_a_file_that_is_not_there_is_refused_by_name_before_anything(job: Job, f
     assert not job.output.exists()
 
 
-def test_a_text_that_only_looks_like_a_path_to_some_stays_a_text(job: Job) -> None:
-    job.read(1)
-    for text in ("either/or", "Be kind.", "a.b"):
-        assert _config(job, f"--chat.system_prompt={text}").generator_settings().chat.system_prompt == text
-    flag = '--sampling.structured={"regex": "[a-z]+/[0-9]+"}'
-    structured = _config(job, flag).generator_settings().sampling.structured
-    assert structured is not None
-    assert structured.regex == "[a-z]+/[0-9]+"
+@pytest.mark.parametrize("text", ["either/or", "Be kind.", "a.b", "[a-z]+/[0-9]+"])
+def test_a_text_that_only_looks_like_a_path_to_some_stays_a_text(text: str) -> None:
+    assert text_of(text) == text
 
 
 def test_a_run_has_the_moment_at_which_it_began_on_every_day(job: Job) -> None:
@@ -112,16 +98,12 @@ def test_a_run_has_the_moment_at_which_it_began_on_every_day(job: Job) -> None:
     job.output = job.folder / "other"
     assert _prompt(make_plan(_config(job, CLOCK, given))) == "12:00:00.500000 hello"
     assert "moment" not in make_plan(_config(job)).identity, "two runs of a template without a clock are the same"
-    with pytest.raises(ValueError, match=r"chat\.moment must be a date and a time such as .*, got 'noon'"):
-        _config(job, "--chat.moment=noon")
-
-
-def test_a_run_that_was_begun_without_a_moment_goes_on(job: Job) -> None:
-    job.read(1)
     plan = make_plan(_config(job, CLOCK))
     del plan.identity["moment"]
     create_run(plan)
-    assert "moment" not in make_plan(_config(job, CLOCK)).identity
+    assert "moment" not in make_plan(_config(job, CLOCK)).identity, "a run of a version without moments goes on"
+    with pytest.raises(ValueError, match=r"chat\.moment must be a date and a time such as .*, got 'noon'"):
+        _config(job, "--chat.moment=noon")
 
 
 def test_a_batch_has_one_moment_in_every_process(job: Job, tmp_path: Path) -> None:
@@ -134,7 +116,9 @@ def test_a_batch_has_one_moment_in_every_process(job: Job, tmp_path: Path) -> No
     assert moments[0] == moments[1]
     (unit,) = RunDirectory.open(path).units()
     order = UnitOrder(run_path=path.name, unit=unit, sampling=SamplingParams(), ledger=None)  # type: ignore[arg-type]
-    shared = SharedEngine(settings=settings, codec=codec, engine=None, footer={}, finish=None)  # type: ignore[arg-type]
+    shared = SharedEngine(
+        settings=settings, codec=codec, engine=SimpleNamespace(max_model_len=64), footer={}, finish=None, scope_of=str
+    )  # type: ignore[arg-type]
     (prompt,) = {BatchWorker(shared, order)._codec.prompt(input_row(prompt=None, messages=HELLO))[0] for _ in range(2)}
     assert prompt == f"{datetime.fromisoformat(moments[0]):%H:%M:%S.%f} hello"
 
@@ -147,8 +131,7 @@ def test_rows_tried_again_have_the_moment_of_the_others(job: Job) -> None:
     job.read([{"id": name, "kind": "a", "messages": [{"role": "user", "content": name}]} for name in ("a", "b", "bad")])
     assert job.generate(clock) == 0
     assert job.retry(clock) == 0
-    (moment,) = {row["prompt"].split()[0] for row in generations(job.output)}
-    assert (
-        moment == f"{datetime.fromisoformat(RunDirectory.open(str(job.output)).run['identity']['moment']):%H:%M:%S.%f}"
-    )
+    (shown,) = {row["prompt"].split()[0] for row in generations(job.output)}
+    moment = RunDirectory.open(str(job.output)).run["identity"]["moment"]
+    assert shown == f"{datetime.fromisoformat(moment):%H:%M:%S.%f}"
     assert [row["message"] for row in errors(job.output)] == ["the chat template failed: bad"]

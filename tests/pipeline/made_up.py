@@ -23,6 +23,8 @@ from pipeline.schema import TEXT, errors_table, generations_schema
 from pipeline.storage.location import Location
 from pipeline.storage.parquet import to_parquet
 from pipeline.storage.whole_file import replace_file
+from pipeline.text.chat import Chat
+from pipeline.text.codec import TextCodec
 
 RUN = {"identity": {"target": {"sha": "a"}, "seed": 7}, "settings": {"drafter": "ngram"}, "carried": {}}
 RUN["has_draft_version"] = True
@@ -52,6 +54,12 @@ def input_row(**values: Any) -> InputRow:
     defaults: dict[str, Any] = {"row_id": 0, "row_number": 0, "user_id": None, "prompt": "the cat"}
     defaults |= {"messages": None, "overrides": {}, "columns": {}, "carried": {}}
     return InputRow(**{**defaults, **values})
+
+
+def chat_prompt(codec: TextCodec, messages: Any, max_tokens: int | None = None) -> tuple[str, list[int]]:
+    """Return the prompt of messages as text and as token ids."""
+    found = codec.chat(Chat(messages), max_tokens)
+    return found.text, found.token_ids
 
 
 def generation(row_id: int, sample: int = 0, **values: Any) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from decoding.engine.options import EngineOptions
 from decoding.sampling_params import SamplingParams
 from decoding.sequence import Sequence
 from pipeline.text.codec import TextCodec
+from tests.pipeline.made_up import input_row
 from training.corpus.example import Example
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -37,11 +38,8 @@ def prompts(number: int, first: int = 0) -> list[Prompt]:
 
 
 def _prompt(codec: TextCodec, row: dict[str, Any]) -> Prompt:
-    is_chat = "messages" in row
-    text, token_ids = (
-        codec.chat_prompt(row["messages"]) if is_chat else (row["prompt"], codec.encode(row["prompt"], False))
-    )
-    return Prompt(row["kind"], text, is_chat, tuple(token_ids))
+    text, token_ids = codec.prompt(input_row(prompt=row.get("prompt"), messages=row.get("messages")))
+    return Prompt(row["kind"], text, "messages" in row, tuple(token_ids))
 
 
 def written(

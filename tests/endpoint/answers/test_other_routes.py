@@ -12,6 +12,7 @@ from actors.engine.requests import EngineFacts
 from endpoint.app import _described, _description
 from endpoint.service.service import ServiceSettings
 from tests.endpoint.in_process import CONTEXT, MODEL, Server, answered
+from tests.pipeline.made_up import input_row
 
 
 def test_the_model_is_listed_under_each_of_its_names(client: openai.OpenAI) -> None:
@@ -46,7 +47,7 @@ def test_messages_are_tokenized_as_in_a_chat(server: Server, client: openai.Open
     answer = httpx2.post(f"{server.url}/tokenize", json={"messages": messages}).json()
     chat = answered(client.chat.completions, messages=messages, max_tokens=1)
     assert answer["count"] == chat.usage.prompt_tokens
-    assert answer["tokens"] == server.service.codec.chat_prompt(messages)[1]
+    assert answer["tokens"] == server.service.codec.prompt(input_row(prompt=None, messages=messages))[1]
 
 
 def test_health_reports_the_process_and_readiness_the_engine(server: Server) -> None:

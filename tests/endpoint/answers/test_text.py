@@ -12,7 +12,7 @@ from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
 from actors.engine.deltas import Ending
-from actors.engine.translation import output_text
+from actors.engine.translation import ended_text
 from endpoint.answers.text import Span, TextStream, WholeText, warn_of_late_text
 from pipeline.text.codec import TextCodec
 from pipeline.text.incremental_decoder import IncrementalDecoder
@@ -122,7 +122,7 @@ def test_pieces_join_to_the_whole_text_and_nothing_shown_is_taken_back(any_codec
         rounds, stop_reason = rounds_of(any_codec, prompt, tokens, stop, generator)
         num_stopped += stop_reason is not None
         stream, shown = TextStream(any_codec, stop, prompt, by_token=by_token), ""
-        whole = output_text(any_codec, prompt, [token_id for new in rounds for token_id in new], stop, stop_reason)
+        whole = ended_text(any_codec, prompt, [token_id for new in rounds for token_id in new], stop, None, stop_reason)
         for number, new in enumerate(rounds, start=1):
             last = ending(stop_reason) if number == len(rounds) else None
             piece = stream.push(new, generator.randrange(len(new) + 1), last)
@@ -139,7 +139,7 @@ def test_every_split_joins_to_the_same_text(any_codec: TextCodec, stop: tuple[st
     prompts = [[], *outputs(any_codec, 39, most=6, seed=13)]
     for prompt, tokens in zip(prompts, outputs(any_codec, 40, most=7, seed=3), strict=True):
         kept, stop_reason = end_of(any_codec, prompt, tokens, stop)
-        whole = output_text(any_codec, prompt, kept, stop, stop_reason)
+        whole = ended_text(any_codec, prompt, kept, stop, None, stop_reason)
         for cuts in range(2 ** (len(kept) - 1)):
             borders = [0, *(place + 1 for place in range(len(kept) - 1) if cuts >> place & 1), len(kept)]
             stream = TextStream(any_codec, stop, prompt, by_token=bool(cuts % 3))
@@ -157,7 +157,7 @@ def test_a_whole_text_is_decoded_once(any_codec: TextCodec) -> None:
             text = WholeText(any_codec, stop, tokens[:4])
             assert text.push(kept[:3]).text == text.text == ""
             text.push(kept[3:], 0, ending(stop_reason))
-            assert text.text == output_text(any_codec, tokens[:4], kept, stop, stop_reason)
+            assert text.text == ended_text(any_codec, tokens[:4], kept, stop, None, stop_reason)
 
 
 def test_bytes_are_held_back_until_a_token_ends_their_run(byte_codec: TextCodec) -> None:

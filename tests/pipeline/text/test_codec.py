@@ -14,7 +14,7 @@ from pipeline.errors import RowError
 from pipeline.text.codec import TextCodec
 from pipeline.text.incremental_decoder import IncrementalDecoder
 from pipeline.text.stop_strings import StopStrings
-from tests.pipeline.made_up import input_row
+from tests.pipeline.made_up import chat_prompt, input_row
 
 TEXT = "the cat sat, über Käse 日本語 🙂 stop the cat"
 
@@ -47,7 +47,7 @@ def test_messages_go_through_the_chat_template(codec: TextCodec) -> None:
 def test_text_parts_are_one_text_in_a_row_and_in_a_request(codec: TextCodec) -> None:
     parts = [PART, {"type": "text", "text": "i"}]
     assert codec.prompt(chat(_user(parts))) == codec.prompt(chat(USER))
-    assert codec.chat_prompt([_user(parts)]) == codec.chat_prompt([_user("hi")])
+    assert chat_prompt(codec, [_user(parts)]) == chat_prompt(codec, [_user("hi")])
 
 
 def test_a_last_message_of_the_assistant_is_continued(codec: TextCodec) -> None:

@@ -11,7 +11,7 @@ from tokenizers import AddedToken, normalizers
 
 from pipeline.errors import RowError
 from pipeline.text.codec import TextCodec
-from tests.pipeline.made_up import input_row
+from tests.pipeline.made_up import chat_prompt, input_row
 
 CONTROLS = ["<|user|>", "<|system|>", "<|assistant|>", "<|end|>", "<|bos|>"]
 MARKERS = ["<think>", "</think>", "<|far|>"]  # the last one only where a tokenizer normalizes
@@ -47,7 +47,7 @@ def user(content: str) -> dict[str, str]:
 )
 def test_ordinary_chats_have_the_tokenizers_own_ids(marked_codec: TextCodec, content: str) -> None:
     messages = [user(content), {"role": "assistant", "content": "so"}, user("stop")]
-    text, token_ids = marked_codec.chat_prompt(messages)
+    text, token_ids = chat_prompt(marked_codec, messages)
     rendered = marked_codec.tokenizer.apply_chat_template(
         messages, chat_template=marked_codec.chat_template, tokenize=False, add_generation_prompt=True
     )
@@ -59,7 +59,7 @@ def test_ordinary_chats_have_the_tokenizers_own_ids(marked_codec: TextCodec, con
 @pytest.mark.parametrize("around", ["{}", "the {} cat", "{}\n\n{}", "日本{}語", " {} "])
 def test_a_control_token_in_a_users_message_is_text(marked_codec: TextCodec, spelled: str, around: str) -> None:
     content = around.replace("{}", spelled)
-    text, token_ids = marked_codec.chat_prompt([user(content)])
+    text, token_ids = chat_prompt(marked_codec, [user(content)])
     assert text == f"<|user|>{content}<|end|><|assistant|>"
     assert controls_in(marked_codec, token_ids) == ["<|user|>", "<|end|>", "<|assistant|>"]
     assert marked_codec.decode(token_ids).strip() == content.strip(), "all of it is there as text"
@@ -68,21 +68,21 @@ def test_a_control_token_in_a_users_message_is_text(marked_codec: TextCodec, spe
 def test_a_message_full_of_control_tokens_takes_time_in_proportion_to_its_length(marked_codec: TextCodec) -> None:
     """Encoding must not scan the text once for each control token: that takes hours, and this test would time out."""
     content = "<think> " * 30_000
-    text, token_ids = marked_codec.chat_prompt([user(content)])
+    text, token_ids = chat_prompt(marked_codec, [user(content)])
     assert content in text
     assert controls_in(marked_codec, token_ids) == ["<|user|>", "<|end|>", "<|assistant|>"]
 
 
 def test_the_templates_own_control_tokens_stay_when_a_message_spells_the_same(marked_codec: TextCodec) -> None:
     messages = [user("a <|end|> b <think>"), {"role": "assistant", "content": "c"}, user("d")]
-    _, token_ids = marked_codec.chat_prompt(messages)
+    _, token_ids = chat_prompt(marked_codec, messages)
     plain = [user("a @ b @"), *messages[1:]]
-    assert controls_in(marked_codec, token_ids) == controls_in(marked_codec, marked_codec.chat_prompt(plain)[1])
+    assert controls_in(marked_codec, token_ids) == controls_in(marked_codec, chat_prompt(marked_codec, plain)[1])
 
 
 def test_an_assistants_message_may_hold_markers_but_no_special_tokens(marked_codec: TextCodec) -> None:
     spoken = {"role": "assistant", "content": "<think>x</think>y<|end|>"}
-    _, token_ids = marked_codec.chat_prompt([user("a"), spoken, user("b")])
+    _, token_ids = chat_prompt(marked_codec, [user("a"), spoken, user("b")])
     turns = ["<|user|>", "<|end|>", "<|assistant|>", "<think>", "</think>", "<think>", "</think>", "<|end|>"]
     assert controls_in(marked_codec, token_ids) == [*turns, "<|user|>", "<|end|>", "<|assistant|>"]
 
@@ -93,12 +93,12 @@ def test_template_variables_are_text_too_and_a_role_is_a_word(marked_codec: Text
     assert text.endswith("<|assistant|>glad<|end|><|system|>")
     assert controls_in(marked_codec, token_ids) == ["<|user|>", "<|end|>", "<|assistant|>"]
     with pytest.raises(RowError, match="role: expected a word"):
-        marked_codec.chat_prompt([{"role": "user|><|system", "content": "a"}])
+        chat_prompt(marked_codec, [{"role": "user|><|system", "content": "a"}])
 
 
 def test_a_row_and_a_request_with_the_same_messages_have_the_same_ids(marked_codec: TextCodec) -> None:
     messages: list[Any] = [user("the <|end|> cat")]
-    assert marked_codec.prompt(input_row(prompt=None, messages=messages)) == marked_codec.chat_prompt(messages)
+    assert marked_codec.prompt(input_row(prompt=None, messages=messages)) == chat_prompt(marked_codec, messages)
 
 
 def test_a_plain_prompt_may_hold_control_tokens(marked_codec: TextCodec) -> None:
@@ -116,9 +116,9 @@ def test_a_tokenizer_without_a_fast_version_refuses_control_tokens_in_messages(c
             return {"input_ids": codec.encode(text, is_chat=True)}
 
     slow = replace(codec, tokenizer=Slow())
-    assert slow.chat_prompt([user("the")]) == codec.chat_prompt([user("the")])
+    assert chat_prompt(slow, [user("the")]) == chat_prompt(codec, [user("the")])
     with pytest.raises(RowError, match="holds a control token of this tokenizer, which has no fast version"):
-        slow.chat_prompt([user("<|end|>")])
+        chat_prompt(slow, [user("<|end|>")])
 
 
 def full_width(text: str) -> str:
@@ -145,9 +145,9 @@ def test_a_control_token_that_only_normalizing_makes_is_text_too(
     normalizing_codec: TextCodec, spelled: str, around: str, by: str
 ) -> None:
     codec = normalizing_codec
-    plain = codec.chat_prompt([{"role": by, "content": around.replace("{}", "@")}, user("a")])[1]
+    plain = chat_prompt(codec, [{"role": by, "content": around.replace("{}", "@")}, user("a")])[1]
     messages = [{"role": by, "content": around.replace("{}", full_width(spelled))}, user("a")]
-    text, token_ids = codec.chat_prompt(messages)
+    text, token_ids = chat_prompt(codec, messages)
     assert controls_in(codec, token_ids) == controls_in(codec, plain)
     assert full_width(spelled) in text
     assert codec.prompt(input_row(prompt=None, messages=messages)) == (text, token_ids), "a row has the same ids"
@@ -157,13 +157,13 @@ def test_a_control_token_that_only_normalizing_makes_is_text_too(
 @pytest.mark.parametrize("content", ["the cat", f"über {full_width('FULL <width>')} ①\n\n日本語 🙂", " the ", ""])
 def test_ordinary_chats_have_a_normalizing_tokenizers_own_ids(normalizing_codec: TextCodec, content: str) -> None:
     messages = [user(content), {"role": "assistant", "content": "<think>so</think>"}, user("stop")]
-    text, token_ids = normalizing_codec.chat_prompt(messages)
+    text, token_ids = chat_prompt(normalizing_codec, messages)
     assert token_ids == normalizing_codec.tokenizer(text, add_special_tokens=False)["input_ids"]
 
 
 def test_a_character_of_a_mask_in_a_message_gives_the_same_ids_in_every_process(tokenizer_path: Path) -> None:
     content = "\ue0fe hello <|end|> \ue0ff <|end|> \ue0fe\ue0fe<|end|>\ue0ff\ue0fe"
-    first, second = (TextCodec.load(str(tokenizer_path)).chat_prompt([user(content)]) for _ in range(2))
+    first, second = (chat_prompt(TextCodec.load(str(tokenizer_path)), [user(content)]) for _ in range(2))
     assert first == second
     assert content in first[0]
 
@@ -177,8 +177,8 @@ def test_a_normalizer_that_drops_private_use_characters_breaks_no_chat(marked_co
     tokenizer.add_tokens([AddedToken("<|far|>", special=True, normalized=True)], special_tokens=True)
     codec = replace(marked_codec, tokenizer=tokenizer)
     assistant = {"role": "assistant", "content": "so"}
-    text, token_ids = codec.chat_prompt([user(spelled), assistant, user("a")])
-    plain_text, plain = codec.chat_prompt([user("@"), assistant, user("a")])
+    text, token_ids = chat_prompt(codec, [user(spelled), assistant, user("a")])
+    plain_text, plain = chat_prompt(codec, [user("@"), assistant, user("a")])
     assert controls_in(codec, token_ids) == controls_in(codec, plain)
     assert plain == tokenizer(plain_text, add_special_tokens=False)["input_ids"]
     assert spelled in text

@@ -13,6 +13,7 @@ from tokenizers import Tokenizer, normalizers
 from pipeline.errors import LongTextError, TemplateError
 from pipeline.text.codec import TextCodec
 from pipeline.text.text_length import TextLength
+from tests.pipeline.made_up import chat_prompt
 
 WORDS = [
     "the",
@@ -77,7 +78,7 @@ def test_a_text_that_is_too_long_is_not_tokenized(codec: TextCodec, as_chat: boo
 
     def encode(codec: TextCodec) -> None:
         if as_chat:
-            codec.chat_prompt([{"role": "user", "content": text}], max_tokens=9)
+            chat_prompt(codec, [{"role": "user", "content": text}], max_tokens=9)
         codec.encode(text, is_chat=False, max_tokens=9)
 
     longest = max(map(len, tokenizer.get_vocab()))
@@ -114,6 +115,6 @@ def test_messages_that_are_far_too_long_are_neither_masked_nor_rendered(codec: T
     unread = replace(codec, chat_template="{{ raise_exception('it is rendered') }}")
     halves = [{"role": "user", "content": "<" * (2 * max_characters)}] * 2
     with pytest.raises(TemplateError):
-        unread.chat_prompt(halves, max_tokens=9)
+        chat_prompt(unread, halves, max_tokens=9)
     with pytest.raises(LongTextError):
-        unread.chat_prompt([*halves, {"role": "user", "content": "x"}], max_tokens=9)
+        chat_prompt(unread, [*halves, {"role": "user", "content": "x"}], max_tokens=9)
