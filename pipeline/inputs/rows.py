@@ -180,8 +180,7 @@ def _request(
 ) -> tuple[str | list[int] | None, list[Any] | None, dict[str, Any], dict[str, Any]]:
     """Return (prompt, messages, overrides, what else is asked) of a row; one of the first two is None."""
     if options.format == "openai_batch":
-        prompt, chat, asked_sampling, fields = read_request(columns)
-        return prompt, chat, _given(asked_sampling), fields
+        return read_request(columns)
     messages: list[Any] | None = structure(columns, options.messages_column, "read", list, "a list")
     prompt = columns.get(options.prompt_column) if options.template is None else options.template.fill(columns)
     if messages is not None and prompt not in (None, ""):

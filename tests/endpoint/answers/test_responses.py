@@ -115,6 +115,8 @@ def test_thoughts_texts_and_calls_are_items_and_can_be_sent_back(scripted: Scrip
         ({"tools": TOOLS, "tool_choice": {"type": "function", "name": "other"}}, "tool_choice.name"),
         ({"text": {"format": {"type": "json_schema", "name": "a"}}}, "text.format.schema"),
         ({"text": {"format": {"type": "xml"}}}, "text.format.type"),
+        ({"text": {"format": {"type": "text", "pattern": "a"}}}, "text.format.pattern"),
+        ({"text": {"format": {"type": "json_object"}}, "guided_regex": "a"}, "guided_regex"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"reasoning": {"effort": "high"}}, "reasoning.effort"),
         ({"n": 2}, "n"),
@@ -126,3 +128,4 @@ def test_what_a_response_cannot_have_is_refused_by_name(
     with pytest.raises(openai.BadRequestError) as caught:
         bundled.responses.create(**{"model": BUNDLED_MODEL, "input": "hello", "extra_body": fields})
     assert caught.value.param == param
+    assert "response_format" not in caught.value.message, "a response has another name for it"
