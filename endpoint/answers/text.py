@@ -46,7 +46,7 @@ class _SampleText:
     def __init__(
         self, codec: TextCodec, stop: tuple[str, ...] = (), prompt_token_ids: Seq[int] = (), *, keeps_stop: bool = False
     ) -> None:
-        """With `keeps_stop` the stop string or end token that ended the sample is shown."""
+        """Show the stop string or end token that ended the sample if `keeps_stop`."""
         self.token_ids: list[int] = []
         self.text = ""  # shown so far
         self._codec, self._stop, self._prompt, self._keeps_stop = codec, stop, prompt_token_ids, keeps_stop

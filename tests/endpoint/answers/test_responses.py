@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import jsonschema
@@ -11,8 +10,7 @@ import openai
 import pytest
 
 from tests.endpoint.in_process import BUNDLED_MODEL
-from tests.endpoint.scripted import ScriptedServer, scripted_server
-from tests.endpoint.toy_app import KEY
+from tests.endpoint.scripted import ScriptedServer
 
 SCHEMA: dict[str, Any] = {
     "type": "object",
@@ -23,18 +21,6 @@ SCHEMA: dict[str, Any] = {
 TOOLS: Any = [{"type": "function", "name": "weather", "parameters": SCHEMA, "strict": True}]
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>'
 ITEM = {"type": "function_call", "call_id": "c1", "name": "weather", "arguments": "{}"}
-
-
-@pytest.fixture(scope="module")
-def bundled(whole: int) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"http://127.0.0.1:{whole}/v1", api_key=KEY, max_retries=0) as client:
-        yield client
-
-
-@pytest.fixture(scope="module")
-def scripted() -> Iterator[ScriptedServer]:
-    with scripted_server() as server:
-        yield server
 
 
 def test_a_response_has_the_text_of_the_same_chat_and_says_that_it_is_not_stored(bundled: openai.OpenAI) -> None:

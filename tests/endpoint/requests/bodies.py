@@ -56,9 +56,11 @@ def _refused(bad: Bad) -> list[Case]:
     is_of_form = is_of_grammar or ": it must" in bad.message or ": it is not JSON" in bad.message
     if is_of_server or is_of_form or len(str(bad.body)) > 15_000:
         return []
-    reason = bad.message.removeprefix(f"{bad.param}: ")
+    named = f"{bad.param}: "
+    reason = bad.message.removeprefix(named) if bad.message.startswith(named) else ""
     prompt = bad.body.get("prompt")
     is_split = isinstance(prompt, list) and len(prompt) > 1 and {type(each) for each in prompt} <= {str, list}
+    is_split = is_split and reason != "the list is empty"
     return [Case(bad.name, bad.path, bad.body, (str(bad.param), reason), _ONE_PROMPT if is_split else None)]
 
 
