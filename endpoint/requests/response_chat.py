@@ -74,7 +74,7 @@ def _messages(value: Any, instructions: str | None) -> list[dict[str, Any]]:
             case "function_call_output":
                 messages.append(_result(where, item))
             case "reasoning":
-                thought = _thought(where, item)
+                thought += _thought(where, item)
             case str():
                 raise FieldError(f"{where}.type", "this server does not support such items", is_unsupported=True)
             case _:

@@ -70,12 +70,13 @@ def test_thoughts_texts_and_calls_are_items_and_can_be_sent_back(scripted: Scrip
         assert streamed[1].content[0].text == "Let me look."
         assert kinds[:2] == ["response.created", "response.in_progress"]
         assert kinds[-1] == "response.completed"
-        items: Any = [{"role": "user", "content": "hello"}, *(item.model_dump() for item in first.output)]
+        before = {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "well, "}]}
+        items: Any = [{"role": "user", "content": "hello"}, before, *(item.model_dump() for item in first.output)]
         result = {"type": "function_call_output", "call_id": call.call_id, "output": "21 C"}
         scripted.backend.text = "warm"
         second = client.responses.create(model="m", instructions="be kind", input=[*items, result], tools=TOOLS)
     assert second.output_text == "warm"
-    for part in ("be kind", "<think>so</think>Let me look.", '"arguments": {"city": "Rome"}', "21 C"):
+    for part in ("be kind", "<think>well, so</think>Let me look.", '"arguments": {"city": "Rome"}', "21 C"):
         assert part in scripted.backend.prompt
 
 

@@ -54,7 +54,7 @@ def _refused(bad: Bad) -> list[Case]:
     is_of_server = bad.status != 400 or bad.param == "n" or bad.code == "context_length_exceeded"
     is_of_grammar = "it cannot be compiled" in bad.message or "held to a grammar" in bad.message
     is_of_form = is_of_grammar or ": it must" in bad.message or ": it is not JSON" in bad.message
-    if is_of_server or is_of_form or len(str(bad.body)) > 15_000:
+    if is_of_server or is_of_form or not bad.param or len(str(bad.body)) > 15_000:
         return []
     named = f"{bad.param}: "
     reason = bad.message.removeprefix(named) if bad.message.startswith(named) else ""
