@@ -41,7 +41,7 @@ def request_page(note: str) -> str:
         for spec in {id(spec): spec for spec in specs.values()}.values():  # one for each meaning of the name
             lines.append(_line(name, spec, [own for own, each in specs.items() if each is spec]))
     refused = {**ResponseAsked.unsupported, **Asked.unsupported}
-    unsupported = [f"- `{name}`{_empty(values)}{_but(name)}" for name, values in sorted(refused.items())]
+    unsupported = [_refusal(name, values) for name, values in sorted(refused.items())]
     return "\n".join(("# Fields of requests\n", note, _HEAD, *lines, _UNSUPPORTED, *unsupported, ""))
 
 
@@ -52,13 +52,10 @@ def _line(name: str, spec: FieldSpec, owners: list[str]) -> str:
     return f"| `{name}`{required} | {of} | {_held(spec.kind.schema)} | {batches} | {spec.help} |"
 
 
-def _empty(values: tuple[object, ...]) -> str:
-    return f": {', '.join(f'`{json.dumps(value)}`' for value in values)}" if values else ""
-
-
-def _but(name: str) -> str:
+def _refusal(name: str, values: tuple[object, ...]) -> str:
     owners = [own for own, kind in _KINDS.items() if name in kind.table()]
-    return f" (not of {', '.join(owners)}, which have it)" if owners else ""
+    but = f" (not of {', '.join(owners)}, which have it)" if owners else ""
+    return f"- `{name}`{': ' if values else ''}{', '.join(f'`{json.dumps(value)}`' for value in values)}{but}"
 
 
 def _held(schema: Schema) -> str:

@@ -8,7 +8,7 @@ from actors.settings import EngineSettings
 from decoding.sampling_params import SamplingParams
 from pipeline.errors import FieldError
 from pipeline.inputs.rows import InputRow
-from pipeline.requests.limits import check_num_drafted, num_kept_tokens
+from pipeline.requests.asked import check_num_drafted, num_kept_tokens
 from pipeline.text.chat import ChatPrompt
 from pipeline.text.codec import TextCodec
 

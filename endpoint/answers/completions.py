@@ -17,7 +17,7 @@ from endpoint.answers.next_token import is_next_token, known_deltas
 from endpoint.answers.prompt_scores import score_prompts
 from endpoint.answers.text import TextStream
 from endpoint.answers.writer import Form, respond
-from endpoint.service.service import Call, PreparedRequest, Service
+from endpoint.service.service import Call, PreparedRequest, Prompt, Service
 from pipeline.requests.completion import CompletionAsked
 from pipeline.text.codec import TextCodec
 
@@ -59,18 +59,13 @@ async def _echoes(
         return [_Echo() for _ in prepared.prompts]
     if request.logprobs is None or scores is None:
         return [_Echo(prompt.text) for prompt in prepared.prompts]
-    loop = asyncio.get_running_loop()
-    return await loop.run_in_executor(None, _scored_echoes, service.codec, prepared, scores)
 
+    def scored(prompt: Prompt, logprobs: Seq[TokenLogprobs]) -> _Echo:
+        offsets = TextStream(service.codec).push(prompt.token_ids).offsets
+        return _Echo(prompt.text, prompt.token_ids, (None, *logprobs), offsets)
 
-def _scored_echoes(codec: TextCodec, prepared: PreparedRequest, scores: Seq[Seq[TokenLogprobs]]) -> list[_Echo]:
     return [
-        _Echo(
-            prompt.text,
-            prompt.token_ids,
-            (None, *logprobs),
-            TextStream(codec).push(prompt.token_ids).offsets,
-        )
+        await asyncio.to_thread(scored, prompt, logprobs)
         for prompt, logprobs in zip(prepared.prompts, scores, strict=True)
     ]
 

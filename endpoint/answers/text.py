@@ -40,7 +40,24 @@ class Piece:
 _NOTHING = Piece("", (), ())
 
 
-class TextStream:
+class _SampleText:
+    """The tokens of a sample so far, and what of its text is shown."""
+
+    def __init__(
+        self, codec: TextCodec, stop: tuple[str, ...] = (), prompt_token_ids: Seq[int] = (), *, keeps_stop: bool = False
+    ) -> None:
+        """Show the stop string or end token that ended the sample if `keeps_stop`."""
+        self.token_ids: list[int] = []
+        self.text = ""  # shown so far
+        self._codec, self._stop, self._prompt, self._keeps_stop = codec, stop, prompt_token_ids, keeps_stop
+
+    def _whole(self, ending: Ending) -> str:
+        """Return the text of a sample that has ended."""
+        tokens, reasons = (self._prompt, self.token_ids), (ending.finish_reason, ending.stop_reason)
+        return ended_text(self._codec, *tokens, self._stop, *reasons, keeps_stop=self._keeps_stop)
+
+
+class TextStream(_SampleText):
     """Text in pieces, which join to what `actors.engine.translation.ended_text` returns for all tokens."""
 
     def __init__(
@@ -56,14 +73,11 @@ class TextStream:
         """Hold back text that may begin one of the `stop` strings until that is decided.
 
         Spans and offsets are right only `by_token`; otherwise tokens that arrive together are decoded together. Text
-        that several tokens spell together counts as drafted if the last of them was. With `keeps_stop` the stop string
-        or end token that ended the sample is shown. With `shows_rejected` spans have the text of rejected drafts, if
-        the rules of the tokenizer are known.
+        that several tokens spell together counts as drafted if the last of them was. With `shows_rejected` spans have
+        the text of rejected drafts, if the rules of the tokenizer are known.
         """
-        self.token_ids: list[int] = []
-        self.text = ""  # shown so far
-        self._prompt = prompt_token_ids
-        self._codec, self._stop, self._by_token, self._keeps_stop = codec, stop, by_token, keeps_stop
+        super().__init__(codec, stop, prompt_token_ids, keeps_stop=keeps_stop)
+        self._by_token = by_token
         self._decoder = IncrementalDecoder(codec, prompt_token_ids)
         self._shows_rejected = shows_rejected and by_token and codec.decoder_rules.is_steady
         self._held: list[Span] = []  # decoded, not shown yet
@@ -92,7 +106,7 @@ class TextStream:
         self.token_ids += token_ids
         if ending is None:
             return self._show(sum(len(span.text) for span in self._held) - self._num_undecided(), tuple(offsets))
-        whole = _whole(self._codec, self._prompt, self.token_ids, self._stop, ending, self._keeps_stop)
+        whole = self._whole(ending)
         assert whole.startswith(self.text), "shown text never changes"
         rest = whole[len(self.text) :]
         decoded = "".join(span.text for span in self._held)
@@ -143,24 +157,11 @@ class TextStream:
         return Piece(text, tuple(shown), offsets)
 
 
-class WholeText:
-    """Text that is decoded once, as the offline job decodes it; until the sample ends nothing is shown.
+class WholeText(_SampleText):
+    """The text of an answer that is not streamed, decoded once, when the sample has ended.
 
     It has the interface of a TextStream.
     """
-
-    def __init__(
-        self,
-        codec: TextCodec,
-        stop: tuple[str, ...] = (),
-        prompt_token_ids: Seq[int] = (),
-        *,
-        keeps_stop: bool = False,
-    ) -> None:
-        self.token_ids: list[int] = []
-        self.text = ""  # until the sample has ended
-        self._prompt = prompt_token_ids
-        self._codec, self._stop, self._keeps_stop = codec, stop, keeps_stop
 
     def push(
         self, token_ids: Seq[int], num_accepted: int = 0, ending: Ending | None = None, rejected: Seq[int] = ()
@@ -168,21 +169,8 @@ class WholeText:
         """Add tokens; decode all of them if the sample has ended."""
         self.token_ids += token_ids
         if ending is not None:
-            self.text = _whole(self._codec, self._prompt, self.token_ids, self._stop, ending, self._keeps_stop)
+            self.text = self._whole(ending)
         return _NOTHING
-
-
-def _whole(
-    codec: TextCodec,
-    prompt_token_ids: Seq[int],
-    token_ids: Seq[int],
-    stop: tuple[str, ...],
-    ending: Ending,
-    keeps_stop: bool,
-) -> str:
-    """Return the text of a sample that has ended."""
-    reasons = ending.finish_reason, ending.stop_reason
-    return ended_text(codec, prompt_token_ids, token_ids, stop, *reasons, keeps_stop=keeps_stop)
 
 
 def warn_of_late_text(codec: TextCodec) -> None:

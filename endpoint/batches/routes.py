@@ -14,6 +14,7 @@ from endpoint.http.errors import ApiError
 from endpoint.http.owner import owner_of_request
 from endpoint.http.retelling import origin_of
 from endpoint.requests.batch import BatchRequest
+from endpoint.requests.body import body_of, documented
 
 _UPLOAD_FORM = {
     "requestBody": {
@@ -87,8 +88,9 @@ def add_batch_routes(app: FastAPI, service: BatchService | None) -> None:
     async def _delete_file(file_id: str, request: Request) -> dict[str, Any]:
         return await on().delete_file(owner_of_request(request), file_id)
 
-    @app.post("/v1/batches")
-    async def _create(body: BatchRequest, request: Request) -> dict[str, Any]:
+    @app.post("/v1/batches", openapi_extra=documented(BatchRequest))
+    async def _create(request: Request) -> dict[str, Any]:
+        body = await body_of(BatchRequest, request)
         return (await on().create(owner_of_request(request), body, origin_of(request.scope))).shown()
 
     @app.get("/v1/batches")

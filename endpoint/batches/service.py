@@ -111,7 +111,7 @@ class BatchService:
                 created_at=int(now),
                 expires_at=int(now) + WINDOW_S,
                 metadata=request.metadata,
-                output_keep_s=None if keep is None else float(keep.seconds),
+                output_keep_s=None if keep is None else float(keep["seconds"]),
             )
             await asyncio.to_thread(self.batches.create, batch)
         await self._wake()

@@ -15,8 +15,8 @@ from endpoint.batches.files import FileStore, Purpose, StoredFile
 from endpoint.batches.ids import new_id
 from endpoint.batches.settings import BatchSettings
 from endpoint.http.errors import ApiError, server_busy, wrong
-from endpoint.requests.batch import MAX_KEEP_S, MIN_KEEP_S
-from pipeline.errors import shown_name
+from endpoint.requests.batch import EXPIRY
+from pipeline.errors import FieldError, shown_name
 
 _FIELDS = frozenset({"file", "purpose", "expires_after[anchor]", "expires_after[seconds]"})
 _MAX_PART_BYTES = 4096  # of a field that is no file
@@ -46,7 +46,7 @@ async def read_form(request: Request, settings: BatchSettings) -> tuple[FormData
         raise ApiError(400, message, code="invalid_form") from None
     try:
         return form, _checked(form, settings)
-    except ApiError:
+    except (ApiError, FieldError):
         await form.close()
         raise
 
@@ -75,12 +75,9 @@ def _keep_s(form: FormData, settings: BatchSettings) -> float:
     anchor, seconds = form.get("expires_after[anchor]"), form.get("expires_after[seconds]")
     if anchor is None and seconds is None:
         return settings.keep_s
-    if anchor != "created_at":
-        raise wrong("expires_after.anchor", "expected 'created_at'")
     is_number = isinstance(seconds, str) and seconds.isascii() and seconds.isdecimal() and len(seconds) < 10
-    if not is_number or not MIN_KEEP_S <= int(str(seconds)) <= MAX_KEEP_S:
-        raise wrong("expires_after.seconds", f"expected a number of seconds from {MIN_KEEP_S} to {MAX_KEEP_S}")
-    return float(str(seconds))
+    given = {"anchor": anchor, "seconds": int(str(seconds)) if is_number else seconds}
+    return float(EXPIRY.read("expires_after", given)["seconds"])
 
 
 def store(files: FileStore, owner: str, form: UploadForm, settings: BatchSettings, now: float) -> StoredFile:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from starlette.types import Scope
 
 from endpoint.http.errors import ApiError
@@ -18,12 +16,7 @@ def check_json(scope: Scope, body: bytes, max_depth: int) -> None:
     charset = parameters.strip().lower().replace('"', "")
     if essence.strip().lower() != "application/json" or charset not in ("", "charset=utf-8"):
         raise ApiError(415, "Send the body with the header Content-Type: application/json.")
-    parse_json(body, max_depth)
-
-
-def parse_json(body: bytes, max_depth: int) -> dict[str, Any]:
-    """Return the object that a body holds. Raises ApiError (400), without any text of the body, if it holds none."""
     try:
-        return parse_object(body, "The body", max_depth)
+        parse_object(body, "The body", max_depth)
     except JsonError as error:
         raise ApiError(400, str(error), param=error.name, code="invalid_json") from None

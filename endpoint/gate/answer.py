@@ -90,7 +90,8 @@ class GateAnswer:
         """
         body = self._body
         if self._resumes:
-            await self._end_resumed(may_repeat=may_repeat)
+            if not (self._is_over or self._incoming.has_left):
+                await self._end_stream(may_repeat=may_repeat)
         elif not self._has_begun and body is None:
             await refuse(self._send, model_unavailable())
         elif not self._has_begun and body is not None:
@@ -102,10 +103,6 @@ class GateAnswer:
         elif not (self._is_over or self._incoming.has_left) and self._start is not None and _is_stream(self._start):
             await self._end_stream(may_repeat=may_repeat)
         # The web server closes the connection of any other answer that is not over, which the client sees.
-
-    async def _end_resumed(self, *, may_repeat: bool) -> None:
-        if not (self._is_over or self._incoming.has_left):
-            await self._end_stream(may_repeat=may_repeat)
 
     async def _end_stream(self, *, may_repeat: bool) -> None:
         lost = ingress_lost(may_repeat=may_repeat)

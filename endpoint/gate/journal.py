@@ -44,7 +44,7 @@ class Journal:
         self.tells_other_words = False  # the ingress that was to go on
         self._began_at = time.monotonic()
         self._told: list[bytes] | None = []  # None: there is no room, or the stream has gone on already
-        self._num_sent, self._sent = 0, sha256()
+        self.num_sent, self._sent = 0, sha256()  # bytes of the stream that the client has
         self._num_again, self._again = 0, sha256()  # of a stream that is told again, until it is where it broke off
         self.is_resuming = False
 
@@ -67,14 +67,9 @@ class Journal:
         return self._told is None
 
     @property
-    def num_sent(self) -> int:
-        """Bytes of the stream that the client has."""
-        return self._num_sent
-
-    @property
     def has_begun(self) -> bool:
         """Whether the client has something of the stream."""
-        return self._num_sent > 0
+        return self.num_sent > 0
 
     @property
     def can_resume(self) -> bool:
@@ -104,18 +99,18 @@ class Journal:
 
         Raises RetoldError if the other bytes are not those that the client has, or are fewer and the last.
         """
-        if self.is_resuming and self._num_again < self._num_sent:
-            num_known = min(len(body), self._num_sent - self._num_again)
+        if self.is_resuming and self._num_again < self.num_sent:
+            num_known = min(len(body), self.num_sent - self._num_again)
             self._num_again += num_known
             self._again.update(body[:num_known])
-            is_behind = self._num_again < self._num_sent
+            is_behind = self._num_again < self.num_sent
             if is_last if is_behind else self._again.digest() != self._sent.digest():
                 self.tells_other_words = True
                 raise RetoldError("another ingress tells a stream in other words")
             if not is_behind:  # a stream goes on only once
                 self.close()
             body = body[num_known:]
-        self._num_sent += len(body)
+        self.num_sent += len(body)
         if self.is_resuming:
             self._num_again += len(body)
         elif self._told is not None:

@@ -6,7 +6,7 @@ A client sees an ApiError and nothing else, in the OpenAI API's form. Every othe
     ├ at the gate and the edge      400 401 404 405 408 413 414 415 429 431   gate/, edge/
     └ from a prompt                 400 context_length_exceeded, 429          service/encoder.py
     FieldError                      400  a field of the body, by the table of pipeline/requests    edge/failures.py
-    RequestValidationError          400  the first field that pydantic finds wrong    edge/failures.py
+    RequestValidationError          400  the first wrong parameter of a query         edge/failures.py
     HTTPException                   404 unknown_url, 405 method_not_allowed           edge/failures.py
     raised by a replica, or by Ray over one (service/backend.py, `as_api_error`)
     ├ RefusedError                  400 invalid_value                         requests/refusal.py

@@ -2,36 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from dataclasses import dataclass
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pipeline.inputs.openai_batch import KINDS
+from pipeline.requests.asked import LABELS
+from pipeline.requests.body import Body, asks
+from pipeline.requests.kinds import integer, one_of, options, text
 
-MIN_KEEP_S, MAX_KEEP_S = 3600, 30 * 86_400
-
-
-class Strict(BaseModel):
-    """An object of a body, which may hold no other fields and nothing that would have to be converted."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
+EXPIRY = options("anchor", "seconds", anchor=one_of("created_at"), seconds=integer(ge=3600, le=30 * 86_400))
 
 
-class ExpiresAfter(Strict):
-    """How long a file is kept."""
-
-    anchor: Literal["created_at"]
-    seconds: Annotated[int, Field(ge=MIN_KEEP_S, le=MAX_KEEP_S)]
-
-
-class BatchRequest(Strict):
+@dataclass(frozen=True, kw_only=True)
+class BatchRequest(Body):
     """A batch that is to be made of an uploaded file."""
 
-    input_file_id: Annotated[str, Field(max_length=64)]
-    endpoint: Literal["/v1/chat/completions", "/v1/completions"]
-    completion_window: Literal["24h"]
-    metadata: (
-        Annotated[
-            dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]], Field(max_length=16)
-        ]
-        | None
-    ) = None
-    output_expires_after: ExpiresAfter | None = None
+    input_file_id: str = asks(text(64), "The file, which holds a request in each line.", is_required=True)
+    endpoint: str = asks(one_of(*KINDS), "The path of all requests of the file.", is_required=True)
+    completion_window: str = asks(one_of("24h"), "How long the batch may take.", is_required=True)
+    metadata: dict[str, str] | None = asks(LABELS, "Kept with the batch, and shown with it.")
+    output_expires_after: dict[str, Any] | None = asks(EXPIRY, "How long the results are kept.")

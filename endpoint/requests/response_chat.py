@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from endpoint.requests.response_items import messages_of
-from pipeline.errors import FieldError
+from pipeline.errors import FieldError, shown_name
+from pipeline.requests.kinds import unsupported
 from pipeline.requests.response import ResponseAsked
 from pipeline.text.chat import Chat
 from pipeline.text.tools.asked import read_tools
+from pipeline.text.tools.history import check_calls, check_id
 
 _FUNCTION = {"name", "description", "parameters", "strict"}
+_ROLES = ("system", "developer", "user", "assistant")
+_TEXTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
+_MAX_ITEMS = 65_536
+_IGNORED = {"id", "status", "type", "phase"}  # of items that clients send back: they say nothing of the chat
 
 
 def chat_of_response(asked: ResponseAsked) -> Chat:
@@ -24,7 +29,7 @@ def chat_of_response(asked: ResponseAsked) -> Chat:
         where = error.where.replace(".function", "", 1)  # a function's fields are the tool's own here
         raise FieldError(where, error.reason, code=error.code) from error
     return Chat(
-        messages_of(asked.input, asked.instructions),
+        _messages(asked.input, asked.instructions),
         found,
         options=asked.chat_template_kwargs or {},
         effort=asked.effort,
@@ -39,3 +44,105 @@ def _as_in_chats(value: Any) -> Any:
         return value
     rest = {name: each for name, each in value.items() if name not in _FUNCTION}
     return {**rest, "function": {name: each for name, each in value.items() if name in _FUNCTION}}
+
+
+def _messages(value: Any, instructions: str | None) -> list[dict[str, Any]]:
+    """Return the messages that an input stands for, behind the instructions. Raises FieldError."""
+    messages: list[dict[str, Any]] = []
+    if instructions is not None:
+        messages.append({"role": "system", "content": instructions})
+    if isinstance(value, str):
+        return [*messages, {"role": "user", "content": value}]
+    if not isinstance(value, list) or not value:
+        raise FieldError("input", "expected a string, or a list of at least one item")
+    if len(value) > _MAX_ITEMS:
+        raise FieldError("input", f"expected at most {_MAX_ITEMS} items, got {len(value)}")
+    thought = ""
+    for index, item in enumerate(value):
+        where = f"input[{index}]"
+        if not isinstance(item, dict):
+            raise FieldError(where, "expected an object")
+        match item.get("type", "message"):
+            case "message":
+                message = _message(where, item)
+                if message["role"] == "assistant" and thought:
+                    message["reasoning_content"], thought = thought, ""
+                messages.append(message)
+            case "function_call":
+                _add_call(where, item, messages, thought)
+                thought = ""
+            case "function_call_output":
+                messages.append(_result(where, item))
+            case "reasoning":
+                thought += _thought(where, item)
+            case str():
+                raise FieldError(f"{where}.type", "this server does not support such items", is_unsupported=True)
+            case _:
+                raise FieldError(f"{where}.type", "expected a string")
+    if all(message["role"] == "system" for message in messages):
+        raise FieldError("input", "it has no message to answer")
+    if instructions is not None and messages[1]["role"] == "system":  # most templates take one such message
+        messages[:2] = [{"role": "system", "content": f"{instructions}\n\n{messages[1]['content']}"}]
+    return messages
+
+
+def _message(where: str, item: dict[str, Any]) -> dict[str, Any]:
+    _refuse_others(where, item, {"role", "content"})
+    role = item.get("role")
+    if role not in _ROLES:
+        raise FieldError(f"{where}.role", f"expected one of {', '.join(_ROLES)}")
+    text = _text(f"{where}.content", item.get("content"))
+    return {"role": "system" if role == "developer" else str(role), "content": text}
+
+
+def _add_call(where: str, item: dict[str, Any], messages: list[dict[str, Any]], thought: str) -> None:
+    """Add a call to the assistant's message before it, or to a new one."""
+    _refuse_others(where, item, {"call_id", "name", "arguments"})
+    try:
+        check_id(f"{where}.call_id", item.get("call_id"))
+        function = {"name": item.get("name"), "arguments": item.get("arguments")}
+        call = {"id": item["call_id"], "type": "function", "function": function}
+        check_calls(where, [call])
+    except FieldError as error:
+        place = error.where.replace("[0].function", "", 1) if error.where.startswith(f"{where}[0]") else error.where
+        raise FieldError(place, error.reason, code=error.code) from error
+    if not messages or messages[-1]["role"] != "assistant":
+        messages.append({"role": "assistant", "content": "", **({"reasoning_content": thought} if thought else {})})
+    messages[-1].setdefault("tool_calls", []).append(call)
+
+
+def _result(where: str, item: dict[str, Any]) -> dict[str, Any]:
+    _refuse_others(where, item, {"call_id", "output"})
+    check_id(f"{where}.call_id", item.get("call_id"))
+    return {"role": "tool", "tool_call_id": item["call_id"], "content": _text(f"{where}.output", item.get("output"))}
+
+
+def _thought(where: str, item: dict[str, Any]) -> str:
+    _refuse_others(where, item, {"summary", "content"})
+    return _text(f"{where}.content", item["content"]) if item.get("content") else ""
+
+
+def _text(where: str, content: Any) -> str:
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list) or not content:
+        raise FieldError(where, "expected a string, or a list of text parts")
+    texts = []
+    for index, part in enumerate(content):
+        place = f"{where}[{index}]"
+        if not isinstance(part, dict) or not isinstance(part.get("type"), str):
+            raise FieldError(place, "expected an object with a type and a text")
+        if part["type"] not in _TEXTS:
+            reason = f"{part['type']!a:.64} is not supported, only text is"
+            raise FieldError(f"{place}.type", reason, is_unsupported=True)
+        if not isinstance(part.get("text"), str):
+            raise FieldError(f"{place}.text", "expected a string")
+        _refuse_others(place, part, {"text", "annotations", "logprobs"})
+        texts.append(part["text"])
+    return "".join(texts)
+
+
+def _refuse_others(where: str, item: dict[str, Any], known: set[str]) -> None:
+    for name, value in item.items():
+        if name not in known | _IGNORED and value not in (None, [], ""):
+            raise unsupported(f"{where}.{shown_name(name)}")

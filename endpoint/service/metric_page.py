@@ -7,6 +7,7 @@ Dashboards, load tools and gateways that were made for vLLM look for its names. 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import prometheus_client as prometheus
@@ -27,7 +28,7 @@ def page(families: Iterable[Family]) -> bytes:
         for named in (family, *_under_vllm_names(family)):
             known = together.setdefault(named.name, _empty(named, named.name))
             known.samples += named.samples
-    return prometheus.generate_latest(_Collected(list(together.values())))
+    return prometheus.generate_latest(SimpleNamespace(collect=together.values))
 
 
 def of_process(families: Iterable[Family], process: str) -> list[Family]:
@@ -47,16 +48,6 @@ def of_engines(stats: Sequence[EngineStats], model_name: str) -> list[Family]:
     used = sum(each.num_positions_used for each in stats) / num_positions
     family.add_sample(metric.name, {"model_name": model_name}, used)
     return [family]
-
-
-class _Collected:
-    """Families as a registry gives them."""
-
-    def __init__(self, families: list[Family]) -> None:
-        self._families = families
-
-    def collect(self) -> list[Family]:
-        return self._families
 
 
 def _under_vllm_names(family: Family) -> list[Family]:

@@ -16,8 +16,7 @@ from endpoint.service.encoder import Encoder
 from endpoint.service.metrics import ServingMetrics
 from endpoint.service.settings import ServiceSettings as ServiceSettings
 from pipeline.errors import FieldError
-from pipeline.requests.asked import Asked
-from pipeline.requests.limits import check_num_drafted, num_kept_tokens
+from pipeline.requests.asked import Asked, check_num_drafted, num_kept_tokens
 from pipeline.requests.token_kinds import check_token_ids
 from pipeline.text.answers import AnswerForm
 from pipeline.text.chat import Chat, ChatPrompt
@@ -100,7 +99,7 @@ class Service:
         ]
         for index, (param, prompt) in enumerate(zip(by_param, prompts, strict=True)):
             if request.generates and len(prompt.token_ids) >= facts.max_model_len:
-                raise _too_long(param, len(prompt.token_ids), facts)
+                raise context_exceeded(param, facts.max_model_len, str(len(prompt.token_ids)))
             if prompt.chat is not None:
                 with api_errors():
                     async with deadline.enforced():
@@ -149,7 +148,7 @@ class Service:
         facts = await self.facts(deadline)
         if isinstance(prompt, list):
             if len(prompt) > facts.max_model_len and keeps is None:
-                raise _too_long(param, len(prompt), facts)
+                raise context_exceeded(param, facts.max_model_len, str(len(prompt)))
             check_token_ids(param, prompt, facts.vocab_size)
         chat = None
         with api_errors():
@@ -166,7 +165,7 @@ class Service:
                     token_ids = token_ids[-keeps:]
                     text = await self._encoder.decode(token_ids) if needs_text else ""
         if len(token_ids) > facts.max_model_len:
-            raise _too_long(param, len(token_ids), facts)
+            raise context_exceeded(param, facts.max_model_len, str(len(token_ids)))
         return Prompt(text, tuple(token_ids), chat)
 
     async def decode(self, param: str, token_ids: list[Any], deadline: Deadline) -> str:
@@ -183,17 +182,9 @@ class Service:
 
 def _check_drafts(request: Asked, facts: EngineFacts) -> None:
     """Raise ApiError for wishes about drafts that the engine cannot grant."""
-    limit = request.num_speculative_tokens
-    if not facts.controls_drafts:
-        for name, is_asked in (
-            ("num_speculative_tokens", limit is not None),
-            ("include_rejected_drafts", bool(request.include_rejected_drafts)),
-        ):
-            if is_asked:
-                reason = "this server's engine drafts for all requests alike; leave it out"
-                raise FieldError(name, reason, is_unsupported=True)
-    check_num_drafted(limit, facts.num_speculative_tokens)
-
-
-def _too_long(param: str, num_tokens: int, facts: EngineFacts) -> ApiError:
-    return context_exceeded(param, facts.max_model_len, str(num_tokens))
+    for name in ("num_speculative_tokens", "include_rejected_drafts"):
+        value = getattr(request, name)
+        if not facts.controls_drafts and value is not None and value is not False:
+            reason = "this server's engine drafts for all requests alike; leave it out"
+            raise FieldError(name, reason, is_unsupported=True)
+    check_num_drafted(request.num_speculative_tokens, facts.num_speculative_tokens)

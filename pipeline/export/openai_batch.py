@@ -27,7 +27,7 @@ from pipeline.storage.whole_file import replacement
 from pipeline.text.codec import TextCodec
 
 _Scored = tuple[int, float, list[dict[str, Any]]]  # an output token's id, its logprob, and the alternatives to it
-_FIELD = re.compile(r"(?:body|sampling)\.([A-Za-z_][\w.\[\]]*)|([a-z_]+(?:[.\[][\w.\[\]]*)?): ")  # begins a message
+_FIELD = re.compile(r"(?:body|sampling)\.([A-Za-z_][^\s:]*)|([a-z_]+(?:[.\[][\w.\[\]]*)?): ")  # begins a message
 _ERROR_CODES: Mapping[Stage, str] = {
     "read": "invalid_request",
     "template": "invalid_messages",

@@ -10,11 +10,10 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from pipeline.errors import FieldError
-from pipeline.requests.body import Body, asks
-from pipeline.requests.forms import FIELDS, form_field, structured_of
+from pipeline.requests.body import Body, asks, sampled
+from pipeline.requests.forms import FIELDS, Form, form_of
 from pipeline.requests.kinds import (
     BOOLEAN,
-    FALSE,
     OBJECT,
     TEXT,
     anything,
@@ -22,12 +21,15 @@ from pipeline.requests.kinds import (
     labels,
     list_of,
     number,
+    one_of,
     options,
     text,
 )
 from pipeline.requests.token_kinds import ALLOWED_IDS, BAD_WORDS, BIASES, STOPS
 
 _LABEL = text(512)
+LABELS = labels(text(64), _LABEL, 16)
+_UNKEPT = "Checked, and nothing is kept of it."
 _STREAMED = "the answers of a batch are whole"
 _NO_PLACE = "the results of a batch have no place for it"
 
@@ -62,53 +64,39 @@ class Asked(Body):
     default_max_tokens: ClassVar[int]
 
     model: str | None = asks(text(512), "The model, by a name under which it is served.")
-    temperature: float | None = asks(number(ge=0, le=2), "Temperature; 0 is greedy.", is_sampling=True)
-    top_p: float | None = asks(
-        number(gt=0, le=1), "Keep the likeliest tokens of this total probability.", is_sampling=True
-    )
-    n: int | None = asks(integer(ge=1, le=4096), "Choices in the answer to each prompt.", is_sampling=True)
+    temperature: float | None = sampled(number(ge=0, le=2), "Temperature; 0 is greedy.")
+    top_p: float | None = sampled(number(gt=0, le=1), "Keep the likeliest tokens of this total probability.")
+    n: int | None = sampled(integer(ge=1, le=4096), "Choices in the answer to each prompt.")
     stream: bool | None = asks(BOOLEAN, "Send the answer as it grows.", in_batches=_STREAMED)
     stream_options: dict[str, Any] | None = asks(
-        options(include_usage=BOOLEAN, continuous_usage_stats=BOOLEAN, include_obfuscation=FALSE),
+        options(include_usage=BOOLEAN, continuous_usage_stats=BOOLEAN, include_obfuscation=one_of(False)),
         "Token counts at the end of a stream, or in each chunk.",
         in_batches=_STREAMED,
     )
-    stop: list[str] | None = asks(STOPS, "Strings that end the text; not part of it.", is_sampling=True)
-    seed: int | None = asks(
-        integer(ge=-(2**63), lt=2**64), "The noise of the samples; a job writes the same.", is_sampling=True
-    )
-    frequency_penalty: float | None = asks(
-        number(ge=-2, le=2), "Penalty over the output, for each occurrence.", is_sampling=True
-    )
-    presence_penalty: float | None = asks(
-        number(ge=-2, le=2), "Penalty over the output, once for each token.", is_sampling=True
-    )
-    logit_bias: dict[int, float] | None = asks(
-        BIASES, "Numbers added to the logits of these token ids.", is_sampling=True
-    )
+    stop: list[str] | None = sampled(STOPS, "Strings that end the text; not part of it.")
+    seed: int | None = sampled(integer(ge=-(2**63), lt=2**64), "The noise of the samples; a job writes the same.")
+    frequency_penalty: float | None = sampled(number(ge=-2, le=2), "Penalty over the output, for each occurrence.")
+    presence_penalty: float | None = sampled(number(ge=-2, le=2), "Penalty over the output, once for each token.")
+    logit_bias: dict[int, float] | None = sampled(BIASES, "Numbers added to the logits of these token ids.")
     response_format: dict[str, Any] | None = asks(OBJECT, "The form of the text: text, json_object, json_schema.")
-    user: str | None = asks(_LABEL, "Checked, and nothing is kept of it.")
-    safety_identifier: str | None = asks(_LABEL, "Checked, and nothing is kept of it.")
-    prompt_cache_key: str | None = asks(_LABEL, "Checked, and nothing is kept of it.")
-    metadata: dict[str, str] | None = asks(labels(text(64), _LABEL, 16), "Checked, and nothing is kept of it.")
+    user: str | None = asks(_LABEL, _UNKEPT)
+    safety_identifier: str | None = asks(_LABEL, _UNKEPT)
+    prompt_cache_key: str | None = asks(_LABEL, _UNKEPT)
+    metadata: dict[str, str] | None = asks(LABELS, _UNKEPT)
 
     # Extensions, with vLLM's names.
-    top_k: int | None = asks(integer(ge=-1), "Keep the k likeliest tokens; 0 and -1 keep all.", is_sampling=True)
-    min_p: float | None = asks(
-        number(ge=0, le=1), "Keep tokens at least this likely, relative to the likeliest one.", is_sampling=True
+    top_k: int | None = sampled(integer(ge=-1), "Keep the k likeliest tokens; 0 and -1 keep all.")
+    min_p: float | None = sampled(
+        number(ge=0, le=1), "Keep tokens at least this likely, relative to the likeliest one."
     )
-    repetition_penalty: float | None = asks(
-        number(ge=0.01, le=10), "Penalty over prompt and output; 1 is none.", is_sampling=True
+    repetition_penalty: float | None = sampled(number(ge=0.01, le=10), "Penalty over prompt and output; 1 is none.")
+    stop_token_ids: list[int] | None = sampled(
+        list_of(integer(ge=0), 128), "Token ids that end the text, besides the model's own."
     )
-    stop_token_ids: list[int] | None = asks(
-        list_of(integer(ge=0), 128), "Token ids that end the text, besides the model's own.", is_sampling=True
-    )
-    ignore_eos: bool | None = asks(BOOLEAN, "Go on after the model's own end token.", is_sampling=True)
-    min_tokens: int | None = asks(
-        integer(ge=0), "Output tokens before the end token or a stop may end the text.", is_sampling=True
-    )
-    allowed_token_ids: list[int] | None = asks(ALLOWED_IDS, "The only token ids that may be written.", is_sampling=True)
-    bad_words: list[str] | None = asks(BAD_WORDS, "Texts that may not be written.", is_sampling=True)
+    ignore_eos: bool | None = sampled(BOOLEAN, "Go on after the model's own end token.")
+    min_tokens: int | None = sampled(integer(ge=0), "Output tokens before the end token or a stop may end the text.")
+    allowed_token_ids: list[int] | None = sampled(ALLOWED_IDS, "The only token ids that may be written.")
+    bad_words: list[str] | None = sampled(BAD_WORDS, "Texts that may not be written.")
     structured_outputs: dict[str, Any] | None = asks(
         OBJECT, "The form of the text: json, json_object, regex, choice or grammar."
     )
@@ -139,8 +127,7 @@ class Asked(Body):
 
     def check(self) -> None:
         """Raise FieldError for fields that contradict each other."""
-        options = self.stream_options
-        if options is not None and not self.stream:
+        if self.stream_options is not None and not self.stream:
             raise FieldError("stream_options", "it needs stream to be true")
         if self.counts_continuously and not self.includes_usage:
             raise FieldError("stream_options.continuous_usage_stats", "it needs include_usage to be true")
@@ -174,19 +161,23 @@ class Asked(Body):
         given = {name: value for name in names if (value := getattr(self, name)) is not None}
         if self.top_k is not None:
             given["top_k"] = max(0, self.top_k)
-        forms = self._forms()
-        if (structured := structured_of(forms)) is not None or "response_format" in forms:
-            given["structured"] = structured or False
+        if (form := self.form()) is not None or "response_format" in self.form_fields():
+            given["structured"] = False if form is None else form[1]
         return given
 
-    def _forms(self) -> dict[str, Any]:
-        """Return the fields by which the request says what form the output has, as chats have them."""
+    def form(self) -> Form | None:
+        """Return the form that the output has, with the path of the field that says so. Raises FieldError."""
+        return form_of(self.form_fields())
+
+    def form_fields(self) -> dict[str, Any]:
+        """Return the fields that are about the form, as chats have them."""
         return {name: value for name in FIELDS if (value := getattr(self, name)) is not None}
 
     @property
     def form_field(self) -> str | None:
         """The path of the field that says what form the output has; None without a form."""
-        return form_field(self._forms())
+        form = self.form()
+        return None if form is None else form[0]
 
     @property
     def generates(self) -> bool:
@@ -217,3 +208,22 @@ class Asked(Body):
     def counts_continuously(self) -> bool:
         """Whether each chunk has the token counts so far."""
         return bool((self.stream_options or {}).get("continuous_usage_stats"))
+
+
+def num_kept_tokens(wanted: int, max_tokens: int, max_model_len: int) -> int:
+    """Return how many of a prompt's tokens stay for `truncate_prompt_tokens`: -1 leaves room for `max_tokens`.
+
+    Raises FieldError for more than the context has.
+    """
+    if wanted == -1:
+        return max(1, max_model_len - min(max_tokens, max_model_len - 1))
+    if wanted > max_model_len:
+        raise FieldError("truncate_prompt_tokens", f"expected at most {max_model_len}, which is this model's context")
+    return wanted
+
+
+def check_num_drafted(wanted: int | None, most: int) -> None:
+    """Raise FieldError if `num_speculative_tokens` is more than the engine drafts in a round."""
+    if wanted is not None and wanted > most:
+        reason = f"this server drafts at most {most} tokens in a round, got {wanted}; ask for fewer, or leave it out"
+        raise FieldError("num_speculative_tokens", reason)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache, partial
 from typing import Any, ClassVar, TypeVar
 
 from pipeline.errors import FieldError, shown_name
 from pipeline.requests.kinds import Kind, Schema, or_null, unsupported
 
 _Body = TypeVar("_Body", bound="Body")
-_TABLES: dict[type[Body], Mapping[str, FieldSpec]] = {}  # of the classes of bodies that were asked for one
 
 
 @dataclass(frozen=True)
@@ -31,6 +31,9 @@ def asks(kind: Kind, help: str, **more: Any) -> Any:
     return dataclasses.field(default=None, metadata={"spec": FieldSpec(kind, help, **more)})
 
 
+sampled = partial(asks, is_sampling=True)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Body:
     """What the body of a request asks for; its dataclass fields are the table of what it may hold."""
@@ -39,13 +42,11 @@ class Body:
     unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
 
     @classmethod
+    @cache
     def table(cls) -> Mapping[str, FieldSpec]:
         """Return the fields that it may hold, by name."""
-        table = _TABLES.get(cls)
-        if table is None:
-            specs = {field.name: field.metadata["spec"] for field in dataclasses.fields(cls)}
-            table = _TABLES[cls] = {name: spec for name, spec in specs.items() if name not in cls.unsupported}
-        return table
+        specs = {field.name: field.metadata["spec"] for field in dataclasses.fields(cls)}
+        return {name: spec for name, spec in specs.items() if name not in cls.unsupported}
 
     @classmethod
     def schema(cls) -> Schema:

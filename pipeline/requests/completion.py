@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from pipeline.errors import FieldError
 from pipeline.requests.asked import Asked
-from pipeline.requests.body import asks
+from pipeline.requests.body import asks, sampled
 from pipeline.requests.kinds import BOOLEAN, integer
 from pipeline.requests.token_kinds import PROMPTS
 
@@ -26,8 +26,8 @@ class CompletionAsked(Asked):
     best_of: int | None = asks(
         integer(ge=1, le=4096), "Samples for each prompt, of which the n likeliest are shown.", is_of_row=True
     )
-    logprobs: int | None = asks(
-        integer(ge=0, le=20), "Log-probabilities of each token and of this many likely ones.", is_sampling=True
+    logprobs: int | None = sampled(
+        integer(ge=0, le=20), "Log-probabilities of each token and of this many likely ones."
     )
     echo: bool | None = asks(BOOLEAN, "Show the prompt before the text.", in_batches="a row has its prompt beside it")
 

@@ -5,6 +5,7 @@ A whole float is an integer, as in JSON Schema (2.0 is 2); otherwise nothing is 
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -71,49 +72,57 @@ def _within(where: str, value: float, limits: Mapping[str, float]) -> float:
     return value
 
 
-def _boolean(where: str, value: Any) -> bool:
-    if value is True or value is False:
-        return bool(value)
-    raise FieldError(where, "expected true or false")
+def one_of(*values: str | bool) -> Kind:
+    """Return the kind of these values alone."""
 
+    def read(where: str, value: Any) -> Any:
+        if not any(type(value) is type(each) and value == each for each in values):
+            raise FieldError(where, f"expected {' or '.join(json.dumps(each) for each in values)}")
+        return value
 
-def _false(where: str, value: Any) -> bool:
-    if value is False:
-        return False
-    raise FieldError(where, "expected False")
+    return Kind(read, {"enum": list(values)})
 
 
 def _nothing(where: str, value: Any) -> Any:
     raise unsupported(where)
 
 
-BOOLEAN = Kind(_boolean, {"type": "boolean"})
-FALSE = Kind(_false, {"const": False})
+BOOLEAN = Kind(one_of(True, False).read, {"type": "boolean"})
 NOTHING = Kind(_nothing, {"type": "null"})  # of a field that the API knows, and that cannot be honoured
 
 
-def text(most: int | None = None) -> Kind:
-    """Return the kind of strings, of at most `most` characters."""
+def text(most: int | None = None, least: int = 0) -> Kind:
+    """Return the kind of strings of `least` to `most` characters."""
+    limits = {} if most is None else {"maxLength": most, **({"minLength": least} if least else {})}
+    words = f"{least} to {most}" if least else f"at most {most}"
 
     def read(where: str, value: Any) -> str:
         if not isinstance(value, str):
             raise FieldError(where, "expected a string")
-        if most is not None and len(value) > most:
-            raise FieldError(where, f"must have at most {most} characters")
+        if most is not None and not least <= len(value) <= most:
+            raise FieldError(where, f"must have {words} characters, got {len(value)}")
         return value
 
-    return Kind(read, {"type": "string"} if most is None else {"type": "string", "maxLength": most})
+    return Kind(read, {"type": "string", **limits})
 
 
 TEXT = text()
+
+
+def _list(where: str, value: Any) -> list[Any]:
+    if not isinstance(value, list):
+        raise FieldError(where, "expected a list")
+    return value
+
+
+LIST = Kind(_list, {"type": "array"})
 
 
 def list_of(each: Kind, most: int | None = None) -> Kind:
     """Return the kind of lists of at most `most` values of a kind."""
 
     def read(where: str, value: Any) -> list[Any]:
-        if not isinstance(value, list):
-            raise FieldError(where, "expected a list")
+        _list(where, value)
         if most is not None and len(value) > most:
             raise FieldError(where, f"must have at most {most}, got {len(value)}")
         return [each.read(f"{where}[{index}]", entry) for index, entry in enumerate(value)]
@@ -146,8 +155,8 @@ def labels(name: Kind, each: Kind, most: int) -> Kind:
     return Kind(read, {"type": "object", **schema})
 
 
-def options(**fields: Kind) -> Kind:
-    """Return the kind of objects with these fields, each of which may be left out or null."""
+def options(*required: str, **fields: Kind) -> Kind:
+    """Return the kind of objects with these fields, each of which may be left out or null unless it is required."""
 
     def read(where: str, value: Any) -> dict[str, Any]:
         found = {}
@@ -157,10 +166,14 @@ def options(**fields: Kind) -> Kind:
                 raise FieldError(path, "there is no such field", code="unknown_parameter")
             if entry is not None:
                 found[name] = fields[name].read(path, entry)
+        for name in required:
+            if name not in found:
+                raise FieldError(f"{where}.{name}", "is required", code="missing_required_parameter")
         return found
 
-    properties = {name: or_null(kind.schema) for name, kind in fields.items()}
-    return Kind(read, {"type": "object", "properties": properties, "additionalProperties": False})
+    properties = {name: kind.schema if name in required else or_null(kind.schema) for name, kind in fields.items()}
+    schema = {"properties": properties, "required": list(required), "additionalProperties": False}
+    return Kind(read, {"type": "object", **schema})
 
 
 def unsupported(where: str) -> FieldError:

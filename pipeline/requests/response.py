@@ -10,6 +10,7 @@ from pipeline.errors import FieldError
 from pipeline.requests.asked import Asked
 from pipeline.requests.body import asks
 from pipeline.requests.chat import EFFORT
+from pipeline.requests.forms import Form
 from pipeline.requests.kinds import BOOLEAN, LARGEST, NOTHING, OBJECT, TEXT, anything, integer, options
 
 _OWN = ("tools", "tool_choice", "parallel_tool_calls")
@@ -56,12 +57,22 @@ class ResponseAsked(Asked):
             raise FieldError(where, "the last event has the usage in any case; leave it out", is_unsupported=True)
 
     def sampling(self) -> dict[str, Any]:
+        limit = {} if self.max_output_tokens is None else {"max_tokens": self.max_output_tokens}
+        return {**super().sampling(), **limit}
+
+    def form(self) -> Form | None:
         try:
-            given = super().sampling()
+            form = super().form()
         except FieldError as error:
-            where = error.where.replace("response_format.json_schema", "text.format")
-            raise FieldError(where.replace("response_format", "text.format"), error.reason) from error
-        return given if self.max_output_tokens is None else {**given, "max_tokens": self.max_output_tokens}
+            raise FieldError(_own_name(error.where), _own_name(error.reason), code=error.code) from error
+        return form and (_own_name(form[0]), form[1])
+
+    def form_fields(self) -> dict[str, Any]:
+        given = self.format
+        if given.get("type") == "json_schema":
+            schema = {name: each for name, each in given.items() if name != "type"}
+            given = {"type": "json_schema", "json_schema": schema}
+        return {"response_format": given, **super().form_fields()}
 
     @property
     def format(self) -> dict[str, Any]:
@@ -74,23 +85,6 @@ class ResponseAsked(Asked):
         """How much a model is to think."""
         return (self.reasoning or {}).get("effort")
 
-    @property
-    def form_field(self) -> str | None:
-        found = super().form_field
-        return found and {"response_format.json_schema.schema": "text.format.schema"}.get(
-            found, found.replace("response_format", "text.format")
-        )
 
-    def _forms(self) -> dict[str, Any]:
-        form, forms = self.format, super()._forms()
-        match form.get("type"):
-            case "text":
-                return forms
-            case "json_object":
-                return {"response_format": form, **forms}
-            case "json_schema":
-                if not isinstance(form.get("schema"), dict):
-                    raise FieldError("text.format.schema", "expected a JSON Schema, an object")
-                schema = {name: each for name, each in form.items() if name != "type"}
-                return {"response_format": {"type": "json_schema", "json_schema": schema}, **forms}
-        raise FieldError("text.format.type", "expected text, json_object or json_schema")
+def _own_name(said: str) -> str:
+    return said.replace("response_format.json_schema", "text.format").replace("response_format", "text.format")

@@ -20,7 +20,10 @@ _SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
 class JsonError(ValueError):
-    """Bytes that are not one strict JSON object. The message has none of their text but the name of a field, `name`."""
+    """Bytes that are not one strict JSON object. The message has none of their text but the name of a field, `name`.
+
+    Where only the parser's hooks know what is wrong, the message has a place for what holds it: "{what}".
+    """
 
     def __init__(self, message: str, name: str | None = None) -> None:
         super().__init__(message)
@@ -39,9 +42,8 @@ def parse_object(data: bytes, what: str, max_depth: int | None = None) -> dict[s
         value = json.loads(text, parse_constant=_refuse_constant, parse_float=_finite, object_pairs_hook=_unique)
     except json.JSONDecodeError as error:
         raise JsonError(f"{what} is not JSON at line {error.lineno}, column {error.colno}.") from None
-    except _Ambiguous as error:
-        message, name = error.args
-        raise JsonError(message.format(what=what), name) from None
+    except JsonError as error:
+        raise JsonError(str(error).replace("{what}", what), error.name) from None
     except ValueError:  # Python reads no integer of more than 4,300 digits
         raise JsonError(f"{what} has a number with too many digits.") from None
     if not isinstance(value, dict):
@@ -49,10 +51,6 @@ def parse_object(data: bytes, what: str, max_depth: int | None = None) -> dict[s
     if _SURROGATE_ESCAPE.search(data):
         _check_surrogates(what, value)
     return value
-
-
-class _Ambiguous(ValueError):
-    """What JSON does not allow, or does not define: a message with a place for what holds it, and a name or None."""
 
 
 def _check_depth(data: bytes, what: str, max_depth: int) -> None:
@@ -88,13 +86,13 @@ def _check_surrogates(what: str, value: dict[str, Any]) -> None:
 
 
 def _refuse_constant(name: str) -> NoReturn:
-    raise _Ambiguous(f"{name} is not JSON; a number must be finite.", None)
+    raise JsonError(f"{name} is not JSON; a number must be finite.")
 
 
 def _finite(digits: str) -> float:
     number = float(digits)
     if not math.isfinite(number):
-        raise _Ambiguous("{what} has a number that is too large for a float.", None)
+        raise JsonError("{what} has a number that is too large for a float.")
     return number
 
 
@@ -103,7 +101,6 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(values) < len(pairs):
         seen: set[str] = set()
         twice = next(name for name, _ in pairs if name in seen or seen.add(name))  # type: ignore[func-returns-value]
-        raise _Ambiguous(
-            "{what} has the same key twice in one object.", twice if twice.isprintable() and len(twice) <= 64 else None
-        )
+        shown = twice if twice.isprintable() and len(twice) <= _MAX_NAME else None
+        raise JsonError("{what} has the same key twice in one object.", shown)
     return values

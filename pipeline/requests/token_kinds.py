@@ -5,13 +5,26 @@ from __future__ import annotations
 from typing import Any
 
 from pipeline.errors import FieldError
-from pipeline.requests.kinds import LARGEST, Kind, Schema
+from pipeline.requests.kinds import (
+    BOOLEAN,
+    LARGEST,
+    LIST,
+    OBJECT,
+    TEXT,
+    Kind,
+    Schema,
+    anything,
+    integer,
+    list_of,
+    number,
+    one_of,
+    options,
+    text,
+)
 
 _MAX_PROMPTS, _MAX_MESSAGES = 4096, 65_536
-_MAX_STOPS, _MAX_STOP_CHARACTERS = 4, 1000
 _MAX_BIASES = 1024  # as in vLLM
 _MAX_ALLOWED = 1 << 18  # token ids: more than any vocabulary has
-_MAX_BAD_WORDS, _MAX_BAD_CHARACTERS = 1000, 100
 
 
 def check_token_ids(where: str, token_ids: list[Any], vocab_size: int) -> None:
@@ -58,12 +71,6 @@ def _prompts(where: str, value: Any) -> Any:
     return value
 
 
-def _token_ids(where: str, value: Any) -> list[Any]:
-    if not isinstance(value, list):
-        raise FieldError(where, "expected a list")
-    return value
-
-
 def _messages(where: str, value: Any) -> list[Any]:
     """Return messages; what they hold is checked where a prompt is made of them."""
     if not isinstance(value, list) or not value:
@@ -73,16 +80,12 @@ def _messages(where: str, value: Any) -> list[Any]:
     return value
 
 
-def _stops(where: str, value: Any) -> list[str]:
-    stops = [value] if isinstance(value, str) else value
-    if not isinstance(stops, list) or not all(isinstance(stop, str) for stop in stops):
-        raise FieldError(where, f"expected a string or a list of at most {_MAX_STOPS} strings")
-    if len(stops) > _MAX_STOPS:
-        raise FieldError(where, f"expected at most {_MAX_STOPS} strings, got {len(stops)}")
-    for stop in stops:
-        if not 1 <= len(stop) <= _MAX_STOP_CHARACTERS:
-            raise FieldError(where, f"expected strings of 1 to {_MAX_STOP_CHARACTERS} characters, got {len(stop)}")
-    return stops
+def _stops(where: str, value: Any) -> Any:
+    if isinstance(value, str):
+        return [_STOP.read(where, value)]
+    if not isinstance(value, list):
+        raise FieldError(where, "expected a string or a list of strings")
+    return _STOP_LIST.read(where, value)
 
 
 def _biases(where: str, value: Any) -> dict[int, float]:
@@ -112,54 +115,38 @@ def _allowed_ids(where: str, value: Any) -> list[int]:
     return value
 
 
-def _bad_words(where: str, value: Any) -> list[str]:
-    if not isinstance(value, list) or not all(isinstance(word, str) for word in value):
-        raise FieldError(where, f"expected a list of at most {_MAX_BAD_WORDS} strings")
-    if len(value) > _MAX_BAD_WORDS:
-        raise FieldError(where, f"expected at most {_MAX_BAD_WORDS} strings, got {len(value)}")
-    for index, word in enumerate(value):
-        if not 1 <= len(word) <= _MAX_BAD_CHARACTERS:
-            what = f"expected a string of 1 to {_MAX_BAD_CHARACTERS} characters, got {len(word)}"
-            raise FieldError(f"{where}[{index}]", what)
-    return value
+def _one_of_schemas(*kinds: Kind) -> Schema:
+    return {"anyOf": [kind.schema for kind in kinds]}
 
 
-def _object(*required: str, **properties: Schema) -> Schema:
-    return {"type": "object", "properties": properties, "required": list(required), "additionalProperties": False}
-
-
-def _list(items: Schema, **limits: int) -> Schema:
-    return {"type": "array", "items": items, **limits}
-
-
-_TEXT, _TYPE = {"type": "string"}, {"const": "function"}
-_CALLED = _object("name", "arguments", name=_TEXT, arguments=_TEXT)
-_PART = _object("type", "text", type={"const": "text"}, text=_TEXT)
-_MESSAGE = _object(
+_STOP = text(1000, least=1)
+_STOP_LIST = list_of(_STOP, 4)
+_IDS = list_of(integer(ge=0))
+_FUNCTION = one_of("function")
+_CALL = options(
+    *("id", "type", "function"),
+    id=TEXT,
+    type=_FUNCTION,
+    function=options("name", "arguments", name=TEXT, arguments=TEXT),
+)
+_PART = options("type", "text", type=one_of("text"), text=TEXT)
+_MESSAGE = options(
     "role",
-    role={"enum": ["system", "developer", "user", "assistant", "tool"]},
-    content={"anyOf": [_TEXT, _list(_PART), {"type": "null"}]},
-    name=_TEXT,
-    tool_calls=_list(_object("id", "type", "function", id=_TEXT, type=_TYPE, function=_CALLED)),
-    tool_call_id=_TEXT,
-    reasoning=_TEXT,
-    reasoning_content=_TEXT,
+    role=one_of("system", "developer", "user", "assistant", "tool"),
+    content=anything(_one_of_schemas(TEXT, list_of(_PART))),
+    tool_calls=list_of(_CALL),
+    **dict.fromkeys(("name", "tool_call_id", "reasoning", "reasoning_content"), TEXT),
 )
-_FUNCTION = _object("name", name=_TEXT, description=_TEXT, parameters={"type": "object"}, strict={"type": "boolean"})
-_NAMED = _object("type", "function", type=_TYPE, function=_object("name", name=_TEXT))
-_IDS = _list({"type": "integer", "minimum": 0, "maximum": LARGEST})
-_STOP = {**_TEXT, "minLength": 1, "maxLength": _MAX_STOP_CHARACTERS}
-_BIAS = {"type": "number", "minimum": -100, "maximum": 100}
+_DECLARED = options("name", name=TEXT, description=TEXT, parameters=OBJECT, strict=BOOLEAN)
+_NAMED = options("type", "function", type=_FUNCTION, function=options("name", name=TEXT))
 
-PROMPTS = Kind(_prompts, {"anyOf": [_TEXT, _list(_TEXT), _IDS, _list(_IDS)]})
-TOKEN_IDS = Kind(_token_ids, _IDS)
-MESSAGES = Kind(_messages, _list(_MESSAGE))
-STOPS = Kind(_stops, {"anyOf": [_STOP, _list(_STOP, maxItems=_MAX_STOPS)]})
-BIASES = Kind(_biases, {"type": "object", "additionalProperties": _BIAS})
-ALLOWED_IDS = Kind(_allowed_ids, {**_IDS, "minItems": 1})
-BAD_WORDS = Kind(
-    _bad_words, _list({**_TEXT, "minLength": 1, "maxLength": _MAX_BAD_CHARACTERS}, maxItems=_MAX_BAD_WORDS)
-)
+PROMPTS = Kind(_prompts, _one_of_schemas(TEXT, list_of(TEXT), _IDS, list_of(_IDS)))
+TOKEN_IDS = Kind(LIST.read, _IDS.schema)
+MESSAGES = Kind(_messages, list_of(_MESSAGE).schema)
+STOPS = Kind(_stops, _one_of_schemas(_STOP, _STOP_LIST))
+BIASES = Kind(_biases, {"type": "object", "additionalProperties": number(ge=-100, le=100).schema})
+ALLOWED_IDS = Kind(_allowed_ids, {**_IDS.schema, "minItems": 1})
+BAD_WORDS = list_of(text(100, least=1), 1000)
 # Of fields whose values are checked where a prompt is made of them.
-TOOLS = _list(_object("type", "function", type=_TYPE, function=_FUNCTION))
-TOOL_CHOICE: Schema = {"anyOf": [{"enum": ["none", "auto", "required"]}, _NAMED]}
+TOOLS = list_of(options("type", "function", type=_FUNCTION, function=_DECLARED)).schema
+TOOL_CHOICE = _one_of_schemas(one_of("none", "auto", "required"), _NAMED)

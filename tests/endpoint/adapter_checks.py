@@ -134,3 +134,6 @@ def check_metrics(endpoint: Adapted) -> None:
     assert changed.pop(("dray_served_generation_tokens_total", POET)) == 9
     assert set(changed.values()) == {1}
     assert {name for _, name in changed} == {POET}
+
+
+CHECKS = [check_texts, check_other_routes, check_names, check_metrics]

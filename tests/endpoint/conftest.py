@@ -14,6 +14,7 @@ from endpoint.http.limits import Limits
 from endpoint.service.service import ServiceSettings
 from tests.endpoint.in_process import MODEL, Server, bundled_server, running_server, settings_of
 from tests.endpoint.on_serve.application import Served, running_serve, served_at, take_away
+from tests.endpoint.scripted import ScriptedServer, scripted_server
 from tests.endpoint.toy_app import KEY, OTHER_KEY, toy_app
 from tests.endpoint.web import served
 
@@ -59,6 +60,20 @@ def whole() -> Iterator[int]:
     """The port of the whole endpoint with its page over the bundled pair, closed with `KEY`."""
     with bundled_server() as server:
         yield server.port
+
+
+@pytest.fixture(scope="session")
+def bundled(whole: int) -> Iterator[openai.OpenAI]:
+    """The official client of that endpoint."""
+    with openai.OpenAI(base_url=f"http://127.0.0.1:{whole}/v1", api_key=KEY, max_retries=0) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def scripted() -> Iterator[ScriptedServer]:
+    """An endpoint over a backend that writes a text of the test's own."""
+    with scripted_server() as server:
+        yield server
 
 
 @pytest.fixture(scope="session")

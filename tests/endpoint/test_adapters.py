@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -15,16 +15,7 @@ from endpoint.http.errors import ApiError
 from endpoint.service.models import Models
 from endpoint.service.service import ServiceSettings
 from tests.adapted import keep_merged_models_in, save_adapter
-from tests.endpoint.adapter_checks import (
-    BASE,
-    PIRATE,
-    POET,
-    Adapted,
-    check_metrics,
-    check_names,
-    check_other_routes,
-    check_texts,
-)
+from tests.endpoint.adapter_checks import BASE, CHECKS, PIRATE, POET, Adapted
 from tests.endpoint.in_process import Running, running_server, settings_of
 
 
@@ -44,20 +35,9 @@ def endpoint(text_pair: tuple[str, str], tmp_path_factory: pytest.TempPathFactor
         yield Adapted(server.port, {name: Running(server.port, own) for name, own in settings.items()})
 
 
-def test_each_name_writes_the_text_of_its_own_target_alone(endpoint: Adapted) -> None:
-    check_texts(endpoint)
-
-
-def test_chats_responses_forced_texts_and_scores_are_those_of_the_model_that_is_named(endpoint: Adapted) -> None:
-    check_other_routes(endpoint)
-
-
-def test_the_models_are_listed_and_an_unknown_one_is_a_404_that_lists_their_names(endpoint: Adapted) -> None:
-    check_names(endpoint)
-
-
-def test_metrics_carry_the_name_of_the_model_that_was_asked(endpoint: Adapted) -> None:
-    check_metrics(endpoint)
+@pytest.mark.parametrize("check", CHECKS)
+def test_each_name_is_a_model_of_its_own(endpoint: Adapted, check: Callable[[Adapted], None]) -> None:
+    check(endpoint)
 
 
 @pytest.mark.anyio

@@ -1,17 +1,19 @@
 """A small application that does everything an endpoint may do wrong, for the edge to stand around."""
 
 from collections.abc import AsyncIterator
-from typing import Literal
+from dataclasses import dataclass
 
-from fastapi import FastAPI, HTTPException
+from fastapi import FastAPI, HTTPException, Request
 from fastapi.responses import StreamingResponse
-from pydantic import BaseModel, ConfigDict, Field
 
 from endpoint.edge.auth import Keys
 from endpoint.edge.install import EdgeSettings, install
 from endpoint.http.errors import ApiError
 from endpoint.http.limits import Limits
+from endpoint.requests.body import body_of
 from endpoint.service.metrics import ServingMetrics
+from pipeline.requests.body import Body, asks
+from pipeline.requests.kinds import TEXT, integer, list_of, one_of, options
 
 KEY, OTHER_KEY = "sk-one-that-is-right", "sk-another-that-is-right"
 SECRET = "the-secret-words-of-a-prompt"
@@ -19,20 +21,14 @@ LIMITS = Limits(max_body_bytes=20_000, max_header_bytes=4096, max_headers=20, ma
 BEARER = {"authorization": f"Bearer {KEY}"}
 
 
-class Message(BaseModel):
-    """A message of a chat."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
-    role: Literal["user", "system"]
-    content: str
-
-
-class Question(BaseModel):
+@dataclass(frozen=True, kw_only=True)
+class Question(Body):
     """A request with a field of each kind."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
-    messages: list[Message] = Field(max_length=9)
-    n: int = Field(1, ge=1, le=8)
+    messages: list[dict[str, str]] = asks(
+        list_of(options("role", "content", role=one_of("user", "system"), content=TEXT), 9), "Said.", is_required=True
+    )
+    n: int | None = asks(integer(ge=1, le=8), "Choices.")
 
 
 def toy_app(*, keys: Keys | None, limits: Limits = LIMITS, hosts: frozenset[str] | None = None) -> FastAPI:
@@ -49,29 +45,34 @@ def toy_app(*, keys: Keys | None, limits: Limits = LIMITS, hosts: frozenset[str]
         return {"id": model}
 
     @app.post("/v1/ask")
-    async def ask(question: Question) -> dict[str, int]:
+    async def ask(request: Request) -> dict[str, int]:
+        question = await body_of(Question, request)
         return {"num_messages": len(question.messages)}
 
     @app.post("/v1/fail")
-    async def fail(question: Question) -> None:
+    async def fail(request: Request) -> None:
+        question = await body_of(Question, request)
         try:
             raise KeyError(SECRET)
         except KeyError as error:
-            raise RuntimeError(f"cannot do {question.messages[0].content}") from error
+            raise RuntimeError(f"cannot do {question.messages[0]['content']}") from error
 
     @app.post("/v1/busy")
-    async def busy(question: Question) -> None:
+    async def busy() -> None:
         raise ApiError(429, "Too many requests wait.", headers={"retry-after": "1"})
 
     @app.post("/v1/teapot")
-    async def teapot(question: Question) -> None:
-        raise HTTPException(418, detail=question.messages[0].content)
+    async def teapot(request: Request) -> None:
+        question = await body_of(Question, request)
+        raise HTTPException(418, detail=question.messages[0]["content"])
 
     @app.post("/v1/break")
-    async def break_off(question: Question) -> StreamingResponse:
+    async def break_off(request: Request) -> StreamingResponse:
+        question = await body_of(Question, request)
+
         async def pieces() -> AsyncIterator[bytes]:
             yield b"data: 1\n\n"
-            raise RuntimeError(question.messages[0].content)
+            raise RuntimeError(question.messages[0]["content"])
 
         return StreamingResponse(pieces(), media_type="text/event-stream")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import jsonschema
@@ -11,8 +10,7 @@ import openai
 import pytest
 
 from tests.endpoint.in_process import BUNDLED_MODEL
-from tests.endpoint.scripted import ScriptedServer, scripted_server
-from tests.endpoint.toy_app import KEY
+from tests.endpoint.scripted import ScriptedServer
 
 SCHEMA: dict[str, Any] = {
     "type": "object",
@@ -23,18 +21,6 @@ SCHEMA: dict[str, Any] = {
 TOOLS: Any = [{"type": "function", "name": "weather", "parameters": SCHEMA, "strict": True}]
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>'
 ITEM = {"type": "function_call", "call_id": "c1", "name": "weather", "arguments": "{}"}
-
-
-@pytest.fixture(scope="module")
-def bundled(whole: int) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"http://127.0.0.1:{whole}/v1", api_key=KEY, max_retries=0) as client:
-        yield client
-
-
-@pytest.fixture(scope="module")
-def scripted() -> Iterator[ScriptedServer]:
-    with scripted_server() as server:
-        yield server
 
 
 def test_a_response_has_the_text_of_the_same_chat_and_says_that_it_is_not_stored(bundled: openai.OpenAI) -> None:
@@ -84,12 +70,13 @@ def test_thoughts_texts_and_calls_are_items_and_can_be_sent_back(scripted: Scrip
         assert streamed[1].content[0].text == "Let me look."
         assert kinds[:2] == ["response.created", "response.in_progress"]
         assert kinds[-1] == "response.completed"
-        items: Any = [{"role": "user", "content": "hello"}, *(item.model_dump() for item in first.output)]
+        before = {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "well, "}]}
+        items: Any = [{"role": "user", "content": "hello"}, before, *(item.model_dump() for item in first.output)]
         result = {"type": "function_call_output", "call_id": call.call_id, "output": "21 C"}
         scripted.backend.text = "warm"
         second = client.responses.create(model="m", instructions="be kind", input=[*items, result], tools=TOOLS)
     assert second.output_text == "warm"
-    for part in ("be kind", "<think>so</think>Let me look.", '"arguments": {"city": "Rome"}', "21 C"):
+    for part in ("be kind", "<think>well, so</think>Let me look.", '"arguments": {"city": "Rome"}', "21 C"):
         assert part in scripted.backend.prompt
 
 
@@ -115,6 +102,8 @@ def test_thoughts_texts_and_calls_are_items_and_can_be_sent_back(scripted: Scrip
         ({"tools": TOOLS, "tool_choice": {"type": "function", "name": "other"}}, "tool_choice.name"),
         ({"text": {"format": {"type": "json_schema", "name": "a"}}}, "text.format.schema"),
         ({"text": {"format": {"type": "xml"}}}, "text.format.type"),
+        ({"text": {"format": {"type": "text", "pattern": "a"}}}, "text.format.pattern"),
+        ({"text": {"format": {"type": "json_object"}}, "guided_regex": "a"}, "guided_regex"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"reasoning": {"effort": "high"}}, "reasoning.effort"),
         ({"n": 2}, "n"),
@@ -126,3 +115,4 @@ def test_what_a_response_cannot_have_is_refused_by_name(
     with pytest.raises(openai.BadRequestError) as caught:
         bundled.responses.create(**{"model": BUNDLED_MODEL, "input": "hello", "extra_body": fields})
     assert caught.value.param == param
+    assert "response_format" not in caught.value.message, "a response has another name for it"

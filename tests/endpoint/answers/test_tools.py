@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import jsonschema
@@ -13,7 +12,6 @@ from pydantic import BaseModel
 
 from tests.endpoint.in_process import BUNDLED_MODEL
 from tests.endpoint.scripted import ScriptedServer, scripted_server
-from tests.endpoint.toy_app import KEY
 
 USER: Any = {"role": "user", "content": "hello"}
 SCHEMA: dict[str, Any] = {
@@ -31,18 +29,6 @@ CLOCK: Any = {"type": "function", "function": {"name": "clock"}}
 TOOLS: Any = [WEATHER, CLOCK]
 NAMED: Any = {"type": "function", "function": {"name": "weather"}}
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>'
-
-
-@pytest.fixture(scope="module")
-def bundled(whole: int) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"http://127.0.0.1:{whole}/v1", api_key=KEY, max_retries=0) as client:
-        yield client
-
-
-@pytest.fixture(scope="module")
-def scripted() -> Iterator[ScriptedServer]:
-    with scripted_server() as server:
-        yield server
 
 
 def ask(client: openai.OpenAI, *, model: str = BUNDLED_MODEL, **request: Any) -> tuple[Any, str]:

@@ -31,7 +31,7 @@ async def test_a_request_makes_one_batch_however_many_processes_are_asked(tmp_pa
     lines = content([line()])
     file = await process().add_file("me", UploadForm(io.BytesIO(lines), len(lines), "in.jsonl", "batch", 3600.0))
     asked = {"input_file_id": file.id, "endpoint": COMPLETIONS, "completion_window": "24h"}
-    request, origin = BatchRequest.model_validate(asked), Origin()
+    request, origin = BatchRequest(**asked), Origin()
     made = [await process().create("me", request, each) for each in (origin, origin, Origin(), origin)]
     ids = [batch.id for batch in made]
     assert ids[0] == ids[1] == ids[3] != ids[2]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,16 +19,7 @@ from endpoint.service.served_model import ServedModel
 from jobs.config.serve import load_serve_config
 from jobs.work import serving
 from tests.adapted import keep_merged_models_in, save_adapter
-from tests.endpoint.adapter_checks import (
-    BASE,
-    PIRATE,
-    POET,
-    Adapted,
-    check_metrics,
-    check_names,
-    check_other_routes,
-    check_texts,
-)
+from tests.endpoint.adapter_checks import BASE, CHECKS, PIRATE, POET, Adapted, check_texts
 from tests.endpoint.asking import Asked
 from tests.endpoint.batches.asking import begin, ended, line, results, texts
 from tests.endpoint.in_process import Running
@@ -96,20 +87,9 @@ def endpoint(
             take_away()
 
 
-def test_each_name_writes_the_text_of_its_own_target_alone(endpoint: Endpoint) -> None:
-    check_texts(endpoint)
-
-
-def test_chats_responses_forced_texts_and_scores_are_those_of_the_model_that_is_named(endpoint: Endpoint) -> None:
-    check_other_routes(endpoint)
-
-
-def test_the_models_are_listed_and_an_unknown_one_is_a_404_that_lists_their_names(endpoint: Endpoint) -> None:
-    check_names(endpoint)
-
-
-def test_metrics_carry_the_name_of_the_model_that_was_asked(endpoint: Endpoint) -> None:
-    check_metrics(endpoint)
+@pytest.mark.parametrize("check", CHECKS)
+def test_each_name_is_a_model_of_its_own(endpoint: Endpoint, check: Callable[[Adapted], None]) -> None:
+    check(endpoint)
 
 
 def test_a_batch_is_written_by_the_adapter_that_all_its_lines_name(endpoint: Endpoint) -> None:

@@ -24,11 +24,12 @@ FORMS = "expected a string, a list of strings, a list of token ids or a list of 
 EMPTY_LIST = "the list is empty"
 EMPTY_PROMPT = "the prompt is empty; give it at least one character"
 BIAS = "expected an object from token ids to numbers from -100 to 100"
-STOPS = "expected a string or a list of at most 4 strings"
-STOP_LENGTH = "expected strings of 1 to 1000 characters"
+STOPS = "expected a string or a list of strings"
+STOP_LENGTH, WORD_LENGTH = "must have 1 to 1000 characters", "must have 1 to 100 characters"
 STREAM = "it needs stream to be true"
 INTEGER = "expected an integer"
 NUMBER = "expected a number"
+STRING = "expected a string"
 MOST_4096, INT32 = "must be at most 4096", "must be at most 2147483647"
 
 FORMAT, JSON = {"type": "json_schema"}, {"type": "json_object"}
@@ -50,8 +51,10 @@ BAD_COMPLETIONS = [
         ("prompt[1]", OUTSIDE, [[[1], [100_000]]]),
         ("max_tokens", "0 tokens can be asked for only with echo or prompt_logprobs", [0]),
         ("max_tokens", LEAST_0, [-1]),
-        ("max_tokens", INT32, [2**31, 2**63]),
+        ("max_tokens", INT32, [2**31, 2**63, 1e300]),
         ("max_tokens", INTEGER, ["2", 2.5, True, [2]]),
+        ("chat_template_kwargs", UNKNOWN, [{}]),
+        ("reasoning_effort", UNSUPPORTED, ["low"]),
         ("max_completion_tokens", UNKNOWN, [2]),
         ("n", LEAST_1, [0, -1]),
         ("n", MOST_4096, [10**9]),
@@ -79,10 +82,12 @@ BAD_COMPLETIONS = [
         ("seed", INTEGER, ["7", 7.5, True]),
         ("seed", "must be below 18446744073709551616", [2**64]),
         ("seed", "must be at least -9223372036854775808", [-(2**63) - 1]),
-        ("stop", STOPS, [7, {"a": 1}, ["a", 1], [None]]),
-        ("stop", "expected at most 4 strings, got 5", [["a", "b", "c", "d", "e"]]),
-        ("stop", "expected at most 4 strings, got 10000", [["a"] * 10_000]),
-        ("stop", f"{STOP_LENGTH}, got 0", ["", ["a", ""]]),
+        ("stop", STOPS, [7, {"a": 1}]),
+        ("stop[1]", STRING, [["a", 1], ["a", None]]),
+        ("stop", "must have at most 4, got 5", [["a", "b", "c", "d", "e"]]),
+        ("stop", "must have at most 4, got 10000", [["a"] * 10_000]),
+        ("stop", f"{STOP_LENGTH}, got 0", [""]),
+        ("stop[1]", f"{STOP_LENGTH}, got 0", [["a", ""]]),
         ("stop", f"{STOP_LENGTH}, got 1001", ["a" * 1001]),
         ("stop_token_ids", "expected a list", [1]),
         ("stop_token_ids[0]", LEAST_0, [[-1]]),
@@ -105,10 +110,11 @@ BAD_COMPLETIONS = [
         ("allowed_token_ids", "expected a list of token ids that is not empty", [[], "1", 1, {"1": 1}]),
         ("allowed_token_ids[1]", TOKEN_ID, [[1, -1], [1, True], [1, "2"], [1, 2**31]]),
         ("allowed_token_ids", OUTSIDE, [[1, 100_000]]),
-        ("bad_words", "expected a list of at most 1000 strings", ["a", [1], [[1]], {"a": 1}]),
-        ("bad_words", "expected at most 1000 strings, got 1001", [["a"] * 1001]),
-        ("bad_words[1]", "expected a string of 1 to 100 characters, got 0", [["a", ""]]),
-        ("bad_words[0]", "expected a string of 1 to 100 characters, got 101", [["a" * 101]]),
+        ("bad_words", "expected a list", ["a", {"a": 1}]),
+        ("bad_words[0]", STRING, [[1], [[1]]]),
+        ("bad_words", "must have at most 1000, got 1001", [["a"] * 1001]),
+        ("bad_words[1]", f"{WORD_LENGTH}, got 0", [["a", ""]]),
+        ("bad_words[0]", f"{WORD_LENGTH}, got 101", [["a" * 101]]),
         ("prompt_logprobs", LEAST_0, [-1]),
         ("prompt_logprobs", "must be at most 20", [21]),
         ("prompt_logprobs", INTEGER, ["1", True, 1.5]),
@@ -117,6 +123,8 @@ BAD_COMPLETIONS = [
         ("include_draft_spans", STREAM, [True]),
         ("include_rejected_drafts", "it needs include_draft_spans to be true", [True]),
         ("include_rejected_drafts", BOOLEAN, ["yes"]),
+        ("truncate_prompt_tokens", "expected a number of tokens, or -1 for as many as there is room for", [0]),
+        ("truncate_prompt_tokens", "expected at most 512, which is this model's context", [9999]),
         ("num_speculative_tokens", LEAST_0, [-1]),
         ("num_speculative_tokens", INTEGER, ["0", True, 1.5]),
         (
@@ -124,19 +132,23 @@ BAD_COMPLETIONS = [
             "this server drafts at most 4 tokens in a round, got 5; ask for fewer, or leave it out",
             [5],
         ),
-        ("model", "expected a string", [7]),
-        ("model", "must have at most 512 characters", ["m" * 513]),
+        ("model", STRING, [7]),
+        ("model", "must have at most 512 characters, got 513", ["m" * 513]),
         ("suffix", UNSUPPORTED, ["end"]),
         ("tools", UNSUPPORTED, [[{"type": "function"}]]),
+        ("documents", UNSUPPORTED, [[{"text": "a"}]]),
+        ("priority", UNSUPPORTED, [1, False]),
+        ("cache_salt", UNSUPPORTED, ["a"]),
+        ("moderation", UNSUPPORTED, [{}]),
         ("store", UNSUPPORTED, [True, 0, "false"]),
         ("service_tier", UNSUPPORTED, ["flex", "priority", 1]),
         ("parallel_tool_calls", UNSUPPORTED, [1, "no"]),
-        ("user", "expected a string", [7, ["ann"], True]),
-        ("user", "must have at most 512 characters", ["u" * 513]),
-        ("safety_identifier", "expected a string", [7]),
-        ("prompt_cache_key", "expected a string", [{}]),
+        ("user", STRING, [7, ["ann"], True]),
+        ("user", "must have at most 512 characters, got 513", ["u" * 513]),
+        ("safety_identifier", STRING, [7]),
+        ("prompt_cache_key", STRING, [{}]),
         ("metadata", "expected an object", ["job 7", [1]]),
-        ("metadata.job", "expected a string", [{"job": 7}]),
+        ("metadata.job", STRING, [{"job": 7}]),
         ("metadata", "must have at most 16, got more", [{str(number): "" for number in range(17)}]),
         ("response_format", "expected an object", ["json_object"]),
         ("response_format.type", "expected text, json_object or json_schema, got 'xml'", [{"type": "xml"}]),
@@ -156,6 +168,8 @@ BAD_COMPLETIONS = [
             "got ['json_schema', 'regex']",
             [{"json": {}, "regex": "a"}],
         ),
+        ("structured_outputs.regex", "it must be a text of at least one character, got 0", [{"regex": 0}]),
+        ("structured_outputs.regex", "it must be a text of at least one character, got False", [{"regex": False}]),
         (
             "structured_outputs.structural_tag",
             "it is not supported; supported are json, json_object, regex, choice, grammar, disable_any_whitespace",
@@ -164,9 +178,9 @@ BAD_COMPLETIONS = [
         ("structured_outputs.choice", "it must be a list of non-empty texts, got []", [{"choice": []}]),
         ("guided_json", "it must be an object, got [1]", [[1]]),
         ("guided_json", "it is not JSON: Expecting value: line 1 column 1 (char 0)", ["x"]),
-        ("guided_regex", "expected a string", [5]),
+        ("guided_regex", STRING, [5]),
         ("guided_choice", "expected a list", ["a"]),
-        *((name, UNKNOWN, [1]) for name in ("temprature", "use_beam_search", "__class__")),
+        *((name, UNKNOWN, [1]) for name in ("temprature", "structured", "__class__", "input", "extra_body")),
         ("messages", UNKNOWN, [[MESSAGE]]),
     ),
     Bad(
@@ -184,12 +198,26 @@ BAD_COMPLETIONS = [
         ("stream_options.include", UNKNOWN, [{"include": True}]),
         ("stream_options", "expected an object", [[]]),
         ("stream_options.include_usage", BOOLEAN, [{"include_usage": "yes"}]),
-        ("stream_options.include_obfuscation", "expected False", [{"include_obfuscation": True}]),
+        ("stream_options.include_obfuscation", "expected false", [{"include_obfuscation": True}]),
         ("best_of", "the best of more samples than n cannot be streamed", [2]),
         stream=True,
     ),
     completion(
         "stream_options with stream off", "stream_options", STREAM, stream=False, stream_options={"include_usage": True}
+    ),
+    completion(
+        "two forms",
+        "guided_regex",
+        "the body has response_format, too; give one of them",
+        response_format=JSON,
+        guided_regex="a",
+    ),
+    completion(
+        "a form that is wrong beside one that asks for nothing",
+        "guided_choice",
+        "it must be a list of non-empty texts, got []",
+        response_format={"type": "text"},
+        guided_choice=[],
     ),
     completion("best_of less than n", "best_of", "it must not be less than n, which is 3", n=3, best_of=2),
     completion("a field with a long name", "x" * 64, *UNKNOWN, **{"x" * 1000: 1}),

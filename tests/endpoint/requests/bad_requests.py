@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from pipeline.requests.asked import Asked
 from tests.endpoint.in_process import BUNDLED_MODEL
 
 COMPLETE, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -87,6 +88,16 @@ def no_model(path: str, body: Any, shown: str) -> Bad:
     name = f"{path} of the model '{shown}'"
     message = f"The model '{shown}' does not exist. This server has '{BUNDLED_MODEL}'."
     return Bad(name, path, body, 404, message, "model", "model_not_found", "GET" if body is None else "POST")
+
+
+def shared(bad_completions: list[Bad]) -> list[Bad]:
+    """Completions whose wrong fields a chat has as well, as chats, which get the same error."""
+    return [
+        replace(bad, name=f"{bad.name}, in a chat", path=CHAT, body={**HI, **changed})
+        for bad in bad_completions
+        if (changed := {name: value for name, value in bad.body.items() if HELLO.get(name) is not value})
+        and changed.keys() <= Asked.table().keys() | {"no_such_field"}
+    ]
 
 
 def too_long(path: str, body: Any, param: str, length: int | str) -> Bad:

@@ -1,28 +1,19 @@
 """Bad requests: each one of the table gets its whole error, and the server works as before."""
 
 import json
-from dataclasses import replace
 
 import openai
 import pytest
 
-from pipeline.requests.asked import Asked
 from tests.endpoint.in_process import CONTEXT, MODEL, answered
 from tests.endpoint.requests.bad_bodies import BAD_BODIES
 from tests.endpoint.requests.bad_chats import BAD_CHATS
 from tests.endpoint.requests.bad_completions import BAD_COMPLETIONS
-from tests.endpoint.requests.bad_requests import CHAT, HELLO, HI, Bad
+from tests.endpoint.requests.bad_requests import HELLO, Bad, shared
 from tests.endpoint.toy_app import BEARER
 from tests.endpoint.web import ask
 
-SHARED_FIELDS = Asked.table().keys()
-SHARED = [  # completions whose wrong fields a chat has as well, where they get the same error
-    replace(bad, name=f"{bad.name}, in a chat", path=CHAT, body={**HI, **changed})
-    for bad in BAD_COMPLETIONS
-    if (changed := {name: value for name, value in bad.body.items() if HELLO.get(name) is not value})
-    and changed.keys() <= SHARED_FIELDS
-]
-BAD_REQUESTS = [*BAD_COMPLETIONS, *BAD_CHATS, *SHARED, *BAD_BODIES]
+BAD_REQUESTS = [*BAD_COMPLETIONS, *BAD_CHATS, *shared(BAD_COMPLETIONS), *BAD_BODIES]
 
 
 @pytest.mark.parametrize("bad", BAD_REQUESTS, ids=[bad.name for bad in BAD_REQUESTS])

@@ -23,12 +23,13 @@ from pipeline.inputs.files import list_files
 from pipeline.inputs.options import InputOptions
 from tests.endpoint.batches.asking import begin, ended, results
 from tests.endpoint.in_process import BUNDLED, Server, running_server, settings_of
-from tests.endpoint.requests.bodies import CASES, CHAT, COMPLETIONS, Case
+from tests.endpoint.requests.bad_requests import CHAT, COMPLETE
+from tests.endpoint.requests.bodies import CASES, Case
 from tests.endpoint.web import ask
 from tests.jobs.runs import arguments, errors, generations
 from tests.pipeline.made_up import read_all
 
-LINES = {url: [case for case in CASES if case.url == url] for url in (CHAT, COMPLETIONS)}
+LINES = {url: [case for case in CASES if case.url == url] for url in (CHAT, COMPLETE)}
 
 
 @dataclass(frozen=True)
