@@ -60,7 +60,7 @@ def test_an_engine_with_its_models_where_the_run_puts_them_is_compared_too(
     flags: tuple[str, ...], where: str, command: list[str], tmp_path: Path
 ) -> None:
     path = tmp_path / "proof.json"
-    few = ("--prove.drafters=none", "--prove.asked=mixed", "--engine.draft_length=fixed")
+    few = ("--prove.drafters=none", "--prove.asked=mixed", "--prove.every_setting", "--engine.draft_length=fixed")
     assert prove.main([*command, *flags, *few, f"--prove.json_path={path}"]) == 0
     findings = json.loads(path.read_text())["findings"]
     assert [finding["asked"] for finding in findings] == ["nothing", "nothing", "mixed", "mixed"]
