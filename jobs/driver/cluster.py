@@ -73,13 +73,14 @@ def cluster_in_words(ray_address: str | None) -> str:
 
 
 def starts_own_ray(ray_address: str | None) -> bool:
-    """Return whether `start_ray` starts a local cluster, or has: it ends with this process. Raises ConnectionError.
+    """Return whether `start_ray` starts a local cluster, or has: it ends with this process.
 
-    A cluster that is named is joined, also where this process had started it for something else.
+    A cluster that is named is joined, also where this process had started it for something else. It need not answer
+    for that, so a plan can be made where it cannot be reached.
     """
-    if ray.is_initialized():
-        return _given(ray_address) in (None, "local") and is_own_ray()
-    return find_cluster(ray_address) is None
+    if _given(ray_address) not in (None, "local"):
+        return False
+    return is_own_ray() if ray.is_initialized() else find_cluster(ray_address) is None
 
 
 def find_cluster(ray_address: str | None) -> str | None:

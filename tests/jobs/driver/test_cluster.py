@@ -63,7 +63,13 @@ def test_a_cluster_that_does_not_answer_is_refused_at_once(
         start_ray(scheme + silent)
     monkeypatch.setenv("RAY_ADDRESS", scheme + silent)
     with pytest.raises(ConnectionError, match=said):
-        starts_own_ray(None)
+        find_cluster(None)
+
+
+def test_a_plan_for_a_named_cluster_asks_nothing_of_it(monkeypatch: pytest.MonkeyPatch, silent: str) -> None:
+    assert not starts_own_ray(silent)
+    monkeypatch.setenv("RAY_ADDRESS", silent)
+    assert not starts_own_ray(None)
 
 
 def test_a_proxy_that_answers_is_joined_by_its_own_address(answering: str) -> None:
