@@ -12,7 +12,7 @@ export RAY_memory_monitor_refresh_ms ?= 0
 # Tests without Ray run side by side, neighbours in one process (they share models); the others share one Ray.
 TESTS_WITHOUT_RAY := -m pytest -m "not gpu and not slow and not ray and not kubernetes and not real" -n auto --maxprocesses 4 --dist worksteal
 
-.PHONY: help setup demo demo-head demo-learn serve-demo test test-fast test-processors test-faults test-endpoint test-clients test-page test-kubernetes test-real \
+.PHONY: help setup rooms demo demo-head demo-learn serve-demo test test-fast test-processors test-faults test-endpoint test-clients test-page test-kubernetes test-real \
   test-autoscaling test-all prove prove-long prove-asked models check pages docs fmt bench bench-quick bench-serve bench-pairs gpu-check gpu-miniature setup-vllm test-vllm test-speculators peers picture picture-report clean
 help:  ## list the commands
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 18
@@ -135,6 +135,9 @@ prove-asked: setup  ## the same with each form, call, thought, stop string and m
 models: setup  ## try tiny models of each of transformers' classes, and write docs/models.md: about half an hour on 2 cores
 	$(BIN)/python -m jobs.models --write docs/models.md
 
+rooms:  ## print every folder with its sentence, and what breaks the rules of rooms
+	$(BIN)/python -m checks.rooms
+
 check: setup  ## lint, format, types, imports, docstrings, and the documents: generated pages, figures, links
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -144,6 +147,7 @@ check: setup  ## lint, format, types, imports, docstrings, and the documents: ge
 	$(BIN)/python -m checks.pages --check
 	$(BIN)/python -m checks.figures
 	$(BIN)/python -m checks.paths
+	$(BIN)/python -m checks.rooms > /dev/null
 	$(BUILD_SITE)
 
 pages: setup  ## write the generated pages: docs/configuration.md and docs/schema.md

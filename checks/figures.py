@@ -1,13 +1,12 @@
 """`python -m checks.figures [--write | RUN [HEAD_RUN]]`: the figures that documents quote.
 
 With the run directories of a demo (`out/demo`) and of the same with the bundled head (`out/demo-head`) it writes
-examples/demo.csv and examples/demo-head.csv, which have a line for each bundled prompt, and the table in README.md
-that sums those lines, as `--write` does without runs. Below it stands what benchmarks/results/bundled-drafts.json says,
-which `python -m benchmarks.drafts --json FILE` writes. What a draft learned, in README.md and docs/learning.md, comes
-from benchmarks/results/learning.json (`python -m benchmarks.learning --json FILE`), and what a form costs, in
-docs/structured.md, from forms.json, forms-fixed.json and forms-grown.json beside it (`python -m benchmarks.forms --json
-FILE`). Without arguments it compares the pages with these files and returns 1 if they differ. tests/jobs/test_demo.py
-compares the lines with a demo.
+examples/demo.csv and examples/demo-head.csv, which have a line for each bundled prompt, and the table in README.md that
+sums those lines, as `--write` does without runs. The speeds in docs/speed.md come from benchmarks/results/bundled-
+drafts.json (`python -m benchmarks.drafts --json FILE`), what a draft learned, in docs/learning.md, from learning.json
+beside it (`python -m benchmarks.learning --json FILE`), and what a form costs, in docs/structured.md, from forms.json,
+forms-fixed.json and forms-grown.json (`python -m benchmarks.forms --json FILE`). Without arguments it compares the
+pages with these files and returns 1 if they differ. tests/jobs/test_demo.py compares the lines with a demo.
 """
 
 import csv
@@ -21,23 +20,23 @@ from typing import Any
 import pyarrow.dataset as ds
 
 from checks import ROOT
-from jobs.report import cells
 from pipeline.counts import Counts
 
 LINES = {"draft model": ROOT / "examples/demo.csv", "EAGLE-3 head": ROOT / "examples/demo-head.csv"}
 SPEED = ROOT / "benchmarks/results/bundled-drafts.json"
 LEARNED = ROOT / "benchmarks/results/learning.json"
 FORMS = [ROOT / f"benchmarks/results/forms{name}.json" for name in ("", "-fixed", "-grown")]
-README, LEARNING, STRUCTURED = ROOT / "README.md", ROOT / "docs/learning.md", ROOT / "docs/structured.md"
+README, SPEEDS = ROOT / "README.md", ROOT / "docs/speed.md"
+LEARNING, STRUCTURED = ROOT / "docs/learning.md", ROOT / "docs/structured.md"
 _BEGIN_FORMS = "<!-- figures of forms: written by python -m checks.figures --write -->\n"
 _BEGIN_LEARNED = "<!-- figures of learning: written by python -m checks.figures --write -->\n"
+_BEGIN_SPEEDS = "<!-- figures of speed: written by python -m checks.figures --write -->\n"
 _BEGIN = "<!-- figures of the demo: written by python -m checks.figures out/demo out/demo-head -->\n"
 _END = "<!-- end of figures -->"
 _COMMAND = (
     "write them with python -m checks.figures --write, or, after make demo and make demo-head, with "
     "python -m checks.figures out/demo out/demo-head"
 )
-_OF_DRAFT = ("acceptance rate", "mean acceptance length", "accepted, by draft position")
 _COUNTED = ("num_output_tokens", "num_rounds", "num_draft_tokens", "num_accepted_tokens")
 
 
@@ -55,12 +54,12 @@ def main(arguments: Sequence[str]) -> int:
             writer.writeheader()
             writer.writerows(lines)
     learned = json.loads(LEARNED.read_text()) if LEARNED.exists() else None  # nothing is said of what is not measured
-    lengths = "" if learned is None else f"\n{learned_lengths(learned)}"
     forms = [json.loads(path.read_text()) for path in FORMS if path.exists()]
     demo = table({draft: read_lines(draft) for draft in LINES})
     is_stale = False
     for page, begin, shown in (
-        (README, _BEGIN, f"{demo}\n{speed_table(json.loads(SPEED.read_text()))}{lengths}"),
+        (README, _BEGIN, demo),
+        (SPEEDS, _BEGIN_SPEEDS, speed_table(json.loads(SPEED.read_text()))),
         (LEARNING, _BEGIN_LEARNED, learned_table(learned) if learned else ""),
         (STRUCTURED, _BEGIN_FORMS, forms_table(forms)),
     ):
@@ -107,56 +106,34 @@ def table(lines_by_draft: dict[str, list[dict[str, str]]]) -> str:
             )
             of_kind = sums.setdefault(line["kind"], dict.fromkeys(lines_by_draft, Counts()))
             of_kind[draft] += counts
-    heading = ["kind", "rows", "tokens"]
-    for draft in lines_by_draft:
-        heading += [f"{draft}: {_OF_DRAFT[0]}", *_OF_DRAFT[1:]]
-    rows = [heading]
+    rows = [["kind", "rows", "tokens", *lines_by_draft]]
     for kind, by_draft in sorted(sums.items()):
-        shown = [cells(counts) for counts in by_draft.values()]
-        rows.append([kind, *shown[0][:2], *(cell for each in shown for cell in each[2:])])
+        first = next(iter(by_draft.values()))
+        lengths = [f"{counts.mean_acceptance_length:.2f}" for counts in by_draft.values()]
+        rows.append([kind, str(first.num_generations), f"{first.num_output_tokens:,}", *lengths])
     return _markdown(rows)
 
 
-def learned_lengths(learned: dict[str, Any]) -> str:
-    """Return README's table of what a draft, and a head, learned from a corpus, on other, held-out prompts."""
-    names = {
-        "before": "a draft that knows little",
-        "draft": "the same after it learned",
-        "head": "a head, from scratch",
-    }
-    lengths = {(line["draft"], line["kind"]): f"{line['live_length']:.2f}" for line in learned["lines"]}
-    speeds = {(line["draft"], line["rows_at_once"]): _speed(line) for line in learned["speeds"]}
-    kinds = dict.fromkeys(line["kind"] for line in learned["lines"])
-    at_once = sorted({number for _, number in speeds})
-    rows = [["draft", *kinds, *(f"tokens/s, {_rows(number)} at once" for number in at_once)]]
-    for name, shown in names.items():
-        rows.append([shown, *(lengths[name, kind] for kind in kinds), *(speeds[name, number] for number in at_once)])
-    return (
-        "Mean acceptance lengths of [a draft that learns](docs/learning.md) from the corpus, on prompts that were held "
-        f"out (`python -m benchmarks.learning`; {learned['machine']['processor']}, {learned['date']}):\n\n"
-        + _markdown(rows)
-    )
-
-
 def speed_table(found: dict[str, Any]) -> str:
-    """Return README's table of how fast the bundled drafts are, and where that was measured."""
+    """Return how fast plain decoding is, and each of the bundled drafts beside it, and where that was measured."""
     settings, machine, threads = found["settings"], found["machine"], found["machine"]["threads"]
     where = f"{machine['processor']}, {threads} thread{'s' if threads > 1 else ''}, {found['date']}"
     at_once = sorted({line["rows_at_once"] for line in found["lines"]})
-    speeds = {(line["draft"], line["rows_at_once"]): _speed(line) for line in found["lines"]}
+    speeds = {(line["draft"], line["rows_at_once"]): f"{line['times_plain']:.2f}" for line in found["lines"]}
+    speeds |= {("none", line["rows_at_once"]): _plain_speed(line) for line in found["lines"] if line["draft"] == "none"}
     drafts = dict.fromkeys(line["draft"] for line in found["lines"])
     rows = [["draft", *drafts]]
     for number in at_once:
         rows.append([f"{_rows(number)} at once", *(speeds[draft, number] for draft in drafts)])
     return (
-        "Tokens a second, and in brackets times plain decoding, where each row drafts as much as pays "
-        f"(`python -m benchmarks.drafts`; {where}; {settings['dtype']}, temperature {settings['temperature']:g}; "
+        "Tokens a second of plain decoding, and how many times that each draft makes where each row drafts as much as "
+        f"pays (`python -m benchmarks.drafts`; {where}; {settings['dtype']}, temperature {settings['temperature']:g}; "
         f"medians of {settings['repeats']}):\n\n" + _markdown(rows)
     )
 
 
-def _speed(line: dict[str, Any]) -> str:
-    return f"{line['tokens_per_second']:,.0f} ({line['times_plain']:.2f})"
+def _plain_speed(line: dict[str, Any]) -> str:
+    return f"{line['tokens_per_second']:,.0f} tokens/s"
 
 
 def _rows(number: int) -> str:

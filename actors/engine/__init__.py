@@ -1,0 +1,1 @@
+"""One engine in one process: the loop that many callers share, and how rows become texts."""

@@ -1,0 +1,1 @@
+"""A target that is divided over several actors by layers or by ranks."""

@@ -1,0 +1,1 @@
+"""Our engine and vLLM in the same run."""

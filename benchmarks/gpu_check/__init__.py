@@ -1,0 +1,1 @@
+"""Is a GPU right, and how fast is it?"""

@@ -1,0 +1,1 @@
+"""What a round could take at least on a GPU."""

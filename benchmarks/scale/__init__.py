@@ -1,0 +1,1 @@
+"""The control plane without models: many actors, many parts."""

@@ -1,0 +1,1 @@
+"""Keys and values in slots, and what a draft may read of the target."""

@@ -1,0 +1,1 @@
+"""Linear layers with FP8 weights: their exact definition, and the layer."""

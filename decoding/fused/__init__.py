@@ -1,0 +1,1 @@
+"""The fast forward: fused layers over packed rows, and CUDA graphs that are recorded and replayed."""

@@ -1,0 +1,1 @@
+"""One forward of the target, and the probe that a model has to pass when it is loaded."""

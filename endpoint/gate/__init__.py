@@ -1,0 +1,1 @@
+"""The server before Ray Serve's proxy: sizes, times, capacity, and requests whose ingress is lost."""

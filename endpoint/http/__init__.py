@@ -1,0 +1,1 @@
+"""HTTP itself: reading and writing messages, connections, and headers."""

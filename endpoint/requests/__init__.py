@@ -1,0 +1,1 @@
+"""Requests over HTTP as prompts and parameters; `pipeline/requests` reads their bodies."""

@@ -1,0 +1,1 @@
+"""Configuration from YAML, environment and flags."""

@@ -1,0 +1,1 @@
+"""Proofs that texts are equal token by token, and what is asked of their rows."""

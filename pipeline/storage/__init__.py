@@ -1,0 +1,1 @@
+"""Local and remote files: what is retried, and files that appear whole or not at all."""

@@ -1,0 +1,1 @@
+"""Ray Data, which streams units to the actors and their receipts back."""

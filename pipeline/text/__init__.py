@@ -1,0 +1,1 @@
+"""Chats and texts: templates, tokenization, stop strings, thoughts and answers in their parts."""

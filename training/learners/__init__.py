@@ -1,0 +1,1 @@
+"""What learns, a draft model or a head, over packed rows by a loss."""

@@ -1,0 +1,1 @@
+"""Training on Ray Train: the loop, its checkpoints and its output."""

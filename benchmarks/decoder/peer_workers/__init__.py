@@ -1,0 +1,1 @@
+"""Workers that run other engines in environments of their own."""
