@@ -14,7 +14,7 @@ from pipeline.text.readings import NO_PLACE
 from pipeline.text.reasoning import ReasoningTags, reasoning_tags
 from pipeline.text.tools.asked import ToolsAsked
 from pipeline.text.tools.families import FAMILIES, family_of
-from pipeline.text.tools.family import Family
+from pipeline.text.tools.format import Format
 
 _FAMILY_OF_OTHERS = FAMILIES["hermes"]  # of forced calls, where the template has no format
 _CLOCK = "strftime_now"  # the function by which templates read the time
@@ -49,7 +49,7 @@ class ChatTemplate:
         return f"the chat template draws by chance ({drawn[0].strip('|')}), {reason}" if drawn else None
 
     @cached_property
-    def family(self) -> Family | None:
+    def family(self) -> Format | None:
         """The format of calls; None if none is known. Raises ValueError for an unknown name."""
         return family_of(self._tool_calls, self._source)
 
@@ -65,7 +65,7 @@ class ChatTemplate:
         return frozenset((*(() if self.family is None else self.family.special), *tags))
 
     @property
-    def family_of_calls(self) -> Family:
+    def family_of_calls(self) -> Format:
         """The format of calls that are asked for: forced ones need none of the template's own."""
         return self.family or _FAMILY_OF_OTHERS
 

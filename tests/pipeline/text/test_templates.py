@@ -18,6 +18,7 @@ from pipeline.errors import FieldError, RowError, TemplateError
 from pipeline.text.chat_template import ChatTemplate
 from pipeline.text.codec import TextCodec
 from pipeline.text.messages import check_messages
+from pipeline.text.tools.families import FAMILIES
 from tests.pipeline.made_up import input_row
 
 
@@ -303,8 +304,7 @@ def test_named_templates_are_picked_as_transformers_picks_them(named_path: Path)
     assert _prompt(codec, [USER], tools=None).startswith("D")
     assert "<tool_call>" in codec.templates.marks, "an answer shows the marks of any of them"
     form = codec.row_prompt(input_row(prompt=None, messages=[USER], asked={"tools": TOOL})).form
-    assert form.family is not None
-    assert (form.family.name, form.names) == ("hermes", {"f"})
+    assert (form.family, form.names) == (FAMILIES["hermes"], {"f"})
     assert codec.row_prompt(input_row(prompt=None, messages=[USER])).form.family is None
 
 
