@@ -6,11 +6,11 @@ import re
 from typing import Any
 
 from pipeline.errors import FieldError
+from pipeline.requests.token_kinds import MESSAGES
 from pipeline.text.json_values import check_json
 from pipeline.text.tools.history import check_calls, check_id
 
 _ROLE = re.compile(r"[\w .-]+")
-_MAX_MESSAGES = 65_536
 _TEXTS = ("name", "reasoning", "reasoning_content")  # fields that hold a text, where a message has them
 _SAID_OTHERWISE = ("audio", "function_call", "refusal")  # of the API: they hold what no template would show
 
@@ -22,11 +22,7 @@ def check_messages(messages: Any) -> None:
     message of the assistant with calls may have none. Fields that are null count as absent. Other fields may hold
     whatever JSON can say: the template gets them.
     """
-    if not isinstance(messages, list) or not messages:
-        raise FieldError("messages", "expected a list of at least one message")
-    if len(messages) > _MAX_MESSAGES:
-        raise FieldError("messages", f"expected at most {_MAX_MESSAGES} messages, got {len(messages)}")
-    for index, message in enumerate(messages):
+    for index, message in enumerate(MESSAGES.read("messages", messages)):
         _check_message(f"messages[{index}]", message)
 
 
