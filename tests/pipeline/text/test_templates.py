@@ -15,9 +15,9 @@ import pytest
 from transformers.utils import get_json_schema
 
 from pipeline.errors import FieldError, RowError, TemplateError
-from pipeline.text.chat_template import ChatTemplate
 from pipeline.text.codec import TextCodec
-from pipeline.text.messages import check_messages
+from pipeline.text.templates.chat_template import ChatTemplate
+from pipeline.text.templates.messages import check_messages
 from pipeline.text.tools.families import FAMILIES
 from tests.pipeline.made_up import input_row
 

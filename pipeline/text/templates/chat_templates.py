@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import RowError
-from pipeline.text.chat_template import ChatTemplate
+from pipeline.text.templates.chat_template import ChatTemplate
 
 # Folders of a tokenizer with templates besides the default. transformers reads the first.
 FOLDERS = ("additional_chat_templates", "chat_templates")

@@ -11,8 +11,8 @@ from typing import Any
 from pipeline.errors import FieldError
 from pipeline.text.answers import AnswerForm
 from pipeline.text.chat import Chat
-from pipeline.text.readings import NO_PLACE
 from pipeline.text.reasoning import ReasoningTags, Thought, reasoning_tags
+from pipeline.text.templates.readings import NO_PLACE
 from pipeline.text.tools.asked import ToolsAsked
 from pipeline.text.tools.families import FAMILIES, family_of
 from pipeline.text.tools.format import Format
