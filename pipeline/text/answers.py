@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import TypeAlias, TypeVar
 
 from pipeline.text.answer_parts import Answer, Arguments, CallBegins, Content, Event, Reasoning
+from pipeline.text.json_values import JsonEnds
 from pipeline.text.reasoning import ReasoningTags, Thought
 from pipeline.text.tools.format import Format
-from pipeline.text.tools.json_ends import JsonEnds
 
 _Result = TypeVar("_Result")
 Steps: TypeAlias = Generator[Event | None, None, _Result]

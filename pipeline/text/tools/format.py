@@ -11,7 +11,7 @@ from hashlib import blake2b
 from typing import Any
 
 from pipeline.text.answer_parts import ToolCall
-from pipeline.text.tools.json_ends import JsonEnds, parsed
+from pipeline.text.json_values import JsonEnds, parsed
 
 MISTRALS = ("[TOOL_CALLS]", "[CALL_ID]", "[ARGS]")
 _CALLS, _ID, _ARGS = MISTRALS
