@@ -16,7 +16,7 @@ class WantedDraft:
 class Rejection:
     """Why engines do not use a version."""
 
-    state: str  # as in pipeline/run/draft_versions.py: "refused" or "rolled back"
+    state: str  # as in pipeline/run/progress/draft_versions.py: "refused" or "rolled back"
     reason: str
 
 

@@ -15,7 +15,7 @@ from rich.console import Console
 from jobs.driver.exits import program
 from jobs.driver.progress import format_seconds
 from pipeline.run.directory import RunDirectory
-from pipeline.run.state import RunState, State, read_state
+from pipeline.run.progress.state import RunState, State, read_state
 
 _EXIT_CODES: dict[State, int] = {"complete": 0, "running": 3, "stopped": 4}
 

@@ -13,8 +13,8 @@ from typing import Any
 from actors.settings import EngineSettings, GeneratorSettings, ModelSettings
 from jobs.driver.exits import program
 from pipeline.run.directory import RunDirectory
-from pipeline.run.draft_versions import DraftVersions
-from pipeline.run.lease import Holder
+from pipeline.run.progress.draft_versions import DraftVersions
+from pipeline.run.progress.lease import Holder
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from jobs.driver.exits import program
 from jobs.driver.summary import print_summary
 from pipeline.run.check import CheckReport, check_run
-from pipeline.run.content_hash import content_hash
 from pipeline.run.directory import RunDirectory
-from pipeline.run.lease import LeaseHeld, hold_lease
+from pipeline.run.fingerprint import content_hash
+from pipeline.run.progress.lease import LeaseHeld, hold_lease
 from pipeline.run.quarantine import quarantine
 
 

@@ -21,8 +21,7 @@ from actors.workers.loading import LoadedEngine, publish_engine
 from pipeline.counts import COUNTED_COLUMNS, count_generations
 from pipeline.errors import ErrorRow, RowError
 from pipeline.inputs.options import InputOptions
-from pipeline.inputs.parquet_rows import to_rows
-from pipeline.inputs.records import Columns
+from pipeline.inputs.records import Columns, to_rows
 from pipeline.inputs.rows import InputRow, RowPosition, read_row, result_or_error, used_columns
 from pipeline.logs import LogSettings
 from pipeline.schema import generations_schema, generations_table

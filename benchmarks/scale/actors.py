@@ -16,7 +16,7 @@ from benchmarks.scale.runs import missing_units, plan_run, stream, write_prompts
 from benchmarks.scale.simulated import SimulatedWorker
 from pipeline.counts import Counts
 from pipeline.inputs.options import InputOptions
-from pipeline.run.missing import MissingUnits
+from pipeline.run.progress.missing import MissingUnits
 from pipeline.streaming.pool import ActorPool
 
 

@@ -15,7 +15,7 @@ from endpoint.batches.settings import BatchSettings
 from endpoint.batches.store import BatchStore
 from endpoint.batches.workshop import BatchModel, Workshop
 from pipeline.logs import Event, failure_event
-from pipeline.run.lease import LeaseHeld, LeaseLost
+from pipeline.run.progress.lease import LeaseHeld, LeaseLost
 
 _LOOK_EVERY_S = 10.0  # for batches that this process was not told of
 _SWEEP_EVERY_S = 3600.0  # for what has expired

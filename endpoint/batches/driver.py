@@ -27,7 +27,7 @@ from pipeline.inputs.units import WorkUnit
 from pipeline.logs import Event
 from pipeline.run.commit import Receipt
 from pipeline.run.directory import RunDirectory
-from pipeline.run.lease import Lease, hold_lease
+from pipeline.run.progress.lease import Lease, hold_lease
 from pipeline.streaming.stream import UnitError
 
 _SAVE_EVERY_S = 1.0  # the counts, while units are done

@@ -8,8 +8,8 @@ from pipeline.errors import FieldError, shown_name
 from pipeline.requests.kinds import unsupported
 from pipeline.requests.response import ResponseAsked
 from pipeline.text.chat import Chat
+from pipeline.text.templates.messages import check_calls, check_id
 from pipeline.text.tools.asked import read_tools
-from pipeline.text.tools.history import check_calls, check_id
 
 _FUNCTION = {"name", "description", "parameters", "strict"}
 _ROLES = ("system", "developer", "user", "assistant")

@@ -9,7 +9,7 @@ import ray
 
 from actors.settings import GeneratorSettings
 from pipeline.logs import Event
-from pipeline.run.draft_versions import DraftVersions
+from pipeline.run.progress.draft_versions import DraftVersions
 
 _log = logging.getLogger(__name__)
 

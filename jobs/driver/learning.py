@@ -2,7 +2,7 @@
 
 The run never waits for it: a thread beside the driver starts a lesson in a task of the cluster, whose processes may die
 at any time. What a lesson yields is a folder and a verdict. If the gate is passed, the folder is offered to the run as
-the next version of its draft (`pipeline/run/draft_versions.py`).
+the next version of its draft (`pipeline/run/progress/draft_versions.py`).
 """
 
 import logging
@@ -25,7 +25,7 @@ from jobs.driver.plan import Plan
 from jobs.driver.progress import format_seconds
 from pipeline.logs import Event
 from pipeline.run.directory import RunDirectory
-from pipeline.run.draft_versions import DraftVersions
+from pipeline.run.progress.draft_versions import DraftVersions
 from pipeline.storage.location import Location
 from training.corpus.options import CorpusOptions
 from training.lesson import Lesson, LessonResult, hold

@@ -22,7 +22,7 @@ from pipeline.logs import LogSettings
 from pipeline.run.check import CheckReport, check_run
 from pipeline.run.dead_letters import Wanted, find_dead_letters, shown
 from pipeline.run.directory import RunDirectory
-from pipeline.run.lease import LeaseHeld, LeaseLost
+from pipeline.run.progress.lease import LeaseHeld, LeaseLost
 from pipeline.storage.location import Location
 from pipeline.streaming.stream import NoProgress, UnitError
 

@@ -19,7 +19,7 @@ from jobs.report_page.recorded_rounds import expected_length
 from jobs.report_page.samples import codec_of, read_samples
 from pipeline.run.dead_letters import DeadLetters, Wanted, find_dead_letters
 from pipeline.run.directory import RunDirectory
-from pipeline.run.draft_versions import DraftVersion, DraftVersions
+from pipeline.run.progress.draft_versions import DraftVersion, DraftVersions
 from pipeline.storage.location import Location
 from pipeline.storage.whole_file import replace_file, replacement
 from pipeline.text.codec import TextCodec

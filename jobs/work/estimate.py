@@ -27,8 +27,8 @@ from jobs.driver.progress import format_rate, format_seconds
 from pipeline.counts import Counts
 from pipeline.inputs.units import WorkUnit, plan_units
 from pipeline.run.directory import RunDirectory
-from pipeline.run.lease import hold_lease
-from pipeline.run.missing import MissingUnits
+from pipeline.run.progress.lease import hold_lease
+from pipeline.run.progress.missing import MissingUnits
 from pipeline.run.unit_rows import each_unit
 from pipeline.storage.location import Location
 

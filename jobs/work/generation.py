@@ -41,8 +41,8 @@ from pipeline.id_set import IdSet
 from pipeline.inputs.score import ScoreOptions
 from pipeline.run.check import check_run
 from pipeline.run.directory import RunDirectory, refuse_occupied
-from pipeline.run.lease import Lease, hold_lease
-from pipeline.run.missing import MissingUnits
+from pipeline.run.progress.lease import Lease, hold_lease
+from pipeline.run.progress.missing import MissingUnits
 from pipeline.run.quarantine import quarantine
 
 _MIN_ROWS_TO_STOP_EARLY = 100

@@ -20,7 +20,7 @@ from jobs.driver.plan import Plan, worker_arguments
 from pipeline.counts import Counts
 from pipeline.run.dead_letters import DeadLetters, FailedUnits, Wanted, count_still_failing, find_dead_letters, shown
 from pipeline.run.directory import RunDirectory
-from pipeline.run.lease import Lease, hold_lease
+from pipeline.run.progress.lease import Lease, hold_lease
 
 
 def retry(config: RetryConfig) -> Exit:

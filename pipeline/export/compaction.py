@@ -22,8 +22,8 @@ from pyarrow import fs
 
 from pipeline.counts import COUNTED_COLUMNS, Counts, count_generations
 from pipeline.export.compacted_file import Cut, RowQueue, write_file
-from pipeline.run.content_hash import HASHED_COLUMNS, ContentHash
 from pipeline.run.directory import RunDirectory
+from pipeline.run.fingerprint import HASHED_COLUMNS, ContentHash
 from pipeline.run.unit_rows import each_unit, refuse_incomplete
 from pipeline.storage.location import Location, file_version
 from pipeline.storage.parquet import open_checked

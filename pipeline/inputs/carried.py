@@ -16,8 +16,7 @@ import pyarrow as pa
 from pipeline.errors import RowError
 from pipeline.inputs.files import InputFile, refuse_unreadable
 from pipeline.inputs.options import InputOptions
-from pipeline.inputs.parquet_rows import TableRow, parquet_schema
-from pipeline.inputs.records import Columns, file_columns, read_records
+from pipeline.inputs.records import Columns, TableRow, file_columns, parquet_schema, read_records
 from pipeline.schema import TEXT, ColumnSet, generations_schema
 from pipeline.storage.location import Location
 

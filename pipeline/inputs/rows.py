@@ -12,18 +12,20 @@ import pyarrow as pa
 from pipeline.errors import ErrorRow, RowError, Stage, storable, wrong_type
 from pipeline.inputs.arrow_values import holds_bytes
 from pipeline.inputs.carried import carry, fit
-from pipeline.inputs.chat_fields import CHAT_FIELDS, chat_fields
 from pipeline.inputs.files import InputFile, refuse_changed_file
 from pipeline.inputs.openai_batch import custom_id, read_request
 from pipeline.inputs.options import InputOptions
-from pipeline.inputs.parquet_rows import TableRow, read_parquet_rows
-from pipeline.inputs.records import Columns, parse_json, read_records
+from pipeline.inputs.records import Columns, TableRow, parse_json, read_parquet_rows, read_records
 from pipeline.inputs.units import WorkUnit, prompt_columns
+from pipeline.requests.chat import Conversation
 from pipeline.schema import TEXT
 from pipeline.storage.location import Location
 from pipeline.whole_numbers import whole
 
 _Result = TypeVar("_Result")
+# Fields of a row that say how its chat becomes a prompt, besides the messages, by their names in the API.
+CHAT_FIELDS = tuple(name for name in Conversation.table() if name != "messages")
+_MAY_BE_JSON = ("tools", "tool_choice", "chat_template_kwargs")  # as text, in CSV and in Parquet
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,7 +195,7 @@ def _request(
     if messages is None:
         return prompt, None, given, {}
     own = {name: value for name, value in columns.items() if name not in (options.template_columns or ())}
-    return None, messages, given, chat_fields(own, "column ")
+    return None, messages, given, chat_fields(own)
 
 
 def _given(overrides: Mapping[str, Any]) -> dict[str, Any]:
@@ -209,10 +211,32 @@ def structure(columns: Columns, name: str, stage: Stage, type_: type, noun: str)
     """
     value = columns.get(name)
     if isinstance(value, str):
-        try:
-            value = parse_json(value) if value.strip() else None
-        except (ValueError, RecursionError) as error:
-            raise RowError(stage, f"column {name!r}: not JSON: {error}", type(error).__name__) from error
+        value = _parsed(f"column {name!r}", value, stage) if value.strip() else None
     if value is not None and not isinstance(value, type_):
         raise wrong_type(stage, f"column {name!r}", noun, value)
     return value
+
+
+def chat_fields(columns: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields that are given, of the right type; what they hold is checked where a prompt is made.
+
+    Raises RowError (stage "template").
+    """
+    found: dict[str, Any] = {}
+    for name in CHAT_FIELDS:
+        where, value = f"column {name}", columns.get(name)
+        if name in _MAY_BE_JSON and isinstance(value, str) and value.lstrip()[:1] in ("[", "{"):
+            value = _parsed(where, value, "template")
+        if value is None or value == "":
+            continue
+        if name == "tools" and not isinstance(value, list):
+            raise wrong_type("template", where, "a list", value)
+        found[name] = Conversation.table()[name].kind.read(where, value)
+    return found
+
+
+def _parsed(where: str, text: str, stage: Stage) -> Any:
+    try:
+        return parse_json(text)
+    except (ValueError, RecursionError) as error:
+        raise RowError(stage, f"{where}: not JSON: {error}", type(error).__name__) from error

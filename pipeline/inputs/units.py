@@ -11,8 +11,7 @@ from pipeline.errors import RowError
 from pipeline.inputs.arrow_values import is_text
 from pipeline.inputs.files import InputFile, refuse_unreadable
 from pipeline.inputs.options import InputOptions, first_object
-from pipeline.inputs.parquet_rows import parquet_schema, parquet_size
-from pipeline.inputs.records import file_columns, read_records, split_records
+from pipeline.inputs.records import file_columns, parquet_schema, parquet_size, read_records, split_records
 from pipeline.storage.location import Location
 
 _NUM_SAMPLED_ROWS = 100

@@ -149,16 +149,14 @@ class Asked(Body):
 
     def of_row(self) -> dict[str, Any]:
         """Return what a row of a batch has of the request beside its prompt and its parameters of sampling."""
-        names = (name for name, spec in self.table().items() if spec.is_of_row)
-        return {name: value for name in names if (value := getattr(self, name)) is not None}
+        return self.given(name for name, spec in self.table().items() if spec.is_of_row)
 
     def sampling(self) -> dict[str, Any]:
         """Return the parameters of sampling that the request gives, by the names that they have there.
 
         `structured` is false where a request asks for plain text. Raises FieldError.
         """
-        names = (name for name, spec in self.table().items() if spec.is_sampling)
-        given = {name: value for name in names if (value := getattr(self, name)) is not None}
+        given = self.given(name for name, spec in self.table().items() if spec.is_sampling)
         if self.top_k is not None:
             given["top_k"] = max(0, self.top_k)
         if (form := self.form()) is not None or "response_format" in self.form_fields():
@@ -171,7 +169,7 @@ class Asked(Body):
 
     def form_fields(self) -> dict[str, Any]:
         """Return the fields that are about the form, as chats have them."""
-        return {name: value for name in FIELDS if (value := getattr(self, name)) is not None}
+        return self.given(FIELDS)
 
     @property
     def form_field(self) -> str | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any, ClassVar, TypeVar
@@ -63,6 +63,10 @@ class Body:
             "required": required,
             "additionalProperties": False,
         }
+
+    def given(self, names: Iterable[str]) -> dict[str, Any]:
+        """Return the values of those of these fields that are given."""
+        return {name: value for name in names if (value := getattr(self, name)) is not None}
 
     def check(self) -> None:
         """Raise FieldError for fields that contradict each other."""

@@ -30,8 +30,7 @@ class Conversation(Body):
 
     def of_chat(self) -> dict[str, Any]:
         """Return the fields beside the messages from which a prompt is made; what they hold is checked there."""
-        names = (name for name in Conversation.table() if name != "messages")
-        return {name: value for name in names if (value := getattr(self, name)) is not None}
+        return self.given(name for name in Conversation.table() if name != "messages")
 
 
 @dataclass(frozen=True, kw_only=True)

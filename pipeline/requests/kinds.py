@@ -39,36 +39,38 @@ def anything(schema: Schema) -> Kind:
 
 def number(**limits: float) -> Kind:
     """Return the kind of finite numbers within limits (`ge`, `gt`, `le`, `lt`)."""
-
-    def read(where: str, value: Any) -> float:
-        if type(value) not in (int, float):
-            raise FieldError(where, "expected a number")
-        if type(value) is float and not math.isfinite(value):
-            raise FieldError(where, "expected a finite number")
-        return _within(where, value, limits)
-
-    return Kind(read, {"type": "number"} | {_LIMITS[name][2]: limit for name, limit in limits.items()})
+    return _within("number", _finite, limits)
 
 
 def integer(**limits: int) -> Kind:
     """Return the kind of integers within limits, to `LARGEST` unless they say otherwise."""
-    limits = limits if "lt" in limits else {"le": LARGEST, **limits}
-
-    def read(where: str, value: Any) -> int:
-        if type(value) is float and value.is_integer():
-            value = int(value)
-        if type(value) is not int:
-            raise FieldError(where, "expected an integer")
-        return int(_within(where, value, limits))
-
-    return Kind(read, {"type": "integer"} | {_LIMITS[name][2]: limit for name, limit in limits.items()})
+    return _within("integer", _whole, limits if "lt" in limits else {"le": LARGEST, **limits})
 
 
-def _within(where: str, value: float, limits: Mapping[str, float]) -> float:
-    for name, limit in limits.items():
-        allows, words, _ = _LIMITS[name]
-        if not allows(value, limit):
-            raise FieldError(where, f"{words} {limit}")
+def _within(name: str, convert: Callable[[str, Any], Any], limits: Mapping[str, float]) -> Kind:
+    def read(where: str, value: Any) -> Any:
+        value = convert(where, value)
+        for each, limit in limits.items():
+            allows, words, _ = _LIMITS[each]
+            if not allows(value, limit):
+                raise FieldError(where, f"{words} {limit}")
+        return value
+
+    return Kind(read, {"type": name} | {_LIMITS[each][2]: limit for each, limit in limits.items()})
+
+
+def _finite(where: str, value: Any) -> Any:
+    if type(value) not in (int, float):
+        raise FieldError(where, "expected a number")
+    if type(value) is float and not math.isfinite(value):
+        raise FieldError(where, "expected a finite number")
+    return value
+
+
+def _whole(where: str, value: Any) -> Any:
+    value = int(value) if type(value) is float and value.is_integer() else value
+    if type(value) is not int:
+        raise FieldError(where, "expected an integer")
     return value
 
 
@@ -83,67 +85,53 @@ def one_of(*values: str | bool) -> Kind:
     return Kind(read, {"enum": list(values)})
 
 
+def _of(type_: type, noun: str, name: str) -> Kind:
+    def read(where: str, value: Any) -> Any:
+        if not isinstance(value, type_):
+            raise FieldError(where, f"expected {noun}")
+        return value
+
+    return Kind(read, {"type": name})
+
+
 def _nothing(where: str, value: Any) -> Any:
     raise unsupported(where)
 
 
 BOOLEAN = Kind(one_of(True, False).read, {"type": "boolean"})
 NOTHING = Kind(_nothing, {"type": "null"})  # of a field that the API knows, and that cannot be honoured
+TEXT, LIST, OBJECT = _of(str, "a string", "string"), _of(list, "a list", "array"), _of(dict, "an object", "object")
 
 
-def text(most: int | None = None, least: int = 0) -> Kind:
+def text(most: int, least: int = 0) -> Kind:
     """Return the kind of strings of `least` to `most` characters."""
-    limits = {} if most is None else {"maxLength": most, **({"minLength": least} if least else {})}
     words = f"{least} to {most}" if least else f"at most {most}"
 
-    def read(where: str, value: Any) -> str:
-        if not isinstance(value, str):
-            raise FieldError(where, "expected a string")
-        if most is not None and not least <= len(value) <= most:
+    def read(where: str, value: Any) -> Any:
+        if not least <= len(TEXT.read(where, value)) <= most:
             raise FieldError(where, f"must have {words} characters, got {len(value)}")
         return value
 
-    return Kind(read, {"type": "string", **limits})
-
-
-TEXT = text()
-
-
-def _list(where: str, value: Any) -> list[Any]:
-    if not isinstance(value, list):
-        raise FieldError(where, "expected a list")
-    return value
-
-
-LIST = Kind(_list, {"type": "array"})
+    return Kind(read, {**TEXT.schema, "maxLength": most, **({"minLength": least} if least else {})})
 
 
 def list_of(each: Kind, most: int | None = None) -> Kind:
     """Return the kind of lists of at most `most` values of a kind."""
 
     def read(where: str, value: Any) -> list[Any]:
-        _list(where, value)
+        LIST.read(where, value)
         if most is not None and len(value) > most:
             raise FieldError(where, f"must have at most {most}, got {len(value)}")
         return [each.read(f"{where}[{index}]", entry) for index, entry in enumerate(value)]
 
-    return Kind(read, {"type": "array", "items": each.schema} | ({} if most is None else {"maxItems": most}))
-
-
-def _object(where: str, value: Any) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise FieldError(where, "expected an object")
-    return value
-
-
-OBJECT = Kind(_object, {"type": "object"})
+    return Kind(read, {**LIST.schema, "items": each.schema, **({} if most is None else {"maxItems": most})})
 
 
 def labels(name: Kind, each: Kind, most: int) -> Kind:
     """Return the kind of objects with at most `most` names and values of these kinds."""
 
     def read(where: str, value: Any) -> dict[str, Any]:
-        if len(_object(where, value)) > most:
+        if len(OBJECT.read(where, value)) > most:
             raise FieldError(where, f"must have at most {most}, got more")
         for key, entry in value.items():
             path = f"{where}.{shown_name(key)}"
@@ -160,7 +148,7 @@ def options(*required: str, **fields: Kind) -> Kind:
 
     def read(where: str, value: Any) -> dict[str, Any]:
         found = {}
-        for name, entry in _object(where, value).items():
+        for name, entry in OBJECT.read(where, value).items():
             path = f"{where}.{shown_name(name)}"
             if name not in fields:
                 raise FieldError(path, "there is no such field", code="unknown_parameter")

@@ -20,7 +20,7 @@ from typing import Any
 import pyarrow as pa
 
 from pipeline.counts import Counts
-from pipeline.inputs.parquet_rows import parquet_schema
+from pipeline.inputs.records import parquet_schema
 from pipeline.inputs.units import WorkUnit
 from pipeline.run.directory import COMMIT_LOCK, RunDirectory
 from pipeline.storage.parquet import to_parquet

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from functools import cache, cached_property, partial
+from functools import cache, cached_property, lru_cache, partial
 from inspect import signature
 from pathlib import Path
 from typing import Any
@@ -14,25 +14,20 @@ from typing import Any
 from pipeline.errors import RowError, TemplateError
 from pipeline.inputs.rows import InputRow
 from pipeline.logs import Event
-from pipeline.text.answers import AnswerForm
-from pipeline.text.bad_words import BadWordSpellings
 from pipeline.text.chat import Chat, ChatPrompt
-from pipeline.text.chat_template import ChatTemplate
-from pipeline.text.chat_templates import ChatTemplates, Sources, sources_of
-from pipeline.text.control_tokens import ControlTokens
-from pipeline.text.decoder_rules import DecoderRules
 from pipeline.text.json_values import check_json
-from pipeline.text.messages import check_messages
-from pipeline.text.readings import content_text, messages_as_read
-from pipeline.text.reasoning import Thought
+from pipeline.text.templates.chat_template import ChatTemplate
+from pipeline.text.templates.chat_templates import ChatTemplates, Sources, sources_of
+from pipeline.text.templates.messages import check_messages
+from pipeline.text.templates.readings import content_text, messages_as_read
 from pipeline.text.text_behind import TextBehind
-from pipeline.text.text_length import TextLength
-from pipeline.text.tools.asked import ToolsAsked
+from pipeline.text.tokenizer.bad_words import BadWordSpellings
+from pipeline.text.tokenizer.control_tokens import ControlTokens
+from pipeline.text.tokenizer.decoder_rules import DecoderRules, special_tokens
+from pipeline.text.tokenizer.folder import load_tokenizer
+from pipeline.text.tokenizer.text_length import TextLength
 from pipeline.text.tools.grammar import GrammarWriter
 
-# Every tokenizer folder has one of these files.
-_TOKENIZER_FILES: tuple[str, ...] = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
-_TOKENIZER_FILES += ("vocab.txt", "merges.txt", "spiece.model", "sentencepiece.bpe.model", "tekken.json")
 # Names of the chat in templates; the parameters of apply_chat_template are reserved, too.
 _CHAT_NAMES = {"messages", "conversation", "conversations"}
 _log = logging.getLogger(__name__)
@@ -63,75 +58,33 @@ class TextCodec:
 
     @classmethod
     def load(
-        cls,
-        tokenizer_path: str,
-        chat_template: str | None = None,
-        system_prompt: str | None = None,
-        template_kwargs: Mapping[str, Any] | None = None,
-        template_columns: Mapping[str, str] | None = None,
-        tool_calls: str = "auto",
-        reasoning: str = "auto",
-        template_name: str | None = None,
-        moment: datetime | None = None,
+        cls, tokenizer_path: str, chat_template: str | None = None, template_name: str | None = None, **options: Any
     ) -> TextCodec:
         """Load the codec of a tokenizer folder; `chat_template` (Jinja text) replaces the tokenizer's own.
 
-        `template_name` names one of the tokenizer's own. Raises ValueError if the folder has no tokenizer that loads
-        without running code of its own, if a chat template cannot be used, if a template variable has a name that is
-        taken, or if no format has the name in `tool_calls` or `reasoning`.
+        `template_name` names one of the tokenizer's own; `options` are other fields of the codec. Raises ValueError if
+        the folder has no tokenizer that loads without running code of its own, if a chat template cannot be used, if a
+        template variable has a name that is taken, or if no format has the name in `tool_calls` or `reasoning`.
         """
-        folder = Path(tokenizer_path)
-        if folder.is_dir() and not any((folder / name).is_file() for name in _TOKENIZER_FILES):
-            raise ValueError(
-                f"no tokenizer in {tokenizer_path} (looked for {', '.join(_TOKENIZER_FILES)}); set models.tokenizer"
-            )
-        from transformers import AutoTokenizer  # here, because the import takes seconds and planning does not need it
-
+        tokenizer = load_tokenizer(tokenizer_path)
+        own = sources_of(tokenizer, Path(tokenizer_path), chat_template, template_name)
+        codec = cls(tokenizer, own, **options)
+        _refuse_taken_names("template_kwargs", codec.template_kwargs, _taken(tokenizer))
         try:
-            tokenizer = AutoTokenizer.from_pretrained(tokenizer_path, trust_remote_code=False)
-        except Exception as error:
-            raise ValueError(f"cannot load a tokenizer from {tokenizer_path}: {_load_failure(error)}") from error
-        if chat_template is not None and template_name is not None:
-            raise ValueError("chat.chat_template and chat.template_name are both set; drop one of them")
-        if chat_template is not None and "{" not in chat_template:
-            raise ValueError(
-                f"chat.chat_template is {chat_template[:80]!r}, which is neither the path of a file nor Jinja; a "
-                "template of the tokenizer is named in chat.template_name"
-            )
-        _refuse_taken_names("template_kwargs", template_kwargs or {}, _taken(tokenizer))
-        try:
-            check_json("chat.template_kwargs", template_kwargs or {})
+            check_json("chat.template_kwargs", codec.template_kwargs)
         except RowError as error:  # YAML has dates
             raise ValueError(error.message) from error
-        _refuse_taken_names("template_columns", template_columns or {}, _taken(tokenizer) - _ROW_VARIABLES)
-        codec = cls(
-            tokenizer,
-            chat_template or sources_of(tokenizer, folder, template_name),
-            system_prompt,
-            dict(template_kwargs or {}),
-            dict(template_columns or {}),
-            tool_calls,
-            reasoning,
-            moment,
-        )
-        given = ChatTemplate(chat_template, tool_calls, reasoning, {})
-        given.check_names()
-        if given.problem is not None:
-            raise ValueError(given.problem)
+        _refuse_taken_names("template_columns", codec.template_columns, _taken(tokenizer) - _ROW_VARIABLES)
+        ChatTemplate(chat_template, codec.tool_calls, codec.reasoning, {}).check()
         return codec
 
     def prompt(self, row: InputRow) -> tuple[str, list[int]]:
-        """Return the row's prompt as text and as token ids. Raises RowError.
-
-        The text is the row's prompt as it is, or its messages as the chat template renders them: if the last message is
-        the assistant's, it is continued; otherwise a new one begins. The content of a message is text, even if it
-        spells a control token.
-        """
+        """Return the text and the token ids that `row_prompt` returns."""
         found = self.row_prompt(row)
         return found.text, found.token_ids
 
     def row_prompt(self, row: InputRow) -> ChatPrompt:
-        """Return the row's prompt as `prompt` does, and the form of its answer. Raises RowError."""
+        """Return the row's prompt as it is, or its messages as `chat` does. Raises RowError."""
         if row.messages is None:
             assert row.prompt is not None
             if isinstance(row.prompt, list):
@@ -140,9 +93,11 @@ class TextCodec:
         return self.chat(Chat.of(row.messages, row.asked, self._column_variables(row)))
 
     def chat(self, chat: Chat, max_tokens: int | None = None) -> ChatPrompt:
-        """Return a chat as `prompt` does, and the form of its answer. Raises RowError, with `max_tokens` as `encode`.
+        """Return a chat as the chat template renders it, and the form of its answer.
 
-        Messages that are four times too long are not even rendered. Shorter ones are, since a template may drop some.
+        If the last message is the assistant's, it is continued; otherwise a new one begins. The content of a message is
+        text, even if it spells a control token. Raises RowError, with `max_tokens` as `encode`. Messages that are four
+        times too long are not even rendered. Shorter ones are, since a template may drop some.
         """
         check_messages(chat.messages)
         for name, value in {**chat.variables, "chat_template_kwargs": chat.options}.items():
@@ -161,18 +116,17 @@ class TextCodec:
         )
         masked = self._control_tokens.mask(messages, variables)
         try:
-            rendered = render(messages, variables) if masked is None else render(masked.messages, masked.variables)
+            rendered = render(masked.messages, masked.variables)
         except Exception as error:  # a template is a program: every error of it is its row's failure
             template.refuse_calls(chat.messages)
             raise TemplateError(error, template.own_reason(error)) from error
-        text = _whole_characters(rendered if masked is None else masked.restore(rendered))
-        if masked is None:
-            token_ids = self._control_tokens.settled_ids(text, self.encode(text, is_chat=True, max_tokens=max_tokens))
-        else:
-            if max_tokens is not None:
-                self._length.check(text, max_tokens)
+        text = _whole_characters(masked.restore(rendered))
+        if masked.masks:
+            self._check_length(text, max_tokens)
             token_ids = self._control_tokens.encode(rendered, masked)
-        form = _form(template, chat.asked, text, content_text(messages[-1]) if ending[0] else "")
+        else:
+            token_ids = self._control_tokens.settled_ids(text, self.encode(text, is_chat=True, max_tokens=max_tokens))
+        form = template.answer_form(chat.asked, text, content_text(messages[-1]) if ending[0] else "")
         return ChatPrompt(text, token_ids, form, chat.asked)
 
     def encode(self, text: str, is_chat: bool, max_tokens: int | None = None) -> list[int]:
@@ -183,9 +137,8 @@ class TextCodec:
         """
         if not text:
             raise RowError("encode", "the prompt is empty; give it at least one character")
-        if max_tokens is not None:
-            self._length.check(text, max_tokens)
-        token_ids = list(self.tokenizer(text, add_special_tokens=not is_chat, verbose=False)["input_ids"])
+        self._check_length(text, max_tokens)
+        token_ids = self._tokenized(text, not is_chat)
         if not token_ids:
             raise RowError("encode", "the prompt has no tokens: the tokenizer drops all of its characters")
         if len(token_ids) > 1 and token_ids[0] == token_ids[1] == getattr(self.tokenizer, "bos_token_id", None):
@@ -199,10 +152,10 @@ class TextCodec:
         text is tokenized by itself. Raises RowError (stage "encode") if it has no tokens.
         """
         text, number = _whole_characters(text), len(prompt_token_ids)
-        together = list(self.tokenizer(prompt + text, add_special_tokens=not is_chat, verbose=False)["input_ids"])
+        together = self._tokenized(prompt + text, not is_chat)
         if together[:number] == list(prompt_token_ids) and len(together) > number:
             return together[number:]
-        token_ids = list(self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+        token_ids = self._tokenized(text, False)
         if not token_ids:
             raise RowError("encode", f"the text {text[:80]!r} has no tokens: the tokenizer drops all of its characters")
         return token_ids
@@ -214,28 +167,30 @@ class TextCodec:
             shown = [token_id for token_id in shown if token_id in self.shown_ids or token_id not in self.special_ids]
         return str(self.tokenizer.decode(shown, skip_special_tokens=skips, clean_up_tokenization_spaces=False))
 
-    def decode_few(self, token_ids: tuple[int, ...]) -> str:
-        """Return what `decode` returns, and keep it: the same few tokens are decoded again and again."""
-        found = self._few.get(token_ids)
-        if found is None:
-            if len(self._few) >= _MOST_KEPT:
-                self._few.clear()
-            found = self._few[token_ids] = self.decode(token_ids)
-        return found
+    @cached_property
+    def decode_few(self) -> Callable[[tuple[int, ...]], str]:
+        """`decode`, which keeps what it returned: the same few tokens are decoded again and again."""
+        return lru_cache(_MOST_KEPT)(self.decode)
 
-    def token_text(self, token_id: int) -> str:
-        """Return the text of one token, which may be a special one; U+FFFD for a part of a character.
+    @cached_property
+    def token_text(self) -> Callable[[int], str]:
+        """What returns the text of one token, which may be a special one; U+FFFD for a part of a character.
 
         It is the text that the token has behind a letter, since some tokenizers drop the first space of a text.
         """
-        found = self._token_texts.get(token_id)
-        if found is None:
-            found = self._token_texts[token_id] = self._behind_a_letter.decode([token_id])
-        return found
+        behind = TextBehind(self.of_all_tokens, self.a_letter)
+        return cache(lambda token_id: behind.decode([token_id]))
 
     def end_of(self, prompt: str) -> list[int]:
         """Return tokens of the last characters of a rendered prompt, behind which an output can be decoded."""
-        return list(self.tokenizer(prompt[-_MOST_CONTEXT:], add_special_tokens=False, verbose=False)["input_ids"])
+        return self._tokenized(prompt[-_MOST_CONTEXT:], False)
+
+    def _check_length(self, text: str, max_tokens: int | None) -> None:
+        if max_tokens is not None:
+            self._length.check(text, max_tokens)
+
+    def _tokenized(self, text: str, adds_special: bool) -> list[int]:
+        return list(self.tokenizer(text, add_special_tokens=adds_special, verbose=False)["input_ids"])
 
     def token_bytes(self, token_id: int) -> bytes | None:
         """Return the bytes of one token by itself; None if the tokenizer does not tell them."""
@@ -256,19 +211,6 @@ class TextCodec:
         return self.end_of("a")
 
     @cached_property
-    def _behind_a_letter(self) -> TextBehind:
-        return TextBehind(self.of_all_tokens, self.a_letter)
-
-    @cached_property
-    def _few(self) -> dict[tuple[int, ...], str]:
-        return {}
-
-    @cached_property
-    def _token_texts(self) -> dict[int, str]:
-        """The texts of single tokens that were asked for, which are no more than the vocabulary has."""
-        return {}
-
-    @cached_property
     def templates(self) -> ChatTemplates:
         """The chat templates, and the formats of their answers."""
         fixed = {**getattr(self.tokenizer, "special_tokens_map", {}), **self.template_kwargs}
@@ -277,10 +219,7 @@ class TextCodec:
     @cached_property
     def special_ids(self) -> Mapping[int, str]:
         """The special tokens, which texts leave out."""
-        added = getattr(self.tokenizer, "added_tokens_decoder", {}).items()
-        special = {token_id: str(token.content) for token_id, token in added if token.special}
-        own = zip(self.tokenizer.all_special_ids, self.tokenizer.all_special_tokens, strict=True)
-        return {**{token_id: str(token) for token_id, token in own}, **special}
+        return special_tokens(self.tokenizer)
 
     @cached_property
     def of_answers(self) -> TextCodec:
@@ -330,16 +269,6 @@ def _warn_of_second_begin(token: str, is_chat: bool) -> None:
     _log.warning(Event("a prompt begins with two begin tokens", token=token, why=why))
 
 
-def _form(template: ChatTemplate, asked: ToolsAsked | None, prompt: str, begun: str) -> AnswerForm:
-    """Return the form of the answer to a prompt, whose end may be `begun`, the begin of the answer itself."""
-    tools, tags, thought = () if asked is None else asked.callable, template.tags, Thought.FREE
-    if tags is not None:
-        thought = tags.thought_in(begun) if begun else tags.thought_of(prompt)
-    family = template.family_of_calls if tools else None
-    names = frozenset(tool.name for tool in tools)
-    return AnswerForm(tags, thought, family, names, asked is not None and asked.is_forced)
-
-
 def _whole_characters(text: str) -> str:
     """Return the text. Raises RowError if it holds half a surrogate pair."""
     try:
@@ -347,17 +276,6 @@ def _whole_characters(text: str) -> str:
     except UnicodeEncodeError as error:
         raise RowError("template", f"the prompt holds half a surrogate pair: {error}", "UnicodeEncodeError") from error
     return text
-
-
-def _load_failure(error: Exception) -> str:
-    """Return in one line why a tokenizer does not load; transformers' own text may advise to run foreign code."""
-    text = " ".join(str(error).split())
-    if "trust_remote_code" in text:
-        return (
-            "it has code of its own (auto_map), which Dray never runs; set models.tokenizer to a folder whose "
-            "tokenizer transformers itself has"
-        )
-    return text if isinstance(error, OSError | ValueError | ImportError) else f"{type(error).__name__}: {text}"
 
 
 @cache

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
 
-from pipeline.text.decoder_rules import DecoderRules
+from pipeline.text.tokenizer.decoder_rules import DecoderRules
 
 HALF_CHARACTER = "\ufffd"  # a tokenizer writes it for bytes that are not (yet) a character
 _FEWEST = 4  # tokens of context

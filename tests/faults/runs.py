@@ -19,8 +19,8 @@ import pyarrow.dataset as ds
 from jobs import generate
 from jobs.driver.exits import Exit
 from pipeline.run.check import check_run
-from pipeline.run.content_hash import content_hash
 from pipeline.run.directory import RunDirectory
+from pipeline.run.fingerprint import content_hash
 from pipeline.storage.location import Location
 from tests.faults.cluster import ROOT, RayCluster
 from tests.faults.diary import Diary

@@ -9,8 +9,8 @@ from typing import Any
 import pyarrow.dataset as ds
 
 from pipeline.run.check import check_run
-from pipeline.run.content_hash import content_hash
 from pipeline.run.directory import RunDirectory
+from pipeline.run.fingerprint import content_hash
 
 
 def write_jsonl(path: Path, rows: list[Any]) -> Path:

@@ -10,8 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from jobs import compact
-from pipeline.run.content_hash import content_hash
 from pipeline.run.directory import RunDirectory
+from pipeline.run.fingerprint import content_hash
 from tests.pipeline.made_up import ROUNDS, RUN, commit_rows, committed_run, sound_rows, unit
 
 

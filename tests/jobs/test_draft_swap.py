@@ -15,7 +15,7 @@ from actors.workers.generator import Generator
 from jobs import report, swap_draft
 from jobs.work import generation
 from pipeline.run.directory import RunDirectory
-from pipeline.run.draft_versions import DraftVersions
+from pipeline.run.progress.draft_versions import DraftVersions
 from tests.jobs.conftest import Job
 from tests.jobs.runs import content, generations, problems, wait_until
 

@@ -17,7 +17,7 @@ from jobs.driver import learning
 from jobs.driver.plan import make_plan
 from jobs.work import generation
 from pipeline.run.directory import RunDirectory
-from pipeline.run.draft_versions import DraftVersions
+from pipeline.run.progress.draft_versions import DraftVersions
 from tests.jobs.conftest import Job
 from tests.jobs.runs import content, generations, problems, wait_until
 from training import lesson as lessons

@@ -15,7 +15,7 @@ from actors.workers.retrier import RetryGenerator
 from jobs import generate, retry, verify
 from jobs.work import generation, retrying
 from pipeline.run.directory import RunDirectory
-from pipeline.run.lease import hold_lease
+from pipeline.run.progress.lease import hold_lease
 from tests.jobs.conftest import Job
 from tests.jobs.faulty import RETRY_POINTS, dies_over, fails_over, retry_dies_at_every_point
 from tests.jobs.runs import arguments, commits, content, errors, generations, problems, prompts, wait_until, write_jsonl

@@ -12,8 +12,8 @@ import pytest
 
 from jobs import status
 from pipeline.run.directory import RunDirectory
-from pipeline.run.lease import Holder, hold_lease
-from pipeline.run.state import read_state
+from pipeline.run.progress.lease import Holder, hold_lease
+from pipeline.run.progress.state import read_state
 from pipeline.storage.whole_file import replace_file
 from tests.pipeline.made_up import RUN, commit_rows, error, sound_rows, unit
 

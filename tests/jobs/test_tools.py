@@ -13,8 +13,8 @@ from jobs.config.loading import load
 from jobs.config.run import RunConfig
 from jobs.driver.plan import create_run, make_plan
 from pipeline.errors import RowError
-from pipeline.inputs.chat_fields import chat_fields
-from pipeline.inputs.parquet_rows import to_rows
+from pipeline.inputs.records import to_rows
+from pipeline.inputs.rows import chat_fields
 from pipeline.text.codec import TextCodec
 from pipeline.text.tools.asked import read_tools
 from tests.endpoint.in_process import BUNDLED
@@ -53,16 +53,16 @@ def test_tools_of_a_parquet_struct_are_those_that_were_written() -> None:
     table = pa.Table.from_pylist([{"tools": [PICK, other], "tool_choice": json.dumps(NAMED)}])
     (row,) = to_rows(table)
     assert not isinstance(row, RowError)
-    found = chat_fields(row, "column ")
+    found = chat_fields(row)
     asked = read_tools(found["tools"], found["tool_choice"])
     assert asked is not None
     assert asked.tools[0].parameters == SCHEMA
     assert asked.tools[1].parameters == {"properties": {"x": {"type": "string"}}}
     assert asked.named == "pick"
     with pytest.raises(RowError, match="column tools: expected a list, got int"):
-        chat_fields({"tools": 3}, "column ")
+        chat_fields({"tools": 3})
     with pytest.raises(RowError, match="column tools: not JSON"):
-        chat_fields({"tools": "[1"}, "column ")
+        chat_fields({"tools": "[1"})
 
 
 def test_fields_of_a_row_say_how_its_chat_ends() -> None:

@@ -12,7 +12,7 @@ import pyarrow as pa
 from decoding.noise import noise_key
 from decoding.sampling_params import SamplingParams
 from pipeline.errors import RowError
-from pipeline.inputs.parquet_rows import to_rows
+from pipeline.inputs.records import to_rows
 from pipeline.storage.location import Location
 from pipeline.storage.parquet import open_checked
 from pipeline.text.codec import TextCodec

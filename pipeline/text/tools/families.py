@@ -4,18 +4,57 @@ from __future__ import annotations
 
 from typing import Literal, get_args
 
-from pipeline.text.tools.family import Family
-from pipeline.text.tools.hermes import Hermes
-from pipeline.text.tools.llama3 import Llama3
-from pipeline.text.tools.mistral import Mistral, MistralNamed
+from pipeline.text.tools.format import MISTRALS, Format
 
 FamilyName = Literal["auto", "none", "hermes", "llama3", "mistral", "mistral_named"]
-FAMILIES: dict[str, Family] = {family.name: family for family in (Hermes(), Llama3(), Mistral(), MistralNamed())}
+FAMILIES: dict[str, Format] = {
+    # Qwen's models write it, too: each call is an object between two tags, which are on lines of their own.
+    "hermes": Format(
+        marker="<tool_call>",
+        open='\n{"name": "',
+        middle='", "arguments": ',
+        close="}\n</tool_call>",
+        between="\n",
+        special=("<tool_call>", "</tool_call>"),
+    ),
+    # The answer is one object, or several with "; " or white space between them; templates take one, so one is forced.
+    "llama3": Format(
+        marker="<|python_tag|>",
+        open='{"name": "',
+        middle='", "parameters": ',
+        close="}",
+        keys=("parameters", "arguments"),
+        begins_bare=True,
+        special=("<|python_tag|>",),
+    ),
+    # An array of objects, in older templates.
+    "mistral": Format(
+        marker="[TOOL_CALLS]",
+        first=" [",
+        open='{"name": "',
+        middle='", "arguments": ',
+        close="}",
+        comma=", ",
+        last="]",
+        special=MISTRALS,
+        is_mistrals=True,
+    ),
+    # [TOOL_CALLS]name[ARGS]{...}, once for each call. Some models write its id: [TOOL_CALLS]name[CALL_ID]id[ARGS]{...}.
+    "mistral_named": Format(
+        marker="[TOOL_CALLS]",
+        open="",
+        middle="[ARGS]",
+        close="",
+        between="",
+        special=MISTRALS,
+        is_mistrals=True,
+    ),
+}
 # Tags of formats with arguments that are not JSON, which share <tool_call> with Hermes (Qwen3-Coder, GLM).
 _NOT_JSON = ("<function=", "<arg_key>")
 
 
-def family_of(name: str, chat_template: str | None) -> Family | None:
+def family_of(name: str, chat_template: str | None) -> Format | None:
     """Return the family of this name, or the one whose format the template has, for "auto"; None if there is none.
 
     Raises ValueError for an unknown name.
@@ -27,7 +66,7 @@ def family_of(name: str, chat_template: str | None) -> Family | None:
     return FAMILIES.get(name)
 
 
-def _of_template(template: str) -> Family | None:
+def _of_template(template: str) -> Format | None:
     if "[TOOL_CALLS]" in template:
         return FAMILIES["mistral_named" if "[ARGS]" in template else "mistral"]
     if "<tool_call>" in template:

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pipeline.text.reasoning import ReasoningTags, Thought
-from pipeline.text.tools.asked import Tool, ToolsAsked
-from pipeline.text.tools.family import Family
+from pipeline.text.tools.asked import ToolsAsked
+from pipeline.text.tools.format import Format
 
 # JSON as chat templates write it. A model that may choose its white space can lose itself in it.
 _LAYOUT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
@@ -32,12 +32,11 @@ class GrammarWriter:
         """Take the ids of the tokens that are special."""
         self._special_ids = special_ids
 
-    def of_tools(self, asked: ToolsAsked, family: Family, tags: ReasoningTags | None, thought: Thought) -> str:
+    def of_tools(self, asked: ToolsAsked, family: Format, tags: ReasoningTags | None, thought: Thought) -> str:
         """Return the grammar of an answer that calls tools: it must if that is forced, otherwise it may."""
-        rules = self._calls(asked, lambda tool, arguments: family.call(tool, arguments, self.literal))
-        group = family.group("call", asked.is_parallel, self.literal)
+        rules = self._calls(asked, family, _LAYOUT)
         make = self._forced if asked.is_forced else self._free
-        body, texts = make(family, group, asked.is_parallel)
+        body, texts = make(family, self._group(family, asked.is_parallel), asked.is_parallel)
         return self._behind_thought(body, [*rules, *texts], tags, thought)
 
     def of_structured(self, structured: Mapping[str, Any], tags: ReasoningTags | None, thought: Thought) -> str | None:
@@ -48,14 +47,14 @@ class GrammarWriter:
     def of_either(
         self,
         asked: ToolsAsked,
-        family: Family,
+        family: Format,
         structured: Mapping[str, Any],
         tags: ReasoningTags | None,
         thought: Thought,
     ) -> str | None:
         """Return the grammar of an answer that is nothing but calls, or a text of this form; None where that is Lark.
 
-        The library reads both alternatives by one lexer. So calls that begin as JSON does are written in pieces, with
+        The library reads both alternatives by one lexer. So calls that begin as JSON does are written in tokens, with
         the white space of the form's JSON.
         """
         form = _form(structured)
@@ -63,24 +62,33 @@ class GrammarWriter:
             return None
         is_tight = bool(structured.get("disable_any_whitespace"))
         layout = (_TIGHT if is_tight else _FLEXIBLE) if family.begins_bare else _LAYOUT
-        space = "" if is_tight else "WHITE?"
-        rules = self._calls(asked, lambda tool, args: family.call_beside(tool, args, self.literal, space), layout)
-        calls, _ = self._forced(family, family.group("call", asked.is_parallel, self.literal), asked.is_parallel)
-        rules += [_rule("calls", calls), *form, _rule("WHITE", f"/{_SPACE}/")]
-        return self._behind_thought("calls | form", rules, tags, thought)
+        space = ("" if is_tight else "WHITE?") if family.begins_bare else None
+        calls, _ = self._forced(family, self._group(family, asked.is_parallel), asked.is_parallel)
+        rules = [*self._calls(asked, family, layout, space), _rule("calls", calls), *form]
+        return self._behind_thought("calls | form", [*rules, _rule("WHITE", f"/{_SPACE}/")], tags, thought)
 
     def _calls(
-        self, asked: ToolsAsked, call: Callable[[Tool, str], str], layout: Mapping[str, Any] | None = None
+        self, asked: ToolsAsked, family: Format, layout: Mapping[str, Any], space: str | None = None
     ) -> list[str]:
-        """Return the rules of one call, which `call` writes for a tool and the rule of its arguments."""
+        """Return the rules of one call. With `space`, as Lark, that stands between the tokens of its JSON."""
         rules = [_rule("call", " | ".join(f"call_{i}" for i in range(len(asked.callable))))]
         for index, tool in enumerate(asked.callable):
             schema = tool.schema if asked.is_forced or tool.strict else {"type": "object"}
-            rules += [
-                _rule(f"call_{index}", call(tool, f"arguments_{index}")),
-                _rule(f"arguments_{index}", json_rule(schema, layout or _LAYOUT)),
-            ]
+            texts = [family.before_arguments(tool.name)] if space is None else family.json_tokens(tool.name)
+            pieces = [*(self._text(family, text) for text in texts), f"arguments_{index}"]
+            call = f" {space or ''} ".join([*pieces, self._text(family, family.close)])
+            rules += [_rule(f"call_{index}", call), _rule(f"arguments_{index}", json_rule(schema, layout))]
         return rules
+
+    def _group(self, family: Format, several: bool) -> str:
+        """Return what follows one marker."""
+        more = f"({self._text(family, family.comma)} call)*" if several and family.comma is not None else ""
+        return f"{self._text(family, family.first)} call {more} {self._text(family, family.last)}"
+
+    def _text(self, family: Format, text: str) -> str:
+        """Return a text of a format as Lark, in which tokens of the format may be special tokens."""
+        pieces = re.split(f"({'|'.join(map(re.escape, family.special))})", text)
+        return " ".join(self.literal(piece) for piece in pieces if piece)
 
     def literal(self, text: str) -> str:
         """Return a text as Lark: a special token, if it is one."""
@@ -88,18 +96,14 @@ class GrammarWriter:
             return f"<[{self._special_ids[text]}]>"
         return _quoted(text)
 
-    def _forced(self, family: Family, group: str, several: bool) -> tuple[str, list[str]]:
-        if family.begins_bare:
-            return group, []
-        one = f"{self.literal(family.marker)} {group}"
-        if not several or family.separator is None:
-            return one, []
-        between = self.literal(family.separator) if family.separator else ""
-        return f"{one} ({between} {one})*", []
+    def _forced(self, family: Format, group: str, several: bool) -> tuple[str, list[str]]:
+        one = group if family.begins_bare else f"{self.literal(family.marker)} {group}"
+        again = f" ({self._text(family, family.between)} {one})*" if several and family.between is not None else ""
+        return one + again, []
 
-    def _free(self, family: Family, group: str, several: bool) -> tuple[str, list[str]]:
+    def _free(self, family: Format, group: str, several: bool) -> tuple[str, list[str]]:
         """Return a text with calls or without any, and the rules of its text, which has no marker."""
-        again = "*" if several and family.separator is not None else "?"
+        again = "*" if several and family.between is not None else "?"
         if family.begins_bare:
             return f"{group} | TEXT?", [_rule("TEXT", rf"/\s*[^{{\s]{_ANY}/")]
         if family.marker in self._special_ids:

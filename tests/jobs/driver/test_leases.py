@@ -14,8 +14,8 @@ from jobs.driver.exits import Exit
 from jobs.work import generation
 from pipeline.counts import Counts
 from pipeline.run.directory import RunDirectory
-from pipeline.run.lease import hold_lease
-from pipeline.run.missing import MissingUnits
+from pipeline.run.progress.lease import hold_lease
+from pipeline.run.progress.missing import MissingUnits
 from tests.jobs.conftest import Job
 from tests.pipeline.made_up import committed_run
 

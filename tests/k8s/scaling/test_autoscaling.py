@@ -18,8 +18,8 @@ from jobs import generate
 from jobs.driver.exits import Exit
 from pipeline.run.check import check_run
 from pipeline.run.commit import read_receipt
-from pipeline.run.content_hash import content_hash
 from pipeline.run.directory import RunDirectory
+from pipeline.run.fingerprint import content_hash
 from tests.faults.cluster import ROOT, running_cluster
 from tests.jobs.runs import wait_until
 from tests.k8s.manifests import K8S, Object, as_here, cluster_spec, of_kind, render

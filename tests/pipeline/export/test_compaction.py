@@ -16,8 +16,8 @@ from pipeline.export.compacted_file import Cut, RowQueue
 from pipeline.export.compaction import AlreadyCompacted, CompactedFile, Compaction, Totals
 from pipeline.run.amend import amend_part
 from pipeline.run.check import check_run
-from pipeline.run.content_hash import content_hash
 from pipeline.run.directory import RunDirectory
+from pipeline.run.fingerprint import content_hash
 from pipeline.run.unit_rows import IncompleteRunError, each_unit
 from pipeline.schema import generations_schema
 from pipeline.storage.location import Location

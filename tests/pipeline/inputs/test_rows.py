@@ -18,7 +18,7 @@ from pipeline.errors import ErrorRow, RowError
 from pipeline.inputs.carried import carried_types, id_type, types_from_dict, types_to_dict
 from pipeline.inputs.files import list_files
 from pipeline.inputs.options import InputOptions, PromptTemplate, resolve_options
-from pipeline.inputs.parquet_rows import to_rows
+from pipeline.inputs.records import to_rows
 from pipeline.inputs.rows import InputRow, RowPosition, read_row, read_unit
 from pipeline.inputs.units import count_rows, plan_units
 from pipeline.schema import errors_table

@@ -24,7 +24,7 @@ from pipeline.inputs.arrow_values import plain_values
 from pipeline.inputs.carried import carried_types, id_type, types_from_dict, types_to_dict
 from pipeline.inputs.files import list_files
 from pipeline.inputs.options import InputOptions
-from pipeline.inputs.parquet_rows import to_rows
+from pipeline.inputs.records import to_rows
 from pipeline.inputs.rows import InputRow, RowPosition, read_row, read_unit
 from pipeline.inputs.units import plan_units
 from pipeline.run.amend import amend_part

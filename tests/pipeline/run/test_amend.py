@@ -15,8 +15,8 @@ from pipeline.run import amend
 from pipeline.run.amend import amend_part
 from pipeline.run.check import check_run
 from pipeline.run.commit import read_receipt
-from pipeline.run.content_hash import content_hash
 from pipeline.run.directory import RunDirectory
+from pipeline.run.fingerprint import content_hash
 from pipeline.run.unit_rows import read_errors, read_unit_rows
 from pipeline.storage import whole_file
 from pipeline.storage.location import Location

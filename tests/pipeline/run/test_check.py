@@ -11,8 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipeline.run.check import check_run, contradictions
-from pipeline.run.content_hash import content_hash
 from pipeline.run.directory import RunDirectory
+from pipeline.run.fingerprint import content_hash
 from tests.pipeline.made_up import committed_run, generation, write_errors
 
 Rows = list[dict[str, Any]]

@@ -14,8 +14,8 @@ import pytest
 
 from pipeline.run import quarantine as quarantine_module
 from pipeline.run.check import check_run
-from pipeline.run.content_hash import content_hash
 from pipeline.run.directory import RunDirectory
+from pipeline.run.fingerprint import content_hash
 from pipeline.run.quarantine import quarantine
 from pipeline.storage.location import Location
 from tests.damage import damage

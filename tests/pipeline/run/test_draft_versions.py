@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from pipeline.run.draft_versions import DraftVersions
+from pipeline.run.progress.draft_versions import DraftVersions
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ import pytest
 
 from pipeline.run.check import check_run
 from pipeline.run.directory import RunDirectory
-from pipeline.run.lease import Holder, LeaseHeld, LeaseLost, hold_lease
+from pipeline.run.progress.lease import Holder, LeaseHeld, LeaseLost, hold_lease
 from pipeline.storage.whole_file import replace_file
 from tests.jobs.runs import wait_until
 from tests.pipeline.flaky_proxy import Failure, FlakyProxy

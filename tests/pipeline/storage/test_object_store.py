@@ -19,9 +19,9 @@ from pipeline.inputs.files import list_files
 from pipeline.inputs.options import InputOptions
 from pipeline.run.check import check_run
 from pipeline.run.commit import read_receipt
-from pipeline.run.content_hash import content_hash
 from pipeline.run.directory import RunDirectory
-from pipeline.run.lease import LeaseHeld, hold_lease
+from pipeline.run.fingerprint import content_hash
+from pipeline.run.progress.lease import LeaseHeld, hold_lease
 from pipeline.storage.location import Location
 from pipeline.storage.whole_file import replace_file, replacement
 from tests.pipeline.flaky_proxy import FlakyProxy

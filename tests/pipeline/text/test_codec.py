@@ -28,8 +28,15 @@ ASSISTANT = {"role": "assistant", "content": "so"}
 PART = {"type": "text", "text": "h", "image_url": None}
 
 
+ARGUMENTS = r"\.tool_calls\[0\]\.function\.arguments"
+
+
 def _user(content: Any) -> dict[str, Any]:
     return {"role": "user", "content": content}
+
+
+def _call(arguments: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": "f", "arguments": arguments}}
 
 
 def test_a_plain_prompt_is_unchanged_and_has_no_system_prompt(codec: TextCodec) -> None:
@@ -77,6 +84,9 @@ def test_template_variables_come_from_columns(codec: TextCodec) -> None:
         ([{**USER, "x": {"y": [1, float("inf")]}}], r"messages\[0\].x.y\[1\]: inf is no number that JSON can say"),
         ([{**USER, "x": {1: "y"}}], r"messages\[0\].x: the name of a field is 1; JSON has strings only"),
         ([{**USER, "refusal": "no"}], r"messages\[0\].refusal: it is not supported; leave it out$"),
+        ([{**USER, "content": b"x"}], r"messages\[0\].content: JSON has no value of the type bytes"),
+        ([{**ASSISTANT, "tool_calls": [_call('{"a": [1e400]}')]}], rf"messages\[0\]{ARGUMENTS}: expected JSON text of"),
+        ([{**ASSISTANT, "tool_calls": [_call({"a": float("inf")})]}], rf"messages\[0\]{ARGUMENTS}\.a: inf is no"),
         ([{"role": "user", "content": "\ud800"}], "half a surrogate pair"),
     ],
 )
@@ -140,36 +150,15 @@ def test_a_tokenizer_that_cannot_be_loaded_is_told_in_one_line(tmp_path: Path, n
     assert "trust_remote_code" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("template", "problem"),
-    [
-        ("{% for m in messages %}", "Unexpected end of template"),
-        ("a\n{{ x | nope }}", r"No filter named 'nope'.*line 2"),
-    ],
-)
-def test_a_chat_template_that_is_no_jinja_is_refused_at_load(tokenizer_path: Path, template: str, problem: str) -> None:
-    with pytest.raises(ValueError, match=f"the chat template is not valid Jinja: {problem}"):
-        TextCodec.load(str(tokenizer_path), chat_template=template)
-
-
 def test_a_chat_template_may_mark_its_generations_as_transformers_allows(tokenizer_path: Path) -> None:
     marked = "{% generation %}{{ messages[0].content }}{% endgeneration %}"
     assert TextCodec.load(str(tokenizer_path), chat_template=marked).prompt(chat(USER))[0] == "hi"
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "add_generation_prompt",
-        "continue_final_message",
-        "tokenize",
-        "chat_template",
-        "conversation",
-        "messages",
-        "tools",
-        "documents",
-    ],
-)
+TAKEN = "add_generation_prompt continue_final_message tokenize chat_template conversation messages tools documents"
+
+
+@pytest.mark.parametrize("name", TAKEN.split())
 def test_a_template_variable_with_a_reserved_name_is_refused_at_load(tokenizer_path: Path, name: str) -> None:
     with pytest.raises(ValueError, match=rf"template_kwargs names \['{name}'\]"):
         TextCodec.load(str(tokenizer_path), template_kwargs={name: True, "mood": "x"})

@@ -15,7 +15,7 @@ from itertools import combinations, product
 from typing import Any
 
 from pipeline.errors import FieldError
-from pipeline.text.tools.history import function_of
+from pipeline.text.templates.messages import function_of
 
 Message = Mapping[str, Any]
 Change = Callable[[Message], Message]

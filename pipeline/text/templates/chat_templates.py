@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import RowError
-from pipeline.text.chat_template import ChatTemplate
+from pipeline.text.templates.chat_template import ChatTemplate
 
 # Folders of a tokenizer with templates besides the default. transformers reads the first.
 FOLDERS = ("additional_chat_templates", "chat_templates")
@@ -59,8 +59,17 @@ class ChatTemplates:
         return json.dumps(self._sources, sort_keys=True)
 
 
-def sources_of(tokenizer: Any, folder: Path, name: str | None) -> Sources:
-    """Return the chat templates of a tokenizer from this folder, or the one with a name. Raises ValueError."""
+def sources_of(tokenizer: Any, folder: Path, given: str | None, name: str | None) -> Sources:
+    """Return the given template, the one with a name, or all of a tokenizer from this folder. Raises ValueError."""
+    if given is not None and name is not None:
+        raise ValueError("chat.chat_template and chat.template_name are both set; drop one of them")
+    if given is not None and "{" not in given:
+        raise ValueError(
+            f"chat.chat_template is {given[:80]!r}, which is neither the path of a file nor Jinja; a template of the "
+            "tokenizer is named in chat.template_name"
+        )
+    if given is not None:
+        return given
     own = getattr(tokenizer, "chat_template", None)
     found: dict[str, str] = dict(own) if isinstance(own, Mapping) else {_DEFAULT: own} if own else {}
     for file in sorted(file for each in FOLDERS for file in folder.glob(f"{each}/*.jinja")):

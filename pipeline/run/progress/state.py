@@ -13,7 +13,7 @@ from typing import Any, Literal
 import pyarrow.parquet as pq
 
 from pipeline.run.directory import RunDirectory
-from pipeline.run.lease import Holder
+from pipeline.run.progress.lease import Holder
 from pipeline.storage.location import Location
 
 State = Literal["complete", "running", "stopped"]

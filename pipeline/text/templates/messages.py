@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from json import JSONDecodeError
 from typing import Any
 
 from pipeline.errors import FieldError
-from pipeline.text.json_values import check_json
-from pipeline.text.tools.history import check_calls, check_id
+from pipeline.requests.token_kinds import MESSAGES
+from pipeline.text.json_values import check_json, parsed
+from pipeline.text.tools.asked import check_name
 
 _ROLE = re.compile(r"[\w .-]+")
-_MAX_MESSAGES = 65_536
+_MAX_ID = 256  # characters of the id of a call
 _TEXTS = ("name", "reasoning", "reasoning_content")  # fields that hold a text, where a message has them
 _SAID_OTHERWISE = ("audio", "function_call", "refusal")  # of the API: they hold what no template would show
 
@@ -22,11 +25,7 @@ def check_messages(messages: Any) -> None:
     message of the assistant with calls may have none. Fields that are null count as absent. Other fields may hold
     whatever JSON can say: the template gets them.
     """
-    if not isinstance(messages, list) or not messages:
-        raise FieldError("messages", "expected a list of at least one message")
-    if len(messages) > _MAX_MESSAGES:
-        raise FieldError("messages", f"expected at most {_MAX_MESSAGES} messages, got {len(messages)}")
-    for index, message in enumerate(messages):
+    for index, message in enumerate(MESSAGES.read("messages", messages)):
         _check_message(f"messages[{index}]", message)
 
 
@@ -70,3 +69,57 @@ def _check_content(where: str, content: Any) -> None:
             raise FieldError(f"{place}.type", reason, is_unsupported=True)
         if not isinstance(part.get("text"), str):
             raise FieldError(f"{place}.text", "expected a string")
+
+
+def check_calls(where: str, value: Any) -> None:
+    """Raise FieldError for what is no list of calls.
+
+    A call has its name and arguments in `function`, as in the OpenAI API, or itself, as some data sets write it.
+    """
+    if not isinstance(value, list) or not value:
+        raise FieldError(where, "expected a list of at least one call")
+    for index, call in enumerate(value):
+        _check_call(f"{where}[{index}]", call)
+
+
+def function_of(call: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the name and arguments of a call that was checked."""
+    function = call.get("function")
+    return call if function is None else function
+
+
+def check_id(where: str, value: Any) -> None:
+    """Raise FieldError for what is no id of a call."""
+    if not isinstance(value, str) or not 1 <= len(value) <= _MAX_ID or not value.isprintable():
+        raise FieldError(where, f"expected the id of a call, a string of 1 to {_MAX_ID} characters")
+
+
+def _check_call(where: str, call: Any) -> None:
+    if not isinstance(call, Mapping):
+        raise FieldError(where, "expected an object with id, type and function")
+    if call.get("id") is not None:
+        check_id(f"{where}.id", call["id"])
+    if call.get("type") not in ("function", None):
+        raise FieldError(f"{where}.type", 'expected "function"')
+    if call.get("function") is None and "name" in call:
+        place = where
+    else:
+        place = f"{where}.function"
+        if not isinstance(call.get("function"), Mapping):
+            raise FieldError(place, "expected an object with name and arguments")
+    function = function_of(call)
+    check_name(f"{place}.name", function.get("name"))
+    _check_arguments(f"{place}.arguments", function.get("arguments"))
+
+
+def _check_arguments(where: str, value: Any) -> None:
+    if value is None or value == "":
+        return
+    if isinstance(value, str):
+        try:
+            value = parsed(value)
+        except ValueError as error:
+            why = "" if isinstance(error, JSONDecodeError) else f": {error}"
+            raise FieldError(where, f"expected JSON text of an object{why}") from None
+    if not isinstance(value, dict):
+        raise FieldError(where, "expected an object, or JSON text of one")

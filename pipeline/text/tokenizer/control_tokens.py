@@ -68,15 +68,15 @@ class ControlTokens:
         )
         self._nonce = "".join(chr(_FIRST_DIGIT + 16 + secrets.randbelow(16)) for _ in range(16))
 
-    def mask(self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> Masked | None:
-        """Mask messages and variables; return None if nothing is to be masked: they are then encoded as they are."""
+    def mask(self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> Masked:
+        """Mask messages and variables; without masks, they are encoded as they are."""
         masks: dict[str, str] = {}  # of each content
         masked = [
             {name: self._masked(value, message.get("role") == "assistant", masks) for name, value in message.items()}
             for message in messages
         ]
         masked_variables = {name: self._masked(value, False, masks) for name, value in variables.items()}
-        return Masked(masked, masked_variables, {mask: content for content, mask in masks.items()}) if masks else None
+        return Masked(masked, masked_variables, {mask: content for content, mask in masks.items()})
 
     def _masked(self, value: Any, is_assistants: bool, masks: dict[str, str]) -> Any:
         if isinstance(value, str):

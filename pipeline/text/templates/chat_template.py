@@ -9,14 +9,14 @@ from threading import Lock
 from typing import Any
 
 from pipeline.errors import FieldError
+from pipeline.text.answers import AnswerForm
 from pipeline.text.chat import Chat
-from pipeline.text.readings import NO_PLACE
-from pipeline.text.reasoning import ReasoningTags, reasoning_tags
+from pipeline.text.reasoning import ReasoningTags, Thought, reasoning_tags
+from pipeline.text.templates.readings import NO_PLACE
 from pipeline.text.tools.asked import ToolsAsked
 from pipeline.text.tools.families import FAMILIES, family_of
-from pipeline.text.tools.family import Family
+from pipeline.text.tools.format import Format
 
-_FAMILY_OF_OTHERS = FAMILIES["hermes"]  # of forced calls, where the template has no format
 _CLOCK = "strftime_now"  # the function by which templates read the time
 _MAX_REASON = 300  # characters of its own error message that a user is shown
 _CLOCKS = Lock()  # transformers keeps one compiled template for each text, with its clock
@@ -31,10 +31,12 @@ class ChatTemplate:
     def __init__(self, source: str | None, tool_calls: str, reasoning: str, fixed: Mapping[str, Any]) -> None:
         self._source, self._tool_calls, self._reasoning, self._fixed = source or "", tool_calls, reasoning, fixed
 
-    def check_names(self) -> None:
-        """Raise ValueError if no format has one of the names."""
+    def check(self) -> None:
+        """Raise ValueError if no format has one of the names, or if it writes no prompts."""
         family_of(self._tool_calls, self._source)
         reasoning_tags(self._reasoning, self._source)
+        if self.problem is not None:
+            raise ValueError(self.problem)
 
     @cached_property
     def problem(self) -> str | None:
@@ -49,7 +51,7 @@ class ChatTemplate:
         return f"the chat template draws by chance ({drawn[0].strip('|')}), {reason}" if drawn else None
 
     @cached_property
-    def family(self) -> Family | None:
+    def family(self) -> Format | None:
         """The format of calls; None if none is known. Raises ValueError for an unknown name."""
         return family_of(self._tool_calls, self._source)
 
@@ -64,10 +66,14 @@ class ChatTemplate:
         tags = () if self.tags is None else (self.tags.open, self.tags.close)
         return frozenset((*(() if self.family is None else self.family.special), *tags))
 
-    @property
-    def family_of_calls(self) -> Family:
-        """The format of calls that are asked for: forced ones need none of the template's own."""
-        return self.family or _FAMILY_OF_OTHERS
+    def answer_form(self, asked: ToolsAsked | None, prompt: str, begun: str) -> AnswerForm:
+        """Return the form of the answer to a prompt, whose end may be `begun`, the begin of the answer itself."""
+        tools, tags, thought = () if asked is None else asked.callable, self.tags, Thought.FREE
+        if tags is not None:
+            thought = tags.thought_in(begun) if begun else tags.thought_of(prompt)
+        family = (self.family or FAMILIES["hermes"]) if tools else None  # forced calls need none of the template's own
+        names = frozenset(tool.name for tool in tools)
+        return AnswerForm(tags, thought, family, names, asked is not None and asked.is_forced)
 
     @property
     def reads_clock(self) -> bool:

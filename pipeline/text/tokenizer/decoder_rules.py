@@ -26,10 +26,7 @@ class DecoderRules:
         self.is_steady = backend is not None and (decoder is None or _is_steady(steps))
         self._has_bytes = backend is None or any(step["type"] == "ByteFallback" for step in steps)
         self._tokenizer = tokenizer
-        self._special = {
-            *getattr(tokenizer, "all_special_ids", ()),
-            *(token_id for token_id, token in getattr(tokenizer, "added_tokens_decoder", {}).items() if token.special),
-        }
+        self._special = special_tokens(tokenizer).keys()
         self._settles: dict[int, bool] = {}
 
     def settles(self, token_id: int) -> bool:
@@ -41,6 +38,14 @@ class DecoderRules:
             known = name is not None and token_id not in self._special and not is_byte
             self._settles[token_id] = known
         return known
+
+
+def special_tokens(tokenizer: Any) -> dict[int, str]:
+    """Return the special tokens of a tokenizer, by their ids."""
+    own = zip(getattr(tokenizer, "all_special_ids", ()), getattr(tokenizer, "all_special_tokens", ()), strict=True)
+    added = getattr(tokenizer, "added_tokens_decoder", {}).items()
+    special = {token_id: str(token.content) for token_id, token in added if token.special}
+    return {token_id: str(token) for token_id, token in own} | special
 
 
 def _steps(decoder: dict[str, Any]) -> list[dict[str, Any]]:

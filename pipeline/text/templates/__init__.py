@@ -1,0 +1,1 @@
+"""Chat templates: which messages and variables they take, and what they write."""
