@@ -21,7 +21,7 @@ from typing import Any
 import pyarrow.dataset as ds
 
 from checks import ROOT
-from jobs.report import cells
+from jobs.driver.tables import acceptance_cells
 from pipeline.counts import Counts
 
 LINES = {"draft model": ROOT / "examples/demo.csv", "EAGLE-3 head": ROOT / "examples/demo-head.csv"}
@@ -112,7 +112,7 @@ def table(lines_by_draft: dict[str, list[dict[str, str]]]) -> str:
         heading += [f"{draft}: {_OF_DRAFT[0]}", *_OF_DRAFT[1:]]
     rows = [heading]
     for kind, by_draft in sorted(sums.items()):
-        shown = [cells(counts) for counts in by_draft.values()]
+        shown = [acceptance_cells(counts) for counts in by_draft.values()]
         rows.append([kind, *shown[0][:2], *(cell for each in shown for cell in each[2:])])
     return _markdown(rows)
 

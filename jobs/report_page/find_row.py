@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from itertools import chain
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from pipeline.inputs.units import WorkUnit
 from pipeline.run.directory import RunDirectory
 from pipeline.run.unit_rows import read_ahead
 from pipeline.storage.location import Location
+from pipeline.storage.parquet import read_columns
 
 _BITS_OF_ROW = 32
 _MAX_EXAMPLES = 3
@@ -61,16 +61,10 @@ def find_rows(run_directory: RunDirectory, wanted: str) -> list[FoundRow]:
 
 
 def _ids(location: Location) -> pa.Table:
-    def read() -> pa.Table:
-        with location.filesystem.open_input_file(location.path) as file:
-            return pq.ParquetFile(file).read(["row_id", "id"])
-
     try:
-        return location.retrying("reading", read)
+        return read_columns(location, ["row_id", "id"])
     except FileNotFoundError:  # a retry has moved the last of a unit's error rows
         return pa.table({"row_id": pa.array([], pa.int64()), "id": pa.array([], pa.string())})
-    except pa.ArrowException as error:
-        raise OSError(f"{location.name}: damaged ({error}); python -m jobs.verify says more") from error
 
 
 def _why_not(run_directory: RunDirectory, wanted: str, examples: list[str], num_missing: int) -> str:
