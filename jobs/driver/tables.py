@@ -12,13 +12,13 @@ from pipeline.run.tally import tally
 from pipeline.text.visible import visible
 
 
-def acceptance_table(run_directory: RunDirectory, columns: Sequence[str], name: str) -> Table:
-    """Return the acceptance in a run of this name. Raises as `tally` does."""
+def acceptance_table(run_directory: RunDirectory, columns: Sequence[str]) -> Table:
+    """Return the acceptance in a run. Raises as `tally` does."""
     groups = tally(run_directory, columns, COUNTED_COLUMNS, count_generations)
     total = sum(groups.values(), Counts())
     lines = {values or ("run",): acceptance_cells(counts) for values, counts in groups.items()}
     headings = [*_numbers("generations", "tokens", "rate", "length"), Column("stood, by draft position")]  # may wrap
-    title = f"Acceptance in {name}"
+    title = f"Acceptance in {run_directory.location.name}"
     return _table(title, columns or [""], headings, lines, acceptance_cells(total) if columns else None)
 
 

@@ -14,15 +14,7 @@ import pyarrow.compute as pc
 
 from jobs.report_page.recorded_rounds import RecordedRounds, count_rounds
 from jobs.report_page.timeline import Timeline, UnitTime
-from pipeline.counts import (
-    COUNTED_COLUMNS,
-    SCORED_COLUMNS,
-    Counts,
-    Scores,
-    Sums,
-    count_generations,
-    count_scores,
-)
+from pipeline.counts import COUNTED_COLUMNS, SCORED_COLUMNS, Counts, Scores, Sums, count_generations, count_scores
 from pipeline.run.commit import Work, receipt_of, work_of
 from pipeline.run.directory import RunDirectory
 from pipeline.run.tally import grouped, refuse_unknown_columns

@@ -28,12 +28,12 @@ class FoundRow:
 def find_rows(run_directory: RunDirectory, wanted: str) -> list[FoundRow]:
     """Return the committed rows with this id of their own, or, if there are none, the one with this row_id.
 
-    Only ids are read, of one part after the other. Raises LookupError, in one line, if there is no such row, and
+    Only ids are read, of one part after the other. Raises ValueError, in one line, if there is no such row, and
     OSError.
     """
     committed, failed = run_directory.committed_unit_ids(), run_directory.failed_unit_ids()
-    parts = (run_directory.part_path(unit.unit_id) for unit in run_directory.units() if unit.unit_id in committed)
-    errors = (run_directory.errors_path(unit_id) for unit_id in sorted(failed) if unit_id in committed)
+    parts = map(run_directory.part_path, committed)
+    errors = map(run_directory.errors_path, sorted(failed.intersection(committed)))
     found: dict[int, None] = {}
     examples: list[str] = []
     for table in read_ahead(_ids, chain(parts, errors)):
@@ -56,7 +56,7 @@ def find_rows(run_directory: RunDirectory, wanted: str) -> list[FoundRow]:
     ]
     if not rows:
         num_missing = run_directory.manifest.num_units - len(committed)
-        raise LookupError(_why_not(run_directory, wanted, examples, num_missing))
+        raise ValueError(_why_not(run_directory, wanted, examples, num_missing))
     return rows
 
 

@@ -232,6 +232,12 @@ class RunDirectory:
         """The folder for unfinished files on a local disk."""
         return self.location.child("_tmp")
 
+    def refuse_inside(self, place: Location, doing: str) -> None:
+        """Raise ValueError if a place to which `doing` ("publish") writes the run is in it: the run stays as it is."""
+        inside, whole = (f"{each.path.rstrip('/')}/" for each in (place, self.location))
+        if place.is_local == self.location.is_local and inside.startswith(whole):
+            raise ValueError(f"{place.name} is inside the run; {doing} it to a folder of its own")
+
     def write_report(self, report: Mapping[str, Any]) -> None:
         """Write report.json, in place of an older one."""
         replace_file(self.location.child("report.json"), _to_json(report), self.temporary)

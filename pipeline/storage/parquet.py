@@ -25,7 +25,7 @@ def open_checked(file: pa.NativeFile) -> pq.ParquetFile:
 
 
 def read_columns(location: Location, columns: Sequence[str]) -> pa.Table:
-    """Read these columns of a Parquet file, and no more of it than they need. Raises ValueError: damaged, and OSError."""
+    """Read these columns of a Parquet file, and no others. Raises OSError, and ValueError, naming it, for damage."""
 
     def read() -> pa.Table:
         with location.filesystem.open_input_file(location.path) as file:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from jobs import export, verify
+from jobs.runs.exported import errors_beside
 from tests.jobs.runs import generations
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_address")]
@@ -111,4 +112,4 @@ def test_json_lines_are_not_written_to_a_file_named_as_parquet(
     ],
 )
 def test_failed_rows_go_to_a_file_named_after_that_of_the_generations(file: str, beside: str) -> None:
-    assert export.errors_beside(file) == beside
+    assert errors_beside(file) == beside

@@ -43,7 +43,12 @@ def test_numbers_are_in_the_order_of_numbers_and_texts_come_behind_them(tmp_path
     sizes: list[Any] = [10.0, None, 2.0, float("nan"), -1.5, 2.0]
     for number in (0, 1):
         rows = [
-            {**generation(unit(number).row_id(row)), **SCORE, "size": sizes[3 * number + row], "name": f"{10 - 8 * row}"}
+            {
+                **generation(unit(number).row_id(row)),
+                **SCORE,
+                "size": sizes[3 * number + row],
+                "name": f"{10 - 8 * row}",
+            }
             for row in range(3)
         ]
         commit_rows(run, unit(number), [{k: v for k, v in row.items() if k != "draft_version"} for row in rows], [])
