@@ -8,7 +8,7 @@ from importlib import import_module
 from pathlib import Path
 
 _FOLDER = Path(__file__).parent
-_NO_COMMANDS = ("__init__", "__main__", "shadows")
+_NO_COMMANDS = ("__init__", "__main__", "commands", "shadows")
 _USAGE = "usage: dray COMMAND [ARGUMENT ...]"
 
 

@@ -4,19 +4,15 @@ After SIGTERM or Ctrl-C it accepts no new request, finishes those in flight, and
 """
 
 import sys
-from collections.abc import Callable, Sequence
 from tempfile import NamedTemporaryFile
 from typing import Any
 
 import yaml
 
-from jobs.config.serve import ServeConfig, load_serve_config
-from jobs.driver.exits import configured, program
+from jobs.commands import configured
+from jobs.config.serve import load_serve_config
 
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Serve, and return the exit code."""
-    return configured(lambda given: load_serve_config(given, prog=program("serve")), arguments, _work)
+main = configured("serve", load_serve_config, "jobs.work.serving:serve")
 
 
 def application(sections: dict[str, Any]) -> Any:
@@ -32,12 +28,6 @@ def application(sections: dict[str, Any]) -> Any:
         file.flush()
         config = load_serve_config(["--config", file.name], prog="jobs.serve:application")
     return application_of(config)
-
-
-def _work() -> Callable[[ServeConfig], int]:
-    from jobs.work.serving import serve
-
-    return serve
 
 
 if __name__ == "__main__":

@@ -5,187 +5,38 @@ ID is the row's own id, or its row_id. Brackets say what the colours say: [[acce
 
 import argparse
 import sys
-from collections.abc import Sequence
 
-from rich.console import Console, Group, RenderableType
-from rich.padding import Padding
-from rich.rule import Rule
-from rich.table import Table
-from rich.text import Text
+from rich.console import Console
 
-from jobs.driver.exits import program
-from jobs.report_page.find_row import FoundRow, find_rows
-from jobs.report_page.marked_text import Mark, Piece
-from jobs.report_page.numbers import count, on_one_line, two
-from jobs.report_page.samples import Sample, codec_of, columns_of, samples_of_row
+from jobs.commands import argument, on_run, refusals
+from jobs.report_page.find_row import find_rows
+from jobs.report_page.samples import codec_or_why_not, samples_of_found
+from jobs.runs.row_text import row_text
 from pipeline.run.directory import RunDirectory
-from pipeline.run.unit_rows import read_unit_rows
-from pipeline.text.codec import TextCodec
-from pipeline.text.visible import visible
 
 _WIDE = 120  # columns, where the output is no terminal
 _MAX_ROWS = 5  # of one id
-_MARKS: dict[Mark, tuple[str, str, str]] = {  # before, behind, style
-    "accepted": ("[[", "]]", "green underline"),
-    "rejected": ("[-", "-]", "red strike"),
-    "corrected": ("{+", "+}", "bold yellow"),
-    "own": ("", "", ""),
-}
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+@on_run(
+    "show",
+    __doc__,
+    argument("--row", required=True, metavar="ID", help="the row's own id, or its row_id"),
+    argument("--sample", type=int, metavar="N", help="only this one of its samples, from 0"),
+)
+def main(run_directory: RunDirectory, options: argparse.Namespace) -> int:
     """Print the row; return 0, or 2 if there is no such run, row or sample."""
-    parser = argparse.ArgumentParser(
-        prog=program("show"), description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("output", help="run directory, local or a URI")
-    parser.add_argument("--row", required=True, metavar="ID", help="the row's own id, or its row_id")
-    parser.add_argument("--sample", type=int, metavar="N", help="only this one of its samples, from 0")
-    options = parser.parse_args(arguments)
     console = Console() if sys.stdout.isatty() else Console(width=_WIDE)
-    try:
-        run_directory = RunDirectory.open(options.output)
+    with refusals():
         found = find_rows(run_directory, options.row)
-        codec, why_unmarked = _codec(run_directory)
+        codec, why_unmarked = codec_or_why_not(run_directory)
         for row in found[:_MAX_ROWS]:
-            for sample in _samples(run_directory, row, codec, options.sample):
-                console.print(_shown(sample, why_unmarked, has_column=run_directory.has_rounds))
-    except (LookupError, ValueError, OSError) as error:
-        print(f"error: {error.args[0] if isinstance(error, LookupError) else error}", file=sys.stderr)
-        return 2
+            for sample in samples_of_found(run_directory, row, codec, options.sample):
+                console.print(row_text(sample, why_unmarked, has_column=run_directory.has_rounds))
     if len(found) > _MAX_ROWS:
         others = ", ".join(str(row.row_id) for row in found[_MAX_ROWS : 2 * _MAX_ROWS])
         print(f"{len(found) - _MAX_ROWS} more rows have this id; the row_ids of the next are {others}")
     return 0
-
-
-def _codec(run_directory: RunDirectory) -> tuple[TextCodec | None, str]:
-    try:
-        return codec_of(run_directory), ""
-    except (ValueError, OSError) as error:
-        return None, f"the tokenizer is not to be had here: {error}"
-
-
-def _samples(run_directory: RunDirectory, row: FoundRow, codec: TextCodec | None, number: int | None) -> list[Sample]:
-    """Return the samples of a row, or one of them. Raises LookupError if that one is not there."""
-    try:
-        rows = read_unit_rows(run_directory, row.unit, columns=columns_of(run_directory))
-    except FileNotFoundError as error:
-        raise LookupError(f"row {row.row_id} is in unit {row.unit.unit_id}, which is not committed yet") from error
-    samples = samples_of_row(rows, row.row_id, codec, ())
-    if not samples:
-        raise LookupError(f"row {row.row_id} is neither in data nor in errors; python -m jobs.verify says more")
-    if number is None or samples[0].is_error:
-        return samples
-    if not 0 <= number < len(samples):
-        has = "one sample, number 0" if len(samples) == 1 else f"{len(samples)} samples, 0 to {len(samples) - 1}"
-        raise LookupError(f"row {samples[0].name!r} has {has}; there is no sample {number}")
-    return [samples[number]]
-
-
-def _shown(sample: Sample, why_unmarked: str, *, has_column: bool) -> RenderableType:
-    if sample.is_error:
-        return Group(_title(sample), _facts(_facts_of_error(sample)), Text())
-    row, parts = sample.row, [_title(sample), _facts(_facts_of(sample))]
-    parts += [_heading("Prompt"), _indented(Text(visible(row["prompt"] or "")))]
-    if sample.pieces:
-        parts += [
-            _heading("Text: [[accepted]], [-rejected-], {+corrected+}, and the target's own"),
-            _indented(_marked(sample.pieces)),
-        ]
-        parts += [_heading("Round by round"), _indented(_rounds(sample))]
-    else:
-        parts += [_heading("Text"), _indented(Text(visible(row["text"] or "")))]
-        parts.append(Text(f"Not marked: {why_unmarked or _why_not_recorded(sample, has_column)}.", style="dim"))
-    return Group(*parts, Text())
-
-
-def _why_not_recorded(sample: Sample, has_column: bool) -> str:
-    if sample.row["finish_reason"] == "scored":
-        return "the text was given, and nothing was drafted"
-    if not has_column:
-        return "the run was begun before rounds were recorded"
-    return "the rounds of this row were not recorded (output.rounds: all records those of every row; vLLM has none)"
-
-
-def _title(sample: Sample) -> RenderableType:
-    number = "" if sample.is_error else f", sample {sample.row['sample']}"
-    return Rule(Text(f"Row {visible(sample.name)}{number}"), align="left")
-
-
-def _facts_of(sample: Sample) -> dict[str, str]:
-    row, length = sample.row, sample.acceptance_length
-    facts = {
-        "row_id": str(sample.row_id),
-        "tokens": f"{count(row['num_output_tokens'])}, behind {count(row['num_prompt_tokens'])} of the prompt",
-        "ended by": row["finish_reason"] + (f" ({visible(row['stop_reason'])})" if row["stop_reason"] else ""),
-    }
-    if length is not None:
-        drafted = f"{count(row['num_accepted_tokens'])} of {count(row['num_draft_tokens'])} drafted tokens accepted"
-        facts["rounds"] = f"{count(row['num_rounds'])}; {drafted}; {two(length)} tokens a round"
-    if row.get("draft_version"):
-        facts["draft version"] = str(row["draft_version"])
-    if row.get("logprob") is not None:
-        facts["log-probability"] = f"{row['logprob']:.4f}"
-    return facts
-
-
-def _facts_of_error(sample: Sample) -> dict[str, str]:
-    row = sample.row
-    return {
-        "row_id": str(sample.row_id),
-        "failed at": f"{row['stage']}, {row['error_type']}",
-        "message": visible(row["message"]),
-        "input": f"row {row['row_number']} of {row['file']}",
-        "tried again": f"{row['attempt']} times in vain (python -m jobs.retry)",
-    }
-
-
-def _facts(facts: dict[str, str]) -> Table:
-    table = Table.grid(padding=(0, 2))
-    for name, value in facts.items():
-        table.add_row(Text(name, style="dim"), Text(value))
-    return table
-
-
-def _heading(text: str) -> RenderableType:
-    return Text(f"\n{text}", style="bold")
-
-
-def _indented(inside: RenderableType) -> RenderableType:
-    return Padding(inside, (0, 0, 0, 2))
-
-
-def _marked(pieces: Sequence[Piece]) -> Text:
-    text = Text()
-    for piece in pieces:
-        before, behind, style = _MARKS[piece.mark]
-        shown = on_one_line(piece.text) if piece.mark == "rejected" else piece.text
-        text.append(f"{before}{visible(shown)}{behind}", style)
-    return text
-
-
-def _rounds(sample: Sample) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0))
-    for heading in ("round", "drafted", "accepted"):
-        table.add_column(heading, justify="right")
-    for heading in ("the draft's", "rejected", "the target's own"):
-        table.add_column(heading, overflow="fold")
-    texts: dict[tuple[int, Mark], str] = {}
-    for piece in sample.pieces:
-        texts[piece.round, piece.mark] = visible(on_one_line(piece.text))
-    for each in sample.rounds:
-        accepted, rejected = (texts.get((each.number, mark), "") for mark in ("accepted", "rejected"))
-        own = texts.get((each.number, "own")) or texts.get((each.number, "corrected"), "")
-        table.add_row(
-            str(each.number + 1),
-            str(each.num_drafted),
-            str(len(each.accepted)),
-            Text(accepted, style="green"),
-            Text(rejected, style="red"),
-            Text(own if each.own is not None else "(the text had ended)", style="" if each.own is not None else "dim"),
-        )
-    return table
 
 
 if __name__ == "__main__":

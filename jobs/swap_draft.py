@@ -6,34 +6,25 @@ is continued later begins with it. If it drafts much worse than the one before, 
 
 import argparse
 import sys
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from actors.settings import EngineSettings, GeneratorSettings, ModelSettings
-from jobs.driver.exits import program
+from jobs.commands import argument, on_run, refusals
+from jobs.runs.draft_check import check_draft
 from pipeline.run.directory import RunDirectory
 from pipeline.run.progress.draft_versions import DraftVersions
 from pipeline.run.progress.lease import Holder
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+@on_run("swap_draft", __doc__, argument("draft", help="folder of the draft, which every node of the run must see"))
+def main(run_directory: RunDirectory, options: argparse.Namespace) -> int:
     """Offer the draft to the run; return 0, or 2 if there is no such run, or the draft cannot take part in it."""
-    parser = argparse.ArgumentParser(prog=program("swap_draft"), description=__doc__)
-    parser.add_argument("output", help="run directory, local or a URI")
-    parser.add_argument("draft", help="folder of the draft, which every node of the run must see")
-    options = parser.parse_args(arguments)
     from decoding.checkpoint.supported import model_folder  # here, since it needs torch, which --help does not
 
-    try:
-        run_directory = RunDirectory.open(options.output)
+    with refusals():
         draft = str(Path(model_folder(options.draft)).absolute())
         check_draft(run_directory, draft)
         version = DraftVersions(run_directory.location).offer(draft)
         holder = Holder.from_bytes(run_directory.location.child("_LEASE").read_if_there())
-    except (ValueError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
     print(f"{draft} is version {version.number} of the draft of {run_directory.location.name}.")
     if holder is None:
         print("No driver works on the run now; the next `python -m jobs.generate` of it begins with this version.")
@@ -43,30 +34,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "`python -m jobs.report OUTPUT --by draft_version` compares the versions."
         )
     return 0
-
-
-def check_draft(run_directory: RunDirectory, draft: str) -> None:
-    """Raise ValueError, in one line, unless the draft in a folder can take the place of the one that the run names."""
-    from decoding.engine.draft_folder import read_replacement
-
-    if run_directory.is_success():
-        raise ValueError(f"{run_directory.location.name} is complete, and nothing is left to draft for")
-    models, why = ModelSettings(**run_directory.run["models"]), settings_of(run_directory).why_draft_stays
-    if models.draft is None or why is not None:
-        raise ValueError(
-            f"the draft of {run_directory.location.name} cannot be replaced: {why or 'its run.json names none'}"
-        )
-    for name, tensor in read_replacement(draft, models.draft, models.dtype, models.target).items():
-        if tensor.is_floating_point() and not tensor.float().isfinite().all():
-            raise ValueError(f"{draft!r} has values in {name!r} that are not finite; use a draft that was saved whole")
-
-
-def settings_of(run_directory: RunDirectory) -> GeneratorSettings:
-    """Return the settings that a run was created with, as far as they say whether and how it drafts."""
-    run = run_directory.run
-    said: dict[str, Any] = run.get("settings", {}).get("engine", {})
-    engine = {name: said[name] for name in ("backend", "drafter", "verification") if name in said}
-    return GeneratorSettings(models=ModelSettings(**run["models"]), engine=EngineSettings(**engine))
 
 
 if __name__ == "__main__":

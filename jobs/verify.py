@@ -2,38 +2,29 @@
 
 import argparse
 import sys
-from collections.abc import Sequence
 
-from jobs.driver.exits import program
+from jobs.commands import argument, on_run
 from jobs.driver.summary import print_summary
 from pipeline.run.check import CheckReport, check_run
 from pipeline.run.directory import RunDirectory
 from pipeline.run.fingerprint import content_hash
-from pipeline.run.progress.lease import LeaseHeld, hold_lease
+from pipeline.run.progress.lease import hold_lease
 from pipeline.run.quarantine import quarantine
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Return 0 if every row is in data or errors exactly once and all counts agree, 1 if not, 2 if there is no run."""
-    parser = argparse.ArgumentParser(prog=program("verify"), description=__doc__)
-    parser.add_argument("output", help="run directory, local or a URI")
-    parser.add_argument("--hash", action="store_true", help="also print the content hash of all generations")
-    parser.add_argument(
+@on_run(
+    "verify",
+    __doc__,
+    argument("--hash", action="store_true", help="also print the content hash of all generations"),
+    argument(
         "--repair",
         action="store_true",
         help="move damaged and foreign files to quarantine/, so that jobs.generate redoes their units",
-    )
-    options = parser.parse_args(arguments)
-    try:
-        run_directory = RunDirectory.open(options.output)
-    except (ValueError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    try:
-        check = _repair(run_directory) if options.repair else check_run(run_directory)
-    except (ValueError, OSError, LeaseHeld) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+    ),
+)
+def main(run_directory: RunDirectory, options: argparse.Namespace) -> int:
+    """Return 0 if every row is in data or errors exactly once and all counts agree, 1 if not, 2 if there is no run."""
+    check = _repair(run_directory) if options.repair else check_run(run_directory)
     print_summary(run_directory, check)
     for note in check.notes:
         print(f"note: {note}")

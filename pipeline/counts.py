@@ -1,4 +1,4 @@
-"""Counts of rows, tokens and rounds. Counts add; rates are computed only here.
+"""Counts of rows, tokens and rounds, and scores of texts. They add; rates are computed only here.
 
 A rate cannot be added, averaged or compared across batches without knowing its denominator, so nothing in Dray stores
 one: rows, footers, receipts and reports hold counts, and a rate is a property of a sum of counts.
@@ -6,18 +6,32 @@ one: rows, footers, receipts and reports hold counts, and a rate is a property o
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
 from functools import reduce
 from itertools import zip_longest
-from typing import Any
+from typing import Any, Self
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 
+class Sums:
+    """Mixin of dataclasses that add field by field, tuples of them place by place."""
+
+    def __add__(self, other: Self) -> Self:
+        make: Callable[..., Self] = type(self)
+        return make(*map(_sum, vars(self).values(), vars(other).values()))
+
+
+def _sum(left: Any, right: Any) -> Any:
+    is_ragged = isinstance(left, tuple)
+    return tuple(a + b for a, b in zip_longest(left, right, fillvalue=0)) if is_ragged else left + right
+
+
 @dataclass(frozen=True)
-class Counts:
+class Counts(Sums):
     """The counts of one unit, one run or one second: `sum(parts, Counts())` is the whole.
 
     `num_rows` are input rows, generated or failed; `num_errors` the failed ones; `num_generations` the
@@ -36,11 +50,6 @@ class Counts:
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
     accepted_per_position: tuple[int, ...] = ()
-
-    def __add__(self, other: Counts) -> Counts:
-        sums = {name: getattr(self, name) + getattr(other, name) for name in _NUMBERS}
-        per_position = _add_ragged(self.accepted_per_position, other.accepted_per_position)
-        return Counts(**sums, accepted_per_position=per_position)
 
     @property
     def acceptance_rate(self) -> float | None:
@@ -62,31 +71,50 @@ class Counts:
         return cls(**{**values, "accepted_per_position": tuple(values["accepted_per_position"])})
 
 
-_NUMBERS = tuple(field.name for field in fields(Counts) if field.name != "accepted_per_position")
+@dataclass(frozen=True)
+class Scores(Sums):
+    """Sums over scored texts."""
 
+    num_texts: int = 0
+    num_tokens: int = 0
+    logprob: float = 0.0
+    num_greedy: int = 0
+    num_best: int = 0
 
-def _add_ragged(left: tuple[int, ...], right: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(a + b for a, b in zip_longest(left, right, fillvalue=0))
+    @property
+    def perplexity(self) -> float | None:
+        """exp of the mean negative log-probability of a token; None without tokens."""
+        return math.exp(min(700.0, -self.logprob / self.num_tokens)) if self.num_tokens else None
+
+    def to_dict(self) -> dict[str, float | int | None]:
+        """Return the sums and the perplexity, as report.json has them."""
+        return {**vars(self), "perplexity": self.perplexity}
 
 
 _PER_SAMPLE = ["num_cached_tokens", "num_output_tokens", "num_rounds", "num_draft_tokens", "num_accepted_tokens"]
 COUNTED_COLUMNS = ["sample", "num_prompt_tokens", *_PER_SAMPLE, "accepted_per_position"]
+SCORED_COLUMNS = ["num_output_tokens", "logprob", "is_greedy", "is_best"]
 
 
-def count_generations(generations: pa.Table, num_errors: int) -> Counts:
+def count_generations(generations: pa.Table, num_errors: int = 0) -> Counts:
     """Count a table of generation rows and `num_errors` rows that failed beside them."""
     generations = generations.select(COUNTED_COLUMNS)  # a filter does not know every type of a carried column
     once_per_prompt = generations.filter(pc.field("sample") == 0)
     accepted = (tuple(positions or ()) for positions in generations["accepted_per_position"].to_pylist())
-
-    def total(table: pa.Table, column: str) -> int:
-        return int(pc.sum(table[column], min_count=0).as_py())
-
     return Counts(
         num_rows=once_per_prompt.num_rows + num_errors,
         num_generations=generations.num_rows,
         num_errors=num_errors,
-        num_prompt_tokens=total(once_per_prompt, "num_prompt_tokens"),
-        **{column: total(generations, column) for column in _PER_SAMPLE},
-        accepted_per_position=reduce(_add_ragged, accepted, ()),
+        num_prompt_tokens=_total(once_per_prompt, "num_prompt_tokens"),
+        **{column: _total(generations, column) for column in _PER_SAMPLE},
+        accepted_per_position=reduce(_sum, accepted, ()),
     )
+
+
+def count_scores(scored: pa.Table) -> Scores:
+    """Count a table of rows of texts that were scored."""
+    return Scores(scored.num_rows, *(_total(scored, column) for column in SCORED_COLUMNS))
+
+
+def _total(table: pa.Table, column: str) -> Any:
+    return pc.sum(table[column], min_count=0).as_py()

@@ -17,6 +17,7 @@ from typing import Any
 import ray
 
 from actors.settings import DraftSettings
+from pipeline.counts import Sums
 from pipeline.logs import Event
 from pipeline.ray_internals import actor_id_of
 
@@ -39,7 +40,7 @@ class Calls:
 
 
 @dataclass
-class LinkStats:
+class LinkStats(Sums):
     """Counts of what crossed a link, and of its failures."""
 
     num_losses: int = 0  # times that the actor died, failed or was given up
@@ -51,9 +52,6 @@ class LinkStats:
     num_bytes_received: int = 0  # of the arrays in replies
     num_distribution_bytes: int = 0  # of those: distributions, unless coupled
     wait_seconds: float = 0.0  # that rounds waited for drafts
-
-    def __add__(self, other: LinkStats) -> LinkStats:
-        return LinkStats(**{name: value + getattr(other, name) for name, value in vars(self).items()})
 
 
 class DraftLink:

@@ -7,9 +7,11 @@ from rich.table import Table
 
 from jobs.driver.backend import Exactness, exactness_found, why_inexact
 from jobs.driver.progress import format_length, format_rate, format_seconds
-from jobs.driver.scores import scores_table, total_scores
+from jobs.driver.tables import scores_table
+from pipeline.counts import SCORED_COLUMNS, Scores, count_scores
 from pipeline.run.check import CheckReport
 from pipeline.run.directory import RunDirectory
+from pipeline.run.tally import tally
 
 
 def make_report(run_directory: RunDirectory, check: CheckReport, seconds: float) -> dict[str, Any]:
@@ -22,7 +24,7 @@ def make_report(run_directory: RunDirectory, check: CheckReport, seconds: float)
         "counts": counts.to_dict(),
         "acceptance_rate": counts.acceptance_rate,
         "mean_acceptance_length": counts.mean_acceptance_length,
-        **({"scores": total_scores(run_directory).to_dict()} if run_directory.has_scores else {}),
+        **({"scores": _scores(run_directory).to_dict()} if run_directory.has_scores else {}),
         "seconds_of_last_command": round(seconds, 3),
         "exact": (exact := exactness_of(run_directory, check)),
         "why_inexact": why_inexact(_verification(run_directory)) if exact == "no" else "",
@@ -31,6 +33,10 @@ def make_report(run_directory: RunDirectory, check: CheckReport, seconds: float)
         "notes": check.notes,
         "versions": run_directory.run.get("versions", {}),
     }
+
+
+def _scores(run_directory: RunDirectory) -> Scores:
+    return sum(tally(run_directory, (), SCORED_COLUMNS, count_scores).values(), Scores())
 
 
 def exactness_of(run_directory: RunDirectory, check: CheckReport) -> Exactness:

@@ -5,25 +5,21 @@ A part is read by the columns that are counted, never its texts, and a few parts
 
 from __future__ import annotations
 
-import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
-from jobs.report_page.marked_text import rounds_of
-from jobs.report_page.recorded_rounds import RecordedRounds
+from jobs.report_page.recorded_rounds import RecordedRounds, count_rounds
 from jobs.report_page.timeline import Timeline, UnitTime
-from pipeline.counts import COUNTED_COLUMNS, Counts, count_generations
-from pipeline.inputs.arrow_values import shown_rows
+from pipeline.counts import COUNTED_COLUMNS, SCORED_COLUMNS, Counts, Scores, Sums, count_generations, count_scores
 from pipeline.run.commit import Work, receipt_of, work_of
 from pipeline.run.directory import RunDirectory
-from pipeline.run.unit_rows import pick_rows, read_ahead
-from pipeline.schema import SCORE_COLUMNS
+from pipeline.run.tally import grouped, refuse_unknown_columns
+from pipeline.run.unit_rows import read_ahead
+from pipeline.storage.parquet import read_columns
 
 OTHERS = "(others)"
 _MAX_GROUPS = 40
@@ -34,19 +30,13 @@ _PARTS_AHEAD = 8
 _LENGTHS_OF_TURNS = "turns.list.element.num_output_tokens"  # in Parquet: the texts of the turns are not read
 
 
-@dataclass
-class Group:
-    """The counts of the rows of one kind; `logprob` is the sum of their texts' in a run of scores."""
+@dataclass(frozen=True)
+class Group(Sums):
+    """The counts of the rows of one kind, with the scores of their texts in a run of scores."""
 
     counts: Counts = field(default_factory=Counts)
     rounds: RecordedRounds = field(default_factory=RecordedRounds)
-    logprob: float = 0.0
-
-    @property
-    def perplexity(self) -> float | None:
-        """exp(-logprob / tokens) of all texts together; None without a token."""
-        tokens = self.counts.num_output_tokens
-        return math.exp(min(-self.logprob / tokens, 700.0)) if tokens else None
+    scores: Scores = field(default_factory=Scores)
 
 
 @dataclass
@@ -70,12 +60,7 @@ class RunFacts:
     @property
     def whole(self) -> Group:
         """The counts of all rows that were generated."""
-        whole = Group()
-        for group in self.groups.values():
-            whole.counts += group.counts
-            whole.rounds.add(group.rounds)
-            whole.logprob += group.logprob
-        return whole
+        return sum(self.groups.values(), Group())
 
     def add(self, table: pa.Table, written_at: float) -> None:
         """Count the rows of one more part; `written_at` is the time of its file, for parts that say no other."""
@@ -84,18 +69,19 @@ class RunFacts:
         self._add_work(work)
         spent = UnitTime(written_at, None) if work is None else UnitTime(work.ended_at, work.seconds)
         self.timeline.add(spent, receipt.counts.num_output_tokens, receipt.counts.num_rows)
-        for name, part in _by_values(table, self.by):
-            self._group(name).counts += count_generations(part, num_errors=0)
-            self._add_details(self._group(name), part)
-        if "draft_version" in table.column_names:
-            for version, samples in _by_values(table, ["draft_version"]):
-                number = int(version)
-                self.versions[number] = self.versions.get(number, Counts()) + count_generations(samples, 0)
-        self.finish_reasons.update(_counted(table["finish_reason"]))
-        self.output_lengths.update(_counted(table["num_output_tokens"]))
-        firsts = [place for place, sample in enumerate(table["sample"].to_pylist()) if sample == 0]
-        of_rows = table["num_prompt_tokens"].take(pa.array(firsts, pa.int64()))  # none where all rows failed
-        self.prompt_lengths.update(_counted(of_rows))
+        for values, part in grouped(table, self.by):
+            name = ", ".join(value.shown for value in values)
+            name = name if name in self.groups or len(self.groups) < _MAX_GROUPS else OTHERS
+            scores = count_scores(part) if set(SCORED_COLUMNS) <= {*part.column_names} else Scores()
+            found = Group(count_generations(part), count_rounds(part), scores)
+            self.groups[name] = self.groups.get(name, Group()) + found
+        for (version,), samples in grouped(table, ["draft_version"]) if "draft_version" in table.column_names else ():
+            number = int(version.shown)
+            self.versions[number] = self.versions.get(number, Counts()) + count_generations(samples)
+        self.finish_reasons.update(table["finish_reason"].to_pylist())
+        self.output_lengths.update(table["num_output_tokens"].to_pylist())
+        of_prompts = table.select(["sample", "num_prompt_tokens"]).filter(pc.field("sample") == 0)
+        self.prompt_lengths.update(of_prompts["num_prompt_tokens"].to_pylist())
 
     def _add_work(self, work: Work | None) -> None:
         if work is None:
@@ -104,50 +90,26 @@ class RunFacts:
         if work.round_seconds and work.round_seconds not in self.round_seconds:
             self.round_seconds.append(work.round_seconds)
 
-    def _add_details(self, group: Group, part: pa.Table) -> None:
-        if "logprob" in part.column_names:
-            group.logprob += sum(value for value in part["logprob"].to_pylist() if value is not None)
-        if "draft_rounds" not in part.column_names:
-            return
-        lengths: list[Any] = part["num_output_tokens"].to_pylist()
-        turns = part["turns"].to_pylist() if "turns" in part.column_names else [None] * len(lengths)
-        for rounds, length, of_turns in zip(part["draft_rounds"].to_pylist(), lengths, turns, strict=True):
-            if rounds is not None:
-                turn_lengths = [length] if of_turns is None else [turn["num_output_tokens"] for turn in of_turns]
-                group.rounds.add_sample(rounds_of(rounds, turn_lengths))
-
-    def _group(self, name: str) -> Group:
-        if name not in self.groups and len(self.groups) >= _MAX_GROUPS:
-            name = OTHERS
-        return self.groups.setdefault(name, Group())
-
 
 def gather(run_directory: RunDirectory, by: Sequence[str] | None = None) -> RunFacts:
     """Return the facts of the units that are committed now, grouped by these columns, or by one that suits.
 
     A part that cannot be read is left out and noted. Raises ValueError for a column that is not there, and OSError.
     """
-    schema = run_directory.generations_schema
-    for name in by or ():
-        if name not in schema.names:
-            raise ValueError(f"the output has no column {name!r}; it has {', '.join(schema.names)}")
-    parts = sorted(_committed(run_directory), key=lambda part: part[0])
-    columns = tuple(by) if by is not None else suitable_column(run_directory, [unit_id for unit_id, _ in parts])
-    wanted = [*COUNTED_COLUMNS, "finish_reason", "draft_version", "draft_rounds", "row_id", *columns]
-    wanted += [column.name for column in SCORE_COLUMNS if column.name == "logprob"]
-    wanted = [name for name in dict.fromkeys(wanted) if name in schema.names]
+    refuse_unknown_columns(run_directory, by or ())
+    parts = run_directory.committed_parts()
+    columns = tuple(by) if by is not None else suitable_column(run_directory, sorted(parts))
+    wanted = [*COUNTED_COLUMNS, *SCORED_COLUMNS, "finish_reason", "draft_version", "draft_rounds", *columns]
+    wanted = [name for name in dict.fromkeys(wanted) if name in run_directory.generations_schema.names]
     wanted += [_LENGTHS_OF_TURNS] if run_directory.has_turns else []
     facts = RunFacts(columns, run_directory.manifest.num_units)
-
-    def read(part: tuple[int, float]) -> pa.Table | str:
-        return _read_part(run_directory, part[0], wanted)
-
-    for (_, written_at), found in zip(parts, read_ahead(read, parts, _PARTS_AHEAD), strict=True):
+    tables = read_ahead(lambda unit_id: _read_part(run_directory, unit_id, wanted), sorted(parts), _PARTS_AHEAD)
+    for unit_id, found in zip(sorted(parts), tables, strict=True):
         if isinstance(found, str):
             facts.notes.append(found)
         else:
             facts.num_committed += 1
-            facts.add(found, written_at)
+            facts.add(found, (parts[unit_id].mtime_ns or 0) / 1e9)
     if len(facts.notes) > _MAX_NOTES:
         facts.notes[_MAX_NOTES:] = [f"and {len(facts.notes) - _MAX_NOTES} more parts that could not be read"]
     return facts
@@ -171,39 +133,12 @@ def suitable_column(run_directory: RunDirectory, unit_ids: Sequence[int]) -> tup
     return ()
 
 
-def _committed(run_directory: RunDirectory) -> Iterator[tuple[int, float]]:
-    """Yield (unit id, time of its file) of each part, from one listing."""
-    committed = run_directory.committed_unit_ids()
-    for info in run_directory.location.child("data").list():
-        number = info.base_name.removeprefix("part-").removesuffix(".parquet")
-        if number.isdigit() and int(number) in committed:
-            yield int(number), (info.mtime_ns or 0) / 1e9
-
-
 def _read_part(run_directory: RunDirectory, unit_id: int, columns: Sequence[str]) -> pa.Table | str:
     """Return these columns of a part, with its footer; a sentence if it cannot be read."""
-    location = run_directory.part_path(unit_id)
-
-    def read() -> pa.Table:
-        with location.filesystem.open_input_file(location.path) as file:
-            return pq.ParquetFile(file, pre_buffer=True).read(list(columns))
-
     try:
-        table = location.retrying("reading", read)
+        table = read_columns(run_directory.part_path(unit_id), columns)
         receipt_of(table.schema)
-    except (OSError, pa.ArrowException, ValueError, KeyError, TypeError) as error:
-        return f"part {unit_id} could not be read ({type(error).__name__}); python -m jobs.verify says more"
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        why = type(error.__cause__ or error).__name__
+        return f"part {unit_id} could not be read ({why}); python -m jobs.verify says more"
     return table
-
-
-def _by_values(table: pa.Table, columns: Sequence[str]) -> Iterator[tuple[str, pa.Table]]:
-    """Yield the rows of each combination of values of these columns, under the values' names."""
-    rows: dict[str, list[int]] = {}
-    for index, values in enumerate(shown_rows(table, columns)):
-        rows.setdefault(", ".join(values), []).append(index)
-    for name, indices in rows.items():
-        yield name, pick_rows(table, indices)
-
-
-def _counted(column: pa.ChunkedArray[Any]) -> Counter[Any]:
-    return Counter(column.to_pylist())

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from itertools import chain
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from pipeline.inputs.units import WorkUnit
 from pipeline.run.directory import RunDirectory
 from pipeline.run.unit_rows import read_ahead
 from pipeline.storage.location import Location
+from pipeline.storage.parquet import read_columns
 
 _BITS_OF_ROW = 32
 _MAX_EXAMPLES = 3
@@ -28,12 +28,12 @@ class FoundRow:
 def find_rows(run_directory: RunDirectory, wanted: str) -> list[FoundRow]:
     """Return the committed rows with this id of their own, or, if there are none, the one with this row_id.
 
-    Only ids are read, of one part after the other. Raises LookupError, in one line, if there is no such row, and
+    Only ids are read, of one part after the other. Raises ValueError, in one line, if there is no such row, and
     OSError.
     """
     committed, failed = run_directory.committed_unit_ids(), run_directory.failed_unit_ids()
-    parts = (run_directory.part_path(unit.unit_id) for unit in run_directory.units() if unit.unit_id in committed)
-    errors = (run_directory.errors_path(unit_id) for unit_id in sorted(failed) if unit_id in committed)
+    parts = map(run_directory.part_path, committed)
+    errors = map(run_directory.errors_path, sorted(failed.intersection(committed)))
     found: dict[int, None] = {}
     examples: list[str] = []
     for table in read_ahead(_ids, chain(parts, errors)):
@@ -56,21 +56,15 @@ def find_rows(run_directory: RunDirectory, wanted: str) -> list[FoundRow]:
     ]
     if not rows:
         num_missing = run_directory.manifest.num_units - len(committed)
-        raise LookupError(_why_not(run_directory, wanted, examples, num_missing))
+        raise ValueError(_why_not(run_directory, wanted, examples, num_missing))
     return rows
 
 
 def _ids(location: Location) -> pa.Table:
-    def read() -> pa.Table:
-        with location.filesystem.open_input_file(location.path) as file:
-            return pq.ParquetFile(file).read(["row_id", "id"])
-
     try:
-        return location.retrying("reading", read)
+        return read_columns(location, ["row_id", "id"])
     except FileNotFoundError:  # a retry has moved the last of a unit's error rows
         return pa.table({"row_id": pa.array([], pa.int64()), "id": pa.array([], pa.string())})
-    except pa.ArrowException as error:
-        raise OSError(f"{location.name}: damaged ({error}); python -m jobs.verify says more") from error
 
 
 def _why_not(run_directory: RunDirectory, wanted: str, examples: list[str], num_missing: int) -> str:

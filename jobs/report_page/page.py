@@ -16,13 +16,12 @@ from jobs.report_page.estimate import time_without_speculation
 from jobs.report_page.facts import Group, RunFacts, gather
 from jobs.report_page.numbers import FILTERS
 from jobs.report_page.recorded_rounds import expected_length
-from jobs.report_page.samples import codec_of, read_samples
+from jobs.report_page.samples import codec_or_why_not, read_samples
 from pipeline.run.dead_letters import DeadLetters, Wanted, find_dead_letters
 from pipeline.run.directory import RunDirectory
 from pipeline.run.progress.draft_versions import DraftVersion, DraftVersions
 from pipeline.storage.location import Location
 from pipeline.storage.whole_file import replace_file, replacement
-from pipeline.text.codec import TextCodec
 
 _FOLDER = Path(__file__).parent
 NAME = "report.html"
@@ -63,7 +62,7 @@ def write_page(run_directory: RunDirectory, by: Sequence[str] | None = None, to:
 def page_of(run_directory: RunDirectory, by: Sequence[str] | None = None) -> str:
     """Return the page of a run as it is now. Raises as `write_page` does."""
     facts = gather(run_directory, by)
-    codec, why_unmarked = _codec(run_directory)
+    codec, why_unmarked = codec_or_why_not(run_directory)
     samples = read_samples(run_directory, codec, facts.by)
     if not why_unmarked and not any(sample.pieces for sample in samples):
         why_unmarked = "no rounds of these rows were recorded (output.rounds; vLLM does not tell what it rejects)"
@@ -198,14 +197,6 @@ def _versions(run_directory: RunDirectory, facts: RunFacts) -> list[tuple[int, D
         return []
     counts = {number: Group(facts.versions[number]) for number in facts.versions}
     return [(number, offered.get(number), counts.get(number, Group())) for number in numbers]
-
-
-def _codec(run_directory: RunDirectory) -> tuple[TextCodec | None, str]:
-    """Return the tokenizer of the run, or None and why there is none."""
-    try:
-        return codec_of(run_directory), ""
-    except (ValueError, OSError) as error:
-        return None, f"the tokenizer is not to be had here: {error}"
 
 
 def _moment(seconds: float) -> str:

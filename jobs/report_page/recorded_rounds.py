@@ -6,11 +6,14 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from jobs.report_page.marked_text import RoundOfText
+import pyarrow as pa
+
+from jobs.report_page.marked_text import RoundOfText, rounds_of
+from pipeline.counts import Sums
 
 
 @dataclass
-class RecordedRounds:
+class RecordedRounds(Sums):
     """Rounds by (tokens drafted, tokens accepted), and how many drafted tokens the target has judged.
 
     A token is judged if all before it in its draft were accepted. One behind the end of a text is not judged.
@@ -27,12 +30,6 @@ class RecordedRounds:
             self.num_rounds[each.num_drafted, len(each.accepted)] += 1
             has_judged_one_more = each.rejected_token_ids and each.own is not None  # else the text had ended
             self.num_judged += len(each.accepted) + bool(has_judged_one_more)
-
-    def add(self, other: RecordedRounds) -> None:
-        """Count what the other one has counted."""
-        self.num_rounds += other.num_rounds
-        self.num_judged += other.num_judged
-        self.num_samples += other.num_samples
 
     @property
     def total(self) -> int:
@@ -65,6 +62,18 @@ class RecordedRounds:
         for drafted in range(max((drafted for drafted, _ in self.num_rounds), default=-1) + 1):
             rounds = {taken: number for (length, taken), number in self.num_rounds.items() if length == drafted}
             yield drafted, sum(rounds.values()), rounds.get(drafted, 0)
+
+
+def count_rounds(generations: pa.Table) -> RecordedRounds:
+    """Count the rounds in a table of generations, as far as they were recorded."""
+    found, names = RecordedRounds(), generations.column_names
+    if "draft_rounds" in names:
+        wanted = [name for name in ("draft_rounds", "num_output_tokens", "turns") if name in names]
+        for row in generations.select(wanted).to_pylist():
+            if row["draft_rounds"] is not None:
+                turns = [row] if row.get("turns") is None else row["turns"]
+                found.add_sample(rounds_of(row["draft_rounds"], [turn["num_output_tokens"] for turn in turns]))
+    return found
 
 
 def expected_length(alpha: float, num_drafted: int) -> float:

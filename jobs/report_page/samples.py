@@ -8,6 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from jobs.report_page.find_row import FoundRow
 from jobs.report_page.marked_text import Piece, RoundOfText, marked_text, rounds_of
 from pipeline.inputs.arrow_values import shown_rows
 from pipeline.inputs.units import WorkUnit
@@ -57,6 +58,14 @@ def codec_of(run_directory: RunDirectory) -> TextCodec:
     return TextCodec.load(str(path))
 
 
+def codec_or_why_not(run_directory: RunDirectory) -> tuple[TextCodec | None, str]:
+    """Return the tokenizer of a run, or None and why there is none."""
+    try:
+        return codec_of(run_directory), ""
+    except (ValueError, OSError) as error:
+        return None, f"the tokenizer is not to be had here: {error}"
+
+
 def read_samples(run_directory: RunDirectory, codec: TextCodec | None, by: Sequence[str]) -> list[Sample]:
     """Return the first sample of each of some rows that are committed, the same ones whose rounds are recorded.
 
@@ -66,7 +75,7 @@ def read_samples(run_directory: RunDirectory, codec: TextCodec | None, by: Seque
     samples = []
     for unit, ordinals in _units_of(run_directory, wanted):
         try:
-            rows = read_unit_rows(run_directory, unit, columns=columns_of(run_directory, by))
+            rows = read_unit_rows(run_directory, unit, columns=_columns_of(run_directory, by))
         except (OSError, ValueError):  # not committed yet, or damaged, which the facts of the run note
             continue
         for ordinal in ordinals:
@@ -89,7 +98,26 @@ def samples_of_row(
     ]
 
 
-def columns_of(run_directory: RunDirectory, by: Sequence[str] = ()) -> list[str]:
+def samples_of_found(
+    run_directory: RunDirectory, row: FoundRow, codec: TextCodec | None, number: int | None
+) -> list[Sample]:
+    """Return the samples of a row that was found, or one of them. Raises ValueError if that one is not there."""
+    try:
+        rows = read_unit_rows(run_directory, row.unit, columns=_columns_of(run_directory))
+    except FileNotFoundError as error:
+        raise ValueError(f"row {row.row_id} is in unit {row.unit.unit_id}, which is not committed yet") from error
+    samples = samples_of_row(rows, row.row_id, codec, ())
+    if not samples:
+        raise ValueError(f"row {row.row_id} is neither in data nor in errors; python -m jobs.verify says more")
+    if number is None or samples[0].is_error:
+        return samples
+    if not 0 <= number < len(samples):
+        has = "one sample, number 0" if len(samples) == 1 else f"{len(samples)} samples, 0 to {len(samples) - 1}"
+        raise ValueError(f"row {samples[0].name!r} has {has}; there is no sample {number}")
+    return [samples[number]]
+
+
+def _columns_of(run_directory: RunDirectory, by: Sequence[str] = ()) -> list[str]:
     """Return the columns of data/ that a sample needs."""
     there = run_directory.generations_schema.names
     return [*_COLUMNS, *(name for name in dict.fromkeys([*_OPTIONAL, *by]) if name in there and name not in _COLUMNS)]

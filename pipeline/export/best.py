@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 
 from pipeline.inputs.arrow_values import shown_values
 from pipeline.run.directory import RunDirectory
+from pipeline.run.tally import refuse_unknown_columns
 from pipeline.run.unit_rows import each_unit, pick_rows, refuse_incomplete
 from pipeline.storage.location import Location
 from pipeline.storage.whole_file import replacement
@@ -32,9 +33,7 @@ def pick_best(run_directory: RunDirectory, path: str, by: str, group: str, *, lo
     numbers, IncompleteRunError if units are missing, and OSError. The file appears whole or not at all.
     """
     schema = run_directory.generations_schema
-    for name in (by, group):
-        if name not in schema.names:
-            raise ValueError(f"the output has no column {name!r}; it has {', '.join(schema.names)}")
+    refuse_unknown_columns(run_directory, (by, group))
     kind = schema.field(by).type
     if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)):
         raise ValueError(f"column {by!r} holds {kind}, of which none is the best; name a column of numbers")

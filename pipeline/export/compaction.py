@@ -75,7 +75,7 @@ class Compaction:
         """
         if not is_partial:
             refuse_incomplete(run_directory)
-        _refuse_inside(run_directory, destination)
+        run_directory.refuse_inside(destination, "compact")
         self.run_directory, self.destination, self.include_errors = run_directory, destination, include_errors
         self._cut = cut
         self._counts, self._content = Counts(), ContentHash()  # of the rows that were read from the run
@@ -181,14 +181,6 @@ def _state(run_directory: RunDirectory, include_errors: bool) -> str:
         f"{folder}/{info.base_name} {info.size} {file_version(info)}\n" for folder, info in listed if info.is_file
     )
     return hashlib.sha256("".join(lines).encode()).hexdigest()
-
-
-def _refuse_inside(run_directory: RunDirectory, destination: Location) -> None:
-    """Raise ValueError if the destination is in the run: the run stays as it is."""
-    source = run_directory.location
-    is_inside = f"{destination.path.rstrip('/')}/".startswith(f"{source.path.rstrip('/')}/")
-    if is_inside and destination.is_local == source.is_local:
-        raise ValueError(f"{destination.name} is inside the run; compact it to a folder of its own")
 
 
 def _clear(destination: Location, note: Mapping[str, Any]) -> None:

@@ -190,21 +190,29 @@ class RunDirectory:
 
     def committed_unit_ids(self) -> IdSet:
         """Return the ids of the units that are done, from one listing of data/."""
-        names = (_PART_NAME.fullmatch(info.base_name) for info in self.location.child("data").list())
-        return IdSet(int(name[1]) for name in names if name)
+        return IdSet(unit_id for unit_id, _ in self._files("data"))
+
+    def committed_parts(self) -> dict[int, fs.FileInfo]:
+        """Return the file of each unit that is done, from one listing of data/."""
+        return dict(self._files("data"))
 
     def failed_unit_ids(self) -> set[int]:
         """Return the ids of the units that have an errors file; an unfinished attempt may have left one."""
-        names = (_PART_NAME.fullmatch(info.base_name) for info in self.location.child("errors").list())
-        return {int(name[1]) for name in names if name}
+        return {unit_id for unit_id, _ in self._files("errors")}
 
     def truncated_parts(self) -> dict[str, str]:
         """Return the reason for each part ("data/part-...") that is too short to be Parquet, from one listing."""
         return {
             f"data/{info.base_name}": f"it has {info.size} bytes, and the shortest Parquet file {_SHORTEST_PARQUET}"
-            for info in self.location.child("data").list()
-            if info.is_file and info.size < _SHORTEST_PARQUET and _PART_NAME.fullmatch(info.base_name)
+            for _, info in self._files("data")
+            if info.is_file and info.size < _SHORTEST_PARQUET
         }
+
+    def _files(self, folder: str) -> Iterator[tuple[int, fs.FileInfo]]:
+        """Yield the id of each unit that has a file in this folder, with the file, from one listing."""
+        for info in self.location.child(folder).list():
+            if name := _PART_NAME.fullmatch(info.base_name):
+                yield int(name[1]), info
 
     def missing_units(self) -> Iterator[WorkUnit]:
         """Yield the units that are not done, in order."""
@@ -223,6 +231,12 @@ class RunDirectory:
     def temporary(self) -> Location:
         """The folder for unfinished files on a local disk."""
         return self.location.child("_tmp")
+
+    def refuse_inside(self, place: Location, doing: str) -> None:
+        """Raise ValueError if a place to which `doing` ("publish") writes the run is in it: the run stays as it is."""
+        inside, whole = (f"{each.path.rstrip('/')}/" for each in (place, self.location))
+        if place.is_local == self.location.is_local and inside.startswith(whole):
+            raise ValueError(f"{place.name} is inside the run; {doing} it to a folder of its own")
 
     def write_report(self, report: Mapping[str, Any]) -> None:
         """Write report.json, in place of an older one."""

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from pipeline.storage.location import Location
+
 _ROWS_PER_ROW_GROUP = 8192
 
 
@@ -20,6 +22,19 @@ def to_parquet(table: pa.Table) -> bytes:
 def open_checked(file: pa.NativeFile) -> pq.ParquetFile:
     """Open the Parquet file in this stream. Opening and reading raise OSError or ArrowException if it is damaged."""
     return pq.ParquetFile(file, page_checksum_verification=True)
+
+
+def read_columns(location: Location, columns: Sequence[str]) -> pa.Table:
+    """Read these columns of a Parquet file, and no others. Raises OSError, and ValueError, naming it, for damage."""
+
+    def read() -> pa.Table:
+        with location.filesystem.open_input_file(location.path) as file:
+            return pq.ParquetFile(file, pre_buffer=True, page_checksum_verification=True).read(list(columns))
+
+    try:
+        return location.retrying("reading", read)
+    except pa.ArrowException as error:
+        raise ValueError(f"{location.name}: damaged ({error}); python -m jobs.verify says more") from error
 
 
 def table_of(content: bytes, columns: Sequence[str] | None = None) -> pa.Table:

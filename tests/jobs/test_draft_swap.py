@@ -14,8 +14,10 @@ from actors.workers import draft_follower
 from actors.workers.generator import Generator
 from jobs import report, swap_draft
 from jobs.work import generation
+from pipeline.counts import COUNTED_COLUMNS, count_generations
 from pipeline.run.directory import RunDirectory
 from pipeline.run.progress.draft_versions import DraftVersions
+from pipeline.run.tally import tally
 from tests.jobs.conftest import Job
 from tests.jobs.runs import content, generations, problems, wait_until
 
@@ -80,7 +82,8 @@ def test_a_draft_that_is_replaced_in_the_middle_of_a_run_changes_no_token(
     rows = generations(job.output)
     assert {row["draft_version"] for row in rows} == {0, 1}
     assert sum(row["num_accepted_tokens"] for row in rows if row["draft_version"]) > 0
-    groups = dict(report.acceptance_by(RunDirectory.open(str(job.output)), ["draft_version", "kind"]))
+    run = RunDirectory.open(str(job.output))
+    groups = tally(run, ["draft_version", "kind"], COUNTED_COLUMNS, count_generations)
     assert {version for version, _ in groups} == {"0", "1"}
     assert sum(counts.num_generations for counts in groups.values()) == 30
     job.printed()

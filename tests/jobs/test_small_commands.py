@@ -1,4 +1,4 @@
-"""verify, report and export on a finished run."""
+"""verify and export on a finished run."""
 
 import json
 import shutil
@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from jobs import export, report, verify
+from jobs import export, verify
+from jobs.runs.exported import errors_beside
 from tests.jobs.runs import generations
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_address")]
@@ -30,20 +31,6 @@ def test_verify_accepts_a_complete_run_and_prints_its_hash(output: Path, capsys:
 def test_verify_refuses_a_folder_without_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert verify.main([str(tmp_path)]) == 2
     assert "no run here" in capsys.readouterr().err
-
-
-def test_the_report_by_a_column_adds_up_to_the_whole(output: Path) -> None:
-    run = report.RunDirectory.open(str(output))
-    ((_, whole),) = report.acceptance_by(run, [])
-    by_kind = dict(report.acceptance_by(run, ["kind"]))
-    assert sorted(by_kind) == [("b",), ("c",), ("chat",)]
-    assert sum(by_kind.values(), report.Counts()) == whole
-    assert whole.num_output_tokens == sum(row["num_output_tokens"] for row in generations(output))
-
-
-def test_a_report_by_an_unknown_column_names_the_columns(output: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert report.main([str(output), "--by", "colour"]) == 2
-    assert "no column 'colour'; it has row_id" in capsys.readouterr().err
 
 
 def test_the_export_has_one_line_for_every_input_row(output: Path, tmp_path: Path) -> None:
@@ -125,4 +112,4 @@ def test_json_lines_are_not_written_to_a_file_named_as_parquet(
     ],
 )
 def test_failed_rows_go_to_a_file_named_after_that_of_the_generations(file: str, beside: str) -> None:
-    assert export.errors_beside(file) == beside
+    assert errors_beside(file) == beside

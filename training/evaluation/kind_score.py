@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
-from functools import reduce
-from operator import add
+from dataclasses import dataclass, field
 from typing import Any
 
+from pipeline.counts import Sums
 from training.evaluation.replay import Rounds
 
 _RATES = ("agreement", "overlap", "match_rate", "acceptance_rate", "tokens_a_round", "reproduced")
 
 
 @dataclass(frozen=True)
-class KindScore:
+class KindScore(Sums):
     """What was counted over the output tokens of some rows; the rates are made of it."""
 
     num_rows: int = 0
@@ -24,9 +23,6 @@ class KindScore:
     num_known: int = 0  # tokens at which the target's pick is known: rows with a noise key, and greedy ones
     num_reproduced: int = 0  # of them, those that are the target's pick
     rounds: Rounds = field(default_factory=Rounds)
-
-    def __add__(self, other: KindScore) -> KindScore:
-        return KindScore(*(getattr(self, each.name) + getattr(other, each.name) for each in fields(KindScore)))
 
     @property
     def agreement(self) -> float:
@@ -87,7 +83,7 @@ class DraftScore:
     @property
     def all(self) -> KindScore:
         """The score over the rows of all kinds."""
-        return reduce(add, self.by_kind.values(), KindScore())
+        return sum(self.by_kind.values(), KindScore())
 
     @property
     def reproduced(self) -> float | None:

@@ -17,28 +17,17 @@ from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from itertools import accumulate
 
+from pipeline.counts import Sums
+
 
 @dataclass(frozen=True)
-class Rounds:
-    """The counts of some texts' rounds, as a run's rows have them. They add."""
+class Rounds(Sums):
+    """The counts of some texts' rounds, as a run's rows have them."""
 
     num_rounds: int = 0
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
     accepted_per_position: tuple[int, ...] = ()
-
-    def __add__(self, other: Rounds) -> Rounds:
-        longer = sorted((self.accepted_per_position, other.accepted_per_position), key=len)[1]
-        padded = (
-            (*counts, *[0] * (len(longer) - len(counts)))
-            for counts in (self.accepted_per_position, other.accepted_per_position)
-        )
-        return Rounds(
-            self.num_rounds + other.num_rounds,
-            self.num_draft_tokens + other.num_draft_tokens,
-            self.num_accepted_tokens + other.num_accepted_tokens,
-            tuple(map(sum, zip(*padded, strict=True))),
-        )
 
 
 def replay(

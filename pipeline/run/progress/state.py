@@ -53,9 +53,7 @@ def read_state(run_directory: RunDirectory, patience_s: float | None = None) -> 
     A driver that looks silent is watched for `patience_s` seconds (by default, a little more than it takes to renew its
     lease). Raises ValueError for a damaged manifest, and OSError if the storage does not answer.
     """
-    times = {
-        info.base_name: info.mtime for info in run_directory.location.child("data").list() if info.mtime is not None
-    }
+    parts = run_directory.committed_parts()
     # In this order a run that completes meanwhile is told of as running or complete, never as stopped.
     lease = run_directory.location.child("_LEASE")
     content = lease.read_if_there()
@@ -68,8 +66,7 @@ def read_state(run_directory: RunDirectory, patience_s: float | None = None) -> 
         num_rows += unit.num_rows
         if unit.unit_id in committed:
             num_committed_rows += unit.num_rows
-            when = times.get(run_directory.part_path(unit.unit_id).path.rpartition("/")[2])
-            if when is not None:
+            if unit.unit_id in parts and (when := parts[unit.unit_id].mtime) is not None:
                 commits.append((when, unit.num_rows))
     commits.sort()
     is_complete = is_success and len(committed) == run_directory.manifest.num_units

@@ -13,8 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from jobs.report import acceptance_by
-from pipeline.counts import count_generations
+from pipeline.counts import COUNTED_COLUMNS, count_generations
 from pipeline.errors import ErrorRow, RowError
 from pipeline.export.best import pick_best
 from pipeline.export.compacted_file import Cut
@@ -30,6 +29,7 @@ from pipeline.inputs.units import plan_units
 from pipeline.run.amend import amend_part
 from pipeline.run.commit import commit_part
 from pipeline.run.directory import RunDirectory
+from pipeline.run.tally import tally
 from pipeline.run.unit_rows import read_unit_rows
 from pipeline.schema import errors_table, generations_table
 from pipeline.storage.location import Location
@@ -271,7 +271,7 @@ def test_a_carried_column_of_any_type_comes_out_as_it_was_from_every_command(row
     for name, cells in EVERY_TYPE.items():
         if not name.startswith("bytes"):
             assert [line[name] for line in lines] == exported.get(name, plain_values(cells)), name
-    groups = {name: dict(acceptance_by(run_directory, [name])) for name in EVERY_TYPE}
+    groups = {name: tally(run_directory, [name], COUNTED_COLUMNS, count_generations) for name in EVERY_TYPE}
     assert {sum(each.num_generations for each in groups[name].values()) for name in EVERY_TYPE} == {3}
     seconds = "1970-01-01T00:00:00.00000000"
     assert [*groups["at ns"], *groups["nans"]] == [

@@ -1,0 +1,163 @@
+"""The shapes of commands: one does the work of a configuration, the other something with a run that is there."""
+
+import argparse
+import gc
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import wraps
+from pathlib import Path
+from pkgutil import resolve_name
+from typing import Any, Protocol, TypeVar
+
+import pyarrow as pa
+from pydantic import ByteSize, TypeAdapter
+
+from jobs.driver.exits import Exit, bad_configuration, interrupted
+from jobs.driver.stopping import sigterm_interrupts
+from jobs.shadows import refuse_shadows_of_workers
+from pipeline.run.directory import RunDirectory
+from pipeline.run.progress.lease import LeaseHeld
+from pipeline.run.unit_rows import IncompleteRunError
+
+_Config = TypeVar("_Config")
+_Add = Callable[[argparse.ArgumentParser], object]  # adds an argument to a parser
+_OfRun = Callable[[RunDirectory, argparse.Namespace], int]
+
+
+class Main(Protocol):
+    """A command: a function of its arguments, by default those of this process, that returns its exit code."""
+
+    def __call__(self, arguments: Sequence[str] | None = None, /) -> int: ...
+
+
+class Refused(Exception):
+    """What the user asks for cannot begin."""
+
+
+def configured(name: str, read: Callable[[Sequence[str], str], _Config], work: str) -> Main:
+    """Return the command that does `work`, "module:function", with the configuration that `read` returns.
+
+    `read` takes the arguments, and how the command was called. The module is imported behind it: that takes seconds, in
+    which `--help` and a wrong configuration have long been answered.
+    """
+
+    def main(arguments: Sequence[str] | None = None) -> int:
+        with sigterm_interrupts():
+            try:
+                config = read(sys.argv[1:] if arguments is None else arguments, _program(name))
+                refuse_shadows_of_workers()
+                with _no_garbage_collection():
+                    do = resolve_name(work)
+            except (ValueError, OSError) as error:
+                return bad_configuration(error)
+            except KeyboardInterrupt:
+                return interrupted()
+            try:
+                return int(do(config))
+            except KeyboardInterrupt:  # of a command that has nothing to end well
+                print("\ninterrupted", file=sys.stderr)
+                return Exit.INCOMPLETE
+
+    return main
+
+
+def with_options(name: str, explanation: str | None, work: str, *arguments: _Add) -> Main:
+    """Return the command that does `work`, "module:function", with its options. `--help` does not import the module."""
+
+    def main(given: Sequence[str] | None = None) -> int:
+        options = _parsed(name, explanation, arguments, given)
+        return int(resolve_name(work)(options))
+
+    return main
+
+
+def on_run(
+    name: str, explanation: str | None, *arguments: _Add, run: str = "OUTPUT", interrupted: str | None = None
+) -> Callable[[_OfRun], Main]:
+    """Return a decorator that makes a function of an opened run, which comes first, and of options into a command.
+
+    The exit code is 2 for what the function refuses in `refusals`, 1 for another error, and 3 if it was interrupted and
+    `interrupted` says what that means.
+    """
+    place = argument("run", metavar=run, help="run directory, local or a URI (s3://, gs://)")
+
+    def command(work: _OfRun) -> Main:
+        @wraps(work)
+        def main(given: Sequence[str] | None = None) -> int:
+            options = _parsed(name, explanation, (place, *arguments), given)
+            try:
+                with refusals():
+                    run_directory = RunDirectory.open(options.run)
+                return work(run_directory, options)
+            except (Refused, ValueError, OSError, pa.ArrowException, LeaseHeld) as error:
+                print(f"error: {error}", file=sys.stderr)
+                return Exit.BAD_CONFIGURATION if isinstance(error, Refused) else Exit.FAILED
+            except KeyboardInterrupt:
+                if interrupted is None:
+                    raise
+                print(f"\ninterrupted; {interrupted}", file=sys.stderr)
+                return Exit.INCOMPLETE
+
+        return main
+
+    return command
+
+
+@contextmanager
+def refusals() -> Iterator[None]:
+    """Take an error of the block as Refused, unless the run is incomplete: that is the run's fault."""
+    try:
+        yield
+    except IncompleteRunError:
+        raise
+    except (ValueError, OSError) as error:
+        raise Refused(str(error)) from error
+
+
+def argument(*names: str, **options: Any) -> _Add:
+    """Return what adds an argument, given as to argparse."""
+    return lambda parser: parser.add_argument(*names, **options)
+
+
+def number(text: str) -> int:
+    """Read a number from 1 on."""
+    if text.isascii() and text.isdigit() and int(text) >= 1:
+        return int(text)
+    raise argparse.ArgumentTypeError(f"expected a number from 1 on, got {text!r}")
+
+
+def size(text: str) -> int:
+    """Read a number of bytes from a text such as "200MB"."""
+    with suppress(ValueError):
+        if (num_bytes := TypeAdapter(ByteSize).validate_python(text)) >= 1:
+            return int(num_bytes)
+    raise argparse.ArgumentTypeError(f"expected a size such as 200MB or 1GiB, got {text!r}")
+
+
+def _parsed(
+    name: str, explanation: str | None, arguments: Sequence[_Add], given: Sequence[str] | None
+) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog=_program(name), description=explanation, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    for add in arguments:
+        add(parser)
+    return parser.parse_args(given)
+
+
+def _program(name: str) -> str:
+    """Return how the command `name` was called, for its help: by `dray`, or as a module."""
+    return f"dray {name}" if Path(sys.argv[0]).name == "dray" else f"python -m jobs.{name}"
+
+
+@contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """Collect no garbage while the block imports: all that modules make stays, and looking at it costs an eighth."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
