@@ -13,6 +13,7 @@ from fastapi import FastAPI
 from ray import serve
 from ray.serve.exceptions import DeploymentUnavailableError
 
+from actors.engines import backend_of
 from actors.workers.loading import load_codec
 from endpoint.answers.text import warn_of_late_text
 from endpoint.app import create_app
@@ -61,7 +62,7 @@ class Ingress:
         backends = [
             Replicas(
                 handle,
-                is_repeatable=model.settings.engine.is_repeatable,
+                is_repeatable=backend_of(model.settings).is_repeatable,
                 fingerprint=model.fingerprint,
                 max_requests=max_requests,
             )

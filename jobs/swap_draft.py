@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from actors.engines import backend_of
 from actors.settings import EngineSettings, GeneratorSettings, ModelSettings
 from jobs.driver.exits import program
 from pipeline.run.directory import RunDirectory
@@ -51,7 +52,7 @@ def check_draft(run_directory: RunDirectory, draft: str) -> None:
 
     if run_directory.is_success():
         raise ValueError(f"{run_directory.location.name} is complete, and nothing is left to draft for")
-    models, why = ModelSettings(**run_directory.run["models"]), settings_of(run_directory).why_draft_stays
+    models, why = ModelSettings(**run_directory.run["models"]), backend_of(settings_of(run_directory)).why_draft_stays
     if models.draft is None or why is not None:
         raise ValueError(
             f"the draft of {run_directory.location.name} cannot be replaced: {why or 'its run.json names none'}"

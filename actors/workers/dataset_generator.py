@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 from actors.drafts.roster import start_roster
 from actors.engine.loop import HANG_TIMEOUT_S
 from actors.engine.translation import EncodedRow, decode_row, encode_row
+from actors.engines import backend_of
 from actors.metrics import Metrics
 from actors.settings import GeneratorSettings
 from actors.workers.loading import LoadedEngine, publish_engine
@@ -55,11 +56,12 @@ def generate(
         raise ValueError(
             f"input_options.format is {options.format!r}, but a dataset has been read already; leave it out"
         )
+    backend_of(settings).check()
     pool = pool or ActorPool()
     if settings.chat.moment is None:
         settings = replace(settings, chat=replace(settings.chat, moment=datetime.now().isoformat()))
     arguments: dict[str, Any] = {"settings": settings, "input_options": options}
-    if settings.placement == "split":
+    if settings.has_draft_actors:
         arguments["roster"] = start_roster(settings, _RUN, LogSettings(), pool.num_at_once)
     return dataset.map_batches(
         DatasetGenerator, batch_size=rows_per_batch, fn_constructor_kwargs=arguments, **pool.map_options

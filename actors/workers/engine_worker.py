@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 import pyarrow as pa
 
 from actors.engine.loop import EngineStats
+from actors.engines import backend_of
 from actors.errors import describe
 from actors.settings import GeneratorSettings
 from actors.units.worker import EncodedInput, UnitWorker
@@ -43,7 +44,7 @@ class EngineWorker(UnitWorker[_Row]):
             self._reporter.loaded(settings.models, self._engine.facts)
             heartbeat = publish_engine(self._reporter.metrics, self._loop, self._engine.links, self._tell)
             self._reporter.start(heartbeat)
-            if settings.why_draft_stays is None:
+            if backend_of(settings).why_draft_stays is None:
                 self._follower = DraftFollower(self._loop, settings.models, offers_of(ledger, roster))
                 self._follower.start()
         except Exception as error:  # noqa: BLE001 - the first unit reports it: Ray Data would wrap it beyond reading

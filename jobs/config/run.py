@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 import pydantic
 
+from actors.engines import backend_of
 from actors.programs.settings import ProgramSettings
 from actors.settings import GeneratorSettings
 from decoding.sampling_params import SamplingParams
@@ -135,11 +136,13 @@ class RunConfig:
     """The run as a whole."""
 
     def __post_init__(self) -> None:
+        backend = backend_of(self.generator)
+        backend.check()
         self.generator.check_hang_timeout("run.hang_timeout_s", self.run.hang_timeout_s)
-        if self.generator.engine.backend == "vllm" and self.output.rounds == "all":
+        if not backend.tells_rounds and self.output.rounds == "all":
             raise ValueError(
-                "output.rounds is 'all', but engine.backend is 'vllm', which does not tell the tokens that it rejects; "
-                "leave it out, or use engine.backend 'dray'"
+                f"output.rounds is 'all', but engine.backend is {self.generator.engine.backend!r}, which does not tell "
+                "the tokens that it rejects; leave it out, or use engine.backend 'dray'"
             )
         if self.task == "score":
             self._refuse_what_writes()
@@ -156,12 +159,12 @@ class RunConfig:
             f"engine.drafter {engine.drafter!r}": engine.drafter not in (None, "none"),
             f"engine.verification {engine.verification!r}": engine.verification != "coupled",
             "learn": self.learn != LearnSettings(),
-            "placement 'split'": self.generator.placement == "split",
+            "placement 'split'": self.generator.has_draft_actors,
             "output.rounds 'all'": self.output.rounds == "all",
         }
         if found := [name for name, is_wrong in wrong.items() if is_wrong]:
             raise ValueError(f"{found[0]} is set, but task is 'score', which writes no text; leave it out")
-        if engine.backend != "dray":
+        if not backend_of(self.generator).scores_rows:
             raise ValueError(f"task is 'score', which Dray's own engine does, but engine.backend is {engine.backend!r}")
 
     def generator_settings(self) -> GeneratorSettings:

@@ -11,6 +11,7 @@ from typing import Any
 import ray
 
 from actors.drafts.roster import roster_of
+from actors.engines import backend_of
 from actors.heartbeat import Heartbeat
 from actors.metric_table import ROWS_LEFT, UNITS_LEFT
 from actors.metrics import Metrics
@@ -93,7 +94,7 @@ def _on_ray(
     ledger = start_ledger(pool.units_in_flight, max_waiting)
     # Where two attempts may write different tokens the faster one is no fair draw: it wrote less.
     # Two attempts at a program may meet different results of tools, and fail on different rows.
-    is_repeatable = settings.engine.is_repeatable and config.program.function is None
+    is_repeatable = backend_of(settings).is_repeatable and config.program.function is None
     has_backups = backups and is_repeatable and config.run.backup_units and pool.max_actors > 1
     feed = UnitFeed(units, ledger, backups=has_backups)
     stop = graceful_stop(lambda: ray.get(ledger.stop.remote()), config.run.grace_period_s)

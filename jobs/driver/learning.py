@@ -18,6 +18,7 @@ from uuid import uuid4
 
 import ray
 
+from actors.engines import backend_of
 from actors.errors import describe
 from actors.settings import ModelSettings
 from jobs.config.learn import LearnSettings
@@ -161,7 +162,7 @@ def refuse_learning(settings: LearnSettings, plan: Plan) -> None:
     """Raise ValueError if the draft of this run cannot learn as it is asked to."""
     if not settings.every_rows:
         return
-    models, why = plan.settings.models, plan.settings.why_draft_stays
+    models, why = plan.settings.models, backend_of(plan.settings).why_draft_stays
     if models.draft_vocabulary == "map":
         only = "only a draft with the target's own tokens can learn from its texts"
         why = why or f"models.draft_vocabulary is 'map', and {only}"

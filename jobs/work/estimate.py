@@ -186,12 +186,7 @@ def estimated(config: GenerateConfig, plan: Plan, measured: Measured, num_rows: 
 
 def gpus_of_engine(plan: Plan) -> float:
     """Return the GPUs that an engine holds, with its stages and its draft actors."""
-    settings = plan.settings
-    stages, drafts = settings.stages, settings.drafts
-    total = plan.pool.num_gpus
-    if stages.is_apart:
-        total += stages.num_gpus * stages.count * stages.tensor_parallel
-    return total + (drafts.num_gpus * drafts.per_target if settings.placement == "split" else 0.0)
+    return plan.pool.num_gpus + sum(part.gpus_of_engine for part in plan.settings.apart)
 
 
 def _spread(lengths: Sequence[int], num_cut: int) -> str:

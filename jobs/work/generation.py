@@ -6,6 +6,7 @@ from typing import Any
 
 from rich.console import Console
 
+from actors.engines import backend_of
 from actors.resources import describe_placement
 from actors.workers.generator import Generator
 from actors.workers.text_scorer import TextScorer
@@ -20,7 +21,6 @@ from decoding.heads.fit import fitting_config, head_footprint
 from decoding.heads.format.folder import is_head
 from decoding.vocabulary.vocabulary_map import VocabularyMap
 from jobs.config.generate import GenerateConfig
-from jobs.driver.backend import describe_engine
 from jobs.driver.ending import print_ending
 from jobs.driver.execution import execute
 from jobs.driver.exits import Exit
@@ -116,7 +116,7 @@ def print_plan(plan: Plan) -> None:
         if unit.unit_id not in committed:
             num_missing, missing_rows = num_missing + 1, missing_rows + unit.num_rows
             missing_tokens += unit.estimated_tokens
-    models, engine = plan.settings.models, plan.settings.engine
+    models, engine, backend = plan.settings.models, plan.settings.engine, backend_of(plan.settings)
     drafter = engine.pick_drafter(models.draft)
     console.print(f"  input:   {len(plan.files)} files ({plan.input_options.format}), {num_rows:,} rows")
     made_of = origin_in_words(models.target)
@@ -125,7 +125,7 @@ def print_plan(plan: Plan) -> None:
     for what, said in zip(("taken", "not applied"), _said_by_model(plan), strict=True):
         if said:
             console.print(f"  {what} of the model's generation_config.json: {said}", highlight=False)
-    console.print(f"  engine:  {describe_engine(plan.settings)}", highlight=False)
+    console.print(f"  engine:  {backend.describe()}", highlight=False)
     if has_model:
         made_of = origin_in_words(models.draft or "")
         console.print(f"  draft:   {models.draft}{made_of}{_draft_in_words(plan)}", highlight=False)
@@ -133,7 +133,7 @@ def print_plan(plan: Plan) -> None:
     if plan.config.learn.every_rows:
         console.print(f"  learns:  after every {plan.config.learn.every_rows:,} committed rows")
     for name, model in (("target", models.target), ("draft", models.draft if has_model else None)):
-        if model is not None and engine.backend == "dray":  # vLLM takes what engine.vllm lets it take
+        if model is not None and backend.plans_memory:
             console.print(f"  memory of an engine's {name}: {_footprint(plan, model)}")
     console.print(f"  units:   {num_units:,} of at most {largest:,} rows; {num_missing:,} missing")
     console.print(f"  prompts: about {missing_tokens:,} tokens to read (bytes / 4)")
@@ -168,7 +168,7 @@ def _draft_in_words(plan: Plan) -> str:
     """Return for a reader what a head drafts and reads, and which tokens a mapped draft has; else nothing."""
     models = plan.settings.models
     draft, target = models.draft, models.target
-    if draft is None or plan.settings.engine.backend != "dray":
+    if draft is None or not backend_of(plan.settings).plans_memory:
         return ""
     if models.draft_vocabulary == "map":
         sizes = [load_model_config(path).get_text_config().vocab_size for path in (target, draft)]

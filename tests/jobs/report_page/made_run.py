@@ -7,8 +7,8 @@ from typing import Any
 import pyarrow as pa
 
 from actors.engine.translation import EncodedRow, decode_row, encode_row
+from actors.engines.dray import footer_facts, load_engine
 from actors.settings import GeneratorSettings
-from actors.workers.loading import footer_facts, load_engine
 from decoding.engine.engine import Engine
 from jobs.config.loading import load
 from jobs.config.run import RunConfig
