@@ -14,7 +14,7 @@ from ray import serve
 from ray.serve.exceptions import DeploymentUnavailableError
 
 from actors.engines import backend_of
-from actors.workers.loading import load_codec
+from actors.engines.loading import load_codec
 from endpoint.answers.text import warn_of_late_text
 from endpoint.app import create_app
 from endpoint.batches.process import wake

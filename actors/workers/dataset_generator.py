@@ -16,9 +16,9 @@ from actors.drafts.roster import start_roster
 from actors.engine.loop import HANG_TIMEOUT_S
 from actors.engine.translation import EncodedRow, decode_row, encode_row
 from actors.engines import backend_of
+from actors.engines.loading import LoadedEngine, publish_engine
 from actors.metrics import Metrics
 from actors.settings import GeneratorSettings
-from actors.workers.loading import LoadedEngine, publish_engine
 from pipeline.counts import COUNTED_COLUMNS, count_generations
 from pipeline.errors import ErrorRow, RowError
 from pipeline.inputs.options import InputOptions

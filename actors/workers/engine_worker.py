@@ -7,12 +7,12 @@ import pyarrow as pa
 
 from actors.engine.loop import EngineStats
 from actors.engines import backend_of
+from actors.engines.loading import LoadedEngine, publish_engine
 from actors.errors import describe
 from actors.settings import GeneratorSettings
 from actors.units.worker import EncodedInput, UnitWorker
 from actors.units.workplace import Workplace
 from actors.workers.draft_follower import DraftFollower, offers_of
-from actors.workers.loading import LoadedEngine, publish_engine
 from pipeline.inputs.options import InputOptions
 from pipeline.logs import LogSettings, tell_warnings
 

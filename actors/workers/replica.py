@@ -30,10 +30,10 @@ from actors.engine.requests import (
     Scoring,
     Standing,
 )
+from actors.engines.loading import LoadedEngine
 from actors.errors import describe
 from actors.settings import GeneratorSettings
 from actors.workers.batch_worker import BatchWorker, SharedEngine, UnitOrder
-from actors.workers.loading import LoadedEngine
 from actors.workers.replica_settings import ReplicaSettings as ReplicaSettings
 from decoding.engine.draft_folder import read_replacement
 from decoding.sampling.verify import least_margin

@@ -13,8 +13,8 @@ from typing import Any, Literal
 
 from actors.engine.loop import EngineLoop
 from actors.engines import backend_of
+from actors.engines.loading import in_own_thread
 from actors.settings import GeneratorSettings
-from actors.workers.loading import in_own_thread
 from decoding.sampling_params import SamplingParams
 from decoding.scoring.text import ScoredText
 from decoding.sequence import Sequence

@@ -12,10 +12,10 @@ import pyarrow as pa
 
 from actors.engine.bad_words import with_bad_word_ids
 from actors.engines import backend_of
+from actors.engines.loading import load_codec
 from actors.identity import as_begun, described_run, run_identity
 from actors.programs.program import Program
 from actors.settings import GeneratorSettings
-from actors.workers.loading import load_codec
 from decoding.checkpoint.supported import model_folder, read_config
 from decoding.grammar.definition import problem_with
 from jobs.config.loading import as_dict

@@ -10,7 +10,7 @@ from typing import Any
 
 import ray
 
-from actors.workers.loading import load_codec
+from actors.engines.loading import load_codec
 from decoding.drafters import NEED_A_MODEL
 from decoding.engine.engine import Engine
 from decoding.engine.load import Parts, load_parts

@@ -14,10 +14,10 @@ import ray
 from actors.drafts.links import DraftLinks
 from actors.drafts.roster import roster_of
 from actors.engines import backend_of
+from actors.engines.loading import load_codec
 from actors.errors import describe
 from actors.resources import shortage
 from actors.settings import GeneratorSettings
-from actors.workers.loading import load_codec
 from decoding.sequence import Sequence
 from jobs.driver.cluster import start_ray
 from jobs.driver.plan import Plan

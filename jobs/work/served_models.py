@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from actors.engines import backend_of
+from actors.engines.loading import load_codec
 from actors.identity import chat_identity
 from actors.settings import GeneratorSettings
-from actors.workers.loading import load_codec
 from decoding.checkpoint.supported import adapter_base
 from endpoint.service.served_model import ServedModel
 from endpoint.service.settings import ServiceSettings

@@ -9,8 +9,8 @@ import pytest
 
 from actors.engines import backend_of
 from actors.engines.exactness import exactness_found, why_inexact
+from actors.engines.loading import LoadedEngine
 from actors.settings import EngineSettings, GeneratorSettings, ModelSettings
-from actors.workers.loading import LoadedEngine
 from jobs import report, verify
 from jobs.config.loading import load
 from jobs.config.run import RunConfig

@@ -116,7 +116,7 @@ def scorer_rows(tmp_path: Path, target: str, rows: list[Any], *flags: str) -> tu
     """Read, encode and score rows as a worker does, without Ray: output rows and errors."""
     from actors.engine.score_translation import decode_scored_row, encode_scored_row
     from actors.engines.dray import load_engine
-    from actors.workers.loading import load_codec
+    from actors.engines.loading import load_codec
     from pipeline.errors import ErrorRow
     from pipeline.inputs.rows import read_unit, result_or_error
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from actors.engines.loading import load_codec
 from actors.workers.batch_worker import BatchWorker, SharedEngine, UnitOrder
-from actors.workers.loading import load_codec
 from decoding.sampling_params import SamplingParams
 from endpoint.batches.run import RunMaker
 from endpoint.service.served_model import ServedModel

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from actors.engines import backend_of
+from actors.engines.loading import load_codec
 from actors.settings import EngineSettings, GeneratorSettings, ModelSettings
-from actors.workers.loading import load_codec
 from decoding import Engine, EngineOptions
 from pipeline.text.codec import TextCodec
 

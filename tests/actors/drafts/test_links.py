@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from actors.engines import dray
+from actors.engines import dray, loading
 from actors.settings import GeneratorSettings, ModelSettings
-from actors.workers import loading
 from benchmarks import split as bench_split
 from benchmarks.split import Measured, Side
 
