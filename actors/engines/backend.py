@@ -1,4 +1,4 @@
-"""Backend: an engine as everybody sees it, from its configuration to the process that has loaded it.
+"""Backend: an engine as all rooms see it, from its configuration to the process that has loaded it.
 
 What needs torch or vLLM is imported where it is called, since a configuration is checked without either.
 """
@@ -9,12 +9,12 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from actors.engines.exactness import Exactness, why_inexact
-from actors.engines.loaded import Loaded
 from actors.settings import EngineSettings, GeneratorSettings
 from decoding.choices import NEED_A_MODEL
 
 if TYPE_CHECKING:
     from actors.drafts.links import DraftLinks
+    from actors.engine.token_engine import Loaded
 
 
 class Backend:

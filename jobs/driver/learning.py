@@ -168,7 +168,7 @@ def refuse_learning(settings: LearnSettings, plan: Plan) -> None:
         why = why or f"models.draft_vocabulary is 'map', and {only}"
     if plan.settings.sampling.structured is not None:
         why = why or "sampling.structured is set, and a draft is judged and trained without a grammar"
-    if plan.config.program.function is not None:
+    if plan.task.runs_programs:
         why = why or "the rows run program.function, and a draft learns from rows of one generation"
     if why is not None:
         raise ValueError(f"learn.every_rows is {settings.every_rows}, but {why}; set learn.every_rows to 0")

@@ -1,7 +1,7 @@
 """Plan of a run: its input, its identity, the units that are missing. Nothing here loads a model."""
 
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import cached_property
 from math import ceil
@@ -14,22 +14,22 @@ from actors.engine.bad_words import with_bad_word_ids
 from actors.engines import backend_of
 from actors.engines.loading import load_codec
 from actors.identity import as_begun, described_run, run_identity
-from actors.programs.program import Program
 from actors.settings import GeneratorSettings
+from actors.tasks import RunProgram, Score, Task
+from actors.units.unit_rows import WholeUnits
+from actors.workers.engine_worker import WorkerSpec
 from decoding.checkpoint.supported import model_folder, read_config
 from decoding.grammar.definition import problem_with
 from jobs.config.loading import as_dict
 from jobs.config.run import RunConfig
 from jobs.driver.cluster import pick_device
 from jobs.driver.submitted import check_submitted, paths_of
-from pipeline.errors import RowError
 from pipeline.inputs.carried import carried_types, id_type, types_from_dict, types_to_dict
 from pipeline.inputs.files import InputFile, list_files
 from pipeline.inputs.options import InputOptions, resolve_options
 from pipeline.inputs.units import WorkUnit, count_rows, plan_units
 from pipeline.run.directory import RunDirectory
 from pipeline.run.row_sample import NO_ROWS, NUM_SAMPLED, RowSample
-from pipeline.schema import ColumnSet
 from pipeline.streaming.actor_resources import ActorResources
 from pipeline.streaming.pool import ActorPool
 from pipeline.text.codec import TextCodec
@@ -45,6 +45,7 @@ class Plan:
     """A checked run, new or begun. `run_directory` is None if nothing has been written yet."""
 
     config: RunConfig
+    task: Task
     pool: ActorPool  # with the GPUs that its actors hold
     settings: GeneratorSettings  # as they will be
     input_options: InputOptions
@@ -56,10 +57,7 @@ class Plan:
     @property
     def tokens_per_row(self) -> int:
         """Output tokens that a row may have, over its samples."""
-        sampling, program = self.settings.sampling, self.config.program
-        if self.config.task == "score":
-            return 0
-        return sampling.n * sampling.max_tokens * (program.max_turns if program.function else 1)
+        return self.task.tokens_per_row(self.settings.sampling)
 
     def new_units(self) -> Iterator[WorkUnit]:
         """Yield the units of a run that does not exist yet."""
@@ -97,23 +95,14 @@ def make_plan(config: RunConfig) -> Plan:
     settings = _with_moment(settings, run_directory)
     codec = load_codec(settings)
     _check_token_ids(settings, codec)
-    has_scores = config.task == "score"
-    if has_scores:
-        config.score.check(files, options)
-        _refuse_equal_labels(config.score.labels, codec)
+    task = task_of(config)
+    task.check(files, options, codec)
     carried = (
         types_from_dict(run_directory.run["carried"])
         if run_directory
-        else carried_types(files, options, _column_sets(config, options))
+        else carried_types(files, options, task.column_sets(_has_parts(config, options)))
     )
-    identity = run_identity(settings, options, files, codec)
-    if has_scores:
-        identity |= {"task": "score", "score": asdict(config.score)}
-    if config.program.function is not None:
-        if has_scores:
-            raise ValueError("program.function is set, but task is 'score', which writes no text; drop one of them")
-        source = Program.load(config.program.function).digest
-        identity["program"] = {"function": config.program.function, "source": source}
+    identity = run_identity(settings, options, files, codec) | task.identity()
     if run_directory is not None:
         _refuse_changed_inputs(run_directory, files)
         identity = as_begun(identity, run_directory.run["identity"])
@@ -129,7 +118,7 @@ def make_plan(config: RunConfig) -> Plan:
             f"output.rounds is 'all', but the run in {path} was begun without a column for rounds; leave it out, or "
             "use a new output directory"
         )
-    plan = Plan(config, pool, settings, options, carried, files, identity, run_directory)
+    plan = Plan(config, task, pool, settings, options, carried, files, identity, run_directory)
     units = run_directory.units() if run_directory else plan.new_units()
     if not config.input.allow_empty and next(units, None) is None:
         raise ValueError(
@@ -147,59 +136,47 @@ def _with_moment(settings: GeneratorSettings, run_directory: RunDirectory | None
     return replace(settings, chat=replace(settings.chat, moment=begun or datetime.now().isoformat()))
 
 
-def _refuse_equal_labels(labels: tuple[str, ...], codec: TextCodec) -> None:
-    """Raise ValueError for two labels that have the same tokens, or one that has none."""
-    tokens: dict[tuple[int, ...], str] = {}
-    for label in labels:
-        try:
-            token_ids = tuple(codec.continuation("", (), label, is_chat=True))
-        except RowError as error:
-            raise ValueError(f"score.labels: {error}") from error
-        if token_ids in tokens:
-            raise ValueError(f"score.labels {tokens[token_ids]!r} and {label!r} are the same tokens; name one of them")
-        tokens[token_ids] = label
-
-
 def create_run(plan: Plan, units: Iterable[WorkUnit] | None = None) -> RunDirectory:
     """Return the run directory of a plan; create it if it does not exist, with all units unless some are given."""
     if plan.run_directory is not None:
         return plan.run_directory
-    exact = "no" if plan.config.task == "score" else backend_of(plan.settings).exactness  # of scores the engines tell
+    column_sets = plan.task.column_sets(_has_parts(plan.config, plan.input_options))
     run = {
         "carried": types_to_dict(plan.carried),
         "id_type": str(id_type(plan.files, plan.input_options)),
-        **{f"has_{name}": True for name in _column_sets(plan.config, plan.input_options) if name != "scores"},
+        **{f"has_{name}": True for name in column_sets if name != "scores"},
         "task": plan.config.task,
         "settings": {name: value for name, value in as_dict(plan.config).items() if name not in _ASKED},
-        **described_run(plan.settings, plan.identity, exact),
+        **described_run(plan.settings, plan.identity, plan.task.exactness(backend_of(plan.settings))),
     }
     return RunDirectory.create(plan.config.output.path, run, plan.new_units() if units is None else units)
 
 
-def _column_sets(config: RunConfig, options: InputOptions) -> list[ColumnSet]:
-    """Return which optional columns the output of a new run has."""
+def task_of(config: RunConfig) -> Task:
+    """Return what a run does with each row. Raises ValueError for two tasks at once."""
+    has_program = config.program.function is not None
+    if config.task == "score" and has_program:
+        raise ValueError("program.function is set, but task is 'score', which writes no text; drop one of them")
     if config.task == "score":
-        return ["scores"]
-    if config.program.function is not None:
-        return ["rounds", "turns"]
-    has_parts = options.format == "openai_batch" if config.output.parts is None else config.output.parts
-    return ["rounds", "parts"] if has_parts else ["rounds"]
+        return Score(config.score)
+    return RunProgram(config.program) if has_program else Task()
 
 
-def worker_arguments(plan: Plan, run_directory: RunDirectory) -> dict[str, Any]:
-    """Return the arguments of a worker of this run besides ledger and roster."""
-    own: dict[str, Any] = {"score": plan.config.score}
-    if plan.config.task != "score":
-        own = {"program": plan.config.program, "recorded_rows": _recorded_rows(plan, run_directory)}
-    return {
-        **own,
-        "settings": plan.settings,
-        "run_path": run_directory.location.name,
-        "input_options": plan.input_options,
-        "carried": plan.carried,
-        "hang_timeout_s": plan.config.run.hang_timeout_s,
-        "log_settings": plan.config.run.logs,
-    }
+def _has_parts(config: RunConfig, options: InputOptions) -> bool:
+    return options.format == "openai_batch" if config.output.parts is None else config.output.parts
+
+
+def worker_spec(plan: Plan, run_directory: RunDirectory) -> WorkerSpec:
+    """Return what the workers of this run are told."""
+    return WorkerSpec(
+        settings=plan.settings,
+        task=plan.task,
+        run_path=run_directory.location.name,
+        units=WholeUnits(plan.input_options, plan.carried),
+        recorded_rows=_recorded_rows(plan, run_directory),
+        hang_timeout_s=plan.config.run.hang_timeout_s,
+        log_settings=plan.config.run.logs,
+    )
 
 
 def _recorded_rows(plan: Plan, run_directory: RunDirectory) -> RowSample:

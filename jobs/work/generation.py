@@ -8,8 +8,6 @@ from rich.console import Console
 
 from actors.engines import backend_of
 from actors.resources import describe_placement
-from actors.workers.generator import Generator
-from actors.workers.text_scorer import TextScorer
 from decoding.checkpoint.footprint import Footprint, footprint_of
 from decoding.checkpoint.generation import sampling_of
 from decoding.checkpoint.gguf_file import origin_in_words
@@ -33,12 +31,11 @@ from jobs.driver.outcome import (
     run_command,
     stopped,
 )
-from jobs.driver.plan import Plan, create_run, worker_arguments
+from jobs.driver.plan import Plan, create_run, worker_spec
 from jobs.driver.summary import print_summary
 from jobs.work.estimate import estimate
 from pipeline.counts import Counts
 from pipeline.id_set import IdSet
-from pipeline.inputs.score import ScoreOptions
 from pipeline.run.check import check_run
 from pipeline.run.directory import RunDirectory, refuse_occupied
 from pipeline.run.lease import Lease, hold_lease
@@ -88,8 +85,7 @@ def _run_alone(plan: Plan, run_directory: RunDirectory, lease: Lease) -> Exit:
     missing = MissingUnits.of(run_directory, plan.tokens_per_row)
     log_run_started(run_directory, missing.num_units)
     with learning(plan.config.learn, plan, run_directory) as lessons:
-        worker = TextScorer if plan.config.task == "score" else Generator
-        for receipt in execute(missing, worker, worker_arguments(plan, run_directory), plan, lease=lease):
+        for receipt in execute(missing, worker_spec(plan, run_directory), plan, lease=lease):
             lease.refuse_if_lost()
             new += receipt.counts
             num_done += 1
@@ -137,21 +133,7 @@ def print_plan(plan: Plan) -> None:
             console.print(f"  memory of an engine's {name}: {_footprint(plan, model)}")
     console.print(f"  units:   {num_units:,} of at most {largest:,} rows; {num_missing:,} missing")
     console.print(f"  prompts: about {missing_tokens:,} tokens to read (bytes / 4)")
-    if plan.config.task == "score":
-        console.print(f"  scores:  {_scores_in_words(plan.config.score)}", highlight=False)
-        return
-    console.print(f"  output:  at most {missing_rows * plan.tokens_per_row:,} tokens (rows x n x max_tokens)")
-
-
-def _scores_in_words(score: ScoreOptions) -> str:
-    """Return for a reader what is scored, and what is kept of it."""
-    if score.labels:
-        what = f"{len(score.labels)} labels behind each prompt"
-    elif score.columns:
-        what = f"column {score.columns[0]!r} behind each prompt"
-    else:
-        what = "each prompt's own text"
-    return f"{what}; of each row the best by {score.best_by} is kept" if score.keep == "best" else what
+    console.print(f"  {plan.task.describe(missing_rows, plan.settings.sampling)}", highlight=False)
 
 
 def _footprint(plan: Plan, model: str) -> Footprint:
