@@ -13,8 +13,7 @@ from actors.engine.score_translation import ScoredRow, decode_scored_row, encode
 from actors.engine.token_engine import TokenEngine
 from actors.engine.translation import EncodedRow, decode_row, encode_row
 from actors.engine.vocabulary import check_row
-from actors.engines.backend import Backend
-from actors.engines.exactness import Exactness
+from actors.engines.backend import Backend, Exactness
 from actors.engines.loading import LoadedEngine
 from actors.programs.program import Program
 from actors.programs.program_rows import ProgramRows
@@ -148,7 +147,7 @@ class RunProgram(Task):
 
 
 @dataclass(frozen=True)
-class PlainRows:
+class PlainRows(RowKind):
     """Rows that are one prompt with its samples, which `write` lets the engine write."""
 
     settings: GeneratorSettings
@@ -175,9 +174,6 @@ class PlainRows:
         """Return a generation row for each sequence. Raises RowError if one of them failed."""
         return decode_row(row, self.codec)
 
-    def committed(self, unit_id: int, row_ids: set[int]) -> None:
-        """Do nothing: nothing was kept."""
-
     @cached_property
     def _settings_in_ids(self) -> GeneratorSettings:
         """The settings with token ids for the texts of bad words, and the engine's context: the same for all rows."""
@@ -186,7 +182,7 @@ class PlainRows:
 
 
 @dataclass(frozen=True)
-class ScoredRows:
+class ScoredRows(RowKind):
     """Rows whose texts are scored."""
 
     options: ScoreOptions
@@ -203,6 +199,3 @@ class ScoredRows:
     def decode(self, row: ScoredRow) -> list[dict[str, Any]]:
         """Return an output row for each text that is kept. Raises RowError if one of them failed."""
         return decode_scored_row(row, self.engine.codec, self.options)
-
-    def committed(self, unit_id: int, row_ids: set[int]) -> None:
-        """Do nothing: nothing was kept."""

@@ -5,16 +5,28 @@ What needs torch or vLLM is imported where it is called, since a configuration i
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Literal
 
-from actors.engines.exactness import Exactness, why_inexact
 from actors.settings import EngineSettings, GeneratorSettings
 from decoding.choices import NEED_A_MODEL
 
 if TYPE_CHECKING:
     from actors.drafts.links import DraftLinks
     from actors.engine.token_engine import Loaded
+
+
+# proved: the texts are the target's own, token for token, whatever drafts, batch or crash (docs/promise.md).
+# batch-invariant: the engine says that it computes a row's logits alike in any batch, and nothing more is claimed.
+# no: a row that is written again may have another text.
+Exactness = Literal["proved", "batch-invariant", "no"]
+_WHY = {
+    "rejection": "a row that is written again may have another text, also of the target's distribution "
+    "(verification: rejection)",
+    "unadjusted": "at temperatures above 0 the texts do not have the target's distribution (verification: unadjusted)",
+    "vllm": "vLLM may write another text for a row in another batch (engine.backend: vllm)",
+}
+_BY_ROUNDING = "a row that is written again may have another text, where rounding decides between its best tokens"
 
 
 class Backend:
@@ -152,3 +164,17 @@ class Backend:
 def dtype_of(config: Any) -> str:
     """Return the dtype that a model's configuration names."""
     return str(getattr(config, "dtype", None) or "float32").removeprefix("torch.")
+
+
+def why_inexact(verification: str) -> str:
+    """Return in words why the exactness is 'no', for a reader; `verification` is as in the identity of a run."""
+    return _WHY.get(verification, _BY_ROUNDING)
+
+
+def exactness_found(claimed: Exactness, verification: str, engines: Iterable[Mapping[str, Any]]) -> Exactness:
+    """Return what may be said once the parts are written, whose footers describe these engines."""
+    found = list(engines)
+    if claimed != "no" or verification in ("rejection", "unadjusted") or not found:
+        return claimed
+    is_alike = len({engine.get("kernels") for engine in found}) == 1  # others round otherwise
+    return "batch-invariant" if is_alike and all(engine.get("is_batch_invariant") for engine in found) else "no"

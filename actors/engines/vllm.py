@@ -8,8 +8,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from actors.engines.backend import Backend, dtype_of
-from actors.engines.exactness import Exactness
+from actors.engines.backend import Backend, Exactness, dtype_of
 from actors.settings import EngineSettings
 from decoding.choices import NEED_A_HEAD
 

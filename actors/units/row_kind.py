@@ -6,7 +6,7 @@ from pipeline.inputs.rows import InputRow
 
 
 class RowKind(Protocol):
-    """Rows of one kind: those of `encode`, which have their InputRow as `row`, are given to `finish` and `decode`."""
+    """Rows of one kind, as a base of its classes. What `encode` returns has the InputRow as `row`, and is run."""
 
     def encode(self, row: InputRow, ordinal: int) -> Any:
         """Return the row ready to run. `ordinal` is its place in the whole input. Raises RowError."""
@@ -18,4 +18,4 @@ class RowKind(Protocol):
         """Return the generation rows of a row that has run. Raises RowError."""
 
     def committed(self, unit_id: int, row_ids: set[int]) -> None:
-        """Learn that these rows are in the unit's part."""
+        """Learn that these rows are in the unit's part, for a kind that keeps something until then."""

@@ -51,7 +51,7 @@ class EngineWorker(UnitWorker):
             reporter.loaded(settings.models, engine.facts)
             reporter.start(publish_engine(reporter.metrics, engine.loop, engine.links, self._tell))
             if backend_of(settings).why_draft_stays is None:
-                self._follower = DraftFollower(engine.loop, settings.models, offers_of(ledger, roster))
+                self._follower = DraftFollower(engine.loop, settings.models, *offers_of(ledger, roster))
                 self._follower.start()
         except Exception as error:  # noqa: BLE001 - the first unit reports it: Ray Data would wrap it beyond reading
             self._failure = describe(error)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from actors.units.row_kind import RowKind
 from actors.units.unit_rows import WholeUnits
 from actors.units.worker import UnitWorker, open_run
 from actors.units.workplace import Workplace
@@ -26,7 +27,7 @@ class SimulatedRow:
 
 
 @dataclass
-class SimulatedRows:
+class SimulatedRows(RowKind):
     """Rows that take `rounds_per_row` rounds of `round_s` seconds each.
 
     All rows of a unit run at once, and units follow each other by the clock: that sixty processes share two cores and
@@ -45,9 +46,6 @@ class SimulatedRows:
         """Return when the unit has had its rounds, after those of the units before it."""
         self.idle_from = max(self.idle_from, time.monotonic()) + self.rounds_per_row * self.round_s
         await asyncio.sleep(self.idle_from - time.monotonic())
-
-    def committed(self, unit_id: int, row_ids: set[int]) -> None:
-        """Do nothing: nothing was kept."""
 
     def decode(self, row: SimulatedRow) -> list[dict[str, Any]]:
         """Return its made-up generation."""

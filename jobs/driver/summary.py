@@ -5,7 +5,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from actors.engines.exactness import Exactness, exactness_found, why_inexact
+from actors.engines.backend import Exactness, exactness_found, why_inexact
 from jobs.driver.progress import format_length, format_rate, format_seconds
 from jobs.driver.scores import scores_table, total_scores
 from pipeline.run.check import CheckReport

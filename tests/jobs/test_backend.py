@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from actors.engines import backend_of
-from actors.engines.exactness import exactness_found
+from actors.engines.backend import exactness_found
 from actors.placement import StageSettings
 from actors.settings import EngineSettings, GeneratorSettings, ModelSettings
 from jobs.config.loading import load

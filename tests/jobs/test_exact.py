@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from actors.engines import backend_of
-from actors.engines.exactness import exactness_found, why_inexact
+from actors.engines.backend import exactness_found, why_inexact
 from actors.engines.loading import LoadedEngine
 from actors.settings import EngineSettings, GeneratorSettings, ModelSettings
 from jobs import report, verify
