@@ -29,6 +29,7 @@ class WorkerSpec:
     run_path: str
     units: WholeUnits
     recorded_rows: RowSample = NO_ROWS  # whose rounds are kept
+    follows_drafts: bool = True  # that are offered to the run while it goes on
     hang_timeout_s: float
     log_settings: LogSettings
 
@@ -38,9 +39,9 @@ class EngineWorker(UnitWorker):
 
     _failure: str | None = None  # the reason why no unit can run here, which the first unit reports
 
-    def __init__(self, spec: WorkerSpec, ledger: Any, roster: Any = None) -> None:
+    def __init__(self, spec: WorkerSpec, ledger: Any, roster: Any = None, workplace: Workplace | None = None) -> None:
         """Load the models. `ledger` is the actor of the run's Ledger, and `roster` that of its DraftRoster, if any."""
-        settings, workplace = spec.settings, Workplace.of_run(spec.run_path, spec.log_settings)
+        settings, workplace = spec.settings, workplace or Workplace.of_run(spec.run_path, spec.log_settings)
         reporter = workplace.reporter
         tell_warnings(lambda kind, text: ledger.warn.remote(kind, text))
         try:
@@ -50,7 +51,7 @@ class EngineWorker(UnitWorker):
             super().__init__(run, rows, spec.units, ledger, workplace, engine.footer, engine.round_seconds)
             reporter.loaded(settings.models, engine.facts)
             reporter.start(publish_engine(reporter.metrics, engine.loop, engine.links, self._tell))
-            if backend_of(settings).why_draft_stays is None:
+            if spec.follows_drafts and backend_of(settings).why_draft_stays is None:
                 self._follower = DraftFollower(engine.loop, settings.models, *offers_of(ledger, roster))
                 self._follower.start()
         except Exception as error:  # noqa: BLE001 - the first unit reports it: Ray Data would wrap it beyond reading

@@ -104,6 +104,8 @@ class RunSettings:
     show_texts: Annotated[int, pydantic.Field(ge=0)] | None = None
     """Generated texts to print at the end; unless given 3 on a terminal, and none elsewhere."""
     logs: Annotated[LogSettings, Flat(prefix="log_")] = field(default_factory=LogSettings)
+    local: bool = False
+    """Do the run in the process of the command, with one engine and without Ray: for a small corpus."""
     ray_address: str | None = None
     """Ray cluster; unless given RAY_ADDRESS, one that `ray start` started on this machine, or one of its own (which
     "local" always means)."""
@@ -144,10 +146,23 @@ class RunConfig:
                 f"output.rounds is 'all', but engine.backend is {self.generator.engine.backend!r}, which does not tell "
                 "the tokens that it rejects; leave it out, or use engine.backend 'dray'"
             )
+        if self.run.local:
+            self._refuse_what_needs_ray()
         if self.task == "score":
             self._refuse_what_writes()
         elif self.score != ScoreOptions():
             raise ValueError("score has fields that are set, but task is 'generate'; set task to 'score', or drop them")
+
+    def _refuse_what_needs_ray(self) -> None:
+        """Raise ValueError for a field that asks for other processes, of which a local run has none."""
+        wrong = {
+            "actors.max_actors": self.actors.max_actors > 1,
+            "learn.every_rows": self.learn.every_rows > 0,
+            "run.ray_address": self.run.ray_address is not None,
+            **{part.asked_by: True for part in self.generator.apart},
+        }
+        if found := [name for name, is_wrong in wrong.items() if is_wrong]:
+            raise ValueError(f"run.local is set, for a run without Ray, but {found[0]} asks for Ray; drop one of them")
 
     def _refuse_what_writes(self) -> None:
         """Raise ValueError for a field that says how texts are written, of which a run of scores has none."""

@@ -20,6 +20,7 @@ from actors.units.ledger import start_ledger
 from actors.workers.engine_worker import EngineWorker, WorkerSpec
 from jobs.driver.cluster import cluster_in_words, start_ray
 from jobs.driver.draft_offers import record_rejected_drafts, watch_for_drafts
+from jobs.driver.local import in_process
 from jobs.driver.plan import Plan
 from jobs.driver.progress import Progress
 from jobs.driver.stopping import graceful_stop
@@ -54,15 +55,20 @@ def execute(
 ) -> Iterator[Receipt]:
     """Yield one receipt for each unit as it is committed; fewer if Ctrl-C or SIGTERM stops the run.
 
-    Each process of the plan's pool is an EngineWorker that is told `spec`. Without `backups` no unit has
-    one, whatever `run.backup_units` says: for work that two processes must not do at once. Starts Ray, shows progress,
-    tells the lease how many engines are up, and says what was repeated. Raises what `stream_units` raises.
+    Each process of the plan's pool is an EngineWorker that is told `spec`. Without `backups` no unit has one, whatever
+    `run.backup_units` says: for work that two processes must not do at once. Starts Ray, unless the run is local, shows
+    progress, tells the lease how many engines are up, and says what was repeated. Raises what `stream_units` raises.
     """
     if not units.num_units:
         return
     run = plan.config.run
     with Progress(units.num_units, units.num_rows, run.progress) as progress:
-        progress.say(f"planned: {units.num_units:,} units, {units.num_rows:,} rows; starting Ray ...")
+        planned = f"planned: {units.num_units:,} units, {units.num_rows:,} rows"
+        if run.local:
+            progress.say(f"{planned}; loading {_models(plan)} in this process ...")
+            yield from in_process(units, spec, plan, progress, lease)
+            return
+        progress.say(f"{planned}; starting Ray ...")
         start_ray(run.ray_address)
         progress.say(f"{cluster_in_words(run.ray_address)}; loading {_models(plan)} ...")
         yield from _on_ray(units, spec, plan, progress, lease, backups=backups)

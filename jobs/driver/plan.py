@@ -80,7 +80,7 @@ def make_plan(config: RunConfig) -> Plan:
     settings = config.generator_settings()
     if settings.is_exact_required:
         backend_of(settings).refuse_if_inexact()
-    settings, pool = settled(settings, config.actors, config.run.ray_address)
+    settings, pool = settled(settings, config.actors, "local" if config.run.local else config.run.ray_address)
     if settings.is_exact_required:  # the device is known now
         backend_of(settings).refuse_if_inexact()
     settings = replace(settings, sampling=config.sampling.of_model(settings.models.target))
