@@ -19,3 +19,4 @@ class RowKind(Protocol):
 
     def committed(self, unit_id: int, row_ids: set[int]) -> None:
         """Learn that these rows are in the unit's part, for a kind that keeps something until then."""
+        return
