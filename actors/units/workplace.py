@@ -31,8 +31,3 @@ class Workplace:
         """Return the workplace of a process that has a log of its own, and does units beside something else."""
         node = ray.get_runtime_context().get_node_id() if ray.is_initialized() else ""
         return cls(Reporter(run, log_settings), node)
-
-    @classmethod
-    def of_replica(cls) -> Workplace:
-        """Return the workplace of a replica of the endpoint, which does units of batches beside requests."""
-        return cls.beside("batches", LogSettings())

@@ -20,6 +20,7 @@ from pipeline.errors import RowError
 from pipeline.inputs.options import InputOptions
 from pipeline.inputs.rows import InputRow
 from pipeline.inputs.units import WorkUnit
+from pipeline.logs import LogSettings
 from pipeline.run.commit import Receipt
 from pipeline.streaming.stream import UnitError
 from pipeline.text.codec import TextCodec
@@ -49,7 +50,7 @@ class SharedEngine:
     footer: dict[str, str | bool | int]  # facts about the engine, for the footer of each part
     scope_of: Callable[[str], Scope]  # of an owner's rows
     finish: Callable[[list[Sequence]], Awaitable[None]]  # in the background; cancelled, it drops what has not run
-    workplace: Workplace = field(default_factory=Workplace.of_replica)
+    workplace: Workplace = field(default_factory=lambda: Workplace.beside("batches", LogSettings()))
 
 
 class _BatchRows(PlainRows):

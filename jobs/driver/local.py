@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from actors.units.ledger import FeedSignal, Ledger
-from actors.units.local_ledger import LocalLedger
+from actors.units.ledgers import LocalLedger
 from actors.units.workplace import Workplace
 from actors.workers.engine_worker import EngineWorker, WorkerSpec
 from jobs.driver.plan import Plan
