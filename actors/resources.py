@@ -56,7 +56,8 @@ def shortage(pool: ActorPool, nodes: Seq[Mapping[str, Any]], settings: Generator
     """
     alive = [node for node in nodes if node["Alive"]]
     parts = [_Kind("actors", pool.num_at_once, pool.demand, [pool.label_selector, *pool.fallback_label_selectors])]
-    parts += _beside(pool.num_at_once, settings) if settings is not None else []
+    for part in settings.apart if settings is not None else []:
+        parts.append(_Kind(part.noun, part.num_for(pool.num_at_once), part.bundle, [part.label_selector]))
     lacks = (_lack(part, alive) for part in parts)
     return next((lack for lack in lacks if lack is not None), None) or _lack_together(parts, alive)
 
@@ -64,15 +65,6 @@ def shortage(pool: ActorPool, nodes: Seq[Mapping[str, Any]], settings: Generator
 def lack_of_room(noun: str, num_wanted: int, demand: Mapping[str, float], nodes: Seq[Mapping[str, Any]]) -> str | None:
     """Return what these nodes lack for `num_wanted` processes with this demand, or None; `noun` is their name."""
     return _lack(_Kind(noun, num_wanted, demand, [{}]), [node for node in nodes if node["Alive"]])
-
-
-def _beside(num_actors: int, settings: GeneratorSettings) -> list[_Kind]:
-    stages, drafts, parts = settings.stages, settings.drafts, []
-    if stages.is_apart:
-        parts.append(_Kind("stages", num_actors * stages.count, stages.bundle, [stages.label_selector]))
-    if settings.placement == "split":
-        parts.append(_Kind("draft actors", drafts.num_for(num_actors), drafts.demand, [drafts.label_selector]))
-    return parts
 
 
 def _lack(part: _Kind, alive: Seq[Mapping[str, Any]]) -> str | None:
@@ -114,12 +106,11 @@ def _lack_together(parts: Seq[_Kind], alive: Seq[Mapping[str, Any]]) -> str | No
 
 def describe_placement(settings: GeneratorSettings, max_engines: int) -> str:
     """Return for a reader where target and draft model run."""
-    stages = settings.stages
-    ranks = "" if stages.tensor_parallel == 1 else f" of {stages.tensor_parallel} processes"
-    parts = "1 stage" if stages.count == 1 else f"{stages.count} stages"
-    target = f"{parts}{ranks} and an actor that drives them" if stages.is_apart else "one actor"
-    if settings.placement == "colocated":
-        return f"target in {target}" if stages.is_apart else "colocated (all models of an engine in one actor)"
+    if not settings.apart:
+        return "colocated (all models of an engine in one actor)"
+    target = f"{settings.stages.where} and an actor that drives them" if settings.stages.is_apart else "one actor"
+    if not settings.has_draft_actors:
+        return f"target in {target}"
     drafts = settings.drafts
     is_shared, most = drafts.num_sharing > 1, drafts.num_for(max_engines)
     shared = f"1 for {drafts.num_sharing} engines" if is_shared else f"{drafts.num_per_generator} for each engine"

@@ -22,8 +22,9 @@ import torch
 from actors.drafts.link import LinkStats
 from actors.drafts.links import DraftLinks
 from actors.drafts.roster import start_roster
-from actors.settings import DraftSettings, EngineSettings, GeneratorSettings, ModelSettings
-from actors.workers.loading import load_engine
+from actors.engines.dray import load_engine
+from actors.placement import DraftSettings
+from actors.settings import EngineSettings, GeneratorSettings, ModelSettings
 from benchmarks.decoder.configurations import engine_configuration
 from benchmarks.decoder.corpus import Corpus, generate, make_corpus
 from benchmarks.decoder.options import BenchOptions, add_flags

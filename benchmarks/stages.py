@@ -17,9 +17,10 @@ import numpy as np
 import ray
 import torch
 
-from actors.settings import ModelSettings, StageSettings
+from actors.engines.dray import load_sharded
+from actors.placement import StageSettings
+from actors.settings import ModelSettings
 from actors.stages.target import ShardedModel
-from actors.workers.loading import load_sharded
 from benchmarks.hardware import describe_machine
 from benchmarks.harness import listed, seconds_of
 from decoding import Engine, EngineOptions, SamplingParams

@@ -13,7 +13,8 @@ from fastapi import FastAPI
 from ray import serve
 from ray.serve.exceptions import DeploymentUnavailableError
 
-from actors.workers.loading import load_codec
+from actors.engines import backend_of
+from actors.engines.loading import load_codec
 from endpoint.answers.text import warn_of_late_text
 from endpoint.app import create_app
 from endpoint.batches.process import wake
@@ -61,7 +62,7 @@ class Ingress:
         backends = [
             Replicas(
                 handle,
-                is_repeatable=model.settings.engine.is_repeatable,
+                is_repeatable=backend_of(model.settings).is_repeatable,
                 fingerprint=model.fingerprint,
                 max_requests=max_requests,
             )

@@ -16,7 +16,7 @@ from typing import Any
 
 import ray
 
-from actors.settings import DraftSettings
+from actors.placement import DraftSettings
 from pipeline.counts import Sums
 from pipeline.logs import Event
 from pipeline.ray_internals import actor_id_of

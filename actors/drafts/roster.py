@@ -19,7 +19,8 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, Place
 from actors.draft_offers import Rejection, WantedDraft
 from actors.drafts.actor import WEIGHTS, DraftActor
 from actors.errors import describe
-from actors.settings import DraftSettings, GeneratorSettings
+from actors.placement import DraftSettings
+from actors.settings import GeneratorSettings
 from pipeline.logs import Event, LogSettings, set_up_logs
 from pipeline.ray_internals import actor_id_of
 
@@ -212,7 +213,7 @@ def start_roster(settings: GeneratorSettings, run: str, log_settings: LogSetting
 @contextmanager
 def roster_of(settings: GeneratorSettings, run: str, log_settings: LogSettings, num_generators: int) -> Iterator[Any]:
     """Yield a new roster under placement "split", otherwise None. It ends with the context, with its draft actors."""
-    if settings.placement == "colocated":
+    if not settings.has_draft_actors:
         yield None
         return
     roster = start_roster(settings, run, log_settings, num_generators)

@@ -1,7 +1,8 @@
 """TokenEngine: what an EngineLoop and the workers above it need of an engine, whichever code computes its tokens."""
 
-from collections.abc import Iterable, Mapping
-from typing import Protocol
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 
@@ -124,3 +125,14 @@ class TokenEngine(Protocol):
 
     def score(self, texts: Iterable[ScoredText]) -> None:
         """Score texts, and return when all are finished."""
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """An engine that a process has loaded, and what it says about itself."""
+
+    engine: TokenEngine
+    footer: dict[str, str | bool | int]  # what each part records: engines of one run may be on different machines
+    facts: dict[str, Any]  # what the log says
+    round_seconds: tuple[float, ...] = ()  # of a round by its draft length, where that was measured
+    close: Callable[[], None] = lambda: None  # ends the processes that belong to it

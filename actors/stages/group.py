@@ -17,7 +17,7 @@ from ray import exceptions
 from ray.util.placement_group import remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from actors.settings import StageSettings
+from actors.placement import StageSettings
 from actors.stages.actor import RankFailedError, StageActor
 from actors.stages.places import take_places
 from decoding.checkpoint.loading import DType

@@ -14,7 +14,7 @@ from typing import Any
 import ray
 from ray.util.placement_group import get_placement_group, placement_group, placement_group_table, remove_placement_group
 
-from actors.settings import StageSettings
+from actors.placement import StageSettings
 from pipeline.logs import Event
 from pipeline.ray_internals import is_actor_dead
 

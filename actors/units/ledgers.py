@@ -1,9 +1,11 @@
-"""Ledgers: the ledgers of several runs in one actor, for a process that drives them side by side."""
+"""Ledgers: the ledgers of several runs in one actor, for a process that drives them side by side; or in no actor."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import ray
@@ -39,16 +41,27 @@ class LedgerOfRun:
     def __getattr__(self, method: str) -> Any:
         if method.startswith("_"):
             raise AttributeError(method)
-        return _Method(self, method)
+        return SimpleNamespace(remote=partial(self.ledgers.call.remote, self.run, method))
 
 
 @dataclass(frozen=True)
-class _Method:
-    of: LedgerOfRun
-    name: str
+class LocalLedger:
+    """A ledger in the process of its UnitWorker: like the handle of an actor, with answers that are there at once."""
 
-    def remote(self, *arguments: Any) -> Any:
-        return self.of.ledgers.call.remote(self.of.run, self.name, *arguments)
+    ledger: Ledger
+
+    def __getattr__(self, method: str) -> Any:
+        called = getattr(self.ledger, method)
+        return SimpleNamespace(remote=lambda *arguments: _Answer(called(*arguments)))
+
+
+@dataclass(frozen=True)
+class _Answer:
+    value: Any
+
+    def __await__(self) -> Generator[None, None, Any]:
+        yield from ()
+        return self.value
 
 
 def start_ledgers() -> Any:

@@ -27,7 +27,7 @@ class Workplace:
         return cls(Reporter.of_run(run_path, log_settings), ray.get_runtime_context().get_node_id())
 
     @classmethod
-    def of_replica(cls) -> Workplace:
-        """Return the workplace of a replica of the endpoint, which does units of batches beside requests."""
+    def beside(cls, run: str, log_settings: LogSettings) -> Workplace:
+        """Return the workplace of a process that has a log of its own, and does units beside something else."""
         node = ray.get_runtime_context().get_node_id() if ray.is_initialized() else ""
-        return cls(Reporter("batches", LogSettings()), node)
+        return cls(Reporter(run, log_settings), node)

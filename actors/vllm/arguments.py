@@ -139,7 +139,7 @@ def _check_variables(variables: Mapping[str, str]) -> None:
 
 def check_gpus(settings: GeneratorSettings, section: str, num_gpus: float) -> None:
     """Raise ValueError if the GPUs that an actor holds, by `section`, are not those that vLLM's processes take."""
-    if settings.engine.backend != "vllm" or settings.models.device == "cpu":
+    if settings.models.device == "cpu":
         return
     wanted = num_processes(settings)
     share = settings.engine.vllm.get("gpu_memory_utilization", _DEFAULT_SHARE)

@@ -1,16 +1,17 @@
-"""BatchWorker: units of one batch, done by an engine that also answers requests."""
+"""Units of batches, done by an engine that also answers requests."""
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from typing import Any
 
 from actors.engine.token_engine import TokenEngine
-from actors.engine.translation import EncodedRow, decode_row, encode_row
-from actors.engine.vocabulary import check_row
+from actors.engine.translation import EncodedRow
 from actors.settings import GeneratorSettings
+from actors.tasks import PlainRows
 from actors.units.ledgers import LedgerOfRun
-from actors.units.worker import UnitWorker
+from actors.units.unit_rows import WholeUnits
+from actors.units.worker import UnitWorker, open_run
 from actors.units.workplace import Workplace
 from decoding.sampling_params import SamplingParams
 from decoding.scope import Scope
@@ -19,6 +20,7 @@ from pipeline.errors import RowError
 from pipeline.inputs.options import InputOptions
 from pipeline.inputs.rows import InputRow
 from pipeline.inputs.units import WorkUnit
+from pipeline.logs import LogSettings
 from pipeline.run.commit import Receipt
 from pipeline.streaming.stream import UnitError
 from pipeline.text.codec import TextCodec
@@ -40,7 +42,7 @@ class UnitOrder:
 
 @dataclass(frozen=True, kw_only=True)
 class SharedEngine:
-    """The engine of a replica, as its batch workers see it."""
+    """The engine of a replica, as units of batches see it."""
 
     settings: GeneratorSettings
     codec: TextCodec
@@ -48,38 +50,34 @@ class SharedEngine:
     footer: dict[str, str | bool | int]  # facts about the engine, for the footer of each part
     scope_of: Callable[[str], Scope]  # of an owner's rows
     finish: Callable[[list[Sequence]], Awaitable[None]]  # in the background; cancelled, it drops what has not run
-    workplace: Workplace = field(default_factory=Workplace.of_replica)
+    workplace: Workplace = field(default_factory=lambda: Workplace.beside("batches", LogSettings()))
 
 
-class BatchWorker(UnitWorker[EncodedRow]):
-    """A worker for units of one batch. Its rows get the tokens that `jobs.generate` writes for them."""
+class _BatchRows(PlainRows):
+    """Rows of one batch. They get the tokens that `jobs.generate` writes for them."""
 
-    def __init__(self, shared: SharedEngine, order: UnitOrder) -> None:
-        """Open the run of an order; the engine is shared with requests and with other batches."""
-        super().__init__(order.run_path, BATCH_INPUT, {}, order.ledger, shared.workplace)
-        self._shared, self._codec = shared, shared.codec
-        self._settings = replace(shared.settings.with_context(shared.engine.max_model_len), sampling=order.sampling)
-        self._scope = shared.scope_of(order.owner)
-        if self._failure is None and (moment := self._run_directory.run["identity"].get("moment")) is not None:
-            self._codec = replace(shared.codec, moment=datetime.fromisoformat(moment))
-
-    async def do(self, unit: WorkUnit) -> Receipt | UnitError | None:
-        """Return the receipt of a unit, the reason why it could not be done, or None if it may not begin."""
-        return await self._outcome(unit, is_backup=False)
-
-    def _facts(self) -> dict[str, str | bool | int]:
-        return self._shared.footer
-
-    def _encode(self, row: InputRow, ordinal: int) -> EncodedRow:
-        encoded = encode_row(row, ordinal, self._codec, self._settings, self._scope)
-        check_row(row, encoded.sequences[0].params, self._shared.engine.vocab_size)
-        problem = self._shared.engine.problem_with(encoded.sequences[0])
-        if problem is not None:
+    def encode(self, row: InputRow, ordinal: int) -> EncodedRow:
+        """Return the row as sequences that the engine can run. Raises RowError."""
+        encoded = super().encode(row, ordinal)
+        if (problem := self.engine.problem_with(encoded.sequences[0])) is not None:
             raise RowError("encode", problem)
         return encoded
 
-    async def _finish(self, rows: list[EncodedRow]) -> None:
-        await self._shared.finish([sequence for row in rows for sequence in row.sequences])
 
-    def _decode(self, row: EncodedRow) -> list[dict[str, Any]]:
-        return decode_row(row, self._codec)
+def unit_worker(shared: SharedEngine, order: UnitOrder) -> UnitWorker:
+    """Return a worker for the units of the order's batch. Raises ValueError if its run cannot be opened."""
+    run, codec = open_run(order.run_path), shared.codec
+    if (moment := run.run["identity"].get("moment")) is not None:
+        codec = replace(codec, moment=datetime.fromisoformat(moment))
+    settings, scope = replace(shared.settings, sampling=order.sampling), shared.scope_of(order.owner)
+    rows = _BatchRows(settings, shared.engine, codec, shared.finish, scope=scope)
+    return UnitWorker(run, rows, WholeUnits(BATCH_INPUT, {}), order.ledger, shared.workplace, shared.footer)
+
+
+async def do_unit(shared: SharedEngine, order: UnitOrder) -> Receipt | UnitError | None:
+    """Return the receipt of the unit, the reason why it could not be done, or None if it may not begin."""
+    try:
+        worker = await asyncio.to_thread(unit_worker, shared, order)
+    except ValueError as error:
+        return UnitError(str(error))
+    return await worker.outcome(order.unit)

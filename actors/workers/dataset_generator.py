@@ -14,10 +14,12 @@ import pyarrow.compute as pc
 
 from actors.drafts.roster import start_roster
 from actors.engine.loop import HANG_TIMEOUT_S
-from actors.engine.translation import EncodedRow, decode_row, encode_row
+from actors.engine.translation import EncodedRow
+from actors.engines import backend_of
+from actors.engines.loading import LoadedEngine, publish_engine
 from actors.metrics import Metrics
 from actors.settings import GeneratorSettings
-from actors.workers.loading import LoadedEngine, publish_engine
+from actors.tasks import PlainRows
 from pipeline.counts import COUNTED_COLUMNS, count_generations
 from pipeline.errors import ErrorRow, RowError
 from pipeline.inputs.options import InputOptions
@@ -54,11 +56,12 @@ def generate(
         raise ValueError(
             f"input_options.format is {options.format!r}, but a dataset has been read already; leave it out"
         )
+    backend_of(settings).check()
     pool = pool or ActorPool()
     if settings.chat.moment is None:
         settings = replace(settings, chat=replace(settings.chat, moment=datetime.now().isoformat()))
     arguments: dict[str, Any] = {"settings": settings, "input_options": options}
-    if settings.placement == "split":
+    if settings.has_draft_actors:
         arguments["roster"] = start_roster(settings, _RUN, LogSettings(), pool.num_at_once)
     return dataset.map_batches(
         DatasetGenerator, batch_size=rows_per_batch, fn_constructor_kwargs=arguments, **pool.map_options
@@ -70,12 +73,12 @@ class DatasetGenerator:
 
     def __init__(self, settings: GeneratorSettings, input_options: InputOptions, roster: Any = None) -> None:
         """Load the models once. `roster` is the actor of a DraftRoster under placement "split"."""
-        self._settings = settings
         self._options = replace(input_options, template_columns=tuple(settings.chat.template_columns.values()))
         self._engine = LoadedEngine(settings, roster, HANG_TIMEOUT_S)
-        self._codec, self._loop = self._engine.codec, self._engine.loop
+        loop = self._engine.loop
+        self._rows = PlainRows(settings, loop.engine, self._engine.codec, loop.finish)
         self._metrics = Metrics(_RUN)
-        self._heartbeat = publish_engine(self._metrics, self._loop, self._engine.links)
+        self._heartbeat = publish_engine(self._metrics, loop, self._engine.links)
         self._heartbeat.start()
 
     async def __call__(self, batch: pa.Table) -> pa.Table:
@@ -91,7 +94,7 @@ class DatasetGenerator:
         wanted = {*used_columns(self._options), *carried}
         read = batch.select([name for name in batch.column_names if name in wanted])
         rows = [self._encode(record, carried) for record in to_rows(read)]
-        await self._loop.finish([s for row in rows if isinstance(row, EncodedRow) for s in row.sequences])
+        await self._rows.finish([row for row in rows if isinstance(row, EncodedRow)])
         table = generations_table([out for row in rows for out in self._decode(row)], schema)
         self._count(table)
         return table
@@ -107,14 +110,10 @@ class DatasetGenerator:
         row = read_row(record, RowPosition(row_id=0, file="", row_number=0), self._options, carried)
         if isinstance(row, ErrorRow):
             return row
-        return result_or_error("encode", row, "", encode_row, row, _stable_ordinal(row), self._codec, self._settings)
+        return result_or_error("encode", row, "", self._rows.encode, row, _stable_ordinal(row))
 
     def _decode(self, row: EncodedRow | ErrorRow) -> list[dict[str, Any]]:
-        decoded: list[dict[str, Any]] | ErrorRow
-        if isinstance(row, ErrorRow):
-            decoded = row
-        else:
-            decoded = result_or_error("generate", row.row, "", decode_row, row, self._codec)
+        decoded = row if isinstance(row, ErrorRow) else result_or_error("generate", row.row, "", self._rows.decode, row)
         if isinstance(decoded, ErrorRow):
             return [{"id": decoded.id, "error_stage": decoded.stage, "error_message": decoded.message}]
         return [{**generation, "row_id": None} for generation in decoded]

@@ -6,7 +6,8 @@ draft that it has; so is a draft that the engine took back.
 """
 
 import logging
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any
 
 import ray
 
@@ -20,25 +21,21 @@ from pipeline.logs import Event
 
 LOOK_EVERY_S = 2.0
 _PATIENCE_S = 30.0  # for a reply
+Wanted = Callable[[], WantedDraft]
+Reject = Callable[[int, Rejection], object]
 _log = logging.getLogger(__name__)
-
-
-class Offers(Protocol):
-    """The run, as a follower sees it."""
-
-    def wanted(self) -> WantedDraft:
-        """Return the version that engines are to use. Raises if the run cannot be asked now."""
-
-    def reject(self, number: int, rejection: Rejection) -> None:
-        """Tell the run that this engine does not use a version."""
 
 
 class DraftFollower:
     """What one engine uses. Only one thread at a time may call `look`."""
 
-    def __init__(self, loop: EngineLoop, models: ModelSettings, offers: Offers) -> None:
-        """Follow these offers with the engine of a loop, which was loaded with these models."""
-        self._loop, self._models, self._offers = loop, models, offers
+    def __init__(self, loop: EngineLoop, models: ModelSettings, wanted: Wanted, reject: Reject) -> None:
+        """Follow a run with the engine of a loop, which was loaded with these models.
+
+        `wanted` returns the version that engines are to use, and raises if the run cannot be asked now. `reject` tells
+        the run that this engine does not use a version.
+        """
+        self._loop, self._models, self._wanted, self._tell_rejected = loop, models, wanted, reject
         self._rejected: set[int] = set()  # by this engine: what the run has not heard of yet is not tried again
         self._heartbeat = Heartbeat(self.look, LOOK_EVERY_S)
 
@@ -54,7 +51,7 @@ class DraftFollower:
             if rollback is not None:
                 shares = f"{rollback.after:.3f} of its tokens were accepted, and {rollback.before:.3f} before"
                 self._reject(rollback.version, Rejection("rolled back", shares))
-            wanted = self._offers.wanted()
+            wanted = self._wanted()
         except Exception as error:  # noqa: BLE001 - the run is busy, or has just ended; the next look asks again
             _log.debug(Event("draft not looked for", failure=describe(error)))
             return
@@ -78,39 +75,20 @@ class DraftFollower:
 
     def _reject(self, number: int, rejection: Rejection) -> None:
         self._rejected.add(number)
-        self._offers.reject(number, rejection)
+        self._tell_rejected(number, rejection)
 
 
-class LedgerOffers:
-    """The offers of a run's ledger, which is an actor."""
+def offers_of(ledger: Any, roster: Any) -> tuple[Wanted, Reject]:
+    """Return how the run of a ledger is asked and told.
 
-    def __init__(self, ledger: Any) -> None:
-        """Ask `ledger`."""
-        self._ledger = ledger
+    Where the draft is in draft actors, of which `roster` knows, an engine follows what all of them use already.
+    """
 
-    def wanted(self) -> WantedDraft:
-        """Return what the ledger says."""
-        wanted: WantedDraft = ray.get(self._ledger.wanted_draft.remote(), timeout=_PATIENCE_S)
-        return wanted
+    def wanted() -> WantedDraft:
+        found: WantedDraft = ray.get(ledger.wanted_draft.remote(), timeout=_PATIENCE_S)
+        return found
 
-    def reject(self, number: int, rejection: Rejection) -> None:
-        """Tell the ledger."""
-        self._ledger.reject_draft.remote(number, rejection)
+    def used_by_all() -> WantedDraft:
+        return WantedDraft(ray.get(roster.draft_version.remote(), timeout=_PATIENCE_S))
 
-
-class SplitOffers(LedgerOffers):
-    """The same where the draft is in draft actors: an engine follows what all of them use already."""
-
-    def __init__(self, ledger: Any, roster: Any) -> None:
-        """Ask `roster`, the actor of the run's DraftRoster, and tell `ledger`."""
-        super().__init__(ledger)
-        self._roster = roster
-
-    def wanted(self) -> WantedDraft:
-        """Return what the draft actors use."""
-        return WantedDraft(ray.get(self._roster.draft_version.remote(), timeout=_PATIENCE_S))
-
-
-def offers_of(ledger: Any, roster: Any) -> Offers:
-    """Return the offers of a run; `roster` is None unless the draft is in draft actors."""
-    return LedgerOffers(ledger) if roster is None else SplitOffers(ledger, roster)
+    return used_by_all if roster is not None else wanted, ledger.reject_draft.remote

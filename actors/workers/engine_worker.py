@@ -1,65 +1,68 @@
-"""EngineWorker: a UnitWorker whose units share one engine. A subclass says what the engine does with a row."""
+"""EngineWorker: an engine in a Ray Data actor, for the run that a WorkerSpec says. Units in, parts and receipts out."""
 
-from collections.abc import Mapping
-from typing import Any, TypeVar
-
-import pyarrow as pa
+from dataclasses import dataclass
+from typing import Any
 
 from actors.engine.loop import EngineStats
+from actors.engines import backend_of
+from actors.engines.loading import LoadedEngine, publish_engine
 from actors.errors import describe
 from actors.settings import GeneratorSettings
-from actors.units.worker import EncodedInput, UnitWorker
+from actors.tasks import Task
+from actors.units.unit_rows import WholeUnits
+from actors.units.worker import UnitWorker, open_run
 from actors.units.workplace import Workplace
 from actors.workers.draft_follower import DraftFollower, offers_of
-from actors.workers.loading import LoadedEngine, publish_engine
-from pipeline.inputs.options import InputOptions
+from pipeline.inputs.units import WorkUnit
 from pipeline.logs import LogSettings, tell_warnings
+from pipeline.run.commit import Receipt
+from pipeline.run.row_sample import NO_ROWS, RowSample
+from pipeline.streaming.stream import UnitError
 
-_Row = TypeVar("_Row", bound=EncodedInput)
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerSpec:
+    """What all workers of a run are told."""
+
+    settings: GeneratorSettings
+    task: Task
+    run_path: str
+    units: WholeUnits
+    recorded_rows: RowSample = NO_ROWS  # whose rounds are kept
+    follows_drafts: bool = True  # that are offered to the run while it goes on
+    hang_timeout_s: float
+    log_settings: LogSettings
 
 
-class EngineWorker(UnitWorker[_Row]):
+class EngineWorker(UnitWorker):
     """A worker with an engine of its own."""
 
-    def __init__(
-        self,
-        settings: GeneratorSettings,
-        run_path: str,
-        input_options: InputOptions,
-        carried: Mapping[str, pa.DataType],
-        ledger: Any,
-        hang_timeout_s: float,
-        log_settings: LogSettings,
-        roster: Any = None,
-    ) -> None:
-        """Load the models. `roster` is the actor of the run's DraftRoster under placement "split"."""
-        super().__init__(run_path, input_options, carried, ledger, Workplace.of_run(run_path, log_settings))
+    _failure: str | None = None  # the reason why no unit can run here, which the first unit reports
+
+    def __init__(self, spec: WorkerSpec, ledger: Any, roster: Any = None, workplace: Workplace | None = None) -> None:
+        """Load the models. `ledger` is the actor of the run's Ledger, and `roster` that of its DraftRoster, if any."""
+        settings, workplace = spec.settings, workplace or Workplace.of_run(spec.run_path, spec.log_settings)
+        reporter = workplace.reporter
         tell_warnings(lambda kind, text: ledger.warn.remote(kind, text))
-        self._settings = settings
         try:
-            self._engine = LoadedEngine(settings, roster, hang_timeout_s)
-            self._codec, self._loop = self._engine.codec, self._engine.loop
-            self._begin()
-            self._reporter.loaded(settings.models, self._engine.facts)
-            heartbeat = publish_engine(self._reporter.metrics, self._loop, self._engine.links, self._tell)
-            self._reporter.start(heartbeat)
-            if settings.why_draft_stays is None:
-                self._follower = DraftFollower(self._loop, settings.models, offers_of(ledger, roster))
+            run = open_run(spec.run_path)
+            self.engine = engine = LoadedEngine(settings, roster, spec.hang_timeout_s)
+            rows = spec.task.rows(engine, run, spec.recorded_rows)
+            super().__init__(run, rows, spec.units, ledger, workplace, engine.footer, engine.round_seconds)
+            reporter.loaded(settings.models, engine.facts)
+            reporter.start(publish_engine(reporter.metrics, engine.loop, engine.links, self._tell))
+            if spec.follows_drafts and backend_of(settings).why_draft_stays is None:
+                self._follower = DraftFollower(engine.loop, settings.models, *offers_of(ledger, roster))
                 self._follower.start()
         except Exception as error:  # noqa: BLE001 - the first unit reports it: Ray Data would wrap it beyond reading
             self._failure = describe(error)
-            self._reporter.not_loaded(self._failure)
-        self._join()
+            reporter.not_loaded(self._failure)
+        ledger.join.remote(workplace.process)
 
     def _tell(self, stats: EngineStats) -> None:
         """Tell the ledger how much this engine has written, of units that are not committed, too."""
-        self._ledger.note_written.remote(self._process, stats.num_texts, stats.num_tokens)
+        self.ledger.note_written.remote(self.workplace.process, stats.num_texts, stats.num_tokens)
 
-    def _begin(self) -> None:
-        """Prepare what the rows need of the engine. Raises ValueError if it cannot do what this worker promises."""
-
-    def _facts(self) -> dict[str, str | bool | int]:
-        return self._engine.footer
-
-    def _round_seconds(self) -> tuple[float, ...]:
-        return self._engine.round_seconds
+    async def outcome(self, unit: WorkUnit, is_backup: bool = False) -> Receipt | UnitError | None:
+        """Return what a UnitWorker does, or why there is no engine."""
+        return await super().outcome(unit, is_backup) if self._failure is None else UnitError(self._failure)

@@ -30,10 +30,10 @@ from actors.engine.requests import (
     Scoring,
     Standing,
 )
+from actors.engines.loading import LoadedEngine
 from actors.errors import describe
 from actors.settings import GeneratorSettings
-from actors.workers.batch_worker import BatchWorker, SharedEngine, UnitOrder
-from actors.workers.loading import LoadedEngine
+from actors.workers.batch_worker import SharedEngine, UnitOrder, do_unit
 from actors.workers.replica_settings import ReplicaSettings as ReplicaSettings
 from decoding.engine.draft_folder import read_replacement
 from decoding.sampling.verify import least_margin
@@ -203,11 +203,10 @@ class Replica:
             return _failed(error, request_id=scoring.request_id)
 
     async def write_unit(self, order: UnitOrder) -> Receipt | UnitError | OtherModelError | None:
-        """Do a unit of a batch in the background, and return what `BatchWorker.do` returns, or OtherModelError."""
+        """Do a unit of a batch in the background, and return what `do_unit` returns, or OtherModelError."""
         if order.fingerprint and order.fingerprint != self._settings.fingerprint:
             return OtherModelError("this engine writes another text than the one that was asked for")
-        worker = await asyncio.to_thread(BatchWorker, self._shared, order)
-        return await worker.do(order.unit)
+        return await do_unit(self._shared, order)
 
     async def _finish_in_background(self, sequences: list[Sequence]) -> None:
         stream = self._loop.stream(sequences, _BATCH_SIGN_S, in_background=True)

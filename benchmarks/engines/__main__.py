@@ -18,9 +18,9 @@ from statistics import median
 from typing import Any
 
 from actors.engine.translation import encode_row
+from actors.engines.loading import load_codec
 from actors.settings import GeneratorSettings
 from actors.vllm.arguments import without_drafts
-from actors.workers.loading import load_codec
 from benchmarks.engines.contender import Contender, How, Prompt, Written
 from benchmarks.hardware import describe_machine, versions
 from benchmarks.harness import say, show, write_json

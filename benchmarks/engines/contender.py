@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import multiprocessing
 import time
-from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from itertools import zip_longest
@@ -13,9 +12,9 @@ from multiprocessing.connection import Connection
 from typing import Any, Literal
 
 from actors.engine.loop import EngineLoop
-from actors.engine.token_engine import TokenEngine
+from actors.engines import backend_of
+from actors.engines.loading import in_own_thread
 from actors.settings import GeneratorSettings
-from actors.workers.loading import in_own_thread, load_engine, load_vllm_engine
 from decoding.sampling_params import SamplingParams
 from decoding.scoring.text import ScoredText
 from decoding.sequence import Sequence
@@ -85,7 +84,7 @@ class Contender:
 
 def _serve(connection: Connection, how: How, settings: GeneratorSettings) -> None:
     try:
-        writer = _LlmGenerate(settings) if how == "LLM.generate" else _Own(how, settings)
+        writer = _LlmGenerate(settings) if how == "LLM.generate" else _Own(settings)
     except Exception as error:  # noqa: BLE001 - told where it is asked for
         connection.send(RuntimeError(f"{type(error).__name__}: {error}"))
         return
@@ -104,10 +103,9 @@ def _serve(connection: Connection, how: How, settings: GeneratorSettings) -> Non
 class _Own:
     """An engine as a worker has it, in an EngineLoop."""
 
-    def __init__(self, how: How, settings: GeneratorSettings) -> None:
+    def __init__(self, settings: GeneratorSettings) -> None:
         self._seed = settings.seed
-        load: Callable[[GeneratorSettings], TokenEngine] = load_vllm_engine if how == "vllm" else load_engine
-        engine = in_own_thread(lambda: load(settings))  # as a worker does
+        engine = in_own_thread(backend_of(settings).load).engine  # as a worker does
         self._events = asyncio.new_event_loop()
         self._loop = EngineLoop(engine)
 

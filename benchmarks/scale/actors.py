@@ -13,9 +13,8 @@ import ray
 
 from actors.units.ledger import start_ledger
 from benchmarks.scale.runs import missing_units, plan_run, stream, write_prompts
-from benchmarks.scale.simulated import SimulatedWorker
+from benchmarks.scale.simulated import SimulatedRows, SimulatedWorker
 from pipeline.counts import Counts
-from pipeline.inputs.options import InputOptions
 from pipeline.run.progress.missing import MissingUnits
 from pipeline.streaming.pool import ActorPool
 
@@ -40,10 +39,7 @@ def simulate(
     missing = missing_units(plan_run(folder / "prompts.jsonl", folder / "run", rows_per_unit))
     arguments = {
         "run_path": missing.run_path,
-        "input_options": InputOptions(format="jsonl"),
-        "carried": {},
-        "round_s": round_s,
-        "rounds_per_row": rounds_per_row,
+        "rows": SimulatedRows(round_s, rounds_per_row),
     }
     pool = ActorPool(min_actors=num_actors, max_actors=num_actors, num_cpus=1 / 64)
     seconds, counts = measure_actors(missing, SimulatedWorker, arguments, pool)
@@ -78,7 +74,7 @@ def _begin_together(worker: type, num_actors: int) -> type:
 
     class Together(worker):  # type: ignore[misc]
         async def __call__(self, batch: pa.Table) -> pa.Table:
-            while await self._ledger.num_joined.remote() < num_actors:
+            while await self.ledger.num_joined.remote() < num_actors:
                 await asyncio.sleep(0.2)
             receipts: pa.Table = await super().__call__(batch)
             return receipts

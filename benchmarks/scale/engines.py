@@ -2,11 +2,11 @@
 
 from pathlib import Path
 
-from actors.workers.generator import Generator
+from actors.workers.engine_worker import EngineWorker
 from benchmarks.scale.actors import Spread, measure_actors
 from jobs.config.loading import load
 from jobs.config.run import RunConfig
-from jobs.driver.plan import create_run, make_plan, worker_arguments
+from jobs.driver.plan import create_run, make_plan, worker_spec
 from pipeline.run.progress.missing import MissingUnits
 
 
@@ -23,5 +23,5 @@ def run_engines(num_actors: int, folder: Path) -> Spread:
     plan = make_plan(load(RunConfig, flags, "benchmarks.scale"))
     run_directory = create_run(plan)
     missing = MissingUnits.of(run_directory, plan.tokens_per_row)
-    seconds, counts = measure_actors(missing, Generator, worker_arguments(plan, run_directory), plan.pool)
+    seconds, counts = measure_actors(missing, EngineWorker, {"spec": worker_spec(plan, run_directory)}, plan.pool)
     return Spread(num_actors, missing.num_units, seconds, counts)

@@ -2,13 +2,14 @@
 
 import asyncio
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
 
-from actors.units.worker import UnitWorker
+from actors.units.row_kind import RowKind
+from actors.units.unit_rows import WholeUnits
+from actors.units.worker import UnitWorker, open_run
 from actors.units.workplace import Workplace
 from pipeline.counts import Counts
 from pipeline.inputs.options import InputOptions
@@ -25,39 +26,30 @@ class SimulatedRow:
     row: InputRow
 
 
-class SimulatedWorker(UnitWorker[SimulatedRow]):
-    """A worker like Generator without an engine: the same units, ledger and commits, other rows.
+@dataclass
+class SimulatedRows(RowKind):
+    """Rows that take `rounds_per_row` rounds of `round_s` seconds each.
 
     All rows of a unit run at once, and units follow each other by the clock: that sixty processes share two cores and
     wake up late is a trouble of the simulation, not of what it stands for.
     """
 
-    def __init__(
-        self,
-        run_path: str,
-        input_options: InputOptions,
-        carried: Mapping[str, pa.DataType],
-        ledger: Any,
-        round_s: float,
-        rounds_per_row: int,
-    ) -> None:
-        """Make a worker whose rows take `rounds_per_row` rounds of `round_s` seconds each."""
-        workplace = Workplace.of_run(run_path, LogSettings(level="warning"))
-        super().__init__(run_path, input_options, carried, ledger, workplace)
-        self._round_s, self._rounds_per_row = round_s, rounds_per_row
-        self._idle_from = 0.0
-        self._join()
+    round_s: float
+    rounds_per_row: int
+    idle_from: float = 0.0
 
-    def _encode(self, row: InputRow, ordinal: int) -> SimulatedRow:
+    def encode(self, row: InputRow, ordinal: int) -> SimulatedRow:
+        """Return the row as it is."""
         return SimulatedRow(row)
 
-    async def _finish(self, rows: list[SimulatedRow]) -> None:
+    async def finish(self, rows: list[SimulatedRow]) -> None:
         """Return when the unit has had its rounds, after those of the units before it."""
-        self._idle_from = max(self._idle_from, time.monotonic()) + self._rounds_per_row * self._round_s
-        await asyncio.sleep(self._idle_from - time.monotonic())
+        self.idle_from = max(self.idle_from, time.monotonic()) + self.rounds_per_row * self.round_s
+        await asyncio.sleep(self.idle_from - time.monotonic())
 
-    def _decode(self, row: SimulatedRow) -> list[dict[str, Any]]:
-        rounds = self._rounds_per_row
+    def decode(self, row: SimulatedRow) -> list[dict[str, Any]]:
+        """Return its made-up generation."""
+        rounds = self.rounds_per_row
         return [
             {
                 "row_id": row.row.row_id,
@@ -75,6 +67,16 @@ class SimulatedWorker(UnitWorker[SimulatedRow]):
                 "accepted_per_position": [],
             }
         ]
+
+
+class SimulatedWorker(UnitWorker):
+    """A worker like EngineWorker without an engine: the same units, ledger and commits, other rows."""
+
+    def __init__(self, run_path: str, rows: SimulatedRows, ledger: Any) -> None:
+        """Make a worker for the units of a run over JSON lines."""
+        workplace = Workplace.of_run(run_path, LogSettings(level="warning"))
+        super().__init__(open_run(run_path), rows, WholeUnits(InputOptions(format="jsonl"), {}), ledger, workplace)
+        ledger.join.remote(workplace.process)
 
 
 class EmptyWorker:

@@ -17,8 +17,9 @@ from ray import serve
 from tokenizers import Tokenizer, models
 from transformers import AutoConfig, PreTrainedTokenizerFast
 
+from actors.engines.dray import load_engine
+from actors.engines.loading import load_codec
 from actors.settings import EngineSettings, GeneratorSettings, ModelSettings
-from actors.workers.loading import load_codec, load_engine
 from actors.workers.replica import ReplicaSettings
 from benchmarks.decoder.configurations import engine_configuration
 from benchmarks.decoder.corpus import Corpus, make_corpus

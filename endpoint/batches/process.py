@@ -10,8 +10,8 @@ from typing import Any
 from ray.exceptions import RayError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, ReplicaUnavailableError
 
+from actors.engines.loading import load_codec
 from actors.units.ledgers import start_ledgers
-from actors.workers.loading import load_codec
 from endpoint.batches.batches import Batches
 from endpoint.batches.settings import BatchSettings
 from endpoint.batches.units import ReplicaUnits

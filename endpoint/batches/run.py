@@ -8,7 +8,7 @@ from datetime import datetime
 from functools import partial
 from typing import Any
 
-from actors.identity import described_run, engine_identity, rows_identity
+from actors.identity import as_begun, described_run, engine_identity, rows_identity
 from actors.workers.batch_worker import BATCH_INPUT
 from decoding.sampling_params import SamplingParams
 from endpoint.service.served_model import ServedModel
@@ -66,7 +66,7 @@ class RunMaker:
                 if not RunDirectory.exists(path):
                     raise  # else another driver has just created it
         run_directory = RunDirectory.open(path)
-        run_directory.refuse_if_changed(identity)
+        run_directory.refuse_if_changed(as_begun(identity, run_directory.run["identity"]))
         return run_directory
 
 

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 import pydantic
 
+from actors.engines import backend_of
 from actors.programs.settings import ProgramSettings
 from actors.settings import GeneratorSettings
 from decoding.sampling_params import SamplingParams
@@ -103,6 +104,8 @@ class RunSettings:
     show_texts: Annotated[int, pydantic.Field(ge=0)] | None = None
     """Generated texts to print at the end; unless given 3 on a terminal, and none elsewhere."""
     logs: Annotated[LogSettings, Flat(prefix="log_")] = field(default_factory=LogSettings)
+    local: bool = False
+    """Do the run in the process of the command, with one engine and without Ray: for a small corpus."""
     ray_address: str | None = None
     """Ray cluster; unless given RAY_ADDRESS, one that `ray start` started on this machine, or one of its own (which
     "local" always means)."""
@@ -135,16 +138,31 @@ class RunConfig:
     """The run as a whole."""
 
     def __post_init__(self) -> None:
+        backend = backend_of(self.generator)
+        backend.check()
         self.generator.check_hang_timeout("run.hang_timeout_s", self.run.hang_timeout_s)
-        if self.generator.engine.backend == "vllm" and self.output.rounds == "all":
+        if not backend.tells_rounds and self.output.rounds == "all":
             raise ValueError(
-                "output.rounds is 'all', but engine.backend is 'vllm', which does not tell the tokens that it rejects; "
-                "leave it out, or use engine.backend 'dray'"
+                f"output.rounds is 'all', but engine.backend is {self.generator.engine.backend!r}, which does not tell "
+                "the tokens that it rejects; leave it out, or use engine.backend 'dray'"
             )
+        if self.run.local:
+            self._refuse_what_needs_ray()
         if self.task == "score":
             self._refuse_what_writes()
         elif self.score != ScoreOptions():
             raise ValueError("score has fields that are set, but task is 'generate'; set task to 'score', or drop them")
+
+    def _refuse_what_needs_ray(self) -> None:
+        """Raise ValueError for a field that asks for other processes, of which a local run has none."""
+        wrong = {
+            "actors.max_actors": self.actors.max_actors > 1,
+            "learn.every_rows": self.learn.every_rows > 0,
+            "run.ray_address": self.run.ray_address is not None,
+            **{part.asked_by: True for part in self.generator.apart},
+        }
+        if found := [name for name, is_wrong in wrong.items() if is_wrong]:
+            raise ValueError(f"run.local is set, for a run without Ray, but {found[0]} asks for Ray; drop one of them")
 
     def _refuse_what_writes(self) -> None:
         """Raise ValueError for a field that says how texts are written, of which a run of scores has none."""
@@ -156,12 +174,12 @@ class RunConfig:
             f"engine.drafter {engine.drafter!r}": engine.drafter not in (None, "none"),
             f"engine.verification {engine.verification!r}": engine.verification != "coupled",
             "learn": self.learn != LearnSettings(),
-            "placement 'split'": self.generator.placement == "split",
+            "placement 'split'": self.generator.has_draft_actors,
             "output.rounds 'all'": self.output.rounds == "all",
         }
         if found := [name for name, is_wrong in wrong.items() if is_wrong]:
             raise ValueError(f"{found[0]} is set, but task is 'score', which writes no text; leave it out")
-        if engine.backend != "dray":
+        if not backend_of(self.generator).scores_rows:
             raise ValueError(f"task is 'score', which Dray's own engine does, but engine.backend is {engine.backend!r}")
 
     def generator_settings(self) -> GeneratorSettings:

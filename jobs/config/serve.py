@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import pydantic
 
+from actors.engines import backend_of
 from actors.settings import GeneratorSettings
 from actors.workers.replica_settings import ReplicaSettings
 from endpoint.batches.settings import BatchSettings
@@ -90,6 +91,7 @@ class ServeConfig:
     read_keys: Keys | None = None  # as `load_serve_config` found them; their variables may be gone since
 
     def __post_init__(self) -> None:
+        backend_of(self.generator).check()
         self.generator.check_hang_timeout("serve.hang_timeout_s", self.serve.replica.hang_timeout_s)
         if self.generator.chat.template_columns:
             raise ValueError("chat.template_columns: requests have no columns; use chat.template_kwargs")

@@ -7,6 +7,7 @@ from typing import Any
 
 import ray
 
+from actors.engines import backend_of
 from actors.settings import GeneratorSettings
 from pipeline.logs import Event
 from pipeline.run.progress.draft_versions import DraftVersions
@@ -48,7 +49,7 @@ def hand_out_drafts(versions: DraftVersions, settings: GeneratorSettings, ledger
     if not found:
         return
     rejected = {number: (each.state, each.reason) for number, each in ray.get(ledger.rejected_drafts.remote()).items()}
-    if (why := settings.why_draft_stays) is not None:
+    if (why := backend_of(settings).why_draft_stays) is not None:
         rejected = {each.number: ("refused", why) for each in found}
     for version in found:
         if version.is_offered and version.number in rejected:

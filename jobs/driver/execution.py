@@ -11,14 +11,16 @@ from typing import Any
 import ray
 
 from actors.drafts.roster import roster_of
+from actors.engines import backend_of
 from actors.heartbeat import Heartbeat
 from actors.metric_table import ROWS_LEFT, UNITS_LEFT
 from actors.metrics import Metrics
 from actors.units.feed import UnitFeed
 from actors.units.ledger import start_ledger
-from actors.workers.engine_worker import EngineWorker
+from actors.workers.engine_worker import EngineWorker, WorkerSpec
 from jobs.driver.cluster import cluster_in_words, start_ray
 from jobs.driver.draft_offers import record_rejected_drafts, watch_for_drafts
+from jobs.driver.local import in_process
 from jobs.driver.plan import Plan
 from jobs.driver.progress import Progress
 from jobs.driver.stopping import graceful_stop
@@ -45,8 +47,7 @@ _log = logging.getLogger(__name__)
 
 def execute(
     units: MissingUnits | FailedUnits,
-    worker: type[EngineWorker[Any]],
-    arguments: Mapping[str, Any],
+    spec: WorkerSpec,
     plan: Plan,
     *,
     lease: Lease,
@@ -54,18 +55,23 @@ def execute(
 ) -> Iterator[Receipt]:
     """Yield one receipt for each unit as it is committed; fewer if Ctrl-C or SIGTERM stops the run.
 
-    Each process of the plan's pool is a `worker` with these arguments, ledger and roster. Without `backups` no unit has
-    one, whatever `run.backup_units` says: for work that two processes must not do at once. Starts Ray, shows progress,
-    tells the lease how many engines are up, and says what was repeated. Raises what `stream_units` raises.
+    Each process of the plan's pool is an EngineWorker that is told `spec`. Without `backups` no unit has one, whatever
+    `run.backup_units` says: for work that two processes must not do at once. Starts Ray, unless the run is local, shows
+    progress, tells the lease how many engines are up, and says what was repeated. Raises what `stream_units` raises.
     """
     if not units.num_units:
         return
     run = plan.config.run
     with Progress(units.num_units, units.num_rows, run.progress) as progress:
-        progress.say(f"planned: {units.num_units:,} units, {units.num_rows:,} rows; starting Ray ...")
+        planned = f"planned: {units.num_units:,} units, {units.num_rows:,} rows"
+        if run.local:
+            progress.say(f"{planned}; loading {_models(plan)} in this process ...")
+            yield from in_process(units, spec, plan, progress, lease)
+            return
+        progress.say(f"{planned}; starting Ray ...")
         start_ray(run.ray_address)
         progress.say(f"{cluster_in_words(run.ray_address)}; loading {_models(plan)} ...")
-        yield from _on_ray(units, worker, arguments, plan, progress, lease, backups=backups)
+        yield from _on_ray(units, spec, plan, progress, lease, backups=backups)
 
 
 def _models(plan: Plan) -> str:
@@ -78,8 +84,7 @@ def _models(plan: Plan) -> str:
 
 def _on_ray(
     units: MissingUnits | FailedUnits,
-    worker: type[EngineWorker[Any]],
-    arguments: Mapping[str, Any],
+    spec: WorkerSpec,
     plan: Plan,
     progress: Progress,
     lease: Lease,
@@ -93,7 +98,7 @@ def _on_ray(
     ledger = start_ledger(pool.units_in_flight, max_waiting)
     # Where two attempts may write different tokens the faster one is no fair draw: it wrote less.
     # Two attempts at a program may meet different results of tools, and fail on different rows.
-    is_repeatable = settings.engine.is_repeatable and config.program.function is None
+    is_repeatable = backend_of(settings).is_repeatable and not plan.task.runs_programs
     has_backups = backups and is_repeatable and config.run.backup_units and pool.max_actors > 1
     feed = UnitFeed(units, ledger, backups=has_backups)
     stop = graceful_stop(lambda: ray.get(ledger.stop.remote()), config.run.grace_period_s)
@@ -106,9 +111,10 @@ def _on_ray(
     with stop, roster_context as roster, ExitStack() as beside:
         for watch in (*watches, watching(watch_for_drafts, config.output.path, settings, ledger, roster)):
             beside.enter_context(watch)
-        given, timeout_s = {**arguments, "ledger": ledger, "roster": roster}, config.run.no_progress_timeout_s
+        given, timeout_s = {"spec": spec, "ledger": ledger, "roster": roster}, config.run.no_progress_timeout_s
         try:
-            for receipt in _receipts(feed, units.num_units, worker, given, pool, timeout_s):
+            for receipt in _receipts(feed, units.num_units, given, pool, timeout_s):
+                lease.refuse_if_lost()
                 progress.add(receipt.counts)
                 yield receipt
         except UnitError:
@@ -144,7 +150,7 @@ def _published(progress: Progress, run: str, ledger: Any, lease: Lease) -> Heart
 
 
 def _receipts(
-    feed: UnitFeed, num_units: int, worker: type, arguments: Mapping[str, Any], pool: ActorPool, timeout_s: float
+    feed: UnitFeed, num_units: int, given: Mapping[str, Any], pool: ActorPool, timeout_s: float
 ) -> Iterator[Receipt]:
     """Yield the receipts of `stream_units`, once each, with a new pool of actors where Ray gives up the old one.
 
@@ -155,7 +161,7 @@ def _receipts(
     while True:
         left = replace(feed, done=IdSet(done))
         try:
-            for receipt in stream_units(left, num_units - len(done), worker, arguments, pool, timeout_s):
+            for receipt in stream_units(left, num_units - len(done), EngineWorker, given, pool, timeout_s):
                 if done.add(receipt.unit_id):
                     num_in_a_row = 0
                     yield receipt

@@ -18,6 +18,7 @@ from uuid import uuid4
 
 import ray
 
+from actors.engines import backend_of
 from actors.errors import describe
 from actors.settings import ModelSettings
 from jobs.config.learn import LearnSettings
@@ -161,13 +162,13 @@ def refuse_learning(settings: LearnSettings, plan: Plan) -> None:
     """Raise ValueError if the draft of this run cannot learn as it is asked to."""
     if not settings.every_rows:
         return
-    models, why = plan.settings.models, plan.settings.why_draft_stays
+    models, why = plan.settings.models, backend_of(plan.settings).why_draft_stays
     if models.draft_vocabulary == "map":
         only = "only a draft with the target's own tokens can learn from its texts"
         why = why or f"models.draft_vocabulary is 'map', and {only}"
     if plan.settings.sampling.structured is not None:
         why = why or "sampling.structured is set, and a draft is judged and trained without a grammar"
-    if plan.config.program.function is not None:
+    if plan.task.runs_programs:
         why = why or "the rows run program.function, and a draft learns from rows of one generation"
     if why is not None:
         raise ValueError(f"learn.every_rows is {settings.every_rows}, but {why}; set learn.every_rows to 0")

@@ -9,9 +9,9 @@ from typing import TypeVar
 
 import ray
 
+from actors.engines import backend_of
 from actors.errors import describe
 from jobs.config.run import RunConfig
-from jobs.driver.backend import lossy
 from jobs.driver.ending import print_ending
 from jobs.driver.exits import Exit, bad_configuration, interrupted
 from jobs.driver.logs import command_logs, log_run_ended, log_run_finished, log_run_stopped
@@ -43,7 +43,7 @@ def run_command(config: _Config, begin: Callable[[_Config, Plan], Callable[[], E
         try:
             logs.enter_context(command_logs(config.run.logs, Location.parse(config.output.path).short_name))
             plan = make_plan(config)
-            if warning := lossy(plan.settings):
+            if warning := backend_of(plan.settings).lossy:
                 print(f"warning: {warning}", file=sys.stderr)
             work = begin(config, plan)
         except (ValueError, OSError) as error:

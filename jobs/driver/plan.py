@@ -1,7 +1,7 @@
 """Plan of a run: its input, its identity, the units that are missing. Nothing here loads a model."""
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import cached_property
 from math import ceil
@@ -9,38 +9,27 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import pyarrow as pa
-from transformers import PretrainedConfig
 
 from actors.engine.bad_words import with_bad_word_ids
-from actors.identity import described_run, run_identity
-from actors.programs.program import Program
-from actors.settings import EngineSettings, GeneratorSettings
-from actors.vllm import arguments as vllm_arguments
-from actors.workers.loading import load_codec
-from decoding.checkpoint.fp8_format import dtype_beside_fp8, fp8_format
-from decoding.checkpoint.layer_range import cut
-from decoding.checkpoint.layer_subset import check_can_be_cut, num_layers
-from decoding.checkpoint.model_files import check_links
-from decoding.checkpoint.rank import check_can_be_sharded, check_device
-from decoding.checkpoint.supported import check_same_vocabulary, max_positions, model_folder, read_config
-from decoding.checkpoint.supported import load_config as load_model_config
-from decoding.drafters import NEED_A_MODEL
+from actors.engines import backend_of
+from actors.engines.loading import load_codec
+from actors.identity import as_begun, described_run, run_identity
+from actors.settings import GeneratorSettings
+from actors.tasks import RunProgram, Score, Task
+from actors.units.unit_rows import WholeUnits
+from actors.workers.engine_worker import WorkerSpec
+from decoding.checkpoint.supported import model_folder, read_config
 from decoding.grammar.definition import problem_with
-from decoding.heads.fit import fitting_config
-from decoding.vocabulary.vocabulary_map import VocabularyMap
 from jobs.config.loading import as_dict
 from jobs.config.run import RunConfig
-from jobs.driver.backend import exactness, refuse_if_inexact
 from jobs.driver.cluster import pick_device
 from jobs.driver.submitted import check_submitted, paths_of
-from pipeline.errors import RowError
 from pipeline.inputs.carried import carried_types, id_type, types_from_dict, types_to_dict
 from pipeline.inputs.files import InputFile, list_files
 from pipeline.inputs.options import InputOptions, resolve_options
 from pipeline.inputs.units import WorkUnit, count_rows, plan_units
 from pipeline.run.directory import RunDirectory
 from pipeline.run.row_sample import NO_ROWS, NUM_SAMPLED, RowSample
-from pipeline.schema import ColumnSet
 from pipeline.streaming.actor_resources import ActorResources
 from pipeline.streaming.pool import ActorPool
 from pipeline.text.codec import TextCodec
@@ -56,6 +45,7 @@ class Plan:
     """A checked run, new or begun. `run_directory` is None if nothing has been written yet."""
 
     config: RunConfig
+    task: Task
     pool: ActorPool  # with the GPUs that its actors hold
     settings: GeneratorSettings  # as they will be
     input_options: InputOptions
@@ -67,10 +57,7 @@ class Plan:
     @property
     def tokens_per_row(self) -> int:
         """Output tokens that a row may have, over its samples."""
-        sampling, program = self.settings.sampling, self.config.program
-        if self.config.task == "score":
-            return 0
-        return sampling.n * sampling.max_tokens * (program.max_turns if program.function else 1)
+        return self.task.tokens_per_row(self.settings.sampling)
 
     def new_units(self) -> Iterator[WorkUnit]:
         """Yield the units of a run that does not exist yet."""
@@ -92,40 +79,33 @@ def make_plan(config: RunConfig) -> Plan:
     check_submitted(outputs, {"input.path": config.input.path, **paths_of(config.generator.models)})
     settings = config.generator_settings()
     if settings.is_exact_required:
-        refuse_if_inexact(settings)
-    settings, pool = settled(settings, config.actors, config.run.ray_address)
+        backend_of(settings).refuse_if_inexact()
+    settings, pool = settled(settings, config.actors, "local" if config.run.local else config.run.ray_address)
     if settings.is_exact_required:  # the device is known now
-        refuse_if_inexact(settings)
+        backend_of(settings).refuse_if_inexact()
     settings = replace(settings, sampling=config.sampling.of_model(settings.models.target))
     files = list_files(config.input.path)
     options = resolve_options(files, config.input_options())
-    check_models(settings)
+    structured = settings.sampling.structured
+    if structured is not None and (problem := problem_with(structured)):
+        raise ValueError(problem)
+    backend_of(settings).check_models()
     path = config.output.path
     run_directory = RunDirectory.open(path) if RunDirectory.exists(path) else None
     settings = _with_moment(settings, run_directory)
     codec = load_codec(settings)
     _check_token_ids(settings, codec)
-    has_scores = config.task == "score"
-    if has_scores:
-        config.score.check(files, options)
-        _refuse_equal_labels(config.score.labels, codec)
+    task = task_of(config)
+    task.check(files, options, codec)
     carried = (
         types_from_dict(run_directory.run["carried"])
         if run_directory
-        else carried_types(files, options, _column_sets(config, options))
+        else carried_types(files, options, task.column_sets(_has_parts(config, options)))
     )
-    identity = run_identity(settings, options, files, codec)
-    if has_scores:
-        identity |= {"task": "score", "score": asdict(config.score)}
-    if config.program.function is not None:
-        if has_scores:
-            raise ValueError("program.function is set, but task is 'score', which writes no text; drop one of them")
-        source = Program.load(config.program.function).digest
-        identity["program"] = {"function": config.program.function, "source": source}
+    identity = run_identity(settings, options, files, codec) | task.identity()
     if run_directory is not None:
         _refuse_changed_inputs(run_directory, files)
-        if "moment" not in run_directory.run["identity"]:  # runs were begun before there was this
-            identity.pop("moment", None)
+        identity = as_begun(identity, run_directory.run["identity"])
         run_directory.refuse_if_changed(identity)
     if run_directory is not None and config.output.parts not in (None, run_directory.has_parts):
         has = "has" if run_directory.has_parts else "does not have"
@@ -138,7 +118,7 @@ def make_plan(config: RunConfig) -> Plan:
             f"output.rounds is 'all', but the run in {path} was begun without a column for rounds; leave it out, or "
             "use a new output directory"
         )
-    plan = Plan(config, pool, settings, options, carried, files, identity, run_directory)
+    plan = Plan(config, task, pool, settings, options, carried, files, identity, run_directory)
     units = run_directory.units() if run_directory else plan.new_units()
     if not config.input.allow_empty and next(units, None) is None:
         raise ValueError(
@@ -156,78 +136,55 @@ def _with_moment(settings: GeneratorSettings, run_directory: RunDirectory | None
     return replace(settings, chat=replace(settings.chat, moment=begun or datetime.now().isoformat()))
 
 
-def _refuse_equal_labels(labels: tuple[str, ...], codec: TextCodec) -> None:
-    """Raise ValueError for two labels that have the same tokens, or one that has none."""
-    tokens: dict[tuple[int, ...], str] = {}
-    for label in labels:
-        try:
-            token_ids = tuple(codec.continuation("", (), label, is_chat=True))
-        except RowError as error:
-            raise ValueError(f"score.labels: {error}") from error
-        if token_ids in tokens:
-            raise ValueError(f"score.labels {tokens[token_ids]!r} and {label!r} are the same tokens; name one of them")
-        tokens[token_ids] = label
-
-
 def create_run(plan: Plan, units: Iterable[WorkUnit] | None = None) -> RunDirectory:
     """Return the run directory of a plan; create it if it does not exist, with all units unless some are given."""
     if plan.run_directory is not None:
         return plan.run_directory
-    exact = "no" if plan.config.task == "score" else exactness(plan.settings)  # of scores the engines tell
+    column_sets = plan.task.column_sets(_has_parts(plan.config, plan.input_options))
     run = {
         "carried": types_to_dict(plan.carried),
         "id_type": str(id_type(plan.files, plan.input_options)),
-        **{f"has_{name}": True for name in _column_sets(plan.config, plan.input_options) if name != "scores"},
+        **{f"has_{name}": True for name in column_sets if name != "scores"},
         "task": plan.config.task,
         "settings": {name: value for name, value in as_dict(plan.config).items() if name not in _ASKED},
-        **described_run(plan.settings, plan.identity, exact),
+        **described_run(plan.settings, plan.identity, plan.task.exactness(backend_of(plan.settings))),
     }
     return RunDirectory.create(plan.config.output.path, run, plan.new_units() if units is None else units)
 
 
-def _column_sets(config: RunConfig, options: InputOptions) -> list[ColumnSet]:
-    """Return which optional columns the output of a new run has."""
+def task_of(config: RunConfig) -> Task:
+    """Return what a run does with each row. Raises ValueError for two tasks at once."""
+    has_program = config.program.function is not None
+    if config.task == "score" and has_program:
+        raise ValueError("program.function is set, but task is 'score', which writes no text; drop one of them")
     if config.task == "score":
-        return ["scores"]
-    if config.program.function is not None:
-        return ["rounds", "turns"]
-    has_parts = options.format == "openai_batch" if config.output.parts is None else config.output.parts
-    return ["rounds", "parts"] if has_parts else ["rounds"]
+        return Score(config.score)
+    return RunProgram(config.program) if has_program else Task()
 
 
-def worker_arguments(plan: Plan, run_directory: RunDirectory) -> dict[str, Any]:
-    """Return the arguments of a worker of this run besides ledger and roster."""
-    own: dict[str, Any] = {"score": plan.config.score}
-    if plan.config.task != "score":
-        own = {"program": plan.config.program, "recorded_rows": _recorded_rows(plan, run_directory)}
-    return {
-        **own,
-        "settings": plan.settings,
-        "run_path": run_directory.location.name,
-        "input_options": plan.input_options,
-        "carried": plan.carried,
-        "hang_timeout_s": plan.config.run.hang_timeout_s,
-        "log_settings": plan.config.run.logs,
-    }
+def _has_parts(config: RunConfig, options: InputOptions) -> bool:
+    return options.format == "openai_batch" if config.output.parts is None else config.output.parts
+
+
+def worker_spec(plan: Plan, run_directory: RunDirectory) -> WorkerSpec:
+    """Return what the workers of this run are told."""
+    return WorkerSpec(
+        settings=plan.settings,
+        task=plan.task,
+        run_path=run_directory.location.name,
+        units=WholeUnits(plan.input_options, plan.carried),
+        recorded_rows=_recorded_rows(plan, run_directory),
+        hang_timeout_s=plan.config.run.hang_timeout_s,
+        log_settings=plan.config.run.logs,
+    )
 
 
 def _recorded_rows(plan: Plan, run_directory: RunDirectory) -> RowSample:
-    """Return the rows whose rounds are recorded. vLLM does not tell the tokens that it rejects."""
+    """Return the rows whose rounds are recorded."""
     num_rows, asked = run_directory.manifest.num_rows, plan.config.output.rounds
-    if asked == "none" or plan.settings.engine.backend == "vllm" or not run_directory.has_rounds:
+    if asked == "none" or not backend_of(plan.settings).tells_rounds or not run_directory.has_rounds:
         return NO_ROWS
     return RowSample(num_rows, num_rows if asked == "all" else NUM_SAMPLED)
-
-
-def _absolute(engine: EngineSettings) -> EngineSettings:
-    """Return the engine with absolute folders in vLLM's arguments, as actors may start elsewhere."""
-    arguments = dict(engine.vllm)
-    if isinstance(arguments.get("lora"), str):
-        arguments["lora"] = _whole_folder(arguments["lora"])
-    drafting = arguments.get("speculative_config")
-    if isinstance(drafting, Mapping) and Path(str(drafting.get("model") or "/nowhere")).expanduser().is_dir():
-        arguments["speculative_config"] = {**drafting, "model": _whole_folder(str(drafting["model"]))}
-    return replace(engine, vllm=arguments)
 
 
 def settled(settings: GeneratorSettings, actors: _Actors, ray_address: str | None) -> tuple[GeneratorSettings, _Actors]:
@@ -236,14 +193,9 @@ def settled(settings: GeneratorSettings, actors: _Actors, ray_address: str | Non
     Folders are absolute, as actors may start elsewhere. Joins the cluster if only that can tell what `auto` means.
     """
     device, actors = pick_device(settings, actors, ray_address)
-    models, stages = settings.models, settings.stages
-    target, dtype = _folder(models.target), models.dtype
-    if dtype == "auto":
-        is_vllm = settings.engine.backend == "vllm"
-        config = (read_config if is_vllm else load_model_config)(target)
-        checkpoint = str(getattr(config, "dtype", None) or "float32").removeprefix("torch.")
-        keeps_own = device != "cpu" or (not is_vllm and fp8_format(config) is not None)
-        dtype = checkpoint if keeps_own else "float32"  # type: ignore[assignment]
+    models, stages, backend = settings.models, settings.stages, backend_of(settings)
+    target = _folder(models.target)
+    dtype: Any = backend.settled_dtype(target, device) if models.dtype == "auto" else models.dtype
     draft = _folder(models.draft) if models.draft else None
     tokenizer = _folder(models.tokenizer) if models.tokenizer else None
     if device == "cpu" and stages.num_gpus:
@@ -251,8 +203,8 @@ def settled(settings: GeneratorSettings, actors: _Actors, ray_address: str | Non
     if device == "cuda" and not stages.num_gpus:
         stages = replace(stages, num_gpus=1.0)  # for each process
     models = replace(models, target=target, draft=draft, tokenizer=tokenizer, device=device, dtype=dtype)
-    settings = replace(settings, models=models, stages=stages, engine=_absolute(settings.engine))
-    vllm_arguments.check_gpus(settings, actors.section, actors.num_gpus)
+    settings = replace(settings, models=models, stages=stages, engine=backend.settled_engine())
+    backend_of(settings).check_gpus(actors.section, actors.num_gpus)
     return settings, actors
 
 
@@ -263,55 +215,6 @@ def with_target(settings: GeneratorSettings, target: str) -> GeneratorSettings:
 
 def _folder(model: str) -> str:
     return str(Path(model_folder(model)).absolute())
-
-
-def _whole_folder(folder: str) -> str:
-    """Return a folder that vLLM loads, as an absolute path. Raises ValueError for a link to nothing in it."""
-    path = Path(folder).expanduser().absolute()
-    check_links(path)
-    return str(path)
-
-
-def check_models(settings: GeneratorSettings) -> None:
-    """Check models and settings as the engine does when it loads weights, as far as possible without them."""
-    models, engine, structured = settings.models, settings.engine, settings.sampling.structured
-    if structured is not None and (problem := problem_with(structured)):
-        raise ValueError(problem)
-    if engine.backend == "vllm":
-        vllm_arguments.check(settings)
-        return
-    target_config = load_model_config(models.target)
-    _check_dtype(target_config, models.dtype, models.target)
-    vocab_size: int = target_config.get_text_config().vocab_size
-    _check_limits(settings, target_config)
-    if settings.stages.is_apart:
-        cut(num_layers(target_config), settings.stages.count)
-        check_can_be_cut(target_config, models.target)
-    if settings.stages.tensor_parallel > 1:
-        check_can_be_sharded(target_config, models.target, settings.stages.tensor_parallel)
-        if models.device == "cpu":  # this process cannot see the GPUs of other nodes
-            check_device(models.device, settings.stages.tensor_parallel)
-    if models.draft is not None and engine.drafts_with_a_head(models.draft):
-        fitting_config(models.draft, target_config, models.target)
-    elif models.draft is not None and engine.pick_drafter(models.draft) in NEED_A_MODEL:
-        draft_config = load_model_config(models.draft)
-        _check_dtype(draft_config, models.dtype, models.draft)
-        draft_size: int = draft_config.get_text_config().vocab_size
-        if models.draft_vocabulary == "map":
-            VocabularyMap.between(models.target, models.draft, vocab_size, draft_size)
-        else:
-            check_same_vocabulary(models.target, models.draft, vocab_size, draft_size)
-
-
-def _check_dtype(config: PretrainedConfig, dtype: str, model: str) -> None:
-    if fp8_format(config) is not None:
-        dtype_beside_fp8(config, dtype, model)
-
-
-def _check_limits(settings: GeneratorSettings, target_config: PretrainedConfig) -> None:
-    wanted, limit = settings.engine.max_model_len, max_positions(target_config)
-    if wanted is not None and limit is not None and wanted > limit:
-        raise ValueError(f"engine.max_model_len is {wanted}, but the target sees at most {limit} positions; lower it")
 
 
 def _check_token_ids(settings: GeneratorSettings, codec: TextCodec) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from jobs.driver.backend import Exactness, exactness_found, why_inexact
+from actors.engines.backend import Exactness, exactness_found, why_inexact
 from jobs.driver.progress import format_length, format_rate, format_seconds
 from jobs.driver.tables import scores_table
 from pipeline.counts import SCORED_COLUMNS, Scores, count_scores

@@ -10,7 +10,7 @@ from typing import Any
 
 import ray
 
-from actors.workers.loading import load_codec
+from actors.engines.loading import load_codec
 from decoding.drafters import NEED_A_MODEL
 from decoding.engine.engine import Engine
 from decoding.engine.load import Parts, load_parts
@@ -82,10 +82,7 @@ class DrayTexts:
 
     def _placed_setting(self) -> Setting:
         settings = self._plan.settings
-        options, stages = settings.engine, settings.stages
-        ranks = f" of {stages.tensor_parallel} processes" if stages.tensor_parallel > 1 else ""
-        where = f"{stages.count} stages{ranks}" if stages.is_apart else ""
-        where = ", ".join(filter(None, (where, "draft actors" if settings.placement == "split" else "")))
+        options, where = settings.engine, ", ".join(part.where for part in settings.apart)
         drafter = options.pick_drafter(settings.models.draft)
         length = options.num_speculative_tokens
         return Setting(drafter, options.draft_length, length, options.num_slots, is_shuffled=False, where=where)

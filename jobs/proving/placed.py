@@ -13,11 +13,11 @@ import ray
 
 from actors.drafts.links import DraftLinks
 from actors.drafts.roster import roster_of
-from actors.engine.token_engine import TokenEngine
+from actors.engines import backend_of
+from actors.engines.loading import load_codec
 from actors.errors import describe
 from actors.resources import shortage
 from actors.settings import GeneratorSettings
-from actors.workers.loading import load_codec, load_engine, load_vllm_engine
 from decoding.sequence import Sequence
 from jobs.driver.cluster import start_ray
 from jobs.driver.plan import Plan
@@ -36,14 +36,9 @@ class PlacedEngine:
         self._settings, self._codecs = settings, Codecs(load_codec(settings))
         self._links = None if roster is None else DraftLinks(settings, roster)
         self._failure = ""
-        self._engine: TokenEngine
         try:
-            if settings.engine.backend == "vllm":
-                self._engine = engine = load_vllm_engine(settings)
-                self._runs_on = str(engine.footer()["device"])
-            else:
-                self._engine = own_engine = load_engine(settings, self._links)
-                self._runs_on = own_engine.target.runs_on
+            loaded = backend_of(settings).load(self._links)
+            self._engine, self._runs_on = loaded.engine, str(loaded.footer["device"])
         except (ValueError, RuntimeError) as error:
             self._failure = describe(error)
 
@@ -84,7 +79,7 @@ class PlacedEngine:
 def placed_engine(plan: Plan) -> Iterator[Any]:
     """Yield the handle of a PlacedEngine, or None if the run has all of an engine in one process."""
     settings = plan.settings
-    if settings.placement == "colocated" and not settings.stages.is_apart:
+    if not settings.apart:
         yield None
         return
     start_ray(plan.config.run.ray_address)

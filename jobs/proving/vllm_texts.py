@@ -13,9 +13,9 @@ from typing import Any, cast
 
 import ray
 
+from actors.engines.loading import load_codec
 from actors.settings import GeneratorSettings
 from actors.vllm import arguments
-from actors.workers.loading import load_codec
 from decoding.checkpoint.generation import end_token_ids_of
 from decoding.checkpoint.supported import max_positions, read_config
 from decoding.drafters import DrafterName

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from actors.engines import backend_of
 from actors.settings import EngineSettings, GeneratorSettings, ModelSettings
 from pipeline.run.directory import RunDirectory
 
@@ -12,7 +13,7 @@ def check_draft(run_directory: RunDirectory, draft: str) -> None:
 
     if run_directory.is_success():
         raise ValueError(f"{run_directory.location.name} is complete, and nothing is left to draft for")
-    models, why = ModelSettings(**run_directory.run["models"]), _settings_of(run_directory).why_draft_stays
+    models, why = ModelSettings(**run_directory.run["models"]), backend_of(_settings_of(run_directory)).why_draft_stays
     if models.draft is None or why is not None:
         raise ValueError(
             f"the draft of {run_directory.location.name} cannot be replaced: {why or 'its run.json names none'}"

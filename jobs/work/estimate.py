@@ -16,13 +16,11 @@ import numpy.typing as npt
 from rich.console import Console
 from rich.table import Table
 
-from actors.workers.generator import Generator
-from actors.workers.text_scorer import TextScorer
 from jobs.config.generate import GenerateConfig
 from jobs.driver.execution import execute
 from jobs.driver.exits import Exit
 from jobs.driver.outcome import stopped
-from jobs.driver.plan import Plan, create_run, worker_arguments
+from jobs.driver.plan import Plan, create_run, worker_spec
 from jobs.driver.progress import format_rate, format_seconds
 from pipeline.counts import Counts
 from pipeline.inputs.units import WorkUnit, plan_units
@@ -124,11 +122,10 @@ def _scratch(plan: Plan) -> Iterator[Plan]:
 
 def _measure(plan: Plan, run_directory: RunDirectory) -> Measured | None:
     """Do all units, and return what they took; None if the command was asked to stop."""
-    worker = TextScorer if plan.config.task == "score" else Generator
     missing = MissingUnits.of(run_directory, plan.tokens_per_row)
     counts, began, ended, num_done = Counts(), float("inf"), 0.0, 0
     with hold_lease(run_directory, plan.config.run.lease_timeout_s) as lease:
-        for receipt in execute(missing, worker, worker_arguments(plan, run_directory), plan, lease=lease):
+        for receipt in execute(missing, worker_spec(plan, run_directory), plan, lease=lease):
             ended = time.monotonic()
             began = min(began, ended - (receipt.seconds or 0.0))
             counts, num_done = counts + receipt.counts, num_done + 1
@@ -186,12 +183,7 @@ def estimated(config: GenerateConfig, plan: Plan, measured: Measured, num_rows: 
 
 def gpus_of_engine(plan: Plan) -> float:
     """Return the GPUs that an engine holds, with its stages and its draft actors."""
-    settings = plan.settings
-    stages, drafts = settings.stages, settings.drafts
-    total = plan.pool.num_gpus
-    if stages.is_apart:
-        total += stages.num_gpus * stages.count * stages.tensor_parallel
-    return total + (drafts.num_gpus * drafts.per_target if settings.placement == "split" else 0.0)
+    return plan.pool.num_gpus + sum(part.gpus_of_engine for part in plan.settings.apart)
 
 
 def _spread(lengths: Sequence[int], num_cut: int) -> str:

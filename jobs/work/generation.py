@@ -6,9 +6,8 @@ from typing import Any
 
 from rich.console import Console
 
+from actors.engines import backend_of
 from actors.resources import describe_placement
-from actors.workers.generator import Generator
-from actors.workers.text_scorer import TextScorer
 from decoding.checkpoint.footprint import Footprint, footprint_of
 from decoding.checkpoint.generation import sampling_of
 from decoding.checkpoint.gguf_file import origin_in_words
@@ -20,7 +19,6 @@ from decoding.heads.fit import fitting_config, head_footprint
 from decoding.heads.format.folder import is_head
 from decoding.vocabulary.vocabulary_map import VocabularyMap
 from jobs.config.generate import GenerateConfig
-from jobs.driver.backend import describe_engine
 from jobs.driver.ending import print_ending
 from jobs.driver.execution import execute
 from jobs.driver.exits import Exit
@@ -33,12 +31,11 @@ from jobs.driver.outcome import (
     run_command,
     stopped,
 )
-from jobs.driver.plan import Plan, create_run, worker_arguments
+from jobs.driver.plan import Plan, create_run, worker_spec
 from jobs.driver.summary import print_summary
 from jobs.work.estimate import estimate
 from pipeline.counts import Counts
 from pipeline.id_set import IdSet
-from pipeline.inputs.score import ScoreOptions
 from pipeline.run.check import check_run
 from pipeline.run.directory import RunDirectory, refuse_occupied
 from pipeline.run.progress.lease import Lease, hold_lease
@@ -88,9 +85,7 @@ def _run_alone(plan: Plan, run_directory: RunDirectory, lease: Lease) -> Exit:
     missing = MissingUnits.of(run_directory, plan.tokens_per_row)
     log_run_started(run_directory, missing.num_units)
     with learning(plan.config.learn, plan, run_directory) as lessons:
-        worker = TextScorer if plan.config.task == "score" else Generator
-        for receipt in execute(missing, worker, worker_arguments(plan, run_directory), plan, lease=lease):
-            lease.refuse_if_lost()
+        for receipt in execute(missing, worker_spec(plan, run_directory), plan, lease=lease):
             new += receipt.counts
             num_done += 1
             lessons.committed(receipt.counts.num_rows)
@@ -116,7 +111,7 @@ def print_plan(plan: Plan) -> None:
         if unit.unit_id not in committed:
             num_missing, missing_rows = num_missing + 1, missing_rows + unit.num_rows
             missing_tokens += unit.estimated_tokens
-    models, engine = plan.settings.models, plan.settings.engine
+    models, engine, backend = plan.settings.models, plan.settings.engine, backend_of(plan.settings)
     drafter = engine.pick_drafter(models.draft)
     console.print(f"  input:   {len(plan.files)} files ({plan.input_options.format}), {num_rows:,} rows")
     made_of = origin_in_words(models.target)
@@ -125,7 +120,7 @@ def print_plan(plan: Plan) -> None:
     for what, said in zip(("taken", "not applied"), _said_by_model(plan), strict=True):
         if said:
             console.print(f"  {what} of the model's generation_config.json: {said}", highlight=False)
-    console.print(f"  engine:  {describe_engine(plan.settings)}", highlight=False)
+    console.print(f"  engine:  {backend.describe()}", highlight=False)
     if has_model:
         made_of = origin_in_words(models.draft or "")
         console.print(f"  draft:   {models.draft}{made_of}{_draft_in_words(plan)}", highlight=False)
@@ -133,25 +128,11 @@ def print_plan(plan: Plan) -> None:
     if plan.config.learn.every_rows:
         console.print(f"  learns:  after every {plan.config.learn.every_rows:,} committed rows")
     for name, model in (("target", models.target), ("draft", models.draft if has_model else None)):
-        if model is not None and engine.backend == "dray":  # vLLM takes what engine.vllm lets it take
+        if model is not None and backend.plans_memory:
             console.print(f"  memory of an engine's {name}: {_footprint(plan, model)}")
     console.print(f"  units:   {num_units:,} of at most {largest:,} rows; {num_missing:,} missing")
     console.print(f"  prompts: about {missing_tokens:,} tokens to read (bytes / 4)")
-    if plan.config.task == "score":
-        console.print(f"  scores:  {_scores_in_words(plan.config.score)}", highlight=False)
-        return
-    console.print(f"  output:  at most {missing_rows * plan.tokens_per_row:,} tokens (rows x n x max_tokens)")
-
-
-def _scores_in_words(score: ScoreOptions) -> str:
-    """Return for a reader what is scored, and what is kept of it."""
-    if score.labels:
-        what = f"{len(score.labels)} labels behind each prompt"
-    elif score.columns:
-        what = f"column {score.columns[0]!r} behind each prompt"
-    else:
-        what = "each prompt's own text"
-    return f"{what}; of each row the best by {score.best_by} is kept" if score.keep == "best" else what
+    console.print(f"  {plan.task.describe(missing_rows, plan.settings.sampling)}", highlight=False)
 
 
 def _footprint(plan: Plan, model: str) -> Footprint:
@@ -168,7 +149,7 @@ def _draft_in_words(plan: Plan) -> str:
     """Return for a reader what a head drafts and reads, and which tokens a mapped draft has; else nothing."""
     models = plan.settings.models
     draft, target = models.draft, models.target
-    if draft is None or plan.settings.engine.backend != "dray":
+    if draft is None or not backend_of(plan.settings).plans_memory:
         return ""
     if models.draft_vocabulary == "map":
         sizes = [load_model_config(path).get_text_config().vocab_size for path in (target, draft)]

@@ -18,9 +18,9 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from actors.engines import backend_of
 from decoding.checkpoint.gguf_file import origin_in_words
 from jobs.config.prove import AskedName, ProveConfig
-from jobs.driver.backend import describe_engine
 from jobs.driver.exits import Exit
 from jobs.driver.outcome import run_command
 from jobs.driver.plan import Plan
@@ -30,6 +30,7 @@ from jobs.proving.dray_texts import DrayTexts
 from jobs.proving.vllm_texts import VllmTexts
 from pipeline.inputs.rows import InputRow, read_unit
 
+_TEXTS: dict[str, type[DrayTexts | VllmTexts]] = {"dray": DrayTexts, "vllm": VllmTexts}
 _Step = TypeVar("_Step")
 
 
@@ -44,8 +45,7 @@ class Proof:
     def __init__(self, config: ProveConfig, plan: Plan) -> None:
         """Load what runs in this process, and read the prompts. Raises ValueError or OSError for what is wrong."""
         self._config, self._plan, self._console = config, plan, Console()
-        is_vllm = plan.settings.engine.backend == "vllm"
-        self._texts: DrayTexts | VllmTexts = (VllmTexts if is_vllm else DrayTexts)(plan, config.prove)
+        self._texts = _TEXTS[plan.settings.engine.backend](plan, config.prove)
         rows = list(islice(self._good_rows(), config.prove.num_prompts))
         if not rows:
             raise ValueError("no row of the input can be written, so there is nothing to compare")
@@ -136,7 +136,7 @@ class Proof:
     def _record(self, found: list[Finding], num_tokens: int, seconds: float) -> None:
         """Write the result where the configuration says, and into the report of a run that exists."""
         result = {
-            "engine": describe_engine(self._plan.settings),
+            "engine": backend_of(self._plan.settings).describe(),
             "num_prompts": max(map(len, self._inputs.values())),
             "asked": list(self._inputs),
             "num_settings": len(found),

@@ -10,13 +10,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from actors.workers.retrier import RetryGenerator, RetryScorer
+from actors.units.unit_rows import FailedRows
 from jobs.config.run import RetryConfig
 from jobs.driver.execution import execute
 from jobs.driver.exits import Exit
 from jobs.driver.logs import log_run_started
 from jobs.driver.outcome import conclude, run_command, stopped
-from jobs.driver.plan import Plan, worker_arguments
+from jobs.driver.plan import Plan, worker_spec
 from pipeline.counts import Counts
 from pipeline.run.dead_letters import DeadLetters, FailedUnits, Wanted, count_still_failing, find_dead_letters, shown
 from pipeline.run.directory import RunDirectory
@@ -59,10 +59,9 @@ def _run_alone(plan: Plan, run_directory: RunDirectory, wanted: Wanted, letters:
     units = FailedUnits(run_directory.location.name, letters.num_wanted)
     if units.num_units and "WorkerDied" not in letters.wanted_types:  # beside a row that kills, units share its deaths
         plan = _with_full_slots(plan, units.num_rows / units.num_units)
-    arguments = {**worker_arguments(plan, run_directory), "wanted": wanted}
-    worker = RetryScorer if run_directory.has_scores else RetryGenerator
-    for receipt in execute(units, worker, arguments, plan, lease=lease, backups=False):
-        lease.refuse_if_lost()
+    rows = FailedRows(plan.input_options, plan.carried, wanted)
+    spec = replace(worker_spec(plan, run_directory), units=rows)
+    for receipt in execute(units, spec, plan, lease=lease, backups=False):
         tried += receipt.counts
         num_done += 1
     if num_done < units.num_units:

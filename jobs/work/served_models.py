@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from actors.identity import vllm_identity
+from actors.engines import backend_of
+from actors.engines.loading import load_codec
+from actors.identity import chat_identity
 from actors.settings import GeneratorSettings
-from actors.workers.loading import load_codec
 from decoding.checkpoint.supported import adapter_base
 from endpoint.service.served_model import ServedModel
 from endpoint.service.settings import ServiceSettings
 from jobs.config.serve import ServeConfig
-from jobs.driver.backend import exactness, lossy
-from jobs.driver.plan import check_models, with_target
-from pipeline.run.fingerprint import quick_model_fingerprint, text_fingerprint, tokenizer_fingerprint
+from jobs.driver.plan import with_target
+from pipeline.run.fingerprint import quick_model_fingerprint
 
 
 def served_models(config: ServeConfig, settings: GeneratorSettings) -> list[ServedModel]:
@@ -42,7 +43,7 @@ def served_models(config: ServeConfig, settings: GeneratorSettings) -> list[Serv
     for name, folder in config.serve.adapters.items():
         with _naming(name):
             merged = with_target(settings, folder)
-            check_models(merged)
+            backend_of(merged).check_models()
         models.append(_model(config, merged, name, folder, own))
     return models
 
@@ -65,32 +66,29 @@ def check_adapters(config: ServeConfig) -> None:
     for name in adapters:
         if name in taken:
             raise ValueError(f"serve.adapters names {name!r}, which is {taken[name]} already; choose another name")
-    if settings.placement == "split":
+    if settings.has_draft_actors:
         raise ValueError(
             "serve.adapters and placement 'split' do not go together: the draft actors of an endpoint draft for one "
             "target; leave out one of them, or serve each adapter by an endpoint of its own (models.target)"
         )
-    if settings.engine.backend == "vllm":
-        raise ValueError(
-            "serve.adapters is for Dray's own engine; with engine.backend 'vllm' an endpoint serves one adapter, by "
-            "engine.vllm.lora"
-        )
+    if why := backend_of(settings).why_no_adapters:
+        raise ValueError(why)
 
 
 def _model(config: ServeConfig, settings: GeneratorSettings, name: str, target: str, parent: str | None) -> ServedModel:
     """Return a model with what is said of it; only the endpoint's own has aliases."""
-    template = load_codec(settings).templates.text
+    backend = backend_of(settings)
+    engine, chat = backend.identity(quick_model_fingerprint), chat_identity(settings.chat, load_codec(settings))
     service: ServiceSettings = replace(
         config.serve.service,
         model=name,
         aliases=() if parent is not None else config.serve.service.aliases,
-        fingerprint=_fingerprint((*_engine_parts(settings), *_chat_parts(settings, template))),
-        exact=exactness(settings),
-        warning=lossy(settings),
+        fingerprint=_fingerprint(engine | chat),
+        exact=backend.exactness,
+        warning=backend.lossy,
         parent=parent,
     )
-    fingerprint = _fingerprint(_engine_parts(settings))
-    return ServedModel(settings=settings, service=service, fingerprint=fingerprint, target=target)
+    return ServedModel(settings=settings, service=service, fingerprint=_fingerprint(engine), target=target)
 
 
 def _own_name(config: ServeConfig) -> str:
@@ -100,25 +98,5 @@ def _own_name(config: ServeConfig) -> str:
     return config.serve.service.model or (folder.absolute().name if folder.exists() else target)
 
 
-def _engine_parts(settings: GeneratorSettings) -> tuple[Any, ...]:
-    """Return everything that decides which tokens an engine writes after a prompt, with a given seed."""
-    models, engine = settings.models, settings.engine
-    tokenizer = tokenizer_fingerprint(models.tokenizer or models.target)
-    target = quick_model_fingerprint(models.target)
-    parts = (target, tokenizer, models.dtype, engine.verification, engine.max_model_len)
-    if engine.is_repeatable:
-        return parts  # the text does not depend on the drafts
-    draft = models.draft and quick_model_fingerprint(models.draft)
-    drafting = draft, engine.pick_drafter(models.draft), engine.num_speculative_tokens, engine.draft_length
-    return *parts, *drafting, vllm_identity(settings) if engine.backend == "vllm" else None
-
-
-def _chat_parts(settings: GeneratorSettings, chat_template: str) -> tuple[Any, ...]:
-    """Return everything that decides which prompt a chat becomes."""
-    chat = settings.chat
-    formats = [name for name in (chat.tool_calls, chat.reasoning, chat.moment or "auto") if name != "auto"]
-    return text_fingerprint(chat_template), chat.system_prompt, sorted(chat.template_kwargs.items()), *formats
-
-
-def _fingerprint(parts: tuple[Any, ...]) -> str:
-    return f"fp_{hashlib.sha256(repr(parts).encode()).hexdigest()[:16]}"
+def _fingerprint(identity: Mapping[str, Any]) -> str:
+    return f"fp_{hashlib.sha256(json.dumps(identity, sort_keys=True, default=str).encode()).hexdigest()[:16]}"

@@ -19,8 +19,8 @@ import ray
 from ray.serve.exceptions import RayServeException
 
 from actors.drafts.roster import start_roster
+from actors.engines import backend_of
 from actors.resources import describe_placement
-from actors.vllm.arguments import speculative_config
 from decoding.checkpoint.gguf_file import origin_in_words
 from decoding.engine.draft_folder import check_replacement
 from endpoint.batches.settings import BatchSettings
@@ -40,11 +40,10 @@ from endpoint.deployment import (
 from endpoint.service.served_model import ServedModel
 from jobs.config.loading import as_dict
 from jobs.config.serve import ServeConfig
-from jobs.driver.backend import describe_engine, lossy
 from jobs.driver.cluster import start_ray, starts_own_ray
 from jobs.driver.exits import Exit, bad_configuration
 from jobs.driver.hidden_variables import hide_variables
-from jobs.driver.plan import check_models, settled
+from jobs.driver.plan import settled
 from jobs.driver.submitted import check_submitted, paths_of
 from jobs.work.served_models import check_adapters, served_models
 from pipeline.run.fingerprint import quick_model_fingerprint, tokenizer_fingerprint
@@ -83,9 +82,9 @@ def settled_models(config: ServeConfig) -> tuple[list[ServedModel], DeploymentSe
     check_adapters(config)  # before a model is looked at, or downloaded
     _check_sharing(config)
     settings, deployment = settled(config.generator, config.serve.deployment, config.serve.ray_address)
-    check_models(settings)
+    backend_of(settings).check_models()
     models = served_models(config, settings)
-    if warning := lossy(settings):
+    if warning := backend_of(settings).lossy:
         _log.warning("warning: %s", warning)
     for warning in _shared(config):
         _log.warning("warning: %s", warning)
@@ -104,16 +103,9 @@ def _shared(config: ServeConfig) -> list[str]:
 
 def _check_sharing(config: ServeConfig) -> None:
     """Raise ValueError for drafts that are looked up in the texts of all keys though this was not asked for."""
-    settings = config.generator
-    if settings.engine.backend != "vllm" or config.keys() is None or config.serve.replica.share_drafts:
-        return
-    drafting = speculative_config(settings) or {}
-    if drafting.get("method") == "suffix" and drafting.get("suffix_decoding_max_cached_requests") != 0:
-        raise ValueError(
-            "engine.drafter is 'suffix', which vLLM looks up in the texts of all API keys; say serve.share_drafts to "
-            "allow that, or engine.vllm.speculative_config {method: suffix, suffix_decoding_max_cached_requests: 0, "
-            "num_speculative_tokens: 8}, or use 'ngram'"
-        )
+    has_own_drafts = config.keys() is not None and not config.serve.replica.share_drafts
+    if has_own_drafts and (why := backend_of(config.generator).why_drafts_are_shared):
+        raise ValueError(why)
 
 
 def describe(config: ServeConfig, models: Sequence[ServedModel]) -> str:
@@ -132,7 +124,7 @@ def describe(config: ServeConfig, models: Sequence[ServedModel]) -> str:
         f"Serving {own.name!r} at http://{config.serve.host}:{config.serve.port}/v1",
         f"  target:  {settings.models.target} ({settings.models.device}, {settings.models.dtype}{made_of})",
         *(f"  adapter: {each.name!r} from {each.target}" for each in adapters),
-        f"  engine:  {describe_engine(settings)}",
+        f"  engine:  {backend_of(settings).describe()}",
         f"  keys:    {'none: everyone who can reach the port is answered' if keys is None else len(keys)}",
         f"  shared:  {shared}",
         f"  engines: {engines}, {settings.engine.num_slots} slots each",
@@ -163,7 +155,7 @@ def _application(
     """
     settings = models[0].settings
     roster = None
-    if settings.placement == "split":
+    if settings.has_draft_actors:
         start_ray(config.serve.ray_address)
         roster = start_roster(settings, APP_NAME, config.serve.logs, config.serve.deployment.min_replicas)
     return make_application(
@@ -207,7 +199,7 @@ def _with_other_draft(
 def _rest(config: ServeConfig, models: Sequence[ServedModel]) -> str:
     """Return a digest of everything but the draft; an empty text if the draft cannot be replaced alone."""
     settings = models[0].settings
-    if settings.why_draft_stays is not None or settings.placement == "split":
+    if backend_of(settings).why_draft_stays is not None or settings.has_draft_actors:
         return ""
     said = as_dict(config)
     said["models"] = {name: value for name, value in said["models"].items() if name != "draft"}

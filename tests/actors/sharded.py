@@ -12,7 +12,7 @@ import ray
 from ray.exceptions import RayActorError
 
 from actors.drafts.links import DraftLinks
-from actors.settings import StageSettings
+from actors.placement import StageSettings
 from actors.stages.actor import StageActor
 from actors.stages.group import StageGroup
 from actors.stages.pipeline import StagePipeline

@@ -4,8 +4,9 @@ from typing import Any
 
 import pytest
 
+from actors.placement import DraftSettings, StageSettings
 from actors.resources import shortage
-from actors.settings import DraftSettings, GeneratorSettings, ModelSettings, StageSettings
+from actors.settings import GeneratorSettings, ModelSettings
 from pipeline.streaming.pool import ActorPool
 
 H100, A100 = {"ray.io/accelerator-type": "H100"}, {"ray.io/accelerator-type": "A100"}

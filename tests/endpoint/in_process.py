@@ -12,8 +12,8 @@ from typing import Any
 import openai
 
 from actors.engine.translation import decode_row, encode_row
+from actors.engines.loading import load_codec
 from actors.settings import EngineSettings, GeneratorSettings, ModelSettings
-from actors.workers.loading import load_codec
 from actors.workers.replica import Replica
 from actors.workers.replica_settings import ReplicaSettings
 from decoding import Engine, EngineOptions

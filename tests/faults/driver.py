@@ -7,10 +7,10 @@ import json
 import sys
 
 from jobs import generate
-from jobs.work import generation
+from jobs.driver import execution
 from tests.faults import generators
 
 if __name__ == "__main__":
     name, options, *arguments = sys.argv[1:]
-    generation.Generator = getattr(generators, name)(**json.loads(options))  # type: ignore[misc]
+    execution.EngineWorker = getattr(generators, name)(**json.loads(options))  # type: ignore[misc]
     sys.exit(generate.main(arguments))

@@ -11,14 +11,14 @@ from typing import Any
 import ray
 
 from actors.engine.translation import EncodedRow
-from actors.workers.generator import Generator
+from actors.workers.engine_worker import EngineWorker
 from tests.faults.diary import Diary
 from tests.jobs.faulty import dies_over
 
 
 def paced(
-    diary: str, pause_s: float = 0.4, num_units: int = 0, last_s: float = 0.0, base: type[Generator] = Generator
-) -> type[Generator]:
+    diary: str, pause_s: float = 0.4, num_units: int = 0, last_s: float = 0.0, base: type[EngineWorker] = EngineWorker
+) -> type[EngineWorker]:
     """Return a generator that rests for `pause_s` before it runs rows and writes down what it does.
 
     Over the unit that is begun as the last of `num_units` it rests for `last_s`.
@@ -52,16 +52,16 @@ def paced(
     return Paced
 
 
-def poisoned(word: str, **pace: Any) -> type[Generator]:
+def poisoned(word: str, **pace: Any) -> type[EngineWorker]:
     """Return a paced generator whose process dies when a row with this word in its prompt runs."""
 
     return paced(base=dies_over(word), **pace)
 
 
-def on_small_disk(flag: str, num_bytes: int, **pace: Any) -> type[Generator]:
+def on_small_disk(flag: str, num_bytes: int, **pace: Any) -> type[EngineWorker]:
     """Return a paced generator that cannot write files of more than `num_bytes` while the file `flag` exists."""
 
-    class OnSmallDisk(Generator):
+    class OnSmallDisk(EngineWorker):
         def _commit(self, *args: Any, **kwargs: Any) -> Any:
             if not os.path.exists(flag):
                 return super()._commit(*args, **kwargs)

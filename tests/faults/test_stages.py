@@ -16,7 +16,8 @@ import ray
 
 from actors.drafts.links import DraftLinks
 from actors.drafts.roster import start_roster
-from actors.settings import DraftSettings, GeneratorSettings, ModelSettings, StageSettings
+from actors.placement import DraftSettings, StageSettings
+from actors.settings import GeneratorSettings, ModelSettings
 from actors.stages.group import StageGroup
 from actors.stages.places import give_back_orphans
 from decoding.engine.engine import Engine

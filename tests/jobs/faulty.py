@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from actors.engine.translation import EncodedRow
-from actors.workers.generator import Generator
-from actors.workers.retrier import RetryGenerator
+from actors.workers.engine_worker import EngineWorker
 from pipeline.run import amend, commit
 
 # What a unit goes through, in order.
@@ -37,7 +36,7 @@ RETRY_POINTS = (
 )
 
 
-class Mortal(Generator):
+class Mortal(EngineWorker):
     """Dies at `points[k]` of unit k, once; `folder` records where. Subclasses call `here` at other points."""
 
     points: tuple[str, ...]
@@ -75,17 +74,17 @@ class Mortal(Generator):
         return self.between("before reading", super()._read, "after reading")(unit)
 
     async def _finish(self, rows: list[EncodedRow]) -> None:
-        step = self._loop.engine.step
+        step = self.engine.loop.engine.step
 
         def step_and_die() -> Any:
             self.here("generating")
             return step()
 
-        self._loop.engine.step = step_and_die  # type: ignore[method-assign]
+        self.engine.loop.engine.step = step_and_die  # type: ignore[method-assign]
         await super()._finish(rows)
 
 
-def dies_at_every_point(where: Path) -> type[Generator]:
+def dies_at_every_point(where: Path) -> type[EngineWorker]:
     """Return a generator that dies at POINTS[k] of unit k, once; the folder `where` records it."""
 
     class Dying(Mortal):
@@ -96,7 +95,7 @@ def dies_at_every_point(where: Path) -> type[Generator]:
             commit.replace_file = self.between("before errors", commit.replace_file, "after errors")
             commit.create_file = self.between("before part", commit.create_file, "after part")
             os.link = self.between("before link", os.link, "after link")
-            self._ledger = DeadlyLedger(self, self._ledger)
+            self.ledger = DeadlyLedger(self, self.ledger)
 
     return Dying
 
@@ -121,10 +120,10 @@ class _Call:
         return result
 
 
-def retry_dies_at_every_point(where: Path) -> type[RetryGenerator]:
+def retry_dies_at_every_point(where: Path) -> type[EngineWorker]:
     """Return a retry generator that dies at RETRY_POINTS[k] of unit k, once; the folder `where` records it."""
 
-    class Dying(Mortal, RetryGenerator):
+    class Dying(Mortal):
         points, folder = RETRY_POINTS, where
 
         def __init__(self, *args: Any, **named: Any) -> None:
@@ -136,15 +135,15 @@ def retry_dies_at_every_point(where: Path) -> type[RetryGenerator]:
                 self.between(f"before {what}", replace_file, f"after {what}")(location, *rest)
 
             amend.replace_file = replace_and_die
-            self._ledger = DeadlyLedger(self, self._ledger)
+            self.ledger = DeadlyLedger(self, self.ledger)
 
     return Dying
 
 
-def fails_over(word: str) -> type[Generator]:
+def fails_over(word: str) -> type[EngineWorker]:
     """Return a generator in which rows with this word in their prompt fail, and no others."""
 
-    class Unlucky(Generator):
+    class Unlucky(EngineWorker):
         async def _finish(self, rows: list[EncodedRow]) -> None:
             await super()._finish([row for row in rows if word not in row.prompt.text])
             for row in rows:
@@ -155,10 +154,10 @@ def fails_over(word: str) -> type[Generator]:
     return Unlucky
 
 
-def dies_over(word: str, kind: type[Generator] = Generator) -> type[Generator]:
-    """Return a generator of this kind whose process dies when a row with this word in its prompt runs."""
+def dies_over(word: str) -> type[EngineWorker]:
+    """Return a generator whose process dies when a row with this word in its prompt runs."""
 
-    class Poisoned(kind):  # type: ignore[misc, valid-type]
+    class Poisoned(EngineWorker):
         async def _finish(self, rows: list[EncodedRow]) -> None:
             if any(word in row.prompt.text for row in rows):
                 os._exit(9)
@@ -167,12 +166,12 @@ def dies_over(word: str, kind: type[Generator] = Generator) -> type[Generator]:
     return Poisoned
 
 
-def hangs_once(folder: Path) -> type[Generator]:
+def hangs_once(folder: Path) -> type[EngineWorker]:
     """Return a generator whose engine hangs in its third step, in one process; `folder` records it."""
 
-    class Hanging(Generator):
+    class Hanging(EngineWorker):
         async def _finish(self, rows: list[EncodedRow]) -> None:
-            step, num_steps = self._loop.engine.step, 0
+            step, num_steps = self.engine.loop.engine.step, 0
 
             def step_or_hang() -> Any:
                 nonlocal num_steps
@@ -183,21 +182,21 @@ def hangs_once(folder: Path) -> type[Generator]:
                     threading.Event().wait()
                 return step()
 
-            self._loop.engine.step = step_or_hang  # type: ignore[method-assign]
+            self.engine.loop.engine.step = step_or_hang  # type: ignore[method-assign]
             await super()._finish(rows)
 
     return Hanging
 
 
-def never_finishes(folder: Path) -> type[Generator]:
+def never_finishes(folder: Path) -> type[EngineWorker]:
     """Return a generator that never finishes a row in the first process that has one; `folder` records which."""
 
-    class Dawdling(Generator):
+    class Dawdling(EngineWorker):
         async def _finish(self, rows: list[EncodedRow]) -> None:
             chosen = folder / "slow"
             with suppress(FileExistsError), chosen.open("x") as file:
-                file.write(self._process)
-            if chosen.read_text() == self._process:
+                file.write(self.workplace.process)
+            if chosen.read_text() == self.workplace.process:
                 await asyncio.Event().wait()
             await super()._finish(rows)
 

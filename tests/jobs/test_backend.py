@@ -7,15 +7,20 @@ from typing import Any
 
 import pytest
 
-from actors.settings import EngineSettings, GeneratorSettings, ModelSettings, StageSettings
-from actors.vllm.arguments import check_gpus
+from actors.engines import backend_of
+from actors.engines.backend import exactness_found
+from actors.placement import StageSettings
+from actors.settings import EngineSettings, GeneratorSettings, ModelSettings
 from jobs.config.loading import load
 from jobs.config.run import RunConfig
-from jobs.driver.backend import exactness, exactness_found
 from jobs.generate import main
 from tests.jobs.runs import arguments, prompts, write_jsonl
 
 MODELS = ModelSettings(target="unused", device="cpu", dtype="float32")
+
+
+def settings(models: ModelSettings = MODELS, **engine: Any) -> GeneratorSettings:
+    return GeneratorSettings(models=models, engine=EngineSettings(**engine))
 
 
 def test_a_run_is_refused_in_one_line_where_vllm_is_not_installed(
@@ -52,21 +57,21 @@ def test_what_only_drays_engine_has_is_refused_by_name_with_vllm(options: list[s
 def test_what_vllm_does_anyway_may_be_said() -> None:
     given = ["--input.path=x", "--output.path=y", "--models.target=t", "--engine.backend=vllm"]
     config = load(RunConfig, [*given, "--engine.verification=rejection", "--engine.draft_length=fixed"], "test")
-    assert not config.generator.engine.is_repeatable
+    assert not backend_of(config.generator).is_repeatable
 
 
 def test_vllms_own_arguments_are_refused_with_drays_engine() -> None:
     with pytest.raises(ValueError, match=r"engine\.vllm is .*, which only engine\.backend 'vllm' reads"):
-        EngineSettings(vllm={"enforce_eager": True})
+        backend_of(settings(vllm={"enforce_eager": True})).check()
     with pytest.raises(ValueError, match=r"engine\.backend must be 'dray' or 'vllm', got 'sglang'"):
-        EngineSettings(backend="sglang")  # type: ignore[arg-type]
+        backend_of(settings(backend="sglang"))
     with pytest.raises(ValueError, match=r"stages\.count"):
-        GeneratorSettings(models=MODELS, engine=EngineSettings(backend="vllm"), stages=StageSettings(count=2))
+        backend_of(replace(settings(backend="vllm"), stages=StageSettings(count=2))).check()
 
 
 def test_only_what_was_proved_is_called_proved() -> None:
     def said(models: ModelSettings = MODELS, **engine: Any) -> str:
-        return exactness(GeneratorSettings(models=models, engine=EngineSettings(**engine)))
+        return backend_of(settings(models, **engine)).exactness
 
     assert said() == "proved"
     assert said(verification="rejection") == "no"
@@ -90,14 +95,14 @@ def test_what_the_engines_found_out_when_they_loaded_counts_where_nothing_is_pro
 
 
 def test_the_gpus_of_an_actor_are_those_that_vllm_takes() -> None:
-    def settings(**vllm: Any) -> GeneratorSettings:
+    def check_gpus(num_gpus: float, **vllm: Any) -> None:
         models = replace(MODELS, device="cuda")
-        return GeneratorSettings(models=models, engine=EngineSettings(backend="vllm", vllm=vllm))
+        backend_of(settings(models, backend="vllm", vllm=vllm)).check_gpus("actors", num_gpus)
 
-    check_gpus(settings(), "actors", 1)
-    check_gpus(settings(tensor_parallel_size=4), "actors", 4)
-    check_gpus(settings(gpu_memory_utilization=0.4), "actors", 0.5)
+    check_gpus(1)
+    check_gpus(4, tensor_parallel_size=4)
+    check_gpus(0.5, gpu_memory_utilization=0.4)
     with pytest.raises(ValueError, match=r"vLLM runs 4 processes .* set actors\.num_gpus to 4"):
-        check_gpus(settings(tensor_parallel_size=4), "actors", 1)
+        check_gpus(1, tensor_parallel_size=4)
     with pytest.raises(ValueError, match="more of the GPU's memory than its share"):
-        check_gpus(settings(), "actors", 0.5)
+        check_gpus(0.5)

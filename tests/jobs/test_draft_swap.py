@@ -11,9 +11,9 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from actors.workers import draft_follower
-from actors.workers.generator import Generator
+from actors.workers.engine_worker import EngineWorker
 from jobs import report, swap_draft
-from jobs.work import generation
+from jobs.driver import execution
 from pipeline.counts import COUNTED_COLUMNS, count_generations
 from pipeline.run.directory import RunDirectory
 from pipeline.run.progress.draft_versions import DraftVersions
@@ -28,13 +28,13 @@ SAMPLING = ("--sampling.temperature=0.8", "--engine.draft_length=fixed", "--samp
 SPLIT = ("--placement=split", "--drafts.num_cpus=0.5", "--drafts.timeout_s=30")
 
 
-def swapping(run: Path, draft: str, deaths: Path | None = None, behind: int = 1) -> type[Generator]:
+def swapping(run: Path, draft: str, deaths: Path | None = None, behind: int = 1) -> type[EngineWorker]:
     """Return a generator that offers a draft once `behind` units are committed, and begins all later ones with it.
 
     The first process that has the draft dies before it begins a unit, if there is a folder `deaths`, which records it.
     """
 
-    class Swapping(Generator):
+    class Swapping(EngineWorker):
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             draft_follower.LOOK_EVERY_S = 0.1
             super().__init__(*args, **kwargs)
@@ -44,7 +44,7 @@ def swapping(run: Path, draft: str, deaths: Path | None = None, behind: int = 1)
                 with suppress(FileExistsError):
                     (run.parent / "offered").touch(exist_ok=False)  # one process offers it
                     DraftVersions(str(run)).offer(draft)
-                wait_until(lambda: self._loop.draft_version == 1)
+                wait_until(lambda: self.engine.loop.draft_version == 1)
                 if deaths is not None and not (deaths / "died").exists():
                     (deaths / "died").touch()
                     os._exit(9)
@@ -75,7 +75,7 @@ def test_a_draft_that_is_replaced_in_the_middle_of_a_run_changes_no_token(
     job: Job, plain_run: Path, other_draft: str, monkeypatch: pytest.MonkeyPatch, flags: tuple[str, ...]
 ) -> None:
     job.source = plain_run / "in.jsonl"
-    monkeypatch.setattr(generation, "Generator", swapping(job.output, other_draft))
+    monkeypatch.setattr(execution, "EngineWorker", swapping(job.output, other_draft))
     assert job.generate(*TWO, *flags) == 0, job.printed()
     assert content(job.output) == content(plain_run / "out")
     assert problems(job.output) == []
@@ -95,7 +95,7 @@ def test_a_process_that_replaces_one_that_died_begins_with_the_newest_draft(
     job: Job, plain_run: Path, other_draft: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job.source = plain_run / "in.jsonl"
-    monkeypatch.setattr(generation, "Generator", swapping(job.output, other_draft, tmp_path))
+    monkeypatch.setattr(execution, "EngineWorker", swapping(job.output, other_draft, tmp_path))
     assert job.generate(*TWO) == 0, job.printed()
     assert (tmp_path / "died").exists()
     assert content(job.output) == content(plain_run / "out")
@@ -199,10 +199,10 @@ def test_engines_that_took_a_draft_back_let_the_run_go_back_too(
             if num_done < 4:
                 return super()._read(unit)
             if num_done >= 8:
-                wait_until(lambda: self._loop.draft_version == 0)
-            return Generator._read(self, unit)
+                wait_until(lambda: self.engine.loop.draft_version == 0)
+            return EngineWorker._read(self, unit)
 
-    monkeypatch.setattr(generation, "Generator", Judging)
+    monkeypatch.setattr(execution, "EngineWorker", Judging)
     assert job.generate(*SAMPLING, *ONE) == 0, job.printed()
     assert content(job.output) == content(undisturbed)
     (version,) = DraftVersions(str(job.output)).all()

@@ -7,12 +7,13 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
+from actors.engines import backend_of
+from actors.engines.backend import exactness_found, why_inexact
+from actors.engines.loading import LoadedEngine
 from actors.settings import EngineSettings, GeneratorSettings, ModelSettings
-from actors.workers.loading import LoadedEngine
 from jobs import report, verify
 from jobs.config.loading import load
 from jobs.config.run import RunConfig
-from jobs.driver.backend import exactness, exactness_found, lossy, refuse_if_inexact, why_inexact
 from jobs.driver.plan import make_plan
 from tests.jobs.conftest import Job
 from tests.jobs.runs import commits
@@ -32,10 +33,11 @@ def flat(text: str) -> str:
 
 
 def test_unadjusted_is_never_exact_and_a_reader_can_tell_it_from_rejection() -> None:
-    unadjusted, rejection = settings(verification="unadjusted"), settings(verification="rejection")
-    assert exactness(unadjusted) == exactness(rejection) == "no"
+    rules = ("unadjusted", "rejection", "coupled")
+    unadjusted, rejection, coupled = (backend_of(settings(verification=rule)) for rule in rules)
+    assert unadjusted.exactness == rejection.exactness == "no"
     assert exactness_found("no", "unadjusted", [{"is_batch_invariant": True}]) == "no"
-    assert (lossy(unadjusted), lossy(rejection), lossy(settings())) == (LOSSY, "", "")
+    assert (unadjusted.lossy, rejection.lossy, coupled.lossy) == (LOSSY, "", "")
     assert why_inexact("unadjusted") == LOSSY
     assert "also of the target's distribution" in why_inexact("rejection")
     assert "vLLM" in why_inexact("vllm")
@@ -55,7 +57,7 @@ def test_what_is_inexact_whatever_an_engine_measures_is_refused(
     given: GeneratorSettings, why: str, remedy: str
 ) -> None:
     with pytest.raises(ValueError, match=r"run\.exact is 'required', but .*, or set run\.exact to 'any'") as raised:
-        refuse_if_inexact(given)
+        backend_of(given).refuse_if_inexact()
     assert why in str(raised.value)
     assert remedy in str(raised.value)
 
@@ -64,7 +66,7 @@ def test_what_is_inexact_whatever_an_engine_measures_is_refused(
     "given", [settings(), settings(dtype="bfloat16"), settings("auto", backend="vllm", vllm_env=SWITCH)]
 )
 def test_what_is_exact_or_measured_at_load_is_not_refused_before(given: GeneratorSettings) -> None:
-    refuse_if_inexact(given)
+    backend_of(given).refuse_if_inexact()
 
 
 def test_a_plan_that_requires_exactness_is_refused_in_one_line_before_ray_is_asked(

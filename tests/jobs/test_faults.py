@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from jobs import generate
+from jobs.driver import execution
 from tests.jobs.conftest import Job
 from tests.jobs.faulty import POINTS, dies_at_every_point, dies_over, hangs_once, never_finishes
 from tests.jobs.runs import commits, content, errors, generations, problems, prompts, wait_until
@@ -22,7 +22,7 @@ def test_a_worker_that_dies_at_every_point_of_a_unit_changes_nothing(
     deaths.mkdir()
     flags = ("--run.rows_per_unit=4", "--actors.units_in_flight=1")
     undisturbed = job.undisturbed(*flags)
-    monkeypatch.setattr(generate, "Generator", dies_at_every_point(deaths))
+    monkeypatch.setattr(execution, "EngineWorker", dies_at_every_point(deaths))
     assert job.generate(*flags) == 0
     assert sorted(path.name for path in deaths.iterdir()) == sorted(f"{p} {k}" for k, p in enumerate(POINTS))
     assert content(job.output) == content(undisturbed)
@@ -43,7 +43,7 @@ def test_only_a_row_that_kills_its_process_becomes_an_error_row(job: Job, monkey
     rows[7] = {"id": "killer", "kind": "a", "prompt": "this is poison"}
     job.read(rows)
     healthy = job.undisturbed("--run.rows_per_unit=12")
-    monkeypatch.setattr(generate, "Generator", dies_over("poison"))
+    monkeypatch.setattr(execution, "EngineWorker", dies_over("poison"))
     assert job.generate("--run.rows_per_unit=12") == 0
     (dead,) = errors(job.output)
     assert (dead["id"], dead["stage"], dead["error_type"]) == ("killer", "generate", "WorkerDied")
@@ -56,7 +56,7 @@ def test_an_engine_that_hangs_is_ended_and_its_units_are_done_by_another(
     job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job.read(20)
-    monkeypatch.setattr(generate, "Generator", hangs_once(tmp_path))
+    monkeypatch.setattr(execution, "EngineWorker", hangs_once(tmp_path))
     # Long enough for the first steps of a busy machine, short enough to wait for.
     assert job.generate("--run.hang_timeout_s=8") == 0
     assert (tmp_path / "hung").exists()
@@ -68,7 +68,7 @@ def test_a_run_ends_without_its_slow_actor_as_idle_ones_do_its_units_once(
     job: Job, tmp_path: Path, plain_run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job.source = plain_run / "in.jsonl"
-    monkeypatch.setattr(generate, "Generator", never_finishes(tmp_path))
+    monkeypatch.setattr(execution, "EngineWorker", never_finishes(tmp_path))
     two = ("--actors.min_actors=2", "--actors.max_actors=2", "--run.no_progress_timeout_s=100")
     assert job.generate(*two) == 0
     said = job.printed()

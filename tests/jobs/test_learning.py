@@ -10,12 +10,11 @@ from typing import Any
 import pytest
 
 from actors.workers import draft_follower
-from actors.workers.generator import Generator
+from actors.workers.engine_worker import EngineWorker
 from jobs.config.loading import load
 from jobs.config.run import RunConfig
-from jobs.driver import learning
+from jobs.driver import execution, learning
 from jobs.driver.plan import make_plan
-from jobs.work import generation
 from pipeline.run.directory import RunDirectory
 from pipeline.run.progress.draft_versions import DraftVersions
 from tests.jobs.conftest import Job
@@ -30,10 +29,10 @@ ONE = ("--actors.max_actors=1", "--actors.units_in_flight=1", "--engine.draft_le
 TWO = ("--actors.min_actors=2", "--actors.max_actors=2", *ONE[1:])
 
 
-def waiting(run: Path, is_over: Any) -> type[Generator]:
+def waiting(run: Path, is_over: Any) -> type[EngineWorker]:
     """Return a generator that begins its third unit when `is_over` says that the training has had its effect."""
 
-    class Waiting(Generator):
+    class Waiting(EngineWorker):
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             draft_follower.LOOK_EVERY_S = 0.1
             super().__init__(*args, **kwargs)
@@ -52,7 +51,9 @@ def test_a_draft_that_has_learned_is_used_and_no_token_changes(
     job: Job, plain_run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job.source = plain_run / "in.jsonl"
-    monkeypatch.setattr(generation, "Generator", waiting(job.output, lambda self: self._loop.draft_version == 1))
+    monkeypatch.setattr(
+        execution, "EngineWorker", waiting(job.output, lambda self: self.engine.loop.draft_version == 1)
+    )
     assert job.generate(*ONE, *LEARN, *TRAIN, *ANY_GAIN) == 0, job.printed()
     said = job.printed()
     assert re.search(r"the draft learns: training 1 begins, after (8|16) rows", said), said
@@ -98,10 +99,10 @@ def test_a_trainer_and_an_engine_that_are_killed_cost_no_token(
             with suppress(FileExistsError):
                 engine_died.touch(exist_ok=False)
                 os._exit(9)
-        return generator._loop.draft_version == 1
+        return generator.engine.loop.draft_version == 1
 
     monkeypatch.setattr(learning, "hold", hold)
-    monkeypatch.setattr(generation, "Generator", waiting(job.output, is_over))
+    monkeypatch.setattr(execution, "EngineWorker", waiting(job.output, is_over))
     assert job.generate(*TWO, *LEARN, *TRAIN, *ANY_GAIN) == 0, job.printed()
     assert engine_died.exists()
     assert "the new draft is version 1" in job.printed()
@@ -123,7 +124,7 @@ def test_a_training_that_fails_costs_no_row(job: Job, plain_run: Path, monkeypat
                 failed.touch()
 
     monkeypatch.setattr(learning, "Learning", Failing)
-    monkeypatch.setattr(generation, "Generator", waiting(job.output, lambda _: failed.exists()))
+    monkeypatch.setattr(execution, "EngineWorker", waiting(job.output, lambda _: failed.exists()))
     too_fast = ("--learn.train.learning_rate=1e30", "--learn.train.max_steps=8")
     assert job.generate(*ONE, *LEARN, *TRAIN[:2], *too_fast) == 0, job.printed()
     assert "training 1 failed, and the draft stays as it is: " in job.printed()

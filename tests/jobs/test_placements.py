@@ -10,10 +10,10 @@ import ray
 
 from actors.engine.translation import EncodedRow
 from actors.stages.target import ShardedModel
-from actors.workers.generator import Generator
+from actors.workers.engine_worker import EngineWorker
 from decoding.sequence import Sequence
 from jobs import generate
-from jobs.work import generation
+from jobs.driver import execution
 from tests.decoding.heads.tiny_heads import save_perfect_pair
 from tests.decoding.vocabulary.tiny_tokenizers import LETTERS, byte_level
 from tests.jobs.conftest import Job
@@ -84,11 +84,11 @@ def test_a_run_in_stages_drafts_with_a_head_and_writes_the_same_corpus(
     assert sum(row["num_accepted_tokens"] for row in rows) == sum(row["num_draft_tokens"] for row in rows) > 60
 
 
-class KilledStages(Generator):
+class KilledStages(EngineWorker):
     """A generator whose first stage dies before every step in which a poisoned row is in flight."""
 
     async def _finish(self, rows: list[EncodedRow]) -> None:
-        engine = self._loop.engine
+        engine = self.engine.loop.engine
         step, poisoned = engine.step, {s for row in rows if "poison" in row.prompt.text for s in row.sequences}
 
         def kill_and_step() -> list[Sequence]:
@@ -108,7 +108,7 @@ def test_only_a_row_that_kills_stages_becomes_an_error_row(job: Job, monkeypatch
     rows[4] = {"id": "killer", "kind": "a", "prompt": "this is poison"}
     job.read(rows)
     whole = tokens(job.undisturbed())
-    monkeypatch.setattr(generation, "Generator", KilledStages)
+    monkeypatch.setattr(execution, "EngineWorker", KilledStages)
     assert job.generate(*TWO) == 0
     (dead,) = errors(job.output)
     assert (dead["id"], dead["stage"], dead["error_type"]) == ("killer", "generate", "WorkerDied")

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from actors.workers.generator import Generator
+from actors.workers.engine_worker import EngineWorker
 from examples.programs.calculator import calculate
 from jobs import export, generate
 from jobs.config.loading import load
 from jobs.config.run import RunConfig
+from jobs.driver import execution
 from jobs.driver.plan import create_run, make_plan
-from jobs.work import generation
 from tests.jobs.conftest import Job
 from tests.jobs.runs import arguments, content, errors, generations, problems, prompts
 from training.corpus.corpus import Corpus
@@ -120,11 +120,11 @@ def test_an_engine_that_is_killed_between_two_turns_costs_no_token(job: Job, mon
     job.read(prompts(12))
     undisturbed, mark = job.undisturbed(PROGRAM), job.folder / "died"
 
-    class Dying(Generator):
+    class Dying(EngineWorker):
         async def _finish(self, rows: list[Any]) -> None:
             if not mark.exists():
                 mark.touch()
-                finish, num_finished = self._loop.finish, 0
+                finish, num_finished = self.engine.loop.finish, 0
 
                 async def dies(sequences: Any) -> None:
                     nonlocal num_finished
@@ -133,10 +133,10 @@ def test_an_engine_that_is_killed_between_two_turns_costs_no_token(job: Job, mon
                     if num_finished == 9:
                         os._exit(1)
 
-                self._loop.finish = dies  # type: ignore[method-assign]
+                self.engine.loop.finish = dies  # type: ignore[method-assign]
             await super()._finish(rows)
 
-    monkeypatch.setattr(generation, "Generator", Dying)
+    monkeypatch.setattr(execution, "EngineWorker", Dying)
     assert job.generate(PROGRAM) == 0, job.printed()
     assert content(job.output) == content(undisturbed)
     assert problems(job.output) == []

@@ -11,9 +11,8 @@ from typing import Any
 
 import pytest
 
-from actors.workers.retrier import RetryGenerator
 from jobs import generate, retry, verify
-from jobs.work import generation, retrying
+from jobs.driver import execution
 from pipeline.run.directory import RunDirectory
 from pipeline.run.progress.lease import hold_lease
 from tests.jobs.conftest import Job
@@ -43,7 +42,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory, text_pair: Pair, ray_addres
     source = write_jsonl(folder / "in.jsonl", input_rows())
     assert generate.main(arguments(source, folder / "undisturbed", text_pair, *FLAGS)) == 0
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(generation, "Generator", fails_over("unlucky"))
+        patch.setattr(execution, "EngineWorker", fails_over("unlucky"))
         assert generate.main(arguments(source, folder / "failed", text_pair, *FLAGS)) == 0
     failed = [row["id"] for row in errors(folder / "failed")]
     assert failed == ["row-2", None, "empty", "row-17", "row-19", "no-prompt"]
@@ -176,11 +175,11 @@ def test_a_retry_that_dies_at_every_point_of_a_unit_changes_nothing(
     job.read([row for k in range(num_units) for row in (*lucky, unlucky[k], bad[k])])
     flags = ("--run.rows_per_unit=4", "--actors.units_in_flight=1", "--engine.num_slots=1", "--run.max_error_rate=1")
     undisturbed = job.undisturbed(*flags)
-    monkeypatch.setattr(generation, "Generator", fails_over("unlucky"))
+    monkeypatch.setattr(execution, "EngineWorker", fails_over("unlucky"))
     assert job.generate(*flags) == 0
     assert len(errors(job.output)) == 2 * num_units
     deaths.mkdir()
-    monkeypatch.setattr(retrying, "RetryGenerator", retry_dies_at_every_point(deaths))
+    monkeypatch.setattr(execution, "EngineWorker", retry_dies_at_every_point(deaths))
     assert job.retry(*flags) == 0
     assert sorted(path.name for path in deaths.iterdir()) == sorted(f"{p} {k}" for k, p in enumerate(RETRY_POINTS))
     assert content(job.output) == content(undisturbed)
@@ -195,7 +194,7 @@ def test_a_retry_that_dies_at_every_point_of_a_unit_changes_nothing(
 def test_a_row_that_kills_its_process_stays_an_error_row_and_its_neighbours_come_through(
     folder: Path, failed: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(retrying, "RetryGenerator", dies_over("unlucky hello 17", RetryGenerator))
+    monkeypatch.setattr(execution, "EngineWorker", dies_over("unlucky hello 17"))
     assert failed.retry(*FLAGS) == 0
     dead = {row["id"]: (row["stage"], row["error_type"], row["attempt"]) for row in errors(failed.output)}
     assert dead["row-17"] == ("generate", "WorkerDied", 1)
@@ -214,7 +213,7 @@ def test_a_stopped_or_killed_retry_can_be_resumed(job: Job, ray_address: str, mo
     slow = ("--sampling.max_tokens=60", "--engine.num_slots=4", "--actors.units_in_flight=1", "--run.max_error_rate=1")
     undisturbed = job.undisturbed(*slow)
     with monkeypatch.context() as patch:
-        patch.setattr(generation, "Generator", fails_over("unlucky"))
+        patch.setattr(execution, "EngineWorker", fails_over("unlucky"))
         assert job.generate(*slow) == 0
     first = commits(job.output)
     command = [sys.executable, "-m", "jobs.retry", *job.command(*slow), f"--run.ray_address={ray_address}"]

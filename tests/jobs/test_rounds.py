@@ -9,7 +9,7 @@ from jobs.config.loading import load
 from jobs.config.run import RunConfig
 from jobs.driver import plan as planning
 from jobs.driver.outcome import Exit, conclude
-from jobs.driver.plan import make_plan, worker_arguments
+from jobs.driver.plan import make_plan, worker_spec
 from jobs.report_page import page
 from pipeline.counts import Counts
 from pipeline.run.directory import RunDirectory
@@ -67,7 +67,7 @@ def test_a_run_begun_before_there_were_rounds_goes_on_without_them(job: Job, mon
     plan = make_plan(load(RunConfig, job.command(CPU), prog="test"))
     assert plan.run_directory is not None
     assert "draft_rounds" not in plan.run_directory.generations_schema.names
-    assert worker_arguments(plan, plan.run_directory)["recorded_rows"] == NO_ROWS
+    assert worker_spec(plan, plan.run_directory).recorded_rows == NO_ROWS
     assert job.generate(CPU, "--output.rounds=all") == 2
     assert "output.rounds is 'all', but the run in" in job.printed()
 
@@ -79,7 +79,7 @@ def test_which_rows_are_recorded_follows_the_configuration(job: Job) -> None:
     for asked in ("sample", "all", "none"):
         plan = make_plan(load(RunConfig, job.command(CPU, f"--output.rounds={asked}"), prog="test"))
         assert plan.run_directory is not None
-        found[asked] = worker_arguments(plan, plan.run_directory)["recorded_rows"]
+        found[asked] = worker_spec(plan, plan.run_directory).recorded_rows
     assert found == {"sample": RowSample(80, 50), "all": RowSample(80, 80), "none": NO_ROWS}
 
 

@@ -115,7 +115,8 @@ def test_the_best_label_of_each_row_is_kept_with_the_distribution_over_all(
 def scorer_rows(tmp_path: Path, target: str, rows: list[Any], *flags: str) -> tuple[list[dict[str, Any]], list[Any]]:
     """Read, encode and score rows as a worker does, without Ray: output rows and errors."""
     from actors.engine.score_translation import decode_scored_row, encode_scored_row
-    from actors.workers.loading import load_codec, load_engine
+    from actors.engines.dray import load_engine
+    from actors.engines.loading import load_codec
     from pipeline.errors import ErrorRow
     from pipeline.inputs.rows import read_unit, result_or_error
 

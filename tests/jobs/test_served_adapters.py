@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from actors.workers.loading import LoadedEngine
+from actors.engines.loading import LoadedEngine
 from endpoint.service.served_model import ServedModel, deployment_name
 from jobs import serve
 from jobs.config.serve import ServeConfig, load_serve_config

@@ -10,13 +10,13 @@ import jsonschema
 import pytest
 import yaml
 
-from actors.workers.generator import Generator
+from actors.workers.engine_worker import EngineWorker
 from decoding.grammar.structured import Structured
 from jobs import generate
 from jobs.config.loading import load
 from jobs.config.run import RunConfig
+from jobs.driver import execution
 from jobs.driver.plan import create_run, make_plan
-from jobs.work import generation
 from tests.jobs.conftest import Job
 from tests.jobs.runs import content, errors, generations, problems
 
@@ -184,7 +184,7 @@ def test_rows_with_a_form_are_the_same_after_a_process_died(job: Job, monkeypatc
     alone = job.undisturbed(*flags, "--engine.drafter=none")
     died, output = job.folder / "died", job.output
 
-    class Dying(Generator):
+    class Dying(EngineWorker):
         """The first process dies when it has committed a unit and is about to write the next one's rows."""
 
         def _read(self, unit: Any) -> Any:
@@ -193,7 +193,7 @@ def test_rows_with_a_form_are_the_same_after_a_process_died(job: Job, monkeypatc
                 os._exit(9)
             return super()._read(unit)
 
-    monkeypatch.setattr(generation, "Generator", Dying)
+    monkeypatch.setattr(execution, "EngineWorker", Dying)
     assert job.generate(*flags) == 0, job.printed()
     assert died.exists()
     assert content(job.output) == content(alone)

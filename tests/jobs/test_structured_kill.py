@@ -12,9 +12,9 @@ import pytest
 import yaml
 from transformers import AutoTokenizer
 
-from actors.workers.generator import Generator
+from actors.workers.engine_worker import EngineWorker
 from decoding.sequence import Sequence
-from jobs.work import generation
+from jobs.driver import execution
 from tests.jobs.conftest import Job
 from tests.jobs.runs import content, errors, generations, problems
 
@@ -28,28 +28,28 @@ NUM_ROWS, MAX_TOKENS = 24, 40
 _FEWEST_IN_MID_ROW = 2  # rows with a form that have begun and not ended, in one unit, when its process is killed
 
 
-def killed_in_mid_row(where: Path, output: Path) -> type[Generator]:
+def killed_in_mid_row(where: Path, output: Path) -> type[EngineWorker]:
     """Return a generator whose process is killed by SIGKILL between two rounds, in the middle of rows with forms.
 
     That happens twice: before any unit is committed, and again when some are. Each time the file `killed-N` in the
     folder `where` first records the rows: of each its prompt, its output tokens, and what its form forces behind them.
     """
 
-    class Killed(Generator):
+    class Killed(EngineWorker):
         async def _finish(self, rows: list[Any]) -> None:
-            step = self._loop.engine.step
+            step = self.engine.loop.engine.step
 
             def step_and_look() -> Any:
                 finished = step()
                 record = where / f"killed-{int(any(output.glob('data/*.parquet')))}"
-                begun = [row for row in self._loop.engine.in_flight if _is_in_mid_row(row)]
+                begun = [row for row in self.engine.loop.engine.in_flight if _is_in_mid_row(row)]
                 is_time = len(begun) >= _FEWEST_IN_MID_ROW and any(row.num_accepted_tokens for row in begun)
                 if is_time and not record.exists():
                     record.write_text(json.dumps([_recorded(row) for row in begun]))
                     os.kill(os.getpid(), signal.SIGKILL)
                 return finished
 
-            self._loop.engine.step = step_and_look  # type: ignore[method-assign]
+            self.engine.loop.engine.step = step_and_look  # type: ignore[method-assign]
             await super()._finish(rows)
 
     return Killed
@@ -91,7 +91,7 @@ def test_rows_whose_process_is_killed_between_their_tokens_have_the_same_text_on
     sampling = (f"--sampling.temperature={temperature}", f"--sampling.max_tokens={MAX_TOKENS}")
     flags = (f"--config={form}", *sampling, "--actors.max_actors=1", "--engine.draft_length=fixed")
     undisturbed = job.undisturbed(*flags, "--engine.drafter=model")
-    monkeypatch.setattr(generation, "Generator", killed_in_mid_row(tmp_path, job.output))
+    monkeypatch.setattr(execution, "EngineWorker", killed_in_mid_row(tmp_path, job.output))
     assert job.generate(*flags, "--engine.drafter=model") == 0, job.printed()
 
     expected, found = generations(undisturbed), generations(job.output)

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from actors.workers.batch_worker import BatchWorker, SharedEngine, UnitOrder
-from actors.workers.loading import load_codec
+from actors.engines.loading import load_codec
+from actors.workers.batch_worker import SharedEngine, UnitOrder, unit_worker
 from decoding.sampling_params import SamplingParams
 from endpoint.batches.run import RunMaker
 from endpoint.service.served_model import ServedModel
@@ -119,7 +119,9 @@ def test_a_batch_has_one_moment_in_every_process(job: Job, tmp_path: Path) -> No
     shared = SharedEngine(
         settings=settings, codec=codec, engine=SimpleNamespace(max_model_len=64), footer={}, finish=None, scope_of=str
     )  # type: ignore[arg-type]
-    (prompt,) = {BatchWorker(shared, order)._codec.prompt(input_row(prompt=None, messages=HELLO))[0] for _ in range(2)}
+    (prompt,) = {
+        unit_worker(shared, order).rows.codec.prompt(input_row(prompt=None, messages=HELLO))[0] for _ in range(2)
+    }
     assert prompt == f"{datetime.fromisoformat(moments[0]):%H:%M:%S.%f} hello"
 
 

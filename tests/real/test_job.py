@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from jobs import generate, prove
-from jobs.work import generation
+from jobs.driver import execution
 from tests.jobs.conftest import Job
 from tests.jobs.runs import content, errors, generations, problems, write_jsonl
 from tests.jobs.test_structured_kill import killed_in_mid_row
@@ -67,7 +67,7 @@ def test_rows_whose_process_is_killed_have_the_same_text_once(
     flags = ("--sampling.temperature=0.8", "--sampling.max_tokens=24", "--actors.max_actors=1", "--run.seed=3")
     flags += ("--engine.draft_length=fixed", "--engine.max_model_len=256", "--run.rows_per_unit=4")
     undisturbed = job.undisturbed(*flags, "--engine.drafter=none")
-    monkeypatch.setattr(generation, "Generator", killed_in_mid_row(tmp_path, job.output))
+    monkeypatch.setattr(execution, "EngineWorker", killed_in_mid_row(tmp_path, job.output))
     assert job.generate(*flags, "--engine.drafter=model") == 0, job.printed()
     expected, found = (
         [(row["id"], row["token_ids"]) for row in generations(each)] for each in (undisturbed, job.output)

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+from actors.engines import backend_of
+from actors.engines.loading import load_codec
 from actors.settings import EngineSettings, GeneratorSettings, ModelSettings
-from actors.workers.loading import load_codec, load_vllm_engine
 from decoding import Engine, EngineOptions
 from pipeline.text.codec import TextCodec
 
@@ -35,7 +36,7 @@ def codec() -> TextCodec:
 @pytest.fixture(scope="session", params=[True, False], ids=["with a draft model", "without drafts"])
 def engine(request: pytest.FixtureRequest) -> Any:
     """vLLM's engine over the bundled pair."""
-    return load_vllm_engine(vllm_settings(has_draft=request.param))
+    return backend_of(vllm_settings(has_draft=request.param)).load().engine
 
 
 @pytest.fixture(scope="session")

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from actors.workers.generator import Generator
+from actors.workers.engine_worker import EngineWorker
 from jobs import generate
-from jobs.work import generation
+from jobs.driver import execution
 from tests.jobs.runs import commits, errors, generations, problems, wait_until
 from tests.small_disk import fill, small_disk
 from tests.vllm.runs import VllmRun, good_rows, vllm_processes
@@ -25,12 +25,12 @@ def run(tmp_path: Path) -> VllmRun:
     return run
 
 
-def step_fails_over(word: str) -> type[Generator]:
+def step_fails_over(word: str) -> type[EngineWorker]:
     """Return a generator in which vLLM raises when it works on a row whose prompt has this word."""
 
-    class Failing(Generator):
+    class Failing(EngineWorker):
         async def _finish(self, rows: list[Any]) -> None:
-            engine: Any = self._loop.engine
+            engine: Any = self.engine.loop.engine
             doomed = {sequence for row in rows if word in row.prompt for sequence in row.sequences}
             take = engine._take
 
@@ -51,7 +51,7 @@ def test_a_row_over_which_vllm_fails_is_found_and_becomes_an_error_row(
     rows = good_rows(12)
     rows[4] = {"id": "killer", "kind": "a", "prompt": "this is poison"}
     run.read(rows)
-    monkeypatch.setattr(generation, "Generator", step_fails_over("poison"))
+    monkeypatch.setattr(execution, "EngineWorker", step_fails_over("poison"))
     assert generate.main(run.words("generate")[3:]) == 0
     (dead,) = errors(run.output)
     assert (dead["id"], dead["stage"], dead["error_type"]) == ("killer", "generate", "WorkerDied")

@@ -15,7 +15,7 @@ from actors.drafts.drafter import RemoteDrafter
 from actors.drafts.link import DraftLink
 from actors.drafts.messages import DraftRequest
 from actors.drafts.mirror import DraftMirror, DraftTerms
-from actors.settings import DraftSettings
+from actors.placement import DraftSettings
 from decoding import Engine, EngineOptions, SamplingParams, Sequence
 from decoding.drafters.base import Drafter
 from decoding.drafters.hybrid import HybridDrafter

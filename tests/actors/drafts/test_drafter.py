@@ -8,7 +8,7 @@ from actors.drafts.drafter import RemoteDrafter, make_draft
 from actors.drafts.link import DraftLink
 from actors.drafts.messages import DraftReply, DraftRequest, RowUpdate
 from actors.drafts.mirror import DraftTerms
-from actors.settings import DraftSettings
+from actors.placement import DraftSettings
 from decoding import SamplingParams, Sequence
 from decoding.sampling.rows import Rows
 from decoding.sampling.verify import Verification

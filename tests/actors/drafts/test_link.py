@@ -9,7 +9,7 @@ import pytest
 import ray
 
 from actors.drafts.link import DraftLink, LinkStats
-from actors.settings import DraftSettings
+from actors.placement import DraftSettings
 from pipeline.ray_internals import actor_id_of
 from tests.actors.drafts.fake_calls import FakeCalls, Reference, actor_named
 from tests.clock import Clock

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from actors.engines import dray, loading
 from actors.settings import GeneratorSettings, ModelSettings
-from actors.workers import loading
 from benchmarks import split as bench_split
 from benchmarks.split import Measured, Side
 
@@ -40,9 +40,9 @@ def refuse(*_: Any) -> Any:
 
 def test_a_worker_without_an_engine_gives_up_its_draft_actors(links: Links, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loading, "load_codec", lambda settings: None)
-    monkeypatch.setattr(loading, "load_engine", refuse)
+    monkeypatch.setattr(dray, "load_engine", refuse)
     with pytest.raises(ValueError, match="no such model"):
-        loading.LoadedEngine(SETTINGS, None, 900.0)
+        loading.LoadedEngine(SETTINGS, "a roster", 900.0)
     assert links.is_closed
 
 

@@ -11,7 +11,8 @@ import pytest
 import ray
 
 from actors.drafts.roster import DraftRoster
-from actors.settings import DraftSettings, GeneratorSettings, ModelSettings
+from actors.placement import DraftSettings
+from actors.settings import GeneratorSettings, ModelSettings
 from pipeline.logs import LogSettings
 
 

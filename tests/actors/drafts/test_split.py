@@ -17,7 +17,8 @@ from actors.drafts import roster as draft_roster
 from actors.drafts.drafter import RemoteDrafter
 from actors.drafts.links import DraftLinks
 from actors.drafts.mirror import DraftTerms
-from actors.settings import DraftSettings, EngineSettings, GeneratorSettings, ModelSettings
+from actors.placement import DraftSettings
+from actors.settings import EngineSettings, GeneratorSettings, ModelSettings
 from decoding import Engine, EngineOptions, SamplingParams, Sequence
 from decoding.drafters import make_drafter
 from decoding.drafters.model import ModelDrafter

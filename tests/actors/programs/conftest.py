@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from actors.workers.loading import LoadedEngine
+from actors.engines.loading import LoadedEngine
 from pipeline.run.directory import RunDirectory
 from tests.endpoint.in_process import settings_of
 from tests.pipeline.made_up import committed_run

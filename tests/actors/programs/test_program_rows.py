@@ -8,7 +8,7 @@ from actors.programs.program import Program
 from actors.programs.program_rows import ProgramRows
 from actors.programs.settings import ProgramSettings
 from actors.programs.tool_record import folder_of
-from actors.workers.row_kind import PlainRows
+from actors.tasks import PlainRows
 from pipeline.errors import RowError
 from tests.actors.programs import some_programs
 from tests.actors.programs.running import ROWS, SOME, decoded, finished, write
@@ -19,7 +19,7 @@ from tests.pipeline.made_up import committed_run, input_row
 def test_a_program_of_one_turn_writes_what_the_row_would_write_without_it(run_directory, engines, text_pair) -> None:
     engine = engines()
     rows, encoded = write(f"{SOME}:one_turn", run_directory, engine, text_pair)
-    plain = PlainRows(settings_of(text_pair), engine.loop, engine.codec)
+    plain = PlainRows(engine.settings, engine.loop.engine, engine.codec, engine.loop.finish)
     expected = asyncio.run(finished(plain, [plain.encode(row, ordinal) for ordinal, row in enumerate(ROWS)]))
     for row, plain_row in zip(encoded, expected, strict=True):
         (generation,), (other,) = rows.decode(row), plain.decode(plain_row)

@@ -8,7 +8,7 @@ import pytest
 import ray
 from ray.util.placement_group import placement_group, placement_group_table
 
-from actors.settings import StageSettings
+from actors.placement import StageSettings
 from actors.stages import places as stage_places
 from actors.stages.places import give_back_orphans, take_places
 from jobs.driver.watches import watch_for_orphans, watching

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from actors.settings import StageSettings
+from actors.placement import StageSettings
 from actors.stages.actor import StageActor
 from actors.stages.group import StageGroup
 from actors.stages.target import ShardedModel

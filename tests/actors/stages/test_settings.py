@@ -5,10 +5,10 @@ import ray
 import torch
 from ray.exceptions import ActorDiedError, GetTimeoutError, RayError, RayTaskError, RuntimeEnvSetupError
 
-from actors.settings import StageSettings
+from actors.engines.dray import drafting_device
+from actors.placement import StageSettings
 from actors.stages.actor import RankFailedError
 from actors.stages.group import is_loss
-from actors.workers.loading import drafting_device
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,11 @@ def followed(text_pair: tuple[str, str]) -> tuple[DraftFollower, EngineLoop, Run
     target, draft = text_pair
     options = EngineOptions(num_slots=1, num_speculative_tokens=4, draft_length="fixed")
     loop, run = EngineLoop(Engine.load(target, draft, options, device="cpu")), Run()
-    return DraftFollower(loop, ModelSettings(target=target, draft=draft, dtype="float32"), run), loop, run
+    return (
+        DraftFollower(loop, ModelSettings(target=target, draft=draft, dtype="float32"), run.wanted, run.reject),
+        loop,
+        run,
+    )
 
 
 def _write(loop: EngineLoop, number: int, first: int = 0) -> list[list[int]]:

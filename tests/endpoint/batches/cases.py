@@ -11,8 +11,8 @@ from typing import Any
 
 from ray.exceptions import ActorDiedError
 
+from actors.engines.loading import load_codec
 from actors.workers.batch_worker import UnitOrder
-from actors.workers.loading import load_codec
 from actors.workers.replica import Replica
 from decoding.sequence import Sequence
 from endpoint.batches.batch import ENDED, Batch

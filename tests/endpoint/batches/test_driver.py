@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from actors.engine.translation import decode_row, encode_row
+from actors.engines.loading import load_codec
 from actors.workers.batch_worker import BATCH_INPUT, UnitOrder
-from actors.workers.loading import load_codec
 from actors.workers.replica import Replica
 from decoding import Engine, EngineOptions
 from endpoint.batches.batch import Batch

@@ -12,7 +12,7 @@ import pytest
 
 from actors.engine.deadline import Deadline
 from actors.engine.requests import Generation
-from actors.workers.loading import load_codec
+from actors.engines.loading import load_codec
 from actors.workers.replica import Replica
 from endpoint.app import create_app
 from endpoint.edge.install import EdgeSettings, install

@@ -11,8 +11,8 @@ import duckdb
 import pytest
 import ray
 
-from actors.workers.generator import Generator
-from jobs.work import generation
+from actors.workers.engine_worker import EngineWorker
+from jobs.driver import execution
 from tests.jobs.conftest import Job
 from tests.jobs.driver.scraping import scrape, sums
 from tests.jobs.runs import errors, generations, prompts, wait_until
@@ -40,10 +40,10 @@ def secret_rows(secret: str) -> list[Any]:
     ]
 
 
-def dies_once(seen: Path) -> type[Generator]:
+def dies_once(seen: Path) -> type[EngineWorker]:
     """Return a generator whose first process dies over its first unit."""
 
-    class Dying(Generator):
+    class Dying(EngineWorker):
         async def _finish(self, rows: list[Any]) -> None:
             if not seen.exists():
                 seen.touch()
@@ -53,7 +53,7 @@ def dies_once(seen: Path) -> type[Generator]:
     return Dying
 
 
-class Warned(Generator):
+class Warned(EngineWorker):
     """A generator whose engine warns of one thing twice, as two engines do."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -152,7 +152,7 @@ def test_prompts_are_logged_if_the_configuration_asks_for_them(job: Job) -> None
 def test_a_dead_worker_and_its_repeated_unit_are_logged_and_counted(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     job.read(4)
     job.output = job.folder / "repeated-run"
-    monkeypatch.setattr(generation, "Generator", dies_once(job.folder / "died"))
+    monkeypatch.setattr(execution, "EngineWorker", dies_once(job.folder / "died"))
     assert job.generate(JSON) == 0
     (again,) = [event for event in events(worker_logs(), "repeated-run") if event["event"] == "unit repeated"]
     assert (again["unit"], again["attempt"], again["after_death"], again["careful"]) == (0, 1, True, False)
@@ -172,7 +172,7 @@ def test_in_text_format_the_driver_prints_and_the_workers_log_lines(plain_run: P
 
 def test_a_warning_of_the_engines_reaches_the_driver_once(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     job.read(4)
-    monkeypatch.setattr(generation, "Generator", Warned)
+    monkeypatch.setattr(execution, "EngineWorker", Warned)
     assert job.generate() == 0
     (line,) = [line for line in job.capsys.readouterr().err.splitlines() if "is slow" in line]
     assert line.endswith("WARNING engine 0 is slow")

@@ -7,12 +7,12 @@ from typing import Any
 import pyarrow as pa
 
 from actors.engine.translation import EncodedRow, decode_row, encode_row
+from actors.engines.dray import footer_facts, load_engine
 from actors.settings import GeneratorSettings
-from actors.workers.loading import footer_facts, load_engine
 from decoding.engine.engine import Engine
 from jobs.config.loading import load
 from jobs.config.run import RunConfig
-from jobs.driver.plan import create_run, make_plan, worker_arguments
+from jobs.driver.plan import create_run, make_plan, worker_spec
 from pipeline.counts import count_generations
 from pipeline.errors import ErrorRow
 from pipeline.inputs.rows import InputRow, read_unit
@@ -39,7 +39,7 @@ def made_run(
     command = arguments(source, folder / "out", PAIR, "--engine.draft_length=fixed", "--engine.num_slots=8", *flags)
     plan = make_plan(load(RunConfig, command, prog="test"))
     run_directory = create_run(plan)
-    recorded = worker_arguments(plan, run_directory)["recorded_rows"]
+    recorded = worker_spec(plan, run_directory).recorded_rows
     engine, codec = _engine(plan.settings), TextCodec.load(plan.settings.models.target)
     for unit in run_directory.units():
         if unit.unit_id in without:

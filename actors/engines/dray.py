@@ -1,0 +1,187 @@
+"""The models of Dray's own engine: checked in a driver, loaded in the process that runs it, described for its parts."""
+
+from functools import partial
+from typing import Any
+
+import ray
+import torch
+from transformers import PretrainedConfig
+
+from actors.drafts.links import DraftLinks
+from actors.engine.token_engine import Loaded
+from actors.placement import StageSettings
+from actors.settings import GeneratorSettings, ModelSettings
+from actors.stages.group import StageGroup
+from actors.stages.pipeline import StagePipeline
+from actors.stages.probe import check_chain
+from actors.stages.target import ShardedModel
+from decoding.checkpoint.fp8_format import dtype_beside_fp8, fp8_format
+from decoding.checkpoint.layer_range import cut
+from decoding.checkpoint.layer_subset import check_can_be_cut, num_layers
+from decoding.checkpoint.rank import check_can_be_sharded, check_device
+from decoding.checkpoint.supported import check_same_vocabulary, load_config, max_positions
+from decoding.device import Device
+from decoding.drafters import NEED_A_MODEL
+from decoding.engine.engine import Engine
+from decoding.engine.lane import divide_slots
+from decoding.fused.kernels import linear_kind
+from decoding.gpu.available import gpu_kind
+from decoding.heads.fit import fitting_config
+from decoding.vocabulary.vocabulary_map import VocabularyMap
+
+
+def check_models(settings: GeneratorSettings) -> None:
+    """Check models and settings as the engine does when it loads weights, as far as possible without them."""
+    models, engine = settings.models, settings.engine
+    target_config = load_config(models.target)
+    _check_dtype(target_config, models.dtype, models.target)
+    vocab_size: int = target_config.get_text_config().vocab_size
+    _check_limits(settings, target_config)
+    if settings.stages.is_apart:
+        cut(num_layers(target_config), settings.stages.count)
+        check_can_be_cut(target_config, models.target)
+    if settings.stages.tensor_parallel > 1:
+        check_can_be_sharded(target_config, models.target, settings.stages.tensor_parallel)
+        if models.device == "cpu":  # this process cannot see the GPUs of other nodes
+            check_device(models.device, settings.stages.tensor_parallel)
+    if models.draft is not None and engine.drafts_with_a_head(models.draft):
+        fitting_config(models.draft, target_config, models.target)
+    elif models.draft is not None and engine.pick_drafter(models.draft) in NEED_A_MODEL:
+        draft_config = load_config(models.draft)
+        _check_dtype(draft_config, models.dtype, models.draft)
+        draft_size: int = draft_config.get_text_config().vocab_size
+        if models.draft_vocabulary == "map":
+            VocabularyMap.between(models.target, models.draft, vocab_size, draft_size)
+        else:
+            check_same_vocabulary(models.target, models.draft, vocab_size, draft_size)
+
+
+def _check_dtype(config: PretrainedConfig, dtype: str, model: str) -> None:
+    if fp8_format(config) is not None:
+        dtype_beside_fp8(config, dtype, model)
+
+
+def _check_limits(settings: GeneratorSettings, target_config: PretrainedConfig) -> None:
+    wanted, limit = settings.engine.max_model_len, max_positions(target_config)
+    if wanted is not None and limit is not None and wanted > limit:
+        raise ValueError(f"engine.max_model_len is {wanted}, but the target sees at most {limit} positions; lower it")
+
+
+def load(settings: GeneratorSettings, links: DraftLinks | None = None) -> Loaded:
+    """Return the engine of these settings, and what it says about itself. Raises ValueError as `load_engine` does."""
+    engine = load_engine(settings, links)
+    own = {"close": engine.target.pipeline.close} if isinstance(engine.target, ShardedModel) else {}
+    facts = load_facts(engine, settings.models.draft)
+    return Loaded(engine, footer_facts(engine), facts, round_seconds(engine), **own)
+
+
+def load_engine(settings: GeneratorSettings, links: DraftLinks | None = None) -> Engine:
+    """Return the engine of these settings, loaded and probed. Raises ValueError with the reason why it cannot run."""
+    models = settings.models
+    load = partial(
+        Engine.load,
+        models.target,
+        models.draft,
+        settings.engine,
+        dtype=models.dtype,
+        remote=links,
+        draft_vocabulary=models.draft_vocabulary,
+        tokenizer=models.tokenizer,
+    )
+    if not settings.stages.is_apart:
+        return load(device=models.device)
+    device = drafting_device(models.device)
+    target = load_sharded(models, settings.stages, device)
+    try:
+        return load(device=device, target_model=target, num_lanes=target.num_lanes)
+    except BaseException:
+        target.pipeline.close()
+        raise
+
+
+def drafting_device(device: Device) -> Device:
+    """Return where a generator drafts whose stages have the GPUs: on the CPU, unless it holds a GPU of its own.
+
+    Without one it still sees the GPUs of its node, which belong to other actors.
+    """
+    own = ray.get_runtime_context().get_accelerator_ids().get("GPU")
+    return "cuda" if own and device != "cpu" else "cpu"
+
+
+def load_sharded(models: ModelSettings, stages: StageSettings, device: Device = "cpu") -> ShardedModel:
+    """Return the target in stages, loaded and probed. Its inputs are on `device`.
+
+    Raises ValueError for a model that cannot be run or cut, RuntimeError if the cluster has no room for it.
+    """
+    pipeline = StagePipeline(StageGroup(models.target, stages, models.device, models.dtype))
+    try:
+        model = ShardedModel(pipeline, torch.device(device))
+        check_chain(model, models.target)
+    except Exception:
+        pipeline.close()
+        raise
+    return model
+
+
+def footer_facts(engine: Engine) -> dict[str, str | bool | int]:
+    """Return what a part records about the engine that made it: engines of one run may be on different machines.
+
+    `is_batch_invariant`: a token's logits were the same, bit for bit, whatever ran beside it (docs/adr/0011).
+    `kernels`: the instructions of the CPU kernels that made it so, or the GPU and what compiled its kernels; those of
+    another kind round otherwise. `exact` is the setting of that name, and `exact_text` what may be said of the texts,
+    as `exact` in report.json.
+    """
+    target = engine.target
+    kind = ""
+    if target.is_batch_invariant:
+        kind = linear_kind(target.dtype) if target.runs_on == "cpu" else gpu_kind(target.runs_on)
+    return {
+        "device": target.runs_on,
+        "dtype": str(target.dtype).removeprefix("torch."),
+        "is_batch_invariant": target.is_batch_invariant,
+        "kernels": kind,
+        "exact": engine.options.exact,
+        "verification": engine.options.verification,
+        "exact_text": _exact_text(engine),
+        "placement": "split" if engine.has_remote_drafts else "colocated",
+        "stages": target.facts().get("stages", 1),
+        "ranks": target.facts().get("ranks", 1),
+    }
+
+
+def _exact_text(engine: Engine) -> str:
+    if engine.options.verification != "coupled":
+        return "no"
+    if engine.target.dtype is torch.float32:
+        return "proved"
+    return "batch-invariant" if engine.target.is_batch_invariant else "no"
+
+
+def load_facts(engine: Engine, draft: str | None) -> dict[str, Any]:
+    """Return what the log says about an engine: models, device, which code runs, slots, and the measured costs."""
+    target, costs = engine.target, engine.lanes[0].schedule.costs
+    facts: dict[str, Any] = {
+        **footer_facts(engine),
+        "drafter": engine.options.pick_drafter(draft),
+        **target.facts(),
+        "slots": engine.options.num_slots,
+        "max_model_len": engine.max_model_len,
+    }
+    if costs is not None:  # milliseconds of a target forward by tokens, and of a draft step by rows
+        facts["target_ms"] = {str(tokens): round(1e3 * seconds, 3) for tokens, seconds in costs.target}
+        facts["draft_ms"] = {str(rows): round(1e3 * seconds, 3) for rows, seconds in costs.draft}
+        facts["round_ms"] = round(1e3 * costs.round_seconds, 3)
+    return facts
+
+
+def round_seconds(engine: Engine) -> tuple[float, ...]:
+    """Return what a round of all of a lane's slots takes, by the draft length of its rows, as measured at the start.
+
+    Index 0 is plain decoding. It is empty where draft lengths do not adapt, so that nothing was measured, and where
+    drafting happens beside the target, so that a round has no time of its own.
+    """
+    costs, most = engine.lanes[0].schedule.costs, engine.options.num_speculative_tokens
+    if costs is None or costs.is_overlapped:
+        return ()
+    rows = divide_slots(engine.options.num_slots, len(engine.lanes))[0]
+    return tuple(round(costs.of_round(rows, length), 6) for length in range(most + 1))

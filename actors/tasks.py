@@ -1,0 +1,201 @@
+"""Task: what is done with each row of a run, in the plan of its driver and in its workers."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from collections.abc import Sequence as Seq
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from actors.engine.bad_words import with_bad_word_ids
+from actors.engine.score_translation import ScoredRow, decode_scored_row, encode_scored_row
+from actors.engine.token_engine import TokenEngine
+from actors.engine.translation import EncodedRow, decode_row, encode_row
+from actors.engine.vocabulary import check_row
+from actors.engines.backend import Backend, Exactness
+from actors.engines.loading import LoadedEngine
+from actors.programs.program import Program
+from actors.programs.program_rows import ProgramRows
+from actors.programs.settings import ProgramSettings
+from actors.settings import GeneratorSettings
+from actors.units.row_kind import RowKind
+from decoding.sampling_params import SamplingParams
+from decoding.scope import ONE_FOR_ALL, Scope
+from decoding.sequence import Sequence
+from pipeline.errors import RowError
+from pipeline.inputs.files import InputFile
+from pipeline.inputs.options import InputOptions
+from pipeline.inputs.rows import InputRow
+from pipeline.inputs.score import ScoreOptions
+from pipeline.run.directory import RunDirectory
+from pipeline.run.row_sample import NO_ROWS, RowSample
+from pipeline.schema import ColumnSet
+from pipeline.text.codec import TextCodec
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a run does with each row. These are the answers of one that writes texts; others have others."""
+
+    runs_programs = False  # so that two attempts at a row may differ, and a row has several generations
+
+    def check(self, files: Seq[InputFile], options: InputOptions, codec: TextCodec) -> None:
+        """Raise ValueError for an input that this cannot be done with."""
+
+    def identity(self) -> dict[str, Any]:
+        """Return what of it decides the output, besides models, sampling and input."""
+        return {}
+
+    def exactness(self, backend: Backend) -> Exactness:
+        """Return what may be said of its output before engines are loaded."""
+        return backend.exactness
+
+    def column_sets(self, has_parts: bool) -> list[ColumnSet]:
+        """Return which optional columns the output of a new run has, if columns for parts are asked for or not."""
+        return ["rounds", "parts"] if has_parts else ["rounds"]
+
+    def tokens_per_row(self, sampling: SamplingParams) -> int:
+        """Return the output tokens that a row may have, over its samples."""
+        return sampling.n * sampling.max_tokens
+
+    def describe(self, num_rows: int, sampling: SamplingParams) -> str:
+        """Return for a reader what comes out of so many rows."""
+        return f"output:  at most {num_rows * self.tokens_per_row(sampling):,} tokens (rows x n x max_tokens)"
+
+    def rows(self, engine: LoadedEngine, run: RunDirectory, recorded_rows: RowSample) -> RowKind:
+        """Return what an engine does with the rows of a run. Raises ValueError if it cannot.
+
+        Of `recorded_rows` the rounds are kept.
+        """
+        return PlainRows(engine.settings, engine.loop.engine, engine.codec, engine.loop.finish, recorded_rows)
+
+
+@dataclass(frozen=True)
+class Score(Task):
+    """Texts are scored; none is written."""
+
+    options: ScoreOptions
+
+    def check(self, files: Seq[InputFile], options: InputOptions, codec: TextCodec) -> None:
+        """Raise ValueError for columns that are not there, and for labels that are the same tokens, or none."""
+        self.options.check(files, options)
+        tokens: dict[tuple[int, ...], str] = {}
+        for label in self.options.labels:
+            try:
+                token_ids = tuple(codec.continuation("", (), label, is_chat=True))
+            except RowError as error:
+                raise ValueError(f"score.labels: {error}") from error
+            if token_ids in tokens:
+                same = f"{tokens[token_ids]!r} and {label!r}"
+                raise ValueError(f"score.labels {same} are the same tokens; name one of them")
+            tokens[token_ids] = label
+
+    def identity(self) -> dict[str, Any]:
+        return {"task": "score", "score": asdict(self.options)}
+
+    def exactness(self, backend: Backend) -> Exactness:
+        return "no"  # of scores the engines tell
+
+    def column_sets(self, has_parts: bool) -> list[ColumnSet]:
+        return ["scores"]
+
+    def tokens_per_row(self, sampling: SamplingParams) -> int:
+        return 0
+
+    def describe(self, num_rows: int, sampling: SamplingParams) -> str:
+        options = self.options
+        if options.labels:
+            what = f"{len(options.labels)} labels behind each prompt"
+        elif options.columns:
+            what = f"column {options.columns[0]!r} behind each prompt"
+        else:
+            what = "each prompt's own text"
+        kept = f"; of each row the best by {options.best_by} is kept" if options.keep == "best" else ""
+        return f"scores:  {what}{kept}"
+
+    def rows(self, engine: LoadedEngine, run: RunDirectory, recorded_rows: RowSample) -> RowKind:
+        footer = engine.footer
+        if engine.settings.is_exact_required and not footer["is_batch_invariant"]:
+            raise ValueError(
+                f"run.exact is 'required', but on {footer['device']} in {footer['dtype']} "
+                "scores depend on the batch by rounding (docs/scoring.md); set run.exact to 'any'"
+            )
+        return ScoredRows(self.options, engine)
+
+
+@dataclass(frozen=True)
+class RunProgram(Task):
+    """Rows are programs."""
+
+    program: ProgramSettings
+    runs_programs = True
+
+    def identity(self) -> dict[str, Any]:
+        assert self.program.function is not None, "without a program rows are generations"
+        source = Program.load(self.program.function).digest
+        return {"program": {"function": self.program.function, "source": source}}
+
+    def column_sets(self, has_parts: bool) -> list[ColumnSet]:
+        return ["rounds", "turns"]
+
+    def tokens_per_row(self, sampling: SamplingParams) -> int:
+        return super().tokens_per_row(sampling) * self.program.max_turns
+
+    def rows(self, engine: LoadedEngine, run: RunDirectory, recorded_rows: RowSample) -> RowKind:
+        return ProgramRows(self.program, engine.settings, run, engine.loop, engine.codec, recorded_rows)
+
+
+@dataclass(frozen=True)
+class PlainRows(RowKind):
+    """Rows that are one prompt with its samples, which `write` lets the engine write."""
+
+    settings: GeneratorSettings
+    engine: TokenEngine
+    codec: TextCodec
+    write: Callable[[list[Sequence]], Awaitable[None]]
+    recorded_rows: RowSample = NO_ROWS
+    scope: Scope = ONE_FOR_ALL
+
+    def encode(self, row: InputRow, ordinal: int) -> EncodedRow:
+        """Return the row as sequences. Raises RowError."""
+        encoded = encode_row(row, ordinal, self.codec, self._settings_in_ids, self.scope)
+        check_row(row, encoded.sequences[0].params, self.engine.vocab_size)
+        if ordinal in self.recorded_rows:
+            for sequence in encoded.sequences:
+                sequence.rounds = []
+        return encoded
+
+    async def finish(self, rows: list[EncodedRow]) -> None:
+        """Return when all sequences of these rows are finished."""
+        await self.write([sequence for row in rows for sequence in row.sequences])
+
+    def decode(self, row: EncodedRow) -> list[dict[str, Any]]:
+        """Return a generation row for each sequence. Raises RowError if one of them failed."""
+        return decode_row(row, self.codec)
+
+    @cached_property
+    def _settings_in_ids(self) -> GeneratorSettings:
+        """The settings with token ids for the texts of bad words, and the engine's context: the same for all rows."""
+        sampling = with_bad_word_ids(self.settings.sampling, self.codec)
+        return replace(self.settings.with_context(self.engine.max_model_len), sampling=sampling)
+
+
+@dataclass(frozen=True)
+class ScoredRows(RowKind):
+    """Rows whose texts are scored."""
+
+    options: ScoreOptions
+    engine: LoadedEngine
+
+    def encode(self, row: InputRow, ordinal: int) -> ScoredRow:
+        """Return the row ready to be scored. Raises RowError."""
+        return encode_scored_row(row, self.engine.codec, self.options)
+
+    async def finish(self, rows: list[ScoredRow]) -> None:
+        """Return when all texts of these rows are scored."""
+        await self.engine.loop.score([row.scored for row in rows])
+
+    def decode(self, row: ScoredRow) -> list[dict[str, Any]]:
+        """Return an output row for each text that is kept. Raises RowError if one of them failed."""
+        return decode_scored_row(row, self.engine.codec, self.options)

@@ -1,0 +1,74 @@
+"""run.local: a run in the process of its command, without Ray, whose rows, parts and report are those of any run."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from jobs.config.loading import load
+from jobs.config.run import RunConfig
+from tests.jobs.conftest import Job
+from tests.jobs.runs import arguments, commits, content, errors, generations, problems, prompts
+
+
+def local(job: Job, *flags: str) -> int:
+    return job.generate("--run.local", "--engine.draft_length=fixed", *flags)
+
+
+def test_a_local_run_is_complete_goes_on_and_does_only_what_is_missing(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start(*_: object) -> None:
+        raise AssertionError("Ray was started")
+
+    monkeypatch.setattr("jobs.driver.execution.start_ray", start)
+    job.read([*prompts(19), "{not json"])
+    assert local(job) == 0, job.printed()
+    assert problems(job.output) == []
+    assert [row["row_id"] & 0xFFFFFFFF for row in errors(job.output)] == [3], "the fourth row of the third unit"
+    report = json.loads((job.output / "report.json").read_text())
+    assert (report["complete"], report["counts"]["num_rows"], report["counts"]["num_errors"]) == (True, 20, 1)
+    whole, before = content(job.output), commits(job.output)
+    assert local(job) == 0
+    assert "Nothing left to do" in job.printed()
+    (lost, *kept) = sorted(before)
+    (job.output / "data" / lost).unlink()
+    assert local(job, "--engine.num_slots=3") == 0
+    after = commits(job.output)
+    assert {name: after[name] for name in kept} == {name: before[name] for name in kept}
+    assert content(job.output) == whole
+    assert job.retry("--run.local", "--engine.draft_length=fixed") == 0
+    assert "still fail: 1" in job.printed()
+
+
+def test_a_local_run_of_scores_is_complete(job: Job) -> None:
+    job.read(3)
+    given = [flag for flag in job.command("--run.local", "--task=score") if "models.draft" not in flag]
+    from jobs import generate  # here, because it takes seconds
+
+    assert generate.main([flag for flag in given if "sampling" not in flag]) == 0, job.printed()
+    assert len(generations(job.output)) == 3
+
+
+@pytest.mark.parametrize(
+    ("flag", "name"),
+    [
+        ("--actors.max_actors=2", "actors.max_actors"),
+        ("--placement=split", "placement 'split'"),
+        ("--stages.count=2", "stages.count and stages.tensor_parallel"),
+        ("--learn.every_rows=8", "learn.every_rows"),
+        ("--run.ray_address=local", "run.ray_address"),
+    ],
+)
+def test_what_needs_other_processes_is_refused(flag: str, name: str, tmp_path: Path) -> None:
+    given = arguments("x", tmp_path, ("t", "d"), "--run.local", "--engine.drafter=model", flag)
+    with pytest.raises(ValueError, match=f"run.local is set, for a run without Ray, but {name} asks for Ray"):
+        load(RunConfig, given, "test")
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("ray_address")
+def test_its_rows_are_those_of_a_run_on_ray(job: Job, plain_run: Path) -> None:
+    job.source = plain_run / "in.jsonl"
+    assert local(job, "--engine.num_slots=5") == 0, job.printed()
+    assert content(job.output) == content(plain_run / "out")
