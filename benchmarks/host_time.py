@@ -26,13 +26,13 @@ from decoding import SamplingParams, Sequence
 from decoding.cache.kv_cache import KVCache
 from decoding.drafters.model import ModelDrafter
 from decoding.engine.overlapped.lane import OverlappedLane
-from decoding.engine.overlapped.pending_round import NUM_COUNTS
 from decoding.engine.overlapped.recordings import Key, Recordings
 from decoding.engine.overlapped.rounds import DeviceRounds
 from decoding.engine.overlapped.shapes import rounded_width
 from decoding.network.language_model import LanguageModel
 from decoding.pace.cost_table import CostTable
 from decoding.pace.schedule import AdaptiveSchedule, FixedSchedule, Schedule
+from decoding.sampling.verdicts import Verdicts
 
 _WARM_UP = 6  # rounds
 _PROMPT_TOKENS = 64
@@ -94,10 +94,12 @@ def _made_up(num_rows: int, num_drafted: int) -> torch.Tensor:
 
 @cache
 def _verdicts(num_rows: int, num_drafted: int) -> torch.Tensor:
-    columns_BC = torch.full((num_rows, NUM_COUNTS + rounded_width(num_drafted)), 7)
-    columns_BC[:, 0] = torch.arange(num_rows) % (num_drafted + 1)
-    columns_BC[:, 2], columns_BC[:, 3] = 1, num_drafted
-    return columns_BC
+    sevens_BK = torch.full((num_rows, rounded_width(num_drafted)), 7)
+    sevens_B, num_drafted_B = torch.full((num_rows,), 7), torch.full((num_rows,), num_drafted)
+    accepted_B = torch.arange(num_rows) % (num_drafted + 1)
+    return Verdicts(accepted_B, sevens_B, num_drafted_B + 1, torch.ones_like(sevens_B)).columns(
+        sevens_BK, num_drafted_B
+    )
 
 
 def measure(num_rows: int, num_drafted: int, vocab_size: int, num_rounds: int, *, is_adaptive: bool) -> HostTime:

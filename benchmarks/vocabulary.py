@@ -15,7 +15,8 @@ import torch
 from benchmarks.harness import median_seconds
 from decoding import SamplingParams, Sequence
 from decoding.sampling.rows import Rows, sampling_batch
-from decoding.sampling.verify import BatchVerdict, Draft, verify_coupled
+from decoding.sampling.verdicts import Verdicts
+from decoding.sampling.verify import Draft, verify_coupled
 
 SAMPLING = {
     "greedy": {"temperature": 0},
@@ -38,7 +39,7 @@ def make_rows(num_rows: int, names: list[str]) -> Rows:
 
 
 @torch.inference_mode()
-def vocabulary_work(rows: Rows, draft_logits_BKV: torch.Tensor, target_logits_BJV: torch.Tensor) -> BatchVerdict:
+def vocabulary_work(rows: Rows, draft_logits_BKV: torch.Tensor, target_logits_BJV: torch.Tensor) -> Verdicts:
     """Do all that a round does with logits: the drafter's picks, step by step, and the verdict on them."""
     rows = replace(rows)  # rows remember what was computed for them
     drafted_BK = torch.zeros(len(rows.sequences), 0, dtype=torch.long)

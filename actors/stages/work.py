@@ -14,9 +14,10 @@ import torch
 from decoding.cache.kv_cache import KVCache
 from decoding.network.stage import Stage
 from decoding.sampling.asked import Stretch, asked_logprobs
-from decoding.sampling.judging import RowVerdict, ScoreRequest, decide, judge
+from decoding.sampling.judging import ScoreRequest, decide, judge
 from decoding.sampling.rows import Rows
 from decoding.sampling.token_masks import TokenMasks
+from decoding.sampling.verdicts import RowVerdict
 from decoding.sequence import Sequence, TokenLogprobs
 
 _CPU = torch.device("cpu")

@@ -6,8 +6,8 @@ tokens may be the reason). Nothing here looks at other rows or at a draft.
 
 from decoding.drafters.base import Drafter
 from decoding.network.target import Target
-from decoding.sampling.judging import RowVerdict
 from decoding.sampling.rows import Rows, sampling_batch
+from decoding.sampling.verdicts import RowVerdict
 from decoding.sampling.verify import Verification
 from decoding.sequence import Sequence
 

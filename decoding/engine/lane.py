@@ -31,9 +31,10 @@ from decoding.pace.draft_lengths import DraftPlan
 from decoding.pace.schedule import Schedule
 from decoding.sampling.distribution import SamplingBatch, first_stop
 from decoding.sampling.forbidden import why_nothing_follows
-from decoding.sampling.judging import RowVerdict, ScoreRequest
+from decoding.sampling.judging import ScoreRequest
 from decoding.sampling.rows import Rows, sampling_batch
 from decoding.sampling.token_counts import TokenCounts
+from decoding.sampling.verdicts import RowVerdict
 from decoding.sampling.verify import Draft, Verification
 from decoding.sequence import Sequence
 

@@ -130,7 +130,7 @@ class Rows:
 
     @cached_property
     def checked_later(self) -> tuple[int, ...]:
-        """The rows of which the grammar is asked about the picked tokens alone (`judging.CheckedVerdicts`)."""
+        """The rows of which the grammar is asked about the picked tokens alone (`judging.judge`)."""
         if not self.have_grammars:
             return ()
         return tuple(

@@ -2,7 +2,7 @@
 
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from decoding.sampling import judging
-from decoding.sampling.verify import BatchVerdict
 from jobs import generate, retry
 from jobs.config.loading import load
 from jobs.config.run import RunConfig
@@ -79,6 +78,6 @@ def lenient_verifier(monkeypatch: pytest.MonkeyPatch) -> None:
     def lenient(picks, draft, sampling, close_call=0.0):  # type: ignore[no-untyped-def]
         verdict = real(picks, draft, sampling, close_call)
         accepted = torch.maximum(verdict.num_accepted_B, draft.num_draft_tokens_B.clamp(max=1))
-        return BatchVerdict(accepted, verdict.next_token_B, verdict.first_close_call_B)
+        return replace(verdict, num_accepted_B=accepted)
 
     monkeypatch.setattr(judging, "verify_coupled", lenient)

@@ -18,9 +18,9 @@ from decoding import Engine
 
 if TYPE_CHECKING:
     from decoding.engine.overlapped.inputs import RoundInputs
-    from decoding.engine.overlapped.pending_round import PendingRound
     from decoding.engine.overlapped.rounds import DeviceRounds
     from decoding.gpu.pick_table import PickTable
+    from decoding.sampling.verdicts import SentVerdicts
 
 Watcher = Callable[["DeviceRounds", "RoundInputs", "PickTable", int], None]
 
@@ -34,9 +34,9 @@ def watching_rounds(watch: Watcher) -> Iterator[None]:
         return
     original = module.DeviceRounds.start
 
-    def start(rounds: "DeviceRounds", inputs: "RoundInputs", table: "PickTable", num_visible: int) -> "PendingRound":
+    def start(rounds: "DeviceRounds", inputs: "RoundInputs", table: "PickTable", num_visible: int) -> "SentVerdicts":
         watch(rounds, inputs, table, num_visible)
-        pending: PendingRound = original(rounds, inputs, table, num_visible)
+        pending: SentVerdicts = original(rounds, inputs, table, num_visible)
         return pending
 
     with patch.object(module.DeviceRounds, "start", start):

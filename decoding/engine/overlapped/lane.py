@@ -20,14 +20,13 @@ import torch
 from decoding.drafters.model import ModelDrafter
 from decoding.engine.lane import Lane
 from decoding.engine.overlapped.inputs import RoundInputs, Start
-from decoding.engine.overlapped.pending_round import PendingRound
 from decoding.engine.overlapped.recordings import Recordings
 from decoding.engine.overlapped.rounds import DeviceRounds
 from decoding.fused.recording import Recorder
 from decoding.gpu.pick_table import PickTable
 from decoding.network.language_model import LanguageModel
 from decoding.pace.draft_lengths import DraftPlan
-from decoding.sampling.judging import RowVerdict
+from decoding.sampling.verdicts import SentVerdicts
 from decoding.sampling_params import SamplingParams
 from decoding.sequence import Sequence
 
@@ -42,7 +41,7 @@ class _UnderWay:
     num_read: list[int]  # positions of each row that the draft had read before, at most
     limits: tuple[int, ...]  # tokens that each row may draft
     num_drafted: int  # the steps of the draft
-    verdicts: PendingRound
+    verdicts: SentVerdicts
     void: set[Sequence] = field(default_factory=set)  # rows whose state on the device is not the host's
 
 
@@ -223,27 +222,20 @@ class OverlappedLane(Lane):
         drafter = self._model_drafter if self.drafter.has_model else None
         num_fed = under_way.num_drafted - 1  # drafted tokens that the draft has read, where they were accepted
         rows, limits, num_drafted, num_accepted = [], [], [], []
-        for sequence, limit, read, accepted, next_token, is_finite, drafted, draft in zip(
-            under_way.rows,
-            under_way.limits,
-            under_way.num_read,
-            verdicts.num_accepted_B,
-            verdicts.next_token_B,
-            verdicts.is_finite_B,
-            verdicts.num_drafted_B,
-            verdicts.drafted_BK,
-            strict=True,
+        for sequence, limit, read, verdict in zip(
+            under_way.rows, under_way.limits, under_way.num_read, verdicts, strict=True
         ):
             if sequence is None or sequence.finish_reason is not None or sequence in under_way.void:
                 continue
             slot, length = slots[sequence], len(sequence)
+            accepted, next_token, _, is_finite, drafted, draft, _ = verdict
             if is_finite:
                 tokens = [*draft[:accepted], next_token]
                 commit_within_limit(sequence, draft[:drafted], tokens, self.target.eos_token_ids)
                 if sequence.finish_reason is not None:
                     self._finished.append(sequence)
             else:
-                self._commit(slot, sequence, RowVerdict(accepted, next_token, drafted + 1, False, drafted, draft, []))
+                self._commit(slot, sequence, verdict)
             if drafter is not None:
                 if is_finite and num_fed >= 0 and read >= length - 2:
                     drafter.ingested(slot, length + (accepted if accepted < num_fed else num_fed))

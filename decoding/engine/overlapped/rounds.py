@@ -16,7 +16,6 @@ import torch
 from decoding.cache.kv_cache import Plan
 from decoding.drafters.model import ModelDrafter
 from decoding.engine.overlapped.inputs import Given, InputBuffers, RoundInputs
-from decoding.engine.overlapped.pending_round import PendingRound
 from decoding.engine.overlapped.recordings import Recordings
 from decoding.engine.overlapped.shapes import power_of_two, reach_of, rounded, rounded_width
 from decoding.gpu.attention import CHUNK
@@ -24,6 +23,7 @@ from decoding.gpu.pick_table import Column, PickTable
 from decoding.gpu.picks import PickInputs, pick
 from decoding.network.language_model import LanguageModel
 from decoding.sampling.distribution import first_stop
+from decoding.sampling.verdicts import SentVerdicts, Verdicts, accept_if_equal
 
 
 class DeviceRounds:
@@ -40,14 +40,14 @@ class DeviceRounds:
         self._tokens_S2 = torch.zeros(num_slots, 2, dtype=torch.int64, device=device)
         self._buffers: dict[tuple[int, int], InputBuffers] = {}  # by rows and stop ids
 
-    def start(self, inputs: RoundInputs, table: PickTable, num_visible: int) -> PendingRound:
+    def start(self, inputs: RoundInputs, table: PickTable, num_visible: int) -> SentVerdicts:
         """Start a round of these rows, of which row b is in slot b. `num_visible` bounds every row's length after it.
 
         The table has the parameters of all rows, in this order.
         """
         num_tokens = sum(inputs.limits) + sum(inputs.is_active)
-        columns_BC = self._run(inputs, table, num_tokens, num_visible)
-        return PendingRound(columns_BC, len(inputs.limits), max(inputs.limits))
+        columns_BC = self._run(inputs, table, num_tokens, num_visible)[: len(inputs.limits)]
+        return SentVerdicts(columns_BC if columns_BC.is_cuda else columns_BC.clone())  # the next round writes there
 
     def prepare(self, table: PickTable, most_drafted: int) -> None:
         """Compile and record the rounds of full slots in which each row drafts equally many tokens, up to these.
@@ -62,7 +62,7 @@ class DeviceRounds:
                     self._run(inputs, table, num_rows * (1 + num_drafted), reach)
 
     def _run(self, inputs: RoundInputs, table: PickTable, num_tokens: int, num_visible: int) -> torch.Tensor:
-        """Run the draft and the target's part of a round; return the columns of `PendingRound`."""
+        """Run the draft and the target's part of a round; return the columns of the verdicts [B, C]."""
         num_rows = min(rounded(len(inputs.limits)), self._num_slots)
         num_drafted = max(inputs.limits)
         key = (num_rows, power_of_two(table.num_stop_ids) if table.num_stop_ids else 0)
@@ -148,7 +148,7 @@ class DeviceRounds:
     def _verify(
         self, buffers: InputBuffers, drafted: torch.Tensor, width: int, num_tokens: int, num_visible: int
     ) -> torch.Tensor:
-        """Judge the draft and advance the state; return the columns of `PendingRound`."""
+        """Judge the draft and advance the state; return the columns of the verdicts [B, C]."""
         given_6B, num_rows, device = buffers.given_6B, buffers.num_rows, drafted.device
         is_active_B = given_6B[Given.IS_ACTIVE].bool()
         lengths_B, tokens_B2 = self._state(buffers)
@@ -180,19 +180,16 @@ class DeviceRounds:
             PickInputs(table, buffers.no_biases, lengths_B, padded_BK, None),
             first=0,
         )
-        picked_BJ = picks.token_ids_BJ
-        is_accepted_BK = (picked_BJ[:, :-1] == padded_BK) & (index_J[:-1] < num_drafted_B[:, None])
-        accepted_B = is_accepted_BK.long().cumprod(-1).sum(-1)
-        next_B = picked_BJ.gather(1, accepted_B[:, None])[:, 0]
+        accepted_B, next_B = accept_if_equal(picks.token_ids_BJ, padded_BK, num_drafted_B)
         # The newest token of a row that accepts nothing comes before the next one; else the last accepted one does.
         before_BJ = torch.cat((tokens_B2[:, 1:], padded_BK), dim=1)
         previous_B = before_BJ.gather(1, accepted_B[:, None])[:, 0]
         self._length_S[:num_rows] = torch.where(is_active_B, lengths_B + accepted_B + 1, self._length_S[:num_rows])
         newest_B2 = torch.stack((previous_B, next_B), dim=1)
         self._tokens_S2[:num_rows] = torch.where(is_active_B[:, None], newest_B2, self._tokens_S2[:num_rows])
-        is_finite_B = picks.is_finite_BJ.all(-1).long()
-        columns_B4 = torch.stack((accepted_B, next_B, is_finite_B, num_drafted_B), dim=1)
-        return torch.cat((columns_B4, padded_BK), dim=1)
+        no_close_call_B = torch.full_like(accepted_B, width + 1)
+        verdicts = Verdicts(accepted_B, next_B, no_close_call_B, picks.is_finite_BJ.all(-1))
+        return verdicts.columns(padded_BK, num_drafted_B)
 
 
 def _plan(
