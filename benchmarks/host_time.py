@@ -25,9 +25,10 @@ from benchmarks.harness import listed, show
 from decoding import SamplingParams, Sequence
 from decoding.cache.kv_cache import KVCache
 from decoding.drafters.model import ModelDrafter
-from decoding.engine.overlapped.lane import OverlappedLane
+from decoding.engine.lane import Lane
 from decoding.engine.overlapped.recordings import Key, Recordings
 from decoding.engine.overlapped.rounds import DeviceRounds
+from decoding.engine.overlapped.rounds_ahead import RoundsAhead
 from decoding.engine.overlapped.shapes import rounded_width
 from decoding.network.language_model import LanguageModel
 from decoding.pace.cost_table import CostTable
@@ -124,12 +125,15 @@ def measure(num_rows: int, num_drafted: int, vocab_size: int, num_rounds: int, *
     return HostTime(num_rows, operations, replays, waits, statistics.median(seconds))
 
 
-def lane_over(schedule: Schedule, num_rows: int, vocab_size: int) -> tuple[OverlappedLane, _MadeUp]:
+def lane_over(schedule: Schedule, num_rows: int, vocab_size: int) -> tuple[Lane, _MadeUp]:
     """Return a lane of this many rows, more rows behind them, and models that are never run; and its recordings."""
     target, draft = (cast(LanguageModel, _Model(num_rows, vocab_size)) for _ in range(2))
     params = SamplingParams(max_tokens=512, temperature=0.8, top_p=0.95)
     drafter, recordings = ModelDrafter(draft, vocab_size, num_rows, _MAX_MODEL_LEN), _MadeUp()
-    lane = OverlappedLane(
+    ahead = RoundsAhead(target, drafter, num_rows, None)
+    ahead.device_rounds = DeviceRounds(target, drafter, num_rows, recordings)
+    schedule.never_rest()
+    lane = Lane(
         target,
         drafter,
         schedule,
@@ -138,9 +142,8 @@ def lane_over(schedule: Schedule, num_rows: int, vocab_size: int) -> tuple[Overl
         max_model_len=_MAX_MODEL_LEN,
         max_prefill_tokens=2048,
         verification="coupled",
-        record=None,
+        ahead=ahead,
     )
-    lane.rounds = DeviceRounds(target, drafter, num_rows, recordings)
     return lane, recordings
 
 

@@ -1,4 +1,4 @@
-"""Engine: sequences in, finished sequences out. What happens to them in between is in `decoding/engine/lane.py`.
+"""Engine: sequences in, finished sequences out. What happens to them in between is in `decoding/engine/round.py`.
 
 An engine has one lane, or several where another process drafts or verifies: each goes on while others wait.
 
@@ -328,7 +328,7 @@ class Engine:
     @property
     def round_seconds(self) -> float:
         """Seconds spent in rounds: drafting, scoring, verifying and committing, not reading prompts."""
-        return self._earlier_round_seconds + sum(lane.round_seconds for lane in self.lanes)
+        return self._earlier_round_seconds + sum(lane.rounds.seconds for lane in self.lanes)
 
     def step(self) -> list[Sequence]:
         """Read a chunk of what waits, advance the rows that can run by one round at most, and return the finished ones.

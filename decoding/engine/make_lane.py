@@ -8,6 +8,7 @@ from decoding.drafters import Drafter
 from decoding.drafters.base import NoDrafter
 from decoding.drafters.model import ModelDrafter
 from decoding.engine.lane import Lane
+from decoding.engine.round import Starter
 from decoding.fused.recording import cuda_recorder
 from decoding.gpu.available import kernels_run_on
 from decoding.network.language_model import LanguageModel
@@ -27,14 +28,17 @@ def make_lane(
     **sizes: Any,
 ) -> Lane:
     """Make a lane of these sizes (see `Lane`)."""
+    ahead: Starter | None = None
     if kernels_run_on(target.device):
-        from decoding.engine.overlapped.lane import OverlappedLane  # Triton is only where the kernels run
+        from decoding.engine.overlapped.rounds_ahead import RoundsAhead  # Triton is only where the kernels run
 
         if can_overlap(target, drafter, verification):
             is_recorded = target.device.type == "cuda" and os.environ.get("DRAY_GRAPHS", "on") != "off"
-            record = cuda_recorder() if is_recorded else None
-            return OverlappedLane(target, drafter, schedule, waiting, verification=verification, record=record, **sizes)
-    return Lane(target, drafter, schedule, waiting, verification=verification, **sizes)
+            model_drafter = drafter if isinstance(drafter, ModelDrafter) else None
+            assert isinstance(target, LanguageModel)
+            ahead = RoundsAhead(target, model_drafter, sizes["num_slots"], cuda_recorder() if is_recorded else None)
+            schedule.never_rest()  # a round's time is that of the device, in which the host's work is hidden
+    return Lane(target, drafter, schedule, waiting, verification=verification, ahead=ahead, **sizes)
 
 
 def can_overlap(target: Target, drafter: Drafter, verification: Verification) -> bool:

@@ -244,7 +244,7 @@ def audit(engine: Engine, fresh_target: LanguageModel, fresh_draft: LanguageMode
 
 def num_rechecks(engine: Engine) -> int:
     """The number of close calls that were scored again alone."""
-    return sum(lane._close_calls.num_rechecks for lane in engine.lanes)
+    return sum(lane.rounds.commits.num_rechecks for lane in engine.lanes)
 
 
 def outputs(sequences: Iterable[Sequence]) -> list[list[int]]:

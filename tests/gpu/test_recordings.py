@@ -47,8 +47,8 @@ def test_text_is_the_same_where_nothing_can_be_recorded(make_engine, plain, draf
 
     engine = make_engine(drafter, num_slots=3, num_speculative_tokens=2)
     monkeypatch.setattr(engine.target.graphs, "_record", refuse)
-    if hasattr(engine.lanes[0], "_record"):
-        monkeypatch.setattr(engine.lanes[0], "_record", refuse)
+    if engine.lanes[0].ahead is not None:
+        monkeypatch.setattr(engine.lanes[0].ahead, "record", refuse)
     assert outputs(run(engine, rows.sequences())) == plain
 
 
