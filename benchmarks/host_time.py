@@ -33,6 +33,7 @@ from decoding.engine.overlapped.shapes import rounded_width
 from decoding.network.language_model import LanguageModel
 from decoding.pace.cost_table import CostTable
 from decoding.pace.schedule import AdaptiveSchedule, FixedSchedule, Schedule
+from decoding.sampling.rules import COUPLED
 from decoding.sampling.verdicts import Verdicts
 
 _WARM_UP = 6  # rounds
@@ -141,7 +142,7 @@ def lane_over(schedule: Schedule, num_rows: int, vocab_size: int) -> tuple[Lane,
         num_slots=num_rows,
         max_model_len=_MAX_MODEL_LEN,
         max_prefill_tokens=2048,
-        verification="coupled",
+        rule=COUPLED,
         ahead=ahead,
     )
     return lane, recordings

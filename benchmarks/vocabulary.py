@@ -15,6 +15,7 @@ import torch
 from benchmarks.harness import median_seconds
 from decoding import SamplingParams, Sequence
 from decoding.sampling.rows import Rows, sampling_batch
+from decoding.sampling.rules import COUPLED
 from decoding.sampling.verdicts import Verdicts
 from decoding.sampling.verify import Draft, verify_coupled
 
@@ -35,7 +36,7 @@ def make_rows(num_rows: int, names: list[str]) -> Rows:
         for row in range(num_rows)
     )
     sampling = sampling_batch(sequences, frozenset(), torch.device("cpu"))
-    return Rows(sequences, sampling, (NUM_DRAFT_TOKENS,) * num_rows, "coupled")
+    return Rows(sequences, sampling, (NUM_DRAFT_TOKENS,) * num_rows, COUPLED)
 
 
 @torch.inference_mode()

@@ -111,7 +111,7 @@ def to_send(rows: Rows, masks: TokenMasks | None = None) -> Rows:
     needs_tokens = rows.sampling.reads_tokens
     tokens = tuple(cast(Sequence, _Tokens(sequence, needs_tokens)) for sequence in rows.sequences)
     sampling = _moved(rows.sampling, _CPU)
-    return Rows(tokens, sampling, rows.num_draft_tokens, rows.verification, known_masks=masks)
+    return Rows(tokens, sampling, rows.num_draft_tokens, rows.rule, known_masks=masks)
 
 
 def request_to_send(request: ScoreRequest) -> ScoreRequest:

@@ -28,6 +28,7 @@ from decoding.engine.engine import Engine
 from decoding.engine.lane import divide_slots
 from decoding.fused.kernels import linear_kind
 from decoding.gpu.available import gpu_kind
+from decoding.sampling.rules import RULES
 from pipeline.text.codec import TextCodec
 
 if TYPE_CHECKING:
@@ -207,7 +208,7 @@ def footer_facts(engine: Engine) -> dict[str, str | bool | int]:
 
 
 def _exact_text(engine: Engine) -> str:
-    if engine.options.verification != "coupled":
+    if RULES[engine.options.verification].text_depends_on_draft:
         return "no"
     if engine.target.dtype is torch.float32:
         return "proved"

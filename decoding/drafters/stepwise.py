@@ -14,9 +14,8 @@ import torch
 from decoding.cache.kv_cache import KVCache
 from decoding.device import to_device
 from decoding.drafters.base import Drafter
-from decoding.sampling.distribution import keep_best, probabilities, process_logits
 from decoding.sampling.rows import Rows
-from decoding.sampling.verify import Draft, draw_draft
+from decoding.sampling.verify import Draft
 
 
 class StepwiseDrafter(Drafter):
@@ -116,38 +115,20 @@ class StepwiseDrafter(Drafter):
                 logits_N1V = self._first_logits(part, stepping, set(still_drafting))
             else:
                 logits_N1V = self._next_logits(step, part, stepping, set(still_drafting), drafted_NK[:, step - 1])
-            drafted_before_NK = drafted_NK[:, :step]
-            if rows.verification != "coupled":
-                if part.have_limits:
-                    is_sound_N = logits_N1V.amax((1, 2)).isfinite()
-                if part.have_grammars:
-                    still_to_draft = [limits[slot] - step - 1 for slot in stepping]
-                    logits_N1V = part.masked(logits_N1V, drafted_before_NK, step, still_to_draft)
-                scores_N1V = process_logits(logits_N1V, part.sampling, part.history(drafted_before_NK, step, 1))
-                scores_N1V = keep_best(scores_N1V, self._most_candidates)
-                is_finite_N = scores_N1V.amax((1, 2)).isfinite()
-                lengths_N = part.positions(0, 1)[:, 0]
-                tokens_N = draw_draft(scores_N1V, part.sampling, part.positions(step, 1), lengths_N)[:, 0]
-                probs_NV = probabilities(scores_N1V, part.sampling)[:, 0]
-                probs.append(probs_NV.new_zeros(len(limits), probs_NV.shape[1]).index_copy_(0, index_N, probs_NV))
-            else:
-                picks = part.pick(logits_N1V, drafted_before_NK, step)
-                if part.have_limits:
-                    is_forbidding = part.sampling.forbidden is not None
-                    is_sound_N = logits_N1V.amax((1, 2)).isfinite() if is_forbidding else picks.is_finite_BJ[:, 0]
-                if part.have_grammars:
-                    may_draft = [limits[slot] > step for slot in stepping]
-                    picks = part.only_allowed(picks, logits_N1V, drafted_before_NK, may_draft)
-                is_finite_N, tokens_N = picks.is_finite_BJ[:, 0], picks.token_ids_BJ[:, 0]
-            is_finite_N = is_finite_N & self.is_finite_S[index_N]
+            num_left = [limits[slot] - step for slot in stepping]
+            drawn = rows.rule.draw(part, logits_N1V, drafted_NK[:, :step], num_left, self._most_candidates)
+            if drawn.probs_NV is not None:
+                probs_BV = drawn.probs_NV.new_zeros(len(limits), drawn.probs_NV.shape[1])
+                probs.append(probs_BV.index_copy_(0, index_N, drawn.probs_NV))
+            is_finite_N = drawn.is_finite_N & self.is_finite_S[index_N]
             if part.have_limits:
-                self.is_finite_S[index_N] &= is_sound_N
+                self.is_finite_S[index_N] &= drawn.is_sound_N
                 is_finite_N &= can_go_on_B[index_N]
                 can_go_on_B[index_N] = is_finite_N
             else:
                 self.is_finite_S[index_N] = is_finite_N
             num_finite_B.index_add_(0, index_N, is_finite_N.long())
-            drafted_BK[index_N, step] = tokens_N
+            drafted_BK[index_N, step] = drawn.token_ids_N
         return Draft(
             drafted_BK,
             # Drop only tokens drawn after a value that is not finite: to drop a token because of itself would bias.

@@ -9,16 +9,16 @@ from decoding.drafters.base import Drafter
 from decoding.network.target import Target
 from decoding.sampling.forbidden import why_nothing_follows
 from decoding.sampling.rows import Rows, sampling_batch
+from decoding.sampling.rules import Rule
 from decoding.sampling.verdicts import RowVerdict
-from decoding.sampling.verify import Verification
 from decoding.sequence import Sequence
 
 
 class Commits:
     """Verdicts on rows, one row at a time, and the target's decisions where a verdict leaves a token open."""
 
-    def __init__(self, target: Target, drafter: Drafter, verification: Verification) -> None:
-        self._target, self._drafter, self._verification = target, drafter, verification
+    def __init__(self, target: Target, drafter: Drafter, rule: Rule) -> None:
+        self._target, self._drafter, self._rule = target, drafter, rule
         self.num_rechecks = 0  # close calls that were scored again
 
     def commit(self, slot: int, sequence: Sequence, verdict: RowVerdict) -> None:
@@ -28,7 +28,7 @@ class Commits:
         if not verdict.is_finite:
             # Drawn tokens stand once they are accepted: if they were drawn again, what is written would depend on the
             # draft. Under shared noise the same ones are picked again.
-            settled = 0 if self._verification == "coupled" else verdict.num_accepted
+            settled = verdict.num_accepted if self._rule.text_depends_on_draft else 0
             decision = self._score_again(slot, sequence, tokens[:settled])
         elif verdict.first_close_call <= verdict.num_accepted:
             settled = verdict.first_close_call
@@ -80,4 +80,4 @@ class Commits:
 
     def _row(self, sequence: Sequence) -> Rows:
         sampling = sampling_batch((sequence,), self._target.eos_token_ids, self._target.device)
-        return Rows((sequence,), sampling, (0,), self._verification)
+        return Rows((sequence,), sampling, (0,), self._rule)

@@ -20,8 +20,9 @@ from decoding.pace.schedule import Schedule
 from decoding.sampling.distribution import SamplingBatch, first_stop
 from decoding.sampling.judging import ScoreRequest
 from decoding.sampling.rows import Rows, sampling_batch
+from decoding.sampling.rules import Rule
 from decoding.sampling.token_counts import TokenCounts
-from decoding.sampling.verify import Draft, Verification
+from decoding.sampling.verify import Draft
 from decoding.sequence import Sequence
 
 
@@ -57,9 +58,9 @@ class HostRounds(Starter):
 
     depth = 0
 
-    def __init__(self, target: Target, drafter: Drafter, verification: Verification, num_slots: int) -> None:
+    def __init__(self, target: Target, drafter: Drafter, rule: Rule, num_slots: int) -> None:
         """Draft and score in the slots of `target` and `drafter`."""
-        self._target, self._drafter, self._verification = target, drafter, verification
+        self._target, self._drafter, self._rule = target, drafter, rule
         # On a GPU features are a part of recordings, and cost hardly anything.
         self.has_dear_features = drafter.tap is not None and target.runs_on == "cpu"
         self._running: Running = ()
@@ -104,7 +105,7 @@ class HostRounds(Starter):
             self._running = rows
         rests, nothing = schedule.rests, DraftPlan((0,) * len(rows), (False,) * len(rows))
         lengths = nothing.lengths if rests else schedule.lengths(rows)
-        settings = lengths, self._verification, nothing.uses_lookup
+        settings = lengths, self._rule, nothing.uses_lookup
         planned = Rows(rows, self._sampling, *settings, token_counts=self._token_counts)
         if rests:
             self._num_rested += 1

@@ -18,7 +18,7 @@ from decoding.engine.host_rounds import HostRounds
 from decoding.engine.round import Rounds, Running, Starter
 from decoding.network.target import Target
 from decoding.pace.schedule import Schedule
-from decoding.sampling.verify import Verification
+from decoding.sampling.rules import Rule
 from decoding.sequence import Sequence
 
 
@@ -35,7 +35,7 @@ class Lane:
         num_slots: int,
         max_model_len: int,
         max_prefill_tokens: int,
-        verification: Verification,
+        rule: Rule,
         ahead: Starter | None = None,
     ) -> None:
         """Take rows from `waiting`, which lanes may share; target and drafter are this lane's own.
@@ -44,9 +44,9 @@ class Lane:
         """
         self.target, self.drafter, self.schedule = target, drafter, schedule
         self.running: Running = ()  # the rows of the last round
-        self.host, self.ahead = HostRounds(target, drafter, verification, num_slots), ahead
+        self.host, self.ahead = HostRounds(target, drafter, rule, num_slots), ahead
         starters = [self.host] if ahead is None else [ahead, self.host]
-        self.rounds = Rounds(starters, Commits(target, drafter, verification))
+        self.rounds = Rounds(starters, Commits(target, drafter, rule))
         self._max_model_len = max_model_len
         self._num_slots = self._max_rows = num_slots
         self.admission = Admission(target, drafter, num_slots, max_prefill_tokens, waiting)

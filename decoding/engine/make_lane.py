@@ -14,7 +14,7 @@ from decoding.gpu.available import kernels_run_on
 from decoding.network.language_model import LanguageModel
 from decoding.network.target import Target
 from decoding.pace.schedule import Schedule
-from decoding.sampling.verify import Verification
+from decoding.sampling.rules import Rule
 from decoding.sequence import Sequence
 
 
@@ -24,7 +24,7 @@ def make_lane(
     schedule: Schedule,
     waiting: deque[Sequence],
     *,
-    verification: Verification,
+    rule: Rule,
     **sizes: Any,
 ) -> Lane:
     """Make a lane of these sizes (see `Lane`)."""
@@ -32,22 +32,22 @@ def make_lane(
     if kernels_run_on(target.device):
         from decoding.engine.overlapped.rounds_ahead import RoundsAhead  # Triton is only where the kernels run
 
-        if can_overlap(target, drafter, verification):
+        if can_overlap(target, drafter, rule):
             is_recorded = target.device.type == "cuda" and os.environ.get("DRAY_GRAPHS", "on") != "off"
             model_drafter = drafter if isinstance(drafter, ModelDrafter) else None
             assert isinstance(target, LanguageModel)
             ahead = RoundsAhead(target, model_drafter, sizes["num_slots"], cuda_recorder() if is_recorded else None)
             schedule.never_rest()  # a round's time is that of the device, in which the host's work is hidden
-    return Lane(target, drafter, schedule, waiting, verification=verification, ahead=ahead, **sizes)
+    return Lane(target, drafter, schedule, waiting, rule=rule, ahead=ahead, **sizes)
 
 
-def can_overlap(target: Target, drafter: Drafter, verification: Verification) -> bool:
+def can_overlap(target: Target, drafter: Drafter, rule: Rule) -> bool:
     """Tell whether rounds of these can be started before the last one is read.
 
     The layers of target and draft must run on our GPU kernels, the draft must be a model or none, no close call may be
     decided by the host, and no drafter may read the target's features.
     """
-    if verification != "coupled" or not isinstance(target, LanguageModel) or target.close_call or target.tap:
+    if rule.text_depends_on_draft or not isinstance(target, LanguageModel) or target.close_call or target.tap:
         return False
     models = [target]
     if isinstance(drafter, ModelDrafter):

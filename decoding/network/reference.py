@@ -21,6 +21,7 @@ from decoding.sampling.forbidden import why_nothing_follows
 from decoding.sampling.judging import verify_rows
 from decoding.sampling.picks import pick_plain
 from decoding.sampling.rows import Rows, sampling_batch
+from decoding.sampling.rules import COUPLED
 from decoding.sampling.verdicts import Verdicts
 from decoding.sampling.verify import Draft
 from decoding.sequence import Sequence, TokenLogprobs
@@ -99,7 +100,7 @@ class Reference:
         if sequence.params.structured is not None and sequence.matcher is None and self._grammars is not None:
             sequence.matcher = self._grammars.forward_matcher(sequence.params.structured)
         sampling = sampling_batch((sequence,), self._eos_token_ids, self._network.device)
-        return Rows((sequence,), sampling, (0,), "coupled")
+        return Rows((sequence,), sampling, (0,), COUPLED)
 
     def _verdict(self, sequence: Sequence, logits_V: torch.Tensor) -> Verdicts:
         rows = self._rows(sequence)

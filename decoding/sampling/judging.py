@@ -14,12 +14,11 @@ from functools import cached_property, partial
 import torch
 
 from decoding.device import to_device
-from decoding.sampling.distribution import process_logits
 from decoding.sampling.logprobs import RoundLogprobs
 from decoding.sampling.rows import Rows
 from decoding.sampling.token_masks import NO_MASKS, TokenMasks
 from decoding.sampling.verdicts import RowVerdict, SentVerdicts, Verdicts
-from decoding.sampling.verify import Draft, verify_coupled, verify_rejection
+from decoding.sampling.verify import Draft
 from decoding.sequence import Sequence
 
 # The batch's shape changes float32 logits by about 1e-6 of their size. Where the two best candidates lie nearer than
@@ -172,15 +171,6 @@ def verify_rows(
     The draft begins `first` tokens behind each row's committed ones. `uncommitted_BK` are these tokens and the drafted
     ones: penalties count the tokens before a position. Without `masks` they are those of all rows.
     """
-    num_positions = logits_BJV.shape[1]
     if masks is None:
-        masks = rows.masks(uncommitted_BK, first, num_positions, draft.num_draft_tokens_B)
-    if rows.verification == "coupled":
-        picks = rows.pick(logits_BJV, uncommitted_BK, first, close_call, masks)
-        return verify_coupled(picks, draft, rows.sampling, close_call)
-    masked_BJV = logits_BJV if masks is None else masks.apply(logits_BJV)
-    scores_BJV = process_logits(masked_BJV, rows.sampling, rows.history(uncommitted_BK, first, num_positions))
-    positions_BJ = rows.positions(first, num_positions)
-    verdicts = verify_rejection(scores_BJV, draft, rows.sampling, positions_BJ, rows.verification)
-    # Numbers that are not finite must be cleared behind the new token, too.
-    return replace(verdicts, is_finite_B=verdicts.is_finite_B & logits_BJV.amax(-1).isfinite().all(-1))
+        masks = rows.masks(uncommitted_BK, first, logits_BJV.shape[1], draft.num_draft_tokens_B)
+    return rows.rule.judge(rows, draft, uncommitted_BK, first, logits_BJV, close_call, masks)

@@ -21,7 +21,6 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from decoding.choices import Verification as Verification
 from decoding.cpu.verify import verify_coupled as verify_on_cpu
 from decoding.device import to_device
 from decoding.noise import GumbelNoise, Stream, round_keys, uniform
@@ -116,9 +115,12 @@ def verify_rejection(
     draft: Draft,
     sampling: SamplingBatch,
     positions_BJ: torch.Tensor,
-    verification: Verification = "rejection",
+    taken_out: Draft,
 ) -> Verdicts:
-    """Return the verdict of `rejection` or `unadjusted`, with noise that is a function of key and position.
+    """Return the verdict of `rejection`, with noise that is a function of key and position.
+
+    `taken_out` is the draft whose q is taken out of p where a token is rejected; that is the draft itself, unless the
+    rule is `unadjusted`.
 
     A row is finite here if at each position up to its new token some token can be drawn. Behind it nothing is left
     where all that may follow is forbidden, which decides nothing.
@@ -129,7 +131,9 @@ def verify_rejection(
     for rows in (range(start, min(start + at_once, num_rows)) for start in range(0, num_rows, at_once)):
         part = slice(rows.start, rows.stop)
         own = sampling if len(rows) == num_rows else sampling.take(rows)
-        verdicts.append(_verify_rejection(scores_BJV[part], draft.of(part), own, positions_BJ[part], verification))
+        verdicts.append(
+            _verify_rejection(scores_BJV[part], draft.of(part), taken_out.of(part), own, positions_BJ[part])
+        )
     num_accepted_B, next_token_B = (torch.cat(field) for field in zip(*verdicts, strict=True))
     is_behind_BJ = torch.arange(num_positions, device=scores_BJV.device) > num_accepted_B[:, None]
     is_finite_B = (scores_BJV.amax(-1).isfinite() | is_behind_BJ).all(-1)
@@ -139,9 +143,9 @@ def verify_rejection(
 def _verify_rejection(
     scores_BJV: torch.Tensor,
     draft: Draft,
+    taken_out: Draft,
     sampling: SamplingBatch,
     positions_BJ: torch.Tensor,
-    verification: Verification,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return how many tokens are accepted, and the next token, of rows that fit into memory at once."""
     target_probs_BJV = probabilities(scores_BJV, sampling)
@@ -149,22 +153,8 @@ def _verify_rejection(
     num_accepted_B = count_leading(accept_noise_BK < acceptance(target_probs_BJV, draft), draft.num_draft_tokens_B)
     recover_noise_BJ = uniform(sampling.keys_B, positions_BJ, Stream.RECOVER)
     stops_B1 = num_accepted_B[:, None]
-    recover_BV = recovery(target_probs_BJV, _taken_out(draft, verification), stops_B1)[:, 0]
+    recover_BV = recovery(target_probs_BJV, taken_out, stops_B1)[:, 0]
     return num_accepted_B, _inverse_cdf(recover_BV, recover_noise_BJ.gather(1, stops_B1)[:, 0])
-
-
-def rejection_rule(
-    target_probs_BJV: torch.Tensor, draft: Draft, verification: Verification = "rejection"
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the drafted tokens' acceptance probabilities [B, K], and what the token after a stop at j is drawn from.
-
-    The latter are distributions [B, J, V]. Both come from what `verify_rejection` draws with, so enumerating them
-    enumerates the verifier, which the tests do in float64.
-    """
-    num_rows, num_positions = target_probs_BJV.shape[:2]
-    every_BJ = torch.arange(num_positions, device=target_probs_BJV.device).expand(num_rows, -1)
-    taken_out = _taken_out(draft, verification)
-    return acceptance(target_probs_BJV, draft), recovery(target_probs_BJV, taken_out, every_BJ)
 
 
 def acceptance(target_probs_BJV: torch.Tensor, draft: Draft) -> torch.Tensor:
@@ -202,13 +192,6 @@ def recovery(target_probs_BJV: torch.Tensor, draft: Draft, stops_BM: torch.Tenso
     mass_BM1 = residual_BMV.sum(-1, keepdim=True)
     # No residual means p == q: the draft is accepted with certainty, and nothing is ever drawn from this row.
     return torch.where(mass_BM1 > 0, residual_BMV / mass_BM1, p_BMV)
-
-
-def _taken_out(draft: Draft, verification: Verification) -> Draft:
-    """Return the draft whose q `recovery` takes out of p: unadjusted takes nothing out, as after an empty draft."""
-    if verification == "unadjusted":
-        return replace(draft, num_draft_tokens_B=torch.zeros_like(draft.num_draft_tokens_B))
-    return draft
 
 
 def _inverse_cdf(probs_BV: torch.Tensor, uniform_B: torch.Tensor) -> torch.Tensor:

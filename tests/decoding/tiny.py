@@ -21,6 +21,7 @@ from decoding.grammar.grammars import Grammars
 from decoding.network.language_model import LanguageModel
 from decoding.pace.schedule import FixedSchedule
 from decoding.sampling.rows import Rows, sampling_batch
+from decoding.sampling.rules import RULES
 from decoding.sampling.verify import Draft
 from decoding.sequence import Sequence
 
@@ -171,7 +172,7 @@ def numbered(prompts: Seq[Seq[int]], each: Iterable[dict] | None = None, **param
 def rows_over(sequences: Seq[Sequence], limits: Seq[int], verification: str = "coupled", **more: object) -> Rows:
     """The rows of a round, and how many tokens each may draft."""
     sampling = sampling_batch(tuple(sequences), frozenset(), torch.device("cpu"))
-    return Rows(tuple(sequences), sampling, tuple(limits), verification, **more)
+    return Rows(tuple(sequences), sampling, tuple(limits), RULES[verification], **more)
 
 
 def drafted(draft: Draft) -> list[list[int]]:

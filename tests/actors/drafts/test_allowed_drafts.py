@@ -17,6 +17,7 @@ from actors.drafts.messages import DraftRequest
 from actors.drafts.mirror import DraftMirror, DraftTerms
 from actors.settings import DraftSettings
 from decoding import Engine, EngineOptions, SamplingParams, Sequence
+from decoding.choices import Verification
 from decoding.drafters.base import Drafter
 from decoding.drafters.hybrid import HybridDrafter
 from decoding.drafters.suffix import SuffixDrafter
@@ -26,7 +27,7 @@ from decoding.grammar.grammars import Grammars
 from decoding.grammar.structured import Structured
 from decoding.network.language_model import LanguageModel
 from decoding.sampling.rows import Rows
-from decoding.sampling.verify import Draft, Verification
+from decoding.sampling.verify import Draft
 from tests.actors.drafts.fake_calls import FakeCalls, Reference, actor_named
 from tests.decoding.tiny import drafted
 

@@ -18,9 +18,10 @@ from decoding.pace.cost_table import CostTable
 from decoding.pace.draft_lengths import DraftPlan
 from decoding.pace.schedule import AdaptiveSchedule, FixedSchedule
 from decoding.sampling.rows import ExtensionLimit, Rows
-from decoding.sampling.verify import Draft, rejection_rule
+from decoding.sampling.verify import Draft
 from tests.decoding import tiny
 from tests.decoding.tiny import VOCAB_SIZE, audit, check_counts, drafted, engine_over, numbered, outputs, run
+from tests.decoding.toy import rejection_rule
 
 CHEAP = CostTable(((1, 1.0), (1000, 3.0)), ((1, 0.1), (64, 0.1)))
 PROMPTS = [[5, 6, 7, 8, 9, 10], [5, 6, 7, 8, 9, 11], [5, 6, 7, 8, 9, 12]]

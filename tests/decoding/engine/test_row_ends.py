@@ -7,6 +7,7 @@ import pytest
 from decoding import SamplingParams
 from decoding.drafters.base import NoDrafter
 from decoding.engine.commits import Commits
+from decoding.sampling.rules import COUPLED
 from decoding.sampling.verdicts import RowVerdict
 from decoding.sequence import Sequence
 from tests.decoding.tiny import check_counts
@@ -15,7 +16,7 @@ DRAFTED = [5, 6, 7, 8]
 
 
 def _commit(sequence: Sequence, num_accepted: int, num_drafted: int = 4) -> None:
-    commits = Commits(SimpleNamespace(eos_token_ids=frozenset()), NoDrafter(), "coupled")
+    commits = Commits(SimpleNamespace(eos_token_ids=frozenset()), NoDrafter(), COUPLED)
     commits.commit(0, sequence, RowVerdict(num_accepted, 9, num_drafted + 1, True, num_drafted, DRAFTED, []))
 
 

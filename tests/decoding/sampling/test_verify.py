@@ -20,11 +20,10 @@ from decoding.sampling.verify import (
     acceptance,
     draw_draft,
     recovery,
-    rejection_rule,
     verify_coupled,
     verify_rejection,
 )
-from tests.decoding.toy import PROMPT, Language, is_plausible, speculative_distribution
+from tests.decoding.toy import PROMPT, Language, is_plausible, rejection_rule, speculative_distribution
 
 NUM_ROWS = 40_000
 NUM_DRAFT_TOKENS = 2
@@ -254,7 +253,7 @@ def test_a_planted_bug_in_accepting_what_is_equal_is_caught(monkeypatch, bug):
 
     target, draft = _pair("plain")
     drafts = _draw_drafts(draft, "coupled")
-    monkeypatch.setattr("decoding.sampling.judging.verify_coupled", broken)
+    monkeypatch.setattr("decoding.sampling.rules.verify_coupled", broken)
     assert not is_plausible(_written(target, drafts, "coupled"), target.distribution(3))
 
 
@@ -289,7 +288,7 @@ def test_impossible_tokens_are_not_drawn_at_the_ends_of_the_unit_interval(monkey
     monkeypatch.setattr(verify, "uniform", lambda keys, positions, _: torch.full(positions.shape, extreme).double())
     for drafted, stated in product((0, 3), (torch.full((1, 1, 4), 0.25), None)):  # None: a point mass
         drafts = Draft(torch.tensor([[drafted]]), torch.tensor([1]), stated)
-        verdict = verify_rejection(scores, drafts, language.sampling(1), _positions(0, 2, 1))
+        verdict = verify_rejection(scores, drafts, language.sampling(1), _positions(0, 2, 1), drafts)
         assert verdict.num_accepted_B.item() == 0
         assert verdict.next_token_B.item() in (1, 2)
 
@@ -310,11 +309,11 @@ def test_rejection_takes_rows_in_parts_that_fit_into_memory_and_decides_as_with_
     target, draft = _pair("plain")
     drafts, rows = _draw_drafts(draft, "rejection", 300), target.rows(300, "rejection")
     scores_BJV = target.scores(_behind_the_prompt(drafts.token_ids_BK), 3, rows.sampling)
-    whole = verify_rejection(scores_BJV, drafts, rows.sampling, rows.positions(0, 3))
+    whole = verify_rejection(scores_BJV, drafts, rows.sampling, rows.positions(0, 3), drafts)
     for most in (1, 5_000):
         monkeypatch.setattr(verify, "_BYTES_AT_ONCE", most)
         with _LargestTensor() as largest:
-            parts = verify_rejection(scores_BJV, drafts, rows.sampling, rows.positions(0, 3))
+            parts = verify_rejection(scores_BJV, drafts, rows.sampling, rows.positions(0, 3), drafts)
         assert largest.num_bytes <= max(most, 6 * 8)  # one row's law is the least
         for name in vars(whole):
             assert torch.equal(getattr(parts, name), getattr(whole, name)), name
