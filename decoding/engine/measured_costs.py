@@ -17,7 +17,7 @@ import torch
 
 from decoding.cache.features import FeatureTap
 from decoding.cache.kv_cache import KVCache
-from decoding.device import to_device
+from decoding.device import seconds_of, to_device
 from decoding.drafters.base import Drafter
 from decoding.drafters.ngram import point_masses
 from decoding.engine.lane import Lane
@@ -107,11 +107,7 @@ def with_overhead(
             max_prefill_tokens=num_slots,  # all prompts at once: each has one token
             rule=rule,
         )
-        times = []
-        for _ in range(_ROUND_REPEATS + 1):
-            started = time.perf_counter()
-            lane.advance(num_slots)
-            times.append(time.perf_counter() - started)
+        times = [seconds_of(lambda: lane.advance(num_slots), target.device) for _ in range(_ROUND_REPEATS + 1)]
         return min(times[1:])  # the first one admits
 
     plain, widest = (measure(_Zeros(n)) for n in (0, num_draft_tokens))
