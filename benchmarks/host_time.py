@@ -26,10 +26,10 @@ from decoding import SamplingParams, Sequence
 from decoding.cache.kv_cache import KVCache
 from decoding.drafters.model import ModelDrafter
 from decoding.engine.lane import Lane
-from decoding.engine.overlapped.recordings import Key, Recordings
 from decoding.engine.overlapped.rounds import DeviceRounds
 from decoding.engine.overlapped.rounds_ahead import RoundsAhead
 from decoding.engine.overlapped.shapes import rounded_width
+from decoding.fused.recordings import Key, Recordings
 from decoding.network.language_model import LanguageModel
 from decoding.pace.cost_table import CostTable
 from decoding.pace.schedule import AdaptiveSchedule, FixedSchedule, Schedule
@@ -73,17 +73,17 @@ class _Model:
         return None
 
 
-class _MadeUp(Recordings):
+class _MadeUp(Recordings[None]):
     """Recordings that take no time; each row accepts a number of tokens of its own."""
 
     def __init__(self) -> None:
-        super().__init__(None)
+        super().__init__(None, "rounds")
         self.num_replays = self.num_drafts = 0
 
     def run(self, key: Key, work: Callable[[], torch.Tensor]) -> torch.Tensor:
         self.num_replays += 1
-        kind, num_rows, _, num_drafted, *_ = cast(tuple[str, int, int, int], key)
-        if kind == "draft":
+        num_rows, _, num_drafted, _, *num_padded = key
+        if not num_padded:
             self.num_drafts += 1
             return _made_up(num_rows, num_drafted)
         return _verdicts(num_rows, num_drafted)

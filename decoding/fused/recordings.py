@@ -2,6 +2,7 @@
 
 from collections import OrderedDict
 from collections.abc import Callable
+from typing import Generic, TypeVar
 
 import torch
 
@@ -9,46 +10,59 @@ from decoding.fused.recording import Recorder, Recording, record_if_possible
 
 _MOST_RECORDED = 256
 
-# A kind ("draft" or "verify"), rows, stop ids, drafted tokens, positions; of a verification also tokens.
-Key = tuple[int | str, ...]
+Key = tuple[int, ...]  # sizes
+_Inputs = TypeVar("_Inputs")
 
 
-class _Shape:
-    """Work of one shape, and its recording."""
+class _Shape(Generic[_Inputs]):
+    """Work of one shape, its recording, and the tensors that it reads."""
 
-    def __init__(self) -> None:
+    def __init__(self, inputs: _Inputs) -> None:
+        self.inputs = inputs
         self.was_run = False
         self.recording: Recording | None = None
 
 
-class Recordings:
-    """The recordings of a lane's rounds, at most 256; the one that was used longest ago makes room."""
+class Recordings(Generic[_Inputs]):
+    """At most 256 recordings; the one that was used longest ago makes room.
 
-    def __init__(self, record: Recorder | None) -> None:
-        """Record with `record`; None: everything is run each time."""
-        self._record = record
-        self._shapes: OrderedDict[Key, _Shape] = OrderedDict()  # the most recently used at the end
+    Work that reads the output of other work has a key that begins with the other's key: both are forgotten together.
+    """
+
+    def __init__(self, record: Recorder | None, what: str) -> None:
+        """Record with `record` (None: everything is run each time); `what` names the work in the log."""
+        self.record, self._what = record, what
+        self._shapes: OrderedDict[Key, _Shape[_Inputs]] = OrderedDict()  # the most recently used at the end
+
+    def inputs(self, key: Key, make: Callable[[], _Inputs]) -> _Inputs:
+        """Return the tensors that the work of this key reads; those that `make` returns if it is a new one."""
+        if key not in self._shapes:
+            if len(self._shapes) >= _MOST_RECORDED:
+                oldest = next(iter(self._shapes))
+                for other in [other for other in self._shapes if other[: len(oldest)] == oldest]:
+                    del self._shapes[other]
+            self._shapes[key] = _Shape(make())
+        self._shapes.move_to_end(key)
+        return self._shapes[key].inputs
 
     def run(self, key: Key, work: Callable[[], torch.Tensor]) -> torch.Tensor:
-        """Replay the recording of this key; a run comes before it is recorded, since kernels are compiled in it."""
-        shape = self._shapes.setdefault(key, _Shape())
-        self._shapes.move_to_end(key)
-        if len(self._shapes) > _MOST_RECORDED:
-            self._forget(next(iter(self._shapes)))
-        if shape.was_run and shape.recording is None and self._record is not None:
-            shape.recording = record_if_possible(self._record, work, "rounds")
+        """Replay the recording of a key with inputs; a run comes before it is recorded: kernels are compiled in it."""
+        shape = self._shapes[key]
+        if shape.was_run and shape.recording is None and self.record is not None:
+            shape.recording = record_if_possible(self.record, work, self._what)
             if shape.recording is None:
-                self._record = None
+                self.record = None
         if shape.recording is None:
             shape.was_run = True
             return work()
         shape.recording.replay()
         return shape.recording.output
 
-    def _forget(self, key: Key) -> None:
-        """Drop a recording; with a draft go the verifications that read its output."""
-        kind, *sizes = key
-        last = len(sizes) + 1
-        for other in [other for other in self._shapes if kind == "draft" and [*other[1:last]] == sizes]:
-            del self._shapes[other]
-        self._shapes.pop(key, None)
+    def record_anew(self) -> None:
+        """Drop what was recorded, because it writes to tensors that are replaced."""
+        for shape in self._shapes.values():
+            shape.recording = None
+
+    def forget(self) -> None:
+        """Drop all shapes, and give back their memory with the next `torch.cuda.empty_cache`."""
+        self._shapes.clear()

@@ -11,13 +11,16 @@ see position 0 and write to the spare position of their slot.
 Shapes: S slots, B rows (row b is in slot b), K drafted tokens, J = K + 1 positions, N tokens, V vocabulary, C columns.
 """
 
+from collections.abc import Callable
+
 import torch
 
 from decoding.cache.kv_cache import Plan
 from decoding.drafters.model import ModelDrafter
 from decoding.engine.overlapped.inputs import Given, InputBuffers, RoundInputs
-from decoding.engine.overlapped.recordings import Recordings
-from decoding.engine.overlapped.shapes import power_of_two, reach_of, rounded, rounded_width
+from decoding.engine.overlapped.shapes import reach_of, rounded_width
+from decoding.fused.recordings import Key, Recordings
+from decoding.fused.rounding import power_of_two, rounded
 from decoding.gpu.attention import CHUNK
 from decoding.gpu.pick_table import Column, PickTable
 from decoding.gpu.picks import PickInputs, pick
@@ -30,7 +33,7 @@ class DeviceRounds:
     """A target and its draft over their present caches, and the state of the rows in their slots."""
 
     def __init__(
-        self, target: LanguageModel, drafter: ModelDrafter | None, num_slots: int, recordings: Recordings
+        self, target: LanguageModel, drafter: ModelDrafter | None, num_slots: int, recordings: Recordings[None]
     ) -> None:
         """Take models whose caches are allocated and whose layers our kernels run, and no recordings made before."""
         device = target.device
@@ -71,17 +74,19 @@ class DeviceRounds:
         buffers = self._buffers[key]
         buffers.take(inputs, table)
         reach = min(reach_of(num_visible), self._num_positions)
-        drafted_BK = self._length_S.new_empty(num_rows, 0)
+        drafted_BK, draft_key = self._length_S.new_empty(num_rows, 0), (*key, num_drafted, reach)
         if num_drafted:
-            drafted_BK = self._recordings.run(
-                ("draft", *key, num_drafted, reach), lambda: self._draft(buffers, num_drafted, reach)
-            )
+            drafted_BK = self._recorded(draft_key, lambda: self._draft(buffers, num_drafted, reach))
         width = rounded_width(num_drafted)
         num_padded = min(rounded(max(num_tokens, num_rows)), num_rows * (1 + num_drafted))
-        return self._recordings.run(
-            ("verify", *key, num_drafted, reach, num_padded),
-            lambda: self._verify(buffers, drafted_BK, width, num_padded, reach),
+        # Its key begins with that of the draft, whose output it reads.
+        return self._recorded(
+            (*draft_key, num_padded), lambda: self._verify(buffers, drafted_BK, width, num_padded, reach)
         )
+
+    def _recorded(self, key: Key, work: Callable[[], torch.Tensor]) -> torch.Tensor:
+        self._recordings.inputs(key, lambda: None)
+        return self._recordings.run(key, work)
 
     def state(self) -> tuple[list[int], list[list[int]]]:
         """Return each slot's length and two newest tokens, as the device holds them. It waits for the device."""

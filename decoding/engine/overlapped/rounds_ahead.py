@@ -14,10 +14,10 @@ from dataclasses import dataclass
 
 from decoding.drafters.model import ModelDrafter
 from decoding.engine.overlapped.inputs import RoundInputs, Start
-from decoding.engine.overlapped.recordings import Recordings
 from decoding.engine.overlapped.rounds import DeviceRounds
 from decoding.engine.round import Decided, Running, Started, Starter
 from decoding.fused.recording import Recorder
+from decoding.fused.recordings import Recordings
 from decoding.gpu.pick_table import PickTable
 from decoding.network.language_model import LanguageModel
 from decoding.pace.draft_lengths import DraftPlan
@@ -157,7 +157,9 @@ class RoundsAhead(Starter):
 
     def _over_caches(self, schedule: Schedule) -> DeviceRounds:
         if self.device_rounds is None:
-            self.device_rounds = DeviceRounds(self._target, self._drafter, self._num_slots, Recordings(self.record))
+            self.device_rounds = DeviceRounds(
+                self._target, self._drafter, self._num_slots, Recordings(self.record, "rounds")
+            )
             if self.record is not None:
                 likely = Sequence.create([0], SamplingParams())  # with the model's own end tokens alone
                 table = self._table_of((likely,) * self._num_slots)
