@@ -103,7 +103,7 @@ class DraftMirror:
             self._rows[update.slot] = None
             return
         # The drafter's cache holds its own draft from here on; the part that was accepted is right.
-        self._drafter.roll_back(update.slot, update.start + common_prefix(update.token_ids, row.drafted))
+        self._drafter.slots.roll_back(update.slot, update.start + common_prefix(update.token_ids, row.drafted))
         row.sequence.output_token_ids += update.token_ids
         row.drafted = []
 

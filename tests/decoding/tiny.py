@@ -235,11 +235,11 @@ def audit(engine: Engine, fresh_target: LanguageModel, fresh_draft: LanguageMode
             settled = settled[: resident.num_filled]
         assert_slot_equals_fresh_prefill(engine.target, fresh_target, slot, settled)
         if fresh_draft is not None:
-            ingested = settled[: drafter._num_ingested.get(slot, 0)]
+            ingested = settled[: drafter.slots.num_known[slot]]
             if not resident.sequence.is_finished:
                 max_missing = max(max_missing, len(settled) - len(ingested))
             assert_slot_equals_fresh_prefill(drafter.model, fresh_draft, slot, ingested)
-    assert [r.sequence for r in lane.admission._residents[: len(lane.running)]] == lane.running
+    assert [r.sequence for r in lane.admission._residents[: len(lane.running)]] == list(lane.running)
     return max_missing
 
 

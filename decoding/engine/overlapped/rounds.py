@@ -111,7 +111,7 @@ class DeviceRounds:
         drafter, num_rows = self._drafter, buffers.num_rows
         lengths_B, tokens_B2 = self._state(buffers)
         table = PickTable(buffers.columns_BC, None)
-        is_finite_B = drafter.is_finite_S[:num_rows]
+        is_finite_B = drafter.slots.is_finite_S[:num_rows]
         drafted_BK = lengths_B.new_zeros(num_rows, num_drafted)
         num_finite_B = torch.zeros_like(lengths_B)
         positions_BT = (lengths_B[:, None] + torch.arange(-2, 0, device=lengths_B.device)).clamp(min=0)
@@ -128,7 +128,7 @@ class DeviceRounds:
             drafted_BK[:, step] = picks.token_ids_BJ[:, 0]
             tokens_BT = drafter.known(picks.token_ids_BJ)
             positions_BT = (lengths_B + step)[:, None]
-        drafter.is_finite_S[:num_rows] = is_finite_B | ~buffers.given_6B[Given.IS_ACTIVE].bool()
+        drafter.slots.is_finite_S[:num_rows] = is_finite_B | ~buffers.given_6B[Given.IS_ACTIVE].bool()
         return torch.cat((drafted_BK, num_finite_B[:, None]), dim=1)
 
     def _logits(

@@ -58,9 +58,9 @@ class _RoundAhead(Started):
                     newer.rows = tuple(None if row is sequence else row for row in newer.rows)
             elif drafter is not None:
                 if num_fed >= 0 and read >= length - 2:
-                    drafter.ingested(slot, length + (accepted if accepted < num_fed else num_fed))
+                    drafter.slots.num_known[slot] = length + (accepted if accepted < num_fed else num_fed)
                 if newer is not None:
-                    newer.num_read[slot] = drafter.num_ingested(slot)  # it was the most that it could be
+                    newer.num_read[slot] = drafter.slots.num_known[slot]  # it was the most that it could be
         self.plan = _plan_of(limits)
         return decided
 
@@ -109,7 +109,7 @@ class RoundsAhead(Starter):
         if drafter is not None:
             if before is None:  # other rounds leave guesses behind a row's newest token
                 for slot, length in enumerate(lengths):
-                    drafter.roll_back(slot, length - 1)
+                    drafter.slots.roll_back(slot, length - 1)
             num_read = _num_read(drafter, lengths, is_known, before)
         num_more = 0 if before is None else 1 + before.num_drafted  # tokens that a known row may have by now
         if num_drafted and drafter is not None:
@@ -194,12 +194,12 @@ def _num_read(drafter: ModelDrafter, lengths: Seq[int], is_known: Seq[bool], bef
     A round with draft steps reads all but the last two of a row as it is after it, if it lacked no more before.
     """
     if before is None:
-        return [drafter.num_ingested(slot) for slot in range(len(lengths))]
+        return drafter.slots.num_known[: len(lengths)]
     num_more = before.num_drafted - 1
     num_read = [*before.num_read, *[0] * (len(lengths) - len(before.num_read))]
     return [
-        (length + num_more if num_more >= 0 and read >= length - 2 else read) if known else drafter.num_ingested(slot)
-        for slot, (length, read, known) in enumerate(zip(lengths, num_read, is_known, strict=False))
+        (length + num_more if num_more >= 0 and read >= length - 2 else read) if is_there else on_host
+        for length, read, is_there, on_host in zip(lengths, num_read, is_known, drafter.slots.num_known, strict=False)
     ]
 
 

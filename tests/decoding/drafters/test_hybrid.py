@@ -144,7 +144,7 @@ def test_the_check_would_see_a_row_whose_missing_tokens_are_skipped(models, monk
 
     def skip(self, rows):
         for slot, sequence in enumerate(rows.sequences):
-            self._num_ingested[slot] = max(self._num_ingested[slot], len(sequence) - 1)
+            self.slots.num_known[slot] = max(self.slots.num_known[slot], len(sequence) - 1)
         return real(self, rows)
 
     monkeypatch.setattr(ModelDrafter, "propose", skip)
