@@ -4,6 +4,7 @@ drafter.propose  ->  K tokens a row, guessed cheaply; the tokens that a grammar 
 target.score     ->  the logits at all K + 1 positions in one pass, judged: a few numbers a row
 """
 
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 
@@ -35,22 +36,21 @@ class _HostRound(Started):
     forced: Seq[list[int]]  # drafted tokens of each row that a grammar forced; empty if no row has any
     may_force: bool
 
-    def teach_drafter(self, num_drafted: Seq[int], num_accepted: Seq[int]) -> None:
-        if self.drafter is not None:
-            if self.forced:  # it learns of its own tokens alone
-                num_drafted = [0 if own else n for own, n in zip(self.forced, num_drafted, strict=True)]
-            self.drafter.observe(self.asked, num_drafted, num_accepted)
-
-    def teach_schedule(
-        self, rows: Seq[Sequence], num_drafted: Seq[int], num_accepted: Seq[int], seconds: float
+    def learn(
+        self, rows: Seq[Sequence], num_drafted: Seq[int], num_accepted: Seq[int], stop: Callable[[], float]
     ) -> None:
-        num_tokens = len(rows) + sum(num_accepted)
+        if self.drafter is not None:
+            own = num_drafted
+            if self.forced:  # it learns of its own tokens alone
+                own = [0 if forced else n for forced, n in zip(self.forced, num_drafted, strict=True)]
+            self.drafter.observe(self.asked, own, num_accepted)
+        seconds, num_tokens = stop(), len(rows) + sum(num_accepted)
         if self.may_force:
             self.schedule.observe_foresight(len(rows), num_tokens, seconds)
         if self.drafter is None:
             self.schedule.observe_rest(len(rows), num_tokens, seconds)
         else:
-            super().teach_schedule(rows, num_drafted, num_accepted, seconds)
+            self.schedule.observe(self.plan, rows, num_drafted, num_accepted, seconds)
 
 
 class HostRounds(Starter):

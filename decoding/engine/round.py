@@ -14,7 +14,7 @@ Rollback is implicit: a row's next forward starts at its committed length, over 
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
@@ -44,14 +44,11 @@ class Started:
         """Wait for the verdicts, and return those on rows that take part. `newer` has been started since."""
         return list(zip(range(len(running)), running, self.verdicts.result(), strict=True))
 
-    def teach_drafter(self, num_drafted: Seq[int], num_accepted: Seq[int]) -> None:
-        """Let the drafter learn from the round, whose tokens have been committed."""
-
-    def teach_schedule(
-        self, rows: Seq[Sequence], num_drafted: Seq[int], num_accepted: Seq[int], seconds: float
+    def learn(
+        self, rows: Seq[Sequence], num_drafted: Seq[int], num_accepted: Seq[int], stop: Callable[[], float]
     ) -> None:
-        """Let the schedule learn what the rows accepted, and what the round took."""
-        self.schedule.observe(self.plan, rows, num_drafted, num_accepted, seconds)
+        """Learn from the round, whose tokens have been committed; `stop` ends it, and returns its seconds."""
+        self.schedule.observe(self.plan, rows, num_drafted, num_accepted, stop())
 
 
 class Starter(ABC):
@@ -116,13 +113,15 @@ class Rounds:
             self.commits.commit(slot, sequence, verdict)
             if sequence.finish_reason is not None:
                 self._finished.append(sequence)
-        if not decided:
-            return
-        num_drafted, num_accepted = [v.num_drafted for *_, v in decided], [v.num_accepted for *_, v in decided]
-        started.teach_drafter(num_drafted, num_accepted)
+        if decided:
+            num_drafted, num_accepted = [v.num_drafted for *_, v in decided], [v.num_accepted for *_, v in decided]
+            started.learn([sequence for _, sequence, _ in decided], num_drafted, num_accepted, self._stop)
+
+    def _stop(self) -> float:
+        """Return the seconds of this turn, and count them."""
         seconds = self._seconds + time.perf_counter() - self._began
         self.seconds += seconds
-        started.teach_schedule([sequence for _, sequence, _ in decided], num_drafted, num_accepted, seconds)
+        return seconds
 
     def drop(self) -> None:
         """Drop the rounds that are under way: their rows begin them anew."""

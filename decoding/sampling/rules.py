@@ -3,7 +3,6 @@
 Shapes: B rows, N of them in a step of a draft, K drafted tokens, J = K + 1 positions, V vocabulary.
 """
 
-from abc import ABC, abstractmethod
 from collections.abc import Sequence as Seq
 from dataclasses import replace
 from typing import NamedTuple
@@ -27,47 +26,20 @@ class Drawn(NamedTuple):
     probs_NV: torch.Tensor | None = None  # what each token was drawn from; None: nobody needs it
 
 
-class Rule(ABC):
-    """A rule of verification."""
-
-    name: Verification
-    text_depends_on_draft: bool  # whether another draft would make another text, if of the same distribution
-    needs_distributions: bool  # whether a draft states what its tokens were drawn from
-
-    @abstractmethod
-    def draw(
-        self, part: Rows, logits_N1V: torch.Tensor, drafted_NK: torch.Tensor, num_left: Seq[int], most_candidates: int
-    ) -> Drawn:
-        """Draw the next token of each row behind `drafted_NK` from a draft's logits.
-
-        A row drafts `num_left` more tokens, this one among them. Where a distribution is needed it is of the
-        `most_candidates` best tokens (0: of all).
-        """
-
-    @abstractmethod
-    def judge(
-        self,
-        rows: Rows,
-        draft: Draft,
-        uncommitted_BK: torch.Tensor,
-        first: int,
-        logits_BJV: torch.Tensor,
-        close_call: float,
-        masks: TokenMasks | None,
-    ) -> Verdicts:
-        """Judge a draft, as `judging.verify_rows` says."""
-
-
-class Coupled(Rule):
+class Coupled:
     """The target makes its own pick under noise that the drafter shares: the text is that of the target alone."""
 
     name: Verification = "coupled"
-    text_depends_on_draft = needs_distributions = False
+    text_depends_on_draft = False  # whether another draft would make another text, if of the same distribution
+    needs_distributions = False  # whether a draft states what its tokens were drawn from
 
     def draw(
         self, part: Rows, logits_N1V: torch.Tensor, drafted_NK: torch.Tensor, num_left: Seq[int], most_candidates: int
     ) -> Drawn:
-        """Pick under the noise that the target will pick with."""
+        """Pick the next token of each row behind `drafted_NK` by a draft's logits, under the noise of the target.
+
+        A row drafts `num_left` more tokens, this one among them.
+        """
         picks = part.pick(logits_N1V, drafted_NK, drafted_NK.shape[1])
         is_sound_N = picks.is_finite_BJ[:, 0]
         if part.sampling.forbidden is not None:
@@ -86,12 +58,12 @@ class Coupled(Rule):
         close_call: float,
         masks: TokenMasks | None,
     ) -> Verdicts:
-        """Accept what equals the target's picks."""
+        """Accept what equals the target's picks; the arguments are those of `judging.verify_rows`."""
         picks = rows.pick(logits_BJV, uncommitted_BK, first, close_call, masks)
         return verify_coupled(picks, draft, rows.sampling, close_call)
 
 
-class Rejection(Rule):
+class Rejection:
     """A token is accepted by chance, and one that is not is replaced: the text has the target's distribution."""
 
     name: Verification = "rejection"
@@ -100,7 +72,7 @@ class Rejection(Rule):
     def draw(
         self, part: Rows, logits_N1V: torch.Tensor, drafted_NK: torch.Tensor, num_left: Seq[int], most_candidates: int
     ) -> Drawn:
-        """Draw with noise that nothing else reads, and say from what."""
+        """Draw as many with noise that nothing else reads, from the `most_candidates` best tokens (0: from all)."""
         step = drafted_NK.shape[1]
         masked_N1V = logits_N1V
         if part.have_grammars:
@@ -145,5 +117,6 @@ class Unadjusted(Rejection):
         return replace(draft, num_draft_tokens_B=torch.zeros_like(draft.num_draft_tokens_B))
 
 
+Rule = Coupled | Rejection
 COUPLED = Coupled()
 RULES: dict[Verification, Rule] = {rule.name: rule for rule in (COUPLED, Rejection(), Unadjusted())}

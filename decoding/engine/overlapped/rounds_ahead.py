@@ -33,34 +33,31 @@ class _RoundAhead(Started):
     """A round on the device. `rows` has None also for a row whose state there is not the host's."""
 
     drafter: ModelDrafter | None
-    num_read: list[int]  # positions of each row that the draft had read before, at most
+    is_level: list[bool]  # whether the draft lacked no more of a row than its two newest tokens
 
     @property
     def num_drafted(self) -> int:
-        """The steps of the draft."""
+        """The steps of the draft. The first one reads two tokens of each row, and each later one a drafted token."""
         return max(self.plan.lengths)
 
     def read(self, running: Running, newer: Started | None) -> list[Decided]:
         """Return the verdicts on rows that go on, and note how far the draft has read, which is known now."""
-        assert newer is None or isinstance(newer, _RoundAhead)
-        verdicts, drafter = self.verdicts.result(), self.drafter
         slots = {sequence: slot for slot, sequence in enumerate(running)}  # some rows may have changed theirs
-        num_fed = self.num_drafted - 1  # drafted tokens that the draft has read, where they were accepted
+        num_fed = self.num_drafted - 1  # drafted tokens that the draft has read
         decided, limits = [], []
-        for sequence, limit, read, verdict in zip(self.rows, self.plan.lengths, self.num_read, verdicts, strict=True):
+        for sequence, limit, is_level, verdict in zip(
+            self.rows, self.plan.lengths, self.is_level, self.verdicts.result(), strict=True
+        ):
             if sequence is None or sequence.finish_reason is not None:
                 continue
-            slot, length, accepted = slots[sequence], len(sequence), verdict.num_accepted
+            slot = slots[sequence]
             decided.append((slot, sequence, verdict))
             limits.append(limit)
             if not verdict.is_finite:
                 if newer is not None:
                     newer.rows = tuple(None if row is sequence else row for row in newer.rows)
-            elif drafter is not None:
-                if num_fed >= 0 and read >= length - 2:
-                    drafter.slots.num_known[slot] = length + (accepted if accepted < num_fed else num_fed)
-                if newer is not None:
-                    newer.num_read[slot] = drafter.slots.num_known[slot]  # it was the most that it could be
+            elif self.drafter is not None and is_level and num_fed >= 0:
+                self.drafter.slots.num_known[slot] = len(sequence) + min(verdict.num_accepted, num_fed)
         self.plan = _plan_of(limits)
         return decided
 
@@ -103,39 +100,28 @@ class RoundsAhead(Starter):
         takes_part = [not known or row.num_remaining_tokens > 1 for known, row in zip(is_known, rows, strict=True)]
         if not any(takes_part):
             return None
-        limits = self._limits(rows, takes_part, schedule)
-        num_drafted, lengths, drafter = max(limits), [len(row) for row in rows], self._drafter
-        num_read = [0] * len(rows)
-        if drafter is not None:
-            if before is None:  # other rounds leave guesses behind a row's newest token
-                for slot, length in enumerate(lengths):
-                    drafter.slots.roll_back(slot, length - 1)
-            num_read = _num_read(drafter, lengths, is_known, before)
-        num_more = 0 if before is None else 1 + before.num_drafted  # tokens that a known row may have by now
+        limits, drafter = self._limits(rows, takes_part, schedule), self._drafter
+        num_drafted, longest = max(limits), max(map(len, rows))
+        is_level = _levels(drafter, rows, is_known, before)
         if num_drafted and drafter is not None:
-            behind = [
-                slot
-                for slot, (limit, read, length, known) in enumerate(
-                    zip(limits, num_read, lengths, is_known, strict=True)
-                )
-                if limit and read < (length + num_more if known else length) - 2
-            ]
+            behind = [slot for slot, limit in enumerate(limits) if limit and not is_level[slot]]
             if behind and before is not None:
                 self._postponed = dict(zip(rows, limits, strict=True))
                 return None
             drafter.catch_up([(slot, rows[slot]) for slot in behind])
             for slot in behind:
-                num_read[slot] = lengths[slot] - 1
+                is_level[slot] = True
         starts = {slot: _start(rows[slot]) for slot, known in enumerate(is_known) if not known}
         if self._table is None:
             self._table = self._table_of(rows)
-        num_visible = max(lengths) + num_more + num_drafted + 1
+        num_more = 0 if before is None else 1 + before.num_drafted  # tokens that a known row may have by now
+        num_visible = longest + num_more + num_drafted + 1
         inputs = RoundInputs(limits, takes_part, starts)
         verdicts = self._over_caches(schedule).start(inputs, self._table, num_visible)
         taking_part: tuple[Sequence | None, ...] = rows
         if not all(takes_part):
             taking_part = tuple(row if takes else None for row, takes in zip(rows, takes_part, strict=True))
-        return _RoundAhead(taking_part, _plan_of(limits), verdicts, schedule, drafter, num_read)
+        return _RoundAhead(taking_part, _plan_of(limits), verdicts, schedule, drafter, is_level)
 
     def _limits(self, rows: Running, takes_part: Seq[bool], schedule: Schedule) -> Seq[int]:
         """Plan the draft lengths by what the host knows: rows of the round under way may be longer by now."""
@@ -188,19 +174,22 @@ def _known(rows: Running, before: _RoundAhead | None) -> list[bool] | None:
     return is_known if sum(is_known) == num_known else None
 
 
-def _num_read(drafter: ModelDrafter, lengths: Seq[int], is_known: Seq[bool], before: _RoundAhead | None) -> list[int]:
-    """Return how many positions of each row the draft has read, at most, when the round before is done.
+def _levels(drafter: ModelDrafter | None, rows: Running, is_known: Seq[bool], before: _RoundAhead | None) -> list[bool]:
+    """Tell of which rows the draft lacks no more than two tokens, the newest ones, when the round before is done.
 
-    A round with draft steps reads all but the last two of a row as it is after it, if it lacked no more before.
+    A round with draft steps leaves it so, and one without them adds a token.
     """
-    if before is None:
-        return drafter.slots.num_known[: len(lengths)]
-    num_more = before.num_drafted - 1
-    num_read = [*before.num_read, *[0] * (len(lengths) - len(before.num_read))]
-    return [
-        (length + num_more if num_more >= 0 and read >= length - 2 else read) if is_there else on_host
-        for length, read, is_there, on_host in zip(lengths, num_read, is_known, drafter.slots.num_known, strict=False)
-    ]
+    levels = []
+    for slot, (row, known) in enumerate(zip(rows, is_known, strict=True)):
+        if drafter is None:
+            levels.append(False)
+        elif known and before is not None and before.num_drafted:
+            levels.append(before.is_level[slot])
+        else:
+            if before is None:  # other rounds leave guesses behind a row's newest token
+                drafter.slots.roll_back(slot, len(row) - 1)
+            levels.append(drafter.slots.num_known[slot] >= len(row) + known - 2)
+    return levels
 
 
 def _plan_of(limits: Seq[int]) -> DraftPlan:
