@@ -9,7 +9,7 @@ from decoding.drafters.base import NoDrafter
 from decoding.drafters.model import ModelDrafter
 from decoding.engine.lane import Lane
 from decoding.engine.round import Starter
-from decoding.fused.recording import cuda_recorder
+from decoding.fused.recordings import cuda_recorder
 from decoding.gpu.available import kernels_run_on
 from decoding.network.language_model import LanguageModel
 from decoding.network.target import Target

@@ -16,8 +16,7 @@ import torch
 
 from decoding.cache.features import Features
 from decoding.cache.kv_cache import LENGTH_BUCKET, KVCache, Packing, Plan
-from decoding.fused.recording import Recorder
-from decoding.fused.recordings import Key, Recordings
+from decoding.fused.recordings import Key, Recorder, Recordings
 from decoding.fused.rounding import rounded
 
 _MAX_TOKENS = 16  # of a row; a forward with more is a prefill, which keeps a GPU busy by itself
@@ -41,7 +40,7 @@ class ForwardGraphs:
     """The recordings of one network over one cache at a time."""
 
     def __init__(self, forward: Forward, record: Recorder) -> None:
-        """Use `record` (see `cuda_recorder` in recording.py) to make recordings of `forward`."""
+        """Use `record` (see `cuda_recorder` in recordings.py) to make recordings of `forward`."""
         self._forward = forward
         self._cache: weakref.ref[KVCache] | None = None
         self.recordings = Recordings[_Shape](record, "forwards")

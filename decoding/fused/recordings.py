@@ -1,15 +1,31 @@
-"""Recordings: work on the device by its shape, recorded when a shape occurs for the second time, and then replayed."""
+"""Recordings: work of a device that is recorded once for each shape and replayed, with all its kernels started at once.
 
+A recording reads and writes fixed addresses: what it reads is copied into tensors of its own before a replay.
+"""
+
+import logging
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 
-from decoding.fused.recording import Recorder, Recording, record_if_possible
+from decoding.device import is_out_of_memory
 
 _MOST_RECORDED = 256
+_log = logging.getLogger(__name__)
 
+
+class Recording(Protocol):
+    """Work that was recorded."""
+
+    output: torch.Tensor  # of the last replay
+
+    def replay(self) -> None:
+        """Do the work again; the output is overwritten."""
+
+
+Recorder = Callable[[Callable[[], torch.Tensor]], Recording]  # records what has run before
 Key = tuple[int, ...]  # sizes
 _Inputs = TypeVar("_Inputs")
 
@@ -46,11 +62,20 @@ class Recordings(Generic[_Inputs]):
         return self._shapes[key].inputs
 
     def run(self, key: Key, work: Callable[[], torch.Tensor]) -> torch.Tensor:
-        """Replay the recording of a key with inputs; a run comes before it is recorded: kernels are compiled in it."""
+        """Replay the recording of a key with inputs; a run comes before it is recorded: kernels are compiled in it.
+
+        Where a driver or an operation refuses to record, everything is run: slower, but correct; the log says so.
+        Raises where memory ran out: the engine answers with fewer slots, and records anew.
+        """
         shape = self._shapes[key]
         if shape.was_run and shape.recording is None and self.record is not None:
-            shape.recording = record_if_possible(self.record, work, self._what)
-            if shape.recording is None:
+            try:
+                shape.recording = self.record(work)
+            except RuntimeError as error:
+                if is_out_of_memory(error):
+                    raise
+                text = "%s cannot be recorded here (%s): each starts its kernels one by one"
+                _log.warning(text, self._what, error)
                 self.record = None
         if shape.recording is None:
             shape.was_run = True
@@ -66,3 +91,29 @@ class Recordings(Generic[_Inputs]):
     def forget(self) -> None:
         """Drop all shapes, and give back their memory with the next `torch.cuda.empty_cache`."""
         self._shapes.clear()
+
+
+class _CudaRecording:
+    """A CUDA graph: a recorded run."""
+
+    output: torch.Tensor
+
+    def __init__(self, run: Callable[[], torch.Tensor], pool: Any) -> None:
+        """Record `run`, which has run before; recordings with the same pool share their memory."""
+        self._graph = torch.cuda.CUDAGraph()
+        stream = torch.cuda.current_stream()
+        try:
+            with torch.cuda.graph(self._graph, pool=pool, capture_error_mode="thread_local"):
+                self.output = run()
+        except RuntimeError:
+            torch.cuda.set_stream(stream)  # a capture that fails leaves its own stream current
+            raise
+
+    def replay(self) -> None:
+        self._graph.replay()
+
+
+def cuda_recorder() -> Recorder:
+    """Return a recorder of CUDA graphs that share their memory, since one runs at a time."""
+    pool = torch.cuda.graph_pool_handle()
+    return lambda run: _CudaRecording(run, pool)

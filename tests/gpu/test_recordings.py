@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from decoding.device import is_out_of_memory
-from decoding.fused.recording import cuda_recorder
+from decoding.fused.recordings import cuda_recorder
 from tests.decoding import tiny
 from tests.decoding.tiny import outputs, run
 from tests.gpu import rows

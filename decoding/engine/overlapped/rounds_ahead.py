@@ -16,8 +16,7 @@ from decoding.drafters.model import ModelDrafter
 from decoding.engine.overlapped.inputs import RoundInputs, Start
 from decoding.engine.overlapped.rounds import DeviceRounds
 from decoding.engine.round import Decided, Running, Started, Starter
-from decoding.fused.recording import Recorder
-from decoding.fused.recordings import Recordings
+from decoding.fused.recordings import Recorder, Recordings
 from decoding.gpu.pick_table import PickTable
 from decoding.network.language_model import LanguageModel
 from decoding.pace.draft_lengths import DraftPlan
