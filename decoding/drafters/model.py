@@ -20,7 +20,6 @@ from decoding.sampling.rows import Rows
 from decoding.sequence import Sequence
 
 _MAX_IN_A_STEP = 32  # tokens that a row may lack and still read in the first step, beside the other rows
-_CHUNK = 512  # missed tokens of a row to read in one forward: bounds its memory
 
 
 class ModelDrafter(StepwiseDrafter):
@@ -51,14 +50,8 @@ class ModelDrafter(StepwiseDrafter):
 
     def prefill(self, slots: Seq[int], prompts: Seq[Seq[int]]) -> None:
         """Read what the slots lack of these tokens, unless drafts are rare now: then the next draft reads them."""
-        if self.idle_rounds.are_many:
-            return
-        known = [self._known(prompt[: self._max_len]) for prompt in prompts]
-        starts = [self.slots.num_known[slot] for slot in slots]
-        missing = [prompt[start:] for prompt, start in zip(known, starts, strict=True)]
-        self.model.prefill(slots, missing, starts)
-        for slot, prompt in zip(slots, known, strict=True):
-            self.slots.num_known[slot] = max(len(prompt), self.slots.num_known[slot])
+        if not self.idle_rounds.are_many:
+            self._complete(slots, prompts)
 
     def admit(self, slots: Seq[int], sequences: Seq[Sequence]) -> None:
         """Read all but the newest token of each sequence, unless `prefill` has done so."""
@@ -71,14 +64,12 @@ class ModelDrafter(StepwiseDrafter):
             self.slots.roll_back(slot, len(sequence) - 1)
         self.idle_rounds.count(sum(limit > 0 for limit in limits), len(limits))
 
-    def _first_logits(self, part: Rows, slots: list[int], drafting: set[int]) -> torch.Tensor:
-        return self._read(part, slots, drafting)
-
     def _next_logits(
         self, step: int, part: Rows, slots: list[int], drafting: set[int], newest_N: torch.Tensor
     ) -> torch.Tensor:
         starts = [len(sequence) + step - 1 for sequence in part.sequences]
-        logits_N1V = self._step(starts, newest_N, slots)
+        tokens_N1 = self.known(newest_N)[:, None]
+        logits_N1V = self.of_target_ids(self.model.forward(starts, tokens_N1, torch.zeros_like(tokens_N1), slots=slots))
         for slot, start in zip(slots, starts, strict=True):
             if slot in drafting:  # their earlier drafts; rejected guesses are beyond the newest token
                 self.slots.num_known[slot] = min(start + 1, self._max_len)
@@ -86,23 +77,28 @@ class ModelDrafter(StepwiseDrafter):
 
     def catch_up(self, rows: Seq[tuple[int, Sequence]]) -> None:
         """Read all but the newest token of these slots and rows."""
-        known = [self._known(sequence.token_ids[:-1]) for _, sequence in rows]
-        starts = [self.slots.num_known[slot] for slot, _ in rows]
-        slots = [slot for slot, _ in rows]
-        self.model.prefill(slots, [row[start:] for row, start in zip(known, starts, strict=True)], starts)
-        for slot, row in zip(slots, known, strict=True):
-            self.slots.num_known[slot] = max(len(row), self.slots.num_known[slot])
+        self._complete([slot for slot, _ in rows], [sequence.token_ids[:-1] for _, sequence in rows])
+
+    def _complete(self, slots: Seq[int], token_ids: Seq[Seq[int]]) -> None:
+        """Read what the slots lack of these tokens, as far as the draft sees them."""
+        num_known = self.slots.num_known
+        starts, ends = [num_known[slot] for slot in slots], [min(len(tokens), self._max_len) for tokens in token_ids]
+        missing = [tokens[start:end] for tokens, start, end in zip(token_ids, starts, ends, strict=True)]
+        self.model.prefill(slots, list(map(self._known, missing)), starts)
+        for slot, end in zip(slots, ends, strict=True):
+            num_known[slot] = max(end, num_known[slot])
 
     def rest(self) -> None:
         """Read no prompt before a row drafts."""
         self.idle_rounds.rest()
 
-    def _read(self, part: Rows, slots: list[int], drafting: set[int]) -> torch.Tensor:
+    def _first_logits(self, part: Rows, slots: list[int], drafting: set[int]) -> torch.Tensor:
         """Return logits [N, 1, V] after the newest token of the rows that draft, from one forward over what they lack.
 
         The other rows of the step read as much of what they lack as fits beside them; their logits have no meaning.
         """
-        self._catch_up([(slot, row) for slot, row in zip(slots, part.sequences, strict=True) if slot in drafting])
+        writers = [(slot, row) for slot, row in zip(slots, part.sequences, strict=True) if slot in drafting]
+        self.catch_up([(slot, row) for slot, row in writers if len(row) - self.slots.num_known[slot] > _MAX_IN_A_STEP])
         ends = [min(len(sequence), self._max_len) for sequence in part.sequences]
         missing = [end - self.slots.num_known[slot] for slot, end in zip(slots, ends, strict=True)]
         width = max(number for number, slot in zip(missing, slots, strict=True) if slot in drafting)
@@ -118,36 +114,10 @@ class ModelDrafter(StepwiseDrafter):
         ]
         for slot, start, chunk in zip(slots, starts, reading, strict=True):
             self.slots.num_known[slot] = start + len(chunk)
-        return self._forward(slots, starts, reading, width)
-
-    def _catch_up(self, rows: Seq[tuple[int, Sequence]]) -> None:
-        """Read all but the newest token of the slots that lack too many for one step; the memory is bounded."""
-        while True:
-            behind = [
-                (slot, self.slots.num_known[slot], sequence)
-                for slot, sequence in rows
-                if len(sequence) - self.slots.num_known[slot] > _MAX_IN_A_STEP
-            ]
-            if not behind:
-                return
-            slots, starts = [slot for slot, _, _ in behind], [start for _, start, _ in behind]
-            chunks = [self._known(row.token_ids[start : min(start + _CHUNK, len(row) - 1)]) for _, start, row in behind]
-            self._forward(slots, starts, chunks, max(map(len, chunks)))
-            for slot, start, chunk in zip(slots, starts, chunks, strict=True):
-                self.slots.num_known[slot] = start + len(chunk)
-
-    def _forward(self, slots: list[int], starts: list[int], tokens: list[list[int]], width: int) -> torch.Tensor:
-        """Return logits [N, 1, V] after the last of each row's tokens."""
-        device = self.model.device
-        tokens_NT = to_device([row + [0] * (width - len(row)) for row in tokens], device)
-        last_N1 = to_device([[len(row) - 1] for row in tokens], device)
-        lengths = None if width <= 2 else [len(row) for row in tokens]
+        tokens_NT = to_device([row + [0] * (width - len(row)) for row in reading], self.model.device)
+        last_N1 = to_device([[len(row) - 1] for row in reading], self.model.device)
+        lengths = None if width <= 2 else [len(row) for row in reading]
         return self.of_target_ids(self.model.forward(starts, tokens_NT, last_N1, slots=slots, lengths=lengths))
-
-    def _step(self, starts: list[int], newest_N: torch.Tensor, slots: list[int]) -> torch.Tensor:
-        tokens_N1 = self.known(newest_N)[:, None]
-        every_N1 = torch.zeros_like(tokens_N1)
-        return self.of_target_ids(self.model.forward(starts, tokens_N1, every_N1, slots=slots))
 
     def of_target_ids(self, logits_BJV: torch.Tensor) -> torch.Tensor:
         """Fit logits to the target's vocabulary: ids it lacks are dropped, ids the draft lacks cannot be drawn."""

@@ -132,7 +132,6 @@ def test_what_the_model_drafts_is_accepted_whichever_rows_were_left_out(models, 
     """The draft is the target: any hole in its cache would show."""
     at_random(monkeypatch, seed)
     monkeypatch.setattr("decoding.drafters.model._MAX_IN_A_STEP", max_in_a_step)
-    monkeypatch.setattr("decoding.drafters.model._CHUNK", 4)
     model = drafted_by_a_perfect_model(models)
     assert model["accepted"] == model["drafted"] > 100
 
