@@ -282,7 +282,7 @@ def _ways(options: argparse.Namespace, target: Path, batch: int, drafter: Drafte
         way = Way(output, Engine.over(parts, engine_options))
         if not is_forced:
             for lane in way.engine.lanes:
-                lane._forces = lambda rows: False  # type: ignore[method-assign]
+                lane.host._forces = lambda rows: False  # type: ignore[method-assign]
         ways.append(way)
     return ways
 

@@ -25,14 +25,16 @@ from benchmarks.harness import listed, show
 from decoding import SamplingParams, Sequence
 from decoding.cache.kv_cache import KVCache
 from decoding.drafters.model import ModelDrafter
-from decoding.engine.overlapped.lane import OverlappedLane
-from decoding.engine.overlapped.pending_round import NUM_COUNTS
-from decoding.engine.overlapped.recordings import Key, Recordings
+from decoding.engine.lane import Lane
 from decoding.engine.overlapped.rounds import DeviceRounds
+from decoding.engine.overlapped.rounds_ahead import RoundsAhead
 from decoding.engine.overlapped.shapes import rounded_width
+from decoding.fused.recordings import Key, Recordings
 from decoding.network.language_model import LanguageModel
 from decoding.pace.cost_table import CostTable
 from decoding.pace.schedule import AdaptiveSchedule, FixedSchedule, Schedule
+from decoding.sampling.rules import COUPLED
+from decoding.sampling.verdicts import Verdicts
 
 _WARM_UP = 6  # rounds
 _PROMPT_TOKENS = 64
@@ -71,17 +73,17 @@ class _Model:
         return None
 
 
-class _MadeUp(Recordings):
+class _MadeUp(Recordings[None]):
     """Recordings that take no time; each row accepts a number of tokens of its own."""
 
     def __init__(self) -> None:
-        super().__init__(None)
+        super().__init__(None, "rounds")
         self.num_replays = self.num_drafts = 0
 
     def run(self, key: Key, work: Callable[[], torch.Tensor]) -> torch.Tensor:
         self.num_replays += 1
-        kind, num_rows, _, num_drafted, *_ = cast(tuple[str, int, int, int], key)
-        if kind == "draft":
+        num_rows, _, num_drafted, _, *num_padded = key
+        if not num_padded:
             self.num_drafts += 1
             return _made_up(num_rows, num_drafted)
         return _verdicts(num_rows, num_drafted)
@@ -94,10 +96,12 @@ def _made_up(num_rows: int, num_drafted: int) -> torch.Tensor:
 
 @cache
 def _verdicts(num_rows: int, num_drafted: int) -> torch.Tensor:
-    columns_BC = torch.full((num_rows, NUM_COUNTS + rounded_width(num_drafted)), 7)
-    columns_BC[:, 0] = torch.arange(num_rows) % (num_drafted + 1)
-    columns_BC[:, 2], columns_BC[:, 3] = 1, num_drafted
-    return columns_BC
+    sevens_BK = torch.full((num_rows, rounded_width(num_drafted)), 7)
+    sevens_B, num_drafted_B = torch.full((num_rows,), 7), torch.full((num_rows,), num_drafted)
+    accepted_B = torch.arange(num_rows) % (num_drafted + 1)
+    return Verdicts(accepted_B, sevens_B, num_drafted_B + 1, torch.ones_like(sevens_B)).columns(
+        sevens_BK, num_drafted_B
+    )
 
 
 def measure(num_rows: int, num_drafted: int, vocab_size: int, num_rounds: int, *, is_adaptive: bool) -> HostTime:
@@ -122,12 +126,15 @@ def measure(num_rows: int, num_drafted: int, vocab_size: int, num_rounds: int, *
     return HostTime(num_rows, operations, replays, waits, statistics.median(seconds))
 
 
-def lane_over(schedule: Schedule, num_rows: int, vocab_size: int) -> tuple[OverlappedLane, _MadeUp]:
+def lane_over(schedule: Schedule, num_rows: int, vocab_size: int) -> tuple[Lane, _MadeUp]:
     """Return a lane of this many rows, more rows behind them, and models that are never run; and its recordings."""
     target, draft = (cast(LanguageModel, _Model(num_rows, vocab_size)) for _ in range(2))
     params = SamplingParams(max_tokens=512, temperature=0.8, top_p=0.95)
     drafter, recordings = ModelDrafter(draft, vocab_size, num_rows, _MAX_MODEL_LEN), _MadeUp()
-    lane = OverlappedLane(
+    ahead = RoundsAhead(target, drafter, num_rows, None)
+    ahead.device_rounds = DeviceRounds(target, drafter, num_rows, recordings)
+    schedule.never_rest()
+    lane = Lane(
         target,
         drafter,
         schedule,
@@ -135,10 +142,9 @@ def lane_over(schedule: Schedule, num_rows: int, vocab_size: int) -> tuple[Overl
         num_slots=num_rows,
         max_model_len=_MAX_MODEL_LEN,
         max_prefill_tokens=2048,
-        verification="coupled",
-        record=None,
+        rule=COUPLED,
+        ahead=ahead,
     )
-    lane.rounds = DeviceRounds(target, drafter, num_rows, recordings)
     return lane, recordings
 
 

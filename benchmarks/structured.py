@@ -22,7 +22,7 @@ from transformers import AutoTokenizer
 
 from benchmarks.harness import show
 from decoding import Engine, EngineOptions, SamplingParams, Sequence
-from decoding.engine.lane import Lane
+from decoding.engine.host_rounds import HostRounds
 from decoding.grammar.definition import definition_of
 from decoding.grammar.grammars import Grammars
 from decoding.grammar.structured import Structured
@@ -160,7 +160,7 @@ def print_rounds(num_rows: int, num_turns: int, draft_length: str) -> None:
         "tight schema, not forced": (tight, False),
     }
     rows = []
-    forces = Lane._forces
+    forces = HostRounds._forces
     for drafter in ("none", "suffix", "model"):
         options = EngineOptions(drafter=drafter, num_slots=16, num_speculative_tokens=8, draft_length=draft_length)  # type: ignore[arg-type]
         draft = f"{PAIR}/draft" if drafter == "model" else None
@@ -168,7 +168,7 @@ def print_rounds(num_rows: int, num_turns: int, draft_length: str) -> None:
         sums = {name: [0.0, 0.0, 0.0] for name in ways}
         for turn in range(num_turns + 1):  # the first one warms up
             for name, (structured, is_forced) in ways.items():
-                Lane._forces = forces if is_forced else lambda self, rows: False  # type: ignore[method-assign]
+                HostRounds._forces = forces if is_forced else lambda self, rows: False  # type: ignore[method-assign]
                 made = sequences(num_rows, structured, turn)
                 started = time.process_time()
                 list(engines[name].stream(made))
@@ -178,7 +178,7 @@ def print_rounds(num_rows: int, num_turns: int, draft_length: str) -> None:
                 rounds = sum(each.num_rounds for each in made)
                 if turn:
                     sums[name] = [a + b for a, b in zip(sums[name], (seconds, tokens, rounds), strict=True)]
-        Lane._forces = forces  # type: ignore[method-assign]
+        HostRounds._forces = forces  # type: ignore[method-assign]
         for name, (sum_seconds, num_tokens, num_rounds) in sums.items():
             rows.append([drafter, name, f"{num_tokens / sum_seconds:,.0f}", f"{num_tokens / num_rounds:.2f}"])
     headings = ["drafter", "output", "tokens a CPU second", "tokens a round"]

@@ -15,7 +15,9 @@ import torch
 from benchmarks.harness import median_seconds
 from decoding import SamplingParams, Sequence
 from decoding.sampling.rows import Rows, sampling_batch
-from decoding.sampling.verify import BatchVerdict, Draft, verify_coupled
+from decoding.sampling.rules import COUPLED
+from decoding.sampling.verdicts import Verdicts
+from decoding.sampling.verify import Draft, verify_coupled
 
 SAMPLING = {
     "greedy": {"temperature": 0},
@@ -34,11 +36,11 @@ def make_rows(num_rows: int, names: list[str]) -> Rows:
         for row in range(num_rows)
     )
     sampling = sampling_batch(sequences, frozenset(), torch.device("cpu"))
-    return Rows(sequences, sampling, (NUM_DRAFT_TOKENS,) * num_rows, "coupled")
+    return Rows(sequences, sampling, (NUM_DRAFT_TOKENS,) * num_rows, COUPLED)
 
 
 @torch.inference_mode()
-def vocabulary_work(rows: Rows, draft_logits_BKV: torch.Tensor, target_logits_BJV: torch.Tensor) -> BatchVerdict:
+def vocabulary_work(rows: Rows, draft_logits_BKV: torch.Tensor, target_logits_BJV: torch.Tensor) -> Verdicts:
     """Do all that a round does with logits: the drafter's picks, step by step, and the verdict on them."""
     rows = replace(rows)  # rows remember what was computed for them
     drafted_BK = torch.zeros(len(rows.sequences), 0, dtype=torch.long)

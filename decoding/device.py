@@ -2,6 +2,8 @@
 
 import ctypes
 import sys
+import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -31,6 +33,15 @@ def synchronize(device: torch.device) -> None:
     """Wait until the device has done all its queued work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+
+
+def seconds_of(do: Callable[[], object], device: torch.device) -> float:
+    """Measure what the device needs for the work that `do` gives it."""
+    synchronize(device)
+    started = time.perf_counter()
+    do()
+    synchronize(device)
+    return time.perf_counter() - started
 
 
 def name_of(device: torch.device) -> str:

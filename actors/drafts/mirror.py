@@ -11,14 +11,16 @@ import numpy as np
 import torch
 
 from actors.drafts.messages import Distributions, DraftReply, DraftRequest, RowUpdate
+from decoding.choices import Verification
 from decoding.common_prefix import common_prefix
 from decoding.drafters.model import ModelDrafter
 from decoding.grammar.grammars import Grammars
 from decoding.network.language_model import LanguageModel
 from decoding.sampling.distribution import SamplingBatch
 from decoding.sampling.rows import Rows, sampling_batch
+from decoding.sampling.rules import RULES
 from decoding.sampling.token_counts import TokenCounts
-from decoding.sampling.verify import Draft, Verification
+from decoding.sampling.verify import Draft
 from decoding.sampling_params import SamplingParams
 from decoding.sequence import Sequence
 
@@ -53,8 +55,10 @@ class DraftMirror:
         `grammars` are those of the target's tokenizer; without them no row may have one.
         """
         self._model, self._terms, self._grammars = model, terms, grammars
-        most = 0 if terms.verification == "coupled" else terms.most_candidates
-        self._drafter = ModelDrafter(model, terms.vocab_size, terms.num_slots, terms.max_model_len, most)
+        self._rule = RULES[terms.verification]
+        self._drafter = ModelDrafter(
+            model, terms.vocab_size, terms.num_slots, terms.max_model_len, terms.most_candidates
+        )
         self._rows: list[_Row | None] = [None] * terms.num_slots
         self._sampling: tuple[tuple[Sequence, ...], SamplingBatch] | None = None  # the newest, with its sequences
         self._token_counts = TokenCounts(terms.num_slots, model.device)
@@ -99,7 +103,7 @@ class DraftMirror:
             self._rows[update.slot] = None
             return
         # The drafter's cache holds its own draft from here on; the part that was accepted is right.
-        self._drafter.roll_back(update.slot, update.start + common_prefix(update.token_ids, row.drafted))
+        self._drafter.slots.roll_back(update.slot, update.start + common_prefix(update.token_ids, row.drafted))
         row.sequence.output_token_ids += update.token_ids
         row.drafted = []
 
@@ -151,7 +155,7 @@ class DraftMirror:
         if self._sampling is None or self._sampling[0] != sequences:
             self._sampling = sequences, sampling_batch(sequences, self._terms.eos_token_ids, self._model.device)
         lengths = tuple(limits.get(slot, 0) for slot in range(len(sequences)))
-        rows = Rows(sequences, self._sampling[1], lengths, self._terms.verification, token_counts=self._token_counts)
+        rows = Rows(sequences, self._sampling[1], lengths, self._rule, token_counts=self._token_counts)
         draft = self._drafter.propose(rows)
         counts, tokens = draft.num_draft_tokens_B.tolist(), draft.token_ids_BK.tolist()
         for slot in limits:

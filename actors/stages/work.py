@@ -14,9 +14,10 @@ import torch
 from decoding.cache.kv_cache import KVCache
 from decoding.network.stage import Stage
 from decoding.sampling.asked import Stretch, asked_logprobs
-from decoding.sampling.judging import RowVerdict, ScoreRequest, decide, judge
+from decoding.sampling.judging import ScoreRequest, decide, judge
 from decoding.sampling.rows import Rows
 from decoding.sampling.token_masks import TokenMasks
+from decoding.sampling.verdicts import RowVerdict
 from decoding.sequence import Sequence, TokenLogprobs
 
 _CPU = torch.device("cpu")
@@ -110,7 +111,7 @@ def to_send(rows: Rows, masks: TokenMasks | None = None) -> Rows:
     needs_tokens = rows.sampling.reads_tokens
     tokens = tuple(cast(Sequence, _Tokens(sequence, needs_tokens)) for sequence in rows.sequences)
     sampling = _moved(rows.sampling, _CPU)
-    return Rows(tokens, sampling, rows.num_draft_tokens, rows.verification, known_masks=masks)
+    return Rows(tokens, sampling, rows.num_draft_tokens, rows.rule, known_masks=masks)
 
 
 def request_to_send(request: ScoreRequest) -> ScoreRequest:

@@ -18,7 +18,6 @@ from collections.abc import Sequence as Seq
 import torch
 
 from decoding.device import to_device
-from decoding.drafters.base import swap_entries
 from decoding.drafters.head_drafter import HeadDrafter
 from decoding.heads.dflash_head import Block, DFlashHead
 from decoding.sampling.rows import Rows
@@ -31,7 +30,6 @@ class DFlashDrafter(HeadDrafter[DFlashHead]):
     def __init__(self, head: DFlashHead, num_slots: int, max_model_len: int) -> None:
         """Allocate the head's cache. The target must hand its features to `tap`."""
         super().__init__(head, num_slots, max_model_len)
-        self._num_inserted: dict[int, int] = {}  # by slot: positions that were stored, true or not
         self._block: tuple[list[int], Block] | None = None  # of this round, and the slots of its lines
         self._num_wanted, self._min_survival = 0, 0.0
         self._survival_S = torch.ones(num_slots, device=head.device)  # chance of a row's draft, up to the last token
@@ -48,28 +46,11 @@ class DFlashDrafter(HeadDrafter[DFlashHead]):
         """Store the keys and values of a forward's tokens."""
         self.head.insert(features_NH, starts, lengths, slots)
         for slot, start, length in zip(slots, starts, lengths, strict=True):
-            if start <= self._num_inserted.get(slot, 0):  # behind a gap a row drafts no more
-                self._num_inserted[slot] = start + length
-
-    def begin(self, slot: int, donor: int | None, num_shared: int) -> None:
-        """Copy the donor's positions."""
-        self._renew_slot(slot)
-        num_known = 0 if donor is None else min(num_shared, self._num_inserted.get(donor, 0))
-        self._num_inserted[slot] = 0 if donor is None else self._copy_slot(slot, donor, num_known)
+            if start <= self.slots.num_known[slot]:  # behind a gap a row drafts no more
+                self.slots.num_known[slot] = start + length
 
     def num_copyable(self, slot: int, num_shared: int) -> int:
-        return min(num_shared, self._num_inserted.get(slot, 0))
-
-    def swap(self, first: int, second: int) -> None:
-        """Exchange keys and values."""
-        self._swap_slots(first, second, self._num_inserted.get(first, 0), self._num_inserted.get(second, 0))
-        swap_entries(self._num_inserted, first, second)
-
-    def reset(self, slot: int) -> None:
-        """Clear the slot: a NaN in a masked position would spoil all later logits (0 * NaN)."""
-        self._cache.zero(slot)
-        self._num_inserted[slot] = 0
-        self.is_finite_S[slot] = True
+        return min(num_shared, self.slots.num_known[slot])
 
     def propose(self, rows: Rows) -> Draft:
         """Draft tokens, of which a row keeps those that pay by the head's own word; the target reads no others."""
@@ -91,8 +72,8 @@ class DFlashDrafter(HeadDrafter[DFlashHead]):
         """Return how many tokens each row may draft; one whose features have a gap drafts none."""
         limits = [min(limit, self.head.block_tokens) for limit in super()._limits(rows)]
         for slot, sequence in enumerate(rows.sequences):
-            known = self._num_inserted[slot] = min(self._num_inserted.get(slot, 0), len(sequence) - 1)
-            limits[slot] = limits[slot] if known == len(sequence) - 1 else 0
+            self.slots.roll_back(slot, len(sequence) - 1)
+            limits[slot] = limits[slot] if self.slots.num_known[slot] == len(sequence) - 1 else 0
         return limits
 
     def _begin_round(self, rows: Rows, limits: Seq[int]) -> None:

@@ -44,7 +44,6 @@ class Eagle3Drafter(HeadDrafter[Eagle3Head]):
     def __init__(self, head: Eagle3Head, num_slots: int, max_model_len: int) -> None:
         """Allocate the head's cache. The target must hand its features to `tap`."""
         super().__init__(head, num_slots, max_model_len)
-        self._num_pairs: dict[int, int] = {}  # by slot: pairs whose keys and values are true
         self._held: dict[int, list[_Piece]] = {}  # by slot: features of later positions, in order
         self._rows: dict[int, Sequence] = {}  # by slot: the row that runs there, or has run there last
         self._states: tuple[list[int], torch.Tensor] = [], torch.empty(0)  # after the last step, and the step's slots
@@ -64,7 +63,7 @@ class Eagle3Drafter(HeadDrafter[Eagle3Head]):
             for piece in kept:
                 piece.length = min(piece.length, start - piece.start)
             # Behind a gap nothing is held: a row whose features were not handed out for a while drafts no more.
-            has_gap = start > (kept[-1].end if kept else self._num_pairs.get(slot, 0))
+            has_gap = start > (kept[-1].end if kept else self.slots.num_known[slot])
             if start < self._max_len and not has_gap:
                 kept.append(_Piece(start, features_NH, first, length))
             self._held[slot] = kept
@@ -72,19 +71,16 @@ class Eagle3Drafter(HeadDrafter[Eagle3Head]):
 
     def begin(self, slot: int, donor: int | None, num_shared: int) -> None:
         """Copy the donor's pairs, as far as its features have come."""
-        if donor is not None and donor in self._rows and num_shared > self._num_pairs.get(donor, 0):
+        if donor is not None and donor in self._rows and num_shared > self.slots.num_known[donor]:
             self._read({donor: num_shared})
-        self._renew_slot(slot)
-        num_copied = 0
-        if donor is not None:
-            num_copied = self._copy_slot(slot, donor, min(num_shared, self._num_pairs.get(donor, 0)))
-        self._num_pairs[slot], self._held[slot] = num_copied, []
+        super().begin(slot, donor, num_shared)
+        self._held[slot] = []
         self._rows.pop(slot, None)
 
     def num_copyable(self, slot: int, num_shared: int) -> int:
         """Return how many tokens have pairs to copy; a row beyond the head's context, which needs none, copies all."""
         held = self._held.get(slot)
-        num_known = held[-1].end if held else self._num_pairs.get(slot, 0)
+        num_known = held[-1].end if held else self.slots.num_known[slot]
         return num_shared if num_known >= self._max_len else min(num_shared, num_known)
 
     def prefill(self, slots: Seq[int], prompts: Seq[Seq[int]]) -> None:
@@ -97,15 +93,14 @@ class Eagle3Drafter(HeadDrafter[Eagle3Head]):
 
     def swap(self, first: int, second: int) -> None:
         """Exchange keys and values, and what is held."""
-        self._swap_slots(first, second, self._num_pairs.get(first, 0), self._num_pairs.get(second, 0))
-        for table in (self._num_pairs, self._held, self._rows):
+        super().swap(first, second)
+        for table in (self._held, self._rows):
             swap_entries(table, first, second)
 
     def reset(self, slot: int) -> None:
-        """Clear the slot: a NaN in a masked position would spoil all later logits (0 * NaN)."""
-        self._cache.zero(slot)
-        self._num_pairs[slot], self._held[slot] = 0, []
-        self.is_finite_S[slot] = True
+        """Clear the slot, and forget what is held."""
+        super().reset(slot)
+        self._held[slot] = []
 
     def _limits(self, rows: Rows) -> list[int]:
         """Return how many tokens each row may draft; one that lacks pairs drafts none, nor does a row of one token."""
@@ -122,7 +117,7 @@ class Eagle3Drafter(HeadDrafter[Eagle3Head]):
         waiting = {
             slot: len(row) - 2
             for slot, (row, limit) in enumerate(zip(rows.sequences, limits, strict=True))
-            if not limit and len(row) - 1 - self._num_pairs.get(slot, 0) > _MOST_HELD
+            if not limit and len(row) - 1 - self.slots.num_known[slot] > _MOST_HELD
         }
         self._read(waiting)
 
@@ -190,14 +185,14 @@ class Eagle3Drafter(HeadDrafter[Eagle3Head]):
     def _next_pairs(self, slot: int, end: int) -> tuple[int, int]:
         """Return the range of pairs up to `end` that have not been read and whose features are held."""
         held = self._held.get(slot, [])
-        start = self._num_pairs.get(slot, 0)
+        start = self.slots.num_known[slot]
         if not held:
             return start, start
         return max(start, held[0].start), min(end, held[-1].end)
 
     def _forget(self, slot: int, end: int) -> None:
         """Count the pairs up to `end` as read, and drop their features."""
-        self._num_pairs[slot] = end
+        self.slots.num_known[slot] = end
         self._held[slot] = [piece for piece in self._held.get(slot, []) if piece.end > end]
 
     def _features(self, pieces: Seq[tuple[int, int, int]]) -> torch.Tensor:

@@ -7,7 +7,6 @@ from typing import Generic, TypeVar
 import torch
 
 from decoding.cache.features import FeatureTap
-from decoding.cache.kv_cache import KVCache
 from decoding.drafters.stepwise import StepwiseDrafter
 from decoding.fused.live_weights import LiveWeights
 from decoding.heads.slot_head import SlotHead
@@ -20,7 +19,7 @@ class HeadDrafter(StepwiseDrafter, Generic[_Head]):
 
     def __init__(self, head: _Head, num_slots: int, max_model_len: int) -> None:
         """Allocate the head's cache. The target must hand its features to `tap`."""
-        super().__init__(num_slots, min(max_model_len, head.max_positions or max_model_len), head.device)
+        super().__init__(head, num_slots, min(max_model_len, head.max_positions or max_model_len))
         self.head = head
         head.allocate(num_slots, max_model_len)
 
@@ -32,11 +31,6 @@ class HeadDrafter(StepwiseDrafter, Generic[_Head]):
     @property
     def weights(self) -> LiveWeights:
         return self.head.weights
-
-    @property
-    def _cache(self) -> KVCache:
-        assert self.head.cache is not None
-        return self.head.cache
 
     @abstractmethod
     def receive(

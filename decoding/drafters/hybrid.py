@@ -130,7 +130,7 @@ class HybridDrafter(Drafter):
         for slot, (planned, num_by_model) in enumerate(zip(rows.num_draft_tokens, nums_by_model, strict=True)):
             if planned and planned == num_by_model and rows.extension_limits[slot].max_tokens:
                 by_model = tokens[slot][:planned]
-                extension = self._lookup.continue_draft(slot, by_model, rows.extension_limits[slot], rows.verification)
+                extension = self._lookup.continue_draft(slot, by_model, rows.extension_limits[slot], rows.rule)
                 self._extensions[slot] = (planned, extension)
                 if extension.tokens:
                     found[slot] = [*by_model, *extension.tokens]

@@ -15,7 +15,6 @@ from typing import ClassVar, Self
 
 import torch
 
-from decoding.cache.kv_cache import KVCache
 from decoding.device import to_device
 from decoding.drafters.base import swap_entries
 from decoding.drafters.idle_rounds import IdleRounds
@@ -92,7 +91,7 @@ class MappedDrafter(StepwiseDrafter):
 
     def __init__(self, draft: MappedDraft, num_slots: int, max_model_len: int) -> None:
         """Allocate a cache of `max_model_len` tokens of the draft for each slot, or of as many as it sees."""
-        super().__init__(num_slots, max_model_len, draft.model.device)
+        super().__init__(draft.model, num_slots, max_model_len)
         self.model = draft.model
         self._vocabulary = draft.vocabulary
         self._draft_ids_V = to_device(draft.vocabulary.draft_ids_V, self.model.device, torch.int64)
@@ -100,11 +99,6 @@ class MappedDrafter(StepwiseDrafter):
         self._rows: dict[int, _Row] = {}  # by slot
         self._idle_rounds = IdleRounds()
         self.model.allocate(num_slots, max_model_len)
-
-    @property
-    def _cache(self) -> KVCache:
-        assert self.model.cache is not None
-        return self.model.cache
 
     @property
     def weights(self) -> LiveWeights:
@@ -118,12 +112,11 @@ class MappedDrafter(StepwiseDrafter):
 
     def begin(self, slot: int, donor: int | None, num_shared: int) -> None:
         """Copy the donor's tokens; which of them the new row has is known when its text is read."""
-        self._renew_slot(slot)
-        held = self._rows.get(slot if donor is None else donor)
-        row = _Row(RetokenizedText(self._vocabulary))
-        if donor is not None and held is not None:
-            row.cached = held.cached[: self._copy_slot(slot, donor, len(held.cached))]
-        self._rows[slot] = row
+        cached = [] if donor is None else self._row(donor).cached
+        if donor is not None:
+            self.slots.num_known[donor] = len(cached)
+        super().begin(slot, donor, len(cached))
+        self._rows[slot] = _Row(RetokenizedText(self._vocabulary), cached[: self.slots.num_known[slot]])
 
     def prefill(self, slots: Seq[int], prompts: Seq[Seq[int]]) -> None:
         """Read the prompts' texts, all but the last token of each, unless drafts are rare: then the next draft does."""
@@ -140,15 +133,16 @@ class MappedDrafter(StepwiseDrafter):
         self._idle_rounds.rest()
 
     def swap(self, first: int, second: int) -> None:
-        self._swap_slots(first, second, self._row(first).num_positions, self._row(second).num_positions)
+        for slot in (first, second):
+            self.slots.num_known[slot] = self._row(slot).num_positions
+        super().swap(first, second)
         swap_entries(self._rows, first, second)
 
     def reset(self, slot: int) -> None:
-        """Clear the slot's keys and values: a NaN in a masked position would spoil all later logits (0 * NaN)."""
-        self._cache.zero(slot)
+        """Clear the slot's keys and values; the row's text in the draft's tokens stays."""
+        super().reset(slot)
         row = self._row(slot)
         row.cached, row.num_guesses = [], 0
-        self.is_finite_S[slot] = True
 
     def _limits(self, rows: Rows) -> list[int]:
         """Return how many tokens each row may draft, and write the texts of those that may in the draft's tokens."""

@@ -11,12 +11,11 @@ from collections.abc import Sequence as Seq
 
 import torch
 
-from decoding.cache.kv_cache import KVCache
 from decoding.device import to_device
 from decoding.drafters.base import Drafter
-from decoding.sampling.distribution import keep_best, probabilities, process_logits
+from decoding.drafters.slot_book import Cached, SlotBook
 from decoding.sampling.rows import Rows
-from decoding.sampling.verify import Draft, draw_draft
+from decoding.sampling.verify import Draft
 
 
 class StepwiseDrafter(Drafter):
@@ -24,21 +23,15 @@ class StepwiseDrafter(Drafter):
 
     has_model = True
 
-    def __init__(self, num_slots: int, max_len: int, device: torch.device, most_candidates: int = 0) -> None:
-        """Draft for rows of up to `max_len` tokens.
+    def __init__(self, draft: Cached, num_slots: int, max_len: int, most_candidates: int = 0) -> None:
+        """Draft for rows of up to `max_len` tokens with a model or head, whose cache is allocated behind this.
 
         Unless verification is coupled, a token is drawn from the `most_candidates` best ones (0: from all), and the
         stated distribution says so. That bounds the size of the distribution for a drafter that must send it to another
         process.
         """
         self._max_len, self._most_candidates = max_len, most_candidates
-        # A slot with a value that is not finite drafts nothing.
-        self.is_finite_S = torch.ones(num_slots, dtype=torch.bool, device=device)
-
-    @property
-    @abstractmethod
-    def _cache(self) -> KVCache:
-        """The draft's own keys and values."""
+        self.slots = SlotBook(draft, num_slots)
 
     @property
     def max_len(self) -> int:
@@ -61,31 +54,17 @@ class StepwiseDrafter(Drafter):
     def _begin_round(self, rows: Rows, limits: Seq[int]) -> None:
         """Learn how many tokens each row will draft. Called in rounds without a draft, too."""
 
-    def _renew_slot(self, slot: int) -> None:
-        """Make a slot fit for another row: no value that is not finite stays where the row could meet it."""
-        if self._cache.hides_unwritten:  # and the device need not be asked
-            self.is_finite_S[slot] = True
-        elif not self.is_finite_S[slot]:
-            self.reset(slot)
+    def begin(self, slot: int, donor: int | None, num_shared: int) -> None:
+        """Copy the donor's prefix, as far as it is known and finite."""
+        self.slots.begin(slot, donor, num_shared)
 
-    def _copy_slot(self, slot: int, donor: int, length: int) -> int:
-        """Copy the first positions of another slot, or keep those of the same one; return how many: 0 if not finite."""
-        if length and self._cache.hides_unwritten:  # a copy that is not finite is a guess that is rejected
-            self.is_finite_S[slot] = self.is_finite_S[donor]
-        elif length and not (self.is_finite_S[donor] and self._cache.is_finite(donor, length)):
-            length = 0
-        if length and donor != slot:
-            self._cache.copy(donor, slot, length)
-        return length
+    def swap(self, first: int, second: int) -> None:
+        """Exchange keys and values."""
+        self.slots.swap(first, second)
 
-    def _swap_slots(self, first: int, second: int, first_length: int, second_length: int) -> None:
-        """Exchange keys and values: all positions if some values are not finite, so that none of those stays behind."""
-        is_known = self._cache.hides_unwritten or bool(self.is_finite_S[[first, second]].all())
-        lengths = (first_length, second_length) if is_known else (self._cache.num_positions + 1,) * 2
-        self._cache.swap(first, second, *lengths)
-        kept = self.is_finite_S[first].clone()
-        self.is_finite_S[first] = self.is_finite_S[second]
-        self.is_finite_S[second] = kept
+    def reset(self, slot: int) -> None:
+        """Clear the slot's keys and values."""
+        self.slots.clear(slot)
 
     def _limits(self, rows: Rows) -> list[int]:
         """Return how many tokens each row may draft."""
@@ -98,7 +77,7 @@ class StepwiseDrafter(Drafter):
         """Draft tokens, and unless coupled state what each was drawn from; none for rows beyond the draft's context."""
         limits = self._limits(rows)
         self._begin_round(rows, limits)
-        keys_B = rows.sampling.keys_B
+        keys_B, is_finite_S = rows.sampling.keys_B, self.slots.is_finite_S
         drafted_BK = keys_B.new_zeros(len(limits), max(limits))
         if not any(limits):
             return Draft(drafted_BK, torch.zeros_like(keys_B), max_draft_tokens_B=tuple(limits))
@@ -116,38 +95,20 @@ class StepwiseDrafter(Drafter):
                 logits_N1V = self._first_logits(part, stepping, set(still_drafting))
             else:
                 logits_N1V = self._next_logits(step, part, stepping, set(still_drafting), drafted_NK[:, step - 1])
-            drafted_before_NK = drafted_NK[:, :step]
-            if rows.verification != "coupled":
-                if part.have_limits:
-                    is_sound_N = logits_N1V.amax((1, 2)).isfinite()
-                if part.have_grammars:
-                    still_to_draft = [limits[slot] - step - 1 for slot in stepping]
-                    logits_N1V = part.masked(logits_N1V, drafted_before_NK, step, still_to_draft)
-                scores_N1V = process_logits(logits_N1V, part.sampling, part.history(drafted_before_NK, step, 1))
-                scores_N1V = keep_best(scores_N1V, self._most_candidates)
-                is_finite_N = scores_N1V.amax((1, 2)).isfinite()
-                lengths_N = part.positions(0, 1)[:, 0]
-                tokens_N = draw_draft(scores_N1V, part.sampling, part.positions(step, 1), lengths_N)[:, 0]
-                probs_NV = probabilities(scores_N1V, part.sampling)[:, 0]
-                probs.append(probs_NV.new_zeros(len(limits), probs_NV.shape[1]).index_copy_(0, index_N, probs_NV))
-            else:
-                picks = part.pick(logits_N1V, drafted_before_NK, step)
-                if part.have_limits:
-                    is_forbidding = part.sampling.forbidden is not None
-                    is_sound_N = logits_N1V.amax((1, 2)).isfinite() if is_forbidding else picks.is_finite_BJ[:, 0]
-                if part.have_grammars:
-                    may_draft = [limits[slot] > step for slot in stepping]
-                    picks = part.only_allowed(picks, logits_N1V, drafted_before_NK, may_draft)
-                is_finite_N, tokens_N = picks.is_finite_BJ[:, 0], picks.token_ids_BJ[:, 0]
-            is_finite_N = is_finite_N & self.is_finite_S[index_N]
+            num_left = [limits[slot] - step for slot in stepping]
+            drawn = rows.rule.draw(part, logits_N1V, drafted_NK[:, :step], num_left, self._most_candidates)
+            if drawn.probs_NV is not None:
+                probs_BV = drawn.probs_NV.new_zeros(len(limits), drawn.probs_NV.shape[1])
+                probs.append(probs_BV.index_copy_(0, index_N, drawn.probs_NV))
+            is_finite_N = drawn.is_finite_N & is_finite_S[index_N]
             if part.have_limits:
-                self.is_finite_S[index_N] &= is_sound_N
+                is_finite_S[index_N] &= drawn.is_sound_N
                 is_finite_N &= can_go_on_B[index_N]
                 can_go_on_B[index_N] = is_finite_N
             else:
-                self.is_finite_S[index_N] = is_finite_N
+                is_finite_S[index_N] = is_finite_N
             num_finite_B.index_add_(0, index_N, is_finite_N.long())
-            drafted_BK[index_N, step] = tokens_N
+            drafted_BK[index_N, step] = drawn.token_ids_N
         return Draft(
             drafted_BK,
             # Drop only tokens drawn after a value that is not finite: to drop a token because of itself would bias.

@@ -26,7 +26,8 @@ from decoding.drafters.base import Drafter, allowed_part, swap_entries
 from decoding.drafters.known_texts import KnownByScope, KnownTexts
 from decoding.drafters.ngram import point_masses
 from decoding.sampling.rows import ExtensionLimit, Rows
-from decoding.sampling.verify import Draft, Verification
+from decoding.sampling.rules import Rule
+from decoding.sampling.verify import Draft
 from decoding.sequence import Sequence
 
 SIZES = (12, 6, 3, 2, 1)  # tokens of context, longest first
@@ -104,9 +105,9 @@ class SuffixDrafter(Drafter):
             writer.offer = None
             self._learn_output(writer)
 
-    def continue_draft(self, slot: int, drafted: list[int], limit: ExtensionLimit, verification: Verification) -> Offer:
+    def continue_draft(self, slot: int, drafted: list[int], limit: ExtensionLimit, rule: Rule) -> Offer:
         """Look up what follows the row's tokens and a draft by another source, if all of it is accepted."""
-        return self._look_up(self._writers[slot], drafted, limit, verification)
+        return self._look_up(self._writers[slot], drafted, limit, rule)
 
     def learn_acceptance(self, slot: int, offer: Offer, num_drafted: int, num_accepted: int) -> None:
         """Learn how many of the first `num_drafted` tokens were accepted that the row in this slot was offered."""
@@ -122,14 +123,14 @@ class SuffixDrafter(Drafter):
             writer = self._writers[slot]
             if writer.offer is None and limit:
                 self._learn_output(writer)  # of rounds that it was not asked in
-                writer.offer = self._look_up(writer, [], ExtensionLimit(limit, _MIN_SURVIVAL), rows.verification)
+                writer.offer = self._look_up(writer, [], ExtensionLimit(limit, _MIN_SURVIVAL), rows.rule)
             offers.append(writer.offer or Offer())
         return offers
 
-    def _look_up(self, writer: _Writer, drafted: list[int], limit: ExtensionLimit, verification: Verification) -> Offer:
+    def _look_up(self, writer: _Writer, drafted: list[int], limit: ExtensionLimit, rule: Rule) -> Offer:
         offer = Offer()
         known = self._known.of(writer.sequence.scope.texts)
-        if verification != "coupled" and known.continuations.holds_another(writer.sequence.noise_key, writer.number):
+        if rule.text_depends_on_draft and known.continuations.holds_another(writer.sequence.noise_key, writer.number):
             return offer
         window, survival = (writer.tokens[-SIZES[0] :] + drafted)[-SIZES[0] :], 1.0
         for _ in range(limit.max_tokens):

@@ -12,7 +12,7 @@ import torch
 
 from decoding.fused.live_weights import LiveWeights
 from decoding.pace.recent_drafts import ROUNDS, RecentDrafts
-from decoding.sampling.verify import Verification
+from decoding.sampling.rules import Rule
 
 _FEWEST_BEFORE = 50  # rounds of the draft before, without which nothing can be compared
 _LEAST_SHARE = 0.5  # of the acceptance before
@@ -41,7 +41,7 @@ class DraftInUse:
 
     def __init__(
         self,
-        verification: Verification,
+        rule: Rule,
         recent_drafts: Callable[[], Iterable[RecentDrafts]],
         live_weights: Callable[[], LiveWeights],
         forget: Callable[[], None],
@@ -52,7 +52,7 @@ class DraftInUse:
         drops what was computed and learned with a draft whose weights are replaced.
         """
         self.version = 0
-        self._verification = verification
+        self._rule = rule
         self._recent_drafts, self._live_weights, self._forget = recent_drafts, live_weights, forget
         self._predecessor: _Predecessor | None = None
         self._rollbacks: deque[DraftRollback] = deque()  # that were not taken yet
@@ -95,9 +95,9 @@ class DraftInUse:
         return self._rollbacks.popleft() if self._rollbacks else None
 
     def _refuse_dependent_text(self) -> None:
-        if self._verification != "coupled":
+        if self._rule.text_depends_on_draft:
             raise ValueError(
-                f"engine.verification is {self._verification!r}, under which the text depends on the draft, so "
+                f"engine.verification is {self._rule.name!r}, under which the text depends on the draft, so "
                 "the draft stays; only under 'coupled' it may be replaced"
             )
 

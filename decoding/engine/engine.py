@@ -1,4 +1,4 @@
-"""Engine: sequences in, finished sequences out. What happens to them in between is in `decoding/engine/lane.py`.
+"""Engine: sequences in, finished sequences out. What happens to them in between is in `decoding/engine/round.py`.
 
 An engine has one lane, or several where another process drafts or verifies: each goes on while others wait.
 
@@ -30,6 +30,7 @@ from decoding.grammar.grammars import Grammars
 from decoding.network.target import SlotsLostError, Target
 from decoding.pace.cost_table import CostTable
 from decoding.pace.schedule import AdaptiveSchedule, FixedSchedule
+from decoding.sampling.rules import RULES
 from decoding.sampling_params import SamplingParams
 from decoding.scoring.scorer import Scorer
 from decoding.scoring.text import ScoredText
@@ -74,7 +75,7 @@ class Engine:
         self._earlier_round_seconds = 0.0  # of lanes that are gone
         self.lanes = self._make_lanes(pairs, costs)
         self._draft = DraftInUse(
-            options.verification,
+            RULES[options.verification],
             lambda: [lane.schedule.recent_drafts for lane in self.lanes],
             self._live_weights,
             self._forget_draft,
@@ -168,7 +169,7 @@ class Engine:
                     num_slots=num_slots,
                     max_model_len=self.max_model_len,
                     max_prefill_tokens=-(-budget // len(slots)),
-                    verification=self.options.verification,
+                    rule=RULES[self.options.verification],
                 )
             )
         return lanes
@@ -328,7 +329,7 @@ class Engine:
     @property
     def round_seconds(self) -> float:
         """Seconds spent in rounds: drafting, scoring, verifying and committing, not reading prompts."""
-        return self._earlier_round_seconds + sum(lane.round_seconds for lane in self.lanes)
+        return self._earlier_round_seconds + sum(lane.rounds.seconds for lane in self.lanes)
 
     def step(self) -> list[Sequence]:
         """Read a chunk of what waits, advance the rows that can run by one round at most, and return the finished ones.
@@ -444,7 +445,7 @@ def _measured(parts: Parts, options: EngineOptions) -> tuple[list[tuple[Target, 
         parts.target.hand_out(drafter.tap)
         costs = measure_costs(parts.target, parts.draft, slots[0], most)
         timed_drafter = drafter if parts.draft is not None else None
-        costs = with_overhead(costs, parts.target, timed_drafter, slots[0], most, options.verification)
+        costs = with_overhead(costs, parts.target, timed_drafter, slots[0], most, RULES[options.verification])
         if drafter.is_remote:
             costs = with_remote_drafts(costs, drafter, parts.target.device, slots[0], most)
     pairs = [(parts.target_of(lane), parts.make_drafter(lane, num_slots)) for lane, num_slots in enumerate(slots)]

@@ -13,6 +13,7 @@ from decoding.engine.lane import Lane
 from decoding.network.language_model import LanguageModel
 from decoding.network.target import Target, once_more
 from decoding.pace.schedule import FixedSchedule
+from decoding.sampling.rules import COUPLED
 from decoding.sampling_params import SamplingParams
 from decoding.sequence import Sequence
 from decoding.vocabulary.vocabulary_map import VocabularyMap
@@ -58,7 +59,7 @@ def _text_of(target: Target) -> list[int]:
         num_slots=_NUM_ROWS,
         max_model_len=num_tokens + 2,
         max_prefill_tokens=_NUM_ROWS,
-        verification="coupled",
+        rule=COUPLED,
     )
     while not all(text.is_finished for text in texts):
         lane.advance(_NUM_ROWS)

@@ -17,7 +17,7 @@ import torch
 
 from decoding.cache.features import FeatureTap
 from decoding.cache.kv_cache import KVCache
-from decoding.device import to_device
+from decoding.device import seconds_of, to_device
 from decoding.drafters.base import Drafter
 from decoding.drafters.ngram import point_masses
 from decoding.engine.lane import Lane
@@ -25,7 +25,8 @@ from decoding.network.target import LocalTarget, Target
 from decoding.pace.cost_table import CostTable
 from decoding.pace.schedule import FixedSchedule
 from decoding.sampling.rows import Rows, sampling_batch
-from decoding.sampling.verify import Draft, Verification
+from decoding.sampling.rules import COUPLED, Rule
+from decoding.sampling.verify import Draft
 from decoding.sampling_params import SamplingParams
 from decoding.sequence import Sequence
 
@@ -79,9 +80,9 @@ def with_overhead(
     drafter: Drafter | None,
     num_slots: int,
     num_draft_tokens: int,
-    verification: Verification,
+    rule: Rule,
 ) -> CostTable:
-    """Add the engine's own time to the table, for a lane of `num_slots` rows under `verification`.
+    """Add the engine's own time to the table, for a lane of `num_slots` rows under a rule.
 
     It is what is left of a round when the target's forward takes none: a lane over a stand-in, which hands out the same
     logits at once, spends its rounds on distributions, noise, verification and counting. Its sampling is plain
@@ -104,13 +105,9 @@ def with_overhead(
             num_slots=num_slots,
             max_model_len=_MAX_MODEL_LEN,
             max_prefill_tokens=num_slots,  # all prompts at once: each has one token
-            verification=verification,
+            rule=rule,
         )
-        times = []
-        for _ in range(_ROUND_REPEATS + 1):
-            started = time.perf_counter()
-            lane.advance(num_slots)
-            times.append(time.perf_counter() - started)
+        times = [seconds_of(lambda: lane.advance(num_slots), target.device) for _ in range(_ROUND_REPEATS + 1)]
         return min(times[1:])  # the first one admits
 
     plain, widest = (measure(_Zeros(n)) for n in (0, num_draft_tokens))
@@ -170,7 +167,7 @@ def _draft_seconds(target: Target, draft: TimedDraft, num_rows: int) -> float:
 def _remote_seconds(drafter: Drafter, sequences: Seq[Sequence], length: int, device: torch.device) -> float:
     """Time a draft of `length` tokens for each of these rows; infinity if none came."""
     sampling = sampling_batch(tuple(sequences), frozenset(), device)
-    rows = Rows(tuple(sequences), sampling, (length,) * len(sequences), "coupled", (False,) * len(sequences))
+    rows = Rows(tuple(sequences), sampling, (length,) * len(sequences), COUPLED, (False,) * len(sequences))
     started = time.perf_counter()
     drafter.ask(rows)
     draft = drafter.propose(rows)

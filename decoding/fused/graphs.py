@@ -9,7 +9,6 @@ Shapes: B rows, T tokens of each, N tokens in all, J wanted positions of each ro
 """
 
 import weakref
-from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -17,10 +16,10 @@ import torch
 
 from decoding.cache.features import Features
 from decoding.cache.kv_cache import LENGTH_BUCKET, KVCache, Packing, Plan
-from decoding.fused.recording import Recorder, Recording, record_if_possible
+from decoding.fused.recordings import Key, Recorder, Recordings
+from decoding.fused.rounding import rounded
 
 _MAX_TOKENS = 16  # of a row; a forward with more is a prefill, which keeps a GPU busy by itself
-_MAX_GRAPHS = 256
 
 
 @dataclass(frozen=True)
@@ -41,13 +40,12 @@ class ForwardGraphs:
     """The recordings of one network over one cache at a time."""
 
     def __init__(self, forward: Forward, record: Recorder) -> None:
-        """Use `record` (see `cuda_recorder` in recording.py) to make recordings of `forward`."""
-        self._forward, self._record = forward, record
+        """Use `record` (see `cuda_recorder` in recordings.py) to make recordings of `forward`."""
+        self._forward = forward
         self._cache: weakref.ref[KVCache] | None = None
-        self._shapes: OrderedDict[tuple[int | bool, ...], _Shape] = OrderedDict()  # the most recently used at the end
+        self.recordings = Recordings[_Shape](record, "forwards")
         # Shared by the recordings: outputs of their own would take too much memory.
         self._logits = self._features = torch.empty(0, 0)
-        self._works = True
 
     def run(self, inputs: Inputs, cache: KVCache) -> torch.Tensor:
         """Run a forward; return logits [B * J, V], which are valid until the next one.
@@ -56,79 +54,61 @@ class ForwardGraphs:
         """
         num_rows, num_tokens = inputs.plan.positions_BT.shape
         num_wanted = inputs.wanted_BJ.shape[1]
-        if not self._works or not num_wanted or num_tokens > _MAX_TOKENS:
+        if self.recordings.record is None or not num_wanted or num_tokens > _MAX_TOKENS:
             return self._forward(inputs, cache)
         if self._cache is None or self._cache() is not cache:  # the recordings have the addresses of another cache
-            self._cache, self._shapes = weakref.ref(cache), OrderedDict()
-        shape = self._shape(inputs, cache)
+            self._cache = weakref.ref(cache)
+            self.recordings.forget()
+        key, make = _key_of(inputs, cache)
+        shape = self.recordings.inputs(key, make)
         shape.take(inputs)
         cache.use(shape.inputs.plan)
-        logits, features_NH = self._outputs_of(shape, cache)
-        if inputs.features is not None and features_NH is not None:
-            inputs.features.add(features_NH[: len(inputs.tokens_N)].clone())
+        logits = self.recordings.run(key, lambda: self._run(shape, cache))
+        if inputs.features is not None:
+            inputs.features.add(self._features[: len(inputs.tokens_N)].clone())
         return logits[: num_rows * num_wanted]
 
     def forget(self) -> None:
         """Drop all recordings, and give back their memory with the next `torch.cuda.empty_cache`."""
-        self._shapes.clear()
+        self.recordings.forget()
         self._logits = self._features = torch.empty(0, 0)
 
-    def _outputs_of(self, shape: "_Shape", cache: KVCache) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Return the shape's logits and features, padding included."""
-        num_tokens = len(shape.inputs.tokens_N)
-        if shape.recording is None and shape.was_run:
-            num_lines = shape.inputs.wanted_BJ.numel()
-            if len(self._logits) < num_lines or (shape.tap is not None and len(self._features) < num_tokens):
-                for other in self._shapes.values():  # which write to the smaller ones, and are recorded again
-                    other.recording = None
-                self._logits = _with_room(self._logits, num_lines, shape.logits_like)
-                self._features = _with_room(self._features, num_tokens, shape.features_like)
-            place, features_place = self._logits[:num_lines], self._features[:num_tokens]
-
-            def run() -> torch.Tensor:
-                logits, features_NH = self._forward_of(shape, cache)
-                if features_NH is not None:
-                    features_place.copy_(features_NH)
-                return place.copy_(logits)
-
-            shape.recording = record_if_possible(self._record, run, "forwards")
-            self._works = shape.recording is not None
-        if shape.recording is None:
-            shape.was_run = True
-            logits, features_NH = self._forward_of(shape, cache)
-            shape.logits_like = logits[:0]
-            if features_NH is not None:
-                shape.features_like = features_NH[:0]
-            return logits, features_NH
-        shape.recording.replay()
-        return shape.recording.output, None if shape.tap is None else self._features[:num_tokens]
-
-    def _forward_of(self, shape: "_Shape", cache: KVCache) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Run the shape's forward; return its logits and features."""
-        if shape.tap is None:
-            return self._forward(shape.inputs, cache), None
-        features = Features(shape.tap)
+    def _run(self, shape: "_Shape", cache: KVCache) -> torch.Tensor:
+        """Run the shape's forward; leave its features, and return its logits, padding included."""
+        features = None if shape.tap is None else Features(shape.tap)
         logits = self._forward(replace(shape.inputs, features=features), cache)
-        return logits, features.take()
+        if features is not None:
+            found_NH = features.take()
+            self._features = self._with_room(self._features, found_NH)
+            self._features[: len(found_NH)].copy_(found_NH)
+        self._logits = self._with_room(self._logits, logits)
+        return self._logits[: len(logits)].copy_(logits)
 
-    def _shape(self, inputs: Inputs, cache: KVCache) -> "_Shape":
-        plan = inputs.plan
-        num_rows, num_tokens = plan.positions_BT.shape
-        rounded_rows = min(_rounded(num_rows), cache.num_slots)
-        in_all = rounded_rows * num_tokens if plan.packing is None else _rounded(len(inputs.tokens_N))
-        visible = min(_rounded(-(-plan.num_visible // LENGTH_BUCKET)) * LENGTH_BUCKET, cache.num_positions)
-        num_wanted = inputs.wanted_BJ.shape[1]
-        key = (rounded_rows, num_tokens, in_all, num_wanted, visible, plan.slots_B is None, plan.packing is None)
-        if key not in self._shapes:
-            if len(self._shapes) >= _MAX_GRAPHS:
-                self._shapes.popitem(last=False)
-            self._shapes[key] = _Shape(inputs, rounded_rows, in_all, visible, cache.num_positions)
-        self._shapes.move_to_end(key)
-        return self._shapes[key]
+    def _with_room(self, lines: torch.Tensor, found: torch.Tensor) -> torch.Tensor:
+        """Return these lines if they are enough, else room for twice as many as were found.
+
+        They are never replaced while a shape is recorded, since it has been run before.
+        """
+        if len(lines) >= len(found):
+            return lines
+        self.recordings.record_anew()
+        return found.new_empty(2 * len(found), found.shape[1])
+
+
+def _key_of(inputs: Inputs, cache: KVCache) -> tuple[Key, Callable[[], "_Shape"]]:
+    """Return the rounded sizes of a forward, and what makes tensors of these sizes."""
+    plan = inputs.plan
+    num_rows, num_tokens = plan.positions_BT.shape
+    rounded_rows = min(rounded(num_rows), cache.num_slots)
+    in_all = rounded_rows * num_tokens if plan.packing is None else rounded(len(inputs.tokens_N))
+    visible = min(rounded(-(-plan.num_visible // LENGTH_BUCKET)) * LENGTH_BUCKET, cache.num_positions)
+    num_wanted = inputs.wanted_BJ.shape[1]
+    key = (rounded_rows, num_tokens, in_all, num_wanted, visible, plan.slots_B is None, plan.packing is None)
+    return key, lambda: _Shape(inputs, rounded_rows, in_all, visible, cache.num_positions)
 
 
 class _Shape:
-    """The input tensors of the forwards of one shape, and their recording."""
+    """The input tensors of the forwards of one shape."""
 
     def __init__(self, like: Inputs, num_rows: int, num_tokens: int, num_visible: int, spare: int) -> None:
         def padding(tensor: torch.Tensor, length: int, value: int = 0) -> torch.Tensor:
@@ -144,9 +124,6 @@ class _Shape:
             )
         self._spare = spare
         self._sizes: tuple[int, int] | None = None
-        self.was_run = False
-        self.logits_like = self.features_like = torch.empty(0, 0)
-        self.recording: Recording | None = None
         self.tap = None if like.features is None else like.features.tap
         self.inputs = Inputs(
             padding(like.tokens_N, num_tokens),
@@ -185,14 +162,3 @@ def _tensors(inputs: Inputs) -> list[torch.Tensor]:
     if plan.packing is not None:
         tensors += [plan.packing.packed_N, plan.packing.unpacked_BT, plan.packing.row_first]
     return tensors
-
-
-def _with_room(lines: torch.Tensor, num_lines: int, like: torch.Tensor) -> torch.Tensor:
-    """Return these lines if they are enough, else room for twice as many as are needed."""
-    return lines if len(lines) >= num_lines else like.new_empty(2 * num_lines, like.shape[1])
-
-
-def _rounded(number: int) -> int:
-    """Round up to one of four sizes between a power of two and the next."""
-    step = 1 << max(0, (number - 1).bit_length() - 3)
-    return -(-number // step) * step

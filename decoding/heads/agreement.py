@@ -18,6 +18,7 @@ from decoding.network.target import Target
 from decoding.sampling.asked import Stretch
 from decoding.sampling.judging import ScoreRequest
 from decoding.sampling.rows import Rows, sampling_batch
+from decoding.sampling.rules import COUPLED
 from decoding.sampling.verify import Draft
 from decoding.sampling_params import SamplingParams
 from decoding.sequence import Sequence
@@ -60,7 +61,7 @@ def _drawn(target: Target, num_tokens: int) -> list[list[int]]:
     first = torch.randint(target.vocab_size, (_NUM_ROWS,), generator=torch.Generator().manual_seed(0)).tolist()
     params = SamplingParams(max_tokens=num_tokens - 1, seed=0, ignore_eos=True)
     texts = tuple(Sequence.create([token], params, row=row) for row, token in enumerate(first))
-    rows = Rows(texts, sampling_batch(texts, frozenset(), target.device), (0,) * _NUM_ROWS, "coupled")
+    rows = Rows(texts, sampling_batch(texts, frozenset(), target.device), (0,) * _NUM_ROWS, COUPLED)
     keys_B = rows.sampling.keys_B
     nothing = Draft(keys_B.new_zeros(_NUM_ROWS, 0), torch.zeros_like(keys_B), max_draft_tokens_B=(0,) * _NUM_ROWS)
     for _ in range(num_tokens - 1):

@@ -13,7 +13,6 @@ heads, G KV heads, D vocabulary of the head (or size of an attention head), V th
 head, X any number of features.
 """
 
-import time
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 from typing import Any
@@ -22,7 +21,7 @@ import torch
 from torch.nn.functional import embedding, pad, rms_norm
 
 from decoding.cache.kv_cache import KVCache, Packing, Plan
-from decoding.device import synchronize, to_device
+from decoding.device import seconds_of, to_device
 from decoding.fused.attention import SlotAttention, TorchAttention, Window, attention_here
 from decoding.fused.layers import Norm
 from decoding.fused.linear import KernelLinear
@@ -193,11 +192,8 @@ class DFlashHead(SlotHead):
         assert self.cache is not None
         start = timed_start(self.cache.num_positions, self.block_size)
         newest_N = torch.zeros(num_rows, dtype=torch.int64, device=self.device)
-        synchronize(self.device)
-        started = time.perf_counter()
-        self.fill_in(newest_N, [start] * num_rows, range(num_rows), self.block_tokens)
-        synchronize(self.device)
-        return time.perf_counter() - started
+        fed = newest_N, [start] * num_rows, range(num_rows), self.block_tokens
+        return seconds_of(lambda: self.fill_in(*fed), self.device)
 
     @property
     def _is_cut(self) -> bool:

@@ -7,7 +7,6 @@ Shapes: B rows, N pairs in all or some of them, H hidden size, D vocabulary of t
 number of features.
 """
 
-import time
 from collections.abc import Sequence as Seq
 from typing import Any
 
@@ -15,7 +14,7 @@ import torch
 from torch.nn.functional import embedding
 
 from decoding.cache.kv_cache import Packing
-from decoding.device import synchronize, to_device
+from decoding.device import seconds_of, to_device
 from decoding.fused.attention import Window, attention_here
 from decoding.fused.layers import Norm
 from decoding.heads.networks.eagle3_network import Eagle3Network
@@ -110,11 +109,8 @@ class Eagle3Head(SlotHead):
         start = timed_start(self.cache.num_positions, num_tokens)
         tokens_N = torch.zeros(num_rows * num_tokens, dtype=torch.int64, device=self.device)
         states_NH = torch.zeros(len(tokens_N), self.hidden_size, dtype=self.dtype, device=self.device)
-        synchronize(self.device)
-        started = time.perf_counter()
-        self.logits(self.read(tokens_N, states_NH, [start] * num_rows, [num_tokens] * num_rows, range(num_rows)))
-        synchronize(self.device)
-        return time.perf_counter() - started
+        fed = tokens_N, states_NH, [start] * num_rows, [num_tokens] * num_rows, range(num_rows)
+        return seconds_of(lambda: self.logits(self.read(*fed)), self.device)
 
     @property
     def _windowed(self) -> Window | None:

@@ -4,7 +4,6 @@ Shapes: B rows, T tokens, J positions whose logits are wanted, V vocabulary.
 """
 
 import os
-import time
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
 from copy import copy
@@ -19,10 +18,10 @@ from decoding.cache.features import Features, FeatureTap, check_layer_ids
 from decoding.cache.kv_cache import KVCache, Packing, Plan
 from decoding.cache.prefill import Piece, batches, may_join_batch
 from decoding.checkpoint.loading import DType, load_network
-from decoding.device import Device, synchronize, to_device
+from decoding.device import Device, seconds_of, to_device
 from decoding.fused.graphs import ForwardGraphs
 from decoding.fused.live_weights import LiveWeights
-from decoding.fused.recording import cuda_recorder
+from decoding.fused.recordings import cuda_recorder
 from decoding.network.layer_hooks import layers_to_read
 from decoding.network.slot_network import Exact, SlotNetwork
 from decoding.network.target import LocalTarget, timed_start
@@ -248,11 +247,8 @@ class LanguageModel(SlotNetwork, LocalTarget):
         start = timed_start(self.cache.num_positions, num_tokens)
         tokens_BT = torch.zeros(num_rows, num_tokens, dtype=torch.int64, device=self.device)
         every_BT = torch.arange(num_tokens, device=self.device).expand(num_rows, -1)
-        synchronize(self.device)
-        started = time.perf_counter()
-        self._read([start] * num_rows, tokens_BT, every_BT, None, None, self._features())
-        synchronize(self.device)
-        return time.perf_counter() - started
+        fed = [start] * num_rows, tokens_BT, every_BT, None, None, self._features()
+        return seconds_of(lambda: self._read(*fed), self.device)
 
     def _call(self, fed_BT: torch.Tensor, positions_BT: torch.Tensor, **kwargs: Any) -> torch.Tensor:
         logits_BJV: torch.Tensor = self.network(input_ids=fed_BT, position_ids=positions_BT, **kwargs).logits

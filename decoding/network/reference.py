@@ -21,7 +21,9 @@ from decoding.sampling.forbidden import why_nothing_follows
 from decoding.sampling.judging import verify_rows
 from decoding.sampling.picks import pick_plain
 from decoding.sampling.rows import Rows, sampling_batch
-from decoding.sampling.verify import BatchVerdict, Draft
+from decoding.sampling.rules import COUPLED
+from decoding.sampling.verdicts import Verdicts
+from decoding.sampling.verify import Draft
 from decoding.sequence import Sequence, TokenLogprobs
 
 
@@ -74,11 +76,11 @@ class Reference:
             output = self._network(input_ids=self._tokens(fed), past_key_values=cache, use_cache=True)
             cache = output.past_key_values
             logits_V = output.logits[0, -1]
-            verdict, is_finite = self._verdict(sequence, logits_V)
+            verdict = self._verdict(sequence, logits_V)
             if verdict.first_close_call_B.item() == 0:
                 logits_V = self._logits(sequence.token_ids)
-                verdict, is_finite = self._verdict(sequence, logits_V)
-            if not is_finite:
+                verdict = self._verdict(sequence, logits_V)
+            if not verdict.is_finite_B.item():
                 stop_ids = sequence.stop_ids(self._eos_token_ids)
                 return sequence.fail(why_nothing_follows(sequence, (), len(logits_V), stop_ids))
             fed = [int(verdict.next_token_B.item())]
@@ -98,14 +100,13 @@ class Reference:
         if sequence.params.structured is not None and sequence.matcher is None and self._grammars is not None:
             sequence.matcher = self._grammars.forward_matcher(sequence.params.structured)
         sampling = sampling_batch((sequence,), self._eos_token_ids, self._network.device)
-        return Rows((sequence,), sampling, (0,), "coupled")
+        return Rows((sequence,), sampling, (0,), COUPLED)
 
-    def _verdict(self, sequence: Sequence, logits_V: torch.Tensor) -> tuple[BatchVerdict, bool]:
+    def _verdict(self, sequence: Sequence, logits_V: torch.Tensor) -> Verdicts:
         rows = self._rows(sequence)
         nothing_10 = rows.sampling.keys_B.new_zeros(1, 0)
         draft = Draft(nothing_10, torch.zeros_like(rows.sampling.keys_B))
-        verdict, is_finite_1 = verify_rows(rows, draft, nothing_10, 0, logits_V[None, None], self._close_call)
-        return verdict, bool(is_finite_1.item())
+        return verify_rows(rows, draft, nothing_10, 0, logits_V[None, None], self._close_call)
 
 
 def _logprobs(logits_V: torch.Tensor, token_id: int, num_top: int | None) -> list[TokenLogprobs]:

@@ -14,9 +14,10 @@ import torch
 from decoding.cache.features import FeatureTap
 from decoding.device import name_of, to_device
 from decoding.sampling.asked import Stretch, asked_logprobs, in_forwards
-from decoding.sampling.judging import DeviceVerdicts, RowVerdict, ScoreRequest, decide, judge
+from decoding.sampling.judging import ScoreRequest, decide, judge
 from decoding.sampling.masks_beside import MasksBeside
 from decoding.sampling.rows import Rows
+from decoding.sampling.verdicts import RowVerdict, SentVerdicts
 from decoding.sequence import TokenLogprobs
 
 _TIMED_START = 64  # positions
@@ -163,7 +164,7 @@ class LocalTarget(ABC):
     def plain_logits(self, token_ids: Seq[int]) -> torch.Tensor:
         """Return logits [V] after these tokens from one forward without a cache: a function of the tokens alone."""
 
-    def score(self, request: ScoreRequest) -> DeviceVerdicts:
+    def score(self, request: ScoreRequest) -> SentVerdicts:
         """Judge a draft, as `Target.score` says; the forward is done, or queued on the device, when this returns."""
         if request.rows.have_grammars:
             request.draft_on_host  # noqa: B018 - read now: behind the forward the copy would wait for it

@@ -3,24 +3,23 @@
 A `ScoreRequest` may be sent to another process, which has the target's last layers. Of the rows' sequences that process
 needs the lengths and, for penalties, the tokens.
 
-Shapes: B rows, K drafted tokens, J = K + 1 positions, V vocabulary, C columns.
+Shapes: B rows, K drafted tokens, J = K + 1 positions, V vocabulary.
 """
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import NamedTuple
+from functools import cached_property, partial
 
 import torch
 
 from decoding.device import to_device
-from decoding.sampling.distribution import process_logits
 from decoding.sampling.logprobs import RoundLogprobs
 from decoding.sampling.rows import Rows
 from decoding.sampling.token_masks import NO_MASKS, TokenMasks
-from decoding.sampling.verify import BatchVerdict, Draft, verify_coupled, verify_rejection
-from decoding.sequence import Sequence, TokenLogprobs
+from decoding.sampling.verdicts import RowVerdict, SentVerdicts, Verdicts
+from decoding.sampling.verify import Draft
+from decoding.sequence import Sequence
 
 # The batch's shape changes float32 logits by about 1e-6 of their size. Where the two best candidates lie nearer than
 # this (in logits of a size up to 10), rounding could decide, so the row is scored again alone.
@@ -83,87 +82,6 @@ class ScoreRequest:
         return [1 + limit for limit in self.draft.max_draft_tokens_B]
 
 
-class RowVerdict(NamedTuple):
-    """What the target decided about one row's draft. If the logits are not finite, nothing else has a meaning.
-
-    `first_close_call` is the first position where rounding could decide, or the number of positions if there is none.
-    """
-
-    num_accepted: int
-    next_token: int
-    first_close_call: int
-    is_finite: bool  # whether the logits are numbers
-    num_drafted: int
-    draft_token_ids: list[int]  # K token ids; those past num_drafted are padding
-    logprobs: list[TokenLogprobs]  # of the accepted tokens and the next one, if the request asked for them
-
-
-class DeviceVerdicts:
-    """The verdicts on all rows: computed, but perhaps still on their way from the device."""
-
-    is_ready = True  # result() waits for nothing but the device
-
-    def __init__(
-        self,
-        verdict: BatchVerdict,
-        is_finite_B: torch.Tensor,
-        draft: Draft,
-        logits_BJV: torch.Tensor,
-        num_logprobs: Seq[int | None],
-    ) -> None:
-        """Pack all numbers of the verdicts into one tensor, so that one copy brings them to the host."""
-        columns = (verdict.num_accepted_B, verdict.next_token_B, verdict.first_close_call_B, is_finite_B)
-        columns_BC = torch.stack([column.long() for column in (*columns, draft.num_draft_tokens_B)], dim=1)
-        columns_BC = torch.cat([columns_BC, draft.token_ids_BK], dim=1)
-        self._logprobs = RoundLogprobs(verdict, draft, logits_BJV, num_logprobs)
-        self._shape = columns_BC.shape
-        self._packed = torch.cat([columns_BC.flatten(), *self._logprobs.packed])
-
-    def result(self) -> list[RowVerdict]:
-        """Return one verdict for each row. Nothing else of a round is copied from the device to the host."""
-        packed, num_columns = self._packed.cpu(), self._shape.numel()
-        verdicts = []
-        for columns in packed[:num_columns].view(self._shape).tolist():
-            accepted, next_token, close_call, is_finite, num_drafted, *drafted = columns
-            verdicts.append(RowVerdict(accepted, next_token, close_call, bool(is_finite), num_drafted, drafted, []))
-        num_tokens = [verdict.num_accepted + 1 for verdict in verdicts]
-        for row, found in self._logprobs.of_rows(packed[num_columns:], num_tokens):
-            if verdicts[row].is_finite:
-                verdicts[row] = verdicts[row]._replace(logprobs=found)
-        return verdicts
-
-
-class CheckedVerdicts(DeviceVerdicts):
-    """Verdicts that were made without the masks of some rows, and are made again where a grammar forbids their tokens.
-
-    The best of all tokens is the best of those that a grammar allows, if it is one of them. So such a verdict stands as
-    it is, and to check its few tokens takes much less time than masks do.
-    """
-
-    def __init__(
-        self, judged: BatchVerdict, is_finite_B: torch.Tensor, request: ScoreRequest, logits_BJV: torch.Tensor
-    ):
-        """Take what was judged by these logits, without the masks of the rows in `Rows.checked_later`."""
-        super().__init__(judged, is_finite_B, request.draft, logits_BJV, request.num_logprobs)
-        self._request, self._logits_BJV = request, logits_BJV
-
-    def result(self) -> list[RowVerdict]:
-        """Return one verdict for each row."""
-        verdicts, request = super().result(), self._request
-        wrong = [row for row in request.rows.checked_later if not _stands(request.rows.sequences[row], verdicts[row])]
-        if not wrong:
-            return verdicts
-        part, logits_BJV = request.take(wrong), self._logits_BJV[to_device(wrong, self._logits_BJV.device)]
-        judged = verify_rows(part.rows, part.draft, part.draft.token_ids_BK, 0, logits_BJV, part.close_call)
-        again = DeviceVerdicts(*judged, part.draft, logits_BJV, part.num_logprobs).result()
-        for row, verdict in zip(wrong, again, strict=True):
-            sequence = request.rows.sequences[row]
-            assert sequence.matcher is not None, "only these are checked"
-            sequence.matcher.note_stray(len(sequence.output_token_ids))
-            verdicts[row] = verdict
-        return verdicts
-
-
 def _stands(sequence: Sequence, verdict: RowVerdict) -> bool:
     """Return whether a row's grammar allows what was decided without it."""
     matcher, next_token = sequence.matcher, verdict.next_token
@@ -173,19 +91,47 @@ def _stands(sequence: Sequence, verdict: RowVerdict) -> bool:
     return not verdict.is_finite or matcher.allows(sequence.output_token_ids, new)
 
 
-def judge(request: ScoreRequest, logits_BJV: torch.Tensor, masks: TokenMasks | None = None) -> DeviceVerdicts:
+def judge(request: ScoreRequest, logits_BJV: torch.Tensor, masks: TokenMasks | None = None) -> SentVerdicts:
     """Judge each row's draft by the target's logits: K drafted positions and the next one.
 
-    `masks` are those of all rows with a grammar, if they were computed beside the forward.
+    `masks` are those of all rows with a grammar, if they were computed beside the forward. Else some rows are judged
+    without theirs (`Rows.checked_later`), and again where a grammar forbids their tokens. The best of all tokens is the
+    best of those that a grammar allows, if it is one of them: to check a few tokens takes much less time than masks do.
     """
     draft, rows = request.draft, request.rows
-    is_checked = masks is None and bool(rows.checked_later)
+    recheck = partial(_check, request, logits_BJV) if masks is None and rows.checked_later else None
     if masks is None:
         masks = request.masks(among=rows.masked_first)  # a device is at work on the forward meanwhile
-    judged = verify_rows(rows, draft, draft.token_ids_BK, 0, logits_BJV, request.close_call, masks)
-    if is_checked:
-        return CheckedVerdicts(*judged, request, logits_BJV)
-    return DeviceVerdicts(*judged, draft, logits_BJV, request.num_logprobs)
+    verdicts = verify_rows(rows, draft, draft.token_ids_BK, 0, logits_BJV, request.close_call, masks)
+    return send(verdicts, draft, logits_BJV, request.num_logprobs, recheck)
+
+
+def send(
+    verdicts: Verdicts,
+    draft: Draft,
+    logits_BJV: torch.Tensor,
+    num_logprobs: Seq[int | None],
+    recheck: Callable[[list[RowVerdict]], None] | None = None,
+) -> SentVerdicts:
+    """Send verdicts to the host, with the log-probabilities of the rows that ask for as many likely tokens."""
+    logprobs = RoundLogprobs(verdicts, draft, logits_BJV, num_logprobs)
+    return SentVerdicts(verdicts.columns(draft.token_ids_BK, draft.num_draft_tokens_B), logprobs, recheck)
+
+
+def _check(request: ScoreRequest, logits_BJV: torch.Tensor, verdicts: list[RowVerdict]) -> None:
+    """Judge those rows again that were judged without masks and got tokens which their grammars forbid."""
+    sequences = request.rows.sequences
+    wrong = [row for row in request.rows.checked_later if not _stands(sequences[row], verdicts[row])]
+    if not wrong:
+        return
+    part, logits_BJV = request.take(wrong), logits_BJV[to_device(wrong, logits_BJV.device)]
+    judged = verify_rows(part.rows, part.draft, part.draft.token_ids_BK, 0, logits_BJV, part.close_call)
+    again = send(judged, part.draft, logits_BJV, part.num_logprobs).result()
+    for row, verdict in zip(wrong, again, strict=True):
+        matcher = sequences[row].matcher
+        assert matcher is not None, "only these are checked"
+        matcher.note_stray(len(sequences[row].output_token_ids))
+        verdicts[row] = verdict
 
 
 def decide(rows: Rows, accepted: Seq[int], logits_V: torch.Tensor, num_top: int | None) -> RowVerdict:
@@ -206,9 +152,9 @@ def _decided(rows: Rows, accepted: Seq[int], logits_V: torch.Tensor, num_top: in
     accepted_1K = to_device([list(accepted)], logits_V.device, torch.int64)
     nothing = Draft(accepted_1K[:, :0], torch.zeros_like(rows.sampling.keys_B))
     logits_11V = logits_V[None, None]
-    verdict, is_finite_1 = verify_rows(rows, nothing, accepted_1K, len(accepted), logits_11V)
-    (row_verdict,) = DeviceVerdicts(verdict, is_finite_1, nothing, logits_11V, [num_top]).result()
-    return row_verdict
+    verdicts = verify_rows(rows, nothing, accepted_1K, len(accepted), logits_11V)
+    (verdict,) = send(verdicts, nothing, logits_11V, [num_top]).result()
+    return verdict
 
 
 def verify_rows(
@@ -219,24 +165,12 @@ def verify_rows(
     logits_BJV: torch.Tensor,
     close_call: float = 0.0,
     masks: TokenMasks | None = None,
-) -> tuple[BatchVerdict, torch.Tensor]:
-    """Return the verdict on a draft by the rows' own rule, and which rows have finite logits [B].
+) -> Verdicts:
+    """Return the verdict on a draft by the rows' own rule.
 
     The draft begins `first` tokens behind each row's committed ones. `uncommitted_BK` are these tokens and the drafted
     ones: penalties count the tokens before a position. Without `masks` they are those of all rows.
     """
     if masks is None:
         masks = rows.masks(uncommitted_BK, first, logits_BJV.shape[1], draft.num_draft_tokens_B)
-    if rows.verification == "coupled":
-        picks = rows.pick(logits_BJV, uncommitted_BK, first, close_call, masks)
-        return verify_coupled(picks, draft, rows.sampling, close_call), picks.is_finite_BJ.all(-1)
-    num_positions = logits_BJV.shape[1]
-    masked_BJV = logits_BJV if masks is None else masks.apply(logits_BJV)
-    scores_BJV = process_logits(masked_BJV, rows.sampling, rows.history(uncommitted_BK, first, num_positions))
-    positions_BJ = rows.positions(first, num_positions)
-    verdict = verify_rejection(scores_BJV, draft, rows.sampling, positions_BJ, rows.verification)
-    # Up to the new token some token can be drawn at each position. Behind it nothing is left where all that may
-    # follow is forbidden, which decides nothing; numbers that are not finite must be cleared there, too.
-    is_behind_BJ = torch.arange(num_positions, device=logits_BJV.device) > verdict.num_accepted_B[:, None]
-    can_draw_BJ = scores_BJV.amax(-1).isfinite() | is_behind_BJ
-    return verdict, (can_draw_BJ & logits_BJV.amax(-1).isfinite()).all(-1)
+    return rows.rule.judge(rows, draft, uncommitted_BK, first, logits_BJV, close_call, masks)

@@ -6,7 +6,7 @@ Row b is in slot b of every cache. Shapes: B rows, K drafted tokens, J positions
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
@@ -23,8 +23,10 @@ from decoding.sampling.round_noise import RoundNoise
 from decoding.sampling.token_counts import TokenCounts
 from decoding.sampling.token_history import TokenHistory
 from decoding.sampling.token_masks import TokenMasks
-from decoding.sampling.verify import Verification
 from decoding.sequence import Sequence
+
+if TYPE_CHECKING:
+    from decoding.sampling.rules import Rule
 
 
 class ExtensionLimit(NamedTuple):
@@ -41,7 +43,7 @@ class Rows:
     sequences: tuple[Sequence, ...]
     sampling: SamplingBatch
     num_draft_tokens: tuple[int, ...]  # how many tokens each row may draft this round
-    verification: Verification
+    rule: "Rule"
     # For a drafter that has both a draft model and a lookup:
     uses_lookup: tuple[bool, ...] = ()  # whether a row takes what was looked up
     extension_limits: tuple[ExtensionLimit, ...] = ()  # what may be looked up behind the model's tokens
@@ -61,7 +63,7 @@ class Rows:
             tuple(self.sequences[row] for row in rows),
             self.sampling.take(rows),
             tuple(self.num_draft_tokens[row] for row in rows),
-            self.verification,
+            self.rule,
             tuple(self.uses_lookup[row] for row in rows if self.uses_lookup),
             tuple(self.extension_limits[row] for row in rows if self.extension_limits),
             self.min_survival,
@@ -125,12 +127,12 @@ class Rows:
         return frozenset(
             row
             for row, sequence in enumerate(self.sequences)
-            if sequence.matcher is not None and (self.verification != "coupled" or row in cut)
+            if sequence.matcher is not None and (self.rule.needs_distributions or row in cut)
         )
 
     @cached_property
     def checked_later(self) -> tuple[int, ...]:
-        """The rows of which the grammar is asked about the picked tokens alone (`judging.CheckedVerdicts`)."""
+        """The rows of which the grammar is asked about the picked tokens alone (`judging.judge`)."""
         if not self.have_grammars:
             return ()
         return tuple(

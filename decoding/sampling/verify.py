@@ -21,13 +21,13 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from decoding.choices import Verification as Verification
 from decoding.cpu.verify import verify_coupled as verify_on_cpu
 from decoding.device import to_device
 from decoding.noise import GumbelNoise, Stream, round_keys, uniform
 from decoding.picked import Picked
 from decoding.sampling.distribution import SamplingBatch, probabilities
 from decoding.sampling.picks import Picks, pick_tokens
+from decoding.sampling.verdicts import Verdicts, accept_if_equal, count_leading, exists
 
 _BYTES_AT_ONCE = 1 << 28  # of probabilities and laws that a draft is judged by
 _NUM_LAWS = 6  # float64 numbers of each token that `recovery` and `_inverse_cdf` have at a time
@@ -56,15 +56,6 @@ class Draft:
         return Draft(self.token_ids_BK[index_N], self.num_draft_tokens_B[index_N], probs_BKV, bounds)
 
 
-@dataclass(frozen=True)
-class BatchVerdict:
-    """What is accepted of B drafts: the first num_accepted tokens, followed by next_token (recovered, or bonus)."""
-
-    num_accepted_B: torch.Tensor  # int64, 0..num_draft_tokens
-    next_token_B: torch.Tensor  # int64
-    first_close_call_B: torch.Tensor  # first position where the two best candidates nearly tie; J if there is none
-
-
 def draw_draft(
     scores_BJV: torch.Tensor, sampling: SamplingBatch, positions_BJ: torch.Tensor, lengths_B: torch.Tensor
 ) -> torch.Tensor:
@@ -80,25 +71,26 @@ def draw_draft(
     return pick_tokens(scores_BJV, of_round.of_scores(), noise).token_ids_BJ
 
 
-def verify_coupled(picks: Picks, draft: Draft, sampling: SamplingBatch, close_call: float = 0.0) -> BatchVerdict:
+def verify_coupled(picks: Picks, draft: Draft, sampling: SamplingBatch, close_call: float = 0.0) -> Verdicts:
     """Return the verdict of accept-if-equal, given the target's own picks.
 
     `close_call` is a margin in logits of a size up to 10 (of larger ones, in proportion). Where the best two noised
     scores are closer than that, rounding could have decided, and the verdict reports a close call. It also reports one
     where rounding could drop the pick at a cut, or let in a token that would win (`Picks.is_at_border_BJ`).
     """
+    is_finite_B = picks.is_finite_BJ.all(-1)
     if picks.best_BJ.device.type == "cpu":
         picked = Picked(picks.token_ids_BJ, picks.best_BJ, picks.second_BJ, picks.score_BJ, picks.is_finite_BJ)
         drafted = (draft.token_ids_BK, draft.num_draft_tokens_B)
         found = verify_on_cpu(picked, picks.is_at_border_BJ, *drafted, sampling.temperature_B, close_call)
         if found is not None:
-            return BatchVerdict(*found)
-    num_accepted_B = _count_leading(picks.token_ids_BJ[:, :-1] == draft.token_ids_BK, draft)
-    next_token_B = picks.token_ids_BJ.gather(1, num_accepted_B[:, None])[:, 0]
-    if not close_call:
-        return BatchVerdict(num_accepted_B, next_token_B, torch.full_like(num_accepted_B, picks.token_ids_BJ.shape[1]))
-    is_close_BJ = close_calls(picks, sampling, close_call)
-    return BatchVerdict(num_accepted_B, next_token_B, first_close_call_B=(is_close_BJ.cumsum(-1) == 0).sum(-1))
+            return Verdicts(*found, is_finite_B)
+    num_accepted_B, next_token_B = accept_if_equal(picks.token_ids_BJ, draft.token_ids_BK, draft.num_draft_tokens_B)
+    if close_call:
+        first_close_call_B = (close_calls(picks, sampling, close_call).cumsum(-1) == 0).sum(-1)
+    else:
+        first_close_call_B = torch.full_like(num_accepted_B, picks.token_ids_BJ.shape[1])
+    return Verdicts(num_accepted_B, next_token_B, first_close_call_B, is_finite_B)
 
 
 def close_calls(picks: Picks, sampling: SamplingBatch, close_call: float) -> torch.Tensor:
@@ -123,49 +115,46 @@ def verify_rejection(
     draft: Draft,
     sampling: SamplingBatch,
     positions_BJ: torch.Tensor,
-    verification: Verification = "rejection",
-) -> BatchVerdict:
-    """Return the verdict of `rejection` or `unadjusted`, with noise that is a function of key and position."""
+    taken_out: Draft,
+) -> Verdicts:
+    """Return the verdict of `rejection`, with noise that is a function of key and position.
+
+    `taken_out` is the draft whose q is taken out of p where a token is rejected; that is the draft itself, unless the
+    rule is `unadjusted`.
+
+    A row is finite here if at each position up to its new token some token can be drawn. Behind it nothing is left
+    where all that may follow is forbidden, which decides nothing.
+    """
     num_rows, num_positions, vocab_size = scores_BJV.shape
     at_once = max(1, _BYTES_AT_ONCE // (vocab_size * (4 * num_positions + 8 * _NUM_LAWS)))
     verdicts = []
     for rows in (range(start, min(start + at_once, num_rows)) for start in range(0, num_rows, at_once)):
         part = slice(rows.start, rows.stop)
         own = sampling if len(rows) == num_rows else sampling.take(rows)
-        verdicts.append(_verify_rejection(scores_BJV[part], draft.of(part), own, positions_BJ[part], verification))
+        verdicts.append(
+            _verify_rejection(scores_BJV[part], draft.of(part), taken_out.of(part), own, positions_BJ[part])
+        )
     num_accepted_B, next_token_B = (torch.cat(field) for field in zip(*verdicts, strict=True))
-    return BatchVerdict(num_accepted_B, next_token_B, torch.full_like(num_accepted_B, num_positions))
+    is_behind_BJ = torch.arange(num_positions, device=scores_BJV.device) > num_accepted_B[:, None]
+    is_finite_B = (scores_BJV.amax(-1).isfinite() | is_behind_BJ).all(-1)
+    return Verdicts(num_accepted_B, next_token_B, torch.full_like(num_accepted_B, num_positions), is_finite_B)
 
 
 def _verify_rejection(
     scores_BJV: torch.Tensor,
     draft: Draft,
+    taken_out: Draft,
     sampling: SamplingBatch,
     positions_BJ: torch.Tensor,
-    verification: Verification,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return how many tokens are accepted, and the next token, of rows that fit into memory at once."""
     target_probs_BJV = probabilities(scores_BJV, sampling)
     accept_noise_BK = uniform(sampling.keys_B, positions_BJ[:, :-1], Stream.ACCEPT)
-    num_accepted_B = _count_leading(accept_noise_BK < acceptance(target_probs_BJV, draft), draft)
+    num_accepted_B = count_leading(accept_noise_BK < acceptance(target_probs_BJV, draft), draft.num_draft_tokens_B)
     recover_noise_BJ = uniform(sampling.keys_B, positions_BJ, Stream.RECOVER)
     stops_B1 = num_accepted_B[:, None]
-    recover_BV = recovery(target_probs_BJV, _taken_out(draft, verification), stops_B1)[:, 0]
+    recover_BV = recovery(target_probs_BJV, taken_out, stops_B1)[:, 0]
     return num_accepted_B, _inverse_cdf(recover_BV, recover_noise_BJ.gather(1, stops_B1)[:, 0])
-
-
-def rejection_rule(
-    target_probs_BJV: torch.Tensor, draft: Draft, verification: Verification = "rejection"
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the drafted tokens' acceptance probabilities [B, K], and what the token after a stop at j is drawn from.
-
-    The latter are distributions [B, J, V]. Both come from what `verify_rejection` draws with, so enumerating them
-    enumerates the verifier, which the tests do in float64.
-    """
-    num_rows, num_positions = target_probs_BJV.shape[:2]
-    every_BJ = torch.arange(num_positions, device=target_probs_BJV.device).expand(num_rows, -1)
-    taken_out = _taken_out(draft, verification)
-    return acceptance(target_probs_BJV, draft), recovery(target_probs_BJV, taken_out, every_BJ)
 
 
 def acceptance(target_probs_BJV: torch.Tensor, draft: Draft) -> torch.Tensor:
@@ -177,7 +166,9 @@ def acceptance(target_probs_BJV: torch.Tensor, draft: Draft) -> torch.Tensor:
     else:
         q_BK = draft.probs_BKV.gather(-1, drafted_BK1)[..., 0].double()
     # q is positive wherever a token was drawn from it; the floor keeps positions without a draft from dividing by 0.
-    return (p_BK / q_BK.clamp(min=torch.finfo(q_BK.dtype).tiny)).clamp(max=1.0) * _exists(draft)
+    return (p_BK / q_BK.clamp(min=torch.finfo(q_BK.dtype).tiny)).clamp(max=1.0) * exists(
+        draft.token_ids_BK, draft.num_draft_tokens_B
+    )
 
 
 def recovery(target_probs_BJV: torch.Tensor, draft: Draft, stops_BM: torch.Tensor) -> torch.Tensor:
@@ -201,22 +192,6 @@ def recovery(target_probs_BJV: torch.Tensor, draft: Draft, stops_BM: torch.Tenso
     mass_BM1 = residual_BMV.sum(-1, keepdim=True)
     # No residual means p == q: the draft is accepted with certainty, and nothing is ever drawn from this row.
     return torch.where(mass_BM1 > 0, residual_BMV / mass_BM1, p_BMV)
-
-
-def _taken_out(draft: Draft, verification: Verification) -> Draft:
-    """Return the draft whose q `recovery` takes out of p: unadjusted takes nothing out, as after an empty draft."""
-    if verification == "unadjusted":
-        return replace(draft, num_draft_tokens_B=torch.zeros_like(draft.num_draft_tokens_B))
-    return draft
-
-
-def _exists(draft: Draft) -> torch.Tensor:
-    index_K = torch.arange(draft.token_ids_BK.shape[1], device=draft.token_ids_BK.device)
-    return index_K < draft.num_draft_tokens_B[:, None]
-
-
-def _count_leading(is_accepted_BK: torch.Tensor, draft: Draft) -> torch.Tensor:
-    return (is_accepted_BK & _exists(draft)).long().cumprod(-1).sum(-1)
 
 
 def _inverse_cdf(probs_BV: torch.Tensor, uniform_B: torch.Tensor) -> torch.Tensor:

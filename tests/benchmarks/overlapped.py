@@ -33,7 +33,7 @@ def main() -> None:
     rows = [Sequence.create([1, 2, 3], SamplingParams(temperature=0, max_tokens=30), row=row) for row in range(2)]
     launches = round_count.count_round(new_engine(target, draft), (target, draft), rows)
     found = {
-        "kind": type(engine.lanes[0]).__name__,
+        "kind": type(engine.lanes[0].ahead).__name__,
         "keeps_recordings": used is engine,
         "texts": [texts, same_texts],
         "counts": [{phase: r.count(phase) for phase in ("prefill", "target", "draft")} for r in (recorder, again)],

@@ -30,7 +30,7 @@ def found() -> dict:
 
 @pytest.mark.slow
 def test_rounds_that_overlap_are_counted_though_the_host_starts_no_forward(found):
-    assert found["kind"] == "OverlappedLane"
+    assert found["kind"] == "RoundsAhead"
     counts = found["counts"][0]
     assert 4 / 3 <= counts["target"] <= 4 + 1  # 4 tokens a row in drafts of 2, and a round that is thrown away
     assert counts["target"] <= counts["draft"] <= 2 * counts["target"]

@@ -21,6 +21,7 @@ from decoding.grammar.grammars import Grammars
 from decoding.network.language_model import LanguageModel
 from decoding.pace.schedule import FixedSchedule
 from decoding.sampling.rows import Rows, sampling_batch
+from decoding.sampling.rules import RULES
 from decoding.sampling.verify import Draft
 from decoding.sequence import Sequence
 
@@ -171,7 +172,7 @@ def numbered(prompts: Seq[Seq[int]], each: Iterable[dict] | None = None, **param
 def rows_over(sequences: Seq[Sequence], limits: Seq[int], verification: str = "coupled", **more: object) -> Rows:
     """The rows of a round, and how many tokens each may draft."""
     sampling = sampling_batch(tuple(sequences), frozenset(), torch.device("cpu"))
-    return Rows(tuple(sequences), sampling, tuple(limits), verification, **more)
+    return Rows(tuple(sequences), sampling, tuple(limits), RULES[verification], **more)
 
 
 def drafted(draft: Draft) -> list[list[int]]:
@@ -234,17 +235,17 @@ def audit(engine: Engine, fresh_target: LanguageModel, fresh_draft: LanguageMode
             settled = settled[: resident.num_filled]
         assert_slot_equals_fresh_prefill(engine.target, fresh_target, slot, settled)
         if fresh_draft is not None:
-            ingested = settled[: drafter._num_ingested.get(slot, 0)]
+            ingested = settled[: drafter.slots.num_known[slot]]
             if not resident.sequence.is_finished:
                 max_missing = max(max_missing, len(settled) - len(ingested))
             assert_slot_equals_fresh_prefill(drafter.model, fresh_draft, slot, ingested)
-    assert [r.sequence for r in lane.admission._residents[: len(lane.running)]] == lane.running
+    assert [r.sequence for r in lane.admission._residents[: len(lane.running)]] == list(lane.running)
     return max_missing
 
 
 def num_rechecks(engine: Engine) -> int:
     """The number of close calls that were scored again alone."""
-    return sum(lane._close_calls.num_rechecks for lane in engine.lanes)
+    return sum(lane.rounds.commits.num_rechecks for lane in engine.lanes)
 
 
 def outputs(sequences: Iterable[Sequence]) -> list[list[int]]:

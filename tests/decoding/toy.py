@@ -14,11 +14,13 @@ import torch
 from scipy import stats
 
 from decoding import SamplingParams
+from decoding.choices import Verification
 from decoding.noise import noise_key
 from decoding.sampling.distribution import SamplingBatch, first_stop, keep_best, probabilities, process_logits
 from decoding.sampling.rows import Rows
+from decoding.sampling.rules import RULES, Rejection
 from decoding.sampling.token_history import TokenHistory
-from decoding.sampling.verify import Draft, Verification
+from decoding.sampling.verify import Draft, acceptance, recovery
 from decoding.sequence import Sequence
 
 PROMPT = (1, 0, 1)
@@ -61,7 +63,7 @@ class Language:
     def rows(self, num_rows: int, rule: Verification = "coupled", first_row: int = 0) -> Rows:
         """Return the rows of a round, all of which have committed the prompt and nothing else."""
         sequence = Sequence.create(PROMPT, self.params)
-        return Rows((sequence,) * num_rows, self.sampling(num_rows, first_row), (0,) * num_rows, rule)
+        return Rows((sequence,) * num_rows, self.sampling(num_rows, first_row), (0,) * num_rows, RULES[rule])
 
     def logits(self, tokens_NL: torch.Tensor, num_positions: int) -> torch.Tensor:
         """Return the logits [N, J, V] after each of the last J tokens."""
@@ -96,6 +98,21 @@ class Language:
 
     def is_ended(self, path: tuple[int, ...]) -> bool:
         return any(token in self.params.stop_token_ids for token in path)
+
+
+def rejection_rule(
+    target_probs_BJV: torch.Tensor, draft: Draft, verification: Verification = "rejection"
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the drafted tokens' acceptance probabilities [B, K], and what the token after a stop at j is drawn from.
+
+    The latter are distributions [B, J, V]. Both come from what `verify_rejection` draws with, so enumerating them
+    enumerates the verifier.
+    """
+    rule = RULES[verification]
+    assert isinstance(rule, Rejection)
+    num_rows, num_positions = target_probs_BJV.shape[:2]
+    every_BJ = torch.arange(num_positions, device=target_probs_BJV.device).expand(num_rows, -1)
+    return acceptance(target_probs_BJV, draft), recovery(target_probs_BJV, rule.taken_out(draft), every_BJ)
 
 
 def all_drafts(

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from decoding.device import is_out_of_memory
-from decoding.fused.recording import cuda_recorder
+from decoding.fused.recordings import cuda_recorder
 from tests.decoding import tiny
 from tests.decoding.tiny import outputs, run
 from tests.gpu import rows
@@ -18,11 +18,11 @@ needs_a_gpu = pytest.mark.usefixtures("_needs_a_gpu")
 
 
 def test_text_is_the_same_when_fewer_shapes_are_kept_than_occur(make_engine, plain, monkeypatch):
-    monkeypatch.setattr("decoding.fused.graphs._MAX_GRAPHS", 2)
+    monkeypatch.setattr("decoding.fused.recordings._MOST_RECORDED", 2)
     tiny.schedule_at_random(monkeypatch, seed=1)  # so that rounds have many shapes
     engine = make_engine("hybrid", num_slots=5, num_speculative_tokens=4)
     assert outputs(run(engine, rows.sequences())) == plain
-    assert len(engine.target.graphs._shapes) == 2
+    assert len(engine.target.graphs.recordings._shapes) == 2
 
 
 @pytest.mark.parametrize("drafter", ["model", "suffix"])
@@ -46,9 +46,9 @@ def test_text_is_the_same_where_nothing_can_be_recorded(make_engine, plain, draf
         raise RuntimeError("operation not permitted when stream is capturing")
 
     engine = make_engine(drafter, num_slots=3, num_speculative_tokens=2)
-    monkeypatch.setattr(engine.target.graphs, "_record", refuse)
-    if hasattr(engine.lanes[0], "_record"):
-        monkeypatch.setattr(engine.lanes[0], "_record", refuse)
+    monkeypatch.setattr(engine.target.graphs.recordings, "record", refuse)
+    if engine.lanes[0].ahead is not None:
+        monkeypatch.setattr(engine.lanes[0].ahead, "record", refuse)
     assert outputs(run(engine, rows.sequences())) == plain
 
 

@@ -2,15 +2,14 @@
 
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from decoding.sampling import judging
-from decoding.sampling.verify import BatchVerdict
+from decoding.sampling import rules
 from jobs import generate, retry
 from jobs.config.loading import load
 from jobs.config.run import RunConfig
@@ -74,11 +73,11 @@ def job(tmp_path: Path, text_pair: tuple[str, str], capsys: pytest.CaptureFixtur
 @pytest.fixture
 def lenient_verifier(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the verifier accept the first drafted token of every row, whatever it is."""
-    real = judging.verify_coupled
+    real = rules.verify_coupled
 
     def lenient(picks, draft, sampling, close_call=0.0):  # type: ignore[no-untyped-def]
         verdict = real(picks, draft, sampling, close_call)
         accepted = torch.maximum(verdict.num_accepted_B, draft.num_draft_tokens_B.clamp(max=1))
-        return BatchVerdict(accepted, verdict.next_token_B, verdict.first_close_call_B)
+        return replace(verdict, num_accepted_B=accepted)
 
-    monkeypatch.setattr(judging, "verify_coupled", lenient)
+    monkeypatch.setattr(rules, "verify_coupled", lenient)

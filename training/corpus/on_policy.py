@@ -18,6 +18,7 @@ import torch
 
 from decoding.sampling.distribution import process_logits
 from decoding.sampling.rows import Rows, sampling_batch
+from decoding.sampling.rules import COUPLED
 from decoding.sequence import Sequence as Row
 from training.corpus.corpus import Corpus
 from training.corpus.example import Example
@@ -115,7 +116,7 @@ def rows_of(example: Example, eos_token_ids: frozenset[int], device: torch.devic
     """Return a round of the example alone, before its first output token, that may draft all of its output."""
     row = Row(example.prompt_token_ids, example.params, example.noise_key or 0)
     width = max(len(example.output_token_ids) - 1, 0)
-    return Rows((row,), sampling_batch((row,), eos_token_ids, device), (width,), "coupled")
+    return Rows((row,), sampling_batch((row,), eos_token_ids, device), (width,), COUPLED)
 
 
 def _excess(logp_JV: torch.Tensor, tokens_J: torch.Tensor) -> OnPolicy:

@@ -18,7 +18,7 @@ from benchmarks.decoder.counts.launches import LaunchCounter, Launches
 from decoding import Engine
 from decoding import Sequence as Row
 from decoding.fused.graphs import ForwardGraphs
-from decoding.fused.recording import Recording
+from decoding.fused.recordings import Recording
 from decoding.network.language_model import LanguageModel
 
 _ROUNDS = 8  # whose median is returned, behind as many others

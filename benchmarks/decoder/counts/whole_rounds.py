@@ -1,4 +1,4 @@
-"""Rounds that the host starts as a whole: those of an OverlappedLane (`decoding/engine/overlapped/lane.py`).
+"""Rounds that the host starts as a whole, ahead of the last verdicts (`decoding/engine/overlapped/rounds_ahead.py`).
 
 The host starts no single forwards there, and does not know the lengths of rows that are under way. Which forwards a
 round consists of is found from the state of its rows, which is read from the device.
@@ -18,9 +18,9 @@ from decoding import Engine
 
 if TYPE_CHECKING:
     from decoding.engine.overlapped.inputs import RoundInputs
-    from decoding.engine.overlapped.pending_round import PendingRound
     from decoding.engine.overlapped.rounds import DeviceRounds
     from decoding.gpu.pick_table import PickTable
+    from decoding.sampling.verdicts import SentVerdicts
 
 Watcher = Callable[["DeviceRounds", "RoundInputs", "PickTable", int], None]
 
@@ -34,9 +34,9 @@ def watching_rounds(watch: Watcher) -> Iterator[None]:
         return
     original = module.DeviceRounds.start
 
-    def start(rounds: "DeviceRounds", inputs: "RoundInputs", table: "PickTable", num_visible: int) -> "PendingRound":
+    def start(rounds: "DeviceRounds", inputs: "RoundInputs", table: "PickTable", num_visible: int) -> "SentVerdicts":
         watch(rounds, inputs, table, num_visible)
-        pending: PendingRound = original(rounds, inputs, table, num_visible)
+        pending: SentVerdicts = original(rounds, inputs, table, num_visible)
         return pending
 
     with patch.object(module.DeviceRounds, "start", start):
@@ -72,7 +72,7 @@ def forwards_of(inputs: "RoundInputs") -> tuple[Forward, list[Forward]]:
 
 def rounds_of(engine: Engine) -> "DeviceRounds | None":
     """Return what starts an engine's rounds, once it has run; None for an engine whose host starts every forward."""
-    rounds: Any = getattr(engine.lanes[0], "rounds", None)
+    rounds: Any = getattr(engine.lanes[0].ahead, "device_rounds", None)
     return rounds  # type: ignore[no-any-return]
 
 

@@ -11,26 +11,29 @@ see position 0 and write to the spare position of their slot.
 Shapes: S slots, B rows (row b is in slot b), K drafted tokens, J = K + 1 positions, N tokens, V vocabulary, C columns.
 """
 
+from collections.abc import Callable
+
 import torch
 
 from decoding.cache.kv_cache import Plan
 from decoding.drafters.model import ModelDrafter
 from decoding.engine.overlapped.inputs import Given, InputBuffers, RoundInputs
-from decoding.engine.overlapped.pending_round import PendingRound
-from decoding.engine.overlapped.recordings import Recordings
-from decoding.engine.overlapped.shapes import power_of_two, reach_of, rounded, rounded_width
+from decoding.engine.overlapped.shapes import reach_of, rounded_width
+from decoding.fused.recordings import Key, Recordings
+from decoding.fused.rounding import power_of_two, rounded
 from decoding.gpu.attention import CHUNK
 from decoding.gpu.pick_table import Column, PickTable
 from decoding.gpu.picks import PickInputs, pick
 from decoding.network.language_model import LanguageModel
 from decoding.sampling.distribution import first_stop
+from decoding.sampling.verdicts import SentVerdicts, Verdicts, accept_if_equal
 
 
 class DeviceRounds:
     """A target and its draft over their present caches, and the state of the rows in their slots."""
 
     def __init__(
-        self, target: LanguageModel, drafter: ModelDrafter | None, num_slots: int, recordings: Recordings
+        self, target: LanguageModel, drafter: ModelDrafter | None, num_slots: int, recordings: Recordings[None]
     ) -> None:
         """Take models whose caches are allocated and whose layers our kernels run, and no recordings made before."""
         device = target.device
@@ -40,14 +43,14 @@ class DeviceRounds:
         self._tokens_S2 = torch.zeros(num_slots, 2, dtype=torch.int64, device=device)
         self._buffers: dict[tuple[int, int], InputBuffers] = {}  # by rows and stop ids
 
-    def start(self, inputs: RoundInputs, table: PickTable, num_visible: int) -> PendingRound:
+    def start(self, inputs: RoundInputs, table: PickTable, num_visible: int) -> SentVerdicts:
         """Start a round of these rows, of which row b is in slot b. `num_visible` bounds every row's length after it.
 
         The table has the parameters of all rows, in this order.
         """
         num_tokens = sum(inputs.limits) + sum(inputs.is_active)
-        columns_BC = self._run(inputs, table, num_tokens, num_visible)
-        return PendingRound(columns_BC, len(inputs.limits), max(inputs.limits))
+        columns_BC = self._run(inputs, table, num_tokens, num_visible)[: len(inputs.limits)]
+        return SentVerdicts(columns_BC if columns_BC.is_cuda else columns_BC.clone())  # the next round writes there
 
     def prepare(self, table: PickTable, most_drafted: int) -> None:
         """Compile and record the rounds of full slots in which each row drafts equally many tokens, up to these.
@@ -62,7 +65,7 @@ class DeviceRounds:
                     self._run(inputs, table, num_rows * (1 + num_drafted), reach)
 
     def _run(self, inputs: RoundInputs, table: PickTable, num_tokens: int, num_visible: int) -> torch.Tensor:
-        """Run the draft and the target's part of a round; return the columns of `PendingRound`."""
+        """Run the draft and the target's part of a round; return the columns of the verdicts [B, C]."""
         num_rows = min(rounded(len(inputs.limits)), self._num_slots)
         num_drafted = max(inputs.limits)
         key = (num_rows, power_of_two(table.num_stop_ids) if table.num_stop_ids else 0)
@@ -71,17 +74,19 @@ class DeviceRounds:
         buffers = self._buffers[key]
         buffers.take(inputs, table)
         reach = min(reach_of(num_visible), self._num_positions)
-        drafted_BK = self._length_S.new_empty(num_rows, 0)
+        drafted_BK, draft_key = self._length_S.new_empty(num_rows, 0), (*key, num_drafted, reach)
         if num_drafted:
-            drafted_BK = self._recordings.run(
-                ("draft", *key, num_drafted, reach), lambda: self._draft(buffers, num_drafted, reach)
-            )
+            drafted_BK = self._recorded(draft_key, lambda: self._draft(buffers, num_drafted, reach))
         width = rounded_width(num_drafted)
         num_padded = min(rounded(max(num_tokens, num_rows)), num_rows * (1 + num_drafted))
-        return self._recordings.run(
-            ("verify", *key, num_drafted, reach, num_padded),
-            lambda: self._verify(buffers, drafted_BK, width, num_padded, reach),
+        # Its key begins with that of the draft, whose output it reads.
+        return self._recorded(
+            (*draft_key, num_padded), lambda: self._verify(buffers, drafted_BK, width, num_padded, reach)
         )
+
+    def _recorded(self, key: Key, work: Callable[[], torch.Tensor]) -> torch.Tensor:
+        self._recordings.inputs(key, lambda: None)
+        return self._recordings.run(key, work)
 
     def state(self) -> tuple[list[int], list[list[int]]]:
         """Return each slot's length and two newest tokens, as the device holds them. It waits for the device."""
@@ -106,7 +111,7 @@ class DeviceRounds:
         drafter, num_rows = self._drafter, buffers.num_rows
         lengths_B, tokens_B2 = self._state(buffers)
         table = PickTable(buffers.columns_BC, None)
-        is_finite_B = drafter.is_finite_S[:num_rows]
+        is_finite_B = drafter.slots.is_finite_S[:num_rows]
         drafted_BK = lengths_B.new_zeros(num_rows, num_drafted)
         num_finite_B = torch.zeros_like(lengths_B)
         positions_BT = (lengths_B[:, None] + torch.arange(-2, 0, device=lengths_B.device)).clamp(min=0)
@@ -123,7 +128,7 @@ class DeviceRounds:
             drafted_BK[:, step] = picks.token_ids_BJ[:, 0]
             tokens_BT = drafter.known(picks.token_ids_BJ)
             positions_BT = (lengths_B + step)[:, None]
-        drafter.is_finite_S[:num_rows] = is_finite_B | ~buffers.given_6B[Given.IS_ACTIVE].bool()
+        drafter.slots.is_finite_S[:num_rows] = is_finite_B | ~buffers.given_6B[Given.IS_ACTIVE].bool()
         return torch.cat((drafted_BK, num_finite_B[:, None]), dim=1)
 
     def _logits(
@@ -148,7 +153,7 @@ class DeviceRounds:
     def _verify(
         self, buffers: InputBuffers, drafted: torch.Tensor, width: int, num_tokens: int, num_visible: int
     ) -> torch.Tensor:
-        """Judge the draft and advance the state; return the columns of `PendingRound`."""
+        """Judge the draft and advance the state; return the columns of the verdicts [B, C]."""
         given_6B, num_rows, device = buffers.given_6B, buffers.num_rows, drafted.device
         is_active_B = given_6B[Given.IS_ACTIVE].bool()
         lengths_B, tokens_B2 = self._state(buffers)
@@ -180,19 +185,16 @@ class DeviceRounds:
             PickInputs(table, buffers.no_biases, lengths_B, padded_BK, None),
             first=0,
         )
-        picked_BJ = picks.token_ids_BJ
-        is_accepted_BK = (picked_BJ[:, :-1] == padded_BK) & (index_J[:-1] < num_drafted_B[:, None])
-        accepted_B = is_accepted_BK.long().cumprod(-1).sum(-1)
-        next_B = picked_BJ.gather(1, accepted_B[:, None])[:, 0]
+        accepted_B, next_B = accept_if_equal(picks.token_ids_BJ, padded_BK, num_drafted_B)
         # The newest token of a row that accepts nothing comes before the next one; else the last accepted one does.
         before_BJ = torch.cat((tokens_B2[:, 1:], padded_BK), dim=1)
         previous_B = before_BJ.gather(1, accepted_B[:, None])[:, 0]
         self._length_S[:num_rows] = torch.where(is_active_B, lengths_B + accepted_B + 1, self._length_S[:num_rows])
         newest_B2 = torch.stack((previous_B, next_B), dim=1)
         self._tokens_S2[:num_rows] = torch.where(is_active_B[:, None], newest_B2, self._tokens_S2[:num_rows])
-        is_finite_B = picks.is_finite_BJ.all(-1).long()
-        columns_B4 = torch.stack((accepted_B, next_B, is_finite_B, num_drafted_B), dim=1)
-        return torch.cat((columns_B4, padded_BK), dim=1)
+        no_close_call_B = torch.full_like(accepted_B, width + 1)
+        verdicts = Verdicts(accepted_B, next_B, no_close_call_B, picks.is_finite_BJ.all(-1))
+        return verdicts.columns(padded_BK, num_drafted_B)
 
 
 def _plan(

@@ -1,14 +1,9 @@
-"""Sizes of recorded rounds. They are rounded up, so that few shapes occur and a recording serves many rounds."""
+"""Sizes of recorded rounds, rounded up."""
 
+from decoding.fused.rounding import power_of_two
 from decoding.gpu.attention import CHUNK
 
 _LEAST_REACH = 4 * CHUNK  # positions
-
-
-def rounded(number: int) -> int:
-    """Round up to one of four sizes between a power of two and the next."""
-    step = 1 << max(0, (number - 1).bit_length() - 3)
-    return -(-number // step) * step
 
 
 def rounded_width(num_drafted: int) -> int:
@@ -19,8 +14,3 @@ def rounded_width(num_drafted: int) -> int:
 def reach_of(num_visible: int) -> int:
     """Round the positions that attention may read up. Chunks that no row has cost nothing."""
     return max(_LEAST_REACH, power_of_two(-(-num_visible // CHUNK)) * CHUNK)
-
-
-def power_of_two(number: int) -> int:
-    """Round up to a power of two."""
-    return 1 << (number - 1).bit_length()

@@ -17,16 +17,17 @@ from actors.drafts.messages import DraftRequest
 from actors.drafts.mirror import DraftMirror, DraftTerms
 from actors.placement import DraftSettings
 from decoding import Engine, EngineOptions, SamplingParams, Sequence
+from decoding.choices import Verification
 from decoding.drafters.base import Drafter
 from decoding.drafters.hybrid import HybridDrafter
 from decoding.drafters.suffix import SuffixDrafter
-from decoding.engine.lane import Lane
+from decoding.engine.host_rounds import HostRounds
 from decoding.engine.load import grammars_of
 from decoding.grammar.grammars import Grammars
 from decoding.grammar.structured import Structured
 from decoding.network.language_model import LanguageModel
 from decoding.sampling.rows import Rows
-from decoding.sampling.verify import Draft, Verification
+from decoding.sampling.verify import Draft
 from tests.actors.drafts.fake_calls import FakeCalls, Reference, actor_named
 from tests.decoding.tiny import drafted
 
@@ -89,17 +90,17 @@ def test_every_token_of_a_draft_actor_is_one_that_the_grammar_allows(
     )
     engine = Engine([(target.share(), drafter)], options, MAX_LEN, grammars=grammars)
 
-    num_looked_at, forbidden, score_request = 0, list[Any](), Lane._score_request
+    num_looked_at, forbidden, score_request = 0, list[Any](), HostRounds._score_request
 
-    def asked(lane: Lane, rows: Rows, draft: Draft) -> Any:
+    def asked(rounds: HostRounds, rows: Rows, draft: Draft) -> Any:
         nonlocal num_looked_at
-        request = score_request(lane, rows, draft)
+        request = score_request(rounds, rows, draft)
         for sequence, tokens in zip(request.rows.sequences, drafted(request.draft), strict=True):
             num_looked_at += len(tokens)
             forbidden.extend(_forbidden(grammars, sequence, tokens))
         return request
 
-    monkeypatch.setattr(Lane, "_score_request", asked)
+    monkeypatch.setattr(HostRounds, "_score_request", asked)
     params = [SamplingParams(temperature=temperature, max_tokens=40, structured=form) for form in FORMS]
     sequences = [
         Sequence.create([30 + row, 31, 32, 33], each, row=row, sample=sample)

@@ -10,8 +10,8 @@ from actors.drafts.messages import DraftReply, DraftRequest, RowUpdate
 from actors.drafts.mirror import DraftTerms
 from actors.placement import DraftSettings
 from decoding import SamplingParams, Sequence
+from decoding.choices import Verification
 from decoding.sampling.rows import Rows
-from decoding.sampling.verify import Verification
 from tests.actors.drafts.fake_calls import FakeCalls, Reference, actor_named
 from tests.decoding.tiny import rows_over
 from tests.jobs.runs import wait_until

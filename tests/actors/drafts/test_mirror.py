@@ -10,11 +10,11 @@ import torch
 from actors.drafts.messages import DraftReply, DraftRequest, RowOrigin, RowUpdate
 from actors.drafts.mirror import DraftMirror, DraftTerms
 from decoding import SamplingParams, Sequence
+from decoding.choices import Verification
 from decoding.drafters.model import ModelDrafter
 from decoding.engine.load import grammars_of
 from decoding.grammar.structured import Structured
 from decoding.network.language_model import LanguageModel
-from decoding.sampling.verify import Verification
 from decoding.scope import ONE_FOR_ALL, Scope
 from tests.decoding.tiny import rows_over
 

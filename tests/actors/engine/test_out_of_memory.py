@@ -53,7 +53,7 @@ def test_an_engine_that_is_too_large_goes_on_with_half_the_slots_and_writes_the_
     assert all(before <= after for before, after in zip(*lengths, strict=True)), "tokens were thrown away"
     stats = loop.stats()
     assert (stats.num_slots, stats.num_out_of_memory) == (2, 2)
-    in_lanes = sum(lane.round_seconds for lane in loop.engine.lanes)
+    in_lanes = sum(lane.rounds.seconds for lane in loop.engine.lanes)
     assert stats.round_seconds > in_lanes > 0, "rounds of the lanes before are forgotten"
     assert [message.partition(" running=")[0] for message in caplog.messages if message.startswith("out of")] == [
         "out of memory slots=8 going_on_with=4",

@@ -18,9 +18,10 @@ from decoding.pace.cost_table import CostTable
 from decoding.pace.draft_lengths import DraftPlan
 from decoding.pace.schedule import AdaptiveSchedule, FixedSchedule
 from decoding.sampling.rows import ExtensionLimit, Rows
-from decoding.sampling.verify import Draft, rejection_rule
+from decoding.sampling.verify import Draft
 from tests.decoding import tiny
 from tests.decoding.tiny import VOCAB_SIZE, audit, check_counts, drafted, engine_over, numbered, outputs, run
+from tests.decoding.toy import rejection_rule
 
 CHEAP = CostTable(((1, 1.0), (1000, 3.0)), ((1, 0.1), (64, 0.1)))
 PROMPTS = [[5, 6, 7, 8, 9, 10], [5, 6, 7, 8, 9, 11], [5, 6, 7, 8, 9, 12]]
@@ -131,7 +132,6 @@ def test_what_the_model_drafts_is_accepted_whichever_rows_were_left_out(models, 
     """The draft is the target: any hole in its cache would show."""
     at_random(monkeypatch, seed)
     monkeypatch.setattr("decoding.drafters.model._MAX_IN_A_STEP", max_in_a_step)
-    monkeypatch.setattr("decoding.drafters.model._CHUNK", 4)
     model = drafted_by_a_perfect_model(models)
     assert model["accepted"] == model["drafted"] > 100
 
@@ -143,7 +143,7 @@ def test_the_check_would_see_a_row_whose_missing_tokens_are_skipped(models, monk
 
     def skip(self, rows):
         for slot, sequence in enumerate(rows.sequences):
-            self._num_ingested[slot] = max(self._num_ingested[slot], len(sequence) - 1)
+            self.slots.num_known[slot] = max(self.slots.num_known[slot], len(sequence) - 1)
         return real(self, rows)
 
     monkeypatch.setattr(ModelDrafter, "propose", skip)

@@ -11,6 +11,7 @@ from decoding.drafters.contexts import Continuations
 from decoding.drafters.known_texts import KnownByScope
 from decoding.drafters.suffix import SuffixDrafter
 from decoding.sampling.rows import ExtensionLimit, Rows
+from decoding.sampling.rules import COUPLED
 from decoding.scope import Scope
 from tests.decoding.tiny import drafted, engine_over, outputs, rows_over
 
@@ -201,7 +202,7 @@ def test_a_row_is_offered_only_what_was_written_in_its_scope(texts, expected):
     row = sample(PROMPT, 5, number=1)
     row.scope = Scope(texts=texts)
     assert proposal(drafter, row, limit=3) == expected
-    assert drafter.continue_draft(0, [6], ExtensionLimit(2, 0.0), "coupled").tokens == expected[1:]
+    assert drafter.continue_draft(0, [6], ExtensionLimit(2, 0.0), COUPLED).tokens == expected[1:]
 
 
 def test_what_is_accepted_in_one_scope_says_nothing_of_another():

@@ -128,7 +128,7 @@ def test_texts_of_a_draft_that_draws_from_its_best_tokens_follow_the_law(trio, l
 
 
 def test_a_draft_that_draws_from_its_best_tokens_and_states_the_law_of_all_is_caught(trio, law_of, monkeypatch):
-    draw = "decoding.drafters.stepwise.draw_draft"
+    draw = "decoding.sampling.rules.draw_draft"
     monkeypatch.setattr(draw, lambda scores_BJV, *rest: draw_draft(keep_best(scores_BJV, 2), *rest))
     assert not is_plausible(_written(trio, "unrelated_draft", "rejection", "plain"), law_of("plain"))
 

@@ -12,6 +12,7 @@ from decoding.engine.measured_costs import _Instant, with_overhead, with_remote_
 from decoding.pace.cost_table import CostTable
 from decoding.pace.schedule import AdaptiveSchedule
 from decoding.sampling.rows import Rows
+from decoding.sampling.rules import COUPLED
 from decoding.sampling_params import SamplingParams
 from decoding.sequence import Sequence
 
@@ -105,7 +106,7 @@ def test_a_drafter_that_reads_features_gets_some_in_its_own_rounds_that_are_time
     class Reader(NoDrafter):
         tap = FeatureTap((0, 2), lambda stream_NX: stream_NX, receive)
 
-    with_overhead(HERE, models.target, Reader(), num_slots=2, num_draft_tokens=3, verification="coupled")
+    with_overhead(HERE, models.target, Reader(), num_slots=2, num_draft_tokens=3, rule=COUPLED)
     assert received == [([start] * 2, [1, 1], 2) for start in range(len(received))]
     assert len(received) == 7, "of the drafter's rounds, and of no others"
 
@@ -123,5 +124,5 @@ def test_a_draft_that_takes_one_forward_is_timed_as_one(monkeypatch):
     facts = {"device": torch.device("cpu"), "dtype": torch.float32, "vocab_size": 9, "hidden_size": 8}
     target = SimpleNamespace(**facts, eos_token_ids=(), close_call=0.0, tap=None)
     known = CostTable(((1, 1.0),), ((1, 0.5), (2, 1.0)), block_tokens=2)
-    costs = with_overhead(known, target, InOneForward(), num_slots=2, num_draft_tokens=4, verification="coupled")
+    costs = with_overhead(known, target, InOneForward(), num_slots=2, num_draft_tokens=4, rule=COUPLED)
     assert costs.drafting_seconds(2, 2) == costs.drafting_seconds(1, 2) == pytest.approx(3.5)

@@ -87,7 +87,7 @@ def test_a_head_that_gets_features_in_its_rest_reads_them_and_drafts_at_once_aft
     rest[0] = True
     for _ in range(60):
         engine.step()
-        assert all(held[-1].end - drafter._num_pairs[slot] <= 18 for slot, held in drafter._held.items())
+        assert all(held[-1].end - drafter.slots.num_known[slot] <= 18 for slot, held in drafter._held.items())
     assert not any(row.num_draft_tokens for row in rows)
     rest[0] = False
     engine.step()
@@ -100,4 +100,4 @@ def test_a_draft_model_that_rests_reads_no_prompts(models, rest):
     run(engine, numbered(random_prompts([5]), max_tokens=3))
     engine.submit(numbered(random_prompts([30], seed=1), max_tokens=3))
     engine.step()
-    assert engine.lanes[0].drafter.num_ingested(0) == 0
+    assert engine.lanes[0].drafter.slots.num_known[0] == 0

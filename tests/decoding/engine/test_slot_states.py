@@ -101,7 +101,7 @@ def test_the_check_would_see_a_draft_cache_with_a_hole(models, monkeypatch):
 
     def one_too_many(self, rows):
         draft = real(self, rows)
-        self._num_ingested = {slot: n + 1 for slot, n in self._num_ingested.items()}
+        self.slots.num_known = [n + 1 for n in self.slots.num_known]
         return draft
 
     monkeypatch.setattr(ModelDrafter, "propose", one_too_many)
@@ -125,7 +125,7 @@ def _fill_unused_positions(engine: Engine) -> None:
                     used = 0
                     if slot < len(engine.lanes[0].running):
                         known = len(engine.lanes[0].running[slot]) - 1
-                        used = known if index == 0 else min(known, engine.lanes[0].drafter._num_ingested[slot])
+                        used = known if index == 0 else min(known, engine.lanes[0].drafter.slots.num_known[slot])
                     stored_SPHD[slot, used:] = GARBAGE
 
 

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from decoding import Engine, EngineOptions, SamplingParams
-from decoding.fused.graphs import ForwardGraphs, _rounded
+from decoding.fused.graphs import ForwardGraphs
+from decoding.fused.rounding import rounded
 from decoding.network.language_model import LanguageModel
 from decoding.network.probe import check_model
 from decoding.pace.schedule import FixedSchedule
@@ -63,7 +64,7 @@ def with_graphs(model: LanguageModel, recording: type[Again] = Again) -> Forward
 
 
 def num_recorded(graphs: ForwardGraphs) -> int:
-    return sum(shape.recording is not None for shape in graphs._shapes.values())
+    return sum(shape.recording is not None for shape in graphs.recordings._shapes.values())
 
 
 def small_model() -> LanguageModel:
@@ -119,7 +120,7 @@ def test_forwards_of_few_shapes_are_replayed_and_prefills_are_not():
     for length in range(40, 50):
         model.forward([length], torch.tensor([[1]]), torch.zeros(1, 1, dtype=torch.int64), slots=[3])
     assert num_recorded(graphs) == 1
-    (shape,) = graphs._shapes.values()
+    (shape,) = graphs.recordings._shapes.values()
     assert shape.recording.num_replays == 9  # the first one is run as it is
 
 
@@ -171,14 +172,14 @@ def test_rows_of_padding_change_nothing_even_if_their_slots_hold_nan(num_rows, i
 
 
 def test_what_was_not_used_for_long_is_forgotten(monkeypatch):
-    monkeypatch.setattr("decoding.fused.graphs._MAX_GRAPHS", 3)
+    monkeypatch.setattr("decoding.fused.recordings._MOST_RECORDED", 3)
     model = small_model()
     graphs = with_graphs(model)
     model.allocate(6, 60)
     model.prefill(range(6), random_prompts((20,) * 6))
     for num_rows in (1, 2, 3, 4, 5, 1, 1):
         model.forward([20] * num_rows, torch.ones(num_rows, 1, dtype=torch.int64), torch.zeros(num_rows, 1).long())
-        assert len(graphs._shapes) <= 3
+        assert len(graphs.recordings._shapes) <= 3
     assert num_recorded(graphs) == 1
 
 
@@ -215,6 +216,6 @@ def test_the_probe_measures_what_is_replayed(is_right, monkeypatch):
 
 
 def test_sizes_are_rounded_up_to_four_steps_between_powers_of_two():
-    assert [_rounded(n) for n in (1, 2, 3, 4, 5, 7, 8, 9, 11, 16, 17, 21, 32, 33, 100)] == [
+    assert [rounded(n) for n in (1, 2, 3, 4, 5, 7, 8, 9, 11, 16, 17, 21, 32, 33, 100)] == [
         1, 2, 3, 4, 5, 7, 8, 10, 12, 16, 20, 24, 32, 40, 112,
     ]  # fmt: skip

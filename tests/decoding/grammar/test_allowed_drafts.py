@@ -7,7 +7,7 @@ import pytest
 
 from decoding import Engine, SamplingParams, Sequence
 from decoding.drafters.hybrid import HybridDrafter
-from decoding.engine.lane import Lane
+from decoding.engine.host_rounds import HostRounds
 from decoding.grammar.grammars import Grammars
 from decoding.grammar.structured import Structured
 from decoding.pace.schedule import FixedSchedule
@@ -78,14 +78,14 @@ def ended(models):
 
 @pytest.fixture
 def watch(monkeypatch) -> Iterator[Watch]:
-    watch, score_request = Watch(GRAMMARS), Lane._score_request
+    watch, score_request = Watch(GRAMMARS), HostRounds._score_request
 
-    def asked(lane: Lane, rows: Rows, draft: Draft):
-        request = score_request(lane, rows, draft)
+    def asked(rounds: HostRounds, rows: Rows, draft: Draft):
+        request = score_request(rounds, rows, draft)
         watch.ask(request.rows, request.draft)
         return request
 
-    monkeypatch.setattr(Lane, "_score_request", asked)
+    monkeypatch.setattr(HostRounds, "_score_request", asked)
     return watch
 
 

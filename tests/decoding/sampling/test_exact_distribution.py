@@ -9,8 +9,8 @@ import torch
 
 from decoding import SamplingParams
 from decoding.sampling.distribution import probabilities
-from decoding.sampling.verify import Draft, rejection_rule
-from tests.decoding.toy import PROMPT, Language, difference, speculative_distribution, total_variation
+from decoding.sampling.verify import Draft
+from tests.decoding.toy import PROMPT, Language, difference, rejection_rule, speculative_distribution, total_variation
 
 EXACT = 1e-12
 UNADJUSTED = partial(rejection_rule, verification="unadjusted")

@@ -13,6 +13,7 @@ from decoding.grammar.structured import Structured
 from decoding.sampling.judging import ScoreRequest
 from decoding.sampling.masks_beside import MasksBeside, _Answers, masks_of
 from decoding.sampling.rows import Rows, sampling_batch
+from decoding.sampling.rules import COUPLED
 from decoding.sampling.token_masks import TokenMasks
 from decoding.sampling.verify import Draft
 from tests.decoding.grammar.tiny_grammars import END, STRUCTURED, TOKENS, allowed, grammars
@@ -66,7 +67,7 @@ def _request(rows: list[Sequence], drafts: list[list[int]] | None = None) -> Sco
     padded = [[*draft, *[5] * (max(counts) - len(draft))] for draft in drafts]
     draft = Draft(torch.tensor(padded, dtype=torch.int64).view(len(rows), max(counts)), torch.tensor(counts))
     sampling = sampling_batch(tuple(rows), frozenset({END}), CPU)
-    return ScoreRequest(Rows(tuple(rows), sampling, tuple(counts), "coupled"), draft, (None,) * len(rows))
+    return ScoreRequest(Rows(tuple(rows), sampling, tuple(counts), COUPLED), draft, (None,) * len(rows))
 
 
 @pytest.mark.parametrize("seed", range(25))

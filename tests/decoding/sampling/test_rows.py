@@ -61,7 +61,7 @@ def test_the_next_round_has_other_noise():
     before = rows.pick(logits_BJV, nothing, 1).best_BJ
     for sequence in rows.sequences:
         sequence.output_token_ids.append(1)
-    after = Rows(rows.sequences, rows.sampling, rows.num_draft_tokens, rows.verification).pick(logits_BJV, nothing, 0)
+    after = Rows(rows.sequences, rows.sampling, rows.num_draft_tokens, rows.rule).pick(logits_BJV, nothing, 0)
     assert torch.equal(after.best_BJ, before)  # one token on, what was the second position is the first
 
 

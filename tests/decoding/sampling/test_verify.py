@@ -14,17 +14,16 @@ from decoding.noise import GumbelNoise, Stream, uniform
 from decoding.sampling import verify
 from decoding.sampling.distribution import first_stop, probabilities
 from decoding.sampling.judging import verify_rows
+from decoding.sampling.verdicts import Verdicts
 from decoding.sampling.verify import (
-    BatchVerdict,
     Draft,
     acceptance,
     draw_draft,
     recovery,
-    rejection_rule,
     verify_coupled,
     verify_rejection,
 )
-from tests.decoding.toy import PROMPT, Language, is_plausible, speculative_distribution
+from tests.decoding.toy import PROMPT, Language, is_plausible, rejection_rule, speculative_distribution
 
 NUM_ROWS = 40_000
 NUM_DRAFT_TOKENS = 2
@@ -75,14 +74,14 @@ def _draw_drafts(draft: Language, rule: str, num_rows: int = NUM_ROWS, claims_po
     return Draft(drafted_BK, counts, probs)
 
 
-def _verdict(target: Language, drafts: Draft, rule: str, before: torch.Tensor | None = None) -> BatchVerdict:
+def _verdict(target: Language, drafts: Draft, rule: str, before: torch.Tensor | None = None) -> Verdicts:
     """Return the verdict that a round gives on drafts after the prompt and the tokens `before` them."""
     drafted_BK = drafts.token_ids_BK
     before_BK = drafted_BK[:, :0] if before is None else before
     tokens_BK = torch.cat([before_BK, drafted_BK], dim=1)
     logits = target.logits(_behind_the_prompt(tokens_BK), drafted_BK.shape[1] + 1)
     rows = target.rows(len(drafted_BK), rule)
-    return verify_rows(rows, drafts, tokens_BK, before_BK.shape[1], logits)[0]
+    return verify_rows(rows, drafts, tokens_BK, before_BK.shape[1], logits)
 
 
 def _written(target: Language, drafts: Draft, rule: str) -> Counter[tuple[int, ...]]:
@@ -248,12 +247,13 @@ def test_a_planted_bug_in_accepting_what_is_equal_is_caught(monkeypatch, bug):
         verdict = verify_coupled(picks, draft, sampling, close_call)
         if bug == "accepts what differs":
             accepted_B = draft.num_draft_tokens_B
-            return BatchVerdict(accepted_B, picks.token_ids_BJ.gather(1, accepted_B[:, None])[:, 0], accepted_B)
-        return BatchVerdict(verdict.num_accepted_B, picks.token_ids_BJ[:, 0], verdict.first_close_call_B)
+            next_B = picks.token_ids_BJ.gather(1, accepted_B[:, None])[:, 0]
+            return replace(verdict, num_accepted_B=accepted_B, next_token_B=next_B)
+        return replace(verdict, next_token_B=picks.token_ids_BJ[:, 0])
 
     target, draft = _pair("plain")
     drafts = _draw_drafts(draft, "coupled")
-    monkeypatch.setattr("decoding.sampling.judging.verify_coupled", broken)
+    monkeypatch.setattr("decoding.sampling.rules.verify_coupled", broken)
     assert not is_plausible(_written(target, drafts, "coupled"), target.distribution(3))
 
 
@@ -288,7 +288,7 @@ def test_impossible_tokens_are_not_drawn_at_the_ends_of_the_unit_interval(monkey
     monkeypatch.setattr(verify, "uniform", lambda keys, positions, _: torch.full(positions.shape, extreme).double())
     for drafted, stated in product((0, 3), (torch.full((1, 1, 4), 0.25), None)):  # None: a point mass
         drafts = Draft(torch.tensor([[drafted]]), torch.tensor([1]), stated)
-        verdict = verify_rejection(scores, drafts, language.sampling(1), _positions(0, 2, 1))
+        verdict = verify_rejection(scores, drafts, language.sampling(1), _positions(0, 2, 1), drafts)
         assert verdict.num_accepted_B.item() == 0
         assert verdict.next_token_B.item() in (1, 2)
 
@@ -309,11 +309,11 @@ def test_rejection_takes_rows_in_parts_that_fit_into_memory_and_decides_as_with_
     target, draft = _pair("plain")
     drafts, rows = _draw_drafts(draft, "rejection", 300), target.rows(300, "rejection")
     scores_BJV = target.scores(_behind_the_prompt(drafts.token_ids_BK), 3, rows.sampling)
-    whole = verify_rejection(scores_BJV, drafts, rows.sampling, rows.positions(0, 3))
+    whole = verify_rejection(scores_BJV, drafts, rows.sampling, rows.positions(0, 3), drafts)
     for most in (1, 5_000):
         monkeypatch.setattr(verify, "_BYTES_AT_ONCE", most)
         with _LargestTensor() as largest:
-            parts = verify_rejection(scores_BJV, drafts, rows.sampling, rows.positions(0, 3))
+            parts = verify_rejection(scores_BJV, drafts, rows.sampling, rows.positions(0, 3), drafts)
         assert largest.num_bytes <= max(most, 6 * 8)  # one row's law is the least
         for name in vars(whole):
             assert torch.equal(getattr(parts, name), getattr(whole, name)), name
@@ -324,7 +324,7 @@ def test_close_calls_are_reported_at_the_first_position_where_the_best_two_nearl
     rows = Language(torch.zeros(3, 3), SamplingParams(temperature=0)).rows(2)
     drafts = Draft(torch.tensor([[0, 1], [0, 0]]), torch.tensor([2, 2]))
     for margin, expected in ((1e-4, [1, 3]), (0.0, [3, 3])):
-        verdict, _ = verify_rows(rows, drafts, drafts.token_ids_BK, 0, logits, margin)
+        verdict = verify_rows(rows, drafts, drafts.token_ids_BK, 0, logits, margin)
         assert verdict.first_close_call_B.tolist() == expected
 
 
@@ -335,7 +335,7 @@ def test_the_margin_of_a_close_call_is_in_logits_whatever_the_temperature():
         noise_11V = GumbelNoise.draw(rows.sampling.keys_B, _positions(0, 1, 1), 2, Stream.SHARED).dense(2)
         margin = float((logits / temperature + noise_11V).diff(dim=-1).abs() * temperature)
         for factor, expected in ((0.99, 1), (1.01, 0)):
-            verdict, _ = verify_rows(rows, nothing, nothing.token_ids_BK, 0, logits, margin * factor)
+            verdict = verify_rows(rows, nothing, nothing.token_ids_BK, 0, logits, margin * factor)
             assert verdict.first_close_call_B.item() == expected
 
 
@@ -344,12 +344,12 @@ def test_a_row_that_is_not_finite_is_reported_and_leaves_its_neighbours_alone(ru
     target, draft = _pair("plain")
     drafts, rows = _draw_drafts(draft, rule, 4), target.rows(4, rule)
     logits = target.logits(_behind_the_prompt(drafts.token_ids_BK), 3)
-    clean, _ = verify_rows(rows, drafts, drafts.token_ids_BK, 0, logits)
+    clean = verify_rows(rows, drafts, drafts.token_ids_BK, 0, logits)
     for poison in (float("nan"), float("inf"), -float("inf")):
         dirty = logits.clone()
         dirty[1] = poison
-        verdict, is_finite_B = verify_rows(rows, drafts, drafts.token_ids_BK, 0, dirty)
-        assert is_finite_B.tolist() == [True, False, True, True]
+        verdict = verify_rows(rows, drafts, drafts.token_ids_BK, 0, dirty)
+        assert verdict.is_finite_B.tolist() == [True, False, True, True]
         for row in (0, 2, 3):
             assert verdict.next_token_B[row] == clean.next_token_B[row]
             assert verdict.num_accepted_B[row] == clean.num_accepted_B[row]
@@ -364,8 +364,8 @@ def test_a_row_is_not_finite_if_one_of_its_positions_is_not(rule, position, pois
     drafts, rows = _draw_drafts(draft, rule, 2), target.rows(2, rule)
     logits = target.logits(_behind_the_prompt(drafts.token_ids_BK), NUM_DRAFT_TOKENS + 1).clone()
     logits[1, position] = poison
-    _, is_finite_B = verify_rows(rows, drafts, drafts.token_ids_BK, 0, logits)
-    assert is_finite_B.tolist() == [True, False]
+    verdict = verify_rows(rows, drafts, drafts.token_ids_BK, 0, logits)
+    assert verdict.is_finite_B.tolist() == [True, False]
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -373,8 +373,8 @@ def test_a_row_whose_tokens_are_all_forbidden_is_not_finite(rule):
     params = SamplingParams(min_tokens=2, stop_token_ids=(0, 1, 2))
     language = Language(torch.zeros(3, 3), params)
     nothing = _no_draft(1)
-    _, is_finite_B = verify_rows(language.rows(1, rule), nothing, nothing.token_ids_BK, 0, torch.zeros(1, 1, 3))
-    assert is_finite_B.tolist() == [False]
+    verdict = verify_rows(language.rows(1, rule), nothing, nothing.token_ids_BK, 0, torch.zeros(1, 1, 3))
+    assert verdict.is_finite_B.tolist() == [False]
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -388,7 +388,7 @@ def test_a_verdict_does_not_depend_on_the_other_rows(rule):
         probs = None if drafts.probs_BKV is None else drafts.probs_BKV[one]
         draft_alone = Draft(drafts.token_ids_BK[one], drafts.num_draft_tokens_B[one], probs)
         rows = target.rows(1, rule, first_row=row)
-        alone, _ = verify_rows(rows, draft_alone, draft_alone.token_ids_BK, 0, logits[one])
+        alone = verify_rows(rows, draft_alone, draft_alone.token_ids_BK, 0, logits[one])
         assert alone.num_accepted_B.item() == together.num_accepted_B[row]
         assert alone.next_token_B.item() == together.next_token_B[row]
 

@@ -9,6 +9,7 @@ from decoding.cache.features import Features, FeatureTap
 from decoding.drafters.base import NoDrafter
 from decoding.engine.make_lane import can_overlap
 from decoding.network.language_model import LanguageModel
+from decoding.sampling.rules import COUPLED
 from tests.decoding.fused.test_graphs import Again, num_recorded, with_graphs
 from tests.decoding.tapped import EVERY_BT, TOKENS_BT, Kept, assert_equal, check_tap, expected
 from tests.decoding.tiny import build, llama_config, random_prompts
@@ -93,8 +94,8 @@ def test_a_recording_of_a_planned_forward_contains_its_features(plain):
 def test_a_planned_forward_does_not_forget_a_tap_and_rounds_with_one_do_not_overlap(plain):
     model = on_kernels(plain)
     model.close_call = 0.0
-    assert can_overlap(model, NoDrafter(), "coupled")
+    assert can_overlap(model, NoDrafter(), COUPLED)
     model.hand_out(Kept(IDS).tap)
-    assert not can_overlap(model, NoDrafter(), "coupled")
+    assert not can_overlap(model, NoDrafter(), COUPLED)
     with pytest.raises(AssertionError, match="a drafter would miss the features"):
         planned(model, None)

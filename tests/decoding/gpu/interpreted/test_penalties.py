@@ -6,6 +6,7 @@ import torch
 
 from decoding import SamplingParams
 from decoding.sampling.rows import Rows, sampling_batch
+from decoding.sampling.rules import COUPLED
 from decoding.sampling.token_counts import TokenCounts
 from decoding.sequence import Sequence
 from tests.decoding.gpu.interpreted.test_picks import by_torch
@@ -28,7 +29,7 @@ def test_rounds_with_rejected_drafts_and_changing_rows_penalize_as_torch_does():
         while len(running) < NUM_SLOTS and waiting:
             running.append(waiting.pop(0))
         sampling = sampling_batch(tuple(running), frozenset(), CPU)
-        rows = Rows(tuple(running), sampling, (2,) * len(running), "coupled", token_counts=counts)
+        rows = Rows(tuple(running), sampling, (2,) * len(running), COUPLED, token_counts=counts)
         generator = torch.Generator().manual_seed(number)
         logits_BJV = torch.randn(len(running), 3, VOCAB_SIZE, generator=generator)
         logits_BJV[..., :6] += 2  # few tokens, so that they repeat

@@ -8,7 +8,6 @@ import torch
 
 from decoding import Engine, EngineOptions, SamplingParams, Sequence
 from decoding.engine import load
-from decoding.engine.overlapped.lane import OverlappedLane
 from decoding.network import probe
 from tests.decoding.tiny import build, llama_config, noised, save
 
@@ -56,7 +55,7 @@ def texts(pair, params: SamplingParams = PARAMS, **options: object) -> list[list
     draft = pair[1] if options.get("drafter") != "none" else None
     settings = EngineOptions(max_model_len=48, exact="on", draft_length="fixed", **options)
     engine = Engine.load(pair[0], draft, settings, device="cpu", dtype="bfloat16")
-    assert isinstance(engine.lanes[0], OverlappedLane)
+    assert engine.lanes[0].ahead is not None
     return [sequence.output_token_ids for sequence in engine.generate(PROMPTS, params, seed=1)]
 
 
@@ -85,7 +84,7 @@ def test_text_does_not_depend_on_draft_slots_or_window(pair, plain, options):
 def test_recorded_rounds_write_the_same_text_and_those_of_full_slots_are_recorded_first(pair, plain, monkeypatch):
     settings = EngineOptions(max_model_len=48, exact="on", num_slots=4, draft_length="fixed", num_speculative_tokens=2)
     engine = Engine.load(*pair, settings, device="cpu", dtype="bfloat16")
-    monkeypatch.setattr(engine.lanes[0], "_record", Again)
+    monkeypatch.setattr(engine.lanes[0].ahead, "record", Again)
     monkeypatch.setattr(Again, "num_made", 0)
     rows = numbered(PROMPTS)
     engine.submit(rows)

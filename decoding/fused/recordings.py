@@ -1,0 +1,119 @@
+"""Recordings: work of a device that is recorded once for each shape and replayed, with all its kernels started at once.
+
+A recording reads and writes fixed addresses: what it reads is copied into tensors of its own before a replay.
+"""
+
+import logging
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any, Generic, Protocol, TypeVar
+
+import torch
+
+from decoding.device import is_out_of_memory
+
+_MOST_RECORDED = 256
+_log = logging.getLogger(__name__)
+
+
+class Recording(Protocol):
+    """Work that was recorded."""
+
+    output: torch.Tensor  # of the last replay
+
+    def replay(self) -> None:
+        """Do the work again; the output is overwritten."""
+
+
+Recorder = Callable[[Callable[[], torch.Tensor]], Recording]  # records what has run before
+Key = tuple[int, ...]  # sizes
+_Inputs = TypeVar("_Inputs")
+
+
+class _Shape(Generic[_Inputs]):
+    """Work of one shape, its recording, and the tensors that it reads."""
+
+    def __init__(self, inputs: _Inputs) -> None:
+        self.inputs = inputs
+        self.was_run = False
+        self.recording: Recording | None = None
+
+
+class Recordings(Generic[_Inputs]):
+    """At most 256 recordings; the one that was used longest ago makes room.
+
+    Work that reads the output of other work has a key that begins with the other's key: both are forgotten together.
+    """
+
+    def __init__(self, record: Recorder | None, what: str) -> None:
+        """Record with `record` (None: everything is run each time); `what` names the work in the log."""
+        self.record, self._what = record, what
+        self._shapes: OrderedDict[Key, _Shape[_Inputs]] = OrderedDict()  # the most recently used at the end
+
+    def inputs(self, key: Key, make: Callable[[], _Inputs]) -> _Inputs:
+        """Return the tensors that the work of this key reads; those that `make` returns if it is a new one."""
+        if key not in self._shapes:
+            if len(self._shapes) >= _MOST_RECORDED:
+                oldest = next(iter(self._shapes))
+                for other in [other for other in self._shapes if other[: len(oldest)] == oldest]:
+                    del self._shapes[other]
+            self._shapes[key] = _Shape(make())
+        self._shapes.move_to_end(key)
+        return self._shapes[key].inputs
+
+    def run(self, key: Key, work: Callable[[], torch.Tensor]) -> torch.Tensor:
+        """Replay the recording of a key with inputs; a run comes before it is recorded: kernels are compiled in it.
+
+        Where a driver or an operation refuses to record, everything is run: slower, but correct; the log says so.
+        Raises where memory ran out: the engine answers with fewer slots, and records anew.
+        """
+        shape = self._shapes[key]
+        if shape.was_run and shape.recording is None and self.record is not None:
+            try:
+                shape.recording = self.record(work)
+            except RuntimeError as error:
+                if is_out_of_memory(error):
+                    raise
+                text = "%s cannot be recorded here (%s): each starts its kernels one by one"
+                _log.warning(text, self._what, error)
+                self.record = None
+        if shape.recording is None:
+            shape.was_run = True
+            return work()
+        shape.recording.replay()
+        return shape.recording.output
+
+    def record_anew(self) -> None:
+        """Drop what was recorded, because it writes to tensors that are replaced."""
+        for shape in self._shapes.values():
+            shape.recording = None
+
+    def forget(self) -> None:
+        """Drop all shapes, and give back their memory with the next `torch.cuda.empty_cache`."""
+        self._shapes.clear()
+
+
+class _CudaRecording:
+    """A CUDA graph: a recorded run."""
+
+    output: torch.Tensor
+
+    def __init__(self, run: Callable[[], torch.Tensor], pool: Any) -> None:
+        """Record `run`, which has run before; recordings with the same pool share their memory."""
+        self._graph = torch.cuda.CUDAGraph()
+        stream = torch.cuda.current_stream()
+        try:
+            with torch.cuda.graph(self._graph, pool=pool, capture_error_mode="thread_local"):
+                self.output = run()
+        except RuntimeError:
+            torch.cuda.set_stream(stream)  # a capture that fails leaves its own stream current
+            raise
+
+    def replay(self) -> None:
+        self._graph.replay()
+
+
+def cuda_recorder() -> Recorder:
+    """Return a recorder of CUDA graphs that share their memory, since one runs at a time."""
+    pool = torch.cuda.graph_pool_handle()
+    return lambda run: _CudaRecording(run, pool)

@@ -1,0 +1,108 @@
+"""Verdicts: what the target decided about the drafts of a round, on the device and on the way to the host.
+
+Shapes: B rows, K drafted tokens, J = K + 1 positions, C columns.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+
+from decoding.sequence import TokenLogprobs
+
+if TYPE_CHECKING:
+    from decoding.sampling.logprobs import RoundLogprobs
+
+
+class RowVerdict(NamedTuple):
+    """What the target decided about one row's draft. If the logits are not finite, nothing else has a meaning.
+
+    `first_close_call` is the first position where rounding could decide, or the number of positions if there is none.
+    """
+
+    num_accepted: int
+    next_token: int
+    first_close_call: int
+    is_finite: bool  # whether the logits are numbers
+    num_drafted: int
+    draft_token_ids: list[int]  # K token ids; those past num_drafted are padding
+    logprobs: list[TokenLogprobs]  # of the accepted tokens and the next one, if the request asked for them
+
+
+@dataclass(frozen=True)
+class Verdicts:
+    """What is accepted of B drafts: the first num_accepted tokens, followed by next_token (recovered, or bonus)."""
+
+    num_accepted_B: torch.Tensor  # int64, 0..num_draft_tokens
+    next_token_B: torch.Tensor  # int64
+    first_close_call_B: torch.Tensor  # first position where the two best candidates nearly tie; J if there is none
+    is_finite_B: torch.Tensor  # whether the logits are numbers
+
+    def columns(self, drafted_BK: torch.Tensor, num_drafted_B: torch.Tensor) -> torch.Tensor:
+        """Return all numbers of the verdicts [B, C], so that one copy brings them to the host."""
+        counts = (self.num_accepted_B, self.next_token_B, self.first_close_call_B, self.is_finite_B, num_drafted_B)
+        return torch.cat([torch.stack([count.long() for count in counts], dim=1), drafted_BK], dim=1)
+
+
+def accept_if_equal(
+    picked_BJ: torch.Tensor, drafted_BK: torch.Tensor, num_drafted_B: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return how many drafted tokens of each row equal the target's picks before one differs, and the pick behind."""
+    num_accepted_B = count_leading(picked_BJ[:, :-1] == drafted_BK, num_drafted_B)
+    return num_accepted_B, picked_BJ.gather(1, num_accepted_B[:, None])[:, 0]
+
+
+def count_leading(is_accepted_BK: torch.Tensor, num_drafted_B: torch.Tensor) -> torch.Tensor:
+    """Return how many of each row's drafted tokens are accepted before the first that is not."""
+    return (is_accepted_BK & exists(is_accepted_BK, num_drafted_B)).long().cumprod(-1).sum(-1)
+
+
+def exists(like_BK: torch.Tensor, num_drafted_B: torch.Tensor) -> torch.Tensor:
+    """Tell which places of a draft [B, K] have a token."""
+    return torch.arange(like_BK.shape[1], device=like_BK.device) < num_drafted_B[:, None]
+
+
+class SentVerdicts:
+    """The verdicts on all rows: computed, but perhaps still on their way from the device."""
+
+    is_ready = True  # result() waits for nothing but the device
+
+    def __init__(
+        self,
+        columns_BC: torch.Tensor,
+        logprobs: "RoundLogprobs | None" = None,
+        recheck: Callable[[list[RowVerdict]], None] | None = None,
+    ) -> None:
+        """Start one copy to the host; nothing waits for it before `result`, and nothing else of a round is copied.
+
+        `recheck` may replace verdicts of the list that it gets.
+        """
+        self._shape, self._logprobs, self._recheck = columns_BC.shape, logprobs, recheck
+        self._packed = columns_BC.flatten()
+        if logprobs is not None and logprobs.packed:
+            self._packed = torch.cat([self._packed, *logprobs.packed])
+        self._copied: torch.cuda.Event | None = None
+        if self._packed.device.type == "cuda":
+            on_host = torch.empty(self._packed.shape, dtype=self._packed.dtype, pin_memory=True)
+            self._packed = on_host.copy_(self._packed, non_blocking=True)
+            self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._copied.record()
+
+    def result(self) -> list[RowVerdict]:
+        """Return one verdict for each row: the one wait of a round."""
+        if self._copied is not None:
+            self._copied.synchronize()
+        packed, num_columns = self._packed, self._shape.numel()
+        verdicts = []
+        for columns in packed[:num_columns].view(self._shape).tolist():
+            accepted, next_token, close_call, is_finite, num_drafted, *drafted = columns
+            verdicts.append(RowVerdict(accepted, next_token, close_call, bool(is_finite), num_drafted, drafted, []))
+        if self._logprobs is not None:
+            num_tokens = [verdict.num_accepted + 1 for verdict in verdicts]
+            for row, found in self._logprobs.of_rows(packed[num_columns:], num_tokens):
+                if verdicts[row].is_finite:
+                    verdicts[row] = verdicts[row]._replace(logprobs=found)
+        if self._recheck is not None:
+            self._recheck(verdicts)
+        return verdicts
