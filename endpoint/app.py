@@ -17,8 +17,8 @@ from endpoint.answers.responses import create_response
 from endpoint.batches.routes import add_batch_routes
 from endpoint.batches.service import BatchService
 from endpoint.http.errors import ApiError
+from endpoint.http.origin import origin_of
 from endpoint.http.owner import owner_of_request
-from endpoint.http.retelling import origin_of
 from endpoint.requests.body import body_of, documented
 from endpoint.requests.tokens import DetokenizeBody, TokenizeBody
 from endpoint.service.models import Models

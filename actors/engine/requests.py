@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from enum import Enum
 
 from actors.engine.deadline import NO_DEADLINE, Deadline
-from actors.engine.deltas import Delta
 from decoding.sampling_params import SamplingParams
 
 
@@ -27,9 +26,6 @@ class Generation:
     shows_special: bool = False  # whether special tokens belong to the text in which stop strings are looked for
     num_speculative_tokens: int | None = None  # most tokens that a sample drafts in a round; None: as the engine may
     is_streamed: bool = True  # to the client; of a whole answer the client has nothing before its end
-    told: tuple[list[Delta], ...] = ()  # what was passed on of it already, before its ingress was lost
-    call: str = ""  # the same for all ingresses that are asked for it; empty: there is only one
-    attempt: int = 1  # the number of this ingress among them
 
     @property
     def num_sequences(self) -> int:

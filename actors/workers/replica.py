@@ -19,7 +19,6 @@ from ray.exceptions import RayError, RayTaskError
 from actors.engine.deadline import DeadlineError
 from actors.engine.deltas import Delta
 from actors.engine.loop import EngineStats
-from actors.engine.recall import Recalls
 from actors.engine.requests import (
     BusyError,
     EngineFacts,
@@ -81,7 +80,6 @@ class Replica:
             finish=self._finish_in_background,
         )
         self._num_unfinished = 0  # sequences
-        self._recalls = Recalls()
         self._last_token_at = float("-inf")
         self._trial: asyncio.Task[None] | None = None  # a trial whether the engine writes
         self._models, self._draft = settings.models, settings.models.draft  # the latter is in use, or about to be
@@ -148,17 +146,14 @@ class Replica:
         Ray Serve takes an exception for a fault and logs its traceback, which takes longer than to refuse.
         """
         try:
-            with (
-                self._taken(generation.fingerprint, generation.num_sequences),
-                self._recalls.registered(generation.call, generation.attempt) as recall,
-            ):
+            with self._taken(generation.fingerprint, generation.num_sequences):
                 yield Standing.WAITS
                 if generation.params.structured is None:
                     sequences = self._sequences(generation)
                 else:  # to compile a grammar may take seconds, which other requests must not wait for
                     sequences = await asyncio.to_thread(self._sequences, generation)
                 async with aclosing(self._loop.stream(sequences, generation.send_every_s)) as stream:  # type: ignore[type-var]
-                    async for deltas in recall.until(generation.deadline.until(stream)):
+                    async for deltas in generation.deadline.until(stream):
                         if deltas:
                             self._last_token_at = time.monotonic()
                         yield deltas or Standing.BEGINS
@@ -166,10 +161,6 @@ class Replica:
             yield refusal
         except Exception as error:  # noqa: BLE001 - handed on without its message
             yield _failed(error, request_id=generation.request_id)
-
-    def recall(self, call: str, attempt: int) -> int:
-        """End what earlier attempts at a request still write. Ray does not tell a replica that its caller is lost."""
-        return self._recalls.recall(call, attempt)
 
     async def score(self, scoring: Scoring) -> list[list[TokenLogprobs]]:
         """Return the log-probabilities of each prompt's tokens but the first.

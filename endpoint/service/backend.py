@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Iterator
 from collections.abc import Sequence as Seq
-from contextlib import aclosing, contextmanager, suppress
+from contextlib import aclosing, contextmanager
 from dataclasses import replace
 from math import inf
 from typing import Any, Protocol
@@ -30,13 +30,12 @@ from actors.engine.requests import (
 from decoding.sequence import TokenLogprobs
 from endpoint.http.errors import ApiError, generation_failed, model_replaced, model_unavailable, server_busy
 from endpoint.requests.refusal import refusal
-from endpoint.service.resumption import Delivered, Resumption
+from endpoint.service.resumption import Reached, Resumption
 from pipeline.logs import Event
 
 _MAX_LOST = 3  # replicas that a request may lose while it waits, before the client has to try again
 _MAX_LOST_IN_FLIGHT = 2  # and while they write it: the request may be what ends them
 _UPDATE_PATIENCE_S, _ASK_AGAIN_S = 2.0, 0.1  # to find a replica of the wanted model while an update is rolled out
-_RECALL_S = 1.0  # for replicas to say that they have let a request of a lost ingress go
 _NO_REPLICA_S = 5.0  # without an answer to a question that takes no time: there is no replica
 _LOST = (RayActorError, ReplicaUnavailableError)
 _log = logging.getLogger(__name__)
@@ -111,16 +110,9 @@ class Replicas:
                 await asyncio.sleep(_ASK_AGAIN_S)
 
     async def generate(self, generation: Generation) -> AsyncIterator[list[Delta]]:
-        """Yield deltas as `Backend.generate` does, first those that were told before."""
-        told, generation = generation.told, replace(generation, fingerprint=self._fingerprint, told=())
-        delivered: dict[int, Delivered] = {}
-        retold = Resumption(delivered)
-        for deltas in told:
-            yield retold.new(deltas)
-        if generation.attempt > 1:
-            await self._recall(generation)
-        if told and sum(each.has_ended for each in delivered.values()) == generation.num_sequences:
-            return
+        """Yield deltas as `Backend.generate` does."""
+        generation = replace(generation, fingerprint=self._fingerprint)
+        delivered: dict[int, Reached] = {}
         # Of a text that no other replica continues, nothing is passed on before its end unless the client reads along.
         keeps = not self.is_repeatable and not generation.is_streamed
         tries = _Tries(generation.request_id)
@@ -129,7 +121,7 @@ class Replicas:
                 if keeps:
                     delivered = {}
                 # It waits until a replica says otherwise: first for a replica, and then for one of its slots.
-                resumption, is_waiting, kept = Resumption(delivered), True, list[list[Delta]]()
+                resumption, is_waiting, kept = Resumption(), True, list[list[Delta]]()
                 response = self._streaming.generate_or_refuse.remote(generation)
                 is_over = False
                 try:
@@ -138,7 +130,7 @@ class Replicas:
                             is_over = True
                             raise item
                         is_waiting = item is Standing.WAITS
-                        if isinstance(item, Standing) or not (new := resumption.new(item)):
+                        if isinstance(item, Standing) or not (new := resumption.new(item, delivered)):
                             continue
                         if keeps:
                             kept.append(new)
@@ -155,12 +147,6 @@ class Replicas:
                 finally:
                     if not is_over:  # the reader has left
                         response.cancel()
-
-    async def _recall(self, generation: Generation) -> None:
-        """End what a lost ingress had asked for: no client reads it, and it keeps slots."""
-        with suppress(TimeoutError, DeploymentUnavailableError):
-            recalls = self._handle.broadcast("recall", generation.call, generation.attempt)
-            await recalls.results_async(timeout_s=_RECALL_S, return_exceptions=True)
 
     async def score(self, scoring: Scoring) -> list[list[TokenLogprobs]]:
         """Return scores as `Backend.score` does.

@@ -9,7 +9,7 @@ from actors.engine.deadline import Deadline
 from actors.engine.requests import EngineFacts, Generation
 from actors.engine.vocabulary import check_vocabulary
 from endpoint.http.errors import ApiError, context_exceeded, wrong
-from endpoint.http.retelling import Origin, Telling
+from endpoint.http.origin import Origin
 from endpoint.requests.body import params_of, prompts_of
 from endpoint.service.backend import Backend, api_errors
 from endpoint.service.encoder import Encoder
@@ -52,8 +52,7 @@ class PreparedRequest:
     prompts: list[Prompt]
     generation: Generation
     facts: EngineFacts
-    created: int  # seconds since 1970
-    telling: Telling  # of the gate, as the stream is written
+    origin: Origin
     form_field: str | None = None  # by which the request asks for a form
 
     @property
@@ -119,12 +118,8 @@ class Service:
             num_speculative_tokens=request.num_speculative_tokens,
             is_streamed=bool(request.stream),
             shows_special=request.skip_special_tokens is False,
-            told=tuple(deltas for told in origin.earlier() for deltas in told),
-            call=origin.call,
-            attempt=origin.attempt,
         )
-        can_go_on = origin.keeps and bool(request.stream) and self.backend.is_repeatable
-        return PreparedRequest(prompts, generation, facts, origin.created, Telling(is_on=can_go_on), request.form_field)
+        return PreparedRequest(prompts, generation, facts, origin, request.form_field)
 
     async def facts(self, deadline: Deadline) -> EngineFacts:
         """Return the engine's limits and fingerprint. Raises ApiError."""

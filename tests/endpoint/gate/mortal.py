@@ -11,7 +11,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from actors.engine.requests import Generation
 from actors.workers.replica import Replica
-from endpoint.http.retelling import EXTENSION
+from endpoint.http.origin import EXTENSION
 
 
 class Handle:
@@ -25,9 +25,6 @@ class Handle:
     def options(self, stream: bool) -> Handle:
         return self
 
-    def broadcast(self, method: str, *asked: Any) -> _Results:
-        return _Results([getattr(self.replica, method)(*asked)])
-
     def remote(self, generation: Generation) -> Items:
         self.generations.append(generation)
         return Items(self.replica.generate_or_refuse(generation))
@@ -39,14 +36,6 @@ class _Asked:
 
     async def remote(self, *asked: Any) -> Any:
         return await self.answer(*asked)
-
-
-@dataclass
-class _Results:
-    results: list[Any]
-
-    async def results_async(self, **_: Any) -> list[Any]:
-        return self.results
 
 
 @dataclass
@@ -66,14 +55,14 @@ class Items:
 
 
 class Mortal:
-    """Processes with the same application; `lifetimes` says behind how many events each is lost. The last one stays.
+    """Processes with the same application; `lifetimes` says behind how many parts each is lost. The last one stays.
 
     As behind Serve's proxy, nothing more is sent then, and the engine is not told. `origins` are those that the
-    processes were given.
+    processes were given, and `num_parts` is what they have sent, without the end of the connection.
     """
 
     def __init__(self, app: ASGIApp) -> None:
-        self._app, self.lifetimes, self.origins = app, list[int](), list[Any]()
+        self._app, self.lifetimes, self.origins, self.num_parts = app, list[int](), list[Any](), 0
         self._tasks = list[asyncio.Future[None]]()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -87,6 +76,7 @@ class Mortal:
                     is_lost.set()
                     await asyncio.Event().wait()
                 left -= 1
+            self.num_parts += bool(message.get("body"))
             await send(message)
 
         ends = asyncio.ensure_future(is_lost.wait())
