@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 from enum import Enum
 
-from actors.engine.deadline import NO_DEADLINE, Deadline
 from decoding.sampling_params import SamplingParams
 
 
@@ -20,7 +19,6 @@ class Generation:
     seeds: tuple[int, ...]
     params: SamplingParams
     owner: str = ""  # the key that it came with, by a name that does not tell it; empty outside of endpoints
-    deadline: Deadline = NO_DEADLINE
     send_every_s: float = 0.0  # at most one batch of deltas in this time; an ending is sent at once
     fingerprint: str = ""  # of the engine that must write it; empty: any engine
     shows_special: bool = False  # whether special tokens belong to the text in which stop strings are looked for
@@ -41,7 +39,6 @@ class Scoring:
     prompts: tuple[tuple[int, ...], ...]
     num_top: int
     owner: str = ""  # as of a Generation
-    deadline: Deadline = NO_DEADLINE
     fingerprint: str = ""  # as of a Generation
     has_ranks: bool = False  # whether each token's rank among all is wanted
     has_next: bool = False  # whether the likeliest token behind each prompt is wanted, too

@@ -1,8 +1,8 @@
 """Replica: an engine behind Ray Serve. Token ids in, deltas out; it knows no HTTP.
 
-All requests share the engine's slots. A request that cannot be served (the queue is full, the prompt cannot be run, the
-time is up) gets a typed exception of `actors/engine/requests.py`; a request that is cancelled frees its slots within a
-step. Units of batches fill the slots that requests leave, and are committed as those of a job.
+All requests share the engine's slots. A request that cannot be served (the queue is full, the prompt cannot be run)
+gets a typed exception of `actors/engine/requests.py`; a request that is cancelled, as when its time is up, frees its
+slots within a step. Units of batches fill the slots that requests leave, and are committed as those of a job.
 """
 
 import asyncio
@@ -16,7 +16,6 @@ from typing import Any
 import torch
 from ray.exceptions import RayError, RayTaskError
 
-from actors.engine.deadline import DeadlineError
 from actors.engine.deltas import Delta
 from actors.engine.loop import EngineStats
 from actors.engine.requests import (
@@ -48,7 +47,7 @@ from pipeline.text.stop_strings import StopStrings
 
 _BATCH_SIGN_S = 1.0  # between two signs of life of batches' rows
 _PROBE = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True)
-Refusal = RefusedError | BusyError | OtherModelError | DeadlineError | FailedError  # comes instead of tokens
+Refusal = RefusedError | BusyError | OtherModelError | FailedError  # comes instead of tokens
 _log = logging.getLogger(__name__)
 
 
@@ -131,7 +130,7 @@ class Replica:
     async def generate(self, generation: Generation) -> AsyncIterator[list[Delta]]:
         """Yield the tokens of the samples as they are written; the last delta of each sample has its ending.
 
-        Raises RefusedError, BusyError, OtherModelError, DeadlineError or FailedError.
+        Raises RefusedError, BusyError, OtherModelError or FailedError.
         """
         async with aclosing(self.generate_or_refuse(generation)) as stream:  # type: ignore[type-var]
             async for item in stream:
@@ -153,11 +152,11 @@ class Replica:
                 else:  # to compile a grammar may take seconds, which other requests must not wait for
                     sequences = await asyncio.to_thread(self._sequences, generation)
                 async with aclosing(self._loop.stream(sequences, generation.send_every_s)) as stream:  # type: ignore[type-var]
-                    async for deltas in generation.deadline.until(stream):
+                    async for deltas in stream:
                         if deltas:
                             self._last_token_at = time.monotonic()
                         yield deltas or Standing.BEGINS
-        except (RefusedError, BusyError, OtherModelError, DeadlineError) as refusal:
+        except (RefusedError, BusyError, OtherModelError) as refusal:
             yield refusal
         except Exception as error:  # noqa: BLE001 - handed on without its message
             yield _failed(error, request_id=generation.request_id)
@@ -176,8 +175,7 @@ class Replica:
             for text in texts:
                 if problem := self._loop.engine.problem_with_text(text):
                     raise RefusedError(problem)
-            async with scoring.deadline.enforced():
-                await self._loop.score(texts)
+            await self._loop.score(texts)
             if any(text.error is not None for text in texts):
                 raise FailedError("the engine failed over a text that is scored")  # the loop has logged why
             self._last_token_at = time.monotonic()  # scores are a sign of life
@@ -188,7 +186,7 @@ class Replica:
         """Return what `score` returns, or the refusal or failure that it raises."""
         try:
             return await self.score(scoring)
-        except (RefusedError, BusyError, OtherModelError, DeadlineError, FailedError) as refusal:
+        except (RefusedError, BusyError, OtherModelError, FailedError) as refusal:
             return refusal
         except Exception as error:  # noqa: BLE001 - handed on without its message
             return _failed(error, request_id=scoring.request_id)

@@ -115,7 +115,7 @@ def make_choices(
         for number, prompt in enumerate(generation.prompts)
         for sample in range(params.n)
     ]
-    for index, reached in prepared.origin.reached.items():
+    for index, reached in prepared.call.origin.reached.items():
         choices[index].reached = Reached(*reached)
     return choices
 
@@ -128,7 +128,7 @@ async def grow(
     reason: FinishReason = "cancelled"
     try:
         async with aclosing(
-            ask(service.backend, generation, known, prepared.form_field)  # type: ignore[type-var]
+            ask(service.backend, generation, prepared.call.deadline, known, prepared.form_field)  # type: ignore[type-var]
         ) as stream:
             async for deltas in stream:
                 for index in {delta.index: None for delta in deltas}:  # several of one choice count as one arrival

@@ -28,7 +28,7 @@ async def create_response(service: Service, request: ResponseAsked, call: Call) 
     prepared = await service.prepare(request, call)
     writer = _Writer(service, request, prepared)
     if request.stream:
-        names = {"has_names": True, "has_begun": bool(prepared.origin.reached)}
+        names = {"has_names": True, "has_begun": bool(prepared.call.origin.reached)}
         return await stream_response(writer.parts(), prepared.generation.request_id, **names)
     async with aclosing(writer.parts()) as parts:  # type: ignore[type-var]
         async for part in parts:
@@ -80,7 +80,7 @@ class _Writer:
         return {
             "id": self._prepared.generation.request_id,
             "object": "response",
-            "created_at": self._prepared.origin.created,
+            "created_at": self._prepared.call.origin.created,
             "completed_at": int(time.time()) if status == "completed" else None,
             "status": status,
             "error": None,

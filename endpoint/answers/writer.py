@@ -79,7 +79,7 @@ async def respond(
     """
     writer = _Writer(service, request, prepared, form, scores, known)
     if request.stream:
-        has_begun = bool(prepared.origin.reached)
+        has_begun = bool(prepared.call.origin.reached)
         return await stream_response(writer.parts(), prepared.generation.request_id, has_begun=has_begun)
     return Response(dumps(await writer.whole()), media_type="application/json")
 
@@ -201,7 +201,7 @@ class _Writer:
         return {
             "id": self._prepared.generation.request_id,
             "object": object,
-            "created": self._prepared.origin.created,
+            "created": self._prepared.call.origin.created,
             "model": settings.model,
             "system_fingerprint": settings.fingerprint,
         }

@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Iterator
 from collections.abc import Sequence as Seq
-from contextlib import aclosing, contextmanager
+from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import replace
 from math import inf
 from typing import Any, Protocol
@@ -15,7 +15,6 @@ from typing import Any, Protocol
 from ray.exceptions import RayActorError, RayError, RayTaskError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, ReplicaUnavailableError
 
-from actors.engine.deadline import DeadlineError
 from actors.engine.deltas import Delta
 from actors.engine.requests import (
     BusyError,
@@ -30,6 +29,7 @@ from actors.engine.requests import (
 from decoding.sequence import TokenLogprobs
 from endpoint.http.errors import ApiError, generation_failed, model_replaced, model_unavailable, server_busy
 from endpoint.requests.refusal import refusal
+from endpoint.service.deadline import Deadline, DeadlineError
 from endpoint.service.resumption import Reached, Resumption
 from pipeline.logs import Event
 
@@ -218,9 +218,13 @@ class _Tries:
 
 
 async def ask(
-    backend: Backend, generation: Generation, known: Seq[Delta] = (), form_field: str | None = None
+    backend: Backend,
+    generation: Generation,
+    deadline: Deadline,
+    known: Seq[Delta] = (),
+    form_field: str | None = None,
 ) -> AsyncIterator[list[Delta]]:
-    """Yield the backend's deltas until the request's deadline; raise its errors as ApiErrors.
+    """Yield the backend's deltas until the deadline; raise its errors as ApiErrors.
 
     Of a generation of which all is `known` the backend is not asked. `form_field` is the path of the field by which the
     request asks for a form.
@@ -230,8 +234,16 @@ async def ask(
         return
     with api_errors(form_field):
         async with aclosing(backend.generate(generation)) as stream:  # type: ignore[type-var]
-            async for deltas in generation.deadline.until(stream):
+            async for deltas in deadline.until(stream):
                 yield deltas
+
+
+@asynccontextmanager
+async def in_time(deadline: Deadline) -> AsyncIterator[None]:
+    """End what the block awaits at the deadline, and turn what it raises into the ApiError that answers it."""
+    with api_errors():
+        async with deadline.enforced():
+            yield
 
 
 @contextmanager

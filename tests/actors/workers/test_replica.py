@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from actors.engine.deadline import Deadline, DeadlineError
 from actors.engine.requests import BusyError, Generation, OtherModelError, RefusedError, Scoring, Standing
 from actors.workers.replica import Replica, ReplicaSettings
 from decoding import Engine, SamplingParams
@@ -76,18 +75,6 @@ def test_a_request_beyond_the_bound_is_refused_at_once(replica: Replica, runner:
 def test_a_request_of_many_samples_is_taken_while_there_is_room(replica: Replica, runner: asyncio.Runner) -> None:
     deltas = runner.run(all_of(replica, ask(SamplingParams(n=8, max_tokens=3, ignore_eos=True))))
     assert {delta.index for delta in deltas} == set(range(8))
-
-
-def test_a_deadline_ends_a_request_and_frees_its_slots(replica: Replica, runner: asyncio.Runner) -> None:
-    async def scenario() -> None:
-        with pytest.raises(DeadlineError, match=r"not done in 1e-06 s"):
-            await all_of(replica, ask(deadline=Deadline.after(1e-6)))
-        with pytest.raises(DeadlineError):
-            await replica.score(scoring(prompts=((5, 6),) * 50, deadline=Deadline.after(1e-6)))
-        assert replica._num_unfinished == 0
-        assert (await all_of(replica, ask()))[-1].ending is not None
-
-    runner.run(scenario())
 
 
 def test_a_request_whose_client_left_no_longer_counts(replica: Replica, runner: asyncio.Runner) -> None:

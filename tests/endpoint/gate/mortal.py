@@ -1,57 +1,13 @@
-"""Processes of the application that are lost in the middle of an answer, over a replica that is in this process."""
+"""Processes of the application that are lost in the middle of an answer."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass
 from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from actors.engine.requests import Generation
-from actors.workers.replica import Replica
 from endpoint.http.origin import EXTENSION
-
-
-class Handle:
-    """The handle of a deployment that has one replica, which is in this process."""
-
-    def __init__(self, replica: Replica) -> None:
-        self.replica, self.generate_or_refuse = replica, self
-        self.facts, self.score_or_refuse = _Asked(replica.facts), _Asked(replica.score_or_refuse)
-        self.generations: list[Generation] = []
-
-    def options(self, stream: bool) -> Handle:
-        return self
-
-    def remote(self, generation: Generation) -> Items:
-        self.generations.append(generation)
-        return Items(self.replica.generate_or_refuse(generation))
-
-
-@dataclass
-class _Asked:
-    answer: Callable[..., Awaitable[Any]]
-
-    async def remote(self, *asked: Any) -> Any:
-        return await self.answer(*asked)
-
-
-@dataclass
-class Items:
-    items: AsyncIterator[Any]
-
-    async def __aiter__(self) -> AsyncIterator[Any]:
-        async for item in self.items:
-            if isinstance(item, list):  # else a machine that does much else would have few and long events
-                for delta in item:
-                    yield [delta]
-            else:
-                yield item
-
-    def cancel(self) -> None:
-        return None
 
 
 class Mortal:
