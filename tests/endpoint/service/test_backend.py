@@ -37,7 +37,7 @@ class Handle:
     def __init__(self, *runs: list[Any]) -> None:
         self._runs, self.num_cancelled = list(runs), 0
         self.num_tries = 0
-        self.generate_or_refuse = self
+        self.generate = self
 
     def options(self, stream: bool) -> Handle:
         assert stream
@@ -171,7 +171,7 @@ async def test_a_request_for_scores_is_given_up_after_two_dead_replicas() -> Non
     class Dying(Handle):
         def __init__(self) -> None:
             super().__init__()
-            self.score_or_refuse = self
+            self.score = self
 
         def __await__(self) -> Any:
             raise ActorDiedError
@@ -205,7 +205,7 @@ class Mixed(Handle):
     def __init__(self, *runs: tuple[str, list[Any]]) -> None:
         super().__init__()
         self._fingerprints_and_runs = list(runs)
-        self.score_or_refuse = self.facts = self  # type: ignore[assignment]
+        self.score = self.facts = self  # type: ignore[assignment]
 
     def remote(self, asked: Any = None) -> Any:
         self.num_tries += 1
