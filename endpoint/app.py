@@ -9,7 +9,6 @@ from typing import Any
 from fastapi import FastAPI, Request
 from starlette.responses import Response
 
-from actors.engine.deadline import Deadline
 from actors.engine.requests import EngineFacts
 from endpoint.answers.chat import chat
 from endpoint.answers.completions import complete
@@ -17,10 +16,12 @@ from endpoint.answers.responses import create_response
 from endpoint.batches.routes import add_batch_routes
 from endpoint.batches.service import BatchService
 from endpoint.http.errors import ApiError
+from endpoint.http.origin import origin_of
 from endpoint.http.owner import owner_of_request
-from endpoint.http.retelling import origin_of
 from endpoint.requests.body import body_of, documented
 from endpoint.requests.tokens import DetokenizeBody, TokenizeBody
+from endpoint.service.backend import in_time
+from endpoint.service.deadline import Deadline
 from endpoint.service.models import Models
 from endpoint.service.service import Call, Service, ServiceSettings
 from pipeline.requests.chat import ChatAsked
@@ -76,28 +77,31 @@ def create_app(models: Models, *, batches: BatchService | None = None, has_docs:
 
     @app.get("/v1/models")
     async def _models(request: Request) -> dict[str, Any]:
-        found = await models.facts(deadline_of(request))
+        async with in_time(deadline_of(request)):
+            found = await models.facts()
         return {"object": "list", "data": [_described(service.settings, facts, name) for name, service, facts in found]}
 
     @app.get("/v1/models/{model:path}")
     async def _model(model: str, request: Request) -> dict[str, Any]:
         service = service_of(model, request)
-        return _described(service.settings, await service.facts(deadline_of(request)), model)
+        async with in_time(deadline_of(request)):
+            return _described(service.settings, await service.backend.facts(), model)
 
     @app.post("/tokenize", openapi_extra=documented(TokenizeBody))
     async def _tokenize(request: Request) -> dict[str, Any]:
         body = await body_of(TokenizeBody, request)
         service = service_of(body.model, request)
-        (param, text), deadline = body.text, deadline_of(request)
-        token_ids = (await service.encode(param, text, deadline)).token_ids
-        facts = await service.facts(deadline)
+        async with in_time(deadline_of(request)):
+            token_ids = (await service.encode(*body.text)).token_ids
+            facts = await service.backend.facts()
         return {"count": len(token_ids), "max_model_len": facts.max_model_len, "tokens": list(token_ids)}
 
     @app.post("/detokenize", openapi_extra=documented(DetokenizeBody))
     async def _detokenize(request: Request) -> dict[str, Any]:
         body = await body_of(DetokenizeBody, request)
         service = service_of(body.model, request)
-        return {"prompt": await service.decode("tokens", body.tokens, deadline_of(request))}
+        async with in_time(deadline_of(request)):
+            return {"prompt": await service.decode("tokens", body.tokens)}
 
     @app.get("/health")
     async def _health() -> dict[str, str]:

@@ -1,9 +1,8 @@
-"""Requests to a replica, and how it refuses them: plain data and exceptions that travel between processes."""
+"""Requests to a replica, and what it says of them: plain data that travels between processes."""
 
 from dataclasses import dataclass
 from enum import Enum
 
-from actors.engine.deadline import NO_DEADLINE, Deadline
 from actors.engine.deltas import Delta
 from decoding.sampling_params import SamplingParams
 
@@ -21,15 +20,11 @@ class Generation:
     seeds: tuple[int, ...]
     params: SamplingParams
     owner: str = ""  # the key that it came with, by a name that does not tell it; empty outside of endpoints
-    deadline: Deadline = NO_DEADLINE
     send_every_s: float = 0.0  # at most one batch of deltas in this time; an ending is sent at once
     fingerprint: str = ""  # of the engine that must write it; empty: any engine
     shows_special: bool = False  # whether special tokens belong to the text in which stop strings are looked for
     num_speculative_tokens: int | None = None  # most tokens that a sample drafts in a round; None: as the engine may
     is_streamed: bool = True  # to the client; of a whole answer the client has nothing before its end
-    told: tuple[list[Delta], ...] = ()  # what was passed on of it already, before its ingress was lost
-    call: str = ""  # the same for all ingresses that are asked for it; empty: there is only one
-    attempt: int = 1  # the number of this ingress among them
 
     @property
     def num_sequences(self) -> int:
@@ -45,7 +40,6 @@ class Scoring:
     prompts: tuple[tuple[int, ...], ...]
     num_top: int
     owner: str = ""  # as of a Generation
-    deadline: Deadline = NO_DEADLINE
     fingerprint: str = ""  # as of a Generation
     has_ranks: bool = False  # whether each token's rank among all is wanted
     has_next: bool = False  # whether the likeliest token behind each prompt is wanted, too
@@ -70,17 +64,27 @@ class Standing(Enum):
     BEGINS = "begins"  # its prompt is read from now on
 
 
-class RefusedError(ValueError):
+class NotDoneError(Exception):
+    """Why a request is not done. A replica says it in place of tokens or scores, and raises nothing.
+
+    Ray Serve takes an exception for a fault and logs its traceback, which takes longer than to refuse.
+    """
+
+
+class RefusedError(NotDoneError):
     """The request can never be run; its message says why. It is for the client."""
 
 
-class OtherModelError(RuntimeError):
+class OtherModelError(NotDoneError):
     """The replica has another fingerprint, as while an update is rolled out; nothing has been done."""
 
 
-class BusyError(RuntimeError):
+class BusyError(NotDoneError):
     """The queue is full; nothing has been done."""
 
 
-class FailedError(RuntimeError):
+class FailedError(NotDoneError):
     """The engine failed over this request, not over those beside it. Its message is for the log."""
+
+
+Outcome = list[Delta] | Standing | NotDoneError  # what a replica says of a generation, again and again

@@ -19,6 +19,7 @@ from endpoint.http.errors import ApiError, generation_failed
 from endpoint.requests.refusal import refusal
 from endpoint.service.backend import ask
 from endpoint.service.metrics import FinishReason, RequestMeter
+from endpoint.service.resumption import Reached, Resumption
 from endpoint.service.service import PreparedRequest, Service
 from pipeline.logs import Event
 from pipeline.text.answer_parts import Answer
@@ -44,16 +45,27 @@ class Choice:
     reader: AnswerReader | None = None  # of a streamed answer with several parts
     answer: Answer = field(default_factory=Answer)  # what the reader has found
     rounds: Counter[tuple[int, int]] = field(default_factory=Counter)  # by their (drafted, accepted) tokens
+    reached: Reached = field(default_factory=Reached)  # the client has so much, or has it with what was added last
 
-    def add(self, delta: Delta) -> Growth:
-        """Add a delta and return what it changes."""
+    def add(self, delta: Delta, *, is_known: bool = False) -> Growth:
+        """Add a delta and return what it changes, for a client that has this part of the stream if it `is_known`.
+
+        Raises RuntimeError if other text was shown with the tokens that the client has.
+        """
         piece = self.stream.push(delta.token_ids, delta.num_accepted, delta.ending, delta.rejected)
         self.logprobs += delta.logprobs
         self.offsets += piece.offsets
         self.ending = delta.ending
         if delta.token_ids:
             self.rounds[delta.num_drafted, delta.num_accepted] += 1
-        return Growth(self, delta, piece)
+        if not is_known:
+            rounds = tuple(self.rounds.items())
+            self.reached = self.reached.after(delta)._replace(num_characters=len(self.text), rounds=rounds)
+        elif len(self.token_ids) == self.reached.num_tokens:
+            self.rounds = Counter(dict(self.reached.rounds))
+            if (delta.ending is not None) == self.reached.has_ended and len(self.text) != self.reached.num_characters:
+                raise RuntimeError("a process was lost, and another one does not show what it had shown")
+        return Growth(self, delta, piece, is_known)
 
     @property
     def text(self) -> str:
@@ -88,40 +100,48 @@ class Growth:
     choice: Choice
     delta: Delta
     piece: Piece
+    is_known: bool  # to the client, who has it from an ingress that was lost
 
 
 def make_choices(
     codec: TextCodec,
-    generation: Generation,
+    prepared: PreparedRequest,
     new_stream: Callable[[TextCodec, tuple[str, ...], Seq[int]], TextStream | WholeText],
 ) -> list[Choice]:
     """Make an empty choice for each sequence of a generation, whose text comes from what `new_stream` makes."""
-    params = generation.params
-    return [
+    generation, params = prepared.generation, prepared.generation.params
+    choices = [
         Choice(number * params.n + sample, generation.seeds[number], new_stream(codec, params.stop, prompt))
         for number, prompt in enumerate(generation.prompts)
         for sample in range(params.n)
     ]
+    for index, reached in prepared.call.origin.reached.items():
+        choices[index].reached = Reached(*reached)
+    return choices
 
 
 async def grow(
     service: Service, prepared: PreparedRequest, choices: list[Choice], known: Seq[Delta] = ()
 ) -> AsyncIterator[Growth]:
     """Generate unless all is `known`, and yield how each step changes the choices. Raises ApiError."""
-    generation, meter = prepared.generation, RequestMeter(service.metrics)
+    generation, meter, resumption = prepared.generation, RequestMeter(service.metrics), Resumption()
     reason: FinishReason = "cancelled"
     try:
         async with aclosing(
-            ask(service.backend, generation, known, prepared.form_field)  # type: ignore[type-var]
+            ask(service.backend, generation, prepared.call.deadline, known, prepared.form_field)  # type: ignore[type-var]
         ) as stream:
             async for deltas in stream:
-                prepared.telling.add(deltas)
                 for index in {delta.index: None for delta in deltas}:  # several of one choice count as one arrival
                     meter.tokens(sum(len(delta.token_ids) for delta in deltas if delta.index == index), index)
                 for delta in deltas:
                     if delta.ending is not None and delta.ending.finish_reason == "error":
                         raise _sample_failed(delta.ending, prepared, delta.index)
-                    yield choices[delta.index].add(delta)
+                    choice = choices[delta.index]
+                    had, new = resumption.split(delta, choice.reached)
+                    if had is not None:
+                        yield choice.add(had, is_known=True)
+                    if new is not None:
+                        yield choice.add(new)
         if any(choice.ending is None for choice in choices):
             raise ApiError(500, "The model stopped early.", code="generation_failed")
         reason = "length" if any(choice.finish_reason == "length" for choice in choices) else "stop"
@@ -143,11 +163,16 @@ async def grow(
         )
 
 
+def reached_with(service: Service, growth: Growth) -> dict[int, tuple[Any, ...]]:
+    """Return how far the client has come with a growth, where another engine would write the same; else nothing."""
+    return {growth.choice.index: tuple(growth.choice.reached)} if service.backend.is_repeatable else {}
+
+
 async def without_output(choices: list[Choice]) -> AsyncIterator[Growth]:
     """Yield the end of choices that show only the echo of their prompt."""
     ending = Ending(finish_reason="length", stop_reason=None, error=None, num_cached_tokens=0)
     for choice in choices:
-        yield choice.add(Delta(choice.index, (), ending=ending))
+        yield choice.add(Delta(choice.index, (), ending=ending), is_known=choice.reached.has_ended)
 
 
 def _sample_failed(ending: Ending, prepared: PreparedRequest, sample: int) -> ApiError:
@@ -182,7 +207,7 @@ def draft_fields(growth: Growth, echo: str = "") -> dict[str, Any]:
 def usage(generation: Generation, choices: Seq[Choice]) -> dict[str, Any]:
     """Return the token counts of an answer. A prompt counts once, however many samples it has."""
     num_prompt = sum(len(prompt) for prompt in generation.prompts)
-    num_output = sum(len(choice.token_ids) for choice in choices)
+    num_output = sum(choice.reached.num_tokens for choice in choices)
     return {
         "prompt_tokens": num_prompt,
         "completion_tokens": num_output,

@@ -19,8 +19,7 @@ _ONE_LIKELIEST = SamplingParams(temperature=0, max_tokens=1)
 
 def is_next_token(generation: Generation) -> bool:
     """Return whether a request asks for the likeliest token behind each prompt, and nothing else."""
-    params = replace(generation.params, logprobs=None, seed=None)
-    return params == _ONE_LIKELIEST and not generation.told and generation.attempt == 1
+    return replace(generation.params, logprobs=None, seed=None) == _ONE_LIKELIEST
 
 
 def known_deltas(

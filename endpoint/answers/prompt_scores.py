@@ -8,7 +8,7 @@ from typing import Any
 from actors.engine.requests import Scoring
 from decoding.sequence import TokenLogprobs
 from endpoint.answers.logprobs import finite
-from endpoint.service.backend import api_errors
+from endpoint.service.backend import in_time
 from endpoint.service.service import PreparedRequest, Service
 from pipeline.text.codec import TextCodec
 
@@ -27,13 +27,11 @@ async def score_prompts(
         prompts=generation.prompts,
         num_top=num_top,
         owner=generation.owner,
-        deadline=generation.deadline,
         has_ranks=has_ranks,
         has_next=has_next,
     )
-    with api_errors():
-        async with generation.deadline.enforced():
-            return await service.backend.score(scoring)
+    async with in_time(prepared.call.deadline):
+        return await service.backend.score(scoring)
 
 
 def prompt_logprobs(

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import aclosing
 from copy import deepcopy
 from functools import partial
+from itertools import chain
 from typing import Any
 
 from starlette.responses import Response
 
-from endpoint.answers.choices import Choice, Growth, grow, make_choices, usage
+from endpoint.answers.choices import Choice, Growth, grow, make_choices, reached_with, usage
 from endpoint.answers.output_items import Json, OutputItems
 from endpoint.answers.text import TextStream
 from endpoint.answers.writer import codec_of
-from endpoint.http.events import dumps, stream_response
+from endpoint.http.events import Part, dumps, stream_response
 from endpoint.service.service import Call, PreparedRequest, Service
 from pipeline.requests.response import ResponseAsked
 from pipeline.text.answer_parts import Event
@@ -27,11 +28,12 @@ async def create_response(service: Service, request: ResponseAsked, call: Call) 
     prepared = await service.prepare(request, call)
     writer = _Writer(service, request, prepared)
     if request.stream:
-        return await stream_response(writer.events(), prepared.generation.request_id, prepared.telling, has_names=True)
-    async with aclosing(writer.events()) as events:  # type: ignore[type-var]
-        async for event in events:
-            last = event
-    return Response(dumps(last["response"]), media_type="application/json")
+        names = {"has_names": True, "has_begun": bool(prepared.call.origin.reached)}
+        return await stream_response(writer.parts(), prepared.generation.request_id, **names)
+    async with aclosing(writer.parts()) as parts:  # type: ignore[type-var]
+        async for part in parts:
+            last = part
+    return Response(dumps(last.events[-1]["response"]), media_type="application/json")
 
 
 class _Writer:
@@ -40,35 +42,36 @@ class _Writer:
     def __init__(self, service: Service, request: ResponseAsked, prepared: PreparedRequest) -> None:
         self._service, self._request, self._prepared = service, request, prepared
         self._codec = codec_of(service, request, prepared)
-        self._created = prepared.created
         self._items = OutputItems(prepared.generation.request_id, lambda index: prepared.new_call_id(0, index))
 
-    async def events(self) -> AsyncIterator[Json]:
+    async def parts(self) -> AsyncIterator[Part]:
         """Yield the events of the stream; the last one has the whole response."""
-        number = 0
-        async with aclosing(self._unnumbered()) as events:  # type: ignore[type-var]
-            async for event in events:
-                yield {**deepcopy(event), "sequence_number": number}
-                number += 1
-
-    async def _unnumbered(self) -> AsyncIterator[Json]:
         new_stream = partial(TextStream, by_token=False, keeps_stop=bool(self._request.include_stop_str_in_output))
-        (choice,) = choices = make_choices(self._codec, self._prepared.generation, new_stream)
+        (choice,) = choices = make_choices(self._codec, self._prepared, new_stream)
         reader = self._prepared.form.reader()
-        begun = False
+
+        def numbered(events: Iterable[Json]) -> list[Json]:
+            first = choice.reached.num_events
+            found = [{**deepcopy(event), "sequence_number": number} for number, event in enumerate(events, first)]
+            choice.reached = choice.reached._replace(num_events=first + len(found))
+            return found
+
         async with aclosing(grow(self._service, self._prepared, choices)) as growing:  # type: ignore[type-var]
             async for growth in growing:
-                if not begun:  # so that what fails before the first token has a status of its own
-                    begun = True
-                    for kind in ("response.created", "response.in_progress"):
-                        yield {"type": kind, "response": self._response("in_progress")}
-                for event in self._items.add(_read(reader, growth)):
-                    yield event
-        is_whole = choice.finish_reason != "length"
-        for event in self._items.end("completed" if is_whole else "incomplete"):
-            yield event
-        status = "completed" if is_whole else "incomplete"
-        yield {"type": f"response.{status}", "response": self._response(status, choice)}
+                if growth.is_known:
+                    for _ in self._items.add(_read(reader, growth)):
+                        pass
+                    continue
+                begun: list[Json] = []
+                if not choice.reached.num_events:  # so that what fails before the first token has a status of its own
+                    kinds = ("response.created", "response.in_progress")
+                    begun = [{"type": kind, "response": self._response("in_progress")} for kind in kinds]
+                if events := numbered(chain(begun, self._items.add(_read(reader, growth)))):
+                    yield Part(events, reached_with(self._service, growth))
+        status = "incomplete" if choice.finish_reason == "length" else "completed"
+        end = numbered(self._items.end(status))
+        end += numbered([{"type": f"response.{status}", "response": self._response(status, choice)}])
+        yield Part(end, is_last=True)
 
     def _response(self, status: str, choice: Choice | None = None) -> Json:
         request, settings = self._request, self._service.settings
@@ -77,7 +80,7 @@ class _Writer:
         return {
             "id": self._prepared.generation.request_id,
             "object": "response",
-            "created_at": self._created,
+            "created_at": self._prepared.call.origin.created,
             "completed_at": int(time.time()) if status == "completed" else None,
             "status": status,
             "error": None,

@@ -14,10 +14,19 @@ from starlette.responses import Response
 
 from actors.engine.deltas import Delta
 from decoding.sequence import TokenLogprobs
-from endpoint.answers.choices import Choice, Growth, grow, make_choices, speculative_decoding, usage, without_output
+from endpoint.answers.choices import (
+    Choice,
+    Growth,
+    grow,
+    make_choices,
+    reached_with,
+    speculative_decoding,
+    usage,
+    without_output,
+)
 from endpoint.answers.prompt_scores import prompt_logprobs
 from endpoint.answers.text import TextStream, WholeText
-from endpoint.http.events import dumps, stream_response
+from endpoint.http.events import Part, dumps, stream_response
 from endpoint.service.service import PreparedRequest, Service
 from pipeline.requests.asked import Asked
 from pipeline.text.codec import TextCodec
@@ -70,7 +79,8 @@ async def respond(
     """
     writer = _Writer(service, request, prepared, form, scores, known)
     if request.stream:
-        return await stream_response(writer.chunks(), prepared.generation.request_id, prepared.telling)
+        has_begun = bool(prepared.call.origin.reached)
+        return await stream_response(writer.parts(), prepared.generation.request_id, has_begun=has_begun)
     return Response(dumps(await writer.whole()), media_type="application/json")
 
 
@@ -95,14 +105,13 @@ class _Writer:
     ) -> None:
         self._service, self._request, self._prepared, self._form = service, request, prepared, form
         self._scores, self._known = scores, known
-        self._created = prepared.created
         self._keeps_stop = bool(request.include_stop_str_in_output)
         self._codec = codec_of(service, request, prepared)
 
     async def whole(self) -> dict[str, Any]:
         form, generation = self._form, self._prepared.generation
         kind = TextStream if form.needs_offsets else WholeText
-        choices = make_choices(self._codec, generation, partial(kind, keeps_stop=self._keeps_stop))
+        choices = make_choices(self._codec, self._prepared, partial(kind, keeps_stop=self._keeps_stop))
         async with aclosing(self._growing(choices)) as growing:  # type: ignore[type-var]
             async for _ in growing:
                 pass
@@ -123,7 +132,7 @@ class _Writer:
         of_prompt = {**self._prompt_ids(), **({} if form.has_prompts else scored[0])}
         return {**self._head(form.whole_object), **of_prompt, "choices": shown, **self._counts(choices)}
 
-    async def chunks(self) -> AsyncIterator[dict[str, Any]]:
+    async def parts(self) -> AsyncIterator[Part]:
         form, request, generation = self._form, self._request, self._prepared.generation
         by_token = form.needs_offsets or bool(request.include_draft_spans)
         new_stream = partial(
@@ -132,15 +141,16 @@ class _Writer:
             keeps_stop=self._keeps_stop,
             shows_rejected=bool(request.include_rejected_drafts),
         )
-        choices = make_choices(self._codec, generation, new_stream)
+        choices = make_choices(self._codec, self._prepared, new_stream)
         head = {**self._head(form.chunk_object), **({"usage": None} if request.includes_usage else {})}
         async with aclosing(self._growing(choices)) as growing:  # type: ignore[type-var]
             async for growth in growing:
-                for chunk in self._with_ids(growth, form.chunks(growth)):
+                chunks = self._with_ids(growth, form.chunks(growth))
+                if chunks and not growth.is_known:
                     counted = {"usage": usage(generation, choices)} if request.counts_continuously else {}
-                    yield {**head, **counted, **chunk}
-        if request.includes_usage:
-            yield {**head, "choices": [], **self._counts(choices)}
+                    yield Part([{**head, **counted, **chunk} for chunk in chunks], reached_with(self._service, growth))
+        end = [{**head, "choices": [], **self._counts(choices)}] if request.includes_usage else []
+        yield Part(end, is_last=True)
 
     def _with_ids(self, growth: Growth, chunks: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Return a growth's chunks as they are sent: the first of them with the token ids, if these are asked for."""
@@ -191,7 +201,7 @@ class _Writer:
         return {
             "id": self._prepared.generation.request_id,
             "object": object,
-            "created": self._created,
+            "created": self._prepared.call.origin.created,
             "model": settings.model,
             "system_fingerprint": settings.fingerprint,
         }

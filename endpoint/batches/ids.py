@@ -8,7 +8,7 @@ import time
 from hashlib import sha256
 from typing import Literal
 
-from endpoint.http.retelling import Origin
+from endpoint.http.origin import Origin
 
 Kind = Literal["file", "batch"]
 _SEPARATOR = {"file": "-", "batch": "_"}

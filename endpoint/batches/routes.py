@@ -11,8 +11,8 @@ from starlette.responses import Response, StreamingResponse
 from endpoint.batches.service import BatchService
 from endpoint.batches.upload import read_form
 from endpoint.http.errors import ApiError
+from endpoint.http.origin import origin_of
 from endpoint.http.owner import owner_of_request
-from endpoint.http.retelling import origin_of
 from endpoint.requests.batch import BatchRequest
 from endpoint.requests.body import body_of, documented
 

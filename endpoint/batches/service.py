@@ -17,7 +17,7 @@ from endpoint.batches.settings import BatchSettings
 from endpoint.batches.store import BatchStore
 from endpoint.batches.upload import UploadForm, store
 from endpoint.http.errors import ApiError, server_busy, wrong
-from endpoint.http.retelling import Origin
+from endpoint.http.origin import Origin
 from endpoint.requests.batch import BatchRequest
 from pipeline.errors import shown_name
 from pipeline.run.unit_rows import read_ahead

@@ -14,8 +14,8 @@ from endpoint.http.events import error_event, is_last_event
 class GateAnswer:
     """The answer to one request: the application's unchanged, the proxy's own errors in the form of the API.
 
-    It begins with the first part of its body. Until then nothing is sent, and another ingress can be asked. A stream
-    that has begun can be gone on with (`Journal`): then its beginning is there already, and only the rest is sent.
+    It begins with the first part of its body. Until then nothing is sent, and another ingress can be asked. Another one
+    can go on with a stream, too, and sends only what the client does not have (`endpoint/http/origin.py`).
     """
 
     def __init__(
@@ -25,7 +25,7 @@ class GateAnswer:
         self._send, self._incoming, self._body, self._has_names = send, incoming, body, has_names
         self._start: Message | None = None  # the application's, once it has come
         self._has_begun = self._is_over = self._is_refused = self._has_last_event = False
-        self._resumes = body is not None and body.journal.is_resuming  # what another ingress has begun
+        self._resumes = body is not None and body.is_resuming  # what another ingress has begun
         self.needs_another_ingress = False  # an update has replaced the engines of the one that was asked
         self._closes = False  # the connection, because the client may still be writing a body that is not wanted
 
@@ -40,7 +40,7 @@ class GateAnswer:
     def can_go_on(self) -> bool:
         """Whether the ingress was lost in the middle of a stream that another one can go on with."""
         body, is_over = self._body, self._is_over or self._has_last_event or self._incoming.has_left
-        return self._has_begun and not is_over and body is not None and body.can_rewind and body.journal.can_resume
+        return self._has_begun and not is_over and body is not None and body.can_resume
 
     async def send(self, message: Message) -> None:
         """Pass on one message from behind the gate, unless it is not meant for the client."""
@@ -57,14 +57,9 @@ class GateAnswer:
         elif self._start is not None:
             if not self._has_begun:
                 await self._begin(self._start)
-            is_last = message["type"] == "http.response.body" and not message.get("more_body", False)
-            if self._body is not None and message["type"] == "http.response.body" and _is_stream(self._start):
-                message = {**message, "body": self._body.unsent(message.get("body", b""), is_last=is_last)}
-                if not (message["body"] or is_last):
-                    return
-                if message["body"]:
-                    self._has_last_event = is_last_event(message["body"], has_names=self._has_names)
-            self._is_over = is_last
+            self._is_over = message["type"] == "http.response.body" and not message.get("more_body", False)
+            if message.get("body") and _is_stream(self._start):
+                self._has_last_event = is_last_event(message["body"], has_names=self._has_names)
             await self._send({**message, "more_body": True} if self._closes and "body" in message else message)
 
     async def _begin(self, start: Message) -> None:
@@ -73,7 +68,7 @@ class GateAnswer:
             return
         if self._body is not None:
             if _is_stream(start):
-                self._body.keep_in_journal()
+                self._body.keep()
             else:
                 self._body.release()
             self._closes = not self._body.is_wanted or self._body.has_rest

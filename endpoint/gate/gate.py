@@ -10,7 +10,6 @@ name, from an environment variable of its process, so the gate's settings come t
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import re
 import time
@@ -26,14 +25,12 @@ from endpoint.gate.answer import GateAnswer
 from endpoint.gate.capacity import GENERATING, NAMED_EVENTS, Capacity
 from endpoint.gate.connection import limit_header_time
 from endpoint.gate.held_body import HeldBody
-from endpoint.gate.journal import Journal, Room
 from endpoint.http.bodies import Bodies, Incoming, has_body, refuse_and_drain, replay
 from endpoint.http.errors import ApiError, server_busy
 from endpoint.http.limits import Limits
-from pipeline.logs import Event
 
 INGRESS_NAME = "DrayIngress"  # of our deployment that speaks HTTP, whatever its application is called
-PROTOCOL = 6  # version of what gate and application tell each other
+PROTOCOL = 7  # version of what gate and application tell each other
 _CALLBACK = "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH"
 _MAX_BODY_BYTES, _BODY_SECONDS, _HEADER_SECONDS = "DRAY_MAX_BODY_BYTES", "DRAY_BODY_SECONDS", "DRAY_HEADER_SECONDS"
 _READY_SECONDS = "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S"  # its 5 s are too short when many processes start at once
@@ -43,7 +40,6 @@ _MAX_LOST = 2  # ingresses that a request may have been given to when they were 
 # May be asked for again, though an ingress has begun it: it changes nothing, or nothing the second time.
 _REPEATABLE = GENERATING | {"/tokenize", "/detokenize", "/v1/batches"}
 _CANCELLATION = re.compile(r"/v1/batches/[^/]+/cancel")
-_log = logging.getLogger(__name__)
 _HEALTH = "/-/healthz"  # the path that the controller and Kubernetes ask
 
 
@@ -83,7 +79,6 @@ class Gate:
     def __init__(self, app: ASGIApp, limits: Limits, protocol: int = PROTOCOL) -> None:
         """Guard `app`. `protocol` is only read from outside (`endpoint/deployment.py`, `check_gate`)."""
         self._app, self._bodies, self._router, self._capacity = app, Bodies(limits), _router_behind(app), Capacity()
-        self._room = Room()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -115,7 +110,7 @@ class Gate:
             if claim is None:
                 raise server_busy("too many requests wait already")
             try:
-                body = HeldBody(scope, incoming, self._bodies, claim, Journal(self._room))
+                body = HeldBody(scope, incoming, self._bodies, claim)
                 await self._with_held_body(body, inner_path, claim.releasing(send))
             finally:
                 claim.release()
@@ -141,11 +136,7 @@ class Gate:
         try:
             while True:
                 answer = GateAnswer(send, body.incoming, body, has_names=path == NAMED_EVENTS)
-                try:
-                    await self._app(body.scope, body.receive, answer.send)
-                except Exception:  # an application may raise another one for a RetoldError
-                    if not body.journal.tells_other_words:
-                        raise
+                await self._app(body.scope, body.receive, answer.send)
                 if answer.can_go_on:
                     goes_on = await search.goes_on(was_asked=True)
                 elif answer.is_lost:
@@ -156,9 +147,7 @@ class Gate:
                 if not goes_on:
                     break
                 body.rewind()
-            if (journal := body.journal).tells_other_words:
-                _log.error(Event("stream told in other words", path=path, sent_bytes=journal.num_sent))
-            await answer.end(may_repeat=search.num_lost < _MAX_LOST and not journal.is_resuming)
+            await answer.end(may_repeat=search.num_lost < _MAX_LOST and not body.is_resuming)
         finally:
             body.release()
 

@@ -3,31 +3,36 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from dataclasses import replace
+from typing import Any
 
 from starlette.types import Message, Scope
 
 from endpoint.gate.capacity import Claim
-from endpoint.gate.journal import Journal
 from endpoint.http.bodies import EXTENSION, WANTED, Bodies, Incoming
 from endpoint.http.errors import ApiError
-from endpoint.http.retelling import EXTENSION as ORIGIN
-from endpoint.http.retelling import TOLD
+from endpoint.http.origin import EXTENSION as ORIGIN
+from endpoint.http.origin import REACHED, Origin
 from endpoint.http.uploads import TAKEN, WINDOW_BYTES, is_upload, upload_too_slow
 
 
 class HeldBody:
     """One request's body between the client and the proxy."""
 
-    def __init__(self, scope: Scope, incoming: Incoming, bodies: Bodies, claim: Claim, journal: Journal) -> None:
+    def __init__(self, scope: Scope, incoming: Incoming, bodies: Bodies, claim: Claim) -> None:
         """Hold the body back. The application is told how many requests were refused at the gate."""
-        self.incoming, self.claim, self.journal = incoming, claim, journal
+        self.incoming, self.claim = incoming, claim
         self.error: ApiError | None = None  # why the body was not taken, though the application asked for it
         self.is_given_up = False  # no process has asked for it in time
+        self.is_resuming = False  # another ingress goes on with a stream of which the client has a part
         self._own_scope, self._bodies, self._refused = scope, bodies, claim.capacity.take_refused()
+        self._origin, self._came_at = Origin(), time.monotonic()
+        self._reached: dict[int, tuple[Any, ...]] = {}  # by the samples of a stream, with what the client has
         self._wanted = asyncio.Event()
         self._is_handed_on = False
         self._body: bytes | None = None  # once it is here, until `release`
-        self._is_in_journal = False  # and not in the room for requests that have no answer yet
+        self._is_kept = False  # with those of streams
         self._is_upload = is_upload(scope)  # it is handed on in parts, and never kept
         self._num_handed_on = self._num_taken = 0  # bytes of it
         self._has_room = asyncio.Event()
@@ -47,53 +52,40 @@ class HeldBody:
         """Whether another ingress can be asked the same."""
         return not self._num_handed_on and (self._body is not None or not self.is_wanted)
 
+    @property
+    def can_resume(self) -> bool:
+        """Whether another ingress can go on with a stream: once, since a request may be what ends them."""
+        return self.can_rewind and bool(self._reached) and not self.is_resuming
+
     def rewind(self) -> None:
         """Hold the body back again, so that another ingress can be asked the same."""
         self._wanted.clear()
         self._is_handed_on, self._refused = False, {}
-        self.journal.num_tried += 1
-        if self.journal.has_begun:
-            self.journal.resume()
+        self.is_resuming = bool(self._reached)
 
-    def keep_in_journal(self) -> None:
-        """Keep the body while a stream is sent, if there is room for it among the streams; else drop it."""
-        if self._body is not None and self.journal.can_resume and self.journal.keep(len(self._body)):
-            self._bodies.release(self._body)
-            self._is_in_journal = True
-        else:
+    def keep(self) -> None:
+        """Keep the body while a stream is sent, if that can be resumed and there is room; else drop it."""
+        self._is_kept = self._body is not None and self.can_resume and self._bodies.keep(self._body)
+        if not self._is_kept:
             self.release()
-
-    def unsent(self, body: bytes, *, is_last: bool) -> bytes:
-        """Return what `Journal.unsent` returns, and raise what it raises."""
-        rest = self.journal.unsent(body, is_last=is_last)
-        self._drop_if_useless()
-        return rest
-
-    def _drop_if_useless(self) -> None:
-        """Drop a body that was kept for a stream, once no other ingress can go on with it."""
-        if self._is_in_journal and self.journal.is_closed:
-            self._body, self._is_in_journal = None, False
 
     def release(self) -> None:
         """Drop the body: no other ingress will be asked."""
-        if self._body is not None and not self._is_in_journal:
-            self._bodies.release(self._body)
+        if self._body is not None:
+            self._bodies.release(self._body, was_kept=self._is_kept)
         self._body = None
-        self.journal.close()
 
     @property
     def scope(self) -> Scope:
         """The request's scope as the application is to see it."""
         extensions = self._own_scope.get("extensions") or {}
-        ours = {EXTENSION: {"refused": self._refused}, ORIGIN: self.journal.origin}
-        return {**self._own_scope, "extensions": {**extensions, **ours}}
+        used_s = time.monotonic() - self._came_at
+        origin = replace(self._origin, used_s=used_s, reached=dict(self._reached))
+        return {**self._own_scope, "extensions": {**extensions, EXTENSION: {"refused": self._refused}, ORIGIN: origin}}
 
     def handle(self, message: Message) -> bool:
         """Return True if a message of the application is for the gate, and so is no part of its answer."""
-        if message["type"] == TOLD:
-            self.journal.tell(message)
-            self._drop_if_useless()
-            return True
+        self._reached |= message.get(REACHED) or {}
         if message["type"] == TAKEN:
             self._num_taken = max(self._num_taken, message["num_bytes"])
             self._has_room.set()

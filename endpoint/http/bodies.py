@@ -54,6 +54,7 @@ class Bodies:
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
         self._num_bytes = 0  # of bodies that are arriving, and of those that are here and still needed
+        self._num_kept = 0  # bytes of those that are kept for streams under way; they have as much room again
 
     def check(self, scope: Scope) -> None:
         """Raise ApiError (413, 415) if the headers already announce a body that cannot be taken."""
@@ -87,9 +88,20 @@ class Bodies:
                 self._num_bytes -= num_bytes
         return b"".join(chunks) if is_here else None
 
-    def release(self, body: bytes) -> None:
-        """Give back the room of a body that `read` returned and that is not needed any more."""
+    def keep(self, body: bytes) -> bool:
+        """Keep a body that `read` returned for the stream that answers it, if there is room among those of streams."""
+        if self._num_kept + len(body) > self.limits.max_bodies * self.limits.max_body_bytes:
+            return False
+        self._num_kept += len(body)
         self._num_bytes -= len(body)
+        return True
+
+    def release(self, body: bytes, *, was_kept: bool = False) -> None:
+        """Give back the room of a body that `read` returned and that is not needed any more."""
+        if was_kept:
+            self._num_kept -= len(body)
+        else:
+            self._num_bytes -= len(body)
 
     def _too_large(self) -> ApiError:
         message = f"The body is larger than {self.limits.max_body_bytes} bytes."

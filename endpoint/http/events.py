@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import aclosing
+from dataclasses import dataclass, field
 from typing import Any
 
 from starlette.responses import StreamingResponse
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Send
 
 from endpoint.http.errors import ApiError
-from endpoint.http.retelling import Telling
+from endpoint.http.origin import REACHED
 from pipeline.logs import failure_event
 
 DONE = b"data: [DONE]\n\n"  # the last event
@@ -20,58 +21,67 @@ _ERROR = b'data: {"error":'
 _LAST_NAMES = (b"event: response.completed\n", b"event: response.incomplete\n", b"event: error\n")
 _log = logging.getLogger(__name__)
 _HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+Reached = Mapping[int, tuple[Any, ...]]  # `Origin.reached`
+_Body = tuple[bytes, Reached]
 _FAILURE = ApiError(500, "The server failed over this request.", code="internal_error")
 
 
+@dataclass(frozen=True)
+class Part:
+    """Events that are sent at once, and how far the samples that they are of have come with them."""
+
+    events: list[dict[str, Any]]
+    reached: Reached = field(default_factory=dict)
+    is_last: bool = False
+
+    def body(self, *, has_names: bool) -> bytes:
+        """Return the events as they are written, and the end of a stream whose events have no names."""
+        end = DONE if self.is_last and not has_names else b""
+        return b"".join(event(each, has_name=has_names) for each in self.events) + end
+
+
 async def stream_response(
-    chunks: AsyncIterator[dict[str, Any]], request_id: str, telling: Telling, *, has_names: bool = False
+    parts: AsyncIterator[Part], request_id: str, *, has_names: bool = False, has_begun: bool = False
 ) -> StreamingResponse:
-    """Return a response that sends the chunks as events; wait for the first of them.
+    """Return a response that sends the parts' events; wait for the first of them unless the stream `has_begun` before.
 
-    If the events have names, each is named by the type of its chunk, and the last chunk is the end. What fails before
-    the first chunk is raised, and so is answered with a status of its own. What the gate is told goes before the events
-    that are made of it.
+    If the events have names, each is named by its type, and the last one is the end. What fails before the first part
+    is raised, and so is answered with a status of its own.
     """
-    first = await anext(chunks)
-    return _ToldResponse(
-        _events(first, chunks, request_id, has_names), telling, media_type="text/event-stream", headers=_HEADERS
-    )
+    first = None if has_begun else await anext(parts)
+    return _Stream(_bodies(first, parts, request_id, has_names))
 
 
-class _ToldResponse(StreamingResponse):
-    """A stream of which the gate is told what its events are made of."""
+class _Stream(StreamingResponse):
+    """A stream of bodies, with which the gate learns how far the samples have come."""
 
-    def __init__(self, events: AsyncIterator[bytes], telling: Telling, **options: Any) -> None:
-        super().__init__(events, **options)
-        self._telling = telling
+    def __init__(self, bodies: AsyncIterator[_Body]) -> None:
+        super().__init__((), media_type="text/event-stream", headers=_HEADERS)
+        self._bodies = bodies
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async def send_told(message: Message) -> None:
-            if message["type"] == "http.response.body" and (told := self._telling.message()) is not None:
-                await send(told)
-            await send(message)
+    async def stream_response(self, send: Send) -> None:
+        """Send the answer."""
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        async for body, reached in self._bodies:
+            await send({"type": "http.response.body", "body": body, "more_body": True, REACHED: reached})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
 
-        await super().__call__(scope, receive, send_told)
 
-
-async def _events(
-    first: dict[str, Any], rest: AsyncIterator[dict[str, Any]], request_id: str, has_names: bool
-) -> AsyncIterator[bytes]:
-    """Yield the chunks as events, and then an error, or what says that they are all."""
+async def _bodies(
+    first: Part | None, rest: AsyncIterator[Part], request_id: str, has_names: bool
+) -> AsyncIterator[_Body]:
+    """Yield the parts' events with what they reach, and an error if there is one."""
     async with aclosing(rest):  # type: ignore[type-var]
-        yield event(first, has_name=has_names)
+        if first is not None:
+            yield first.body(has_names=has_names), first.reached
         try:
-            async for chunk in rest:
-                yield event(chunk, has_name=has_names)
+            async for part in rest:
+                yield part.body(has_names=has_names), part.reached
         except ApiError as error:
-            yield error_event(error, has_names=has_names)
-            return
+            yield error_event(error, has_names=has_names), {}
         except Exception as error:  # noqa: BLE001 - the status is out; the client gets an error without details
             _log.error(failure_event("stream failed", error, request_id=request_id))
-            yield error_event(_FAILURE, has_names=has_names)
-            return
-        if not has_names:
-            yield DONE
+            yield error_event(_FAILURE, has_names=has_names), {}
 
 
 def error_event(error: ApiError, *, has_names: bool = False) -> bytes:
@@ -83,7 +93,7 @@ def is_last_event(events: bytes, *, has_names: bool = False) -> bool:
     """Tell whether a part of a stream, which consists of whole events, has the event after which there is no other."""
     if not has_names:
         return events.endswith(DONE) or events.startswith(_ERROR)
-    return events.startswith(_LAST_NAMES)
+    return any(b"\n\n" + name in b"\n\n" + events for name in _LAST_NAMES)  # JSON has no such lines
 
 
 def event(data: dict[str, Any], *, has_name: bool = False) -> bytes:

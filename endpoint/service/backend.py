@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Iterator
 from collections.abc import Sequence as Seq
-from contextlib import aclosing, contextmanager, suppress
+from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import replace
 from math import inf
 from typing import Any, Protocol
@@ -15,13 +15,13 @@ from typing import Any, Protocol
 from ray.exceptions import RayActorError, RayError, RayTaskError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, ReplicaUnavailableError
 
-from actors.engine.deadline import DeadlineError
 from actors.engine.deltas import Delta
 from actors.engine.requests import (
     BusyError,
     EngineFacts,
     FailedError,
     Generation,
+    NotDoneError,
     OtherModelError,
     RefusedError,
     Scoring,
@@ -30,20 +30,20 @@ from actors.engine.requests import (
 from decoding.sequence import TokenLogprobs
 from endpoint.http.errors import ApiError, generation_failed, model_replaced, model_unavailable, server_busy
 from endpoint.requests.refusal import refusal
-from endpoint.service.resumption import Delivered, Resumption
+from endpoint.service.deadline import Deadline, DeadlineError
+from endpoint.service.resumption import Reached, Resumption
 from pipeline.logs import Event
 
 _MAX_LOST = 3  # replicas that a request may lose while it waits, before the client has to try again
 _MAX_LOST_IN_FLIGHT = 2  # and while they write it: the request may be what ends them
 _UPDATE_PATIENCE_S, _ASK_AGAIN_S = 2.0, 0.1  # to find a replica of the wanted model while an update is rolled out
-_RECALL_S = 1.0  # for replicas to say that they have let a request of a lost ingress go
 _NO_REPLICA_S = 5.0  # without an answer to a question that takes no time: there is no replica
 _LOST = (RayActorError, ReplicaUnavailableError)
 _log = logging.getLogger(__name__)
 
 
 class Backend(Protocol):
-    """The questions that the application asks. `actors.workers.replica.Replica` answers them in its own process."""
+    """The questions that the application asks. Where one is not answered, the reason is raised (`as_api_error`)."""
 
     @property
     def is_repeatable(self) -> bool:
@@ -111,16 +111,9 @@ class Replicas:
                 await asyncio.sleep(_ASK_AGAIN_S)
 
     async def generate(self, generation: Generation) -> AsyncIterator[list[Delta]]:
-        """Yield deltas as `Backend.generate` does, first those that were told before."""
-        told, generation = generation.told, replace(generation, fingerprint=self._fingerprint, told=())
-        delivered: dict[int, Delivered] = {}
-        retold = Resumption(delivered)
-        for deltas in told:
-            yield retold.new(deltas)
-        if generation.attempt > 1:
-            await self._recall(generation)
-        if told and sum(each.has_ended for each in delivered.values()) == generation.num_sequences:
-            return
+        """Yield deltas as `Backend.generate` does."""
+        generation = replace(generation, fingerprint=self._fingerprint)
+        delivered: dict[int, Reached] = {}
         # Of a text that no other replica continues, nothing is passed on before its end unless the client reads along.
         keeps = not self.is_repeatable and not generation.is_streamed
         tries = _Tries(generation.request_id)
@@ -129,16 +122,16 @@ class Replicas:
                 if keeps:
                     delivered = {}
                 # It waits until a replica says otherwise: first for a replica, and then for one of its slots.
-                resumption, is_waiting, kept = Resumption(delivered), True, list[list[Delta]]()
-                response = self._streaming.generate_or_refuse.remote(generation)
+                resumption, is_waiting, kept = Resumption(), True, list[list[Delta]]()
+                response = self._streaming.generate.remote(generation)
                 is_over = False
                 try:
                     async for item in response:
-                        if isinstance(item, Exception):
+                        if isinstance(item, NotDoneError):
                             is_over = True
                             raise item
                         is_waiting = item is Standing.WAITS
-                        if isinstance(item, Standing) or not (new := resumption.new(item)):
+                        if isinstance(item, Standing) or not (new := resumption.new(item, delivered)):
                             continue
                         if keeps:
                             kept.append(new)
@@ -156,12 +149,6 @@ class Replicas:
                     if not is_over:  # the reader has left
                         response.cancel()
 
-    async def _recall(self, generation: Generation) -> None:
-        """End what a lost ingress had asked for: no client reads it, and it keeps slots."""
-        with suppress(TimeoutError, DeploymentUnavailableError):
-            recalls = self._handle.broadcast("recall", generation.call, generation.attempt)
-            await recalls.results_async(timeout_s=_RECALL_S, return_exceptions=True)
-
     async def score(self, scoring: Scoring) -> list[list[TokenLogprobs]]:
         """Return scores as `Backend.score` does.
 
@@ -171,10 +158,10 @@ class Replicas:
         tries = _Tries(scoring.request_id)
         with self._counted():
             while True:
-                response = self._handle.score_or_refuse.remote(scoring)
+                response = self._handle.score.remote(scoring)
                 try:
-                    answer: list[list[TokenLogprobs]] | Exception = await response
-                    if isinstance(answer, Exception):
+                    answer: list[list[TokenLogprobs]] | NotDoneError = await response
+                    if isinstance(answer, NotDoneError):
                         raise answer
                     return answer
                 except (OtherModelError, RayError, *_LOST) as error:
@@ -232,9 +219,13 @@ class _Tries:
 
 
 async def ask(
-    backend: Backend, generation: Generation, known: Seq[Delta] = (), form_field: str | None = None
+    backend: Backend,
+    generation: Generation,
+    deadline: Deadline,
+    known: Seq[Delta] = (),
+    form_field: str | None = None,
 ) -> AsyncIterator[list[Delta]]:
-    """Yield the backend's deltas until the request's deadline; raise its errors as ApiErrors.
+    """Yield the backend's deltas until the deadline; raise its errors as ApiErrors.
 
     Of a generation of which all is `known` the backend is not asked. `form_field` is the path of the field by which the
     request asks for a form.
@@ -244,8 +235,16 @@ async def ask(
         return
     with api_errors(form_field):
         async with aclosing(backend.generate(generation)) as stream:  # type: ignore[type-var]
-            async for deltas in generation.deadline.until(stream):
+            async for deltas in deadline.until(stream):
                 yield deltas
+
+
+@asynccontextmanager
+async def in_time(deadline: Deadline) -> AsyncIterator[None]:
+    """End what the block awaits at the deadline, and turn what it raises into the ApiError that answers it."""
+    with api_errors():
+        async with deadline.enforced():
+            yield
 
 
 @contextmanager

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 
-from actors.engine.deadline import Deadline
 from actors.engine.requests import EngineFacts
 from endpoint.http.errors import ApiError
 from endpoint.service.service import Service
@@ -37,23 +36,23 @@ class Models:
             raise ApiError(404, message, param="model", code="model_not_found")
         return service
 
-    async def facts(self, deadline: Deadline) -> list[tuple[str, Service, EngineFacts | None]]:
+    async def facts(self) -> list[tuple[str, Service, EngineFacts | None]]:
         """Return each name with its service and what its engines say: None if they say nothing, and another's do.
 
-        Raises ApiError if no engine of any model answers.
+        Raises what a backend raises if no engine of any model answers.
         """
-        asked = (self._facts(service, deadline) for service in self.services)
+        asked = (self._facts(service) for service in self.services)
         answers = await asyncio.gather(*asked, return_exceptions=True)
         facts = [None if isinstance(each, BaseException) else each for each in answers]
         if not any(facts):
-            return [(name, service, await service.facts(deadline)) for name, service in self.by_name.items()]
+            return [(name, service, await service.backend.facts()) for name, service in self.by_name.items()]
         by_service = dict(zip(map(id, self.services), facts, strict=True))
         return [(name, service, by_service[id(service)]) for name, service in self.by_name.items()]
 
-    async def _facts(self, service: Service, deadline: Deadline) -> EngineFacts:
+    async def _facts(self, service: Service) -> EngineFacts:
         """Return what a service's engines say, in a short time where there are other models to speak of."""
         async with asyncio.timeout(_FACTS_S if len(self.services) > 1 else None):
-            return await service.facts(deadline)
+            return await service.backend.facts()
 
     async def check_health(self) -> None:
         """Check an engine of each model. Raises what is wrong with one of them."""

@@ -1,43 +1,76 @@
-"""Resumption: the tokens that another engine adds to a text that a lost engine had begun."""
+"""Resumption: a text that is written again from its beginning, of which its reader has a part.
+
+The reader is the ingress, whose engine was lost, or the client, whose ingress was lost.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from array import array
+from dataclasses import replace
+from typing import NamedTuple
+from zlib import crc32
 
 from actors.engine.deltas import Delta
 
 
-@dataclass
-class Delivered:
-    """What was delivered of one sequence: its tokens, and whether it has ended."""
+class Reached(NamedTuple):
+    """How far a sample has come with what its reader has. It goes through the gate as a plain tuple."""
 
-    token_ids: list[int] = field(default_factory=list)
+    num_tokens: int = 0
+    checksum: int = 0  # of these tokens
     has_ended: bool = False
+    num_characters: int = 0  # that are shown
+    rounds: tuple[tuple[tuple[int, int], int], ...] = ()  # as the counts of an answer give them (`Choice.rounds`)
+    num_events: int = 0  # of a stream whose events are numbered
+
+    def after(self, delta: Delta) -> Reached:
+        """Return how far it has come with another delta."""
+        return self._replace(
+            num_tokens=self.num_tokens + len(delta.token_ids),
+            checksum=crc32(array("q", delta.token_ids).tobytes(), self.checksum),
+            has_ended=self.has_ended or delta.ending is not None,
+        )
 
 
 class Resumption:
-    """One engine's deltas, of which those that were delivered already are skipped after a comparison."""
+    """One engine's deltas, each split where its reader's part of the text ends."""
 
-    def __init__(self, delivered: dict[int, Delivered]) -> None:
-        """Continue what was `delivered` of each sequence; it is brought up to date."""
-        self._delivered = delivered
-        self._num_seen: dict[int, int] = {}
+    def __init__(self) -> None:
+        self._written: dict[int, Reached] = {}  # again
 
-    def new(self, deltas: list[Delta]) -> list[Delta]:
-        """Return the part of these deltas that was not delivered yet. Raises RuntimeError for other tokens."""
-        return [new for delta in deltas if (new := self._rest(delta)) is not None]
+    def new(self, deltas: list[Delta], delivered: dict[int, Reached]) -> list[Delta]:
+        """Return the parts of these deltas that are new to a reader, and count them as delivered. Raises as `split`."""
+        found = list[Delta]()
+        for delta in deltas:
+            had = delivered.get(delta.index, Reached())
+            if (new := self.split(delta, had)[1]) is not None:
+                found.append(new)
+                delivered[delta.index] = had.after(new)
+        return found
 
-    def _rest(self, delta: Delta) -> Delta | None:
-        done, first = self._delivered.setdefault(delta.index, Delivered()), self._num_seen.get(delta.index, 0)
-        self._num_seen[delta.index] = num_seen = first + len(delta.token_ids)
-        num_known = max(0, min(len(done.token_ids) - first, len(delta.token_ids)))
-        is_short = delta.ending is not None and delta.ending.error is None and num_seen < len(done.token_ids)
-        is_long = done.has_ended and num_seen > len(done.token_ids)
-        if is_short or is_long or list(delta.token_ids[:num_known]) != done.token_ids[first : first + num_known]:
-            raise RuntimeError("a replica was lost, and another one does not write what it had written")
+    def split(self, delta: Delta, had: Reached) -> tuple[Delta | None, Delta | None]:
+        """Return the part of a delta that the reader `had`, and what is new. Raises RuntimeError for another text."""
+        written, num_tokens = self._written.get(delta.index, Reached()), len(delta.token_ids)
+        self._written[delta.index] = written.after(delta)
+        num_known = min(had.num_tokens - written.num_tokens, num_tokens)
+        has_new, ends = num_known < num_tokens, delta.ending is not None and not had.has_ended
+        known = replace(
+            delta,
+            token_ids=delta.token_ids[:num_known],
+            num_accepted=min(delta.num_accepted, num_known),
+            logprobs=delta.logprobs[:num_known],
+            ending=None if has_new or ends else delta.ending,
+            rejected=(),
+        )
+        written = written.after(known)
+        ends_well = delta.ending is not None and delta.ending.error is None
+        is_behind = written.num_tokens < had.num_tokens
+        is_other = ends_well if is_behind else written.checksum != had.checksum
+        if is_other or (had.has_ended and has_new):
+            raise RuntimeError("a process was lost, and another one does not write what it had written")
+        new = delta
         if num_known:
-            has_new = num_known < len(delta.token_ids)
-            delta = replace(
+            new = replace(
                 delta,
                 token_ids=delta.token_ids[num_known:],
                 num_accepted=max(0, delta.num_accepted - num_known) if has_new else 0,
@@ -45,7 +78,4 @@ class Resumption:
                 logprobs=delta.logprobs[num_known:],
                 rejected=delta.rejected if has_new else (),
             )
-        done.token_ids += delta.token_ids
-        ends = delta.ending is not None and not done.has_ended
-        done.has_ended |= ends
-        return delta if delta.token_ids or ends else None
+        return known if known.token_ids or known.ending else None, new if has_new or ends else None

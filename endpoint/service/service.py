@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from actors.engine.deadline import Deadline
 from actors.engine.requests import EngineFacts, Generation
 from actors.engine.vocabulary import check_vocabulary
 from endpoint.http.errors import ApiError, context_exceeded, wrong
-from endpoint.http.retelling import Origin, Telling
+from endpoint.http.origin import Origin
 from endpoint.requests.body import params_of, prompts_of
-from endpoint.service.backend import Backend, api_errors
+from endpoint.service.backend import Backend, in_time
+from endpoint.service.deadline import Deadline
 from endpoint.service.encoder import Encoder
 from endpoint.service.metrics import ServingMetrics
 from endpoint.service.settings import ServiceSettings as ServiceSettings
@@ -52,8 +52,7 @@ class PreparedRequest:
     prompts: list[Prompt]
     generation: Generation
     facts: EngineFacts
-    created: int  # seconds since 1970
-    telling: Telling  # of the gate, as the stream is written
+    call: Call
     form_field: str | None = None  # by which the request asks for a form
 
     @property
@@ -68,7 +67,7 @@ class PreparedRequest:
 
 
 class Service:
-    """The service of one model in one process. Whatever it waits for, it waits until a request's deadline at most."""
+    """The service of one model in one process. Its callers bound what it waits for (`in_time`)."""
 
     def __init__(self, settings: ServiceSettings, codec: TextCodec, backend: Backend, metrics: ServingMetrics) -> None:
         self.settings, self.codec, self.backend, self.metrics = settings, codec, backend, metrics
@@ -79,11 +78,12 @@ class Service:
 
         Without a seed each prompt gets one of its own, which the answer names.
         """
-        deadline, origin = call.deadline, call.origin
-        params, by_param, facts = params_of(request), prompts_of(request), await self.facts(deadline)
-        with api_errors():
-            async with deadline.enforced():
-                params = await self._encoder.with_bad_word_ids(params)
+        async with in_time(call.deadline):
+            return await self._prepare(request, call)
+
+    async def _prepare(self, request: Asked, call: Call) -> PreparedRequest:
+        params, by_param, facts = params_of(request), prompts_of(request), await self.backend.facts()
+        params = await self._encoder.with_bad_word_ids(params)
         check_vocabulary(params, facts.vocab_size)
         _check_drafts(request, facts)
         if (num_choices := len(by_param) * params.n) > self.settings.max_choices:
@@ -94,90 +94,66 @@ class Service:
         if keeps is not None:
             keeps = num_kept_tokens(keeps, params.max_tokens, facts.max_model_len)
         prompts = [
-            await self.encode(param, prompt, deadline, needs_text=request.needs_prompt_text, keeps=keeps)
+            await self.encode(param, prompt, needs_text=request.needs_prompt_text, keeps=keeps)
             for param, prompt in by_param.items()
         ]
         for index, (param, prompt) in enumerate(zip(by_param, prompts, strict=True)):
             if request.generates and len(prompt.token_ids) >= facts.max_model_len:
                 raise context_exceeded(param, facts.max_model_len, str(len(prompt.token_ids)))
             if prompt.chat is not None:
-                with api_errors():
-                    async with deadline.enforced():
-                        params, chat = await self._encoder.with_grammar(params, prompt.chat, request.form_field)
+                params, chat = await self._encoder.with_grammar(params, prompt.chat, request.form_field)
                 prompts[index] = replace(prompt, chat=chat)
         generation = Generation(
             request_id=f"{request.id_prefix}{call.request_id}",
             prompts=tuple(prompt.token_ids for prompt in prompts),
             seeds=tuple(
-                origin.draw(f"seed {number}", _SAFE_SEEDS) if request.seed is None else request.seed
+                call.origin.draw(f"seed {number}", _SAFE_SEEDS) if request.seed is None else request.seed
                 for number in range(len(prompts))
             ),
             params=params,
             owner=call.owner,
-            deadline=deadline,
             send_every_s=0.0 if request.stream else _SEND_WHOLE_EVERY_S,
             num_speculative_tokens=request.num_speculative_tokens,
             is_streamed=bool(request.stream),
             shows_special=request.skip_special_tokens is False,
-            told=tuple(deltas for told in origin.earlier() for deltas in told),
-            call=origin.call,
-            attempt=origin.attempt,
         )
-        can_go_on = origin.keeps and bool(request.stream) and self.backend.is_repeatable
-        return PreparedRequest(prompts, generation, facts, origin.created, Telling(is_on=can_go_on), request.form_field)
-
-    async def facts(self, deadline: Deadline) -> EngineFacts:
-        """Return the engine's limits and fingerprint. Raises ApiError."""
-        with api_errors():
-            async with deadline.enforced():
-                return await self.backend.facts()
+        return PreparedRequest(prompts, generation, facts, call, request.form_field)
 
     async def encode(
-        self,
-        param: str,
-        prompt: str | list[Any] | Chat,
-        deadline: Deadline,
-        *,
-        needs_text: bool = False,
-        keeps: int | None = None,
+        self, param: str, prompt: str | list[Any] | Chat, *, needs_text: bool = False, keeps: int | None = None
     ) -> Prompt:
         """Encode the prompt in the request field `param`: a text, token ids or a chat. Raises ApiError.
 
         Token ids are decoded only if `needs_text`. Of a longer prompt only the last `keeps` tokens stay.
         """
-        facts = await self.facts(deadline)
+        facts, chat = await self.backend.facts(), None
         if isinstance(prompt, list):
             if len(prompt) > facts.max_model_len and keeps is None:
                 raise context_exceeded(param, facts.max_model_len, str(len(prompt)))
             check_token_ids(param, prompt, facts.vocab_size)
-        chat = None
-        with api_errors():
-            async with deadline.enforced():
-                match prompt:
-                    case str():
-                        text, token_ids = prompt, await self._encoder.encode(param, prompt, facts.max_model_len)
-                    case Chat():
-                        chat = await self._encoder.encode_chat(prompt, facts.max_model_len)
-                        text, token_ids = chat.text, chat.token_ids
-                    case _:
-                        text, token_ids = await self._encoder.decode(prompt) if needs_text else "", prompt
-                if keeps is not None and len(token_ids) > keeps:
-                    token_ids = token_ids[-keeps:]
-                    text = await self._encoder.decode(token_ids) if needs_text else ""
+        match prompt:
+            case str():
+                text, token_ids = prompt, await self._encoder.encode(param, prompt, facts.max_model_len)
+            case Chat():
+                chat = await self._encoder.encode_chat(prompt, facts.max_model_len)
+                text, token_ids = chat.text, chat.token_ids
+            case _:
+                text, token_ids = await self._encoder.decode(prompt) if needs_text else "", prompt
+        if keeps is not None and len(token_ids) > keeps:
+            token_ids = token_ids[-keeps:]
+            text = await self._encoder.decode(token_ids) if needs_text else ""
         if len(token_ids) > facts.max_model_len:
             raise context_exceeded(param, facts.max_model_len, str(len(token_ids)))
         return Prompt(text, tuple(token_ids), chat)
 
-    async def decode(self, param: str, token_ids: list[Any], deadline: Deadline) -> str:
+    async def decode(self, param: str, token_ids: list[Any]) -> str:
         """Decode the token ids in the request field `param`, at most as many as the context has. Raises ApiError."""
-        facts = await self.facts(deadline)
+        facts = await self.backend.facts()
         if len(token_ids) > facts.max_model_len:
             what = f"expected at most {facts.max_model_len} token ids, which is this model's context"
             raise wrong(param, f"{what}, got {len(token_ids)}", "context_length_exceeded")
         check_token_ids(param, token_ids, facts.vocab_size)
-        with api_errors():
-            async with deadline.enforced():
-                return await self._encoder.decode(token_ids)
+        return await self._encoder.decode(token_ids)
 
 
 def _check_drafts(request: Asked, facts: EngineFacts) -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
-from actors.engine.deadline import Deadline
 from actors.engine.requests import EngineFacts
 from decoding.checkpoint.supported import model_folder
 from endpoint.edge.install import EdgeSettings
@@ -49,18 +49,21 @@ async def test_a_model_whose_engines_do_not_answer_is_listed_without_what_they_k
     class Silent:
         settings = ServiceSettings(model=PIRATE)
 
-        async def facts(self, deadline: Deadline) -> EngineFacts:
+        @property
+        def backend(self) -> Any:
+            return self
+
+        async def facts(self) -> EngineFacts:
             await asyncio.Event().wait()
             raise AssertionError
 
     class Quick(Silent):
         settings = ServiceSettings(model=BASE)
 
-        async def facts(self, deadline: Deadline) -> EngineFacts:
+        async def facts(self) -> EngineFacts:
             return EngineFacts(max_model_len=64, vocab_size=8, num_speculative_tokens=0)
 
-    deadline = Deadline.after(60.0)
-    found = await Models(Quick(), Silent()).facts(deadline)  # type: ignore[arg-type]
+    found = await Models(Quick(), Silent()).facts()  # type: ignore[arg-type]
     assert [(name, facts and facts.max_model_len) for name, _, facts in found] == [(BASE, 64), (PIRATE, None)]
 
 
@@ -69,8 +72,12 @@ async def test_models_that_all_fail_are_an_error_and_no_empty_list() -> None:
     class Failing:
         settings = ServiceSettings(model=BASE)
 
-        async def facts(self, deadline: Deadline) -> EngineFacts:
+        @property
+        def backend(self) -> Any:
+            return self
+
+        async def facts(self) -> EngineFacts:
             raise ApiError(503, "There is no engine.")
 
     with pytest.raises(ApiError, match="There is no engine"):
-        await Models(Failing()).facts(Deadline.after(60.0))  # type: ignore[arg-type]
+        await Models(Failing()).facts()  # type: ignore[arg-type]

@@ -11,7 +11,7 @@ from endpoint.batches.ids import is_id, made_at
 from endpoint.batches.service import BatchService
 from endpoint.batches.settings import BatchSettings
 from endpoint.batches.upload import UploadForm
-from endpoint.http.retelling import Origin
+from endpoint.http.origin import Origin
 from endpoint.requests.batch import BatchRequest
 from tests.endpoint.batches.asking import COMPLETIONS, content, line
 

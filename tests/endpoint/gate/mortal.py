@@ -1,79 +1,24 @@
-"""Processes of the application that are lost in the middle of an answer, over a replica that is in this process."""
+"""Processes of the application that are lost in the middle of an answer."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass
 from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from actors.engine.requests import Generation
-from actors.workers.replica import Replica
-from endpoint.http.retelling import EXTENSION
-
-
-class Handle:
-    """The handle of a deployment that has one replica, which is in this process."""
-
-    def __init__(self, replica: Replica) -> None:
-        self.replica, self.generate_or_refuse = replica, self
-        self.facts, self.score_or_refuse = _Asked(replica.facts), _Asked(replica.score_or_refuse)
-        self.generations: list[Generation] = []
-
-    def options(self, stream: bool) -> Handle:
-        return self
-
-    def broadcast(self, method: str, *asked: Any) -> _Results:
-        return _Results([getattr(self.replica, method)(*asked)])
-
-    def remote(self, generation: Generation) -> Items:
-        self.generations.append(generation)
-        return Items(self.replica.generate_or_refuse(generation))
-
-
-@dataclass
-class _Asked:
-    answer: Callable[..., Awaitable[Any]]
-
-    async def remote(self, *asked: Any) -> Any:
-        return await self.answer(*asked)
-
-
-@dataclass
-class _Results:
-    results: list[Any]
-
-    async def results_async(self, **_: Any) -> list[Any]:
-        return self.results
-
-
-@dataclass
-class Items:
-    items: AsyncIterator[Any]
-
-    async def __aiter__(self) -> AsyncIterator[Any]:
-        async for item in self.items:
-            if isinstance(item, list):  # else a machine that does much else would have few and long events
-                for delta in item:
-                    yield [delta]
-            else:
-                yield item
-
-    def cancel(self) -> None:
-        return None
+from endpoint.http.origin import EXTENSION
 
 
 class Mortal:
-    """Processes with the same application; `lifetimes` says behind how many events each is lost. The last one stays.
+    """Processes with the same application; `lifetimes` says behind how many parts each is lost. The last one stays.
 
     As behind Serve's proxy, nothing more is sent then, and the engine is not told. `origins` are those that the
-    processes were given.
+    processes were given, and `num_parts` is what they have sent, without the end of the connection.
     """
 
     def __init__(self, app: ASGIApp) -> None:
-        self._app, self.lifetimes, self.origins = app, list[int](), list[Any]()
+        self._app, self.lifetimes, self.origins, self.num_parts = app, list[int](), list[Any](), 0
         self._tasks = list[asyncio.Future[None]]()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -87,6 +32,7 @@ class Mortal:
                     is_lost.set()
                     await asyncio.Event().wait()
                 left -= 1
+            self.num_parts += bool(message.get("body"))
             await send(message)
 
         ends = asyncio.ensure_future(is_lost.wait())

@@ -4,33 +4,36 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import pytest
 
-from actors.engine.deadline import Deadline
+from actors.engine.deltas import Delta
 from actors.engine.requests import Generation
 from actors.engines.loading import load_codec
 from actors.workers.replica import Replica
+from endpoint.answers.choices import Choice
 from endpoint.app import create_app
 from endpoint.edge.install import EdgeSettings, install
-from endpoint.gate.capacity import Capacity
 from endpoint.gate.gate import Gate
 from endpoint.gate.held_body import HeldBody
-from endpoint.gate.journal import Journal, RetoldError, Room
 from endpoint.http.bodies import Bodies
 from endpoint.http.errors import ApiError
 from endpoint.http.limits import Limits
-from endpoint.http.retelling import TOLD, Origin
 from endpoint.service.backend import Replicas
+from endpoint.service.deadline import Deadline
 from endpoint.service.metrics import ServingMetrics
 from endpoint.service.models import Models
 from endpoint.service.service import Service, ServiceSettings
+from pipeline.text.codec import TextCodec
 from tests.endpoint.gate.eager_proxy import EagerProxy
-from tests.endpoint.gate.mortal import Handle, Items, Mortal
-from tests.endpoint.in_process import MODEL, Running, settings_of
+from tests.endpoint.gate.mortal import Mortal
+from tests.endpoint.in_process import BUNDLED, MODEL, Running, settings_of
+from tests.endpoint.local_handle import Items, LocalHandle
+from tests.endpoint.scripted import TEMPLATE, ScriptedBackend
 from tests.endpoint.web import Answer, ask, served
 
 PROMPT = "hello world"
@@ -44,6 +47,10 @@ ASKED: dict[str, tuple[str, dict[str, Any]]] = {
         "/v1/completions",
         {**COMPLETION, "stream_options": {"include_usage": True, "continuous_usage_stats": True}},
     ),
+    "its drafts": (
+        "/v1/completions",
+        {**COMPLETION, "n": 1, "include_draft_spans": True, "stream_options": {"include_usage": True}},
+    ),
     "chat": ("/v1/chat/completions", {**CHAT, "ignore_eos": True, "return_token_ids": True}),
     "response": ("/v1/responses", {"model": MODEL, "input": PROMPT, "max_output_tokens": LENGTH, "stream": True}),
 }
@@ -55,26 +62,29 @@ class Front(Running):
 
     mortal: Mortal
     replicas: Replicas
-    handle: Handle
     service: Service
+
+    @cached_property
+    def whole(self) -> dict[str, list[dict[str, Any]]]:
+        """The events of each stream, which no ingress was lost over."""
+        return {what: events_of(self.answer(what, seed=7)) for what in ASKED}
 
     def answer(self, what: str, *lifetimes: int, **fields: Any) -> Answer:
         path, body = ASKED[what]
-        self.mortal.lifetimes[:], self.mortal.origins[:] = lifetimes, []
+        self.mortal.lifetimes[:], self.mortal.origins[:], self.mortal.num_parts = lifetimes, [], 0
         return ask(self.port, path, {**body, **fields})
 
 
 @pytest.fixture(scope="module")
 def front(text_pair: tuple[str, str]) -> Iterator[Front]:
     settings = settings_of(text_pair)
-    handle, metrics = Handle(Replica(settings)), ServingMetrics(MODEL)
-    replicas = Replicas(handle, is_repeatable=True)
+    metrics, replicas = ServingMetrics(MODEL), Replicas(LocalHandle(Replica(settings)), is_repeatable=True)
     service = Service(ServiceSettings(model=MODEL), load_codec(settings), replicas, metrics)
     app = create_app(Models(service))
     install(app, EdgeSettings(keys=None), metrics)
     mortal = Mortal(app)
     with served(Gate(EagerProxy(mortal), Limits())) as port:
-        yield Front(port, settings, mortal, replicas, handle, service)
+        yield Front(port, settings, mortal, replicas, service)
 
 
 def events_of(answer: Answer) -> list[dict[str, Any]]:
@@ -104,8 +114,8 @@ def told(events: list[dict[str, Any]]) -> dict[str, Any]:
         said["usage"] = event.get("usage") or said["usage"]
         if event.get("type") == "response.output_text.delta":
             said["texts"][0] = said["texts"].get(0, "") + event["delta"]
-    if said["usage"] is not None:
-        said["usage"].pop("prompt_tokens_details")  # how much of the prompt was in a cache
+    if said["usage"] is not None:  # but how much of the prompt was in a cache
+        said["usage"] = {name: count for name, count in said["usage"].items() if name != "prompt_tokens_details"}
     return said
 
 
@@ -113,14 +123,18 @@ def test_a_request_that_is_asked_for_again_has_the_rest_of_its_time(
     front: Front, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(front.service, "settings", replace(front.service.settings, request_timeout_s=600.0))
-    left, prepare = list[float](), Service.prepare
+    left, prepare, rewind = list[float](), Service.prepare, HeldBody.rewind
 
     async def note(self: Service, request: Any, call: Any) -> Any:
         left.append(call.deadline.ends_at - time.monotonic())
         return await prepare(self, request, replace(call, deadline=Deadline()))
 
+    def rewind_late(self: HeldBody) -> None:
+        self._came_at -= 590.0
+        rewind(self)
+
     monkeypatch.setattr(Service, "prepare", note)
-    monkeypatch.setattr(Journal, "used_s", property(lambda self: 590.0 if self.num_tried else 0.0))
+    monkeypatch.setattr(HeldBody, "rewind", rewind_late)
     told(events_of(front.answer("completion", 3, seed=7)))
     assert [round(each, -1) for each in left] == [600, 10]
 
@@ -130,28 +144,23 @@ def test_a_request_that_is_asked_for_again_has_the_rest_of_its_time(
 def test_a_stream_goes_on_with_another_ingress_where_the_first_one_broke_off(
     front: Front, what: str, lifetime: int
 ) -> None:
-    whole, broken = (events_of(front.answer(what, *lives, seed=7)) for lives in ((), (lifetime,)))
+    whole, broken = front.whole[what], events_of(front.answer(what, lifetime, seed=7))
     assert len(front.mortal.origins) == 2, "none was lost"
     assert told(broken) == told(whole)
     assert len({event.get("id") for event in broken}) == 1
     assert len({event.get("created") for event in broken}) == 1
+    if what == "its drafts":
+        counts = [choice["draft_counts"] for event in broken for choice in event["choices"]]
+        *_, last = broken
+        assert last["usage"]["completion_tokens"] == sum(each["num_tokens"] for each in counts)
+        for name, of_all in (("num_draft_tokens",) * 2, ("num_accepted_tokens", "num_accepted_draft_tokens")):
+            assert last["metrics"]["speculative_decoding"][of_all] == sum(each[name] for each in counts)
     if what == "response":
         assert [event["sequence_number"] for event in broken] == list(range(len(broken)))
         (ended,) = [
             event["response"] for event in broken if event["type"] in ("response.completed", "response.incomplete")
         ]
         assert ended["output"][0]["content"][0]["text"] == told(whole)["texts"][0]
-
-
-def test_what_the_lost_ingress_had_asked_for_is_written_no_longer(front: Front) -> None:
-    recalled, recall = list[int](), front.handle.replica.recall
-    front.handle.replica.recall = lambda *asked: recalled.append(recall(*asked))  # type: ignore[method-assign]
-    try:
-        told(events_of(front.answer("completion", 3, seed=7)))
-        told(events_of(front.answer("completion", seed=7)))
-    finally:
-        front.handle.replica.recall = recall  # type: ignore[method-assign]
-    assert recalled == [1], "once, by the second ingress of the first request"
 
 
 @pytest.mark.parametrize("lifetime", [1, 4])
@@ -167,11 +176,10 @@ def test_a_seed_that_the_request_does_not_give_is_the_same_in_both_ingresses(fro
 
 @pytest.mark.parametrize("what", ["completion", "response"])
 def test_a_stream_of_which_only_the_end_of_the_connection_is_missing_is_over(front: Front, what: str) -> None:
-    whole = front.answer(what, seed=3).body
-    num_events = whole.count(b"\n\n")
-    answer = front.answer(what, num_events, seed=3)
+    whole = told(events_of(front.answer(what, seed=3)))
+    answer = front.answer(what, front.mortal.num_parts, seed=3)
     assert len(front.mortal.origins) == 1, "another one was asked for nothing"
-    assert told(events_of(answer)) == told(events_of(front.answer(what, seed=3)))
+    assert told(events_of(answer)) == whole
 
 
 def test_a_stream_that_two_ingresses_were_lost_over_ends_with_an_error(front: Front) -> None:
@@ -184,13 +192,13 @@ def test_a_stream_that_two_ingresses_were_lost_over_ends_with_an_error(front: Fr
 def test_an_engine_that_writes_something_else_adds_nothing_to_what_was_sent(
     front: Front, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    generate = Handle.remote
+    generate = LocalHandle.remote
 
-    def otherwise(self: Handle, generation: Generation) -> Items:
+    def otherwise(self: LocalHandle, generation: Generation) -> Items:
         is_second = len(front.mortal.origins) == 2
         return generate(self, replace(generation, seeds=(8,)) if is_second else generation)
 
-    monkeypatch.setattr(Handle, "remote", otherwise)
+    monkeypatch.setattr(LocalHandle, "remote", otherwise)
     *before, last = events_of(front.answer("completion", 3, seed=7, n=1, temperature=1.0))
     assert last["error"]["code"] == "internal_error"
     monkeypatch.undo()
@@ -209,7 +217,7 @@ def test_a_stream_that_another_engine_cannot_continue_ends_with_an_error(
 def test_a_stream_for_which_the_gate_has_no_room_ends_with_an_error(
     front: Front, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Room, "take", lambda self, num_bytes: False)
+    monkeypatch.setattr(Bodies, "keep", lambda self, body: False)
     *_, last = events_of(front.answer("completion", 3, seed=7))
     assert (last["error"]["code"], len(front.mortal.origins)) == ("ingress_lost", 1)
 
@@ -218,7 +226,7 @@ def test_an_ingress_that_refuses_to_go_on_leaves_an_error(front: Front, monkeypa
     prepare = Service.prepare
 
     async def refuse(self: Service, request: Any, call: Any) -> Any:
-        if call.origin.told:
+        if call.origin.reached:
             raise ApiError(400, "This one does not want to.")
         return await prepare(self, request, call)
 
@@ -227,27 +235,19 @@ def test_an_ingress_that_refuses_to_go_on_leaves_an_error(front: Front, monkeypa
     assert (last["error"]["code"], len(front.mortal.origins)) == ("ingress_lost", 2)
 
 
-def test_an_ingress_that_tells_a_stream_in_other_words_is_logged_and_the_stream_ends(
-    front: Front, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def test_an_ingress_that_would_have_shown_other_text_ends_the_stream(
+    front: Front, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Origin, "created", property(lambda self: self.attempt))
+    monkeypatch.setattr(Choice, "text", property(lambda self: self.stream.text + "x" * len(front.mortal.origins)))
     *_, last = events_of(front.answer("completion", 3, seed=7))
-    assert last["error"]["code"] == "ingress_lost"
-    assert "It is not tried again." in last["error"]["message"]
-    (record,) = [record for record in caplog.records if record.name == "endpoint.gate.gate"]
-    assert "stream told in other words" in record.getMessage()
+    assert (last["error"]["code"], len(front.mortal.origins)) == ("internal_error", 2)
 
 
-def test_a_body_is_kept_no_longer_than_the_journal_counts_it() -> None:
-    room = Room(1000)
-    scope = {"type": "http", "method": "POST", "path": "/", "headers": [], "client": None}
-    body = HeldBody(scope, None, Bodies(Limits()), Capacity().claim(scope, "/"), Journal(room))  # type: ignore[arg-type]
-    body._body = b"x" * 900
-    body.handle({"type": TOLD, "deltas": b"y" * 50})
-    body.keep_in_journal()
-    body.handle({"type": TOLD, "deltas": b"y" * 100})
-    assert room.take(1000)
-    assert body._body is None
+def test_bodies_of_streams_under_way_have_room_of_their_own() -> None:
+    bodies = Bodies(Limits(max_body_bytes=10, max_bodies=2))
+    assert [bodies.keep(b"x" * 10) for _ in range(3)] == [True, True, False]
+    bodies.release(b"x" * 10, was_kept=True)
+    assert bodies.keep(b"x" * 10)
 
 
 def test_a_client_cannot_give_the_origin(front: Front) -> None:
@@ -257,26 +257,62 @@ def test_a_client_cannot_give_the_origin(front: Front) -> None:
         {**COMPLETION, "max_tokens": 1},
         headers={"dray.origin": "x", "x-dray-origin": "x"},
     )
-    assert not front.mortal.origins[-1].told
+    assert not front.mortal.origins[-1].reached
 
 
-def test_a_journal_gives_its_room_back_and_knows_other_words() -> None:
-    room = Room(100)
-    journal = Journal(room)
-    journal.tell({"deltas": b"x" * 40})
-    assert journal.can_resume
-    assert journal.unsent(b"data: 1\n\n", is_last=False) == b"data: 1\n\n"
-    journal.resume()
-    assert journal.origin.told == (b"x" * 40,)
-    with pytest.raises(RetoldError):
-        journal.unsent(b"data: 2\n\n", is_last=False)
-    journal.resume()
-    assert journal.unsent(b"data: ", is_last=False) == b""
-    with pytest.raises(RetoldError):
-        journal.unsent(b"", is_last=True)
-    assert not room.take(61)
-    journal.close()
-    assert room.take(100)
-    full = Journal(room)
-    full.tell({"deltas": b"x"})
-    assert not full.can_resume
+class Halting(ScriptedBackend):
+    """A backend whose generations come in rounds of other sizes each time."""
+
+    async def generate(self, generation: Generation) -> AsyncIterator[list[Delta]]:
+        self.num_at_once = 3 + 2 * (len(self.generations) % 2)
+        async for deltas in super().generate(generation):
+            yield deltas
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses"])
+def test_thoughts_and_calls_go_on_wherever_the_first_ingress_broke_off(path: str) -> None:
+    call = '<tool_call>{"name": "find", "arguments": {"what": "a \\"b\\" c"}}</tool_call>'
+    codec = TextCodec.load(str(BUNDLED / "target"), chat_template=TEMPLATE)
+    backend = Halting(codec, f"Let me think.</think>Well, \u00e9\u20ac.\n{call}\n{call}")
+    app = create_app(Models(Service(ServiceSettings(model="m"), codec, backend, ServingMetrics("m"))))
+    install(app, EdgeSettings(keys=None), ServingMetrics("m"))
+    mortal, function = Mortal(app), {"name": "find", "parameters": {"type": "object"}}
+    said: dict[str, Any] = {"messages": [{"role": "user", "content": "a"}]}
+    tool: dict[str, Any] = {"type": "function", "function": function}
+    if "responses" in path:
+        said, tool = {"input": "a"}, {"type": "function", **function}
+    body = {**said, "tools": [tool], "stream": True, "chat_template_kwargs": {"enable_thinking": True}}
+    with served(Gate(EagerProxy(mortal), Limits())) as port:
+        whole = parts_of(events_of(ask(port, path, body)))
+        assert len(whole) == (4 if "responses" in path else 2 + 2 * 3)
+        for lifetime in range(1, mortal.num_parts):
+            backend.generations.clear()
+            mortal.lifetimes[:], mortal.origins[:] = [lifetime], []
+            broken = events_of(ask(port, path, body))
+            assert len(mortal.origins) == 2
+            assert parts_of(broken) == whole
+            if "responses" in path:
+                assert [event["sequence_number"] for event in broken] == list(range(len(broken)))
+
+
+def parts_of(events: list[dict[str, Any]]) -> dict[Any, str]:
+    """Return thoughts, content and calls that a stream tells, however they are cut into events."""
+    found: dict[Any, str] = {}
+
+    def add(key: Any, text: str) -> None:
+        found[key] = found.get(key, "") + text
+
+    for event in events:
+        assert not event.get("error"), event
+        if str(event.get("type")).endswith(".delta"):
+            add((event["output_index"], event["type"]), event["delta"])
+        for choice in event.get("choices", ()):
+            delta = choice["delta"]
+            for name in ("content", "reasoning"):
+                if delta.get(name):
+                    add(name, delta[name])
+            for call in delta.get("tool_calls", ()):
+                add((call["index"], "id"), call.get("id", ""))
+                add((call["index"], "name"), call["function"].get("name", ""))
+                add((call["index"], "arguments"), call["function"]["arguments"])
+    return found

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import pickle
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
@@ -13,15 +12,16 @@ from ray.exceptions import ActorDiedError, RayTaskError
 from ray.serve._private.common import DeploymentID
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 
-from actors.engine.deadline import Deadline, DeadlineError
 from actors.engine.deltas import Delta, Ending
 from actors.engine.requests import BusyError, EngineFacts, Generation, OtherModelError, RefusedError, Scoring, Standing
 from decoding import SamplingParams
 from endpoint.http.errors import ApiError
 from endpoint.service.backend import EnginesLostError, Replicas, api_errors, as_api_error, ask
+from endpoint.service.deadline import Deadline, DeadlineError
 
 pytestmark = pytest.mark.anyio
 ENDING = Ending("length", None, None, 0)
+NONE = Deadline()
 GENERATION = Generation(request_id="r", prompts=((1,),), seeds=(1,), params=SamplingParams(n=2))
 
 
@@ -36,15 +36,15 @@ class Handle:
 
     def __init__(self, *runs: list[Any]) -> None:
         self._runs, self.num_cancelled = list(runs), 0
-        self.deadlines: list[Deadline] = []  # that of each try, as it comes to a replica
-        self.generate_or_refuse = self
+        self.num_tries = 0
+        self.generate = self
 
     def options(self, stream: bool) -> Handle:
         assert stream
         return self
 
     def remote(self, generation: Generation | Scoring) -> Handle:
-        self.deadlines.append(pickle.loads(pickle.dumps(generation)).deadline)
+        self.num_tries += 1
         return self
 
     def cancel(self) -> None:
@@ -64,8 +64,8 @@ async def read(
     return [delta async for deltas in replicas.generate(generation) for delta in deltas]
 
 
-async def read_by_client(backend: Any, generation: Generation = GENERATION) -> None:
-    async for _ in ask(backend, generation):
+async def read_by_client(backend: Any, deadline: Deadline = NONE) -> None:
+    async for _ in ask(backend, GENERATION, deadline):
         pass
 
 
@@ -156,7 +156,7 @@ async def test_a_request_in_flight_when_two_replicas_die_is_given_up(lost: list[
     handle = Handle(*[[*lost, ActorDiedError()] for _ in range(3)])
     with pytest.raises(EnginesLostError):
         await read(handle, is_repeatable=is_repeatable)
-    assert len(handle.deadlines) == 2
+    assert handle.num_tries == 2
 
 
 async def test_a_waiting_request_may_lose_two_replicas_and_gets_a_503_with_the_third() -> None:
@@ -171,7 +171,7 @@ async def test_a_request_for_scores_is_given_up_after_two_dead_replicas() -> Non
     class Dying(Handle):
         def __init__(self) -> None:
             super().__init__()
-            self.score_or_refuse = self
+            self.score = self
 
         def __await__(self) -> Any:
             raise ActorDiedError
@@ -179,7 +179,7 @@ async def test_a_request_for_scores_is_given_up_after_two_dead_replicas() -> Non
     handle, scoring = Dying(), Scoring(request_id="r", prompts=((1, 2),), num_top=0)
     with pytest.raises(EnginesLostError):
         await Replicas(handle, is_repeatable=True).score(scoring)
-    assert len(handle.deadlines) == 2
+    assert handle.num_tries == 2
 
 
 async def test_a_whole_answer_that_is_not_repeatable_is_begun_anew() -> None:
@@ -204,8 +204,8 @@ class Mixed(Handle):
 
     def __init__(self, *runs: tuple[str, list[Any]]) -> None:
         super().__init__()
-        self._fingerprints_and_runs, self.num_tries = list(runs), 0
-        self.score_or_refuse = self.facts = self  # type: ignore[assignment]
+        self._fingerprints_and_runs = list(runs)
+        self.score = self.facts = self  # type: ignore[assignment]
 
     def remote(self, asked: Any = None) -> Any:
         self.num_tries += 1
@@ -332,22 +332,22 @@ async def test_an_unexpected_exception_is_raised_unchanged() -> None:
 
 async def test_replicas_share_one_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
-    monkeypatch.setattr("actors.engine.deadline.time.monotonic", lambda: now)
+    monkeypatch.setattr("endpoint.service.deadline.time.monotonic", lambda: now)
 
     class Slow(Handle):
         def remote(self, generation: Generation | Scoring) -> Handle:
             nonlocal now
-            super().remote(generation)
-            now += 3
-            return self
+            now += 6
+            return super().remote(generation)
 
-    handle = Slow([ActorDiedError()], [[delta(0, 1, ends=True), delta(1, 1, ends=True)]])
-    await read_by_client(Replicas(handle, is_repeatable=True), replace(GENERATION, deadline=Deadline.after(10.0)))
-    assert [deadline.ends_at - 100 for deadline in handle.deadlines] == [10, 10]
+    runs = [[Standing.WAITS, ActorDiedError()], [[delta(0, 1), delta(1, 1)], [delta(0, ends=True)]]]
+    handle = Slow(*runs)
     with pytest.raises(ApiError) as late:
-        await read_by_client(Replicas(handle, is_repeatable=True), replace(GENERATION, deadline=Deadline.after(0.0)))
-    assert late.value.status == 504
-    assert len(handle.deadlines) == 2, "no replica was asked"
+        await read_by_client(Replicas(handle, is_repeatable=True), Deadline.after(10.0))
+    assert (late.value.status, handle.num_tries) == (504, 2)
+    with pytest.raises(ApiError) as late:
+        await read_by_client(Replicas(handle, is_repeatable=True), Deadline.after(0.0))
+    assert (late.value.status, handle.num_tries) == (504, 2), "no replica was asked"
 
 
 async def test_requests_beyond_the_limit_are_refused_until_one_has_left() -> None:
@@ -359,6 +359,6 @@ async def test_requests_beyond_the_limit_are_refused_until_one_has_left() -> Non
         await anext(replicas.generate(GENERATION))
     with pytest.raises(BusyError):
         await replicas.score(Scoring(request_id="s", prompts=((5, 6),), num_top=0))
-    assert len(handle.deadlines) == 1
+    assert handle.num_tries == 1
     await first.aclose()  # type: ignore[attr-defined]
     assert [new async for new in replicas.generate(GENERATION)] == [[delta(0, 6, ends=True)]]

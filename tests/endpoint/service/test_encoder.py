@@ -14,7 +14,6 @@ from typing import Any
 import httpx2
 import pytest
 
-from actors.engine.deadline import NO_DEADLINE
 from actors.engine.requests import EngineFacts
 from decoding.grammar.structured import Structured
 from decoding.sampling_params import SamplingParams
@@ -169,17 +168,17 @@ async def test_a_form_and_tools_count_while_their_grammar_waits_to_be_written(co
 def test_token_ids_beyond_the_context_are_counted_and_not_read(codec: Codec) -> None:
     service = service_of(codec)
     with pytest.raises(ApiError, match="the prompt has 5000"):
-        asyncio.run(service.encode("prompt", Unreadable([1] * 5000), NO_DEADLINE))
+        asyncio.run(service.encode("prompt", Unreadable([1] * 5000)))
     with pytest.raises(ApiError, match="expected at most 96 token ids, which is this model's context, got 5000"):
-        asyncio.run(service.decode("tokens", Unreadable([1] * 5000), NO_DEADLINE))
+        asyncio.run(service.decode("tokens", Unreadable([1] * 5000)))
 
 
 def test_token_ids_are_decoded_only_on_request_and_in_the_encoders_thread(codec: Codec) -> None:
     service = service_of(codec)
-    assert asyncio.run(service.encode("prompt", [1, 2], NO_DEADLINE)).text == ""
+    assert asyncio.run(service.encode("prompt", [1, 2])).text == ""
     assert codec.threads == []
-    assert asyncio.run(service.encode("prompt", [1, 2], NO_DEADLINE, needs_text=True)).text == "text"
-    assert asyncio.run(service.decode("tokens", [1, 2], NO_DEADLINE)) == "text"
+    assert asyncio.run(service.encode("prompt", [1, 2], needs_text=True)).text == "text"
+    assert asyncio.run(service.decode("tokens", [1, 2])) == "text"
     assert [name.startswith("encoder") for name in codec.threads] == [True, True]
 
 

@@ -13,10 +13,10 @@ import httpx2
 import openai
 import pytest
 
-from actors.engine.deadline import DeadlineError
 from actors.engine.deltas import Delta, Ending
 from actors.engine.requests import BusyError, EngineFacts, FailedError, Generation, RefusedError, Scoring
 from decoding.sequence import TokenLogprobs
+from endpoint.service.deadline import DeadlineError
 from endpoint.service.metric_page import page
 from endpoint.service.metrics import ServingMetrics
 from tests.endpoint.in_process import MODEL, Server

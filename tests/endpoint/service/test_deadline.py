@@ -1,43 +1,26 @@
-"""Deadlines: every wait ends with them, and they come to another process as what is left of them."""
+"""Deadlines: every wait ends with them."""
 
 from __future__ import annotations
 
 import asyncio
-import pickle
 from collections.abc import AsyncIterator
 from math import inf
 
 import pytest
 
-from actors.engine.deadline import Deadline, DeadlineError
-from actors.engine.requests import Generation
-from decoding import SamplingParams
+from endpoint.service.deadline import Deadline, DeadlineError
 from tests.clock import Clock
 
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr("actors.engine.deadline.time.monotonic", clock)
+    monkeypatch.setattr("endpoint.service.deadline.time.monotonic", clock)
     return clock
 
 
-def test_a_deadline_that_is_sent_on_ends_by_the_clock_of_its_receiver(clock: Clock) -> None:
-    deadline = Deadline.after(10.0)
-    clock.now = 4.0
-    sent = pickle.dumps(
-        Generation(request_id="r", prompts=((1,),), seeds=(1,), params=SamplingParams(), deadline=deadline)
-    )
-    clock.now = 5000.0
-    received: Deadline = pickle.loads(sent).deadline
-    assert (received.left_s, received.timeout_s) == (6.0, 10.0)
-    clock.now = 5007.0
-    assert received.left_s == 0
-    assert pickle.loads(pickle.dumps(received)).left_s == 0
-
-
 def test_without_a_deadline_there_is_no_end() -> None:
-    assert pickle.loads(pickle.dumps(Deadline())).left_s == Deadline.after(None).left_s == inf
+    assert Deadline.after(None).left_s == inf
 
 
 def test_the_deadline_counts_from_when_the_request_came(clock: Clock) -> None:

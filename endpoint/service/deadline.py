@@ -1,4 +1,7 @@
-"""Deadline: the time by which a request must be done. Every wait on its way ends then."""
+"""Deadline: the time by which a request must be done. Every wait of the ingress for it ends then.
+
+What is cancelled there is cancelled in the engine, so a replica knows no deadlines.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +11,14 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from math import inf
-from typing import Any, TypeVar
+from typing import TypeVar
 
 _Item = TypeVar("_Item")
 
 
 @dataclass(frozen=True)
 class Deadline:
-    """A time on this process's clock. It is sent as the seconds that are left, since the clocks of processes differ."""
+    """A time on this process's clock."""
 
     timeout_s: float | None = None  # what the request had in all; None: as long as it takes
     ends_at: float = inf  # seconds of this process's monotonic clock
@@ -56,16 +59,6 @@ class Deadline:
                 return
             yield item
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _received, (self.timeout_s, self.left_s)
-
-
-NO_DEADLINE = Deadline()
-
-
-def _received(timeout_s: float | None, left_s: float) -> Deadline:
-    return Deadline(timeout_s, time.monotonic() + left_s)
-
 
 class DeadlineError(TimeoutError):
     """The request took longer than it may."""
@@ -73,6 +66,3 @@ class DeadlineError(TimeoutError):
     def __init__(self, timeout_s: float) -> None:
         super().__init__(f"the request was not done in {timeout_s:g} s")
         self.timeout_s = timeout_s
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return DeadlineError, (self.timeout_s,)
