@@ -25,8 +25,7 @@ from weakref import WeakKeyDictionary
 from decoding.drafters.base import Drafter, allowed_part, swap_entries
 from decoding.drafters.known_texts import KnownByScope, KnownTexts
 from decoding.drafters.ngram import point_masses
-from decoding.sampling.rows import ExtensionLimit, Rows
-from decoding.sampling.rules import Rule
+from decoding.sampling.rows import ExtensionLimit, Rows, Rule
 from decoding.sampling.verify import Draft
 from decoding.sequence import Sequence
 

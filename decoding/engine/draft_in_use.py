@@ -12,7 +12,7 @@ import torch
 
 from decoding.fused.live_weights import LiveWeights
 from decoding.pace.recent_drafts import ROUNDS, RecentDrafts
-from decoding.sampling.rules import Rule
+from decoding.sampling.rows import Rule
 
 _FEWEST_BEFORE = 50  # rounds of the draft before, without which nothing can be compared
 _LEAST_SHARE = 0.5  # of the acceptance before

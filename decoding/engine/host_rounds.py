@@ -20,8 +20,7 @@ from decoding.pace.draft_lengths import DraftPlan
 from decoding.pace.schedule import Schedule
 from decoding.sampling.distribution import SamplingBatch, first_stop
 from decoding.sampling.judging import ScoreRequest
-from decoding.sampling.rows import Rows, sampling_batch
-from decoding.sampling.rules import Rule
+from decoding.sampling.rows import Rows, Rule, sampling_batch
 from decoding.sampling.token_counts import TokenCounts
 from decoding.sampling.verify import Draft
 from decoding.sequence import Sequence

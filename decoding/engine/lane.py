@@ -18,7 +18,7 @@ from decoding.engine.host_rounds import HostRounds
 from decoding.engine.round import Rounds, Running, Starter
 from decoding.network.target import Target
 from decoding.pace.schedule import Schedule
-from decoding.sampling.rules import Rule
+from decoding.sampling.rows import Rule
 from decoding.sequence import Sequence
 
 

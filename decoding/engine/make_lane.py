@@ -14,7 +14,7 @@ from decoding.gpu.available import kernels_run_on
 from decoding.network.language_model import LanguageModel
 from decoding.network.target import Target
 from decoding.pace.schedule import Schedule
-from decoding.sampling.rules import Rule
+from decoding.sampling.rows import Rule
 from decoding.sequence import Sequence
 
 

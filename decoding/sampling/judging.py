@@ -114,7 +114,9 @@ def send(
     recheck: Callable[[list[RowVerdict]], None] | None = None,
 ) -> SentVerdicts:
     """Send verdicts to the host, with the log-probabilities of the rows that ask for as many likely tokens."""
-    logprobs = RoundLogprobs(verdicts, draft, logits_BJV, num_logprobs)
+    logprobs = RoundLogprobs(
+        verdicts.num_accepted_B, verdicts.next_token_B, draft.token_ids_BK, logits_BJV, num_logprobs
+    )
     return SentVerdicts(verdicts.columns(draft.token_ids_BK, draft.num_draft_tokens_B), logprobs, recheck)
 
 

@@ -10,8 +10,6 @@ from dataclasses import dataclass
 import torch
 
 from decoding.device import to_device
-from decoding.sampling.verdicts import Verdicts
-from decoding.sampling.verify import Draft
 from decoding.sequence import TokenLogprobs
 
 _AT_ONCE_ON_GPU = 1 << 26  # log-probabilities
@@ -33,7 +31,12 @@ class RoundLogprobs:
     """
 
     def __init__(
-        self, verdicts: Verdicts, draft: Draft, logits_BJV: torch.Tensor, num_logprobs: Seq[int | None]
+        self,
+        num_accepted_B: torch.Tensor,
+        next_token_B: torch.Tensor,
+        drafted_BK: torch.Tensor,
+        logits_BJV: torch.Tensor,
+        num_logprobs: Seq[int | None],
     ) -> None:
         """Compute them; `num_logprobs` says how many likely tokens each row asks for, None if it wants nothing."""
         self.packed: list[torch.Tensor] = []  # on the device, int64; floats are stored as the bits of float64
@@ -45,8 +48,8 @@ class RoundLogprobs:
         knows_counts = _knows_counts(logits_BJV.device)
         self._num_positions = None if knows_counts else num_positions  # of each row; None: those that count
         index_J = torch.arange(num_positions, device=logits_BJV.device)
-        drafted_BJ = torch.nn.functional.pad(draft.token_ids_BK, (0, 1))
-        tokens_BJ = torch.where(index_J < verdicts.num_accepted_B[:, None], drafted_BJ, verdicts.next_token_B[:, None])
+        drafted_BJ = torch.nn.functional.pad(drafted_BK, (0, 1))
+        tokens_BJ = torch.where(index_J < num_accepted_B[:, None], drafted_BJ, next_token_B[:, None])
         # What a row without finite logits would draw may lie outside the vocabulary.
         tokens_P = tokens_BJ.clamp(max=vocab_size - 1).flatten()
         for number in sorted(asked):
@@ -55,7 +58,7 @@ class RoundLogprobs:
             starts_R = to_device([row * num_positions for row in rows], logits_BJV.device, torch.int64)
             parts: Seq[slice | torch.Tensor]
             if knows_counts:
-                last_R = starts_R + verdicts.num_accepted_B[rows]
+                last_R = starts_R + num_accepted_B[rows]
                 bounds = zip(starts_R.tolist(), last_R.tolist(), strict=True)
                 parts = [slice(start, last + 1) for start, last in bounds]
             else:

@@ -3,13 +3,15 @@
 Row b is in slot b of every cache. Shapes: B rows, K drafted tokens, J positions, L tokens so far.
 """
 
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 
+from decoding.choices import Verification
 from decoding.cpu.picks import PickInputs as CpuInputs
 from decoding.cpu.picks import pick as pick_on_cpu
 from decoding.device import to_device
@@ -23,10 +25,29 @@ from decoding.sampling.round_noise import RoundNoise
 from decoding.sampling.token_counts import TokenCounts
 from decoding.sampling.token_history import TokenHistory
 from decoding.sampling.token_masks import TokenMasks
+from decoding.sampling.verdicts import Verdicts
+from decoding.sampling.verify import Draft
 from decoding.sequence import Sequence
 
-if TYPE_CHECKING:
-    from decoding.sampling.rules import Rule
+
+class Drawn(NamedTuple):
+    """The tokens of one step of a draft, for N rows."""
+
+    token_ids_N: torch.Tensor
+    is_finite_N: torch.Tensor  # whether a token could be drawn
+    is_sound_N: torch.Tensor  # whether the draft's own logits are numbers, whatever is forbidden
+    probs_NV: torch.Tensor | None = None  # what each token was drawn from; None: no rule asks for it
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How drafted tokens are drawn and judged, with the functions of `rules.py`."""
+
+    name: Verification
+    text_depends_on_draft: bool  # whether another draft would make another text, if of the same distribution
+    needs_distributions: bool  # whether a draft states what its tokens were drawn from
+    draw: "Callable[[Rows, torch.Tensor, torch.Tensor, Seq[int], int], Drawn]"
+    judge: "Callable[[Rows, Draft, torch.Tensor, int, torch.Tensor, float, TokenMasks | None], Verdicts]"
 
 
 class ExtensionLimit(NamedTuple):
@@ -43,7 +64,7 @@ class Rows:
     sequences: tuple[Sequence, ...]
     sampling: SamplingBatch
     num_draft_tokens: tuple[int, ...]  # how many tokens each row may draft this round
-    rule: "Rule"
+    rule: Rule
     # For a drafter that has both a draft model and a lookup:
     uses_lookup: tuple[bool, ...] = ()  # whether a row takes what was looked up
     extension_limits: tuple[ExtensionLimit, ...] = ()  # what may be looked up behind the model's tokens

@@ -5,14 +5,12 @@ Shapes: B rows, K drafted tokens, J = K + 1 positions, C columns.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 
+from decoding.sampling.logprobs import RoundLogprobs
 from decoding.sequence import TokenLogprobs
-
-if TYPE_CHECKING:
-    from decoding.sampling.logprobs import RoundLogprobs
 
 
 class RowVerdict(NamedTuple):
@@ -71,7 +69,7 @@ class SentVerdicts:
     def __init__(
         self,
         columns_BC: torch.Tensor,
-        logprobs: "RoundLogprobs | None" = None,
+        logprobs: RoundLogprobs | None = None,
         recheck: Callable[[list[RowVerdict]], None] | None = None,
     ) -> None:
         """Start one copy to the host; nothing waits for it before `result`, and nothing else of a round is copied.
