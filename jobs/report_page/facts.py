@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -78,10 +79,10 @@ class RunFacts:
         for (version,), samples in grouped(table, ["draft_version"]) if "draft_version" in table.column_names else ():
             number = int(version.shown)
             self.versions[number] = self.versions.get(number, Counts()) + count_generations(samples)
-        self.finish_reasons.update(table["finish_reason"].to_pylist())
-        self.output_lengths.update(table["num_output_tokens"].to_pylist())
+        self.finish_reasons.update(_cells(table, "finish_reason"))
+        self.output_lengths.update(_cells(table, "num_output_tokens"))
         of_prompts = table.select(["sample", "num_prompt_tokens"]).filter(pc.field("sample") == 0)
-        self.prompt_lengths.update(of_prompts["num_prompt_tokens"].to_pylist())
+        self.prompt_lengths.update(_cells(of_prompts, "num_prompt_tokens"))
 
     def _add_work(self, work: Work | None) -> None:
         if work is None:
@@ -131,6 +132,10 @@ def suitable_column(run_directory: RunDirectory, unit_ids: Sequence[int]) -> tup
         if 2 <= len(values) <= _MAX_KINDS:
             return (name,)
     return ()
+
+
+def _cells(table: pa.Table, name: str) -> list[Any]:
+    return table[name].to_pylist()
 
 
 def _read_part(run_directory: RunDirectory, unit_id: int, columns: Sequence[str]) -> pa.Table | str:
