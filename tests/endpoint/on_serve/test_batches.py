@@ -21,7 +21,8 @@ from tests.jobs.runs import generations, wait_until
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]
 NUM_ROWS = 48
 # Larger than the bodies of other requests may be, as files usually are.
-LINES = [line(i, seed=None, max_tokens=120, ignore_eos=True, temperature=1, user="u" * 4000) for i in range(NUM_ROWS)]
+LABELS = {str(number): "u" * 500 for number in range(8)}
+LINES = [line(i, seed=None, max_tokens=120, ignore_eos=True, temperature=1, metadata=LABELS) for i in range(NUM_ROWS)]
 
 
 @pytest.fixture(scope="module")
