@@ -66,7 +66,7 @@ class Watched(MappedDrafter):
         if self.fresh is not None:
             self.fresh.allocate(1, 80)
             self.fresh.prefill([0], [row.cached])
-            for mine, other in zip(self._cache.layers, self.fresh.cache.layers, strict=True):
+            for mine, other in zip(self.slots.cache.layers, self.fresh.cache.layers, strict=True):
                 for found, expected in zip(mine.stored(), other.stored(), strict=True):
                     torch.testing.assert_close(
                         found[slot, : len(row.cached)], expected[0, : len(row.cached)], rtol=1e-4, atol=1e-5
