@@ -19,7 +19,7 @@ from actors.programs.program import Program
 from actors.programs.program_rows import ProgramRows
 from actors.programs.settings import ProgramSettings
 from actors.settings import GeneratorSettings
-from actors.units.row_kind import RowKind
+from actors.units.worker import RowKind
 from decoding.sampling_params import SamplingParams
 from decoding.scope import ONE_FOR_ALL, Scope
 from decoding.sequence import Sequence

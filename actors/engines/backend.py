@@ -41,6 +41,14 @@ class Backend:
     def __init__(self, settings: GeneratorSettings) -> None:
         """Answer for these settings."""
         self.settings = settings
+        self.verification: str = settings.engine.verification  # as the identity of a run names it
+        # Whether a row that is written twice has the same tokens both times, whatever drafts for it.
+        self.is_repeatable = self.verification == "coupled"
+        # What may be said of texts before engines are loaded, and whether a loaded one may say more.
+        self.exactness: Exactness = "proved" if self.is_repeatable and settings.models.dtype == "float32" else "no"
+        self.may_be_exact = self.is_repeatable
+        # What is wrong with the texts of a lossy verification, in words; nothing for a lossless one.
+        self.lossy = why_inexact(self.verification) if self.verification == "unadjusted" else ""
 
     def check(self) -> None:
         """Raise ValueError for what these settings ask of an engine that does not have it. No model is looked at."""
@@ -70,16 +78,6 @@ class Backend:
         return dtype_of(config) if device != "cpu" or fp8_format(config) is not None else "float32"
 
     @property
-    def verification(self) -> str:
-        """How drafts are verified, as the identity of a run names it."""
-        return self.settings.engine.verification
-
-    @property
-    def is_repeatable(self) -> bool:
-        """Whether a row that is written twice has the same tokens both times, whatever drafts for it."""
-        return self.verification == "coupled"
-
-    @property
     def why_draft_stays(self) -> str | None:
         """Why the draft of a run with these settings cannot be replaced; None if it can."""
         drafter = self.settings.engine.pick_drafter(self.settings.models.draft)
@@ -97,26 +95,11 @@ class Backend:
         """Why a request could be shown drafts from the texts of another API key; None if it cannot."""
         return None
 
-    @property
-    def exactness(self) -> Exactness:
-        """What may be said of a run's texts before its engines are loaded."""
-        return "proved" if self.is_repeatable and self.settings.models.dtype == "float32" else "no"
-
-    @property
-    def may_be_exact(self) -> bool:
-        """Whether `exactness` is not 'no' for good, or an engine may still measure at load that it is exact."""
-        return self.is_repeatable
-
     def refuse_if_inexact(self) -> None:
         """Raise ValueError if `exactness` is 'no' for good."""
         if not self.may_be_exact:
             why = why_inexact(self.verification)
             raise ValueError(f"run.exact is 'required', but {why}; {self.remedy}, or set run.exact to 'any'")
-
-    @property
-    def lossy(self) -> str:
-        """What is wrong with the texts of a lossy verification, in words; nothing for a lossless one."""
-        return why_inexact(self.verification) if self.verification == "unadjusted" else ""
 
     def describe(self) -> str:
         """Return which engine it is, how it drafts, and what it promises, for a reader."""

@@ -8,8 +8,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from actors.engines.backend import Backend, Exactness, dtype_of
-from actors.settings import EngineSettings
+from actors.engines.backend import Backend, dtype_of
+from actors.settings import EngineSettings, GeneratorSettings
 from decoding.choices import NEED_A_HEAD
 
 if TYPE_CHECKING:
@@ -31,14 +31,21 @@ _ONLY_DRAYS: dict[str, tuple[str | None, str]] = {  # the value that says what v
 class Vllm(Backend):
     """vLLM's engine, in the process of an actor. Its models take what engine.vllm lets them take."""
 
-    tells_rounds = scores_rows = plans_memory = is_repeatable = False  # it verifies by rejection, and batches differ
+    tells_rounds = scores_rows = plans_memory = False
     why_no_adapters = (
         "serve.adapters is for Dray's own engine; with engine.backend 'vllm' an endpoint serves one adapter, by "
         "engine.vllm.lora"
     )
-    verification = "vllm"
     remedy = f"set {_INVARIANCE} to '1' in engine.vllm_env and run on a GPU, or take engine.backend 'dray'"
     why_draft_stays = "engine.backend is 'vllm', which keeps the draft that it was loaded with; only 'dray' replaces it"
+
+    def __init__(self, settings: GeneratorSettings) -> None:
+        """Answer for these settings. vLLM verifies by rejection, and batches differ; its switch is for GPUs alone."""
+        super().__init__(settings)
+        has_switch, device = settings.engine.vllm_env.get(_INVARIANCE) == "1", settings.models.device
+        self.verification, self.is_repeatable, self.lossy = "vllm", False, ""
+        self.exactness = "batch-invariant" if has_switch and device == "cuda" else "no"
+        self.may_be_exact = has_switch and device != "cpu"
 
     def check(self) -> None:
         engine = self.settings.engine
@@ -107,18 +114,6 @@ class Vllm(Backend):
             "allow that, or engine.vllm.speculative_config {method: suffix, suffix_decoding_max_cached_requests: 0, "
             "num_speculative_tokens: 8}, or use 'ngram'"
         )
-
-    @property
-    def exactness(self) -> Exactness:
-        return "batch-invariant" if self._has_switch and self.settings.models.device == "cuda" else "no"
-
-    @property
-    def may_be_exact(self) -> bool:
-        return self._has_switch and self.settings.models.device != "cpu"  # the switch has an effect on GPUs alone
-
-    @property
-    def _has_switch(self) -> bool:
-        return self.settings.engine.vllm_env.get(_INVARIANCE) == "1"
 
     def describe(self) -> str:
         engine = self.settings.engine

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
@@ -21,6 +21,14 @@ from pipeline.run.directory import RunDirectory
 from pipeline.run.unit_rows import read_unit_rows
 from pipeline.schema import errors_table
 from pipeline.storage.location import Location
+
+
+class Done(NamedTuple):
+    """How a unit was done."""
+
+    attempt: int
+    work: Work
+    engine: Mapping[str, str | bool | int]  # facts about what did it
 
 
 @dataclass(frozen=True)
@@ -43,19 +51,11 @@ class WholeUnits:
         source = Location.parse(unit.file)
         return source.retrying("reading", lambda: list(read_unit(unit, self.input_options, *types)))
 
-    def write(
-        self,
-        run: RunDirectory,
-        unit: WorkUnit,
-        table: pa.Table,
-        errors: list[ErrorRow],
-        attempt: int,
-        work: Work,
-        engine: Mapping[str, str | bool | int],
-    ) -> Receipt:
-        """Write what became of the rows, whole or not at all. `engine` describes what did them."""
+    def write(self, run: RunDirectory, unit: WorkUnit, table: pa.Table, errors: list[ErrorRow], done: Done) -> Receipt:
+        """Write what became of the rows, whole or not at all."""
         counts, error_rows = count_generations(table, len(errors)), errors_table(errors, run.id_type)
-        return commit_part(run, unit, table, error_rows, counts, attempt, work.seconds, engine, work)
+        work = done.work
+        return commit_part(run, unit, table, error_rows, counts, done.attempt, work.seconds, done.engine, work)
 
 
 @dataclass(frozen=True)
@@ -80,15 +80,6 @@ class FailedRows(WholeUnits):
         row_ids = {error["row_id"] for error in errors if self.wanted.takes(error)}
         return [row for row in super().read(run, unit) if row.row_id in row_ids] if row_ids else []
 
-    def write(
-        self,
-        run: RunDirectory,
-        unit: WorkUnit,
-        table: pa.Table,
-        errors: list[ErrorRow],
-        attempt: int,
-        work: Work,
-        engine: Mapping[str, str | bool | int],
-    ) -> Receipt:
+    def write(self, run: RunDirectory, unit: WorkUnit, table: pa.Table, errors: list[ErrorRow], done: Done) -> Receipt:
         """Move the rows that succeeded from the unit's error rows to its part."""
-        return amend_part(run, unit, table, errors, work.seconds, engine)
+        return amend_part(run, unit, table, errors, done.work.seconds, done.engine)

@@ -5,14 +5,13 @@ import resource
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import pyarrow as pa
 
 from actors.errors import describe
 from actors.units.ledger import Attempt, Group
-from actors.units.row_kind import RowKind
-from actors.units.unit_rows import WholeUnits
+from actors.units.unit_rows import Done, WholeUnits
 from actors.units.workplace import Workplace
 from pipeline.errors import ErrorRow, RowError
 from pipeline.inputs.rows import InputRow, RowPosition, result_or_error
@@ -26,6 +25,23 @@ _CONDEMNED = (
     "the process that ran this row alone died, twice; out of memory, or a fault in a kernel that this row sets off"
 )
 _LOOK_EVERY_S = 2.0  # between two looks whether another process has committed a unit that runs here
+
+
+class RowKind(Protocol):
+    """Rows of one kind, as a base of its classes. What `encode` returns has the InputRow as `row`, and is run."""
+
+    def encode(self, row: InputRow, ordinal: int) -> Any:
+        """Return the row ready to run. `ordinal` is its place in the whole input. Raises RowError."""
+
+    async def finish(self, rows: list[Any]) -> None:
+        """Return when these rows have run. Cancelled, it drops the rows that have not."""
+
+    def decode(self, row: Any) -> list[dict[str, Any]]:
+        """Return the generation rows of a row that has run. Raises RowError."""
+
+    def committed(self, unit_id: int, row_ids: set[int]) -> None:
+        """Learn that these rows are in the unit's part, for a kind that keeps something until then."""
+        return
 
 
 @dataclass(eq=False)
@@ -166,7 +182,7 @@ class UnitWorker:
         peak = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # which Linux counts in KiB
         seconds = round(time.monotonic() - started, 3)
         work = Work(time.time(), seconds, peak, self.workplace.process, self.round_seconds)
-        receipt = self.units.write(self.run, unit, table, errors, attempt, work, self.engine_facts)
+        receipt = self.units.write(self.run, unit, table, errors, Done(attempt, work, self.engine_facts))
         self.rows.committed(unit.unit_id, {row_id for row_id in table["row_id"].to_pylist() if row_id is not None})
         return receipt
 

@@ -7,9 +7,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from actors.units.row_kind import RowKind
 from actors.units.unit_rows import WholeUnits
-from actors.units.worker import UnitWorker, open_run
+from actors.units.worker import RowKind, UnitWorker, open_run
 from actors.units.workplace import Workplace
 from pipeline.counts import Counts
 from pipeline.inputs.options import InputOptions
