@@ -102,6 +102,7 @@ class Server(Running):
     """The endpoint in this process."""
 
     service: Service
+    replica: Replica
 
 
 def answered(api: Any, **request: Any) -> Any:
@@ -162,7 +163,7 @@ def running_server(
     app = create_app(Models(service, *others), batches=batches, has_docs=edge_settings.has_docs)
     install(app, edge_settings, metrics, all_families=all_families)
     with served(app) as port:
-        yield Server(port, settings, service)
+        yield Server(port, settings, service, replica)
 
 
 @contextmanager

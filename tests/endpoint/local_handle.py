@@ -35,7 +35,7 @@ class _Method:
 
 
 class Items:
-    """What a replica yields, which goes on while nobody reads it, as under Ray."""
+    """What a replica yields, which writes on whether the caller reads it or not, as under Ray."""
 
     def __init__(self, items: AsyncIterator[Any]) -> None:
         self._queue: asyncio.Queue[Any] = asyncio.Queue()

@@ -29,6 +29,8 @@ SCORING = Scoring(request_id="s", prompts=((5, 6),), num_top=0)
 class Failing:
     """A backend that fails over every request, and quotes it."""
 
+    is_repeatable = True
+
     def __init__(self, error: Exception | str) -> None:
         self.error = error
 

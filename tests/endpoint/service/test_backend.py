@@ -13,7 +13,16 @@ from ray.serve._private.common import DeploymentID
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 
 from actors.engine.deltas import Delta, Ending
-from actors.engine.requests import BusyError, EngineFacts, Generation, OtherModelError, RefusedError, Scoring, Standing
+from actors.engine.requests import (
+    BusyError,
+    EngineFacts,
+    FailedError,
+    Generation,
+    OtherModelError,
+    RefusedError,
+    Scoring,
+    Standing,
+)
 from decoding import SamplingParams
 from endpoint.http.errors import ApiError
 from endpoint.service.backend import EnginesLostError, Replicas, api_errors, as_api_error, ask
@@ -295,7 +304,7 @@ async def test_a_client_that_leaves_cancels_the_replicas_work() -> None:
     assert handle.num_cancelled == 1
 
 
-@pytest.mark.parametrize("refusal", [BusyError("x"), RefusedError("x"), DeadlineError(1.0)])
+@pytest.mark.parametrize("refusal", [BusyError("x"), RefusedError("x"), FailedError("x")])
 async def test_a_refusal_is_raised_unchanged(refusal: Exception) -> None:
     with pytest.raises(type(refusal)):
         await read(Handle([refusal]))
