@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sized
 from dataclasses import dataclass
 from operator import ge, gt, le, lt
 from typing import Any
@@ -30,6 +30,10 @@ class Kind:
 
     read: Callable[[str, Any], Any]
     schema: Schema
+
+    def if_given(self, where: str, value: Any) -> Any:
+        """Return None for None, and what is read of any other value."""
+        return None if value is None else self.read(where, value)
 
 
 def anything(schema: Schema) -> Kind:
@@ -125,6 +129,12 @@ def list_of(each: Kind, most: int | None = None) -> Kind:
         return [each.read(f"{where}[{index}]", entry) for index, entry in enumerate(value)]
 
     return Kind(read, {**LIST.schema, "items": each.schema, **({} if most is None else {"maxItems": most})})
+
+
+def check_number(where: str, values: Sized, most: int, noun: str) -> None:
+    """Raise FieldError if there are more than `most` values."""
+    if len(values) > most:
+        raise FieldError(where, f"expected at most {most} {noun}, got {len(values)}")
 
 
 def labels(name: Kind, each: Kind, most: int) -> Kind:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sized
 from typing import Any
 
 from pipeline.errors import FieldError
@@ -15,6 +14,7 @@ from pipeline.requests.kinds import (
     Kind,
     Schema,
     anything,
+    check_number,
     integer,
     list_of,
     number,
@@ -64,7 +64,7 @@ def _prompts(where: str, value: Any) -> Any:
         return value
     if form not in (str, list):
         raise FieldError(f"{where}[0]", what)
-    _check_number(where, value, _MAX_PROMPTS, "prompts")
+    check_number(where, value, _MAX_PROMPTS, "prompts")
     for index, entry in enumerate(value):
         if type(entry) is not form or entry == []:
             raise FieldError(f"{where}[{index}]", "the list is empty" if entry == [] else what)
@@ -75,7 +75,7 @@ def _messages(where: str, value: Any) -> list[Any]:
     """Return messages; what they hold is checked where a prompt is made of them."""
     if not isinstance(value, list) or not value:
         raise FieldError(where, "expected a list of at least one message")
-    _check_number(where, value, _MAX_MESSAGES, "messages")
+    check_number(where, value, _MAX_MESSAGES, "messages")
     return value
 
 
@@ -92,7 +92,7 @@ def _biases(where: str, value: Any) -> dict[int, float]:
     what = "expected an object from token ids to numbers from -100 to 100"
     if not isinstance(value, dict):
         raise FieldError(where, what)
-    _check_number(where, value, _MAX_BIASES, "tokens")
+    check_number(where, value, _MAX_BIASES, "tokens")
     biases: dict[int, float] = {}
     for key, bias in value.items():
         is_id = key.isascii() and key.isdecimal() and len(key) <= len(str(LARGEST)) and int(key) <= LARGEST
@@ -107,14 +107,9 @@ def _biases(where: str, value: Any) -> dict[int, float]:
 def _allowed_ids(where: str, value: Any) -> list[int]:
     if not isinstance(value, list) or not value:
         raise FieldError(where, "expected a list of token ids that is not empty")
-    _check_number(where, value, _MAX_ALLOWED, "token ids")
+    check_number(where, value, _MAX_ALLOWED, "token ids")
     check_token_ids(where, value, LARGEST + 1)
     return value
-
-
-def _check_number(where: str, values: Sized, most: int, noun: str) -> None:
-    if len(values) > most:
-        raise FieldError(where, f"expected at most {most} {noun}, got {len(values)}")
 
 
 def _one_of_schemas(*kinds: Kind) -> Schema:

@@ -8,6 +8,7 @@ from json import JSONDecodeError
 from typing import Any
 
 from pipeline.errors import FieldError
+from pipeline.requests.kinds import TEXT
 from pipeline.requests.token_kinds import MESSAGES
 from pipeline.text.json_values import check_json, parsed
 from pipeline.text.tools.asked import check_name
@@ -38,8 +39,7 @@ def _check_message(where: str, message: Any) -> None:
         raise FieldError(f"{where}.role", f"expected a word, such as system, user, assistant or tool, {got}")
     check_json(where, message)
     for name in _TEXTS:
-        if not isinstance(message.get(name), str | None):
-            raise FieldError(f"{where}.{name}", "expected a string")
+        TEXT.if_given(f"{where}.{name}", message.get(name))
     for name in _SAID_OTHERWISE:
         if message.get(name):
             raise FieldError(f"{where}.{name}", "it is not supported; leave it out", is_unsupported=True)

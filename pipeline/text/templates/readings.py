@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import combinations, product
 from typing import Any
 
@@ -82,47 +83,38 @@ def _readings(messages: Sequence[Message]) -> Iterator[tuple[Change, ...]]:
         yield from combinations(changes, size)
 
 
-def _objects(message: Message) -> Message:
-    return _with_arguments(message, lambda given: json.loads(given or "{}") if isinstance(given, str) else given or {})
+def _with_calls(message: Message, change: Callable[[int, Message], Message]) -> Message:
+    """Return a message with the function of each of its calls changed."""
+    calls = [
+        change(number, call) if call.get("function") is None else {**call, "function": change(number, call["function"])}
+        for number, call in enumerate(message.get("tool_calls") or ())
+    ]
+    return {**message, "tool_calls": calls} if calls else message
 
 
-def _texts(message: Message) -> Message:
-    return _with_arguments(
-        message, lambda given: given if isinstance(given, str) else json.dumps(given or {}, ensure_ascii=False)
-    )
+def _as_object(_: int, function: Message) -> Message:
+    given = function.get("arguments")
+    return {**function, "arguments": json.loads(given or "{}") if isinstance(given, str) else given or {}}
 
 
-def _as_system(message: Message) -> Message:
-    return {**message, "role": "system"} if message["role"] == "developer" else message
+def _as_text(_: int, function: Message) -> Message:
+    given = function.get("arguments")
+    return {**function, "arguments": given if isinstance(given, str) else json.dumps(given or {}, ensure_ascii=False)}
 
 
-def _null_content(message: Message) -> Message:
-    return {**message, "content": message.get("content")} if message.get("tool_calls") else message
-
-
-def _no_empty_calls(message: Message) -> Message:
-    return {name: value for name, value in message.items() if name != "tool_calls" or value != []}
-
-
-_CHANGES = (_objects, _texts, _as_system, _null_content, _no_empty_calls)
+_CHANGES: tuple[Change, ...] = (
+    lambda message: _with_calls(message, _as_object),
+    lambda message: _with_calls(message, _as_text),
+    lambda message: {**message, "role": "system"} if message["role"] == "developer" else message,
+    lambda message: {**message, "content": message.get("content")} if message.get("tool_calls") else message,  # null
+    lambda message: {name: value for name, value in message.items() if name != "tool_calls" or value != []},
+)
 
 
 def _swapped(message: Message) -> Message:
     content = message["content"]
     parts = [{"type": "text", "text": content}]
     return {**message, "content": parts if isinstance(content, str) else content_text(message)}
-
-
-def _with_arguments(message: Message, form: Callable[[Any], Any]) -> Message:
-    if not message.get("tool_calls"):
-        return message
-    functions = [(call, function_of(call)) for call in message["tool_calls"]]
-    calls = [_with_function(call, {**each, "arguments": form(each.get("arguments"))}) for call, each in functions]
-    return {**message, "tool_calls": calls}
-
-
-def _with_function(call: Message, function: Message) -> Message:
-    return function if call.get("function") is None else {**call, "function": function}
 
 
 def _marked(index: int, message: Message, reads_strings: bool) -> Message:
@@ -134,16 +126,15 @@ def _marked(index: int, message: Message, reads_strings: bool) -> Message:
         content = _mark(index)
     elif not calls:
         return message
-    calls = calls and [_marked_call(index, number, call) for number, call in enumerate(calls)]
-    return {**message, "content": content, "tool_calls": calls}
+    return _with_calls({**message, "content": content}, partial(_marked_function, index))
 
 
-def _marked_call(index: int, number: int, call: Message) -> Message:
-    function = {**function_of(call), "name": _mark("call", index, number)}
+def _marked_function(index: int, number: int, function: Message) -> Message:
+    found = {**function, "name": _mark("call", index, number)}
     if (arguments := function.get("arguments")) is not None:
         mark = {_mark("arguments", index, number): "x"}
-        function["arguments"] = mark if isinstance(arguments, dict) else json.dumps(mark)
-    return _with_function(call, function)
+        found["arguments"] = mark if isinstance(arguments, dict) else json.dumps(mark)
+    return found
 
 
 def _mark(*places: Any) -> str:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from pipeline.errors import FieldError
+from pipeline.requests.kinds import BOOLEAN, TEXT, check_number
 from pipeline.text.json_values import check_json
 
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
@@ -94,8 +95,7 @@ def read_tools(tools: Any, choice: Any = None, is_parallel: Any = None) -> Tools
     Fields that are None count as absent. Fields of a tool that are not known here go to the chat template like all
     others. Raises FieldError.
     """
-    if is_parallel is not None and not isinstance(is_parallel, bool):
-        raise FieldError("parallel_tool_calls", "expected true or false")
+    BOOLEAN.if_given("parallel_tool_calls", is_parallel)
     found = _tools(tools)
     if not found:
         if choice not in (None, "none", "auto"):
@@ -110,8 +110,7 @@ def _tools(value: Any) -> tuple[Tool, ...]:
         return ()
     if not isinstance(value, list):
         raise FieldError("tools", "expected a list of functions")
-    if len(value) > _MAX_TOOLS:
-        raise FieldError("tools", f"expected at most {_MAX_TOOLS} functions, got {len(value)}")
+    check_number("tools", value, _MAX_TOOLS, "functions")
     check_json("tools", value)
     tools = [_tool(f"tools[{index}]", each) for index, each in enumerate(value)]
     for index, tool in enumerate(tools):
@@ -138,11 +137,8 @@ def _function(where: str, value: Any) -> Tool:
         raise FieldError(where, "expected an object with a name")
     name = value.get("name")
     check_name(f"{where}.name", name)
-    description, strict = value.get("description"), value.get("strict")
-    if description is not None and not isinstance(description, str):
-        raise FieldError(f"{where}.description", "expected a string")
-    if strict is not None and not isinstance(strict, bool):
-        raise FieldError(f"{where}.strict", "expected true or false")
+    description = TEXT.if_given(f"{where}.description", value.get("description"))
+    strict = BOOLEAN.if_given(f"{where}.strict", value.get("strict"))
     parameters = value.get("parameters")
     if parameters is not None and not isinstance(parameters, dict):
         raise FieldError(f"{where}.parameters", "expected a JSON Schema, an object")

@@ -23,7 +23,7 @@ _ONE_PROMPT = ("prompt", "a row of a batch has one prompt; give each prompt its 
 class Case:
     """A body of a url. `refused` is the path of the field and the reason; None where it is answered.
 
-    `in_batches` is the same for rows of batches, where these cannot have what the endpoint gives.
+    `in_batches` is the same for rows of batches, which cannot have all that the endpoint gives.
     """
 
     name: str
@@ -31,11 +31,6 @@ class Case:
     body: dict[str, Any]
     refused: tuple[str, str] | None = None
     in_batches: tuple[str, str] | None = None
-
-    @property
-    def refused_in_batches(self) -> tuple[str, str] | None:
-        """What a row of a batch is refused for."""
-        return self.in_batches or self.refused
 
 
 def _answered(urls: list[str], *changes: dict[str, Any], in_batches: tuple[str, str] | None = None) -> list[Case]:
@@ -56,12 +51,11 @@ def _refused(bad: Bad) -> list[Case]:
     is_of_form = is_of_grammar or ": it must" in bad.message or ": it is not JSON" in bad.message
     if is_of_server or is_of_form or not bad.param or len(str(bad.body)) > 15_000:
         return []
-    named = f"{bad.param}: "
-    reason = bad.message.removeprefix(named) if bad.message.startswith(named) else ""
-    prompt = bad.body.get("prompt")
+    param, _, reason = bad.message.partition(": ")
+    refused, prompt = (bad.param, reason if param == bad.param else ""), bad.body.get("prompt")
     is_split = isinstance(prompt, list) and len(prompt) > 1 and {type(each) for each in prompt} <= {str, list}
-    is_split = is_split and reason != "the list is empty"
-    return [Case(bad.name, bad.path, bad.body, (str(bad.param), reason), _ONE_PROMPT if is_split else None)]
+    in_batches = _ONE_PROMPT if is_split and reason != "the list is empty" else refused
+    return [Case(bad.name, bad.path, bad.body, refused, in_batches)]
 
 
 CASES = [
