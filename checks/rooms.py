@@ -17,11 +17,37 @@ _MOST_MODULES, _MOST_LINES = 10, 300
 _ENTRANCES = ("__init__.py", "__main__.py")
 _UNCOUNTED = ("jobs",)  # one module for each command
 _LONG = ("benchmarks", "checks")  # their files have no limit
+# Rooms and modules that are still too large, with their present sizes: they may only shrink.
+_STILL_TOO_LARGE = {
+    "actors/engine": 12,
+    "actors/engine/loop.py": 349,
+    "actors/programs": 11,
+    "actors/units/ledger.py": 328,
+    "actors/vllm/engine.py": 387,
+    "benchmarks": 20,
+    "benchmarks/decoder": 13,
+    "decoding/checkpoint": 14,
+    "decoding/drafters": 16,
+    "decoding/engine": 16,
+    "decoding/engine/engine.py": 452,
+    "decoding/fused": 12,
+    "decoding/gpu/kernels/attention.py": 337,
+    "decoding/gpu/kernels/picks.py": 408,
+    "decoding/grammar": 16,
+    "decoding/pace/schedule.py": 367,
+    "decoding/sampling": 17,
+    "endpoint/batches": 16,
+    "jobs/config/loading.py": 329,
+    "jobs/driver": 17,
+    "pipeline/run": 11,
+    "pipeline/run/directory.py": 322,
+    "training/trainer": 14,
+}
 _ROOMS_OF_NAMES = {
-    "verification": (("coupled", "rejection", "unadjusted"), ("decoding/sampling/",)),
+    "verification": (("coupled", "rejection", "unadjusted"), ("decoding/sampling/", "decoding/choices.py")),
     "backend": (("dray", "vllm"), ("actors/engines/",)),
-    "placement": (("colocated", "split", "staged"), ("actors/engines/",)),
-    "task": (("generate", "score", "program"), ("actors/tasks/",)),
+    "placement": (("colocated", "split", "staged"), ("actors/placement.py", "actors/settings.py")),
+    "task": (("generate", "score", "program"), ("actors/tasks.py", "jobs/config/run.py")),
 }
 
 
@@ -50,18 +76,27 @@ def of_room(room: PurePath, files: Sequence[PurePath]) -> Iterator[str]:
     modules = [file for file in files if file.name not in _ENTRANCES]
     if not _sentence(room):
         yield f"{room}/__init__.py: the first line says what the room is for"
-    if len(modules) > _MOST_MODULES and str(room) not in _UNCOUNTED:
-        yield f"{room}: {len(modules)} modules; a room has at most {_MOST_MODULES}"
+    if str(room) not in _UNCOUNTED:
+        yield from _sized(str(room), len(modules), "modules", _MOST_MODULES)
 
 
 def of_file(file: PurePath, text: str) -> Iterator[str]:
     """Yield a line for each rule that a module breaks."""
-    if (num_lines := len(text.splitlines())) > _MOST_LINES and file.parts[0] not in _LONG:
-        yield f"{file}: {num_lines} lines; a module has at most {_MOST_LINES}"
+    if file.parts[0] not in _LONG:
+        yield from _sized(str(file), len(text.splitlines()), "lines", _MOST_LINES)
     for what, (names, rooms) in _ROOMS_OF_NAMES.items():
         if not str(file).startswith(rooms) and file.parts[0] not in _LONG:
             for line in _compared(text, what, names):
                 yield f"{file}:{line}: a {what} is compared with its name; ask the type in {', '.join(rooms)}"
+
+
+def _sized(name: str, size: int, what: str, most: int) -> Iterator[str]:
+    """Yield a line if something is too large, or smaller than the list of what is too large says."""
+    known = _STILL_TOO_LARGE.get(name, most)
+    if size > known:
+        yield f"{name}: {size} {what}; at most {known} are allowed"
+    elif size < known != most:
+        yield f"{name}: {size} {what}; the list in checks/rooms.py still allows {known}, so lower that"
 
 
 def _compared(text: str, what: str, names: Sequence[str]) -> Iterator[int]:

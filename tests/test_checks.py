@@ -54,7 +54,7 @@ def test_a_stale_page_is_noticed(monkeypatch: pytest.MonkeyPatch, capsys: pytest
             "a verification is compared with its name",
         ),
         ('match config.task:\n    case "score":\n        pass\n', "a task is compared with its name"),
-        ("\n" * 301, "301 lines"),
+        ("\n" * 301, "301 lines; at most 300"),
     ],
 )
 def test_a_module_that_breaks_a_rule_of_rooms_is_noticed(text: str, message: str) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from actors.settings import EngineSettings, GeneratorSettings
-from decoding.choices import NEED_A_MODEL
+from decoding.choices import LOSSY, NEED_A_MODEL, TEXT_DEPENDS_ON_DRAFT, TEXT_IS_THE_TARGETS
 
 if TYPE_CHECKING:
     from actors.drafts.links import DraftLinks
@@ -43,12 +43,12 @@ class Backend:
         self.settings = settings
         self.verification: str = settings.engine.verification  # as the identity of a run names it
         # Whether a row that is written twice has the same tokens both times, whatever drafts for it.
-        self.is_repeatable = self.verification == "coupled"
+        self.is_repeatable = self.verification in TEXT_IS_THE_TARGETS
         # What may be said of texts before engines are loaded, and whether a loaded one may say more.
         self.exactness: Exactness = "proved" if self.is_repeatable and settings.models.dtype == "float32" else "no"
         self.may_be_exact = self.is_repeatable
         # What is wrong with the texts of a lossy verification, in words; nothing for a lossless one.
-        self.lossy = why_inexact(self.verification) if self.verification == "unadjusted" else ""
+        self.lossy = why_inexact(self.verification) if self.verification in LOSSY else ""
 
     def check(self) -> None:
         """Raise ValueError for what these settings ask of an engine that does not have it. No model is looked at."""
@@ -157,7 +157,7 @@ def why_inexact(verification: str) -> str:
 def exactness_found(claimed: Exactness, verification: str, engines: Iterable[Mapping[str, Any]]) -> Exactness:
     """Return what may be said once the parts are written, whose footers describe these engines."""
     found = list(engines)
-    if claimed != "no" or verification in ("rejection", "unadjusted") or not found:
+    if claimed != "no" or verification in TEXT_DEPENDS_ON_DRAFT or not found:
         return claimed
     is_alike = len({engine.get("kernels") for engine in found}) == 1  # others round otherwise
     return "batch-invariant" if is_alike and all(engine.get("is_batch_invariant") for engine in found) else "no"

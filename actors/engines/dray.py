@@ -20,6 +20,7 @@ from decoding.checkpoint.layer_range import cut
 from decoding.checkpoint.layer_subset import check_can_be_cut, num_layers
 from decoding.checkpoint.rank import check_can_be_sharded, check_device
 from decoding.checkpoint.supported import check_same_vocabulary, load_config, max_positions
+from decoding.choices import TEXT_DEPENDS_ON_DRAFT
 from decoding.device import Device
 from decoding.drafters import NEED_A_MODEL
 from decoding.engine.engine import Engine
@@ -150,7 +151,7 @@ def footer_facts(engine: Engine) -> dict[str, str | bool | int]:
 
 
 def _exact_text(engine: Engine) -> str:
-    if engine.options.verification != "coupled":
+    if engine.options.verification in TEXT_DEPENDS_ON_DRAFT:
         return "no"
     if engine.target.dtype is torch.float32:
         return "proved"

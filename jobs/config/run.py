@@ -9,6 +9,7 @@ import pydantic
 from actors.engines import backend_of
 from actors.programs.settings import ProgramSettings
 from actors.settings import GeneratorSettings
+from decoding.choices import TEXT_DEPENDS_ON_DRAFT
 from decoding.sampling_params import SamplingParams
 from jobs.config.fields import Flat
 from jobs.config.learn import LearnSettings
@@ -148,10 +149,15 @@ class RunConfig:
             )
         if self.run.local:
             self._refuse_what_needs_ray()
-        if self.task == "score":
+        if self.is_scoring:
             self._refuse_what_writes()
         elif self.score != ScoreOptions():
             raise ValueError("score has fields that are set, but task is 'generate'; set task to 'score', or drop them")
+
+    @property
+    def is_scoring(self) -> bool:
+        """Whether texts are scored, and none is written."""
+        return self.task == "score"
 
     def _refuse_what_needs_ray(self) -> None:
         """Raise ValueError for a field that asks for other processes, of which a local run has none."""
@@ -172,7 +178,7 @@ class RunConfig:
             "sampling": is_sampled,
             "models.draft": models.draft is not None,
             f"engine.drafter {engine.drafter!r}": engine.drafter not in (None, "none"),
-            f"engine.verification {engine.verification!r}": engine.verification != "coupled",
+            f"engine.verification {engine.verification!r}": engine.verification in TEXT_DEPENDS_ON_DRAFT,
             "learn": self.learn != LearnSettings(),
             "placement 'split'": self.generator.has_draft_actors,
             "output.rounds 'all'": self.output.rounds == "all",

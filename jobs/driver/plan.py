@@ -155,9 +155,9 @@ def create_run(plan: Plan, units: Iterable[WorkUnit] | None = None) -> RunDirect
 def task_of(config: RunConfig) -> Task:
     """Return what a run does with each row. Raises ValueError for two tasks at once."""
     has_program = config.program.function is not None
-    if config.task == "score" and has_program:
+    if config.is_scoring and has_program:
         raise ValueError("program.function is set, but task is 'score', which writes no text; drop one of them")
-    if config.task == "score":
+    if config.is_scoring:
         return Score(config.score)
     return RunProgram(config.program) if has_program else Task()
 

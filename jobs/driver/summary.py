@@ -6,6 +6,7 @@ from rich.console import Console
 from rich.table import Table
 
 from actors.engines.backend import Exactness, exactness_found, why_inexact
+from decoding.choices import TEXT_DEPENDS_ON_DRAFT, TEXT_IS_THE_TARGETS
 from jobs.driver.progress import format_length, format_rate, format_seconds
 from jobs.driver.tables import scores_table
 from pipeline.counts import SCORED_COLUMNS, Scores, count_scores
@@ -42,13 +43,15 @@ def _scores(run_directory: RunDirectory) -> Scores:
 def exactness_of(run_directory: RunDirectory, check: CheckReport) -> Exactness:
     """Return what may be said of the texts of a run, by its configuration and by the engines that wrote its parts."""
     run, identity, verification = run_directory.run, run_directory.run["identity"], _verification(run_directory)
-    was_proved = verification == "coupled" and identity.get("dtype") == "float32"  # of runs begun before it was said
+    was_proved = (
+        verification in TEXT_IS_THE_TARGETS and identity.get("dtype") == "float32"
+    )  # of runs begun before it was said
     return exactness_found(run.get("exact", "proved" if was_proved else "no"), verification, check.engines)
 
 
 def print_why_inexact(run_directory: RunDirectory) -> None:
     """Print what the texts of a run without coupled verification are; nothing for others."""
-    if _verification(run_directory) in ("rejection", "unadjusted"):
+    if _verification(run_directory) in TEXT_DEPENDS_ON_DRAFT:
         print(f"exact: no; {why_inexact(_verification(run_directory))}")
 
 

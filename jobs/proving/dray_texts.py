@@ -11,6 +11,7 @@ from typing import Any
 import ray
 
 from actors.engines.loading import load_codec
+from decoding.choices import LOSSY, TEXT_DEPENDS_ON_DRAFT
 from decoding.drafters import NEED_A_MODEL
 from decoding.engine.engine import Engine
 from decoding.engine.load import Parts, load_parts
@@ -31,9 +32,9 @@ class DrayTexts:
 
     def __init__(self, plan: Plan, prove: ProveSettings) -> None:
         """Load the models. Raises ValueError or OSError for what cannot be compared."""
-        if (verification := plan.settings.engine.verification) != "coupled":
+        if (verification := plan.settings.engine.verification) in TEXT_DEPENDS_ON_DRAFT:
             kept = "the distribution of the target and not its tokens"
-            if verification == "unadjusted":
+            if verification in LOSSY:
                 kept = "neither the tokens of the target nor its distribution"
             raise ValueError(
                 f"engine.verification is {verification!r}, which keeps {kept}; "
