@@ -60,7 +60,7 @@ class Task:
         return sampling.n * sampling.max_tokens
 
     def describe(self, num_rows: int, sampling: SamplingParams) -> str:
-        """Return for a reader what comes out of so many rows."""
+        """Return for a reader what comes out of this number of rows."""
         return f"output:  at most {num_rows * self.tokens_per_row(sampling):,} tokens (rows x n x max_tokens)"
 
     def rows(self, engine: LoadedEngine, run: RunDirectory, recorded_rows: RowSample) -> RowKind:
