@@ -1,8 +1,9 @@
-"""Requests to a replica, and how it refuses them: plain data and exceptions that travel between processes."""
+"""Requests to a replica, and what it says of them: plain data that travels between processes."""
 
 from dataclasses import dataclass
 from enum import Enum
 
+from actors.engine.deltas import Delta
 from decoding.sampling_params import SamplingParams
 
 
@@ -63,17 +64,27 @@ class Standing(Enum):
     BEGINS = "begins"  # its prompt is read from now on
 
 
-class RefusedError(ValueError):
+class NotDoneError(Exception):
+    """Why a request is not done. A replica says it in place of tokens or scores, and raises nothing.
+
+    Ray Serve takes an exception for a fault and logs its traceback, which takes longer than to refuse.
+    """
+
+
+class RefusedError(NotDoneError):
     """The request can never be run; its message says why. It is for the client."""
 
 
-class OtherModelError(RuntimeError):
+class OtherModelError(NotDoneError):
     """The replica has another fingerprint, as while an update is rolled out; nothing has been done."""
 
 
-class BusyError(RuntimeError):
+class BusyError(NotDoneError):
     """The queue is full; nothing has been done."""
 
 
-class FailedError(RuntimeError):
+class FailedError(NotDoneError):
     """The engine failed over this request, not over those beside it. Its message is for the log."""
+
+
+Outcome = list[Delta] | Standing | NotDoneError  # what a replica says of a generation, again and again

@@ -1,7 +1,7 @@
 """Replica: an engine behind Ray Serve. Token ids in, deltas out; it knows no HTTP.
 
 All requests share the engine's slots. A request that cannot be served (the queue is full, the prompt cannot be run)
-gets a typed exception of `actors/engine/requests.py`; a request that is cancelled, as when its time is up, frees its
+gets a `NotDoneError` in place of tokens; a request that is cancelled, as when its time is up, frees its
 slots within a step. Units of batches fill the slots that requests leave, and are committed as those of a job.
 """
 
@@ -16,14 +16,15 @@ from typing import Any
 import torch
 from ray.exceptions import RayError, RayTaskError
 
-from actors.engine.deltas import Delta
 from actors.engine.loop import EngineStats
 from actors.engine.requests import (
     BusyError,
     EngineFacts,
     FailedError,
     Generation,
+    NotDoneError,
     OtherModelError,
+    Outcome,
     RefusedError,
     Scoring,
     Standing,
@@ -47,14 +48,11 @@ from pipeline.text.stop_strings import StopStrings
 
 _BATCH_SIGN_S = 1.0  # between two signs of life of batches' rows
 _PROBE = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True)
-Refusal = RefusedError | BusyError | OtherModelError | FailedError  # comes instead of tokens
 _log = logging.getLogger(__name__)
 
 
 class Replica:
     """An engine that belongs to one event loop: Ray Serve's, or a test's."""
-
-    is_repeatable = False  # as a `Backend` of its own process: no other engine can go on with its texts
 
     def __init__(
         self,
@@ -127,22 +125,10 @@ class Replica:
         """Return what the engine does now."""
         return self._loop.stats()
 
-    async def generate(self, generation: Generation) -> AsyncIterator[list[Delta]]:
-        """Yield the tokens of the samples as they are written; the last delta of each sample has its ending.
+    async def generate(self, generation: Generation) -> AsyncIterator[Outcome]:
+        """Yield how the samples stand before their first token, and then their tokens as they are written.
 
-        Raises RefusedError, BusyError, OtherModelError or FailedError.
-        """
-        async with aclosing(self.generate_or_refuse(generation)) as stream:  # type: ignore[type-var]
-            async for item in stream:
-                if isinstance(item, Exception):
-                    raise item
-                if not isinstance(item, Standing):
-                    yield item
-
-    async def generate_or_refuse(self, generation: Generation) -> AsyncIterator[list[Delta] | Standing | Refusal]:
-        """Yield what `generate` yields, with the state before the first token, and a refusal or failure as last item.
-
-        Ray Serve takes an exception for a fault and logs its traceback, which takes longer than to refuse.
+        The last delta of each sample has its ending. If the request is not done, the last item says why.
         """
         try:
             with self._taken(generation.fingerprint, generation.num_sequences):
@@ -156,40 +142,32 @@ class Replica:
                         if deltas:
                             self._last_token_at = time.monotonic()
                         yield deltas or Standing.BEGINS
-        except (RefusedError, BusyError, OtherModelError) as refusal:
-            yield refusal
         except Exception as error:  # noqa: BLE001 - handed on without its message
-            yield _failed(error, request_id=generation.request_id)
+            yield _not_done(error, generation.request_id)
 
-    async def score(self, scoring: Scoring) -> list[list[TokenLogprobs]]:
-        """Return the log-probabilities of each prompt's tokens but the first.
+    async def score(self, scoring: Scoring) -> list[list[TokenLogprobs]] | NotDoneError:
+        """Return the log-probabilities of each prompt's tokens but the first, or why there are none.
 
         With `has_next` an entry of the likeliest token behind a prompt follows, if it is the one that the engine writes
         there without noise (`endpoint/answers/next_token.py` reads it): the runner-up is further away than rounding
-        could bring it. Raises what `generate` raises, or what the engine failed with.
+        could bring it.
         """
         close_call = self._loop.engine.close_call if scoring.has_next else 0.0
         scope = self._settings.scope_of(scoring.owner)
-        texts = [_scored_text(prompt, scoring, scope, has_next=close_call > 0) for prompt in scoring.prompts]
-        with self._taken(scoring.fingerprint, len(texts)):
-            for text in texts:
-                if problem := self._loop.engine.problem_with_text(text):
-                    raise RefusedError(problem)
-            await self._loop.score(texts)
-            if any(text.error is not None for text in texts):
-                raise FailedError("the engine failed over a text that is scored")  # the loop has logged why
-            self._last_token_at = time.monotonic()  # scores are a sign of life
-            scores = [logprobs for text in texts for logprobs in text.scores]
-            return [_with_next(logprobs, close_call) for logprobs in scores] if close_call else scores
-
-    async def score_or_refuse(self, scoring: Scoring) -> list[list[TokenLogprobs]] | Refusal:
-        """Return what `score` returns, or the refusal or failure that it raises."""
         try:
-            return await self.score(scoring)
-        except (RefusedError, BusyError, OtherModelError, FailedError) as refusal:
-            return refusal
+            texts = [_scored_text(prompt, scoring, scope, has_next=close_call > 0) for prompt in scoring.prompts]
+            with self._taken(scoring.fingerprint, len(texts)):
+                for text in texts:
+                    if problem := self._loop.engine.problem_with_text(text):
+                        raise RefusedError(problem)
+                await self._loop.score(texts)
         except Exception as error:  # noqa: BLE001 - handed on without its message
-            return _failed(error, request_id=scoring.request_id)
+            return _not_done(error, scoring.request_id)
+        if any(text.error is not None for text in texts):
+            return FailedError("the engine failed over a text that is scored")  # the loop has logged why
+        self._last_token_at = time.monotonic()  # scores are a sign of life
+        scores = [logprobs for text in texts for logprobs in text.scores]
+        return [_with_next(logprobs, close_call) for logprobs in scores] if close_call else scores
 
     async def write_unit(self, order: UnitOrder) -> Receipt | UnitError | OtherModelError | None:
         """Do a unit of a batch in the background, and return what `BatchWorker.do` returns, or OtherModelError."""
@@ -270,14 +248,16 @@ class Replica:
         return sequences
 
 
-def _failed(error: Exception, **fields: str) -> FailedError:
-    """Return the error to send in place of one whose message may quote a prompt, which Serve would log.
+def _not_done(error: Exception, request_id: str) -> NotDoneError:
+    """Return what to say of a request over which this was raised, whose message may quote a prompt.
 
     Raises the error itself if another process was lost: the request then goes on at another replica.
     """
+    if isinstance(error, NotDoneError):
+        return error
     if isinstance(error, RayError) and not isinstance(error, RayTaskError):
         raise error
-    _log.error(failure_event("engine failed", error, **fields))
+    _log.error(failure_event("engine failed", error, request_id=request_id))
     return FailedError(f"the engine failed: {type(error).__name__}")
 
 

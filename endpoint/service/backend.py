@@ -21,6 +21,7 @@ from actors.engine.requests import (
     EngineFacts,
     FailedError,
     Generation,
+    NotDoneError,
     OtherModelError,
     RefusedError,
     Scoring,
@@ -42,7 +43,7 @@ _log = logging.getLogger(__name__)
 
 
 class Backend(Protocol):
-    """The questions that the application asks. `actors.workers.replica.Replica` answers them in its own process."""
+    """The questions that the application asks. Where one is not answered, the reason is raised (`as_api_error`)."""
 
     @property
     def is_repeatable(self) -> bool:
@@ -122,11 +123,11 @@ class Replicas:
                     delivered = {}
                 # It waits until a replica says otherwise: first for a replica, and then for one of its slots.
                 resumption, is_waiting, kept = Resumption(), True, list[list[Delta]]()
-                response = self._streaming.generate_or_refuse.remote(generation)
+                response = self._streaming.generate.remote(generation)
                 is_over = False
                 try:
                     async for item in response:
-                        if isinstance(item, Exception):
+                        if isinstance(item, NotDoneError):
                             is_over = True
                             raise item
                         is_waiting = item is Standing.WAITS
@@ -157,10 +158,10 @@ class Replicas:
         tries = _Tries(scoring.request_id)
         with self._counted():
             while True:
-                response = self._handle.score_or_refuse.remote(scoring)
+                response = self._handle.score.remote(scoring)
                 try:
-                    answer: list[list[TokenLogprobs]] | Exception = await response
-                    if isinstance(answer, Exception):
+                    answer: list[list[TokenLogprobs]] | NotDoneError = await response
+                    if isinstance(answer, NotDoneError):
                         raise answer
                     return answer
                 except (OtherModelError, RayError, *_LOST) as error:

@@ -22,12 +22,14 @@ from endpoint.batches.service import BatchService
 from endpoint.batches.settings import BatchSettings
 from endpoint.edge.auth import Keys
 from endpoint.edge.install import EdgeSettings, install
+from endpoint.service.backend import Replicas
 from endpoint.service.metric_page import Family
 from endpoint.service.metrics import ServingMetrics
 from endpoint.service.models import Models
 from endpoint.service.service import Service, ServiceSettings
 from pipeline.text.codec import TextCodec
 from tests.endpoint.batches.driving import Driving, batch_model
+from tests.endpoint.local_handle import LocalHandle
 from tests.endpoint.toy_app import KEY
 from tests.endpoint.web import served
 from tests.pipeline.made_up import input_row
@@ -100,6 +102,7 @@ class Server(Running):
     """The endpoint in this process."""
 
     service: Service
+    replica: Replica
 
 
 def answered(api: Any, **request: Any) -> Any:
@@ -122,6 +125,11 @@ def streamed_of(api: Any, **request: Any) -> tuple[dict[int, str], list[Any]]:
     return texts, chunks
 
 
+def local_backend(replica: Replica) -> Replicas:
+    """Return the backend over one replica, which is in this process."""
+    return Replicas(LocalHandle(replica), is_repeatable=False)
+
+
 @contextmanager
 def running_server(
     settings: GeneratorSettings,
@@ -134,7 +142,7 @@ def running_server(
     """Run the server until the block ends, with the Batch API if it has settings, and with these adapters."""
     metrics, codec = ServingMetrics(service_settings.names[0]), load_codec(settings)
     replica = Replica(settings, replica_settings)
-    service, batches = Service(service_settings, codec, replica, metrics), None
+    service, batches = Service(service_settings, codec, local_backend(replica), metrics), None
     if batch_settings is not None:
         driving = Driving([batch_model(settings, codec, service_settings, replica)], batch_settings)
         batches = BatchService(batch_settings, service_settings.names[:1], driving.wake)
@@ -143,7 +151,7 @@ def running_server(
         Service(
             ServiceSettings(model=name, parent=service_settings.names[0]),
             load_codec(own),
-            Replica(own),
+            local_backend(Replica(own)),
             ServingMetrics(name),
         )
         for name, own in (adapters or {}).items()
@@ -155,7 +163,7 @@ def running_server(
     app = create_app(Models(service, *others), batches=batches, has_docs=edge_settings.has_docs)
     install(app, edge_settings, metrics, all_families=all_families)
     with served(app) as port:
-        yield Server(port, settings, service)
+        yield Server(port, settings, service, replica)
 
 
 @contextmanager

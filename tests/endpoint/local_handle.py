@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from actors.engine.requests import Generation
@@ -14,27 +14,28 @@ class LocalHandle:
     """What `Replicas` ask of a handle."""
 
     def __init__(self, replica: Replica) -> None:
-        self.replica, self.generate_or_refuse = replica, self
-        self.generations: list[Generation] = []
+        self.replica, self.generate = replica, self
 
     def options(self, stream: bool) -> LocalHandle:
         return self
 
     def remote(self, generation: Generation) -> Items:
-        self.generations.append(generation)
-        return Items(self.replica.generate_or_refuse(generation))
+        return Items(self.replica.generate(generation))
 
     def __getattr__(self, method: str) -> Any:
         return _Method(getattr(self.replica, method))
 
 
 class _Method:
-    def __init__(self, call: Any) -> None:
-        self.remote = call
+    def __init__(self, call: Callable[..., Any]) -> None:
+        self._call = call
+
+    def remote(self, *asked: Any) -> asyncio.Future[Any]:
+        return asyncio.ensure_future(self._call(*asked))
 
 
 class Items:
-    """What a replica yields, which goes on while nobody reads it, as under Ray."""
+    """What a replica yields, which writes on whether the caller reads it or not, as under Ray."""
 
     def __init__(self, items: AsyncIterator[Any]) -> None:
         self._queue: asyncio.Queue[Any] = asyncio.Queue()

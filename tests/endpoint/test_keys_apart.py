@@ -179,7 +179,7 @@ def test_a_form_that_another_key_asked_for_is_compiled_already(text_pair: Pair) 
         for key in (KEY, OTHER_KEY):
             form = {"structured_outputs": {"choice": ["yes", "no"]}}
             api_of(server, key).completions.create(model=MODEL, prompt="a", max_tokens=9, extra_body=form)
-            assert server.service.backend._loop.engine._grammars.num_compiled == 1  # type: ignore[attr-defined]
+            assert server.replica._loop.engine._grammars.num_compiled == 1
 
 
 def test_how_often_drafts_are_accepted_is_estimated_over_all_keys() -> None:

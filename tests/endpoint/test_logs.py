@@ -29,6 +29,8 @@ SCORING = Scoring(request_id="s", prompts=((5, 6),), num_top=0)
 class Failing:
     """A backend that fails over every request, and quotes it."""
 
+    is_repeatable = True
+
     def __init__(self, error: Exception | str) -> None:
         self.error = error
 
@@ -59,7 +61,7 @@ def fail(*_: Any) -> Any:
 
 
 async def items_of(replica: Replica) -> list[Any]:
-    return [item async for item in replica.generate_or_refuse(GENERATION)]
+    return [item async for item in replica.generate(GENERATION)]
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -108,7 +110,7 @@ async def test_a_replica_hands_serve_no_exception_whose_message_serve_would_log(
 ) -> None:
     monkeypatch.setattr(Engine, "step", fail)
     monkeypatch.setattr(Engine, "step_texts", fail)
-    for failure in ((await items_of(replica))[-1], await replica.score_or_refuse(SCORING)):
+    for failure in ((await items_of(replica))[-1], await replica.score(SCORING)):
         assert (type(failure), str(failure)) == (FailedError, "the engine failed: ValueError")
     assert MARKER not in caplog.text
     assert caplog.text.count("engine failed") == 2
@@ -161,7 +163,7 @@ async def test_an_engine_that_cannot_be_resized_is_logged_without_the_errors_mes
 
     monkeypatch.setattr(Engine, "step_texts", broken)
     monkeypatch.setattr(Engine, "resize", broken)
-    scored = await replica.score_or_refuse(SCORING)
+    scored = await replica.score(SCORING)
     assert isinstance(scored, FailedError)
     assert "engine not resized" in caplog.text
     assert MARKER not in caplog.text + str(scored)

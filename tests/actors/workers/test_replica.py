@@ -13,7 +13,7 @@ import pytest
 
 from actors.engine.requests import BusyError, Generation, OtherModelError, RefusedError, Scoring, Standing
 from actors.workers.replica import Replica, ReplicaSettings
-from decoding import Engine, SamplingParams
+from decoding import SamplingParams
 from tests.endpoint.in_process import settings_of
 
 LONG = SamplingParams(max_tokens=80, ignore_eos=True)
@@ -49,7 +49,9 @@ async def none_runs(replica: Replica) -> None:
 
 
 async def all_of(replica: Replica, generation: Generation) -> list[Any]:
-    return [delta async for deltas in replica.generate(generation) for delta in deltas]
+    """Return all deltas, and at last what says that the request is not done, if it is not."""
+    items = [item async for item in replica.generate(generation) if not isinstance(item, Standing)]
+    return [each for item in items for each in (item if isinstance(item, list) else [item])]
 
 
 def test_a_request_beyond_the_bound_is_refused_at_once(replica: Replica, runner: asyncio.Runner) -> None:
@@ -57,12 +59,8 @@ def test_a_request_beyond_the_bound_is_refused_at_once(replica: Replica, runner:
         first = [replica.generate(ask()) for _ in range(4)]
         waiting = [asyncio.ensure_future(anext(stream)) for stream in first]
         await asyncio.sleep(0)
-        with pytest.raises(BusyError):
-            await anext(replica.generate(ask()))
-        with pytest.raises(BusyError):
-            await replica.score(scoring())
-        (refusal,) = [item async for item in replica.generate_or_refuse(ask())]
-        assert isinstance(refusal, BusyError)
+        for refusal in (await anext(replica.generate(ask())), await replica.score(scoring())):
+            assert isinstance(refusal, BusyError)
         for stream, future in zip(first, waiting, strict=True):
             await future
             async for _ in stream:
@@ -81,6 +79,7 @@ def test_a_request_whose_client_left_no_longer_counts(replica: Replica, runner: 
     async def scenario() -> None:
         for _ in range(10):  # more than may wait
             async with aclosing(replica.generate(ask())) as stream:  # type: ignore[type-var]
+                assert await anext(stream) is Standing.WAITS
                 await anext(stream)
         assert replica._num_unfinished == 0
         await none_runs(replica)
@@ -95,8 +94,9 @@ def test_a_request_whose_client_left_no_longer_counts(replica: Replica, runner: 
 def test_a_request_that_can_never_run_is_refused_before_it_begins(
     replica: Replica, runner: asyncio.Runner, generation: Generation, problem: str
 ) -> None:
-    with pytest.raises(RefusedError, match=problem):
-        runner.run(all_of(replica, generation))
+    (refusal,) = runner.run(all_of(replica, generation))
+    assert isinstance(refusal, RefusedError)
+    assert problem in str(refusal)
     assert replica._num_unfinished == 0
 
 
@@ -129,20 +129,9 @@ def test_a_replica_is_healthy_if_it_writes_a_token_now_or_has_lately(
 def test_a_prompt_that_cannot_be_scored_is_refused_and_the_message_says_why(
     replica: Replica, runner: asyncio.Runner, prompt: tuple[int, ...]
 ) -> None:
-    with pytest.raises(RefusedError, match="token"):
-        runner.run(replica.score(scoring(prompts=(prompt,))))
-
-
-def test_a_failure_of_the_engine_over_a_scored_prompt_is_no_refusal(
-    replica: Replica, runner: asyncio.Runner, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def broken(*_: Any) -> Any:
-        raise ValueError("tensor a of the prompt [5, 6] must match tensor b")
-
-    monkeypatch.setattr(Engine, "step_texts", broken)
-    with pytest.raises(ValueError, match="tensor a") as caught:
-        runner.run(replica.score(scoring()))
-    assert not isinstance(caught.value, RefusedError)
+    refusal = runner.run(replica.score(scoring(prompts=(prompt,))))
+    assert isinstance(refusal, RefusedError)
+    assert "token" in str(refusal)
 
 
 def test_the_state_of_a_request_comes_before_its_first_token(replica: Replica, runner: asyncio.Runner) -> None:
@@ -157,7 +146,7 @@ def test_the_state_of_a_request_comes_before_its_first_token(replica: Replica, r
 
     async def scenario() -> None:
         await none_runs(replica)
-        streams = [replica.generate_or_refuse(ask()) for _ in range(3)]
+        streams = [replica.generate(ask()) for _ in range(3)]
         first, second, third = await asyncio.gather(*map(standing, streams))
         assert first == second == third == [Standing.WAITS, Standing.BEGINS]
         for stream in streams:
@@ -179,7 +168,7 @@ def test_a_request_is_reported_to_begin_before_the_step_that_reads_it(replica: R
 
         engine.step = held  # type: ignore[method-assign]
         try:
-            async with aclosing(replica.generate_or_refuse(ask())) as stream:  # type: ignore[type-var]
+            async with aclosing(replica.generate(ask())) as stream:  # type: ignore[type-var]
                 assert await anext(stream) is Standing.WAITS
                 assert await anext(stream) is Standing.BEGINS
                 may_step.set()
@@ -199,12 +188,12 @@ def test_a_request_for_another_models_text_is_refused_at_once(
 
     async def scenario() -> None:
         assert (await replica.facts()).fingerprint == "fp_new"
-        (refusal,) = [item async for item in replica.generate_or_refuse(old)]
+        (refusal,) = [item async for item in replica.generate(old)]
         assert isinstance(refusal, OtherModelError)
-        assert isinstance(await replica.score_or_refuse(scoring(fingerprint="fp_old")), OtherModelError)
-        assert isinstance(await replica.score_or_refuse(scoring(fingerprint="fp_new")), list)
+        assert isinstance(await replica.score(scoring(fingerprint="fp_old")), OtherModelError)
+        assert isinstance(await replica.score(scoring(fingerprint="fp_new")), list)
         for generation in (new, ask()):
-            async with aclosing(replica.generate_or_refuse(generation)) as stream:  # type: ignore[type-var]
+            async with aclosing(replica.generate(generation)) as stream:  # type: ignore[type-var]
                 assert await anext(stream) is Standing.WAITS
 
     runner.run(scenario())

@@ -53,21 +53,21 @@ def test_messages_are_tokenized_as_in_a_chat(server: Server, client: openai.Open
 def test_health_reports_the_process_and_readiness_the_engine(server: Server) -> None:
     assert httpx2.get(f"{server.url}/health").json() == {"status": "ok"}
     assert httpx2.get(f"{server.url}/health/ready").json() == {"status": "ready"}
-    engine = server.service.backend._loop.engine  # type: ignore[attr-defined]
-    step, last = engine.step, server.service.backend._last_token_at  # type: ignore[attr-defined]
+    engine = server.replica._loop.engine
+    step, last = engine.step, server.replica._last_token_at
 
     def broken() -> Any:
         raise RuntimeError("the GPU fell off the bus")
 
     try:
-        engine.step, server.service.backend._last_token_at = broken, float("-inf")  # type: ignore[attr-defined]
+        engine.step, server.replica._last_token_at = broken, float("-inf")
         answer = httpx2.get(f"{server.url}/health/ready")
         assert answer.status_code == 503
         assert answer.headers["retry-after"] == "5"
         assert "GPU" not in answer.text
         assert httpx2.get(f"{server.url}/health").status_code == 200
     finally:
-        engine.step, server.service.backend._last_token_at = step, last  # type: ignore[attr-defined]
+        engine.step, server.replica._last_token_at = step, last
     assert httpx2.get(f"{server.url}/health/ready").status_code == 200
 
 

@@ -13,7 +13,16 @@ from ray.serve._private.common import DeploymentID
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 
 from actors.engine.deltas import Delta, Ending
-from actors.engine.requests import BusyError, EngineFacts, Generation, OtherModelError, RefusedError, Scoring, Standing
+from actors.engine.requests import (
+    BusyError,
+    EngineFacts,
+    FailedError,
+    Generation,
+    OtherModelError,
+    RefusedError,
+    Scoring,
+    Standing,
+)
 from decoding import SamplingParams
 from endpoint.http.errors import ApiError
 from endpoint.service.backend import EnginesLostError, Replicas, api_errors, as_api_error, ask
@@ -37,7 +46,7 @@ class Handle:
     def __init__(self, *runs: list[Any]) -> None:
         self._runs, self.num_cancelled = list(runs), 0
         self.num_tries = 0
-        self.generate_or_refuse = self
+        self.generate = self
 
     def options(self, stream: bool) -> Handle:
         assert stream
@@ -171,7 +180,7 @@ async def test_a_request_for_scores_is_given_up_after_two_dead_replicas() -> Non
     class Dying(Handle):
         def __init__(self) -> None:
             super().__init__()
-            self.score_or_refuse = self
+            self.score = self
 
         def __await__(self) -> Any:
             raise ActorDiedError
@@ -205,7 +214,7 @@ class Mixed(Handle):
     def __init__(self, *runs: tuple[str, list[Any]]) -> None:
         super().__init__()
         self._fingerprints_and_runs = list(runs)
-        self.score_or_refuse = self.facts = self  # type: ignore[assignment]
+        self.score = self.facts = self  # type: ignore[assignment]
 
     def remote(self, asked: Any = None) -> Any:
         self.num_tries += 1
@@ -295,7 +304,7 @@ async def test_a_client_that_leaves_cancels_the_replicas_work() -> None:
     assert handle.num_cancelled == 1
 
 
-@pytest.mark.parametrize("refusal", [BusyError("x"), RefusedError("x"), DeadlineError(1.0)])
+@pytest.mark.parametrize("refusal", [BusyError("x"), RefusedError("x"), FailedError("x")])
 async def test_a_refusal_is_raised_unchanged(refusal: Exception) -> None:
     with pytest.raises(type(refusal)):
         await read(Handle([refusal]))
