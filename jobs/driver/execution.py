@@ -114,7 +114,6 @@ def _on_ray(
         given, timeout_s = {"spec": spec, "ledger": ledger, "roster": roster}, config.run.no_progress_timeout_s
         try:
             for receipt in _receipts(feed, units.num_units, given, pool, timeout_s):
-                lease.refuse_if_lost()
                 progress.add(receipt.counts)
                 yield receipt
         except UnitError:

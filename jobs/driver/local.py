@@ -53,6 +53,5 @@ def in_process(
                 if isinstance(outcome, UnitError):
                     raise outcome
                 if outcome is not None:
-                    lease.refuse_if_lost()
                     progress.add(outcome.counts)
                     yield outcome

@@ -62,6 +62,7 @@ def _run_alone(plan: Plan, run_directory: RunDirectory, wanted: Wanted, letters:
     rows = FailedRows(plan.input_options, plan.carried, wanted)
     spec = replace(worker_spec(plan, run_directory), units=rows)
     for receipt in execute(units, spec, plan, lease=lease, backups=False):
+        lease.refuse_if_lost()
         tried += receipt.counts
         num_done += 1
     if num_done < units.num_units:

@@ -13,8 +13,8 @@ from actors.engine.translation import decode_row, encode_row, row_params
 from decoding import SamplingParams
 from pipeline.errors import ErrorRow, RowError
 from pipeline.inputs.rows import InputRow, result_or_error
-from pipeline.text import bad_words
 from pipeline.text.codec import TextCodec
+from pipeline.text.tokenizer import bad_words
 from tests.text_pair import save_byte_fallback_tokenizer, save_tokenizer
 
 

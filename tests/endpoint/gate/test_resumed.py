@@ -282,13 +282,14 @@ def test_thoughts_and_calls_go_on_wherever_the_first_ingress_broke_off(path: str
     if "responses" in path:
         said, tool = {"input": "a"}, {"type": "function", **function}
     body = {**said, "tools": [tool], "stream": True, "chat_template_kwargs": {"enable_thinking": True}}
+    named = {"x-request-id": "r"}  # from which the ids of calls follow
     with served(Gate(EagerProxy(mortal), Limits())) as port:
-        whole = parts_of(events_of(ask(port, path, body)))
+        whole = parts_of(events_of(ask(port, path, body, headers=named)))
         assert len(whole) >= 4, "thoughts, a message and two calls"
         for lifetime in range(1, mortal.num_parts):
             backend.generations.clear()
             mortal.lifetimes[:], mortal.origins[:] = [lifetime], []
-            broken = events_of(ask(port, path, body))
+            broken = events_of(ask(port, path, body, headers=named))
             assert len(mortal.origins) == 2
             assert parts_of(broken) == whole
             if "responses" in path:
