@@ -70,7 +70,7 @@ def chat_identity(settings: ChatSettings, codec: TextCodec) -> dict[str, Any]:
 
 
 def as_begun(identity: Mapping[str, Any], begun: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an identity without what came later than a run whose own is `begun`."""
+    """Leave out of an identity the fields that were added to identities after the run of `begun` had begun."""
     own = {name: value for name, value in identity.items() if name != "moment" or name in begun}
     if "drafter" in own and "draft_length" not in begun.get("drafter", {}):
         own["drafter"] = {name: value for name, value in own["drafter"].items() if name != "draft_length"}

@@ -182,7 +182,7 @@ class StageSettings(ActorResources):
     def check_hang_timeout(self, name: str, hang_timeout_s: float, num_lanes: int) -> None:
         """Raise ValueError if the timeout `name` would end a process that replaces stages.
 
-        In such a step there are it, those in flight, loading all at once, and it again.
+        The longest step: the step itself, the steps in flight, loading all stages at once, and the step again.
         """
         longest_step_s = 3 * self.timeout_s + self.start_timeout_s
         if hang_timeout_s <= longest_step_s:

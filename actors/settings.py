@@ -103,8 +103,6 @@ class GeneratorSettings:
         if self.placement not in ("colocated", "split"):
             raise ValueError(f"placement must be 'colocated' or 'split', got {self.placement!r}")
         self.engine.check_draft_vocabulary(self.models.draft, self.models.draft_vocabulary)
-        for part in self.apart:
-            part.check_together(self.engine, self.models.draft, self.models.draft_vocabulary)
 
     @property
     def has_draft_actors(self) -> bool:

@@ -44,7 +44,7 @@ class Task:
         """Raise ValueError for an input that this cannot be done with."""
 
     def identity(self) -> dict[str, Any]:
-        """Return what of it decides the output, besides models, sampling and input."""
+        """Return the fields of the task that decide the output, besides models, sampling and input."""
         return {}
 
     def exactness(self, backend: Backend) -> Exactness:

@@ -30,7 +30,8 @@ def main(run_directory: RunDirectory, options: argparse.Namespace) -> int:
         print("No driver works on the run now; the next `python -m jobs.generate` of it begins with this version.")
     else:
         print(
-            f"The engines of the driver on {holder.host} take it within seconds of each other, between two rounds; "
+            f"The engines of the driver on {holder.host} take it within seconds of each other, between two rounds "
+            "(a run without Ray: when it goes on with Ray); "
             "`python -m jobs.report OUTPUT --by draft_version` compares the versions."
         )
     return 0

@@ -55,6 +55,9 @@ class Backend:
         for name in ("vllm", "vllm_env"):
             if value := getattr(self.settings.engine, name):
                 raise ValueError(f"engine.{name} is {value!r}, which only engine.backend 'vllm' reads; drop one")
+        models = self.settings.models
+        for part in self.settings.apart:
+            part.check_together(self.settings.engine, models.draft, models.draft_vocabulary)
 
     def check_models(self) -> None:
         """Check models and settings as the engine does when it loads weights, as far as possible without them."""

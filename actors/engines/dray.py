@@ -71,9 +71,17 @@ def _check_limits(settings: GeneratorSettings, target_config: PretrainedConfig) 
 def load(settings: GeneratorSettings, links: DraftLinks | None = None) -> Loaded:
     """Return the engine of these settings, and what it says about itself. Raises ValueError as `load_engine` does."""
     engine = load_engine(settings, links)
-    own = {"close": engine.target.pipeline.close} if isinstance(engine.target, ShardedModel) else {}
-    facts = load_facts(engine, settings.models.draft)
-    return Loaded(engine, footer_facts(engine), facts, round_seconds(engine), **own)
+    if not isinstance(engine.target, ShardedModel):
+        return _described(engine, settings.models.draft)
+    try:
+        return _described(engine, settings.models.draft, close=engine.target.pipeline.close)
+    except BaseException:
+        engine.target.pipeline.close()
+        raise
+
+
+def _described(engine: Engine, draft: str | None, **own: Any) -> Loaded:
+    return Loaded(engine, footer_facts(engine), load_facts(engine, draft), round_seconds(engine), **own)
 
 
 def load_engine(settings: GeneratorSettings, links: DraftLinks | None = None) -> Engine:

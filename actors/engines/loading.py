@@ -2,8 +2,9 @@
 
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from datetime import datetime
+from threading import Thread
 from typing import Any, TypeVar
 
 import ray
@@ -29,6 +30,7 @@ class LoadedEngine:
     process that is killed.
     """
 
+    links: DraftLinks | None = None
     _loaded: Loaded | None = None
 
     def __init__(
@@ -76,8 +78,16 @@ def in_own_thread(load: Callable[[], _Loaded]) -> _Loaded:
     OpenMP keeps a team of threads for each thread that has computed. With two teams, that of loading and that of the
     EngineLoop, it has more threads than processors, lets them sleep at every barrier, and rounds take longer.
     """
-    with ThreadPoolExecutor(1, thread_name_prefix="loading") as thread:
-        return thread.submit(load).result()
+    loaded = Future[_Loaded]()
+
+    def run() -> None:
+        try:
+            loaded.set_result(load())
+        except BaseException as error:  # noqa: BLE001 - it is raised where the result is awaited
+            loaded.set_exception(error)
+
+    Thread(target=run, name="loading", daemon=True).start()  # a process that ends does not wait for it
+    return loaded.result()
 
 
 def load_codec(settings: GeneratorSettings) -> TextCodec:

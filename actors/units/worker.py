@@ -51,7 +51,7 @@ class UnitWorker:
     run: RunDirectory
     rows: RowKind  # what is done with a row
     units: WholeUnits  # which rows of a unit, and where they are written
-    ledger: Any  # the actor of the run's Ledger
+    ledger: Any  # the actor of the run's Ledger, or a LocalLedger in this process
     workplace: Workplace
     engine_facts: Mapping[str, str | bool | int] = field(default_factory=dict)  # for the footer of each part
     round_seconds: tuple[float, ...] = ()  # what a round takes by its draft length, where that was measured
@@ -100,13 +100,9 @@ class UnitWorker:
         """Return the receipt of a unit that another attempt has committed, or None."""
         return await self.units.committed(self.run, unit, self.ledger)
 
-    async def _finish(self, rows: list[Any]) -> None:
-        """Return when these rows have run. Cancelled, it drops the rows that have not."""
-        await self.rows.finish(rows)
-
     async def _finish_first(self, unit: WorkUnit, rows: list[Any]) -> bool:
         """Run the rows. Return False, and drop the rest, if another process commits the unit first."""
-        work = asyncio.ensure_future(self._finish(rows))
+        work = asyncio.ensure_future(self.rows.finish(rows))
         elsewhere = asyncio.ensure_future(self._wait_until_committed(unit))
         try:
             await asyncio.wait({work, elsewhere}, return_when=asyncio.FIRST_COMPLETED)

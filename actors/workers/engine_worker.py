@@ -1,4 +1,4 @@
-"""EngineWorker: an engine in a Ray Data actor, for the run that a WorkerSpec says. Units in, parts and receipts out."""
+"""EngineWorker: an engine for the run that a WorkerSpec says: units in, parts and receipts out. Mostly a Ray actor."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -40,7 +40,7 @@ class EngineWorker(UnitWorker):
     _failure: str | None = None  # the reason why no unit can run here, which the first unit reports
 
     def __init__(self, spec: WorkerSpec, ledger: Any, roster: Any = None, workplace: Workplace | None = None) -> None:
-        """Load the models. `ledger` is the actor of the run's Ledger, and `roster` that of its DraftRoster, if any."""
+        """Load the models. `ledger` is that of the run, an actor or a LocalLedger, and `roster` its DraftRoster, if any."""
         settings, workplace = spec.settings, workplace or Workplace.of_run(spec.run_path, spec.log_settings)
         reporter = workplace.reporter
         tell_warnings(lambda kind, text: ledger.warn.remote(kind, text))

@@ -163,7 +163,10 @@ class RunConfig:
         """Raise ValueError for a field that asks for other processes, of which a local run has none."""
         wrong = {
             "actors.max_actors": self.actors.max_actors > 1,
+            "actors.label_selector": bool(self.actors.label_selector),
+            "actors.fallback_label_selectors": bool(self.actors.fallback_label_selectors),
             "learn.every_rows": self.learn.every_rows > 0,
+            "program.function": self.program.function is not None,  # a signal would end the program, as if it failed
             "run.ray_address": self.run.ray_address is not None,
             **{part.asked_by: True for part in self.generator.apart},
         }

@@ -37,9 +37,9 @@ def in_process(
     todo, in_flight = iter(units), set[asyncio.Task[_Outcome]]()
 
     async def outcomes() -> list[_Outcome]:
-        """Return what became of the units that are done next; of none if there are no more."""
+        """Return what became of the units that are done next; an empty list when no unit is left."""
         while len(in_flight) < plan.pool.units_in_flight and (unit := next(todo, None)) is not None:
-            if ledger.hand_out(unit) is FeedSignal.STOP:
+            if ledger.hand_out(unit) is FeedSignal.STOP:  # it has none to wait for: all units in flight are here
                 break
             in_flight.add(asyncio.ensure_future(worker.outcome(unit)))
         done, rest = await asyncio.wait(in_flight, return_when=asyncio.FIRST_COMPLETED) if in_flight else ((), ())

@@ -125,7 +125,8 @@ def print_plan(plan: Plan) -> None:
     if has_model:
         made_of = origin_in_words(models.draft or "")
         console.print(f"  draft:   {models.draft}{made_of}{_draft_in_words(plan)}", highlight=False)
-    console.print(f"  placement: {describe_placement(plan.settings, plan.pool.max_actors)}")
+    placement = describe_placement(plan.settings, plan.pool.max_actors)
+    console.print(f"  placement: {'in this process, without Ray' if plan.config.run.local else placement}")
     if plan.config.learn.every_rows:
         console.print(f"  learns:  after every {plan.config.learn.every_rows:,} committed rows")
     for name, model in (("target", models.target), ("draft", models.draft if has_model else None)):
