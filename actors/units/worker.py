@@ -136,9 +136,9 @@ class UnitWorker:
                 return None
             if not group.rows:
                 break
-            await self._finish([unfinished.pop(index) for index in group.rows if index in unfinished])
+            await self.rows.finish([unfinished.pop(index) for index in group.rows if index in unfinished])
         condemned = [by_index[index] for index in group.condemned if index in by_index]
-        await self._finish([row for index, row in unfinished.items() if index not in group.condemned])
+        await self.rows.finish([row for index, row in unfinished.items() if index not in group.condemned])
         error = RowError("generate", _CONDEMNED, "WorkerDied")
         return (
             [row for index, row in by_index.items() if index not in group.condemned],
