@@ -40,7 +40,7 @@ class EngineWorker(UnitWorker):
     _failure: str | None = None  # the reason why no unit can run here, which the first unit reports
 
     def __init__(self, spec: WorkerSpec, ledger: Any, roster: Any = None, workplace: Workplace | None = None) -> None:
-        """Load the models. `ledger` is the actor of the run's Ledger or a LocalLedger, `roster` that of its DraftRoster."""
+        """Load the models. `ledger` is the actor of the run's Ledger, or a LocalLedger; `roster` is its DraftRoster."""
         settings, workplace = spec.settings, workplace or Workplace.of_run(spec.run_path, spec.log_settings)
         reporter = workplace.reporter
         tell_warnings(lambda kind, text: ledger.warn.remote(kind, text))
