@@ -23,7 +23,8 @@ class SlotBook:
     def __init__(self, draft: Cached, num_slots: int) -> None:
         """Begin with slots in which nothing is known."""
         self._draft = draft
-        self.num_known = [0] * num_slots  # of each slot: first positions whose keys and values are known to be right
+        self.num_known = [0] * num_slots  # of each slot: first positions that are written
+        # From a row's newest token on they may be guesses, until `roll_back`.
         # A slot with a value that is not finite drafts nothing.
         self.is_finite_S = torch.ones(num_slots, dtype=torch.bool, device=draft.device)
 

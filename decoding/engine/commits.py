@@ -1,8 +1,8 @@
 """Commits: what a round has decided goes into its rows.
 
-A row decides a token alone where its round's logits do not settle it: where rounding could have decided between the two
-best candidates, or where they are not finite (the draft's tokens may be the reason). Nothing then looks at other rows
-or at a draft.
+The target decides a token from the row alone where its round's logits do not settle it: where rounding could have
+decided between the two best candidates, or where they are not finite (the draft's tokens may be the reason). Nothing
+then looks at other rows or at a draft.
 """
 
 from decoding.drafters.base import Drafter
@@ -42,7 +42,7 @@ class Commits:
             tokens = [*tokens[:settled], decision.next_token]
             logprobs = [*logprobs[:settled], *decision.logprobs]
         # Where rounds overlap, draft lengths are planned before the host knows how far a row has come. What is drafted
-        # beyond the row's end does not count. The token that ends the row is that of the round: the target's own pick.
+        # beyond the row's end does not count. An accepted token is the target's own pick, so to cut there changes no token.
         num_drafted, num_remaining = verdict.num_drafted, sequence.num_remaining_tokens
         if num_drafted >= num_remaining:
             num_drafted, tokens = num_remaining - 1, tokens[:num_remaining]

@@ -81,7 +81,7 @@ class HostRounds(Starter):
     def start(self, rows: Running, schedule: Schedule, before: Started | None) -> Started:
         """Draft, and let the target score and judge."""
         assert self._planned is not None, "`ask` comes first"
-        planned, plan, asked, forced = self._planned
+        (planned, plan, asked, forced), self._planned = self._planned, None
         draft = self._draft(asked)
         if forced:
             forced = to_replace(draft, forced)
@@ -91,6 +91,9 @@ class HostRounds(Starter):
             schedule.never_rest()
         drafter = None if self._num_rested else self._drafter
         return _HostRound(rows, plan, pending, schedule, drafter, asked, forced, self._forces(planned))
+
+    def drop(self) -> None:
+        self._running, self._sampling, self._planned = (), None, None
 
     def end_rest(self) -> None:
         """Let the drafter take part again, if it rested."""

@@ -1,4 +1,4 @@
-"""Which kind of lane runs a target and a drafter: one whose rounds overlap, where our GPU kernels run both."""
+"""Makes a lane, and lets its rounds overlap where our GPU kernels run target and draft."""
 
 import os
 from collections import deque

@@ -68,6 +68,9 @@ class Starter(ABC):
     def start(self, rows: Running, schedule: Schedule, before: Started | None) -> Started | None:
         """Start a round of these rows; None if it needs the verdicts of the round `before`, which is under way."""
 
+    def drop(self) -> None:  # noqa: B027 - there may be nothing to drop
+        """Drop what was kept of rows and of their next round."""
+
     def forget_caches(self) -> None:  # noqa: B027 - there may be nothing to forget
         """Forget what was made for the caches of target and drafter, which end now."""
 
@@ -101,6 +104,7 @@ class Rounds:
                 self._under_way.append(started)
                 if len(self._under_way) <= starter.depth:
                     return is_asked
+        assert self._under_way, "a starter without a round before must start one"
         oldest = self._under_way.popleft()
         if must_wait := not oldest.verdicts.is_ready:
             yield from self._wait()
@@ -124,8 +128,10 @@ class Rounds:
         return seconds
 
     def drop(self) -> None:
-        """Drop the rounds that are under way: their rows begin them anew."""
+        """Drop the rounds that are under way, and what was planned: their rows begin them anew."""
         self._under_way.clear()
+        for starter in self._starters:
+            starter.drop()
 
     def take_finished(self) -> list[Sequence]:
         """Return the rows that have finished, each once."""

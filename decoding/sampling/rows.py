@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import torch
 
-from decoding.choices import Verification
+from decoding.choices import TEXT_DEPENDS_ON_DRAFT, Verification
 from decoding.cpu.picks import PickInputs as CpuInputs
 from decoding.cpu.picks import pick as pick_on_cpu
 from decoding.device import to_device
@@ -36,7 +36,7 @@ class Drawn(NamedTuple):
     token_ids_N: torch.Tensor
     is_finite_N: torch.Tensor  # whether a token could be drawn
     is_sound_N: torch.Tensor  # whether the draft's own logits are numbers, whatever is forbidden
-    probs_NV: torch.Tensor | None = None  # what each token was drawn from; None: no rule asks for it
+    probs_NV: torch.Tensor | None = None  # what each token was drawn from; None: this rule does not ask
 
 
 @dataclass(frozen=True)
@@ -44,10 +44,14 @@ class Rule:
     """How drafted tokens are drawn and judged, with the functions of `rules.py`."""
 
     name: Verification
-    text_depends_on_draft: bool  # whether another draft would make another text, if of the same distribution
     needs_distributions: bool  # whether a draft states what its tokens were drawn from
     draw: "Callable[[Rows, torch.Tensor, torch.Tensor, Seq[int], int], Drawn]"
     judge: "Callable[[Rows, Draft, torch.Tensor, int, torch.Tensor, float, TokenMasks | None], Verdicts]"
+
+    @property
+    def text_depends_on_draft(self) -> bool:
+        """Whether another draft would make another text, if of the same distribution."""
+        return self.name in TEXT_DEPENDS_ON_DRAFT
 
 
 class ExtensionLimit(NamedTuple):

@@ -78,18 +78,18 @@ def _accept_by_chance(
     num_positions = logits_BJV.shape[1]
     masked_BJV = logits_BJV if masks is None else masks.apply(logits_BJV)
     scores_BJV = process_logits(masked_BJV, rows.sampling, rows.history(uncommitted_BK, first, num_positions))
-    taken_out = draft if is_adjusted else none_of(draft)
-    verdicts = verify_rejection(scores_BJV, draft, rows.sampling, rows.positions(first, num_positions), taken_out)
+    positions_BJ, removed = rows.positions(first, num_positions), taken_out(draft, is_adjusted=is_adjusted)
+    verdicts = verify_rejection(scores_BJV, draft, rows.sampling, positions_BJ, removed)
     # Numbers that are not finite must be cleared behind the new token, too.
     return replace(verdicts, is_finite_B=verdicts.is_finite_B & logits_BJV.amax(-1).isfinite().all(-1))
 
 
-def none_of(draft: Draft) -> Draft:
-    """Return what `unadjusted` takes out of the target's distribution: nothing, as after an empty draft."""
-    return replace(draft, num_draft_tokens_B=torch.zeros_like(draft.num_draft_tokens_B))
+def taken_out(draft: Draft, *, is_adjusted: bool) -> Draft:
+    """Return what is taken out of the target's distribution behind a rejection: `unadjusted` takes out nothing."""
+    return draft if is_adjusted else replace(draft, num_draft_tokens_B=torch.zeros_like(draft.num_draft_tokens_B))
 
 
-COUPLED = Rule("coupled", False, False, _pick, _accept_what_is_equal)
-_REJECTION = Rule("rejection", True, True, _draw_by_chance, _accept_by_chance)
+COUPLED = Rule("coupled", False, _pick, _accept_what_is_equal)
+_REJECTION = Rule("rejection", True, _draw_by_chance, _accept_by_chance)
 _UNADJUSTED = replace(_REJECTION, name="unadjusted", judge=partial(_accept_by_chance, is_adjusted=False))
 RULES: dict[Verification, Rule] = {rule.name: rule for rule in (COUPLED, _REJECTION, _UNADJUSTED)}

@@ -14,7 +14,7 @@ from decoding.sequence import TokenLogprobs
 
 
 class RowVerdict(NamedTuple):
-    """What the target decided about one row's draft. If the logits are not finite, nothing else has a meaning.
+    """What the target decided about one row's draft. If the logits are not finite, `next_token` has no meaning.
 
     `first_close_call` is the first position where rounding could decide, or the number of positions if there is none.
     """
@@ -46,7 +46,7 @@ class Verdicts:
 def accept_if_equal(
     picked_BJ: torch.Tensor, drafted_BK: torch.Tensor, num_drafted_B: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return how many drafted tokens of each row equal the target's picks before one differs, and the pick behind."""
+    """Return how many drafted tokens of each row equal the target's picks before one differs, and the pick behind them."""
     num_accepted_B = count_leading(picked_BJ[:, :-1] == drafted_BK, num_drafted_B)
     return num_accepted_B, picked_BJ.gather(1, num_accepted_B[:, None])[:, 0]
 
@@ -72,7 +72,7 @@ class SentVerdicts:
         logprobs: RoundLogprobs | None = None,
         recheck: Callable[[list[RowVerdict]], None] | None = None,
     ) -> None:
-        """Start one copy to the host; nothing waits for it before `result`, and nothing else of a round is copied.
+        """Start one copy to the host; nothing waits for it before `result`. Without grammars a round copies nothing else.
 
         `recheck` may replace verdicts of the list that it gets.
         """

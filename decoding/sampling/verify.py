@@ -122,8 +122,8 @@ def verify_rejection(
     `taken_out` is the draft whose q is taken out of p where a token is rejected; that is the draft itself, unless the
     rule is `unadjusted`.
 
-    A row is finite here if at each position up to its new token some token can be drawn. Behind it nothing is left
-    where all that may follow is forbidden, which decides nothing.
+    A row is finite here if at each position up to its new token some token can be drawn. Later positions do
+    not count: there everything may be forbidden.
     """
     num_rows, num_positions, vocab_size = scores_BJV.shape
     at_once = max(1, _BYTES_AT_ONCE // (vocab_size * (4 * num_positions + 8 * _NUM_LAWS)))

@@ -14,11 +14,11 @@ import torch
 from scipy import stats
 
 from decoding import SamplingParams
-from decoding.choices import Verification
+from decoding.choices import LOSSY, Verification
 from decoding.noise import noise_key
 from decoding.sampling.distribution import SamplingBatch, first_stop, keep_best, probabilities, process_logits
 from decoding.sampling.rows import Rows
-from decoding.sampling.rules import RULES, none_of
+from decoding.sampling.rules import RULES, taken_out
 from decoding.sampling.token_history import TokenHistory
 from decoding.sampling.verify import Draft, acceptance, recovery
 from decoding.sequence import Sequence
@@ -108,10 +108,10 @@ def rejection_rule(
     The latter are distributions [B, J, V]. Both come from what `verify_rejection` draws with, so enumerating them
     enumerates the verifier.
     """
-    taken_out = none_of(draft) if verification == "unadjusted" else draft
+    removed = taken_out(draft, is_adjusted=verification not in LOSSY)
     num_rows, num_positions = target_probs_BJV.shape[:2]
     every_BJ = torch.arange(num_positions, device=target_probs_BJV.device).expand(num_rows, -1)
-    return acceptance(target_probs_BJV, draft), recovery(target_probs_BJV, taken_out, every_BJ)
+    return acceptance(target_probs_BJV, draft), recovery(target_probs_BJV, removed, every_BJ)
 
 
 def all_drafts(

@@ -78,6 +78,9 @@ class RoundsAhead(Starter):
         self._can_be_recorded = False  # whether a round of the running rows can
         self._table: PickTable | None = None  # of the running rows
 
+    def drop(self) -> None:
+        self._postponed, self._running, self._table = None, (), None
+
     def forget_caches(self) -> None:
         """Drop the recordings; their memory is given back."""
         self.device_rounds = None
@@ -127,7 +130,9 @@ class RoundsAhead(Starter):
         postponed, self._postponed = self._postponed, None
         # Another plan would not have the probe that this one may have.
         if postponed and not postponed.keys().isdisjoint(rows):
-            return [min(postponed.get(row, 0), row.num_remaining_tokens - 1) for row in rows]
+            assert self._drafter is not None, "only drafts are postponed"
+            most = [min(row.num_remaining_tokens - 1, self._drafter.max_len - len(row)) for row in rows]
+            return [max(0, min(postponed.get(row, 0), limit)) for row, limit in zip(rows, most, strict=True)]
         plan = schedule.plan(rows, None, self._drafter is not None)
         if self._drafter is None:
             return (0,) * len(rows)
