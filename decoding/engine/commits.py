@@ -42,7 +42,7 @@ class Commits:
             tokens = [*tokens[:settled], decision.next_token]
             logprobs = [*logprobs[:settled], *decision.logprobs]
         # Where rounds overlap, draft lengths are planned before the host knows how far a row has come. What is drafted
-        # beyond the row's end does not count. An accepted token is the target's own pick, so to cut there changes no token.
+        # beyond the row's end does not count. An accepted token is the target's own pick, so a cut changes no token.
         num_drafted, num_remaining = verdict.num_drafted, sequence.num_remaining_tokens
         if num_drafted >= num_remaining:
             num_drafted, tokens = num_remaining - 1, tokens[:num_remaining]

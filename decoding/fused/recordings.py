@@ -42,7 +42,8 @@ class _Shape(Generic[_Inputs]):
 class Recordings(Generic[_Inputs]):
     """At most 256 recordings; the one that was used longest ago makes room.
 
-    Work that reads the output of other work has a key that begins with the other's key: with the one, what reads it is forgotten.
+    Work that reads the output of other work has a key that begins with the other's key. With a recording, those that
+    read its output are forgotten.
     """
 
     def __init__(self, record: Recorder | None, what: str) -> None:

@@ -46,7 +46,7 @@ class Verdicts:
 def accept_if_equal(
     picked_BJ: torch.Tensor, drafted_BK: torch.Tensor, num_drafted_B: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return how many drafted tokens of each row equal the target's picks before one differs, and the pick behind them."""
+    """Return how many drafted tokens of each row equal the target's picks before one differs, and the pick there."""
     num_accepted_B = count_leading(picked_BJ[:, :-1] == drafted_BK, num_drafted_B)
     return num_accepted_B, picked_BJ.gather(1, num_accepted_B[:, None])[:, 0]
 
@@ -72,7 +72,7 @@ class SentVerdicts:
         logprobs: RoundLogprobs | None = None,
         recheck: Callable[[list[RowVerdict]], None] | None = None,
     ) -> None:
-        """Start one copy to the host; nothing waits for it before `result`. Without grammars a round copies nothing else.
+        """Start one copy to the host, for which `result` waits. Without grammars a round copies nothing else.
 
         `recheck` may replace verdicts of the list that it gets.
         """
