@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from enum import Enum
+from math import inf
 
 from actors.engine.deltas import Delta
 from decoding.sampling_params import SamplingParams
@@ -24,6 +25,9 @@ class Generation:
     fingerprint: str = ""  # of the engine that must write it; empty: any engine
     shows_special: bool = False  # whether special tokens belong to the text in which stop strings are looked for
     num_speculative_tokens: int | None = None  # most tokens that a sample drafts in a round; None: as the engine may
+    call: str = ""  # a name of the request that all attempts at it have, and no client knows; empty: it has one attempt
+    attempt: int = 1
+    left_s: float = inf  # until the request's time is over
     is_streamed: bool = True  # to the client; of a whole answer the client has nothing before its end
 
     @property

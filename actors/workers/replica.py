@@ -1,7 +1,7 @@
 """Replica: an engine behind Ray Serve. Token ids in, deltas out; it knows no HTTP.
 
 All requests share the engine's slots. A request that cannot be served (the queue is full, the prompt cannot be run)
-gets a `NotDoneError` in place of tokens; a request that is cancelled, as when its time is up, frees its
+gets a `NotDoneError` in place of tokens. A request that is cancelled, or recalled since its ingress is lost, frees its
 slots within a step. Units of batches fill the slots that requests leave, and are committed as those of a job.
 """
 
@@ -17,6 +17,7 @@ import torch
 from ray.exceptions import RayError, RayTaskError
 
 from actors.engine.loop import EngineStats
+from actors.engine.recall import Recall
 from actors.engine.requests import (
     BusyError,
     EngineFacts,
@@ -47,6 +48,7 @@ from pipeline.streaming.stream import UnitError
 from pipeline.text.stop_strings import StopStrings
 
 _BATCH_SIGN_S = 1.0  # between two signs of life of batches' rows
+_INGRESS_ENDS_IT_WITHIN_S = 5.0  # after the request's time is over, unless the ingress is lost
 _PROBE = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True)
 _log = logging.getLogger(__name__)
 
@@ -77,6 +79,7 @@ class Replica:
             finish=self._finish_in_background,
         )
         self._num_unfinished = 0  # sequences
+        self._recalls: dict[str, tuple[int, Recall]] = {}  # of generations, by their calls, with the attempt
         self._last_token_at = float("-inf")
         self._trial: asyncio.Task[None] | None = None  # a trial whether the engine writes
         self._models, self._draft = settings.models, settings.models.draft  # the latter is in use, or about to be
@@ -131,19 +134,37 @@ class Replica:
         The last delta of each sample has its ending. If the request is not done, the last item says why.
         """
         try:
-            with self._taken(generation.fingerprint, generation.num_sequences):
+            taken = self._taken(generation.fingerprint, generation.num_sequences)
+            with taken, self._recallable(generation) as recall:
                 yield Standing.WAITS
                 if generation.params.structured is None:
                     sequences = self._sequences(generation)
                 else:  # to compile a grammar may take seconds, which other requests must not wait for
                     sequences = await asyncio.to_thread(self._sequences, generation)
                 async with aclosing(self._loop.stream(sequences, generation.send_every_s)) as stream:  # type: ignore[type-var]
-                    async for deltas in stream:
+                    async for deltas in recall.until(stream):
                         if deltas:
                             self._last_token_at = time.monotonic()
                         yield deltas or Standing.BEGINS
         except Exception as error:  # noqa: BLE001 - handed on without its message
             yield _not_done(error, generation.request_id)
+
+    def recall(self, call: str, attempt: int) -> None:
+        """End what an earlier attempt still writes: Ray does not tell a replica that its caller is lost."""
+        number, recall = self._recalls.get(call, (attempt, None))
+        if recall is not None and number < attempt:
+            recall.recall()
+
+    @contextmanager
+    def _recallable(self, generation: Generation) -> Iterator[Recall]:
+        """Let the generation of an attempt be recalled while the block runs."""
+        mine = generation.attempt, Recall(generation.left_s + _INGRESS_ENDS_IT_WITHIN_S)
+        self._recalls[generation.call] = mine
+        try:
+            yield mine[1]
+        finally:
+            if self._recalls.get(generation.call) is mine:
+                del self._recalls[generation.call]
 
     async def score(self, scoring: Scoring) -> list[list[TokenLogprobs]] | NotDoneError:
         """Return the log-probabilities of each prompt's tokens but the first, or why there are none.

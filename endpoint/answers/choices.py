@@ -165,7 +165,9 @@ async def grow(
 
 def reached_with(service: Service, growth: Growth) -> dict[int, tuple[Any, ...]]:
     """Return how far the client has come with a growth, where another engine would write the same; else nothing."""
-    return {growth.choice.index: tuple(growth.choice.reached)} if service.backend.is_repeatable else {}
+    if not service.backend.is_repeatable:
+        return {}
+    return {growth.choice.index: tuple(growth.choice.reached._replace(fingerprint=service.settings.fingerprint))}
 
 
 async def without_output(choices: list[Choice]) -> AsyncIterator[Growth]:

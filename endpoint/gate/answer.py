@@ -65,6 +65,8 @@ class GateAnswer:
     async def _begin(self, start: Message) -> None:
         self._has_begun = True
         if self._resumes:
+            if self._body is not None:
+                self._body.release()
             return
         if self._body is not None:
             if _is_stream(start):

@@ -30,7 +30,7 @@ class HeldBody:
         self._origin, self._came_at = Origin(), time.monotonic()
         self._reached: dict[int, tuple[Any, ...]] = {}  # by the samples of a stream, with what the client has
         self._wanted = asyncio.Event()
-        self._is_handed_on = False
+        self._is_handed_on, self._num_tried = False, 0
         self._body: bytes | None = None  # once it is here, until `release`
         self._is_kept = False  # with those of streams
         self._is_upload = is_upload(scope)  # it is handed on in parts, and never kept
@@ -60,6 +60,7 @@ class HeldBody:
     def rewind(self) -> None:
         """Hold the body back again, so that another ingress can be asked the same."""
         self._wanted.clear()
+        self._num_tried += 1
         self._is_handed_on, self._refused = False, {}
         self.is_resuming = bool(self._reached)
 
@@ -80,7 +81,8 @@ class HeldBody:
         """The request's scope as the application is to see it."""
         extensions = self._own_scope.get("extensions") or {}
         used_s = time.monotonic() - self._came_at
-        origin = replace(self._origin, used_s=used_s, reached=dict(self._reached))
+        reached = dict(self._reached)
+        origin = replace(self._origin, used_s=used_s, attempt=self._num_tried + 1, reached=reached)
         return {**self._own_scope, "extensions": {**extensions, EXTENSION: {"refused": self._refused}, ORIGIN: origin}}
 
     def handle(self, message: Message) -> bool:

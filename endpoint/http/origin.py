@@ -27,12 +27,18 @@ class Origin:
     created_ns: int = field(default_factory=time.time_ns)
     secret: bytes = field(default_factory=lambda: secrets.token_bytes(16))
     used_s: float = 0.0  # of the request's time, by processes that were asked before
+    attempt: int = 1  # how many ingresses have been asked, this one among them
     reached: Mapping[int, tuple[Any, ...]] = field(default_factory=dict)  # by samples of the stream that the client has
 
     @property
     def created(self) -> int:
         """The second in which the request came."""
         return self.created_ns // 10**9
+
+    @property
+    def call(self) -> str:
+        """A name of the request that is the same in all attempts, and that no client can know."""
+        return f"{self.draw('call', 2**128):032x}"
 
     def draw(self, what: str, below: int) -> int:
         """Return a number below a power of two that is the same each time, and that no client can know."""

@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Iterator
 from collections.abc import Sequence as Seq
-from contextlib import aclosing, asynccontextmanager, contextmanager
+from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
 from dataclasses import replace
 from math import inf
 from typing import Any, Protocol
@@ -36,6 +36,7 @@ from pipeline.logs import Event
 
 _MAX_LOST = 3  # replicas that a request may lose while it waits, before the client has to try again
 _MAX_LOST_IN_FLIGHT = 2  # and while they write it: the request may be what ends them
+_RECALL_S = 1.0  # for replicas to say that they have let a request of a lost ingress go
 _UPDATE_PATIENCE_S, _ASK_AGAIN_S = 2.0, 0.1  # to find a replica of the wanted model while an update is rolled out
 _NO_REPLICA_S = 5.0  # without an answer to a question that takes no time: there is no replica
 _LOST = (RayActorError, ReplicaUnavailableError)
@@ -118,6 +119,8 @@ class Replicas:
         keeps = not self.is_repeatable and not generation.is_streamed
         tries = _Tries(generation.request_id)
         with self._counted():
+            if generation.attempt > 1:
+                await self._recall(generation)
             while True:
                 if keeps:
                     delivered = {}
@@ -148,6 +151,12 @@ class Replicas:
                 finally:
                     if not is_over:  # the reader has left
                         response.cancel()
+
+    async def _recall(self, generation: Generation) -> None:
+        """End what a lost ingress had asked for: no client reads it, and it keeps slots."""
+        with suppress(TimeoutError, DeploymentUnavailableError):
+            recalls = self._handle.broadcast("recall", generation.call, generation.attempt)
+            await recalls.results_async(timeout_s=_RECALL_S, return_exceptions=True)
 
     async def score(self, scoring: Scoring) -> list[list[TokenLogprobs]]:
         """Return scores as `Backend.score` does.

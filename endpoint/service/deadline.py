@@ -1,6 +1,6 @@
 """Deadline: the time by which a request must be done. Every wait of the ingress for it ends then.
 
-What is cancelled there is cancelled in the engine, so a replica knows no deadlines.
+What is cancelled there is cancelled in the engine. A replica ends by itself only what a lost ingress has left.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from actors.engine.deltas import Delta
 
 
 class Reached(NamedTuple):
-    """How far a sample has come with what its reader has. It goes through the gate as a plain tuple."""
+    """How much of a sample its reader has. It goes through the gate as a plain tuple."""
 
     num_tokens: int = 0
     checksum: int = 0  # of these tokens
@@ -22,6 +22,7 @@ class Reached(NamedTuple):
     num_characters: int = 0  # that are shown
     rounds: tuple[tuple[tuple[int, int], int], ...] = ()  # as the counts of an answer give them (`Choice.rounds`)
     num_events: int = 0  # of a stream whose events are numbered
+    fingerprint: str = ""  # of engine and chat: no other model goes on with the text
 
     def after(self, delta: Delta) -> Reached:
         """Return how far it has come with another delta."""

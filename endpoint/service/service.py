@@ -7,13 +7,14 @@ from typing import Any
 
 from actors.engine.requests import EngineFacts, Generation
 from actors.engine.vocabulary import check_vocabulary
-from endpoint.http.errors import ApiError, context_exceeded, wrong
+from endpoint.http.errors import ApiError, context_exceeded, model_replaced, wrong
 from endpoint.http.origin import Origin
 from endpoint.requests.body import params_of, prompts_of
 from endpoint.service.backend import Backend, in_time
 from endpoint.service.deadline import Deadline
 from endpoint.service.encoder import Encoder
 from endpoint.service.metrics import ServingMetrics
+from endpoint.service.resumption import Reached
 from endpoint.service.settings import ServiceSettings as ServiceSettings
 from pipeline.errors import FieldError
 from pipeline.requests.asked import Asked, check_num_drafted, num_kept_tokens
@@ -82,6 +83,8 @@ class Service:
             return await self._prepare(request, call)
 
     async def _prepare(self, request: Asked, call: Call) -> PreparedRequest:
+        if any(Reached(*each).fingerprint != self.settings.fingerprint for each in call.origin.reached.values()):
+            raise model_replaced()
         params, by_param, facts = params_of(request), prompts_of(request), await self.backend.facts()
         params = await self._encoder.with_bad_word_ids(params)
         check_vocabulary(params, facts.vocab_size)
@@ -112,6 +115,9 @@ class Service:
             ),
             params=params,
             owner=call.owner,
+            call=call.origin.call,
+            attempt=call.origin.attempt,
+            left_s=call.deadline.left_s,
             send_every_s=0.0 if request.stream else _SEND_WHOLE_EVERY_S,
             num_speculative_tokens=request.num_speculative_tokens,
             is_streamed=bool(request.stream),

@@ -22,6 +22,13 @@ class LocalHandle:
     def remote(self, generation: Generation) -> Items:
         return Items(self.replica.generate(generation))
 
+    def broadcast(self, method: str, *asked: Any) -> LocalHandle:
+        getattr(self.replica, method)(*asked)
+        return self
+
+    async def results_async(self, **_: Any) -> list[Any]:
+        return []
+
     def __getattr__(self, method: str) -> Any:
         return _Method(getattr(self.replica, method))
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from actors.engine.deltas import Delta
+from actors.engine.recall import Recall
 from actors.engine.requests import Generation
 from actors.engines.loading import load_codec
 from actors.workers.replica import Replica
@@ -161,6 +162,29 @@ def test_a_stream_goes_on_with_another_ingress_where_the_first_one_broke_off(
             event["response"] for event in broken if event["type"] in ("response.completed", "response.incomplete")
         ]
         assert ended["output"][0]["content"][0]["text"] == told(whole)["texts"][0]
+
+
+def test_what_the_lost_ingress_had_asked_for_is_written_no_longer(
+    front: Front, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended, recall = list[bool](), Recall.recall
+    monkeypatch.setattr(Recall, "recall", lambda self: ended.append(recall(self) is None))
+    told(events_of(front.answer("completion", 3, seed=7)))
+    told(events_of(front.answer("completion", seed=7)))
+    assert ended == [True], "once, by the second ingress of the first request"
+
+
+def test_an_ingress_of_another_model_does_not_go_on_with_a_text(front: Front, monkeypatch: pytest.MonkeyPatch) -> None:
+    prepare = Service.prepare
+
+    async def of_another_model(self: Service, request: Any, call: Any) -> Any:
+        if call.origin.reached:
+            monkeypatch.setattr(front.service, "settings", replace(front.service.settings, fingerprint="another"))
+        return await prepare(self, request, replace(call, deadline=Deadline()))
+
+    monkeypatch.setattr(Service, "prepare", of_another_model)
+    *_, last = events_of(front.answer("completion", 3, seed=7))
+    assert last["error"]["code"] == "ingress_lost"
 
 
 @pytest.mark.parametrize("lifetime", [1, 4])
