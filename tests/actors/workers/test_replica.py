@@ -70,6 +70,33 @@ def test_a_request_beyond_the_bound_is_refused_at_once(replica: Replica, runner:
     runner.run(scenario())
 
 
+def test_an_attempt_is_ended_by_a_recall_of_a_later_one_alone(replica: Replica, runner: asyncio.Runner) -> None:
+    async def scenario(recalling: int) -> Any:
+        stream, items = replica.generate(ask(call="c")), []
+        async for item in stream:
+            items += item if isinstance(item, list) else []
+            if item is Standing.BEGINS or items:
+                replica.recall("c", recalling)
+                replica.recall("another", 2)
+        await none_runs(replica)
+        return items[-1].ending if items else None
+
+    assert runner.run(scenario(recalling=2)) is None
+    assert runner.run(scenario(recalling=1)) is not None
+
+
+def test_what_outlives_the_time_of_its_request_ends(
+    replica: Replica, runner: asyncio.Runner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("actors.workers.replica._INGRESS_ENDS_IT_WITHIN_S", 0.0)
+
+    async def scenario() -> None:
+        assert await all_of(replica, ask(left_s=0.0)) == []
+        await none_runs(replica)
+
+    runner.run(scenario())
+
+
 def test_a_request_of_many_samples_is_taken_while_there_is_room(replica: Replica, runner: asyncio.Runner) -> None:
     deltas = runner.run(all_of(replica, ask(SamplingParams(n=8, max_tokens=3, ignore_eos=True))))
     assert {delta.index for delta in deltas} == set(range(8))

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from actors.engine.deltas import Delta
-from actors.engine.recall import Recall
 from actors.engine.requests import Generation
 from actors.engines.loading import load_codec
 from actors.workers.replica import Replica
@@ -167,11 +166,20 @@ def test_a_stream_goes_on_with_another_ingress_where_the_first_one_broke_off(
 def test_what_the_lost_ingress_had_asked_for_is_written_no_longer(
     front: Front, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ended, recall = list[bool](), Recall.recall
-    monkeypatch.setattr(Recall, "recall", lambda self: ended.append(recall(self) is None))
+    asked, recalled, generate = list[tuple[str, int]](), list[tuple[str, int]](), Replica.generate
+
+    def note(self: Replica, generation: Generation) -> Any:
+        asked.append((generation.call, generation.attempt))
+        return generate(self, generation)
+
+    monkeypatch.setattr(Replica, "generate", note)
+    monkeypatch.setattr(Replica, "recall", lambda self, call, attempt: recalled.append((call, attempt)))
     told(events_of(front.answer("completion", 3, seed=7)))
     told(events_of(front.answer("completion", seed=7)))
-    assert ended == [True], "once, by the second ingress of the first request"
+    (call, _), second, (other, _) = asked
+    assert [attempt for _, attempt in asked] == [1, 2, 1]
+    assert recalled == [second] == [(call, 2)], "once, by the second ingress of the first request"
+    assert other != call
 
 
 def test_an_ingress_of_another_model_does_not_go_on_with_a_text(front: Front, monkeypatch: pytest.MonkeyPatch) -> None:
