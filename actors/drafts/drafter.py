@@ -165,7 +165,7 @@ def make_draft(
 ) -> Draft:
     """Return the draft of a round with these tokens in these slots, and their distributions in the same order."""
     device = rows.sampling.keys_B.device
-    if rows.rule.needs_distributions and distributions is None:  # it cannot judge a token without its distribution
+    if rows.rule.text_depends_on_draft and distributions is None:  # it cannot judge a token without its distribution
         drafted = {}
     counts = [len(drafted.get(slot, ())) for slot in range(len(rows.sequences))]
     width = max(counts, default=0)

@@ -17,7 +17,6 @@ import torch
 from ray.exceptions import RayError, RayTaskError
 
 from actors.engine.loop import EngineStats
-from actors.engine.recall import Recall
 from actors.engine.requests import (
     BusyError,
     EngineFacts,
@@ -34,6 +33,7 @@ from actors.engines.loading import LoadedEngine
 from actors.errors import describe
 from actors.settings import GeneratorSettings
 from actors.workers.batch_worker import SharedEngine, UnitOrder, do_unit
+from actors.workers.recall import Recalls
 from actors.workers.replica_settings import ReplicaSettings as ReplicaSettings
 from decoding.engine.draft_folder import read_replacement
 from decoding.sampling.verify import least_margin
@@ -79,7 +79,7 @@ class Replica:
             finish=self._finish_in_background,
         )
         self._num_unfinished = 0  # sequences
-        self._recalls: dict[str, tuple[int, Recall]] = {}  # of generations, by their calls, with the attempt
+        self._recalls = Recalls()
         self._last_token_at = float("-inf")
         self._trial: asyncio.Task[None] | None = None  # a trial whether the engine writes
         self._models, self._draft = settings.models, settings.models.draft  # the latter is in use, or about to be
@@ -135,7 +135,7 @@ class Replica:
         """
         try:
             taken = self._taken(generation.fingerprint, generation.num_sequences)
-            with taken, self._recallable(generation) as recall:
+            with taken, self._recalls.registered(generation, _INGRESS_ENDS_IT_WITHIN_S) as recall:
                 yield Standing.WAITS
                 if generation.params.structured is None:
                     sequences = self._sequences(generation)
@@ -151,20 +151,7 @@ class Replica:
 
     def recall(self, call: str, attempt: int) -> None:
         """End what an earlier attempt still writes: Ray does not tell a replica that its caller is lost."""
-        number, recall = self._recalls.get(call, (attempt, None))
-        if recall is not None and number < attempt:
-            recall.recall()
-
-    @contextmanager
-    def _recallable(self, generation: Generation) -> Iterator[Recall]:
-        """Let the generation of an attempt be recalled while the block runs."""
-        mine = generation.attempt, Recall(generation.left_s + _INGRESS_ENDS_IT_WITHIN_S)
-        self._recalls[generation.call] = mine
-        try:
-            yield mine[1]
-        finally:
-            if self._recalls.get(generation.call) is mine:
-                del self._recalls[generation.call]
+        self._recalls.recall(call, attempt)
 
     async def score(self, scoring: Scoring) -> list[list[TokenLogprobs]] | NotDoneError:
         """Return the log-probabilities of each prompt's tokens but the first, or why there are none.

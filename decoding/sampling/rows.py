@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import torch
 
-from decoding.choices import TEXT_DEPENDS_ON_DRAFT, Verification
+from decoding.choices import Verification
 from decoding.cpu.picks import PickInputs as CpuInputs
 from decoding.cpu.picks import pick as pick_on_cpu
 from decoding.device import to_device
@@ -44,14 +44,10 @@ class Rule:
     """How drafted tokens are drawn and judged, with the functions of `rules.py`."""
 
     name: Verification
-    needs_distributions: bool  # whether a draft states what its tokens were drawn from
+    # Whether a draft states what its tokens were drawn from. Then another draft would make another text.
+    text_depends_on_draft: bool
     draw: "Callable[[Rows, torch.Tensor, torch.Tensor, Seq[int], int], Drawn]"
     judge: "Callable[[Rows, Draft, torch.Tensor, int, torch.Tensor, float, TokenMasks | None], Verdicts]"
-
-    @property
-    def text_depends_on_draft(self) -> bool:
-        """Whether another draft would make another text, if of the same distribution."""
-        return self.name in TEXT_DEPENDS_ON_DRAFT
 
 
 class ExtensionLimit(NamedTuple):
@@ -152,7 +148,7 @@ class Rows:
         return frozenset(
             row
             for row, sequence in enumerate(self.sequences)
-            if sequence.matcher is not None and (self.rule.needs_distributions or row in cut)
+            if sequence.matcher is not None and (self.rule.text_depends_on_draft or row in cut)
         )
 
     @cached_property

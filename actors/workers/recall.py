@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from math import inf
 from typing import TypeVar
+
+from actors.engine.requests import Generation
 
 _Item = TypeVar("_Item")
 
@@ -42,3 +45,27 @@ class Recall:
             finally:
                 self._wait = None
             yield item
+
+
+class Recalls:
+    """The generations of one engine that can be recalled, by the calls that they are for."""
+
+    def __init__(self) -> None:
+        self._recalls: dict[str, tuple[int, Recall]] = {}  # with the number of the attempt
+
+    @contextmanager
+    def registered(self, generation: Generation, after_s: float) -> Iterator[Recall]:
+        """Let a generation be recalled while the block runs; it ends `after_s` seconds after its request's time."""
+        mine = generation.attempt, Recall(generation.left_s + after_s)
+        self._recalls[generation.call] = mine
+        try:
+            yield mine[1]
+        finally:
+            if self._recalls.get(generation.call) is mine:
+                del self._recalls[generation.call]
+
+    def recall(self, call: str, attempt: int) -> None:
+        """End what was begun for a call before this attempt."""
+        number, recall = self._recalls.get(call, (attempt, None))
+        if recall is not None and number < attempt:
+            recall.recall()
