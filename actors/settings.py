@@ -62,14 +62,11 @@ class ChatSettings:
                 ) from error
 
 
-BackendName = Literal["dray", "vllm"]
-
-
 @dataclass(frozen=True, kw_only=True)
 class EngineSettings(EngineOptions):
     """Which engine computes the tokens, and how it runs."""
 
-    backend: BackendName = "dray"
+    backend: Literal["dray", "vllm"] = "dray"
     """Engine: dray proves its text; vllm runs what vLLM runs, with the same rows, counts and commits."""
     vllm: Mapping[str, Any] = field(default_factory=dict)
     """Arguments of vLLM's own engine (EngineArgs), for backend 'vllm'; also lora, the folder of an adapter."""

@@ -16,13 +16,13 @@ def acceptance_table(run_directory: RunDirectory, columns: Sequence[str]) -> Tab
     """Return the acceptance in a run. Raises as `tally` does."""
     groups = tally(run_directory, columns, COUNTED_COLUMNS, count_generations)
     total = sum(groups.values(), Counts())
-    lines = {values or ("run",): acceptance_cells(counts) for values, counts in groups.items()}
+    lines = {values or ("run",): _acceptance_cells(counts) for values, counts in groups.items()}
     headings = [*_numbers("generations", "tokens", "rate", "length"), Column("stood, by draft position")]  # may wrap
     title = f"Acceptance in {run_directory.location.name}"
-    return _table(title, columns or [""], headings, lines, acceptance_cells(total) if columns else None)
+    return _table(title, columns or [""], headings, lines, _acceptance_cells(total) if columns else None)
 
 
-def acceptance_cells(counts: Counts) -> list[str]:
+def _acceptance_cells(counts: Counts) -> list[str]:
     """Return generations, tokens, acceptance rate, mean acceptance length and acceptance by draft position as text."""
     rounds = max(counts.num_rounds, 1)
     by_position = " ".join(f"{accepted / rounds:.2f}" for accepted in counts.accepted_per_position)
