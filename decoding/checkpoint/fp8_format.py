@@ -14,9 +14,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from transformers import PretrainedConfig
+import torch
+from transformers import PretrainedConfig, PreTrainedModel
 
-from decoding.fp8.linear import Scaling
+from decoding.fp8.arithmetic import Arithmetic
+from decoding.fp8.linear import Fp8Linear, Scaling
 
 _BLOCK = 128
 _DTYPES = ("bfloat16", "float16")
@@ -228,3 +230,26 @@ def _is_named(name: str, patterns: tuple[str, ...]) -> bool:
         elif f"{name}.".startswith(f"{pattern}.") or f".{name}".endswith(f".{pattern}"):
             return True
     return False
+
+
+def fp8_class(whole: type[PreTrainedModel], form: Fp8Format, arithmetic: Arithmetic) -> type[PreTrainedModel]:
+    """Return a model class with FP8 layers where the format says so; `from_pretrained` works as usual."""
+
+    def __init__(self: Any, config: PretrainedConfig, *args: Any, **kwargs: Any) -> None:
+        whole.__init__(self, config, *args, **kwargs)
+        _replace_linears(self, form, arithmetic)
+
+    return type(whole.__name__, (whole,), {"__init__": __init__, "__module__": whole.__module__})
+
+
+def _replace_linears(network: PreTrainedModel, form: Fp8Format, arithmetic: Arithmetic) -> None:
+    head = network.get_output_embeddings()
+    found = [
+        (name, module)
+        for name, module in network.named_modules()
+        if type(module) is torch.nn.Linear and module is not head and form.has(name)
+    ]
+    for name, linear in found:
+        has_bias = linear.bias is not None
+        layer = Fp8Linear(linear.in_features, linear.out_features, has_bias, form.scaling, arithmetic)
+        network.set_submodule(name, layer)

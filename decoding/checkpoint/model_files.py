@@ -3,9 +3,12 @@
 import json
 import os
 import re
+import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from huggingface_hub.constants import HF_HOME
 from safetensors import SafetensorError, safe_open
 from transformers import CONFIG_MAPPING
 
@@ -172,3 +175,20 @@ def read_json(file: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise ValueError(f"cannot read {str(file)!r}: expected a JSON object, got {type(content).__name__}")
     return content
+
+
+def kept_folder(kind: str, name: str, make: Callable[[Path], None]) -> str:
+    """Return the folder `$HF_HOME/dray/<kind>/<name>`; if it is not there, `make` writes it, whole or not at all."""
+    place = Path(HF_HOME) / "dray" / kind / name
+    if place.is_dir():
+        return str(place)
+    place.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".unfinished-", dir=place.parent) as scratch:
+        made = Path(scratch) / "model"
+        make(made)
+        try:
+            made.rename(place)
+        except OSError:  # another process was faster
+            if not place.is_dir():
+                raise
+    return str(place)

@@ -3,7 +3,9 @@
 The picks are those of `decoding.sampling.picks.pick_plain`, bit for bit: the kernel leaves out only tokens that are
 clearly not among the two best, and the numbers that decide are made by the operations of `decoding.noise`.
 
-Shapes: B rows, J positions, V vocabulary, R rows with masks, W words of 32 token ids, Q candidates.
+Accept-if-equal, too, is one call: what `decoding.sampling.verify.verify_coupled` says, with its numbers.
+
+Shapes: B rows, K drafted tokens, J positions, V vocabulary, R rows with masks, W words of 32 token ids, Q candidates.
 """
 
 import ctypes
@@ -126,3 +128,51 @@ def _functions(built: ctypes.CDLL, name: str) -> _Functions:
     finish.argtypes = [ctypes.POINTER(_Outputs), _INTEGER, _POINTER]
     begin.restype, finish.restype, built.dray_num_candidates.restype = _INTEGER, None, _INTEGER
     return _Functions(begin, finish, int(built.dray_num_candidates()))
+
+
+class _Verified(ctypes.Structure):
+    """What the kernel reads; the fields are explained in verify.h."""
+
+    _fields_ = [
+        *(("num_rows", _INTEGER), ("num_positions", _INTEGER)),
+        *((name, _POINTER) for name in ("token_ids", "best", "second", "score", "is_at_border", "drafted")),
+        *(("drafted_row_stride", _INTEGER), ("drafted_stride", _INTEGER)),
+        *(("num_drafted", _POINTER), ("temperature", _POINTER), ("close_call", ctypes.c_float)),
+    ]
+
+
+def verify_coupled(
+    picked: Picked,
+    is_at_border_BJ: torch.Tensor,
+    drafted_BK: torch.Tensor,
+    num_drafted_B: torch.Tensor,
+    temperature_B: torch.Tensor,
+    close_call: float,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None:
+    """Return the number of accepted tokens, the token behind them, and the first close call of each row, int64 [B].
+
+    None where torch's own operations must do: without the kernels.
+    """
+    built = library()
+    if built is None:
+        return None
+    num_rows, num_positions = picked.token_ids_BJ.shape
+    assert drafted_BK.shape == (num_rows, num_positions - 1), "one position more than drafted tokens"
+    numbers = [tensor.contiguous() for tensor in (*picked[:4], is_at_border_BJ)]
+    of_rows = [tensor.contiguous() for tensor in (num_drafted_B, temperature_B)]
+    read = _Verified(
+        *(num_rows, num_positions, *(tensor.data_ptr() for tensor in numbers), drafted_BK.data_ptr()),
+        *(drafted_BK.stride(0), drafted_BK.stride(1), *(tensor.data_ptr() for tensor in of_rows), close_call),
+    )
+    found_3B = torch.empty(3, num_rows, dtype=torch.int64)
+    first = found_3B.data_ptr()
+    _function(built)(read, (_POINTER * 3)(*(first + 8 * num_rows * number for number in range(3))))
+    num_accepted_B, next_token_B, first_close_call_B = found_3B
+    return num_accepted_B, next_token_B, first_close_call_B
+
+
+@cache
+def _function(built: ctypes.CDLL) -> Callable[..., None]:
+    function: Callable[..., None] = built.dray_verify_coupled
+    function.argtypes, function.restype = [ctypes.POINTER(_Verified), _POINTER * 3], None  # type: ignore[attr-defined]
+    return function

@@ -21,13 +21,20 @@ from transformers import PreTrainedModel
 
 from decoding.cache.features import Features
 from decoding.cache.kv_cache import KVCache, Plan
-from decoding.checkpoint.layer_range import LayerRange
+from decoding.checkpoint.layer_subset import LayerRange
 from decoding.fp8.linear import may_join
 from decoding.fused import kernels
-from decoding.fused.attention import Heads, KernelForward, SlotAttention, Window, attention_here, kernel_forward
+from decoding.fused.attention import (
+    Heads,
+    KernelForward,
+    RotaryTables,
+    SlotAttention,
+    Window,
+    attention_here,
+    kernel_forward,
+)
 from decoding.fused.layers import KernelLayers, Layer, Norm, NormFunction, torch_norm
 from decoding.fused.linear import KernelLinear
-from decoding.fused.rotary_tables import RotaryTables
 from decoding.gpu.available import kernels_run_on
 
 FUSED_LINEARS = (("q_proj", "k_proj", "v_proj"),)  # one product gives all of them
@@ -69,7 +76,7 @@ class FusedDecoder:
         self.is_on_gpu = kernels_run_on(self._like_1E.device)
         norm: NormFunction = torch_norm
         if self.is_on_gpu:
-            from decoding.gpu.norms import rms_norm  # Triton is only where the kernels run
+            from decoding.gpu.linear import rms_norm  # Triton is only where the kernels run
 
             norm = rms_norm
         elif self._like_1E.device.type == "cpu":

@@ -16,8 +16,7 @@ import torch
 
 from decoding.cache.features import Features
 from decoding.cache.kv_cache import LENGTH_BUCKET, KVCache, Packing, Plan
-from decoding.fused.recordings import Key, Recorder, Recordings
-from decoding.fused.rounding import rounded
+from decoding.fused.recordings import Key, Recorder, Recordings, rounded
 
 _MAX_TOKENS = 16  # of a row; a forward with more is a prefill, which keeps a GPU busy by itself
 

@@ -1,9 +1,9 @@
-"""Products of lines with a weight by our Triton kernels, in which no line depends on another.
+"""Products of lines with a weight, and norms of lines, by our Triton kernels, in which no line depends on another.
 
 The products of a GPU's library choose another kernel, and so another rounding, for another number of lines: in bfloat16
 the text would depend on the batch. `decoding/gpu/kernels/linear.py` adds in an order that the weight alone decides.
 
-Shapes: N lines, I inputs, O outputs, C parts.
+Shapes: N lines, I inputs, O outputs, C parts, E numbers of a line.
 """
 
 from dataclasses import dataclass
@@ -19,6 +19,7 @@ _FEW_LINES = (16, 32, 64, _MANY)  # of a tile
 _ENOUGH_PROGRAMS = 256  # about two for each multiprocessor
 _LEAST_PART = 512  # inputs: a smaller part costs more to add than it saves
 _ADDED_AT_ONCE = 1024  # outputs
+_NUMBERS_OF_A_WARP = 512  # of a norm
 
 
 @dataclass(frozen=True)
@@ -120,3 +121,17 @@ def _part_size(weight_OI: torch.Tensor) -> int:
 def _with_lines_together(x_NI: torch.Tensor) -> torch.Tensor:
     """Return lines whose own numbers lie end to end."""
     return x_NI if x_NI.stride(-1) == 1 else x_NI.contiguous()
+
+
+def rms_norm(x_NE: torch.Tensor, weight_E: torch.Tensor, epsilon: float) -> torch.Tensor:
+    """Compute `x / rms(x) * weight` of each line, rounded once; a line's numbers do not depend on the others."""
+    x_NE = x_NE.contiguous()
+    out_NE = torch.empty_like(x_NE)
+    num_lines, size = x_NE.shape
+    if num_lines:
+        padded_size = 1 << (size - 1).bit_length()
+        num_warps = max(1, min(16, padded_size // _NUMBERS_OF_A_WARP))
+        kernels.rms_norm[(num_lines,)](
+            x_NE, weight_E, out_NE, size, epsilon, PADDED_SIZE=padded_size, num_warps=num_warps, enable_fp_fusion=False
+        )
+    return out_NE

@@ -14,8 +14,7 @@ from collections.abc import Set as AbstractSet
 from itertools import chain
 from typing import TYPE_CHECKING, TypeVar
 
-from decoding.grammar.compiled import Compiled, is_dead_end
-from decoding.grammar.library_error import in_one_line
+from decoding.grammar.definition import Compiled, in_one_line, is_dead_end
 from decoding.grammar.token_table import Mask
 
 if TYPE_CHECKING:

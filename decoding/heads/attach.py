@@ -17,7 +17,7 @@ from decoding.heads.networks.eagle3_network import Eagle3Network
 from decoding.heads.networks.make_network import make_network, target_ids_of
 from decoding.heads.target_parts import load_ends
 from decoding.network.language_model import LanguageModel
-from decoding.network.layer_hooks import layers_to_read
+from decoding.network.slot_network import layers_to_read
 from decoding.network.target import Target, once_more
 
 LEAST_AGREEMENT = 0.15

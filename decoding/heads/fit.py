@@ -5,8 +5,8 @@ from pathlib import Path
 import torch
 from transformers import PretrainedConfig
 
-from decoding.checkpoint.footprint import Footprint
 from decoding.checkpoint.layer_subset import num_layers
+from decoding.checkpoint.loading import Footprint
 from decoding.checkpoint.model_files import tensors_in, weight_files
 from decoding.checkpoint.supported import check_same_vocabulary, model_folder
 from decoding.heads.format.folder import read_head_config

@@ -14,12 +14,11 @@ import torch
 from decoding.cache.kv_cache import KVCache
 from decoding.device import to_device
 from decoding.fused import kernels
-from decoding.fused.attention import Heads
+from decoding.fused.attention import Heads, RotaryTables
 from decoding.fused.decoder import FUSED_LINEARS
 from decoding.fused.layers import Layer, Norm, NormFunction, torch_norm
 from decoding.fused.live_weights import LiveWeights
 from decoding.fused.packed_linear import pack_linears
-from decoding.fused.rotary_tables import RotaryTables
 from decoding.gpu.available import kernels_run_on
 from decoding.heads.networks.decoder_layers import HeadNetwork
 
@@ -59,7 +58,7 @@ class SlotHead(ABC):
         self._kernels: kernels.Kernels | None = None
         self._norm: NormFunction = torch_norm
         if self._is_on_gpu:
-            from decoding.gpu.norms import rms_norm  # Triton is only where the kernels run
+            from decoding.gpu.linear import rms_norm  # Triton is only where the kernels run
 
             self._norm = rms_norm
         elif self.device.type == "cpu":

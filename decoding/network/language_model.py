@@ -22,8 +22,7 @@ from decoding.device import Device, seconds_of, to_device
 from decoding.fused.graphs import ForwardGraphs
 from decoding.fused.live_weights import LiveWeights
 from decoding.fused.recordings import cuda_recorder
-from decoding.network.layer_hooks import layers_to_read
-from decoding.network.slot_network import Exact, SlotNetwork
+from decoding.network.slot_network import Exact, SlotNetwork, layers_to_read
 from decoding.network.target import LocalTarget, timed_start
 from decoding.sampling.asked import Stretch, asked_logprobs
 from decoding.sampling.judging import close_call_margin

@@ -16,8 +16,7 @@ from transformers import PreTrainedModel
 from decoding.cache import slot_attention as attention
 from decoding.cache.features import Features, FeatureTap
 from decoding.cache.kv_cache import KVCache, Packing
-from decoding.checkpoint.layer_range import LayerRange, cut
-from decoding.checkpoint.layer_subset import StageNetwork, check_can_be_cut, num_layers, stage_class
+from decoding.checkpoint.layer_subset import LayerRange, StageNetwork, check_can_be_cut, cut, num_layers, stage_class
 from decoding.checkpoint.loading import DType, load_network
 from decoding.checkpoint.rank import check_can_be_sharded
 from decoding.checkpoint.supported import load_config, model_folder

@@ -3,6 +3,7 @@
 Shapes: B rows, K draft positions.
 """
 
+from collections import deque
 from collections.abc import Sequence as Seq
 
 import numpy as np
@@ -16,6 +17,7 @@ _ROW_WEIGHT = 32.0  # drafted tokens that the mean of all rows counts for in a r
 _POSITION_WEIGHT = 16.0  # and in the estimate of a position
 _DECAY = 0.99  # of what all rows learned, per round with a draft
 _MAX_RATE = 0.995  # no estimate is higher: nothing is certain
+ROUNDS = 200  # with drafts, that are remembered
 
 
 class Acceptance:
@@ -85,3 +87,27 @@ def _num_at_least(lengths: Seq[int], width: int) -> npt.NDArray[np.int64]:
 def _odds(rate: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     odds: npt.NDArray[np.float64] = np.clip(rate, 1 - _MAX_RATE, _MAX_RATE)
     return odds / (1 - odds)
+
+
+class RecentDrafts:
+    """What the draft model drafted in the last rounds in which it drafted at all."""
+
+    def __init__(self) -> None:
+        """Begin with no round."""
+        self._rounds: deque[tuple[int, int]] = deque(maxlen=ROUNDS)  # drafted, accepted
+
+    def __len__(self) -> int:
+        return len(self._rounds)
+
+    def observe(self, num_drafted: int, num_accepted: int) -> None:
+        """Learn from a round."""
+        if num_drafted:
+            self._rounds.append((num_drafted, num_accepted))
+
+    def clear(self) -> None:
+        """Forget all rounds."""
+        self._rounds.clear()
+
+    def totals(self) -> tuple[int, int]:
+        """Return the tokens drafted and accepted in these rounds."""
+        return sum(drafted for drafted, _ in self._rounds), sum(accepted for _, accepted in self._rounds)

@@ -17,11 +17,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from decoding.pace.acceptance import Acceptance
-from decoding.pace.cost_table import CostTable
+from decoding.pace.acceptance import Acceptance, RecentDrafts
+from decoding.pace.cost_table import CostTable, Overhead
 from decoding.pace.draft_lengths import DraftPlan, Floats, best_lengths
-from decoding.pace.overhead import Overhead
-from decoding.pace.recent_drafts import RecentDrafts
 from decoding.pace.trials import Round, Trials
 from decoding.sampling.rows import ExtensionLimit
 from decoding.sequence import Sequence

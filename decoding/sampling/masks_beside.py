@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from decoding.cpu.wait import Bell
-from decoding.grammar.masks_at_once import Place, masks_at_once
+from decoding.grammar.matcher import Place, masks_at_once
 from decoding.sampling.token_masks import TokenMasks
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from decoding.cpu.verify import verify_coupled as verify_on_cpu
+from decoding.cpu.picks import verify_coupled as verify_on_cpu
 from decoding.device import to_device
 from decoding.noise import GumbelNoise, Stream, round_keys, uniform
 from decoding.picked import Picked

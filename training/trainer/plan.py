@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass, replace
 from math import ceil
 from os.path import abspath
 
-from decoding.checkpoint.footprint import footprint_of
 from decoding.checkpoint.generation import end_token_ids_of
+from decoding.checkpoint.loading import footprint_of
 from decoding.checkpoint.supported import load_config, max_positions, model_folder
 from decoding.heads.fit import fitting_config, head_footprint
 from pipeline.run.fingerprint import model_fingerprint, tokenizer_fingerprint

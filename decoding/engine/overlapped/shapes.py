@@ -1,6 +1,6 @@
 """Sizes of recorded rounds, rounded up."""
 
-from decoding.fused.rounding import power_of_two
+from decoding.fused.recordings import power_of_two
 from decoding.gpu.attention import CHUNK
 
 _LEAST_REACH = 4 * CHUNK  # positions

@@ -1,4 +1,4 @@
-"""Products of lines with a weight, in which a line's numbers do not depend on the other lines.
+"""Products of lines with a weight, and norms of lines, in which a line's numbers do not depend on the other lines.
 
 The inputs are divided into parts of a size that the weight alone decides. The sum over a part runs in steps of the same
 number of inputs, and the sums of the parts are added in order. So it makes no difference, bit for bit, whether one
@@ -7,7 +7,7 @@ program computes all parts (`multiply`), as pays for many lines, or each part ha
 outputs are the rows of the tensor cores' product and the lines are its columns, so that few lines waste nothing and
 many run the same instructions.
 
-Shapes: N lines, I inputs, O outputs, C parts. Sizes in capitals are known to the compiler.
+Shapes: N lines, I inputs, O outputs, C parts, E numbers of a line. Sizes in capitals are known to the compiler.
 """
 
 import triton
@@ -201,3 +201,15 @@ def multiply_gated(
     inside_NO = (line_N < num_lines)[:, None] & (output_O < num_outputs)[None]
     at_NO = line_N.to(tl.int64)[:, None] * num_outputs + output_O[None]
     tl.store(out_NO + at_NO, gated_NO.to(out_NO.dtype.element_ty), mask=inside_NO)
+
+
+@triton.jit
+def rms_norm(x_NE, weight_E, out_NE, size, epsilon, PADDED_SIZE: tl.constexpr):
+    """Compute x / rms(x) * weight of one line, rounded once."""
+    line = tl.program_id(0).to(tl.int64) * size
+    index_E = tl.arange(0, PADDED_SIZE)
+    inside_E = index_E < size
+    x_E = tl.load(x_NE + line + index_E, mask=inside_E, other=0.0).to(tl.float32)
+    weight = tl.load(weight_E + index_E, mask=inside_E, other=0.0).to(tl.float32)
+    factor = 1.0 / tl.sqrt(tl.sum(x_E * x_E, 0) / size + epsilon)
+    tl.store(out_NE + line + index_E, (x_E * factor * weight).to(out_NE.dtype.element_ty), mask=inside_E)

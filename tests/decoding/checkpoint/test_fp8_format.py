@@ -9,8 +9,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig
 
-from decoding.checkpoint.footprint import footprint_of
 from decoding.checkpoint.fp8_format import fp8_format
+from decoding.checkpoint.loading import footprint_of
 from decoding.checkpoint.rank import check_can_be_sharded
 from decoding.checkpoint.supported import load_config
 from decoding.fp8.arithmetic import arithmetic_on

@@ -13,8 +13,7 @@ from decoding.gpu import attention, linear
 from decoding.gpu.available import is_interpreted
 from decoding.gpu.kernels import attention as attention_kernels
 from decoding.gpu.kernels import linear as linear_kernels
-from decoding.gpu.kernels import norms as norm_kernels
-from decoding.gpu.norms import rms_norm
+from decoding.gpu.linear import rms_norm
 from tests.decoding.gpu.compiled import SHARED_MEMORY, Compiled, Launch, recorded
 
 pytestmark = pytest.mark.skipif(is_interpreted(), reason="a kernel is compiled or interpreted")
@@ -59,7 +58,7 @@ def _launches(model: Model, num_rows: int, num_tokens: int) -> list[Launch]:
     rows = attention.TokenRows(row_first, places_N, places_N, num_tokens, NUM_VISIBLE)
     norm_D, table_PD = _empty(HEAD_SIZE) if model.has_head_norms else None, _empty(NUM_POSITIONS, HEAD_SIZE)
     transform = attention.QueryKeyTransform(table_PD, table_PD, norm_D, norm_D, 1e-6)
-    with recorded(attention, attention_kernels, linear_kernels, norm_kernels) as launches:
+    with recorded(attention, attention_kernels, linear_kernels) as launches:
         rms_norm(hidden_NE, _empty(model.hidden_size), 1e-6)
         qkv_NX = linear.multiply(hidden_NE, _empty(qkv_size, model.hidden_size), None)
         query_NQD = attention.split_and_store(qkv_NX, keys_SHPD, keys_SHPD, rows, places_N, transform)

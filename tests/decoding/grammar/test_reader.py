@@ -12,8 +12,7 @@ from transformers import AutoTokenizer
 
 from decoding.grammar.definition import definition_of
 from decoding.grammar.grammars import Grammars
-from decoding.grammar.masks_at_once import Place, masks_at_once
-from decoding.grammar.matcher import Matcher
+from decoding.grammar.matcher import Matcher, Place, masks_at_once
 from decoding.grammar.reader import Reader
 from decoding.grammar.structured import Structured
 from decoding.grammar.token_table import TokenTable
