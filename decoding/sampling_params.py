@@ -138,7 +138,12 @@ class SamplingParams:
             value = getattr(self, name)
             if not allows(value):
                 raise ValueError(f"sampling.{name} must be {rule}, got {_shown(value)}")
-        self._settle_ids()
+        if self.allowed_token_ids is not None:
+            ids = tuple(sorted(set(self.allowed_token_ids)))
+            if ids != self.allowed_token_ids:  # rows that share their parameters share one tuple
+                object.__setattr__(self, "allowed_token_ids", ids)
+        words = tuple(word if isinstance(word, str) else tuple(word) for word in self.bad_words)
+        object.__setattr__(self, "bad_words", words)
         if self.min_tokens > self.max_tokens:
             raise ValueError(
                 f"sampling.min_tokens must not exceed max_tokens, got {self.min_tokens} > {self.max_tokens}"
@@ -147,15 +152,6 @@ class SamplingParams:
         if self.structured is not None:
             object.__setattr__(self, "structured", Structured.of(self.structured))
             self._check_end()
-
-    def _settle_ids(self) -> None:
-        """Turn lists into tuples, of which rows that share their parameters share one."""
-        if self.allowed_token_ids is not None:
-            ids = tuple(sorted(set(self.allowed_token_ids)))
-            if ids != self.allowed_token_ids:
-                object.__setattr__(self, "allowed_token_ids", ids)
-        words = tuple(word if isinstance(word, str) else tuple(word) for word in self.bad_words)
-        object.__setattr__(self, "bad_words", words)
 
     def _check_end(self) -> None:
         """Refuse what would forbid the end token where a grammar may ask for it."""

@@ -12,13 +12,14 @@ Whatever is not known here could change the numbers, so it is refused by name.
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
-from decoding.fp8.arithmetic import Arithmetic
-from decoding.fp8.linear import Fp8Linear, Scaling
+from decoding.checkpoint.layer_subset import changed_class
+from decoding.fp8.linear import Arithmetic, Fp8Linear, Scaling
 
 _BLOCK = 128
 _DTYPES = ("bfloat16", "float16")
@@ -233,13 +234,12 @@ def _is_named(name: str, patterns: tuple[str, ...]) -> bool:
 
 
 def fp8_class(whole: type[PreTrainedModel], form: Fp8Format, arithmetic: Arithmetic) -> type[PreTrainedModel]:
-    """Return a model class with FP8 layers where the format says so; `from_pretrained` works as usual."""
+    """Return a model class with FP8 layers where the format says so; `from_pretrained` works as usual.
 
-    def __init__(self: Any, config: PretrainedConfig, *args: Any, **kwargs: Any) -> None:
-        whole.__init__(self, config, *args, **kwargs)
-        _replace_linears(self, form, arithmetic)
-
-    return type(whole.__name__, (whole,), {"__init__": __init__, "__module__": whole.__module__})
+    transformers' own quantizers dequantize where there is no GPU, and need further packages where there is one. So they
+    are not asked: our layers' tensors have the names and the dtypes of the checkpoint.
+    """
+    return changed_class(whole, partial(_replace_linears, form=form, arithmetic=arithmetic))
 
 
 def _replace_linears(network: PreTrainedModel, form: Fp8Format, arithmetic: Arithmetic) -> None:

@@ -154,16 +154,17 @@ def stage_class(config: PretrainedConfig, layers: LayerRange) -> type[PreTrained
     """Return the model class of this configuration with only these layers; `from_pretrained` works as usual."""
     own = range(layers.first, layers.end)
     drop = partial(_drop_the_rest, own=own, has_embedding=layers.has_embedding, has_head=layers.has_head)
-    return _changed_class(config, drop)
+    return changed_class(whole_class(config), drop)
 
 
 def ends_class(config: PretrainedConfig) -> type[PreTrainedModel]:
     """Return the model class of this configuration with none of its layers: embedding, final norm and output layer."""
-    return _changed_class(config, partial(_drop_the_rest, own=(), has_embedding=True, has_head=True))
+    drop = partial(_drop_the_rest, own=(), has_embedding=True, has_head=True)
+    return changed_class(whole_class(config), drop)
 
 
-def _changed_class(config: PretrainedConfig, change: Callable[[PreTrainedModel], None]) -> type[PreTrainedModel]:
-    whole = whole_class(config)
+def changed_class(whole: type[PreTrainedModel], change: Callable[[PreTrainedModel], None]) -> type[PreTrainedModel]:
+    """Return a model class whose networks are changed before any weight is read; `from_pretrained` works as usual."""
 
     def __init__(self: Any, config: PretrainedConfig, *args: Any, **kwargs: Any) -> None:
         whole.__init__(self, config, *args, **kwargs)

@@ -21,8 +21,7 @@ from decoding.choices import Device
 from decoding.choices import DType as DType
 from decoding.device import pick_device
 from decoding.fp8 import exact
-from decoding.fp8.arithmetic import Arithmetic, arithmetic_on
-from decoding.fp8.linear import weights_of
+from decoding.fp8.linear import arithmetic_on, weights_of
 
 GIB = 2**30
 
@@ -43,9 +42,20 @@ def load_network(
     wanted = getattr(torch, dtype) if dtype != "auto" else torch.float32 if place.type == "cpu" else "auto"
     if (form := fp8_format(config)) is not None:
         wanted = getattr(torch, dtype_beside_fp8(config, dtype, path))
-        network_class = fp8_class(network_class or whole_class(config), form, _arithmetic(path, place))
+        try:
+            arithmetic = arithmetic_on(place)
+        except ValueError as error:
+            raise ValueError(f"{path!r} has FP8 weights, which {error}") from error
+        network_class = fp8_class(network_class or whole_class(config), form, arithmetic)
         config = without_format(config)
-    _refuse_coarse_float32(path, wanted, place)
+    precision = torch.get_float32_matmul_precision()
+    is_coarse = precision != "highest" or (place.type == "cuda" and torch.backends.cuda.matmul.allow_tf32)
+    if wanted is torch.float32 and is_coarse:  # as bfloat16 or TF32: equality would be lost
+        raise ValueError(
+            f"{path!r} is to run in float32, but torch multiplies float32 with less (float32_matmul_precision is "
+            f"{precision!r}, or TF32 is allowed), so that batches would change the text; set it to 'highest', "
+            "or choose dtype bfloat16 knowingly"
+        )
     # As `generate` would load it: there are models whose implementations of attention compute different things. Instead
     # of one of another package it is transformers' default.
     named = config._attn_implementation if config._attn_implementation in {"eager", "sdpa"} else None
@@ -75,26 +85,6 @@ def load_network(
         )
     model.named_attention = named  # with which the probe compares (`default_attention`)
     return model if num_ranks > 1 else model.to(place), end_token_ids(model)
-
-
-def _arithmetic(path: str, device: torch.device) -> Arithmetic:
-    try:
-        return arithmetic_on(device)
-    except ValueError as error:
-        raise ValueError(f"{path!r} has FP8 weights, which {error}") from error
-
-
-def _refuse_coarse_float32(path: str, dtype: torch.dtype | str, device: torch.device) -> None:
-    """Raise a ValueError if float32 matrix products are set to round as bfloat16 or TF32: equality would be lost."""
-    if dtype is not torch.float32:
-        return
-    precision = torch.get_float32_matmul_precision()
-    if precision != "highest" or (device.type == "cuda" and torch.backends.cuda.matmul.allow_tf32):
-        raise ValueError(
-            f"{path!r} is to run in float32, but torch multiplies float32 with less (float32_matmul_precision is "
-            f"{precision!r}, or TF32 is allowed), so that batches would change the text; set it to 'highest', "
-            "or choose dtype bfloat16 knowingly"
-        )
 
 
 @dataclass(frozen=True)

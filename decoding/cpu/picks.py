@@ -9,15 +9,12 @@ Shapes: B rows, K drafted tokens, J positions, V vocabulary, R rows with masks, 
 """
 
 import ctypes
-from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from functools import cache
-from typing import NamedTuple
 
 import torch
 
-from decoding.cpu.library import library
+from decoding.cpu.library import function
 from decoding.noise import BLOCK, Stream
 from decoding.picked import Picked
 
@@ -66,11 +63,14 @@ def pick(logits_BJV: torch.Tensor, inputs: PickInputs, first: int) -> Picked | N
     where more than a few tokens of a position lie too close together, or its scores overflow.
     """
     (num_rows, num_positions, vocab_size), masks_RJW = logits_BJV.shape, inputs.masks_RJW
-    built = library() if logits_BJV.dtype in _NAMES else None
+    name = _NAMES.get(logits_BJV.dtype, "")
+    begin = function(name, _INTEGER, ctypes.POINTER(_Inputs), ctypes.POINTER(_Outputs)) if name else None
     num_words = 0 if masks_RJW is None else masks_RJW.shape[2]
-    if built is None or logits_BJV.stride(2) != 1 or (masks_RJW is not None and num_words * 32 < vocab_size):
+    if begin is None or logits_BJV.stride(2) != 1 or (masks_RJW is not None and num_words * 32 < vocab_size):
         return None
-    functions = _functions(built, _NAMES[logits_BJV.dtype])
+    finish = function("dray_finish_picks", None, ctypes.POINTER(_Outputs), _INTEGER, _POINTER)
+    num_candidates = function("dray_num_candidates", _INTEGER)  # that the kernel lists for each position
+    assert finish is not None and num_candidates is not None, "they are beside the first one"  # noqa: PT018
     assert len(inputs.temperature_B) == len(inputs.lengths_B) == len(inputs.keys_B) == num_rows, "all are of these rows"
     masks, mask_rows = None, None
     if masks_RJW is not None:
@@ -82,7 +82,7 @@ def pick(logits_BJV: torch.Tensor, inputs: PickInputs, first: int) -> Picked | N
             mask_rows = (_INTEGER * num_rows)(*(number_of.get(row, -1) for row in range(num_rows)))
 
     num_places = num_rows * num_positions
-    num_listed = num_places * functions.num_candidates
+    num_listed = num_places * num_candidates()
     integers = torch.empty(2 * num_places + num_listed, dtype=torch.int64)
     values = torch.empty(3 * num_places + 3 * num_listed, dtype=torch.float32)
     is_finite_BJ = torch.empty(num_rows, num_positions, dtype=torch.bool)
@@ -95,13 +95,13 @@ def pick(logits_BJV: torch.Tensor, inputs: PickInputs, first: int) -> Picked | N
         *(inputs.lengths_B.data_ptr(), first, int(Stream.SHARED), len(Stream), masks, mask_rows, num_words),
     )
     written = _Outputs(at_integer[0], *at_value[:3], is_finite_BJ.data_ptr(), *at_integer[1:], *at_value[3:])
-    num_open = functions.begin(read, written)
+    num_open = begin(read, written)
     if num_open < 0:
         return None
     if num_open:
         listed_3Q = values[3 * num_places :].view(3, num_listed)
         noised_Q = _noise(listed_3Q[1:]).add_(listed_3Q[0])
-        functions.finish(written, num_places, noised_Q.data_ptr())
+        finish(written, num_places, noised_Q.data_ptr())
     best_BJ, second_BJ, score_BJ = values[: 3 * num_places].view(3, num_rows, num_positions)
     return Picked(integers[:num_places].view(num_rows, num_positions), best_BJ, second_BJ, score_BJ, is_finite_BJ)
 
@@ -111,23 +111,6 @@ def _noise(minus_u_2Q: torch.Tensor) -> torch.Tensor:
     above_Q, of_block_Q = minus_u_2Q.log1p_().neg_()
     noise_Q: torch.Tensor = above_Q.add_(of_block_Q.div_(BLOCK)).log_().neg_()
     return noise_Q
-
-
-class _Functions(NamedTuple):
-    """The functions of the library for one type of logits."""
-
-    begin: Callable[..., int]
-    finish: Callable[..., None]
-    num_candidates: int  # that the kernel lists for each position
-
-
-@cache
-def _functions(built: ctypes.CDLL, name: str) -> _Functions:
-    begin, finish = built[name], built.dray_finish_picks
-    begin.argtypes = [ctypes.POINTER(_Inputs), ctypes.POINTER(_Outputs)]
-    finish.argtypes = [ctypes.POINTER(_Outputs), _INTEGER, _POINTER]
-    begin.restype, finish.restype, built.dray_num_candidates.restype = _INTEGER, None, _INTEGER
-    return _Functions(begin, finish, int(built.dray_num_candidates()))
 
 
 class _Verified(ctypes.Structure):
@@ -153,8 +136,8 @@ def verify_coupled(
 
     None where torch's own operations must do: without the kernels.
     """
-    built = library()
-    if built is None:
+    verify = function("dray_verify_coupled", None, ctypes.POINTER(_Verified), _POINTER * 3)
+    if verify is None:
         return None
     num_rows, num_positions = picked.token_ids_BJ.shape
     assert drafted_BK.shape == (num_rows, num_positions - 1), "one position more than drafted tokens"
@@ -166,13 +149,6 @@ def verify_coupled(
     )
     found_3B = torch.empty(3, num_rows, dtype=torch.int64)
     first = found_3B.data_ptr()
-    _function(built)(read, (_POINTER * 3)(*(first + 8 * num_rows * number for number in range(3))))
+    verify(read, (_POINTER * 3)(*(first + 8 * num_rows * number for number in range(3))))
     num_accepted_B, next_token_B, first_close_call_B = found_3B
     return num_accepted_B, next_token_B, first_close_call_B
-
-
-@cache
-def _function(built: ctypes.CDLL) -> Callable[..., None]:
-    function: Callable[..., None] = built.dray_verify_coupled
-    function.argtypes, function.restype = [ctypes.POINTER(_Verified), _POINTER * 3], None  # type: ignore[attr-defined]
-    return function

@@ -55,13 +55,13 @@ class KernelForward:
     def __init__(
         self,
         heads: Heads,
+        positions_N: torch.Tensor,
         cache: KVCache,
         plan: Plan,
-        turns_N: torch.Tensor,
         tables_PD: tuple[torch.Tensor, torch.Tensor],
     ) -> None:
-        """Describe one forward; `turns_N` are the tokens' lines in the rotary tables (cos, sin)."""
-        self.num_tokens = len(turns_N)
+        """Describe one forward; the rotary tables (cos, sin) have a line for each position."""
+        self.num_tokens, turns_N = len(positions_N), _turns(positions_N, tables_PD)
         tensors = (plan.row_first, plan.slots_N, plan.written_N, plan.positions_N, turns_N, *tables_PD)
         self._tensors = [tensor.contiguous() for tensor in tensors]  # kept alive: the kernel has only their addresses
         self.described = kernels.Forward(
@@ -221,15 +221,8 @@ def attention_here(
     if kernels_run_on(tables_PD[0].device):
         return GpuAttention(heads, plan, positions_N, tables_PD, window)
     if functions is not None and window is None:
-        return KernelAttention(functions, heads, kernel_forward(heads, positions_N, cache, plan, tables_PD))
+        return KernelAttention(functions, heads, KernelForward(heads, positions_N, cache, plan, tables_PD))
     return TorchAttention(heads, plan, _turns(positions_N, tables_PD), tables_PD, window)
-
-
-def kernel_forward(
-    heads: Heads, positions_N: torch.Tensor, cache: KVCache, plan: Plan, tables_PD: tuple[torch.Tensor, torch.Tensor]
-) -> KernelForward:
-    """Describe a forward for our CPU kernels."""
-    return KernelForward(heads, cache, plan, _turns(positions_N, tables_PD), tables_PD)
 
 
 def _turns(positions_N: torch.Tensor, tables_PD: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:

@@ -50,6 +50,7 @@ class Layer:
         self.mlp_norm = Norm(layer.post_attention_layernorm, norm)
         self.qkv = attention.q_proj.fused
         self.out, self.gate, self.up, self.down = attention.o_proj, mlp.gate_proj, mlp.up_proj, mlp.down_proj
+        self._linears = (self.qkv, self.out, self.gate, self.up, self.down)
         self.norms: Norms | None = None  # of queries and keys
         if hasattr(attention, "q_norm"):
             epsilon = attention.q_norm.variance_epsilon
@@ -58,13 +59,12 @@ class Layer:
     @property
     def is_ours(self) -> bool:
         """Whether our kernels multiply everywhere; otherwise a linear layer belongs to oneDNN or torch."""
-        return all(isinstance(linear, KernelLinear) for linear in (self.qkv, self.out, self.gate, self.up, self.down))
+        return all(isinstance(linear, KernelLinear) for linear in self._linears)
 
     @property
     def is_batch_invariant(self) -> bool:
         """Whether a token's numbers are the same on CPU, bit for bit, whatever tokens are beside it."""
-        linears = (self.qkv, self.out, self.gate, self.up, self.down)
-        return all(isinstance(linear, KernelLinear | Fp8Linear) for linear in linears)
+        return all(isinstance(linear, KernelLinear | Fp8Linear) for linear in self._linears)
 
     def project(self, hidden_NE: torch.Tensor) -> torch.Tensor:
         """Compute queries, keys and values of every token, side by side."""

@@ -121,7 +121,7 @@ def cuda_recorder() -> Recorder:
 
 
 def rounded(number: int) -> int:
-    """Round up to one of four sizes between a power of two and the next."""
+    """Round up to one of four sizes between a power of two and the next, so that a recording serves many rounds."""
     step = 1 << max(0, (number - 1).bit_length() - 3)
     return -(-number // step) * step
 

@@ -41,9 +41,6 @@ class _Tile:
         lines = next((lines for lines in _FEW_LINES if num_lines <= lines), _MANY)
         return cls(_OUTPUTS, lines, num_warps=8 if lines == _MANY else 4, num_stages=5 if lines <= 32 else 4)
 
-    def num_programs(self, num_lines: int, num_outputs: int) -> int:
-        return -(-num_lines // self.lines) * -(-num_outputs // self.outputs)
-
     def options(self, weight_OI: torch.Tensor) -> dict[str, int | bool]:
         """Return the sizes as the kernels take them."""
         sizes = {"LINES": self.lines, "OUTPUTS": self.outputs, "INPUTS": _step(weight_OI), "WIDENED": is_interpreted()}
@@ -51,55 +48,45 @@ class _Tile:
 
 
 def multiply(
-    x_NI: torch.Tensor, weight_OI: torch.Tensor, bias_O: torch.Tensor | None, added_NO: torch.Tensor | None = None
+    x_NI: torch.Tensor,
+    weight_OI: torch.Tensor,
+    bias_O: torch.Tensor | None,
+    added_NO: torch.Tensor | None = None,
+    gate: tuple[torch.Tensor, torch.Tensor | None] | None = None,
 ) -> torch.Tensor:
-    """Compute `x W^T + bias + added`, [N, O], rounded once."""
+    """Compute `x W^T + bias + added`, [N, O], rounded once.
+
+    With a gate, a weight G and its bias, it is `silu(x G^T + gate bias) * (x W^T + bias)`; both have a bias, or none.
+    """
     (num_lines, num_inputs), num_outputs = x_NI.shape, len(weight_OI)
-    x_NI = _with_lines_together(x_NI)
+    if x_NI.stride(-1) != 1:  # the numbers of a line lie end to end
+        x_NI = x_NI.contiguous()
     out_NO = x_NI.new_empty(num_lines, num_outputs)
     if not num_lines:
         return out_NO
-    part_size = _part_size(weight_OI)
+    part_size = _part_size(weight_OI) if gate is None else num_inputs
     num_parts = -(-num_inputs // part_size)
-    tile = _Tile.of(num_lines, num_outputs, x_NI.dtype)
-    num_programs = tile.num_programs(num_lines, num_outputs)
+    tile = _Tile.of(num_lines, num_outputs, x_NI.dtype, num_weights=1 if gate is None else 2)
     bias = weight_OI if bias_O is None else bias_O
+    gate_OI, gate_bias_O = (weight_OI, None) if gate is None else gate
     added = out_NO if added_NO is None else added_NO.contiguous()
     has = {"HAS_BIAS": bias_O is not None, "HAS_ADDED": added_NO is not None}
-    sizes = (num_lines, num_outputs, num_inputs, x_NI.stride(0), part_size)
-    if num_parts == 1 or tile.outputs > _OUTPUTS:
-        kernels.multiply[(num_programs,)](
-            x_NI, weight_OI, bias, added, out_NO, *sizes, HAS_PARTS=num_parts > 1, **has, **tile.options(weight_OI)
-        )
-        return out_NO
-    parts_CNO = x_NI.new_empty((num_parts, num_lines, num_outputs), dtype=torch.float32)
-    kernels.multiply_part[num_programs, num_parts](x_NI, weight_OI, parts_CNO, *sizes, **tile.options(weight_OI))
-    kernels.add_parts[num_lines, -(-num_outputs // _ADDED_AT_ONCE)](
-        parts_CNO, bias, added, out_NO, num_lines, num_outputs, num_parts, OUTPUTS=_ADDED_AT_ONCE, **has,
-        num_warps=4, enable_fp_fusion=False,
+    is_whole = num_parts == 1 or tile.outputs > _OUTPUTS
+    parts = out_NO
+    if not is_whole:
+        parts = x_NI.new_empty((num_parts, num_lines, num_outputs), dtype=torch.float32)
+    num_programs = -(-num_lines // tile.lines) * -(-num_outputs // tile.outputs)
+    kernels.multiply[num_programs, 1 if is_whole else num_parts](
+        x_NI, weight_OI, gate_OI, bias, bias if gate_bias_O is None else gate_bias_O, added, parts, num_lines,
+        num_outputs, num_inputs, x_NI.stride(0), part_size, HAS_PARTS=is_whole and num_parts > 1,
+        IS_GATED=gate is not None, **{name: is_whole and value for name, value in has.items()},
+        **tile.options(weight_OI),
     )  # fmt: skip
-    return out_NO
-
-
-def multiply_gated(
-    x_NI: torch.Tensor,
-    gate_OI: torch.Tensor,
-    up_OI: torch.Tensor,
-    gate_bias_O: torch.Tensor | None,
-    up_bias_O: torch.Tensor | None,
-) -> torch.Tensor:
-    """Compute `silu(x G^T + gate bias) * (x U^T + up bias)`, [N, O], rounded once; both have a bias, or none has."""
-    (num_lines, num_inputs), num_outputs = x_NI.shape, len(up_OI)
-    x_NI = _with_lines_together(x_NI)
-    out_NO = x_NI.new_empty(num_lines, num_outputs)
-    if not num_lines:
-        return out_NO
-    tile = _Tile.of(num_lines, num_outputs, x_NI.dtype, num_weights=2)
-    biases = (up_OI, up_OI) if gate_bias_O is None or up_bias_O is None else (gate_bias_O, up_bias_O)
-    kernels.multiply_gated[(tile.num_programs(num_lines, num_outputs),)](
-        x_NI, gate_OI, up_OI, *biases, out_NO, num_lines, num_outputs, num_inputs, x_NI.stride(0),
-        HAS_BIAS=up_bias_O is not None, **tile.options(up_OI),
-    )  # fmt: skip
+    if not is_whole:
+        kernels.add_parts[num_lines, -(-num_outputs // _ADDED_AT_ONCE)](
+            parts, bias, added, out_NO, num_lines, num_outputs, num_parts, OUTPUTS=_ADDED_AT_ONCE, **has,
+            num_warps=4, enable_fp_fusion=False,
+        )  # fmt: skip
     return out_NO
 
 
@@ -116,11 +103,6 @@ def _part_size(weight_OI: torch.Tensor) -> int:
         num_parts *= 2
     step = _step(weight_OI)
     return -(-num_inputs // (num_parts * step)) * step
-
-
-def _with_lines_together(x_NI: torch.Tensor) -> torch.Tensor:
-    """Return lines whose own numbers lie end to end."""
-    return x_NI if x_NI.stride(-1) == 1 else x_NI.contiguous()
 
 
 def rms_norm(x_NE: torch.Tensor, weight_E: torch.Tensor, epsilon: float) -> torch.Tensor:

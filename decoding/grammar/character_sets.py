@@ -13,7 +13,6 @@ _HEX = r"x[0-9A-Fa-f]{2}|u[0-9A-Fa-f]{4}|U[0-9A-Fa-f]{8}|[xuU]\{[0-9A-Fa-f]+\}"
 _ESCAPE = re.compile(rf"\\(?:(?P<hex>{_HEX})|[pP](?P<name>\{{[^}}]*(?:\}}|\Z)|.)?|.)", re.DOTALL)
 _ITEM = re.compile(rf"{_ESCAPE.pattern}|\[:\^?\w+:\]|.", re.DOTALL)  # of a set
 _WHITE = {"a": 7, "b": 8, "t": 9, "n": 10, "v": 11, "f": 12, "r": 13}
-_SEVERAL = "several"
 _BMP = 0xFFFF  # characters above it remain, whatever a set leaves out below it
 _LEFT_OUT = re.compile(r"\\[dws]|\[:\w+:\]|\\p(\w|\{[A-Za-z]{1,2}\})")  # characters above remain, if it is one of these
 _KINDS = ("", "gc", "generalcategory", "sc", "script", "scx", "scriptextensions")  # of properties

@@ -14,10 +14,10 @@ import numpy as np
 
 from decoding.grammar.patterns import INITIAL_LEXER_FUEL, Place, pattern_problem, patterns_in
 from decoding.grammar.structured import Structured
-from decoding.grammar.token_table import TokenTable, Words
+from decoding.grammar.token_table import Words
 
 if TYPE_CHECKING:
-    from llguidance import LLMatcher
+    from llguidance import LLMatcher, LLTokenizer
 
 _MAX_PLACES = 2000  # subschemas that are compiled to find the place of a mistake
 _MAX_COMPILED = 2 * 2**20  # characters of them, together; a large schema that is shared is compiled with each
@@ -165,14 +165,14 @@ class Compiled(NamedTuple):
     first: int  # a token that may begin the text
 
     @classmethod
-    def of(cls, table: TokenTable, structured: Structured) -> "Self | str":
+    def of(cls, tokenizer: "LLTokenizer", structured: Structured) -> "Self | str":
         """Return the compiled grammar, whose first step is made; or why there is none."""
         from llguidance import LLMatcher, LLParserLimits
 
         limits = LLParserLimits(
             verbose_errors=False, initial_lexer_fuel=INITIAL_LEXER_FUEL, max_grammar_size=MAX_GRAMMAR_SIZE
         )
-        made = LLMatcher(table.tokenizer, definition_of(structured), log_level=0, limits=limits)
+        made = LLMatcher(tokenizer, definition_of(structured), log_level=0, limits=limits)
         if not made.is_error():
             # llguidance builds its lexer at the first mask, and lets other threads go on meanwhile, as it does not when
             # it is asked for forced tokens. A lexer that is too large says so behind a token.

@@ -4,13 +4,13 @@ from collections import OrderedDict
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import replace
-from functools import lru_cache
-from itertools import takewhile
 from threading import Lock
 
+from decoding.common_prefix import common_prefix
 from decoding.grammar.definition import Compiled, problem_with
 from decoding.grammar.likely_text import LikelyText
 from decoding.grammar.matcher import ForwardMatcher, Matcher
+from decoding.grammar.patterns import byte_tokenizer
 from decoding.grammar.reader import Reader
 from decoding.grammar.structured import Structured
 from decoding.grammar.token_table import TokenTable
@@ -87,7 +87,7 @@ class Grammars:
                 self._compiled.move_to_end(key)
         if found is None or (isinstance(found, Compiled) and found.is_worn):
             # Not under the lock: a large schema takes seconds, and others need the grammars that are there.
-            found = Compiled.of(self._tokens(), structured)
+            found = Compiled.of(self._tokens().tokenizer, structured)
             with self._lock:
                 self.num_compiled += 1
                 self._compiled[key] = found
@@ -99,7 +99,7 @@ class Grammars:
 
     def _made(self, structured: Structured) -> Compiled:
         """Return the grammar, compiled for one sequence alone."""
-        made = Compiled.of(self._tokens(), structured)
+        made = Compiled.of(self._tokens().tokenizer, structured)
         assert isinstance(made, Compiled), "it could be compiled before"
         return made
 
@@ -110,12 +110,13 @@ def first_possible(structured: Structured, beginnings: Seq[str]) -> str | None:
     There is at least one text. White space is not added to them: where JSON may have white space, it may have none.
     Raises ValueError for a form that cannot be compiled, and for one that is too complex to be followed.
     """
-    found = Compiled.of(_bytes(), structured)
+    found = Compiled.of(byte_tokenizer(), structured)
     if isinstance(found, str):
         raise ValueError(found)
     reader = Reader(lambda _: found)
     texts = [beginning.encode() for beginning in beginnings]
-    shared = _common(min(texts), max(texts))  # walked once; most forms of JSON stop within it
+    first, last = min(texts), max(texts)
+    shared = first[: common_prefix(first, last)]  # walked once; most forms of JSON stop within it
     if reader.commit(shared):
         for beginning, text in zip(beginnings, texts, strict=True):
             if reader.read(text[len(shared) :]):
@@ -125,14 +126,3 @@ def first_possible(structured: Structured, beginnings: Seq[str]) -> str | None:
     if reader.error:
         raise ValueError(f"sampling.structured.{structured.kind} cannot be followed: {reader.error}")
     return None
-
-
-def _common(first: bytes, last: bytes) -> bytes:
-    """Return what two texts begin with, and so all those that are sorted between them."""
-    return bytes(one for one, _ in takewhile(lambda pair: pair[0] == pair[1], zip(first, last, strict=False)))
-
-
-@lru_cache(maxsize=1)
-def _bytes() -> TokenTable:
-    """Return a vocabulary whose token ids are bytes, with an end token behind them."""
-    return TokenTable.of_tokens([*(bytes([byte]) for byte in range(256)), b""], frozenset({256}))

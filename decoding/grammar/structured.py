@@ -51,7 +51,10 @@ class Structured:
             if value is not None and not (isinstance(value, str) and value):
                 raise ValueError(f"sampling.structured.{name} must be a text of at least one character, got {value!r}")
         if self.choice is not None:
-            self._check_choice()
+            is_list = isinstance(self.choice, list | tuple) and self.choice
+            if not is_list or not all(isinstance(text, str) and text for text in self.choice):
+                raise ValueError(f"sampling.structured.choice must be a list of non-empty texts, got {self.choice!r}")
+            object.__setattr__(self, "choice", tuple(self.choice))
         if not isinstance(self.disable_any_whitespace, bool):
             value = self.disable_any_whitespace
             raise ValueError(f"sampling.structured.disable_any_whitespace must be true or false, got {value!r}")
@@ -64,12 +67,6 @@ class Structured:
             raise ValueError(
                 f"sampling.structured.{given[0]} must have at most {_MAX_CHARACTERS} characters, got {len(self.key)}"
             )
-
-    def _check_choice(self) -> None:
-        is_list = isinstance(self.choice, list | tuple) and self.choice
-        if not is_list or not all(isinstance(text, str) and text for text in self.choice or ()):
-            raise ValueError(f"sampling.structured.choice must be a list of non-empty texts, got {self.choice!r}")
-        object.__setattr__(self, "choice", tuple(self.choice or ()))
 
     @classmethod
     def of(cls, value: Any) -> "Structured":

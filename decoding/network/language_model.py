@@ -158,7 +158,7 @@ class LanguageModel(SlotNetwork, LocalTarget):
         firsts = accumulate(lengths, initial=0)
         wanted = [first + place for first, each in zip(firsts, stretches, strict=False) for place in each.places]
         wanted_M = to_device(wanted, self.device, torch.int64)
-        hidden_ME = fused.hidden(fed_N, positions_N, wanted_M, self.cache, plan)
+        hidden_ME = fused.hidden(fed_N, positions_N, len(wanted), self.cache, plan)[wanted_M]
         return asked_logprobs(stretches, lambda part: fused.logits(hidden_ME[part]), self.vocab_size)
 
     @torch.inference_mode()

@@ -96,7 +96,7 @@ class Stage(SlotNetwork):
         """
         here = [*range(self.layers.first, self.layers.end), *([self.layers.end] if self.layers.has_head else [])]
         own = tuple(layer_id for layer_id in layer_ids if layer_id in here)
-        return Features(FeatureTap(own, _unchanged, _refuse)) if own else None
+        return Features(FeatureTap(own, lambda stream_NX: stream_NX, _refuse)) if own else None
 
     @torch.inference_mode()
     def forward(
@@ -140,10 +140,6 @@ class Stage(SlotNetwork):
 
     def _call(self, fed_BT: torch.Tensor, positions_BT: torch.Tensor, **kwargs: Any) -> torch.Tensor:
         return self._part.run(fed_BT, positions_BT, **kwargs)
-
-
-def _unchanged(stream_NX: torch.Tensor) -> torch.Tensor:
-    return stream_NX
 
 
 def _refuse(*_: object) -> None:

@@ -4,7 +4,7 @@ No lengths of rows are kept here: each request names its rows' slots and starts.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from functools import cached_property
 from typing import Protocol, TypeVar
@@ -198,8 +198,8 @@ class LocalTarget(ABC):
         found: list[list[TokenLogprobs]] = [[] for _ in stretches]
         for forward in in_forwards(stretches, self.vocab_size):
             logits_BJV = self._logits_behind([stretch for _, stretch in forward])
-            for number, logprobs in self._asked(forward, logits_BJV):
-                found[number] += logprobs
+            for logits_JV, (number, stretch) in zip(logits_BJV, forward, strict=True):
+                found[number] += asked_logprobs([stretch], logits_JV.__getitem__, self.vocab_size)[0]
         return found
 
     def _logits_behind(self, stretches: Seq[Stretch]) -> torch.Tensor:
@@ -215,13 +215,6 @@ class LocalTarget(ABC):
             slots=[stretch.slot for stretch in stretches],
             lengths=lengths,
         )
-
-    def _asked(
-        self, forward: Seq[tuple[int, Stretch]], logits_BJV: torch.Tensor
-    ) -> Iterator[tuple[int, list[TokenLogprobs]]]:
-        for row, (number, stretch) in enumerate(forward):
-            logits_JV = logits_BJV[row]
-            yield number, asked_logprobs([stretch], logits_JV.__getitem__, self.vocab_size)[0]
 
     def _logits_in(self, slot: int, token_ids: Seq[int]) -> torch.Tensor:
         """Read all tokens into the slot; return logits [V] after them."""

@@ -89,25 +89,33 @@ def _odds(rate: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     return odds / (1 - odds)
 
 
-class RecentDrafts:
-    """What the draft model drafted in the last rounds in which it drafted at all."""
+class RecentDrafts(deque[tuple[int, int]]):
+    """The tokens drafted and accepted in the last rounds in which the draft model drafted at all."""
 
     def __init__(self) -> None:
-        """Begin with no round."""
-        self._rounds: deque[tuple[int, int]] = deque(maxlen=ROUNDS)  # drafted, accepted
-
-    def __len__(self) -> int:
-        return len(self._rounds)
+        super().__init__(maxlen=ROUNDS)
 
     def observe(self, num_drafted: int, num_accepted: int) -> None:
         """Learn from a round."""
         if num_drafted:
-            self._rounds.append((num_drafted, num_accepted))
-
-    def clear(self) -> None:
-        """Forget all rounds."""
-        self._rounds.clear()
+            self.append((num_drafted, num_accepted))
 
     def totals(self) -> tuple[int, int]:
         """Return the tokens drafted and accepted in these rounds."""
-        return sum(drafted for drafted, _ in self._rounds), sum(accepted for _, accepted in self._rounds)
+        return sum(drafted for drafted, _ in self), sum(accepted for _, accepted in self)
+
+
+class Mean:
+    """A running mean that starts from a guess and forgets old values."""
+
+    def __init__(self, first_guess: float, weight: float, decay: float) -> None:
+        """Start with a guess that counts as `weight` observations; each observation fades by `decay` with the next."""
+        self._sum, self._weight, self._decay = first_guess * weight, weight, decay
+
+    @property
+    def value(self) -> float:
+        return self._sum / self._weight
+
+    def observe(self, value: float) -> None:
+        self._sum = self._sum * self._decay + value
+        self._weight = self._weight * self._decay + 1

@@ -18,8 +18,8 @@ from tests.decoding.gpu.compiled import SHARED_MEMORY, Compiled, Launch, recorde
 
 pytestmark = pytest.mark.skipif(is_interpreted(), reason="a kernel is compiled or interpreted")
 
-LINEAR = {"multiply", "multiply_part", "multiply_gated"}
-ATTENTION = {"attend_whole", "attend_chunks"}
+LINEAR = {"multiply"}
+ATTENTION = {"attend"}
 OTHERS = {"add_parts", "merge", "rms_norm", "split_heads"}
 FORWARDS = [(1, 1), (64, 1), (128, 1), (128, 5), (2, 1024)]  # rows, and tokens of each
 HEAD_SIZE = 128
@@ -64,7 +64,7 @@ def _launches(model: Model, num_rows: int, num_tokens: int) -> list[Launch]:
         query_NQD = attention.split_and_store(qkv_NX, keys_SHPD, keys_SHPD, rows, places_N, transform)
         found_NX = attention.attend(query_NQD, keys_SHPD, keys_SHPD, rows, attention.Rule(HEAD_SIZE**-0.5)).flatten(1)
         linear.multiply(found_NX, _empty(model.hidden_size, query_size), None, hidden_NE)
-        linear.multiply_gated(hidden_NE, up_OI, up_OI, None, None)
+        linear.multiply(hidden_NE, up_OI, None, gate=(up_OI, None))
         linear.multiply(inner_NX, _empty(model.hidden_size, model.inner_size), None, hidden_NE)
         linear.multiply(hidden_NE, _empty(model.vocab_size, model.hidden_size), None)
     return launches
@@ -131,5 +131,5 @@ def test_the_same_instructions_attend_to_chunks_and_to_whole_rows(programs):
             found.setdefault(program.launch.arguments["GROUP"], []).append(program)
     assert found.keys() == {2, 4, 8}
     for group in found.values():
-        assert {program.name for program in group} == ATTENTION
+        assert {program.launch.arguments["IS_PART"] for program in group} == {False, True}
         assert len({frozenset(program.compiled.tensor_core_instructions) for program in group}) == 1

@@ -231,7 +231,7 @@ def test_a_measurement_runs_every_kernel_in_each_of_its_ways(num_heads, num_kv_h
     model.exact = "on"
     model.speed_up()
     assert is_invariant(model), "all logits are 0"
-    assert whole_measurement.rules == {"attend_whole", "attend_chunks", "merge"}
+    assert whole_measurement.rules == {"attend", "merge"}
 
     layer, measured = model.network.model.layers[0], whole_measurement.products.found.copy()
     for product in (layer.self_attn.q_proj.fused, layer.self_attn.o_proj, layer.mlp.down_proj, model.network.lm_head):
