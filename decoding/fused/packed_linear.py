@@ -43,7 +43,7 @@ class InvariantLinear(torch.nn.Module):
 
     def gated(self, x_NI: torch.Tensor, gate: "InvariantLinear") -> torch.Tensor:
         """Compute `silu(gate(x)) * (x W^T + b)`, rounded once."""
-        return self._products.multiply(x_NI, self.weight, self.bias, gate=(gate.weight, gate.bias))
+        return self._products.multiply(x_NI, self.weight, self.bias, None, (gate.weight, gate.bias))
 
 
 class PackedLinear(torch.nn.Module):
