@@ -13,7 +13,7 @@ export RAY_memory_monitor_refresh_ms ?= 0
 TESTS_WITHOUT_RAY := -m pytest -m "not gpu and not slow and not ray and not kubernetes and not real" -n auto --maxprocesses 4 --dist worksteal
 
 .PHONY: help setup demo demo-head demo-learn serve-demo test test-fast test-processors test-faults test-endpoint test-clients test-page test-kubernetes test-real \
-  test-autoscaling test-all prove prove-long prove-asked models check pages docs fmt bench bench-quick bench-serve bench-pairs gpu-check gpu-miniature setup-vllm test-vllm test-speculators peers picture picture-report clean
+  test-autoscaling test-all prove prove-long prove-asked models check pages docs fmt bench bench-quick bench-serve bench-pairs gpu-check gpu-miniature setup-vllm test-vllm test-speculators picture picture-report clean
 help:  ## list the commands
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 18
 
@@ -157,7 +157,7 @@ fmt: setup  ## format and fix what can be fixed
 	$(BIN)/ruff format .
 
 bench: setup  ## measure everything on a 276 M pair, over an hour on 2 cores (benchmarks/README.md)
-	$(BIN)/python -m benchmarks.decoder --batches 1,4,8,16,32 --json out/bench.json --chart out/bench.png
+	$(BIN)/python -m benchmarks.decoder --batches 1,4,8,16,32 --json out/bench.json
 
 bench-quick: setup  ## plain and adaptive decoding with the bundled pair, about a minute
 	$(BIN)/python -m benchmarks.decoder --pair examples/tiny_pair --prompts-file examples/prompts.jsonl --dtype float32 \
@@ -168,7 +168,7 @@ bench-serve: setup  ## measure the endpoint against the engine alone, and under 
 
 bench-pairs: setup  ## compare the speed with that of another commit, in turns: make bench-pairs BASE=main~10; some minutes on a quiet machine
 	@test -n "$(BASE)" || { echo 'error: name the commit to compare with: make bench-pairs BASE=<commit>' >&2; exit 2; }
-	$(BIN)/python -m benchmarks.pairs --base "$(BASE)" --json out/bench-pairs.json
+	$(BIN)/python -m benchmarks.rounds.pairs --base "$(BASE)" --json out/bench-pairs.json
 
 gpu-check: setup  ## is a GPU right, and how fast is it? In parts of 9 minutes at most; goes on where it stopped (benchmarks/README.md)
 	$(BIN)/python -m benchmarks.gpu_check
@@ -197,15 +197,6 @@ test-speculators: .venv-speculators/installed  ## compare draft heads with specu
 	.venv-speculators/bin/python $(PEER_PIP) -c $< torch transformers safetensors pydantic pydantic-settings loguru typer rich \
 	  click datasets openai httpx aiohttp protobuf psutil pytest pytest-timeout pytest-xdist
 	.venv-speculators/bin/python $(PEER_PIP) -c $< --no-deps speculators hs-connectors
-	touch $@
-
-peers: .venv-openvino/installed .venv-vllm/installed  ## environments of the systems that bench compares with (5 GB)
-
-# Text models only: a torchvision that does not fit the CPU build of torch would keep transformers from importing.
-.venv-openvino/installed:
-	$(PYTHON) -m venv .venv-openvino
-	.venv-openvino/bin/python $(PEER_PIP) openvino-genai==2026.4.1.0 optimum-intel==2.2.0 nncf==3.4.0
-	.venv-openvino/bin/python -m pip uninstall --quiet --yes torchvision
 	touch $@
 
 # The file names every package, so that nothing is left to resolve.

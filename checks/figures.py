@@ -3,18 +3,18 @@
 With the run directories of a demo (`out/demo`) and of the same with the bundled head (`out/demo-head`) it writes
 examples/demo.csv and examples/demo-head.csv, which have a line for each bundled prompt, and the table in README.md
 that sums those lines, as `--write` does without runs. Below it stands what benchmarks/results/bundled-drafts.json says,
-which `python -m benchmarks.drafts --json FILE` writes. What a draft learned, in README.md and docs/learning.md, comes
-from benchmarks/results/learning.json (`python -m benchmarks.learning --json FILE`), and what a form costs, in
-docs/structured.md, from forms.json, forms-fixed.json and forms-grown.json beside it (`python -m benchmarks.forms --json
-FILE`). Without arguments it compares the pages with these files and returns 1 if they differ. tests/jobs/test_demo.py
-compares the lines with a demo.
+which `python -m benchmarks.rounds.drafts --json FILE` writes. What a draft learned, in README.md and docs/learning.md,
+comes from learning.json beside it (`python -m benchmarks.rounds.learning --json FILE`), and what a form costs, in
+docs/structured.md, from forms.json, forms-fixed.json and forms-grown.json (`python -m benchmarks.rounds.forms --json
+FILE`). Without arguments it compares the pages with these files and returns 1 if they differ, or if a file does not
+show what is claimed of it. tests/jobs/test_demo.py compares the lines with a demo.
 """
 
 import csv
 import hashlib
 import json
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +73,10 @@ def main(arguments: Sequence[str]) -> int:
             is_stale = True
             sources = ", ".join(path.name for path in (*LINES.values(), SPEED, LEARNED, *FORMS))
             print(f"the figures in {page.name} are not what {sources} say; {_COMMAND}", file=sys.stderr)
-    return int(is_stale)
+    lost = [claim for claim, holds in claims(json.loads(SPEED.read_text()), learned, forms) if not holds]
+    for claim in lost:
+        print(f"the recorded figures do not show that {claim}", file=sys.stderr)
+    return int(is_stale or bool(lost))
 
 
 def lines_of(rows: Iterable[dict[str, Any]]) -> list[dict[str, str]]:
@@ -133,7 +136,7 @@ def learned_lengths(learned: dict[str, Any]) -> str:
         rows.append([shown, *(lengths[name, kind] for kind in kinds), *(speeds[name, number] for number in at_once)])
     return (
         "Mean acceptance lengths of [a draft that learns](docs/learning.md) from the corpus, on prompts that were held "
-        f"out (`python -m benchmarks.learning`; {learned['machine']['processor']}, {learned['date']}):\n\n"
+        f"out (`python -m benchmarks.rounds.learning`; {learned['machine']['processor']}, {learned['date']}):\n\n"
         + _markdown(rows)
     )
 
@@ -150,9 +153,39 @@ def speed_table(found: dict[str, Any]) -> str:
         rows.append([f"{_rows(number)} at once", *(speeds[draft, number] for draft in drafts)])
     return (
         "Tokens a second, and in brackets times plain decoding, where each row drafts as much as pays "
-        f"(`python -m benchmarks.drafts`; {where}; {settings['dtype']}, temperature {settings['temperature']:g}; "
-        f"medians of {settings['repeats']}):\n\n" + _markdown(rows)
+        f"(`python -m benchmarks.rounds.drafts`; {where}; {settings['dtype']}, "
+        f"temperature {settings['temperature']:g}; medians of {settings['repeats']}):\n\n" + _markdown(rows)
     )
+
+
+def claims(
+    drafts: dict[str, Any], learned: dict[str, Any] | None, forms: Sequence[dict[str, Any]]
+) -> Iterator[tuple[str, bool]]:
+    """Yield what is said of recorded figures, and whether they show it."""
+    for line in drafts["lines"]:
+        what = f"{line['draft']} has at least 0.97 of plain decoding's speed, {_rows(line['rows_at_once'])} at once"
+        yield what, line["times_plain"] >= 0.97
+    lines = {(line["draft"], line["kind"]): line for line in (learned or {"lines": ()})["lines"]}
+    lengths = {key: line["live_length"] for key, line in lines.items()}
+    for (name, kind), line in lines.items():
+        before, after, head = (lengths[each, kind] for each in ("before", "draft", "head"))
+        yield f"a draft writes a quarter more tokens a round of {kind} once it learned", after >= 1.25 * before
+        yield f"a head comes near a draft that learned on {kind}", head >= 0.8 * after
+        is_near = abs(line["predicted_rate"] - line["live_rate"]) <= 0.05
+        is_near &= abs(line["predicted_length"] - line["live_length"]) <= 0.1
+        yield f"what is predicted of {name} on {kind} comes true", is_near
+    for run in forms:
+        is_fixed = run["settings"]["draft_length"] == "fixed"
+        for line in run["lines"]:
+            drafter, output, at_once = line["drafter"], line["output"], line["rows_at_once"]
+            where = f"{drafter}, {output}, {_rows(at_once)} at once, layers {line['grown']} times as wide"
+            if (drafter, output) == ("none", "schema") and (at_once > 1 or line["grown"] > 1):
+                yield f"a schema costs at most a twentieth of the speed ({where})", line["times_no_form"] >= 0.95
+            is_tight = (output, at_once, line["grown"]) == ("tight schema", 4, 1) and drafter in ("suffix", "model")
+            if is_tight or (is_fixed and drafter == "ngram" and output in ("schema", "tight schema")):
+                gained = line["tokens_a_round_times_not_forced"] >= 1.2 and line["times_not_forced"] > 1
+                gained &= not is_fixed or line["times_no_form"] > 1
+                yield f"forced tokens bring 1.2 times the tokens a round and save time ({where})", gained
 
 
 def _speed(line: dict[str, Any]) -> str:
@@ -185,15 +218,16 @@ def learned_table(found: dict[str, Any]) -> str:
     )
     where = f"{machine['processor']}, {found['date']}"
     return (
-        f"Our figures, of `python -m benchmarks.learning` ({where}): the bundled target, {found['num_held_out_rows']} "
-        f"held-out rows, mean acceptance lengths with four draft tokens. On one CPU {costs}.\n\n"
+        f"Our figures, of `python -m benchmarks.rounds.learning` ({where}): the bundled target, "
+        f"{found['num_held_out_rows']} held-out rows, mean acceptance lengths with four draft tokens. "
+        f"On one CPU {costs}.\n\n"
         + _markdown(rows)
         + f"\nTokens a second, and times plain decoding (`none`), where each row drafts as much as pays: {speeds}.\n"
     )
 
 
 def forms_table(runs: Sequence[dict[str, Any]]) -> str:
-    """Return what docs/structured.md says of the cost of a form, and of forced tokens, in runs of benchmarks.forms."""
+    """Return what docs/structured.md says of the cost of a form, and of forced tokens, in runs of rounds.forms."""
     outputs = {"schema": "a schema", "tight schema": "without white space"}
     heading = ["target", "rows at once", "draft", "no form: ms a round", "no form: tokens/s", *outputs.values()]
     rows = [[*heading, *(f"{name}: tokens a round" for name in outputs.values())]]
@@ -211,11 +245,11 @@ def forms_table(runs: Sequence[dict[str, Any]]) -> str:
     machine, settings = runs[0]["machine"], runs[0]["settings"]
     compiled = max(seconds for run in runs for seconds in run["compile_seconds"].values())
     return (
-        f"Our figures, of `python -m benchmarks.forms` ({machine['processor']}, 1 thread, {runs[0]['date']}; float32, "
-        f"temperature {settings['temperature']:g}, medians of {settings['repeats']}): records in JSON by the bundled "
-        "pair. In brackets behind a speed it stands times the speed without a form and with the same draft; behind "
-        "tokens a round, times those of a run in which forced tokens are no drafts. Each schema is compiled once, "
-        f"before all rounds, in at most {1000 * compiled:.1f} ms here.\n\n" + _markdown(rows)
+        f"Our figures, of `python -m benchmarks.rounds.forms` ({machine['processor']}, 1 thread, {runs[0]['date']}; "
+        f"float32, temperature {settings['temperature']:g}, medians of {settings['repeats']}): records in JSON by the "
+        "bundled pair. In brackets behind a speed it stands times the speed without a form and with the same draft; "
+        "behind tokens a round, times those of a run in which forced tokens are no drafts. Each schema is compiled "
+        f"once, before all rounds, in at most {1000 * compiled:.1f} ms here.\n\n" + _markdown(rows)
     )
 
 

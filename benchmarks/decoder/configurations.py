@@ -1,7 +1,7 @@
 """The configurations that can be measured, by name.
 
 `plain` decodes without a draft. `fixed-4` drafts four tokens with the draft model in every round, `adaptive` as many
-as pay; `fixed-4-ngram` and `adaptive-ngram` do so with another drafter. The others are other people's.
+as pay; `fixed-4-ngram` and `adaptive-ngram` do so with another drafter. The others are transformers' own.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from decoding.drafters import DRAFTERS, NEED_A_HEAD, DrafterName
 from decoding.engine.options import DraftLength, EngineOptions
 from decoding.network.slot_network import Exact
 
-System = Literal["engine", "transformers", "openvino", "vllm"]
+System = Literal["engine", "transformers"]
 MAX_FIXED = 8
 
 
@@ -23,7 +23,7 @@ class Configuration:
 
     name: str
     system: System
-    mode: str = ""  # of the other systems: how they generate
+    mode: str = ""  # of transformers: how it generates
     drafter: DrafterName = "none"
     draft_length: DraftLength = "fixed"
     num_draft_tokens: int = MAX_FIXED  # the ceiling, where the length is adaptive
@@ -68,11 +68,6 @@ CONFIGURATIONS: tuple[Configuration, ...] = (
     Configuration("transformers-assisted-5", "transformers", "assisted", num_draft_tokens=5, batch_1_only=True),
     Configuration("transformers-assisted", "transformers", "assisted-defaults", batch_1_only=True),
     Configuration("transformers-lookup", "transformers", "lookup", num_draft_tokens=5, batch_1_only=True),
-    Configuration("openvino", "openvino", "plain"),
-    Configuration("openvino-draft", "openvino", "draft", num_draft_tokens=4),
-    Configuration("vllm", "vllm", "plain"),
-    Configuration("vllm-draft", "vllm", "draft", num_draft_tokens=4),
-    Configuration("vllm-ngram", "vllm", "ngram", num_draft_tokens=4),
 )
 
 

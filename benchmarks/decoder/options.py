@@ -62,7 +62,6 @@ class BenchOptions:
         ("plain@*", "adaptive@*"), "name@batch, globs: measure peak memory", type=listed(str), metavar="LABELS"
     )
     reference: int = _count(8, "rows compared with transformers' greedy text", metavar="N")
-    peers: Path = _flag(Path(), "where 'make peers' put its environments", type=Path, metavar="FOLDER")
 
     corpus: str = _flag("auto", "auto: text where the pair has a tokenizer and a file", choices=CORPORA)
     prompts: int = _count(64, "most rows of a configuration", metavar="N")
@@ -164,11 +163,11 @@ def _make_parser(prog: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=prog,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        description="Measure plain and speculative decoding, transformers' own, and other systems, in one interleaved\n"
+        description="Measure plain and speculative decoding, and transformers' own, in one interleaved\n"
         "run: every repeat goes over all configurations in a new order; medians are reported.",
         epilog="examples:\n"
         f"  {prog} --pair examples/tiny_pair --dtype float32 --only 'plain,adaptive*' --batches 1,16\n"
-        f"  {prog} --size medium --acceptance 0.8 --json out/medium.json --chart out/medium.png\n"
+        f"  {prog} --size medium --acceptance 0.8 --json out/medium.json\n"
         f"  {prog} --corpus mixed --only 'plain,fixed-*,adaptive' --batches 16\n"
         f"  {prog} --pair examples/tiny_pair --prompts-file examples/prompts.jsonl --corpus templated --samples 8 \\\n"
         "    --temperature 0.8 --only 'plain,adaptive*'\n"
@@ -181,7 +180,6 @@ def _make_parser(prog: str) -> argparse.ArgumentParser:
         add_flags(group, option.name)
     out = parser.add_argument_group("results").add_argument
     out("--json", type=Path, metavar="FILE", help="write everything that was measured")
-    out("--chart", type=Path, metavar="PNG", help="draw tokens a second (needs matplotlib)")
     out("--sweep", type=listed(float), metavar="RATES", help="adaptive against fixed lengths at these acceptance rates")
     return parser
 

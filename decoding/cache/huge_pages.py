@@ -1,7 +1,7 @@
 """Memory in huge pages, if the operating system has them: weights are read from it up to 1.7 times as fast.
 
 A weight is read from one end to the other in every forward. With pages of 4 KB the processor looks up a new page every
-hundred nanoseconds, and prefetching stops at each page's end; `benchmarks/linears.py` prints both times.
+hundred nanoseconds, and prefetching stops at each page's end; `benchmarks/kernels/linears.py` prints both times.
 """
 
 import mmap

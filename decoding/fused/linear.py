@@ -2,7 +2,7 @@
 
 It runs on x86 processors with AVX2 or AVX-512. It reads its weight at the bandwidth of the memory, while oneDNN takes
 up to twice as long for one to sixteen lines. The result of a line does not depend on the other lines, bit for bit, so
-the text does not depend on the batch in bfloat16, either. `benchmarks/linears.py` prints the times.
+the text does not depend on the batch in bfloat16, either. `benchmarks/kernels/linears.py` prints the times.
 
 Shapes: N lines, I inputs, O outputs.
 """

@@ -2,7 +2,7 @@
 
 On CPU oneDNN reorders the weight of a plain `nn.Linear` in every call (bfloat16), or multiplies few rows with a kernel
 made for many (float32). With a weight reordered once at load, a pass over one to sixteen rows takes half to two thirds
-of the time; `benchmarks/linears.py` prints it.
+of the time; `benchmarks/kernels/linears.py` prints it.
 
 Shapes: N rows, I inputs, O outputs.
 """

@@ -4,7 +4,7 @@ import pytest
 
 pytest.importorskip("triton")
 
-from benchmarks.host_time import lane_over, main, measure
+from benchmarks.kernels.host_time import lane_over, main, measure
 from decoding.pace.cost_table import CostTable
 from decoding.pace.schedule import AdaptiveSchedule
 

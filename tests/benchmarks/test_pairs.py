@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from benchmarks.pairs.interval import Interval
+from benchmarks.rounds.pairs.interval import Interval
 
 
 def test_an_interval_of_nine_pairs_leaves_out_one_ratio_at_each_end_and_needs_six():

@@ -1,11 +1,11 @@
-"""The measurements of `benchmarks.scale` measure: small ones, whose figures mean nothing."""
+"""The measurements of `benchmarks.runs.scale` measure: small ones, whose figures mean nothing."""
 
 from pathlib import Path
 
 import pytest
 
-from benchmarks.scale.__main__ import print_spreads
-from benchmarks.scale.actors import Spread, simulate
+from benchmarks.runs.scale.__main__ import print_spreads
+from benchmarks.runs.scale.actors import Spread, simulate
 from pipeline.counts import Counts
 
 

@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from benchmarks import scoring
+from benchmarks.rounds import scoring
 
 
 def test_both_ways_are_timed_on_the_same_rows(tmp_path, capsys):

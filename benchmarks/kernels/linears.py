@@ -1,6 +1,6 @@
 """Times the linear layers of one decoder network alone: torch's own, oneDNN's packed ones, and our kernel's.
 
-`python -m benchmarks.linears --dtype bfloat16` (nothing else should run on the machine).
+`python -m benchmarks.kernels.linears --dtype bfloat16` (nothing else should run on the machine).
 
 Prints milliseconds of all layers, the bandwidth at which the weights are read, and the arithmetic done.
 """

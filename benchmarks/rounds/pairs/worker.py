@@ -1,4 +1,4 @@
-"""A worker of `python -m benchmarks.pairs`: it generates with the code of one commit, for a moment at a time.
+"""A worker of `python -m benchmarks.rounds.pairs`: it generates with the code of one commit, for a moment at a time.
 
 It is run as a file in a folder with that commit's code, so it uses only what both commits have. It reads a request from
 each line of standard input, and answers on standard output, both in JSON.

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from actors.workers.generator import Generator
-from benchmarks.scale.actors import Spread, measure_actors
+from benchmarks.runs.scale.actors import Spread, measure_actors
 from jobs.config.loading import load
 from jobs.config.run import RunConfig
 from jobs.driver.plan import create_run, make_plan, worker_arguments
@@ -20,7 +20,7 @@ def run_engines(num_actors: int, folder: Path) -> Spread:
     flags += [f"--models.target={pair / 'target'}", f"--models.draft={pair / 'draft'}", "--engine.draft_length=fixed"]
     flags += ["--models.device=cpu", "--sampling.max_tokens=100", "--engine.num_speculative_tokens=4"]
     flags += [f"--actors.{size}_actors={num_actors}" for size in ("max", "min")]
-    plan = make_plan(load(RunConfig, flags, "benchmarks.scale"))
+    plan = make_plan(load(RunConfig, flags, "benchmarks.runs.scale"))
     run_directory = create_run(plan)
     missing = MissingUnits.of(run_directory, plan.tokens_per_row)
     seconds, counts = measure_actors(missing, Generator, worker_arguments(plan, run_directory), plan.pool)

@@ -12,8 +12,8 @@ import pyarrow as pa
 import ray
 
 from actors.units.ledger import start_ledger
-from benchmarks.scale.runs import missing_units, plan_run, stream, write_prompts
-from benchmarks.scale.simulated import SimulatedWorker
+from benchmarks.runs.scale.runs import missing_units, plan_run, stream, write_prompts
+from benchmarks.runs.scale.simulated import SimulatedWorker
 from pipeline.counts import Counts
 from pipeline.inputs.options import InputOptions
 from pipeline.run.missing import MissingUnits

@@ -1,8 +1,8 @@
-"""`python -m benchmarks.scale`: what planning and handing out a large run costs, and how well actors scale. No GPU.
+"""`python -m benchmarks.runs.scale`: what planning and handing out a large run costs, and how well actors scale.
 
-python -m benchmarks.scale plan --units 1000,10000,100000 --rows-per-unit 100
-python -m benchmarks.scale actors --actors 1,4,16,64
-python -m benchmarks.scale engines --actors 1,2          the bundled pair instead of a simulated engine
+python -m benchmarks.runs.scale plan --units 1000,10000,100000 --rows-per-unit 100
+python -m benchmarks.runs.scale actors --actors 1,4,16,64
+python -m benchmarks.runs.scale engines --actors 1,2          the bundled pair instead of a simulated engine
 """
 
 import argparse
@@ -16,9 +16,9 @@ from pathlib import Path
 
 import ray
 
-from benchmarks.scale.actors import Spread, simulate
-from benchmarks.scale.plan import measure_plan
-from benchmarks.scale.runs import start_own_ray
+from benchmarks.runs.scale.actors import Spread, simulate
+from benchmarks.runs.scale.plan import measure_plan
+from benchmarks.runs.scale.runs import start_own_ray
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -70,14 +70,14 @@ def _simulated(given: argparse.Namespace, folder: Path) -> Iterator[Spread]:
 
 
 def _real(given: argparse.Namespace, folder: Path) -> Iterator[Spread]:
-    from benchmarks.scale.engines import run_engines  # here: it brings torch, whose memory is no part of a plan's
+    from benchmarks.runs.scale.engines import run_engines  # here: it brings torch, whose memory is no part of a plan's
 
     for num_actors in given.actors or [1, 2]:
         yield run_engines(num_actors, folder / str(num_actors))
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.scale", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.runs.scale", description=__doc__.splitlines()[0])
     parser.add_argument("command", choices=["plan", "actors", "engines"])
     parser.add_argument("--units", type=_numbers, default=[1000, 10_000, 100_000], help="plan: numbers of units")
     parser.add_argument("--rows-per-unit", type=int, default=16, help="prompts in a unit")
