@@ -1,11 +1,13 @@
 """The lengths are the best of all lengths, by trying all of them."""
 
 import itertools
-import random
+import operator
 from dataclasses import replace
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from decoding.pace.cost_table import CostTable
 from decoding.pace.draft_lengths import DraftPlan, best_lengths
@@ -22,17 +24,16 @@ COSTS = {
     "one forward": replace(STAIRS, block_tokens=4),
     "far away": replace(LINE, draft=((1, 0.5), (64, 2.0)), is_overlapped=True, trip_seconds=0.7),
 }
+RATES = st.sampled_from([0.2, 0.5, 0.8, 0.95, 1.0]) | st.floats(0.01, 1.0)
+over_costs = pytest.mark.parametrize("costs", COSTS.values(), ids=COSTS)
+few_examples = settings(max_examples=15, deadline=None, derandomize=True)
 
 
-def survivals(seed: int, num_rows: int, depth: int) -> np.ndarray:
-    """Any lists that never rise, some of them short or empty, with ties."""
-    chance = random.Random(seed)
-    lists = []
-    for _ in range(num_rows):
-        rates = [chance.choice([0.2, 0.5, 0.8, 0.95, 1.0, chance.random()]) for _ in range(depth)]
-        length = chance.choice([0, depth, depth, chance.randint(0, depth)])
-        lists.append([x if j < length else 0.0 for j, x in enumerate(itertools.accumulate(rates, lambda a, b: a * b))])
-    return np.array(lists)
+def survivals(num_rows: int, depth: int) -> st.SearchStrategy[np.ndarray]:
+    """Return any lists that never rise, some of them short or empty, with ties."""
+    rates = st.lists(st.lists(RATES, max_size=depth), min_size=num_rows, max_size=num_rows)
+    falling = rates.map(lambda rows: [[*itertools.accumulate(row, operator.mul)] for row in rows])
+    return falling.map(lambda rows: np.array([row + [0.0] * (depth - len(row)) for row in rows]))
 
 
 def speed(costs: CostTable, by_model, by_lookup, lengths, uses_lookup) -> float:
@@ -54,54 +55,39 @@ def speed(costs: CostTable, by_model, by_lookup, lengths, uses_lookup) -> float:
     return expected / (seconds + drafting + costs.position_seconds * steps * steppers)
 
 
-def all_lengths(*survival: np.ndarray):
-    limits = np.maximum.reduce([(s > 0).sum(1) for s in survival])
-    return itertools.product(*(range(limit + 1) for limit in limits))
+def best_speed(costs: CostTable, by_model, by_lookup, uses_lookup) -> float:
+    """The speed of the best of all lengths, where each row's source is known."""
+    limits = (np.where(np.array(uses_lookup)[:, None], by_lookup, by_model) > 0).sum(1)
+    every = itertools.product(*(range(limit + 1) for limit in limits))
+    return max(speed(costs, by_model, by_lookup, lengths, uses_lookup) for lengths in every)
 
 
-@pytest.mark.parametrize("name", COSTS)
-@pytest.mark.parametrize("seed", range(40))
-def test_the_lengths_are_the_best_of_all_lengths(name, seed):
-    costs, num_rows = COSTS[name], 1 + seed % 4
-    survival = survivals(seed, num_rows, 3 if num_rows == 4 else 4)
-    nothing = np.zeros_like(survival)
-    for by_model, by_lookup in ((survival, None), (None, survival)):
-        plan = best_lengths(by_model, by_lookup, costs, num_rows)
-        uses_lookup = (by_model is None,) * num_rows
-        tables = (nothing if by_model is None else by_model, nothing if by_lookup is None else by_lookup)
-        found = speed(costs, *tables, plan.lengths, uses_lookup)
-        best = max(speed(costs, *tables, lengths, uses_lookup) for lengths in all_lengths(survival))
-        assert found == pytest.approx(best)
-        assert plan.speed == pytest.approx(found)
-
-
-@pytest.mark.parametrize("name", COSTS)
-@pytest.mark.parametrize("seed", range(30))
-def test_the_lengths_are_the_best_where_each_row_has_a_source_of_its_own(name, seed):
-    costs = COSTS[name]
-    survival = survivals(seed, 3, 3)
-    uses_lookup = tuple(random.Random(seed).random() < 0.5 for _ in range(3))
+@over_costs
+@few_examples
+@given(data=st.data())
+def test_the_lengths_are_the_best_of_all_lengths_whichever_source_a_row_has(costs, data):
+    num_rows = data.draw(st.integers(1, 4))
+    survival = data.draw(survivals(num_rows, 3 if num_rows == 4 else 4))
+    some = st.lists(st.booleans(), min_size=num_rows, max_size=num_rows)
+    uses_lookup = tuple(data.draw(st.just([False] * num_rows) | st.just([True] * num_rows) | some))
     by_lookup = np.where(np.array(uses_lookup)[:, None], survival, 0.0)
     by_model = survival - by_lookup
-    plan = best_lengths(by_model, by_lookup, costs, 3)
-    best = max(speed(costs, by_model, by_lookup, lengths, uses_lookup) for lengths in all_lengths(survival))
-    assert plan.speed == pytest.approx(best)
-    assert all(plan.uses_lookup[row] == uses_lookup[row] for row in range(3) if plan.lengths[row])
+    sources = None if all(uses_lookup) else by_model, by_lookup if any(uses_lookup) else None
+    plan = best_lengths(*sources, costs, num_rows)
+    assert plan.speed == pytest.approx(best_speed(costs, by_model, by_lookup, uses_lookup))
+    assert plan.speed == pytest.approx(speed(costs, by_model, by_lookup, plan.lengths, uses_lookup))
+    assert all(plan.uses_lookup[row] == uses_lookup[row] for row in range(num_rows) if plan.lengths[row])
 
 
-@pytest.mark.parametrize("name", COSTS)
-@pytest.mark.parametrize("seed", range(30))
-def test_a_choice_of_sources_is_never_worse_than_either_source_alone(name, seed):
+@over_costs
+@few_examples
+@given(by_model=survivals(3, 3), by_lookup=survivals(3, 3))
+def test_a_choice_of_sources_is_never_worse_than_either_source_alone(costs, by_model, by_lookup):
     """And close to the best of all choices: a row's source is chosen by expected tokens, not by trying both."""
-    costs = COSTS[name]
-    by_model, by_lookup = survivals(seed, 3, 3), survivals(1000 + seed, 3, 3)
     plan = best_lengths(by_model, by_lookup, costs, 3)
     alone = [best_lengths(by_model, None, costs, 3).speed, best_lengths(None, by_lookup, costs, 3).speed]
-    best = 0.0
-    for uses_lookup in itertools.product([False, True], repeat=3):
-        chosen = np.where(np.array(uses_lookup)[:, None], by_lookup, by_model)
-        for lengths in all_lengths(chosen):
-            best = max(best, speed(costs, by_model, by_lookup, lengths, uses_lookup))
+    choices = itertools.product([False, True], repeat=3)
+    best = max(best_speed(costs, by_model, by_lookup, uses_lookup) for uses_lookup in choices)
     assert plan.speed >= alone[1] * (1 - 1e-9)
     assert plan.speed >= 0.9 * max(best, alone[0])
 

@@ -3,8 +3,9 @@
 import pickle
 import random
 
-import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from decoding.bad_word_list import BadWordList
 from decoding.sampling.forbidden import ForbiddenTokens, dead_end
@@ -14,6 +15,8 @@ from decoding.sequence import Sequence
 
 CPU = torch.device("cpu")
 VOCAB, LENGTH, POSITIONS = 7, 12, 3  # few tokens, so that words are often completed
+some_examples = settings(max_examples=40, deadline=None, derandomize=True)
+by_chance = st.randoms(use_true_random=True)
 
 
 def _word(chance: random.Random) -> tuple[int, ...]:
@@ -56,9 +59,10 @@ def _check(forbidden, params, texts, prompts, lengths, noise) -> None:
     assert torch.equal(forbidden.apply(logits, history), expected)
 
 
-@pytest.mark.parametrize("seed", range(150))
-def test_rows_and_some_of_them_lose_the_tokens_that_are_forbidden_word_by_word(seed):
-    chance, noise = random.Random(seed), torch.Generator().manual_seed(seed)
+@some_examples
+@given(chance=by_chance)
+def test_rows_and_some_of_them_lose_the_tokens_that_are_forbidden_word_by_word(chance):
+    noise = torch.Generator().manual_seed(chance.randrange(1 << 30))
     params = _params(chance)
     texts = [[chance.randrange(VOCAB) for _ in range(LENGTH)] for _ in params]
     prompts = [chance.randrange(1, 6) for _ in params]
@@ -77,9 +81,9 @@ def test_rows_and_some_of_them_lose_the_tokens_that_are_forbidden_word_by_word(s
             _check(part.take(again), *[[values[-1]] for values in some], noise)
 
 
-@pytest.mark.parametrize("seed", range(60))
-def test_a_row_is_at_its_end_exactly_where_the_words_plainly_leave_no_token(seed):
-    chance = random.Random(seed)
+@some_examples
+@given(chance=by_chance)
+def test_a_row_is_at_its_end_exactly_where_the_words_plainly_leave_no_token(chance):
     words = [(*(chance.randrange(3) for _ in range(chance.randrange(3))), last) for last in (0, 1, 2) for _ in range(4)]
     params = SamplingParams(bad_words=words)
     ends = []

@@ -9,31 +9,27 @@ from decoding import SamplingParams
 from decoding.sampling import picks
 from tests.decoding.sampling.cases import LOGITS, PARAMS, VOCAB_SIZES, Case
 
-
-def _case(logits: str, params: str, vocab_size: int, seed: int = 0) -> Case:
-    rows = [SamplingParams(**fields) for fields in PARAMS[params]] * 2
-    generator = torch.Generator().manual_seed(seed)
-    return Case(LOGITS[logits](len(rows), vocab_size, generator), rows, first_row=100 * seed)
+over_bounds = pytest.mark.parametrize("dense", [0, 1 << 15], ids=["bounds always", "bounds where they pay"])
 
 
-@pytest.fixture(params=[0, 1 << 15], ids=["bounds always", "bounds where they pay"])
-def _bounds(request, monkeypatch):
-    monkeypatch.setattr(picks, "_DENSE", request.param)
-
-
-@pytest.mark.usefixtures("_bounds")
-@pytest.mark.parametrize("params", PARAMS)
+@over_bounds
 @pytest.mark.parametrize("logits", LOGITS)
-def test_picks_are_those_of_the_definition(logits, params):
-    for seed, vocab_size in enumerate(VOCAB_SIZES):
-        _case(logits, params, vocab_size, seed).check()
+def test_picks_are_those_of_the_definition(logits, dense, monkeypatch):
+    """With each kind of parameters over every other vocabulary, so that each meets each in some of these tests."""
+    monkeypatch.setattr(picks, "_DENSE", dense)
+    start = list(LOGITS).index(logits) + bool(dense)
+    for number, fields in enumerate(PARAMS.values()):
+        rows = [SamplingParams(**each) for each in fields] * 2
+        for seed in range((start + number) % 2, len(VOCAB_SIZES), 2):
+            generator = torch.Generator().manual_seed(seed)
+            Case(LOGITS[logits](len(rows), VOCAB_SIZES[seed], generator), rows, first_row=100 * seed).check()
 
 
-@pytest.mark.usefixtures("_bounds")
-@pytest.mark.parametrize("seed", range(12))
-def test_picks_of_random_mixtures_are_those_of_the_definition(seed):
-    chance = random.Random(seed)
-    rows = [SamplingParams(**chance.choice(chance.choice(list(PARAMS.values())))) for _ in range(9)]
-    generator = torch.Generator().manual_seed(seed)
-    logits = chance.choice([0.5, 3.0, 12.0]) * torch.randn(9, 4, chance.choice(VOCAB_SIZES), generator=generator)
-    Case(logits, rows, first_row=seed).check()
+@over_bounds
+def test_picks_of_random_mixtures_are_those_of_the_definition(dense, monkeypatch):
+    monkeypatch.setattr(picks, "_DENSE", dense)
+    for seed in range(12):
+        chance, generator = random.Random(seed), torch.Generator().manual_seed(seed)
+        rows = [SamplingParams(**chance.choice(chance.choice(list(PARAMS.values())))) for _ in range(9)]
+        logits = chance.choice([0.5, 3.0, 12.0]) * torch.randn(9, 4, chance.choice(VOCAB_SIZES), generator=generator)
+        Case(logits, rows, first_row=seed).check()
