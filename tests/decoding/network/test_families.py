@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, GenerationConfig
 
-from decoding import SamplingParams
+from decoding import SamplingParams, Sequence
 from decoding.drafters import DRAFTERS
 from decoding.network.language_model import LanguageModel
 from decoding.network.probe import check_model
@@ -95,15 +95,32 @@ def test_packed_rows_get_the_logits_they_get_in_a_rectangle(family):
         torch.testing.assert_close(packed_BTV[row, :length], rectangle_BTV[row, :length], rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize(("verification", "ignore_eos"), [("coupled", False), ("rejection", False), ("coupled", True)])
-@pytest.mark.parametrize("drafter", DRAFTERS)
-def test_greedy_text_equals_transformers_generate(family, drafter, verification, ignore_eos):
-    engine = engine_over(family.target, family.draft, drafter, verification=verification)
-    params = SamplingParams(temperature=0, max_tokens=NUM_NEW_TOKENS, ignore_eos=ignore_eos)
-    sequences = engine.generate(PROMPTS, params)
-    assert outputs(sequences) == (family.without_eos if ignore_eos else family.with_eos)
-    for sequence in sequences:
-        check_counts(sequence)
+@pytest.mark.parametrize("ignore_eos", [False, True])
+@pytest.mark.parametrize("drafter", ["none", "model"])
+def test_greedy_text_equals_transformers_generate(family, drafter, ignore_eos):
+    sequences = _written(family, drafter, ignore_eos=ignore_eos)
     if drafter == "model" and ignore_eos:  # otherwise nothing was put to the test
         accepted = sum(sequence.num_accepted_tokens for sequence in sequences)
         assert accepted / sum(sequence.num_draft_tokens for sequence in sequences) > 0.2
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3"], indirect=True)
+@pytest.mark.parametrize("verification", ["coupled", "rejection"])
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_with_every_drafter_greedy_text_equals_transformers_generate(family, drafter, verification):
+    """In two families: apart from the draft model, a drafter knows nothing of the target's."""
+    _written(family, drafter, verification=verification)
+
+
+def _written(
+    family: Family, drafter: str, *, ignore_eos: bool = False, verification: str = "coupled"
+) -> list[Sequence]:
+    """Return what an engine wrote, which is what transformers writes."""
+    engine = engine_over(family.target, family.draft, drafter, verification=verification)
+    sequences = engine.generate(
+        PROMPTS, SamplingParams(temperature=0, max_tokens=NUM_NEW_TOKENS, ignore_eos=ignore_eos)
+    )
+    assert outputs(sequences) == (family.without_eos if ignore_eos else family.with_eos)
+    for sequence in sequences:
+        check_counts(sequence)
+    return sequences
