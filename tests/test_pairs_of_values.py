@@ -4,7 +4,7 @@ from itertools import combinations, product
 
 import pytest
 
-from tests.pairs_of_values import every_pair
+from tests.pairs_of_values import covering, every_pair
 
 AXES = (["none", "model", "suffix", "ngram"], [1, 3, 8], [1, 7, 64], [True, False])
 
@@ -22,3 +22,11 @@ def test_every_pair_of_values_is_in_a_combination_that_is_not_slow(axes: tuple[l
 
 def test_few_combinations_hold_every_pair() -> None:
     assert sum(not param.marks for param in every_pair(*AXES)) <= 15
+
+
+def test_a_covering_of_many_axes_holds_every_pair_in_hardly_more_combinations_than_the_longest_two_have() -> None:
+    axes = (range(12), range(8), range(5), range(9), range(6))
+    found = covering(*axes)
+    for one, other in combinations(range(len(axes)), 2):
+        assert {(values[one], values[other]) for values in found} == set(product(axes[one], axes[other]))
+    assert len(found) == len(set(found)) <= 1.1 * 12 * 9
