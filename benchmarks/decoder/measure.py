@@ -39,7 +39,7 @@ def measure(options: BenchOptions, command: str) -> Report:
     if options.device == "cuda" and not torch.cuda.is_available():
         raise ValueError("--device is cuda, but torch sees no CUDA device here")
     if options.pair is None:
-        say(f"pair: {options.size}, acceptance {options.languages or options.acceptance} ...")
+        say(f"pair: {options.size}, acceptance {options.acceptance} ...")
     pair = options.pair_folder()
     corpus = make_corpus(options, pair)
     models = SharedModels(str(pair / "target"), str(pair / "draft"), options.device, options.dtype, options.exact)

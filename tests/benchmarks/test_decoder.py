@@ -123,7 +123,6 @@ def test_the_tables_are_printed(pair, capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--corpus", "mixed"], "needs a pair with languages"),
         (["--sweep", "0.5"], "--sweep makes a pair for each acceptance rate"),
         (["--new-tokens", "9999"], "the longest row would have"),
     ],

@@ -113,7 +113,7 @@ def _measure_together(entries: list[Entry], prompts: list[Prompt], plan: Plan, r
 
 
 def _measure_one_by_one(entries: list[Entry], prompts: list[Prompt], plan: Plan, repeats: int) -> Table[Written]:
-    greedy, passes = {}, {}
+    greedy, passes = {}, dict[str, list[Written]]()
     for entry in entries:
         say(f"loading {entry.name}")
         with closing(Contender(entry.name, entry.how, entry.settings)) as contender:
