@@ -18,6 +18,7 @@ from decoding.heads.format.folder import Head, save_head
 from decoding.heads.format.head_config import HeadConfig
 from decoding.network.language_model import LanguageModel
 from tests import interpreter
+from tests.decoding.grammar.tiny_grammars import with_end
 from tests.decoding.heads.tiny_heads import block_config, head_config, head_for, random_network
 from tests.decoding.tiny import build, llama_config, noised, save
 
@@ -72,6 +73,12 @@ def _load_all(folders: SimpleNamespace) -> dict[str, LanguageModel]:
 def models(folders) -> SimpleNamespace:
     """The same, loaded, each with weights of its own."""
     return SimpleNamespace(**_load_all(folders))
+
+
+@pytest.fixture(scope="session")
+def ended(models) -> SimpleNamespace:
+    """The same, with a target that has an end token."""
+    return SimpleNamespace(**{**vars(models), "target": with_end(models.target)})
 
 
 @pytest.fixture(scope="session")

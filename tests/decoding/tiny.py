@@ -163,9 +163,9 @@ def engine_by(models: object, kind: str, **options: object) -> Engine:
 
 
 def numbered(prompts: Seq[Seq[int]], each: Iterable[dict] | None = None, **params: object) -> list[Sequence]:
-    """A sequence for each prompt, with these parameters, those of its own in `each`, and noise of its own."""
+    """A sequence for each prompt, with these parameters, those of its own in `each`, noise and a tag of its own."""
     rows = enumerate(zip(prompts, each or [{}] * len(prompts), strict=True))
-    return [Sequence.create(prompt, SamplingParams(**params, **own), row=row) for row, (prompt, own) in rows]
+    return [Sequence.create(prompt, SamplingParams(**params, **own), row=row, tag=row) for row, (prompt, own) in rows]
 
 
 def rows_over(sequences: Seq[Sequence], limits: Seq[int], verification: str = "coupled", **more: object) -> Rows:

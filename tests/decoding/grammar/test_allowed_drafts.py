@@ -13,7 +13,7 @@ from decoding.grammar.structured import Structured
 from decoding.pace.schedule import FixedSchedule
 from decoding.sampling.rows import ExtensionLimit, Rows
 from decoding.sampling.verify import Draft
-from tests.decoding.grammar.tiny_grammars import END, RECORD, SHORT, STRUCTURED, allowed, grammars, with_end
+from tests.decoding.grammar.tiny_grammars import END, RECORD, SHORT, STRUCTURED, allowed, grammars
 from tests.decoding.tiny import EVERY_DRAFTER, drafted, engine_by, random_prompts, run
 
 GRAMMARS = grammars()
@@ -68,12 +68,6 @@ def _sequences(temperature: float) -> list[Sequence]:
         for row, structured in enumerate(kinds)
         for sample in range(2)
     ]
-
-
-@pytest.fixture(scope="module")
-def ended(models):
-    """The tiny models, with a target that has an end token."""
-    return type(models)(**{**vars(models), "target": with_end(models.target)})
 
 
 @pytest.fixture

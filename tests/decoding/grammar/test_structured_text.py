@@ -1,7 +1,6 @@
 """Structured text is a function of target, prompt, parameters, grammar and noise key, and is what was asked for."""
 
-import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 
 import pytest
@@ -14,56 +13,22 @@ from decoding.grammar.matcher import Matcher
 from decoding.grammar.structured import Structured
 from decoding.grammar.token_table import Mask
 from decoding.pace.schedule import FixedSchedule
-from decoding.sampling.judging import ScoreRequest
 from decoding.sampling.masks_beside import MasksBeside
 from decoding.sampling.rows import Rows
-from tests.decoding import tiny
-from tests.decoding.grammar.tiny_grammars import END, RECORD, STRUCTURED, fulfils, grammars, text_of, with_end
-from tests.decoding.tiny import EVERY_DRAFTER, check_counts, engine_by, outputs, random_prompts, run
+from tests.decoding.grammar.tiny_grammars import END, RECORD, fulfils, grammars, text_of
+from tests.decoding.tiny import EVERY_DRAFTER, engine_by, outputs, run
+from tests.worlds.rows import forms
+from tests.worlds.text_world import TextWorld
 
-PROMPTS = random_prompts([7, 1, 12, 3, 25, 1, 9, 2, 16, 5, 4, 31, 8, 6], seed=4)
 GRAMMARS = grammars()
-LENGTHS, SLOTS = (1, 4, 8), (1, 4, 16)
 MAKERS = [d for d in EVERY_DRAFTER if d != "model"] + ["good_draft", "perfect_draft"]
-if is_interpreted():
-    PROMPTS, LENGTHS, SLOTS = PROMPTS[:4], (3,), (4,)
-
-
-def _product() -> Iterator[object]:
-    """Every drafter, length and number of slots; the default run has a Latin square of them."""
-    for number, kind in enumerate(MAKERS):
-        for row, length in enumerate(LENGTHS):
-            for column, num_slots in enumerate(SLOTS):
-                is_slow = not is_interpreted() and (row + column + number) % 3 != 0
-                yield pytest.param(kind, length, num_slots, marks=[pytest.mark.slow] if is_slow else [])
-
-
-def _params(row: int) -> SamplingParams:
-    """Every grammar and none, each greedy and at temperature 0.8, and every other parameter now and then."""
-    kinds = [*STRUCTURED, None]
-    structured, temperature = kinds[row % len(kinds)], 0.8 * (row // len(kinds) % 2)
-    more = [{}, {"top_k": 5}, {"top_p": 0.8, "presence_penalty": 0.5}, {"min_p": 0.05, "logit_bias": {3: 5.0, 9: -100}}]
-    length = 6 if is_interpreted() else 30
-    return SamplingParams(structured=structured, temperature=temperature, max_tokens=length, **more[row % 4])
-
-
-def _sequences() -> list[Sequence]:
-    return [Sequence.create(prompt, _params(row), run_seed=3, row=row, tag=row) for row, prompt in enumerate(PROMPTS)]
 
 
 @pytest.fixture(scope="module")
-def ended(models):
-    """The tiny models, with a target that has an end token."""
-    return type(models)(**{**vars(models), "target": with_end(models.target)})
-
-
-@pytest.fixture(scope="module")
-def plain(ended) -> list[list[int]]:
-    """Each row's text alone, one token a round."""
-    engine = engine_by(ended, "none", num_slots=1, grammars=GRAMMARS)
-    texts = [outputs(run(engine, [sequence]))[0] for sequence in _sequences()]
-    assert is_interpreted() or sum(text[-1] == END for text in texts) > 4, "some texts end"
-    return texts
+def world(ended) -> TextWorld:
+    found = TextWorld(ended, forms, GRAMMARS)
+    assert is_interpreted() or sum(text[-1] == END for text in found.alone) > 4, "some texts end"
+    return found
 
 
 @pytest.fixture(params=MAKERS)
@@ -71,36 +36,15 @@ def make_engine(request, ended):
     return partial(engine_by, ended, request.param, grammars=GRAMMARS)
 
 
-@pytest.mark.parametrize(("kind", "length", "num_slots"), _product())
-def test_structured_text_does_not_depend_on_drafter_draft_length_or_slots(ended, plain, kind, length, num_slots):
-    engine = engine_by(ended, kind, grammars=GRAMMARS, num_speculative_tokens=length, num_slots=num_slots)
-    sequences = run(engine, _sequences())
-    assert outputs(sequences) == plain
-    for sequence in sequences:
-        check_counts(sequence)
+def test_tokens_that_are_checked_after_they_were_picked_are_those_that_masks_would_have_left(world, monkeypatch):
+    assert world.alone, "before anything is patched"
 
-
-@pytest.mark.parametrize("share", [0.0, 0.5], ids=["never", "sometimes"])
-def test_structured_text_does_not_depend_on_whether_masks_are_computed_beside_the_forward(
-    make_engine, plain, monkeypatch, share
-):
-    begin, chance = MasksBeside.begin, random.Random(0)
-
-    def begin_sometimes(self: MasksBeside, request: ScoreRequest, when_busy: object) -> None:
-        if chance.random() < share:
-            begin(self, request, when_busy)
-
-    monkeypatch.setattr(MasksBeside, "begin", begin_sometimes)
-    assert outputs(run(make_engine(num_slots=5), _sequences())) == plain
-
-
-def test_tokens_that_are_checked_after_they_were_picked_are_those_that_masks_would_have_left(ended, plain, monkeypatch):
     def masked_first(rows: Rows) -> frozenset[int]:
         return frozenset(row for row, sequence in enumerate(rows.sequences) if sequence.matcher is not None)
 
     monkeypatch.setattr(MasksBeside, "begin", lambda *_: None)
     monkeypatch.setattr(Rows, "masked_first", property(masked_first))
-    assert outputs(run(engine_by(ended, "good_draft", grammars=GRAMMARS, num_slots=4), _sequences())) == plain
+    world.check(world.engine("good_draft", num_slots=4))
 
 
 def test_whether_a_row_fails_whose_mask_cannot_be_computed_does_not_depend_on_where_masks_are_computed(
@@ -111,7 +55,7 @@ def test_whether_a_row_fails_whose_mask_cannot_be_computed_does_not_depend_on_wh
 
     def written(row: int, begin: Callable[..., None]) -> tuple[list[int], str | None]:
         monkeypatch.setattr(MasksBeside, "begin", begin)
-        (sequence,) = run(engine_by(ended, "none", num_slots=1, grammars=GRAMMARS), [_sequences()[row]])
+        (sequence,) = run(engine_by(ended, "none", num_slots=1, grammars=GRAMMARS), [forms()[row]])
         return sequence.output_token_ids, sequence.error
 
     def note(self: Matcher, num_committed: int) -> None:
@@ -120,7 +64,7 @@ def test_whether_a_row_fails_whose_mask_cannot_be_computed_does_not_depend_on_wh
 
     monkeypatch.setattr(Matcher, "note_stray", note)
     num_tried = 0
-    for row in range(len(PROMPTS)):
+    for row in range(len(forms())):
         strays.clear()
         written(row, lambda *_: None)
         for broken in sorted({place + behind for place in strays[:2] for behind in (1, 2)}):
@@ -141,33 +85,19 @@ def test_whether_a_row_fails_whose_mask_cannot_be_computed_does_not_depend_on_wh
     assert num_tried > 4 or is_interpreted()
 
 
-def test_grammars_are_not_asked_what_they_foresee_where_the_schedule_says_so(ended, plain, monkeypatch):
+def test_grammars_are_not_asked_what_they_foresee_where_the_schedule_says_so(world, monkeypatch):
     asked = []
+    assert world.alone, "before anything is patched"
     monkeypatch.setattr(FixedSchedule, "foresees", property(lambda _: False))
     monkeypatch.setattr(Matcher, "foreseen", lambda *_: asked.append(1))
-    assert outputs(run(engine_by(ended, "good_draft", grammars=GRAMMARS, num_slots=4), _sequences())) == plain
+    world.check(world.engine("good_draft", num_slots=4))
     assert not asked
-
-
-def test_structured_text_does_not_depend_on_how_the_schedule_chooses_draft_lengths(make_engine, plain, monkeypatch):
-    tiny.schedule_at_random(monkeypatch, seed=0)
-    assert outputs(run(make_engine(num_speculative_tokens=6, num_slots=5), _sequences())) == plain
-
-
-def test_rows_that_lose_their_slots_write_the_same_text(make_engine, plain):
-    engine, sequences, chance = make_engine(num_slots=4), _sequences(), random.Random(0)
-    engine.submit(sequences)
-    while engine.has_work:
-        engine.step()
-        if chance.random() < 0.3:
-            engine.evict(chance.sample(engine.in_flight, len(engine.in_flight) // 2))
-    assert outputs(sequences) == plain
 
 
 @pytest.mark.parametrize("verification", ["coupled", "rejection"])
 def test_outputs_that_end_are_what_was_asked_for_and_others_are_cut_at_their_length(make_engine, verification):
     engine = make_engine(verification=verification, num_slots=4)
-    for sequence in run(engine, _sequences()):
+    for sequence in run(engine, forms()):
         if sequence.params.structured is None:
             continue
         assert sequence.error is None
@@ -184,27 +114,19 @@ def test_outputs_that_end_are_what_was_asked_for_and_others_are_cut_at_their_len
 
 def test_a_draft_that_is_the_target_itself_is_accepted_whole_under_a_grammar(ended):
     engine = engine_by(ended, "perfect_draft", num_slots=4, grammars=GRAMMARS)
-    sequences = run(engine, [s for s in _sequences() if s.params.structured is not None])
+    sequences = run(engine, [s for s in forms() if s.params.structured is not None])
     drafted, accepted = (sum(getattr(s, f"num_{name}_tokens") for s in sequences) for name in ("draft", "accepted"))
     assert drafted == accepted > 0
 
 
-def test_close_calls_are_decided_under_the_same_grammar(ended, plain, monkeypatch):
-    """Every pick is scored again alone, as if it were a close call."""
-    engine = engine_by(ended, "good_draft", num_slots=4, grammars=GRAMMARS)
-    monkeypatch.setattr(engine.target, "close_call", 1e6)
-    assert outputs(run(engine, _sequences())) == plain
-    assert tiny.num_rechecks(engine) > 100
-
-
 def test_a_grammar_without_a_tokenizer_is_refused(ended):
-    (sequence,) = run(engine_by(ended, "none"), _sequences()[:1])
+    (sequence,) = run(engine_by(ended, "none"), forms()[:1])
     assert sequence.finish_reason == "error"
     assert "no tokenizer" in sequence.error
 
 
 def test_a_grammar_that_cannot_be_compiled_fails_its_row_alone(ended):
-    good, bad = _sequences()[:2]
+    good, bad = forms()[:2]
     bad.params = SamplingParams(structured=Structured(json_schema={"properties": {"a": {"type": "objekt"}}}))
     run(engine_by(ended, "none", grammars=GRAMMARS), [good, bad])
     assert good.error is None
@@ -212,7 +134,7 @@ def test_a_grammar_that_cannot_be_compiled_fails_its_row_alone(ended):
 
 
 def test_an_output_that_the_vocabulary_cannot_spell_fails_its_row_and_says_why(ended):
-    good, bad = _sequences()[:2]
+    good, bad = forms()[:2]
     bad.params = SamplingParams(structured=Structured(choice=["xyz"]), temperature=0)
     run(engine_by(ended, "good_draft", grammars=GRAMMARS), [good, bad])
     assert good.error is None
@@ -224,9 +146,11 @@ def test_forced_tokens_are_drafted_without_a_forward_and_all_accepted(ended, mon
     structured = Structured(json_schema=RECORD, disable_any_whitespace=True)
     params = SamplingParams(structured=structured, max_tokens=30, temperature=0.8)
 
+    prompts = [row.prompt_token_ids for row in forms()]
+
     def written(drafter: str, verification: str = "coupled") -> list[Sequence]:
         engine = engine_by(ended, drafter, grammars=GRAMMARS, verification=verification)
-        return run(engine, [Sequence.create(prompt, params, row=row) for row, prompt in enumerate(PROMPTS)])
+        return run(engine, [Sequence.create(prompt, params, row=row) for row, prompt in enumerate(prompts)])
 
     plain = written("none")
     assert all(sequence.num_draft_tokens == 0 for sequence in plain)
