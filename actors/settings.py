@@ -9,8 +9,8 @@ from actors.placement import DraftSettings, StageSettings
 from decoding.choices import Device, DType
 from decoding.engine.options import DraftVocabulary, EngineOptions
 from decoding.sampling_params import SamplingParams
-from pipeline.text.reasoning import ReasoningName
-from pipeline.text.tools.families import FamilyName
+from pipeline.text.answer_parts import ReasoningName
+from pipeline.text.tools.format import FamilyName
 
 
 @dataclass(frozen=True, kw_only=True)

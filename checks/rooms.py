@@ -34,7 +34,6 @@ _STILL_TOO_LARGE = {
     "decoding/grammar": 16,
     "decoding/pace/schedule.py": 367,
     "decoding/sampling": 17,
-    "endpoint/batches": 16,
     "jobs/config/loading.py": 329,
     "jobs/driver": 17,
     "pipeline/run": 11,

@@ -24,7 +24,7 @@ from decoding.sampling_params import SamplingParams
 from decoding.sequence import Sequence
 from pipeline.errors import RowError, wrong_type
 from pipeline.text.chat import Chat, ChatPrompt
-from pipeline.text.stop_strings import StopStrings
+from pipeline.text.text_behind import StopStrings
 from pipeline.text.tools.asked import read_tools
 
 _FIXED = ("n", "logprobs")  # one value for all turns of a row

@@ -24,6 +24,37 @@ CANCELLABLE: frozenset[Status] = frozenset({"validating", "in_progress", "cancel
 
 
 @dataclass(frozen=True, kw_only=True)
+class BatchSettings:
+    """The Batch API: `path` switches it on."""
+
+    path: str | None = None
+    """Folder or URI for the Batch API (/v1/files, /v1/batches), which every node sees; without it there is none."""
+    max_file_bytes: int = 200 * 2**20
+    """Largest file that may be uploaded; then 413."""
+    max_rows: int = 50_000
+    """Requests that a batch may have."""
+    max_in_progress: int = 16
+    """Batches of one key that may be unfinished at once; then 429."""
+    max_files: int = 1000
+    """Files that one key may have, results among them; no upload beyond them (429)."""
+    keep_s: float = 30 * 86_400.0
+    """Seconds that files and results are kept unless a client says otherwise (expires_after)."""
+    rows_per_unit: int = 32
+    """Requests in a work unit: what a crash, a cancellation or the end of a batch's time can cost at most."""
+    reserved_slots: int | None = None
+    """Slots of each engine that rows of batches leave to other requests; a quarter unless given."""
+
+    def __post_init__(self) -> None:
+        for name in ("max_file_bytes", "max_rows", "max_in_progress", "max_files", "rows_per_unit"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"serve.batches_{name} must be at least 1, got {getattr(self, name)}")
+        if not 0 < self.keep_s < float("inf"):
+            raise ValueError(f"serve.batches_keep_s must be above 0 seconds and finite, got {self.keep_s}")
+        if self.reserved_slots is not None and self.reserved_slots < 0:
+            raise ValueError(f"serve.batches_reserved_slots must not be negative, got {self.reserved_slots}")
+
+
+@dataclass(frozen=True, kw_only=True)
 class BatchError:
     """What is wrong with a batch: `line` counts from 1 in its input file, `param` is a field of that line."""
 

@@ -10,9 +10,9 @@ from rich.console import Console
 from rich.text import Text
 
 from jobs.config.run import RunSettings
+from pipeline.inputs.values import visible
 from pipeline.run.directory import RunDirectory
 from pipeline.run.unit_rows import read_unit_rows
-from pipeline.text.visible import visible
 
 _MOST_LINES, _MOST_COLUMNS = 4, 280
 _MOST_CHARACTERS = 4 * _MOST_COLUMNS  # a text of accents alone fills no column

@@ -7,9 +7,9 @@ from rich.text import Text
 
 from jobs.driver.progress import format_length, format_rate
 from pipeline.counts import COUNTED_COLUMNS, SCORED_COLUMNS, Counts, Scores, count_generations, count_scores
+from pipeline.inputs.values import visible
 from pipeline.run.directory import RunDirectory
 from pipeline.run.tally import tally
-from pipeline.text.visible import visible
 
 
 def acceptance_table(run_directory: RunDirectory, columns: Sequence[str]) -> Table:

@@ -11,7 +11,7 @@ from rich.text import Text
 from jobs.report_page.marked_text import Mark, Piece
 from jobs.report_page.numbers import count, on_one_line, two
 from jobs.report_page.samples import Sample
-from pipeline.text.visible import visible
+from pipeline.inputs.values import visible
 
 _MARKS: dict[Mark, tuple[str, str, str]] = {  # before, behind, style
     "accepted": ("[[", "]]", "green underline"),

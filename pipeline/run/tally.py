@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeVar
 import pyarrow as pa
 
 from pipeline.counts import Sums
-from pipeline.inputs.arrow_values import plain_values, shown_values
+from pipeline.inputs.values import plain_values, shown_values
 from pipeline.run.directory import RunDirectory
 from pipeline.run.unit_rows import pick_rows, read_ahead
 from pipeline.storage.parquet import read_columns

@@ -1,14 +1,17 @@
-"""Values of a table as prompts, templates and JSON have them: text, numbers, lists and objects.
+"""Values of a table as prompts, templates and JSON have them, and as people read them.
 
-Dates, times, decimals and UUIDs become their text, and maps objects. A struct has the fields of every other row, as
-null, which is not what its row says: they are left out, at any depth. Items of lists and values of maps stay, also null
-ones. So does the `content` of a message: with calls it is null, and templates ask for that.
+Text, numbers, lists and objects stay what they are. Dates, times, decimals and UUIDs become their text, and maps
+objects. A struct has the fields of every other row, as null, which is not what its row says: they are left out, at any
+depth. Items of lists and values of maps stay, also null ones. So does the `content` of a message: with calls it is
+null, and templates ask for that.
 """
 
 from __future__ import annotations
 
 import base64
 import json
+import math
+import re
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, date, datetime, timedelta
 from functools import partial
@@ -25,6 +28,13 @@ _OTHER_LISTS = (pa.types.is_fixed_size_list, pa.types.is_list_view, pa.types.is_
 _TEXTS = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view, pa.types.is_null)
 _AS_PYTHON_HAS_THEM = (*_TEXTS, pa.types.is_boolean, pa.types.is_integer, pa.types.is_floating)
 _TIMES = (pa.types.is_time, pa.types.is_timestamp, pa.types.is_duration)
+_LARGEST = 2.0**53  # a float beyond this may stand for several integers, so it stays one
+_ESCAPES = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f"  # control characters but tab and line feed; escape sequences begin with one
+    "\u202a-\u202e\u2066-\u2069"  # embeddings, overrides and isolates: they reorder the rest of a line
+    "\u2028\u2029"  # line and paragraph separators
+    "\ud800-\udfff]"  # surrogates, which no encoding can write
+)
 
 
 def text_if_utf8(value: bytes) -> str | bytes:
@@ -169,3 +179,31 @@ def _time(type_: Any, number: int) -> str:
 
 def _is(type_: pa.DataType, kinds: tuple[Callable[[pa.DataType], bool], ...]) -> bool:
     return any(is_kind(type_) for is_kind in kinds)
+
+
+def whole(value: Any) -> Any:
+    """Return the value with whole floats as integers, in lists and objects too. NaN, the gap of a table, is None."""
+    if isinstance(value, list):
+        return [whole(each) for each in value]
+    if isinstance(value, dict):
+        return {name: whole(each) for name, each in value.items()}
+    if not isinstance(value, float):
+        return value
+    if math.isnan(value):
+        return None
+    return int(value) if value.is_integer() and abs(value) <= _LARGEST else value
+
+
+def visible(text: str) -> str:
+    """Return the text with a picture in place of each character that a terminal would obey.
+
+    Control characters below the space have pictures of their own (U+241B for Escape), all others become U+FFFD. Tabs,
+    line feeds, spaces of every kind, joiners, and the marks of right-to-left text (U+200E, U+200F, U+061C) stay: they
+    change nothing beyond the words that they stand in.
+    """
+    return _ESCAPES.sub(_picture, text)
+
+
+def _picture(found: re.Match[str]) -> str:
+    code = ord(found[0])
+    return chr(0x2400 + code) if code < 32 else "\N{SYMBOL FOR DELETE}" if code == 127 else "\N{REPLACEMENT CHARACTER}"

@@ -1,21 +1,72 @@
-"""The chat that a response asks for: its items as messages, and its functions as chats have them."""
+"""Bodies of HTTP requests: how one is read, what the OpenAI document says of it, and which prompts it has."""
 
 from __future__ import annotations
 
-from typing import Any
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
+from fastapi import Request
+
+from decoding.sampling_params import SamplingParams
+from endpoint.http.errors import ApiError, refusal
 from pipeline.errors import FieldError, shown_name
-from pipeline.requests.kinds import unsupported
-from pipeline.requests.response import ResponseAsked
+from pipeline.requests.asked import Asked
+from pipeline.requests.body import TEXT, Body, asks, read, text, unsupported
+from pipeline.requests.texts import ChatAsked, CompletionAsked, Conversation, ResponseAsked
+from pipeline.requests.token_kinds import TOKEN_IDS
 from pipeline.text.chat import Chat
 from pipeline.text.templates.messages import check_calls, check_id
 from pipeline.text.tools.asked import read_tools
 
+_Body = TypeVar("_Body", bound=Body)
 _FUNCTION = {"name", "description", "parameters", "strict"}
 _ROLES = ("system", "developer", "user", "assistant")
 _TEXTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
 _MAX_ITEMS = 65_536
 _IGNORED = {"id", "status", "type", "phase"}  # of items that clients send back: they say nothing of the chat
+_MODEL = "The model, by a name under which it is served."
+
+
+async def body_of(kind: type[_Body], request: Request) -> _Body:
+    """Return what the body of a request asks for. Raises ApiError, and FieldError for the first wrong field."""
+    data = await request.body()
+    if not data:
+        raise ApiError(400, "the body: is required", code="missing_required_parameter")
+    return read(kind, json.loads(data))
+
+
+def documented(kind: type[Body]) -> dict[str, Any]:
+    """Return what the OpenAPI document says of a route that takes such bodies."""
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": kind.schema()}}}}
+
+
+def prompts_of(asked: Asked) -> Mapping[str, str | list[Any] | Chat]:
+    """Return each prompt by the path of its field in the body: a text, token ids or a chat. Raises FieldError."""
+    match asked:
+        case CompletionAsked():
+            return asked.prompts
+        case ChatAsked():
+            return {"messages": Chat.of(asked.messages, asked.of_chat())}
+        case ResponseAsked():
+            return {"input": chat_of_response(asked)}
+    raise AssertionError(f"{type(asked).__name__} has no prompts")
+
+
+def params_of(asked: Asked) -> SamplingParams:
+    """Return what each sample is drawn with. Raises FieldError, and ApiError for fields that contradict each other.
+
+    Whether a grammar can be compiled is known where the engine is.
+    """
+    given = {"max_tokens": asked.default_max_tokens, **asked.sampling(), "n": asked.num_samples, "seed": None}
+    if asked.num_samples > asked.num_choices:
+        given["logprobs"] = given.get("logprobs") or 0  # which choices are best is decided by them
+    given["structured"] = given.get("structured") or None
+    try:
+        return SamplingParams(**given)
+    except ValueError as error:
+        raise refusal(str(error), asked.form_field) from error
 
 
 def chat_of_response(asked: ResponseAsked) -> Chat:
@@ -146,3 +197,33 @@ def _refuse_others(where: str, item: dict[str, Any], known: set[str]) -> None:
     for name, value in item.items():
         if name not in known | _IGNORED and value not in (None, [], ""):
             raise unsupported(f"{where}.{shown_name(name)}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenizeBody(Conversation):
+    """Body of POST /tokenize: a prompt, or the messages of a chat."""
+
+    model: str | None = asks(text(512), _MODEL)
+    prompt: str | None = asks(TEXT, "A text.")
+
+    def check(self) -> None:
+        """Raise FieldError for no prompt, for two, and for fields that only a chat has."""
+        if (self.prompt is None) == (self.messages is None):
+            raise FieldError("prompt", "give a prompt or messages, and not both")
+        if self.messages is None and (others := self.of_chat()):
+            raise FieldError(next(iter(others)), "it needs messages")
+
+    @property
+    def text(self) -> tuple[str, str | Chat]:
+        """The name of the field that is given, and what it holds."""
+        if self.prompt is not None:
+            return "prompt", self.prompt
+        return "messages", Chat.of(self.messages, self.of_chat())
+
+
+@dataclass(frozen=True, kw_only=True)
+class DetokenizeBody(Body):
+    """Body of POST /detokenize."""
+
+    tokens: list[Any] = asks(TOKEN_IDS, "The token ids of a text.", is_required=True)
+    model: str | None = asks(text(512), _MODEL)
