@@ -14,7 +14,7 @@ from typing import Any, Literal
 import prometheus_client as prometheus
 
 from actors import metric_table as table
-from actors.heartbeat import Heartbeat
+from actors.metrics import Heartbeat
 from endpoint.service.metric_page import Family
 
 FinishReason = Literal["stop", "length", "cancelled", "rejected", "timeout", "error"]
