@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import pydantic
 
 from actors.engines import backend_of
-from actors.settings import GeneratorSettings
-from actors.workers.replica_settings import ReplicaSettings
+from actors.settings import GeneratorSettings, ReplicaSettings
 from endpoint.batches.batch import BatchSettings
 from endpoint.deployment_settings import DeploymentSettings
 from endpoint.edge.auth import Keys, load_keys

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from pipeline.limits import check_numbers
 from training.corpus.options import CorpusOptions
-from training.trainer.options import ModelOptions, TrainOptions, WorkerOptions, check_together
-from training.trainer.worth import Worth
+from training.trainer.options import ModelOptions, TrainOptions, WorkerOptions, Worth, check_together
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,9 +53,7 @@ class WorthSettings:
             raise ValueError(
                 f"{', '.join(missing)}: whether training pays follows from all four fields; give them, too"
             )
-        for name in self.__dataclass_fields__:
-            if getattr(self, name) is not None and not getattr(self, name) > 0:
-                raise ValueError(f"worth.{name} must be above 0, got {getattr(self, name)}")
+        check_numbers(self, "worth.", above_0=tuple(self.__dataclass_fields__))
 
     def worth(self) -> Worth | None:
         """Return what is known of the run; None if nothing was given."""

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from actors.units.ledger import FeedSignal, Ledger
 from actors.units.ledgers import LocalLedger
-from actors.units.workplace import Workplace
+from actors.units.worker import Workplace
 from actors.workers.engine_worker import EngineWorker, WorkerSpec
 from jobs.driver.plan import Plan
 from jobs.driver.progress import Progress

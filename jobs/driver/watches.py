@@ -11,7 +11,7 @@ import ray
 
 from actors.resources import shortage
 from actors.settings import GeneratorSettings
-from actors.stages.places import give_back_orphans
+from actors.stages.group import give_back_orphans
 from jobs.driver.progress import Progress
 from pipeline.logs import Event
 from pipeline.streaming.pool import ActorPool

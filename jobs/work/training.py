@@ -22,13 +22,11 @@ from jobs.driver.stopping import graceful_stop
 from jobs.driver.submitted import check_submitted, paths_of
 from jobs.driver.watches import watching
 from pipeline.storage.location import Location
-from training.trainer.measure import measured_seconds
-from training.trainer.options import WorkerOptions
+from training.trainer.options import WorkerOptions, Worth
 from training.trainer.output import finished_provenance
-from training.trainer.plan import TrainingPlan
+from training.trainer.plan import TrainingPlan, measured_seconds
 from training.trainer.progress import TrainingProgress
 from training.trainer.train import TrainedDraft, TrainingInterrupted, train_planned
-from training.trainer.worth import Worth
 
 _SECONDS_BETWEEN_LINES = 10.0
 _LONGEST_PATIENCE_S = 600.0

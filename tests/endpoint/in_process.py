@@ -13,9 +13,8 @@ import openai
 
 from actors.engine.translation import decode_row, encode_row
 from actors.engines.loading import load_codec
-from actors.settings import EngineSettings, GeneratorSettings, ModelSettings
+from actors.settings import EngineSettings, GeneratorSettings, ModelSettings, ReplicaSettings
 from actors.workers.replica import Replica
-from actors.workers.replica_settings import ReplicaSettings
 from decoding import Engine, EngineOptions
 from endpoint.app import create_app
 from endpoint.batches.batch import BatchSettings

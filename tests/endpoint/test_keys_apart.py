@@ -17,7 +17,7 @@ import openai
 import pyarrow.parquet as pq
 import pytest
 
-from actors.workers.replica_settings import ReplicaSettings
+from actors.settings import ReplicaSettings
 from decoding import SamplingParams, Sequence
 from decoding.pace.acceptance import Acceptance
 from decoding.scope import Scope

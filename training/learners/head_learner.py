@@ -23,10 +23,9 @@ from decoding.heads.format.vocabulary import target_ids
 from decoding.heads.networks.eagle3_network import Eagle3Network
 from decoding.heads.networks.make_network import make_network
 from decoding.heads.networks.unrolled import unrolled
-from training.learners.learner import StepResult
 from training.learners.losses import LossName, TargetLaw, scaled, token_losses
 from training.learners.new_head import new_head
-from training.learners.packing import PackedRows
+from training.learners.packing import PackedRows, StepResult
 from training.learners.teacher import Teacher
 
 _OF_VOCABULARY = ("d2t", "t2d")
