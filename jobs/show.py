@@ -5,15 +5,28 @@ ID is the row's own id, or its row_id. Brackets say what the colours say: [[acce
 
 import argparse
 import sys
+from collections.abc import Sequence
 
-from rich.console import Console
+from rich.console import Console, Group, RenderableType
+from rich.padding import Padding
+from rich.rule import Rule
+from rich.table import Table
+from rich.text import Text
 
 from jobs.commands import argument, on_run, refusals
 from jobs.report_page.find_row import find_rows
-from jobs.report_page.samples import codec_or_why_not, samples_of_found
-from jobs.runs.row_text import row_text
+from jobs.report_page.marked_text import Mark, Piece
+from jobs.report_page.numbers import count, on_one_line, two
+from jobs.report_page.samples import Sample, codec_or_why_not, samples_of_found
 from pipeline.run.directory import RunDirectory
+from pipeline.text.visible import visible
 
+_MARKS: dict[Mark, tuple[str, str, str]] = {  # before, behind, style
+    "accepted": ("[[", "]]", "green underline"),
+    "rejected": ("[-", "-]", "red strike"),
+    "corrected": ("{+", "+}", "bold yellow"),
+    "own": ("", "", ""),
+}
 _WIDE = 120  # columns, where the output is no terminal
 _MAX_ROWS = 5  # of one id
 
@@ -37,6 +50,112 @@ def main(run_directory: RunDirectory, options: argparse.Namespace) -> int:
         others = ", ".join(str(row.row_id) for row in found[_MAX_ROWS : 2 * _MAX_ROWS])
         print(f"{len(found) - _MAX_ROWS} more rows have this id; the row_ids of the next are {others}")
     return 0
+
+
+def row_text(sample: Sample, why_unmarked: str, *, has_column: bool) -> RenderableType:
+    """Return a sample as text; `has_column` says whether its run has a column for rounds."""
+    if sample.is_error:
+        return Group(_title(sample), _facts(_facts_of_error(sample)), Text())
+    row, parts = sample.row, [_title(sample), _facts(_facts_of(sample))]
+    parts += [_heading("Prompt"), _indented(Text(visible(row["prompt"] or "")))]
+    if sample.pieces:
+        parts += [
+            _heading("Text: [[accepted]], [-rejected-], {+corrected+}, and the target's own"),
+            _indented(_marked(sample.pieces)),
+        ]
+        parts += [_heading("Round by round"), _indented(_rounds(sample))]
+    else:
+        parts += [_heading("Text"), _indented(Text(visible(row["text"] or "")))]
+        parts.append(Text(f"Not marked: {why_unmarked or _why_not_recorded(sample, has_column)}.", style="dim"))
+    return Group(*parts, Text())
+
+
+def _why_not_recorded(sample: Sample, has_column: bool) -> str:
+    if sample.row["finish_reason"] == "scored":
+        return "the text was given, and nothing was drafted"
+    if not has_column:
+        return "the run was begun before rounds were recorded"
+    return "the rounds of this row were not recorded (output.rounds: all records those of every row; vLLM has none)"
+
+
+def _title(sample: Sample) -> RenderableType:
+    number = "" if sample.is_error else f", sample {sample.row['sample']}"
+    return Rule(Text(f"Row {visible(sample.name)}{number}"), align="left")
+
+
+def _facts_of(sample: Sample) -> dict[str, str]:
+    row, length = sample.row, sample.acceptance_length
+    facts = {
+        "row_id": str(sample.row_id),
+        "tokens": f"{count(row['num_output_tokens'])}, behind {count(row['num_prompt_tokens'])} of the prompt",
+        "ended by": row["finish_reason"] + (f" ({visible(row['stop_reason'])})" if row["stop_reason"] else ""),
+    }
+    if length is not None:
+        drafted = f"{count(row['num_accepted_tokens'])} of {count(row['num_draft_tokens'])} drafted tokens accepted"
+        facts["rounds"] = f"{count(row['num_rounds'])}; {drafted}; {two(length)} tokens a round"
+    if row.get("draft_version"):
+        facts["draft version"] = str(row["draft_version"])
+    if row.get("logprob") is not None:
+        facts["log-probability"] = f"{row['logprob']:.4f}"
+    return facts
+
+
+def _facts_of_error(sample: Sample) -> dict[str, str]:
+    row = sample.row
+    return {
+        "row_id": str(sample.row_id),
+        "failed at": f"{row['stage']}, {row['error_type']}",
+        "message": visible(row["message"]),
+        "input": f"row {row['row_number']} of {row['file']}",
+        "tried again": f"{row['attempt']} times in vain (python -m jobs.retry)",
+    }
+
+
+def _facts(facts: dict[str, str]) -> Table:
+    table = Table.grid(padding=(0, 2))
+    for name, value in facts.items():
+        table.add_row(Text(name, style="dim"), Text(value))
+    return table
+
+
+def _heading(text: str) -> RenderableType:
+    return Text(f"\n{text}", style="bold")
+
+
+def _indented(inside: RenderableType) -> RenderableType:
+    return Padding(inside, (0, 0, 0, 2))
+
+
+def _marked(pieces: Sequence[Piece]) -> Text:
+    text = Text()
+    for piece in pieces:
+        before, behind, style = _MARKS[piece.mark]
+        shown = on_one_line(piece.text) if piece.mark == "rejected" else piece.text
+        text.append(f"{before}{visible(shown)}{behind}", style)
+    return text
+
+
+def _rounds(sample: Sample) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for heading in ("round", "drafted", "accepted"):
+        table.add_column(heading, justify="right")
+    for heading in ("the draft's", "rejected", "the target's own"):
+        table.add_column(heading, overflow="fold")
+    texts: dict[tuple[int, Mark], str] = {}
+    for piece in sample.pieces:
+        texts[piece.round, piece.mark] = visible(on_one_line(piece.text))
+    for each in sample.rounds:
+        accepted, rejected = (texts.get((each.number, mark), "") for mark in ("accepted", "rejected"))
+        own = texts.get((each.number, "own")) or texts.get((each.number, "corrected"), "")
+        table.add_row(
+            str(each.number + 1),
+            str(each.num_drafted),
+            str(len(each.accepted)),
+            Text(accepted, style="green"),
+            Text(rejected, style="red"),
+            Text(own if each.own is not None else "(the text had ended)", style="" if each.own is not None else "dim"),
+        )
+    return table
 
 
 if __name__ == "__main__":
