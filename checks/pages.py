@@ -12,8 +12,7 @@ from checks import ROOT, print_violations
 from checks.request_page import request_page
 from jobs.config.eval import EvalConfig
 from jobs.config.fields import Field, all_fields
-from jobs.config.generate import GenerateConfig
-from jobs.config.run import RetryConfig
+from jobs.config.run import GenerateConfig, RetryConfig
 from jobs.config.serve import ServeConfig
 from jobs.config.train import TrainConfig
 from pipeline import schema

@@ -38,8 +38,6 @@ _STILL_TOO_LARGE = {
     "decoding/sampling": 17,
     "endpoint/batches": 16,
     "jobs/config/loading.py": 329,
-    "jobs/driver": 17,
-    "pipeline/run": 11,
     "pipeline/run/directory.py": 322,
     "training/trainer": 14,
 }

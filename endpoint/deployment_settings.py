@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from pipeline.streaming.actor_resources import ActorResources
+from pipeline.streaming.pool import ActorResources
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,8 +13,7 @@ from typing import Any, Protocol, TypeVar
 import pyarrow as pa
 from pydantic import ByteSize, TypeAdapter
 
-from jobs.driver.exits import Exit, bad_configuration, interrupted
-from jobs.driver.stopping import sigterm_interrupts
+from jobs.driver.stopping import Exit, bad_configuration, interrupted, sigterm_interrupts
 from jobs.shadows import refuse_shadows_of_workers
 from pipeline.run.directory import RunDirectory
 from pipeline.run.progress.lease import LeaseHeld

@@ -4,8 +4,8 @@ import sys
 from functools import partial
 
 from jobs.commands import configured
-from jobs.config.generate import GenerateConfig
 from jobs.config.loading import load
+from jobs.config.run import GenerateConfig
 
 main = configured("generate", partial(load, GenerateConfig), "jobs.work.generation:generate")
 

@@ -9,8 +9,7 @@ import sys
 from rich.console import Console
 
 from jobs.commands import argument, on_run, refusals
-from jobs.driver.summary import print_why_inexact
-from jobs.driver.tables import acceptance_table, scores_table
+from jobs.driver.summary import acceptance_table, print_why_inexact, scores_table
 from pipeline.run.directory import RunDirectory
 from pipeline.storage.location import Location
 

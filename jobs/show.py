@@ -14,10 +14,9 @@ from rich.table import Table
 from rich.text import Text
 
 from jobs.commands import argument, on_run, refusals
-from jobs.report_page.find_row import find_rows
-from jobs.report_page.marked_text import Mark, Piece
 from jobs.report_page.numbers import count, on_one_line, two
-from jobs.report_page.samples import Sample, codec_or_why_not, samples_of_found
+from jobs.report_page.rounds import Mark, Piece
+from jobs.report_page.samples import Sample, codec_or_why_not, find_rows, samples_of_found
 from pipeline.run.directory import RunDirectory
 from pipeline.text.visible import visible
 

@@ -5,11 +5,10 @@ import sys
 
 from jobs.commands import argument, on_run
 from jobs.driver.summary import print_summary
-from pipeline.run.check import CheckReport, check_run
+from pipeline.run.check import CheckReport, check_run, quarantine
 from pipeline.run.directory import RunDirectory
 from pipeline.run.fingerprint import content_hash
 from pipeline.run.progress.lease import hold_lease
-from pipeline.run.quarantine import quarantine
 
 
 @on_run(

@@ -7,7 +7,7 @@ from benchmarks.scale.actors import Spread, measure_actors
 from jobs.config.loading import load
 from jobs.config.run import RunConfig
 from jobs.driver.plan import create_run, make_plan, worker_spec
-from pipeline.run.progress.missing import MissingUnits
+from pipeline.run.dead_letters import MissingUnits
 
 
 def run_engines(num_actors: int, folder: Path) -> Spread:

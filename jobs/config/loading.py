@@ -23,8 +23,7 @@ from pydantic_settings import (
 )
 
 from decoding.grammar.structured import Structured
-from jobs.config.fields import Field, Flat, all_fields, level_fields, own_fields
-from jobs.config.texts import TEXTS, form_of, text_of
+from jobs.config.fields import TEXTS, Field, Flat, all_fields, form_of, level_fields, own_fields, text_of
 
 _ENV_PREFIX = "DRAY_"
 _ENGINE_VARIABLES = ("DRAY_CACHE", "DRAY_GRAPHS", "DRAY_KERNELS", "DRAY_KERNELS_MARCH")  # decoding reads these itself

@@ -14,7 +14,7 @@ from actors.resources import settle_device
 from actors.settings import GeneratorSettings
 from jobs.driver.stopping import keeping_sigterm
 from pipeline.ray_internals import cluster_address, is_own_ray, keep_ray_on_loopback
-from pipeline.streaming.actor_resources import ActorResources
+from pipeline.streaming.pool import ActorResources
 
 _Device = Literal["cpu", "cuda"]
 _TRIES, _BETWEEN_TRIES_S, _ANSWERS_WITHIN_S = 5, 2.0, 3.0

@@ -1,8 +1,11 @@
-"""Execution of units by a pool of actors, from the ledger to the last receipt, for all commands that generate."""
+"""Execution of units from the ledger to the last receipt: by a pool of actors, or in this process, without Ray."""
 
+from __future__ import annotations
+
+import asyncio
 import logging
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -16,25 +19,33 @@ from actors.heartbeat import Heartbeat
 from actors.metric_table import ROWS_LEFT, UNITS_LEFT
 from actors.metrics import Metrics
 from actors.units.feed import UnitFeed
-from actors.units.ledger import start_ledger
+from actors.units.ledger import FeedSignal, Ledger, start_ledger
+from actors.units.ledgers import LocalLedger
+from actors.units.workplace import Workplace
 from actors.workers.engine_worker import EngineWorker, WorkerSpec
 from jobs.driver.cluster import cluster_in_words, start_ray
-from jobs.driver.draft_offers import record_rejected_drafts, watch_for_drafts
-from jobs.driver.local import in_process
 from jobs.driver.plan import Plan
 from jobs.driver.progress import Progress
 from jobs.driver.stopping import graceful_stop
-from jobs.driver.watches import watch_for_engines, watch_for_orphans, watch_for_shortage, watching
+from jobs.driver.watches import (
+    record_rejected_drafts,
+    watch_for_drafts,
+    watch_for_engines,
+    watch_for_orphans,
+    watch_for_shortage,
+    watching,
+)
 from pipeline.id_set import IdSet
+from pipeline.inputs.units import WorkUnit
 from pipeline.logs import Event
 from pipeline.run.commit import Receipt
-from pipeline.run.dead_letters import FailedUnits
+from pipeline.run.dead_letters import FailedUnits, MissingUnits
 from pipeline.run.progress.lease import Lease
-from pipeline.run.progress.missing import MissingUnits
 from pipeline.storage.location import Location
 from pipeline.streaming.pool import ActorPool
 from pipeline.streaming.stream import UnitError, stream_units
 
+_Outcome = Receipt | UnitError | None
 _MAX_POOLS = 8  # in a row that are lost without a unit done in between
 _TELL_WITHIN_S = 10.0
 _LOST_FOR_GOOD = (
@@ -184,3 +195,38 @@ def describe_repeats(summary: Mapping[str, int]) -> str:
         "num_backups": "units were also begun by idle actors (run.backup_units)",
     }
     return ", ".join(f"{summary[name]} {text}" for name, text in words.items() if summary[name])
+
+
+def in_process(
+    units: Iterable[WorkUnit], spec: WorkerSpec, plan: Plan, progress: Progress, lease: Lease
+) -> Iterator[Receipt]:
+    """Yield one receipt for each unit as it is committed; fewer if Ctrl-C or SIGTERM stops the run.
+
+    Raises UnitError at the first unit that cannot be done.
+    """
+    ledger, run = Ledger(units_in_flight=plan.pool.units_in_flight), plan.config.run
+    workplace = Workplace.beside(Location.parse(spec.run_path).short_name, run.logs)
+    worker = EngineWorker(replace(spec, follows_drafts=False), LocalLedger(ledger), workplace=workplace)
+    lease.num_engines = 1
+    progress.engines_up(1, 1)
+    todo, in_flight = iter(units), set[asyncio.Task[_Outcome]]()
+
+    async def outcomes() -> list[_Outcome]:
+        """Return what became of the units that are done next; an empty list when no unit is left."""
+        while len(in_flight) < plan.pool.units_in_flight and (unit := next(todo, None)) is not None:
+            if ledger.hand_out(unit) is FeedSignal.STOP:  # it has none to wait for: all units in flight are here
+                break
+            in_flight.add(asyncio.ensure_future(worker.outcome(unit)))
+        done, rest = await asyncio.wait(in_flight, return_when=asyncio.FIRST_COMPLETED) if in_flight else ((), ())
+        in_flight.intersection_update(rest)
+        return [task.result() for task in done]
+
+    with graceful_stop(ledger.stop, run.grace_period_s), asyncio.Runner() as runner:
+        while done := runner.run(outcomes()):
+            progress.written(*ledger.written())
+            for outcome in done:
+                if isinstance(outcome, UnitError):
+                    raise outcome
+                if outcome is not None:
+                    progress.add(outcome.counts)
+                    yield outcome

@@ -30,8 +30,7 @@ from pipeline.inputs.options import InputOptions, resolve_options
 from pipeline.inputs.units import WorkUnit, count_rows, plan_units
 from pipeline.run.directory import RunDirectory
 from pipeline.run.row_sample import NO_ROWS, NUM_SAMPLED, RowSample
-from pipeline.streaming.actor_resources import ActorResources
-from pipeline.streaming.pool import ActorPool
+from pipeline.streaming.pool import ActorPool, ActorResources
 from pipeline.text.codec import TextCodec
 
 _ASKED = ("dry_run", "estimate", "price_per_hour")  # fields that say nothing about the run itself

@@ -20,8 +20,16 @@ from decoding.sequence import Sequence
 from jobs.config.prove import AskedName, ProveSettings
 from jobs.driver.plan import Plan
 from jobs.proving.asked import Codecs, PlacedInput
-from jobs.proving.comparison import Finding, Setting, compare, problem_with_row, rows_of, settings_to_try
-from jobs.proving.findings import findings, margins
+from jobs.proving.comparison import (
+    Finding,
+    Setting,
+    compare,
+    findings,
+    margins,
+    problem_with_row,
+    rows_of,
+    settings_to_try,
+)
 from jobs.proving.placed import placed_engine
 
 

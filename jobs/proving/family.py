@@ -28,8 +28,7 @@ from decoding.engine.options import EngineOptions
 from decoding.network.reference import Reference
 from decoding.sampling_params import SamplingParams
 from decoding.sequence import Sequence
-from jobs.proving.comparison import Setting
-from jobs.proving.findings import findings
+from jobs.proving.comparison import Setting, findings
 
 Verdict = Literal["exact", "refused", "not tried", "wrong", "crash"]
 

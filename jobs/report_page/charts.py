@@ -19,9 +19,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from jobs.report_page.facts import Group
-from jobs.report_page.recorded_rounds import RecordedRounds
-from jobs.report_page.timeline import Timeline
+from jobs.report_page.facts import Group, Timeline
+from jobs.report_page.rounds import RecordedRounds
 
 _INK, _QUIET, _LINE, _PANEL, _FIRST, _SECOND = (f"#{number:02x}{number:02x}{number:02x}" for number in range(1, 7))
 _VARIABLES = {_INK: "ink", _QUIET: "quiet", _LINE: "line", _PANEL: "panel", _FIRST: "first", _SECOND: "second"}

@@ -12,16 +12,63 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from jobs.report_page import charts
-from jobs.report_page.estimate import time_without_speculation
 from jobs.report_page.facts import Group, RunFacts, gather
 from jobs.report_page.numbers import FILTERS
-from jobs.report_page.recorded_rounds import expected_length
+from jobs.report_page.rounds import expected_length
 from jobs.report_page.samples import codec_or_why_not, read_samples
+from pipeline.counts import Counts
 from pipeline.run.dead_letters import DeadLetters, Wanted, find_dead_letters
 from pipeline.run.directory import RunDirectory
 from pipeline.run.progress.draft_versions import DraftVersion, DraftVersions
 from pipeline.storage.location import Location
 from pipeline.storage.whole_file import replace_file, replacement
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Times the time of this run. `is_bound`: it would have taken that at most, as no cost was measured."""
+
+    factor: float
+    is_bound: bool
+    how: str
+
+
+def time_without_speculation(counts: Counts, round_seconds: Sequence[tuple[float, ...]]) -> Estimate | None:
+    """Return the estimate; None where nothing was drafted.
+
+    Without speculation each token takes a round. Where engines measured what rounds of each draft length cost, those
+    costs decide; else the number of rounds bounds it, as if drafting and verifying several tokens cost nothing.
+    """
+    if not counts.num_draft_tokens or not counts.num_rounds:
+        return None
+    saved = counts.num_output_tokens / counts.num_rounds
+    if not round_seconds:
+        return Estimate(
+            saved,
+            is_bound=True,
+            how=f"Each token would have taken a round of the target: {counts.num_output_tokens:,} rounds instead of "
+            f"{counts.num_rounds:,}. This run did not measure what a round with a draft costs more than one without, "
+            "as its draft length was fixed; so this is the most that it can have been, not what it was.",
+        )
+    mean_draft = counts.num_draft_tokens / counts.num_rounds
+    ratios = [costs[0] / _at(costs, mean_draft) for costs in round_seconds]
+    ratio = sum(ratios) / len(ratios)
+    return Estimate(
+        saved * ratio,
+        is_bound=False,
+        how=f"Each token would have taken a round of the target: {counts.num_output_tokens:,} rounds instead of "
+        f"{counts.num_rounds:,}. By what the engines measured at their start, with all slots in use, a round without a "
+        f"draft takes {ratio:.2f} times as long as one with the mean draft of {mean_draft:.2f} tokens. Reading prompts "
+        "is left out, and rounds of fewer rows cost otherwise, so take it as a rough figure.",
+    )
+
+
+def _at(costs: Sequence[float], length: float) -> float:
+    """Return the cost of a round with a mean draft length, between the two whole ones beside it."""
+    low = min(int(length), len(costs) - 1)
+    high = min(low + 1, len(costs) - 1)
+    return costs[low] + (costs[high] - costs[low]) * (length - low)
+
 
 _FOLDER = Path(__file__).parent
 NAME = "report.html"

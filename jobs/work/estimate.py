@@ -16,17 +16,17 @@ import numpy.typing as npt
 from rich.console import Console
 from rich.table import Table
 
-from jobs.config.generate import GenerateConfig
+from jobs.config.run import GenerateConfig
 from jobs.driver.execution import execute
-from jobs.driver.exits import Exit
 from jobs.driver.outcome import stopped
 from jobs.driver.plan import Plan, create_run, worker_spec
 from jobs.driver.progress import format_rate, format_seconds
+from jobs.driver.stopping import Exit
 from pipeline.counts import Counts
 from pipeline.inputs.units import WorkUnit, plan_units
+from pipeline.run.dead_letters import MissingUnits
 from pipeline.run.directory import RunDirectory
 from pipeline.run.progress.lease import hold_lease
-from pipeline.run.progress.missing import MissingUnits
 from pipeline.run.unit_rows import each_unit
 from pipeline.storage.location import Location
 

@@ -18,29 +18,27 @@ from decoding.engine.load import settle_max_model_len
 from decoding.heads.fit import fitting_config, head_footprint
 from decoding.heads.format.folder import is_head
 from decoding.vocabulary.vocabulary_map import VocabularyMap
-from jobs.config.generate import GenerateConfig
-from jobs.driver.ending import print_ending
+from jobs.config.run import GenerateConfig
 from jobs.driver.execution import execute
-from jobs.driver.exits import Exit
 from jobs.driver.learning import learning, refuse_learning
-from jobs.driver.logs import log_run_started
 from jobs.driver.outcome import (
     conclude,
+    log_run_started,
     refuse_inexact_parts,
     refuse_too_many_errors,
     run_command,
     stopped,
 )
 from jobs.driver.plan import Plan, create_run, worker_spec
-from jobs.driver.summary import print_summary
+from jobs.driver.stopping import Exit
+from jobs.driver.summary import print_ending, print_summary
 from jobs.work.estimate import estimate
 from pipeline.counts import Counts
 from pipeline.id_set import IdSet
-from pipeline.run.check import check_run
+from pipeline.run.check import check_run, quarantine
+from pipeline.run.dead_letters import MissingUnits
 from pipeline.run.directory import RunDirectory, refuse_occupied
 from pipeline.run.progress.lease import Lease, hold_lease
-from pipeline.run.progress.missing import MissingUnits
-from pipeline.run.quarantine import quarantine
 
 _MIN_ROWS_TO_STOP_EARLY = 100
 

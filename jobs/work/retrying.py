@@ -13,10 +13,9 @@ from rich.text import Text
 from actors.units.unit_rows import FailedRows
 from jobs.config.run import RetryConfig
 from jobs.driver.execution import execute
-from jobs.driver.exits import Exit
-from jobs.driver.logs import log_run_started
-from jobs.driver.outcome import conclude, run_command, stopped
+from jobs.driver.outcome import conclude, log_run_started, run_command, stopped
 from jobs.driver.plan import Plan, worker_spec
+from jobs.driver.stopping import Exit
 from pipeline.counts import Counts
 from pipeline.run.dead_letters import DeadLetters, FailedUnits, Wanted, count_still_failing, find_dead_letters, shown
 from pipeline.run.directory import RunDirectory

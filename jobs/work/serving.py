@@ -3,12 +3,14 @@
 After SIGTERM or Ctrl-C it accepts no new request, finishes those in flight, and ends. A second one ends it at once.
 """
 
+import ctypes
 import hashlib
 import json
 import logging
+import os
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -41,9 +43,8 @@ from endpoint.service.served_model import ServedModel
 from jobs.config.loading import as_dict
 from jobs.config.serve import ServeConfig
 from jobs.driver.cluster import start_ray, starts_own_ray
-from jobs.driver.exits import Exit, bad_configuration
-from jobs.driver.hidden_variables import hide_variables
 from jobs.driver.plan import settled
+from jobs.driver.stopping import Exit, bad_configuration
 from jobs.driver.submitted import check_submitted, paths_of
 from jobs.work.served_models import check_adapters, served_models
 from pipeline.run.fingerprint import quick_model_fingerprint, tokenizer_fingerprint
@@ -271,3 +272,17 @@ def _wait() -> None:
         if not is_deployed():
             print("error: the application was taken away", file=sys.stderr)
             return
+
+
+def hide_variables(names: Iterable[str]) -> None:
+    """Remove variables with secrets from the environment of this process, and from what the system shows of it.
+
+    Call it once they have been read and before another process is started: a process hands its environment to all that
+    it starts, Ray's among them, and Linux shows the environment that it was started with in `/proc/PID/environ`.
+    """
+    c_library = ctypes.CDLL(None)
+    c_library.getenv.restype = ctypes.c_void_p
+    for name in names:
+        if (address := c_library.getenv(os.fsencode(name))) is not None:
+            ctypes.memset(address, 0, len(ctypes.string_at(address)))  # `del` alone leaves the memory that /proc shows
+        os.environ.pop(name, None)

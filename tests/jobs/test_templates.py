@@ -14,9 +14,9 @@ from decoding.sampling_params import SamplingParams
 from endpoint.batches.run import RunMaker
 from endpoint.service.served_model import ServedModel
 from endpoint.service.settings import ServiceSettings
+from jobs.config.fields import text_of
 from jobs.config.loading import load
 from jobs.config.run import RunConfig
-from jobs.config.texts import text_of
 from jobs.driver.plan import Plan, create_run, make_plan
 from pipeline.run.directory import RunDirectory
 from pipeline.storage.location import Location

@@ -2,8 +2,8 @@
 
 import pytest
 
-from jobs.report_page.estimate import time_without_speculation
-from jobs.report_page.timeline import Timeline, UnitTime
+from jobs.report_page.facts import Timeline, UnitTime
+from jobs.report_page.page import time_without_speculation
 from pipeline.counts import Counts
 
 
