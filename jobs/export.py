@@ -32,33 +32,28 @@ def main(run_directory: RunDirectory, options: argparse.Namespace) -> int:
     """Return 0, 1 if the run is incomplete or damaged or a file cannot be written, 2 if there is nothing to export."""
     is_batch = options.format == "openai-batch"
     with refusals():
-        refuse_senseless(options, has_scores=run_directory.has_scores)
+        refuse_senseless(options, has_scores=run_directory.has("scores"))
         models = run_directory.run["models"] if is_batch else {}
-        codec = _codec(models["tokenizer"] or models["target"]) if is_batch else None
-    if codec is None:
-        summary = export_lines(run_directory, options.file, options.errors)
-    else:
+        codec = None
+        if is_batch:
+            from decoding.checkpoint.supported import model_folder  # here, since it needs torch, which --help does not
+
+            codec = TextCodec.load(model_folder(models["tokenizer"] or models["target"]))
+    if codec is not None:
         num_lines = export_batch(run_directory, options.file, options.model or models["target"], codec)
         summary = f"{num_lines} lines in {options.file}"
+    else:
+        errors_file = options.errors
+        if errors_file is None and not is_device(options.file):
+            beside = errors_beside(options.file)
+            if run_directory.failed_unit_ids() or Location.parse(beside).exists():  # an older file must not stay
+                errors_file = beside
+        num_generations, num_errors = export_jsonl(run_directory, options.file, errors_file)
+        where = f"are in {errors_file}" if errors_file else "are left out; --errors FILE writes them"
+        summary = f"{num_generations} generations in {options.file}"
+        summary += f"; {num_errors} failed rows {where}" if num_errors else ""
     print(summary, file=sys.stderr if is_device(options.file) else sys.stdout)
     return 0
-
-
-def _codec(tokenizer: str) -> TextCodec:
-    from decoding.checkpoint.supported import model_folder  # here, since it needs torch, which --help does not
-
-    return TextCodec.load(model_folder(tokenizer))
-
-
-def export_lines(run_directory: RunDirectory, file: str, errors_file: str | None) -> str:
-    """Export the run as plain lines and return a summary for the terminal."""
-    if errors_file is None and not is_device(file):
-        beside = errors_beside(file)
-        if run_directory.failed_unit_ids() or Location.parse(beside).exists():  # an older file must not stay
-            errors_file = beside
-    num_generations, num_errors = export_jsonl(run_directory, file, errors_file)
-    where = f"are in {errors_file}" if errors_file else "are left out; --errors FILE writes them"
-    return f"{num_generations} generations in {file}" + (f"; {num_errors} failed rows {where}" if num_errors else "")
 
 
 def errors_beside(file: str) -> str:

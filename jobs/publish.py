@@ -14,7 +14,6 @@ cannot begin, 3 if it was interrupted.
 """
 
 import argparse
-import hashlib
 import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -32,6 +31,7 @@ from pipeline.export.destinations import Destination, Folder, destination
 from pipeline.export.secret_scan import Secret, secrets_in_json, secrets_in_table
 from pipeline.run.check import check_run
 from pipeline.run.directory import RunDirectory
+from pipeline.run.fingerprint import files_digest
 from pipeline.storage.location import Location
 
 _CARD, _REPORTS = "README.md", ("report.json", "report.html")
@@ -67,30 +67,25 @@ _CONFIGURATION = ("identity", "settings", "models")  # of run.json
         help="where a folder for all files is made, and deleted at the end; unless given TMPDIR",
     ),
     run="RUN",
-    interrupted="the same command uploads what is missing",
+    once_interrupted="the same command uploads what is missing",
 )
 def main(run_directory: RunDirectory, options: argparse.Namespace) -> int:
-    """Publish the run, and return the exit code."""
+    """Verify the run, upload what the destination lacks of it, and return the exit code."""
     with refusals():
         place = destination(options.destination, is_private=not options.public)
         if isinstance(place, Folder):
             run_directory.refuse_inside(place.location, "publish")
-    publish(run_directory, place, options)
-    return 0
-
-
-def publish(run_directory: RunDirectory, place: Destination, options: argparse.Namespace) -> None:
-    """Verify the run, and upload what the destination lacks of it. Raises ValueError if it must not be, and OSError.
-
-    The options are those of `jobs.publish`.
-    """
     with TemporaryDirectory(prefix="dray-publish-", dir=options.staging) as folder:
         files = _staged(run_directory, Path(folder), options)
         _publish(run_directory, files, place, is_dry_run=options.dry_run)
+    return 0
 
 
 def _staged(run_directory: RunDirectory, folder: Path, options: argparse.Namespace) -> dict[str, Path]:
-    """Verify the run and write what is published of it to a folder; return the files by name, the card last."""
+    """Verify the run and write what is published of it to a folder; return the files by name, the card last.
+
+    Raises ValueError for a run that must not be published, and OSError.
+    """
     check = check_run(run_directory)
     if not check.is_complete and not options.partial:
         raise ValueError(
@@ -103,14 +98,20 @@ def _staged(run_directory: RunDirectory, folder: Path, options: argparse.Namespa
     compaction = Compaction(run_directory, Location.parse(str(folder)), cut, is_partial=options.partial)
     compacted = list(compaction.files())
     totals = compaction.finish(compacted)
-    data_folder = _data_folder([folder / file.name for file in compacted])
+    # Its name says what is in the files: others never have the same names.
+    data_folder = f"data/{files_digest(folder / file.name for file in compacted)[:16]}"
     files = {f"{data_folder}/{Path(file.name).name}": folder / file.name for file in compacted}
     for name in _REPORTS:
         content = run_directory.location.child(name).read_if_there()
         if content is not None:
             (folder / name).write_bytes(content)
             files[name] = folder / name
-    _refuse_secrets(run_directory, files, options.allow_secrets_in)
+    found = {field: what for field, what in _secrets(run_directory, files) if field not in options.allow_secrets_in}
+    if found:  # the fields are named, and not their values
+        raise ValueError(
+            f"what looks like secrets is in {'; '.join(found.values())}. Remove it from the input and use a "
+            f"new run, or say that it is meant: --allow-secrets-in {next(iter(found))}"
+        )
     corpus = Corpus(
         run_directory,
         totals.counts,
@@ -123,25 +124,6 @@ def _staged(run_directory: RunDirectory, folder: Path, options: argparse.Namespa
     title = options.title or run_directory.location.short_name
     (folder / _CARD).write_text(dataset_card(corpus, title, options.license), encoding="utf-8")
     return files | {_CARD: folder / _CARD}
-
-
-def _data_folder(files: Sequence[Path]) -> str:
-    """Return the folder of these files, whose name says what is in them: others never have the same names."""
-    digest = hashlib.sha256()
-    for file in files:
-        with file.open("rb") as stream:
-            digest.update(hashlib.file_digest(stream, "sha256").digest())
-    return f"data/{digest.hexdigest()[:16]}"
-
-
-def _refuse_secrets(run_directory: RunDirectory, files: Mapping[str, Path], allowed: Sequence[str]) -> None:
-    """Raise ValueError, naming the fields but not their values, if something looks like a secret."""
-    found = {each.field: each for each in _secrets(run_directory, files) if each.field not in allowed}
-    if found:
-        raise ValueError(
-            f"what looks like secrets is in {'; '.join(map(str, found.values()))}. Remove it from the input and use a "
-            f"new run, or say that it is meant: --allow-secrets-in {next(iter(found))}"
-        )
 
 
 def _secrets(run_directory: RunDirectory, files: Mapping[str, Path]) -> Iterator[Secret]:

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from jobs.commands import argument, on_run, refusals
-from jobs.report_page.numbers import count, on_one_line, two
+from jobs.report_page.numbers import count, format_length, on_one_line
 from jobs.report_page.rounds import Mark, Piece
 from jobs.report_page.samples import Sample, codec_or_why_not, find_rows, samples_of_found
 from pipeline.run.directory import RunDirectory
@@ -42,11 +42,11 @@ def main(run_directory: RunDirectory, options: argparse.Namespace) -> int:
     with refusals():
         found = find_rows(run_directory, options.row)
         codec, why_unmarked = codec_or_why_not(run_directory)
-        for row in found[:_MAX_ROWS]:
-            for sample in samples_of_found(run_directory, row, codec, options.sample):
-                console.print(row_text(sample, why_unmarked, has_column=run_directory.has_rounds))
+        for unit, row_id in found[:_MAX_ROWS]:
+            for sample in samples_of_found(run_directory, unit, row_id, codec, options.sample):
+                console.print(row_text(sample, why_unmarked, has_column=run_directory.has("rounds")))
     if len(found) > _MAX_ROWS:
-        others = ", ".join(str(row.row_id) for row in found[_MAX_ROWS : 2 * _MAX_ROWS])
+        others = ", ".join(str(row_id) for _, row_id in found[_MAX_ROWS : 2 * _MAX_ROWS])
         print(f"{len(found) - _MAX_ROWS} more rows have this id; the row_ids of the next are {others}")
     return 0
 
@@ -54,31 +54,24 @@ def main(run_directory: RunDirectory, options: argparse.Namespace) -> int:
 def row_text(sample: Sample, why_unmarked: str, *, has_column: bool) -> RenderableType:
     """Return a sample as text; `has_column` says whether its run has a column for rounds."""
     if sample.is_error:
-        return Group(_title(sample), _facts(_facts_of_error(sample)), Text())
-    row, parts = sample.row, [_title(sample), _facts(_facts_of(sample))]
-    parts += [_heading("Prompt"), _indented(Text(visible(row["prompt"] or "")))]
+        return Group(_title(sample, ""), _facts(_facts_of_error(sample)), Text())
+    row = sample.row
+    parts = [_title(sample, f", sample {row['sample']}"), _facts(_facts_of(sample))]
+    parts += _section("Prompt", Text(visible(row["prompt"] or "")))
     if sample.pieces:
-        parts += [
-            _heading("Text: [[accepted]], [-rejected-], {+corrected+}, and the target's own"),
-            _indented(_marked(sample.pieces)),
-        ]
-        parts += [_heading("Round by round"), _indented(_rounds(sample))]
-    else:
-        parts += [_heading("Text"), _indented(Text(visible(row["text"] or "")))]
-        parts.append(Text(f"Not marked: {why_unmarked or _why_not_recorded(sample, has_column)}.", style="dim"))
-    return Group(*parts, Text())
+        heading = "Text: [[accepted]], [-rejected-], {+corrected+}, and the target's own"
+        parts += [*_section(heading, _marked(sample.pieces)), *_section("Round by round", _rounds(sample))]
+        return Group(*parts, Text())
+    why = "the rounds of this row were not recorded (output.rounds: all records those of every row; vLLM has none)"
+    if row["finish_reason"] == "scored":
+        why = "the text was given, and nothing was drafted"
+    elif not has_column:
+        why = "the run was begun before rounds were recorded"
+    parts += _section("Text", Text(visible(row["text"] or "")))
+    return Group(*parts, Text(f"Not marked: {why_unmarked or why}.", style="dim"), Text())
 
 
-def _why_not_recorded(sample: Sample, has_column: bool) -> str:
-    if sample.row["finish_reason"] == "scored":
-        return "the text was given, and nothing was drafted"
-    if not has_column:
-        return "the run was begun before rounds were recorded"
-    return "the rounds of this row were not recorded (output.rounds: all records those of every row; vLLM has none)"
-
-
-def _title(sample: Sample) -> RenderableType:
-    number = "" if sample.is_error else f", sample {sample.row['sample']}"
+def _title(sample: Sample, number: str) -> RenderableType:
     return Rule(Text(f"Row {visible(sample.name)}{number}"), align="left")
 
 
@@ -91,7 +84,7 @@ def _facts_of(sample: Sample) -> dict[str, str]:
     }
     if length is not None:
         drafted = f"{count(row['num_accepted_tokens'])} of {count(row['num_draft_tokens'])} drafted tokens accepted"
-        facts["rounds"] = f"{count(row['num_rounds'])}; {drafted}; {two(length)} tokens a round"
+        facts["rounds"] = f"{count(row['num_rounds'])}; {drafted}; {format_length(length)} tokens a round"
     if row.get("draft_version"):
         facts["draft version"] = str(row["draft_version"])
     if row.get("logprob") is not None:
@@ -117,12 +110,8 @@ def _facts(facts: dict[str, str]) -> Table:
     return table
 
 
-def _heading(text: str) -> RenderableType:
-    return Text(f"\n{text}", style="bold")
-
-
-def _indented(inside: RenderableType) -> RenderableType:
-    return Padding(inside, (0, 0, 0, 2))
+def _section(heading: str, inside: RenderableType) -> list[RenderableType]:
+    return [Text(f"\n{heading}", style="bold"), Padding(inside, (0, 0, 0, 2))]
 
 
 def _marked(pieces: Sequence[Piece]) -> Text:

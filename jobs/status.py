@@ -9,6 +9,7 @@ import argparse
 import json
 import sys
 from collections.abc import Iterator
+from dataclasses import asdict
 
 from rich.console import Console
 
@@ -25,7 +26,7 @@ def main(run_directory: RunDirectory, options: argparse.Namespace) -> int:
     """Print the state, and return the exit code that it has."""
     state, console = read_state(run_directory), Console()
     if options.json:
-        print(json.dumps(state.to_dict(), indent=2))
+        print(json.dumps(asdict(state), indent=2))
     for line in [] if options.json else lines_of(run_directory.location.name, state):
         console.print(line, highlight=False, markup=False, soft_wrap=True)
     return _EXIT_CODES[state.state]
@@ -46,17 +47,12 @@ def lines_of(name: str, state: RunState) -> Iterator[str]:
         yield f"  newest:    committed at {state.newest_commit}"
     rows = "" if state.num_error_rows is None else f"{state.num_error_rows:,} rows failed, "
     yield f"  errors:    {rows}in {state.num_units_with_errors:,} units"
-    yield f"  driver:    {_driver(state)}"
-
-
-def _driver(state: RunState) -> str:
-    holder = state.holder
-    if holder is None:
-        return "none at work"
-    if state.state != "running":
-        return f"none at work; the last one died or was cut off: {holder}"
-    engines = "not known yet" if holder.num_engines is None else holder.num_engines
-    return f"{holder}; engines up: {engines}"
+    driver, holder = "none at work", state.holder
+    if holder is not None and state.state == "running":
+        driver = f"{holder}; engines up: {'not known yet' if holder.num_engines is None else holder.num_engines}"
+    elif holder is not None:
+        driver += f"; the last one died or was cut off: {holder}"
+    yield f"  driver:    {driver}"
 
 
 if __name__ == "__main__":

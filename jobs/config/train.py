@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, astuple, dataclass, field, replace
 from typing import Literal
 
 from training.corpus.options import CorpusOptions
@@ -47,19 +47,19 @@ class WorthSettings:
     """Mean acceptance length with the draft that is hoped for."""
 
     def __post_init__(self) -> None:
-        given = [getattr(self, name) for name in self.__dataclass_fields__]
-        if any(value is not None for value in given) and None in given:
-            missing = [f"worth.{name}" for name in self.__dataclass_fields__ if getattr(self, name) is None]
+        given = asdict(self)
+        missing = [f"worth.{name}" for name, value in given.items() if value is None]
+        if 0 < len(missing) < len(given):
             raise ValueError(
                 f"{', '.join(missing)}: whether training pays follows from all four fields; give them, too"
             )
-        for name in self.__dataclass_fields__:
-            if getattr(self, name) is not None and not getattr(self, name) > 0:
-                raise ValueError(f"worth.{name} must be above 0, got {getattr(self, name)}")
+        for name, value in given.items():
+            if value is not None and not value > 0:
+                raise ValueError(f"worth.{name} must be above 0, got {value}")
 
     def worth(self) -> Worth | None:
         """Return what is known of the run; None if nothing was given."""
-        given = [getattr(self, name) for name in self.__dataclass_fields__]
+        given = astuple(self)
         return None if None in given else Worth(*given)
 
 

@@ -28,7 +28,7 @@ from jobs.driver.plan import Plan
 from jobs.driver.progress import Progress
 from jobs.driver.stopping import graceful_stop
 from jobs.driver.watches import (
-    record_rejected_drafts,
+    hand_out_drafts,
     watch_for_drafts,
     watch_for_engines,
     watch_for_orphans,
@@ -40,6 +40,7 @@ from pipeline.inputs.units import WorkUnit
 from pipeline.logs import Event
 from pipeline.run.commit import Receipt
 from pipeline.run.dead_letters import FailedUnits, MissingUnits
+from pipeline.run.progress.draft_versions import DraftVersions
 from pipeline.run.progress.lease import Lease
 from pipeline.storage.location import Location
 from pipeline.streaming.pool import ActorPool
@@ -53,6 +54,12 @@ _LOST_FOR_GOOD = (
     ray.exceptions.ActorDiedError,
     ray.exceptions.ActorUnavailableError,
 )
+_REPEATS = {  # what `Ledger.summary` counts, for a reader
+    "num_deaths": "worker processes died over units",
+    "num_repeated_units": "attempts were repeated",
+    "num_condemned_rows": "rows were given up because they kill their process",
+    "num_backups": "units were also begun by idle actors (run.backup_units)",
+}
 _log = logging.getLogger(__name__)
 
 
@@ -68,7 +75,8 @@ def execute(
 
     Each process of the plan's pool is an EngineWorker that is told `spec`. Without `backups` no unit has one, whatever
     `run.backup_units` says: for work that two processes must not do at once. Starts Ray, unless the run is local, shows
-    progress, tells the lease how many engines are up, and says what was repeated. Raises what `stream_units` raises.
+    progress, tells the lease how many engines are up, and says what was repeated. Raises LeaseLost, and as
+    `stream_units` does.
     """
     if not units.num_units:
         return
@@ -126,14 +134,16 @@ def _on_ray(
         try:
             for receipt in _receipts(feed, units.num_units, given, pool, timeout_s):
                 progress.add(receipt.counts)
+                lease.refuse_if_lost()
                 yield receipt
         except UnitError:
             ledger.stop.remote()  # the units that are queued behind the one that failed must not begin
             raise
-    record_rejected_drafts(config.output.path, settings, ledger)
-    repeats = describe_repeats(ray.get(ledger.summary.remote()))
-    if repeats:
-        print(repeats, file=sys.stderr)
+    with suppress(ValueError, OSError):  # the texts are there, whatever became of a draft
+        hand_out_drafts(DraftVersions(config.output.path), settings, ledger)  # since the last look
+    summary = ray.get(ledger.summary.remote())
+    if repeats := [f"{summary[name]} {text}" for name, text in _REPEATS.items() if summary[name]]:
+        print(", ".join(repeats), file=sys.stderr)
 
 
 def _published(progress: Progress, run: str, ledger: Any, lease: Lease) -> Heartbeat:
@@ -146,8 +156,8 @@ def _published(progress: Progress, run: str, ledger: Any, lease: Lease) -> Heart
     metrics, told = Metrics(run), set[str]()
 
     def publish() -> None:
-        metrics.set(UNITS_LEFT, progress.num_units_left)
-        metrics.set(ROWS_LEFT, progress.num_rows_left)
+        for metric, number in zip((UNITS_LEFT, ROWS_LEFT), progress.left(), strict=True):
+            metrics.set(metric, number)
         metrics.add_storage_retries()
         with suppress(ray.exceptions.RayError):  # the ledger is busy, or the run has just ended
             lease.num_engines = ray.get(ledger.num_joined.remote(), timeout=_TELL_WITHIN_S)
@@ -186,17 +196,6 @@ def _receipts(
             ray.get(feed.ledger.dismiss.remote())
 
 
-def describe_repeats(summary: Mapping[str, int]) -> str:
-    """Return what `Ledger.summary` counted as a sentence; an empty one if all counts are zero."""
-    words = {
-        "num_deaths": "worker processes died over units",
-        "num_repeated_units": "attempts were repeated",
-        "num_condemned_rows": "rows were given up because they kill their process",
-        "num_backups": "units were also begun by idle actors (run.backup_units)",
-    }
-    return ", ".join(f"{summary[name]} {text}" for name, text in words.items() if summary[name])
-
-
 def in_process(
     units: Iterable[WorkUnit], spec: WorkerSpec, plan: Plan, progress: Progress, lease: Lease
 ) -> Iterator[Receipt]:
@@ -229,4 +228,5 @@ def in_process(
                     raise outcome
                 if outcome is not None:
                     progress.add(outcome.counts)
+                    lease.refuse_if_lost()
                     yield outcome

@@ -57,7 +57,8 @@ def run_command(config: _Config, begin: Callable[[_Config, Plan], Callable[[], E
             exit_code = interrupted()
         else:
             exit_code = _outcome_of(work)
-        log_run_ended(exit_code.name.lower(), exit_code, time.monotonic() - started)
+        seconds = round(time.monotonic() - started, 3)
+        _log.info(Event("run ended", outcome=exit_code.name.lower(), exit_code=int(exit_code), seconds=seconds))
         return exit_code
 
 
@@ -77,7 +78,7 @@ def _outcome_of(work: Callable[[], Exit]) -> Exit:
 
 def stopped(num_units_to_do: int, what_next: str) -> Exit:
     """Print and log that the run was asked to stop before these units, and return its exit code."""
-    log_run_stopped(num_units_to_do)
+    _log.info(Event("run stopped", units_to_do=num_units_to_do))
     print(f"stopped with {num_units_to_do} units to go{what_next}", file=sys.stderr)
     return Exit.INCOMPLETE
 
@@ -89,7 +90,19 @@ def conclude(run_directory: RunDirectory, config: RunConfig, new: Counts, starte
     texts that are not as run.exact requires.
     """
     seconds, check = time.monotonic() - started, check_run(run_directory)
-    log_run_finished(new, check, seconds)
+    _log.info(
+        Event(
+            "run finished",
+            complete=check.is_complete,
+            rows=new.num_rows,
+            errors=new.num_errors,
+            tokens=new.num_output_tokens,
+            rounds=new.num_rounds,
+            drafted=new.num_draft_tokens,
+            accepted=new.num_accepted_tokens,
+            seconds=round(seconds, 3),
+        )
+    )
     run_directory.write_report(make_report(run_directory, check, seconds))
     print_summary(run_directory, check, new.num_output_tokens, seconds)
     if not check.is_complete:
@@ -105,7 +118,12 @@ def conclude(run_directory: RunDirectory, config: RunConfig, new: Counts, starte
     refuse_inexact_parts(run_directory, check, config)
     run_directory.mark_success()
     if config.output.report_html:
-        _write_page(run_directory)
+        try:
+            from jobs.report_page.page import write_page  # here, since only runs that are complete draw charts
+
+            write_page(run_directory)
+        except Exception as error:  # noqa: BLE001 - the corpus is complete, whatever becomes of its picture
+            print(f"warning: report.html could not be written: {describe(error)}", file=sys.stderr)
     if check.counts.num_errors:
         where = run_directory.location.child("errors").name
         print(
@@ -114,16 +132,6 @@ def conclude(run_directory: RunDirectory, config: RunConfig, new: Counts, starte
         )
     print_ending(run_directory, config.run)
     return Exit.COMPLETE
-
-
-def _write_page(run_directory: RunDirectory) -> None:
-    """Write report.html; say why if that fails, which costs the run nothing."""
-    try:
-        from jobs.report_page.page import write_page  # here, since only runs that are complete draw charts
-
-        write_page(run_directory)
-    except Exception as error:  # noqa: BLE001 - the corpus is complete, whatever becomes of its picture
-        print(f"warning: report.html could not be written: {describe(error)}", file=sys.stderr)
 
 
 def refuse_inexact_parts(run_directory: RunDirectory, check: CheckReport, config: RunConfig) -> None:
@@ -204,33 +212,6 @@ def log_run_started(run_directory: RunDirectory, num_units_to_do: int) -> None:
             units_to_do=num_units_to_do,
         )
     )
-
-
-def log_run_stopped(num_units_to_do: int) -> None:
-    """Log that the run was asked to stop, and how much is left to the next command."""
-    _log.info(Event("run stopped", units_to_do=num_units_to_do))
-
-
-def log_run_finished(new: Counts, check: CheckReport, seconds: float) -> None:
-    """Log what this command added, and whether the whole was verified."""
-    _log.info(
-        Event(
-            "run finished",
-            complete=check.is_complete,
-            rows=new.num_rows,
-            errors=new.num_errors,
-            tokens=new.num_output_tokens,
-            rounds=new.num_rounds,
-            drafted=new.num_draft_tokens,
-            accepted=new.num_accepted_tokens,
-            seconds=round(seconds, 3),
-        )
-    )
-
-
-def log_run_ended(outcome: str, exit_code: int, seconds: float) -> None:
-    """Log how the command ended."""
-    _log.info(Event("run ended", outcome=outcome, exit_code=exit_code, seconds=round(seconds, 3)))
 
 
 class _EventStream(io.TextIOBase):

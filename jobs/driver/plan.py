@@ -106,13 +106,13 @@ def make_plan(config: RunConfig) -> Plan:
         _refuse_changed_inputs(run_directory, files)
         identity = as_begun(identity, run_directory.run["identity"])
         run_directory.refuse_if_changed(identity)
-    if run_directory is not None and config.output.parts not in (None, run_directory.has_parts):
-        has = "has" if run_directory.has_parts else "does not have"
+    if run_directory is not None and config.output.parts not in (None, run_directory.has("parts")):
+        has = "has" if run_directory.has("parts") else "does not have"
         raise ValueError(
             f"output.parts is {config.output.parts}, but the run in {path} {has} these columns; leave it out, or use a "
             "new output directory"
         )
-    if run_directory is not None and config.output.rounds == "all" and not run_directory.has_rounds:
+    if run_directory is not None and config.output.rounds == "all" and not run_directory.has("rounds"):
         raise ValueError(
             f"output.rounds is 'all', but the run in {path} was begun without a column for rounds; leave it out, or "
             "use a new output directory"
@@ -166,24 +166,20 @@ def _has_parts(config: RunConfig, options: InputOptions) -> bool:
 
 
 def worker_spec(plan: Plan, run_directory: RunDirectory) -> WorkerSpec:
-    """Return what the workers of this run are told."""
+    """Return what the workers of this run are told, with the rows whose rounds are recorded."""
+    num_rows, asked = run_directory.manifest.num_rows, plan.config.output.rounds
+    recorded_rows = RowSample(num_rows, num_rows if asked == "all" else NUM_SAMPLED)
+    if asked == "none" or not backend_of(plan.settings).tells_rounds or not run_directory.has("rounds"):
+        recorded_rows = NO_ROWS
     return WorkerSpec(
         settings=plan.settings,
         task=plan.task,
         run_path=run_directory.location.name,
         units=WholeUnits(plan.input_options, plan.carried),
-        recorded_rows=_recorded_rows(plan, run_directory),
+        recorded_rows=recorded_rows,
         hang_timeout_s=plan.config.run.hang_timeout_s,
         log_settings=plan.config.run.logs,
     )
-
-
-def _recorded_rows(plan: Plan, run_directory: RunDirectory) -> RowSample:
-    """Return the rows whose rounds are recorded."""
-    num_rows, asked = run_directory.manifest.num_rows, plan.config.output.rounds
-    if asked == "none" or not backend_of(plan.settings).tells_rounds or not run_directory.has_rounds:
-        return NO_ROWS
-    return RowSample(num_rows, num_rows if asked == "all" else NUM_SAMPLED)
 
 
 def settled(settings: GeneratorSettings, actors: _Actors, ray_address: str | None) -> tuple[GeneratorSettings, _Actors]:

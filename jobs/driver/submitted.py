@@ -45,7 +45,9 @@ def check_submitted(outputs: _Options, inputs: _Options) -> None:
                 "another submission cannot go on with this run. An absolute path that all nodes share, or a URI, stays",
                 file=sys.stderr,
             )
-        elif not set("*?[") & set(path) and not (option.startswith("models.") and _may_be_on_hub(path)):
+            continue
+        is_on_hub = path.count("/") <= 1 and not path.startswith(".") and not Path(path).suffix  # such as Qwen/Qwen3-8B
+        if not set("*?[") & set(path) and not (option.startswith("models.") and is_on_hub):
             raise ValueError(
                 f"{option} {path!r} is not in the copy of your folder in which this submitted job runs: Ray leaves out "
                 "what .gitignore and .rayignore name; name an absolute path that all nodes share, or a URI"
@@ -60,8 +62,3 @@ def _in_copy(options: _Options) -> Iterator[tuple[str, str]]:
         for path in [paths] if isinstance(paths, str) else paths or ():
             if "://" not in path and Path(os.path.abspath(os.path.expanduser(path))).is_relative_to(copy):
                 yield option, path
-
-
-def _may_be_on_hub(path: str) -> bool:
-    """Tell whether this may be a name of a model on the hub, such as Qwen/Qwen3-8B."""
-    return path.count("/") <= 1 and not path.startswith(".") and not Path(path).suffix

@@ -14,7 +14,8 @@ from rich.text import Text
 from actors.engines.backend import Exactness, exactness_found, why_inexact
 from decoding.choices import TEXT_DEPENDS_ON_DRAFT, TEXT_IS_THE_TARGETS
 from jobs.config.run import RunSettings
-from jobs.driver.progress import format_length, format_rate, format_seconds
+from jobs.driver.progress import format_seconds
+from jobs.report_page.numbers import format_length, format_rate
 from pipeline.counts import COUNTED_COLUMNS, SCORED_COLUMNS, Counts, Scores, count_generations, count_scores
 from pipeline.run.check import CheckReport
 from pipeline.run.directory import RunDirectory
@@ -26,12 +27,14 @@ _MOST_LINES, _MOST_COLUMNS = 4, 280
 _MOST_CHARACTERS = 4 * _MOST_COLUMNS  # a text of accents alone fills no column
 _TAB_COLUMNS = 8
 _NUM_ON_A_TERMINAL = 3
-_REPORTS = ("report.html", "report.json")
 
 
 def make_report(run_directory: RunDirectory, check: CheckReport, seconds: float) -> dict[str, Any]:
     """Return the content of report.json: counts of the whole run, their rates, and what verification found."""
-    counts = check.counts
+    counts, scores = check.counts, {}
+    if run_directory.has("scores"):
+        groups = tally(run_directory, (), SCORED_COLUMNS, count_scores)
+        scores = {"scores": sum(groups.values(), Scores()).to_dict()}
     return {
         "complete": check.is_complete,
         "num_units": check.num_units,
@@ -39,7 +42,7 @@ def make_report(run_directory: RunDirectory, check: CheckReport, seconds: float)
         "counts": counts.to_dict(),
         "acceptance_rate": counts.acceptance_rate,
         "mean_acceptance_length": counts.mean_acceptance_length,
-        **({"scores": _scores(run_directory).to_dict()} if run_directory.has_scores else {}),
+        **scores,
         "seconds_of_last_command": round(seconds, 3),
         "exact": (exact := exactness_of(run_directory, check)),
         "why_inexact": why_inexact(_verification(run_directory)) if exact == "no" else "",
@@ -48,10 +51,6 @@ def make_report(run_directory: RunDirectory, check: CheckReport, seconds: float)
         "notes": check.notes,
         "versions": run_directory.run.get("versions", {}),
     }
-
-
-def _scores(run_directory: RunDirectory) -> Scores:
-    return sum(tally(run_directory, (), SCORED_COLUMNS, count_scores).values(), Scores())
 
 
 def exactness_of(run_directory: RunDirectory, check: CheckReport) -> Exactness:
@@ -75,7 +74,7 @@ def _verification(run_directory: RunDirectory) -> str:
 
 def print_summary(run_directory: RunDirectory, check: CheckReport, num_new_tokens: int = 0, seconds: float = 0) -> None:
     """Print what the run holds, and what this command added to it, if anything."""
-    if run_directory.has_scores:
+    if run_directory.has("scores"):
         _print_scores(run_directory, check, num_new_tokens, seconds)
         return
     counts = check.counts
@@ -188,13 +187,15 @@ def print_ending(run_directory: RunDirectory, settings: RunSettings) -> None:
     asked = settings.show_texts
     num_wanted = asked if asked is not None else _NUM_ON_A_TERMINAL * console.is_terminal
     try:
-        for sample in [] if run_directory.has_scores else samples(run_directory, num_wanted):
+        for sample in [] if run_directory.has("scores") else samples(run_directory, num_wanted):
             console.print(Text(f"row {sample.row_id}", style="bold"))
-            console.print(Text(_quoted(shortened(sample.prompt)), style="dim"))
+            quoted = "\n".join(f"> {line}" for line in shortened(sample.prompt).split("\n"))
+            console.print(Text(quoted, style="dim"))
             console.print(Text(shortened(sample.text)), end="\n\n")
     except (ValueError, OSError) as error:  # the run was verified, and is complete
         print(f"note: its texts cannot be shown: {error}", file=sys.stderr)
-    if (report := report_of(run_directory)) is not None:
+    places = map(run_directory.location.child, ("report.html", "report.json"))  # the page, else the figures
+    if (report := next((place.name for place in places if place.exists()), None)) is not None:
         print(f"report: {report}")
 
 
@@ -219,13 +220,3 @@ def shortened(text: str) -> str:
     widths = accumulate(_TAB_COLUMNS if letter == "\t" else cell_len(letter) for letter in lines[:_MOST_CHARACTERS])
     cut = lines[: sum(1 for width in widths if width <= _MOST_COLUMNS)].rstrip()
     return cut if cut == safe else f"{cut} ..."
-
-
-def _quoted(text: str) -> str:
-    return "\n".join(f"> {line}" for line in text.split("\n"))
-
-
-def report_of(run_directory: RunDirectory) -> str | None:
-    """Return where the report of a run is: the page, else the figures; None if it has none yet."""
-    places = (run_directory.location.child(name) for name in _REPORTS)
-    return next((place.name for place in places if place.exists()), None)

@@ -115,12 +115,6 @@ def watch_for_drafts(
         ended.wait(period_s)
 
 
-def record_rejected_drafts(run_path: str, settings: GeneratorSettings, ledger: Any) -> None:
-    """Write down, at the end of a run, what its engines have rejected since the last look."""
-    with suppress(ValueError, OSError):  # the texts are there, whatever became of a draft
-        hand_out_drafts(DraftVersions(run_path), settings, ledger)
-
-
 def hand_out_drafts(versions: DraftVersions, settings: GeneratorSettings, ledger: Any, roster: Any = None) -> None:
     """Tell the ledger, and a roster, which drafts there are; write down and log which of them engines have rejected."""
     found = versions.all()

@@ -36,16 +36,6 @@ class Setting:
     is_shuffled: bool
     where: str = "one process"  # where the engine's models run
 
-    def options(self, common: EngineOptions) -> EngineOptions:
-        """Return the options of such an engine."""
-        return replace(
-            common,
-            drafter=cast("DrafterName", self.drafter),
-            draft_length=self.draft_length,
-            num_speculative_tokens=self.num_speculative_tokens,
-            num_slots=self.num_slots,
-        )
-
 
 @dataclass(frozen=True)
 class Difference:
@@ -213,7 +203,14 @@ def findings(
     for setting in settings:
         rows, name = make_rows(), cast("DrafterName", setting.drafter)
         draft = parts.draft if name in NEED_A_MODEL else None
-        engine = Engine.over(replace(parts, drafter_name=name, draft=draft), setting.options(options))
+        own = replace(
+            options,
+            drafter=name,
+            draft_length=setting.draft_length,
+            num_speculative_tokens=setting.num_speculative_tokens,
+            num_slots=setting.num_slots,
+        )
+        engine = Engine.over(replace(parts, drafter_name=name, draft=draft), own)
         list(engine.stream(in_order(rows, setting.is_shuffled)))
         yield compare(setting, rows, expected, margins(make_rows, expected, reference))
 

@@ -90,9 +90,14 @@ def try_family(name: str) -> Family:
     with TemporaryDirectory() as folder, torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         try:
-            config = published_config(name) if name in published() else _default_config(model_type)
+            is_published = name in published()
+            options = published()[name]["options"] if is_published else _SETTINGS.get(model_type, {})
+            config: PretrainedConfig = CONFIG_MAPPING[model_type](**options)
+            # BERT and its kin read both ways otherwise.
+            if not is_published and hasattr(config, "is_decoder") and not config.is_encoder_decoder:
+                config = CONFIG_MAPPING[model_type](**options, is_decoder=True)
             _or_refused(lambda: check_config(config, model_type))
-            target, draft = _saved_pair(config if name in published() else miniature(config), Path(folder))
+            target, draft = _saved_pair(config if is_published else miniature(config), Path(folder))
             failed = "crash"
             parts = _or_refused(lambda: load_parts(target, draft, _OPTIONS, "cpu", "float32"))
             return _compared(name, class_name, target, parts)
@@ -112,20 +117,6 @@ def _or_refused(work: Callable[[], _Result]) -> _Result:
         return work()
     except ValueError as error:
         raise _RefusedError(str(error)) from error
-
-
-def _default_config(model_type: str) -> PretrainedConfig:
-    settings = _SETTINGS.get(model_type, {})
-    config = CONFIG_MAPPING[model_type](**settings)
-    if hasattr(config, "is_decoder") and not config.is_encoder_decoder:  # BERT and its kin read both ways otherwise
-        config = CONFIG_MAPPING[model_type](**settings, is_decoder=True)
-    return config
-
-
-def published_config(name: str) -> PretrainedConfig:
-    """Return the configuration that a set of published options makes."""
-    config: PretrainedConfig = CONFIG_MAPPING[published()[name]["model_type"]](**published()[name]["options"])
-    return config
 
 
 def _saved_pair(config: PretrainedConfig, folder: Path) -> tuple[str, str]:

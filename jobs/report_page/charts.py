@@ -10,7 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from io import StringIO
-from itertools import accumulate
+from statistics import median_low
 from typing import Any
 
 import matplotlib
@@ -152,7 +152,7 @@ def lengths(counted: Counter[int], what: str, name: str) -> Markup:
     bins = [0] * (longest // width + 1)
     for length, number in counted.items():
         bins[length // width] += number
-    middle = _middle(counted)
+    middle = median_low(counted.elements())
 
     def draw(axes: Axes) -> None:
         places = [width * (place + 0.5) for place in range(len(bins))]
@@ -165,14 +165,6 @@ def lengths(counted: Counter[int], what: str, name: str) -> Markup:
         _thousands(axes)
 
     return _svg(name, f"Lengths of {total:,} texts in tokens: median {middle:,}, longest {longest:,}.", draw)
-
-
-def _middle(counted: Counter[int]) -> int:
-    """Return the median length."""
-    ordered = sorted(counted)
-    sums = accumulate(counted[length] for length in ordered)
-    half = counted.total() / 2
-    return next(length for length, reached in zip(ordered, sums, strict=True) if reached >= half)
 
 
 def _svg(name: str, said: str, draw: Callable[[Axes], None]) -> Markup:

@@ -9,7 +9,6 @@ from array import array
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -18,59 +17,49 @@ import pyarrow.compute as pc
 
 from jobs.report_page.rounds import RecordedRounds, count_rounds
 from pipeline.counts import COUNTED_COLUMNS, SCORED_COLUMNS, Counts, Scores, Sums, count_generations, count_scores
-from pipeline.run.commit import Work, receipt_of, work_of
+from pipeline.run.commit import receipt_of, work_of
 from pipeline.run.directory import RunDirectory
 from pipeline.run.tally import grouped, refuse_unknown_columns
 from pipeline.run.unit_rows import read_ahead
 from pipeline.storage.parquet import read_columns
 
 
-class UnitTime(NamedTuple):
-    """When a unit was committed, in seconds since 1970, and how long it took; None where its part does not say."""
-
-    ended_at: float
-    seconds: float | None
-
-
 @dataclass
 class Timeline:
-    """The times and tokens of units: some numbers for each, so that a million units fit."""
+    """When the units of a run were at work, and how many tokens a second they wrote together.
 
-    _begun: array[float] = field(default_factory=lambda: array("d"))
-    _ended: array[float] = field(default_factory=lambda: array("d"))
-    _tokens: array[float] = field(default_factory=lambda: array("d"))
-    _rows: array[float] = field(default_factory=lambda: array("d"))
+    It holds three numbers of each unit, its begin, its end and its tokens, so that a million units fit.
+    """
+
+    _numbers: array[float] = field(default_factory=lambda: array("d"))
     knows_seconds: bool = True  # False as soon as a unit's time is unknown
 
-    def add(self, time: UnitTime, num_tokens: int, num_rows: int) -> None:
-        """Add a unit."""
-        self.knows_seconds &= time.seconds is not None
-        self._begun.append(time.ended_at - (time.seconds or 0.0))
-        self._ended.append(time.ended_at)
-        self._tokens.append(num_tokens)
-        self._rows.append(num_rows)
+    def add(self, ended_at: float, seconds: float | None, num_tokens: int) -> None:
+        """Add a unit that was committed at this time, in seconds since 1970; `seconds` is None if its part has none."""
+        self.knows_seconds &= seconds is not None
+        self._numbers.extend((ended_at - (seconds or 0.0), ended_at, num_tokens))
 
     def __len__(self) -> int:
         """Return the number of units."""
-        return len(self._ended)
+        return len(self._numbers) // 3
 
     @property
     def began_at(self) -> float:
         """When the first unit began (or ended, where parts do not say how long they took), in seconds since 1970."""
-        return min(self._begun)
+        return min(self._numbers[0::3])
 
     @property
     def ended_at(self) -> float:
         """When the last unit was committed."""
-        return max(self._ended)
+        return max(self._numbers[1::3])
 
     @property
     def working_seconds(self) -> float | None:
         """Seconds in which at least one unit was under way, pauses left out; None where parts do not say."""
         if not self or not self.knows_seconds:
             return None
-        order = np.argsort(np.array(self._begun))
-        begun, ended = np.array(self._begun)[order], np.maximum.accumulate(np.array(self._ended)[order])
+        order = np.argsort(self._numbers[0::3])
+        begun, ended = np.array(self._numbers[0::3])[order], np.maximum.accumulate(np.array(self._numbers[1::3])[order])
         pauses = np.maximum(begun[1:] - ended[:-1], 0.0).sum()
         return float(ended[-1] - begun[0] - pauses)
 
@@ -83,7 +72,7 @@ class Timeline:
         edges = np.linspace(0.0, max(last - first, 1e-3), num_bins + 1)
         tokens = np.zeros(num_bins)
         width = edges[1]
-        for begun, ended, number in zip(self._begun, self._ended, self._tokens, strict=True):
+        for begun, ended, number in np.array(self._numbers).reshape(-1, 3):
             begin, end = begun - first, max(ended - first, begun - first + 1e-6)
             low, high = int(min(begin // width, num_bins - 1)), int(min(end // width, num_bins - 1))
             for place in range(low, high + 1):
@@ -137,9 +126,12 @@ class RunFacts:
         """Count the rows of one more part; `written_at` is the time of its file, for parts that say no other."""
         receipt, work = receipt_of(table.schema), work_of(table.schema)
         self.attempts[receipt.attempt] += 1
-        self._add_work(work)
-        spent = UnitTime(written_at, None) if work is None else UnitTime(work.ended_at, work.seconds)
-        self.timeline.add(spent, receipt.counts.num_output_tokens, receipt.counts.num_rows)
+        if work is not None:
+            self.peak_memory[work.process] = max(self.peak_memory.get(work.process, 0), work.peak_memory_bytes)
+            if work.round_seconds and work.round_seconds not in self.round_seconds:
+                self.round_seconds.append(work.round_seconds)
+        ended_at, seconds = (written_at, None) if work is None else (work.ended_at, work.seconds)
+        self.timeline.add(ended_at, seconds, receipt.counts.num_output_tokens)
         for values, part in grouped(table, self.by):
             name = ", ".join(value.shown for value in values)
             name = name if name in self.groups or len(self.groups) < _MAX_GROUPS else OTHERS
@@ -149,17 +141,10 @@ class RunFacts:
         for (version,), samples in grouped(table, ["draft_version"]) if "draft_version" in table.column_names else ():
             number = int(version.shown)
             self.versions[number] = self.versions.get(number, Counts()) + count_generations(samples)
-        self.finish_reasons.update(_cells(table, "finish_reason"))
-        self.output_lengths.update(_cells(table, "num_output_tokens"))
+        self.finish_reasons.update(table["finish_reason"].to_pylist())
+        self.output_lengths.update(table["num_output_tokens"].to_pylist())
         of_prompts = table.select(["sample", "num_prompt_tokens"]).filter(pc.field("sample") == 0)
-        self.prompt_lengths.update(_cells(of_prompts, "num_prompt_tokens"))
-
-    def _add_work(self, work: Work | None) -> None:
-        if work is None:
-            return
-        self.peak_memory[work.process] = max(self.peak_memory.get(work.process, 0), work.peak_memory_bytes)
-        if work.round_seconds and work.round_seconds not in self.round_seconds:
-            self.round_seconds.append(work.round_seconds)
+        self.prompt_lengths.update(of_prompts["num_prompt_tokens"].to_pylist())
 
 
 def gather(run_directory: RunDirectory, by: Sequence[str] | None = None) -> RunFacts:
@@ -172,7 +157,7 @@ def gather(run_directory: RunDirectory, by: Sequence[str] | None = None) -> RunF
     columns = tuple(by) if by is not None else suitable_column(run_directory, sorted(parts))
     wanted = [*COUNTED_COLUMNS, *SCORED_COLUMNS, "finish_reason", "draft_version", "draft_rounds", *columns]
     wanted = [name for name in dict.fromkeys(wanted) if name in run_directory.generations_schema.names]
-    wanted += [_LENGTHS_OF_TURNS] if run_directory.has_turns else []
+    wanted += [_LENGTHS_OF_TURNS] if run_directory.has("turns") else []
     facts = RunFacts(columns, run_directory.manifest.num_units)
     tables = read_ahead(lambda unit_id: _read_part(run_directory, unit_id, wanted), sorted(parts), _PARTS_AHEAD)
     for unit_id, found in zip(sorted(parts), tables, strict=True):
@@ -202,10 +187,6 @@ def suitable_column(run_directory: RunDirectory, unit_ids: Sequence[int]) -> tup
         if 2 <= len(values) <= _MAX_KINDS:
             return (name,)
     return ()
-
-
-def _cells(table: pa.Table, name: str) -> list[Any]:
-    return table[name].to_pylist()
 
 
 def _read_part(run_directory: RunDirectory, unit_id: int, columns: Sequence[str]) -> pa.Table | str:

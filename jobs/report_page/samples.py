@@ -21,21 +21,18 @@ from pipeline.text.codec import TextCodec
 
 _BITS_OF_ROW = 32
 _MAX_EXAMPLES = 3
+_MAX_TOKENS = 600  # of a sample on the page
+_MAX_PROMPT = 3000  # characters
+_COLUMNS = ["row_id", "sample", "id", "prompt", "text", "token_ids", "finish_reason", "stop_reason"]
+_COLUMNS += ["num_prompt_tokens", "num_output_tokens", "num_rounds", "num_draft_tokens", "num_accepted_tokens"]
+_OPTIONAL = ["draft_version", "draft_rounds", "turns", "logprob"]
 
 
-@dataclass(frozen=True)
-class FoundRow:
-    """A row's place: its unit and its row_id."""
-
-    unit: WorkUnit
-    row_id: int
-
-
-def find_rows(run_directory: RunDirectory, wanted: str) -> list[FoundRow]:
+def find_rows(run_directory: RunDirectory, wanted: str) -> list[tuple[WorkUnit, int]]:
     """Return the committed rows with this id of their own, or, if there are none, the one with this row_id.
 
-    Only ids are read, of one part after the other. Raises ValueError, in one line, if there is no such row, and
-    OSError.
+    Each is its unit and its row_id. Only ids are read, of one part after the other. Raises ValueError, in one line, if
+    there is no such row, and OSError.
     """
     committed, failed = run_directory.committed_unit_ids(), run_directory.failed_unit_ids()
     parts = map(run_directory.part_path, committed)
@@ -55,14 +52,19 @@ def find_rows(run_directory: RunDirectory, wanted: str) -> list[FoundRow]:
     for row_id in found:
         of_unit.setdefault(row_id >> _BITS_OF_ROW, []).append(row_id)
     rows = [
-        FoundRow(unit, row_id)
+        (unit, row_id)
         for unit in run_directory.units()
         for row_id in of_unit.get(unit.unit_id, ())
         if unit.row_index(row_id) < unit.num_rows
     ]
     if not rows:
         num_missing = run_directory.manifest.num_units - len(committed)
-        raise ValueError(_why_not(run_directory, wanted, examples, num_missing))
+        known = "its rows have no ids of their own (input.id_column), so give a row_id of data/"
+        if examples:
+            known = f"its ids are such as {', '.join(map(repr, examples))}; a row_id of data/ is taken as well"
+        if num_missing:
+            known += f"; {num_missing} of its units are not committed yet, and it may be in one of them"
+        raise ValueError(f"{run_directory.location.name}: no row {wanted!r}: {known}")
     return rows
 
 
@@ -71,22 +73,6 @@ def _ids(location: Location) -> pa.Table:
         return read_columns(location, ["row_id", "id"])
     except FileNotFoundError:  # a retry has moved the last of a unit's error rows
         return pa.table({"row_id": pa.array([], pa.int64()), "id": pa.array([], pa.string())})
-
-
-def _why_not(run_directory: RunDirectory, wanted: str, examples: list[str], num_missing: int) -> str:
-    if examples:
-        known = f"its ids are such as {', '.join(map(repr, examples))}; a row_id of data/ is taken as well"
-    else:
-        known = "its rows have no ids of their own (input.id_column), so give a row_id of data/"
-    missing = f"; {num_missing} of its units are not committed yet, and it may be in one of them" if num_missing else ""
-    return f"{run_directory.location.name}: no row {wanted!r}: {known}{missing}"
-
-
-_MAX_TOKENS = 600  # of a sample on the page
-_MAX_PROMPT = 3000  # characters
-_COLUMNS = ["row_id", "sample", "id", "prompt", "text", "token_ids", "finish_reason", "stop_reason"]
-_COLUMNS += ["num_prompt_tokens", "num_output_tokens", "num_rounds", "num_draft_tokens", "num_accepted_tokens"]
-_OPTIONAL = ["draft_version", "draft_rounds", "turns", "logprob"]
 
 
 @dataclass(frozen=True)
@@ -114,19 +100,14 @@ class Sample:
         return 1 + self.row["num_accepted_tokens"] / rounds if rounds else None
 
 
-def codec_of(run_directory: RunDirectory) -> TextCodec:
-    """Return the tokenizer of a run. Raises ValueError where it cannot be had, as on another machine."""
-    models = run_directory.run.get("models") or {}
-    path = models.get("tokenizer") or models.get("target")
-    if not path:
-        raise ValueError("run.json does not name the tokenizer")
-    return TextCodec.load(str(path))
-
-
 def codec_or_why_not(run_directory: RunDirectory) -> tuple[TextCodec | None, str]:
     """Return the tokenizer of a run, or None and why there is none."""
+    models = run_directory.run.get("models") or {}
     try:
-        return codec_of(run_directory), ""
+        path = models.get("tokenizer") or models.get("target")
+        if not path:
+            raise ValueError("run.json does not name the tokenizer")
+        return TextCodec.load(str(path)), ""
     except (ValueError, OSError) as error:
         return None, f"the tokenizer is not to be had here: {error}"
 
@@ -164,16 +145,16 @@ def samples_of_row(
 
 
 def samples_of_found(
-    run_directory: RunDirectory, row: FoundRow, codec: TextCodec | None, number: int | None
+    run_directory: RunDirectory, unit: WorkUnit, row_id: int, codec: TextCodec | None, number: int | None
 ) -> list[Sample]:
     """Return the samples of a row that was found, or one of them. Raises ValueError if that one is not there."""
     try:
-        rows = read_unit_rows(run_directory, row.unit, columns=_columns_of(run_directory))
+        rows = read_unit_rows(run_directory, unit, columns=_columns_of(run_directory))
     except FileNotFoundError as error:
-        raise ValueError(f"row {row.row_id} is in unit {row.unit.unit_id}, which is not committed yet") from error
-    samples = samples_of_row(rows, row.row_id, codec, ())
+        raise ValueError(f"row {row_id} is in unit {unit.unit_id}, which is not committed yet") from error
+    samples = samples_of_row(rows, row_id, codec, ())
     if not samples:
-        raise ValueError(f"row {row.row_id} is neither in data nor in errors; python -m jobs.verify says more")
+        raise ValueError(f"row {row_id} is neither in data nor in errors; python -m jobs.verify says more")
     if number is None or samples[0].is_error:
         return samples
     if not 0 <= number < len(samples):

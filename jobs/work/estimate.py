@@ -20,8 +20,9 @@ from jobs.config.run import GenerateConfig
 from jobs.driver.execution import execute
 from jobs.driver.outcome import stopped
 from jobs.driver.plan import Plan, create_run, worker_spec
-from jobs.driver.progress import format_rate, format_seconds
+from jobs.driver.progress import format_seconds
 from jobs.driver.stopping import Exit
+from jobs.report_page.numbers import format_rate
 from pipeline.counts import Counts
 from pipeline.inputs.units import WorkUnit, plan_units
 from pipeline.run.dead_letters import MissingUnits
@@ -69,7 +70,8 @@ def estimate(config: GenerateConfig, plan: Plan) -> Exit:
     """Do some rows of the plan, print what the missing rows of the run would take, and return the exit code."""
     assert config.estimate is not None
     units = list(spread_units(plan, config.estimate))
-    num_rows_to_do = _num_rows_to_do(plan)
+    to_do = plan.run_directory.missing_units() if plan.run_directory else plan.new_units()
+    num_rows_to_do = sum(unit.num_rows for unit in to_do)
     if not units:
         print("the input has no rows, so there is nothing to estimate")
         return Exit.COMPLETE
@@ -142,11 +144,6 @@ def _measure(plan: Plan, run_directory: RunDirectory) -> Measured | None:
         num_cut += sum(reason == "length" for reason in table["finish_reason"].to_pylist())
     seconds = max(ended - began, 1e-9)
     return Measured(counts, seconds, tuple(rows_by_unit), tuple(tokens_by_unit), tuple(lengths), num_cut)
-
-
-def _num_rows_to_do(plan: Plan) -> int:
-    units = plan.run_directory.missing_units() if plan.run_directory else plan.new_units()
-    return sum(unit.num_rows for unit in units)
 
 
 def estimated(config: GenerateConfig, plan: Plan, measured: Measured, num_rows: int) -> Iterator[Table | str]:

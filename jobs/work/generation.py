@@ -84,7 +84,6 @@ def _run_alone(plan: Plan, run_directory: RunDirectory, lease: Lease) -> Exit:
     log_run_started(run_directory, missing.num_units)
     with learning(plan.config.learn, plan, run_directory) as lessons:
         for receipt in execute(missing, worker_spec(plan, run_directory), plan, lease=lease):
-            lease.refuse_if_lost()
             new += receipt.counts
             num_done += 1
             lessons.committed(receipt.counts.num_rows)

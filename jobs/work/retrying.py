@@ -57,11 +57,14 @@ def _run_alone(plan: Plan, run_directory: RunDirectory, wanted: Wanted, letters:
     log_run_started(run_directory, len(letters.num_wanted))
     units = FailedUnits(run_directory.location.name, letters.num_wanted)
     if units.num_units and "WorkerDied" not in letters.wanted_types:  # beside a row that kills, units share its deaths
-        plan = _with_full_slots(plan, units.num_rows / units.num_units)
+        # Enough units at once in an actor that their few failed rows fill the engine's slots.
+        num_at_once = ceil(
+            plan.settings.engine.num_slots * units.num_units / (units.num_rows * plan.settings.sampling.n)
+        )
+        plan = replace(plan, pool=replace(plan.pool, units_in_flight=max(plan.pool.units_in_flight, num_at_once)))
     rows = FailedRows(plan.input_options, plan.carried, wanted)
     spec = replace(worker_spec(plan, run_directory), units=rows)
     for receipt in execute(units, spec, plan, lease=lease, backups=False):
-        lease.refuse_if_lost()
         tried += receipt.counts
         num_done += 1
     if num_done < units.num_units:
@@ -81,13 +84,6 @@ def _run_alone(plan: Plan, run_directory: RunDirectory, wanted: Wanted, letters:
         )
         return Exit.INCOMPLETE
     return conclude(run_directory, plan.config, tried, started)
-
-
-def _with_full_slots(plan: Plan, rows_per_unit: float) -> Plan:
-    """Return the plan with enough units at once in an actor that their few failed rows fill the engine's slots."""
-    sequences_per_unit = rows_per_unit * plan.settings.sampling.n
-    num_units = ceil(plan.settings.engine.num_slots / sequences_per_unit)
-    return replace(plan, pool=replace(plan.pool, units_in_flight=max(plan.pool.units_in_flight, num_units)))
 
 
 def print_dead_letters(letters: DeadLetters) -> None:

@@ -245,7 +245,9 @@ def quarantine(run_directory: RunDirectory, damaged: Mapping[str, str]) -> list[
     run_directory.unmark_success()
     moved = []
     for name in sorted(damaged, key=lambda name: (not name.startswith("data/"), name)):
-        source, target = run_directory.location.child(name), _free_location(run_directory, name)
+        names = (f"quarantine/{name}{f'.{number}' if number else ''}" for number in count())
+        places = map(run_directory.location.child, names)
+        source, target = run_directory.location.child(name), next(free for free in places if not free.exists())
         target.at(target.path.rpartition("/")[0]).make_folder()
         reason = {"file": name, "reason": damaged[name], "moved": datetime.now(UTC).isoformat("T", "seconds")}
         note = (json.dumps(reason, indent=2, ensure_ascii=False) + "\n").encode("utf-8", "backslashreplace")
@@ -253,12 +255,6 @@ def quarantine(run_directory: RunDirectory, damaged: Mapping[str, str]) -> list[
         _move(source, target)
         moved.append(target.path.removeprefix(f"{run_directory.location.path.rstrip('/')}/"))
     return moved
-
-
-def _free_location(run_directory: RunDirectory, name: str) -> Location:
-    """Find a name for the file that no earlier quarantine took."""
-    names = (f"quarantine/{name}{f'.{number}' if number else ''}" for number in count())
-    return next(free for free in map(run_directory.location.child, names) if not free.exists())
 
 
 def _move(source: Location, target: Location) -> None:

@@ -18,7 +18,6 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
-from typing import Any
 
 import pyarrow as pa
 
@@ -63,11 +62,6 @@ class Receipt:
     attempt: int
     already_committed: bool = False
     seconds: float | None = None
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Receipt:
-        """Read the receipt that `dataclasses.asdict` wrote."""
-        return cls(**{**values, "counts": Counts.from_dict(values["counts"])})
 
 
 def commit_part(
