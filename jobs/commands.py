@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import pyarrow as pa
 from pydantic import ByteSize, TypeAdapter
 
+from jobs.config.loading import load
 from jobs.driver.stopping import Exit, bad_configuration, interrupted, sigterm_interrupts
 from jobs.shadows import refuse_shadows_of_workers
 from pipeline.run.directory import RunDirectory
@@ -29,17 +30,17 @@ class Refused(Exception):
     """What the user asks for cannot begin."""
 
 
-def configured(name: str, read: Callable[[Sequence[str], str], _Config], work: str) -> Main:
-    """Return the command that does `work`, "module:function", with the configuration that `read` returns.
+def configured(name: str, kind: type[_Config], work: str, read: Callable[..., _Config] = load) -> Main:
+    """Return the command that does `work`, "module:function", with a configuration of this kind.
 
-    `read` takes the arguments, and how the command was called. The module is imported behind it: that takes seconds, in
-    which `--help` and a wrong configuration have long been answered.
+    `read` takes the kind, the arguments, and how the command was called. The module is imported behind it: that takes
+    seconds, in which `--help` and a wrong configuration have long been answered.
     """
 
     def main(arguments: Sequence[str] | None = None) -> int:
         with sigterm_interrupts():
             try:
-                config = read(sys.argv[1:] if arguments is None else arguments, _program(name))
+                config = read(kind, sys.argv[1:] if arguments is None else arguments, _program(name))
                 refuse_shadows_of_workers()
                 with _no_garbage_collection():
                     do = resolve_name(work)

@@ -6,7 +6,7 @@ is deleted afterwards. The interval is that of a cluster bootstrap over those un
 
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from secrets import token_hex
@@ -162,7 +162,10 @@ def estimated(config: GenerateConfig, plan: Plan, measured: Measured, num_rows: 
     table.add_row("acceptance rate", format_rate(counts.acceptance_rate))
     table.add_row("tokens a row", f"{mean:,.1f} ({low:,.1f} to {high:,.1f})")
     if measured.lengths:
-        table.add_row("lengths", _spread(measured.lengths, measured.num_cut))
+        tenth, half, ninety = np.percentile(measured.lengths, [10, 50, 90])
+        spread = f"{tenth:,.0f} / {half:,.0f} / {ninety:,.0f} tokens (10, 50, 90 %), at most {max(measured.lengths):,}"
+        cut = f"; {measured.num_cut / len(measured.lengths):.0%} ended at max_tokens" if measured.num_cut else ""
+        table.add_row("lengths", spread + cut)
     table.add_row("output tokens", f"{mean * num_rows:,.0f} ({low * num_rows:,.0f} to {high * num_rows:,.0f})")
     table.add_row(
         f"time with {num_engines} engines",
@@ -181,12 +184,6 @@ def estimated(config: GenerateConfig, plan: Plan, measured: Measured, num_rows: 
 def gpus_of_engine(plan: Plan) -> float:
     """Return the GPUs that an engine holds, with its stages and its draft actors."""
     return plan.pool.num_gpus + sum(part.gpus_of_engine for part in plan.settings.apart)
-
-
-def _spread(lengths: Sequence[int], num_cut: int) -> str:
-    tenth, half, ninety = np.percentile(lengths, [10, 50, 90])
-    cut = f"; {num_cut / len(lengths):.0%} ended at max_tokens" if num_cut else ""
-    return f"{tenth:,.0f} / {half:,.0f} / {ninety:,.0f} tokens (10, 50, 90 %), at most {max(lengths):,}{cut}"
 
 
 def _unknown(plan: Plan, measured: Measured) -> Iterator[str]:
