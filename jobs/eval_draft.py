@@ -3,7 +3,7 @@
 import sys
 
 from jobs.commands import configured
-from jobs.config.eval import EvalConfig
+from jobs.config.train import EvalConfig
 
 # The exit code: 0, 1 if the gate is not passed, or 2 for a wrong configuration, corpus or draft.
 main = configured("eval_draft", EvalConfig, "jobs.work.evaluation:evaluate")

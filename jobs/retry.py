@@ -6,7 +6,7 @@ from jobs.commands import configured
 from jobs.config.run import RetryConfig
 
 # The exit code means what it does for jobs.generate.
-main = configured("retry", RetryConfig, "jobs.work.retrying:retry")
+main = configured("retry", RetryConfig, "jobs.work.generation:retry")
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -22,8 +22,7 @@ from decoding.checkpoint.supported import model_folder, read_config
 from decoding.grammar.definition import problem_with
 from jobs.config.loading import as_dict
 from jobs.config.run import RunConfig
-from jobs.driver.cluster import pick_device
-from jobs.driver.submitted import check_submitted, paths_of
+from jobs.driver.cluster import check_submitted, paths_of, pick_device
 from pipeline.inputs.carried import carried_types, id_type, types_from_dict, types_to_dict
 from pipeline.inputs.files import InputFile, list_files
 from pipeline.inputs.options import InputOptions, resolve_options

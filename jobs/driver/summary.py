@@ -19,8 +19,7 @@ from jobs.report_page.numbers import format_length, format_rate
 from pipeline.counts import COUNTED_COLUMNS, SCORED_COLUMNS, Counts, Scores, count_generations, count_scores
 from pipeline.run.check import CheckReport
 from pipeline.run.directory import RunDirectory
-from pipeline.run.tally import tally
-from pipeline.run.unit_rows import read_unit_rows
+from pipeline.run.unit_rows import read_unit_rows, tally
 from pipeline.text.visible import visible
 
 _MOST_LINES, _MOST_COLUMNS = 4, 280

@@ -19,8 +19,7 @@ from jobs.report_page.rounds import RecordedRounds, count_rounds
 from pipeline.counts import COUNTED_COLUMNS, SCORED_COLUMNS, Counts, Scores, Sums, count_generations, count_scores
 from pipeline.run.commit import receipt_of, work_of
 from pipeline.run.directory import RunDirectory
-from pipeline.run.tally import grouped, refuse_unknown_columns
-from pipeline.run.unit_rows import read_ahead
+from pipeline.run.unit_rows import grouped, read_ahead, refuse_unknown_columns
 from pipeline.storage.parquet import read_columns
 
 
@@ -68,17 +67,11 @@ class Timeline:
 
         A unit's tokens are spread evenly over its time.
         """
-        first, last = self.began_at, self.ended_at
-        edges = np.linspace(0.0, max(last - first, 1e-3), num_bins + 1)
-        tokens = np.zeros(num_bins)
-        width = edges[1]
-        for begun, ended, number in np.array(self._numbers).reshape(-1, 3):
-            begin, end = begun - first, max(ended - first, begun - first + 1e-6)
-            low, high = int(min(begin // width, num_bins - 1)), int(min(end // width, num_bins - 1))
-            for place in range(low, high + 1):
-                inside = max(min(end, edges[place + 1]) - max(begin, edges[place]), 0.0)
-                tokens[place] += number * inside / (end - begin)
-        return edges, tokens / width
+        edges = np.linspace(0.0, max(self.ended_at - self.began_at, 1e-3), num_bins + 1)
+        begun, ended, tokens = np.array(self._numbers).reshape(-1, 3).T
+        times, lengths = self.began_at + edges, np.maximum(ended - begun, 1e-6)
+        written = [(tokens * np.clip((time - begun) / lengths, 0.0, 1.0)).sum() for time in times]
+        return edges, np.diff(written) / edges[1]
 
 
 OTHERS = "(others)"

@@ -106,7 +106,6 @@ def page_of(run_directory: RunDirectory, by: Sequence[str] | None = None) -> str
     environment.filters.update(FILTERS)
     return environment.get_template("page.html").render(
         **_run(run_directory, facts),
-        **_speed(facts),
         charts=_charts(facts, has_scores=run_directory.has("scores")),
         errors=errors,
         draft_versions=_versions(run_directory, facts),
@@ -118,7 +117,7 @@ def page_of(run_directory: RunDirectory, by: Sequence[str] | None = None) -> str
 
 
 def _run(run_directory: RunDirectory, facts: RunFacts) -> dict[str, Any]:
-    run, whole = run_directory.run, facts.whole
+    run, whole, seconds = run_directory.run, facts.whole, facts.timeline.working_seconds
     models: Mapping[str, Any] = run.get("models") or {}
     groups = dict(sorted(facts.groups.items(), key=lambda entry: -entry[1].counts.num_output_tokens))
     return {
@@ -138,6 +137,12 @@ def _run(run_directory: RunDirectory, facts: RunFacts) -> dict[str, Any]:
         "num_positions": max((len(group.counts.accepted_per_position) for group in groups.values()), default=0),
         "repeated": {times: number for times, number in sorted(facts.attempts.items()) if times},
         "peak_memory": max(facts.peak_memory.values(), default=None),
+        "seconds": seconds,
+        "tokens_per_second": whole.counts.num_output_tokens / seconds if seconds else None,
+        "began": _moment(facts.timeline.began_at) if seconds else None,
+        "ended": _moment(facts.timeline.ended_at) if seconds else None,
+        "estimate": time_without_speculation(whole.counts, facts.round_seconds),
+        "choices": _choices(facts),
     }
 
 
@@ -161,18 +166,6 @@ def _settings(run: Mapping[str, Any]) -> dict[str, Any]:
         "draft length": engine.get("draft_length"),
         "most draft tokens": engine.get("num_speculative_tokens"),
         "slots": engine.get("num_slots"),
-    }
-
-
-def _speed(facts: RunFacts) -> dict[str, Any]:
-    counts, seconds = facts.whole.counts, facts.timeline.working_seconds
-    return {
-        "seconds": seconds,
-        "tokens_per_second": counts.num_output_tokens / seconds if seconds else None,
-        "began": _moment(facts.timeline.began_at) if seconds else None,
-        "ended": _moment(facts.timeline.ended_at) if seconds else None,
-        "estimate": time_without_speculation(counts, facts.round_seconds),
-        "choices": _choices(facts),
     }
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
@@ -117,14 +118,16 @@ def read_samples(run_directory: RunDirectory, codec: TextCodec | None, by: Seque
 
     Without a codec they have no pieces.
     """
-    wanted = RowSample(run_directory.manifest.num_rows, NUM_SAMPLED)
-    samples = []
-    for unit, ordinals in _units_of(run_directory, wanted):
+    wanted, samples = list(RowSample(run_directory.manifest.num_rows, NUM_SAMPLED)), []
+    for unit in run_directory.units():
+        begin, end = (bisect_left(wanted, unit.first_ordinal + number) for number in (0, unit.num_rows))
+        if begin == end:
+            continue
         try:
             rows = read_unit_rows(run_directory, unit, columns=_columns_of(run_directory, by))
         except (OSError, ValueError):  # not committed yet, or damaged, which the facts of the run note
             continue
-        for ordinal in ordinals:
+        for ordinal in wanted[begin:end]:
             row_id = unit.row_id(ordinal - unit.first_ordinal)
             samples += samples_of_row(rows, row_id, codec, by, max_tokens=_MAX_TOKENS)[:1]
     return samples
@@ -191,18 +194,3 @@ def _with_id(table: pa.Table, row_id: int) -> pa.Table:
     """Return the rows with this id, which stand one behind the other."""
     row_ids = table["row_id"].to_pylist()
     return table.slice(row_ids.index(row_id), row_ids.count(row_id)) if row_id in row_ids else table.slice(0, 0)
-
-
-def _units_of(run_directory: RunDirectory, wanted: RowSample) -> Iterator[tuple[WorkUnit, list[int]]]:
-    """Yield each unit that has wanted rows, with their ordinals."""
-    ordinals = iter(wanted)
-    ordinal = next(ordinals, None)
-    for unit in run_directory.units():
-        inside = []
-        while ordinal is not None and ordinal < unit.first_ordinal + unit.num_rows:
-            inside.append(ordinal)
-            ordinal = next(ordinals, None)
-        if inside:
-            yield unit, inside
-        if ordinal is None:
-            return

@@ -16,7 +16,7 @@ from rich.table import Table
 from decoding.checkpoint.supported import model_folder
 from decoding.device import to_device
 from decoding.network.language_model import LanguageModel
-from jobs.config.eval import EvalConfig
+from jobs.config.train import EvalConfig
 from jobs.report_page.numbers import format_length, format_rate
 from training.corpus.corpus import Corpus
 from training.corpus.on_policy import check_is_targets_text

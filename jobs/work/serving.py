@@ -42,10 +42,9 @@ from endpoint.deployment import (
 from endpoint.service.served_model import ServedModel
 from jobs.config.loading import as_dict
 from jobs.config.serve import ServeConfig
-from jobs.driver.cluster import start_ray, starts_own_ray
+from jobs.driver.cluster import check_submitted, paths_of, start_ray, starts_own_ray
 from jobs.driver.plan import settled
 from jobs.driver.stopping import Exit, bad_configuration
-from jobs.driver.submitted import check_submitted, paths_of
 from jobs.work.served_models import check_adapters, served_models
 from pipeline.run.fingerprint import quick_model_fingerprint, tokenizer_fingerprint
 from pipeline.storage.location import Location

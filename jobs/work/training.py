@@ -15,10 +15,9 @@ from rich.table import Table
 from actors.resources import lack_of_room
 from decoding.checkpoint.footprint import GIB
 from jobs.config.train import TrainConfig
-from jobs.driver.cluster import start_ray
+from jobs.driver.cluster import check_submitted, paths_of, start_ray
 from jobs.driver.progress import format_seconds
 from jobs.driver.stopping import Exit, bad_configuration, graceful_stop, interrupted
-from jobs.driver.submitted import check_submitted, paths_of
 from jobs.driver.watches import watching
 from pipeline.storage.location import Location
 from training.trainer.measure import measured_seconds
