@@ -10,6 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from io import StringIO
+from pathlib import Path
 from statistics import median_low
 from typing import Any
 
@@ -24,32 +25,7 @@ from jobs.report_page.rounds import RecordedRounds
 
 _INK, _QUIET, _LINE, _PANEL, _FIRST, _SECOND = (f"#{number:02x}{number:02x}{number:02x}" for number in range(1, 7))
 _VARIABLES = {_INK: "ink", _QUIET: "quiet", _LINE: "line", _PANEL: "panel", _FIRST: "first", _SECOND: "second"}
-_STYLE: dict[str, Any] = {
-    "text.parse_math": False,  # a dollar in a name of a user is a dollar
-    "svg.fonttype": "none",  # text stays text: it can be searched, and has the page's font
-    "font.family": "sans-serif",
-    "font.size": 10,
-    "text.color": _INK,
-    "axes.labelcolor": _QUIET,
-    "axes.edgecolor": _LINE,
-    "axes.facecolor": "none",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.axisbelow": True,
-    "axes.grid": True,
-    "axes.grid.axis": "y",
-    "grid.color": _LINE,
-    "grid.linewidth": 0.6,
-    "xtick.color": _LINE,
-    "ytick.color": _LINE,
-    "xtick.labelcolor": _QUIET,
-    "ytick.labelcolor": _QUIET,
-    "hatch.color": _PANEL,
-    "hatch.linewidth": 1.4,
-    "legend.frameon": False,
-    "legend.fontsize": 9.5,
-    "figure.facecolor": "none",
-}
+_STYLE = Path(__file__).with_name("charts.mplstyle")
 _HATCH = "////"
 _NUM_BINS = 48  # of the throughput, at most
 _MAX_KINDS = 12  # bars
@@ -169,8 +145,7 @@ def lengths(counted: Counter[int], what: str, name: str) -> Markup:
 
 def _svg(name: str, said: str, draw: Callable[[Axes], None]) -> Markup:
     """Return what `draw` draws as an element of a page, for people who do not see it described by `said`."""
-    style: Any = {**_STYLE, "svg.hashsalt": name}
-    with matplotlib.rc_context(style):
+    with matplotlib.rc_context({"svg.hashsalt": name}, _STYLE):
         figure = Figure(figsize=(4.1, 2.65), layout="constrained")
         draw(figure.add_subplot())
         file = StringIO()

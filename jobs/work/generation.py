@@ -218,13 +218,11 @@ def _retry_wanted(plan: Plan, run_directory: RunDirectory, wanted: Wanted) -> Ex
         run_directory.unmark_success()
         log_run_started(run_directory, len(letters.num_wanted))
         units = FailedUnits(run_directory.location.name, letters.num_wanted)
-        if (
-            units.num_units and "WorkerDied" not in letters.wanted_types
-        ):  # beside a row that kills, units share its deaths
-            # Enough units at once in an actor that their few failed rows fill the engine's slots.
-            num_at_once = ceil(
-                plan.settings.engine.num_slots * units.num_units / (units.num_rows * plan.settings.sampling.n)
-            )
+        if units.num_units and "WorkerDied" not in letters.wanted_types:
+            # Enough units at once in an actor that their few failed rows fill the engine's slots; but not beside a row
+            # that kills, whose deaths they would share.
+            sequences_per_unit = units.num_rows / units.num_units * plan.settings.sampling.n
+            num_at_once = ceil(plan.settings.engine.num_slots / sequences_per_unit)
             plan = replace(plan, pool=replace(plan.pool, units_in_flight=max(plan.pool.units_in_flight, num_at_once)))
         rows = FailedRows(plan.input_options, plan.carried, wanted)
         spec = replace(worker_spec(plan, run_directory), units=rows)
@@ -239,10 +237,8 @@ def _retry_wanted(plan: Plan, run_directory: RunDirectory, wanted: Wanted) -> Ex
             )
         if units.num_units:
             # Not from the receipts: a worker that died after its commit has sent none.
-            num_failing = count_still_failing(run_directory, letters)
-            print(
-                f"retried: {units.num_rows} rows; now succeed: {units.num_rows - num_failing}; still fail: {num_failing}"
-            )
+            failing = count_still_failing(run_directory, letters)
+            print(f"retried: {units.num_rows} rows; now succeed: {units.num_rows - failing}; still fail: {failing}")
         if num_missing := sum(1 for _ in run_directory.missing_units()):
             print(
                 f"{num_missing} units of the run were never finished: python -m jobs.generate goes on with them",
