@@ -94,9 +94,6 @@ class ServeConfig:
         self.generator.check_hang_timeout("serve.hang_timeout_s", self.serve.replica.hang_timeout_s)
         if self.generator.chat.template_columns:
             raise ValueError("chat.template_columns: requests have no columns; use chat.template_kwargs")
-        self._check_examples()
-
-    def _check_examples(self) -> None:
         examples = self.serve.page_examples
         if examples and not self.serve.page:
             raise ValueError("serve.page_examples are shown on the page; switch it on with serve.page")

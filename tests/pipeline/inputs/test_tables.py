@@ -26,11 +26,9 @@ from pipeline.inputs.records import to_rows
 from pipeline.inputs.rows import InputRow, RowPosition, read_row, read_unit
 from pipeline.inputs.units import plan_units
 from pipeline.inputs.values import plain_values
-from pipeline.run.amend import amend_part
-from pipeline.run.commit import commit_part
+from pipeline.run.commit import amend_part, commit_part
 from pipeline.run.directory import RunDirectory
-from pipeline.run.tally import tally
-from pipeline.run.unit_rows import read_unit_rows
+from pipeline.run.unit_rows import read_unit_rows, tally
 from pipeline.schema import errors_table, generations_table
 from pipeline.storage.location import Location
 from tests.pipeline.inputs.every_type import EVERY_TYPE
