@@ -24,7 +24,7 @@ from benchmarks.harness import say, show, synchronize, write_json
 from benchmarks.scored_rows import kinds_of_rows, prompts_of
 from decoding import Engine, EngineOptions, ScoredText
 from decoding.network.target import Target
-from decoding.sampling.asked import LOGITS_AT_ONCE, Stretch
+from decoding.sampling.logprobs import LOGITS_AT_ONCE, Stretch
 from decoding.sequence import TokenLogprobs
 
 _MOST_TOKENS = 512  # of a forward, where it is one text's

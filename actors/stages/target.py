@@ -20,10 +20,10 @@ from actors.stages.work import Change, Work, decided, judged, request_to_send, s
 from decoding.cache.features import FeatureTap, check_layer_ids
 from decoding.cache.prefill import batches, may_join_batch
 from decoding.network.target import PendingVerdicts, timed_start
-from decoding.sampling.asked import Stretch, in_forwards
 from decoding.sampling.judging import ScoreRequest, close_call_margin
+from decoding.sampling.logprobs import Stretch, in_forwards
+from decoding.sampling.masks import TokenMasks
 from decoding.sampling.rows import Rows
-from decoding.sampling.token_masks import TokenMasks
 from decoding.sampling.verdicts import RowVerdict
 from decoding.sequence import TokenLogprobs
 

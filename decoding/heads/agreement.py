@@ -15,8 +15,8 @@ from decoding.cache.features import FeatureTap
 from decoding.device import to_device
 from decoding.heads.slot_head import SlotHead
 from decoding.network.target import Target
-from decoding.sampling.asked import Stretch
 from decoding.sampling.judging import ScoreRequest
+from decoding.sampling.logprobs import Stretch
 from decoding.sampling.rows import Rows, sampling_batch
 from decoding.sampling.rules import COUPLED
 from decoding.sampling.verify import Draft

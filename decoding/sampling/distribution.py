@@ -18,10 +18,8 @@ import torch
 from decoding.device import to_device
 from decoding.gpu.available import kernels_run_on
 from decoding.gpu.pick_table import PickTable
-from decoding.sampling.cuts import Cuts, find_supports
-from decoding.sampling.forbidden import ForbiddenTokens
-from decoding.sampling.scores import NEVER, Scores
-from decoding.sampling.token_history import TokenHistory
+from decoding.sampling.cuts import NEVER, Cuts, Scores, find_supports
+from decoding.sampling.forbidden import ForbiddenTokens, TokenHistory
 from decoding.sampling_params import SamplingParams
 
 

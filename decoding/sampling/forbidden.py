@@ -18,10 +18,18 @@ import torch
 
 from decoding.bad_word_list import BadWordList
 from decoding.device import to_device
-from decoding.sampling.scores import NEVER
-from decoding.sampling.token_history import TokenHistory
+from decoding.sampling.cuts import NEVER
 from decoding.sampling_params import SamplingParams
 from decoding.sequence import Sequence
+
+
+@dataclass(frozen=True)
+class TokenHistory:
+    """The tokens before each of J positions, which penalties, bad words and min_tokens depend on."""
+
+    token_ids_BL: torch.Tensor  # prompt, output and draft, padded on the right with anything
+    prompt_lengths_B: torch.Tensor
+    lengths_BJ: torch.Tensor  # number of tokens before position j; the position's own token is the next one
 
 
 @dataclass(frozen=True)

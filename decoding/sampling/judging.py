@@ -15,8 +15,8 @@ import torch
 
 from decoding.device import to_device
 from decoding.sampling.logprobs import RoundLogprobs
+from decoding.sampling.masks import NO_MASKS, TokenMasks
 from decoding.sampling.rows import Rows
-from decoding.sampling.token_masks import NO_MASKS, TokenMasks
 from decoding.sampling.verdicts import RowVerdict, SentVerdicts, Verdicts
 from decoding.sampling.verify import Draft
 from decoding.sequence import Sequence

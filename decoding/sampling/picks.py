@@ -17,9 +17,8 @@ import torch
 
 from decoding.noise import BLOCK, GumbelNoise
 from decoding.picked import Picked
-from decoding.sampling.cuts import Support, find_supports
+from decoding.sampling.cuts import NEVER, Scores, Support, find_supports
 from decoding.sampling.distribution import SamplingBatch, truncate
-from decoding.sampling.scores import NEVER, Scores
 
 _NUM_LEADERS = 8  # blocks whose best tokens set the score to beat
 _DENSE = 1 << 15  # scores; for fewer, bounds cost more than they save

@@ -19,12 +19,12 @@ from decoding.gpu.pick_table import PickTable
 from decoding.gpu.picks import Counted
 from decoding.gpu.picks import PickInputs as GpuInputs
 from decoding.gpu.picks import pick as pick_on_gpu
+from decoding.gpu.token_counts import TokenCounts
 from decoding.sampling.distribution import SamplingBatch, forbid, shape_logits
+from decoding.sampling.forbidden import TokenHistory
+from decoding.sampling.masks import TokenMasks
 from decoding.sampling.picks import Picks, pick_tokens
 from decoding.sampling.round_noise import RoundNoise
-from decoding.sampling.token_counts import TokenCounts
-from decoding.sampling.token_history import TokenHistory
-from decoding.sampling.token_masks import TokenMasks
 from decoding.sampling.verdicts import Verdicts
 from decoding.sampling.verify import Draft
 from decoding.sequence import Sequence

@@ -14,8 +14,8 @@ import torch
 
 from decoding.choices import Verification
 from decoding.sampling.distribution import keep_best, probabilities, process_logits
+from decoding.sampling.masks import TokenMasks
 from decoding.sampling.rows import Drawn, Rows, Rule
-from decoding.sampling.token_masks import TokenMasks
 from decoding.sampling.verdicts import Verdicts
 from decoding.sampling.verify import Draft, draw_draft, verify_coupled, verify_rejection
 

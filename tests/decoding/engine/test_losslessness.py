@@ -16,7 +16,7 @@ from decoding import Engine, SamplingParams, Sequence
 from decoding.gpu.available import is_interpreted
 from decoding.sampling.forbidden import ForbiddenTokens
 from decoding.sampling.judging import ScoreRequest
-from decoding.sampling.masks_beside import MasksBeside
+from decoding.sampling.masks import MasksBeside
 from tests.decoding import tiny
 from tests.decoding.grammar.tiny_grammars import grammars
 from tests.decoding.tiny import EVERY_DRAFTER, assert_each_once, engine_over, numbered, outputs, run

@@ -8,9 +8,8 @@ import torch
 
 from decoding import SamplingParams
 from decoding.sampling import cuts
-from decoding.sampling.cuts import find_supports
+from decoding.sampling.cuts import Scores, find_supports
 from decoding.sampling.distribution import process_logits, truncate
-from decoding.sampling.scores import Scores
 from decoding.sampling.verify import Draft, verify_coupled
 from tests.decoding.sampling.cases import LOGITS, PARAMS, VOCAB_SIZES, Case
 
