@@ -19,7 +19,7 @@ from actors.drafts.messages import Distributions, DraftReply, DraftRequest, RowO
 from actors.drafts.mirror import DraftTerms
 from decoding.drafters.base import Drafter
 from decoding.sampling.rows import Rows
-from decoding.sampling.verify import Draft
+from decoding.sampling.verdicts import Draft
 from decoding.sequence import Sequence
 
 _MAX_SWAPS = 64  # of a request; with more, the lane begins anew and every row is sent whole

@@ -20,7 +20,7 @@ from decoding.network.language_model import LanguageModel
 from decoding.sampling.distribution import SamplingBatch
 from decoding.sampling.rows import Rows, sampling_batch
 from decoding.sampling.rules import RULES
-from decoding.sampling.verify import Draft
+from decoding.sampling.verdicts import Draft
 from decoding.sampling_params import SamplingParams
 from decoding.sequence import Sequence
 

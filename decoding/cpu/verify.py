@@ -1,4 +1,4 @@
-"""Accept-if-equal on the CPU, in one call: what `decoding.sampling.verify.verify_coupled` says, with its numbers.
+"""Accept-if-equal on the CPU, in one call: what `decoding.sampling.rules.verify_coupled` says, with its numbers.
 
 Shapes: B rows, K drafted tokens, J = K + 1 positions.
 """

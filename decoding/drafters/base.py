@@ -15,7 +15,7 @@ import torch
 from decoding.cache.features import FeatureTap
 from decoding.fused.live_weights import LiveWeights
 from decoding.sampling.rows import Rows
-from decoding.sampling.verify import Draft
+from decoding.sampling.verdicts import Draft
 from decoding.sequence import Sequence
 
 

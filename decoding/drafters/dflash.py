@@ -21,7 +21,7 @@ from decoding.device import to_device
 from decoding.drafters.head_drafter import HeadDrafter
 from decoding.heads.dflash_head import Block, DFlashHead
 from decoding.sampling.rows import Rows
-from decoding.sampling.verify import Draft
+from decoding.sampling.verdicts import Draft
 
 
 class DFlashDrafter(HeadDrafter[DFlashHead]):

@@ -11,7 +11,7 @@ import torch
 
 from decoding.drafters.ngram import point_masses
 from decoding.sampling.rows import Rows
-from decoding.sampling.verify import Draft
+from decoding.sampling.verdicts import Draft
 from decoding.sequence import Sequence
 
 

@@ -20,7 +20,7 @@ from decoding.drafters.ngram import point_masses
 from decoding.drafters.suffix import Offer, SuffixDrafter
 from decoding.fused.live_weights import LiveWeights
 from decoding.sampling.rows import Rows
-from decoding.sampling.verify import Draft
+from decoding.sampling.verdicts import Draft
 from decoding.sequence import Sequence
 
 

@@ -16,7 +16,7 @@ from decoding.device import to_device
 from decoding.drafters.base import Drafter, allowed_part, swap_entries
 from decoding.drafters.calibration import Calibration
 from decoding.sampling.rows import Rows
-from decoding.sampling.verify import Draft
+from decoding.sampling.verdicts import Draft
 from decoding.sequence import Sequence
 
 _SIZES = (4, 3, 2)  # of the n-grams that are looked up, in this order

@@ -15,7 +15,7 @@ from decoding.device import to_device
 from decoding.drafters.base import Drafter
 from decoding.drafters.slot_book import Cached, SlotBook
 from decoding.sampling.rows import Rows
-from decoding.sampling.verify import Draft
+from decoding.sampling.verdicts import Draft
 
 
 class StepwiseDrafter(Drafter):

@@ -26,7 +26,7 @@ from decoding.drafters.base import Drafter, allowed_part, swap_entries
 from decoding.drafters.known_texts import KnownByScope, KnownTexts
 from decoding.drafters.ngram import point_masses
 from decoding.sampling.rows import ExtensionLimit, Rows, Rule
-from decoding.sampling.verify import Draft
+from decoding.sampling.verdicts import Draft
 from decoding.sequence import Sequence
 
 SIZES = (12, 6, 3, 2, 1)  # tokens of context, longest first

@@ -22,7 +22,7 @@ from decoding.pace.schedule import Schedule
 from decoding.sampling.distribution import SamplingBatch, first_stop
 from decoding.sampling.judging import ScoreRequest
 from decoding.sampling.rows import Rows, Rule, sampling_batch
-from decoding.sampling.verify import Draft
+from decoding.sampling.verdicts import Draft
 from decoding.sequence import Sequence
 
 

@@ -26,7 +26,7 @@ from decoding.pace.cost_table import CostTable
 from decoding.pace.schedule import FixedSchedule
 from decoding.sampling.rows import Rows, Rule, sampling_batch
 from decoding.sampling.rules import COUPLED
-from decoding.sampling.verify import Draft
+from decoding.sampling.verdicts import Draft
 from decoding.sampling_params import SamplingParams
 from decoding.sequence import Sequence
 

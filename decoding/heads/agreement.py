@@ -19,7 +19,7 @@ from decoding.sampling.judging import ScoreRequest
 from decoding.sampling.logprobs import Stretch
 from decoding.sampling.rows import Rows, sampling_batch
 from decoding.sampling.rules import COUPLED
-from decoding.sampling.verify import Draft
+from decoding.sampling.verdicts import Draft
 from decoding.sampling_params import SamplingParams
 from decoding.sequence import Sequence
 

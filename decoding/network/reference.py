@@ -22,8 +22,7 @@ from decoding.sampling.judging import verify_rows
 from decoding.sampling.picks import pick_plain
 from decoding.sampling.rows import Rows, sampling_batch
 from decoding.sampling.rules import COUPLED
-from decoding.sampling.verdicts import Verdicts
-from decoding.sampling.verify import Draft
+from decoding.sampling.verdicts import Draft, Verdicts
 from decoding.sequence import Sequence, TokenLogprobs
 
 

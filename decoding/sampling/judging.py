@@ -17,8 +17,7 @@ from decoding.device import to_device
 from decoding.sampling.logprobs import RoundLogprobs
 from decoding.sampling.masks import NO_MASKS, TokenMasks
 from decoding.sampling.rows import Rows
-from decoding.sampling.verdicts import RowVerdict, SentVerdicts, Verdicts
-from decoding.sampling.verify import Draft
+from decoding.sampling.verdicts import Draft, RowVerdict, SentVerdicts, Verdicts
 from decoding.sequence import Sequence
 
 # The batch's shape changes float32 logits by about 1e-6 of their size. Where the two best candidates lie nearer than

@@ -23,10 +23,8 @@ from decoding.gpu.token_counts import TokenCounts
 from decoding.sampling.distribution import SamplingBatch, forbid, shape_logits
 from decoding.sampling.forbidden import TokenHistory
 from decoding.sampling.masks import TokenMasks
-from decoding.sampling.picks import Picks, pick_tokens
-from decoding.sampling.round_noise import RoundNoise
-from decoding.sampling.verdicts import Verdicts
-from decoding.sampling.verify import Draft
+from decoding.sampling.picks import Picks, RoundNoise, pick_tokens
+from decoding.sampling.verdicts import Draft, Verdicts
 from decoding.sequence import Sequence
 
 

@@ -22,7 +22,7 @@ from decoding.network.language_model import LanguageModel
 from decoding.pace.schedule import FixedSchedule
 from decoding.sampling.rows import Rows, sampling_batch
 from decoding.sampling.rules import RULES
-from decoding.sampling.verify import Draft
+from decoding.sampling.verdicts import Draft
 from decoding.sequence import Sequence
 
 VOCAB_SIZE = 48

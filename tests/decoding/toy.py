@@ -19,8 +19,8 @@ from decoding.noise import noise_key
 from decoding.sampling.distribution import SamplingBatch, first_stop, keep_best, probabilities, process_logits
 from decoding.sampling.forbidden import TokenHistory
 from decoding.sampling.rows import Rows
-from decoding.sampling.rules import RULES, taken_out
-from decoding.sampling.verify import Draft, acceptance, recovery
+from decoding.sampling.rules import RULES, acceptance, recovery, taken_out
+from decoding.sampling.verdicts import Draft
 from decoding.sequence import Sequence
 
 PROMPT = (1, 0, 1)

@@ -27,7 +27,7 @@ from decoding.grammar.grammars import Grammars
 from decoding.grammar.structured import Structured
 from decoding.network.language_model import LanguageModel
 from decoding.sampling.rows import Rows
-from decoding.sampling.verify import Draft
+from decoding.sampling.verdicts import Draft
 from tests.actors.drafts.fake_calls import FakeCalls, Reference, actor_named
 from tests.decoding.tiny import drafted
 

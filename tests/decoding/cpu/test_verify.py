@@ -10,7 +10,8 @@ from decoding.cpu.library import library
 from decoding.noise import noise_key
 from decoding.sampling.distribution import SamplingBatch
 from decoding.sampling.picks import Picks
-from decoding.sampling.verify import Draft, verify_coupled
+from decoding.sampling.rules import verify_coupled
+from decoding.sampling.verdicts import Draft
 
 pytestmark = pytest.mark.skipif(library() is None, reason="no C++ compiler here")
 

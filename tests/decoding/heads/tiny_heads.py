@@ -18,7 +18,7 @@ from decoding.heads.networks.eagle3_network import Eagle3Network
 from decoding.network.language_model import LanguageModel
 from decoding.network.layer_hooks import layers_to_read
 from decoding.sampling.rows import Rows
-from decoding.sampling.verify import Draft
+from decoding.sampling.verdicts import Draft
 from tests.decoding.tiny import CONTEXT, VOCAB_SIZE, build, llama_config, save
 
 HIDDEN_SIZE = 32

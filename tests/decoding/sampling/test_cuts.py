@@ -10,7 +10,8 @@ from decoding import SamplingParams
 from decoding.sampling import cuts
 from decoding.sampling.cuts import Scores, find_supports
 from decoding.sampling.distribution import process_logits, truncate
-from decoding.sampling.verify import Draft, verify_coupled
+from decoding.sampling.rules import verify_coupled
+from decoding.sampling.verdicts import Draft
 from tests.decoding.sampling.cases import LOGITS, PARAMS, VOCAB_SIZES, Case
 
 CUTTING = ["top_k", "top_p", "min_p", "all cuts"]

@@ -14,7 +14,7 @@ from decoding.sampling.judging import ScoreRequest
 from decoding.sampling.masks import MasksBeside, TokenMasks, _Answers, masks_of
 from decoding.sampling.rows import Rows, sampling_batch
 from decoding.sampling.rules import COUPLED
-from decoding.sampling.verify import Draft
+from decoding.sampling.verdicts import Draft
 from tests.decoding.grammar.tiny_grammars import END, STRUCTURED, TOKENS, allowed, grammars
 
 GRAMMARS = grammars()

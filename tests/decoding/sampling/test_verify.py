@@ -14,15 +14,8 @@ from decoding.noise import GumbelNoise, Stream, uniform
 from decoding.sampling import verify
 from decoding.sampling.distribution import first_stop, probabilities
 from decoding.sampling.judging import verify_rows
-from decoding.sampling.verdicts import Verdicts
-from decoding.sampling.verify import (
-    Draft,
-    acceptance,
-    draw_draft,
-    recovery,
-    verify_coupled,
-    verify_rejection,
-)
+from decoding.sampling.rules import acceptance, draw_draft, recovery, verify_coupled, verify_rejection
+from decoding.sampling.verdicts import Draft, Verdicts
 from tests.decoding.toy import PROMPT, Language, is_plausible, rejection_rule, speculative_distribution
 
 NUM_ROWS = 40_000
