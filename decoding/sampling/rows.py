@@ -20,10 +20,11 @@ from decoding.gpu.picks import Counted
 from decoding.gpu.picks import PickInputs as GpuInputs
 from decoding.gpu.picks import pick as pick_on_gpu
 from decoding.gpu.token_counts import TokenCounts
+from decoding.picked import Picks
 from decoding.sampling.distribution import SamplingBatch, forbid, shape_logits
 from decoding.sampling.forbidden import TokenHistory
 from decoding.sampling.masks import TokenMasks
-from decoding.sampling.picks import Picks, RoundNoise, pick_tokens
+from decoding.sampling.picks import RoundNoise, pick_tokens
 from decoding.sampling.verdicts import Draft, Verdicts
 from decoding.sequence import Sequence
 
@@ -229,14 +230,14 @@ class Rows:
             if self.sampling.forbidden is not None:  # which the kernels do not know
                 logits_BJV = forbid(logits_BJV, self.sampling, self.history(drafted_BK, first, num_positions))
             inputs = self._gpu_inputs(self.sampling.table, vocab_size, drafted_BK)
-            return Picks.inside(pick_on_gpu(logits_BJV, inputs, first))
+            return pick_on_gpu(logits_BJV, inputs, first)
         shaped_BJV = logits_BJV
         if self.sampling.shapes:
             shaped_BJV = shape_logits(logits_BJV, self.sampling, self.history(drafted_BK, first, num_positions))
         if shaped_BJV.device.type == "cpu" and not self.sampling.cuts:  # of which the kernel knows nothing
             picked = pick_on_cpu(shaped_BJV, self._cpu_inputs(masks), first)
             if picked is not None:
-                return Picks.inside(picked)
+                return picked
         if masks is not None:
             shaped_BJV = masks.apply(shaped_BJV)
         noise = self._round_noise.of(vocab_size, first, num_positions) if self.sampling.samples else None

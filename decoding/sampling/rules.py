@@ -29,10 +29,10 @@ import torch
 from decoding.choices import Verification
 from decoding.cpu.verify import verify_coupled as verify_on_cpu
 from decoding.noise import GumbelNoise, Stream, round_keys, uniform
-from decoding.picked import Picked
+from decoding.picked import Picks
 from decoding.sampling.distribution import SamplingBatch, keep_best, probabilities, process_logits
 from decoding.sampling.masks import TokenMasks
-from decoding.sampling.picks import Picks, pick_tokens
+from decoding.sampling.picks import pick_tokens
 from decoding.sampling.rows import Drawn, Rows, Rule
 from decoding.sampling.verdicts import Draft, Verdicts, accept_if_equal, count_leading, exists
 
@@ -64,9 +64,8 @@ def verify_coupled(picks: Picks, draft: Draft, sampling: SamplingBatch, close_ca
     """
     is_finite_B = picks.is_finite_BJ.all(-1)
     if picks.best_BJ.device.type == "cpu":
-        picked = Picked(picks.token_ids_BJ, picks.best_BJ, picks.second_BJ, picks.score_BJ, picks.is_finite_BJ)
         drafted = (draft.token_ids_BK, draft.num_draft_tokens_B)
-        found = verify_on_cpu(picked, picks.is_at_border_BJ, *drafted, sampling.temperature_B, close_call)
+        found = verify_on_cpu(picks, *drafted, sampling.temperature_B, close_call)
         if found is not None:
             return Verdicts(*found, is_finite_B)
     num_accepted_B, next_token_B = accept_if_equal(picks.token_ids_BJ, draft.token_ids_BK, draft.num_draft_tokens_B)
@@ -82,7 +81,8 @@ def close_calls(picks: Picks, sampling: SamplingBatch, close_call: float) -> tor
     temperature_B1 = sampling.temperature_B[:, None]
     margin_BJ = (picks.best_BJ - picks.second_BJ) * temperature_B1
     least_BJ = least_margin(picks.score_BJ * temperature_B1, picks.best_BJ * temperature_B1, close_call)
-    return (margin_BJ < least_BJ) | picks.is_at_border_BJ
+    is_close_BJ = margin_BJ < least_BJ
+    return is_close_BJ if picks.is_at_border_BJ is None else is_close_BJ | picks.is_at_border_BJ
 
 
 def least_margin(logits: torch.Tensor, noised: torch.Tensor, close_call: float) -> torch.Tensor:

@@ -153,7 +153,7 @@ def test_a_row_gets_the_same_pick_alone_as_in_a_mixed_batch(logits, margin):
         together = Case(logits_BJV, rows).picked(margin)
         for row in range(len(rows)):
             alone = Case(logits_BJV[row : row + 1], rows[row : row + 1], first_row=row).picked(margin)
-            for name in vars(alone):
+            for name in alone._fields:
                 assert torch.equal(getattr(alone, name)[0], getattr(together, name)[row]), (name, rows[row])
 
 

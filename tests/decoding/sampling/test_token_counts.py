@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from decoding import SamplingParams, Sequence
+from decoding.gpu import token_counts
 from decoding.gpu.token_counts import TokenCounts
-from decoding.sampling import token_counts
 
 VOCAB_SIZE, CPU = 30, torch.device("cpu")
 
