@@ -18,7 +18,7 @@ from collections.abc import Sequence as Seq
 import torch
 
 from decoding.device import to_device
-from decoding.drafters.head_drafter import HeadDrafter
+from decoding.drafters.stepwise import HeadDrafter
 from decoding.heads.dflash_head import Block, DFlashHead
 from decoding.sampling.rows import Rows
 from decoding.sampling.verdicts import Draft

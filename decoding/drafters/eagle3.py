@@ -16,7 +16,7 @@ import torch
 
 from decoding.device import to_device
 from decoding.drafters.base import swap_entries
-from decoding.drafters.head_drafter import HeadDrafter
+from decoding.drafters.stepwise import HeadDrafter
 from decoding.heads.eagle3_head import Eagle3Head
 from decoding.sampling.rows import Rows
 from decoding.sequence import Sequence

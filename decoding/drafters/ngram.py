@@ -10,11 +10,8 @@ from dataclasses import dataclass
 from itertools import accumulate
 from operator import mul
 
-import torch
-
-from decoding.device import to_device
-from decoding.drafters.base import Drafter, allowed_part, swap_entries
-from decoding.drafters.calibration import Calibration
+from decoding.drafters.base import Drafter, allowed_part, point_masses, swap_entries
+from decoding.drafters.known_texts import Calibration
 from decoding.sampling.rows import Rows
 from decoding.sampling.verdicts import Draft
 from decoding.sequence import Sequence
@@ -72,17 +69,6 @@ class NGramDrafter(Drafter):
             Match(allowed_part(sequence, match.tokens), match.size)
             for sequence, match in zip(rows.sequences, matches, strict=True)
         ]
-
-
-def point_masses(proposals: list[list[int]], device: torch.device) -> Draft:
-    """Make a draft of these tokens, one list a row, which were chosen without any noise."""
-    lengths = [len(proposal) for proposal in proposals]
-    width = max(lengths)
-    return Draft(
-        to_device([p + [0] * (width - len(p)) for p in proposals], device, torch.int64),
-        to_device(lengths, device),
-        max_draft_tokens_B=tuple(lengths),
-    )
 
 
 class _NGramIndex:

@@ -22,9 +22,8 @@ from dataclasses import dataclass, field
 from itertools import count
 from weakref import WeakKeyDictionary
 
-from decoding.drafters.base import Drafter, allowed_part, swap_entries
+from decoding.drafters.base import Drafter, allowed_part, point_masses, swap_entries
 from decoding.drafters.known_texts import KnownByScope, KnownTexts
-from decoding.drafters.ngram import point_masses
 from decoding.sampling.rows import ExtensionLimit, Rows, Rule
 from decoding.sampling.verdicts import Draft
 from decoding.sequence import Sequence
