@@ -18,7 +18,7 @@ from decoding.engine.load import Parts, load_parts
 from decoding.engine.options import EngineOptions
 from decoding.heads.eagle3_head import Eagle3Head
 from decoding.heads.format.folder import kind_of_head
-from decoding.heads.networks.unrolled import unrolled
+from decoding.heads.unrolled import unrolled
 from decoding.network.language_model import LanguageModel
 
 

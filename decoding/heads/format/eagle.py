@@ -14,9 +14,8 @@ field; ids that are the default of the target are left out, since all of them th
 import re
 from typing import Any
 
+from decoding.heads.format.fields import Said, normalized
 from decoding.heads.format.head_config import HeadConfig, Kind, default_layer_inputs, default_num_speculative_tokens
-from decoding.heads.format.layers import normalized
-from decoding.heads.format.said import Said
 
 _CLASSES: dict[tuple[Kind, str], str] = {
     ("eagle3", "llama"): "LlamaForCausalLMEagle3",

@@ -18,8 +18,14 @@ from decoding.checkpoint.supported import model_folder
 from decoding.heads.format.eagle import read_eagle, write_eagle
 from decoding.heads.format.head_config import Format, HeadConfig, Kind
 from decoding.heads.format.speculators import read_speculators, write_speculators
-from decoding.heads.format.tensors import EAGLES_FIRST_LAYER, FIRST_LAYER, check_tensors, read_tensors
-from decoding.heads.format.vocabulary import membership, target_ids
+from decoding.heads.format.tensors import (
+    EAGLES_FIRST_LAYER,
+    FIRST_LAYER,
+    check_tensors,
+    membership,
+    read_tensors,
+    target_ids,
+)
 
 _CONVERT = (
     'convert them: tensors = torch.load("pytorch_model.bin", weights_only=True), then '

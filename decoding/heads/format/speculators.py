@@ -9,9 +9,8 @@ from typing import Any
 
 import transformers
 
+from decoding.heads.format.fields import Said, normalized
 from decoding.heads.format.head_config import KINDS, READ_PAIRS, HeadConfig, Kind, default_num_speculative_tokens
-from decoding.heads.format.layers import normalized
-from decoding.heads.format.said import Said
 
 _VERSION = "0.9.0"
 _CLASSES: dict[Kind, str] = {
