@@ -14,12 +14,12 @@ from actors.drafts.messages import Distributions, DraftReply, DraftRequest, RowU
 from decoding.choices import Verification
 from decoding.common_prefix import common_prefix
 from decoding.drafters.model import ModelDrafter
-from decoding.gpu.token_counts import TokenCounts
 from decoding.grammar.grammars import Grammars
 from decoding.network.language_model import LanguageModel
 from decoding.sampling.distribution import SamplingBatch
 from decoding.sampling.rows import Rows, sampling_batch
 from decoding.sampling.rules import RULES
+from decoding.sampling.token_history import TokenCounts
 from decoding.sampling.verdicts import Draft
 from decoding.sampling_params import SamplingParams
 from decoding.sequence import Sequence

@@ -20,10 +20,11 @@ from actors.stages.work import Change, Work, decided, judged, request_to_send, s
 from decoding.cache.features import FeatureTap, check_layer_ids
 from decoding.cache.prefill import batches, may_join_batch
 from decoding.network.target import PendingVerdicts, timed_start
-from decoding.sampling.judging import ScoreRequest, close_call_margin
+from decoding.sampling.judging import ScoreRequest
 from decoding.sampling.logprobs import Stretch, in_forwards
 from decoding.sampling.masks import TokenMasks
 from decoding.sampling.rows import Rows
+from decoding.sampling.rules import close_call_margin
 from decoding.sampling.verdicts import RowVerdict
 from decoding.sequence import TokenLogprobs
 

@@ -15,13 +15,13 @@ from decoding.drafters import Drafter
 from decoding.drafters.base import NoDrafter
 from decoding.drafters.forced import foreseen_tokens, to_replace, with_forced, without_model
 from decoding.engine.round import Running, Started, Starter
-from decoding.gpu.token_counts import TokenCounts
 from decoding.network.target import Target
 from decoding.pace.draft_lengths import DraftPlan
 from decoding.pace.schedule import Schedule
 from decoding.sampling.distribution import SamplingBatch, first_stop
 from decoding.sampling.judging import ScoreRequest
 from decoding.sampling.rows import Rows, Rule, sampling_batch
+from decoding.sampling.token_history import TokenCounts
 from decoding.sampling.verdicts import Draft
 from decoding.sequence import Sequence
 

@@ -19,7 +19,7 @@ from decoding.device import to_device
 from decoding.gpu.available import kernels_run_on
 from decoding.gpu.pick_table import PickTable
 from decoding.sampling.cuts import NEVER, Cuts, Scores, find_supports
-from decoding.sampling.forbidden import ForbiddenTokens, TokenHistory
+from decoding.sampling.token_history import ForbiddenTokens, TokenHistory
 from decoding.sampling_params import SamplingParams
 
 

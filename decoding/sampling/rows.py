@@ -19,12 +19,11 @@ from decoding.gpu.pick_table import PickTable
 from decoding.gpu.picks import Counted
 from decoding.gpu.picks import PickInputs as GpuInputs
 from decoding.gpu.picks import pick as pick_on_gpu
-from decoding.gpu.token_counts import TokenCounts
 from decoding.picked import Picks
 from decoding.sampling.distribution import SamplingBatch, forbid, shape_logits
-from decoding.sampling.forbidden import TokenHistory
 from decoding.sampling.masks import TokenMasks
 from decoding.sampling.picks import RoundNoise, pick_tokens
+from decoding.sampling.token_history import TokenCounts, TokenHistory
 from decoding.sampling.verdicts import Draft, Verdicts
 from decoding.sequence import Sequence
 

@@ -36,6 +36,11 @@ from decoding.sampling.picks import pick_tokens
 from decoding.sampling.rows import Drawn, Rows, Rule
 from decoding.sampling.verdicts import Draft, Verdicts, accept_if_equal, count_leading, exists
 
+# The batch's shape changes float32 logits by about 1e-6 of their size. Where the two best candidates lie nearer than
+# this (in logits of a size up to 10), rounding could decide, so the row is scored again alone.
+_LEAST_MARGIN = 1e-4
+# A probe sees a few tokens, and a corpus millions: the margin is this many times the deviation that the probe found.
+_MARGIN_OF_DEVIATION = 20
 _BYTES_AT_ONCE = 1 << 28  # of probabilities and laws that a draft is judged by
 _NUM_LAWS = 6  # float64 numbers of each token that `recovery` and `_inverse_cdf` have at a time
 
@@ -74,6 +79,14 @@ def verify_coupled(picks: Picks, draft: Draft, sampling: SamplingBatch, close_ca
     else:
         first_close_call_B = torch.full_like(num_accepted_B, picks.token_ids_BJ.shape[1])
     return Verdicts(num_accepted_B, next_token_B, first_close_call_B, is_finite_B)
+
+
+def close_call_margin(dtype: torch.dtype, deviation: float = 0.0) -> float:
+    """Return the margin of close calls for a model whose logits deviate by `deviation` of their size, in logits.
+
+    It is 0 (no call is close) where numbers are not float32: others round too coarsely for a margin.
+    """
+    return max(_LEAST_MARGIN, _MARGIN_OF_DEVIATION * 10 * deviation) if dtype is torch.float32 else 0.0
 
 
 def close_calls(picks: Picks, sampling: SamplingBatch, close_call: float) -> torch.Tensor:

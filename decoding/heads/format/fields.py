@@ -1,4 +1,4 @@
-"""What an object in a config.json says, each value checked for its type, and the layers that it describes, normalized."""
+"""What an object in a config.json says, each value checked for its type; and the layers it describes, normalized."""
 
 from typing import Any
 

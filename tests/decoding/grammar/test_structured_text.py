@@ -13,7 +13,7 @@ from decoding.grammar.matcher import Matcher
 from decoding.grammar.structured import Structured
 from decoding.grammar.token_table import Mask
 from decoding.pace.schedule import FixedSchedule
-from decoding.sampling.masks import MasksBeside
+from decoding.sampling.judging import MasksBeside
 from decoding.sampling.rows import Rows
 from tests.decoding.grammar.tiny_grammars import END, RECORD, fulfils, grammars, text_of
 from tests.decoding.tiny import EVERY_DRAFTER, engine_by, outputs, run

@@ -10,7 +10,7 @@ from transformers.generation import logits_process as hf
 
 from decoding import SamplingParams
 from decoding.sampling.distribution import SamplingBatch, probabilities, process_logits
-from decoding.sampling.forbidden import TokenHistory
+from decoding.sampling.token_history import TokenHistory
 
 VOCAB_SIZE = 23
 CPU = torch.device("cpu")

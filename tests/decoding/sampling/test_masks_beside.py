@@ -10,8 +10,8 @@ import torch
 
 from decoding import SamplingParams, Sequence
 from decoding.grammar.structured import Structured
-from decoding.sampling.judging import ScoreRequest
-from decoding.sampling.masks import MasksBeside, TokenMasks, _Answers, masks_of
+from decoding.sampling.judging import MasksBeside, ScoreRequest, _Answers, masks_of
+from decoding.sampling.masks import TokenMasks
 from decoding.sampling.rows import Rows, sampling_batch
 from decoding.sampling.rules import COUPLED
 from decoding.sampling.verdicts import Draft

@@ -5,9 +5,9 @@ import random
 import torch
 
 from decoding import SamplingParams
-from decoding.gpu.token_counts import TokenCounts
 from decoding.sampling.rows import Rows, sampling_batch
 from decoding.sampling.rules import COUPLED
+from decoding.sampling.token_history import TokenCounts
 from decoding.sequence import Sequence
 from tests.decoding.gpu.interpreted.test_picks import by_torch
 
