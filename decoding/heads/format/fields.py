@@ -1,10 +1,12 @@
 """What an object in a config.json says, each value checked for its type; and the layers it describes, normalized."""
 
-from typing import Any
+from typing import Any, NoReturn
 
 from transformers import CONFIG_MAPPING
 
 from decoding.checkpoint.supported import LOAD_FAILURES, in_one_line
+
+_IN_WORDS = {bool: "true or false", int: "a whole number", str: "a text", dict: "an object"}
 
 
 class Said:
@@ -21,52 +23,34 @@ class Said:
         """Tell whether a field has a value."""
         return self.fields.get(name) is not None
 
-    def flag(self, name: str, default: bool = False) -> bool:
-        """Return true or false."""
-        return bool(self._of(name, bool, "true or false", default))
+    def value(self, name: str, kind: type, default: Any = None) -> Any:
+        """Return a value of this type, or the default if the field is absent."""
+        value = self.fields.get(name)
+        if value is None:
+            return default
+        return value if _is_a(value, kind) else self._refuse(name, _IN_WORDS[kind])
 
-    def number(self, name: str) -> int | None:
-        """Return a whole number, or None if the field is absent."""
-        value: int | None = self._of(name, int, "a whole number", None)
-        return value
-
-    def text(self, name: str) -> str | None:
-        """Return a text, or None if the field is absent."""
-        value: str | None = self._of(name, str, "a text", None)
-        return value
-
-    def texts(self, name: str) -> tuple[str, ...]:
-        """Return a list of texts, empty if the field is absent."""
-        values = self._of(name, list, "a list of texts", [])
-        if not all(isinstance(value, str) for value in values):
-            raise self._wrong(name, "a list of texts")
-        return tuple(values)
-
-    def ids(self, name: str) -> tuple[int, ...] | None:
-        """Return a list of whole numbers, or None if the field is absent."""
-        values = self._of(name, list, "a list of whole numbers", None)
+    def values(self, name: str, kind: type) -> Any:
+        """Return a tuple of values of this type, or None if the field is absent."""
+        values = self.fields.get(name)
         if values is None:
             return None
-        if not all(isinstance(value, int) and not isinstance(value, bool) for value in values):
-            raise self._wrong(name, "a list of whole numbers")
+        if not isinstance(values, list) or not all(_is_a(value, kind) for value in values):
+            self._refuse(name, "a list of texts" if kind is str else "a list of whole numbers")
         return tuple(values)
 
     def inside(self, name: str) -> "Said":
         """Return an object within this one, empty if the field is absent."""
-        return Said(self._of(name, dict, "an object", {}), f"{name} of {self.where}")
+        return Said(self.value(name, dict, {}), f"{name} of {self.where}")
 
-    def _of(self, name: str, kind: type, in_words: str, default: Any) -> Any:
-        value = self.fields.get(name)
-        if value is None:
-            return default
-        if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-            raise self._wrong(name, in_words)
-        return value
-
-    def _wrong(self, name: str, in_words: str) -> ValueError:
-        return ValueError(
+    def _refuse(self, name: str, in_words: str) -> NoReturn:
+        raise ValueError(
             f"has {name} {self.fields[name]!r} in {self.where}, expected {in_words}; copy or download it again"
         )
+
+
+def _is_a(value: Any, kind: type) -> bool:
+    return isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
 
 
 _MODEL_TYPES = ("llama", "qwen3")

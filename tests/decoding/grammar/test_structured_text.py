@@ -78,7 +78,7 @@ def test_whether_a_row_fails_whose_mask_cannot_be_computed_does_not_depend_on_wh
                 return at_once(places, num_positions)
 
             monkeypatch.setattr(Matcher, "_compute", compute_some)
-            monkeypatch.setattr("decoding.sampling.masks.masks_at_once", compute_some_at_once)
+            monkeypatch.setattr("decoding.sampling.judging.masks_at_once", compute_some_at_once)
             assert written(row, beside) == written(row, lambda *_: None)
             num_tried += 1
             monkeypatch.setattr(Matcher, "_compute", compute)

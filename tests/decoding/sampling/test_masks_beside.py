@@ -138,7 +138,7 @@ def test_rounds_go_without_masks_for_a_while_if_these_take_much_longer_than_forw
     monkeypatch, waited, rounds_without
 ):
     clock, beside, request = _Clock(), MasksBeside(), _request([_row(STRUCTURED[0], [])])
-    monkeypatch.setattr("decoding.sampling.masks.time", clock)
+    monkeypatch.setattr("decoding.sampling.judging.time", clock)
     taken = []
     for number in range(80):
         beside.begin(request, _at_once)
@@ -175,7 +175,7 @@ def test_an_error_over_masks_reaches_the_thread_that_asked_and_the_next_round_ha
 
     beside = MasksBeside()
     with monkeypatch.context() as broken:
-        broken.setattr("decoding.sampling.masks.masks_at_once", fail)
+        broken.setattr("decoding.sampling.judging.masks_at_once", fail)
         beside.begin(_request([_row(STRUCTURED[0], [])]), _at_once)
         with pytest.raises(OSError, match="no thread can be had"):
             beside.take()
