@@ -4,7 +4,7 @@ Its first step reads every committed token that its cache lacks: the newest one,
 drafted one, which it never read. The same forward fills that hole without a branch. A row that was left out for some
 rounds lacks more tokens; a row that lacks many reads most of them in a forward of its own first.
 
-A draft with another tokenizer reads the text in its own tokens (`DraftVocabulary`). A row whose text it has no tokens
+A draft with another tokenizer reads the text in its own tokens (`DraftIds`). A row whose text it has no tokens
 for, or that is too long in them, does not draft.
 
 Shapes: N rows of a step, T tokens of the first step.
@@ -22,7 +22,7 @@ from decoding.fused.live_weights import LiveWeights
 from decoding.network.language_model import LanguageModel
 from decoding.sampling.rows import Rows
 from decoding.sequence import Sequence
-from decoding.vocabulary.draft_vocabulary import DraftVocabulary, MappedVocabulary
+from decoding.vocabulary.draft_ids import DraftIds, MappedIds
 from decoding.vocabulary.vocabulary_map import VocabularyMap
 
 _MAX_IN_A_STEP = 32  # tokens that a row may lack and still read in the first step, beside the other rows
@@ -74,9 +74,9 @@ class ModelDrafter(StepwiseDrafter):
         self.model = draft.model if isinstance(draft, MappedDraft) else draft
         max_len = min(max_model_len, self.model.max_positions or max_model_len)
         super().__init__(self.model, num_slots, max_len, most_candidates)
-        self.vocabulary = DraftVocabulary(vocab_size, self.model.vocab_size)
+        self.vocabulary = DraftIds(vocab_size, self.model.vocab_size)
         if isinstance(draft, MappedDraft):
-            self.vocabulary = MappedVocabulary(draft.vocabulary, self.model.device)
+            self.vocabulary = MappedIds(draft.vocabulary, self.model.device)
         self._texts: list[Seq[int]] = []  # of the round's rows, in the draft's tokens
         self._num_idle_rounds = 0  # with hardly a draft, since the last one with more
         self.model.allocate(num_slots, max_model_len)

@@ -11,7 +11,7 @@ from typing import Any
 
 import ray
 
-from actors.drafts.links import DraftLinks
+from actors.drafts.remote_drafter import DraftLinks
 from actors.drafts.roster import roster_of
 from actors.engines import backend_of
 from actors.engines.loading import load_codec

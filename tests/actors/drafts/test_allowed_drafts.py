@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from actors.drafts.drafter import RemoteDrafter
 from actors.drafts.link import DraftLink
 from actors.drafts.messages import DraftRequest
 from actors.drafts.mirror import DraftMirror, DraftTerms
+from actors.drafts.remote_drafter import RemoteDrafter
 from actors.placement import DraftSettings
 from decoding import Engine, EngineOptions, SamplingParams, Sequence
 from decoding.choices import Verification

@@ -6,7 +6,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
-from decoding.vocabulary.draft_vocabulary import RetokenizedText
+from decoding.vocabulary.draft_ids import RetokenizedText
 from decoding.vocabulary.token_bytes import load_tokenizer, token_bytes
 from decoding.vocabulary.vocabulary_map import VocabularyMap
 from tests.decoding.vocabulary.tiny_tokenizers import BYTES, LETTERS, byte_level, like_llama_2, map_of, other_tokens

@@ -1,4 +1,4 @@
-"""DraftVocabulary: a row's text in the tokens of its draft, and the draft's logits over the target's ids.
+"""DraftIds: a row's text in the tokens of its draft, and the draft's logits over the target's ids.
 
 Where the two have one tokenizer, the ids are the same, and either may lack the last ones. A draft with another
 tokenizer reads the text in its own tokens, and drafts common ones: its logits move to the target's ids of the same
@@ -20,7 +20,13 @@ from decoding.vocabulary.vocabulary_map import VocabularyMap
 _LOOK_BACK = 16  # tokens of the draft that are written anew with new text; the text before them has no part in it
 
 
-class DraftVocabulary:
+def fitted(logits_JD: torch.Tensor, vocab_size: int) -> torch.Tensor:
+    """Return the logits [..., V] of `vocab_size` ids, of which those that the draft lacks have -inf."""
+    num_missing = max(0, vocab_size - logits_JD.shape[-1])
+    return torch.nn.functional.pad(logits_JD, (0, num_missing), value=float("-inf"))[..., :vocab_size]
+
+
+class DraftIds:
     """The target's own ids. Ids that the draft lacks are read as 0, and those that the target lacks are not drawn."""
 
     is_mapped = False  # whether the draft has other tokens; the last one of a text may then change as it grows
@@ -57,10 +63,7 @@ class DraftVocabulary:
 
     def to_target(self, logits_JD: torch.Tensor) -> torch.Tensor:
         """Return the logits [..., V] of the target's ids; those that the draft lacks cannot be drawn."""
-        num_missing = self._vocab_size - logits_JD.shape[-1]
-        if num_missing > 0:
-            return torch.nn.functional.pad(logits_JD, (0, num_missing), value=float("-inf"))
-        return logits_JD[..., : self._vocab_size]
+        return fitted(logits_JD, self._vocab_size)
 
 
 class RetokenizedText:
@@ -124,7 +127,7 @@ class _Row:
     written: list[int] = field(default_factory=list)  # the draft's tokens whose keys and values are in the slot
 
 
-class MappedVocabulary(DraftVocabulary):
+class MappedIds(DraftIds):
     """The tokens of another tokenizer. Of the last round's guesses behind a text those that were accepted are right."""
 
     is_mapped = True
