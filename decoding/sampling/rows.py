@@ -234,18 +234,15 @@ class Rows:
         if self.sampling.shapes:
             shaped_BJV = shape_logits(logits_BJV, self.sampling, self.history(drafted_BK, first, num_positions))
         if shaped_BJV.device.type == "cpu" and not self.sampling.cuts:  # of which the kernel knows nothing
-            picked = pick_on_cpu(shaped_BJV, self._cpu_inputs(masks), first)
+            sampling, masked = self.sampling, () if masks is None or not masks.rows else (masks.packed_RJW, masks.rows)
+            inputs = CpuInputs(sampling.temperature_B, sampling.samples_B, sampling.keys_B, self._lengths_B, *masked)
+            picked = pick_on_cpu(shaped_BJV, inputs, first)
             if picked is not None:
                 return picked
         if masks is not None:
             shaped_BJV = masks.apply(shaped_BJV)
         noise = self._round_noise.of(vocab_size, first, num_positions) if self.sampling.samples else None
         return pick_tokens(shaped_BJV, self.sampling, noise, margin)
-
-    def _cpu_inputs(self, masks: TokenMasks | None) -> CpuInputs:
-        sampling = self.sampling
-        masked = () if masks is None or not masks.rows else (masks.packed_RJW, masks.rows)
-        return CpuInputs(sampling.temperature_B, sampling.samples_B, sampling.keys_B, self._lengths_B, *masked)
 
     def _gpu_inputs(self, table: PickTable, vocab_size: int, drafted_BK: torch.Tensor) -> GpuInputs:
         if any(table.uses_counts) and vocab_size not in self._counted:
