@@ -108,7 +108,6 @@ class DraftMirror:
         row.drafted = []
 
     def _sequence(self, update: RowUpdate) -> Sequence:
-        """Return the sequence of a row that was sent whole."""
         assert update.origin is not None
         origin = update.origin
         prompt = tuple(update.token_ids[: origin.num_prompt_tokens])

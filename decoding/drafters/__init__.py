@@ -10,9 +10,8 @@ from decoding.drafters.base import Drafter, NoDrafter
 from decoding.drafters.dflash import DFlashDrafter
 from decoding.drafters.eagle3 import Eagle3Drafter
 from decoding.drafters.hybrid import HybridDrafter
+from decoding.drafters.lookups import NGramDrafter, SuffixDrafter
 from decoding.drafters.model import MappedDraft, ModelDrafter
-from decoding.drafters.ngram import NGramDrafter
-from decoding.drafters.suffix import SuffixDrafter
 from decoding.heads.dflash_head import DFlashHead
 from decoding.heads.eagle3_head import Eagle3Head
 from decoding.heads.format.head_config import Kind

@@ -28,7 +28,6 @@ class Eagle3Drafter(HeadDrafter[Eagle3Head]):
     """Drafts with a head, in a slot cache that mirrors the target's."""
 
     def __init__(self, head: Eagle3Head, num_slots: int, max_model_len: int) -> None:
-        """Allocate the head's cache. The target must hand its features to `tap`."""
         super().__init__(head, num_slots, max_model_len)
         self._held: dict[int, list[_Piece]] = {}  # by slot: features of later positions, in order
         self._rows: dict[int, Sequence] = {}  # by slot: the row that runs there, or has run there last

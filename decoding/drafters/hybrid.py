@@ -16,7 +16,7 @@ import torch
 
 from decoding.cache.features import FeatureTap
 from decoding.drafters.base import Drafter, point_masses, with_points
-from decoding.drafters.suffix import Offer, SuffixDrafter
+from decoding.drafters.lookups import Offer, SuffixDrafter
 from decoding.fused.live_weights import LiveWeights
 from decoding.sampling.rows import Rows
 from decoding.sampling.verdicts import Draft

@@ -33,7 +33,6 @@ class SlotBook:
     """The slots of a draft, which mirror the target's."""
 
     def __init__(self, draft: Cached, num_slots: int) -> None:
-        """Begin with slots in which nothing is known."""
         self._draft = draft
         self.num_known = [0] * num_slots  # of each slot: first positions that are written
         # From a row's newest token on they may be guesses, until `roll_back`.

@@ -20,12 +20,11 @@ from decoding.checkpoint.supported import load_config, model_folder
 from decoding.device import to_device
 from decoding.heads.dflash_head import DFlashHead
 from decoding.heads.eagle3_head import Eagle3Head
-from decoding.heads.fit import fitting_config
+from decoding.heads.fit import fitting_config, load_ends
 from decoding.heads.format.folder import Head, read_head
 from decoding.heads.format.head_config import HeadConfig
 from decoding.heads.networks import Eagle3Network, make_network, target_ids_of
 from decoding.heads.slot_head import SlotHead
-from decoding.heads.target_parts import load_ends
 from decoding.network.language_model import LanguageModel
 from decoding.network.layer_hooks import layers_to_read
 from decoding.network.target import Target, once_more
@@ -83,7 +82,6 @@ def _readings(config: HeadConfig, num_target_layers: int) -> list[tuple[int, ...
 
 
 def _made(head: Head, target: Target, target_path: str, layer_ids: tuple[int, ...]) -> Eagle3Head | DFlashHead:
-    """Return the head that drafts, over a network of its kind."""
     network = make_network(head, partial(_lent, target, target_path), target.device, target.dtype)
     if isinstance(network, Eagle3Network):
         return Eagle3Head(network, target_ids_of(head), layer_ids)

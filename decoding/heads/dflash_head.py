@@ -57,7 +57,6 @@ class DFlashHead(SlotHead):
     """A head that drafts a block in one forward."""
 
     def __init__(self, network: DFlashNetwork, target_ids_D: torch.Tensor | None, layer_ids: Seq[int]) -> None:
-        """Take over a network, as `SlotHead` says."""
         config = network.config
         assert config.block_size is not None
         assert config.mask_token_id is not None

@@ -26,7 +26,6 @@ class Eagle3Head(SlotHead):
     """A head that drafts token by token."""
 
     def __init__(self, network: Eagle3Network, target_ids_D: torch.Tensor | None, layer_ids: Seq[int]) -> None:
-        """Take over a network, as `SlotHead` says."""
         super().__init__(network, target_ids_D, layer_ids)
         config = network.config
         self.network = network

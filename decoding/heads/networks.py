@@ -61,7 +61,6 @@ class Eagle3Network(HeadNetwork):
     """The parameters of a head. Its layers are run over slots by `Eagle3Head`."""
 
     def __init__(self, config: HeadConfig) -> None:
-        """Make the modules, with weights of no meaning."""
         super().__init__(config)
         hidden_size, epsilon = config.hidden_size, self.layer_config.rms_norm_eps
         self.input_norm = RMSNorm(self.fc.in_features, epsilon) if config.norm_before_fc else None
@@ -92,7 +91,6 @@ class DFlashNetwork(HeadNetwork):
     """The parameters of a head. Its layers are run over slots by `DFlashHead`."""
 
     def __init__(self, config: HeadConfig) -> None:
-        """Make the modules, with weights of no meaning."""
         super().__init__(config)
         self.hidden_norm = RMSNorm(config.hidden_size, self.layer_config.rms_norm_eps)
         self.markov_head = MarkovHead(config) if config.markov_rank else None

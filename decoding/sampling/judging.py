@@ -184,7 +184,6 @@ class MasksBeside:
     """The masks of one round at a time. Rounds do without them for a while if they take longer than the forward."""
 
     def __init__(self) -> None:
-        """Begin with nothing asked for."""
         self._wanted: ScoreRequest | None = None  # not asked for yet
         self._answers: _Answers | None = None
         self._began = 0.0
@@ -208,7 +207,6 @@ class MasksBeside:
         when_busy(self._start)
 
     def _start(self) -> None:
-        """Ask for what is wanted, unless it is not wanted any more."""
         request, self._wanted = self._wanted, None
         if request is not None:
             questions = _questions()  # first: if its thread cannot be started, no answer is awaited

@@ -126,7 +126,6 @@ def _inside(ids_P: torch.Tensor, best_P: torch.Tensor, second_P: torch.Tensor, s
 
 
 def _joined(parts: list[tuple[Scores, _FlatPicks]]) -> _FlatPicks:
-    """Put the picks of parts of the positions in order."""
     if len(parts) == 1 and parts[0][0].is_all:
         return parts[0][1]
     order_P = torch.cat([scores.places_P for scores, _ in parts]).argsort()

@@ -221,7 +221,6 @@ def _accept_what_is_equal(
     close_call: float,
     masks: TokenMasks | None,
 ) -> Verdicts:
-    """Accept the tokens that equal the target's own picks."""
     picks = rows.pick(logits_BJV, uncommitted_BK, first, close_call, masks)
     return verify_coupled(picks, draft, rows.sampling, close_call)
 

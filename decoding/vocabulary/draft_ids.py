@@ -32,7 +32,6 @@ class DraftIds:
     is_mapped = False  # whether the draft has other tokens; the last one of a text may then change as it grows
 
     def __init__(self, vocab_size: int, draft_size: int) -> None:
-        """Remember how many ids target and draft have."""
         self._vocab_size, self._draft_size = vocab_size, draft_size
 
     def begin(self, slot: int, donor: int | None, num_shared: int) -> int:
@@ -73,7 +72,6 @@ class RetokenizedText:
     """
 
     def __init__(self, vocabulary: VocabularyMap) -> None:
-        """Begin with no text."""
         self._vocabulary = vocabulary
         self._written = bytearray()
         self._ends: list[int] = []  # where each token ends in what is written

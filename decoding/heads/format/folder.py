@@ -153,7 +153,6 @@ def _with_marks(head: Head) -> dict[str, torch.Tensor]:
 
 
 def _name(name: str, config: HeadConfig, form: Format) -> str:
-    """Return the name of a tensor in a file of this format."""
     if form == "eagle" and config.kind == "eagle3" and name.startswith(FIRST_LAYER):
         return EAGLES_FIRST_LAYER + name.removeprefix(FIRST_LAYER)
     return name

@@ -20,7 +20,7 @@ from decoding import Engine, EngineOptions, SamplingParams, Sequence
 from decoding.choices import Verification
 from decoding.drafters.base import Drafter
 from decoding.drafters.hybrid import HybridDrafter
-from decoding.drafters.suffix import SuffixDrafter
+from decoding.drafters.lookups import SuffixDrafter
 from decoding.engine.host_rounds import HostRounds
 from decoding.engine.load import grammars_of
 from decoding.grammar.grammars import Grammars

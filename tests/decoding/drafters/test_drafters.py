@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from decoding.drafters import make_drafter
-from decoding.drafters.ngram import NGramDrafter
+from decoding.drafters.lookups import NGramDrafter
 from decoding.sampling.distribution import probabilities, process_logits
 from decoding.sampling.rows import Rows
 from decoding.sampling.verdicts import Draft

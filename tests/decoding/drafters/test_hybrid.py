@@ -12,8 +12,8 @@ from decoding import Engine, EngineOptions, SamplingParams, Sequence
 from decoding.drafters import make_drafter
 from decoding.drafters.base import NoDrafter
 from decoding.drafters.hybrid import HybridDrafter
+from decoding.drafters.lookups import SuffixDrafter
 from decoding.drafters.model import ModelDrafter
-from decoding.drafters.suffix import SuffixDrafter
 from decoding.pace.cost_table import CostTable
 from decoding.pace.draft_lengths import DraftPlan
 from decoding.pace.schedule import AdaptiveSchedule, FixedSchedule

@@ -7,7 +7,7 @@ import pytest
 
 from decoding import SamplingParams, Sequence
 from decoding.drafters.known_texts import Calibration, Continuations, KnownByScope
-from decoding.drafters.suffix import SuffixDrafter
+from decoding.drafters.lookups import SuffixDrafter
 from decoding.sampling.rows import ExtensionLimit, Rows
 from decoding.sampling.rules import COUPLED
 from decoding.scope import Scope

@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 
 from decoding import SamplingParams, Sequence
-from decoding.drafters.ngram import Match, NGramDrafter
+from decoding.drafters.lookups import Match, NGramDrafter
 from decoding.gpu.available import is_interpreted
 from decoding.grammar.masks_at_once import Place, masks_at_once
 from decoding.grammar.matcher import Matcher
