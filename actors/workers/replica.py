@@ -36,7 +36,7 @@ from actors.settings import ReplicaSettings as ReplicaSettings
 from actors.workers.batch_worker import SharedEngine, UnitOrder, do_unit
 from actors.workers.recall import Recalls
 from decoding.engine.draft_folder import read_replacement
-from decoding.sampling.verify import least_margin
+from decoding.sampling.rules import least_margin
 from decoding.sampling_params import SamplingParams
 from decoding.scope import Scope
 from decoding.scoring.text import ScoredText

@@ -1,10 +1,57 @@
-"""The configuration of a head's own layers, normalized: one spelling, every default of transformers filled in."""
+"""What an object in a config.json says, each value checked for its type; and the layers it describes, normalized."""
 
-from typing import Any
+from typing import Any, NoReturn
 
 from transformers import CONFIG_MAPPING
 
 from decoding.checkpoint.supported import LOAD_FAILURES, in_one_line
+
+_IN_WORDS = {bool: "true or false", int: "a whole number", str: "a text", dict: "an object"}
+
+
+class Said:
+    """The fields of a JSON object. A value of another type is a ValueError that names the field.
+
+    A field that is null counts as absent, as it does in transformers.
+    """
+
+    def __init__(self, fields: dict[str, Any], where: str = "config.json") -> None:
+        """Wrap an object; `where` names it in messages."""
+        self.fields, self.where = fields, where
+
+    def has(self, name: str) -> bool:
+        """Tell whether a field has a value."""
+        return self.fields.get(name) is not None
+
+    def value(self, name: str, kind: type, default: Any = None) -> Any:
+        """Return a value of this type, or the default if the field is absent."""
+        value = self.fields.get(name)
+        if value is None:
+            return default
+        return value if _is_a(value, kind) else self._refuse(name, _IN_WORDS[kind])
+
+    def values(self, name: str, kind: type) -> Any:
+        """Return a tuple of values of this type, or None if the field is absent."""
+        values = self.fields.get(name)
+        if values is None:
+            return None
+        if not isinstance(values, list) or not all(_is_a(value, kind) for value in values):
+            self._refuse(name, "a list of texts" if kind is str else "a list of whole numbers")
+        return tuple(values)
+
+    def inside(self, name: str) -> "Said":
+        """Return an object within this one, empty if the field is absent."""
+        return Said(self.value(name, dict, {}), f"{name} of {self.where}")
+
+    def _refuse(self, name: str, in_words: str) -> NoReturn:
+        raise ValueError(
+            f"has {name} {self.fields[name]!r} in {self.where}, expected {in_words}; copy or download it again"
+        )
+
+
+def _is_a(value: Any, kind: type) -> bool:
+    return isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
+
 
 _MODEL_TYPES = ("llama", "qwen3")
 _SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")

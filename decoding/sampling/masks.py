@@ -13,7 +13,7 @@ import torch
 
 from decoding.device import to_device
 from decoding.grammar.token_table import Mask
-from decoding.sampling.scores import NEVER
+from decoding.sampling.cuts import NEVER
 from decoding.sequence import Sequence
 
 
