@@ -39,9 +39,7 @@ def check_rows(job: Job, said: Mapping[str, tuple[str, str]], written: set[str])
     assert problems(job.output) == []
 
 
-@pytest.mark.ray
-@pytest.mark.timeout(300)
-@pytest.mark.usefixtures("ray_address")
+@pytest.mark.usefixtures("local")
 def test_each_hostile_row_is_an_error_row_that_says_why_and_good_rows_are_written_beside_it(job: Job) -> None:
     said = {name: wrong for name, (_, wrong) in HOSTILE_ROWS.items() if wrong is not None}
     good = list(GOOD_ROWS.items())
@@ -68,7 +66,6 @@ SOUND_IN_A_JOB = ("one_turn", "catches", "changes_its_row")
 
 
 @pytest.mark.ray
-@pytest.mark.timeout(300)
 @pytest.mark.usefixtures("ray_address")
 def test_each_program_that_goes_wrong_is_an_error_row_and_its_neighbours_are_written(job: Job) -> None:
     hostile = {name: HOSTILE[name] for name in HOSTILE_IN_A_JOB}

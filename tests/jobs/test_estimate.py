@@ -76,8 +76,7 @@ def test_fields_that_make_no_estimate_are_refused(job: Job, flags: list[str], me
     assert message in job.printed()
 
 
-@pytest.mark.ray
-@pytest.mark.usefixtures("ray_address")
+@pytest.mark.usefixtures("local")
 def test_an_estimate_generates_rows_and_leaves_nothing_behind(job: Job) -> None:
     job.read([*[{"id": f"r{i}", "kind": "a", "prompt": "hello world"} for i in range(60)], "no JSON"])
     assert job.generate("--estimate=20", "--sampling.n=2", "--models.device=cpu") == 0

@@ -116,8 +116,7 @@ def test_an_engine_whose_texts_depend_on_the_batch_is_refused_when_it_is_loaded(
         LoadedEngine(given, None, 60.0)
 
 
-@pytest.mark.ray
-@pytest.mark.usefixtures("ray_address")
+@pytest.mark.usefixtures("local")
 def test_a_run_of_unadjusted_says_everywhere_that_its_texts_are_not_the_targets(job: Job) -> None:
     job.read(6)
     assert job.generate("--engine.verification=unadjusted", "--engine.draft_length=fixed") == 0
@@ -135,8 +134,7 @@ def test_a_run_of_unadjusted_says_everywhere_that_its_texts_are_not_the_targets(
         assert f"exact: no; {LOSSY}" in flat(job.capsys.readouterr().out)
 
 
-@pytest.mark.ray
-@pytest.mark.usefixtures("ray_address")
+@pytest.mark.usefixtures("local")
 def test_a_run_that_requires_exactness_fails_before_its_first_unit_where_an_engine_is_not(job: Job) -> None:
     job.read(6)
     assert job.generate("--run.exact=required", "--models.dtype=float16") == 1
@@ -146,8 +144,7 @@ def test_a_run_that_requires_exactness_fails_before_its_first_unit_where_an_engi
     assert job.generate("--run.exact=any", "--models.dtype=float16") == 0
 
 
-@pytest.mark.ray
-@pytest.mark.usefixtures("ray_address")
+@pytest.mark.usefixtures("local")
 def test_a_whole_run_whose_parts_are_inexact_is_no_success_where_exactness_is_required(job: Job) -> None:
     job.read(6)
     flags = ("--models.dtype=float16", "--engine.draft_length=fixed")
@@ -158,16 +155,14 @@ def test_a_whole_run_whose_parts_are_inexact_is_no_success_where_exactness_is_re
     assert "error: run.exact is 'required', but its parts were written by engines" in job.capsys.readouterr().err
 
 
-@pytest.mark.ray
-@pytest.mark.usefixtures("ray_address")
+@pytest.mark.usefixtures("local")
 def test_an_exact_run_may_require_it(job: Job, plain_run: Path) -> None:
     job.source, job.output = plain_run / "in.jsonl", plain_run / "out"
     assert job.generate("--run.exact=required") == 0
     assert json.loads((job.output / "report.json").read_text())["why_inexact"] == ""
 
 
-@pytest.mark.ray
-@pytest.mark.usefixtures("ray_address")
+@pytest.mark.usefixtures("local")
 def test_a_run_that_turns_out_inexact_at_its_end_is_no_success(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run whose engines ran on processors of two kinds is one."""
     monkeypatch.setattr("jobs.driver.outcome.exactness_of", lambda *_: "no")

@@ -84,11 +84,9 @@ def test_an_engine_that_cannot_be_placed_is_told_before_anything_is_compared(
     assert "1000 CPU" in printed.err
 
 
-@pytest.mark.ray
-@pytest.mark.usefixtures("ray_address")
 def test_a_run_that_exists_gets_the_proof_in_its_report(command: list[str], tmp_path: Path) -> None:
     run = [word for word in command if not word.startswith("--prove.")]
-    assert generate.main(run) == 0
+    assert generate.main([*run, "--run.local"]) == 0
     assert prove.main([*command, "--prove.drafters=none"]) == 0
     proof = json.loads((tmp_path / "out/report.json").read_text())["proof"]
     assert (proof["num_prompts"], proof["asked"], proof["num_different_rows"]) == (5, ["nothing"], 0)

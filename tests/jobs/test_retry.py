@@ -12,16 +12,17 @@ from typing import Any
 import pytest
 
 from jobs import generate, retry, verify
-from jobs.driver import execution
+from jobs.driver import execution, local
 from pipeline.run.directory import RunDirectory
 from pipeline.run.progress.lease import hold_lease
 from tests.jobs.conftest import Job
 from tests.jobs.faulty import RETRY_POINTS, dies_over, fails_over, retry_dies_at_every_point
 from tests.jobs.runs import arguments, commits, content, errors, generations, problems, prompts, wait_until, write_jsonl
 
-pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_address")]
+pytestmark = pytest.mark.usefixtures("local")
 Pair = tuple[str, str]
 FLAGS = ("--sampling.n=2", "--run.seed=3", "--run.max_error_rate=1")
+LOCAL = "--run.local"
 
 
 def input_rows() -> list[Any]:
@@ -36,14 +37,14 @@ def input_rows() -> list[Any]:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory, text_pair: Pair, ray_address: str) -> Path:
+def folder(tmp_path_factory: pytest.TempPathFactory, text_pair: Pair) -> Path:
     """Return a folder with in.jsonl, the run undisturbed/ and the run failed/, in which three unlucky rows failed."""
     folder = tmp_path_factory.mktemp("retry")
     source = write_jsonl(folder / "in.jsonl", input_rows())
-    assert generate.main(arguments(source, folder / "undisturbed", text_pair, *FLAGS)) == 0
+    assert generate.main(arguments(source, folder / "undisturbed", text_pair, *FLAGS, LOCAL)) == 0
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(execution, "EngineWorker", fails_over("unlucky"))
-        assert generate.main(arguments(source, folder / "failed", text_pair, *FLAGS)) == 0
+        patch.setattr(local, "EngineWorker", fails_over("unlucky"))
+        assert generate.main(arguments(source, folder / "failed", text_pair, *FLAGS, LOCAL)) == 0
     failed = [row["id"] for row in errors(folder / "failed")]
     assert failed == ["row-2", None, "empty", "row-17", "row-19", "no-prompt"]
     return folder
@@ -165,6 +166,8 @@ def test_help_describes_the_command_and_its_own_fields(capsys: pytest.CaptureFix
 
 
 @pytest.mark.slow
+@pytest.mark.ray
+@pytest.mark.usefixtures("ray_address")
 def test_a_retry_that_dies_at_every_point_of_a_unit_changes_nothing(
     job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -191,6 +194,8 @@ def test_a_retry_that_dies_at_every_point_of_a_unit_changes_nothing(
 
 
 @pytest.mark.slow
+@pytest.mark.ray
+@pytest.mark.usefixtures("ray_address")
 def test_a_row_that_kills_its_process_stays_an_error_row_and_its_neighbours_come_through(
     folder: Path, failed: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -208,6 +213,8 @@ def test_a_row_that_kills_its_process_stays_an_error_row_and_its_neighbours_come
 
 
 @pytest.mark.slow
+@pytest.mark.ray
+@pytest.mark.usefixtures("ray_address")
 def test_a_stopped_or_killed_retry_can_be_resumed(job: Job, ray_address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     job.read([{"id": f"row-{k}", "kind": "a", "prompt": f"{'unlucky' if k % 2 else 'lucky'} {k}"} for k in range(96)])
     slow = ("--sampling.max_tokens=60", "--engine.num_slots=4", "--actors.units_in_flight=1", "--run.max_error_rate=1")

@@ -23,7 +23,6 @@ from tests.jobs.test_programs import PROGRAM
 CPU = "--models.device=cpu"
 
 
-@pytest.mark.ray
 def test_a_run_that_is_complete_has_its_page_and_the_rounds_of_its_sample(plain_run: Path) -> None:
     rows = generations(plain_run / "out")
     assert len(rows) == 30

@@ -43,13 +43,12 @@ def expected(target: str, prompt: str, continuation: str) -> list[float]:
     return [logprobs_TV[place - 1, token_ids[place]].item() for place in range(len(prompt_ids), len(token_ids))]
 
 
-@pytest.mark.ray
 def test_a_run_scores_each_continuation_once_and_goes_on_after_a_crash(
-    tmp_path: Path, text_pair: tuple[str, str], ray_address: str, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, text_pair: tuple[str, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     target, bad = text_pair[0], {"id": "bad", "prompt": "hello", "answer": ""}
     write_jsonl(tmp_path / "in.jsonl", [*GOOD, bad])
-    flags = command(tmp_path, target, "--score.continuation_column=answer", f"--run.ray_address={ray_address}")
+    flags = command(tmp_path, target, "--score.continuation_column=answer", "--run.local")
     assert generate.main(flags) == 0
     rows = generations(tmp_path / "out")
     assert [row["id"] for row in rows] == [row["id"] for row in GOOD]
@@ -74,13 +73,12 @@ def test_a_run_scores_each_continuation_once_and_goes_on_after_a_crash(
     assert "perplexity" in capsys.readouterr().out
 
 
-@pytest.mark.ray
 def test_the_best_row_of_each_prompt_is_picked_by_a_column(
-    tmp_path: Path, text_pair: tuple[str, str], ray_address: str, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, text_pair: tuple[str, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     rows = [{"id": number // 3, "prompt": "hello", "answer": [5 + number, 6]} for number in range(12)]
     write_jsonl(tmp_path / "in.jsonl", rows)
-    assert generate.main(command(tmp_path, text_pair[0], ANSWER, f"--run.ray_address={ray_address}")) == 0
+    assert generate.main(command(tmp_path, text_pair[0], ANSWER, "--run.local")) == 0
     output, file = str(tmp_path / "out"), tmp_path / "best.parquet"
     assert best.main([output, str(file), "--by=logprob", "--group=id"]) == 0
     assert "4 best of 12 rows" in capsys.readouterr().out
@@ -94,13 +92,12 @@ def test_the_best_row_of_each_prompt_is_picked_by_a_column(
         assert message in capsys.readouterr().err
 
 
-@pytest.mark.ray
 def test_the_best_label_of_each_row_is_kept_with_the_distribution_over_all(
-    tmp_path: Path, text_pair: tuple[str, str], ray_address: str
+    tmp_path: Path, text_pair: tuple[str, str]
 ) -> None:
     target, labels = text_pair[0], [" and all", " hello", " world world"]
     write_jsonl(tmp_path / "in.jsonl", GOOD)
-    more = [f"--score.labels={json.dumps(labels)}", "--score.keep=best", f"--run.ray_address={ray_address}"]
+    more = [f"--score.labels={json.dumps(labels)}", "--score.keep=best", "--run.local"]
     assert generate.main(command(tmp_path, target, *more)) == 0
     for row, given in zip(generations(tmp_path / "out"), GOOD, strict=True):
         sums = [sum(expected(target, given["prompt"], label)) for label in labels]

@@ -12,8 +12,6 @@ from jobs import export, verify
 from jobs.runs.exported import errors_beside
 from tests.jobs.runs import generations
 
-pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_address")]
-
 
 @pytest.fixture
 def output(plain_run: Path) -> Path:

@@ -72,8 +72,7 @@ def test_a_form_of_the_run_that_is_wrong_ends_it_before_any_work(job: Job, struc
     assert not job.output.exists()
 
 
-@pytest.mark.ray
-@pytest.mark.usefixtures("ray_address")
+@pytest.mark.usefixtures("local")
 @pytest.mark.parametrize("drafter", ["model", "suffix"])
 def test_rows_have_the_form_of_the_run_or_their_own_and_bad_ones_are_error_rows(job: Job, drafter: str) -> None:
     own = {"regex": "[ab]{2,4}"}
@@ -106,8 +105,7 @@ def test_rows_have_the_form_of_the_run_or_their_own_and_bad_ones_are_error_rows(
     assert {name: stage for name, (stage, _) in said.items()} == dict.fromkeys(("bad", "two", "end"), "params")
 
 
-@pytest.mark.ray
-@pytest.mark.usefixtures("ray_address")
+@pytest.mark.usefixtures("local")
 def test_a_batch_file_asks_for_json(job: Job, tmp_path: Path) -> None:
     def request(number: int, **body: object) -> dict[str, object]:
         body = {"model": "m", "messages": [{"role": "user", "content": f"hello {number}"}], "max_tokens": 60, **body}

@@ -125,8 +125,7 @@ def test_a_batch_has_one_moment_in_every_process(job: Job, tmp_path: Path) -> No
     assert prompt == f"{datetime.fromisoformat(moments[0]):%H:%M:%S.%f} hello"
 
 
-@pytest.mark.ray
-@pytest.mark.usefixtures("ray_address")
+@pytest.mark.usefixtures("local")
 def test_rows_tried_again_have_the_moment_of_the_others(job: Job) -> None:
     source = "{% if messages[0].content == 'bad' and strftime_now('%Y') != '' %}{{ raise_exception('bad') }}{% endif %}"
     clock = f"--chat.chat_template={source}{CLOCK.partition('=')[2]}"

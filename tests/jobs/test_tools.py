@@ -76,8 +76,7 @@ def test_fields_of_a_row_say_how_its_chat_ends() -> None:
         codec.prompt(input_row(prompt=None, messages=HELLO, asked={"reasoning_effort": "low"}))
 
 
-@pytest.mark.ray
-@pytest.mark.usefixtures("ray_address")
+@pytest.mark.usefixtures("local")
 def test_rows_and_requests_call_tools_and_bad_ones_are_error_rows(job: Job, tmp_path: Path) -> None:
     row = {"kind": "a", "messages": HELLO, "tools": [PICK], "tool_choice": "required", "parallel_tool_calls": False}
     rows: dict[str, dict[str, Any]] = {

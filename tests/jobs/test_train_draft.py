@@ -13,7 +13,6 @@ from jobs.work import training
 from tests.jobs.runs import wait_until
 from training.trainer.options import WorkerOptions
 
-pytestmark = pytest.mark.ray
 NUM_STEPS = 30
 
 
@@ -31,6 +30,8 @@ def _command(run: Path, pair: tuple[str, str], output: Path, *more: str) -> list
     ]
 
 
+@pytest.mark.ray
+@pytest.mark.usefixtures("ray_address")
 def test_a_draft_is_trained_on_the_text_of_a_run(
     plain_run: Path, text_pair: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

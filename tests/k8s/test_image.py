@@ -14,8 +14,7 @@ from pathlib import Path
 import pytest
 
 from k8s.check_image import is_ignored, problems_with, steps_of
-from tests.k8s.manifests import FOLDERS, ROOT, Object, cluster_spec, pod_templates, ray_objects, render
-from tests.k8s.rules.clusters import pinned
+from tests.k8s.manifests import FOLDERS, ROOT, Object, pod_templates, render
 
 DOCKERFILE = (ROOT / "k8s" / "Dockerfile").read_text()
 IGNORED = (ROOT / ".dockerignore").read_text()
@@ -122,13 +121,6 @@ def test_the_program_installs_beside_its_packages_by_the_commands_of_the_dockerf
     environment = {**os.environ, "PYTHONPATH": str(tmp_path / "site")}
     found = subprocess.run([sys.executable, "-c", asked], cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert found.stdout.strip() == str(tmp_path / "site" / "jobs" / "generate.py"), found.stderr
-
-
-@pytest.mark.kubernetes
-def test_ray_is_one_version_everywhere() -> None:
-    for folder in FOLDERS:
-        for ray in ray_objects(render(folder)):
-            assert cluster_spec(ray)["rayVersion"] == pinned("ray")
 
 
 @pytest.mark.kubernetes

@@ -163,20 +163,17 @@ def test_a_dead_worker_and_its_repeated_unit_are_logged_and_counted(job: Job, mo
     wait_until(lambda: expected.items() <= sums(scrape("repeated-run")).items())
 
 
-def test_in_text_format_the_driver_prints_and_the_workers_log_lines(plain_run: Path, job: Job) -> None:
-    assert (plain_run / "err.txt").read_text() == ""
-    assert "1 rows failed and are in" in (plain_run / "out.txt").read_text()
-    assert f"INFO actor loaded target={job.pair[0]}" in worker_logs()
-    assert "unit committed unit=3 attempt=0 rows=7 errors=1" in worker_logs()
-
-
-def test_a_warning_of_the_engines_reaches_the_driver_once(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    job.read(4)
+def test_workers_log_lines_of_text_and_a_warning_of_theirs_reaches_the_driver_once(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job.read([*prompts(4), "{not json"])
     monkeypatch.setattr(execution, "EngineWorker", Warned)
     assert job.generate() == 0
-    (line,) = [line for line in job.capsys.readouterr().err.splitlines() if "is slow" in line]
+    (line,), said = job.capsys.readouterr().err.splitlines(), worker_logs()
     assert line.endswith("WARNING engine 0 is slow")
-    assert "engine 1 is slow" in worker_logs()
+    assert "engine 1 is slow" in said
+    assert f"INFO actor loaded target={job.pair[0]}" in said
+    assert "unit committed unit=0 attempt=0 rows=4 errors=1" in said
 
 
 def test_an_error_is_an_event_in_json_and_a_line_in_text(job: Job) -> None:

@@ -1,4 +1,4 @@
-"""How much there is of what: memory against models, nodes against actors, everything against the quota."""
+"""How much there is of what: nodes against engines, and workers against the quota of the namespace."""
 
 from __future__ import annotations
 
@@ -8,42 +8,19 @@ from typing import Any
 import yaml
 from ray.autoscaler._private.kuberay.utils import parse_quantity
 
-from tests.k8s.manifests import IMAGE_HOME, ROOT, Object, cluster_spec, groups
+from tests.k8s.manifests import Object, cluster_spec, groups
 from tests.k8s.rules.known import GPU
 
-_GIB = 2**30
 WEIGHTS_GIB = {
     "Qwen/Qwen3-32B": 61.03,
     "Qwen/Qwen3-8B": 15.26,
     "Qwen/Qwen3-0.6B": 1.11,
 }  # in bfloat16: test_gpu_memory.py
-# Floors by which a wrong unit is found, not needs: docs/log.md has what the commands took where they were measured.
-_PROGRAMS_GIB = 3.0  # Ray's processes on a node, and an engine's Python with its libraries
-_HEAD_GIB = {True: 8.0, False: 2.0}  # with GPU workers, and for the demo's two CPUs
 _SECTIONS = {"input", "output", "models", "actors"}  # of a run's configuration
-LEAST_GIB = {"submitter": 0.5, "autoscaler": 0.5, "job": 1.0}
 
 
 def problems_with(ray: Object, config: Any) -> Iterator[str]:
     """Yield the problems of a Ray object's sizes; `config` is that of its run or of its endpoint, or None."""
-    spec = cluster_spec(ray)
-    has_gpus = any(_limit(group, GPU) for _, group in groups(ray))
-    for name, group in groups(ray):
-        memory, least = _limit(group, "memory") / _GIB, _HEAD_GIB[has_gpus]
-        if name != "head":
-            least = _PROGRAMS_GIB + (sum(map(_weights_gib, _models(config, group))) if config and has_gpus else 0.0)
-            least = least - 0.5 if not has_gpus else least
-        if has_gpus:
-            least += _shared_memory(group) / _GIB
-        cpus, least_cpus = _limit(group, "cpu"), max(_limit(group, GPU), 2.0 if has_gpus else 0.5)
-        if cpus < least_cpus:
-            yield f"{name}: {cpus:g} CPUs, and its programs take {least_cpus:g}: one for each GPU"
-        if memory < least:
-            yield f"{name}: {memory:g} GiB of memory, and its programs and weights take {least:.1f}"
-    if "autoscalerOptions" in spec:
-        memory = parse_quantity(spec["autoscalerOptions"]["resources"]["limits"]["memory"])
-        if memory < LEAST_GIB["autoscaler"] * _GIB:
-            yield f"autoscaler: {memory} bytes of memory, and it takes {LEAST_GIB['autoscaler']} GiB"
     if config is not None:
         yield from _room(ray, config)
         for model in models_of(config):
@@ -68,26 +45,8 @@ def models_of(config: Any) -> list[str]:
     return [config["models"][name] for name in ("target", "draft") if config["models"].get(name)]
 
 
-def _models(config: Any, group: Object) -> list[str]:
-    """Return the models that a worker of a group loads: with placement `split` its label says which."""
-    role = group.get("labels", {}).get("dray-role")
-    return [config["models"][role]] if role else models_of(config)
-
-
-def _weights_gib(model: str) -> float:
-    if model.startswith(IMAGE_HOME):
-        folder = ROOT / model.removeprefix(f"{IMAGE_HOME}/")
-        return sum(path.stat().st_size for path in folder.glob("*.safetensors")) / _GIB
-    return WEIGHTS_GIB.get(model, 0.0)
-
-
 def _limit(group: Object, name: str) -> float:
     return float(parse_quantity(group["template"]["spec"]["containers"][0]["resources"]["limits"].get(name, "0")))
-
-
-def _shared_memory(group: Object) -> float:
-    volumes = [each.get("emptyDir", {}) for each in group["template"]["spec"].get("volumes", [])]
-    return float(sum(parse_quantity(each.get("sizeLimit", "0")) for each in volumes if each.get("medium") == "Memory"))
 
 
 def _most(ray: Object, group: Object) -> int:
