@@ -1,7 +1,5 @@
 """A cluster with Ray's own autoscaler (v2), whose machines are raylets on this one."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Generators for fault tests: the real one, slowed down and with a diary, and some with a fault built in."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import resource

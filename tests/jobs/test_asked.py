@@ -55,8 +55,8 @@ def flags(tmp_path: Path) -> tuple[str, ...]:
 
 
 def test_failed_rows_are_retried_with_another_drafter_as_a_first_success_would_have_written_them(
-    asked: Job, flags: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
+    asked, flags, monkeypatch
+):
     expected = written(asked.undisturbed(*flags, "--engine.drafter=none"))
     assert [row["id"] for row in expected] == NAMES
     with monkeypatch.context() as patch:
@@ -73,7 +73,7 @@ def test_failed_rows_are_retried_with_another_drafter_as_a_first_success_would_h
 
 
 @pytest.mark.slow
-def test_a_run_goes_on_with_its_draft_elsewhere_and_with_another_drafter(asked: Job, flags: tuple[str, ...]) -> None:
+def test_a_run_goes_on_with_its_draft_elsewhere_and_with_another_drafter(asked, flags):
     expected = written(asked.undisturbed(*flags, "--engine.drafter=none"))
     split = ("--placement=split", "--drafts.num_cpus=0.5", "--drafts.timeout_s=30")
     assert asked.generate(*flags, FIXED, *split) == 0, asked.printed()

@@ -1,7 +1,5 @@
 """Bad input of jobs: a mistake of the configuration ends the command, and one of a row is its error row alone."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil
@@ -40,7 +38,7 @@ def check_rows(job: Job, said: Mapping[str, tuple[str, str]], written: set[str])
 
 
 @pytest.mark.usefixtures("local")
-def test_each_hostile_row_is_an_error_row_that_says_why_and_good_rows_are_written_beside_it(job: Job) -> None:
+def test_each_hostile_row_is_an_error_row_that_says_why_and_good_rows_are_written_beside_it(job):
     said = {name: wrong for name, (_, wrong) in HOSTILE_ROWS.items() if wrong is not None}
     good = list(GOOD_ROWS.items())
     rows = []
@@ -67,7 +65,7 @@ SOUND_IN_A_JOB = ("one_turn", "catches", "changes_its_row")
 
 @pytest.mark.ray
 @pytest.mark.usefixtures("ray_address")
-def test_each_program_that_goes_wrong_is_an_error_row_and_its_neighbours_are_written(job: Job) -> None:
+def test_each_program_that_goes_wrong_is_an_error_row_and_its_neighbours_are_written(job):
     hostile = {name: HOSTILE[name] for name in HOSTILE_IN_A_JOB}
     said = {name: WRONG[name] for name in WRONG_IN_A_JOB}
     said |= {name: ("program", words) for name, words in hostile.items() if words is not None}
@@ -103,7 +101,7 @@ def test_each_program_that_goes_wrong_is_an_error_row_and_its_neighbours_are_wri
         (7, "structured"),
     ],
 )
-def test_a_form_of_a_configuration_that_is_wrong_ends_the_command(job: Job, structured: object, said: str) -> None:
+def test_a_form_of_a_configuration_that_is_wrong_ends_the_command(job, structured, said):
     path = job.folder / "form.yaml"
     path.write_text(yaml.safe_dump({"sampling": {"structured": structured}}))
     check_refused(job, [f"--config={path}"], said)
@@ -129,7 +127,7 @@ PROGRAMS = {  # and those of tests/actors/programs/test_program_rows.py
 
 
 @pytest.mark.parametrize("function", PROGRAMS)
-def test_a_program_that_is_none_ends_the_command(job: Job, function: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_program_that_is_none_ends_the_command(job, function, monkeypatch):
     (job.folder / "bad_syntax.py").write_text("async def row(generate, row:\n")
     (job.folder / "bad_import.py").write_text("raise RuntimeError('not today')\n")
     (job.folder / "bad_exit.py").write_text("import sys\nsys.exit(5)\n")
@@ -190,9 +188,7 @@ ADAPTERS: dict[str, tuple[Callable[[Path], object], str]] = {
 
 
 @pytest.mark.parametrize("name", ADAPTERS)
-def test_an_adapter_that_cannot_be_merged_ends_the_command(
-    job: Job, adapter: str, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_adapter_that_cannot_be_merged_ends_the_command(job, adapter, name, monkeypatch):
     keep_merged_models_in(job.folder / "cache", monkeypatch)
     spoil, said = ADAPTERS[name]
     folder = Path(shutil.copytree(adapter, job.folder / "spoiled"))
@@ -202,9 +198,7 @@ def test_an_adapter_that_cannot_be_merged_ends_the_command(
     assert str(folder) in " ".join(job.capsys.readouterr().err.split())
 
 
-def test_an_adapter_of_a_model_that_is_not_the_one_it_names_is_refused(
-    job: Job, text_pair: tuple[str, str], adapter: str, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_an_adapter_of_a_model_that_is_not_the_one_it_names_is_refused(job, text_pair, adapter, tmp_path_factory):
     folder = Path(shutil.copytree(adapter, job.folder / "spoiled"))
     _say(base_model_name_or_path="examples/tiny_pair/target")(folder)
     with pytest.MonkeyPatch.context() as patch:
@@ -212,7 +206,7 @@ def test_an_adapter_of_a_model_that_is_not_the_one_it_names_is_refused(
         check_refused(job, [f"--models.target={folder}"], "lacks 16 tensors, first 'base_model.model.model.layers.2")
 
 
-def test_there_are_enough_cases_of_each_kind() -> None:
+def test_there_are_enough_cases_of_each_kind():
     assert len(ADAPTERS) >= 20
     assert len(PROGRAMS) + len(WRONG) + sum(words is not None for words in HOSTILE.values()) >= 45
     assert len(HOSTILE_ROWS) >= 40

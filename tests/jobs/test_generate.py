@@ -11,7 +11,6 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from jobs import generate, verify
-from tests.jobs.conftest import Job
 from tests.jobs.runs import arguments, commits, content, errors, generations, problems, prompts, write_jsonl
 
 pytestmark = pytest.mark.usefixtures("local")
@@ -71,7 +70,7 @@ def mixed_run(tmp_path_factory: pytest.TempPathFactory, text_pair: Pair) -> Path
     return folder
 
 
-def test_every_row_comes_back_exactly_once_in_data_or_in_errors(mixed_run: Path) -> None:
+def test_every_row_comes_back_exactly_once_in_data_or_in_errors(mixed_run):
     output = mixed_run / "out"
     data, dead = generations(output), errors(output)
     ids = [row["row_id"] for row in data if row["sample"] == 0] + [row["row_id"] for row in dead]
@@ -97,7 +96,7 @@ def test_every_row_comes_back_exactly_once_in_data_or_in_errors(mixed_run: Path)
     assert (report["counts"]["num_generations"], report["counts"]["num_errors"]) == (len(data), len(dead))
 
 
-def test_another_seed_writes_another_corpus_and_a_rerun_none(job: Job, mixed_run: Path, plain_run: Path) -> None:
+def test_another_seed_writes_another_corpus_and_a_rerun_none(job, mixed_run, plain_run):
     job.source, job.output = mixed_run / "in.jsonl", mixed_run / "out"
     texts = [row["token_ids"] for row in generations(job.output)[:20]]
     others = generations(plain_run / "out")[:20]
@@ -109,7 +108,7 @@ def test_another_seed_writes_another_corpus_and_a_rerun_none(job: Job, mixed_run
     assert "Nothing left to do" in job.printed()
 
 
-def test_only_a_damaged_part_is_generated_again(job: Job, plain_run: Path) -> None:
+def test_only_a_damaged_part_is_generated_again(job, plain_run):
     job.source = plain_run / "in.jsonl"
     shutil.copytree(plain_run / "out", job.output)
     whole, before = content(job.output), commits(job.output)
@@ -127,7 +126,7 @@ def test_only_a_damaged_part_is_generated_again(job: Job, plain_run: Path) -> No
     assert {name for name in before if before[name] != after[name]} == {"part-000000001.parquet"}
 
 
-def test_ids_keep_their_type_text_parts_are_text_and_all_columns_are_carried(job: Job) -> None:
+def test_ids_keep_their_type_text_parts_are_text_and_all_columns_are_carried(job):
     parts = [{"type": "text", "text": "hel"}, {"type": "text", "text": "lo"}]
     job.read(
         [
@@ -163,9 +162,7 @@ def test_ids_keep_their_type_text_parts_are_text_and_all_columns_are_carried(job
         ("--models.tokenizer={other}", "tokenizer"),
     ],
 )
-def test_a_change_that_would_write_other_tokens_is_refused_by_name(
-    job: Job, plain_run: Path, tmp_path: Path, change: str, field: str
-) -> None:
+def test_a_change_that_would_write_other_tokens_is_refused_by_name(job, plain_run, tmp_path, change, field):
     target, draft = job.pair
     shutil.copytree(target, tmp_path / "other")
     (tmp_path / "other/chat_template.jinja").write_text("{{ messages[0].content }}")
@@ -174,7 +171,7 @@ def test_a_change_that_would_write_other_tokens_is_refused_by_name(
     assert f"  {field}: was" in job.printed()
 
 
-def test_a_changed_input_is_refused(job: Job, mixed_run: Path) -> None:
+def test_a_changed_input_is_refused(job, mixed_run):
     job.source, job.output = mixed_run / "in.jsonl", mixed_run / "out"
     written = job.source.stat()
     job.read([*MIXED_ROWS, *prompts(1)])
@@ -187,14 +184,14 @@ def test_a_changed_input_is_refused(job: Job, mixed_run: Path) -> None:
     assert job.generate(*MIXED) == 0, "the input is what it was"
 
 
-def test_under_rejection_another_drafter_is_refused_too(job: Job) -> None:
+def test_under_rejection_another_drafter_is_refused_too(job):
     job.read(3)
     job.begin("--engine.verification=rejection")
     assert job.generate("--engine.verification=rejection", "--engine.drafter=none") == 2
     assert "  drafter.name: was" in job.printed()
 
 
-def test_a_draft_of_another_vocabulary_is_refused_before_anything_is_written(job: Job, tmp_path: Path) -> None:
+def test_a_draft_of_another_vocabulary_is_refused_before_anything_is_written(job, tmp_path):
     other = tmp_path / "draft"
     shutil.copytree(job.pair[1], other)
     tokenizer = json.loads((other / "tokenizer.json").read_text())
@@ -221,14 +218,14 @@ def test_a_draft_of_another_vocabulary_is_refused_before_anything_is_written(job
         ("--models.device=cuda", "no GPU"),
     ],
 )
-def test_errors_known_in_advance_are_reported_before_anything_is_written(job: Job, flag: str, message: str) -> None:
+def test_errors_known_in_advance_are_reported_before_anything_is_written(job, flag, message):
     job.read(3)
     assert job.generate(flag) == 2
     assert message in job.printed()
     assert not job.output.exists()
 
 
-def test_too_many_errors_stop_the_run_with_a_reason(job: Job) -> None:
+def test_too_many_errors_stop_the_run_with_a_reason(job):
     job.read([*prompts(3), *["{not json"] * 300])
     assert job.generate("--run.max_error_rate=0.1") == 1
     said = job.printed()
@@ -237,7 +234,7 @@ def test_too_many_errors_stop_the_run_with_a_reason(job: Job) -> None:
     assert len(commits(job.output)) < 38, "it went on to the end"
 
 
-def test_a_small_run_with_many_failed_rows_succeeds_only_when_they_are_accepted(job: Job, mixed_run: Path) -> None:
+def test_a_small_run_with_many_failed_rows_succeeds_only_when_they_are_accepted(job, mixed_run):
     job.source = mixed_run / "in.jsonl"
     shutil.copytree(mixed_run / "out", job.output)
     (job.output / "_SUCCESS").unlink()  # as a driver leaves it that ended before its verdict
@@ -249,9 +246,7 @@ def test_a_small_run_with_many_failed_rows_succeeds_only_when_they_are_accepted(
 
 
 @pytest.mark.parametrize("dry_run", [(), ("--dry-run",)], ids=["run", "dry run"])
-def test_weights_that_are_cut_off_are_told_in_one_line_before_anything_is_written(
-    job: Job, tmp_path: Path, dry_run: tuple[str, ...]
-) -> None:
+def test_weights_that_are_cut_off_are_told_in_one_line_before_anything_is_written(job, tmp_path, dry_run):
     broken = tmp_path / "broken"
     shutil.copytree(job.pair[0], broken)
     weights = broken / "model.safetensors"
@@ -266,8 +261,8 @@ def test_weights_that_are_cut_off_are_told_in_one_line_before_anything_is_writte
 @pytest.mark.parametrize("name", ["tokenizer.json", "generation_config.json", "model.safetensors"])
 @pytest.mark.parametrize("role", ["target", "draft", "tokenizer"])
 def test_a_link_to_nothing_in_any_folder_of_a_run_is_told_in_one_line_before_anything_is_written(
-    job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, role: str, name: str
-) -> None:
+    job, tmp_path, monkeypatch, role, name
+):
     monkeypatch.setenv("HOME", str(tmp_path))
     shutil.copytree(job.pair[role == "draft"], tmp_path / "model")
     job.read(3)
@@ -281,7 +276,7 @@ def test_a_link_to_nothing_in_any_folder_of_a_run_is_told_in_one_line_before_any
     assert not job.output.exists()
 
 
-def test_weights_that_hold_no_numbers_are_told_in_a_line_by_the_run(job: Job, tmp_path: Path) -> None:
+def test_weights_that_hold_no_numbers_are_told_in_a_line_by_the_run(job, tmp_path):
     broken = tmp_path / "broken"
     shutil.copytree(job.pair[0], broken)
     tensors = load_file(broken / "model.safetensors")
@@ -294,7 +289,7 @@ def test_weights_that_hold_no_numbers_are_told_in_a_line_by_the_run(job: Job, tm
 
 
 @pytest.mark.parametrize("dry_run", [(), ("--dry-run",)], ids=["run", "dry run"])
-def test_a_quantized_model_is_refused_by_the_plan(job: Job, tmp_path: Path, dry_run: tuple[str, ...]) -> None:
+def test_a_quantized_model_is_refused_by_the_plan(job, tmp_path, dry_run):
     shutil.copytree(job.pair[0], tmp_path / "quantized")
     config = tmp_path / "quantized/config.json"
     said = {"quantization_config": {"quant_method": "gptq"}}
@@ -305,7 +300,7 @@ def test_a_quantized_model_is_refused_by_the_plan(job: Job, tmp_path: Path, dry_
 
 
 @pytest.mark.parametrize("dry_run", [(), ("--dry-run",)], ids=["run", "dry run"])
-def test_an_output_folder_with_other_files_is_refused_by_the_plan(job: Job, dry_run: tuple[str, ...]) -> None:
+def test_an_output_folder_with_other_files_is_refused_by_the_plan(job, dry_run):
     job.read(3)
     job.output.mkdir()
     (job.output / "notes.txt").write_text("mine")
@@ -314,14 +309,14 @@ def test_an_output_folder_with_other_files_is_refused_by_the_plan(job: Job, dry_
 
 
 @pytest.mark.parametrize("dry_run", [(), ("--dry-run",)], ids=["run", "dry run"])
-def test_a_prompt_column_of_integers_is_refused_by_the_plan(job: Job, dry_run: tuple[str, ...]) -> None:
+def test_a_prompt_column_of_integers_is_refused_by_the_plan(job, dry_run):
     job.read([{"id": "a", "kind": "b", "prompt": number} for number in range(5)])
     assert job.generate(*dry_run) == 2
     assert "the column 'prompt' has no text in the first 5 rows (the first one has 0)" in job.printed()
 
 
 @pytest.mark.parametrize("flag", ["--input.path", "--output.path"])
-def test_a_hub_path_without_a_network_is_told_in_one_line(job: Job, monkeypatch: pytest.MonkeyPatch, flag: str) -> None:
+def test_a_hub_path_without_a_network_is_told_in_one_line(job, monkeypatch, flag):
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:1")
     job.read(3)
     assert job.generate(f"{flag}=hf://datasets/some{flag[2:5]}/rows.jsonl") == 2
@@ -330,7 +325,7 @@ def test_a_hub_path_without_a_network_is_told_in_one_line(job: Job, monkeypatch:
     assert "check the network" in line
 
 
-def test_duckdb_computes_acceptance_from_the_counts(plain_run: Path) -> None:
+def test_duckdb_computes_acceptance_from_the_counts(plain_run):
     rates = duckdb.sql(
         f"""select kind, sum(num_accepted_tokens) / sum(num_draft_tokens) as acceptance_rate,
                    1 + sum(num_accepted_tokens) / sum(num_rounds) as mean_acceptance_length
@@ -340,7 +335,7 @@ def test_duckdb_computes_acceptance_from_the_counts(plain_run: Path) -> None:
     assert all(0 < rate <= 1 and length > 1 for _, rate, length in rates)
 
 
-def test_a_dry_run_writes_nothing(job: Job) -> None:
+def test_a_dry_run_writes_nothing(job):
     job.read(20)
     assert job.generate("--dry-run") == 0
     assert not job.output.exists()

@@ -11,7 +11,7 @@ from tests.jobs.runs import generations, problems
 ROOT = Path(__file__).parents[2]
 
 
-def test_the_documents_example_names_the_likeliest_label_of_each_row(tmp_path: Path) -> None:
+def test_the_documents_example_names_the_likeliest_label_of_each_row(tmp_path):
     document = (ROOT / "docs/scoring.md").read_text()
     (config,) = re.findall(r"```yaml\n(.*?)```", document, re.DOTALL)
     (rows,) = re.findall(r"```json\n(.*?)```", document, re.DOTALL)

@@ -3,7 +3,6 @@
 import json
 import os
 import re
-from pathlib import Path
 from typing import Any
 
 import jsonschema
@@ -35,7 +34,7 @@ def _sampling(job: Job, structured: object) -> str:
     return f"--config={path}"
 
 
-def test_a_configuration_says_the_form_and_the_run_records_it(job: Job) -> None:
+def test_a_configuration_says_the_form_and_the_run_records_it(job):
     job.read(3)
     flags = job.command(_sampling(job, {"json_schema": SCHEMA}))
     plan = make_plan(load(RunConfig, flags, prog="test"))
@@ -49,7 +48,7 @@ def test_a_configuration_says_the_form_and_the_run_records_it(job: Job) -> None:
         make_plan(load(RunConfig, job.command(_sampling(job, {"json_schema": reordered})), prog="test"))
 
 
-def test_a_run_without_a_form_records_nothing_of_it(job: Job) -> None:
+def test_a_run_without_a_form_records_nothing_of_it(job):
     job.read(3)
     plan = make_plan(load(RunConfig, job.command(), prog="test"))
     assert "structured" not in plan.identity["sampling"]
@@ -65,7 +64,7 @@ def test_a_run_without_a_form_records_nothing_of_it(job: Job) -> None:
         ("json", "structured"),
     ],
 )
-def test_a_form_of_the_run_that_is_wrong_ends_it_before_any_work(job: Job, structured: object, said: str) -> None:
+def test_a_form_of_the_run_that_is_wrong_ends_it_before_any_work(job, structured, said):
     job.read(3)
     assert job.generate(_sampling(job, structured)) == 2
     assert said in job.capsys.readouterr().err
@@ -74,7 +73,7 @@ def test_a_form_of_the_run_that_is_wrong_ends_it_before_any_work(job: Job, struc
 
 @pytest.mark.usefixtures("local")
 @pytest.mark.parametrize("drafter", ["model", "suffix"])
-def test_rows_have_the_form_of_the_run_or_their_own_and_bad_ones_are_error_rows(job: Job, drafter: str) -> None:
+def test_rows_have_the_form_of_the_run_or_their_own_and_bad_ones_are_error_rows(job, drafter):
     own = {"regex": "[ab]{2,4}"}
     job.read(
         [
@@ -106,7 +105,7 @@ def test_rows_have_the_form_of_the_run_or_their_own_and_bad_ones_are_error_rows(
 
 
 @pytest.mark.usefixtures("local")
-def test_a_batch_file_asks_for_json(job: Job, tmp_path: Path) -> None:
+def test_a_batch_file_asks_for_json(job, tmp_path):
     def request(number: int, **body: object) -> dict[str, object]:
         body = {"model": "m", "messages": [{"role": "user", "content": f"hello {number}"}], "max_tokens": 60, **body}
         return {"custom_id": f"r{number}", "method": "POST", "url": "/v1/chat/completions", "body": body}
@@ -155,7 +154,7 @@ def _forms(job: Job) -> str:
     ],
     ids=["split", "stages"],
 )
-def test_forms_are_kept_to_in_other_processes_with_the_same_corpus(job: Job, where: str) -> None:
+def test_forms_are_kept_to_in_other_processes_with_the_same_corpus(job, where):
     forms = _forms(job)
     flags = (forms, "--engine.draft_length=fixed", "--sampling.max_tokens=24", "--sampling.temperature=0.8")
     alone = job.undisturbed(*flags, "--engine.drafter=none")
@@ -176,7 +175,7 @@ def test_forms_are_kept_to_in_other_processes_with_the_same_corpus(job: Job, whe
 @pytest.mark.timeout(900)
 @pytest.mark.ray
 @pytest.mark.usefixtures("ray_address")
-def test_rows_with_a_form_are_the_same_after_a_process_died(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_with_a_form_are_the_same_after_a_process_died(job, monkeypatch):
     forms = _forms(job)
     flags = (forms, "--engine.draft_length=fixed", "--sampling.max_tokens=24", "--actors.max_actors=1")
     alone = job.undisturbed(*flags, "--engine.drafter=none")

@@ -1,7 +1,5 @@
 """The texts inside manifests are loaded by those who will load them: jobs.generate, Ray, Ray Serve."""
 
-from __future__ import annotations
-
 import importlib
 import shlex
 from pathlib import Path
@@ -45,7 +43,7 @@ def _as_in_a_pod(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
 
 
-def test_every_overlay_but_the_bare_cluster_is_a_job_or_a_service() -> None:
+def test_every_overlay_but_the_bare_cluster_is_a_job_or_a_service():
     kinds = {folder: {each["kind"] for each in render(folder)} for folder in OVERLAYS}
     assert tuple(folder for folder in OVERLAYS if "RayJob" in kinds[folder]) == JOBS
     assert tuple(folder for folder in OVERLAYS if "RayService" in kinds[folder]) == SERVICES
@@ -68,9 +66,7 @@ def elsewhere(folder: str, tmp_path: Path, pair: Pair) -> list[str]:
 
 
 @pytest.mark.parametrize("folder", JOBS)
-def test_the_command_of_a_job_makes_a_plan(
-    folder: str, tmp_path: Path, text_pair: Pair, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_of_a_job_makes_a_plan(folder, tmp_path, text_pair, capsys):
     python, dash_m, module, *arguments = command(folder, tmp_path)
     assert (python, dash_m) == ("python", "-m")
     places = (
@@ -84,15 +80,13 @@ def test_the_command_of_a_job_makes_a_plan(
     assert "units:" in said.out
 
 
-def test_the_demo_generates_the_bundled_prompts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_demo_generates_the_bundled_prompts(tmp_path, capsys):
     *_, flag, config = command("overlays/cpu-demo", tmp_path)
     assert generate.main([flag, config, "--dry-run", f"--output.path={tmp_path / 'out'}"]) == 0
     assert "300 rows" in capsys.readouterr().out
 
 
-def test_variables_that_kubernetes_makes_of_services_would_end_a_job(
-    tmp_path: Path, text_pair: Pair, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_variables_that_kubernetes_makes_of_services_would_end_a_job(tmp_path, text_pair, monkeypatch, capsys):
     *_, flag, config = command("overlays/job", tmp_path)
     monkeypatch.setenv("DRAY_JOB_X7K2P_HEAD_SVC_SERVICE_HOST", "10.0.0.1")
     assert generate.main([flag, config, "--dry-run", *elsewhere("overlays/job", tmp_path, text_pair)]) == 2
@@ -100,7 +94,7 @@ def test_variables_that_kubernetes_makes_of_services_would_end_a_job(
 
 
 @pytest.mark.parametrize("folder", SERVICES)
-def test_the_configuration_of_serve_builds_the_endpoint(folder: str, text_pair: Pair, tmp_path: Path) -> None:
+def test_the_configuration_of_serve_builds_the_endpoint(folder, text_pair, tmp_path):
     (application,) = ServeDeploySchema.model_validate(serve_config(folder), extra="forbid").applications
     assert application.route_prefix == "/"
     module, _, name = application.import_path.partition(":")
@@ -116,7 +110,7 @@ def test_the_configuration_of_serve_builds_the_endpoint(folder: str, text_pair: 
 @pytest.mark.parametrize(
     ("section", "key"), [("serve", "max_replica"), ("engine", "num_slot"), ("models", "targt"), ("sampling", "seed")]
 )
-def test_a_misspelt_field_of_the_endpoint_is_refused_when_it_is_built(section: str, key: str, text_pair: Pair) -> None:
+def test_a_misspelt_field_of_the_endpoint_is_refused_when_it_is_built(section, key, text_pair):
     build = importlib.import_module("jobs.serve").application
     sections = {"models": {"target": text_pair[0]}}
     sections.setdefault(section, {})[key] = "x"
@@ -125,7 +119,7 @@ def test_a_misspelt_field_of_the_endpoint_is_refused_when_it_is_built(section: s
 
 
 @pytest.mark.parametrize("place", ["", "http_options", "applications.0"])
-def test_a_key_that_serve_would_pass_over_is_noticed(place: str) -> None:
+def test_a_key_that_serve_would_pass_over_is_noticed(place):
     config = inner = serve_config("overlays/service")
     for key in filter(None, place.split(".")):
         inner = inner[int(key)] if isinstance(inner, list) else inner[key]
@@ -136,7 +130,7 @@ def test_a_key_that_serve_would_pass_over_is_noticed(place: str) -> None:
 
 
 @pytest.mark.parametrize("folder", SERVICES)
-def test_the_gate_that_jobs_serve_would_put_before_serve_is_there(folder: str) -> None:
+def test_the_gate_that_jobs_serve_would_put_before_serve_is_there(folder):
     config = serve_config(folder)
     variables = config["controller_options"]["runtime_env"]["env_vars"]
     # Not its limits: a variable DRAY_... reaches the application, too, which refuses it. So they are the gate's own.

@@ -1,7 +1,5 @@
 """Requests that are meant to do harm: what a case is, and shorthands for the fields of most."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Forms that are too large, have no end, contradict themselves or are nonsense."""
 
-from __future__ import annotations
-
 from tests.endpoint.requests.bad_requests import COMPLETE
 from tests.endpoint.requests.hostile import CIRCLE, LARGE, LETTERS, MANY, OBJECT, Hostile, deep, needing, of_form
 from tests.endpoint.requests.hostile import of_schema as of

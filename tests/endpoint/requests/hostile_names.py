@@ -1,7 +1,5 @@
 """Names of models and adapters, and fields of several kinds, that are unknown, too long or of a wrong type."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from tests.endpoint.requests.bad_requests import COMPLETE

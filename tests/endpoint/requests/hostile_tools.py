@@ -1,7 +1,5 @@
 """Tools, choices of them and calls in history that are too large, contradict each other or are nonsense."""
 
-from __future__ import annotations
-
 from tests.endpoint.requests.bad_requests import MESSAGE
 from tests.endpoint.requests.hostile import (
     CIRCLE,

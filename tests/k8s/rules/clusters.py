@@ -1,7 +1,5 @@
 """What we and KubeRay's operator ask of a Ray cluster: its version, its autoscaler, its groups, how its job ends."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from packaging.version import InvalidVersion, Version

@@ -3,8 +3,6 @@
 A name that no program reads does nothing and says nothing, so a misspelt one is found only here.
 """
 
-from __future__ import annotations
-
 import re
 from functools import cache
 from pathlib import Path

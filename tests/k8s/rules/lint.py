@@ -1,7 +1,5 @@
 """What we and KubeRay's operator (1.7) ask of manifests that are applied together, beyond each object's schema."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from tests.k8s.manifests import Object, all_overlays, name_of, pod_templates, ray_objects

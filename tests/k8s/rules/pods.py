@@ -1,7 +1,5 @@
 """What we ask of one pod by itself: its variables, the folders that Ray and Dray use, its drain, what it refers to."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import PurePosixPath
 

@@ -1,7 +1,5 @@
 """The network policies of a namespace, evaluated for every pair of pods, and of pods and what is outside."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from ipaddress import ip_address, ip_network

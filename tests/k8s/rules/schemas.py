@@ -4,8 +4,6 @@ KubeRay's definitions are not in this repository; KUBERAY_CRDS names their folde
 The variable is not called DRAY_...: the commands refuse such names that are no fields.
 """
 
-from __future__ import annotations
-
 import copy
 import json
 import os

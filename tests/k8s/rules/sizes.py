@@ -1,7 +1,5 @@
 """How much there is of what: nodes against engines, and workers against the quota of the namespace."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Each planted mistake in a manifest is noticed, and the problem names it (mistakes.yaml)."""
 
-from __future__ import annotations
-
 import copy
 from pathlib import Path
 from typing import Any
@@ -49,7 +47,7 @@ def plant(place: Any, change: dict[str, Any]) -> None:
 
 
 @pytest.mark.timeout(900)
-def test_every_mistake_is_noticed() -> None:
+def test_every_mistake_is_noticed():
     missed = {}
     folders = {where["folder"] for where, _ in MISTAKES.values()}
     rendered = {folder: (render(folder), ground(folder)) for folder in folders}

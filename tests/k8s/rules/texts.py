@@ -1,7 +1,5 @@
 """The texts inside a manifest: the command, the configuration of a run or of Serve, and the runtime environment."""
 
-from __future__ import annotations
-
 import importlib.util
 import re
 import shlex
