@@ -1,6 +1,5 @@
 """`jobs.compact` as a command: what it prints, refuses and says in its help. No Ray is needed for that."""
 
-import json
 from pathlib import Path
 
 import pyarrow as pa
@@ -34,22 +33,6 @@ def test_a_run_is_compacted_and_the_command_prints_what_it_holds(output, tmp_pat
     assert sum(pq.read_table(path).num_rows for path in (folder / "data").iterdir()) == 10
     assert compact.main([str(output), str(folder)]) == 2
     assert "holds a complete compaction of this run already, but with other options" in capsys.readouterr().err
-
-
-def test_the_same_command_again_says_that_the_compaction_is_there(output, tmp_path, capsys):
-    command = [str(output), str(tmp_path / "out"), "--include-errors"]
-    assert compact.main(command) == 0
-    capsys.readouterr()
-    assert compact.main(command) == 0
-    (line,) = capsys.readouterr().out.splitlines()
-    assert line.startswith(f"OK: {tmp_path / 'out'} holds this compaction already, complete in 2 files")
-
-
-def test_files_have_512_mb_by_default(output, tmp_path):
-    assert compact.main([str(output), str(tmp_path / "a")]) == 0
-    assert json.loads((tmp_path / "a/_dray.json").read_text())["bytes_per_file"] == 512_000_000
-    assert compact.main([str(output), str(tmp_path / "b"), "--bytes-per-file=1GiB"]) == 0
-    assert json.loads((tmp_path / "b/_dray.json").read_text())["bytes_per_file"] == 1 << 30
 
 
 def test_the_error_for_an_incomplete_run_names_missing_units_and_the_option(output, tmp_path, capsys):
@@ -105,14 +88,6 @@ def test_impossible_file_sizes_are_refused(output, tmp_path, option, capsys):
         compact.main([str(output), str(tmp_path / "out"), *option])
     assert ended.value.code == 2
     assert "argument --" in capsys.readouterr().err
-
-
-def test_help_says_what_comes_out_and_where(capsys):
-    with pytest.raises(SystemExit):
-        compact.main(["--help"])
-    printed = capsys.readouterr().out
-    for word in ("_dray.json", "--include-errors", "--partial", "512MB", "s3://"):
-        assert word in printed
 
 
 def test_a_compaction_keeps_the_rounds_of_the_rows_that_have_some(tmp_path):

@@ -6,7 +6,6 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import duckdb
 import pytest
 from safetensors.torch import load_file, save_file
 
@@ -289,30 +288,12 @@ def test_weights_that_hold_no_numbers_are_told_in_a_line_by_the_run(job, tmp_pat
 
 
 @pytest.mark.parametrize("dry_run", [(), ("--dry-run",)], ids=["run", "dry run"])
-def test_a_quantized_model_is_refused_by_the_plan(job, tmp_path, dry_run):
-    shutil.copytree(job.pair[0], tmp_path / "quantized")
-    config = tmp_path / "quantized/config.json"
-    said = {"quantization_config": {"quant_method": "gptq"}}
-    config.write_text(json.dumps(json.loads(config.read_text()) | said))
-    job.read(3)
-    assert job.generate(f"--models.target={config.parent}", *dry_run) == 2
-    assert "is quantized (gptq), and Dray runs unquantized checkpoints" in job.printed()
-
-
-@pytest.mark.parametrize("dry_run", [(), ("--dry-run",)], ids=["run", "dry run"])
 def test_an_output_folder_with_other_files_is_refused_by_the_plan(job, dry_run):
     job.read(3)
     job.output.mkdir()
     (job.output / "notes.txt").write_text("mine")
     assert job.generate(*dry_run) == 2
     assert "is not empty and is not a run: it has ['notes.txt']" in job.printed()
-
-
-@pytest.mark.parametrize("dry_run", [(), ("--dry-run",)], ids=["run", "dry run"])
-def test_a_prompt_column_of_integers_is_refused_by_the_plan(job, dry_run):
-    job.read([{"id": "a", "kind": "b", "prompt": number} for number in range(5)])
-    assert job.generate(*dry_run) == 2
-    assert "the column 'prompt' has no text in the first 5 rows (the first one has 0)" in job.printed()
 
 
 @pytest.mark.parametrize("flag", ["--input.path", "--output.path"])
@@ -323,20 +304,3 @@ def test_a_hub_path_without_a_network_is_told_in_one_line(job, monkeypatch, flag
     (line,) = job.capsys.readouterr().err.splitlines()
     assert line.startswith(f"error: OSError: looking at hf://datasets/some{flag[2:5]}/rows.jsonl")
     assert "check the network" in line
-
-
-def test_duckdb_computes_acceptance_from_the_counts(plain_run):
-    rates = duckdb.sql(
-        f"""select kind, sum(num_accepted_tokens) / sum(num_draft_tokens) as acceptance_rate,
-                   1 + sum(num_accepted_tokens) / sum(num_rounds) as mean_acceptance_length
-            from '{plain_run}/out/data/*.parquet' group by kind order by kind"""
-    ).fetchall()
-    assert [kind for kind, *_ in rates] == ["b", "c", "chat"]
-    assert all(0 < rate <= 1 and length > 1 for _, rate, length in rates)
-
-
-def test_a_dry_run_writes_nothing(job):
-    job.read(20)
-    assert job.generate("--dry-run") == 0
-    assert not job.output.exists()
-    assert "3 of at most 8 rows; 3 missing" in job.printed()

@@ -7,7 +7,7 @@ import pytest
 from jobs.config.loading import load
 from jobs.config.run import RunConfig
 from tests.jobs.conftest import Job
-from tests.jobs.runs import arguments, commits, content, errors, generations, problems, prompts
+from tests.jobs.runs import arguments, commits, content, errors, problems, prompts
 
 
 def local(job: Job, *flags: str) -> int:
@@ -36,15 +36,6 @@ def test_a_local_run_is_complete_goes_on_and_does_only_what_is_missing(job, monk
     assert content(job.output) == whole
     assert job.retry("--run.local", "--engine.draft_length=fixed") == 0
     assert "still fail: 1" in job.printed()
-
-
-def test_a_local_run_of_scores_is_complete(job):
-    job.read(3)
-    given = [flag for flag in job.command("--run.local", "--task=score") if "models.draft" not in flag]
-    from jobs import generate  # here, because it takes seconds
-
-    assert generate.main([flag for flag in given if "sampling" not in flag]) == 0, job.printed()
-    assert len(generations(job.output)) == 3
 
 
 @pytest.mark.parametrize(

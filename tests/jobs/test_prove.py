@@ -7,7 +7,6 @@ import pytest
 
 from jobs import generate, prove
 from jobs.proving import placed
-from jobs.proving.comparison import first_difference
 from tests.jobs.runs import arguments, prompts, write_jsonl
 
 SMALL = ("--prove.num_prompts=5", "--prove.draft_lengths=3", "--prove.num_slots=3", "--prove.asked=nothing")
@@ -114,11 +113,3 @@ def test_rows_that_cannot_be_written_or_asked_for_it_are_left_out_and_without_a_
 def test_only_coupled_can_be_compared_token_by_token(command, capsys, verification, why):
     assert prove.main([*command, f"--engine.verification={verification}"]) == 2
     assert f"engine.verification is '{verification}', which {why}; only 'coupled' can be" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("found", "expected", "position"),
-    [([1, 2], [1, 2], None), ([1, 3], [1, 2], 1), ([1], [1, 2], 1), ([1, 2], [1], 1), ([], [], None), ([5], [], 0)],
-)
-def test_texts_differ_where_a_token_differs_or_one_of_them_ends(found, expected, position):
-    assert first_difference(found, expected) == position

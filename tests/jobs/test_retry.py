@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from jobs import generate, retry, verify
+from jobs import generate, verify
 from jobs.driver import execution, local
 from pipeline.run.directory import RunDirectory
 from pipeline.run.progress.lease import hold_lease
@@ -153,16 +153,6 @@ def test_a_second_driver_and_a_damaged_errors_file_print_one_line_each(failed):
     part.write_bytes(part.read_bytes()[:-3])
     assert failed.retry(*FLAGS) == 1
     assert "errors/part-000000002.parquet: damaged" in failed.printed()
-
-
-def test_help_describes_the_command_and_its_own_fields(capsys):
-    with pytest.raises(SystemExit) as ended:
-        retry.main(["--help"])
-    assert ended.value.code == 0
-    printed = " ".join(capsys.readouterr().out.split())
-    for text in ("Runs the rows in errors/ of a corpus again, and only those.", "--stage", "--error_type"):
-        assert text in printed
-    assert "such as WorkerDied" in printed
 
 
 @pytest.mark.slow

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from jobs import export, verify
-from jobs.runs.exported import errors_beside
 from tests.jobs.runs import generations
 
 
@@ -93,15 +92,3 @@ def test_json_lines_are_not_written_to_a_file_named_as_parquet(output, tmp_path,
     said = capsys.readouterr().err
     assert said.startswith(f"error: {file} has the name of a Parquet file, and this command writes JSON lines")
     assert not file.exists()
-
-
-@pytest.mark.parametrize(
-    ("file", "beside"),
-    [
-        ("out.jsonl", "out.errors.jsonl"),
-        ("a.b/out", "a.b/out.errors.jsonl"),
-        ("s3://bucket/out.jsonl?scheme=http", "s3://bucket/out.errors.jsonl?scheme=http"),
-    ],
-)
-def test_failed_rows_go_to_a_file_named_after_that_of_the_generations(file, beside):
-    assert errors_beside(file) == beside

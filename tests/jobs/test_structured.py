@@ -11,7 +11,6 @@ import yaml
 
 from actors.workers.engine_worker import EngineWorker
 from decoding.grammar.structured import Structured
-from jobs import generate
 from jobs.config.loading import load
 from jobs.config.run import RunConfig
 from jobs.driver import execution
@@ -25,7 +24,6 @@ SCHEMA = {
     "required": ["b", "a"],
     "additionalProperties": False,
 }
-BAD = {"properties": {"a": {"items": {"type": "integral"}}}}
 
 
 def _sampling(job: Job, structured: object) -> str:
@@ -54,23 +52,6 @@ def test_a_run_without_a_form_records_nothing_of_it(job):
     assert "structured" not in plan.identity["sampling"]
 
 
-@pytest.mark.parametrize(
-    ("structured", "said"),
-    [
-        ({"json_schema": BAD}, "cannot be compiled at /properties/a/items: Invalid type: integral"),
-        ({"regex": "a(b"}, "sampling.structured.regex cannot be compiled"),
-        ({"regx": "ab"}, "structured"),
-        ({"regex": "a", "choice": ["b"]}, "exactly one of"),
-        ("json", "structured"),
-    ],
-)
-def test_a_form_of_the_run_that_is_wrong_ends_it_before_any_work(job, structured, said):
-    job.read(3)
-    assert job.generate(_sampling(job, structured)) == 2
-    assert said in job.capsys.readouterr().err
-    assert not job.output.exists()
-
-
 @pytest.mark.usefixtures("local")
 @pytest.mark.parametrize("drafter", ["model", "suffix"])
 def test_rows_have_the_form_of_the_run_or_their_own_and_bad_ones_are_error_rows(job, drafter):
@@ -80,7 +61,12 @@ def test_rows_have_the_form_of_the_run_or_their_own_and_bad_ones_are_error_rows(
             {"id": "run's", "kind": "a", "prompt": "hello"},
             {"id": "own", "kind": "a", "prompt": "hello", "sampling": {"structured": own, "temperature": 0.7}},
             {"id": "text", "kind": "a", "prompt": "a", "sampling": {"structured": {"json_schema": json.dumps(SCHEMA)}}},
-            {"id": "bad", "kind": "a", "prompt": "hello", "sampling": {"structured": {"json_schema": BAD}}},
+            {
+                "id": "bad",
+                "kind": "a",
+                "prompt": "hello",
+                "sampling": {"structured": {"json_schema": {"properties": {"a": {"items": {"type": "integral"}}}}}},
+            },
             {"id": "two", "kind": "a", "prompt": "hello", "sampling": {"structured": {"regex": "a", "choice": ["a"]}}},
             {"id": "free", "kind": "a", "prompt": "hello", "sampling": {"structured": False, "max_tokens": 3}},
             {"id": "end", "kind": "a", "prompt": "hello", "sampling": {"ignore_eos": True}},
@@ -102,32 +88,6 @@ def test_rows_have_the_form_of_the_run_or_their_own_and_bad_ones_are_error_rows(
         "sampling.structured.json_schema cannot be compiled at /properties/a/items: Invalid type: integral",
     )
     assert {name: stage for name, (stage, _) in said.items()} == dict.fromkeys(("bad", "two", "end"), "params")
-
-
-@pytest.mark.usefixtures("local")
-def test_a_batch_file_asks_for_json(job, tmp_path):
-    def request(number: int, **body: object) -> dict[str, object]:
-        body = {"model": "m", "messages": [{"role": "user", "content": f"hello {number}"}], "max_tokens": 60, **body}
-        return {"custom_id": f"r{number}", "method": "POST", "url": "/v1/chat/completions", "body": body}
-
-    asked = {"type": "json_schema", "json_schema": {"name": "answer", "strict": True, "schema": SCHEMA}}
-    job.read(
-        [
-            request(1, response_format=asked),
-            request(2, response_format={"type": "text"}),
-            request(3, response_format={"type": "json_schema", "json_schema": {"name": "n", "schema": BAD}}),
-            request(4, structured_outputs={"choice": ["yes", "no"]}),
-        ]
-    )
-    command = [flag for flag in job.command() if "id_column" not in flag and "carry_columns" not in flag]
-    assert generate.main(command) == 0
-    texts = {row["id"]: row for row in generations(job.output)}
-    assert texts.keys() == {"r1", "r2", "r4"}
-    if texts["r1"]["finish_reason"] == "stop":
-        jsonschema.validate(json.loads(texts["r1"]["text"]), SCHEMA)
-    assert texts["r4"]["text"] in ("yes", "no")
-    (error,) = errors(job.output)
-    assert (error["id"], error["stage"]) == ("r3", "params")
 
 
 def _forms(job: Job) -> str:
