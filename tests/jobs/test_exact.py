@@ -11,9 +11,6 @@ from actors.engines.backend import exactness_found, why_inexact
 from actors.engines.loading import LoadedEngine
 from actors.settings import EngineSettings, GeneratorSettings, ModelSettings
 from jobs import report, verify
-from jobs.config.loading import load
-from jobs.config.run import RunConfig
-from jobs.driver.plan import make_plan
 from tests.jobs.runs import commits
 
 LOSSY = "at temperatures above 0 the texts do not have the target's distribution (verification: unadjusted)"
@@ -76,13 +73,6 @@ def test_a_plan_that_requires_exactness_is_refused_in_one_line_before_ray_is_ask
     assert said.startswith(f"error: run.exact is 'required', but {LOSSY}; set engine.verification to 'coupled'")
     assert "\n" not in said
     assert not job.output.exists()
-
-
-def test_an_exact_plan_may_be_required_and_none_requires_it_by_itself(job):
-    job.read(1)
-    for flags, is_required in ((("--run.exact=required",), True), ((), False)):
-        plan = make_plan(load(RunConfig, job.command(*flags, "--models.device=cpu"), prog="test"))
-        assert plan.settings.is_exact_required == is_required
 
 
 @pytest.mark.parametrize("verification", ["coupled", "rejection"])

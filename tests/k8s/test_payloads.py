@@ -80,12 +80,6 @@ def test_the_command_of_a_job_makes_a_plan(folder, tmp_path, text_pair, capsys):
     assert "units:" in said.out
 
 
-def test_the_demo_generates_the_bundled_prompts(tmp_path, capsys):
-    *_, flag, config = command("overlays/cpu-demo", tmp_path)
-    assert generate.main([flag, config, "--dry-run", f"--output.path={tmp_path / 'out'}"]) == 0
-    assert "300 rows" in capsys.readouterr().out
-
-
 def test_variables_that_kubernetes_makes_of_services_would_end_a_job(tmp_path, text_pair, monkeypatch, capsys):
     *_, flag, config = command("overlays/job", tmp_path)
     monkeypatch.setenv("DRAY_JOB_X7K2P_HEAD_SVC_SERVICE_HOST", "10.0.0.1")
@@ -105,28 +99,6 @@ def test_the_configuration_of_serve_builds_the_endpoint(folder, text_pair, tmp_p
     assert sections["serve"]["key_files"] == ["/etc/dray-keys/keys"], "where the pods have them"
     sections["serve"]["key_files"] = [str(tmp_path / "keys")]
     assert isinstance(getattr(importlib.import_module(module), name)(sections), Application)
-
-
-@pytest.mark.parametrize(
-    ("section", "key"), [("serve", "max_replica"), ("engine", "num_slot"), ("models", "targt"), ("sampling", "seed")]
-)
-def test_a_misspelt_field_of_the_endpoint_is_refused_when_it_is_built(section, key, text_pair):
-    build = importlib.import_module("jobs.serve").application
-    sections = {"models": {"target": text_pair[0]}}
-    sections.setdefault(section, {})[key] = "x"
-    with pytest.raises(ValueError, match=section):
-        build(sections)
-
-
-@pytest.mark.parametrize("place", ["", "http_options", "applications.0"])
-def test_a_key_that_serve_would_pass_over_is_noticed(place):
-    config = inner = serve_config("overlays/service")
-    for key in filter(None, place.split(".")):
-        inner = inner[int(key)] if isinstance(inner, list) else inner[key]
-    inner["max_queued_request"] = 5
-    ServeDeploySchema.model_validate(config)  # Serve takes it
-    with pytest.raises(ValueError, match="max_queued_request"):
-        ServeDeploySchema.model_validate(config, extra="forbid")
 
 
 @pytest.mark.parametrize("folder", SERVICES)

@@ -102,17 +102,6 @@ def test_a_task_that_a_program_begins_from_an_empty_context_does_not_end_the_loo
     run_in_a_loop(work())
 
 
-def test_the_factory_is_set_once_however_many_units_a_worker_runs():
-    async def work() -> None:
-        loop = asyncio.get_running_loop()
-        let_no_program_end(loop)
-        factory = loop.get_task_factory()
-        let_no_program_end(loop)
-        assert loop.get_task_factory() is factory
-
-    asyncio.run(work())
-
-
 def test_a_program_whose_row_is_given_up_ends_with_all_that_it_began(run_directory, engines, text_pair, monkeypatch):
     monkeypatch.setattr(some_programs, "BEGUN", begun := asyncio.Queue())
     monkeypatch.setattr(some_programs, "GIVEN_UP", given_up := [])
@@ -148,22 +137,3 @@ def test_a_task_that_is_cancelled_before_its_first_step_leaves_no_warning():
         asyncio.run(work())
         gc.collect()
     assert [str(each.message) for each in told] == []
-
-
-def test_a_task_of_a_program_is_shown_by_its_name_and_its_frames():
-    async def wait() -> None:
-        await asyncio.Event().wait()
-
-    async def program() -> None:
-        task = asyncio.create_task(wait(), name="the waiting one")
-        await asyncio.sleep(0)
-        assert task.get_name() == "the waiting one"
-        assert "wait() running at" in repr(task)
-        assert [frame.f_code.co_name for frame in task.get_stack()] == ["wait"]
-        task.cancel()
-
-    async def work() -> None:
-        let_no_program_end(asyncio.get_running_loop())
-        await run_program(program)
-
-    asyncio.run(work())

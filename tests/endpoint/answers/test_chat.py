@@ -107,24 +107,6 @@ def test_a_chat_shows_the_log_probabilities_of_its_prompt_once(server, client):
         }
 
 
-def test_the_spans_of_a_chunk_join_to_its_text(client):
-    _, chunks = streamed(
-        client.chat.completions, messages=[USER], seed=1, max_tokens=40, extra_body={"include_draft_spans": True}
-    )
-    contents = [choice for chunk in chunks for choice in chunk.choices if choice.delta.content]
-    assert contents
-    for choice in contents:
-        assert "".join(span["text"] for span in choice.model_extra["draft_spans"]) == choice.delta.content
-
-
-def test_an_answer_names_its_kind_and_the_engines_that_wrote_it(client):
-    answer = answered(client.chat.completions, messages=[USER], max_tokens=1)
-    assert answer.object == "chat.completion"
-    assert answer.id.startswith("chatcmpl-")
-    assert answer.system_fingerprint == "fp_1"
-    assert answer.choices[0].message.role == "assistant"
-
-
 SCHEMA: dict[str, Any] = {
     "type": "object",
     "properties": {"a": {"enum": ["yes", "no"]}, "b": {"type": "integer", "minimum": 0, "maximum": 99}},
@@ -143,10 +125,3 @@ def test_a_chat_has_the_form_that_it_asks_for_and_is_what_the_offline_job_writes
     assert streamed(client.chat.completions, **request, response_format=form)[0] == {0: row["text"]}
     if row["finish_reason"] == "stop":
         jsonschema.validate(json.loads(row["text"]), SCHEMA)
-
-
-def test_a_chat_takes_the_fields_of_vllm_for_a_form(client):
-    for fields in ({"structured_outputs": {"choice": ["yes", "no"]}}, {"guided_choice": ["yes", "no"]}):
-        answer = answered(client.chat.completions, messages=[USER], max_tokens=20, extra_body=fields)
-        assert answer.choices[0].message.content in ("yes", "no")
-        assert answer.choices[0].finish_reason == "stop"

@@ -137,13 +137,6 @@ def test_stop_strings_end_a_text_and_no_part_of_one_is_shown_or_streamed(server,
                 assert row["text"].startswith(text), "a chunk held more than the text before the stop string"
 
 
-def test_text_that_only_looked_like_the_start_of_a_stop_string_is_streamed_later(client):
-    request: dict[str, Any] = {"prompt": "hello world", "seed": 3, "max_tokens": 30}
-    whole = answered(client.completions, **request).choices[0].text
-    almost = [character + "\x00" for character in dict.fromkeys(whole)][:4]
-    assert streamed(client.completions, stop=almost, **request)[0] == {0: whole}
-
-
 def test_each_choice_finishes_once_under_one_id_and_the_last_chunk_has_the_counts(client):
     request: dict[str, Any] = {"prompt": ["one", "two"], "n": 2, "seed": 1}
     _, chunks = streamed(client.completions, stream_options={"include_usage": True}, **request)
@@ -285,21 +278,6 @@ def test_an_answer_reports_speculation_with_vllms_names(server, client):
     _, chunks = streamed(client.completions, stream_options={"include_usage": True}, **request)
     assert chunks[-1].model_extra["metrics"]["speculative_decoding"] == numbers
     assert answered(client.completions, n=2, **request).model_extra["metrics"]["speculative_decoding"] is None
-
-
-def test_the_spans_of_a_chunk_join_to_its_text_and_say_what_was_drafted(client):
-    request = {"prompt": "für one", "seed": 4, "max_tokens": 60, "stream_options": {"include_usage": True}}
-    extra = {"include_draft_spans": True, "ignore_eos": True}
-    texts, chunks = streamed(client.completions, extra_body=extra, stop=["zz"], **request)
-    spans = []
-    for chunk in chunks[:-1]:
-        own = chunk.choices[0].model_extra["draft_spans"]
-        assert "".join(span["text"] for span in own) == chunk.choices[0].text
-        spans += own
-    assert "".join(span["text"] for span in spans) == texts[0]
-    assert chunks[-1].model_extra["metrics"]["speculative_decoding"]["num_accepted_draft_tokens"] > 0
-    assert any(span["is_accepted"] for span in spans)
-    assert not all(span["is_accepted"] for span in spans)
 
 
 def test_a_request_may_draft_less_or_nothing_and_gets_the_same_text(client):

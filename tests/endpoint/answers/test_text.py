@@ -285,13 +285,6 @@ def test_a_draft_that_was_replaced_is_shown_with_text_that_was_held_back(codec):
     assert [span.rejected for span in shown.spans if span.rejected] == [" two", "one"]
 
 
-def test_offsets_are_where_each_token_begins(codec):
-    stream, text = TextStream(codec), "one🙂two"
-    tokens = codec.encode(text, is_chat=True)
-    offsets = [*stream.push(tokens[:2]).offsets, *stream.push(tokens[2:]).offsets]
-    assert offsets == [len(codec.decode(tokens[:n]).rstrip("\ufffd")) for n in range(len(tokens))]
-
-
 def test_a_stop_string_of_replacement_characters_is_not_shown(codec):
     vocabulary = codec.tokenizer.get_vocab().values()
     a, wrong, b = (next(i for i in vocabulary if codec.token_bytes(i) == byte) for byte in (b"a", b"\x80", b"b"))

@@ -13,8 +13,7 @@ import pytest
 from fastapi import FastAPI, Request
 from ray import serve
 
-from endpoint.gate.gate import INGRESS_NAME
-from tests.endpoint.web import Answer, ask, send_raw, status_of
+from tests.endpoint.web import ask
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 AT = "/mirror"
@@ -102,34 +101,6 @@ def test_no_header_that_steers_serve_reaches_the_application(behind_serve):
     assert not [name for name in steering if f'"{name.lower()}"' in names and name != "x-other"]
 
 
-def test_the_answer_has_the_clients_request_id_once(behind_serve):
-    assert ask(behind_serve, f"{AT}/headers", headers={"X-Request-ID": "mine-1"}).request_ids == ("mine-1",)
-    (made,) = ask(behind_serve, f"{AT}/headers").request_ids
-    assert len(made) == 32
-
-
-@pytest.mark.parametrize("request_id", ["\xff", "a b", "x" * 200, "<script>"])
-def test_a_malformed_request_id_is_refused_in_front_of_serve(behind_serve, request_id):
-    answer = ask(behind_serve, f"{AT}/headers", headers={"x-request-id": request_id})
-    assert answer.status == 400
-    assert answer.error["message"].startswith("x-request-id")
-    assert request_id not in answer.request_ids
-
-
-def test_a_large_body_stops_at_the_gate(behind_serve):
-    def length(num_bytes: int) -> Answer:
-        return ask(behind_serve, f"{AT}/length", b"x" * num_bytes)
-
-    assert length(100_000).body == b"100000"
-    assert length(100_001).error["code"] == "body_too_large"
-    assert length(30_000_000).status == 413
-
-
-def test_a_slow_body_stops_at_the_gate(behind_serve):
-    head = f"POST {AT}/length HTTP/1.1\r\nHost: h\r\nContent-Length: 10\r\n\r\n12345"
-    assert status_of(send_raw(behind_serve, head.encode())) == 408
-
-
 def test_only_health_is_open_among_serves_own_paths(behind_serve):
     assert ask(behind_serve, "/-/routes").error["code"] == "unknown_url"
     assert ask(behind_serve, "/-/healthz").status == 200
@@ -144,13 +115,6 @@ def test_without_an_application_clients_are_told_to_try_again(behind_serve):
     with pytest.raises(openai.InternalServerError) as error:
         client.completions.create(model="m", prompt="a")
     assert error.value.code == "model_unavailable"
-
-
-def test_a_request_that_kills_the_application_gets_a_503_without_serves_words(behind_serve):
-    serve.run(Mirror.options(name=INGRESS_NAME).bind(), name="mortal", route_prefix="/mortal")
-    answer = ask(behind_serve, "/mortal/die")
-    serve.delete("mortal")
-    assert (answer.status, answer.error["code"]) == (503, "model_unavailable")
 
 
 def test_requests_in_flight_finish_while_new_requests_get_a_503(behind_serve, tmp_path):

@@ -106,16 +106,6 @@ def test_a_text_is_shown_with_what_its_drafts_did_beside_the_same_text_without_d
     assert page.complaints() == []
 
 
-def test_the_counts_in_the_stream_add_up_to_those_at_its_end(whole):
-    events = streamed(whole, "/v1/completions", prompt=PROMPT, max_tokens=60, temperature=0)
-    counts = [choice["draft_counts"] for event in events for choice in event["choices"]]
-    drafts = events[-1]["metrics"]["speculative_decoding"]
-    assert sum(count["num_tokens"] for count in counts) == events[-1]["usage"]["completion_tokens"]
-    assert sum(count["num_draft_tokens"] for count in counts) == drafts["num_draft_tokens"]
-    assert sum(count["num_accepted_tokens"] for count in counts) == drafts["num_accepted_draft_tokens"]
-    assert sum(count["num_draft_tokens"] > 0 for count in counts) == drafts["num_spec_steps"]
-
-
 DIFFERENT = {
     "a text that goes on otherwise": (ended("one two", 1, 2), ended("one six", 1, 3), "after 1 tokens.", "“one six”"),
     "a text that is longer": (ended("one", 1), ended("one two", 1, 2), "after 1 tokens.", "“one two” without it"),
@@ -200,16 +190,6 @@ def test_counts_and_text_are_shown_while_the_text_is_written(canned_page):
     assert page.answer().find_element(By.CLASS_NAME, "output").get_attribute("aria-busy") == "false"
 
 
-def test_rejected_drafts_can_be_hidden(page):
-    page.send(key=KEY, prompt=PROMPT, max_tokens=60, seed=SEED, sides="with")
-    page.until_ended()
-    rejected = page.answer().find_elements(By.CSS_SELECTOR, "del")
-    assert rejected
-    assert all(element.is_displayed() for element in rejected)
-    page.find("show-rejected").click()
-    assert not any(element.is_displayed() for element in rejected)
-
-
 def num_cancelled(port: int) -> float:
     samples = samples_of(ask(port, "/metrics", headers=BEARER).body)
     return sum(sample.value for sample in samples if sample.labels.get("finished_reason") == "cancelled")
@@ -257,13 +237,6 @@ def test_each_turn_is_asked_with_those_before_it_until_a_new_chat_begins(canned_
     assert server.asked[-1]["messages"] == [{"role": "user", "content": "anew"}]
 
 
-def test_the_bundled_model_goes_on_with_a_conversation(page):
-    for prompt in ("What is 71 + 73?", "And what is 9 x 48?"):
-        page.send(key=KEY, prompt=prompt, max_tokens=50)
-        assert page.until_ended() == EQUAL
-    assert len(page.chrome.find_elements(By.CSS_SELECTOR, ".verdict.equal")) == 2
-
-
 def test_an_example_is_sent_when_it_is_clicked_and_shown_as_text(canned_page):
     page, server = canned_page
     server.pieces = ended("hello", 1)
@@ -275,10 +248,6 @@ def test_an_example_is_sent_when_it_is_clicked_and_shown_as_text(canned_page):
     assert server.asked[0]["messages"] == [{"role": "user", "content": EXAMPLES[0]}]
     assert not page.find("welcome").is_displayed()
     assert not page.chrome.find_elements(By.CSS_SELECTOR, "#turns b")
-
-
-def test_a_page_without_examples_of_its_own_has_general_ones(page):
-    assert len(page.chrome.find_elements(By.CSS_SELECTOR, "#examples button")) == 4
 
 
 def test_a_key_is_asked_for_only_where_one_is_needed(page, canned_page, whole):
@@ -505,39 +474,6 @@ def test_the_page_fits_every_width(canned_page, width):
                 assert min(right - left, bottom - top) >= 17
 
 
-def test_a_phone_shows_the_answer_between_header_and_prompt_without_scrolling(page):
-    with page.screen(390, 844, mobile=True):
-        page.chrome.execute_script("document.getElementById('settings').open = true")
-        page.fill(key=KEY)
-        page.chrome.execute_script("document.getElementById('settings').open = false")
-        for _ in range(2):
-            page.send(prompt=PROMPT)
-            assert page.until_ended() == EQUAL
-        assert page.chrome.execute_script("return [scrollX, scrollY, document.documentElement.scrollHeight]") == [
-            0,
-            0,
-            844,
-        ]
-        assert box(page, page.find("new-chat"))[1] >= 0
-        _, top, _, bottom = box(page, page.find("conversation"))
-        assert bottom - top > 844 / 2
-        last = page.answer("without").find_element(By.CSS_SELECTOR, ".output > span:last-child")
-        assert top < box(page, last)[3] < box(page, page.answer("without"))[3] < bottom
-        assert box(page, page.find("status"))[3] <= 844
-
-
-def test_a_desktop_is_used_from_edge_to_edge_with_both_texts_side_by_side(page):
-    with page.screen(1920, 1080):
-        page.send(key=KEY, prompt=PROMPT)
-        assert page.until_ended() == EQUAL
-        one, other = (box(page, page.answer(side)) for side in ("with", "without"))
-        assert one[1] == other[1]
-        assert one[2] < other[0]
-        assert min(one[2] - one[0], other[2] - other[0]) > 700
-        assert box(page, page.find("settings"))[0] == 0
-        assert other[2] > 1920 - 60
-
-
 def contrast(ink: str, paper: str) -> float:
     """The ratio of WCAG 2.2 of two computed colours."""
 
@@ -566,15 +502,6 @@ def test_the_contrast_suffices_in_both_color_schemes(canned_page, scheme):
         assert (contrast(page.style("body", "background-color"), "rgb(0, 0, 0)") < 3) is (scheme == "dark")
     finally:
         page.emulate("setEmulatedMedia", features=[])
-
-
-def test_what_drafts_did_is_told_by_shape_and_not_by_colour_alone(page):
-    assert page.style(".accepted", "border-bottom-style") == "solid"
-    assert page.style(".rejected", "border-top-style") == "dashed"
-    assert page.style(".rejected", "text-decoration-line") == "line-through"
-    page.send(key=KEY, prompt=PROMPT, max_tokens=4, sides="without")
-    page.until_ended()
-    assert page.style(".written", "border-bottom-style") == page.style(".written", "text-decoration-line") == "none"
 
 
 def test_the_keyboard_reaches_everything_in_the_order_in_which_it_is_read(page, chrome):

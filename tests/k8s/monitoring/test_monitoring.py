@@ -57,20 +57,6 @@ def test_every_metric_of_dray_is_in_a_dashboard_or_an_alert_or_listed_here():
     assert {name for name in of_dray - shown - asked if not name.endswith(endings)} <= elsewhere
 
 
-def test_panels_do_not_overlap_and_have_different_ids():
-    for path in DASHBOARDS:
-        panels = json.loads(path.read_text())["panels"]
-        assert len({panel["id"] for panel in panels}) == len(panels)
-        taken: set[tuple[int, int]] = set()
-        for grid in (panel["gridPos"] for panel in panels):
-            cells = {
-                (x, y) for x in range(grid["x"], grid["x"] + grid["w"]) for y in range(grid["y"], grid["y"] + grid["h"])
-            }
-            assert grid["x"] + grid["w"] <= 24
-            assert not cells & taken
-            taken |= cells
-
-
 def test_a_metric_that_is_not_exported_is_noticed():
     assert names_in("sum(rate(ray_dray_output_token_total[5m]))") - exported_names() == {"ray_dray_output_token_total"}
     assert not names_in("ray_dray_output_tokens") & exported_names(), "the name of a counter ends in _total"

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from tests.k8s.manifests import Object, all_overlays, name_of, pod_templates, ray_objects
-from tests.k8s.rules import clusters, pods, reachability, schemas, sizes, texts
+from tests.k8s.rules import clusters, pods, reachability, schemas, texts
 
 _CLUSTER_WIDE = ("Namespace", "PriorityClass", "ClusterQueue", "ResourceFlavor")
 
@@ -21,7 +21,7 @@ def problems_with(objects: list[Object], ground: list[Object]) -> list[str]:
         return by_schema
     names = {name_of(each) for each in objects}
     there = [*objects, *(each for each in ground if name_of(each) not in names)]
-    found = [*_names(objects), *_reachable(objects, there), *_quotas(objects, there)]
+    found = [*_names(objects), *_reachable(objects, there)]
     config_maps = {each["metadata"]["name"]: each for each in objects if each["kind"] == "ConfigMap"}
     for each in objects:
         found += [f"{name_of(each)}: {problem}" for problem in schemas.problems_with_ours(each["kind"], each)]
@@ -34,13 +34,10 @@ def problems_with(objects: list[Object], ground: list[Object]) -> list[str]:
             if name.endswith(".yaml"):
                 found += [f"{name_of(each)}: {problem}" for problem in texts.problems_with_configuration(name, text)]
     for ray in ray_objects(objects):
-        problems = [
-            *clusters.problems_with(ray, objects),
-            *sizes.problems_with(ray, sizes.config_of(ray, config_maps)),
-        ]
+        problems = [*clusters.problems_with(ray, objects)]
         if ray["kind"] == "RayJob":
             problems += texts.problems_with_job(ray, config_maps)
-            problems += texts.problems_with_output(ray, sizes.config_of(ray, config_maps))
+            problems += texts.problems_with_output(ray, texts.config_of(ray, config_maps))
         if ray["kind"] == "RayService":
             problems += texts.problems_with_service(ray)
         found += [f"{name_of(ray)}: {problem}" for problem in problems]
@@ -66,9 +63,3 @@ def _names(objects: list[Object]) -> Iterator[str]:
             yield f"{name_of(each)}: {'has no' if namespace is None else 'has'} namespace"
         elif namespace not in (None, "dray"):
             yield f"{name_of(each)}: everything is in the namespace dray, not in {namespace!r}"
-
-
-def _quotas(objects: list[Object], there: list[Object]) -> Iterator[str]:
-    """The quota of the ground against the workers of an overlay."""
-    for quota in [each for each in there if each["kind"] == "ResourceQuota" and each not in objects]:
-        yield from sizes.problems_with_quota(ray_objects(objects), quota)

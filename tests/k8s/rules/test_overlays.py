@@ -101,24 +101,11 @@ def test_an_overlay_that_the_readme_shows_can_be_applied(name, own, tmp_path):
     assert all(each in text for each in own)
 
 
-def test_the_readme_names_the_label_by_which_a_group_without_nodes_is_found():
-    readme = (K8S / "README.md").read_text()
-    groups = cluster_spec(of_kind(render("overlays/split"), "RayJob"))["workerGroupSpecs"]
-    for label in {label for group in groups for label in group["template"]["spec"]["nodeSelector"]}:
-        assert f"`k8s.io/cluster-autoscaler/node-template/label/{label}`" in readme
-
-
 def test_the_readme_waits_for_the_endpoint_as_long_as_kuberay_does():
     service = of_kind(render("overlays/service"), "RayService")["metadata"]
     patience = service["annotations"]["ray.io/initializing-timeout"]
     command = f"wait --for=condition=Ready --timeout={patience} rayservice/{service['name']}\n"
     assert command in (K8S / "README.md").read_text()
-
-
-def test_no_block_of_commands_contains_one_that_never_ends():
-    blocks = re.findall(r"```sh\n(.*?)```", (K8S / "README.md").read_text(), re.DOTALL)
-    lines = [line.partition("#")[0].rstrip() for block in blocks for line in block.splitlines()]
-    assert not [line for line in lines if line.endswith(" -w") or ("port-forward" in line and not line.endswith(" &"))]
 
 
 def test_the_readme_waits_for_clusters_to_end_before_it_deletes_what_they_need():
@@ -157,24 +144,6 @@ def test_all_commands_of_the_readme_are_for_the_root_of_the_repository():
             assert is_image or re.match(made, path) or (K8S.parent / path).exists(), f"{path} in {block}"
 
 
-@pytest.mark.parametrize(
-    "path", ["keys", "kuberay-operator/crds/x.yaml", "kuberay-operator-1.7.0.tgz", "my-corpus/run.yaml", "my-ground/x"]
-)
-def test_git_ignores_what_the_readme_lets_its_reader_make(path):
-    done = subprocess.run(["git", "check-ignore", "--quiet", path], cwd=K8S.parent, timeout=60)
-    assert done.returncode == 0
-
-
-def test_the_readme_says_how_long_it_takes_to_fail_without_a_head():
-    hours = {}
-    for folder in ("overlays/job", "overlays/spot"):
-        spec = of_kind(render(folder), "RayJob")["spec"]
-        hours[folder] = (spec["backoffLimit"] + 1) * spec["preRunningDeadlineSeconds"] / 3600
-    assert hours == {"overlays/job": 7, "overlays/spot": 21}
-    for text in ((K8S / "README.md").read_text(), (K8S.parent / "docs" / "operations.md").read_text()):
-        assert re.search(r"seven hours \(21 in `overlays/spot`\)", text)
-
-
 def test_the_operator_waits_longer_for_a_head_than_by_default_and_as_long_as_the_documents_say():
     values = yaml.safe_load((K8S / "kuberay-values.yaml").read_text())
     (variable,) = values["env"]
@@ -185,18 +154,6 @@ def test_the_operator_waits_longer_for_a_head_than_by_default_and_as_long_as_the
     installs = [line for block in blocks_of_commands() for line in block.splitlines() if "helm install" in line]
     assert installs
     assert all("--values k8s/kuberay-values.yaml" in line for line in installs)
-
-
-def test_images_are_built_from_a_digest_and_pushed_with_their_bill_of_materials():
-    builds = [
-        line
-        for block in blocks_of_commands()
-        for line in block.splitlines()
-        if re.search(r"docker (buildx )?build ", line)
-    ]
-    assert len(builds) == 2
-    assert all("--build-arg PYTHON_IMAGE=$PYTHON_IMAGE" in line for line in builds)
-    assert all("--sbom=true --provenance=mode=max" in line for line in builds if "--push" in line)
 
 
 def test_weights_on_a_node_are_those_of_the_run():

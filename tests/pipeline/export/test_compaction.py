@@ -365,19 +365,6 @@ def test_a_cut_is_by_rows_or_by_bytes_and_at_least_one(limits):
         Cut(**limits)
 
 
-@pytest.mark.parametrize(
-    ("num_bytes", "max_rows", "num_taken"),
-    [(10**6, 1, 0), (10**6, 2, 2), (10**6, 3, 3), (10**6, 5, 3), (10**6, 6, 6), (10**6, 99, 9), (1, 99, 2)],
-)
-def test_a_row_group_never_parts_the_samples_of_an_input_row(num_bytes, max_rows, num_taken):
-    first = pa.table({"row_id": [0, 0, 1, 2, 2, 2], "sample": [0, 1, 0, 0, 1, 2]})
-    second = pa.table({"row_id": [3, 3, 3], "sample": [0, 1, 2]})
-    queue = RowQueue([first, first.slice(0, 0), second])
-    assert sum(table.num_rows for table in queue.take(num_bytes, max_rows)) == num_taken
-    assert sum(table.num_rows for table in queue.take(10**6, 10**6)) == 9 - num_taken
-    assert queue.is_empty
-
-
 def test_integer_ids_are_integers_in_a_compaction(tmp_path):
     corpus = Corpus(run_with_integer_ids(str(tmp_path / "run")), tmp_path / "out")
     corpus.compact(include_errors=True)

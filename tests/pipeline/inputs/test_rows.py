@@ -17,7 +17,7 @@ from pipeline.inputs.carried import carried_types, id_type, types_from_dict, typ
 from pipeline.inputs.files import list_files
 from pipeline.inputs.options import InputOptions, PromptTemplate, resolve_options
 from pipeline.inputs.records import to_rows
-from pipeline.inputs.rows import InputRow, RowPosition, read_row, read_unit
+from pipeline.inputs.rows import InputRow, RowPosition, read_unit
 from pipeline.inputs.units import count_rows, plan_units
 from pipeline.schema import errors_table
 from pipeline.storage.parquet import to_parquet
@@ -316,11 +316,6 @@ def test_all_columns_are_those_of_all_files(write, form):
     assert [carried(row) for row in found] == [{"kind": "c", "mood": None}, {"kind": None, "mood": "glad"}]
 
 
-def test_columns_of_a_prompt_template_are_carried_with_all_others(write):
-    types, (row,) = _carrying_all([write("p.jsonl", b'{"q": "why", "key": "1"}')], prompt_template="{q}?")
-    assert (types, sound(row).prompt, sound(row).carried) == ({"q": pa.string()}, "why?", {"q": "why"})
-
-
 @pytest.mark.parametrize("line", [b'{"prompt": "x", "text": "y"}', b'{"q": "x", "prompt": "y"}'])
 def test_with_all_columns_one_that_has_the_name_of_an_output_column_is_refused(write, line):
     template = {"prompt_template": "{q}"} if b'"q"' in line else {}
@@ -349,11 +344,6 @@ def test_named_columns_of_an_empty_input_are_strings_and_all_of_them_none(write,
     named = resolve_options(files, InputOptions(prompt_column=f"my {column}", carry_columns=(f"my {column}",)))
     assert carried_types(files, named) == {f"my {column}": pa.string()}
     assert carried_types(files, replace(named, carry_columns=("all",))) == {}
-
-
-def test_csv_cells_are_carried_as_text(write):
-    (row,) = _carrying(write("p.csv", b"prompt,zip\nx,007\n"), "zip")
-    assert sound(row).carried == {"zip": "007"}
 
 
 def test_a_nan_in_carried_json_text_is_an_error_row(write):
@@ -397,11 +387,6 @@ def test_a_parquet_prompt_column_of_another_type_is_refused_at_planning(write, t
 def test_a_parquet_prompt_column_of_any_kind_of_text_is_planned(write, type_):
     path = write("p.parquet", to_parquet(pa.table({"prompt": pa.nulls(2, type_)})))
     assert len(list(plan_units(list_files(path), InputOptions("parquet"), 9))) == 1
-
-
-def test_prompts_of_another_type_are_planned_beside_messages(write):
-    table = pa.table({"prompt": pa.nulls(2, pa.int64()), "messages": ["[]", "[]"]})
-    assert len(list(plan_units(list_files(write("p.parquet", to_parquet(table))), InputOptions("parquet"), 9))) == 1
 
 
 @pytest.mark.parametrize(
@@ -477,12 +462,6 @@ def test_half_surrogate_pairs_in_error_rows_are_spelled_out():
     assert table["id"].to_pylist() == ["id\\udc00", "\\ud800"]
     assert table["message"].to_pylist() == ["got '\\ud800'", "\\ud800"]
     assert table["error_type"].to_pylist() == ["Odd\\udfff", "E\\ud800"]
-
-
-def test_a_user_id_with_half_a_surrogate_pair_is_spelled_out():
-    record = {"prompt": "x", "key": "a\ud800"}
-    row = read_row(record, RowPosition(0, "p", 0), InputOptions(format="parquet", id_column="key"), {})
-    assert sound(row).user_id == "a\\ud800"
 
 
 @pytest.mark.parametrize("name", ["p.jsonl.GZ", "p.JSONL.gz", "p.txt.Gz", "p.csv.gZ"])
