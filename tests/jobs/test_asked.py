@@ -10,14 +10,13 @@ from typing import Any
 
 import pytest
 
-from jobs.driver import execution
+from jobs.driver import local
 from jobs.proving.asked import CASES, TEMPLATE
 from tests.endpoint.in_process import BUNDLED
 from tests.jobs.conftest import Job
 from tests.jobs.faulty import fails_over
 from tests.jobs.runs import errors, generations, problems
 
-pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_address")]
 PAIR = (str(BUNDLED / "target"), str(BUNDLED / "draft"))
 # A run has one format of calls, so the cases of the other families are left out.
 NAMES = [name for name, case in CASES.items() if not case.chat or case.family == "hermes"]
@@ -41,7 +40,7 @@ def written(output: Path) -> list[dict[str, Any]]:
 @pytest.fixture
 def asked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Job:
     """Return a run, to be made, with a row of each case; two prompts in three are unlucky."""
-    job = Job(tmp_path, PAIR, capsys)
+    job = Job(tmp_path, PAIR, capsys, is_local=True)
     job.read([record(name, f"{'unlucky' if place % 3 else 'old'} cup {place}") for place, name in enumerate(NAMES)])
     return job
 
@@ -60,7 +59,7 @@ def test_failed_rows_are_retried_with_another_drafter_as_a_first_success_would_h
     expected = written(asked.undisturbed(*flags, "--engine.drafter=none"))
     assert [row["id"] for row in expected] == NAMES
     with monkeypatch.context() as patch:
-        patch.setattr(execution, "EngineWorker", fails_over("unlucky"))
+        patch.setattr(local, "EngineWorker", fails_over("unlucky"))
         assert asked.generate(*flags, FIXED, "--engine.drafter=suffix") == 0
     failed = {row["id"] for row in errors(asked.output)}
     assert failed == {name for place, name in enumerate(NAMES) if place % 3}
@@ -73,7 +72,10 @@ def test_failed_rows_are_retried_with_another_drafter_as_a_first_success_would_h
 
 
 @pytest.mark.slow
+@pytest.mark.ray
+@pytest.mark.usefixtures("ray_address")
 def test_a_run_goes_on_with_its_draft_elsewhere_and_with_another_drafter(asked, flags):
+    asked.is_local = False
     expected = written(asked.undisturbed(*flags, "--engine.drafter=none"))
     split = ("--placement=split", "--drafts.num_cpus=0.5", "--drafts.timeout_s=30")
     assert asked.generate(*flags, FIXED, *split) == 0, asked.printed()

@@ -79,24 +79,10 @@ def test_each_program_that_goes_wrong_is_an_error_row_and_its_neighbours_are_wri
 
 @pytest.mark.parametrize(
     ("structured", "said"),
-    [
-        (
-            {"json_schema": {"type": "objekt"}},
-            "sampling.structured.json_schema cannot be compiled: Invalid type: objekt",
-        ),
-        ({"json_schema": [1]}, "sampling.structured.json_schema"),
+    [  # tests/decoding/grammar and tests/endpoint/requests have the other forms
+        ({"json_schema": {"type": "objekt"}}, "json_schema cannot be compiled: Invalid type: objekt"),
         ({"json_schema": "{'a'"}, "sampling.structured.json_schema is not JSON"),
-        (
-            {"json_schema": {"properties": {"a": {"pattern": "^(a{1000}){1000}$"}}}},
-            "cannot be compiled at /properties/a",
-        ),
-        ({"json_schema": {"$ref": "file:///etc/passwd"}}, "references lead to places of the same schema"),
-        ({"regex": ""}, "sampling.structured.regex must be a text of at least one character"),
-        ({"regex": "(?=a)b"}, "look-around"),
         ({"choice": []}, "sampling.structured.choice must be a list of non-empty texts"),
-        ({"grammar": "start"}, "sampling.structured.grammar cannot be compiled"),
-        ({"json_object": False}, "sampling.structured.json_object must be true or left out"),
-        ({"regex": "a", "disable_any_whitespace": True}, "is for json_schema and json_object"),
         ({}, "exactly one of"),
         (7, "structured"),
     ],
@@ -157,33 +143,14 @@ def _change(change: Callable[[dict[str, Any], str], dict[str, Any]]) -> Callable
     return spoil
 
 
-ADAPTERS: dict[str, tuple[Callable[[Path], object], str]] = {
+ADAPTERS: dict[str, tuple[Callable[[Path], object], str]] = {  # tests/decoding/checkpoint/test_adapter.py has others
     "no weights": (lambda a: (a / WEIGHTS).unlink(), f"holds an adapter without {WEIGHTS}"),
-    "weights of another format": (lambda a: (a / WEIGHTS).rename(a / "x.bin"), "there is README.md, x.bin)"),
     "weights that are cut": (lambda a: (a / WEIGHTS).write_bytes((a / WEIGHTS).read_bytes()[:999]), "cannot be merged"),
-    "weights that are empty": (lambda a: (a / WEIGHTS).write_bytes(b""), "cannot be merged"),
     "a configuration that is no JSON": (lambda a: (a / CONFIG).write_text("{"), CONFIG),
-    "a configuration that is a list": (lambda a: (a / CONFIG).write_text("[]"), CONFIG),
     "another type": (_say(peft_type="IA3"), "holds a PEFT adapter of type 'IA3', and only LORA is merged here"),
-    "no type": (_say(peft_type=None), "holds a PEFT adapter of type None"),
     "no base": (_say(base_model_name_or_path=None), "names no base model: write the base's folder"),
-    "a base that is a number": (_say(base_model_name_or_path=7), "names no base model: write the base's folder"),
     "a base that is nowhere": (_say(base_model_name_or_path="/none"), f"which {CONFIG} calls '/none'"),
     "modules that do not exist": (_say(target_modules=["nothing"]), "cannot be merged"),
-    "fewer modules than weights": (_say(target_modules=["q_proj"]), "tensors for which the base has no place"),
-    "more modules than weights": (_say(target_modules=["q_proj", "down_proj", "up_proj"]), f"{WEIGHTS} lacks"),
-    "another rank": (_say(r=8), "fits the base; is it the adapter of another model?"),
-    "a rank of zero": (_say(r=0), "cannot be merged"),
-    "a rank that is a text": (_say(r="four"), "cannot be merged"),
-    "weights without a number": (_change(lambda t, first: {**t, first: t[first] / 0}), "cannot be merged"),
-    "a tensor of another shape": (
-        _change(lambda t, first: {**t, first: t[first][:, :5].contiguous()}),
-        "has shape [4, 5]",
-    ),
-    "a tensor too few": (_change(lambda t, first: {n: each for n, each in t.items() if n != first}), "lacks 1 tensors"),
-    "a tensor too many": (_change(lambda t, first: {**t, "odd": t[first].clone()}), "has no place, first 'odd'"),
-    "no tensors": (_change(lambda t, first: {}), f"{WEIGHTS} lacks"),
-    "integers": (_change(lambda t, first: {n: each.int() for n, each in t.items()}), "expected floating-point"),
 }
 
 

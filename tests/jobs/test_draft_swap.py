@@ -159,6 +159,7 @@ def test_a_run_whose_draft_must_stay_says_why(job, other_draft, flag, message):
 
 
 def test_a_run_begun_before_there_were_versions_goes_on_without_their_column(job, monkeypatch):
+    job.is_local = True
     from jobs.driver import plan
 
     create = RunDirectory.create

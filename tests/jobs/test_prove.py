@@ -48,7 +48,7 @@ def test_a_verifier_that_accepts_what_it_must_not_is_found_out(command, capsys):
     ("flags", "where"),
     [
         (("--placement=split", "--drafts.num_cpus=0.5", "--drafts.timeout_s=30"), "draft actors"),
-        (("--stages.count=2", "--stages.num_cpus=0.5"), "2 stages"),
+        pytest.param(("--stages.count=2", "--stages.num_cpus=0.5"), "2 stages", marks=pytest.mark.slow),
     ],
 )
 def test_an_engine_with_its_models_where_the_run_puts_them_is_compared_too(flags, where, command, tmp_path):

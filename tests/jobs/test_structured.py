@@ -1,19 +1,15 @@
 """A corpus whose outputs have a form: by the run's grammar, by one of a row's own, and by a batch file's request."""
 
 import json
-import os
 import re
-from typing import Any
 
 import jsonschema
 import pytest
 import yaml
 
-from actors.workers.engine_worker import EngineWorker
 from decoding.grammar.structured import Structured
 from jobs.config.loading import load
 from jobs.config.run import RunConfig
-from jobs.driver import execution
 from jobs.driver.plan import create_run, make_plan
 from tests.jobs.conftest import Job
 from tests.jobs.runs import content, errors, generations, problems
@@ -129,28 +125,3 @@ def test_forms_are_kept_to_in_other_processes_with_the_same_corpus(job, where):
             jsonschema.validate(json.loads(row["text"]), SCHEMA)
         else:
             assert re.fullmatch("[ab]{2,6}", row["text"])
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-@pytest.mark.ray
-@pytest.mark.usefixtures("ray_address")
-def test_rows_with_a_form_are_the_same_after_a_process_died(job, monkeypatch):
-    forms = _forms(job)
-    flags = (forms, "--engine.draft_length=fixed", "--sampling.max_tokens=24", "--actors.max_actors=1")
-    alone = job.undisturbed(*flags, "--engine.drafter=none")
-    died, output = job.folder / "died", job.output
-
-    class Dying(EngineWorker):
-        """The first process dies when it has committed a unit and is about to write the next one's rows."""
-
-        def _read(self, unit: Any) -> Any:
-            if list(output.glob("data/*.parquet")) and not died.exists():
-                died.touch()
-                os._exit(9)
-            return super()._read(unit)
-
-    monkeypatch.setattr(execution, "EngineWorker", Dying)
-    assert job.generate(*flags) == 0, job.printed()
-    assert died.exists()
-    assert content(job.output) == content(alone)

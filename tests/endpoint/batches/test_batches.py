@@ -10,26 +10,10 @@ from tests.endpoint.in_process import MODEL
 from tests.endpoint.toy_app import BEARER
 from tests.endpoint.web import ask
 
-BAD_BODIES: dict[str, dict[str, Any]] = {
+BAD_BODIES: dict[str, dict[str, Any]] = {  # requests/test_bodies.py has all
     "temperature": {"temperature": 9999},
-    "temperature as text": {"temperature": "hot"},
-    "top_p": {"top_p": 0},
-    "n": {"n": 0},
-    "max_tokens": {"max_tokens": -1},
-    "no prompt": {"prompt": None},
-    "empty prompt": {"prompt": ""},
     "prompts": {"prompt": ["one", "two"]},
-    "token ids": {"prompt": [1, -2]},
     "long prompt": {"prompt": "hello " * 400},
-    "messages": {"messages": [{"role": "user", "content": "hi"}]},
-    "unknown field": {"color": "red"},
-    "stream": {"stream": True},
-    "echo": {"echo": True},
-    "seed": {"seed": "one"},
-    "stop": {"stop": 7},
-    "logprobs": {"logprobs": 99},
-    "logit_bias": {"logit_bias": {"a": 1}},
-    "schema": {"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "nothing"}}}},
     "grammar": {"guided_regex": "("},
 }
 
@@ -64,7 +48,7 @@ def test_chats_without_a_limit_may_fill_the_context_as_at_the_endpoint(api):
 def test_a_row_that_is_wrong_has_an_error_line_and_its_neighbours_are_done(api):
     bad = [{**line(number, **body), "custom_id": name} for number, (name, body) in enumerate(BAD_BODIES.items())]
     good = [line(100 + number) for number in range(3)]
-    batch = ended(api, begin(api, [good[0], *bad[:9], good[1], *bad[9:], good[2]]))
+    batch = ended(api, begin(api, [good[0], *bad[:2], good[1], *bad[2:], good[2]]))
     assert batch.status == "completed"
     assert batch.request_counts is not None
     assert (batch.request_counts.completed, batch.request_counts.failed) == (3, len(bad))

@@ -17,7 +17,7 @@ from endpoint.service.served_model import ServedModel
 from jobs.config.serve import load_serve_config
 from jobs.work import serving
 from tests.adapted import keep_merged_models_in, save_adapter
-from tests.endpoint.adapter_checks import BASE, CHECKS, PIRATE, POET, Adapted, check_texts
+from tests.endpoint.adapter_checks import BASE, PIRATE, POET, Adapted, check_texts
 from tests.endpoint.asking import Asked
 from tests.endpoint.batches.asking import begin, ended, line, results, texts
 from tests.endpoint.in_process import Running
@@ -83,11 +83,6 @@ def endpoint(
             yield found
         finally:
             take_away()
-
-
-@pytest.mark.parametrize("check", CHECKS)
-def test_each_name_is_a_model_of_its_own(endpoint, check):
-    check(endpoint)
 
 
 def test_a_batch_is_written_by_the_adapter_that_all_its_lines_name(endpoint):
