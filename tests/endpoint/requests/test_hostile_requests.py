@@ -20,10 +20,7 @@ from tests.adapted import keep_merged_models_in, save_adapter
 from tests.endpoint.asking import Asked, all_over
 from tests.endpoint.in_process import BUNDLED, Server, running_server, settings_of
 from tests.endpoint.requests.bad_requests import CHAT
-from tests.endpoint.requests.hostile import Hostile, of_form
-from tests.endpoint.requests.hostile_forms import HOSTILE_FORMS
-from tests.endpoint.requests.hostile_names import HOSTILE_NAMES
-from tests.endpoint.requests.hostile_tools import HOSTILE_TOOLS
+from tests.endpoint.requests.hostile import HOSTILE_FORMS, HOSTILE_NAMES, HOSTILE_TOOLS, Hostile, of_form
 from tests.endpoint.scripted import TEMPLATE
 from tests.endpoint.web import ask
 
