@@ -24,8 +24,6 @@ _STILL_TOO_LARGE = {
     "actors/programs": 11,
     "actors/units/ledger.py": 328,
     "actors/vllm/engine.py": 387,
-    "benchmarks": 16,
-    "benchmarks/decoder": 13,
     "decoding/checkpoint": 14,
     "decoding/drafters": 16,
     "decoding/engine": 16,

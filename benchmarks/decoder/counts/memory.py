@@ -1,4 +1,4 @@
-"""Measure one configuration's peak memory in a process of its own: `python -m benchmarks.decoder.memory` (JSON).
+"""Measure one configuration's peak memory in a process of its own: `python -m benchmarks.decoder.counts.memory` (JSON).
 
 On Linux a process's highest resident size can be reset, so loading and generating are told apart. On CUDA it is torch's
 own count of allocated bytes.
@@ -8,17 +8,31 @@ import json
 import pickle
 import subprocess
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
 
 from benchmarks.decoder.corpus import Corpus, generate
-from benchmarks.decoder.results import Memory
 from decoding import Engine, EngineOptions
 from decoding.checkpoint.loading import DType
 from decoding.device import Device
 from decoding.network.language_model import LanguageModel
+
+
+@dataclass(frozen=True, kw_only=True)
+class Memory:
+    """Bytes of a run in a process of its own."""
+
+    peak: int  # most at any time while generating, above what the process had before it loaded models
+    peak_with_loading: int
+    weights: int
+    kv_slots: int  # reserved: slots x positions of both caches
+
+    @property
+    def ratio(self) -> float:
+        """Peak over what must be there."""
+        return self.peak / (self.weights + self.kv_slots)
 
 
 def measure_memory(
@@ -26,7 +40,7 @@ def measure_memory(
 ) -> Memory:
     """Return the bytes that a fresh process needs for this run, above those of its imports."""
     found = subprocess.run(
-        [sys.executable, "-m", "benchmarks.decoder.memory"],
+        [sys.executable, "-m", "benchmarks.decoder.counts.memory"],
         input=pickle.dumps((torch.get_num_threads(), corpus, num_rows, pair, device, dtype, options)),
         capture_output=True,
         check=False,

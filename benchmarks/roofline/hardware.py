@@ -3,12 +3,14 @@
 import importlib.metadata
 import os
 import platform
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from benchmarks.harness import CPU, median_seconds
+from benchmarks.harness import CPU, median_seconds, write_json
 
 _COPY_BYTES = {"cpu": 512 * 2**20, "cuda": 4 * 2**30}
 
@@ -44,6 +46,13 @@ def versions() -> dict[str, str]:
     """Return the versions of what the figures depend on."""
     names = ("torch", "transformers")
     return {"python": platform.python_version()} | {name: importlib.metadata.version(name) for name in names}
+
+
+def record(file: Path | None, **facts: Any) -> None:
+    """Write what was measured to a file, if there is one, with the date, the machine and versions before it."""
+    if file is not None:
+        date = datetime.now(UTC).strftime("%Y-%m-%d")
+        write_json(file, {"date": date, "machine": describe_machine(), "versions": versions(), **facts})
 
 
 def _processor() -> str:
