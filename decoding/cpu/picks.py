@@ -3,7 +3,7 @@
 The picks are those of `decoding.sampling.picks.pick_plain`, bit for bit: the kernel leaves out only tokens that are
 clearly not among the two best, and the numbers that decide are made by the operations of `decoding.noise`.
 
-Accept-if-equal, too, is one call: what `decoding.sampling.verify.verify_coupled` says, with its numbers.
+Accept-if-equal, too, is one call: what `decoding.sampling.rules.verify_coupled` says, with its numbers.
 
 Shapes: B rows, K drafted tokens, J positions, V vocabulary, R rows with masks, W words of 32 token ids, Q candidates.
 """
@@ -16,7 +16,7 @@ import torch
 
 from decoding.cpu.library import function
 from decoding.noise import BLOCK, Stream
-from decoding.picked import Picked
+from decoding.picked import Picks
 
 _NAMES = {torch.float32: "dray_begin_picks_float32", torch.bfloat16: "dray_begin_picks_bfloat16"}
 _POINTER, _INTEGER = ctypes.c_void_p, ctypes.c_int64
@@ -56,7 +56,7 @@ class PickInputs:
     mask_rows: Seq[int] = ()  # the rows that have these masks, in their order
 
 
-def pick(logits_BJV: torch.Tensor, inputs: PickInputs, first: int) -> Picked | None:
+def pick(logits_BJV: torch.Tensor, inputs: PickInputs, first: int) -> Picks | None:
     """Pick at the J positions from `first` on, among the tokens that the masks allow, under the shared noise.
 
     None where torch's own operations must do: without the kernels, for a type of numbers that they do not know, and
@@ -103,7 +103,7 @@ def pick(logits_BJV: torch.Tensor, inputs: PickInputs, first: int) -> Picked | N
         noised_Q = _noise(listed_3Q[1:]).add_(listed_3Q[0])
         finish(written, num_places, noised_Q.data_ptr())
     best_BJ, second_BJ, score_BJ = values[: 3 * num_places].view(3, num_rows, num_positions)
-    return Picked(integers[:num_places].view(num_rows, num_positions), best_BJ, second_BJ, score_BJ, is_finite_BJ)
+    return Picks(integers[:num_places].view(num_rows, num_positions), best_BJ, second_BJ, score_BJ, is_finite_BJ)
 
 
 def _noise(minus_u_2Q: torch.Tensor) -> torch.Tensor:
@@ -125,8 +125,7 @@ class _Verified(ctypes.Structure):
 
 
 def verify_coupled(
-    picked: Picked,
-    is_at_border_BJ: torch.Tensor,
+    picked: Picks,
     drafted_BK: torch.Tensor,
     num_drafted_B: torch.Tensor,
     temperature_B: torch.Tensor,
@@ -141,6 +140,9 @@ def verify_coupled(
         return None
     num_rows, num_positions = picked.token_ids_BJ.shape
     assert drafted_BK.shape == (num_rows, num_positions - 1), "one position more than drafted tokens"
+    is_at_border_BJ = picked.is_at_border_BJ
+    if is_at_border_BJ is None:
+        is_at_border_BJ = torch.zeros_like(picked.is_finite_BJ)
     numbers = [tensor.contiguous() for tensor in (*picked[:4], is_at_border_BJ)]
     of_rows = [tensor.contiguous() for tensor in (num_drafted_B, temperature_B)]
     read = _Verified(

@@ -1,14 +1,12 @@
 """A server with the Batch API, closed with two keys and with narrow limits."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 
 import openai
 import pytest
 
-from endpoint.batches.settings import BatchSettings
+from endpoint.batches.batch import BatchSettings
 from endpoint.edge.auth import Keys
 from endpoint.edge.install import EdgeSettings
 from endpoint.service.service import ServiceSettings

@@ -1,7 +1,5 @@
 """Batches in this process, without Ray: the ledgers are objects, and the driver runs in the application's loop."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 from types import SimpleNamespace
@@ -10,10 +8,9 @@ from typing import Any
 from actors.settings import GeneratorSettings
 from actors.units.ledger import Ledger
 from actors.units.ledgers import Ledgers
-from endpoint.batches.batches import Batches
-from endpoint.batches.settings import BatchSettings
-from endpoint.batches.units import UnitWriter
-from endpoint.batches.workshop import BatchModel
+from endpoint.batches.batch import BatchSettings
+from endpoint.batches.process import Batches
+from endpoint.batches.workshop import BatchModel, UnitWriter
 from endpoint.service.served_model import ServedModel
 from endpoint.service.service import ServiceSettings
 from pipeline.text.codec import TextCodec

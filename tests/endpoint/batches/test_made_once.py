@@ -1,24 +1,20 @@
 """A batch that is asked for again, because the process that made it was lost before it could say so, is made once."""
 
-from __future__ import annotations
-
 import io
-from pathlib import Path
 
 import pytest
 
-from endpoint.batches.ids import is_id, made_at
+from endpoint.batches.batch import BatchSettings
 from endpoint.batches.service import BatchService
-from endpoint.batches.settings import BatchSettings
-from endpoint.batches.upload import UploadForm
+from endpoint.batches.store import is_id, made_at
+from endpoint.batches.upload import BatchRequest, UploadForm
 from endpoint.http.origin import Origin
-from endpoint.requests.batch import BatchRequest
 from tests.endpoint.batches.asking import COMPLETIONS, content, line
 
 pytestmark = pytest.mark.anyio
 
 
-async def test_a_request_makes_one_batch_however_many_processes_are_asked(tmp_path: Path) -> None:
+async def test_a_request_makes_one_batch_however_many_processes_are_asked(tmp_path):
     num_woken = 0
 
     async def wake() -> None:
