@@ -10,7 +10,7 @@ positions, X any number of features.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch.nn.functional import rms_norm, scaled_dot_product_attention
@@ -28,6 +28,12 @@ class Heads:
     group: int
     head_size: int
 
+    @classmethod
+    def of(cls, config: Any, layer: Any) -> "Heads":
+        """Return the heads of a decoder layer of this configuration."""
+        num_kv_heads = config.num_key_value_heads
+        return cls(num_kv_heads, config.num_attention_heads // num_kv_heads, layer.self_attn.head_dim)
+
     @property
     def num_query_heads(self) -> int:
         return self.num_kv_heads * self.group
@@ -40,8 +46,7 @@ class Window(NamedTuple):
     num_first: int  # at the beginning
 
 
-@dataclass(frozen=True)
-class Norms:
+class Norms(NamedTuple):
     """Weights [D] of the normalization that some models apply to each query and key."""
 
     query: torch.Tensor
@@ -128,10 +133,8 @@ class GpuAttention:
     ) -> torch.Tensor | None:
         like_NHD = qkv_NX.new_empty(0, self._heads.num_kv_heads, self._heads.head_size)
         keys_SHPD, values_SHPD = slots.storage(like_NHD, like_NHD)
-        own = (None, None, 0.0) if norms is None else (norms.query, norms.key, norms.epsilon)
-        transform = self._gpu.QueryKeyTransform(*self._tables_PD, *own)
-        written_N = self._plan.written_N
-        query_NQD = self._gpu.split_and_store(qkv_NX, keys_SHPD, values_SHPD, self._turned, written_N, transform)
+        storage = (keys_SHPD, values_SHPD, self._turned, self._plan.written_N)
+        query_NQD = self._gpu.split_and_store(qkv_NX, *storage, self._tables_PD, norms)
         if not is_wanted:
             return None
         return self._gpu.attend(query_NQD, keys_SHPD, values_SHPD, self._seen, self._rule).flatten(1)

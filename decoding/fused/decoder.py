@@ -23,9 +23,8 @@ from decoding.cache.features import Features
 from decoding.cache.kv_cache import KVCache, Plan
 from decoding.checkpoint.layer_subset import LayerRange
 from decoding.fp8.linear import may_join
-from decoding.fused import kernels
 from decoding.fused.attention import Heads, KernelForward, RotaryTables, Window, attention_here
-from decoding.fused.layers import KernelLayers, Layer, Norm, NormFunction, torch_norm
+from decoding.fused.layers import KernelLayers, Layer, Norm, operations_on
 from decoding.fused.linear import KernelLinear
 from decoding.gpu.available import kernels_run_on
 
@@ -57,24 +56,13 @@ class FusedDecoder:
         own = network.layers[self._range.first : self._range.end]
         self._like_1E = own[0].input_layernorm.weight[None]  # has the dtype, the device and the size of hidden states
         self._embedding = network.embed_tokens.weight if self._range.has_embedding else None
-        self._heads = Heads(
-            num_kv_heads=config.num_key_value_heads,
-            group=config.num_attention_heads // config.num_key_value_heads,
-            head_size=own[0].self_attn.head_dim,
-        )
-        self.kernels: kernels.Kernels | None = None  # None: torch's own operations
+        self._heads = Heads.of(config, own[0])
         self.window: Window | None = None  # what a query sees of its row, on a GPU; None: all before it
-        self._fewest_lines = 1
         self.is_on_gpu = kernels_run_on(self._like_1E.device)
-        norm: NormFunction = torch_norm
-        if self.is_on_gpu:
-            from decoding.gpu.linear import rms_norm  # Triton is only where the kernels run
-
-            norm = rms_norm
-        elif self._like_1E.device.type == "cpu":
-            self.kernels = kernels.load(self._like_1E.dtype, self._heads.head_size, config.hidden_size)
-            norm = norm if self.kernels is None else self.kernels.rms_norm
-            self._fewest_lines = _FEWEST_LINES_ON_CPU
+        # None: torch's own operations.
+        of_layers = (self._like_1E.dtype, self._heads.head_size, config.hidden_size)
+        self.kernels, norm = operations_on(self._like_1E.device, *of_layers)
+        self._fewest_lines = _FEWEST_LINES_ON_CPU if self._like_1E.device.type == "cpu" and not self.is_on_gpu else 1
         self._final_norm = Norm(network.norm, norm)
         self._head = model.get_output_embeddings() if self._range.has_head else None
         self._layers = [Layer(layer, norm) for layer in own]

@@ -22,6 +22,7 @@ from decoding.fused import kernels
 from decoding.fused.attention import Heads, KernelForward, Norms, layer_cache
 from decoding.fused.linear import KernelLinear
 from decoding.fused.packed_linear import Packed
+from decoding.gpu.available import kernels_run_on
 
 NormFunction = Callable[[torch.Tensor, torch.Tensor, float], torch.Tensor]  # lines, weight, epsilon
 
@@ -29,6 +30,18 @@ NormFunction = Callable[[torch.Tensor, torch.Tensor, float], torch.Tensor]  # li
 def torch_norm(x_NE: torch.Tensor, weight_E: torch.Tensor, epsilon: float) -> torch.Tensor:
     """Compute `x / rms(x) * weight` by torch's own operation."""
     return rms_norm(x_NE, weight_E.shape, weight_E, epsilon)
+
+
+def operations_on(
+    device: torch.device, dtype: torch.dtype, head_size: int, hidden_size: int
+) -> tuple[kernels.Kernels | None, NormFunction]:
+    """Return our CPU kernels for such layers, None where there are none, and the fastest norm on this device."""
+    if kernels_run_on(device):
+        from decoding.gpu.linear import rms_norm as gpu_norm  # Triton is only where the kernels run
+
+        return None, gpu_norm
+    found = kernels.load(dtype, head_size, hidden_size) if device.type == "cpu" else None
+    return found, torch_norm if found is None else found.rms_norm
 
 
 class Norm:

@@ -133,36 +133,29 @@ def attend(
     return out_NQD
 
 
-@dataclass(frozen=True)
-class QueryKeyTransform:
-    """The rotary embedding as tables, and the normalization that some models apply to each query and key."""
-
-    cos_PD: torch.Tensor
-    sin_PD: torch.Tensor  # with the sign of the rotation: out = x * cos + swapped(x) * sin
-    query_norm_D: torch.Tensor | None = None
-    key_norm_D: torch.Tensor | None = None
-    epsilon: float = 0.0
-
-
 def split_and_store(
     qkv_NX: torch.Tensor,
     keys_SHPD: torch.Tensor,
     values_SHPD: torch.Tensor,
     rows: TokenRows,
     written_N: torch.Tensor,
-    transform: QueryKeyTransform,
+    tables_PD: tuple[torch.Tensor, torch.Tensor],
+    norms: tuple[torch.Tensor, torch.Tensor, float] | None = None,
 ) -> torch.Tensor:
-    """Return the rotated queries [N, Q, D]; rotated keys, and values, are stored at the written positions."""
+    """Return the rotated queries [N, Q, D]; rotated keys, and values, are stored at the written positions.
+
+    The rotary tables are cos, and sin with the sign of the rotation: out = x * cos + swapped(x) * sin. `norms` are the
+    weights [D] of the normalization that some models apply to each query and key, and their epsilon.
+    """
     num_tokens, num_kv_heads, head_size = len(qkv_NX), keys_SHPD.shape[1], keys_SHPD.shape[3]
     num_query_heads = qkv_NX.shape[1] // head_size - 2 * num_kv_heads
     query_NQD = qkv_NX.new_empty(num_tokens, num_query_heads, head_size)
-    has_norms = transform.query_norm_D is not None
+    query_norm_D, key_norm_D, epsilon = norms or (*tables_PD, 0.0)
     split_heads[num_tokens, -(-(num_query_heads + 2 * num_kv_heads) // _HEADS_AT_ONCE)](
-        qkv_NX, query_NQD, keys_SHPD, values_SHPD, transform.cos_PD, transform.sin_PD,
-        *((transform.query_norm_D, transform.key_norm_D) if has_norms else (transform.cos_PD,) * 2),
-        rows.slots_N, rows.positions_N, written_N, num_query_heads, num_kv_heads, len(transform.cos_PD),
-        keys_SHPD.stride(0), keys_SHPD.stride(2), keys_SHPD.stride(1), transform.epsilon,
+        qkv_NX, query_NQD, keys_SHPD, values_SHPD, *tables_PD, query_norm_D, key_norm_D,
+        rows.slots_N, rows.positions_N, written_N, num_query_heads, num_kv_heads, len(tables_PD[0]),
+        keys_SHPD.stride(0), keys_SHPD.stride(2), keys_SHPD.stride(1), epsilon,
         HEAD_SIZE=head_size, PADDED_SIZE=max(16, 1 << (head_size - 1).bit_length()), HEADS=_HEADS_AT_ONCE,
-        HAS_NORMS=has_norms, num_warps=4, enable_fp_fusion=False,
+        HAS_NORMS=norms is not None, num_warps=4, enable_fp_fusion=False,
     )  # fmt: skip
     return query_NQD

@@ -19,7 +19,7 @@ class TokenTable:
     def __init__(self, tokenizer: "LLTokenizer", vocab_size: int, eos_token_ids: frozenset[int]) -> None:
         """Take a tokenizer that knows the end tokens and has at most `vocab_size` token ids."""
         self.tokenizer, self.vocab_size, self.eos_token_ids = tokenizer, vocab_size, eos_token_ids
-        self._bytes_of = lru_cache(1 << 16)(lambda token_id: tokenizer.decode_bytes([token_id]))
+        self.bytes_of = lru_cache(1 << 16)(lambda token_id: tokenizer.decode_bytes([token_id]))  # what a token writes
         self._tokens_of = lru_cache(1 << 12)(tokenizer.tokenize_bytes)
 
     @property
@@ -31,10 +31,6 @@ class TokenTable:
     def num_tokenizer_words(self) -> int:
         """Words of a packed mask over all token ids of the tokenizer, which may have more than the target."""
         return -(-self.tokenizer.vocab_size // 32)
-
-    def bytes_of(self, token_id: int) -> bytes:
-        """Return what a token writes."""
-        return self._bytes_of(token_id)
 
     def tokens_of(self, text: bytes) -> list[int]:
         """Return the tokens of a text."""

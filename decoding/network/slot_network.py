@@ -227,25 +227,20 @@ def layer_hooks(network: PreTrainedModel, features: Features | None) -> Iterator
     layers = layers_to_read(network)
     with ExitStack() as hooks:
         for layer_id in features.tap.layer_ids:
+            keep = partial(_keep, features, layer_id)
             if layer_id < len(layers):
-                enter = partial(_enter, features, layer_id)
-                hooks.callback(layers[layer_id].register_forward_pre_hook(enter, with_kwargs=True).remove)
+                hooks.callback(layers[layer_id].register_forward_pre_hook(keep, with_kwargs=True).remove)
             else:
-                hooks.callback(layers[-1].register_forward_hook(partial(_leave, features, layer_id)).remove)
+                hooks.callback(layers[-1].register_forward_hook(keep).remove)
         yield
 
 
-def _enter(
-    features: Features, layer_id: int, layer: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> None:
-    _keep(features, layer_id, args[0] if args else kwargs["hidden_states"])
-
-
-def _leave(features: Features, layer_id: int, layer: torch.nn.Module, args: tuple[Any, ...], output: Any) -> None:
-    _keep(features, layer_id, output[0] if isinstance(output, tuple) else output)
-
-
-def _keep(features: Features, layer_id: int, hidden_BTE: torch.Tensor) -> None:
+def _keep(features: Features, layer_id: int, layer: torch.nn.Module, args: tuple[Any, ...], given: Any) -> None:
+    """Keep what enters a layer, whose arguments by name are given, or what leaves the last one, which is given."""
+    if isinstance(given, dict):
+        hidden_BTE = args[0] if args else given["hidden_states"]
+    else:
+        hidden_BTE = given[0] if isinstance(given, tuple) else given
     if hidden_BTE.dim() != 3:
         raise ValueError(
             f"the layers of this target pass on hidden states of shape {list(hidden_BTE.shape)}, which no draft reads; "

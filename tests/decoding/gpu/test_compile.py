@@ -56,12 +56,12 @@ def _launches(model: Model, num_rows: int, num_tokens: int) -> list[Launch]:
     keys_SHPD = _empty(num_rows, NUM_POSITIONS, model.num_kv_heads, HEAD_SIZE).transpose(1, 2)
     row_first, places_N = _empty(num_rows + 1, dtype=torch.int64), _empty(num_lines, dtype=torch.int64)
     rows = attention.TokenRows(row_first, places_N, places_N, num_tokens, NUM_VISIBLE)
-    norm_D, table_PD = _empty(HEAD_SIZE) if model.has_head_norms else None, _empty(NUM_POSITIONS, HEAD_SIZE)
-    transform = attention.QueryKeyTransform(table_PD, table_PD, norm_D, norm_D, 1e-6)
+    table_PD = _empty(NUM_POSITIONS, HEAD_SIZE)
+    norms = (_empty(HEAD_SIZE), _empty(HEAD_SIZE), 1e-6) if model.has_head_norms else None
     with recorded(attention, attention_kernels, linear_kernels) as launches:
         rms_norm(hidden_NE, _empty(model.hidden_size), 1e-6)
         qkv_NX = linear.multiply(hidden_NE, _empty(qkv_size, model.hidden_size), None)
-        query_NQD = attention.split_and_store(qkv_NX, keys_SHPD, keys_SHPD, rows, places_N, transform)
+        query_NQD = attention.split_and_store(qkv_NX, keys_SHPD, keys_SHPD, rows, places_N, (table_PD, table_PD), norms)
         found_NX = attention.attend(query_NQD, keys_SHPD, keys_SHPD, rows, attention.Rule(HEAD_SIZE**-0.5)).flatten(1)
         linear.multiply(found_NX, _empty(model.hidden_size, query_size), None, hidden_NE)
         linear.multiply(hidden_NE, up_OI, None, gate=(up_OI, None))
