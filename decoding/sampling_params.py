@@ -151,17 +151,12 @@ class SamplingParams:
         object.__setattr__(self, "logit_bias", {int(k): float(v) for k, v in self.logit_bias.items()})
         if self.structured is not None:
             object.__setattr__(self, "structured", Structured.of(self.structured))
-            self._check_end()
-
-    def _check_end(self) -> None:
-        """Refuse what would forbid the end token where a grammar may ask for it."""
-        for name, neutral in (("ignore_eos", False), ("min_tokens", 0)):
-            value = getattr(self, name)
-            if value != neutral:
-                raise ValueError(
-                    f"sampling.{name} is {value!r}, which would forbid the end token where the grammar of "
-                    f"sampling.structured asks for it; leave it out, or ask for longer output in the grammar"
-                )
+            for name, neutral in (("ignore_eos", False), ("min_tokens", 0)):
+                if (value := getattr(self, name)) != neutral:
+                    raise ValueError(
+                        f"sampling.{name} is {value!r}, which would forbid the end token where the grammar of "
+                        f"sampling.structured asks for it; leave it out, or ask for longer output in the grammar"
+                    )
 
     @property
     def is_greedy(self) -> bool:

@@ -19,6 +19,8 @@ from decoding.cache.kv_cache import KVCache, Plan, SlotLayer
 from decoding.fused import kernels
 from decoding.gpu.available import kernels_run_on
 
+Tables = tuple[torch.Tensor, torch.Tensor]  # rotary: cos [P, D], and sin [P, D] with the sign of the rotation
+
 
 @dataclass(frozen=True)
 class Heads:
@@ -54,24 +56,25 @@ class Norms(NamedTuple):
     epsilon: float
 
 
-class KernelForward:
-    """The positions and slots of one forward's tokens, in the form that our kernels take."""
+class KernelAttention:
+    """Attention by `decoding/cpu/kernels/attention.h`: each row reads its own keys and values once."""
 
     def __init__(
         self,
+        functions: kernels.Kernels,
         heads: Heads,
         positions_N: torch.Tensor,
         cache: KVCache,
         plan: Plan,
-        tables_PD: tuple[torch.Tensor, torch.Tensor],
+        tables_PD: Tables,
     ) -> None:
-        """Describe one forward; the rotary tables (cos, sin) have a line for each position."""
-        self.num_tokens, turns_N = len(positions_N), _turns(positions_N, tables_PD)
+        """Describe the positions and slots of one forward; the rotary tables have a line for each position."""
+        self._functions, self._heads, turns_N = functions, heads, _turns(positions_N, tables_PD)
         tensors = (plan.row_first, plan.slots_N, plan.written_N, plan.positions_N, turns_N, *tables_PD)
         self._tensors = [tensor.contiguous() for tensor in tensors]  # kept alive: the kernel has only their addresses
         self.described = kernels.Forward(
             len(plan.positions_BT),
-            self.num_tokens,
+            len(positions_N),
             heads.num_kv_heads,
             heads.group,
             heads.head_size,
@@ -80,13 +83,6 @@ class KernelForward:
             *(tensor.data_ptr() for tensor in self._tensors),
         )
 
-
-class KernelAttention:
-    """Attention by `decoding/cpu/kernels/attention.h`: each row reads its own keys and values once."""
-
-    def __init__(self, functions: kernels.Kernels, heads: Heads, forward: KernelForward) -> None:
-        self._functions, self._heads, self._forward = functions, heads, forward
-
     def __call__(
         self, qkv_NX: torch.Tensor, slots: SlotLayer, norms: Norms | None, *, is_wanted: bool
     ) -> torch.Tensor | None:
@@ -94,7 +90,7 @@ class KernelAttention:
         heads = self._heads
         # Zeros, since rows of padding are not written and must be finite.
         out_NX = qkv_NX.new_zeros(len(qkv_NX), heads.num_query_heads * heads.head_size) if is_wanted else None
-        self._functions.attention(self._forward.described, layer_cache(slots, heads, norms, qkv_NX), qkv_NX, out_NX)
+        self._functions.attention(self.described, layer_cache(slots, heads, norms, qkv_NX), qkv_NX, out_NX)
         return out_NX
 
 
@@ -114,7 +110,7 @@ class GpuAttention:
         heads: Heads,
         plan: Plan,
         positions_N: torch.Tensor,
-        tables_PD: tuple[torch.Tensor, torch.Tensor],
+        tables_PD: Tables,
         window: Window | None,
     ) -> None:
         """Prepare the attention of one forward; the rotary tables (cos, sin) have a line for each position."""
@@ -148,7 +144,7 @@ class TorchAttention:
         heads: Heads,
         plan: Plan,
         turns_N: torch.Tensor,
-        tables_PD: tuple[torch.Tensor, torch.Tensor],
+        tables_PD: Tables,
         window: Window | None = None,
         first_seen_B: torch.Tensor | None = None,
     ) -> None:
@@ -211,7 +207,7 @@ def attention_here(
     positions_N: torch.Tensor,
     cache: KVCache,
     plan: Plan,
-    tables_PD: tuple[torch.Tensor, torch.Tensor],
+    tables_PD: Tables,
     functions: kernels.Kernels | None,
     window: Window | None = None,
 ) -> SlotAttention:
@@ -224,16 +220,13 @@ def attention_here(
     if kernels_run_on(tables_PD[0].device):
         return GpuAttention(heads, plan, positions_N, tables_PD, window)
     if functions is not None and window is None:
-        return KernelAttention(functions, heads, KernelForward(heads, positions_N, cache, plan, tables_PD))
+        return KernelAttention(functions, heads, positions_N, cache, plan, tables_PD)
     return TorchAttention(heads, plan, _turns(positions_N, tables_PD), tables_PD, window)
 
 
-def _turns(positions_N: torch.Tensor, tables_PD: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+def _turns(positions_N: torch.Tensor, tables_PD: Tables) -> torch.Tensor:
     """Return the tokens' lines in the rotary tables."""
     return positions_N.clamp(max=len(tables_PD[0]) - 1)  # padding may be beyond the end
-
-
-Tables = tuple[torch.Tensor, torch.Tensor]  # cos [P, D], and sin [P, D] with the sign of the rotation
 
 
 class RotaryTables:

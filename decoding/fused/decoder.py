@@ -23,7 +23,7 @@ from decoding.cache.features import Features
 from decoding.cache.kv_cache import KVCache, Plan
 from decoding.checkpoint.layer_subset import LayerRange
 from decoding.fp8.linear import may_join
-from decoding.fused.attention import Heads, KernelForward, RotaryTables, Window, attention_here
+from decoding.fused.attention import Heads, KernelAttention, RotaryTables, Window, attention_here
 from decoding.fused.layers import KernelLayers, Layer, Norm, operations_on
 from decoding.fused.linear import KernelLinear
 from decoding.gpu.available import kernels_run_on
@@ -155,7 +155,8 @@ class FusedDecoder:
         tables_PD = self._rotary.reach(cache.num_positions)
         if self._at_once is not None:
             hidden_NE = self._embedded(fed_N)
-            forward = KernelForward(self._heads, positions_N, cache, plan, tables_PD)
+            assert self.kernels is not None, "they run all layers"
+            forward = KernelAttention(self.kernels, self._heads, positions_N, cache, plan, tables_PD)
             self._at_once.run(hidden_NE, forward, cache, is_wanted=is_last_wanted, features=features)
             self._finish(features, hidden_NE)
             return hidden_NE

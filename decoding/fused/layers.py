@@ -19,7 +19,7 @@ from decoding.cache.features import Features
 from decoding.cache.kv_cache import KVCache
 from decoding.fp8.linear import Fp8Linear
 from decoding.fused import kernels
-from decoding.fused.attention import Heads, KernelForward, Norms, layer_cache
+from decoding.fused.attention import Heads, KernelAttention, Norms, layer_cache
 from decoding.fused.linear import KernelLinear
 from decoding.fused.packed_linear import Packed
 from decoding.gpu.available import kernels_run_on
@@ -113,7 +113,7 @@ class KernelLayers:
     def run(
         self,
         hidden_NE: torch.Tensor,
-        forward: KernelForward,
+        forward: KernelAttention,
         cache: KVCache,
         *,
         is_wanted: bool,
@@ -139,7 +139,14 @@ class KernelLayers:
         self._run_some(hidden_NE, forward, cache, num_done, num_layers, is_wanted=is_wanted)
 
     def _run_some(
-        self, hidden_NE: torch.Tensor, forward: KernelForward, cache: KVCache, first: int, end: int, *, is_wanted: bool
+        self,
+        hidden_NE: torch.Tensor,
+        forward: KernelAttention,
+        cache: KVCache,
+        first: int,
+        end: int,
+        *,
+        is_wanted: bool,
     ) -> None:
         """Run the layers from `first` up to `end` (not included), counted from the first one here."""
         if first == end:

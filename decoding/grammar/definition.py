@@ -71,8 +71,15 @@ def _problem_of(key: str) -> str | None:
     except ValueError as error:  # llguidance cannot even read it, such as a number beyond its numbers
         return f"sampling.structured.{kind} cannot be compiled: {in_one_line(str(error))}"
     if message is None:
-        return _problem_with_patterns(structured) if kind in ("json_schema", "regex") else None
-    where = _place_of(structured, message) if structured.json_schema is not None else ""
+        if kind not in ("json_schema", "regex"):
+            return None
+        patterns = patterns_in(structured.schema) if structured.regex is None else [(Place(), structured.regex)]
+        problem = pattern_problem(patterns)
+        if problem is None:
+            return None
+        where, message = f" at {_shown(problem[0])}" if problem[0] else "", in_one_line(problem[1])
+    else:
+        where = _place_of(structured, message) if structured.json_schema is not None else ""
     return f"sampling.structured.{kind} cannot be compiled{where}: {message}"
 
 
@@ -87,16 +94,6 @@ def _message(definition: str) -> str | None:
     limits = LLParserLimits(max_grammar_size=MAX_GRAMMAR_SIZE)
     is_error, messages = LLMatcher.validate_grammar_with_warnings(definition, limits=limits)
     return in_one_line(messages[0]) if is_error else None
-
-
-def _problem_with_patterns(structured: Structured) -> str | None:
-    patterns = patterns_in(structured.schema) if structured.regex is None else [(Place(), structured.regex)]
-    problem = pattern_problem(patterns)
-    if problem is None:
-        return None
-    pointer, error = problem
-    where = f" at {_shown(pointer)}" if pointer else ""
-    return f"sampling.structured.{structured.kind} cannot be compiled{where}: {in_one_line(error)}"
 
 
 def _place_of(structured: Structured, message: str) -> str:

@@ -64,18 +64,13 @@ class Matcher:
     def write_masks(self, committed: Seq[int], drafted: Seq[int], addresses: Seq[int]) -> bool:
         """Write the masks behind the committed output tokens, and behind each drafted one, to these addresses.
 
-        There is room for `num_tokenizer_words` at each. Nothing is written where `mask` returns None. Return False if
-        llguidance meets an error, or a limit: then nothing is known of what was written.
+        There is room for `TokenTable.num_tokenizer_words` at each. Nothing is written where `mask` returns None. Return
+        False if llguidance meets an error, or a limit: then nothing is known of what was written.
         """
         if not self._commit(committed):
             return False
-        num_bytes = Words.itemsize * self.num_tokenizer_words
+        num_bytes = Words.itemsize * self._table.num_tokenizer_words
         return self._reader.write_masks(drafted, self._table.eos_token_ids, addresses, num_bytes)
-
-    @property
-    def num_tokenizer_words(self) -> int:
-        """Words of a mask as llguidance writes it: a tokenizer may have more token ids than the target."""
-        return self._table.num_tokenizer_words
 
     def allows(self, committed: Seq[int], new: Seq[int]) -> bool:
         """Return whether the masks behind the committed output tokens have each of these tokens, one behind the other.
@@ -212,7 +207,7 @@ def masks_at_once(places: Seq[Place], num_positions: int) -> npt.NDArray[np.int3
     token id 32 * w + i. There are none (None) if llguidance meets an error, or if nothing may follow somewhere:
     `Matcher.mask` knows what to do there, and why nothing follows.
     """
-    packed_RJW = np.full((len(places), num_positions, places[0].matcher.num_tokenizer_words), -1, dtype=np.int32)
+    packed_RJW = np.full((len(places), num_positions, places[0].matcher._table.num_tokenizer_words), -1, dtype=np.int32)
     address, size = packed_RJW.ctypes.data, packed_RJW[0, 0].nbytes
     for number, place in enumerate(places):
         first = address + number * num_positions * size

@@ -32,16 +32,12 @@ def is_invariant(model: LanguageModel) -> bool:
     texts = torch.randint(model.vocab_size, (num_rows, num_prompt + _NUM_SCORED), generator=generator).tolist()
     try:
         alone = _logits(model, texts[:1], num_prompt, 1)
-        return all(
-            torch.equal(_logits(model, _beside(texts, rows), num_prompt, tokens), alone) for rows, tokens in _FORWARDS
+        return all(  # the first text is the last of this many rows
+            torch.equal(_logits(model, [*texts[1:rows], texts[0]], num_prompt, tokens), alone)
+            for rows, tokens in _FORWARDS
         )
     finally:
         model.cache = None
-
-
-def _beside(texts: list[list[int]], num_rows: int) -> list[list[int]]:
-    """Return this many texts, of which the first one is the last."""
-    return [*texts[1:num_rows], texts[0]]
 
 
 def _logits(model: LanguageModel, texts: list[list[int]], num_prompt: int, num_tokens: int) -> torch.Tensor:
