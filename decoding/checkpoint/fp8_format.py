@@ -94,7 +94,8 @@ def fp8_format(config: PretrainedConfig | Mapping[str, Any]) -> Fp8Format | None
     said, is_inner = _said(fields)
     if said is None:
         return None
-    method = _method(said)
+    is_bitsandbytes = said.get("load_in_4bit") or said.get("load_in_8bit")
+    method = str(said.get("quant_method") or ("bitsandbytes" if is_bitsandbytes else "quantization_config"))
     try:
         if is_inner or fields.get("text_config") is not None:
             raise ValueError("it is a model of several parts")
@@ -140,11 +141,6 @@ def _said(fields: Mapping[str, Any]) -> tuple[Mapping[str, Any] | None, bool]:
         if said is not None:
             return said, part is not fields
     return None, False
-
-
-def _method(said: Mapping[str, Any]) -> str:
-    is_bitsandbytes = said.get("load_in_4bit") or said.get("load_in_8bit")
-    return str(said.get("quant_method") or ("bitsandbytes" if is_bitsandbytes else "quantization_config"))
 
 
 def _fp8(said: Mapping[str, Any]) -> Fp8Format:

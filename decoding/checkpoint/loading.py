@@ -119,8 +119,15 @@ def footprint_of(config: PretrainedConfig, dtype: str, num_slots: int, max_model
     checkpoint that is quantized in another way.
     """
     kind: torch.dtype = getattr(torch, dtype)
+    with torch.device("meta"):  # tensors have shapes and dtypes, and no numbers
+        if (form := fp8_format(config)) is None:
+            network = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+        else:
+            network = fp8_class(whole_class(config), form, exact)(without_format(deepcopy(config)))
+    for parameter in network.parameters():
+        parameter.data = parameter.data.to(kind)
     return Footprint(
-        weights=sum(weight.numel() * weight.element_size() for weight in weights_of(_empty_network(config, kind))),
+        weights=sum(weight.numel() * weight.element_size() for weight in weights_of(network)),
         cache_per_token=_cache_per_token(config, kind),
         num_slots=num_slots,
         max_model_len=max_model_len,
@@ -137,15 +144,3 @@ def _cache_per_token(config: PretrainedConfig, dtype: torch.dtype) -> int:
     heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
     head_size = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
     return int(2 * text.num_hidden_layers * heads * head_size * dtype.itemsize)
-
-
-def _empty_network(config: PretrainedConfig, dtype: torch.dtype) -> torch.nn.Module:
-    """Return a network whose tensors have shapes and dtypes, and no numbers."""
-    with torch.device("meta"):
-        if (form := fp8_format(config)) is None:
-            network = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
-        else:
-            network = fp8_class(whole_class(config), form, exact)(without_format(deepcopy(config)))
-    for parameter in network.parameters():
-        parameter.data = parameter.data.to(dtype)
-    return network  # type: ignore[no-any-return]

@@ -17,7 +17,7 @@ import torch
 
 from decoding.cache.features import Features
 from decoding.cache.kv_cache import LENGTH_BUCKET, KVCache, Packing, Plan
-from decoding.fused.recordings import Key, Recorder, Recordings, rounded
+from decoding.fused.recordings import Recorder, Recordings, rounded
 
 _MAX_TOKENS = 16  # of a row; a forward with more is a prefill, which keeps a GPU busy by itself
 
@@ -52,15 +52,19 @@ class ForwardGraphs:
 
         Features are copied out of the recording's output without its padding, so that they stay valid.
         """
-        num_rows, num_tokens = inputs.plan.positions_BT.shape
+        plan = inputs.plan
+        num_rows, num_tokens = plan.positions_BT.shape
         num_wanted = inputs.wanted_BJ.shape[1]
         if self.recordings.record is None or not num_wanted or num_tokens > _MAX_TOKENS:
             return self._forward(inputs, cache)
         if self._cache is None or self._cache() is not cache:  # the recordings have the addresses of another cache
             self._cache = weakref.ref(cache)
             self.recordings.forget()
-        key, make = _key_of(inputs, cache)
-        shape = self.recordings.inputs(key, make)
+        rows = min(rounded(num_rows), cache.num_slots)
+        in_all = rows * num_tokens if plan.packing is None else rounded(len(inputs.tokens_N))
+        visible = min(rounded(-(-plan.num_visible // LENGTH_BUCKET)) * LENGTH_BUCKET, cache.num_positions)
+        key = (rows, num_tokens, in_all, num_wanted, visible, plan.slots_B is None, plan.packing is None)
+        shape = self.recordings.inputs(key, lambda: _Shape(inputs, rows, in_all, visible, cache.num_positions))
         shape.take(inputs)
         cache.use(shape.inputs.plan)
         logits = self.recordings.run(key, lambda: self._run(shape, cache))
@@ -93,18 +97,6 @@ class ForwardGraphs:
             return lines
         self.recordings.record_anew()
         return found.new_empty(2 * len(found), found.shape[1])
-
-
-def _key_of(inputs: Inputs, cache: KVCache) -> tuple[Key, Callable[[], "_Shape"]]:
-    """Return the rounded sizes of a forward, and what makes tensors of these sizes."""
-    plan = inputs.plan
-    num_rows, num_tokens = plan.positions_BT.shape
-    rounded_rows = min(rounded(num_rows), cache.num_slots)
-    in_all = rounded_rows * num_tokens if plan.packing is None else rounded(len(inputs.tokens_N))
-    visible = min(rounded(-(-plan.num_visible // LENGTH_BUCKET)) * LENGTH_BUCKET, cache.num_positions)
-    num_wanted = inputs.wanted_BJ.shape[1]
-    key = (rounded_rows, num_tokens, in_all, num_wanted, visible, plan.slots_B is None, plan.packing is None)
-    return key, lambda: _Shape(inputs, rounded_rows, in_all, visible, cache.num_positions)
 
 
 class _Shape:

@@ -41,7 +41,14 @@ class Structured:
         if len(given) != 1:
             raise ValueError(f"sampling.structured must have exactly one of {', '.join(KINDS)}, got {given or 'none'}")
         if isinstance(self.json_schema, str):
-            object.__setattr__(self, "json_schema", _parsed(self.json_schema))
+            try:
+                object.__setattr__(self, "json_schema", json.loads(self.json_schema))
+            except RecursionError as error:
+                raise ValueError(
+                    "sampling.structured.json_schema is not JSON that can be read: too many levels"
+                ) from error
+            except ValueError as error:
+                raise ValueError(f"sampling.structured.json_schema is not JSON: {error}") from error
         if self.json_schema is not None and not isinstance(self.json_schema, Mapping):
             raise ValueError(f"sampling.structured.json_schema must be an object, got {self.json_schema!r}")
         if self.json_object is not None and self.json_object is not True:
@@ -114,12 +121,3 @@ class Structured:
             raise ValueError(f"sampling.structured.{self.kind} must be what UTF-8 can hold: {error}") from error
         except (TypeError, ValueError, RecursionError) as error:
             raise ValueError(f"sampling.structured.{self.kind} must be what JSON can hold: {error}") from error
-
-
-def _parsed(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except RecursionError as error:
-        raise ValueError("sampling.structured.json_schema is not JSON that can be read: too many levels") from error
-    except ValueError as error:
-        raise ValueError(f"sampling.structured.json_schema is not JSON: {error}") from error

@@ -50,13 +50,11 @@ def _logits(model: LanguageModel, texts: list[list[int]], num_prompt: int, num_t
     for first in range(0, _NUM_SCORED, num_tokens):
         starts = [length + first for length in lengths]
         tokens = [text[start : start + num_tokens] for text, start in zip(texts, starts, strict=True)]
-        found.append(_last_row(model, starts, tokens))
+        tokens_BT = to_device([row + [0] * (len(tokens[-1]) - len(row)) for row in tokens], model.device)
+        every_BT = torch.arange(tokens_BT.shape[1], device=model.device).expand_as(tokens_BT)
+        # As often as it takes to see all ways in which a forward runs; they must agree.
+        num_times = 1 if model.graphs is None else 3
+        ways = [model.forward(starts, tokens_BT, every_BT)[-1].clone() for _ in range(num_times)]
+        agree = all(torch.equal(ways[0], each) for each in ways)
+        found.append(ways[0] if agree else torch.full_like(ways[0], float("nan")))
     return torch.cat(found)
-
-
-def _last_row(model: LanguageModel, starts: list[int], tokens: list[list[int]]) -> torch.Tensor:
-    """Score these tokens as often as it takes to see all ways in which a forward runs; they must agree."""
-    tokens_BT = to_device([row + [0] * (len(tokens[-1]) - len(row)) for row in tokens], model.device)
-    every_BT = torch.arange(tokens_BT.shape[1], device=model.device).expand_as(tokens_BT)
-    found = [model.forward(starts, tokens_BT, every_BT)[-1].clone() for _ in range(1 if model.graphs is None else 3)]
-    return found[0] if all(torch.equal(found[0], each) for each in found) else torch.full_like(found[0], float("nan"))

@@ -190,7 +190,12 @@ class LocalTarget(ABC):
     ) -> RowVerdict:
         (sequence,) = rows.sequences
         token_ids = [*sequence.token_ids, *accepted]
-        logits_V = self.plain_logits(token_ids) if in_slot is None else self._logits_in(in_slot, token_ids)
+        if in_slot is None:
+            return decide(rows, accepted, self.plain_logits(token_ids), num_logprobs)
+        *before, newest = token_ids
+        self.prefill([in_slot], [before])
+        newest_11 = to_device([[newest]], self.device)
+        logits_V = self.forward([len(before)], newest_11, torch.zeros_like(newest_11), slots=[in_slot])[0, 0]
         return decide(rows, accepted, logits_V, num_logprobs)
 
     def logprobs(self, stretches: Seq[Stretch]) -> list[list[TokenLogprobs]]:
@@ -214,10 +219,3 @@ class LocalTarget(ABC):
             slots=[stretch.slot for stretch in stretches],
             lengths=lengths,
         )
-
-    def _logits_in(self, slot: int, token_ids: Seq[int]) -> torch.Tensor:
-        """Read all tokens into the slot; return logits [V] after them."""
-        *before, newest = token_ids
-        self.prefill([slot], [before])
-        newest_11 = to_device([[newest]], self.device)
-        return self.forward([len(before)], newest_11, torch.zeros_like(newest_11), slots=[slot])[0, 0]

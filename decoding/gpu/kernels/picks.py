@@ -63,7 +63,8 @@ def summarize(
     num_blocks = tl.cdiv(vocab_size, BLOCK)
     block_max_at = block_max + place.to(tl.int64) * num_blocks
     tl.store(block_max_at + blocks_G, tl.where(has_nan_G, float("nan"), max_G), mask=blocks_G < num_blocks)
-    if _cuts_by_all_mass(columns_at, vocab_size):
+    top_k = tl.load(columns_at + scores.TOP_K)
+    if (number(columns_at, scores.TOP_P) < 1) & ((top_k == 0) | (top_k >= vocab_size)):  # a cut by all of the mass
         temperature = number(columns_at, scores.TEMPERATURE).to(tl.float32)
         best = tl.max(max_G)
         scores_GM = tl.div_rn(logits_GM, temperature)
@@ -187,10 +188,3 @@ def pick(
     tl.store(values + num_places + place, race.value_of(second_key))
     tl.store(values + 2 * num_places + place, best_score)
     tl.store(is_finite + place, is_sound)
-
-
-@triton.jit
-def _cuts_by_all_mass(columns_at, vocab_size):
-    """Tell whether the row has top-p without a top-k that cuts."""
-    top_k = tl.load(columns_at + scores.TOP_K)
-    return (number(columns_at, scores.TOP_P) < 1) & ((top_k == 0) | (top_k >= vocab_size))
