@@ -10,7 +10,6 @@ from typing import Any
 
 from actors.engine.bad_words import with_bad_word_ids
 from actors.engine.score_translation import ScoredRow, decode_scored_row, encode_scored_row
-from actors.engine.token_engine import TokenEngine
 from actors.engine.translation import EncodedRow, decode_row, encode_row
 from actors.engine.vocabulary import check_row
 from actors.engines.backend import Backend, Exactness
@@ -20,6 +19,7 @@ from actors.programs.program_rows import ProgramRows
 from actors.programs.settings import ProgramSettings
 from actors.settings import GeneratorSettings
 from actors.units.worker import RowKind
+from decoding.engine.token_engine import TokenEngine
 from decoding.sampling_params import SamplingParams
 from decoding.scope import ONE_FOR_ALL, Scope
 from decoding.sequence import Sequence

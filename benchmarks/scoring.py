@@ -78,7 +78,7 @@ def _measure(engine: Engine, name: str, rows: _Rows, repeats: int) -> dict[str, 
             each.extend(_alone(scorer, token_ids) for token_ids in texts)
 
         def all_at_once(together: list[ScoredText] = together) -> None:
-            engine.clear_texts()  # what an earlier repeat has read is not read for this one
+            engine.clear()  # what an earlier repeat has read is not read for this one
             engine.score(together)
 
         ways: list[tuple[list[float], Callable[[], None]]] = [(alone, one_at_a_time), (batched, all_at_once)]

@@ -8,7 +8,7 @@ import torch
 from transformers import PretrainedConfig
 
 from actors.drafts.links import DraftLinks
-from actors.engine.token_engine import Loaded
+from actors.engines.loaded import Loaded
 from actors.placement import StageSettings
 from actors.settings import GeneratorSettings, ModelSettings
 from actors.stages.group import StageGroup

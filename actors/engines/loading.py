@@ -12,8 +12,8 @@ import ray
 from actors import metric_table as metrics
 from actors.drafts.links import DraftLinks
 from actors.engine.loop import EngineLoop, EngineStats
-from actors.engine.token_engine import Loaded
 from actors.engines import backend_of
+from actors.engines.loaded import Loaded
 from actors.heartbeat import Heartbeat
 from actors.metrics import Metrics
 from actors.settings import GeneratorSettings

@@ -39,7 +39,7 @@ from decoding.engine.draft_folder import read_replacement
 from decoding.sampling.verify import least_margin
 from decoding.sampling_params import SamplingParams
 from decoding.scope import Scope
-from decoding.scoring.text import ScoredText
+from decoding.scored_text import ScoredText
 from decoding.sequence import Sequence, TokenLogprobs
 from pipeline.logs import Event, LogSettings, failure_event, set_up_logs
 from pipeline.ray_internals import keep_serve_on_loopback

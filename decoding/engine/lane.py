@@ -69,13 +69,7 @@ class Lane:
         except BaseException:
             self._turns = None
             raise
-        return self.rounds.take_finished()
-
-    def forget(self, unwanted: Set[Sequence]) -> list[Sequence]:
-        """Take unwanted rows whose tokens are still being read out of their slots, and return them."""
-        forgotten = [sequence for sequence in self.admission.filling if sequence in unwanted]
-        self.admission.remove(set(forgotten))
-        return forgotten
+        return [*self.admission.take_finished(), *self.rounds.take_finished()]
 
     def evict(self, rows: Set[Sequence]) -> list[Sequence]:
         """Take these rows out of their slots, and return them as they are, to be admitted again.
@@ -88,7 +82,7 @@ class Lane:
             self.admission.remove(set(evicted))
             self.running, self._turns = (), None
             self.rounds.drop()
-        return [*evicted, *self.rounds.take_finished()]
+        return [*evicted, *self.admission.take_finished(), *self.rounds.take_finished()]
 
     def renew(self) -> None:
         """Begin with empty slots: the target has lost what was in them."""

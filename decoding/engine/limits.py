@@ -5,7 +5,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
 from decoding.sampling.forbidden import dead_end
-from decoding.scoring.text import ScoredText
+from decoding.scored_text import ScoredText
 from decoding.sequence import Sequence
 
 
@@ -46,10 +46,9 @@ class Limits:
         """Return why the engine cannot score this text with `num_behind` tokens behind it; None if it can."""
         if problem := self.problem_with_prompt(text.prompt_token_ids, self.max_model_len - num_behind):
             return problem
-        longest = max(map(len, text.continuations), default=0)
-        num_tokens = len(text.prompt_token_ids) + longest
+        num_tokens = len(text.prompt_token_ids) + text.longest
         if num_tokens > self.max_model_len - num_behind:
-            parts = f"({len(text.prompt_token_ids)} of the prompt and {longest} behind it) "
+            parts = f"({len(text.prompt_token_ids)} of the prompt and {text.longest} behind it) "
             return (
                 f"the text has {num_tokens} tokens {parts if len(text.prompt_token_ids) > 1 else ''}and the context is "
                 f"{self.max_model_len}; shorten the text or raise engine.max_model_len"

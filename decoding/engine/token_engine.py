@@ -1,0 +1,213 @@
+"""TokenEngine: what every engine is to the code that drives it, and the queue of its rows."""
+
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Set
+from collections.abc import Sequence as Seq
+from itertools import islice
+
+import torch
+
+from decoding.engine.draft_in_use import DraftRollback
+from decoding.engine.limits import Limits
+from decoding.engine.options import EngineOptions
+from decoding.sampling_params import SamplingParams
+from decoding.scored_text import ScoredText
+from decoding.sequence import Sequence
+
+
+class TargetLostError(RuntimeError):
+    """The target is lost over the same rows again and again: one of them is the reason, or the target cannot run."""
+
+
+class TokenEngine(ABC):
+    """Sequences in, finished sequences out. Not thread-safe: one thread drives it.
+
+    `decoding.engine.engine.Engine` is one, `actors.vllm.engine.VllmEngine` is another.
+    """
+
+    options: EngineOptions  # what it was loaded with; `num_slots` is the present number
+    max_model_len: int
+
+    def __init__(self, limits: Limits) -> None:
+        """Begin without rows."""
+        self._limits = limits
+        self._waiting: deque[Sequence] = deque()
+        self._ended: list[Sequence] = []  # the next step returns them
+
+    @property
+    def vocab_size(self) -> int:
+        """Token ids of the target: 0 to vocab_size - 1."""
+        return self._limits.vocab_size
+
+    @property
+    def eos_token_ids(self) -> frozenset[int]:
+        """The token ids that end a text."""
+        return self._limits.eos_token_ids
+
+    @property
+    def close_call(self) -> float:
+        """The margin in logits within which rounding could decide between two tokens; 0 if that is not known."""
+        return 0.0
+
+    @property
+    def controls_drafts(self) -> bool:
+        """Whether a sequence may limit its own drafts, and learns what was rejected of them."""
+        return False
+
+    @property
+    def has_remote_drafts(self) -> bool:
+        """Whether the draft model is in another process."""
+        return False
+
+    @property
+    def draft_version(self) -> int:
+        """The version of the draft in use; 0 for the one that it was loaded with."""
+        return 0
+
+    @property
+    @abstractmethod
+    def round_seconds(self) -> float:
+        """Seconds spent in rounds since the engine was loaded."""
+
+    @property
+    @abstractmethod
+    def in_flight(self) -> list[Sequence]:
+        """The sequences that hold a slot and are not finished: those that write, and those that are being read."""
+
+    @property
+    def num_running(self) -> int:
+        """The number of sequences in flight."""
+        return len(self.in_flight)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step would return or advance anything."""
+        return bool(self.in_flight or self._waiting or self._ended)
+
+    def up_next(self) -> set[Sequence]:
+        """Return the waiting sequences that get a slot in the next step."""
+        num_free = self.options.num_slots - len(self.in_flight) if self._waiting else 0
+        return set(islice(tuple(self._waiting), max(0, num_free)))
+
+    def generate(self, prompts: Seq[Seq[int]], params: SamplingParams, *, seed: int = 0) -> list[Sequence]:
+        """Return every prompt's `params.n` samples, in order; row and sample numbers go into the noise."""
+        sequences = [
+            Sequence.create(prompt, params, run_seed=seed, row=row, sample=sample)
+            for row, prompt in enumerate(prompts)
+            for sample in range(params.n)
+        ]
+        list(self.stream(sequences))
+        return sequences
+
+    def score(self, texts: Iterable[ScoredText]) -> None:
+        """Score texts, and return when all are finished. Sequences that end meanwhile come back from the next step."""
+        texts = list(texts)
+        rows, others = self.rows_of(texts), list[Sequence]()
+        self.submit(rows)
+        while not all(row.is_finished for row in rows):
+            others += (sequence for sequence in self.step() if sequence.asked is None)
+        self._ended += others
+        for text in texts:
+            text.collect()
+
+    def rows_of(self, texts: Iterable[ScoredText]) -> list[Sequence]:
+        """Return the rows whose tokens are scored for these texts. A text that cannot be scored ends with an error.
+
+        Any thread may ask.
+        """
+        rows = list[Sequence]()
+        for text in texts:
+            if not text.is_finished and (problem := self.problem_with_text(text)):
+                text.fail(problem)
+            if not text.is_finished:
+                rows += text.rows(asks_for_others=self._asks_for_others)
+        return rows
+
+    def stream(self, sequences: Iterable[Sequence]) -> Iterator[Sequence]:
+        """Yield the sequences as they finish. A caller that stops early leaves the rest in the engine (see `clear`)."""
+        self.submit(sequences)
+        while self.has_work:
+            yield from self.step()
+
+    def submit(self, sequences: Iterable[Sequence]) -> None:
+        """Queue sequences. One that cannot run comes back from the next step with finish_reason 'error'."""
+        for sequence in sequences:
+            if sequence.asked is None and not sequence.is_finished and (problem := self.problem_with(sequence)):
+                sequence.fail(problem)
+            if sequence.is_finished:  # perhaps it failed before it came
+                self._ended.append(sequence)
+            else:
+                sequence.max_tokens = min(sequence.max_tokens, self.max_model_len - len(sequence.prompt_token_ids))
+                self._waiting.append(sequence)
+
+    @abstractmethod
+    def step(self) -> list[Sequence]:
+        """Advance what runs by one round at most, and return the finished sequences.
+
+        Raises TargetLostError if the engine cannot go on with what it runs; its process must then end.
+        """
+
+    def drop(self, sequences: Iterable[Sequence], why: str = "it was dropped") -> None:
+        """Drop sequences that are not wanted. Each comes back from a step, as it would have; none is a result.
+
+        Those that can stop end at once, with finish_reason 'error' and `why`; the others end with their next token.
+        """
+        unwanted = set(sequences)
+        stopped = [sequence for sequence in (*self._waiting, *self._stoppable) if sequence in unwanted]
+        for sequence in stopped:
+            sequence.fail(why)
+        self._ended += stopped  # before they leave the others: at no moment is there nothing to do
+        kept = [sequence for sequence in self._waiting if sequence not in unwanted]
+        self._waiting.clear()  # the same queue: lanes share it
+        self._waiting.extend(kept)
+        self._stop(set(stopped))
+        for sequence in unwanted.intersection(self.in_flight):
+            sequence.cut_short()
+
+    def clear(self) -> None:
+        """Forget every sequence: what to do after a step that raised, before the engine is used again."""
+        self._waiting.clear()
+        self._ended.clear()
+
+    def _take_ended(self) -> list[Sequence]:
+        ended, self._ended = self._ended, []
+        return ended
+
+    @property
+    @abstractmethod
+    def _stoppable(self) -> list[Sequence]:
+        """The sequences in flight that need not write another token to end."""
+
+    @abstractmethod
+    def _stop(self, sequences: Set[Sequence]) -> None:
+        """Take those of these sequences that are in flight out of their slots; each has ended with an error."""
+
+    @property
+    def _asks_for_others(self) -> bool:
+        """Whether a row can ask for the log-probabilities of tokens that do not follow in it."""
+        return False
+
+    @abstractmethod
+    def resize(self, num_slots: int) -> None:
+        """Go on with this many slots, or raise why that cannot be done."""
+
+    @abstractmethod
+    def problem_with(self, sequence: Sequence) -> str | None:
+        """Return why the engine cannot run this sequence; None if it can. Any thread may ask."""
+
+    def problem_with_text(self, text: ScoredText) -> str | None:
+        """Return why the engine cannot score this text; None if it can. Any thread may ask."""
+        return self._limits.problem_with_text(text)
+
+    @abstractmethod
+    def replace_draft(self, weights: Mapping[str, torch.Tensor], version: int) -> None:
+        """Go on with other weights of the same draft; raise ValueError if that cannot be, and change nothing then."""
+
+    @abstractmethod
+    def draft_was_replaced(self, version: int) -> None:
+        """Learn that the draft in another process has other weights now."""
+
+    def take_rollback(self) -> DraftRollback | None:
+        """Return a draft that was taken back, each once; None if there is none. Any thread may ask."""
+        return None
