@@ -24,7 +24,7 @@ from decoding.choices import TEXT_DEPENDS_ON_DRAFT
 from decoding.device import Device
 from decoding.drafters import NEED_A_MODEL
 from decoding.engine.engine import Engine
-from decoding.engine.lane import divide_slots
+from decoding.engine.rounds.lane import divide_slots
 from decoding.fused.kernels import linear_kind
 from decoding.gpu.available import gpu_kind
 from decoding.heads.fit import fitting_config

@@ -1,4 +1,4 @@
-"""Engine: sequences in, finished sequences out. What happens to them in between is in `decoding/engine/round.py`.
+"""Engine: sequences in, finished sequences out. What happens to them in between is in `decoding/engine/rounds/`.
 
 An engine has one lane, or several where another process drafts or verifies: each goes on while others wait.
 
@@ -17,12 +17,12 @@ from decoding.checkpoint.loading import DType
 from decoding.device import Device, give_back_freed_memory
 from decoding.drafters import Drafter
 from decoding.engine.draft_in_use import DraftInUse, DraftRollback
-from decoding.engine.lane import Lane, divide_slots
 from decoding.engine.limits import Limits
 from decoding.engine.load import Parts, RemoteDrafts, load_parts
-from decoding.engine.make_lane import make_lane
 from decoding.engine.measured_costs import measure_costs, with_overhead, with_remote_drafts
 from decoding.engine.options import DraftVocabulary, EngineOptions
+from decoding.engine.rounds.lane import Lane, divide_slots
+from decoding.engine.rounds.make_lane import make_lane
 from decoding.engine.token_engine import TargetLostError, TokenEngine
 from decoding.fused.live_weights import LiveWeights
 from decoding.grammar.grammars import Grammars

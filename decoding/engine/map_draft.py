@@ -9,7 +9,7 @@ from collections import deque
 
 from decoding.drafters.base import NoDrafter
 from decoding.drafters.mapped import MappedDraft
-from decoding.engine.lane import Lane
+from decoding.engine.rounds.lane import Lane
 from decoding.network.language_model import LanguageModel
 from decoding.network.target import Target, once_more
 from decoding.pace.schedule import FixedSchedule

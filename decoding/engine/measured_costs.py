@@ -20,7 +20,7 @@ from decoding.cache.kv_cache import KVCache
 from decoding.device import seconds_of, to_device
 from decoding.drafters.base import Drafter
 from decoding.drafters.ngram import point_masses
-from decoding.engine.lane import Lane
+from decoding.engine.rounds.lane import Lane
 from decoding.network.target import LocalTarget, Target
 from decoding.pace.cost_table import CostTable
 from decoding.pace.schedule import FixedSchedule

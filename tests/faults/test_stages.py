@@ -21,7 +21,7 @@ from actors.settings import GeneratorSettings, ModelSettings
 from actors.stages.group import StageGroup
 from actors.stages.places import give_back_orphans
 from decoding.engine.engine import Engine
-from decoding.engine.prefix import Resident
+from decoding.engine.rounds.prefix import Resident
 from decoding.network.target import SlotsLostError
 from decoding.sequence import Sequence
 from pipeline.logs import LogSettings

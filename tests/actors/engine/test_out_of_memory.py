@@ -13,7 +13,7 @@ import torch
 from actors.engine.loop import EngineLoop
 from decoding import Engine, EngineOptions, SamplingParams, Sequence
 from decoding.device import is_out_of_memory
-from decoding.engine.admission import Admission
+from decoding.engine.rounds.admission import Admission
 from decoding.scored_text import ScoredText
 from tests.actors.engine.engines import Pair, alone, sequences, tokens
 

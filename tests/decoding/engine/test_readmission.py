@@ -9,7 +9,7 @@ import pytest
 from decoding import Engine, EngineOptions, SamplingParams, Sequence
 from decoding.drafters import DRAFTERS
 from decoding.drafters.suffix import SuffixDrafter
-from decoding.engine.prefix import Resident
+from decoding.engine.rounds.prefix import Resident
 from decoding.engine.token_engine import TargetLostError
 from decoding.network.language_model import LanguageModel
 from decoding.network.target import SlotsLostError

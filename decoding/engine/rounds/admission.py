@@ -26,7 +26,7 @@ from collections.abc import Iterator, Set
 from itertools import islice
 
 from decoding.drafters.base import Drafter
-from decoding.engine.prefix import Resident
+from decoding.engine.rounds.prefix import Resident
 from decoding.network.target import Target
 from decoding.sampling.asked import Stretch
 from decoding.sequence import Sequence

@@ -7,8 +7,8 @@ from typing import Any
 from decoding.drafters import Drafter
 from decoding.drafters.base import NoDrafter
 from decoding.drafters.model import ModelDrafter
-from decoding.engine.lane import Lane
-from decoding.engine.round import Starter
+from decoding.engine.rounds.lane import Lane
+from decoding.engine.rounds.round import Starter
 from decoding.fused.recordings import cuda_recorder
 from decoding.gpu.available import kernels_run_on
 from decoding.network.language_model import LanguageModel
@@ -30,7 +30,7 @@ def make_lane(
     """Make a lane of these sizes (see `Lane`)."""
     ahead: Starter | None = None
     if kernels_run_on(target.device):
-        from decoding.engine.overlapped.rounds_ahead import RoundsAhead  # Triton is only where the kernels run
+        from decoding.engine.rounds.overlapped.rounds_ahead import RoundsAhead  # Triton is only where the kernels run
 
         if can_overlap(target, drafter, rule):
             is_recorded = target.device.type == "cuda" and os.environ.get("DRAY_GRAPHS", "on") != "off"

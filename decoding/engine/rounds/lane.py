@@ -1,4 +1,4 @@
-"""Lane: rows that advance together, in slots of their own, a round at a time (`decoding/engine/round.py`).
+"""Lane: rows that advance together, in slots of their own, a round at a time (`decoding/engine/rounds/round.py`).
 
     admission.advance ->  the rows that run: a chunk of the waiting prompts is read between any two rounds
     rounds.advance    ->  tokens and counts; a finished row's slot goes to a waiting row, before the next round
@@ -12,10 +12,10 @@ from collections.abc import Iterator, Set
 from collections.abc import Sequence as Seq
 
 from decoding.drafters import Drafter
-from decoding.engine.admission import Admission
-from decoding.engine.commits import Commits
-from decoding.engine.host_rounds import HostRounds
-from decoding.engine.round import Rounds, Running, Starter
+from decoding.engine.rounds.admission import Admission
+from decoding.engine.rounds.commits import Commits
+from decoding.engine.rounds.host_rounds import HostRounds
+from decoding.engine.rounds.round import Rounds, Running, Starter
 from decoding.network.target import Target
 from decoding.pace.schedule import Schedule
 from decoding.sampling.rows import Rule
