@@ -28,7 +28,7 @@ from itertools import islice
 from decoding.drafters.base import Drafter
 from decoding.engine.rounds.prefix import Resident
 from decoding.network.target import Target
-from decoding.sampling.asked import Stretch
+from decoding.sampling.logprobs import Stretch
 from decoding.sequence import Sequence
 
 # A row waits for another that is being read if that saves at least this many tokens: it costs a forward of its own. One
