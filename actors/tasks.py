@@ -8,10 +8,9 @@ from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from actors.engine.bad_words import with_bad_word_ids
 from actors.engine.score_translation import ScoredRow, decode_scored_row, encode_scored_row
 from actors.engine.translation import EncodedRow, decode_row, encode_row
-from actors.engine.vocabulary import check_row
+from actors.engine.vocabulary import check_row, with_bad_word_ids
 from actors.engines.backend import Backend, Exactness
 from actors.engines.loading import LoadedEngine
 from actors.programs.program import Program

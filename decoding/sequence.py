@@ -153,7 +153,7 @@ class Sequence:
         if texts := [word for word in params.bad_words if isinstance(word, str)]:
             raise ValueError(
                 f"sampling.bad_words has the text {texts[0]!r}, but token ids have no text: name the token ids of each "
-                "word (actors.engine.bad_words.with_bad_word_ids asks a tokenizer)"
+                "word (actors.engine.vocabulary.with_bad_word_ids asks a tokenizer)"
             )
         _ = params.bad_word_list  # is made here, in the thread that makes the row, and not in the engine's
         return cls(

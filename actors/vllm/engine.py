@@ -28,8 +28,7 @@ from actors.vllm.requests import Running, asked_logprobs, scoring_params, vllm_p
 from decoding.checkpoint.generation import end_token_ids_of
 from decoding.checkpoint.supported import in_one_line, read_config
 from decoding.device import Device
-from decoding.engine.limits import Limits
-from decoding.engine.token_engine import TargetLostError, TokenEngine
+from decoding.engine.token_engine import Limits, TargetLostError, TokenEngine
 from decoding.scored_text import ScoredText
 from decoding.sequence import Sequence
 

@@ -17,13 +17,11 @@ from decoding.checkpoint.loading import DType
 from decoding.device import Device, give_back_freed_memory
 from decoding.drafters import Drafter
 from decoding.engine.draft_in_use import DraftInUse, DraftRollback
-from decoding.engine.limits import Limits
 from decoding.engine.load import Parts, RemoteDrafts, load_parts
 from decoding.engine.measured_costs import measure_costs, with_overhead, with_remote_drafts
 from decoding.engine.options import DraftVocabulary, EngineOptions
-from decoding.engine.rounds.lane import Lane, divide_slots
-from decoding.engine.rounds.make_lane import make_lane
-from decoding.engine.token_engine import TargetLostError, TokenEngine
+from decoding.engine.rounds.lane import Lane, divide_slots, rounds_ahead
+from decoding.engine.token_engine import Limits, TargetLostError, TokenEngine
 from decoding.fused.live_weights import LiveWeights
 from decoding.grammar.grammars import Grammars
 from decoding.network.target import SlotsLostError, Target
@@ -141,10 +139,13 @@ class Engine(TokenEngine):
         lanes = []
         for (target, drafter), num_slots in zip(pairs[: len(slots)], slots, strict=True):
             schedule = FixedSchedule(most) if costs is None else AdaptiveSchedule(costs, most)
+            rule = RULES[self.options.verification]
+            if (ahead := rounds_ahead(target, drafter, rule, num_slots)) is not None:
+                schedule.never_rest()  # a round's time is that of the device, in which the host's work is hidden
             if not schedule.would_draft(num_slots):
                 drafter.rest()
             lanes.append(
-                make_lane(
+                Lane(
                     target,
                     drafter,
                     schedule,
@@ -152,7 +153,8 @@ class Engine(TokenEngine):
                     num_slots=num_slots,
                     max_model_len=self.max_model_len,
                     max_prefill_tokens=-(-budget // len(slots)),
-                    rule=RULES[self.options.verification],
+                    rule=rule,
+                    ahead=ahead,
                 )
             )
         return lanes

@@ -62,7 +62,7 @@ class _RoundAhead(Started):
 
 
 class RoundsAhead(Starter):
-    """Rounds of a target and a drafter that `can_overlap` (`decoding/engine/rounds/make_lane.py`)."""
+    """Rounds of a target and a drafter that `can_overlap` (`decoding/engine/rounds/lane.py`)."""
 
     depth = 1
 
