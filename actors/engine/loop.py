@@ -27,8 +27,8 @@ from actors.engine.deltas import Delta, DeltaStream
 from actors.engine.watchdog import Watchdog, end_process
 from decoding.device import is_out_of_memory
 from decoding.engine.draft_in_use import DraftRollback
+from decoding.engine.scored_text import ScoredText
 from decoding.engine.token_engine import TargetLostError, TokenEngine
-from decoding.scored_text import ScoredText
 from decoding.sequence import Sequence
 from pipeline.logs import Event, failure_event
 

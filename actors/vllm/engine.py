@@ -11,7 +11,6 @@ from dataclasses import replace
 from itertools import count
 from typing import Any
 
-import torch
 import vllm
 from vllm.engine.arg_utils import EngineArgs
 from vllm.exceptions import VLLMClientError
@@ -28,11 +27,9 @@ from actors.vllm.requests import Running, asked_logprobs, scoring_params, vllm_p
 from decoding.checkpoint.generation import end_token_ids_of
 from decoding.checkpoint.supported import in_one_line, read_config
 from decoding.device import Device
+from decoding.engine.scored_text import ScoredText
 from decoding.engine.token_engine import Limits, TargetLostError, TokenEngine
-from decoding.scored_text import ScoredText
 from decoding.sequence import Sequence
-
-_NO_SWAP = "engine.backend is 'vllm', and vLLM keeps the draft that it was loaded with; only backend 'dray' replaces it"
 
 
 def _end_ids(settings: GeneratorSettings) -> frozenset[int]:
@@ -60,6 +57,11 @@ def _message_of(error: Exception) -> str:
 class VllmEngine(TokenEngine):
     """vLLM's engine as Dray's workers see one."""
 
+    options: EngineSettings
+    _why_draft_stays = (
+        "engine.backend is 'vllm', and vLLM keeps the draft that it was loaded with; only backend 'dray' replaces it"
+    )
+
     def __init__(self, settings: GeneratorSettings) -> None:
         """Load the models into a vLLM engine. Raises ValueError with what vLLM refuses."""
         _check_device(settings.models.device)
@@ -73,9 +75,8 @@ class VllmEngine(TokenEngine):
         self._engine.input_processor.generation_config_fields.clear()
         self._engine.renderer.get_eos_token_id = lambda: None
         model = self._engine.vllm_config.model_config
-        self.options: EngineSettings = replace(settings.engine, num_slots=arguments["max_num_seqs"])
-        self.max_model_len: int = model.max_model_len
-        super().__init__(Limits(model.max_model_len, model.get_vocab_size(), _end_ids(settings)))
+        limits = Limits(model.max_model_len, model.get_vocab_size(), _end_ids(settings))
+        super().__init__(limits, replace(settings.engine, num_slots=arguments["max_num_seqs"]))
         self._forms = Forms(self._engine, self._limits.vocab_size, self._limits.eos_token_ids)
         self._arguments = arguments
         self.has_drafts = self._engine.vllm_config.speculative_config is not None
@@ -100,14 +101,6 @@ class VllmEngine(TokenEngine):
     def in_flight(self) -> list[Sequence]:
         """The sequences that vLLM works on."""
         return [running.sequence for running in list(self._running.values())]
-
-    def replace_draft(self, weights: Mapping[str, torch.Tensor], version: int) -> None:
-        """Refuse: vLLM keeps the draft that it was loaded with."""
-        raise ValueError(_NO_SWAP)
-
-    def draft_was_replaced(self, version: int) -> None:
-        """Refuse, as `replace_draft`."""
-        raise ValueError(_NO_SWAP)
 
     def footer(self) -> dict[str, str | bool | int]:
         """Return what a part records about this engine."""

@@ -7,18 +7,16 @@ the target lost what its slots held, waits in front of all others with the token
 reading prompt and output (docs/adr/0020).
 """
 
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Set
 from collections.abc import Sequence as Seq
 from dataclasses import replace
-
-import torch
 
 from decoding.checkpoint.loading import DType
 from decoding.device import Device, give_back_freed_memory
 from decoding.drafters import Drafter
-from decoding.engine.draft_in_use import DraftInUse, DraftRollback
+from decoding.engine.draft_in_use import DraftInUse
 from decoding.engine.load import Parts, RemoteDrafts, load_parts
-from decoding.engine.measured_costs import measure_costs, with_overhead, with_remote_drafts
+from decoding.engine.measured_costs import measured
 from decoding.engine.options import DraftVocabulary, EngineOptions
 from decoding.engine.rounds.lane import Lane, divide_slots, rounds_ahead
 from decoding.engine.token_engine import Limits, TargetLostError, TokenEngine
@@ -52,17 +50,15 @@ class Engine(TokenEngine):
 
         Without `grammars` no sequence may have one.
         """
-        self.options = options
-        self.max_model_len = max_model_len
         self.target = pairs[0][0]
-        super().__init__(Limits(max_model_len, self.target.vocab_size, self.target.eos_token_ids))
+        super().__init__(Limits(max_model_len, self.target.vocab_size, self.target.eos_token_ids), options)
         self._grammars = grammars
         self._parts: Parts | None = None
         self._losses: dict[Sequence, tuple[int, int]] = {}  # length of a row that lost its slot, and how often there
         self._final_loss: SlotsLostError | None = None  # a loss after which it makes no sense to go on
         self._earlier_round_seconds = 0.0  # of lanes that are gone
         self.lanes = self._make_lanes(pairs, costs)
-        self._draft = DraftInUse(
+        self._draft: DraftInUse = DraftInUse(
             RULES[options.verification],
             lambda: [lane.schedule.recent_drafts for lane in self.lanes],
             self._live_weights,
@@ -108,7 +104,7 @@ class Engine(TokenEngine):
     @classmethod
     def over(cls, parts: Parts, options: EngineOptions) -> "Engine":
         """Make an engine over models that are loaded, which it then owns; costs are measured where drafts adapt."""
-        pairs, costs = _measured(parts, options)
+        pairs, costs = measured(parts, options)
         engine = cls(pairs, options, parts.max_model_len, costs, parts.grammars)
         engine._parts = parts
         give_back_freed_memory()
@@ -130,7 +126,7 @@ class Engine(TokenEngine):
         self._open(self._parts)
 
     def _open(self, parts: Parts) -> None:
-        self.lanes = self._make_lanes(*_measured(parts, self.options))
+        self.lanes = self._make_lanes(*measured(parts, self.options))
         give_back_freed_memory()
 
     def _make_lanes(self, pairs: Seq[tuple[Target, Drafter]], costs: CostTable | None) -> list[Lane]:
@@ -238,26 +234,6 @@ class Engine(TokenEngine):
             sequence.matcher = None  # its memory
             self._ended.append(sequence)
 
-    @property
-    def draft_version(self) -> int:
-        return self._draft.version
-
-    def replace_draft(self, weights: Mapping[str, torch.Tensor], version: int) -> None:
-        """Go on with other weights of the same draft, between two steps; no token changes.
-
-        The names are those of the network's or head's own tensors. If fewer than half as many of its tokens are
-        accepted in its first 200 rounds as before, the weights before come back (`take_rollback`). Raises ValueError,
-        in one line, for what is no such draft; nothing has changed then.
-        """
-        self._draft.replace(weights, version)
-
-    def draft_was_replaced(self, version: int) -> None:
-        """Learn that the draft in another process has other weights now; acceptance is judged as in `replace_draft`."""
-        self._draft.was_replaced(version)
-
-    def take_rollback(self) -> DraftRollback | None:
-        return self._draft.take_rollback()
-
     def _live_weights(self) -> LiveWeights:
         draft = None if self._parts is None else self._parts.draft
         live = draft.weights if draft is not None else self.lanes[0].drafter.weights if self.lanes else None
@@ -313,20 +289,3 @@ class Engine(TokenEngine):
         if self._grammars is None:
             return "sampling.structured is set, but the engine has no tokenizer; load it with Engine.load"
         return self._grammars.problem_with(structured)
-
-
-def _measured(parts: Parts, options: EngineOptions) -> tuple[list[tuple[Target, Drafter]], CostTable | None]:
-    """Return a target and a drafter for each lane, and what they cost where draft lengths adapt."""
-    costs: CostTable | None = None
-    slots, most = divide_slots(options.num_slots, parts.num_lanes), options.num_speculative_tokens
-    if options.draft_length == "adaptive" and parts.drafter_name != "none":
-        parts.target.allocate(slots[0], parts.max_model_len)
-        drafter = parts.make_drafter(0, slots[0])
-        parts.target.hand_out(drafter.tap)
-        costs = measure_costs(parts.target, parts.draft, slots[0], most)
-        timed_drafter = drafter if parts.draft is not None else None
-        costs = with_overhead(costs, parts.target, timed_drafter, slots[0], most, RULES[options.verification])
-        if drafter.is_remote:
-            costs = with_remote_drafts(costs, drafter, parts.target.device, slots[0], most)
-    pairs = [(parts.target_of(lane), parts.make_drafter(lane, num_slots)) for lane, num_slots in enumerate(slots)]
-    return pairs, costs

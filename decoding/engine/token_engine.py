@@ -9,11 +9,11 @@ from itertools import islice
 
 import torch
 
-from decoding.engine.draft_in_use import DraftRollback
+from decoding.engine.draft_in_use import DraftInUse, DraftRollback
 from decoding.engine.options import EngineOptions
+from decoding.engine.scored_text import ScoredText
 from decoding.sampling.token_history import dead_end
 from decoding.sampling_params import SamplingParams
-from decoding.scored_text import ScoredText
 from decoding.sequence import Sequence
 
 
@@ -80,14 +80,20 @@ class TokenEngine(ABC):
     `decoding.engine.engine.Engine` is one, `actors.vllm.engine.VllmEngine` is another.
     """
 
-    options: EngineOptions  # what it was loaded with; `num_slots` is the present number
-    max_model_len: int
+    _draft: DraftInUse | None = None  # None: no draft of it can be replaced, for the reason beside it
+    _why_draft_stays = ""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Limits, options: EngineOptions) -> None:
         """Begin without rows."""
         self._limits = limits
+        self.options = options  # what it was loaded with; `num_slots` is the present number
         self._waiting: deque[Sequence] = deque()
         self._ended: list[Sequence] = []  # the next step returns them
+
+    @property
+    def max_model_len(self) -> int:
+        """Tokens of prompt and output."""
+        return self._limits.max_model_len
 
     @property
     def vocab_size(self) -> int:
@@ -117,7 +123,7 @@ class TokenEngine(ABC):
     @property
     def draft_version(self) -> int:
         """The version of the draft in use; 0 for the one that it was loaded with."""
-        return 0
+        return 0 if self._draft is None else self._draft.version
 
     @property
     @abstractmethod
@@ -254,14 +260,25 @@ class TokenEngine(ABC):
         """Return why the engine cannot score this text; None if it can. Any thread may ask."""
         return self._limits.problem_with_text(text)
 
-    @abstractmethod
     def replace_draft(self, weights: Mapping[str, torch.Tensor], version: int) -> None:
-        """Go on with other weights of the same draft; raise ValueError if that cannot be, and change nothing then."""
+        """Go on with other weights of the same draft, between two steps; no token changes.
 
-    @abstractmethod
+        The names are those of the network's or head's own tensors. If fewer than half as many of its tokens are
+        accepted in its first 200 rounds as before, the weights before come back (`take_rollback`). Raises ValueError,
+        in one line, for what is no such draft; nothing has changed then.
+        """
+        self._replaceable_draft.replace(weights, version)
+
     def draft_was_replaced(self, version: int) -> None:
-        """Learn that the draft in another process has other weights now."""
+        """Learn that the draft in another process has other weights now; acceptance is judged as in `replace_draft`."""
+        self._replaceable_draft.was_replaced(version)
 
     def take_rollback(self) -> DraftRollback | None:
         """Return a draft that was taken back, each once; None if there is none. Any thread may ask."""
-        return None
+        return None if self._draft is None else self._draft.take_rollback()
+
+    @property
+    def _replaceable_draft(self) -> DraftInUse:
+        if self._draft is None:
+            raise ValueError(self._why_draft_stays)
+        return self._draft

@@ -4,9 +4,8 @@ Tokens are read in chunks, packed end to end, a number of them between two round
 for a prompt. A chunk costs what the rows that wait for it could have written meanwhile, so the budget is that of a full
 engine and grows as fewer rows run; when none runs, as many budgets as there are slots are read at once.
 
-A row whose own tokens are scored (`decoding/scored_text.py`) is read like a prompt, with the log-probabilities that it
-asks for, and ends then. It also takes over what another row was told behind the tokens that both begin with. No drafter
-learns of it.
+A row whose own tokens are scored (`decoding/engine/scored_text.py`) is read like a prompt, with the log-probabilities
+that it asks for, and ends then. It takes over what another row was told behind the tokens that both begin with.
 
 A sequence that lost its slot comes back with output. It is read like a prompt, all tokens but the newest, and goes on.
 

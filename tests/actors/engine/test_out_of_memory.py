@@ -14,7 +14,7 @@ from actors.engine.loop import EngineLoop
 from decoding import Engine, EngineOptions, SamplingParams, Sequence
 from decoding.device import is_out_of_memory
 from decoding.engine.rounds.admission import Admission
-from decoding.scored_text import ScoredText
+from decoding.engine.scored_text import ScoredText
 from tests.actors.engine.engines import Pair, alone, sequences, tokens
 
 PARAMS = SamplingParams(max_tokens=12, temperature=0.8, ignore_eos=True)

@@ -10,10 +10,10 @@ from decoding import Engine, EngineOptions, SamplingParams, Sequence
 from decoding.drafters import DRAFTERS
 from decoding.drafters.lookups import SuffixDrafter
 from decoding.engine.rounds.prefix import Resident
+from decoding.engine.scored_text import ScoredText
 from decoding.engine.token_engine import TargetLostError
 from decoding.network.language_model import LanguageModel
 from decoding.network.target import SlotsLostError
-from decoding.scored_text import ScoredText
 from tests.decoding import tiny
 from tests.decoding.engine.test_lanes import lanes_over
 from tests.decoding.tiny import EVERY_DRAFTER, assert_each_once, engine_over, numbered, outputs, random_prompts, run
