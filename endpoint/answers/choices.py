@@ -14,7 +14,7 @@ from actors.engine.deltas import Delta, Ending
 from actors.engine.requests import Generation
 from actors.engine.translation import mean_logprob
 from decoding.sequence import TokenLogprobs
-from endpoint.answers.text import Piece, Span, TextStream, WholeText
+from endpoint.answers.text import Piece, Span, TextStream
 from endpoint.http.errors import ApiError, generation_failed, refusal
 from endpoint.service.backend import ask
 from endpoint.service.metrics import FinishReason, RequestMeter
@@ -36,7 +36,7 @@ class Choice:
 
     index: int
     seed: int
-    stream: TextStream | WholeText
+    stream: TextStream
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     offsets: list[int] = field(default_factory=list)
     ending: Ending | None = None
@@ -105,7 +105,7 @@ class Growth:
 def make_choices(
     codec: TextCodec,
     prepared: PreparedRequest,
-    new_stream: Callable[[TextCodec, tuple[str, ...], Seq[int]], TextStream | WholeText],
+    new_stream: Callable[[TextCodec, tuple[str, ...], Seq[int]], TextStream],
 ) -> list[Choice]:
     """Make an empty choice for each sequence of a generation, whose text comes from what `new_stream` makes."""
     generation, params = prepared.generation, prepared.generation.params

@@ -25,7 +25,7 @@ from endpoint.answers.choices import (
     without_output,
 )
 from endpoint.answers.logprobs import prompt_logprobs
-from endpoint.answers.text import TextStream, WholeText
+from endpoint.answers.text import TextStream
 from endpoint.http.events import Part, dumps, stream_response
 from endpoint.service.service import PreparedRequest, Service
 from pipeline.requests.asked import Asked
@@ -110,8 +110,8 @@ class _Writer:
 
     async def whole(self) -> dict[str, Any]:
         form, generation = self._form, self._prepared.generation
-        kind = TextStream if form.needs_offsets else WholeText
-        choices = make_choices(self._codec, self._prepared, partial(kind, keeps_stop=self._keeps_stop))
+        new_stream = partial(TextStream, is_streamed=form.needs_offsets, keeps_stop=self._keeps_stop)
+        choices = make_choices(self._codec, self._prepared, new_stream)
         async with aclosing(self._growing(choices)) as growing:  # type: ignore[type-var]
             async for _ in growing:
                 pass

@@ -11,11 +11,12 @@ https://platform.openai.com/docs/api-reference/batch/object
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 from pipeline.counts import Counts
+from pipeline.run.commit import Receipt
 
 WINDOW_S = 24 * 3600
 Status = Literal["validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling", "cancelled"]
@@ -94,8 +95,9 @@ class Batch:
         """Return the batch in another status, into which it comes at this time."""
         return replace(self, status=status, changed_at={**self.changed_at, status: int(now)}, **values)
 
-    def with_counts(self, counts: Counts) -> Batch:
+    def with_counts(self, receipts: Iterable[Receipt]) -> Batch:
         """Return the batch with the counts of all its committed units."""
+        counts = sum((receipt.counts for receipt in receipts), Counts())
         return replace(
             self,
             num_completed=counts.num_rows - counts.num_errors,

@@ -24,7 +24,7 @@ _FIELDS = frozenset({"custom_id", "method", "url", "body"})
 _CODES = {"custom_id": "invalid_custom_id", "method": "invalid_method", "body": "invalid_type"}
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class InputRules:
     """What an input file must be."""
 

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
+from actors.engine.requests import OtherModelError
 from actors.identity import as_begun, described_run, engine_identity, rows_identity
-from actors.workers.batch_worker import BATCH_INPUT
+from actors.workers.batch_worker import BATCH_INPUT, UnitOrder
 from decoding.sampling_params import SamplingParams
 from endpoint.batches.batch import Batch
 from endpoint.batches.store import FileStore, StoredFile, result_id
 from endpoint.service.served_model import ServedModel
-from pipeline.counts import Counts
 from pipeline.export.openai_batch import NotRun, export_results
 from pipeline.id_set import IdSet
 from pipeline.inputs.files import list_files
@@ -24,7 +25,10 @@ from pipeline.run.commit import Receipt, read_receipt
 from pipeline.run.directory import RunDirectory
 from pipeline.run.unit_rows import read_ahead
 from pipeline.storage.location import Location
+from pipeline.streaming.stream import UnitError
 from pipeline.text.codec import TextCodec
+
+Outcome = Receipt | UnitError | OtherModelError | None
 
 
 def sampling_of(endpoint: str) -> SamplingParams:
@@ -32,29 +36,39 @@ def sampling_of(endpoint: str) -> SamplingParams:
     return SamplingParams(max_tokens=KINDS[endpoint].default_max_tokens)
 
 
-class RunMaker:
-    """What all batches of one model have in common."""
+class UnitWriter(Protocol):
+    """A doer of units: `workshop.ReplicaUnits`, or `actors.workers.replica.Replica` in its own process."""
 
-    def __init__(self, served: ServedModel, codec: TextCodec, rows_per_unit: int) -> None:
-        """Make runs of this model's engines, in units of `rows_per_unit` rows."""
-        self._served, self._codec, self._rows_per_unit = served, codec, rows_per_unit
+    async def write_unit(self, order: UnitOrder) -> Outcome:
+        """Do a unit; return its receipt, why it could not be done, or None if it may not begin."""
+
+
+class BatchModel:
+    """A model that batches may ask for, and what their runs have in common."""
+
+    def __init__(
+        self, served: ServedModel, codec: TextCodec, units: UnitWriter, rows_per_unit: int, max_units: int
+    ) -> None:
+        """Make runs of units of `rows_per_unit` rows, of which at most `max_units` are under way at once."""
+        self.served, self.codec, self.units, self._rows_per_unit = served, codec, units, rows_per_unit
+        self.places = asyncio.Semaphore(max_units)
         self._engine_identity: Mapping[str, Any] | None = None  # computed once: it reads every byte of the weights
 
-    def open(self, path: Location, content: Location, endpoint: str) -> RunDirectory:
+    def open_run(self, path: Location, content: Location, endpoint: str) -> RunDirectory:
         """Return the run over an uploaded file at `path`; create it if it does not exist.
 
         Raises ValueError if it was begun with another model, or its input has changed.
         """
-        settings = replace(self._served.settings, sampling=sampling_of(endpoint))
+        settings = replace(self.served.settings, sampling=sampling_of(endpoint))
         files = list_files(content.name)
         if self._engine_identity is None:
-            self._engine_identity = engine_identity(settings, self._codec)
+            self._engine_identity = engine_identity(settings, self.codec)
         identity = {**self._engine_identity, **rows_identity(settings, BATCH_INPUT, files)}
         if identity.get("moment", "") is None:
             begun = RunDirectory.open(path).run["identity"] if RunDirectory.exists(path) else {}
             identity["moment"] = begun.get("moment", datetime.now().isoformat())
         if not RunDirectory.exists(path):
-            served = self._served
+            served = self.served
             described = described_run(settings, identity, served.service.exact)
             run = {
                 "carried": {},
@@ -73,34 +87,12 @@ class RunMaker:
         return run_directory
 
 
-@dataclass(frozen=True)
-class Progress:
-    """The committed units of a run: their receipts by unit, so that none counts twice."""
-
-    receipts: dict[int, Receipt]
-
-    @classmethod
-    def of(cls, run_directory: RunDirectory) -> tuple[Progress, list[WorkUnit]]:
-        """Return what is committed, and the units that are missing."""
-        committed, units = run_directory.committed_unit_ids(), list(run_directory.units())
-        done = [unit.unit_id for unit in units if unit.unit_id in committed]
-        receipts = read_ahead(partial(read_receipt, run_directory), done, num_at_once=16)
-        missing = [unit for unit in units if unit.unit_id not in committed]
-        return cls(dict(zip(done, receipts, strict=True))), missing
-
-    def add(self, receipt: Receipt) -> None:
-        """Count a unit, once."""
-        self.receipts[receipt.unit_id] = receipt
-
-    @property
-    def counts(self) -> Counts:
-        """The counts of all of them."""
-        return sum((receipt.counts for receipt in self.receipts.values()), Counts())
-
-    @property
-    def unit_ids(self) -> IdSet:
-        """The units that are counted."""
-        return IdSet(self.receipts)
+def receipts_of(run_directory: RunDirectory) -> tuple[dict[int, Receipt], list[WorkUnit]]:
+    """Return the receipts of committed units, by unit so that none counts twice, and the units that are missing."""
+    committed, units = run_directory.committed_unit_ids(), list(run_directory.units())
+    done = [unit.unit_id for unit in units if unit.unit_id in committed]
+    receipts = read_ahead(partial(read_receipt, run_directory), done, num_at_once=16)
+    return dict(zip(done, receipts, strict=True)), [unit for unit in units if unit.unit_id not in committed]
 
 
 def write_results(

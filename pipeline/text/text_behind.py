@@ -129,14 +129,10 @@ class IncrementalDecoder:
         is_same = [one == other for one, other in zip(known, text, strict=False)]
         return text[(*is_same, False).index(False) :]
 
-    def flush(self) -> str:
-        """Return the rest once no token will follow, with U+FFFD for characters that were never completed."""
-        return "".join(self._emit(len(self._token_ids), self._emitted_end, is_over=True))
-
     def _settles(self, token_id: int) -> bool:
         return self._rules.is_steady and self._rules.settles(token_id)
 
-    def _emit(self, end: int, new: int, *, is_over: bool = False) -> tuple[str, str]:
+    def _emit(self, end: int, new: int) -> tuple[str, str]:
         """Return the text, not returned so far, of the tokens before `new`, and that of the tokens in [new, end)."""
         start = self._context_start
         before = self._decode(start, self._emitted_end)
@@ -144,7 +140,7 @@ class IncrementalDecoder:
         if new > self._emitted_end:
             before = self._decode(start, new)
         text = self._decode(start, end)
-        num_held = int(text.endswith(HALF_CHARACTER) and not is_over)
+        num_held = int(text.endswith(HALF_CHARACTER))
         # A character that is split between the two is at least two U+FFFD if they are decoded apart, and one together.
         is_split = before.endswith(HALF_CHARACTER) and len(text) < len(before) + len(self._decode(new, end))
         middle = max(num_out, len(before) - is_split)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from json import JSONDecodeError
 from typing import Any
 
@@ -52,23 +52,26 @@ def _check_message(where: str, message: Any) -> None:
     if role == "tool" and message.get("tool_call_id") is not None:
         check_id(f"{where}.tool_call_id", message["tool_call_id"])
     if message.get("content") is not None or not calls:
-        _check_content(f"{where}.content", message.get("content"))
+        content_texts(f"{where}.content", message.get("content"), ("text",), "text parts are")
 
 
-def _check_content(where: str, content: Any) -> None:
+def content_texts(where: str, content: Any, kinds: Sequence[str], only: str) -> list[str]:
+    """Return the texts of a string or a list of parts of these types. Raises FieldError with `only` for other types."""
     if isinstance(content, str):
-        return
+        return [content]
     if not isinstance(content, list) or not content:
         raise FieldError(where, "expected a string, or a list of text parts")
     for index, part in enumerate(content):
         place = f"{where}[{index}]"
         if not isinstance(part, dict) or not isinstance(part.get("type"), str):
-            raise FieldError(place, 'expected an object with type "text" and a text')
-        if part["type"] != "text":
-            reason = f"{part['type']!a:.64} is not supported, only text parts are"
+            type_ = f'type "{kinds[0]}"' if len(kinds) == 1 else "a type"
+            raise FieldError(place, f"expected an object with {type_} and a text")
+        if part["type"] not in kinds:
+            reason = f"{part['type']!a:.64} is not supported, only {only}"
             raise FieldError(f"{place}.type", reason, is_unsupported=True)
         if not isinstance(part.get("text"), str):
             raise FieldError(f"{place}.text", "expected a string")
+    return [part["text"] for part in content]
 
 
 def check_calls(where: str, value: Any) -> None:
