@@ -22,7 +22,7 @@ from endpoint.service.resumption import Reached, Resumption
 from endpoint.service.service import PreparedRequest, Service
 from pipeline.logs import Event
 from pipeline.text.answer_parts import Answer
-from pipeline.text.answers import AnswerReader
+from pipeline.text.chat import AnswerReader
 from pipeline.text.codec import TextCodec
 
 _REASONS: Mapping[int, FinishReason] = {429: "rejected", 504: "timeout"}

@@ -22,7 +22,7 @@ from endpoint.http.events import Part, dumps, stream_response
 from endpoint.service.service import Call, PreparedRequest, Service
 from pipeline.requests.texts import ResponseAsked
 from pipeline.text.answer_parts import Arguments, CallBegins, Content, Event, Reasoning
-from pipeline.text.answers import AnswerReader
+from pipeline.text.chat import AnswerReader
 
 Json = dict[str, Any]
 

@@ -17,10 +17,8 @@ from actors.engine.requests import OtherModelError
 from actors.errors import describe
 from actors.units.ledgers import LedgerOfRun
 from actors.workers.batch_worker import UnitOrder
-from endpoint.batches.batch import Batch, BatchError, Status
-from endpoint.batches.input_check import CheckedInput, check_input
-from endpoint.batches.run import BatchModel, receipts_of, sampling_of, write_results
-from endpoint.batches.workshop import Workshop
+from endpoint.batches.batch import Batch, BatchError, CheckedInput, Status, check_input
+from endpoint.batches.run import BatchModel, Workshop, receipts_of, sampling_of, write_results
 from pipeline.export.openai_batch import NotRun
 from pipeline.id_set import IdSet
 from pipeline.inputs.units import WorkUnit

@@ -15,9 +15,8 @@ from actors.engines.loading import load_codec
 from actors.units.ledgers import start_ledgers
 from endpoint.batches.batch import BatchSettings
 from endpoint.batches.driver import BatchDriver
-from endpoint.batches.run import BatchModel
+from endpoint.batches.run import BatchModel, ReplicaUnits, Workshop
 from endpoint.batches.store import BatchStore, FileStore
-from endpoint.batches.workshop import ReplicaUnits, Workshop
 from endpoint.service.served_model import ServedModel
 from pipeline.logs import Event, LogSettings, failure_event, set_up_logs
 from pipeline.ray_internals import keep_serve_on_loopback

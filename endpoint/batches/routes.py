@@ -8,8 +8,7 @@ from fastapi import FastAPI, Query, Request
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response, StreamingResponse
 
-from endpoint.batches.service import BatchService
-from endpoint.batches.upload import BatchRequest, read_form
+from endpoint.batches.service import BatchRequest, BatchService, read_form
 from endpoint.http.errors import ApiError
 from endpoint.http.origin import origin_of, owner_of_request
 from endpoint.requests import body_of, documented

@@ -1,25 +1,33 @@
-"""The run directory of a batch, which is that of a job over the uploaded file, and its results as files."""
+"""What the drivers of batches share: their models, whose units go to replicas, the runs of batches, and their results.
+
+The run directory of a batch is that of a job over the uploaded file.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
-from dataclasses import replace
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, cast
+
+from ray.exceptions import RayError, RayTaskError
+from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, ReplicaUnavailableError
 
 from actors.engine.requests import OtherModelError
 from actors.identity import as_begun, described_run, engine_identity, rows_identity
 from actors.workers.batch_worker import BATCH_INPUT, UnitOrder
 from decoding.sampling_params import SamplingParams
-from endpoint.batches.batch import Batch
-from endpoint.batches.store import FileStore, StoredFile, result_id
+from endpoint.batches.batch import Batch, InputRules
+from endpoint.batches.store import BatchStore, FileStore, StoredFile, result_id
 from endpoint.service.served_model import ServedModel
 from pipeline.export.openai_batch import NotRun, export_results
 from pipeline.id_set import IdSet
 from pipeline.inputs.files import list_files
 from pipeline.inputs.units import WorkUnit, plan_units
+from pipeline.logs import Event
 from pipeline.requests.texts import KINDS
 from pipeline.run.commit import Receipt, read_receipt
 from pipeline.run.directory import RunDirectory
@@ -29,6 +37,8 @@ from pipeline.streaming.stream import UnitError
 from pipeline.text.codec import TextCodec
 
 Outcome = Receipt | UnitError | OtherModelError | None
+_AGAIN_S = 1.0
+_log = logging.getLogger(__name__)
 
 
 def sampling_of(endpoint: str) -> SamplingParams:
@@ -133,3 +143,48 @@ def write_results(
         return file_id
 
     return added(output_id, "output", num_results), added(errors_id, "errors", num_errors)
+
+
+class ReplicaUnits:
+    """Replicas behind a Ray Serve deployment, which does a unit where it has least to do."""
+
+    def __init__(self, handle: Any) -> None:
+        """Give units to the replicas behind `handle`."""
+        self._handle = handle
+
+    async def write_unit(self, order: UnitOrder) -> Outcome:
+        """Return what a replica returns. The ledger counts those that die over the unit, and bounds them."""
+        while True:
+            response = self._handle.write_unit.remote(order)
+            try:
+                return cast(Outcome, await response)
+            except asyncio.CancelledError:
+                response.cancel()
+                raise
+            except RayTaskError as error:  # not of a unit: those come as data
+                return UnitError(f"a replica failed: {type(error.cause).__name__}")
+            except (RayError, ReplicaUnavailableError, DeploymentUnavailableError, BackPressureError) as error:
+                _log.warning(Event("replica lost", unit=order.unit.unit_id, error_type=type(error).__name__))
+            await asyncio.sleep(_AGAIN_S)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workshop:
+    """What the drivers of all batches share."""
+
+    files: FileStore
+    batches: BatchStore
+    models: Mapping[str | None, BatchModel]  # by the adapter's name; None is the endpoint's own model
+    ledgers: Any  # the actor of their Ledgers
+    max_units: int  # of one batch at once
+    max_rows: int
+    max_line_bytes: int
+    keep_s: float
+    clock: Callable[[], float]
+
+    def rules(self, endpoint: str) -> InputRules:
+        """Return what the input file of a batch of this endpoint must be."""
+        served = [model.served for model in self.models.values()]
+        names: dict[str | None, str] = {None: self.models[None].served.name}
+        names |= {name: each.name for each in served for name in each.service.names}
+        return InputRules(endpoint, names, self.max_rows, self.max_line_bytes)

@@ -16,8 +16,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from actors.metric_table import HTTP_REQUESTS, REQUESTS_FINISHED
-from endpoint.edge.auth import Keys, check_key
-from endpoint.edge.headers import check_headers, check_host, request_id_of, with_request_id
+from endpoint.edge.headers import Keys, check_headers, check_host, check_key, request_id_of, with_request_id
 from endpoint.edge.page import PATHS, install_page
 from endpoint.http.bodies import (
     MAX_EXTRA_BYTES,

@@ -23,8 +23,7 @@ from endpoint.service.served_model import ServiceSettings as ServiceSettings
 from pipeline.errors import FieldError, shown_name
 from pipeline.requests.asked import Asked, check_num_drafted, num_kept_tokens
 from pipeline.requests.token_kinds import check_token_ids
-from pipeline.text.answers import AnswerForm
-from pipeline.text.chat import Chat, ChatPrompt
+from pipeline.text.chat import AnswerForm, Chat, ChatPrompt
 from pipeline.text.codec import TextCodec
 
 _SAFE_SEEDS = 2**53  # the seeds below are those that every JSON reader keeps exactly

@@ -13,8 +13,7 @@ from actors.settings import GeneratorSettings
 from actors.workers.replica_settings import ReplicaSettings
 from endpoint.batches.batch import BatchSettings
 from endpoint.deployment_settings import DeploymentSettings
-from endpoint.edge.auth import Keys, load_keys
-from endpoint.edge.headers import LOCAL_NAMES, host_name
+from endpoint.edge.headers import LOCAL_NAMES, Keys, host_name, load_keys
 from endpoint.http.bodies import Limits
 from endpoint.service.served_model import MAX_NAME, ServiceSettings
 from jobs.config.fields import Flat

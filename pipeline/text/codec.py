@@ -14,12 +14,11 @@ from typing import Any
 from pipeline.errors import RowError, TemplateError
 from pipeline.inputs.rows import InputRow
 from pipeline.logs import Event
+from pipeline.requests.strict_json import check_json
 from pipeline.text.chat import Chat, ChatPrompt
 from pipeline.text.control_tokens import ControlTokens
-from pipeline.text.json_values import check_json
 from pipeline.text.templates.chat_template import ChatTemplate, ChatTemplates, Sources, sources_of
-from pipeline.text.templates.messages import check_messages
-from pipeline.text.templates.readings import content_text, messages_as_read
+from pipeline.text.templates.messages import check_messages, content_text, messages_as_read
 from pipeline.text.text_behind import TextBehind
 from pipeline.text.tokenizer import BadWordSpellings, DecoderRules, TextLength, load_tokenizer, special_tokens
 from pipeline.text.tools.grammar import GrammarWriter

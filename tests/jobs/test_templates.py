@@ -11,8 +11,7 @@ import pytest
 from actors.engines.loading import load_codec
 from actors.workers.batch_worker import SharedEngine, UnitOrder, unit_worker
 from decoding.sampling_params import SamplingParams
-from endpoint.batches.run import BatchModel
-from endpoint.batches.workshop import ReplicaUnits
+from endpoint.batches.run import BatchModel, ReplicaUnits
 from endpoint.service.served_model import ServedModel, ServiceSettings
 from jobs.config.loading import load
 from jobs.config.run import RunConfig

@@ -10,8 +10,8 @@ from functools import cached_property
 from hashlib import blake2b
 from typing import Any, Literal, get_args
 
+from pipeline.requests.strict_json import JsonEnds, parsed
 from pipeline.text.answer_parts import ToolCall
-from pipeline.text.json_values import JsonEnds, parsed
 
 MISTRALS = ("[TOOL_CALLS]", "[CALL_ID]", "[ARGS]")
 _CALLS, _ID, _ARGS = MISTRALS

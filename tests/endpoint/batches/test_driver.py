@@ -16,9 +16,8 @@ from actors.workers.replica import Replica
 from decoding import Engine, EngineOptions
 from endpoint.batches.batch import Batch
 from endpoint.batches.process import Batches
-from endpoint.batches.run import BatchModel, Outcome, sampling_of
+from endpoint.batches.run import BatchModel, Outcome, ReplicaUnits, sampling_of
 from endpoint.batches.store import BatchStore
-from endpoint.batches.workshop import ReplicaUnits
 from endpoint.service.served_model import ServedModel
 from endpoint.service.service import ServiceSettings
 from pipeline.inputs.files import list_files
@@ -161,7 +160,7 @@ def test_a_batch_whose_time_is_over_expires_with_what_it_has(case: Case) -> None
 def test_a_row_that_kills_its_replica_is_an_error_line_and_no_other_row_is_lost(
     case: Case, expected: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("endpoint.batches.workshop._AGAIN_S", 0.0)
+    monkeypatch.setattr("endpoint.batches.run._AGAIN_S", 0.0)
 
     async def scenario() -> int:
         dying = DyingReplicas(case.pair, "hello 6")

@@ -9,8 +9,8 @@ import openai
 import pytest
 
 from endpoint.batches.batch import BatchSettings
+from endpoint.batches.service import UploadForm, store
 from endpoint.batches.store import FileStore, StoredFile, new_id
-from endpoint.batches.upload import UploadForm, store
 from endpoint.http.errors import ApiError
 from endpoint.http.origin import owner_of
 from tests.clock import Clock

@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from endpoint.batches.batch import BatchSettings
-from endpoint.batches.service import BatchService
+from endpoint.batches.service import BatchRequest, BatchService, UploadForm
 from endpoint.batches.store import is_id, made_at
-from endpoint.batches.upload import BatchRequest, UploadForm
 from endpoint.http.origin import Origin
 from tests.endpoint.batches.asking import COMPLETIONS, content, line
 

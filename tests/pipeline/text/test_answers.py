@@ -7,7 +7,7 @@ import json
 import pytest
 
 from pipeline.text.answer_parts import Answer, Thought, ToolCall, reasoning_tags
-from pipeline.text.answers import AnswerForm
+from pipeline.text.chat import AnswerForm
 from pipeline.text.tools.format import FAMILIES
 
 GET, SET = ToolCall("get", '{"a": 1}'), ToolCall("set", "{}")
