@@ -32,11 +32,11 @@ from actors.engine.requests import (
 from actors.engines.loading import LoadedEngine
 from actors.errors import describe
 from actors.settings import GeneratorSettings
+from actors.settings import ReplicaSettings as ReplicaSettings
 from actors.workers.batch_worker import SharedEngine, UnitOrder, do_unit
 from actors.workers.recall import Recalls
-from actors.workers.replica_settings import ReplicaSettings as ReplicaSettings
 from decoding.engine.draft_folder import read_replacement
-from decoding.sampling.verify import least_margin
+from decoding.sampling.rules import least_margin
 from decoding.sampling_params import SamplingParams
 from decoding.scope import Scope
 from decoding.scoring.text import ScoredText

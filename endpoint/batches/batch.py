@@ -24,6 +24,7 @@ from typing import Any, Literal
 from pipeline.counts import Counts
 from pipeline.errors import FieldError, shown_name
 from pipeline.inputs.files import split_lines
+from pipeline.limits import check_numbers
 from pipeline.requests.strict_json import JsonError, parse_object
 from pipeline.requests.texts import body_of, custom_id
 from pipeline.run.commit import Receipt
@@ -60,13 +61,9 @@ class BatchSettings:
     """Slots of each engine that rows of batches leave to other requests; a quarter unless given."""
 
     def __post_init__(self) -> None:
-        for name in ("max_file_bytes", "max_rows", "max_in_progress", "max_files", "rows_per_unit"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"serve.batches_{name} must be at least 1, got {getattr(self, name)}")
-        if not 0 < self.keep_s < float("inf"):
-            raise ValueError(f"serve.batches_keep_s must be above 0 seconds and finite, got {self.keep_s}")
-        if self.reserved_slots is not None and self.reserved_slots < 0:
-            raise ValueError(f"serve.batches_reserved_slots must not be negative, got {self.reserved_slots}")
+        counts = ("max_file_bytes", "max_rows", "max_in_progress", "max_files", "rows_per_unit")
+        check_numbers(self, "serve.batches_", at_least_1=counts, not_negative=("reserved_slots",))
+        check_numbers(self, "serve.batches_", finite_seconds=("keep_s",))
 
 
 @dataclass(frozen=True, kw_only=True)

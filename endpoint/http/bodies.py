@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from starlette.types import Message, Receive, Scope, Send
 
 from endpoint.http.errors import CLOSE, ApiError, finish, refuse, server_busy
+from pipeline.limits import check_numbers
 
 EXTENSION, WANTED = "dray.body_on_demand", "dray.body.wanted"
 _LINGER_SECONDS, _LINGER_BYTES = 2.0, 64 * 2**20
@@ -45,12 +46,8 @@ class Limits:
     max_bodies: int = 16  # of the largest size, whose bytes all requests of a process together may hold
 
     def __post_init__(self) -> None:
-        for name in ("max_body_bytes", "max_header_bytes", "max_headers", "max_json_depth", "max_bodies"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"serve.{name} must be at least 1, got {getattr(self, name)}")
-        for name in ("body_timeout_s", "header_timeout_s"):
-            if not 0 < getattr(self, name) < float("inf"):
-                raise ValueError(f"serve.{name} must be above 0 and finite, got {getattr(self, name)}")
+        counts = ("max_body_bytes", "max_header_bytes", "max_headers", "max_json_depth", "max_bodies")
+        check_numbers(self, "serve.", at_least_1=counts, finite_seconds=("body_timeout_s", "header_timeout_s"))
 
 
 def header(scope: Scope, wanted: bytes) -> bytes | None:

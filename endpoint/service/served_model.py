@@ -8,6 +8,7 @@ import time
 from dataclasses import dataclass, field
 
 from actors.settings import GeneratorSettings
+from pipeline.limits import check_numbers
 
 MAX_NAME = 512  # characters of a model's name
 _MAX_SLUG = 40  # characters; Serve makes names of files of them
@@ -36,10 +37,7 @@ class ServiceSettings:
             if not 1 <= len(name) <= MAX_NAME:
                 field = "model" if name == self.model else "aliases"
                 raise ValueError(f"serve.{field}: expected a name of 1 to {MAX_NAME} characters, got {name!r}")
-        if self.max_choices < 1:
-            raise ValueError(f"serve.max_choices must be at least 1, got {self.max_choices}")
-        if not self.request_timeout_s > 0:
-            raise ValueError(f"serve.request_timeout_s must be above 0 seconds, got {self.request_timeout_s}")
+        check_numbers(self, "serve.", at_least_1=("max_choices",), seconds=("request_timeout_s",))
 
     @property
     def names(self) -> tuple[str, ...]:

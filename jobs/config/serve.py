@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import pydantic
 
 from actors.engines import backend_of
-from actors.settings import GeneratorSettings
-from actors.workers.replica_settings import ReplicaSettings
+from actors.settings import GeneratorSettings, ReplicaSettings
 from endpoint.batches.batch import BatchSettings
 from endpoint.deployment_settings import DeploymentSettings
 from endpoint.edge.headers import LOCAL_NAMES, Keys, host_name, load_keys
@@ -94,9 +93,6 @@ class ServeConfig:
         self.generator.check_hang_timeout("serve.hang_timeout_s", self.serve.replica.hang_timeout_s)
         if self.generator.chat.template_columns:
             raise ValueError("chat.template_columns: requests have no columns; use chat.template_kwargs")
-        self._check_examples()
-
-    def _check_examples(self) -> None:
         examples = self.serve.page_examples
         if examples and not self.serve.page:
             raise ValueError("serve.page_examples are shown on the page; switch it on with serve.page")

@@ -32,7 +32,7 @@ def export_jsonl(run_directory: RunDirectory, path: str, errors_path: str | None
     """
     refuse_incomplete(run_directory)
     carried = types_from_dict(run_directory.run["carried"])
-    own = [*_COLUMNS, *(["draft_version"] if run_directory.has_draft_version else [])]
+    own = [*_COLUMNS, *(["draft_version"] if run_directory.has("draft_version") else [])]
     kinds = [kind for kind in run_directory.column_sets if kind != "rounds"]
     own += [column.name for kind in kinds for column in OPTIONAL_COLUMNS[kind]]
     columns = [*own, *carried]

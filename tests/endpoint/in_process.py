@@ -1,7 +1,5 @@
 """The real application and edge over an engine of this process, behind a real HTTP server: everything but Ray."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -13,9 +11,8 @@ import openai
 
 from actors.engine.translation import decode_row, encode_row
 from actors.engines.loading import load_codec
-from actors.settings import EngineSettings, GeneratorSettings, ModelSettings
+from actors.settings import EngineSettings, GeneratorSettings, ModelSettings, ReplicaSettings
 from actors.workers.replica import Replica
-from actors.workers.replica_settings import ReplicaSettings
 from decoding import Engine, EngineOptions
 from endpoint.app import create_app
 from endpoint.batches.batch import BatchSettings

@@ -1,7 +1,5 @@
 """Runs of the real command on a cluster, and the five statements that must hold after any fault."""
 
-from __future__ import annotations
-
 import json
 import re
 import signal
@@ -17,7 +15,7 @@ from typing import Any
 import pyarrow.dataset as ds
 
 from jobs import generate
-from jobs.driver.exits import Exit
+from jobs.driver.stopping import Exit
 from pipeline.run.check import check_run
 from pipeline.run.directory import RunDirectory
 from pipeline.run.fingerprint import content_hash

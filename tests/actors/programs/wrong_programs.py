@@ -1,7 +1,5 @@
 """Programs that ask, return or end wrongly, one for each thing that a program may do wrong."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 
@@ -23,9 +21,9 @@ WRONG = {
     "never_ends": ("program", "the program asked for more than 5 generations, program.max_turns"),
     "waits": ("program", "the program took more than program.timeout_s, "),
     "gives_up_early": ("program", "the program failed: TimeoutError (line "),
-    "returns_a_set": ("program", "the program returned what JSON cannot hold: "),
-    "returns_nan": ("program", "the program returned what JSON cannot hold: "),
-    "returns_itself": ("program", "the program returned what JSON cannot hold: "),
+    "returns_a_set": ("program", "the value that the program returned must be what JSON can hold: "),
+    "returns_nan": ("program", "the value that the program returned must be what JSON can hold: "),
+    "returns_itself": ("program", "the value that the program returned must be what JSON can hold: "),
     "tool_returns_bytes": ("program", "the result of the tool 'bytes' must be what JSON can hold: "),
     "asks_for_many": ("params", "generate: n is one for all turns"),
     "asks_for_heat": ("params", "sampling.temperature must"),

@@ -14,9 +14,7 @@ from tests.pipeline.stores import CREDENTIALS, running_s3_server, s3_uri
 from tests.text_pair import save_byte_fallback_tokenizer
 from training.corpus.corpus import Corpus
 from training.corpus.options import CorpusOptions
-from training.corpus.split import is_held_out
-
-pytestmark = pytest.mark.ray
+from training.corpus.rows import is_held_out
 
 
 @pytest.fixture
@@ -54,7 +52,7 @@ def test_the_counts_are_those_of_the_rows(run, text_pair):
     corpus = opened(run, text_pair[0])
     examples = list(corpus.examples())
     num_tokens = sum(len(example.output_token_ids) for example in examples)
-    assert (corpus.num_rows, corpus.num_output_tokens, corpus.num_skipped) == (len(examples), num_tokens, 0)
+    assert (corpus.num_rows, corpus.num_output_tokens) == (len(examples), num_tokens)
 
 
 @pytest.mark.parametrize("max_rows", [1, 8, 13])
@@ -74,6 +72,7 @@ def test_held_out_rows_and_the_others_are_the_whole_and_share_no_prompt(run, tex
     assert not {each.prompt_token_ids for each in held_out} & {each.prompt_token_ids for each in rest}
 
 
+@pytest.mark.ray
 def test_a_stream_has_the_same_rows_in_the_same_order(run, text_pair, ray_address):
     ray.init(address=ray_address, ignore_reinit_error=True, log_to_driver=False)
     corpus = opened(run, text_pair[0], held_out_share=0.4, kind_column="kind", max_rows=27)
