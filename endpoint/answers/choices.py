@@ -66,6 +66,10 @@ class Choice:
                 raise RuntimeError("a process was lost, and another one does not show what it had shown")
         return Growth(self, delta, piece, is_known)
 
+    def end_as_known(self) -> None:
+        """End a sample that the client has, as far as the counts of the answer need it."""
+        self.ending, self.rounds = Ending("stop", None, None, 0), Counter(dict(self.reached.rounds))
+
     @property
     def text(self) -> str:
         """The text so far."""
@@ -133,10 +137,14 @@ async def grow(
                 for index in {delta.index: None for delta in deltas}:  # several of one choice count as one arrival
                     meter.tokens(sum(len(delta.token_ids) for delta in deltas if delta.index == index), index)
                 for delta in deltas:
-                    if delta.ending is not None and delta.ending.finish_reason == "error":
-                        raise _sample_failed(delta.ending, prepared, delta.index)
                     choice = choices[delta.index]
+                    failed = delta.ending if delta.ending and delta.ending.finish_reason == "error" else None
+                    if failed is not None and not choice.reached.has_ended:
+                        raise _sample_failed(failed, prepared, delta.index)
                     had, new = resumption.split(delta, choice.reached)
+                    if failed is not None:  # when it was written again: the client has the whole of it
+                        choice.end_as_known()
+                        continue
                     if had is not None:
                         yield choice.add(had, is_known=True)
                     if new is not None:
