@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 import time
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -21,7 +21,7 @@ from starlette.formparsers import MultiPartException
 from starlette.requests import Request
 
 from endpoint.batches.batch import CANCELLABLE, WINDOW_S, Batch, BatchSettings
-from endpoint.batches.store import BatchStore, FileStore, Purpose, StoredFile, is_id, new_id
+from endpoint.batches.store import BatchStore, FileStore, Kind, Purpose, StoredFile, is_id, new_id
 from endpoint.batches.store import batch_id as id_of_batch
 from endpoint.http.errors import ApiError, server_busy, wrong
 from endpoint.http.origin import Origin
@@ -94,7 +94,8 @@ def _checked(form: FormData, settings: BatchSettings) -> UploadForm:
         message = f"The file is larger than {settings.max_file_bytes} bytes."
         raise ApiError(413, message, param="file", code="body_too_large")
     filename = (file.filename or "file").replace("\\", "/").rpartition("/")[2][:_MAX_NAME] or "file"
-    return UploadForm(file.file, file.size or 0, _printable(filename), "batch", _keep_s(form, settings))
+    printable = "".join(character if character.isprintable() else "_" for character in filename)
+    return UploadForm(file.file, file.size or 0, printable, "batch", _keep_s(form, settings))
 
 
 def _keep_s(form: FormData, settings: BatchSettings) -> float:
@@ -122,10 +123,6 @@ def store(files: FileStore, owner: str, form: UploadForm, settings: BatchSetting
         shutil.copyfileobj(form.content, stream, 1 << 20)
     files.add(owner, file)
     return file
-
-
-def _printable(name: str) -> str:
-    return "".join(character if character.isprintable() else "_" for character in name)
 
 
 class BatchService:
@@ -165,15 +162,8 @@ class BatchService:
         self, owner: str, after: str | None, limit: int, order: str, purpose: str | None
     ) -> dict[str, Any]:
         """Return a page of an owner's files."""
-        _check_cursor("file", after)
-
-        def find() -> list[StoredFile]:
-            ids = self.files.ids(owner)
-            wanted = _behind(ids, after, is_ascending=order == "asc")
-            found = read_ahead(partial(self.files.get, owner), wanted, _READS_AT_ONCE)
-            return list(islice((f for f in found if f is not None and purpose in (None, f.purpose)), limit + 1))
-
-        return _page(await asyncio.to_thread(find), limit)
+        ids, get = partial(self.files.ids, owner), partial(self.files.get, owner)
+        return await _page("file", ids, get, after, limit, is_ascending=order == "asc", purpose=purpose)
 
     async def delete_file(self, owner: str, file_id: str) -> dict[str, Any]:
         """Delete a file. Raises ApiError (404), or 400 for the input of a batch that has not ended."""
@@ -229,14 +219,7 @@ class BatchService:
 
     async def list_batches(self, owner: str, after: str | None, limit: int) -> dict[str, Any]:
         """Return a page of an owner's batches, the newest first."""
-        _check_cursor("batch", after)
-
-        def find() -> list[Batch]:
-            ids = _behind(self.batches.ids(owner), after, is_ascending=False)
-            found = read_ahead(partial(self.batches.view, owner), ids, _READS_AT_ONCE)
-            return list(islice((batch for batch in found if batch is not None), limit + 1))
-
-        return _page(await asyncio.to_thread(find), limit)
+        return await _page("batch", partial(self.batches.ids, owner), partial(self.batches.view, owner), after, limit)
 
     async def cancel(self, owner: str, batch_id: str) -> Batch:
         """Ask for a batch to be cancelled, and return it. Raises ApiError: 404, or 400 for one that has ended."""
@@ -255,21 +238,28 @@ def _not_found(kind: str, id_: str) -> ApiError:
     return ApiError(404, message, param=f"{kind}_id", code=f"{kind}_not_found")
 
 
-def _check_cursor(kind: Any, after: str | None) -> None:
+async def _page(
+    kind: Kind,
+    ids: Callable[[], list[str]],
+    get: Callable[[str], Any],
+    after: str | None,
+    limit: int,
+    *,
+    is_ascending: bool = False,
+    purpose: str | None = None,
+) -> dict[str, Any]:
+    """Return a page of a list of the API: the items behind a cursor in the order that is asked for."""
     if after is not None and not is_id(kind, after):
         raise wrong("after", f"expected the id of a {kind}")
 
+    def find() -> list[Any]:
+        wanted = sorted(ids(), reverse=not is_ascending)
+        if after is not None:
+            wanted = [id_ for id_ in wanted if (id_ > after if is_ascending else id_ < after)]
+        found = (item for item in read_ahead(get, wanted, _READS_AT_ONCE) if item is not None)
+        return list(islice((item for item in found if purpose is None or item.purpose == purpose), limit + 1))
 
-def _behind(ids_newest_first: Collection[str], after: str | None, *, is_ascending: bool) -> list[str]:
-    """Return the ids behind a cursor in the order that is asked for."""
-    ids = sorted(ids_newest_first, reverse=not is_ascending)
-    if after is None:
-        return ids
-    return [id_ for id_ in ids if (id_ > after if is_ascending else id_ < after)]
-
-
-def _page(items: list[Any], limit: int) -> dict[str, Any]:
-    """Return a page of a list of the API, of items of which one more than wanted was looked for."""
+    items = await asyncio.to_thread(find)
     shown = items[:limit]
     return {
         "object": "list",
