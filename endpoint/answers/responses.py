@@ -126,7 +126,7 @@ class _Writer:
         """Yield the events of the stream; the last one has the whole response."""
         new_stream = partial(TextStream, by_token=False, keeps_stop=bool(self._request.include_stop_str_in_output))
         (choice,) = choices = make_choices(self._codec, self._prepared, new_stream)
-        reader = self._prepared.form.reader()
+        reader = AnswerReader(self._prepared.form)
 
         def numbered(events: Iterable[Json]) -> list[Json]:
             first = choice.reached.num_events

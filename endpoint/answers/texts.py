@@ -18,6 +18,7 @@ from endpoint.answers.writer import Form, respond
 from endpoint.service.service import Call, PreparedRequest, Prompt, Service
 from pipeline.requests.texts import ChatAsked, CompletionAsked
 from pipeline.text.answer_parts import Arguments, CallBegins, Content, Event, Reasoning
+from pipeline.text.chat import AnswerReader
 from pipeline.text.codec import TextCodec
 
 
@@ -206,7 +207,7 @@ class _ChatForm(Form):
         choice, text = growth.choice, growth.piece.text
         if self._form.is_plain:
             return [{"content": text}] if text else []
-        choice.reader = reader = choice.reader or self._form.reader()
+        choice.reader = reader = choice.reader or AnswerReader(self._form)
         events = [*reader.push(text), *(reader.finish() if choice.ending is not None else ())]
         return [self._change(choice, event) for event in events]
 

@@ -36,7 +36,7 @@ from endpoint.http.bodies import (
     replay,
     upload_too_large,
 )
-from endpoint.http.errors import CLOSE, ApiError, field_error, refuse, server_busy, wrong
+from endpoint.http.errors import CLOSE, ApiError, refuse, server_busy, wrong
 from endpoint.http.origin import owner_of
 from endpoint.service.metrics import Family, ServingMetrics, page
 from pipeline.errors import FieldError, shown_name
@@ -58,7 +58,7 @@ _log = logging.getLogger(__name__)
 async def _answer(request: Request, error: Exception) -> JSONResponse:
     match error:
         case FieldError():
-            error = field_error(error)
+            error = wrong(error.where, error.reason, error.code)
         case RequestValidationError():
             first = error.errors()[0]  # of a query, as in ?limit=0; `body_of` reads bodies
             error = wrong(shown_name(str(first["loc"][-1])), f"{first['msg'][:1].lower()}{first['msg'][1:]}")

@@ -142,26 +142,18 @@ def _check_json(where: str, value: Any) -> None:
             raise FieldError(where, reason)
 
 
-class JsonEnds:
-    """The ends of the objects and arrays of one text. The text may grow between two questions, and change no more."""
+class JsonEnd:
+    """The end of an object or array in a text, which may grow between two questions, and change no more.
 
-    def __init__(self) -> None:
-        self._scans: dict[int, _Scan] = {}
+    The end is that of its last bracket. What stands between the brackets is not checked.
+    """
 
-    def of(self, text: str, start: int) -> int | None:
-        """Return the index behind the object or array that begins at `start`; None while it has no end.
-
-        The end is that of its last bracket. What stands between the brackets is not checked.
-        """
-        return self._scans.setdefault(start, _Scan(start)).advanced(text)
-
-
-class _Scan:
     def __init__(self, start: int) -> None:
         self._position, self._depth, self._is_string = start, 0, False
         self._end: int | None = None
 
-    def advanced(self, text: str) -> int | None:
+    def of(self, text: str) -> int | None:
+        """Return the index behind the object or array; None while it has no end."""
         while self._end is None:
             if self._is_string:
                 rest = _IN_STRING.match(text, self._position)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias, TypeVar
 
 from pipeline.errors import FieldError
-from pipeline.requests.strict_json import JsonEnds
+from pipeline.requests.strict_json import JsonEnd
 from pipeline.text.answer_parts import Answer, Arguments, CallBegins, Content, Event, Reasoning, ReasoningTags, Thought
 from pipeline.text.tools.asked import ToolsAsked, read_tools
 from pipeline.text.tools.format import Format
@@ -40,13 +40,9 @@ class AnswerForm:
         assert self.family is not None, "an answer with calls has their family"
         return self.family.new_id(seed)
 
-    def reader(self) -> AnswerReader:
-        """Return a reader of one answer."""
-        return AnswerReader(self)
-
     def read(self, text: str) -> Answer:
         """Return the parts of a whole answer."""
-        answer, reader = Answer(), self.reader()
+        answer, reader = Answer(), AnswerReader(self)
         answer.add(reader.push(text))
         answer.add(reader.finish())
         return answer
@@ -135,7 +131,7 @@ class AnswerReader:
 
     def _call(self, family: Format) -> Steps[bool]:
         """Read the calls that the text begins with; return False, and leave it, if it begins with none."""
-        ends = JsonEnds()
+        ends = dict[int, JsonEnd]()
         while (found := family.read(self._text, ends, self._is_over)) is None:
             yield None
         if not found.calls or any(call.name not in self._form.names for call in found.calls):
@@ -170,9 +166,9 @@ class AnswerReader:
             yield Content(rest)
 
     def _forced_arguments(self) -> Steps[None]:
-        ends, num_sent = JsonEnds(), 0
+        json_end, num_sent = JsonEnd(0), 0
         while True:
-            end = ends.of(self._text, 0)
+            end = json_end.of(self._text)
             if more := self._text[num_sent:end]:
                 yield Arguments(more)
             num_sent += len(more)
