@@ -14,7 +14,7 @@ from decoding.sequence import TokenLogprobs
 from endpoint.answers.choices import Choice, Growth, draft_fields
 from endpoint.answers.logprobs import chat_logprobs, completion_logprobs, is_next_token, known_deltas, score_prompts
 from endpoint.answers.text import TextStream
-from endpoint.answers.writer import Form, respond
+from endpoint.answers.writer import Form, Writer
 from endpoint.service.service import Call, PreparedRequest, Prompt, Service
 from pipeline.requests.texts import ChatAsked, CompletionAsked
 from pipeline.text.answer_parts import Arguments, CallBegins, Content, Event, Reasoning
@@ -35,7 +35,8 @@ async def complete(service: Service, request: CompletionAsked, call: Call) -> Re
         found = await score_prompts(service, prepared, num_top, has_ranks=has_ranks, has_next=has_next)
         scores, known = known_deltas(prepared.generation, found, prepared.facts)
     echoes = await _echoes(service, request, prepared, scores)
-    return await respond(service, request, prepared, _CompletionForm(request, service.codec, echoes), scores, known)
+    form = _CompletionForm(request, service.codec, echoes)
+    return await Writer(service, request, prepared, form, scores, known).response()
 
 
 @dataclass(frozen=True)
@@ -146,7 +147,7 @@ async def chat(service: Service, request: ChatAsked, call: Call) -> Response:
     num_top, scores = request.prompt_logprobs, None
     if num_top is not None:
         scores = await score_prompts(service, prepared, num_top, has_ranks=True)
-    return await respond(service, request, prepared, _ChatForm(request, service.codec, prepared), scores)
+    return await Writer(service, request, prepared, _ChatForm(request, service.codec, prepared), scores).response()
 
 
 class _ChatForm(Form):
@@ -203,7 +204,6 @@ class _ChatForm(Form):
         return _chunk(choice, {"content": ""})
 
     def _changes(self, growth: Growth) -> list[dict[str, Any]]:
-        """Return the changes of the message by the newest text."""
         choice, text = growth.choice, growth.piece.text
         if self._form.is_plain:
             return [{"content": text}] if text else []

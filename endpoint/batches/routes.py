@@ -49,11 +49,11 @@ def add_batch_routes(app: FastAPI, service: BatchService | None) -> None:
     async def _upload(request: Request) -> Any:
         files = on()
         try:
-            form, upload = await read_form(request, files.settings)
+            form, content, file = await read_form(request, files.settings, files.clock())
         except ClientDisconnect:
             return Response(status_code=400)  # which the client does not see
         try:
-            return (await files.add_file(owner_of_request(request), upload)).shown()
+            return (await files.add_file(owner_of_request(request), content, file)).shown()
         finally:
             await form.close()
 

@@ -21,7 +21,7 @@ from starlette.formparsers import MultiPartException
 from starlette.requests import Request
 
 from endpoint.batches.batch import CANCELLABLE, WINDOW_S, Batch, BatchSettings
-from endpoint.batches.store import BatchStore, FileStore, Kind, Purpose, StoredFile, is_id, new_id
+from endpoint.batches.store import BatchStore, FileStore, Kind, StoredFile, is_id, new_id
 from endpoint.batches.store import batch_id as id_of_batch
 from endpoint.http.errors import ApiError, server_busy, wrong
 from endpoint.http.origin import Origin
@@ -49,19 +49,8 @@ class BatchRequest(Body):
     output_expires_after: dict[str, Any] | None = asks(EXPIRY, "How long the results are kept.")
 
 
-@dataclass(frozen=True)
-class UploadForm:
-    """The checked fields of an upload."""
-
-    content: IO[bytes]
-    num_bytes: int
-    filename: str
-    purpose: Purpose
-    keep_s: float
-
-
-async def read_form(request: Request, settings: BatchSettings) -> tuple[FormData, UploadForm]:
-    """Return an upload and the form that holds it, which the caller closes. Raises ApiError."""
+async def read_form(request: Request, settings: BatchSettings, now: float) -> tuple[FormData, IO[bytes], StoredFile]:
+    """Return an upload and what it is, behind the form that holds it, which the caller closes. Raises ApiError."""
     essence = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if essence != "multipart/form-data":
         raise ApiError(415, "Send the file as multipart/form-data, with the fields file and purpose.")
@@ -71,13 +60,13 @@ async def read_form(request: Request, settings: BatchSettings) -> tuple[FormData
         message = "The body is no multipart form with one file, purpose and expires_after."
         raise ApiError(400, message, code="invalid_form") from None
     try:
-        return form, _checked(form, settings)
+        return form, *_checked(form, settings, now)
     except (ApiError, FieldError):
         await form.close()
         raise
 
 
-def _checked(form: FormData, settings: BatchSettings) -> UploadForm:
+def _checked(form: FormData, settings: BatchSettings, now: float) -> tuple[IO[bytes], StoredFile]:
     file, purpose = form.get("file"), form.get("purpose")
     if unknown := sorted(set(form) - _FIELDS):
         raise wrong(shown_name(unknown[0]), "there is no such field", "unknown_parameter")
@@ -95,7 +84,15 @@ def _checked(form: FormData, settings: BatchSettings) -> UploadForm:
         raise ApiError(413, message, param="file", code="body_too_large")
     filename = (file.filename or "file").replace("\\", "/").rpartition("/")[2][:_MAX_NAME] or "file"
     printable = "".join(character if character.isprintable() else "_" for character in filename)
-    return UploadForm(file.file, file.size or 0, printable, "batch", _keep_s(form, settings))
+    stored = StoredFile(
+        id=new_id("file"),
+        bytes=file.size or 0,
+        created_at=int(now),
+        expires_at=int(now + _keep_s(form, settings)),
+        filename=printable,
+        purpose="batch",
+    )
+    return file.file, stored
 
 
 def _keep_s(form: FormData, settings: BatchSettings) -> float:
@@ -105,24 +102,6 @@ def _keep_s(form: FormData, settings: BatchSettings) -> float:
     is_number = isinstance(seconds, str) and seconds.isascii() and seconds.isdecimal() and len(seconds) < 10
     given = {"anchor": anchor, "seconds": int(str(seconds)) if is_number else seconds}
     return float(EXPIRY.read("expires_after", given)["seconds"])
-
-
-def store(files: FileStore, owner: str, form: UploadForm, settings: BatchSettings, now: float) -> StoredFile:
-    """Copy an upload to the storage and return it. Raises ApiError (429) for a key that has too many files."""
-    if len(files.ids(owner)) >= settings.max_files:
-        raise server_busy(f"this key has {settings.max_files} files already; delete some")
-    file = StoredFile(
-        id=new_id("file"),
-        bytes=form.num_bytes,
-        created_at=int(now),
-        expires_at=int(now + form.keep_s),
-        filename=form.filename,
-        purpose=form.purpose,
-    )
-    with files.writing(owner, file.id) as stream:
-        shutil.copyfileobj(form.content, stream, 1 << 20)
-    files.add(owner, file)
-    return file
 
 
 class BatchService:
@@ -140,16 +119,25 @@ class BatchService:
         Raises ValueError or OSError if the folder cannot be used.
         """
         assert settings.path is not None
-        self.settings, self._wake, self._clock = settings, wake, clock
+        self.settings, self._wake, self.clock = settings, wake, clock
         self._model = models[0] if len(models) == 1 else None
         self.files = FileStore(settings.path, clock)
         self.batches = BatchStore(self.files.root, self.files.temporary)
         self._changing = asyncio.Lock()  # so that several requests together stay within a key's quota
 
-    async def add_file(self, owner: str, form: UploadForm) -> StoredFile:
-        """Add an upload."""
+    async def add_file(self, owner: str, content: IO[bytes], file: StoredFile) -> StoredFile:
+        """Copy an upload to the storage. Raises ApiError (429) for a key that has too many files."""
+
+        def add() -> StoredFile:
+            if len(self.files.ids(owner)) >= self.settings.max_files:
+                raise server_busy(f"this key has {self.settings.max_files} files already; delete some")
+            with self.files.writing(owner, file.id) as stream:
+                shutil.copyfileobj(content, stream, 1 << 20)
+            self.files.add(owner, file)
+            return file
+
         async with self._changing:
-            return await asyncio.to_thread(store, self.files, owner, form, self.settings, self._clock())
+            return await asyncio.to_thread(add)
 
     async def file(self, owner: str, file_id: str) -> StoredFile:
         """Return a file. Raises ApiError (404)."""
@@ -194,7 +182,7 @@ class BatchService:
             unfinished = await asyncio.to_thread(self.batches.unfinished, owner)
             if len(unfinished) >= self.settings.max_in_progress:
                 raise server_busy(f"this key has {len(unfinished)} unfinished batches, the most that it may have")
-            now, keep = self._clock(), request.output_expires_after
+            now, keep = self.clock(), request.output_expires_after
             batch = Batch(
                 id=new_id,
                 owner=owner,
@@ -228,7 +216,7 @@ class BatchService:
             message = f"A batch with status '{batch.status}' cannot be cancelled."
             raise ApiError(400, message, param="batch_id", code="batch_not_cancellable")
         if batch.status != "cancelled":
-            await asyncio.to_thread(self.batches.ask_to_cancel, batch, self._clock())
+            await asyncio.to_thread(self.batches.ask_to_cancel, batch, self.clock())
             await self._wake()
         return await self.batch(owner, batch_id)
 
