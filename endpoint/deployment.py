@@ -197,8 +197,7 @@ def is_deployed() -> bool:
 
 def deployed_version() -> DeployedVersion | None:
     """Return the version of the application of our name that was deployed last, if it has one."""
-    deployments = serve_details(_REPLY_S)["applications"].get(APP_NAME, {}).get("deployments", {})
-    said = deployments.get(REPLICA_NAME, {}).get("deployment_config", {}).get("user_config") or {}
+    said = _deployed_config(REPLICA_NAME)
     return DeployedVersion(said["version"], said["rest"], said["draft"]) if "version" in said else None
 
 
@@ -207,10 +206,13 @@ def deployed_mark() -> str | None:
 
     Neither Serve's status nor its deployment times (2.60) show that an application was deployed over another.
     """
-    deployments = serve_details(_REPLY_S)["applications"].get(APP_NAME, {}).get("deployments", {})
-    config = deployments.get(INGRESS_NAME, {}).get("deployment_config", {})
-    mark: str | None = (config.get("user_config") or {}).get(_MARK)
+    mark: str | None = _deployed_config(INGRESS_NAME).get(_MARK)
     return mark
+
+
+def _deployed_config(deployment: str) -> dict[str, Any]:
+    deployments = serve_details(_REPLY_S)["applications"].get(APP_NAME, {}).get("deployments", {})
+    return deployments.get(deployment, {}).get("deployment_config", {}).get("user_config") or {}
 
 
 def deploy(application: Any) -> DeploymentHandle:

@@ -12,7 +12,6 @@ from typing import Any
 
 from actors.engine.deltas import Delta, Ending
 from actors.engine.requests import Generation
-from actors.engine.translation import mean_logprob
 from decoding.sequence import TokenLogprobs
 from endpoint.answers.text import Piece, Span, TextStream
 from endpoint.http.errors import ApiError, generation_failed, refusal
@@ -89,11 +88,6 @@ class Choice:
     def stop_reason(self) -> str | int | None:
         """The stop string or stop token id that ended it, if one did."""
         return None if self.ending is None else self.ending.stop_reason
-
-    @property
-    def mean_logprob(self) -> float:
-        """The mean log-probability of its tokens, if that is known."""
-        return mean_logprob(self.logprobs)
 
 
 @dataclass(frozen=True)

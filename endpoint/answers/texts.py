@@ -10,6 +10,7 @@ from typing import Any
 from starlette.responses import Response
 
 from actors.engine.deltas import Delta
+from actors.engine.translation import mean_logprob
 from decoding.sequence import TokenLogprobs
 from endpoint.answers.choices import Choice, Growth, draft_fields
 from endpoint.answers.logprobs import chat_logprobs, completion_logprobs, is_next_token, known_deltas, score_prompts
@@ -98,7 +99,7 @@ class _CompletionForm(Form):
         best: list[Choice] = []
         for first in range(0, len(choices), num_samples):
             samples = choices[first : first + num_samples]
-            best += sorted(samples, key=lambda choice: -choice.mean_logprob)[:num_choices]
+            best += sorted(samples, key=lambda choice: -mean_logprob(choice.logprobs))[:num_choices]
         return best
 
     def chunks(self, growth: Growth) -> list[dict[str, Any]]:

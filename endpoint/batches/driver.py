@@ -201,18 +201,9 @@ class BatchDriver:
 
     async def _end(self, end: End, run_directory: RunDirectory, receipts: dict[int, Receipt]) -> None:
         """Write the results of the units with `receipts`, and the last state."""
-        batch, shop = self._batch, self._shop
-        counted = batch.with_counts(receipts.values())
-        keep_s = batch.output_keep_s or shop.keep_s
+        counted, committed = self._batch.with_counts(receipts.values()), IdSet(receipts)
         output_id, error_id = await asyncio.to_thread(
-            write_results,
-            shop.files,
-            counted,
-            run_directory,
-            shop.models.get(batch.adapter, shop.models[None]).codec,  # the latter where the adapter is gone
-            IdSet(receipts),
-            _NOT_RUN[end],
-            (shop.clock(), keep_s),
+            write_results, self._shop, counted, run_directory, committed, _NOT_RUN[end]
         )
         self._batch = counted
         await self._become(end, output_file_id=output_id, error_file_id=error_id)

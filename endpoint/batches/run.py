@@ -105,46 +105,6 @@ def receipts_of(run_directory: RunDirectory) -> tuple[dict[int, Receipt], list[W
     return dict(zip(done, receipts, strict=True)), [unit for unit in units if unit.unit_id not in committed]
 
 
-def write_results(
-    files: FileStore,
-    batch: Batch,
-    run_directory: RunDirectory,
-    codec: TextCodec,
-    committed: IdSet,
-    not_run: NotRun | None,
-    times: tuple[float, float],
-) -> tuple[str | None, str | None]:
-    """Write the files of answers and of errors; return their ids, None for one without lines.
-
-    Rows of units that are not in `committed` get `not_run`. `times` are now and the seconds that the files are kept.
-    Writing them again gives the same files. Raises OSError.
-    """
-    assert batch.model is not None, "the input was checked"
-    owner, output_id, errors_id = batch.owner, result_id(batch.id, "output"), result_id(batch.id, "errors")
-    with files.writing(owner, output_id) as results, files.writing(owner, errors_id) as errors:
-        num_results, num_errors = export_results(
-            run_directory, results, errors, batch.model, codec, committed=committed, not_run=not_run
-        )
-
-    def added(file_id: str, name: Literal["output", "errors"], num_lines: int) -> str | None:
-        if not num_lines:
-            files.delete(owner, file_id)
-            return None
-        now, keep_s = times
-        file = StoredFile(
-            id=file_id,
-            bytes=files.content(owner, file_id).info().size,
-            created_at=int(now),
-            expires_at=int(now + keep_s),
-            filename=f"{batch.id}_{name}.jsonl",
-            purpose="batch_output",
-        )
-        files.add(owner, file)
-        return file_id
-
-    return added(output_id, "output", num_results), added(errors_id, "errors", num_errors)
-
-
 class ReplicaUnits:
     """Replicas behind a Ray Serve deployment, which does a unit where it has least to do."""
 
@@ -188,3 +148,37 @@ class Workshop:
         names: dict[str | None, str] = {None: self.models[None].served.name}
         names |= {name: each.name for each in served for name in each.service.names}
         return InputRules(endpoint, names, self.max_rows, self.max_line_bytes)
+
+
+def write_results(
+    shop: Workshop, batch: Batch, run_directory: RunDirectory, committed: IdSet, not_run: NotRun | None
+) -> tuple[str | None, str | None]:
+    """Write the files of answers and of errors; return their ids, None for one without lines.
+
+    Rows of units that are not in `committed` get `not_run`. Writing them again gives the same files. Raises OSError.
+    """
+    assert batch.model is not None, "the input was checked"
+    files, codec = shop.files, shop.models.get(batch.adapter, shop.models[None]).codec  # where the adapter is gone
+    owner, output_id, errors_id = batch.owner, result_id(batch.id, "output"), result_id(batch.id, "errors")
+    with files.writing(owner, output_id) as results, files.writing(owner, errors_id) as errors:
+        num_results, num_errors = export_results(
+            run_directory, results, errors, batch.model, codec, committed=committed, not_run=not_run
+        )
+
+    def added(file_id: str, name: Literal["output", "errors"], num_lines: int) -> str | None:
+        if not num_lines:
+            files.delete(owner, file_id)
+            return None
+        now = shop.clock()
+        file = StoredFile(
+            id=file_id,
+            bytes=files.content(owner, file_id).info().size,
+            created_at=int(now),
+            expires_at=int(now + (batch.output_keep_s or shop.keep_s)),
+            filename=f"{batch.id}_{name}.jsonl",
+            purpose="batch_output",
+        )
+        files.add(owner, file)
+        return file_id
+
+    return added(output_id, "output", num_results), added(errors_id, "errors", num_errors)

@@ -181,13 +181,8 @@ class Models:
 
     def __init__(self, first: Service, *adapters: Service) -> None:
         """Find each service by the names in its settings, which differ."""
-        self.services = (first, *adapters)
+        self.first, self.services = first, (first, *adapters)  # the first one is the endpoint's own model
         self.by_name = {name: service for service in self.services for name in service.settings.names}
-
-    @property
-    def first(self) -> Service:
-        """The service of the endpoint's own model."""
-        return self.services[0]
 
     def of(self, name: str | None) -> Service:
         """Return the service that a request names; a request need not name one. Raises ApiError (404)."""
