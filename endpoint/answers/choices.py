@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter, defaultdict
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from collections.abc import Sequence as Seq
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -20,7 +20,9 @@ from endpoint.service.metrics import FinishReason, RequestMeter
 from endpoint.service.resumption import Reached, Resumption
 from endpoint.service.service import PreparedRequest, Service
 from pipeline.logs import Event
+from pipeline.requests.asked import Asked
 from pipeline.text.answer_parts import Answer
+from pipeline.text.answer_parts import Event as AnswerEvent
 from pipeline.text.chat import AnswerReader
 from pipeline.text.codec import TextCodec
 
@@ -99,16 +101,24 @@ class Growth:
     piece: Piece
     is_known: bool  # to the client, who has it from an ingress that was lost
 
+    def read_by(self, reader: AnswerReader) -> list[AnswerEvent]:
+        """Return what the reader is certain of with the text of this."""
+        return [*reader.push(self.piece.text), *(reader.finish() if self.choice.ending is not None else ())]
 
-def make_choices(
-    codec: TextCodec,
-    prepared: PreparedRequest,
-    new_stream: Callable[[TextCodec, tuple[str, ...], Seq[int]], TextStream],
-) -> list[Choice]:
-    """Make an empty choice for each sequence of a generation, whose text comes from what `new_stream` makes."""
-    generation, params = prepared.generation, prepared.generation.params
+
+def codec_of(service: Service, request: Asked, prepared: PreparedRequest) -> TextCodec:
+    """Return the codec of the answer's texts, which may show special tokens."""
+    if request.skip_special_tokens is False:
+        return service.codec.of_all_tokens
+    return service.codec if prepared.form.is_plain else service.codec.of_answers
+
+
+def make_choices(service: Service, request: Asked, prepared: PreparedRequest, **options: bool) -> list[Choice]:
+    """Make an empty choice for each sequence of a generation; the `options` are those of its TextStream."""
+    generation, params, codec = prepared.generation, prepared.generation.params, codec_of(service, request, prepared)
+    options["keeps_stop"] = bool(request.include_stop_str_in_output)
     choices = [
-        Choice(number * params.n + sample, generation.seeds[number], new_stream(codec, params.stop, prompt))
+        Choice(number * params.n + sample, generation.seeds[number], TextStream(codec, params.stop, prompt, **options))
         for number, prompt in enumerate(generation.prompts)
         for sample in range(params.n)
     ]

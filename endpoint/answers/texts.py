@@ -209,8 +209,7 @@ class _ChatForm(Form):
         if self._form.is_plain:
             return [{"content": text}] if text else []
         choice.reader = reader = choice.reader or AnswerReader(self._form)
-        events = [*reader.push(text), *(reader.finish() if choice.ending is not None else ())]
-        return [self._change(choice, event) for event in events]
+        return [self._change(choice, event) for event in growth.read_by(reader)]
 
     def _change(self, choice: Choice, event: Event) -> dict[str, Any]:
         choice.answer.add([event])

@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator
 from collections.abc import Sequence as Seq
 from contextlib import aclosing
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, ClassVar
 
 from starlette.responses import Response
@@ -26,11 +25,9 @@ from endpoint.answers.choices import (
     without_output,
 )
 from endpoint.answers.logprobs import prompt_logprobs
-from endpoint.answers.text import TextStream
 from endpoint.http.events import Part, dumps, stream_response
 from endpoint.service.service import PreparedRequest, Service
 from pipeline.requests.asked import Asked
-from pipeline.text.codec import TextCodec
 
 
 class Form(ABC):
@@ -66,13 +63,6 @@ class Form(ABC):
         return choices
 
 
-def codec_of(service: Service, request: Asked, prepared: PreparedRequest) -> TextCodec:
-    """Return the codec of the answer's texts, which may show special tokens."""
-    if request.skip_special_tokens is False:
-        return service.codec.of_all_tokens
-    return service.codec if prepared.form.is_plain else service.codec.of_answers
-
-
 @dataclass(frozen=True)
 class Writer:
     """The answer to one request. If it shows them, it has the `scores` of the prompts."""
@@ -84,10 +74,6 @@ class Writer:
     scores: Seq[Seq[TokenLogprobs]] | None = None
     known: Seq[Delta] = ()
 
-    def _choices(self, **options: bool) -> list[Choice]:
-        new_stream = partial(TextStream, keeps_stop=bool(self.request.include_stop_str_in_output), **options)
-        return make_choices(codec_of(self.service, self.request, self.prepared), self.prepared, new_stream)
-
     async def response(self) -> Response:
         """Generate the choices, unless all of them is `known`, and return the answer. Raises ApiError."""
         if self.request.stream:
@@ -97,7 +83,7 @@ class Writer:
 
     async def _whole(self) -> dict[str, Any]:
         form, generation = self.form, self.prepared.generation
-        choices = self._choices(is_streamed=form.needs_offsets)
+        choices = make_choices(self.service, self.request, self.prepared, is_streamed=form.needs_offsets)
         async with aclosing(self._growing(choices)) as growing:  # type: ignore[type-var]
             async for _ in growing:
                 pass
@@ -121,7 +107,13 @@ class Writer:
     async def _parts(self) -> AsyncIterator[Part]:
         form, request, generation = self.form, self.request, self.prepared.generation
         by_token = form.needs_offsets or bool(request.include_draft_spans)
-        choices = self._choices(by_token=by_token, shows_rejected=bool(request.include_rejected_drafts))
+        choices = make_choices(
+            self.service,
+            self.request,
+            self.prepared,
+            by_token=by_token,
+            shows_rejected=bool(request.include_rejected_drafts),
+        )
         head = {**self._head(form.chunk_object), **({"usage": None} if request.includes_usage else {})}
         async with aclosing(self._growing(choices)) as growing:  # type: ignore[type-var]
             async for growth in growing:

@@ -53,7 +53,10 @@ def parse_object(data: bytes, what: str, max_depth: int | None = None) -> dict[s
     if not isinstance(value, dict):
         raise JsonError(f"{what} must be a JSON object.")
     if _SURROGATE_ESCAPE.search(data):
-        _check_surrogates(what, value)
+        try:
+            json.dumps(value, ensure_ascii=False).encode()
+        except UnicodeEncodeError:
+            raise JsonError(f"{what} has half of a surrogate pair (\\ud800 to \\udfff).") from None
     return value
 
 
@@ -80,13 +83,6 @@ def _too_deep(quoted_name: bytes, what: str, max_depth: int) -> JsonError:
     said = f"{what[:1].lower()}{what[1:]} is nested deeper than {max_depth} levels here"
     remedy = "use fewer levels; a JSON Schema may name its inner parts in $defs"
     return JsonError(f"{name}: {said}; {remedy}", name)
-
-
-def _check_surrogates(what: str, value: dict[str, Any]) -> None:
-    try:
-        json.dumps(value, ensure_ascii=False).encode()
-    except UnicodeEncodeError:
-        raise JsonError(f"{what} has half of a surrogate pair (\\ud800 to \\udfff).") from None
 
 
 def _refuse_constant(name: str) -> NoReturn:

@@ -120,7 +120,8 @@ class DecoderRules:
     def __init__(self, tokenizer: Any) -> None:
         backend = getattr(tokenizer, "backend_tokenizer", None)
         decoder = getattr(backend, "decoder", None)  # without one, tokens are joined with spaces
-        steps = [] if decoder is None else _steps(json.loads(decoder.__getstate__()))
+        described = {"decoders": []} if decoder is None else json.loads(decoder.__getstate__())
+        steps = described.get("decoders", [described])  # of a sequence, or the one that it is
         self.is_steady = backend is not None and (decoder is None or _is_steady(steps))
         self._has_bytes = backend is None or any(step["type"] == "ByteFallback" for step in steps)
         self._tokenizer = tokenizer
@@ -144,10 +145,6 @@ def special_tokens(tokenizer: Any) -> dict[int, str]:
     added = getattr(tokenizer, "added_tokens_decoder", {}).items()
     special = {token_id: str(token.content) for token_id, token in added if token.special}
     return {token_id: str(token) for token_id, token in own} | special
-
-
-def _steps(decoder: dict[str, Any]) -> list[dict[str, Any]]:
-    return list(decoder["decoders"]) if decoder["type"] == "Sequence" else [decoder]
 
 
 def _is_steady(steps: list[dict[str, Any]]) -> bool:
