@@ -24,7 +24,6 @@ from pipeline.requests.asked import Asked
 from pipeline.text.answer_parts import Answer
 from pipeline.text.answer_parts import Event as AnswerEvent
 from pipeline.text.chat import AnswerReader
-from pipeline.text.codec import TextCodec
 
 _REASONS: Mapping[int, FinishReason] = {429: "rejected", 504: "timeout"}
 _CAUSES = ("not finite", "memory ran out", "dropped")  # the words of a sample's error that a log may quote
@@ -106,16 +105,12 @@ class Growth:
         return [*reader.push(self.piece.text), *(reader.finish() if self.choice.ending is not None else ())]
 
 
-def codec_of(service: Service, request: Asked, prepared: PreparedRequest) -> TextCodec:
-    """Return the codec of the answer's texts, which may show special tokens."""
-    if request.skip_special_tokens is False:
-        return service.codec.of_all_tokens
-    return service.codec if prepared.form.is_plain else service.codec.of_answers
-
-
 def make_choices(service: Service, request: Asked, prepared: PreparedRequest, **options: bool) -> list[Choice]:
     """Make an empty choice for each sequence of a generation; the `options` are those of its TextStream."""
-    generation, params, codec = prepared.generation, prepared.generation.params, codec_of(service, request, prepared)
+    generation, params = prepared.generation, prepared.generation.params
+    codec = service.codec if prepared.form.is_plain else service.codec.of_answers
+    if request.skip_special_tokens is False:
+        codec = service.codec.of_all_tokens
     options["keeps_stop"] = bool(request.include_stop_str_in_output)
     choices = [
         Choice(number * params.n + sample, generation.seeds[number], TextStream(codec, params.stop, prompt, **options))

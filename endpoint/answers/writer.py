@@ -106,14 +106,9 @@ class Writer:
 
     async def _parts(self) -> AsyncIterator[Part]:
         form, request, generation = self.form, self.request, self.prepared.generation
-        by_token = form.needs_offsets or bool(request.include_draft_spans)
-        choices = make_choices(
-            self.service,
-            self.request,
-            self.prepared,
-            by_token=by_token,
-            shows_rejected=bool(request.include_rejected_drafts),
-        )
+        by_token, shows_rejected = form.needs_offsets or request.include_draft_spans, request.include_rejected_drafts
+        shown = {"by_token": bool(by_token), "shows_rejected": bool(shows_rejected)}
+        choices = make_choices(self.service, request, self.prepared, **shown)
         head = {**self._head(form.chunk_object), **({"usage": None} if request.includes_usage else {})}
         async with aclosing(self._growing(choices)) as growing:  # type: ignore[type-var]
             async for growth in growing:
