@@ -15,8 +15,8 @@ from actors.workers.replica import Replica
 from decoding.sequence import Sequence
 from endpoint.batches.batch import ENDED, Batch, BatchSettings
 from endpoint.batches.process import Batches
+from endpoint.batches.run import Outcome
 from endpoint.batches.store import BatchStore, FileStore, StoredFile, new_id
-from endpoint.batches.workshop import Outcome
 from endpoint.service.service import ServiceSettings
 from tests.clock import Clock
 from tests.endpoint.batches.asking import COMPLETIONS, content, line, texts
