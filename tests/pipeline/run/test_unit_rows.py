@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline.run.unit_rows import each_unit, in_row_order, read_ahead, read_unit_rows, without_rows_of
+from pipeline.run.unit_rows import each_unit, read_ahead, read_unit_rows
 from tests.pipeline.made_up import unit, write_errors
 
 
@@ -47,17 +47,6 @@ def test_a_damaged_file_is_named_with_what_to_do(finished_run, name):
             read_unit_rows(finished_run, unit(1))
 
 
-def test_a_table_with_other_columns_is_named(finished_run):
-    part, errors = (Path(finished_run.location.child(f"{f}/part-000000001.parquet").path) for f in ("data", "errors"))
-    errors.write_bytes(part.read_bytes())
-    with pytest.raises(ValueError, match="its columns are not those of an errors table"):
-        read_unit_rows(finished_run, unit(1))
-    errors.unlink()
-    pq.write_table(pq.read_table(part).drop_columns(["row_id"]), part)
-    with pytest.raises(ValueError, match="its columns are not those of a generations table"):
-        read_unit_rows(finished_run, unit(1))
-
-
 def test_reading_ahead_keeps_the_order_of_results_and_errors():
     may_go_on = threading.Event()
 
@@ -86,20 +75,3 @@ def test_reading_ahead_keeps_few_results_in_memory():
 
 def _table(keys: list[tuple[int, int]]) -> pa.Table:
     return pa.table({"row_id": [row_id for row_id, _ in keys], "sample": [sample for _, sample in keys]})
-
-
-def _keys(table: pa.Table) -> list[tuple[int, int]]:
-    return list(zip(table["row_id"].to_pylist(), table["sample"].to_pylist(), strict=True))
-
-
-def test_tables_are_merged_by_row_and_sample():
-    merged = in_row_order(_table([(1, 0), (1, 1), (9, 0)]), _table([(4, 1), (4, 0), (0, 0)]))
-    assert _keys(merged) == [(0, 0), (1, 0), (1, 1), (4, 0), (4, 1), (9, 0)]
-    assert _keys(without_rows_of(_table([(4, 0), (9, 5)]), merged)) == [(0, 0), (1, 0), (1, 1)]
-
-
-def test_a_table_in_order_is_unchanged():
-    table = _table([(1, 0), (2, 0)])
-    assert in_row_order(table).equals(table)
-    assert in_row_order(table.slice(0, 0)).num_rows == 0
-    assert without_rows_of(table, table).num_rows == 0
