@@ -23,7 +23,7 @@ import ray
 import torch
 
 from actors.drafts.link import LinkStats
-from actors.drafts.links import DraftLinks
+from actors.drafts.remote_drafter import DraftLinks
 from actors.drafts.roster import start_roster
 from actors.engines.dray import load_engine
 from actors.placement import DraftSettings, StageSettings

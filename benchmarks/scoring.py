@@ -25,7 +25,7 @@ from benchmarks.harness import Pass, interleaved, parser_of, seconds_of, show_li
 from benchmarks.roofline.hardware import describe_machine, record
 from decoding import Engine, EngineOptions, ScoredText
 from decoding.network.target import Target
-from decoding.sampling.asked import LOGITS_AT_ONCE, Stretch
+from decoding.sampling.logprobs import LOGITS_AT_ONCE, Stretch
 from decoding.sequence import TokenLogprobs
 
 CHOICES = (" Yes, of course.", " No, not at all.", " Perhaps, some day.", " That is not known.")

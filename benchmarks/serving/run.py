@@ -30,7 +30,7 @@ from benchmarks.serving import measures
 from benchmarks.serving.client import Row, client_of
 from endpoint.deployment import DeploymentSettings, deploy, make_application, start
 from endpoint.edge.install import EdgeSettings
-from endpoint.http.limits import Limits
+from endpoint.http.bodies import Limits
 from endpoint.service.served_model import ServedModel
 from endpoint.service.service import ServiceSettings
 from pipeline.logs import LogSettings

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from jobs.driver import local
+from jobs.driver import execution
 from jobs.proving.asked import CASES, TEMPLATE
 from tests.endpoint.in_process import BUNDLED
 from tests.jobs.conftest import Job
@@ -59,7 +59,7 @@ def test_failed_rows_are_retried_with_another_drafter_as_a_first_success_would_h
     expected = written(asked.undisturbed(*flags, "--engine.drafter=none"))
     assert [row["id"] for row in expected] == NAMES
     with monkeypatch.context() as patch:
-        patch.setattr(local, "EngineWorker", fails_over("unlucky"))
+        patch.setattr(execution, "EngineWorker", fails_over("unlucky"))
         assert asked.generate(*flags, FIXED, "--engine.drafter=suffix") == 0
     failed = {row["id"] for row in errors(asked.output)}
     assert failed == {name for place, name in enumerate(NAMES) if place % 3}

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from jobs import generate, verify
-from jobs.driver import execution, local
+from jobs.driver import execution
 from pipeline.run.directory import RunDirectory
 from pipeline.run.progress.lease import hold_lease
 from tests.jobs.conftest import Job
@@ -43,7 +43,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory, text_pair: Pair) -> Path:
     source = write_jsonl(folder / "in.jsonl", input_rows())
     assert generate.main(arguments(source, folder / "undisturbed", text_pair, *FLAGS, LOCAL)) == 0
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(local, "EngineWorker", fails_over("unlucky"))
+        patch.setattr(execution, "EngineWorker", fails_over("unlucky"))
         assert generate.main(arguments(source, folder / "failed", text_pair, *FLAGS, LOCAL)) == 0
     failed = [row["id"] for row in errors(folder / "failed")]
     assert failed == ["row-2", None, "empty", "row-17", "row-19", "no-prompt"]

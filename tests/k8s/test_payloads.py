@@ -10,7 +10,7 @@ from ray.serve import Application
 from ray.serve.schema import ServeDeploySchema
 
 from endpoint.gate.gate import environment
-from endpoint.http.limits import Limits
+from endpoint.http.bodies import Limits
 from jobs import generate
 from tests.jobs.runs import prompts, write_jsonl
 from tests.k8s.manifests import (

@@ -16,14 +16,11 @@ from actors.workers.batch_worker import BATCH_INPUT, UnitOrder
 from actors.workers.replica import Replica
 from decoding import Engine, EngineOptions
 from decoding.sequence import Sequence
-from endpoint.batches.batch import ENDED, Batch
-from endpoint.batches.batches import Batches
-from endpoint.batches.files import FileStore, StoredFile
-from endpoint.batches.ids import new_id
+from endpoint.batches.batch import ENDED, Batch, BatchSettings
+from endpoint.batches.process import Batches
 from endpoint.batches.run import RunMaker, sampling_of
-from endpoint.batches.settings import BatchSettings
-from endpoint.batches.store import BatchStore
-from endpoint.batches.units import Outcome, ReplicaUnits
+from endpoint.batches.store import BatchStore, FileStore, StoredFile, new_id
+from endpoint.batches.workshop import Outcome, ReplicaUnits
 from endpoint.service.served_model import ServedModel
 from endpoint.service.service import ServiceSettings
 from pipeline.inputs.files import list_files
@@ -233,7 +230,7 @@ def test_a_state_that_cannot_be_written_is_written_later(case, expected, monkeyp
             raise OSError("the answer is lost")
 
     monkeypatch.setattr(BatchStore, "replace", failing)
-    monkeypatch.setattr("endpoint.batches.batches._LOOK_EVERY_S", 0.01)
+    monkeypatch.setattr("endpoint.batches.process._LOOK_EVERY_S", 0.01)
     asyncio.run(case.drive(case.batches(Replica(settings_of(case.pair)))))
     case.check_complete(expected)
 
@@ -315,7 +312,7 @@ def test_a_batch_whose_time_is_over_expires_with_what_it_has(case):
 
 
 def test_a_row_that_kills_its_replica_is_an_error_line_and_no_other_row_is_lost(case, expected, monkeypatch):
-    monkeypatch.setattr("endpoint.batches.units._AGAIN_S", 0.0)
+    monkeypatch.setattr("endpoint.batches.workshop._AGAIN_S", 0.0)
 
     async def scenario() -> int:
         dying = DyingReplicas(case.pair, "hello 6")

@@ -16,7 +16,7 @@ from pipeline.run.check import check_run
 from pipeline.run.commit import read_receipt
 from pipeline.run.directory import RunDirectory
 from pipeline.run.fingerprint import content_hash
-from pipeline.run.tally import tally
+from pipeline.run.unit_rows import tally
 from pipeline.storage.location import Location
 from pipeline.storage.whole_file import replace_file, replacement
 from tests.pipeline.made_up import RUN, commit_rows, committed_run, error, put, read_all, sound_rows, unit, write_errors

@@ -9,7 +9,7 @@ import pytest
 
 from pipeline.errors import RowError
 from pipeline.text.codec import TextCodec
-from pipeline.text.stop_strings import StopStrings
+from pipeline.text.text_behind import StopStrings
 from tests.pipeline.made_up import input_row
 
 TEXT = "the cat sat, über Käse 日本語 🙂 stop the cat"
