@@ -118,6 +118,12 @@ def test_a_file_in_the_place_of_another_and_a_missing_one_are_named(finished_run
     assert any(problem in text for text in check_run(finished_run).problems)
 
 
+@pytest.mark.parametrize("name", ["data/part-000000002.parquet", "data/notes.txt", "errors/part-000000007.parquet"])
+def test_a_foreign_file_is_named(finished_run, name):
+    Path(finished_run.location.child(name).path).write_bytes(finished_run.part_path(0).read_bytes())
+    assert check_run(finished_run).problems == [f"{name}: not a part of this run; move it away"]
+
+
 def test_a_stale_error_row_is_a_note_and_no_problem(finished_run):
     write_errors(finished_run, 1, [0, 1, 2])
     report = check_run(finished_run)

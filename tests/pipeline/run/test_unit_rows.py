@@ -47,6 +47,17 @@ def test_a_damaged_file_is_named_with_what_to_do(finished_run, name):
             read_unit_rows(finished_run, unit(1))
 
 
+def test_a_table_with_other_columns_is_named(finished_run):
+    part, errors = (Path(finished_run.location.child(f"{f}/part-000000001.parquet").path) for f in ("data", "errors"))
+    errors.write_bytes(part.read_bytes())
+    with pytest.raises(ValueError, match="its columns are not those of an errors table"):
+        read_unit_rows(finished_run, unit(1))
+    errors.unlink()
+    pq.write_table(pq.read_table(part).drop_columns(["row_id"]), part)
+    with pytest.raises(ValueError, match="its columns are not those of a generations table"):
+        read_unit_rows(finished_run, unit(1))
+
+
 def test_reading_ahead_keeps_the_order_of_results_and_errors():
     may_go_on = threading.Event()
 
