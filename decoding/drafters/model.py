@@ -127,7 +127,7 @@ class ModelDrafter(StepwiseDrafter):
             self.slots.roll_back(slot, self.vocabulary.num_right(slot, sequence, num_known[slot]))
             text = self._read(slot, sequence.token_ids, is_needed=limit > 0)
             self._texts.append(text)
-            limits.append(max(0, min(limit, self._max_len - len(text))) if text else 0)
+            limits.append(max(0, min(limit, self.max_len - len(text))) if text else 0)
         self.count_drafting(limits)
         return limits
 
@@ -147,7 +147,7 @@ class ModelDrafter(StepwiseDrafter):
             slot for slot in slots if slot in drafting and len(self._texts[slot]) - num_known[slot] > _MAX_IN_A_STEP
         ]
         self._complete(behind, [self._texts[slot][:-1] for slot in behind])
-        ends = [min(len(text), self._max_len) for text in texts]
+        ends = [min(len(text), self.max_len) for text in texts]
         missing = [max(1, end - num_known[slot]) for slot, end in zip(slots, ends, strict=True)]
         width = max(number for number, slot in zip(missing, slots, strict=True) if slot in drafting)
         # Up to a width of two, all rows read equally many tokens, some again: a rectangle is cheaper than packing.
@@ -175,13 +175,13 @@ class ModelDrafter(StepwiseDrafter):
         logits_N1D = self.model.forward(starts, tokens_N1, torch.zeros_like(tokens_N1), slots=slots)
         for slot, start in zip(slots, starts, strict=True):
             if slot in drafting:  # their earlier drafts; rejected guesses are beyond the newest token
-                self.slots.num_known[slot] = min(start + 1, self._max_len)
+                self.slots.num_known[slot] = min(start + 1, self.max_len)
         return self.vocabulary.to_target(logits_N1D)
 
     def _complete(self, slots: Seq[int], texts: Seq[Seq[int]]) -> None:
         """Read what the slots lack of these texts, as far as the draft sees them."""
         num_known = self.slots.num_known
-        starts, ends = [num_known[slot] for slot in slots], [min(len(text), self._max_len) for text in texts]
+        starts, ends = [num_known[slot] for slot in slots], [min(len(text), self.max_len) for text in texts]
         missing = [text[start:end] for text, start, end in zip(texts, starts, ends, strict=True)]
         self.model.prefill(slots, list(map(self._known, missing)), starts)
         for slot, end in zip(slots, ends, strict=True):

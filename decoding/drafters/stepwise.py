@@ -104,13 +104,8 @@ class StepwiseDrafter(Drafter):
         stated distribution says so. That bounds the size of the distribution for a drafter that must send it to another
         process.
         """
-        self._max_len, self._most_candidates = max_len, most_candidates
+        self.max_len, self._most_candidates = max_len, most_candidates
         self.slots = SlotBook(draft, num_slots)
-
-    @property
-    def max_len(self) -> int:
-        """The longest row that is drafted for."""
-        return self._max_len
 
     @abstractmethod
     def _first_logits(self, part: Rows, slots: list[int], drafting: set[int]) -> torch.Tensor:
@@ -125,9 +120,6 @@ class StepwiseDrafter(Drafter):
     ) -> torch.Tensor:
         """Return logits [N, 1, V] for drafted token `step`, after `newest_N`: those that the last step drafted."""
 
-    def _begin_round(self, rows: Rows, limits: Seq[int]) -> None:
-        """Learn how many tokens each row will draft. Called in rounds without a draft, too."""
-
     def begin(self, slot: int, donor: int | None, num_shared: int) -> None:
         """Copy the donor's prefix, as far as it is known and finite."""
         self.slots.begin(slot, donor, num_shared)
@@ -141,16 +133,15 @@ class StepwiseDrafter(Drafter):
         self.slots.clear(slot)
 
     def _limits(self, rows: Rows) -> list[int]:
-        """Return how many tokens each row may draft."""
+        """Return how many tokens each row may draft. Called in rounds without a draft, too."""
         return [
-            max(0, min(limit, self._max_len - len(sequence)))
+            max(0, min(limit, self.max_len - len(sequence)))
             for limit, sequence in zip(rows.num_draft_tokens, rows.sequences, strict=True)
         ]
 
     def propose(self, rows: Rows) -> Draft:
         """Draft tokens, and unless coupled state what each was drawn from; none for rows beyond the draft's context."""
         limits = self._limits(rows)
-        self._begin_round(rows, limits)
         keys_B, is_finite_S = rows.sampling.keys_B, self.slots.is_finite_S
         drafted_BK = keys_B.new_zeros(len(limits), max(limits))
         if not any(limits):
@@ -162,7 +153,9 @@ class StepwiseDrafter(Drafter):
         for step in range(max(limits)):
             still_drafting = [slot for slot, limit in enumerate(limits) if limit > step]
             if not stepping or 2 * len(still_drafting) <= len(stepping):
-                stepping = _in_place_or_gathered(still_drafting)
+                # All slots up to the last that drafts, or only those that draft if they are at most half.
+                in_place = list(range(still_drafting[-1] + 1))
+                stepping = still_drafting if 2 * len(still_drafting) <= len(in_place) else in_place
                 part, index_N = rows.take(stepping), to_device(stepping, keys_B.device)
             drafted_NK = drafted_BK[index_N]
             if step == 0:
@@ -190,12 +183,6 @@ class StepwiseDrafter(Drafter):
             torch.stack(probs, dim=1) if probs else None,
             max_draft_tokens_B=tuple(limits),
         )
-
-
-def _in_place_or_gathered(drafting: list[int]) -> list[int]:
-    """Return the slots of a step: all up to the last that drafts, or only those that draft if they are at most half."""
-    in_place = list(range(drafting[-1] + 1))
-    return drafting if 2 * len(drafting) <= len(in_place) else in_place
 
 
 _Head = TypeVar("_Head", bound=SlotHead)

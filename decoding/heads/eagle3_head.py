@@ -34,11 +34,6 @@ class Eagle3Head(SlotHead):
         self._hidden_norm = Norm(first.hidden_norm, self._norm)
 
     @torch.inference_mode()
-    def project(self, features_NX: torch.Tensor) -> torch.Tensor:
-        """Return what the head keeps of the target's features, [N, H]."""
-        return self.network.project(features_NX)
-
-    @torch.inference_mode()
     def read(
         self,
         tokens_N: torch.Tensor,

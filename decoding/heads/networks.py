@@ -108,18 +108,13 @@ class MarkovHead(nn.Module):
     def __init__(self, config: HeadConfig) -> None:
         super().__init__()
         rank, hidden_size = config.markov_rank, config.hidden_size
-        self.kind = config.markov_head_type
+        self.kind = config.markov_head_type  # of "rnn", a token's bias depends on all earlier tokens of the block
         self.markov_w1 = nn.Embedding(config.vocab_size, rank)
         self.markov_w2 = nn.Linear(rank, config.draft_vocab_size, bias=False)
         if self.kind == "gated":
             self.gate_proj = nn.Linear(hidden_size + rank, rank)
         if self.kind == "rnn":
             self.joint_proj = nn.Linear(2 * rank + hidden_size, 3 * rank)
-
-    @property
-    def is_recurrent(self) -> bool:
-        """Whether a token's bias depends on all earlier tokens of the block."""
-        return self.kind == "rnn"
 
     def mix(
         self, states_NH: torch.Tensor, before_NR: torch.Tensor, carried_NR: torch.Tensor

@@ -89,9 +89,10 @@ class SlotHead(ABC):
         """Free the cache's memory."""
         self.cache = None
 
-    @abstractmethod
+    @torch.inference_mode()
     def project(self, features_NX: torch.Tensor) -> torch.Tensor:
         """Return what the head keeps of the target's features, [N, H]."""
+        return self._network.project(features_NX)
 
     @abstractmethod
     def guesses(self, tokens_BT: torch.Tensor, features_BTX: torch.Tensor) -> tuple[torch.Tensor, list[int]]:

@@ -20,7 +20,7 @@ from decoding.gpu.picks import Counted
 from decoding.gpu.picks import PickInputs as GpuInputs
 from decoding.gpu.picks import pick as pick_on_gpu
 from decoding.picked import Picks
-from decoding.sampling.distribution import SamplingBatch, forbid, shape_logits
+from decoding.sampling.distribution import SamplingBatch, shape_logits
 from decoding.sampling.masks import TokenMasks
 from decoding.sampling.picks import RoundNoise, pick_tokens
 from decoding.sampling.token_history import TokenCounts, TokenHistory
@@ -227,7 +227,8 @@ class Rows:
             if masks is not None:
                 logits_BJV = masks.apply(logits_BJV)
             if self.sampling.forbidden is not None:  # which the kernels do not know
-                logits_BJV = forbid(logits_BJV, self.sampling, self.history(drafted_BK, first, num_positions))
+                history = self.history(drafted_BK, first, num_positions)
+                logits_BJV = self.sampling.forbidden.apply(logits_BJV, history)
             inputs = self._gpu_inputs(self.sampling.table, vocab_size, drafted_BK)
             return pick_on_gpu(logits_BJV, inputs, first)
         shaped_BJV = logits_BJV
