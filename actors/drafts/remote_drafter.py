@@ -20,7 +20,7 @@ from actors.drafts.link import DraftLink, LinkStats
 from actors.drafts.messages import Distributions, DraftReply, DraftRequest, RowOrigin, RowUpdate, num_bytes
 from actors.drafts.mirror import DraftTerms
 from actors.drafts.roster import BEAT_EVERY_S
-from actors.heartbeat import Heartbeat
+from actors.metrics import Heartbeat
 from actors.settings import GeneratorSettings
 from decoding.drafters.base import Drafter
 from decoding.network.target import Target

@@ -236,8 +236,10 @@ class Rows:
             shaped_BJV = shape_logits(logits_BJV, self.sampling, self.history(drafted_BK, first, num_positions))
         if shaped_BJV.device.type == "cpu" and not self.sampling.cuts:  # of which the kernel knows nothing
             sampling, masked = self.sampling, () if masks is None or not masks.rows else (masks.packed_RJW, masks.rows)
-            inputs = CpuInputs(sampling.temperature_B, sampling.samples_B, sampling.keys_B, self._lengths_B, *masked)
-            picked = pick_on_cpu(shaped_BJV, inputs, first)
+            cpu_inputs = CpuInputs(
+                sampling.temperature_B, sampling.samples_B, sampling.keys_B, self._lengths_B, *masked
+            )
+            picked = pick_on_cpu(shaped_BJV, cpu_inputs, first)
             if picked is not None:
                 return picked
         if masks is not None:

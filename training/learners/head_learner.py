@@ -22,10 +22,9 @@ from decoding.heads.format.head_config import HeadConfig
 from decoding.heads.format.tensors import target_ids
 from decoding.heads.networks import Eagle3Network, make_network
 from decoding.heads.unrolled import unrolled
-from training.learners.learner import StepResult
 from training.learners.losses import LossName, TargetLaw, scaled, token_losses
 from training.learners.new_head import new_head
-from training.learners.packing import PackedRows
+from training.learners.packing import PackedRows, StepResult
 from training.learners.teacher import Teacher
 
 _OF_VOCABULARY = ("d2t", "t2d")
