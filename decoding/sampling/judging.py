@@ -29,7 +29,6 @@ from decoding.sampling.logprobs import RoundLogprobs
 from decoding.sampling.masks import NO_MASKS, TokenMasks
 from decoding.sampling.rows import Rows
 from decoding.sampling.verdicts import Draft, RowVerdict, SentVerdicts, Verdicts
-from decoding.sequence import Sequence
 
 
 @dataclass(frozen=True)
@@ -78,15 +77,6 @@ class ScoreRequest:
         return [1 + limit for limit in self.draft.max_draft_tokens_B]
 
 
-def _stands(sequence: Sequence, verdict: RowVerdict) -> bool:
-    """Return whether a row's grammar allows what was decided without it."""
-    matcher, next_token = sequence.matcher, verdict.next_token
-    assert matcher is not None, "only these are checked"
-    accepted = verdict.draft_token_ids[: verdict.num_accepted]
-    new = matcher.upto_end([*accepted, next_token]) if accepted else [next_token]
-    return not verdict.is_finite or matcher.allows(sequence.output_token_ids, new)
-
-
 def judge(request: ScoreRequest, logits_BJV: torch.Tensor, masks: TokenMasks | None = None) -> SentVerdicts:
     """Judge each row's draft by the target's logits: K drafted positions and the next one.
 
@@ -118,17 +108,20 @@ def send(
 
 def _check(request: ScoreRequest, logits_BJV: torch.Tensor, verdicts: list[RowVerdict]) -> None:
     """Judge those rows again that were judged without masks and got tokens which their grammars forbid."""
-    sequences = request.rows.sequences
-    wrong = [row for row in request.rows.checked_later if not _stands(sequences[row], verdicts[row])]
+    sequences, matchers, wrong = request.rows.sequences, request.rows.matchers, []
+    for row in request.rows.checked_later:
+        matcher, verdict = matchers[row], verdicts[row]
+        accepted = verdict.draft_token_ids[: verdict.num_accepted]
+        new = matcher.upto_end([*accepted, verdict.next_token]) if accepted else [verdict.next_token]
+        if verdict.is_finite and not matcher.allows(sequences[row].output_token_ids, new):
+            wrong.append(row)
     if not wrong:
         return
     part, logits_BJV = request.take(wrong), logits_BJV[to_device(wrong, logits_BJV.device)]
     judged = verify_rows(part.rows, part.draft, part.draft.token_ids_BK, 0, logits_BJV, part.close_call)
     again = send(judged, part.draft, logits_BJV, part.num_logprobs).result()
     for row, verdict in zip(wrong, again, strict=True):
-        matcher = sequences[row].matcher
-        assert matcher is not None, "only these are checked"
-        matcher.note_stray(len(sequences[row].output_token_ids))
+        matchers[row].note_stray(len(sequences[row].output_token_ids))
         verdicts[row] = verdict
 
 
@@ -138,10 +131,9 @@ def decide(rows: Rows, accepted: Seq[int], logits_V: torch.Tensor, num_top: int 
     # As a round decides: whether a mask can be computed must not matter where none is needed.
     if rows.have_grammars and not rows.need_masks:
         (sequence,) = rows.sequences
-        assert sequence.matcher is not None, "such rows have a grammar"
         without = rows.with_masks(NO_MASKS)
         verdict = _decided(without, accepted, logits_V, num_top)
-        if verdict.is_finite and sequence.matcher.allows(sequence.output_token_ids, [*accepted, verdict.next_token]):
+        if verdict.is_finite and rows.matchers[0].allows(sequence.output_token_ids, [*accepted, verdict.next_token]):
             return verdict
     return _decided(rows, accepted, logits_V, num_top)
 
@@ -244,16 +236,12 @@ class MasksBeside:
 def masks_of(request: ScoreRequest) -> TokenMasks | None:
     """Return the masks of all rows with a grammar, as `TokenMasks.of` does; None where `masks_at_once` has none."""
     sequences, (drafted, num_drafted) = request.rows.sequences, request.draft_on_host
-    rows = tuple(row for row, sequence in enumerate(sequences) if sequence.matcher is not None)
     places = [
-        Place(sequence.matcher, sequence.output_token_ids, drafted[row][: num_drafted[row]])
-        for row, sequence in enumerate(sequences)
-        if sequence.matcher is not None
+        Place(matcher, sequences[row].output_token_ids, drafted[row][: num_drafted[row]])
+        for row, matcher in request.rows.matchers.items()
     ]
     packed = masks_at_once(places, 1 + max(map(len, drafted)))
-    if packed is None:
-        return None
-    return TokenMasks(rows, torch.from_numpy(packed))
+    return None if packed is None else TokenMasks(tuple(request.rows.matchers), torch.from_numpy(packed))
 
 
 class _Questions:

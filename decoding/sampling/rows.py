@@ -19,6 +19,7 @@ from decoding.gpu.pick_table import PickTable
 from decoding.gpu.picks import Counted
 from decoding.gpu.picks import PickInputs as GpuInputs
 from decoding.gpu.picks import pick as pick_on_gpu
+from decoding.grammar.matcher import Matcher
 from decoding.picked import Picks
 from decoding.sampling.distribution import SamplingBatch, shape_logits
 from decoding.sampling.masks import TokenMasks
@@ -114,9 +115,14 @@ class Rows:
         return TokenHistory(token_ids_BL.scatter_(1, index_BK, drafted_BK), self._prompt_lengths_B, positions_BJ)
 
     @cached_property
+    def matchers(self) -> dict[int, Matcher]:
+        """The matchers of the rows whose output has a grammar."""
+        return {row: each.matcher for row, each in enumerate(self.sequences) if each.matcher is not None}
+
+    @property
     def have_grammars(self) -> bool:
         """Whether the output of any row has a grammar."""
-        return any(sequence.matcher is not None for sequence in self.sequences)
+        return bool(self.matchers)
 
     @property
     def have_limits(self) -> bool:
@@ -130,35 +136,25 @@ class Rows:
         A cut is made among the tokens that the grammar allows, and rejection needs their probabilities. Of a row whose
         pick was just forbidden the next one probably is, too.
         """
-        if not self.have_grammars:
-            return frozenset()
         strays = {
             row
-            for row, sequence in enumerate(self.sequences)
-            if (matcher := sequence.matcher) is not None and len(sequence.output_token_ids) < matcher.masks_first_until
+            for row, matcher in self.matchers.items()
+            if len(self.sequences[row].output_token_ids) < matcher.masks_first_until
         }
         return self.need_masks | strays
 
     @cached_property
     def need_masks(self) -> frozenset[int]:
         """The rows whose tokens cannot be picked without masks."""
+        if self.rule.text_depends_on_draft:
+            return frozenset(self.matchers)
         cut = {row for kind in self.sampling.kinds if kind.cuts_any for row in kind.rows}
-        return frozenset(
-            row
-            for row, sequence in enumerate(self.sequences)
-            if sequence.matcher is not None and (self.rule.text_depends_on_draft or row in cut)
-        )
+        return frozenset(self.matchers.keys() & cut)
 
     @cached_property
     def checked_later(self) -> tuple[int, ...]:
         """The rows of which the grammar is asked about the picked tokens alone (`judging.judge`)."""
-        if not self.have_grammars:
-            return ()
-        return tuple(
-            row
-            for row, sequence in enumerate(self.sequences)
-            if sequence.matcher is not None and row not in self.masked_first
-        )
+        return tuple(row for row in self.matchers if row not in self.masked_first)
 
     def only_allowed(
         self, picks: Picks, logits_N1V: torch.Tensor, drafted_NK: torch.Tensor, may_draft: Seq[bool]
@@ -167,10 +163,8 @@ class Rows:
         picked, drafted = picks.token_ids_BJ[:, 0].tolist(), drafted_NK.tolist()
         wrong = [
             row
-            for row, sequence in enumerate(self.sequences)
-            if sequence.matcher is not None
-            and may_draft[row]
-            and not sequence.matcher.allows(sequence.output_token_ids, [*drafted[row], picked[row]])
+            for row, matcher in self.matchers.items()
+            if may_draft[row] and not matcher.allows(self.sequences[row].output_token_ids, [*drafted[row], picked[row]])
         ]
         if not wrong:
             return picks
