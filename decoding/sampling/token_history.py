@@ -60,10 +60,12 @@ class ForbiddenTokens:
         lists = {id(ids): ids for ids in allowed.values()}  # most rows share their parameters
         words = {row: p.bad_word_list for row, p in enumerate(params) if p.bad_words}
         word_lists = {id(own): own for own in words.values()}
+        place_of_list = {name: place for place, name in enumerate(lists)}
+        place_of_words = {name: place for place, name in enumerate(word_lists)}
         return cls(
-            list_of_row={row: list(lists).index(id(ids)) for row, ids in allowed.items()},
+            list_of_row={row: place_of_list[id(ids)] for row, ids in allowed.items()},
             allowed_ids=tuple(to_device(list(ids), device, torch.int64) for ids in lists.values()),
-            words_of_row={row: list(word_lists).index(id(own)) for row, own in words.items()},
+            words_of_row={row: place_of_words[id(own)] for row, own in words.items()},
             words=_Words.of(list(word_lists.values()), device),
         )
 
