@@ -20,10 +20,10 @@ from decoding.checkpoint.supported import load_config, model_folder
 from decoding.device import to_device
 from decoding.heads.dflash_head import DFlashHead
 from decoding.heads.eagle3_head import Eagle3Head
-from decoding.heads.fit import fitting_config, load_ends
+from decoding.heads.fit import fitting_config, load_ends, make_network
 from decoding.heads.format.folder import Head, read_head
 from decoding.heads.format.head_config import HeadConfig
-from decoding.heads.networks import Eagle3Network, make_network, target_ids_of
+from decoding.heads.format.networks import Eagle3Network
 from decoding.heads.slot_head import SlotHead
 from decoding.network.language_model import LanguageModel
 from decoding.network.layer_hooks import layers_to_read
@@ -84,8 +84,8 @@ def _readings(config: HeadConfig, num_target_layers: int) -> list[tuple[int, ...
 def _made(head: Head, target: Target, target_path: str, layer_ids: tuple[int, ...]) -> Eagle3Head | DFlashHead:
     network = make_network(head, partial(_lent, target, target_path), target.device, target.dtype)
     if isinstance(network, Eagle3Network):
-        return Eagle3Head(network, target_ids_of(head), layer_ids)
-    return DFlashHead(network, target_ids_of(head), layer_ids)
+        return Eagle3Head(network, head.target_ids, layer_ids)
+    return DFlashHead(network, head.target_ids, layer_ids)
 
 
 def _lent(target: Target, target_path: str) -> tuple[torch.Tensor, torch.Tensor]:

@@ -27,7 +27,7 @@ from decoding.fused.layers import Norm
 from decoding.fused.linear import KernelLinear
 from decoding.fused.live_weights import LiveWeights
 from decoding.fused.packed_linear import PackedLinear, pack, plain_linear
-from decoding.heads.networks import DFlashNetwork
+from decoding.heads.format.networks import DFlashNetwork
 from decoding.heads.slot_head import SlotHead
 from decoding.network.target import timed_start
 

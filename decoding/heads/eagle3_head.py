@@ -17,7 +17,7 @@ from decoding.cache.kv_cache import Packing
 from decoding.device import seconds_of, to_device
 from decoding.fused.attention import Window, attention_here
 from decoding.fused.layers import Norm
-from decoding.heads.networks import Eagle3Network
+from decoding.heads.format.networks import Eagle3Network
 from decoding.heads.slot_head import SlotHead
 from decoding.network.target import timed_start
 

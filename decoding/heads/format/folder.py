@@ -40,6 +40,11 @@ class Head:
     config: HeadConfig
     tensors: dict[str, torch.Tensor]
 
+    @property
+    def target_ids(self) -> torch.Tensor | None:
+        """The target's ids of the head's tokens; None if they are the same ids."""
+        return target_ids(self.tensors["d2t"], self.config.vocab_size) if "d2t" in self.tensors else None
+
 
 def is_head(path: str) -> bool:
     """Tell whether the folder or hub model `path` is a draft head, rather than a model of its own.
