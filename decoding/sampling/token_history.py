@@ -198,11 +198,11 @@ def dead_end(
     if not params.forbids_tokens:
         return None
     names = [name for name in ("allowed_token_ids", "bad_words") if getattr(params, name)]
-    allowed_V = np.ones(vocab_size, dtype=bool)
-    if params.allowed_token_ids is not None:
-        allowed_V[:] = False
-        allowed_V[list(params.allowed_token_ids)] = True
-    allowed_V[params.bad_word_list.completed_by(output)] = False
+    lengths_1 = torch.tensor([len(output)])
+    history = TokenHistory(torch.tensor([output or [0]]), torch.zeros_like(lengths_1), lengths_1[:, None])
+    forbidden = ForbiddenTokens.build([params], lengths_1.device)
+    assert forbidden is not None, "they forbid tokens"
+    allowed_V = forbidden.apply(torch.zeros(1, 1, vocab_size), history)[0, 0].isfinite().numpy()
     if len(output) < params.min_tokens:
         names.append("min_tokens")
         allowed_V[[token_id for token_id in stop_ids if token_id < vocab_size]] = False
