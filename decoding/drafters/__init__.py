@@ -43,20 +43,14 @@ def make_drafter(
             return NGramDrafter()
         case "suffix":
             return SuffixDrafter()
-        case "model" | "eagle3" | "dflash":
-            return _by_model(draft, vocab_size, num_slots, max_model_len)
         case "hybrid":
-            return HybridDrafter(SuffixDrafter(), _by_model(draft, vocab_size, num_slots, max_model_len))
+            return HybridDrafter(SuffixDrafter(), make_drafter("model", draft, vocab_size, num_slots, max_model_len))
+        case "model" | "eagle3" | "dflash":
+            assert draft is not None, "`EngineOptions.pick_drafter` refuses a drafter whose model is not named"
+            if isinstance(draft, LanguageModel | MappedDraft):
+                return ModelDrafter(draft, vocab_size, num_slots, max_model_len)
+            if isinstance(draft, Eagle3Head):
+                return Eagle3Drafter(draft, num_slots, max_model_len)
+            return DFlashDrafter(draft, num_slots, max_model_len) if isinstance(draft, DFlashHead) else draft
         case _:
             assert_never(name)
-
-
-def _by_model(draft: Draft | Drafter | None, vocab_size: int, num_slots: int, max_model_len: int) -> Drafter:
-    assert draft is not None, "`EngineOptions.pick_drafter` refuses a drafter whose model is not named"
-    if isinstance(draft, LanguageModel | MappedDraft):
-        return ModelDrafter(draft, vocab_size, num_slots, max_model_len)
-    if isinstance(draft, Eagle3Head):
-        return Eagle3Drafter(draft, num_slots, max_model_len)
-    if isinstance(draft, DFlashHead):
-        return DFlashDrafter(draft, num_slots, max_model_len)
-    return draft
