@@ -6,6 +6,7 @@ colocated placement and is called in the same way.
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
+from itertools import chain
 
 import numpy as np
 import torch
@@ -70,11 +71,11 @@ class DraftMirror:
 
         Raises ValueError for a slot that the lane does not have.
         """
-        updates = list(request.updates())
-        last = max([*request.swaps_S2.ravel().tolist(), *(update.slot for update in updates)], default=0)
+        updates = request.updates
+        last = max([*chain.from_iterable(request.swaps), *(update.slot for update in updates)], default=0)
         if last >= self._terms.num_slots:
             raise ValueError(f"a row stands in slot {last}, and there are {self._terms.num_slots}")
-        for first, second in request.swaps_S2.tolist():
+        for first, second in request.swaps:
             self._rows[first], self._rows[second] = self._rows[second], self._rows[first]
             self._drafter.swap(first, second)
         for update in updates:
@@ -85,7 +86,7 @@ class DraftMirror:
         distributions = self._propose(limits) if any(limits.values()) else None
         rows = [self._rows[update.slot] for update in updates]
         drafts = [None if row is None else row.drafted for row in rows]
-        return DraftReply.of(drafts, distributions if any(drafts) else None)
+        return DraftReply(drafts, distributions if any(drafts) else None)
 
     def renew(self) -> None:
         """Let each row be read again before it drafts: the model's weights have been replaced."""
