@@ -11,8 +11,6 @@ Shapes: N rows of a step, T tokens of the first step.
 """
 
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
-from typing import ClassVar, Self
 
 import torch
 
@@ -23,63 +21,31 @@ from decoding.network.language_model import LanguageModel
 from decoding.sampling.rows import Rows
 from decoding.sequence import Sequence
 from decoding.vocabulary.draft_ids import DraftIds, MappedIds
-from decoding.vocabulary.vocabulary_map import VocabularyMap
 
 _MAX_IN_A_STEP = 32  # tokens that a row may lack and still read in the first step, beside the other rows
 _IDLE_ROUNDS = 16  # rounds with hardly a draft after which prompts are read only when a row drafts
 _FEW = 4  # if at most one row in this many drafts, there is hardly a draft
 
 
-@dataclass(frozen=True)
-class MappedDraft:
-    """A draft model with another tokenizer, and its tokens as the target has them."""
-
-    model: LanguageModel
-    vocabulary: VocabularyMap
-    block_tokens: ClassVar[int] = 0  # each token takes a forward
-
-    @property
-    def weights(self) -> LiveWeights:
-        """The model's weights."""
-        return self.model.weights
-
-    def share(self) -> Self:
-        """Return the same draft with a cache of its own."""
-        return type(self)(self.model.share(), self.vocabulary)
-
-    def seconds(self, num_rows: int, num_tokens: int) -> float:
-        """Measure one forward over `num_tokens` tokens of each row. The cache is overwritten."""
-        return self.model.seconds(num_rows, num_tokens)
-
-    def release(self) -> None:
-        """Free the cache's memory."""
-        self.model.release()
-
-
 class ModelDrafter(StepwiseDrafter):
     """Drafts with a model of its own, in a slot cache that mirrors the target's."""
 
     def __init__(
-        self,
-        draft: LanguageModel | MappedDraft,
-        vocab_size: int,
-        num_slots: int,
-        max_model_len: int,
-        most_candidates: int = 0,
+        self, model: LanguageModel, vocab_size: int, num_slots: int, max_model_len: int, most_candidates: int = 0
     ) -> None:
         """Allocate a cache. `vocab_size` is the target's; no other ids are proposed.
 
         `most_candidates` as in `StepwiseDrafter`.
         """
-        self.model = draft.model if isinstance(draft, MappedDraft) else draft
-        max_len = min(max_model_len, self.model.max_positions or max_model_len)
-        super().__init__(self.model, num_slots, max_len, most_candidates)
-        self.vocabulary = DraftIds(vocab_size, self.model.vocab_size)
-        if isinstance(draft, MappedDraft):
-            self.vocabulary = MappedIds(draft.vocabulary, self.model.device)
+        max_len = min(max_model_len, model.max_positions or max_model_len)
+        super().__init__(model, num_slots, max_len, most_candidates)
+        self.model = model
+        self.vocabulary = DraftIds(vocab_size, model.vocab_size)
+        if model.vocabulary_map is not None:
+            self.vocabulary = MappedIds(model.vocabulary_map, model.device)
         self._texts: list[Seq[int]] = []  # of the round's rows, in the draft's tokens
         self._num_idle_rounds = 0  # with hardly a draft, since the last one with more
-        self.model.allocate(num_slots, max_model_len)
+        model.allocate(num_slots, max_model_len)
 
     @property
     def weights(self) -> LiveWeights:

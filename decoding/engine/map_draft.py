@@ -8,7 +8,6 @@ import logging
 from collections import deque
 
 from decoding.drafters.base import NoDrafter
-from decoding.drafters.model import MappedDraft
 from decoding.engine.lane import Lane
 from decoding.network.language_model import LanguageModel
 from decoding.network.target import Target, once_more
@@ -23,7 +22,7 @@ _NUM_ROWS, _NUM_TOKENS = 16, 48
 _log = logging.getLogger(__name__)
 
 
-def map_draft(draft: LanguageModel, draft_path: str, target: Target, target_path: str) -> MappedDraft:
+def map_draft(draft: LanguageModel, draft_path: str, target: Target, target_path: str) -> LanguageModel:
     """Return the draft with a map of its vocabulary. What is in the target's slots is lost.
 
     Raises ValueError, in one line, if the tokenizers cannot be compared, or if fewer than 60 % of the tokens that the
@@ -41,7 +40,8 @@ def map_draft(draft: LanguageModel, draft_path: str, target: Target, target_path
             "a draft of the target's own family, or a draft head"
         )
     _log.info("the draft %r has %s", draft_path, described)
-    return MappedDraft(draft, vocabulary)
+    draft.vocabulary_map = vocabulary
+    return draft
 
 
 def _text_of(target: Target) -> list[int]:
