@@ -13,7 +13,7 @@ import torch
 
 from decoding.cache.features import FeatureTap
 from decoding.device import name_of, to_device
-from decoding.sampling.judging import MasksBeside, ScoreRequest, decide, judge
+from decoding.sampling.judging import MasksBeside, ScoreRequest, behind, decide, judge
 from decoding.sampling.logprobs import Stretch, asked_logprobs, in_forwards
 from decoding.sampling.rows import Rows
 from decoding.sampling.verdicts import RowVerdict, SentVerdicts
@@ -191,7 +191,7 @@ class LocalTarget(ABC):
         (sequence,) = rows.sequences
         token_ids = [*sequence.token_ids, *accepted]
         logits_V = self.plain_logits(token_ids) if in_slot is None else self._logits_in(in_slot, token_ids)
-        return decide(rows, accepted, logits_V, num_logprobs)
+        return decide(behind(rows, accepted), logits_V, num_logprobs)
 
     def logprobs(self, stretches: Seq[Stretch]) -> list[list[TokenLogprobs]]:
         found: list[list[TokenLogprobs]] = [[] for _ in stretches]

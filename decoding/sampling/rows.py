@@ -46,7 +46,7 @@ class Rule:
     # Whether a draft states what its tokens were drawn from. Then another draft would make another text.
     text_depends_on_draft: bool
     draw: "Callable[[Rows, torch.Tensor, torch.Tensor, Seq[int], int], Drawn]"
-    judge: "Callable[[Rows, Draft, torch.Tensor, int, torch.Tensor, float, TokenMasks | None], Verdicts]"
+    judge: "Callable[[Rows, Draft, torch.Tensor, float, TokenMasks | None], Verdicts]"
 
 
 class ExtensionLimit(NamedTuple):

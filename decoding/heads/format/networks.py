@@ -53,6 +53,10 @@ class HeadNetwork(nn.Module):
         self.embed_tokens = nn.Embedding(config.vocab_size, hidden_size)
         self.rotary_emb = rotary_class(layer_config)
 
+    def project(self, features_NX: torch.Tensor) -> torch.Tensor:
+        """Return what the head keeps of a token's features, [N, H], from all of them side by side [N, A * E]."""
+        raise NotImplementedError
+
 
 class Eagle3Network(HeadNetwork):
     """The parameters of a head. Its layers are run over slots by `Eagle3Head`."""
@@ -73,7 +77,6 @@ class Eagle3Network(HeadNetwork):
             setattr(first.self_attn, name, wider)
 
     def project(self, features_NX: torch.Tensor) -> torch.Tensor:
-        """Return what the head keeps of a token's features, [N, H], from all of them side by side [N, A * E]."""
         features_NX = features_NX.to(self.norm.weight.dtype)  # asking a packed layer for its weight unpacks it
         if self.input_norm is not None:
             features_NX = self.input_norm(features_NX)
@@ -94,7 +97,6 @@ class DFlashNetwork(HeadNetwork):
         self.confidence_head = ConfidenceHead(config) if config.enable_confidence_head else None
 
     def project(self, features_NX: torch.Tensor) -> torch.Tensor:
-        """Return what the head keeps of a token's features, [N, H], from all of them side by side [N, A * E]."""
         projected_NH: torch.Tensor = self.hidden_norm(self.fc(features_NX.to(self.norm.weight.dtype)))
         return projected_NH
 
