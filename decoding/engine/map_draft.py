@@ -5,16 +5,10 @@ accepted, so it ends every draft; where two tokens in five are such tokens, draf
 """
 
 import logging
-from collections import deque
 
-from decoding.drafters.base import NoDrafter
-from decoding.engine.lane import Lane
+from decoding.heads.attach import drawn
 from decoding.network.language_model import LanguageModel
 from decoding.network.target import Target, once_more
-from decoding.pace.schedule import FixedSchedule
-from decoding.sampling.rules import COUPLED
-from decoding.sampling_params import SamplingParams
-from decoding.sequence import Sequence
 from decoding.vocabulary.vocabulary_map import VocabularyMap
 
 LEAST_SHARE = 0.6
@@ -47,21 +41,9 @@ def map_draft(draft: LanguageModel, draft_path: str, target: Target, target_path
 def _text_of(target: Target) -> list[int]:
     """Return tokens that the target writes at temperature 1, as texts of their own: always the same."""
     num_tokens = min(_NUM_TOKENS, (target.max_positions or _NUM_TOKENS + 2) - 2)
-    params = SamplingParams(max_tokens=num_tokens, seed=0)
     first = sorted(target.eos_token_ids)[:1] or [0]  # behind the end of a text another one begins
-    rows = deque(Sequence.create(first, params, row=row) for row in range(_NUM_ROWS))
-    texts = list(rows)
-    lane = Lane(
-        target,
-        NoDrafter(),
-        FixedSchedule(0),
-        rows,
-        num_slots=_NUM_ROWS,
-        max_model_len=num_tokens + 2,
-        max_prefill_tokens=_NUM_ROWS,
-        rule=COUPLED,
-    )
-    while not all(text.is_finished for text in texts):
-        lane.advance(_NUM_ROWS)
-    lane.close()
-    return [token_id for text in texts for token_id in text.output_token_ids]
+    try:
+        texts = drawn(target, first * _NUM_ROWS, num_tokens + 1)
+    finally:
+        target.release()
+    return [token_id for text in texts for token_id in text[1:]]
