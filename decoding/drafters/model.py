@@ -16,7 +16,6 @@ import torch
 
 from decoding.device import to_device
 from decoding.drafters.stepwise import StepwiseDrafter
-from decoding.fused.live_weights import LiveWeights
 from decoding.network.language_model import LanguageModel
 from decoding.sampling.rows import Rows
 from decoding.sequence import Sequence
@@ -46,10 +45,6 @@ class ModelDrafter(StepwiseDrafter):
         self._texts: list[Seq[int]] = []  # of the round's rows, in the draft's tokens
         self._num_idle_rounds = 0  # with hardly a draft, since the last one with more
         model.allocate(num_slots, max_model_len)
-
-    @property
-    def weights(self) -> LiveWeights:
-        return self.model.weights
 
     def renew(self) -> None:
         """Forget all keys and values: each row is read again before it drafts."""

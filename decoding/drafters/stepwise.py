@@ -8,7 +8,7 @@ Shapes: B rows, N of them in a step, K drafted tokens, V vocabulary of the targe
 
 from abc import abstractmethod
 from collections.abc import Sequence as Seq
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 import torch
 
@@ -18,21 +18,15 @@ from decoding.device import to_device
 from decoding.drafters.base import Drafter
 from decoding.fused.live_weights import LiveWeights
 from decoding.heads.slot_head import SlotHead
+from decoding.network.language_model import LanguageModel
 from decoding.sampling.rows import Rows
 from decoding.sampling.verdicts import Draft
-
-
-class Cached(Protocol):
-    """A draft model or head."""
-
-    device: torch.device
-    cache: KVCache | None  # None before it is allocated
 
 
 class SlotBook:
     """The slots of a draft, which mirror the target's."""
 
-    def __init__(self, draft: Cached, num_slots: int) -> None:
+    def __init__(self, draft: LanguageModel | SlotHead, num_slots: int) -> None:
         self._draft = draft
         self.num_known = [0] * num_slots  # of each slot: first positions that are written
         # From a row's newest token on they may be guesses, until `roll_back`.
@@ -97,7 +91,7 @@ class StepwiseDrafter(Drafter):
 
     has_model = True
 
-    def __init__(self, draft: Cached, num_slots: int, max_len: int, most_candidates: int = 0) -> None:
+    def __init__(self, draft: LanguageModel | SlotHead, num_slots: int, max_len: int, most_candidates: int = 0) -> None:
         """Draft for rows of up to `max_len` tokens with a model or head, whose cache is allocated behind this.
 
         Unless verification is coupled, a token is drawn from the `most_candidates` best ones (0: from all), and the
@@ -105,7 +99,11 @@ class StepwiseDrafter(Drafter):
         process.
         """
         self.max_len, self._most_candidates = max_len, most_candidates
-        self.slots = SlotBook(draft, num_slots)
+        self._draft, self.slots = draft, SlotBook(draft, num_slots)
+
+    @property
+    def weights(self) -> LiveWeights:
+        return self._draft.weights
 
     @abstractmethod
     def _first_logits(self, part: Rows, slots: list[int], drafting: set[int]) -> torch.Tensor:
@@ -201,10 +199,6 @@ class HeadDrafter(StepwiseDrafter, Generic[_Head]):
     def tap(self) -> FeatureTap:
         """What the target must hand out."""
         return FeatureTap(self.head.layer_ids, self.head.project, self.receive)
-
-    @property
-    def weights(self) -> LiveWeights:
-        return self.head.weights
 
     @abstractmethod
     def receive(
