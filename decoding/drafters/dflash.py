@@ -84,9 +84,7 @@ class DFlashDrafter(HeadDrafter[DFlashHead]):
         self._num_paying_S.zero_()
         return self._logits(0, slots, newest_N)
 
-    def _next_logits(
-        self, step: int, part: Rows, slots: list[int], drafting: set[int], newest_N: torch.Tensor
-    ) -> torch.Tensor:
+    def _next_logits(self, step: int, slots: list[int], drafting: set[int], newest_N: torch.Tensor) -> torch.Tensor:
         assert self._block is not None
         before, block = self._block
         if before != slots:

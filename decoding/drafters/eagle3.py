@@ -123,16 +123,14 @@ class Eagle3Drafter(HeadDrafter[Eagle3Head]):
             self._forget(slot, end)
         return self._logits(slots, states_NH)
 
-    def _next_logits(
-        self, step: int, part: Rows, slots: list[int], drafting: set[int], newest_N: torch.Tensor
-    ) -> torch.Tensor:
+    def _next_logits(self, step: int, slots: list[int], drafting: set[int], newest_N: torch.Tensor) -> torch.Tensor:
         before, states_NH = self._states
         if before != slots:
             # A row that does not draft may stand between those of this step and not of the last one: its state is zero.
             lines = {slot: line for line, slot in enumerate(before)}
             states_NH = torch.nn.functional.pad(states_NH, (0, 0, 0, 1))
             states_NH = states_NH[to_device([lines.get(slot, len(before)) for slot in slots], self.head.device)]
-        starts = [len(row) - 2 + step for row in part.sequences]
+        starts = [len(self._rows[slot]) - 2 + step for slot in slots]
         return self._logits(slots, self.head.read(newest_N, states_NH, starts, [1] * len(slots), slots))
 
     def _logits(self, slots: list[int], states_NH: torch.Tensor) -> torch.Tensor:

@@ -128,9 +128,7 @@ class ModelDrafter(StepwiseDrafter):
         packed = None if width <= 2 else lengths
         return self.vocabulary.to_target(self.model.forward(starts, tokens_NT, last_N1, slots=slots, lengths=packed))
 
-    def _next_logits(
-        self, step: int, part: Rows, slots: list[int], drafting: set[int], newest_N: torch.Tensor
-    ) -> torch.Tensor:
+    def _next_logits(self, step: int, slots: list[int], drafting: set[int], newest_N: torch.Tensor) -> torch.Tensor:
         starts = [max(0, len(self._texts[slot]) + step - 1) for slot in slots]
         tokens_N1 = self.vocabulary.known(newest_N)[:, None]
         logits_N1D = self.model.forward(starts, tokens_N1, torch.zeros_like(tokens_N1), slots=slots)

@@ -113,9 +113,7 @@ class StepwiseDrafter(Drafter):
         """
 
     @abstractmethod
-    def _next_logits(
-        self, step: int, part: Rows, slots: list[int], drafting: set[int], newest_N: torch.Tensor
-    ) -> torch.Tensor:
+    def _next_logits(self, step: int, slots: list[int], drafting: set[int], newest_N: torch.Tensor) -> torch.Tensor:
         """Return logits [N, 1, V] for drafted token `step`, after `newest_N`: those that the last step drafted."""
 
     def begin(self, slot: int, donor: int | None, num_shared: int) -> None:
@@ -159,7 +157,7 @@ class StepwiseDrafter(Drafter):
             if step == 0:
                 logits_N1V = self._first_logits(part, stepping, set(still_drafting))
             else:
-                logits_N1V = self._next_logits(step, part, stepping, set(still_drafting), drafted_NK[:, step - 1])
+                logits_N1V = self._next_logits(step, stepping, set(still_drafting), drafted_NK[:, step - 1])
             num_left = [limits[slot] - step for slot in stepping]
             drawn = rows.rule.draw(part, logits_N1V, drafted_NK[:, :step], num_left, self._most_candidates)
             if drawn.probs_NV is not None:

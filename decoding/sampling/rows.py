@@ -73,7 +73,7 @@ class Rows:
     round_noise: RoundNoise | None = field(default=None, compare=False)
     # For penalties on a GPU, of all rounds; without it a round counts the tokens of its rows anew.
     token_counts: TokenCounts | None = field(default=None, compare=False)
-    # The masks of the only question that will be asked, where they are known before it is (`with_masks`).
+    # The masks of the only question that will be asked, where they are known before it is.
     known_masks: TokenMasks | None = None
 
     def take(self, rows: Seq[int]) -> "Rows":
@@ -95,10 +95,6 @@ class Rows:
         """Return the same rows, of which only some may draft."""
         limits = tuple(limit if may else 0 for limit, may in zip(self.num_draft_tokens, may_draft, strict=True))
         return replace(self, num_draft_tokens=limits, round_noise=self._round_noise)
-
-    def with_masks(self, masks: TokenMasks) -> "Rows":
-        """Return the same rows with the masks of the only question that they will be asked."""
-        return replace(self, known_masks=masks, round_noise=self._round_noise)
 
     def positions(self, first: int, num_positions: int) -> torch.Tensor:
         """Return the positions [B, J] of tokens to come: those from `len(sequence) + first` on."""
