@@ -136,7 +136,14 @@ def decide(rows: Rows, logits_V: torch.Tensor, num_top: int | None) -> RowVerdic
     """Return the verdict on the only row with an empty draft: `next_token` follows its tokens."""
     keys_B = rows.sampling.keys_B
     nothing = Draft(keys_B.new_zeros(1, 0), torch.zeros_like(keys_B), max_draft_tokens_B=(0,))
-    (verdict,) = judge(ScoreRequest(rows, nothing, (num_top,)), logits_V[None, None]).result()
+    request, logits_11V = ScoreRequest(rows, nothing, (num_top,)), logits_V[None, None]
+    # As a round decides: whether a mask can be computed must not matter where none is needed.
+    if rows.have_grammars and not rows.need_masks:
+        (verdict,) = judge(request, logits_11V, NO_MASKS).result()
+        output = rows.sequences[0].output_token_ids
+        if verdict.is_finite and rows.matchers[0].allows(output, [verdict.next_token]):
+            return verdict
+    (verdict,) = judge(request, logits_11V, request.masks()).result()
     return verdict
 
 

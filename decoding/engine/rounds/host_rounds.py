@@ -14,7 +14,7 @@ from decoding.cache.features import FeatureTap
 from decoding.drafters import Drafter
 from decoding.drafters.base import NoDrafter
 from decoding.drafters.hybrid import foreseen_tokens, with_forced
-from decoding.engine.round import Running, Started, Starter
+from decoding.engine.rounds.round import Running, Started, Starter
 from decoding.network.target import Target
 from decoding.pace.draft_lengths import DraftPlan
 from decoding.pace.schedule import Schedule
