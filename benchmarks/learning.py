@@ -26,8 +26,8 @@ from decoding.engine.options import EngineOptions
 from decoding.network.target import Target
 from pipeline.counts import Counts
 from training.corpus.corpus import Corpus
-from training.corpus.example import Example
 from training.corpus.options import CorpusOptions
+from training.corpus.rows import Example
 
 TARGET = "examples/tiny_pair/target"
 _MAX_MODEL_LEN, _SLOTS, _NUM_DRAFT_TOKENS = 512, 16, 4

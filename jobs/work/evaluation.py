@@ -21,12 +21,11 @@ from decoding.network.language_model import LanguageModel
 from jobs.config.eval import EvalConfig
 from jobs.driver.progress import format_length, format_rate
 from training.corpus.corpus import Corpus
-from training.corpus.example import Example
 from training.corpus.on_policy import check_is_targets_text
+from training.corpus.rows import Example
 from training.evaluation.kind_score import DraftScore, GateVerdict, KindScore, judge
-from training.evaluation.pair import Pair
+from training.evaluation.pair import Pair, RoundSeconds, measure_rounds
 from training.evaluation.score import score
-from training.evaluation.speed import RoundSeconds, measure_rounds
 from training.trainer.output import held_out_when_trained
 
 _LEGEND = (
@@ -98,9 +97,9 @@ class Evaluation:
 
     def _scored(self, pair: Pair) -> tuple[DraftScore, RoundSeconds | None]:
         """Return a draft's score and what its rounds take, if that is asked for; print both."""
-        settings, models = self._config.eval, self._config.models
+        settings = self._config.eval
         examples = self._shown(self._examples, pair.draft_path)
-        found = score(pair, models.target, examples, settings.num_draft_tokens)
+        found = score(pair, examples, settings.num_draft_tokens)
         seconds = measure_rounds(pair, settings.num_draft_tokens, settings.num_slots) if settings.costs else None
         self._console.print(_table(found, seconds))
         return found, seconds

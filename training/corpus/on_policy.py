@@ -22,7 +22,7 @@ from decoding.sampling.rules import COUPLED
 from decoding.sequence import Sequence as Row
 from pipeline.counts import Sums
 from training.corpus.corpus import Corpus
-from training.corpus.example import Example
+from training.corpus.rows import Example
 
 # logits_of(token_ids, num_logits): the target's logits [num_logits, V] behind the last of these tokens.
 LogitsOf = Callable[[Sequence[int], int], torch.Tensor]

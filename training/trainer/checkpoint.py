@@ -8,7 +8,7 @@ draft/       in the last checkpoint: the draft, as it is loaded for drafting
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -43,15 +43,11 @@ class TrainingState:
         """Write it into a checkpoint."""
         (folder / _STATE).write_text(json.dumps(asdict(self)))
 
-    def finished(self) -> TrainingState:
-        """Return this state, after which there is nothing to train."""
-        return replace(self, is_finished=True)
-
 
 def write_weights(folder: Path, learner: Learner, optimizer: Optimizer) -> None:
     """Write what changes while a draft learns into a checkpoint."""
     trained = {name: weight.detach() for name, weight in _trained(learner).items()}
-    torch.save({"weights": trained, "optimizer": optimizer.state()}, folder / _WEIGHTS)
+    torch.save({"weights": trained, "optimizer": optimizer.adam.state_dict()}, folder / _WEIGHTS)
 
 
 def restore_weights(folder: Path, learner: Learner, optimizer: Optimizer) -> None:
@@ -60,7 +56,7 @@ def restore_weights(folder: Path, learner: Learner, optimizer: Optimizer) -> Non
     with torch.no_grad():
         for name, weight in _trained(learner).items():
             weight.copy_(found["weights"][name])
-    optimizer.restore(found["optimizer"])
+    optimizer.adam.load_state_dict(found["optimizer"])
 
 
 def _trained(learner: Learner) -> dict[str, torch.nn.Parameter]:

@@ -99,7 +99,7 @@ class _Loop:
                 if (is_due or must_stop) and self._progress() < 1.0:
                     self._report(learner, optimizer)
         if self._progress() >= 1.0:
-            self._state = self._state.finished()
+            self._state = replace(self._state, is_finished=True)
             self._report(learner, None)
         return self._state
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 
-from training.corpus.example import Example
+from training.corpus.rows import Example
 from training.learners.packing import Document, PackedRow, pack
 
 _WINDOW = 4096  # texts that are shuffled together
