@@ -6,7 +6,7 @@ from typing import ClassVar, Literal
 from decoding.choices import NEED_A_MODEL
 from decoding.engine.options import DraftVocabulary, EngineOptions
 from pipeline.limits import check_numbers
-from pipeline.streaming.actor_resources import ActorResources
+from pipeline.streaming.pool import ActorResources
 
 Strategy = Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"]
 DraftStrategy = Literal["PACK", "SPREAD"]

@@ -13,8 +13,8 @@ from decoding.engine.options import DraftVocabulary, EngineOptions
 from decoding.sampling_params import SamplingParams
 from decoding.scope import Scope
 from pipeline.limits import check_numbers
-from pipeline.text.reasoning import ReasoningName
-from pipeline.text.tools.families import FamilyName
+from pipeline.text.answer_parts import ReasoningName
+from pipeline.text.tools.format import FamilyName
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from pipeline.limits import check_numbers
-from pipeline.streaming.actor_resources import ActorResources
+from pipeline.streaming.pool import ActorResources
 
 
 @dataclass(frozen=True, kw_only=True)

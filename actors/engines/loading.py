@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import ray
 
 from actors import metric_table as metrics
-from actors.drafts.links import DraftLinks
+from actors.drafts.remote_drafter import DraftLinks
 from actors.engine.loop import EngineLoop, EngineStats
 from actors.engine.token_engine import Loaded
 from actors.engines import backend_of

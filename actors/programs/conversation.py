@@ -26,7 +26,7 @@ from decoding.sequence import Sequence
 from pipeline.errors import RowError, wrong_type
 from pipeline.text.chat import Chat, ChatPrompt
 from pipeline.text.codec import TextCodec
-from pipeline.text.stop_strings import StopStrings
+from pipeline.text.text_behind import StopStrings
 from pipeline.text.tools.asked import read_tools
 
 

@@ -17,7 +17,7 @@ from decoding.checkpoint.fp8_format import fp8_format
 from decoding.checkpoint.supported import load_config, model_folder
 from decoding.network.probe import FUSED_TOLERANCE, MISLEADING, check_lengths, tolerance_of
 from decoding.network.probe_rows import NUM_REAL, RAGGED, SLOTS, ProbeRows, ragged, relative_deviation
-from decoding.sampling.judging import close_call_margin
+from decoding.sampling.rules import close_call_margin
 
 _FAILURES = (RuntimeError, TypeError, AttributeError, IndexError, KeyError)
 _log = logging.getLogger(__name__)

@@ -24,10 +24,11 @@ from decoding.cache.features import FeatureTap, check_layer_ids
 from decoding.cache.prefill import batches, may_join_batch
 from decoding.device import to_device
 from decoding.network.target import PendingVerdicts, timed_start
-from decoding.sampling.asked import Stretch, in_forwards
-from decoding.sampling.judging import ScoreRequest, close_call_margin
+from decoding.sampling.judging import ScoreRequest
+from decoding.sampling.logprobs import Stretch, in_forwards
+from decoding.sampling.masks import TokenMasks
 from decoding.sampling.rows import Rows
-from decoding.sampling.token_masks import TokenMasks
+from decoding.sampling.rules import close_call_margin
 from decoding.sampling.verdicts import RowVerdict
 from decoding.sequence import TokenLogprobs
 

@@ -26,7 +26,7 @@ from pipeline.logs import LogSettings
 from pipeline.run.commit import Receipt, Work
 from pipeline.run.directory import RunDirectory
 from pipeline.schema import generations_table
-from pipeline.streaming.stream import UnitError, calls_in, outcomes_table
+from pipeline.streaming.stream import UnitError, packed, unpacked
 
 
 class SharedLock:
@@ -117,7 +117,7 @@ class UnitWorker:
 
     async def __call__(self, batch: pa.Table) -> pa.Table:
         """Return the outcomes of a table of calls (`pipeline.streaming.stream`)."""
-        return outcomes_table([await self.outcome(call.unit, call.is_backup) for call in calls_in(batch)])
+        return packed([await self.outcome(call.unit, call.is_backup) for call in unpacked(batch)])
 
     async def outcome(self, unit: WorkUnit, is_backup: bool = False) -> Receipt | UnitError | None:
         """Return the receipt of a unit, the reason why it could not be done, or None if it may not begin."""

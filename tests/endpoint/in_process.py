@@ -17,15 +17,13 @@ from actors.settings import EngineSettings, GeneratorSettings, ModelSettings, Re
 from actors.workers.replica import Replica
 from decoding import Engine, EngineOptions
 from endpoint.app import create_app
+from endpoint.batches.batch import BatchSettings
 from endpoint.batches.service import BatchService
-from endpoint.batches.settings import BatchSettings
 from endpoint.edge.auth import Keys
 from endpoint.edge.install import EdgeSettings, install
 from endpoint.service.backend import Replicas
-from endpoint.service.metric_page import Family
-from endpoint.service.metrics import ServingMetrics
-from endpoint.service.models import Models
-from endpoint.service.service import Service, ServiceSettings
+from endpoint.service.metrics import Family, ServingMetrics
+from endpoint.service.service import Models, Service, ServiceSettings
 from pipeline.text.codec import TextCodec
 from tests.endpoint.batches.driving import Driving, batch_model
 from tests.endpoint.local_handle import LocalHandle

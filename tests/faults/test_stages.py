@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import ray
 
-from actors.drafts.links import DraftLinks
+from actors.drafts.remote_drafter import DraftLinks
 from actors.drafts.roster import start_roster
 from actors.placement import DraftSettings, StageSettings
 from actors.settings import GeneratorSettings, ModelSettings

@@ -48,7 +48,7 @@ class Corpus:
                     "tokenizer": tokenizer_fingerprint(tokenizer_folder),
                 }
                 run_directory = RunDirectory.open(path)
-                if run_directory.has_turns:
+                if run_directory.has("turns"):
                     raise ValueError(
                         f"{path}: its rows ran a program, and a draft learns from rows of one generation; name another "
                         "run"

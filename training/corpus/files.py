@@ -45,7 +45,7 @@ class RunFacts:
         """
         path, identity = run_directory.location.name, run_directory.run["identity"]
         _refuse_others(path, run_directory.run, expected)
-        if run_directory.has_scores:
+        if run_directory.has("scores"):
             raise ValueError(f"{path} is a run of task 'score', which wrote no text; name runs that wrote theirs")
         if identity["sampling"].get("structured") is not None:
             raise ValueError(

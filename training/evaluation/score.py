@@ -14,7 +14,7 @@ import torch
 from decoding.noise import GumbelNoise, Stream, uniform
 from decoding.sampling.distribution import probabilities, process_logits
 from decoding.sampling.rows import Rows
-from decoding.sampling.verify import close_calls
+from decoding.sampling.rules import close_calls
 from training.corpus.on_policy import rows_of
 from training.corpus.rows import Example
 from training.evaluation.kind_score import DraftScore, KindScore

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from decoding import Engine, EngineOptions, SamplingParams
 from decoding.engine.draft_folder import check_replacement
 from decoding.heads.format.folder import read_head, read_head_config, save_head
-from decoding.heads.format.vocabulary import target_ids
+from decoding.heads.format.tensors import target_ids
 from decoding.speculator import Speculator
 from tests.decoding.heads.made_up import head as made_up_head
 from tests.training.pair import DRAFT, HEAD, TARGET
