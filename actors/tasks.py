@@ -177,7 +177,8 @@ class PlainRows(RowKind):
     def _settings_in_ids(self) -> GeneratorSettings:
         """The settings with token ids for the texts of bad words, and the engine's context: the same for all rows."""
         sampling = with_bad_word_ids(self.settings.sampling, self.codec)
-        return replace(self.settings.with_context(self.engine.max_model_len), sampling=sampling)
+        engine = replace(self.settings.engine, max_model_len=self.engine.max_model_len)
+        return replace(self.settings, engine=engine, sampling=sampling)
 
 
 @dataclass(frozen=True)

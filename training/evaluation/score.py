@@ -17,9 +17,8 @@ from decoding.sampling.rows import Rows
 from decoding.sampling.rules import close_calls
 from training.corpus.on_policy import rows_of
 from training.corpus.rows import Example
-from training.evaluation.kind_score import DraftScore, KindScore
+from training.evaluation.kind_score import DraftScore, KindScore, replay
 from training.evaluation.pair import Pair, Reading
-from training.evaluation.replay import replay
 
 _SCORES_AT_ONCE = 1 << 24
 

@@ -62,7 +62,9 @@ class PackedRows:
             for column in columns:
                 column.append([])
             tokens, documents, positions, taught, temperatures = (column[-1] for column in columns)
-            for number, document in enumerate(row.documents):
+            num_missing = length - row.num_tokens
+            padding = [Document((0,) * num_missing, ())] if num_missing else []
+            for number, document in enumerate([*row.documents, *padding]):
                 num_prompt, num_output = len(document.prompt_token_ids), len(document.output_token_ids)
                 num_tokens = num_prompt + num_output
                 tokens += [*document.prompt_token_ids, *document.output_token_ids]
@@ -72,12 +74,6 @@ class PackedRows:
                 first = max(num_prompt, 1)
                 taught += [0] * (first - 1) + [1] * (num_tokens - first) + [0]
                 temperatures += [document.temperature] * num_tokens
-            num_missing = length - row.num_tokens
-            tokens += [0] * num_missing
-            documents += [len(row.documents)] * num_missing
-            positions += range(num_missing)
-            taught += [0] * num_missing
-            temperatures += [1.0] * num_missing
         kinds = (torch.int64, torch.int64, torch.int64, torch.bool, torch.float32)
         tensors = (torch.tensor(column, dtype=kind) for column, kind in zip(columns, kinds, strict=True))
         return cls(*(tensor.to(device) for tensor in tensors))

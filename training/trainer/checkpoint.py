@@ -1,4 +1,4 @@
-"""TrainingState: where a training is, and its checkpoint in a folder.
+"""TrainingState: where a training is, its checkpoint in a folder, and the Board on which the driver reads of it.
 
 state.json   the steps done, the place in the texts, the loss curve
 weights.pt   the weights that are trained and the optimizer's state; not in the last checkpoint
@@ -12,11 +12,59 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import ray
 import torch
 
 from training.learners.packing import Learner
 from training.trainer.optimizer import Optimizer
 from training.trainer.row_stream import Place
+
+
+@dataclass(frozen=True)
+class TrainingProgress:
+    """A step, over all workers."""
+
+    step: int
+    num_steps: int
+    loss: float  # of a prediction
+    agreement: float  # share of tokens whose most likely next token is the target's
+    outside: float  # the target's probability of tokens that the draft does not know, on average
+    num_tokens: int  # read so far, prompts and repetitions included
+    tokens_per_s: float
+    seconds: float  # of training so far, restarts included
+    seconds_left: float
+    worker_pid: int  # the process of the first worker
+
+    def point(self) -> dict[str, float]:
+        """Return what the loss curve keeps of it."""
+        names = ("step", "loss", "agreement", "outside", "num_tokens")
+        return {**{name: getattr(self, name) for name in names}, "seconds": round(self.seconds, 2)}
+
+
+@ray.remote(num_cpus=0)
+class Board:
+    """An actor with the newest progress, and whether training is to stop.
+
+    Workers of Ray Train cannot be called while they train, and what they report arrives at its controller alone.
+    """
+
+    def __init__(self) -> None:
+        self._newest: TrainingProgress | None = None
+        self._must_stop = False
+
+    def write(self, progress: TrainingProgress) -> bool:
+        """Set the newest progress; return whether training is to stop."""
+        self._newest = progress
+        return self._must_stop
+
+    def read(self) -> TrainingProgress | None:
+        """Return the newest progress; None before the first step."""
+        return self._newest
+
+    def stop(self) -> None:
+        """Let training write a checkpoint and stop."""
+        self._must_stop = True
+
 
 DRAFT = "draft"
 _STATE, _WEIGHTS = "state.json", "weights.pt"

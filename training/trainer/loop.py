@@ -25,10 +25,9 @@ import torch.distributed
 from ray.train import Checkpoint
 
 from training.learners.packing import Learner, PackedRow, PackedRows
-from training.trainer.checkpoint import DRAFT, TrainingState, restore_weights, write_weights
+from training.trainer.checkpoint import DRAFT, TrainingProgress, TrainingState, restore_weights, write_weights
 from training.trainer.optimizer import Optimizer, add_gradients
 from training.trainer.plan import TrainingPlan
-from training.trainer.progress import TrainingProgress
 from training.trainer.row_stream import RowStream, documents_of
 
 _CURVE_POINTS = 200

@@ -23,9 +23,9 @@ from tests.training.pair import DRAFT, TARGET
 from training.corpus.options import CorpusOptions
 from training.corpus.rows import is_held_out
 from training.learners.packing import Document
+from training.trainer.checkpoint import TrainingProgress
 from training.trainer.options import ModelOptions, TrainOptions, WorkerOptions
 from training.trainer.plan import TrainingPlan
-from training.trainer.progress import TrainingProgress
 from training.trainer.train import TrainedDraft, TrainingInterrupted, _trainer, train_planned
 
 pytestmark = pytest.mark.ray
