@@ -1,4 +1,4 @@
-"""KindScore and DraftScore: how well a draft foretells texts of its target, as counts that add, and a gate for drafts."""
+"""KindScore and DraftScore: how well a draft foretells texts of its target, as counts that add; and the gate of drafts."""
 
 from __future__ import annotations
 
