@@ -157,7 +157,6 @@ class PlainRows(RowKind):
     scope: Scope = ONE_FOR_ALL
 
     def encode(self, row: InputRow, ordinal: int) -> EncodedRow:
-        """Return the row as sequences. Raises RowError."""
         encoded = encode_row(row, ordinal, self.codec, self._settings_in_ids, self.scope)
         check_row(row, encoded.sequences[0].params, self.engine.vocab_size)
         if ordinal in self.recorded_rows:
@@ -166,7 +165,6 @@ class PlainRows(RowKind):
         return encoded
 
     async def finish(self, rows: list[EncodedRow]) -> None:
-        """Return when all sequences of these rows are finished."""
         await self.write([sequence for row in rows for sequence in row.sequences])
 
     def decode(self, row: EncodedRow) -> list[dict[str, Any]]:
@@ -189,11 +187,9 @@ class ScoredRows(RowKind):
     engine: LoadedEngine
 
     def encode(self, row: InputRow, ordinal: int) -> ScoredRow:
-        """Return the row ready to be scored. Raises RowError."""
         return encode_scored_row(row, self.engine.codec, self.options)
 
     async def finish(self, rows: list[ScoredRow]) -> None:
-        """Return when all texts of these rows are scored."""
         await self.engine.loop.score([row.scored for row in rows])
 
     def decode(self, row: ScoredRow) -> list[dict[str, Any]]:

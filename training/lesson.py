@@ -80,7 +80,7 @@ def _scores(lesson: Lesson, path: str, examples: Sequence[Example]) -> tuple[Dra
     """Score the draft before and the draft in `path`, over one target."""
     models = lesson.models
     assert models.draft is not None
-    before = Pair.load(models.draft, models.target, models.device, models.dtype)
-    after = Pair.load(path, models.target, models.device, models.dtype, before.target)
+    before = Pair(models.draft, models.target, models.device, models.dtype)
+    after = Pair(path, models.target, models.device, models.dtype, before.target)
     first, second = (score(pair, examples, lesson.num_draft_tokens) for pair in (before, after))
     return first, second

@@ -51,7 +51,6 @@ class _BatchRows(PlainRows):
     """Rows of one batch. They get the tokens that `jobs.generate` writes for them."""
 
     def encode(self, row: InputRow, ordinal: int) -> EncodedRow:
-        """Return the row as sequences that the engine can run. Raises RowError."""
         encoded = super().encode(row, ordinal)
         if (problem := self.engine.problem_with(encoded.sequences[0])) is not None:
             raise RowError("encode", problem)

@@ -93,15 +93,9 @@ def offers_of(ledger: Any, roster: Any) -> tuple[Wanted, Reject]:
 
     Where the draft is in draft actors, of which `roster` knows, an engine follows what all of them use already.
     """
-
-    def wanted() -> WantedDraft:
-        found: WantedDraft = ray.get(ledger.wanted_draft.remote(), timeout=_PATIENCE_S)
-        return found
-
-    def used_by_all() -> WantedDraft:
-        return WantedDraft(ray.get(roster.draft_version.remote(), timeout=_PATIENCE_S))
-
-    return used_by_all if roster is not None else wanted, ledger.reject_draft.remote
+    if roster is None:
+        return lambda: ray.get(ledger.wanted_draft.remote(), timeout=_PATIENCE_S), ledger.reject_draft.remote
+    return lambda: WantedDraft(ray.get(roster.draft_version.remote(), timeout=_PATIENCE_S)), ledger.reject_draft.remote
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -74,7 +74,7 @@ class Evaluation:
         pairs: list[Pair] = []
         for draft in drafts:
             loaded = pairs[0].target if pairs else None
-            pairs.append(Pair.load(draft, models.target, models.device, models.dtype, loaded))
+            pairs.append(Pair(draft, models.target, models.device, models.dtype, loaded))
         target = pairs[0].target
         check_is_targets_text(
             self._corpus,

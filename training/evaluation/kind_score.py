@@ -1,4 +1,4 @@
-"""KindScore and DraftScore: how well a draft foretells texts of its target, as counts that add; and the gate of drafts."""
+"""KindScore and DraftScore: how well a draft foretells its target's texts, in counts that add; and a gate of drafts."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from decoding.cache.features import FeatureTap
 from decoding.checkpoint.loading import DType
 from decoding.device import Device, to_device
 from decoding.engine.engine import Engine
-from decoding.engine.load import Parts, load_parts
+from decoding.engine.load import load_parts
 from decoding.engine.options import EngineOptions
 from decoding.heads.eagle3_head import Eagle3Head
 from decoding.heads.format.folder import kind_of_head
@@ -40,31 +40,9 @@ class Reading:
 class Pair:
     """A loaded target with its draft."""
 
-    def __init__(self, parts: Parts, draft: str) -> None:
-        """Take over what was loaded. Raises ValueError for a draft whose rounds cannot be replayed."""
-        assert isinstance(parts.target, LanguageModel)
-        self.parts, self.target, self.draft_path = parts, parts.target, draft
-        if isinstance(parts.draft, Eagle3Head):
-            if len(parts.draft.network.layers) != 1:
-                raise ValueError(
-                    f"{draft!r} is a head of {len(parts.draft.network.layers)} layers, and only heads of one layer can "
-                    "be evaluated on texts; compare it in a run (engine.draft_length fixed)"
-                )
-        elif not isinstance(parts.draft, LanguageModel):
-            raise ValueError(
-                f"{draft!r} is no draft that can be evaluated on texts; name a draft model or EAGLE-3 head"
-            )
-        self.draft: LanguageModel | Eagle3Head = parts.draft
-
-    @classmethod
-    def load(
-        cls,
-        draft: str,
-        target: str,
-        device: Device = "auto",
-        dtype: DType = "auto",
-        target_model: LanguageModel | None = None,
-    ) -> Pair:
+    def __init__(
+        self, draft: str, target: str, device: Device, dtype: DType, target_model: LanguageModel | None = None
+    ) -> None:
         """Load both as an engine does; `target_model` is the one at `target`, where that is loaded already.
 
         Raises ValueError for what the engine refuses, and for a draft whose rounds cannot be replayed from texts.
@@ -74,7 +52,15 @@ class Pair:
                 f"{draft!r} is a head of kind {kind!r}, and only draft models and EAGLE-3 heads can be evaluated on "
                 "texts; compare it in a run (engine.draft_length fixed)"
             )
-        return cls(load_parts(target, draft, EngineOptions(), device, dtype, target_model=target_model), draft)
+        parts = load_parts(target, draft, EngineOptions(), device, dtype, target_model=target_model)
+        assert isinstance(parts.target, LanguageModel)
+        assert isinstance(parts.draft, LanguageModel | Eagle3Head), "no other kind of draft came this far"
+        self.parts, self.target, self.draft, self.draft_path = parts, parts.target, parts.draft, draft
+        if isinstance(parts.draft, Eagle3Head) and len(parts.draft.network.layers) != 1:
+            raise ValueError(
+                f"{draft!r} is a head of {len(parts.draft.network.layers)} layers, and only heads of one layer can be "
+                "evaluated on texts; compare it in a run (engine.draft_length fixed)"
+            )
 
     @property
     def max_drafted_len(self) -> int | None:

@@ -28,7 +28,7 @@ from training.learners.packing import Learner, PackedRow, PackedRows
 from training.trainer.checkpoint import DRAFT, TrainingProgress, TrainingState, restore_weights, write_weights
 from training.trainer.optimizer import Optimizer, add_gradients
 from training.trainer.plan import TrainingPlan
-from training.trainer.row_stream import RowStream, documents_of
+from training.trainer.row_stream import RowStream
 
 _CURVE_POINTS = 200
 
@@ -72,10 +72,8 @@ class _Loop:
         optimizer = Optimizer(learner.module, options.learning_rate, options.warmup, options.clip)
         if restored is not None:
             restore_weights(restored, learner, optimizer)
-        corpus, place = self._plan.corpus, self._state.place
-        stream = RowStream(
-            lambda: documents_of(corpus.examples(held_out=False)), options.seq_len, learner.max_len, options.seed, place
-        )
+        place = self._state.place
+        stream = RowStream(self._plan.documents, options.seq_len, learner.max_len, options.seed, place)
         learner.module.zero_grad()
         must_stop, began, before_s = False, time.monotonic(), self._state.seconds
         with ThreadPoolExecutor(1) as reader:  # it reads the rows of the next step while this one is computed

@@ -39,7 +39,7 @@ def live(rows: list[Sequence]) -> Counts:
 
 
 def loaded(draft: str | Pair) -> Pair:
-    return draft if isinstance(draft, Pair) else Pair.load(draft, TARGET, "cpu", "float32")
+    return draft if isinstance(draft, Pair) else Pair(draft, TARGET, "cpu", "float32")
 
 
 def scored(draft: str | Pair, rows: list[Sequence], num_draft_tokens: int = 4) -> DraftScore:
@@ -69,7 +69,7 @@ def test_longer_drafts_than_the_head_was_trained_for_are_replayed_too(some_promp
 def test_a_near_tie_of_the_target_ends_a_round_as_in_the_engine(some_prompts, draft):
     """Near ties are rare; with a wide margin there are many."""
     rows = written(some_prompts[:12], [PARAMS], draft, close_call=0.5)
-    pair = Pair.load(draft, TARGET, "cpu", "float32")
+    pair = Pair(draft, TARGET, "cpu", "float32")
     without = scored(pair, rows).all.rounds
     pair.target.close_call = 0.5
     rounds, counted = scored(pair, rows).all.rounds, live(rows)
@@ -149,15 +149,15 @@ def noised(folder: Path, strength: float) -> str:
 
 
 def test_both_drafts_are_scored_beside_one_target(some_texts):
-    first = Pair.load(HEAD, TARGET, "cpu", "float32")
+    first = Pair(HEAD, TARGET, "cpu", "float32")
     alone = [scored(draft, some_texts[:8]) for draft in (HEAD, DRAFT)]
     found = [scored(first, some_texts[:8])]
-    found.append(scored(Pair.load(DRAFT, TARGET, "cpu", "float32", first.target), some_texts[:8]))
+    found.append(scored(Pair(DRAFT, TARGET, "cpu", "float32", first.target), some_texts[:8]))
     assert found == alone
 
 
 def test_a_faster_round_or_a_better_draft_is_a_larger_speed_up():
-    pair = Pair.load(DRAFT, TARGET, "cpu", "float32")
+    pair = Pair(DRAFT, TARGET, "cpu", "float32")
     seconds = measure_rounds(pair, 4, 2)
     assert 0 < seconds.plain < seconds.drafted
     assert seconds.speed_up(4.0) == pytest.approx(4 * seconds.plain / seconds.drafted)
@@ -166,7 +166,7 @@ def test_a_faster_round_or_a_better_draft_is_a_larger_speed_up():
 def test_drafts_whose_rounds_cannot_be_replayed_are_refused(tmp_path):
     target, head = save_perfect_pair(tmp_path, perfect_blocks)
     with pytest.raises(ValueError, match=r"of kind 'dspark', and only draft models and EAGLE-3 heads can be evaluated"):
-        Pair.load(head, target, "cpu", "float32")
+        Pair(head, target, "cpu", "float32")
 
 
 def test_scores_of_nothing_are_zero_not_an_error():
