@@ -15,9 +15,8 @@ from typing import Any
 import ray
 import torch
 
-from training.learners.packing import Learner
+from training.learners.packing import Learner, Place
 from training.trainer.optimizer import Optimizer
-from training.trainer.row_stream import Place
 
 
 @dataclass(frozen=True)

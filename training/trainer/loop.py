@@ -24,11 +24,10 @@ import torch
 import torch.distributed
 from ray.train import Checkpoint
 
-from training.learners.packing import Learner, PackedRow, PackedRows
+from training.learners.packing import Learner, PackedRow, PackedRows, RowStream
 from training.trainer.checkpoint import DRAFT, TrainingProgress, TrainingState, restore_weights, write_weights
 from training.trainer.optimizer import Optimizer, add_gradients
 from training.trainer.plan import TrainingPlan
-from training.trainer.row_stream import RowStream
 
 _CURVE_POINTS = 200
 

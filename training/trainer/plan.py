@@ -26,13 +26,11 @@ from training.corpus.corpus import Corpus
 from training.corpus.on_policy import check_is_targets_text
 from training.corpus.options import CorpusOptions
 from training.learners.draft_learner import DraftLearner, trainable_model
-from training.learners.head_learner import HeadLearner, trainable_config
-from training.learners.new_head import coverage, special_tokens, tokens_to_know
-from training.learners.packing import Document, Learner, PackedRows
+from training.learners.head_learner import HeadLearner, coverage, special_tokens, tokens_to_know, trainable_config
+from training.learners.packing import Document, Learner, PackedRows, RowStream
 from training.learners.teacher import Teacher
 from training.trainer.optimizer import Optimizer, add_gradients
 from training.trainer.options import ModelOptions, TrainOptions, WorkerOptions, check_together
-from training.trainer.row_stream import RowStream
 
 _WITHOUT_EFFECT = ("checkpoint_every", "gradient_checkpointing")  # on what a draft learns
 _BYTES_A_WEIGHT = 16  # float32: the weight, its gradient, and AdamW's two averages
