@@ -40,7 +40,6 @@ class RemoteSlots:
     """The slots of a session in all stages, as a KVCache has them. Changes go out with the session's next step."""
 
     def __init__(self, pipeline: StagePipeline, session: int) -> None:
-        """Begin with empty slots."""
         self._pipeline, self._session = pipeline, session
         self._changes: list[Change] = []
 

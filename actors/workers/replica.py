@@ -201,7 +201,6 @@ class Replica:
         await asyncio.shield(self._trial)
 
     async def _try(self) -> None:
-        """Let the engine write a token."""
         probe = Sequence.create([0], _PROBE)
         try:
             await asyncio.wait_for(self._loop.finish([probe]), self._settings.probe_timeout_s)

@@ -65,6 +65,7 @@ def replay(
     )
 
 
+_OF_ROUNDS = ("num_rounds", "num_draft_tokens", "num_accepted_tokens")
 _RATES = ("agreement", "overlap", "match_rate", "acceptance_rate", "tokens_a_round", "reproduced")
 
 
@@ -121,9 +122,7 @@ class KindScore(Sums):
         return {
             "num_rows": self.num_rows,
             "num_tokens": self.num_tokens,
-            "num_rounds": self.rounds.num_rounds,
-            "num_draft_tokens": self.rounds.num_draft_tokens,
-            "num_accepted_tokens": self.rounds.num_accepted_tokens,
+            **{name: getattr(self.rounds, name) for name in _OF_ROUNDS},
             "accepted_per_position": list(self.rounds.accepted_per_position),
             **{name: getattr(self, name) for name in _RATES},
         }

@@ -73,10 +73,25 @@ class HeadLearner:
         *,
         seed: int = 0,
     ) -> HeadLearner:
-        """Make a head that knows these of the target's tokens (None: all), with weights drawn by the seed."""
-        network, marks = new_head(teacher, known_ids, steps_ahead, seed)
-        dtype = getattr(torch, network.config.layer_config.get("dtype") or "float32")
-        return cls(network, teacher, network.config, marks, dtype, steps_ahead, loss)
+        """Make a head of one layer in the target's own sizes, with weights drawn by the seed.
+
+        `known_ids` are the target's ids of its tokens, ascending; None: all. Its embedding is the target's and stays as
+        it is; its output layer begins with the target's rows.
+        """
+        config = head_config(teacher, len(known_ids) if known_ids is not None else teacher.vocab_size, steps_ahead)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            network = Eagle3Network(config)
+        ids_D = None if known_ids is None else torch.tensor(known_ids, dtype=torch.int64)
+        embedding, output = teacher.network.get_input_embeddings(), teacher.network.get_output_embeddings()
+        with torch.no_grad():
+            network.embed_tokens.weight.copy_(embedding.weight)
+            rows = output.weight if ids_D is None else output.weight[ids_D.to(output.weight.device)]
+            network.lm_head.weight.copy_(rows)
+        network.embed_tokens.requires_grad_(False)
+        marks = {} if ids_D is None else {"d2t": offsets(ids_D)}
+        dtype = getattr(torch, config.layer_config.get("dtype") or "float32")
+        return cls(network.to(teacher.device), teacher, config, marks, dtype, steps_ahead, loss)
 
     @property
     def module(self) -> nn.Module:
@@ -158,28 +173,6 @@ def trainable_config(path: str, target_config: PretrainedConfig, target_path: st
         return replace(config, layer_ids=config.layer_ids_as("inputs"), layer_ids_are="inputs")
     except ValueError as error:
         raise ValueError(f"{path!r} {error} by python -m jobs.convert_draft") from error
-
-
-def new_head(
-    teacher: Teacher, known_ids: Sequence[int] | None, steps_ahead: int, seed: int
-) -> tuple[Eagle3Network, dict[str, torch.Tensor]]:
-    """Return a head of one layer in the target's own sizes, and the tensors of its folder that are no weights.
-
-    `known_ids` are the target's ids of its tokens, ascending; None: all. Its embedding is the target's and stays as it
-    is; its output layer begins with the target's rows.
-    """
-    config = head_config(teacher, len(known_ids) if known_ids is not None else teacher.vocab_size, steps_ahead)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        network = Eagle3Network(config)
-    ids_D = None if known_ids is None else torch.tensor(known_ids, dtype=torch.int64)
-    embedding, output = teacher.network.get_input_embeddings(), teacher.network.get_output_embeddings()
-    with torch.no_grad():
-        network.embed_tokens.weight.copy_(embedding.weight)
-        rows = output.weight if ids_D is None else output.weight[ids_D.to(output.weight.device)]
-        network.lm_head.weight.copy_(rows)
-    network.embed_tokens.requires_grad_(False)
-    return network.to(teacher.device), {} if ids_D is None else {"d2t": offsets(ids_D)}
 
 
 def head_config(teacher: Teacher, num_known: int, steps_ahead: int) -> HeadConfig:
