@@ -15,8 +15,6 @@ from training.corpus.corpus import Corpus
 from training.corpus.options import CorpusOptions
 from training.corpus.rows import is_held_out
 
-pytestmark = pytest.mark.ray
-
 
 @pytest.fixture
 def run(plain_run: Path) -> str:
