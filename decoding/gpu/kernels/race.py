@@ -36,15 +36,12 @@ def list_racing(source, hashed, samples, bound, bound_id, PART: tl.constexpr):
     One noised score of each block is known cheaply: that of the token with the block's largest noise, or without noise
     the largest score. The second best of these is a floor under the two best of all.
     """
-    logits_at, vocab_size, changes, temperature, _, num_blocks, _ = source
+    num_blocks = source[5]
     best, second = tl.full((), NEVER, tl.float32), tl.full((), NEVER, tl.float32)
     for start in range(0, num_blocks, PART):
         block_Q, known_Q = _largest(source, start, PART)
         if samples:
-            least_Q, holder_Q = noise.least_of_blocks(hashed, block_Q)
-            score_Q = tl.div_rn(shaped(logits_at, holder_Q, vocab_size, changes), temperature)
-            is_kept_Q = _is_kept(score_Q, holder_Q, bound, bound_id)
-            known_Q = tl.where(is_kept_Q, score_Q - noise.logarithm(least_Q), NEVER)
+            known_Q = _score_of_holders(source, hashed, block_Q, bound, bound_id)
         here = tl.max(known_Q, axis=0)
         first = tl.min(tl.where(known_Q == here, block_Q, LARGEST_ID), axis=0)
         next_here = tl.max(tl.where(block_Q == first, NEVER, known_Q), axis=0)
@@ -62,6 +59,16 @@ def list_racing(source, hashed, samples, bound, bound_id, PART: tl.constexpr):
         num_listed = _append(source, num_listed, block_Q, (reach_Q >= floor) & (max_Q >= bound) & (max_Q > NEVER))
     tl.debug_barrier()  # every thread sees this one
     return num_listed
+
+
+@triton.jit
+def _score_of_holders(source, hashed, block_Q, bound, bound_id):
+    """Return the noised scores of the tokens with the largest noise of their blocks; -inf for those not kept."""
+    logits_at, vocab_size, changes, temperature = source[:4]
+    least_Q, holder_Q = noise.least_of_blocks(hashed, block_Q)
+    score_Q = tl.div_rn(shaped(logits_at, holder_Q, vocab_size, changes), temperature)
+    is_kept_Q = _is_kept(score_Q, holder_Q, bound, bound_id)
+    return tl.where(is_kept_Q, score_Q - noise.logarithm(least_Q), NEVER)
 
 
 @triton.jit
