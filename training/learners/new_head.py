@@ -8,8 +8,7 @@ import torch
 from transformers import AutoTokenizer
 
 from decoding.checkpoint.supported import read_config
-from decoding.heads.format.fields import normalized
-from decoding.heads.format.head_config import HeadConfig, default_layer_inputs
+from decoding.heads.format.head_config import HeadConfig, default_layer_inputs, normalized
 from decoding.heads.format.networks import Eagle3Network
 from decoding.heads.format.tensors import offsets
 from training.learners.teacher import Teacher

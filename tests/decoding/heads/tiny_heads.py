@@ -9,9 +9,8 @@ from transformers import PreTrainedModel
 from decoding.drafters.head_drafters import DFlashDrafter
 from decoding.heads.dflash_head import DFlashHead
 from decoding.heads.eagle3_head import Eagle3Head
-from decoding.heads.format.fields import normalized
 from decoding.heads.format.folder import Head, save_head
-from decoding.heads.format.head_config import HeadConfig
+from decoding.heads.format.head_config import HeadConfig, normalized
 from decoding.heads.format.networks import DFlashNetwork, Eagle3Network, HeadNetwork
 from decoding.network.language_model import LanguageModel
 from decoding.network.layer_hooks import layers_to_read
