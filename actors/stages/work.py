@@ -121,7 +121,6 @@ def request_to_send(request: ScoreRequest) -> ScoreRequest:
 
 
 def _moved(value: Any, device: torch.device) -> Any:
-    """Copy data with all tensors on `device`."""
     if isinstance(value, torch.Tensor):
         return value.to(device)
     if isinstance(value, tuple):
