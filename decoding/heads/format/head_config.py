@@ -199,7 +199,7 @@ def default_num_speculative_tokens(kind: Kind, block_size: int | None, sample_fr
     return (block_size or 0) - (not sample_from_anchor)
 
 
-_IN_WORDS = {bool: "true or false", int: "a whole number", str: "a text", dict: "an object"}
+_TYPES = {bool: "true or false", int: "a whole number", str: "a text", dict: "an object"}
 
 
 class Said:
@@ -221,7 +221,7 @@ class Said:
         value = self.fields.get(name)
         if value is None:
             return default
-        return value if _is_a(value, kind) else self._refuse(name, _IN_WORDS[kind])
+        return value if _is_a(value, kind) else self._refuse(name, _TYPES[kind])
 
     def values(self, name: str, kind: type) -> Any:
         """Return a tuple of values of this type, or None if the field is absent."""
