@@ -37,8 +37,6 @@ _STILL_TOO_LARGE = {
     "decoding/pace/schedule.py": 367,
     "decoding/sampling": 17,
     "endpoint/batches": 16,
-    "jobs/config/loading.py": 329,
-    "pipeline/run/directory.py": 322,
     "training/trainer": 14,
 }
 _ROOMS_OF_NAMES = {
