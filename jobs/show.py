@@ -17,8 +17,8 @@ from jobs.commands import argument, on_run, refusals
 from jobs.report_page.numbers import count, format_length, on_one_line
 from jobs.report_page.rounds import Mark, Piece
 from jobs.report_page.samples import Sample, codec_or_why_not, find_rows, samples_of_found
+from pipeline.inputs.values import visible
 from pipeline.run.directory import RunDirectory
-from pipeline.text.visible import visible
 
 _MARKS: dict[Mark, tuple[str, str, str]] = {  # before, behind, style
     "accepted": ("[[", "]]", "green underline"),

@@ -21,9 +21,9 @@ _OBJECT_STORE_BYTES = 200_000_000
 _ROWS_PER_WRITE = 100_000
 
 
-def start_own_ray() -> None:
+def start_own_ray(num_cpus: int = 2) -> None:
     """Start a small Ray for this process; `ray.shutdown` ends it."""
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, object_store_memory=_OBJECT_STORE_BYTES)
+    ray.init(num_cpus=num_cpus, include_dashboard=False, log_to_driver=False, object_store_memory=_OBJECT_STORE_BYTES)
 
 
 def plan_run(prompts: Path, run: Path, rows_per_unit: int) -> RunDirectory:

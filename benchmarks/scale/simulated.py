@@ -8,8 +8,7 @@ from typing import Any
 import pyarrow as pa
 
 from actors.units.unit_rows import WholeUnits
-from actors.units.worker import RowKind, UnitWorker, open_run
-from actors.units.workplace import Workplace
+from actors.units.worker import RowKind, UnitWorker, Workplace, open_run
 from pipeline.counts import Counts
 from pipeline.inputs.options import InputOptions
 from pipeline.inputs.rows import InputRow

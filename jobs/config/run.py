@@ -9,8 +9,7 @@ from typing import Annotated, Literal
 import pydantic
 
 from actors.engines import backend_of
-from actors.programs.settings import ProgramSettings
-from actors.settings import GeneratorSettings
+from actors.settings import GeneratorSettings, ProgramSettings
 from decoding.choices import TEXT_DEPENDS_ON_DRAFT
 from decoding.sampling_params import SamplingParams
 from jobs.config.fields import Flat

@@ -8,9 +8,9 @@ from typing import Annotated, Literal
 import pydantic
 
 from actors.settings import ModelSettings
+from pipeline.limits import check_numbers
 from training.corpus.options import CorpusOptions
-from training.trainer.options import ModelOptions, TrainOptions, WorkerOptions, check_together
-from training.trainer.worth import Worth
+from training.trainer.options import ModelOptions, TrainOptions, WorkerOptions, Worth, check_together
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,9 +56,7 @@ class WorthSettings:
             raise ValueError(
                 f"{', '.join(missing)}: whether training pays follows from all four fields; give them, too"
             )
-        for name, value in given.items():
-            if value is not None and not value > 0:
-                raise ValueError(f"worth.{name} must be above 0, got {value}")
+        check_numbers(self, "worth.", above_0=tuple(self.__dataclass_fields__))
 
     def worth(self) -> Worth | None:
         """Return what is known of the run; None if nothing was given."""

@@ -15,13 +15,12 @@ import ray
 
 from actors.drafts.roster import roster_of
 from actors.engines import backend_of
-from actors.heartbeat import Heartbeat
 from actors.metric_table import ROWS_LEFT, UNITS_LEFT
-from actors.metrics import Metrics
+from actors.metrics import Heartbeat, Metrics
 from actors.units.feed import UnitFeed
 from actors.units.ledger import FeedSignal, Ledger, start_ledger
 from actors.units.ledgers import LocalLedger
-from actors.units.workplace import Workplace
+from actors.units.worker import Workplace
 from actors.workers.engine_worker import EngineWorker, WorkerSpec
 from jobs.driver.cluster import cluster_in_words, start_ray
 from jobs.driver.plan import Plan

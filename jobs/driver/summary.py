@@ -17,10 +17,10 @@ from jobs.config.run import RunSettings
 from jobs.driver.progress import format_seconds
 from jobs.report_page.numbers import format_length, format_rate
 from pipeline.counts import COUNTED_COLUMNS, SCORED_COLUMNS, Counts, Scores, count_generations, count_scores
+from pipeline.inputs.values import visible
 from pipeline.run.check import CheckReport
 from pipeline.run.directory import RunDirectory
 from pipeline.run.unit_rows import read_unit_rows, tally
-from pipeline.text.visible import visible
 
 _MOST_LINES, _MOST_COLUMNS = 4, 280
 _MOST_CHARACTERS = 4 * _MOST_COLUMNS  # a text of accents alone fills no column

@@ -9,7 +9,7 @@ from typing import Any
 
 import ray
 
-from actors.drafts.links import DraftLinks
+from actors.drafts.remote_drafter import DraftLinks
 from actors.engines import backend_of
 from actors.engines.loading import load_codec
 from actors.errors import describe

@@ -9,6 +9,7 @@ from array import array
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -134,10 +135,13 @@ class RunFacts:
         for (version,), samples in grouped(table, ["draft_version"]) if "draft_version" in table.column_names else ():
             number = int(version.shown)
             self.versions[number] = self.versions.get(number, Counts()) + count_generations(samples)
-        self.finish_reasons.update(table["finish_reason"].to_pylist())
-        self.output_lengths.update(table["num_output_tokens"].to_pylist())
         of_prompts = table.select(["sample", "num_prompt_tokens"]).filter(pc.field("sample") == 0)
-        self.prompt_lengths.update(of_prompts["num_prompt_tokens"].to_pylist())
+        for counter, column in (
+            (self.finish_reasons, table["finish_reason"]),
+            (self.output_lengths, table["num_output_tokens"]),
+            (self.prompt_lengths, of_prompts["num_prompt_tokens"]),
+        ):
+            counter.update(cast("list[Any]", column.to_pylist()))
 
 
 def gather(run_directory: RunDirectory, by: Sequence[str] | None = None) -> RunFacts:

@@ -11,8 +11,7 @@ import pyarrow as pa
 
 from pipeline.counts import Sums
 from pipeline.text.codec import TextCodec
-from pipeline.text.incremental_decoder import IncrementalDecoder
-from pipeline.text.text_behind import TextBehind
+from pipeline.text.text_behind import IncrementalDecoder, TextBehind
 
 # accepted: drafted, and what the target wrote as well. rejected: drafted, and no part of the text. corrected: the
 # target's own token in place of a rejected one. own: the target's own token behind a draft that was accepted whole, or

@@ -11,8 +11,8 @@ from typing import Any
 import pyarrow as pa
 
 from jobs.report_page.rounds import Piece, RoundOfText, marked_text, rounds_of
-from pipeline.inputs.arrow_values import shown_rows
 from pipeline.inputs.units import WorkUnit
+from pipeline.inputs.values import shown_rows
 from pipeline.run.directory import RunDirectory
 from pipeline.run.row_sample import NUM_SAMPLED, RowSample
 from pipeline.run.unit_rows import UnitRows, read_ahead, read_unit_rows

@@ -20,8 +20,7 @@ from jobs.config.train import EvalConfig
 from jobs.report_page.numbers import format_length, format_rate
 from training.corpus.corpus import Corpus
 from training.corpus.on_policy import check_is_targets_text
-from training.evaluation.gate import GateVerdict, judge
-from training.evaluation.kind_score import DraftScore, KindScore
+from training.evaluation.kind_score import DraftScore, GateVerdict, KindScore, judge
 from training.evaluation.pair import Pair
 from training.evaluation.score import score
 from training.evaluation.speed import RoundSeconds, measure_rounds
@@ -108,11 +107,11 @@ class Evaluation:
     def _print_reproduced(self, found: DraftScore, target: LanguageModel) -> None:
         what = "held-out rows" if self._config.eval.rows == "held_out" else "rows"
         said = f"{len(self._examples):,} {what}, {found.all.num_tokens:,} output tokens"
-        if found.reproduced is None:
+        if found.all.reproduced is None:
             said += "; without the rows' noise keys, acceptance is that of noise drawn for the texts"
         else:
             dtype = str(target.dtype).removeprefix("torch.")
-            said += f"; the target, in {dtype}, reproduces {found.reproduced:.2%} of them"
+            said += f"; the target, in {dtype}, reproduces {found.all.reproduced:.2%} of them"
         self._console.print(said, highlight=False, soft_wrap=True)
         self._console.print(_LEGEND, highlight=False, soft_wrap=True)
         if self._config.eval.costs:

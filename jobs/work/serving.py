@@ -25,7 +25,7 @@ from actors.engines import backend_of
 from actors.resources import describe_placement
 from decoding.checkpoint.gguf_file import origin_in_words
 from decoding.engine.draft_folder import check_replacement
-from endpoint.batches.settings import BatchSettings
+from endpoint.batches.batch import BatchSettings
 from endpoint.deployment import (
     APP_NAME,
     DeployedVersion,

@@ -20,10 +20,9 @@ from jobs.driver.progress import format_seconds
 from jobs.driver.stopping import Exit, bad_configuration, graceful_stop, interrupted
 from jobs.driver.watches import watching
 from pipeline.storage.location import Location
-from training.trainer.measure import measured_seconds
 from training.trainer.options import WorkerOptions
 from training.trainer.output import finished_provenance
-from training.trainer.plan import TrainingPlan
+from training.trainer.plan import TrainingPlan, measured_seconds
 from training.trainer.progress import TrainingProgress
 from training.trainer.train import TrainedDraft, TrainingInterrupted, train_planned
 

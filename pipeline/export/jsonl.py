@@ -9,8 +9,8 @@ from typing import IO, Any
 
 import pyarrow as pa
 
-from pipeline.inputs.arrow_values import base64_text, plain_values
 from pipeline.inputs.carried import JSON_TEXT, types_from_dict
+from pipeline.inputs.values import base64_text, plain_values
 from pipeline.run.directory import RunDirectory
 from pipeline.run.unit_rows import each_unit, refuse_incomplete
 from pipeline.schema import OPTIONAL_COLUMNS

@@ -14,9 +14,9 @@ import pyarrow as pa
 from pipeline.errors import Stage
 from pipeline.id_set import IdSet
 from pipeline.inputs.units import WorkUnit
+from pipeline.inputs.values import visible
 from pipeline.run.directory import RunDirectory
 from pipeline.run.unit_rows import read_ahead, read_errors
-from pipeline.text.visible import visible
 
 _UNITS_PER_WINDOW = 10_000
 _MAX_MESSAGES = 10_000  # different ones: messages may quote their row

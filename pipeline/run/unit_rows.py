@@ -17,8 +17,8 @@ from typing import Any, NamedTuple, TypeVar
 import pyarrow as pa
 
 from pipeline.counts import Sums
-from pipeline.inputs.arrow_values import plain_values, shown_values
 from pipeline.inputs.units import WorkUnit
+from pipeline.inputs.values import plain_values, shown_values
 from pipeline.run.directory import RunDirectory
 from pipeline.storage.location import Location
 from pipeline.storage.parquet import read_columns, table_of

@@ -53,7 +53,8 @@ def packed(objects: Iterable[Any]) -> pa.Table:
 
 def unpacked(table: pa.Table) -> list[Any]:
     """Return the objects in a table."""
-    return [pickle.loads(each) for each in table["pickled"].to_pylist()]
+    pickled: list[Any] = table["pickled"].to_pylist()
+    return list(map(pickle.loads, pickled))
 
 
 def stream_units(

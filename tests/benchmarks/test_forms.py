@@ -1,55 +1,19 @@
-"""What a form costs, as it was measured, and that it can be measured again; a grown target writes the same."""
+"""What a form costs can be measured again; a grown target writes the same."""
 
 import json
 
 import pytest
 
 from benchmarks import forms
-from benchmarks.grown_target import grow
+from benchmarks.engines_in_turns import engine_way
+from benchmarks.harness import one_repeat
 from checks import figures
 from decoding import Engine, EngineOptions, SamplingParams, Sequence
-
-BUNDLED, FIXED, GROWN = (json.loads(path.read_text()) for path in figures.FORMS)
-
-
-@pytest.mark.parametrize("at_once", [4, 16])
-def test_a_schema_costs_at_most_a_twentieth_of_the_bundled_pairs_speed(at_once):
-    (schema,) = [line for line in BUNDLED["lines"] if _is(line, rows_at_once=at_once, drafter="none", output="schema")]
-    assert schema["times_no_form"] >= 0.95
-
-
-def test_at_4_rows_of_the_bundled_pair_forced_tokens_bring_1_2_times_tokens_a_round_without_white_space_and_save_time():
-    for drafter in ("suffix", "model"):
-        (tight,) = [
-            line for line in BUNDLED["lines"] if _is(line, rows_at_once=4, drafter=drafter, output="tight schema")
-        ]
-        assert tight["tokens_a_round_times_not_forced"] >= 1.2
-        assert tight["times_not_forced"] > 1
-
-
-@pytest.mark.parametrize("output", ["schema", "tight schema"])
-def test_where_lengths_are_fixed_forced_tokens_bring_a_lookup_1_2_times_tokens_a_round(output):
-    lines = [line for line in FIXED["lines"] if _is(line, drafter="ngram", output=output)]
-    assert {line["rows_at_once"] for line in lines} == {4, 16}
-    for line in lines:
-        assert line["tokens_a_round_times_not_forced"] >= 1.2
-        assert line["times_not_forced"] > 1
-        assert line["times_no_form"] > 1
-
-
-def _is(line: dict[str, object], **wanted: object) -> bool:
-    return all(line[name] == value for name, value in wanted.items())
-
-
-def test_beside_the_forward_of_a_larger_model_a_schema_costs_at_most_a_twentieth_of_the_speed():
-    grown = [line for line in GROWN["lines"] if line["grown"] > 1 and line["drafter"] == "none"]
-    (schema,) = [line for line in grown if line["output"] == "schema"]
-    assert schema["times_no_form"] >= 0.95
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_a_grown_target_writes_what_the_target_writes_and_has_more_weights(tmp_path, temperature):
-    grown = grow(forms.PAIR / "target", tmp_path / "grown", 3)
+    grown = forms.grow(forms.PAIR / "target", tmp_path / "grown", 3)
     prompts = [request.prompt for request in forms.requests()[:4]]
     params, options = SamplingParams(temperature=temperature, max_tokens=24), EngineOptions(drafter="none", num_slots=4)
     texts, widths = [], []
@@ -79,18 +43,13 @@ def test_the_benchmark_measures_each_output_while_all_slots_are_in_use(tmp_path,
 
 def test_no_round_is_timed_in_which_a_slot_is_empty():
     options = EngineOptions(drafter="none", num_slots=2)
-    way = forms.Way("no form", Engine.load(str(forms.PAIR / "target"), options=options, device="cpu", dtype="float32"))
+    engine = Engine.load(str(forms.PAIR / "target"), options=options, device="cpu", dtype="float32")
     lengths = (3, 4, 12)  # two rows at once: the last one is alone behind six rounds
     rows = [
         Sequence.create(request.prompt, SamplingParams(max_tokens=length), run_seed=0, row=0)
         for request, length in zip(forms.requests(), lengths, strict=False)
     ]
-    way.begin(rows)
-    while way.is_full:
-        way.take_turn()
-    assert len(rows[2].output_token_ids) < 12
-    num_rounds, seconds = way.num_rounds[0], way.seconds[0]
-    way.end()
+    found = one_repeat({"no form": engine_way(lambda: engine, lambda _: rows, least_rows=2)}, 0)["no form"]
     assert len(rows[2].output_token_ids) == 12
-    assert (way.num_rounds, way.seconds) == ([num_rounds], [seconds])
-    assert way.tokens[0] < sum(lengths)
+    assert found.done < 3 + 4 + 12
+    assert found.num_rounds <= 6

@@ -1,7 +1,5 @@
 """What the command line accepts, which configurations a pattern names, and which corpus comes of it."""
 
-import json
-
 import pytest
 
 from benchmarks.decoder.configurations import CONFIGURATIONS, select
@@ -83,14 +81,6 @@ def test_templated_prompts_share_their_beginning_and_samples_are_neighbours(pair
     assert rows[0][:20] == rows[4][:20]
     sequences = corpus.sequences(8)
     assert len({sequence.noise_key for sequence in sequences}) == 8
-
-
-def test_mixed_rows_take_turns_in_the_languages(pair, tmp_path):
-    (tmp_path / "target").symlink_to(pair / "target")
-    options = BenchOptions(pair=tmp_path, corpus="mixed", prompt_lengths=(3, 9))
-    (tmp_path / "pair.json").write_text(json.dumps({"languages": [0.9, 0.5, 0.2]}))
-    rows = make_corpus(options, tmp_path).rows(6)
-    assert [{token % 3 for token in row} for row in rows] == [{0}, {1}, {2}, {0}, {1}, {2}]
 
 
 def test_rows_are_sampled_as_the_command_line_says(pair):

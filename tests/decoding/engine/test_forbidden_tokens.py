@@ -10,8 +10,8 @@ from transformers.generation import logits_process as hf
 from decoding import SamplingParams, Sequence
 from decoding.drafters.stepwise import StepwiseDrafter
 from decoding.gpu.available import is_interpreted
-from decoding.sampling.forbidden import ForbiddenTokens
 from decoding.sampling.rows import Rows
+from decoding.sampling.token_history import ForbiddenTokens
 from tests.decoding import tiny
 from tests.decoding.grammar.tiny_grammars import END, STRUCTURED, fulfils, grammars, text_of, with_end
 from tests.decoding.tiny import (

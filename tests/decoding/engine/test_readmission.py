@@ -8,7 +8,7 @@ import pytest
 
 from decoding import Engine, EngineOptions, SamplingParams, Sequence
 from decoding.drafters import DRAFTERS
-from decoding.drafters.suffix import SuffixDrafter
+from decoding.drafters.lookups import SuffixDrafter
 from decoding.engine.engine import TargetLostError
 from decoding.engine.prefix import Resident
 from decoding.network.language_model import LanguageModel

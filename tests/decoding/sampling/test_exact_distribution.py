@@ -9,7 +9,7 @@ import torch
 
 from decoding import SamplingParams
 from decoding.sampling.distribution import probabilities
-from decoding.sampling.verify import Draft
+from decoding.sampling.verdicts import Draft
 from tests.decoding.toy import PROMPT, Language, difference, rejection_rule, speculative_distribution, total_variation
 
 EXACT = 1e-12

@@ -14,7 +14,7 @@ from tests.pipeline.stores import CREDENTIALS, running_s3_server, s3_uri
 from tests.text_pair import save_byte_fallback_tokenizer
 from training.corpus.corpus import Corpus
 from training.corpus.options import CorpusOptions
-from training.corpus.split import is_held_out
+from training.corpus.rows import is_held_out
 
 pytestmark = pytest.mark.ray
 
@@ -54,7 +54,7 @@ def test_the_counts_are_those_of_the_rows(run, text_pair):
     corpus = opened(run, text_pair[0])
     examples = list(corpus.examples())
     num_tokens = sum(len(example.output_token_ids) for example in examples)
-    assert (corpus.num_rows, corpus.num_output_tokens, corpus.num_skipped) == (len(examples), num_tokens, 0)
+    assert (corpus.num_rows, corpus.num_output_tokens) == (len(examples), num_tokens)
 
 
 @pytest.mark.parametrize("max_rows", [1, 8, 13])
