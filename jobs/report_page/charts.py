@@ -35,7 +35,8 @@ def throughput(timeline: Timeline) -> Markup:
     """Return tokens a second over the time of the run."""
     num_bins = max(6, min(_NUM_BINS, 2 * len(timeline)))
     edges, speeds = timeline.tokens_per_second(num_bins)
-    unit, seconds = _unit_of_time(float(edges[-1]))
+    units: Sequence[tuple[str, float]] = (("days", 86400.0), ("hours", 3600.0), ("minutes", 60.0))
+    unit, seconds = next((each for each in units if edges[-1] >= 2 * each[1]), ("seconds", 1.0))
 
     def draw(axes: Axes) -> None:
         axes.stairs(speeds, edges / seconds, fill=True, color=_FIRST, alpha=0.25, linewidth=0)
@@ -175,8 +176,3 @@ def _legend(axes: Axes) -> None:
 
 def _short(name: str) -> str:
     return name if len(name) <= 22 else name[:21] + "…"
-
-
-def _unit_of_time(seconds: float) -> tuple[str, float]:
-    units: Sequence[tuple[str, float]] = (("days", 86400.0), ("hours", 3600.0), ("minutes", 60.0))
-    return next(((name, length) for name, length in units if seconds >= 2 * length), ("seconds", 1.0))
