@@ -79,25 +79,21 @@ def execute(
     """
     if not units.num_units:
         return
-    run = plan.config.run
+    run, models, pool = plan.config.run, plan.settings.models, plan.pool
+    names = [Path(path).name for path in (models.target, models.draft) if path is not None]
+    most = f" (at most {pool.max_actors})" if pool.max_actors > pool.num_at_once else ""
+    engines = f"{pool.num_at_once} engine{'s' if pool.num_at_once > 1 else ''}{most}"
+    loading = f"loading {' and '.join(names)} in {engines}"
     with Progress(units.num_units, units.num_rows, run.progress) as progress:
         planned = f"planned: {units.num_units:,} units, {units.num_rows:,} rows"
         if run.local:
-            progress.say(f"{planned}; loading {_models(plan)} in this process ...")
+            progress.say(f"{planned}; {loading} in this process ...")
             yield from in_process(units, spec, plan, progress, lease)
             return
         progress.say(f"{planned}; starting Ray ...")
         start_ray(run.ray_address)
-        progress.say(f"{cluster_in_words(run.ray_address)}; loading {_models(plan)} ...")
+        progress.say(f"{cluster_in_words(run.ray_address)}; {loading} ...")
         yield from _on_ray(units, spec, plan, progress, lease, backups=backups)
-
-
-def _models(plan: Plan) -> str:
-    """Return which models how many engines load, for a reader."""
-    models, pool = plan.settings.models, plan.pool
-    names = [Path(path).name for path in (models.target, models.draft) if path is not None]
-    most = f" (at most {pool.max_actors})" if pool.max_actors > pool.num_at_once else ""
-    return f"{' and '.join(names)} in {pool.num_at_once} engine{'s' if pool.num_at_once > 1 else ''}{most}"
 
 
 def _on_ray(
