@@ -96,7 +96,8 @@ def draft_lengths(rounds: RecordedRounds) -> Markup:
 def mean_lengths(groups: Mapping[str, Group]) -> Markup:
     """Return the mean acceptance length of each kind, and what one constant chance of acceptance predicts."""
     shown = list(groups.items())[:_MAX_KINDS][::-1]
-    names = [_short(name or "all rows") for name, _ in shown]
+    names = [name or "all rows" for name, _ in shown]
+    names = [name if len(name) <= 22 else name[:21] + "…" for name in names]
     measured = [group.counts.mean_acceptance_length or 0.0 for _, group in shown]
     predicted = [(row, group.rounds.predicted_length) for row, (_, group) in enumerate(shown)]
 
@@ -172,7 +173,3 @@ def _legend(axes: Axes) -> None:
     axes.legend(
         loc="lower left", bbox_to_anchor=(-0.02, 1.0), ncols=2, handlelength=1.6, borderpad=0, columnspacing=1.4
     )
-
-
-def _short(name: str) -> str:
-    return name if len(name) <= 22 else name[:21] + "…"
