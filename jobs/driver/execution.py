@@ -74,8 +74,7 @@ def execute(
 
     Each process of the plan's pool is an EngineWorker that is told `spec`. Without `backups` no unit has one, whatever
     `run.backup_units` says: for work that two processes must not do at once. Starts Ray, unless the run is local, shows
-    progress, tells the lease how many engines are up, and says what was repeated. Raises LeaseLost, and as
-    `stream_units` does.
+    progress, tells the lease how many engines are up, and says what was repeated. Raises what `stream_units` raises.
     """
     if not units.num_units:
         return
@@ -115,7 +114,6 @@ def execute(
             try:
                 for receipt in _receipts(feed, units.num_units, given, pool, run.no_progress_timeout_s):
                     progress.add(receipt.counts)
-                    lease.refuse_if_lost()
                     yield receipt
             except UnitError:
                 ledger.stop.remote()  # the units that are queued behind the one that failed must not begin
@@ -209,5 +207,4 @@ def in_process(
                     raise outcome
                 if outcome is not None:
                     progress.add(outcome.counts)
-                    lease.refuse_if_lost()
                     yield outcome
