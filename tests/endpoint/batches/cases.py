@@ -1,7 +1,5 @@
 """A batch on storage, the processes that drive it, and replicas that die: all in this process."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Awaitable, Callable

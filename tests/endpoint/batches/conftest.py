@@ -1,7 +1,5 @@
 """A server with the Batch API, closed with two keys and with narrow limits."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

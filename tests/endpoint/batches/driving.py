@@ -1,7 +1,5 @@
 """Batches in this process, without Ray: the ledgers are objects, and the driver runs in the application's loop."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 from types import SimpleNamespace

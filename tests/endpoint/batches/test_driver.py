@@ -1,7 +1,5 @@
 """A batch goes on after whatever ended its process, ends when it must, and counts every row once."""
 
-from __future__ import annotations
-
 import asyncio
 from dataclasses import replace
 from pathlib import Path
@@ -45,7 +43,7 @@ def expected(text_pair: tuple[str, str], tmp_path_factory: pytest.TempPathFactor
     return texts(case.results(case.batch.output_file_id))
 
 
-def test_a_process_that_ends_after_each_unit_costs_no_row(case: Case, expected: dict[str, str]) -> None:
+def test_a_process_that_ends_after_each_unit_costs_no_row(case, expected):
     async def scenario() -> None:
         for num_units in (1, 2):
             watched = Watched(Replica(settings_of(case.pair)))
@@ -59,9 +57,7 @@ def test_a_process_that_ends_after_each_unit_costs_no_row(case: Case, expected: 
 
 
 @pytest.mark.parametrize("first", range(6))
-def test_a_state_that_cannot_be_written_is_written_later(
-    case: Case, expected: dict[str, str], monkeypatch: pytest.MonkeyPatch, first: int
-) -> None:
+def test_a_state_that_cannot_be_written_is_written_later(case, expected, monkeypatch, first):
     """A kill before or after any of these writes leaves the same to the drivers that come after."""
     write, num_writes = BatchStore.replace, 0
 
@@ -80,9 +76,7 @@ def test_a_state_that_cannot_be_written_is_written_later(
     case.check_complete(expected)
 
 
-def test_a_batch_on_an_object_store_is_the_same_and_is_deleted_with_its_run(
-    tmp_path: Path, text_pair: tuple[str, str], expected: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_batch_on_an_object_store_is_the_same_and_is_deleted_with_its_run(tmp_path, text_pair, expected, monkeypatch):
     for name, value in CREDENTIALS.items():
         monkeypatch.setenv(name, value)
     with running_s3_server() as server:
@@ -98,7 +92,7 @@ def test_a_batch_on_an_object_store_is_the_same_and_is_deleted_with_its_run(
         assert case.files.owners() == ["me"]
 
 
-def test_rows_without_a_seed_have_the_texts_of_the_offline_job(case: Case, expected: dict[str, str]) -> None:
+def test_rows_without_a_seed_have_the_texts_of_the_offline_job(case, expected):
     settings = settings_of(case.pair)
     settings, codec = replace(settings, sampling=sampling_of(COMPLETIONS)), load_codec(settings)
     (unit,) = plan_units(list_files(case.files.content("me", case.file_id).name), BATCH_INPUT, 100)
@@ -110,7 +104,7 @@ def test_rows_without_a_seed_have_the_texts_of_the_offline_job(case: Case, expec
     assert [decode_row(row, codec)[0]["text"] for row in encoded] == list(expected.values())
 
 
-def test_a_cancelled_batch_writes_nothing_more(case: Case) -> None:
+def test_a_cancelled_batch_writes_nothing_more(case):
     async def scenario() -> None:
         replica = Replica(settings_of(case.pair))
         batches: Batches | None = None
@@ -140,7 +134,7 @@ def test_a_cancelled_batch_writes_nothing_more(case: Case) -> None:
     assert batch.changed_at["cancelling"] <= batch.changed_at["cancelled"]
 
 
-def test_a_batch_whose_time_is_over_expires_with_what_it_has(case: Case) -> None:
+def test_a_batch_whose_time_is_over_expires_with_what_it_has(case):
     async def scenario() -> None:
         async def too_long(num_done: int) -> None:
             if num_done:
@@ -158,9 +152,7 @@ def test_a_batch_whose_time_is_over_expires_with_what_it_has(case: Case) -> None
     assert {each["error"]["code"] for each in case.results(batch.error_file_id).values()} == {"batch_expired"}
 
 
-def test_a_row_that_kills_its_replica_is_an_error_line_and_no_other_row_is_lost(
-    case: Case, expected: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_row_that_kills_its_replica_is_an_error_line_and_no_other_row_is_lost(case, expected, monkeypatch):
     monkeypatch.setattr("endpoint.batches.workshop._AGAIN_S", 0.0)
 
     async def scenario() -> int:
@@ -176,7 +168,7 @@ def test_a_row_that_kills_its_replica_is_an_error_line_and_no_other_row_is_lost(
     assert texts(case.results(batch.output_file_id)) == {k: v for k, v in expected.items() if k != "row-6"}
 
 
-def test_a_batch_of_another_model_fails_with_what_it_has(case: Case, tmp_path: Path) -> None:
+def test_a_batch_of_another_model_fails_with_what_it_has(case, tmp_path):
     async def scenario() -> None:
         watched = Watched(Replica(settings_of(case.pair)))
         await case.drive(case.batches(watched, max_units=1), lambda: watched.num_done >= 1)
@@ -193,9 +185,7 @@ def test_a_batch_of_another_model_fails_with_what_it_has(case: Case, tmp_path: P
     assert num_done + len(case.results(batch.error_file_id)) == NUM_ROWS
 
 
-def test_a_unit_that_fails_again_and_again_fails_its_batch_without_details(
-    case: Case, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_unit_that_fails_again_and_again_fails_its_batch_without_details(case, monkeypatch):
     monkeypatch.setattr("endpoint.batches.driver._FIRST_WAIT_S", 0.0)
 
     class Broken:
@@ -212,7 +202,7 @@ def test_a_unit_that_fails_again_and_again_fails_its_batch_without_details(
     assert "secret" not in case.batch.errors[0].message
 
 
-def test_a_batch_whose_part_is_damaged_fails_and_is_not_tried_for_ever(case: Case) -> None:
+def test_a_batch_whose_part_is_damaged_fails_and_is_not_tried_for_ever(case):
     async def scenario() -> None:
         watched = Watched(Replica(settings_of(case.pair)))
         await case.drive(case.batches(watched, max_units=1), lambda: watched.num_done >= 1)
@@ -225,7 +215,7 @@ def test_a_batch_whose_part_is_damaged_fails_and_is_not_tried_for_ever(case: Cas
     assert "cannot read" in case.batch.errors[0].message
 
 
-def test_an_engine_of_another_model_is_waited_for(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engine_of_another_model_is_waited_for(case, monkeypatch):
     monkeypatch.setattr("endpoint.batches.driver._OTHER_MODEL_S", 0.0)
 
     async def scenario() -> int:
@@ -247,9 +237,7 @@ def test_an_engine_of_another_model_is_waited_for(case: Case, monkeypatch: pytes
     assert case.batch.num_completed == NUM_ROWS
 
 
-def test_a_batch_of_an_adapter_is_written_by_it_alone_and_fails_by_name_once_it_is_gone(
-    case: Case, text_pair: tuple[str, str]
-) -> None:
+def test_a_batch_of_an_adapter_is_written_by_it_alone_and_fails_by_name_once_it_is_gone(case, text_pair):
     """The other model stands for an adapter: what it writes differs from what the endpoint's own model writes."""
 
     async def scenario() -> None:
@@ -272,9 +260,7 @@ def test_a_batch_of_an_adapter_is_written_by_it_alone_and_fails_by_name_once_it_
     assert [error.message for error in case.batch.errors] == ["The model 'pirate' is not served any more."]
 
 
-def test_the_identity_of_the_weights_is_read_once_for_all_batches(
-    case: Case, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_the_identity_of_the_weights_is_read_once_for_all_batches(case, monkeypatch, tmp_path_factory):
     settings, num_reads = settings_of(case.pair), 0
 
     def counting(*arguments: Any) -> dict[str, Any]:

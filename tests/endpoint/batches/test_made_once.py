@@ -1,9 +1,6 @@
 """A batch that is asked for again, because the process that made it was lost before it could say so, is made once."""
 
-from __future__ import annotations
-
 import io
-from pathlib import Path
 
 import pytest
 
@@ -17,7 +14,7 @@ from tests.endpoint.batches.asking import COMPLETIONS, content, line
 pytestmark = pytest.mark.anyio
 
 
-async def test_a_request_makes_one_batch_however_many_processes_are_asked(tmp_path: Path) -> None:
+async def test_a_request_makes_one_batch_however_many_processes_are_asked(tmp_path):
     num_woken = 0
 
     async def wake() -> None:

@@ -1,7 +1,5 @@
 """Processes of the application that are lost in the middle of an answer."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The application on Ray Serve: real processes, real HTTP, and what its texts are compared with."""
 
-from __future__ import annotations
-
 import os
 import signal
 import socket

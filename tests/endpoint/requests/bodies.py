@@ -1,7 +1,5 @@
 """Bodies of requests, each with the one answer of jobs, batches and the endpoint: a text, or a refusal by name."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

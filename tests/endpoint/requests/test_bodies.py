@@ -1,12 +1,9 @@
 """One body has one answer: the same text, or the same refusal, from a job's reader, from a batch, and over HTTP."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -127,9 +124,7 @@ def check(outcome: Outcome, refused: tuple[str, str] | None, texts: tuple[str, .
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_a_body_has_one_answer(
-    case: Case, by_endpoint: dict[str, Outcome], by_batch: dict[str, Outcome], by_job: dict[str, Outcome]
-) -> None:
+def test_a_body_has_one_answer(case, by_endpoint, by_batch, by_job):
     here = by_endpoint[case.name]
     check(here, case.refused, here.texts)
     if case.refused is not None:
@@ -141,7 +136,7 @@ def test_a_body_has_one_answer(
             assert by_batch[case.name].param == case.in_batches[0]
 
 
-def test_the_table_has_enough_of_each() -> None:
+def test_the_table_has_enough_of_each():
     assert len({case.name for case in CASES}) == len(CASES) >= 250
     assert sum(case.refused is None for case in CASES) >= 100
 
@@ -149,7 +144,7 @@ def test_the_table_has_enough_of_each() -> None:
 @pytest.mark.ray
 @pytest.mark.slow
 @pytest.mark.usefixtures("ray_address")
-def test_a_job_on_ray_writes_what_its_reader_promised(by_job: dict[str, Outcome], tmp_path: Path) -> None:
+def test_a_job_on_ray_writes_what_its_reader_promised(by_job, tmp_path):
     cases = [case for case in CASES if "max_tokens" in case.body]  # a job has a limit of its own for the others
     source = tmp_path / "in.jsonl"
     source.write_text("".join(json.dumps(line(case)) + "\n" for case in cases))

@@ -42,9 +42,7 @@ def silent() -> str:
     ("is_joined", "message"),
     [(False, "^cannot start Ray on this machine .*timed out.*; if the"), (True, "^cannot join .* at [0-9.:]+ .*timed")],
 )
-def test_a_start_that_takes_ray_too_long_is_told_in_one_line(
-    monkeypatch: pytest.MonkeyPatch, answering: str, is_joined: bool, message: str
-) -> None:
+def test_a_start_that_takes_ray_too_long_is_told_in_one_line(monkeypatch, answering, is_joined, message):
     def init(**_: object) -> None:
         raise Exception("The current node timed out during startup.\nThis could happen")  # as ray/_private/node.py does
 
@@ -55,9 +53,7 @@ def test_a_start_that_takes_ray_too_long_is_told_in_one_line(
 
 
 @pytest.mark.parametrize("scheme", ["", "ray://"])
-def test_a_cluster_that_does_not_answer_is_refused_at_once(
-    monkeypatch: pytest.MonkeyPatch, silent: str, scheme: str
-) -> None:
+def test_a_cluster_that_does_not_answer_is_refused_at_once(monkeypatch, silent, scheme):
     said = f"cannot join the Ray cluster at {scheme}{silent}: nothing answers .*RAY_ADDRESS"
     with pytest.raises(ConnectionError, match=said):
         start_ray(scheme + silent)
@@ -66,31 +62,29 @@ def test_a_cluster_that_does_not_answer_is_refused_at_once(
         find_cluster(None)
 
 
-def test_a_plan_for_a_named_cluster_asks_nothing_of_it(monkeypatch: pytest.MonkeyPatch, silent: str) -> None:
+def test_a_plan_for_a_named_cluster_asks_nothing_of_it(monkeypatch, silent):
     assert not starts_own_ray(silent)
     monkeypatch.setenv("RAY_ADDRESS", silent)
     assert not starts_own_ray(None)
 
 
-def test_a_proxy_that_answers_is_joined_by_its_own_address(answering: str) -> None:
+def test_a_proxy_that_answers_is_joined_by_its_own_address(answering):
     assert find_cluster(f"ray://{answering}") == f"ray://{answering}"
 
 
 @pytest.mark.parametrize("address", ["nonsense", "::1:6379", "http://127.0.0.1:8265", "127.0.0.1:port", "ray://head"])
-def test_an_address_at_which_no_cluster_can_be_is_refused(address: str) -> None:
+def test_an_address_at_which_no_cluster_can_be_is_refused(address):
     with pytest.raises(ConnectionError, match=f"cannot join the Ray cluster at {address}.* check the "):
         find_cluster(address)
 
 
-def test_local_starts_a_cluster_of_its_own_whatever_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_local_starts_a_cluster_of_its_own_whatever_names_it(monkeypatch):
     assert starts_own_ray("local")
     monkeypatch.setenv("RAY_ADDRESS", "local")
     assert starts_own_ray(None)
 
 
-def test_a_cluster_of_this_machine_is_joined_unasked_only_if_it_still_runs(
-    monkeypatch: pytest.MonkeyPatch, answering: str, silent: str
-) -> None:
+def test_a_cluster_of_this_machine_is_joined_unasked_only_if_it_still_runs(monkeypatch, answering, silent):
     monkeypatch.setattr(cluster, "cluster_address", lambda given: answering)
     assert find_cluster(None) == answering
     monkeypatch.setattr(cluster, "cluster_address", lambda given: silent)
@@ -117,7 +111,7 @@ _TELL = "from jobs.driver.cluster import cluster_in_words, start_ray; start_ray(
 
 @pytest.mark.ray
 @pytest.mark.slow
-def test_words_say_whether_ray_was_started_or_joined() -> None:
+def test_words_say_whether_ray_was_started_or_joined():
     with tempfile.TemporaryDirectory(prefix="ray", dir="/tmp") as folder, started_by_hand(folder):  # a short path
         environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
         environment["RAY_TMPDIR"] = folder

@@ -1,7 +1,5 @@
 """A column of every type that a Parquet file can have, each with a null in the middle."""
 
-from __future__ import annotations
-
 import uuid
 from decimal import Decimal
 
