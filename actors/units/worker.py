@@ -163,9 +163,13 @@ class UnitWorker:
         await self.ledger.finish.remote(unit.unit_id)
         return receipt
 
+    async def _finish(self, rows: list[Any]) -> None:
+        """Return when these rows have run. Cancelled, it drops the rows that have not. Fault tests take its place."""
+        await self.rows.finish(rows)
+
     async def _finish_first(self, unit: WorkUnit, rows: list[Any]) -> bool:
         """Run the rows. Return False, and drop the rest, if another process commits the unit first."""
-        work = asyncio.ensure_future(self.rows.finish(rows))
+        work = asyncio.ensure_future(self._finish(rows))
         elsewhere = asyncio.ensure_future(self._wait_until_committed(unit))
         try:
             await asyncio.wait({work, elsewhere}, return_when=asyncio.FIRST_COMPLETED)
@@ -198,8 +202,8 @@ class UnitWorker:
                 return None
             if not group.rows:
                 break
-            await self.rows.finish([unfinished.pop(index) for index in group.rows if index in unfinished])
-        await self.rows.finish([row for index, row in unfinished.items() if index not in group.condemned])
+            await self._finish([unfinished.pop(index) for index in group.rows if index in unfinished])
+        await self._finish([row for index, row in unfinished.items() if index not in group.condemned])
         errors: list[ErrorRow] = []
         for row in (by_index.pop(index).row for index in group.condemned if index in by_index):
             place = RowPosition(row.row_id, unit.file, row.row_number)
