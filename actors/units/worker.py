@@ -118,6 +118,7 @@ class UnitWorker:
     workplace: Workplace
     engine_facts: Mapping[str, str | bool | int] = field(default_factory=dict)  # for the footer of each part
     round_seconds: tuple[float, ...] = ()  # what a round takes by its draft length, where that was measured
+    failure: str | None = field(default=None, init=False)  # why no unit can run here: the first unit reports it
 
     async def __call__(self, batch: pa.Table) -> pa.Table:
         """Return the outcomes of a table of calls (`pipeline.streaming.stream`)."""
@@ -125,6 +126,8 @@ class UnitWorker:
 
     async def outcome(self, unit: WorkUnit, is_backup: bool = False) -> Receipt | UnitError | None:
         """Return the receipt of a unit, the reason why it could not be done, or None if it may not begin."""
+        if self.failure is not None:
+            return UnitError(self.failure)
         try:
             return await self._attempt(unit, is_backup)
         except Exception as error:  # noqa: BLE001 - handed to the driver, which stops the run with it
