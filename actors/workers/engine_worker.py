@@ -54,7 +54,7 @@ class DraftFollower:
     def look(self) -> None:
         """Compare what the engine uses with what the run wants, and replace it if that differs."""
         try:
-            rollback = self._loop.take_rollback()
+            rollback = self._loop.engine.take_rollback()
             if rollback is not None:
                 shares = f"{rollback.after:.3f} of its tokens were accepted, and {rollback.before:.3f} before"
                 self._reject(rollback.version, Rejection("rolled back", shares))
@@ -62,14 +62,14 @@ class DraftFollower:
         except Exception as error:  # noqa: BLE001 - the run is busy, or has just ended; the next look asks again
             _log.debug(Event("draft not looked for", failure=describe(error)))
             return
-        if wanted.number != self._loop.draft_version and wanted.number not in self._rejected:
+        if wanted.number != self._loop.engine.draft_version and wanted.number not in self._rejected:
             self._use(wanted)
 
     def _use(self, wanted: WantedDraft) -> None:
         models = self._models
         assert models.draft is not None, "a run without a draft has no offers"
         try:
-            if self._loop.has_remote_drafts:
+            if self._loop.engine.has_remote_drafts:
                 self._loop.draft_was_replaced(wanted.number)
             else:
                 path = wanted.path or models.draft
