@@ -11,7 +11,7 @@ from threading import Lock
 from typing import Any, TypeVar
 
 from actors.engine.answer_grammar import with_answer_grammar
-from actors.engine.bad_words import with_bad_word_ids
+from actors.engine.vocabulary import with_bad_word_ids
 from decoding.sampling_params import SamplingParams
 from endpoint.http.errors import ApiError, context_exceeded, server_busy, wrong
 from pipeline.errors import FieldError, LongTextError, RowError, TemplateError

@@ -65,8 +65,8 @@ def plan_units(files: Sequence[InputFile], options: InputOptions, rows_per_unit:
             _refuse_prompts_of_another_type(location, options)
             ranges = _parquet_ranges if options.format == "parquet" else _text_ranges
             for rows in ranges(location, options, rows_per_unit):
-                unit_id, of_file = next(unit_ids), {"file_size": file.size, "file_version": file.version}
-                yield WorkUnit(unit_id=unit_id, first_ordinal=first_ordinal, file=file.path, **rows, **of_file)
+                of_file: dict[str, Any] = {"file_size": file.size, "file_version": file.version}
+                yield WorkUnit(unit_id=next(unit_ids), first_ordinal=first_ordinal, file=file.path, **rows, **of_file)
                 first_ordinal += rows["num_rows"]
 
 

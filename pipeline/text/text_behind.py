@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Protocol
+
+from pipeline.text.tokenizer import DecoderRules
 
 HALF_CHARACTER = "\ufffd"  # a tokenizer writes it for bytes that are not (yet) a character
 _FEWEST = 4  # tokens of context
@@ -13,6 +15,29 @@ _FEW = 2  # tokens whose text is kept: a token and the one before it
 # The window holds this many characters more than the longest stop string. Its first characters may differ from those of
 # the whole text, because it can begin within a character.
 _SPARE_CHARACTERS = 8
+
+
+class Decodes(Protocol):
+    """What turns tokens into text: a `TextCodec`, whose module imports this one."""
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Return the text of token ids, as a text of its own."""
+
+    @property
+    def decoder_rules(self) -> DecoderRules:
+        """The rules by which a token settles the text so far."""
+
+    @property
+    def a_letter(self) -> list[int]:
+        """Tokens of a text that is one letter."""
+
+    @property
+    def decode_few(self) -> Callable[[tuple[int, ...]], str]:
+        """`decode`, which keeps what it returned."""
+
+    @property
+    def of_all_tokens(self) -> Decodes:
+        """The same, with texts that show every special token."""
 
 
 @dataclass(frozen=True)
@@ -23,7 +48,7 @@ class TextBehind:
     first space stays where it is the prompt's text that comes first.
     """
 
-    codec: Any  # a TextCodec, whose module imports this one
+    codec: Decodes
     prompt_token_ids: Sequence[int] = ()
 
     @cached_property
@@ -72,7 +97,7 @@ class IncrementalDecoder:
     the first (`TextBehind`).
     """
 
-    def __init__(self, codec: Any, prompt_token_ids: Sequence[int] = ()) -> None:
+    def __init__(self, codec: Decodes, prompt_token_ids: Sequence[int] = ()) -> None:
         self._codec = codec
         self._rules = codec.decoder_rules
         self._token_ids = list(TextBehind(codec, prompt_token_ids).context)
@@ -104,10 +129,14 @@ class IncrementalDecoder:
         is_same = [one == other for one, other in zip(known, text, strict=False)]
         return text[(*is_same, False).index(False) :]
 
+    def flush(self) -> str:
+        """Return the rest once no token will follow, with U+FFFD for characters that were never completed."""
+        return "".join(self._emit(len(self._token_ids), self._emitted_end, is_over=True))
+
     def _settles(self, token_id: int) -> bool:
         return self._rules.is_steady and self._rules.settles(token_id)
 
-    def _emit(self, end: int, new: int) -> tuple[str, str]:
+    def _emit(self, end: int, new: int, *, is_over: bool = False) -> tuple[str, str]:
         """Return the text, not returned so far, of the tokens before `new`, and that of the tokens in [new, end)."""
         start = self._context_start
         before = self._decode(start, self._emitted_end)
@@ -115,7 +144,7 @@ class IncrementalDecoder:
         if new > self._emitted_end:
             before = self._decode(start, new)
         text = self._decode(start, end)
-        num_held = int(text.endswith(HALF_CHARACTER))
+        num_held = int(text.endswith(HALF_CHARACTER) and not is_over)
         # A character that is split between the two is at least two U+FFFD if they are decoded apart, and one together.
         is_split = before.endswith(HALF_CHARACTER) and len(text) < len(before) + len(self._decode(new, end))
         middle = max(num_out, len(before) - is_split)
@@ -134,7 +163,7 @@ class IncrementalDecoder:
 class StopStrings:
     """The stop strings of a sequence. They may span tokens and rounds; only the output's end is decoded."""
 
-    codec: Any
+    codec: Decodes
     stop: tuple[str, ...]
     prompt_token_ids: Sequence[int] = ()
 

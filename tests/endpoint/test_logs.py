@@ -99,7 +99,6 @@ def test_a_backends_failure_is_logged_without_its_message(server, monkeypatch, c
 
 async def test_a_replica_hands_serve_no_exception_whose_message_serve_would_log(replica, monkeypatch, caplog):
     monkeypatch.setattr(Engine, "step", fail)
-    monkeypatch.setattr(Engine, "step_texts", fail)
     for failure in ((await items_of(replica))[-1], await replica.score(SCORING)):
         assert (type(failure), str(failure)) == (FailedError, "the engine failed: ValueError")
     assert MARKER not in caplog.text
@@ -145,7 +144,7 @@ async def test_an_engine_that_cannot_be_resized_is_logged_without_the_errors_mes
     def broken(*_: Any) -> Any:
         raise MemoryError(MARKER)
 
-    monkeypatch.setattr(Engine, "step_texts", broken)
+    monkeypatch.setattr(Engine, "step", broken)
     monkeypatch.setattr(Engine, "resize", broken)
     scored = await replica.score(SCORING)
     assert isinstance(scored, FailedError)

@@ -18,7 +18,7 @@ from actors.placement import DraftSettings, StageSettings
 from actors.settings import GeneratorSettings, ModelSettings
 from actors.stages.group import StageGroup, give_back_orphans
 from decoding.engine.engine import Engine
-from decoding.engine.prefix import Resident
+from decoding.engine.rounds.prefix import Resident
 from decoding.network.target import SlotsLostError
 from decoding.sequence import Sequence
 from pipeline.logs import LogSettings

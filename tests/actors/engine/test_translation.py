@@ -8,8 +8,8 @@ from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
 from actors import GeneratorSettings, ModelSettings
-from actors.engine.bad_words import with_bad_word_ids
 from actors.engine.translation import decode_row, encode_row, row_params
+from actors.engine.vocabulary import with_bad_word_ids
 from decoding import SamplingParams
 from pipeline.errors import ErrorRow, RowError
 from pipeline.inputs.rows import InputRow, result_or_error

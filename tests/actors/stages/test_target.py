@@ -13,10 +13,10 @@ import ray
 from actors.stages.group import StageGroup
 from actors.stages.pipeline import StagesGoneError
 from actors.stages.target import ShardedModel
-from decoding.engine.engine import TargetLostError
+from decoding.engine.scored_text import ScoredText
+from decoding.engine.token_engine import TargetLostError
 from decoding.network.language_model import LanguageModel
 from decoding.network.target import SlotsLostError
-from decoding.scoring.text import ScoredText
 from decoding.sequence import Sequence
 from tests.actors.sharded import (
     PARAMS,

@@ -6,7 +6,7 @@ import pytest
 
 from decoding import Engine, EngineOptions, Sequence
 from decoding.drafters import DRAFTERS
-from decoding.engine.lane import divide_slots
+from decoding.engine.rounds.lane import divide_slots
 from decoding.sampling.judging import ScoreRequest
 from tests.decoding.tiny import (
     assert_each_once,

@@ -6,7 +6,7 @@ import pytest
 
 from decoding import SamplingParams, Sequence
 from decoding.common_prefix import common_prefix
-from decoding.engine.prefix import Resident
+from decoding.engine.rounds.prefix import Resident
 
 
 @pytest.mark.parametrize("length", [0, 1, 2, 15, 16, 17, 47, 48, 49, 300])

@@ -1,7 +1,7 @@
 """RoundsAhead: rounds on a GPU, each of which starts before the one before it is read.
 
-The rows of a round are on the device (`decoding/engine/overlapped/rounds.py`), so the GPU need not wait for Python
-between two rounds. What the host decides meanwhile comes a round later: a row that has finished takes part in one more
+The rows of a round are on the device (`rounds.py` beside this file), so the GPU need not wait for Python between two
+rounds. What the host decides meanwhile comes a round later: a row that has finished takes part in one more
 round, whose verdict on it is thrown away, and the draft lengths are chosen by what was known then. Neither changes a
 token.
 
@@ -13,9 +13,9 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
 from decoding.drafters.model import ModelDrafter
-from decoding.engine.overlapped.inputs import RoundInputs, Start
-from decoding.engine.overlapped.rounds import DeviceRounds
-from decoding.engine.round import Decided, Running, Started, Starter
+from decoding.engine.rounds.overlapped.inputs import RoundInputs, Start
+from decoding.engine.rounds.overlapped.rounds import DeviceRounds
+from decoding.engine.rounds.round import Decided, Running, Started, Starter
 from decoding.fused.recordings import Recorder, Recordings
 from decoding.gpu.pick_table import PickTable
 from decoding.network.language_model import LanguageModel
@@ -62,7 +62,7 @@ class _RoundAhead(Started):
 
 
 class RoundsAhead(Starter):
-    """Rounds of a target and a drafter that `can_overlap` (`decoding/engine/make_lane.py`)."""
+    """Rounds of a target and a drafter that `can_overlap` (`decoding/engine/rounds/lane.py`)."""
 
     depth = 1
 

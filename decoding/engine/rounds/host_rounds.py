@@ -14,7 +14,7 @@ from decoding.cache.features import FeatureTap
 from decoding.drafters import Drafter
 from decoding.drafters.base import NoDrafter
 from decoding.drafters.forced import foreseen_tokens, to_replace, with_forced, without_model
-from decoding.engine.round import Running, Started, Starter
+from decoding.engine.rounds.round import Running, Started, Starter
 from decoding.network.target import Target
 from decoding.pace.draft_lengths import DraftPlan
 from decoding.pace.schedule import Schedule

@@ -11,7 +11,11 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from decoding.fused.recordings import power_of_two
+from decoding.gpu.attention import CHUNK
 from decoding.gpu.pick_table import Column, PickTable
+
+_LEAST_REACH = 4 * CHUNK  # positions
 
 
 class Start(NamedTuple):
@@ -74,3 +78,13 @@ class InputBuffers:
             own_BC[:, :num_columns].copy_(table.columns_BC)
             own_BC[:, num_columns:] = -1  # no stop id
             self._table = table
+
+
+def rounded_width(num_drafted: int) -> int:
+    """Round the drafted tokens that are judged up: 0, 1, 2, 4, 8, ..."""
+    return num_drafted if num_drafted <= 1 else power_of_two(num_drafted)
+
+
+def reach_of(num_visible: int) -> int:
+    """Round the positions that attention may read up. Chunks that no row has cost nothing."""
+    return max(_LEAST_REACH, power_of_two(-(-num_visible // CHUNK)) * CHUNK)

@@ -57,6 +57,11 @@ class Resident:
         """Whether a round has seen all keys and values in this slot and found its logits finite."""
         return self.sequence.num_rounds > self._num_earlier_rounds and self.sequence.finish_reason != "error"
 
+    def num_shareable(self, newcomer: "Resident") -> int:
+        """Return how many first tokens of a newcomer are also this one's, with all that is asked behind them."""
+        num_common, asked = self.num_in_common(newcomer.tokens_to_read), newcomer.sequence.asked
+        return num_common if asked is None else asked.num_answered(num_common, self.sequence.asked)
+
     def num_in_common(self, tokens: tuple[int, ...]) -> int:
         """Return how many of the first tokens are also the first settled tokens of this sequence."""
         if self.sequence.finish_reason == "error":

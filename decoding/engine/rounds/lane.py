@@ -1,4 +1,4 @@
-"""Lane: rows that advance together, in slots of their own, a round at a time (`decoding/engine/round.py`).
+"""Lane: rows that advance together, in slots of their own, a round at a time (`decoding/engine/rounds/round.py`).
 
     admission.advance ->  the rows that run: a chunk of the waiting prompts is read between any two rounds
     rounds.advance    ->  tokens and counts; a finished row's slot goes to a waiting row, before the next round
@@ -7,15 +7,21 @@ A lane does one thing at a time. Where that is done in another process (a draft 
 stops, and others go on meanwhile: with two lanes, one is drafted for while the other is verified.
 """
 
+import os
 from collections import deque
 from collections.abc import Iterator, Set
 from collections.abc import Sequence as Seq
 
 from decoding.drafters import Drafter
-from decoding.engine.admission import Admission
-from decoding.engine.commits import Commits
-from decoding.engine.host_rounds import HostRounds
-from decoding.engine.round import Rounds, Running, Starter
+from decoding.drafters.base import NoDrafter
+from decoding.drafters.model import ModelDrafter
+from decoding.engine.rounds.admission import Admission
+from decoding.engine.rounds.commits import Commits
+from decoding.engine.rounds.host_rounds import HostRounds
+from decoding.engine.rounds.round import Rounds, Running, Starter
+from decoding.fused.recordings import cuda_recorder
+from decoding.gpu.available import kernels_run_on
+from decoding.network.language_model import LanguageModel
 from decoding.network.target import Target
 from decoding.pace.schedule import Schedule
 from decoding.sampling.rows import Rule
@@ -69,13 +75,7 @@ class Lane:
         except BaseException:
             self._turns = None
             raise
-        return self.rounds.take_finished()
-
-    def forget(self, unwanted: Set[Sequence]) -> list[Sequence]:
-        """Take unwanted rows whose tokens are still being read out of their slots, and return them."""
-        forgotten = [sequence for sequence in self.admission.filling if sequence in unwanted]
-        self.admission.remove(set(forgotten))
-        return forgotten
+        return [*self.admission.take_finished(), *self.rounds.take_finished()]
 
     def evict(self, rows: Set[Sequence]) -> list[Sequence]:
         """Take these rows out of their slots, and return them as they are, to be admitted again.
@@ -88,7 +88,7 @@ class Lane:
             self.admission.remove(set(evicted))
             self.running, self._turns = (), None
             self.rounds.drop()
-        return [*evicted, *self.rounds.take_finished()]
+        return [*evicted, *self.admission.take_finished(), *self.rounds.take_finished()]
 
     def renew(self) -> None:
         """Begin with empty slots: the target has lost what was in them."""
@@ -136,3 +136,31 @@ def divide_slots(num_slots: int, num_lanes: int) -> Seq[int]:
     """Return the slots of each lane: as equal as can be, and no lane without a slot."""
     num_lanes = min(num_lanes, num_slots)
     return [num_slots // num_lanes + (lane < num_slots % num_lanes) for lane in range(num_lanes)]
+
+
+def rounds_ahead(target: Target, drafter: Drafter, rule: Rule, num_slots: int) -> Starter | None:
+    """Return what starts rounds of these before the last one is read; None if nothing can (`can_overlap`)."""
+    if not kernels_run_on(target.device) or not can_overlap(target, drafter, rule):
+        return None
+    from decoding.engine.rounds.overlapped.rounds_ahead import RoundsAhead  # Triton is only where the kernels run
+
+    is_recorded = target.device.type == "cuda" and os.environ.get("DRAY_GRAPHS", "on") != "off"
+    assert isinstance(target, LanguageModel)
+    model_drafter = drafter if isinstance(drafter, ModelDrafter) else None
+    return RoundsAhead(target, model_drafter, num_slots, cuda_recorder() if is_recorded else None)
+
+
+def can_overlap(target: Target, drafter: Drafter, rule: Rule) -> bool:
+    """Tell whether rounds of these can be started before the last one is read.
+
+    The layers of target and draft must run on our GPU kernels, the draft must be a model with the target's tokens or
+    none, no close call may be decided by the host, and no drafter may read the target's features.
+    """
+    if rule.text_depends_on_draft or not isinstance(target, LanguageModel) or target.close_call or target.tap:
+        return False
+    models = [target]
+    if isinstance(drafter, ModelDrafter) and not drafter.vocabulary.is_mapped:
+        models.append(drafter.model)
+    elif not isinstance(drafter, NoDrafter):
+        return False
+    return all(model.fused is not None and model.fused.is_on_gpu for model in models)

@@ -4,6 +4,9 @@ Tokens are read in chunks, packed end to end, a number of them between two round
 for a prompt. A chunk costs what the rows that wait for it could have written meanwhile, so the budget is that of a full
 engine and grows as fewer rows run; when none runs, as many budgets as there are slots are read at once.
 
+A row whose own tokens are scored (`decoding/engine/scored_text.py`) is read like a prompt, with the log-probabilities
+that it asks for, and ends then. It takes over what another row was told behind the tokens that both begin with.
+
 A sequence that lost its slot comes back with output. It is read like a prompt, all tokens but the newest, and goes on.
 
 The row that has waited longest gets half of a budget, the shortest rests share the other half: short prompts run soon
@@ -22,12 +25,15 @@ from collections.abc import Iterator, Set
 from itertools import islice
 
 from decoding.drafters.base import Drafter
-from decoding.engine.prefix import Resident
+from decoding.engine.rounds.prefix import Resident
 from decoding.network.target import Target
+from decoding.sampling.logprobs import Stretch
 from decoding.sequence import Sequence
 
-# A row waits for another that is being read if that saves at least this many tokens: it costs a forward of its own.
+# A row waits for another that is being read if that saves at least this many tokens: it costs a forward of its own. One
+# that is only scored also waits for half of its tokens, since no later token of it waits.
 _WORTH_AWAITING = 32
+_NOT_FINITE = "the target's logits are not finite behind this text; its weights or its type of numbers are the reason"
 
 
 class Admission:
@@ -43,13 +49,28 @@ class Admission:
         self._waiting = waiting
         self._residents: list[Resident | None] = [None] * num_slots
         self._num_seated = 0
+        self._finished: list[Sequence] = []  # scored rows, not handed out yet
         self._num_read_again = int(drafter.tap is not None)  # of the tokens that a newcomer shares, the last ones
+
+    def take_finished(self) -> list[Sequence]:
+        """Return the rows that have been scored, each once."""
+        finished, self._finished = self._finished, []
+        return finished
+
+    def forget(self, rows: Set[Sequence]) -> None:
+        """Take rows that are being read out of their slots, which may hold values that are not finite: clear them."""
+        assert self._target.cache is not None
+        for slot, resident in list(self._seated()):
+            if resident.sequence in rows:
+                self._residents[slot] = None
+                self._target.cache.zero(slot)
 
     def remove(self, rows: Set[Sequence]) -> None:
         self._residents = [None if r is not None and r.sequence in rows else r for r in self._residents]
 
     def clear(self) -> None:
         self._residents = [None] * len(self._residents)
+        self._finished.clear()
 
     @property
     def in_flight(self) -> list[Sequence]:
@@ -129,35 +150,39 @@ class Admission:
         best, most, cached = None, 0, 0
         for slot, resident in self._donors_for(newcomer):
             if resident.number < newcomer.number:
-                common = resident.num_in_common(tokens)
-                cached = max(cached, self._num_copyable(slot, resident, common))
+                common = resident.num_shareable(newcomer)
+                cached = max(cached, self._num_copyable(slot, newcomer, resident, common))
                 if resident.is_filling and common > most:
                     best, most = resident, common
-        needs_no_forward = most == len(tokens) and not self._num_read_again
-        if most > cached and (needs_no_forward or most - cached >= _WORTH_AWAITING):
+        is_scored = newcomer.sequence.asked is not None
+        needs_no_forward = most == len(tokens) and (is_scored or not self._num_read_again)
+        worth_awaiting = min(_WORTH_AWAITING, len(tokens) / 2) if is_scored else _WORTH_AWAITING
+        if most > cached and (needs_no_forward or most - cached >= worth_awaiting):
             return best, most  # all tokens, or enough of them
         return None, 0
 
     def _donor_of(self, newcomer: Resident, free: list[int]) -> tuple[int | None, int]:
         """Find the slot with most tokens that the newcomer may copy, a free one if several will do, and how many."""
-        tokens = newcomer.tokens_to_read
+        num_read_again = self._num_read_again if newcomer.sequence.asked is None else 0
         donor, num_shared = None, 0
         for slot, resident in self._donors_for(newcomer):
-            copyable = self._num_copyable(slot, resident, resident.num_in_common(tokens))
-            cached = max(0, copyable - self._num_read_again)
+            copyable = self._num_copyable(slot, newcomer, resident, resident.num_shareable(newcomer))
+            cached = max(0, copyable - num_read_again)
             is_better = cached > num_shared or (cached == num_shared > 0 and slot in free)
             if is_better and self._is_finite(slot, resident, cached):
                 donor, num_shared = slot, cached
         return donor, num_shared
 
-    def _num_copyable(self, slot: int, resident: Resident, num_in_common: int) -> int:
+    def _num_copyable(self, slot: int, newcomer: Resident, resident: Resident, num_in_common: int) -> int:
         """Return how many of those tokens a newcomer may copy.
 
         Where features are handed out it copies none that the drafter has missed: it could not draft, nor could a row
         that copies from it.
         """
         num_cached = resident.num_cached(num_in_common)
-        return num_cached if self._target.tap is None else self._drafter.num_copyable(slot, num_cached)
+        if self._target.tap is None or newcomer.sequence.asked is not None:
+            return num_cached
+        return self._drafter.num_copyable(slot, num_cached)
 
     def _is_finite(self, slot: int, resident: Resident, num_tokens: int) -> bool:
         """Tell whether a slot may be copied: a value that is not finite would spread to prompts that are sound."""
@@ -172,11 +197,24 @@ class Admission:
         assert self._target.cache is not None
         if donor is not None and donor != slot:
             self._target.cache.copy(donor, slot, num_shared)
-        self._drafter.begin(slot, donor, num_shared)
+        asked = newcomer.sequence.asked
+        if asked is None:
+            self._drafter.begin(slot, donor, num_shared)
+        else:
+            self._drafter.begin(slot, None, 0)
+            source = None if donor is None else self._residents[donor]
+            if source is not None and source.sequence.asked is not None:
+                asked.take_over(source.sequence.asked, num_shared)
         newcomer.num_filled = num_shared
         if not newcomer.sequence.num_rounds:  # else it was counted when the row came for the first time
             newcomer.sequence.num_cached_tokens = num_shared
         self._residents[slot] = newcomer
+        if asked is not None and not newcomer.num_missing:  # another row has read all of it
+            self._end(newcomer.sequence)
+
+    def _end(self, scored: Sequence) -> None:
+        scored.finish_reason = "stop"
+        self._finished.append(scored)
 
     def _grants(self, budget: int) -> dict[int, int]:
         """Return how many tokens to read now, by slot."""
@@ -195,17 +233,46 @@ class Admission:
         return grants
 
     def _read(self, grants: dict[int, int]) -> None:
-        chunks, starts, heads = [], [], []
+        slots, chunks, starts, heads = [], [], [], []
+        scored = list[tuple[Resident, Stretch]]()
         for slot, num_tokens in grants.items():
             resident = self._residents[slot]
             assert resident is not None
-            start, end = resident.num_filled, resident.num_filled + num_tokens
-            starts.append(start)
-            chunks.append(resident.sequence.token_ids[start:end])
-            heads.append(resident.sequence.token_ids[:end])
+            row, start, end = resident.sequence, resident.num_filled, resident.num_filled + num_tokens
+            if row.asked is not None:
+                end = max(end, row.asked.num_known)  # all at once: the slots may be lost again and again
+                scored.append((resident, Stretch.of_row(row, slot, start, end)))
+            else:
+                slots.append(slot)
+                starts.append(start)
+                chunks.append(row.token_ids[start:end])
+                heads.append(row.token_ids[:end])
             resident.num_filled = end
-        self._target.prefill(list(grants), chunks, starts)
-        self._drafter.prefill(list(grants), heads)
+        if slots:
+            self._target.prefill(slots, chunks, starts)
+            self._drafter.prefill(slots, heads)
+        if scored:
+            self._score(scored)
+
+    def _score(self, rows: list[tuple[Resident, Stretch]]) -> None:
+        """Read stretches of scored rows, and take what they ask for. Their features are not handed out."""
+        tap, self._target.tap = self._target.tap, None
+        try:
+            found = self._target.logprobs([stretch for _, stretch in rows])
+        finally:
+            self._target.tap = tap
+        for (resident, _), logprobs in zip(rows, found, strict=True):
+            sequence = resident.sequence
+            assert sequence.asked is not None
+            if not sequence.asked.take(logprobs):
+                self.forget({sequence})
+                sequence.fail(_NOT_FINITE)
+                self._finished.append(sequence)
+            else:
+                if logprobs:
+                    resident.num_finite = resident.num_filled
+                if not resident.num_missing:
+                    self._end(sequence)
 
     def _line_up(self) -> list[Sequence]:
         """Move all rows that can run to slots 0..B-1, and return them."""

@@ -6,7 +6,7 @@
 
 The order of these is a parameter, `Starter.depth`. On a host each round is read before the next one starts (0). Where a
 GPU holds the state of the rows, the next round starts before the last one is read (1), so that the GPU never waits for
-Python (`decoding/engine/overlapped/`).
+Python (`decoding/engine/rounds/overlapped/`).
 
 Rollback is implicit: a row's next forward starts at its committed length, over what a rejected token left there.
 """
@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 import torch
 
-from decoding.engine.commits import Commits
+from decoding.engine.rounds.commits import Commits
 from decoding.network.target import PendingVerdicts
 from decoding.pace.draft_lengths import DraftPlan
 from decoding.pace.schedule import Schedule
