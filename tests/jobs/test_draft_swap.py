@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from actors.workers import draft_follower
+from actors.workers import engine_worker
 from actors.workers.engine_worker import EngineWorker
 from jobs import report, swap_draft
 from jobs.driver import execution
@@ -35,7 +35,7 @@ def swapping(run: Path, draft: str, deaths: Path | None = None, behind: int = 1)
 
     class Swapping(EngineWorker):
         def __init__(self, *args: Any, **kwargs: Any) -> None:
-            draft_follower.LOOK_EVERY_S = 0.1
+            engine_worker.LOOK_EVERY_S = 0.1
             super().__init__(*args, **kwargs)
 
         def _read(self, unit: Any) -> Any:

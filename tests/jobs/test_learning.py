@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from actors.workers import draft_follower
+from actors.workers import engine_worker
 from actors.workers.engine_worker import EngineWorker
 from jobs.config.loading import load
 from jobs.config.run import RunConfig
@@ -33,7 +33,7 @@ def waiting(run: Path, is_over: Any) -> type[EngineWorker]:
 
     class Waiting(EngineWorker):
         def __init__(self, *args: Any, **kwargs: Any) -> None:
-            draft_follower.LOOK_EVERY_S = 0.1
+            engine_worker.LOOK_EVERY_S = 0.1
             super().__init__(*args, **kwargs)
 
         def _read(self, unit: Any) -> Any:
