@@ -13,17 +13,17 @@ from rich.console import Console
 from rich.table import Table
 
 from actors.resources import lack_of_room
-from decoding.checkpoint.footprint import GIB
+from decoding.checkpoint.loading import GIB
 from jobs.config.train import TrainConfig
 from jobs.driver.cluster import check_submitted, paths_of, start_ray
 from jobs.driver.progress import format_seconds
 from jobs.driver.stopping import Exit, bad_configuration, graceful_stop, interrupted
 from jobs.driver.watches import watching
 from pipeline.storage.location import Location
+from training.trainer.checkpoint import TrainingProgress
 from training.trainer.options import WorkerOptions
 from training.trainer.output import finished_provenance
 from training.trainer.plan import TrainingPlan, measured_seconds
-from training.trainer.progress import TrainingProgress
 from training.trainer.train import TrainedDraft, TrainingInterrupted, train_planned
 
 _GOES_ON = "; the same command goes on from the last checkpoint"

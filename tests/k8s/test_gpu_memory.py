@@ -6,7 +6,7 @@ import pytest
 import yaml
 from transformers import PretrainedConfig, Qwen3Config
 
-from decoding.checkpoint.footprint import GIB, Footprint, footprint_of
+from decoding.checkpoint.loading import GIB, Footprint, footprint_of
 from k8s.sizing import GPU_GIB, SHARE, main, num_slots, table
 from tests.decoding.fp8 import checkpoints
 from tests.k8s.manifests import K8S, ROOT, groups, ray_objects, render, run_config, serve_config

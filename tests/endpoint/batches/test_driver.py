@@ -18,9 +18,8 @@ from decoding import Engine, EngineOptions
 from decoding.sequence import Sequence
 from endpoint.batches.batch import ENDED, Batch, BatchSettings
 from endpoint.batches.process import Batches
-from endpoint.batches.run import RunMaker, sampling_of
+from endpoint.batches.run import BatchModel, Outcome, ReplicaUnits, sampling_of
 from endpoint.batches.store import BatchStore, FileStore, StoredFile, new_id
-from endpoint.batches.workshop import Outcome, ReplicaUnits
 from endpoint.service.served_model import ServedModel
 from endpoint.service.service import ServiceSettings
 from pipeline.inputs.files import list_files
@@ -312,7 +311,7 @@ def test_a_batch_whose_time_is_over_expires_with_what_it_has(case):
 
 
 def test_a_row_that_kills_its_replica_is_an_error_line_and_no_other_row_is_lost(case, expected, monkeypatch):
-    monkeypatch.setattr("endpoint.batches.workshop._AGAIN_S", 0.0)
+    monkeypatch.setattr("endpoint.batches.run._AGAIN_S", 0.0)
 
     async def scenario() -> int:
         dying = DyingReplicas(case.pair, "hello 6")
@@ -429,9 +428,9 @@ def test_the_identity_of_the_weights_is_read_once_for_all_batches(case, monkeypa
 
     monkeypatch.setattr("endpoint.batches.run.engine_identity", counting)
     served = ServedModel(settings=settings, service=ServiceSettings(model=MODEL))
-    runs, folder = RunMaker(served, load_codec(settings), 4), tmp_path_factory.mktemp("runs")
+    runs, folder = BatchModel(served, load_codec(settings), ReplicaUnits(None), 4, 1), tmp_path_factory.mktemp("runs")
     for name in ("one", "two"):
-        runs.open(
+        runs.open_run(
             case.files.root.child(f"{folder}/{name}").at(f"{folder}/{name}"),
             case.files.content("me", case.file_id),
             COMPLETIONS,

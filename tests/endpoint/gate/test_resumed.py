@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from actors.engine.deltas import Delta
+from actors.engine.deltas import Delta, Ending
 from actors.engine.requests import Generation
 from actors.engines.loading import load_codec
 from actors.workers.replica import Replica
@@ -318,6 +318,42 @@ class Halting(ScriptedBackend):
         self.num_at_once = 3 + 2 * (len(self.generations) % 2)
         async for deltas in super().generate(generation):
             yield deltas
+
+
+class Forgetful(ScriptedBackend):
+    """A backend whose first sample ends well, and fails when it is written again."""
+
+    async def generate(self, generation: Generation) -> AsyncIterator[list[Delta]]:
+        is_again, num_tokens = bool(self.generations), 0
+        async for (delta,) in super().generate(generation):
+            num_tokens += len(delta.token_ids)
+            if not is_again or delta.index > 0 or num_tokens <= 4:
+                yield [delta]
+            elif delta.ending is not None:
+                yield [Delta(0, (), ending=Ending("error", None, "memory ran out", 0))]
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_a_sample_that_the_client_has_may_fail_when_it_is_written_again(path):
+    codec = TextCodec.load(str(BUNDLED / "target"), chat_template=TEMPLATE)
+    backend = Forgetful(codec, "one two three four five six")
+    app = create_app(Models(Service(ServiceSettings(model="m"), codec, backend, ServingMetrics("m"))))
+    install(app, EdgeSettings(keys=None), ServingMetrics("m"))
+    mortal = Mortal(app)
+    said = {"messages": [{"role": "user", "content": "a"}]} if "chat" in path else {"prompt": "a"}
+    body = {**said, "n": 2, "stream": True, "seed": 1, "stream_options": {"include_usage": True}}
+    with served(Gate(EagerProxy(mortal), Limits())) as port:
+        whole = told(events_of(ask(port, path, body)))
+        codes = set()
+        for lifetime in range(1, mortal.num_parts):
+            backend.generations.clear()
+            mortal.lifetimes[:], mortal.origins[:] = [lifetime], []
+            broken = events_of(ask(port, path, body))
+            assert len(mortal.origins) == 2
+            error = broken[-1].get("error")
+            codes.add(error and error["code"])
+            assert error or told(broken) == whole
+        assert codes == {"generation_failed", None}, "before the sample ended, and behind its end"
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses"])

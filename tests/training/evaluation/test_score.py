@@ -15,9 +15,8 @@ from tests.decoding.heads.tiny_heads import perfect_blocks, save_perfect_pair
 from tests.training.conftest import PARAMS
 from tests.training.pair import DRAFT, HEAD, TARGET, Prompt, examples_of, written
 from training.evaluation.kind_score import DraftScore, KindScore
-from training.evaluation.pair import Pair
+from training.evaluation.pair import Pair, measure_rounds
 from training.evaluation.score import score
-from training.evaluation.speed import measure_rounds
 
 MIXED = [
     SamplingParams(temperature=0.0, max_tokens=40),
@@ -39,8 +38,12 @@ def live(rows: list[Sequence]) -> Counts:
     return sum(of_rows, Counts())
 
 
+def loaded(draft: str | Pair) -> Pair:
+    return draft if isinstance(draft, Pair) else Pair(draft, TARGET, "cpu", "float32")
+
+
 def scored(draft: str | Pair, rows: list[Sequence], num_draft_tokens: int = 4) -> DraftScore:
-    return score(draft, TARGET, examples_of(rows), num_draft_tokens, "cpu", "float32")
+    return score(loaded(draft), examples_of(rows), num_draft_tokens)
 
 
 @pytest.mark.parametrize("draft", [DRAFT, HEAD], ids=["draft", "head"])
@@ -66,7 +69,7 @@ def test_longer_drafts_than_the_head_was_trained_for_are_replayed_too(some_promp
 def test_a_near_tie_of_the_target_ends_a_round_as_in_the_engine(some_prompts, draft):
     """Near ties are rare; with a wide margin there are many."""
     rows = written(some_prompts[:12], [PARAMS], draft, close_call=0.5)
-    pair = Pair.load(draft, TARGET, "cpu", "float32")
+    pair = Pair(draft, TARGET, "cpu", "float32")
     without = scored(pair, rows).all.rounds
     pair.target.close_call = 0.5
     rounds, counted = scored(pair, rows).all.rounds, live(rows)
@@ -106,16 +109,14 @@ def test_the_target_as_its_own_draft_is_accepted_whole(some_texts):
 def test_noise_of_other_positions_is_noticed(some_texts):
     """The prompt is one token longer, so each token stands one position later than where it was picked."""
     later = [replace(each, prompt_token_ids=(2, *each.prompt_token_ids)) for each in examples_of(some_texts)]
-    found = score(DRAFT, TARGET, later, 4, "cpu", "float32")
+    found = score(loaded(DRAFT), later, 4)
     assert found.all.reproduced is not None
     assert found.all.reproduced < 0.95
 
 
 def test_without_keys_acceptance_is_that_of_noise_that_fits_the_text(some_texts):
     with_keys = scored(DRAFT, some_texts).all
-    found = score(
-        DRAFT, TARGET, (replace(each, noise_key=None) for each in examples_of(some_texts)), 4, "cpu", "float32"
-    )
+    found = score(loaded(DRAFT), (replace(each, noise_key=None) for each in examples_of(some_texts)), 4)
     assert found.all.reproduced is None
     assert found.all.match_rate == pytest.approx(with_keys.match_rate, abs=0.02)
     assert found.all.tokens_a_round == pytest.approx(with_keys.tokens_a_round, abs=0.25)
@@ -148,15 +149,15 @@ def noised(folder: Path, strength: float) -> str:
 
 
 def test_both_drafts_are_scored_beside_one_target(some_texts):
-    first = Pair.load(HEAD, TARGET, "cpu", "float32")
+    first = Pair(HEAD, TARGET, "cpu", "float32")
     alone = [scored(draft, some_texts[:8]) for draft in (HEAD, DRAFT)]
     found = [scored(first, some_texts[:8])]
-    found.append(scored(Pair.load(DRAFT, TARGET, "cpu", "float32", first.target), some_texts[:8]))
+    found.append(scored(Pair(DRAFT, TARGET, "cpu", "float32", first.target), some_texts[:8]))
     assert found == alone
 
 
 def test_a_faster_round_or_a_better_draft_is_a_larger_speed_up():
-    pair = Pair.load(DRAFT, TARGET, "cpu", "float32")
+    pair = Pair(DRAFT, TARGET, "cpu", "float32")
     seconds = measure_rounds(pair, 4, 2)
     assert 0 < seconds.plain < seconds.drafted
     assert seconds.speed_up(4.0) == pytest.approx(4 * seconds.plain / seconds.drafted)
@@ -165,7 +166,7 @@ def test_a_faster_round_or_a_better_draft_is_a_larger_speed_up():
 def test_drafts_whose_rounds_cannot_be_replayed_are_refused(tmp_path):
     target, head = save_perfect_pair(tmp_path, perfect_blocks)
     with pytest.raises(ValueError, match=r"of kind 'dspark', and only draft models and EAGLE-3 heads can be evaluated"):
-        Pair.load(head, target, "cpu", "float32")
+        Pair(head, target, "cpu", "float32")
 
 
 def test_scores_of_nothing_are_zero_not_an_error():
