@@ -230,7 +230,9 @@ class Sequence:
         num_before, num_tokens = len(output), len(token_ids)
         self.num_rounds += 1
         self.num_draft_tokens += num_draft_tokens
-        if num_before + num_tokens < self.max_tokens and self._has_no_end(token_ids, eos_token_ids):
+        stop_ids = self.params.stop_token_ids
+        may_end = not eos_token_ids.isdisjoint(token_ids) or (stop_ids and set(stop_ids).intersection(token_ids))
+        if num_before + num_tokens < self.max_tokens and not may_end:  # as in nearly all rounds
             output += token_ids
         else:
             for token_id in token_ids:
@@ -265,11 +267,6 @@ class Sequence:
     def fail(self, message: str) -> None:
         """End with an error; the tokens so far are not a result."""
         self.finish_reason, self.error = "error", message
-
-    def _has_no_end(self, token_ids: Seq[int], eos_token_ids: frozenset[int]) -> bool:
-        """Tell whether none of these tokens may end the text, which is so in nearly all rounds."""
-        stop_ids = self.params.stop_token_ids
-        return eos_token_ids.isdisjoint(token_ids) and not (stop_ids and set(stop_ids).intersection(token_ids))
 
     def _finish_at_token(self, token_id: int, eos_token_ids: frozenset[int]) -> None:
         num_output = len(self.output_token_ids)

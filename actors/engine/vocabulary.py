@@ -43,4 +43,4 @@ def with_bad_word_ids(params: SamplingParams, codec: TextCodec) -> SamplingParam
     """
     if not any(isinstance(word, str) for word in params.bad_words):
         return params
-    return replace(params, bad_words=codec.bad_words.of(params.bad_words))
+    return replace(params, bad_words=codec.bad_words(params.bad_words))

@@ -16,8 +16,7 @@ from actors.stages.pipeline import StagePipeline
 from actors.stages.probe import check_chain
 from actors.stages.target import ShardedModel
 from decoding.checkpoint.fp8_format import dtype_beside_fp8, fp8_format
-from decoding.checkpoint.layer_range import cut
-from decoding.checkpoint.layer_subset import check_can_be_cut, num_layers
+from decoding.checkpoint.layer_subset import check_can_be_cut, cut, num_layers
 from decoding.checkpoint.rank import check_can_be_sharded, check_device
 from decoding.checkpoint.supported import check_same_vocabulary, load_config, max_positions
 from decoding.choices import TEXT_DEPENDS_ON_DRAFT

@@ -24,7 +24,7 @@ from decoding.cache.features import FeatureTap, check_layer_ids
 from decoding.cache.prefill import batches, may_join_batch
 from decoding.device import to_device
 from decoding.network.target import PendingVerdicts, timed_start
-from decoding.sampling.judging import ScoreRequest
+from decoding.sampling.judging import ScoreRequest, behind
 from decoding.sampling.logprobs import Stretch, in_forwards
 from decoding.sampling.masks import TokenMasks
 from decoding.sampling.rows import Rows
@@ -172,10 +172,10 @@ class ShardedModel:
         self, rows: Rows, accepted: Seq[int], num_logprobs: int | None, in_slot: int | None = None
     ) -> RowVerdict:
         """Decide a row's next token, as `Target.decide`."""
+        rows = behind(rows, accepted)
         (sequence,) = rows.sequences
-        token_ids = [*sequence.token_ids, *accepted]
-        masks = TokenMasks.of(rows.sequences, [list(accepted)], len(accepted), 1)
-        finish = partial(decided, to_send(rows, masks), tuple(accepted), num_logprobs)
+        token_ids = sequence.token_ids
+        finish = partial(decided, to_send(rows, TokenMasks.of(rows.sequences, [[]], 0, 1)), num_logprobs)
         if in_slot is None:
             work = Work(None, lengths=(len(token_ids),), num_logits=1)
             return self.pipeline.send(work, [token_ids], finish).result()

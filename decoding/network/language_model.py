@@ -22,12 +22,12 @@ from decoding.device import Device, seconds_of, to_device
 from decoding.fused.graphs import ForwardGraphs
 from decoding.fused.live_weights import LiveWeights
 from decoding.fused.recordings import cuda_recorder
-from decoding.network.layer_hooks import layers_to_read
-from decoding.network.slot_network import Exact, SlotNetwork
+from decoding.network.slot_network import Exact, SlotNetwork, layers_to_read
 from decoding.network.target import LocalTarget, timed_start
 from decoding.sampling.logprobs import Stretch, asked_logprobs
 from decoding.sampling.rules import close_call_margin
 from decoding.sequence import TokenLogprobs
+from decoding.vocabulary.vocabulary_map import VocabularyMap
 
 
 class LanguageModel(SlotNetwork, LocalTarget):
@@ -35,6 +35,7 @@ class LanguageModel(SlotNetwork, LocalTarget):
 
     vocab_size: int
     block_tokens = 0  # as a draft: each token takes a forward
+    vocabulary_map: VocabularyMap | None = None  # as a draft with another tokenizer: its tokens as the target has them
 
     def __init__(self, model: PreTrainedModel, eos_token_ids: frozenset[int]) -> None:
         """Take over `model`; it must have no other user (its head carries our hook)."""
@@ -159,7 +160,7 @@ class LanguageModel(SlotNetwork, LocalTarget):
         firsts = accumulate(lengths, initial=0)
         wanted = [first + place for first, each in zip(firsts, stretches, strict=False) for place in each.places]
         wanted_M = to_device(wanted, self.device, torch.int64)
-        hidden_ME = fused.hidden(fed_N, positions_N, wanted_M, self.cache, plan)
+        hidden_ME = fused.hidden(fed_N, positions_N, len(wanted), self.cache, plan)[wanted_M]
         return asked_logprobs(stretches, lambda part: fused.logits(hidden_ME[part]), self.vocab_size)
 
     @torch.inference_mode()

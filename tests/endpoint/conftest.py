@@ -6,7 +6,7 @@ import openai
 import pytest
 
 from endpoint.deployment import deploy, is_deployed
-from endpoint.edge.auth import Keys
+from endpoint.edge.headers import Keys
 from endpoint.edge.install import EdgeSettings
 from endpoint.http.bodies import Limits
 from endpoint.service.service import ServiceSettings

@@ -20,7 +20,7 @@ from decoding import SamplingParams, Sequence
 from decoding.pace.acceptance import Acceptance
 from decoding.scope import Scope
 from endpoint.batches.batch import BatchSettings
-from endpoint.edge.auth import Keys
+from endpoint.edge.headers import Keys
 from endpoint.edge.install import EdgeSettings
 from endpoint.http.origin import owner_of
 from endpoint.service.service import ServiceSettings

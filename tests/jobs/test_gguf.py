@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
-from decoding.checkpoint import kept_folder
+from decoding.checkpoint import model_files
 from jobs import generate
 from jobs.config.loading import load
 from jobs.config.run import RunConfig
@@ -19,7 +19,7 @@ from tests.jobs.runs import arguments, prompts, write_jsonl
 @pytest.fixture
 def command(tmp_path: Path, text_pair: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The flags of a run whose target and draft are GGUF files."""
-    monkeypatch.setattr(kept_folder, "HF_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(model_files, "HF_HOME", str(tmp_path / "cache"))
     tokenizer = PreTrainedTokenizerFast.from_pretrained(text_pair[0])
     kinds = {"target": QuantizationType.Q8_0, "draft": QuantizationType.F16}
     target, draft = (

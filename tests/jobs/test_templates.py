@@ -10,7 +10,7 @@ import pytest
 from actors.engines.loading import load_codec
 from actors.workers.batch_worker import SharedEngine, UnitOrder, unit_worker
 from decoding.sampling_params import SamplingParams
-from endpoint.batches.run import RunMaker
+from endpoint.batches.run import BatchModel, ReplicaUnits
 from endpoint.service.served_model import ServedModel, ServiceSettings
 from jobs.config.fields import text_of
 from jobs.config.loading import load
@@ -109,8 +109,10 @@ def test_a_batch_has_one_moment_in_every_process(job, tmp_path):
     settings = _config(job, CLOCK).generator_settings()
     codec, service = load_codec(settings), ServiceSettings(model="m")
     path, content = Location.parse(str(tmp_path / "batch")), Location.parse(str(job.source))
-    runs = [RunMaker(ServedModel(settings=settings, service=service), codec, 4) for _ in range(2)]
-    moments = [each.open(path, content, CHAT_URL).run["identity"]["moment"] for each in runs]
+    runs = [
+        BatchModel(ServedModel(settings=settings, service=service), codec, ReplicaUnits(None), 4, 1) for _ in range(2)
+    ]
+    moments = [each.open_run(path, content, CHAT_URL).run["identity"]["moment"] for each in runs]
     assert moments[0] == moments[1]
     (unit,) = RunDirectory.open(path).units()
     order = UnitOrder(run_path=path.name, unit=unit, sampling=SamplingParams(), ledger=None)  # type: ignore[arg-type]

@@ -9,7 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from actors.settings import GeneratorSettings
-from decoding.checkpoint import kept_folder
+from decoding.checkpoint import model_files
 from decoding.checkpoint.supported import model_folder
 from tests.endpoint.in_process import settings_of
 
@@ -29,7 +29,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def kept_models() -> Iterator[None]:
     """Let files be dequantized once for all runs of these tests, beside them and not in the user's cache."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kept_folder, "HF_HOME", str(FOLDER / "kept"))
+        patch.setattr(model_files, "HF_HOME", str(FOLDER / "kept"))
         yield
 
 

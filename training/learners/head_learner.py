@@ -16,11 +16,11 @@ from torch import nn
 from transformers import PretrainedConfig
 
 from decoding.checkpoint.supported import model_folder
-from decoding.heads.fit import fitting_config
+from decoding.heads.fit import fitting_config, make_network
 from decoding.heads.format.folder import Head, read_head, save_head
 from decoding.heads.format.head_config import HeadConfig
+from decoding.heads.format.networks import Eagle3Network
 from decoding.heads.format.tensors import target_ids
-from decoding.heads.networks import Eagle3Network, make_network
 from decoding.heads.unrolled import unrolled
 from training.learners.losses import LossName, TargetLaw, scaled, token_losses
 from training.learners.new_head import new_head

@@ -4,7 +4,6 @@ import asyncio
 
 import pytest
 
-from actors.programs.program import Program
 from actors.programs.program_rows import ProgramRows
 from actors.programs.tool_calls import folder_of
 from actors.settings import ProgramSettings
@@ -114,24 +113,6 @@ def test_a_worker_whose_program_is_not_that_of_the_run_refuses_to_begin(tmp_path
     run_directory.run["identity"]["program"] = {"function": "a:b", "source": "0"}
     with pytest.raises(ValueError, match="is not what it was when the run began"):
         write(f"{SOME}:one_turn", run_directory, engines(), text_pair)
-
-
-@pytest.mark.parametrize(
-    ("function", "message"),
-    [
-        ("nowhere", "must be 'module:function', got 'nowhere'"),
-        ("a b:c", "must be 'module:function'"),
-        ("no_such_module_here:row", "the module 'no_such_module_here' cannot be imported (ModuleNotFoundError"),
-        (f"{SOME}:nothing", "the module has no 'nothing'"),
-        (f"{SOME}:not_async", "expected `async def not_async(generate, row)`"),
-        (f"{SOME}:NUM_CALLS", "expected `async def NUM_CALLS(generate, row)`"),
-        (f"{SOME}:one_argument", "it is called with two arguments, generate and row"),
-    ],
-)
-def test_what_is_no_program_is_refused_by_name(function, message):
-    with pytest.raises(ValueError) as caught:  # noqa: PT011 - the message is compared below
-        Program.load(str(ProgramSettings(function=function).function))
-    assert message in str(caught.value)
 
 
 @pytest.mark.parametrize("values", [{"max_turns": 0}, {"timeout_s": 0}])

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from decoding import Engine, SamplingParams
 from decoding.checkpoint import adapter as adapters
-from decoding.checkpoint import kept_folder
+from decoding.checkpoint import model_files
 from decoding.checkpoint.supported import load_config, model_folder
 from decoding.engine.options import EngineOptions
 from tests.decoding.tiny import build, llama_config, random_prompts, save
@@ -23,7 +23,7 @@ PLAIN = EngineOptions(num_slots=2, max_model_len=64, drafter="none")
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The cache of merged models, empty."""
-    monkeypatch.setattr(kept_folder, "HF_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(model_files, "HF_HOME", str(tmp_path / "cache"))
     return tmp_path / "cache" / "dray" / "merged"
 
 

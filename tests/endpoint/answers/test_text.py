@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerFast
 
 from actors.engine.deltas import Ending
 from actors.engine.translation import ended_text
-from endpoint.answers.text import Span, TextStream, WholeText, warn_of_late_text
+from endpoint.answers.text import Span, TextStream, warn_of_late_text
 from pipeline.text.codec import TextCodec
 from pipeline.text.text_behind import IncrementalDecoder, StopStrings
 from tests.endpoint.in_process import BUNDLED
@@ -151,7 +151,7 @@ def test_a_whole_text_is_decoded_once(any_codec):
     for stop in STOPS:
         for tokens in outputs(any_codec, 20, most=20, seed=4):
             kept, stop_reason = end_of(any_codec, tokens[:4], tokens, stop)
-            text = WholeText(any_codec, stop, tokens[:4])
+            text = TextStream(any_codec, stop, tokens[:4], is_streamed=False)
             assert text.push(kept[:3]).text == text.text == ""
             text.push(kept[3:], 0, ending(stop_reason))
             assert text.text == ended_text(any_codec, tokens[:4], kept, stop, None, stop_reason)

@@ -1,13 +1,15 @@
 """Files: what is uploaded comes back, to the key that it belongs to and to no other."""
 
+import asyncio
 from io import BytesIO
+from unittest.mock import AsyncMock
 
 import openai
 import pytest
 
 from endpoint.batches.batch import BatchSettings
+from endpoint.batches.service import BatchService
 from endpoint.batches.store import FileStore, StoredFile, new_id
-from endpoint.batches.upload import UploadForm, store
 from endpoint.http.errors import ApiError
 from endpoint.http.origin import owner_of
 from tests.clock import Clock
@@ -121,14 +123,18 @@ def test_a_wrong_query_is_a_400(batch_server, query):
 
 
 def test_a_key_that_has_too_many_files_is_told_so(tmp_path):
-    files, settings = FileStore(str(tmp_path)), BatchSettings(path=str(tmp_path), max_files=2)
-    upload_form = UploadForm(BytesIO(b"{}"), 2, "in.jsonl", "batch", 60.0)
+    service = BatchService(BatchSettings(path=str(tmp_path), max_files=2), ["m"], AsyncMock())
+
+    def add(owner: str) -> StoredFile:
+        file = StoredFile(id=new_id("file"), bytes=2, created_at=0, expires_at=60, filename="in.jsonl", purpose="batch")
+        return asyncio.run(service.add_file(owner, BytesIO(b"{}"), file))
+
     for _ in range(2):
-        store(files, "me", upload_form, settings, 0.0)
+        add("me")
     with pytest.raises(ApiError, match="2 files") as refusal:
-        store(files, "me", upload_form, settings, 0.0)
+        add("me")
     assert refusal.value.status == 429
-    assert store(files, "another", upload_form, settings, 0.0).bytes == 2
+    assert add("another").bytes == 2
 
 
 def test_without_a_folder_the_routes_say_how_they_are_switched_on(server):

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from endpoint.batches.input_check import MAX_ERRORS, InputRules, check_input
+from endpoint.batches.batch import MAX_ERRORS, InputRules, check_input
 from pipeline.storage.location import Location
 from tests.endpoint.batches.asking import CHAT, COMPLETIONS, content, line
 from tests.endpoint.in_process import MODEL

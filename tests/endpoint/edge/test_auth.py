@@ -8,7 +8,7 @@ import pytest
 from starlette.websockets import WebSocket
 
 from endpoint.app import create_app
-from endpoint.edge.auth import Keys, load_keys
+from endpoint.edge.headers import Keys, load_keys
 from endpoint.edge.install import HEALTH_PATHS, EdgeSettings, install
 from endpoint.edge.page import PATHS as PAGE_PATHS
 from endpoint.service.metrics import ServingMetrics

@@ -9,7 +9,7 @@ import pytest
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from endpoint.edge.auth import Keys
+from endpoint.edge.headers import Keys
 from endpoint.edge.install import Edge, EdgeSettings
 from endpoint.http.bodies import Limits
 from endpoint.service.metrics import ServingMetrics

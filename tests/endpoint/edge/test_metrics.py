@@ -13,7 +13,7 @@ from starlette.types import Message
 
 from actors.engine.loop import EngineStats
 from actors.metric_table import HTTP_REQUESTS, SERVING_METRICS, Metric
-from endpoint.edge.auth import Keys
+from endpoint.edge.headers import Keys
 from endpoint.edge.install import EdgeSettings, install
 from endpoint.service.metrics import RequestMeter, ServingMetrics, of_engines, of_process, page
 from tests.endpoint.toy_app import BEARER, KEY, toy_app

@@ -10,7 +10,7 @@ import pytest
 from fastapi import FastAPI
 from starlette.types import ASGIApp, Message
 
-from endpoint.edge.auth import Keys
+from endpoint.edge.headers import Keys
 from endpoint.edge.install import EdgeSettings, install
 from endpoint.gate.capacity import Capacity, Claim
 from endpoint.gate.gate import Gate

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from endpoint.edge.auth import Keys
+from endpoint.edge.headers import Keys
 from endpoint.gate.gate import Gate
 from endpoint.http.bodies import ask_for_body
 from tests.endpoint.gate.eager_proxy import EagerProxy

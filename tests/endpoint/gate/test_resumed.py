@@ -1,5 +1,6 @@
 """Streams whose ingress is lost in the middle: another one goes on, and the client sees one stream without a seam."""
 
+import asyncio
 import json
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -8,8 +9,9 @@ from functools import cached_property
 from typing import Any
 
 import pytest
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from actors.engine.deltas import Delta
+from actors.engine.deltas import Delta, Ending
 from actors.engine.requests import Generation
 from actors.engines.loading import load_codec
 from actors.workers.replica import Replica
@@ -20,17 +22,52 @@ from endpoint.gate.answer import HeldBody
 from endpoint.gate.gate import Gate
 from endpoint.http.bodies import Bodies, Limits
 from endpoint.http.errors import ApiError
+from endpoint.http.origin import EXTENSION
 from endpoint.service.backend import Replicas
 from endpoint.service.deadline import Deadline
 from endpoint.service.metrics import ServingMetrics
 from endpoint.service.service import Models, Service, ServiceSettings
 from pipeline.text.codec import TextCodec
 from tests.endpoint.gate.eager_proxy import EagerProxy
-from tests.endpoint.gate.mortal import Mortal
 from tests.endpoint.in_process import BUNDLED, MODEL, Running, settings_of
 from tests.endpoint.local_handle import Items, LocalHandle
 from tests.endpoint.scripted import TEMPLATE, ScriptedBackend
 from tests.endpoint.web import Answer, ask, served
+
+
+class Mortal:
+    """Processes with the same application; `lifetimes` says behind how many parts each is lost. The last one stays.
+
+    As behind Serve's proxy, nothing more is sent then, and the engine is not told. `origins` are those that the
+    processes were given, and `num_parts` is what they have sent, without the end of the connection.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app, self.lifetimes, self.origins, self.num_parts = app, list[int](), list[Any](), 0
+        self._tasks = list[asyncio.Future[None]]()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.origins.append(scope["extensions"][EXTENSION])
+        left, is_lost = self.lifetimes.pop(0) if self.lifetimes else None, asyncio.Event()
+
+        async def send_while_alive(message: Message) -> None:
+            nonlocal left
+            if left is not None and message["type"] == "http.response.body":
+                if left == 0:
+                    is_lost.set()
+                    await asyncio.Event().wait()
+                left -= 1
+            self.num_parts += bool(message.get("body"))
+            await send(message)
+
+        ends = asyncio.ensure_future(is_lost.wait())
+        answering = asyncio.ensure_future(self._app(scope, receive, send_while_alive))
+        self._tasks.append(answering)  # one that is lost stays until the server ends
+        await asyncio.wait([answering, ends], return_when=asyncio.FIRST_COMPLETED)
+        ends.cancel()
+        if answering.done():
+            answering.result()
+
 
 PROMPT = "hello world"
 LENGTH = 40
@@ -281,6 +318,42 @@ class Halting(ScriptedBackend):
         self.num_at_once = 3 + 2 * (len(self.generations) % 2)
         async for deltas in super().generate(generation):
             yield deltas
+
+
+class Forgetful(ScriptedBackend):
+    """A backend whose first sample ends well, and fails when it is written again."""
+
+    async def generate(self, generation: Generation) -> AsyncIterator[list[Delta]]:
+        is_again, num_tokens = bool(self.generations), 0
+        async for (delta,) in super().generate(generation):
+            num_tokens += len(delta.token_ids)
+            if not is_again or delta.index > 0 or num_tokens <= 4:
+                yield [delta]
+            elif delta.ending is not None:
+                yield [Delta(0, (), ending=Ending("error", None, "memory ran out", 0))]
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_a_sample_that_the_client_has_may_fail_when_it_is_written_again(path):
+    codec = TextCodec.load(str(BUNDLED / "target"), chat_template=TEMPLATE)
+    backend = Forgetful(codec, "one two three four five six")
+    app = create_app(Models(Service(ServiceSettings(model="m"), codec, backend, ServingMetrics("m"))))
+    install(app, EdgeSettings(keys=None), ServingMetrics("m"))
+    mortal = Mortal(app)
+    said = {"messages": [{"role": "user", "content": "a"}]} if "chat" in path else {"prompt": "a"}
+    body = {**said, "n": 2, "stream": True, "seed": 1, "stream_options": {"include_usage": True}}
+    with served(Gate(EagerProxy(mortal), Limits())) as port:
+        whole = told(events_of(ask(port, path, body)))
+        codes = set()
+        for lifetime in range(1, mortal.num_parts):
+            backend.generations.clear()
+            mortal.lifetimes[:], mortal.origins[:] = [lifetime], []
+            broken = events_of(ask(port, path, body))
+            assert len(mortal.origins) == 2
+            error = broken[-1].get("error")
+            codes.add(error and error["code"])
+            assert error or told(broken) == whole
+        assert codes == {"generation_failed", None}, "before the sample ended, and behind its end"
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses"])

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from fastapi import FastAPI, Request
 
-from endpoint.edge.auth import Keys
+from endpoint.edge.headers import Keys
 from endpoint.edge.install import EdgeSettings, install
 from endpoint.gate.gate import Gate
 from endpoint.http.bodies import MAX_EXTRA_BYTES, UPLOAD_PATH, WINDOW_BYTES

@@ -31,7 +31,7 @@ from endpoint.deployment import (
     start,
     withdraw,
 )
-from endpoint.edge.auth import Keys
+from endpoint.edge.headers import Keys
 from endpoint.edge.install import EdgeSettings
 from endpoint.http.bodies import Limits
 from endpoint.service.served_model import ServedModel, deployment_name

@@ -1,25 +1,87 @@
 """The page in a real browser: over the real endpoint with the bundled pair, and over streams that misbehave."""
 
+import asyncio
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from itertools import groupby
 from typing import Any
 
 import pytest
 from fastapi import FastAPI
-from fastapi.responses import JSONResponse
+from fastapi.responses import JSONResponse, StreamingResponse
 from selenium.webdriver import Chrome
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys as Press
 from starlette.datastructures import State
 
-from endpoint.edge.page import HEADERS, PATHS
+from endpoint.edge.page import HEADERS, PATHS, install_page
 from endpoint.http.events import DONE, event
 from tests.endpoint.page.browser import Page, chromium
-from tests.endpoint.page.canned_app import EXAMPLES, canned_app, chunk, ended, reset
 from tests.endpoint.toy_app import BEARER, KEY
 from tests.endpoint.web import ask, samples_of, served
+
+EXAMPLES = ("Say <b>hello</b>.", "Count to three.")
+
+
+def chunk(
+    text: str, *, is_accepted: bool = False, finish_reason: str | None = None, token_ids: Sequence[int] = ()
+) -> bytes:
+    """Write an event of a completion's stream."""
+    choice = {
+        "index": 0,
+        "text": text,
+        "finish_reason": finish_reason,
+        "draft_spans": [{"text": text, "is_accepted": is_accepted}],
+        "token_ids": list(token_ids),
+        "draft_counts": {"num_tokens": len(token_ids), "num_draft_tokens": 0, "num_accepted_tokens": 0},
+    }
+    return event({"choices": [choice]})
+
+
+def ended(text: str, *token_ids: int) -> list[bytes]:
+    """Write the stream of an answer that ends by itself."""
+    return [chunk(text, finish_reason="stop", token_ids=token_ids), DONE]
+
+
+def canned_app() -> FastAPI:
+    """Return an application that streams `app.state.pieces`, each in its own packet, and keeps the bodies it got.
+
+    A request without drafts gets `app.state.pieces_without`, if there are any.
+    """
+    app = FastAPI()
+    reset(app)
+
+    @app.get("/v1/models")
+    async def models() -> dict[str, Any]:
+        return {"object": "list", "data": [{"id": name, **app.state.described} for name in app.state.names]}
+
+    @app.post("/v1/completions")
+    @app.post("/v1/chat/completions")
+    async def complete(body: dict[str, Any]) -> Any:
+        app.state.asked.append(body)
+        is_without = body.get("num_speculative_tokens") == 0 and app.state.pieces_without is not None
+        chosen = app.state.pieces_without if is_without else app.state.pieces
+        if isinstance(chosen, JSONResponse):
+            return chosen
+
+        async def pieces() -> AsyncIterator[bytes]:
+            for piece in chosen:
+                yield piece
+                await asyncio.sleep(0.01)  # a packet of its own
+
+        return StreamingResponse(pieces(), media_type="text/event-stream")
+
+    install_page(app, needs_key=False, examples=EXAMPLES)
+    return app
+
+
+def reset(app: FastAPI) -> None:
+    """Forget what was asked and what is to be sent."""
+    app.state.asked, app.state.pieces, app.state.pieces_without = [], [], None
+    app.state.names = ["canned"]
+    app.state.described = {"warning": "", "exact": "proved", "controls_drafts": True}
+
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("chromium")]  # it needs Chromium, and one at a time
 PROMPT, SEED = "Tell me a story about a raven.", 11

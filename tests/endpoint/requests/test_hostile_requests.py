@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from decoding.checkpoint.supported import model_folder
-from decoding.grammar.compiled import Compiled
+from decoding.grammar.definition import Compiled
 from endpoint.edge.install import EdgeSettings
 from endpoint.service.service import ServiceSettings
 from tests.adapted import keep_merged_models_in, save_adapter

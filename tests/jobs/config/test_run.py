@@ -232,11 +232,6 @@ def test_the_actors_section_becomes_a_pool(yaml_file):
     assert config.actors == ActorPool(**pool, memory=80 * 1024**3, fallback_label_selectors=fallbacks)  # type: ignore[arg-type]
 
 
-def test_flags_take_json(yaml_file):
-    config = load(yaml_file, '--actors.label_selector={"zone": "a"}', '--actors.resources={"nvme": 1}')
-    assert config.actors == ActorPool(label_selector={"zone": "a"}, resources={"nvme": 1})
-
-
 QUOTES = "(YAML takes yes, no, on and off for true and false: put them in quotes)"
 BARE_WORDS = {
     "engine: {drafter: off}": "engine.drafter: input should be 'none', ",

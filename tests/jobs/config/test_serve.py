@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from endpoint.edge.auth import Keys
+from endpoint.edge.headers import Keys
 from jobs import serve
 from jobs.config.serve import ServeConfig, load_serve_config
 from jobs.work import serving

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import ray
+from ray._private import services
 
 from jobs.driver import cluster
 from jobs.driver.cluster import find_cluster, start_ray, starts_own_ray
@@ -19,6 +20,9 @@ from tests.jobs.runs import wait_until
 
 @pytest.fixture(autouse=True)
 def _no_cluster_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither does it count whether Ray runs in this process: it takes 127.0.0.1 for the address of its node then."""
+    monkeypatch.setattr(services, "get_node_ip_address", lambda address=None: "127.0.0.1")
+    monkeypatch.setattr(cluster, "keep_ray_on_loopback", lambda: None)
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setattr(cluster, "_BETWEEN_TRIES_S", 0.0)
     monkeypatch.setattr(ray, "is_initialized", lambda: False)

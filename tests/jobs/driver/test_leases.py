@@ -70,15 +70,6 @@ def test_verify_names_damaged_files_and_repair_moves_them(tmp_path, capsys):
     assert [unit.unit_id for unit in run_directory.missing_units()] == [0]
 
 
-def test_a_damaged_manifest_prints_one_line_that_names_the_part(begun):
-    (part,) = (begun.output / "manifest").iterdir()
-    part.write_bytes(part.read_bytes()[:-1])
-    assert verify.main([str(begun.output)]) == 1
-    assert f"{part.name}: damaged" in begun.printed()
-    assert begun.generate("--models.device=cpu") == Exit.BAD_CONFIGURATION
-    assert f"{part.name}: damaged" in begun.printed()
-
-
 def test_an_empty_part_is_moved_away_and_its_unit_is_done_again(begun, monkeypatch):
     missing = []
 

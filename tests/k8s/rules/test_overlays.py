@@ -53,11 +53,6 @@ def test_without_kuberays_definitions_the_error_says_how_to_get_them(monkeypatch
         schemas.crd_folder()
 
 
-def test_a_key_that_is_there_twice_is_refused():
-    with pytest.raises(Exception, match=r"'a'.* twice"):
-        load_objects("a: 1\nb: 2\na: 3\n")
-
-
 def test_the_readme_names_every_folder_and_no_other():
     readme = (K8S / "README.md").read_text()
     rows = set(re.findall(r"^\| `((?:base|overlays)/[a-z0-9-]+)` \|", readme, re.MULTILINE))

@@ -16,7 +16,7 @@ from pipeline.run.check import check_run
 from pipeline.run.commit import amend_part
 from pipeline.run.directory import RunDirectory
 from pipeline.run.fingerprint import content_hash
-from pipeline.run.unit_rows import IncompleteRunError, each_unit
+from pipeline.run.unit_rows import each_unit
 from pipeline.schema import generations_schema
 from pipeline.storage.location import Location
 from tests.pipeline.made_up import (
@@ -210,16 +210,6 @@ def test_a_file_that_cannot_be_written_leaves_no_partial_file(corpus, monkeypatc
     assert not corpus.note["complete"]
 
 
-def test_an_incomplete_run_is_refused_unless_a_partial_compaction_is_asked_for(corpus, all_rows):
-    corpus.run.part_path(4).remove()
-    with pytest.raises(IncompleteRunError, match="1 of 7 units are missing, the first is unit 4"):
-        corpus.compact()
-    assert not corpus.out.exists()
-    _, totals = corpus.compact(is_partial=True)
-    assert corpus.rows() == [row for row in all_rows if row["row_id"] >> 32 != 4]
-    assert totals.counts.num_rows == 18
-
-
 def test_a_destination_with_foreign_files_is_refused_and_not_touched(corpus, tmp_path):
     out = corpus.out
     out.mkdir()
@@ -357,12 +347,6 @@ def test_a_run_in_an_object_store_is_compacted_to_a_folder_and_a_run_in_a_folder
     for file in files:
         content = destination.child(file.name).read_bytes()
         assert pq.read_table(pa.BufferReader(content)).equals(pq.read_table(corpus.out / file.name))
-
-
-@pytest.mark.parametrize("limits", [{}, {"max_rows": 3, "num_bytes": 3}, {"max_rows": 0}, {"num_bytes": -1}])
-def test_a_cut_is_by_rows_or_by_bytes_and_at_least_one(limits):
-    with pytest.raises(ValueError, match=r"files are cut by rows or by bytes|at least one row or byte"):
-        Cut(**limits)
 
 
 def test_integer_ids_are_integers_in_a_compaction(tmp_path):

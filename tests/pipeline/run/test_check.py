@@ -98,15 +98,6 @@ def test_a_missing_part_is_named(finished_run):
     assert report.num_committed_units == 1
 
 
-def test_a_truncated_part_is_named_and_the_others_are_still_checked(finished_run):
-    path = Path(finished_run.part_path(0).path)
-    path.write_bytes(path.read_bytes()[:-20])
-    report = check_run(finished_run)
-    assert len(report.problems) == 1
-    assert report.problems[0].startswith("data/part-000000000.parquet: damaged, or no part of a run")
-    assert report.counts.num_rows == 3
-
-
 DATA, ERRORS = "data/part-00000000{}.parquet", "errors/part-00000000{}.parquet"
 
 

@@ -1,6 +1,5 @@
 """One driver at a time: a second one is refused while the first lives, and only then."""
 
-import json
 import multiprocessing
 import os
 import signal
@@ -13,13 +12,12 @@ from typing import Any
 
 import pytest
 
-from pipeline.run.check import check_run
 from pipeline.run.directory import RunDirectory
 from pipeline.run.progress.lease import Holder, LeaseHeld, LeaseLost, hold_lease
 from pipeline.storage.whole_file import replace_file
 from tests.jobs.runs import wait_until
 from tests.pipeline.flaky_proxy import Failure
-from tests.pipeline.made_up import RUN, committed_run, unit
+from tests.pipeline.made_up import RUN, unit
 
 LONG = 600.0  # a timeout that no test waits for
 
@@ -109,18 +107,6 @@ def test_a_lease_is_given_back_at_the_end_even_if_the_run_fails(where, request):
         assert not run_directory.location.child("_LEASE").exists()
 
 
-def test_the_lease_file_names_its_holder_and_changes_with_every_renewal(run_directory):
-    place = run_directory.location.child("_LEASE")
-    with hold_lease(run_directory, LONG) as lease:
-        before = json.loads(place.read_bytes())
-        lease.renew()
-        after = json.loads(place.read_bytes())
-    assert list(before) == ["token", "host", "pid", "started", "renewed", "num_renewals", "timeout_s", "num_engines"]
-    assert (before["pid"], before["host"]) == (os.getpid(), socket.gethostname())
-    assert after["num_renewals"] == before["num_renewals"] + 1
-    assert after["token"] == before["token"]
-
-
 @pytest.mark.parametrize("hours", [-9, 9])
 def test_a_holder_with_a_wrong_clock_is_judged_by_changes_of_its_file(run_directory, hours):
     clock = f"2026-01-01T{12 + hours:02}:00:00+00:00"
@@ -206,13 +192,6 @@ def test_the_log_names_the_dead_holder_of_a_lease_and_says_that_it_was_given_bac
         "lease given back",
     ]
     assert 'holder="host elsewhere, pid 7, since ' in caplog.messages[0]
-
-
-def test_files_of_a_lease_are_no_problem_of_the_run(tmp_path):
-    run_directory = committed_run(tmp_path / "run")
-    with hold_lease(run_directory, LONG):
-        assert check_run(run_directory).problems == check_run(run_directory).notes == []
-    assert check_run(run_directory).problems == check_run(run_directory).notes == []
 
 
 def test_of_two_drivers_that_start_at_once_on_a_store_one_goes_on(run_in_s3):

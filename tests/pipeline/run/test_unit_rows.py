@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline.run.unit_rows import each_unit, in_row_order, read_ahead, read_unit_rows, without_rows_of
+from pipeline.run.unit_rows import each_unit, read_ahead, read_unit_rows
 from tests.pipeline.made_up import unit, write_errors
 
 
@@ -86,20 +86,3 @@ def test_reading_ahead_keeps_few_results_in_memory():
 
 def _table(keys: list[tuple[int, int]]) -> pa.Table:
     return pa.table({"row_id": [row_id for row_id, _ in keys], "sample": [sample for _, sample in keys]})
-
-
-def _keys(table: pa.Table) -> list[tuple[int, int]]:
-    return list(zip(table["row_id"].to_pylist(), table["sample"].to_pylist(), strict=True))
-
-
-def test_tables_are_merged_by_row_and_sample():
-    merged = in_row_order(_table([(1, 0), (1, 1), (9, 0)]), _table([(4, 1), (4, 0), (0, 0)]))
-    assert _keys(merged) == [(0, 0), (1, 0), (1, 1), (4, 0), (4, 1), (9, 0)]
-    assert _keys(without_rows_of(_table([(4, 0), (9, 5)]), merged)) == [(0, 0), (1, 0), (1, 1)]
-
-
-def test_a_table_in_order_is_unchanged():
-    table = _table([(1, 0), (2, 0)])
-    assert in_row_order(table).equals(table)
-    assert in_row_order(table.slice(0, 0)).num_rows == 0
-    assert without_rows_of(table, table).num_rows == 0

@@ -10,15 +10,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipeline.counts import COUNTED_COLUMNS, count_generations
-from pipeline.export.compacted_file import Cut
-from pipeline.export.compaction import Compaction
 from pipeline.inputs.files import list_files
 from pipeline.inputs.options import InputOptions
 from pipeline.run.check import check_run
 from pipeline.run.commit import read_receipt
 from pipeline.run.directory import RunDirectory
 from pipeline.run.fingerprint import content_hash
-from pipeline.run.progress.lease import LeaseHeld, hold_lease
 from pipeline.run.unit_rows import tally
 from pipeline.storage.location import Location
 from pipeline.storage.whole_file import replace_file, replacement
@@ -101,23 +98,6 @@ def test_the_error_of_a_missing_bucket_names_it(s3_server, gcs_server):
         RunDirectory.create(uri, RUN, [unit(0)])
     with pytest.raises(OSError, match=r"no-such-bucket/run.* cannot be made; is there such a bucket"):
         RunDirectory.create(gcs_uri(gcs_server, "run").replace("@bucket/", "@no-such-bucket/"), RUN, [unit(0)])
-
-
-def test_a_run_in_a_store_has_one_driver_at_a_time(store_folder):
-    run_directory = committed_run(Location.parse(store_folder))
-    with hold_lease(run_directory, 8.0, renew_every_s=0.02), pytest.raises(LeaseHeld), hold_lease(run_directory, 8.0):
-        raise AssertionError("two drivers at once")
-    with hold_lease(run_directory, 8.0):
-        pass
-
-
-def test_a_run_in_a_store_is_compacted_to_the_store(store_folder):
-    run_directory = committed_run(Location.parse(store_folder))
-    destination = Location.parse(store_folder.replace("/folder", "/compact"))
-    compaction = Compaction(run_directory, destination, Cut(max_rows=4), include_errors=True)
-    files = list(compaction.files())
-    assert [file.num_rows for file in files] == [4, 4, 2, 1]
-    assert compaction.finish(files).content_hash == content_hash(run_directory)
 
 
 def test_prompts_are_read_from_s3_as_from_a_disk(s3_folder, tmp_path):

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from pipeline.text.answer_parts import Answer, Thought, ToolCall, reasoning_tags
-from pipeline.text.answers import AnswerForm
+from pipeline.text.chat import AnswerForm, AnswerReader
 from pipeline.text.tools.format import FAMILIES
 
 GET, SET = ToolCall("get", '{"a": 1}'), ToolCall("set", "{}")
@@ -80,7 +80,7 @@ ROWS = [(family, *row) for family, rows in TABLE.items() for row in rows]
 
 
 def read(form: AnswerForm, *pieces: str) -> Answer:
-    answer, reader = Answer(), form.reader()
+    answer, reader = Answer(), AnswerReader(form)
     for piece in pieces:
         answer.add(reader.push(piece))
     answer.add(reader.finish())
@@ -176,7 +176,7 @@ def test_nothing_in_a_text_of_a_form_is_a_call_wherever_it_is_split(family, text
 @pytest.mark.parametrize("text", ['{"a": "<tool_call>", "b": ["<tool_call>"]}', "[1]", "[TOOL", "yes"])
 def test_a_text_of_a_form_is_sent_as_it_comes_once_it_can_be_no_call(text):
     for family in FAMILIES.values():
-        reader = AnswerForm(family=family, names=frozenset({"get"}), has_form=True).reader()
+        reader = AnswerReader(AnswerForm(family=family, names=frozenset({"get"}), has_form=True))
         num_held = 0
         for index, character in enumerate(text):
             events = reader.push(character)

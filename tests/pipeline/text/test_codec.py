@@ -10,7 +10,7 @@ import pytest
 from pipeline.errors import RowError
 from pipeline.text.codec import TextCodec
 from pipeline.text.text_behind import StopStrings
-from tests.pipeline.made_up import chat_prompt, input_row
+from tests.pipeline.made_up import input_row
 
 TEXT = "the cat sat, über Käse 日本語 🙂 stop the cat"
 
@@ -47,16 +47,6 @@ def test_messages_go_through_the_chat_template(codec):
     assert with_system.prompt(chat(own, USER))[0] == "<|system|>own<|end|><|user|>hi<|end|><|assistant|>"
 
 
-def test_text_parts_are_one_text_in_a_row_and_in_a_request(codec):
-    parts = [PART, {"type": "text", "text": "i"}]
-    assert codec.prompt(chat(_user(parts))) == codec.prompt(chat(USER))
-    assert chat_prompt(codec, [_user(parts)]) == chat_prompt(codec, [_user("hi")])
-
-
-def test_a_last_message_of_the_assistant_is_continued(codec):
-    assert codec.prompt(chat(USER, ASSISTANT))[0] == "<|user|>hi<|end|><|assistant|>so"
-
-
 def test_template_variables_come_from_columns(codec):
     moody = replace(codec, template_columns={"mood": "state"})
     assert moody.prompt(chat(USER, columns={"state": "glad"}))[0].endswith("<|assistant|>glad")
@@ -66,20 +56,11 @@ def test_template_variables_come_from_columns(codec):
 
 @pytest.mark.parametrize(
     ("messages", "message"),
-    [
-        ([], "messages: expected a list of at least one message$"),
-        (["hi"], r"messages\[0\]: expected an object with role and content$"),
-        ([{"content": "x"}], r"messages\[0\].role: expected a word, .*, got None$"),
-        ([USER, _user(None)], r"messages\[1\].content: expected a string, or a list of text parts$"),
-        ([_user([])], r"messages\[0\].content: expected a string, or a list of text parts$"),
-        ([_user(["x"])], r"messages\[0\].content\[0\]: expected an object with type \"text\" and a text$"),
-        ([_user([{"type": "text"}])], r"messages\[0\].content\[0\].text: expected a string$"),
-        ([_user([PART, {"type": "audio"}])], r"content\[1\].type: 'audio' is not supported, only text parts are$"),
+    [  # tests/endpoint/requests/bad_chats.py has what JSON can say
         ([{"role": b"user", "content": "x"}], r"role: expected a word, .*, got b'user'"),
         ([{**USER, "at": datetime(2020, 1, 2)}], r"messages\[0\].at: JSON has no value of the type datetime"),
         ([{**USER, "x": {"y": [1, float("inf")]}}], r"messages\[0\].x.y\[1\]: inf is no number that JSON can say"),
         ([{**USER, "x": {1: "y"}}], r"messages\[0\].x: the name of a field is 1; JSON has strings only"),
-        ([{**USER, "refusal": "no"}], r"messages\[0\].refusal: it is not supported; leave it out$"),
         ([{**USER, "content": b"x"}], r"messages\[0\].content: JSON has no value of the type bytes"),
         ([{**ASSISTANT, "tool_calls": [_call('{"a": [1e400]}')]}], rf"messages\[0\]{ARGUMENTS}: expected JSON text of"),
         ([{**ASSISTANT, "tool_calls": [_call({"a": float("inf")})]}], rf"messages\[0\]{ARGUMENTS}\.a: inf is no"),

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from decoding.fused.rounding import power_of_two
+from decoding.fused.recordings import power_of_two
 from decoding.gpu.attention import CHUNK
 from decoding.gpu.pick_table import Column, PickTable
 

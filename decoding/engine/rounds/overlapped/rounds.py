@@ -18,8 +18,7 @@ import torch
 from decoding.cache.kv_cache import Plan
 from decoding.drafters.model import ModelDrafter
 from decoding.engine.rounds.overlapped.inputs import Given, InputBuffers, RoundInputs, reach_of, rounded_width
-from decoding.fused.recordings import Key, Recordings
-from decoding.fused.rounding import power_of_two, rounded
+from decoding.fused.recordings import Key, Recordings, power_of_two, rounded
 from decoding.gpu.attention import CHUNK
 from decoding.gpu.pick_table import Column, PickTable
 from decoding.gpu.picks import PickInputs, pick

@@ -1,4 +1,4 @@
-"""POST /v1/completions: prompts in, texts out."""
+"""POST /v1/completions: prompts in, texts out. POST /v1/chat/completions: messages in, the assistant's next one out."""
 
 from __future__ import annotations
 
@@ -10,13 +10,16 @@ from typing import Any
 from starlette.responses import Response
 
 from actors.engine.deltas import Delta
+from actors.engine.translation import mean_logprob
 from decoding.sequence import TokenLogprobs
 from endpoint.answers.choices import Choice, Growth, draft_fields
-from endpoint.answers.logprobs import completion_logprobs, is_next_token, known_deltas, score_prompts
+from endpoint.answers.logprobs import chat_logprobs, completion_logprobs, is_next_token, known_deltas, score_prompts
 from endpoint.answers.text import TextStream
-from endpoint.answers.writer import Form, respond
+from endpoint.answers.writer import Form, Writer
 from endpoint.service.service import Call, PreparedRequest, Prompt, Service
-from pipeline.requests.texts import CompletionAsked
+from pipeline.requests.texts import ChatAsked, CompletionAsked
+from pipeline.text.answer_parts import Arguments, CallBegins, Content, Event, Reasoning
+from pipeline.text.chat import AnswerReader
 from pipeline.text.codec import TextCodec
 
 
@@ -33,7 +36,8 @@ async def complete(service: Service, request: CompletionAsked, call: Call) -> Re
         found = await score_prompts(service, prepared, num_top, has_ranks=has_ranks, has_next=has_next)
         scores, known = known_deltas(prepared.generation, found, prepared.facts)
     echoes = await _echoes(service, request, prepared, scores)
-    return await respond(service, request, prepared, _CompletionForm(request, service.codec, echoes), scores, known)
+    form = _CompletionForm(request, service.codec, echoes)
+    return await Writer(service, request, prepared, form, scores, known).response()
 
 
 @dataclass(frozen=True)
@@ -95,7 +99,7 @@ class _CompletionForm(Form):
         best: list[Choice] = []
         for first in range(0, len(choices), num_samples):
             samples = choices[first : first + num_samples]
-            best += sorted(samples, key=lambda choice: -choice.mean_logprob)[:num_choices]
+            best += sorted(samples, key=lambda choice: -mean_logprob(choice.logprobs))[:num_choices]
         return best
 
     def chunks(self, growth: Growth) -> list[dict[str, Any]]:
@@ -136,3 +140,97 @@ class _CompletionForm(Form):
             [*before.offsets, *offsets],
             self._request.logprobs,
         )
+
+
+async def chat(service: Service, request: ChatAsked, call: Call) -> Response:
+    """Return the answer. Raises ApiError."""
+    prepared = await service.prepare(request, call)
+    num_top, scores = request.prompt_logprobs, None
+    if num_top is not None:
+        scores = await score_prompts(service, prepared, num_top, has_ranks=True)
+    return await Writer(service, request, prepared, _ChatForm(request, service.codec, prepared), scores).response()
+
+
+class _ChatForm(Form):
+    """Choices as messages, or as changes of messages."""
+
+    whole_object, chunk_object = "chat.completion", "chat.completion.chunk"
+
+    def __init__(self, request: ChatAsked, codec: TextCodec, prepared: PreparedRequest) -> None:
+        self._request, self._codec, self._prepared, self._form = request, codec, prepared, prepared.form
+
+    def content(self, choice: Choice) -> dict[str, Any]:
+        message: dict[str, Any] = {"role": "assistant", "content": choice.text, "refusal": None}
+        if not self._form.is_plain:
+            choice.answer = answer = self._form.read(choice.text)
+            message["content"] = answer.content if answer.reasoning or answer.calls else answer.content or ""
+            if self._form.tags is not None:
+                message["reasoning"] = answer.reasoning
+            if answer.calls:
+                ids = range(len(answer.calls))
+                calls = zip(ids, answer.calls, strict=True)
+                message["tool_calls"] = [_call(self._id(choice, i), call.name, call.arguments) for i, call in calls]
+        return {"message": message}
+
+    def finish_reason(self, choice: Choice) -> str | None:
+        """Return why a choice has ended: with calls of tools, or as its sample did."""
+        return "tool_calls" if choice.answer.calls and choice.finish_reason == "stop" else choice.finish_reason
+
+    def logprobs(self, choice: Choice) -> dict[str, Any] | None:
+        if not self._request.logprobs:
+            return None
+        return chat_logprobs(self._codec, choice.token_ids, choice.logprobs)
+
+    def chunks(self, growth: Growth) -> list[dict[str, Any]]:
+        """Return first the role, then what was read, and at last the reason why the choice ended."""
+        request, choice, chunks = self._request, growth.choice, []
+        if not choice.has_begun:
+            choice.has_begun = True
+            chunks.append(_chunk(choice, {"role": "assistant", "content": "", "refusal": None}))
+        changes = self._changes(growth)
+        if not changes and growth.delta.token_ids and (request.logprobs or request.include_draft_spans):
+            changes = [{"content": ""}]
+        own = [_chunk(choice, change) for change in changes]
+        if own and request.logprobs:
+            own[0]["logprobs"] = chat_logprobs(self._codec, growth.delta.token_ids, growth.delta.logprobs)
+        if own and request.include_draft_spans:
+            own[0] |= draft_fields(growth)
+        chunks += own
+        if choice.ending is not None:
+            end = {"finish_reason": self.finish_reason(choice), "stop_reason": choice.stop_reason, "seed": choice.seed}
+            chunks.append({**_chunk(choice, {}), **end})
+        return chunks
+
+    def empty_chunk(self, choice: Choice) -> dict[str, Any]:
+        return _chunk(choice, {"content": ""})
+
+    def _changes(self, growth: Growth) -> list[dict[str, Any]]:
+        choice, text = growth.choice, growth.piece.text
+        if self._form.is_plain:
+            return [{"content": text}] if text else []
+        choice.reader = reader = choice.reader or AnswerReader(self._form)
+        return [self._change(choice, event) for event in growth.read_by(reader)]
+
+    def _change(self, choice: Choice, event: Event) -> dict[str, Any]:
+        choice.answer.add([event])
+        index = len(choice.answer.calls) - 1
+        match event:
+            case Reasoning(text):
+                return {"reasoning": text}
+            case Content(text):
+                return {"content": text}
+            case CallBegins(name):
+                return {"tool_calls": [{"index": index, **_call(self._id(choice, index), name, "")}]}
+            case Arguments(text):
+                return {"tool_calls": [{"index": index, "function": {"arguments": text}}]}
+
+    def _id(self, choice: Choice, index: int) -> str:
+        return self._prepared.new_call_id(choice.index, index)
+
+
+def _call(call_id: str, name: str, arguments: str) -> dict[str, Any]:
+    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def _chunk(choice: Choice, delta: dict[str, Any]) -> dict[str, Any]:
+    return {"index": choice.index, "delta": delta, "logprobs": None, "finish_reason": None}
