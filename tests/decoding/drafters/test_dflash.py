@@ -7,7 +7,7 @@ import torch
 
 from decoding import Engine, EngineOptions, SamplingParams
 from decoding.drafters.base import NoDrafter
-from decoding.drafters.dflash import DFlashDrafter
+from decoding.drafters.head_drafters import DFlashDrafter
 from decoding.pace.cost_table import CostTable
 from decoding.pace.schedule import FixedSchedule
 from tests.decoding.drafters.over_heads import PROMPTS, Watched, engine_over, features_of

@@ -5,7 +5,7 @@ import torch
 
 from decoding import Engine, EngineOptions, SamplingParams
 from decoding.drafters.base import NoDrafter
-from decoding.drafters.eagle3 import Eagle3Drafter
+from decoding.drafters.head_drafters import Eagle3Drafter
 from decoding.pace.schedule import FixedSchedule
 from tests.decoding.drafters.over_heads import PROMPTS, Watched, engine_over, features_of
 from tests.decoding.heads.reference import ReferenceHead
