@@ -20,6 +20,7 @@ from typing import Any
 import pyarrow.dataset as ds
 
 from checks import ROOT
+from checks.recorded import misses
 from pipeline.counts import Counts
 
 LINES = {"draft model": ROOT / "examples/demo.csv", "EAGLE-3 head": ROOT / "examples/demo-head.csv"}
@@ -72,7 +73,9 @@ def main(arguments: Sequence[str]) -> int:
             is_stale = True
             sources = ", ".join(path.name for path in (*LINES.values(), SPEED, LEARNED, *FORMS))
             print(f"the figures in {page.name} are not what {sources} say; {_COMMAND}", file=sys.stderr)
-    return int(is_stale)
+    broken = misses(SPEED, LEARNED, FORMS) if learned and len(forms) == len(FORMS) else []
+    print(*broken, sep="\n", end="\n" if broken else "", file=sys.stderr)
+    return int(is_stale or bool(broken))
 
 
 def lines_of(rows: Iterable[dict[str, Any]]) -> list[dict[str, str]]:

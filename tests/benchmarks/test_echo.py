@@ -29,14 +29,3 @@ def test_each_server_scores_each_kind_of_rows(address: str, tmp_path: Path, caps
     assert {line["texts"] for line in lines} == {"prompts", "choices", "choices behind examples"}
     assert all(line["rows_per_second"] > 0 and line["times"] > 0 for line in lines)
     assert "1x2" in capsys.readouterr().out
-
-
-def test_servers_whose_scores_differ_are_not_compared(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    score, number = echo._score, iter(range(100))
-
-    async def strays(*asked: object) -> list[float]:
-        return [found + next(number) for found in await score(*asked)]  # type: ignore[arg-type]
-
-    monkeypatch.setattr(echo, "_score", strays)
-    with pytest.raises(AssertionError, match="do not agree"):
-        echo.main(["--servers", f"old={address},new={address}", "--rows", "1", "--shapes", "1x1", "--repeats", "1"])

@@ -1,31 +1,10 @@
-"""What a draft and a head learned on the bundled pair, as it was measured, and that it can be measured again."""
+"""What a draft and a head learn on the bundled pair can be measured."""
 
 import json
 
 import pytest
 
 from benchmarks import learning
-from checks.figures import LEARNED
-
-RECORDED = json.loads(LEARNED.read_text())
-LENGTHS = {(line["draft"], line["kind"]): line["live_length"] for line in RECORDED["lines"]}
-KINDS = sorted({line["kind"] for line in RECORDED["lines"]})
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_draft_wrote_a_quarter_more_tokens_a_round_after_it_learned(kind):
-    assert LENGTHS["draft", kind] >= 1.25 * LENGTHS["before", kind]
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_head_came_near_the_draft_that_learned_from_the_same_texts(kind):
-    assert LENGTHS["head", kind] >= 0.8 * LENGTHS["draft", kind]
-
-
-@pytest.mark.parametrize("line", RECORDED["lines"], ids=lambda line: f"{line['draft']}-{line['kind']}")
-def test_what_was_predicted_of_a_draft_came_true(line):
-    assert line["predicted_rate"] == pytest.approx(line["live_rate"], abs=0.05)
-    assert line["predicted_length"] == pytest.approx(line["live_length"], abs=0.1)
 
 
 @pytest.mark.slow

@@ -1,14 +1,11 @@
 """The report as text and as a picture, and what it says about the targets."""
 
-import re
-
 import pytest
 
 from benchmarks.decoder.counts.launches import Launches
 from benchmarks.decoder.counts.work import Work
-from benchmarks.decoder.table import HEADINGS, ROUND_HEADINGS, cells, round_rows, summary, sweep_rows, target_rows
+from benchmarks.decoder.table import HEADINGS, ROUND_HEADINGS, cells, round_rows, sweep_rows, target_rows
 from benchmarks.decoder.targets import judge
-from benchmarks.harness import show
 from tests.benchmarks.conftest import MEMORY, made_up, made_up_report
 
 PLAIN = made_up("plain", seconds=(8.0, 10.0), raw_draft=(0.0, 0.0), raw_target=(6.0, 7.5))
@@ -45,26 +42,6 @@ def test_the_share_of_the_roofline_stands_beside_the_measured_speed():
     }
 
 
-def test_the_summary_says_how_long_prompts_are_and_how_tokens_are_sampled():
-    text = "\n".join(summary(made_up_report(PLAIN, temperature=0.8, top_p=0.95)))
-    assert "prompts of 3 to 9 (mean 6) tokens, 20 new tokens, temperature 0.8, top_p 0.95, 2 repeats" in text
-
-
-def test_a_missing_peer_is_shown_as_missing_in_an_aligned_table(capsys):
-    report = made_up_report(PLAIN, made_up("vllm", seconds=(), missing="not installed (make peers)"))
-    show("results", HEADINGS, [cells(report, result) for result in report.results])
-    heading, plain, missing = re.findall(r".*tokens/s.*|.*13[.]3.*|.*vllm.*", capsys.readouterr().out)
-    assert heading.index("tokens/s") + len("tokens/s") == plain.index("13.3") + len("13.3")
-    assert "not installed (make peers)" in missing
-
-
-def test_the_summary_names_pair_machine_and_bandwidth():
-    text = "\n".join(summary(made_up_report(PLAIN)))
-    assert "abacus, 2 threads" in text
-    assert "target 0 MB" in text
-    assert "a forward reads" in text
-
-
 def test_targets_are_judged_by_what_ran():
     found = {target.name: target for target in judge(made_up_report(PLAIN, made_up(memory=MEMORY)))}
     assert not found["engine efficiency, adaptive@4"].is_met
@@ -92,14 +69,3 @@ def test_adaptive_is_compared_with_the_best_fixed_length_of_the_draft_model():
     assert row[6] == "2.50"  # draft tokens a round
     assert float(row[7]) == pytest.approx((3 / 4 + 4 / 5) / 2, abs=0.001)
     assert any("over the best fixed length" in row[0] and row[3] == "NO" for row in target_rows(report))
-
-
-def test_without_a_fixed_length_there_is_nothing_to_compare_with():
-    assert not sweep_rows([made_up_report(PLAIN, made_up())])
-
-
-def test_on_mixed_acceptance_the_best_fixed_length_is_to_be_beaten():
-    report = made_up_report(PLAIN, made_up(), made_up("fixed-3", seconds=(4.2, 5.2)), corpus="mixed")
-    (target,) = [t for t in judge(report) if "best fixed" in t.name]
-    assert target.wanted == 1.10
-    assert not target.is_met

@@ -46,7 +46,3 @@ def test_a_close_call_ends_its_round():
     assert replay(TEXT, drafted("=======", "======", "====="), FAR, {99}, FAR) == Rounds(2, 6, 6, (2, 2, 2))
     found = replay(TEXT, drafted("=======", "======", "====="), FAR, {99}, FAR, close_calls={1})
     assert found == Rounds(3, 9, 1 + 3 + 1, (3, 1, 1))
-
-
-def test_rounds_add():
-    assert Rounds(1, 2, 1, (1,)) + Rounds(2, 6, 4, (2, 1, 1)) == Rounds(3, 8, 5, (3, 1, 1))
