@@ -161,7 +161,7 @@ fmt: setup  ## format and fix what can be fixed
 	$(BIN)/ruff format .
 
 bench: setup  ## measure everything on a 276 M pair, over an hour on 2 cores (benchmarks/README.md)
-	$(BIN)/python -m benchmarks.decoder --batches 1,4,8,16,32 --json out/bench.json --chart out/bench.png
+	$(BIN)/python -m benchmarks.decoder --batches 1,4,8,16,32 --json out/bench.json
 
 bench-quick: setup  ## plain and adaptive decoding with the bundled pair, about a minute
 	$(BIN)/python -m benchmarks.decoder --pair examples/tiny_pair --prompts-file examples/prompts.jsonl --dtype float32 \

@@ -1,5 +1,7 @@
 """Errors as a person reads them."""
 
+from __future__ import annotations
+
 import ray
 
 
@@ -8,3 +10,11 @@ def describe(error: BaseException) -> str:
     if isinstance(error, ray.exceptions.RayTaskError):  # an actor's exception, wrapped in a traceback
         error = error.cause
     return str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+
+
+def text_of(error: BaseException) -> str:
+    """Return the message of an error; an empty text if it has none, or if making it raises anything at all."""
+    try:
+        return str(error)
+    except BaseException:  # noqa: BLE001 - code of the user: it may raise SystemExit, which would end the event loop
+        return ""

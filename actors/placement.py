@@ -5,7 +5,8 @@ from typing import ClassVar, Literal
 
 from decoding.choices import NEED_A_MODEL
 from decoding.engine.options import DraftVocabulary, EngineOptions
-from pipeline.streaming.actor_resources import ActorResources
+from pipeline.limits import check_numbers
+from pipeline.streaming.pool import ActorResources
 
 Strategy = Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"]
 DraftStrategy = Literal["PACK", "SPREAD"]
@@ -44,12 +45,8 @@ class DraftSettings(ActorResources):
                 "drafts.per_target must be a whole number of draft actors for an engine, or 1 over the engines "
                 f"that share one (0.5, 0.25, ...), got {self.per_target}"
             )
-        for name in ("most_reconnects", "most_candidates"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"drafts.{name} must not be negative, got {getattr(self, name)}")
-        for name in ("timeout_s", "start_timeout_s"):
-            if getattr(self, name) <= 0:
-                raise ValueError(f"drafts.{name} must be above 0 seconds, got {getattr(self, name)}")
+        counts, seconds = ("most_reconnects", "most_candidates"), ("timeout_s", "start_timeout_s")
+        check_numbers(self, "drafts.", not_negative=counts, seconds=seconds)
         if self.strategy not in ("PACK", "SPREAD"):
             raise ValueError(f"drafts.strategy must be 'PACK' or 'SPREAD', got {self.strategy!r}")
 
@@ -136,20 +133,13 @@ class StageSettings(ActorResources):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.count < 1:
-            raise ValueError(f"stages.count is {self.count}; a target has at least 1 stage")
-        if self.tensor_parallel < 1:
-            raise ValueError(f"stages.tensor_parallel is {self.tensor_parallel}; a stage has at least 1 process")
+        check_numbers(self, "stages.", at_least_1=("count", "tensor_parallel"), not_negative=("most_restarts",))
+        check_numbers(self, "stages.", seconds=("timeout_s", "start_timeout_s"))
         if self.tensor_parallel > 1 and self.num_gpus not in (0, 1):
             raise ValueError(
                 f"stages.num_gpus is {self.num_gpus:g} and stages.tensor_parallel {self.tensor_parallel}; each of the "
                 "processes that share out a layer takes one whole GPU, so use 1 (or 0 without GPUs)"
             )
-        if self.most_restarts < 0:
-            raise ValueError(f"stages.most_restarts is {self.most_restarts}; use 0 or more")
-        for name in ("timeout_s", "start_timeout_s"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"stages.{name} is {getattr(self, name)}; use a number of seconds above 0")
 
     @property
     def is_apart(self) -> bool:

@@ -8,8 +8,7 @@ from typing import Any, Literal, TypeVar
 
 from actors.settings import GeneratorSettings
 from decoding.device import Device
-from pipeline.streaming.actor_resources import ActorResources
-from pipeline.streaming.pool import ActorPool
+from pipeline.streaming.pool import ActorPool, ActorResources
 
 _Actors = TypeVar("_Actors", bound=ActorResources)
 _ROUNDING = 1e-6  # a tenth fits ten times into 1

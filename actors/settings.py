@@ -1,5 +1,7 @@
 """GeneratorSettings: everything an engine needs to turn rows into generations, as plain data that travels to actors."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -9,8 +11,10 @@ from actors.placement import DraftSettings, StageSettings
 from decoding.choices import Device, DType
 from decoding.engine.options import DraftVocabulary, EngineOptions
 from decoding.sampling_params import SamplingParams
-from pipeline.text.reasoning import ReasoningName
-from pipeline.text.tools.families import FamilyName
+from decoding.scope import Scope
+from pipeline.limits import check_numbers
+from pipeline.text.answer_parts import ReasoningName
+from pipeline.text.tools.format import FamilyName
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,10 +127,57 @@ class GeneratorSettings:
         for part in self.apart:
             part.check_hang_timeout(name, hang_timeout_s, self.num_lanes)
 
-    def with_context(self, max_model_len: int) -> "GeneratorSettings":
+    def with_context(self, max_model_len: int) -> GeneratorSettings:
         """Return the settings with the context that an engine has settled on."""
         return replace(self, engine=replace(self.engine, max_model_len=max_model_len))
 
-    def at_temperature(self, temperature: float) -> "GeneratorSettings":
+    def at_temperature(self, temperature: float) -> GeneratorSettings:
         """Return these settings with another temperature."""
         return replace(self, sampling=replace(self.sampling, temperature=temperature))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProgramSettings:
+    """A program in place of one generation: each row may ask for several, and calls tools between them."""
+
+    function: str | None = None
+    """Program that each row runs, as `module:function`, an `async def function(generate, row)` in a module that all
+    nodes can import; unless given, a row is one generation."""
+    max_turns: int = 64
+    """Generations that one sample of a row may ask for; a program that asks for more makes an error row."""
+    timeout_s: float = 1800.0
+    """Seconds that one sample of a row may take; a program that takes longer makes an error row."""
+
+    def __post_init__(self) -> None:
+        if self.function is not None:
+            module, mark, function = self.function.partition(":")
+            names = [*module.split("."), function]
+            if not mark or not all(name.isidentifier() for name in names):
+                raise ValueError(f"program.function must be 'module:function', got {self.function!r}")
+        check_numbers(self, "program.", at_least_1=("max_turns",), seconds=("timeout_s",))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplicaSettings:
+    """The limits of a replica, and when it counts as healthy."""
+
+    max_waiting: int = 64
+    """Samples that may wait for a slot of an engine; a request beyond them gets 429."""
+    hang_timeout_s: float = 900.0
+    """Seconds for one step of an engine; a process that takes longer hangs, and is ended."""
+    share_drafts: bool = False
+    """Look drafts up in the texts of all API keys: a request may be shown what another key's requests wrote."""
+    share_prefixes: bool = False
+    """Copy what was computed for any API key: cached_tokens and time tell that another key sent a prompt before."""
+    fresh_s: float = 10.0  # an engine that wrote a token within this time is healthy; otherwise it is tried
+    probe_timeout_s: float = 20.0  # for that trial
+    fingerprint: str = ""  # of everything that the tokens depend on; requests for another one are refused
+    num_reserved: int | None = None  # slots that rows of batches leave to requests; a quarter unless given
+
+    def __post_init__(self) -> None:
+        seconds = ("fresh_s", "probe_timeout_s", "hang_timeout_s")
+        check_numbers(self, "serve.", not_negative=("max_waiting",), seconds=seconds)
+
+    def scope_of(self, owner: str) -> Scope:
+        """Return the scope of an owner's rows."""
+        return Scope("" if self.share_drafts else owner, "" if self.share_prefixes else owner)

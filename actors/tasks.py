@@ -17,8 +17,7 @@ from actors.engines.backend import Backend, Exactness
 from actors.engines.loading import LoadedEngine
 from actors.programs.program import Program
 from actors.programs.program_rows import ProgramRows
-from actors.programs.settings import ProgramSettings
-from actors.settings import GeneratorSettings
+from actors.settings import GeneratorSettings, ProgramSettings
 from actors.units.worker import RowKind
 from decoding.sampling_params import SamplingParams
 from decoding.scope import ONE_FOR_ALL, Scope

@@ -17,48 +17,45 @@ as that of a larger model.
 
 import argparse
 import json
-import random
+import shutil
 import tempfile
 import time
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer
 
-from benchmarks.grown_target import grow
-from benchmarks.hardware import describe_machine, versions
-from benchmarks.harness import listed, say, show, write_json
-from benchmarks.sequence_counts import counts_of
+from benchmarks.engines_in_turns import EnginePass, engine_way, load_beside, require_same_text
+from benchmarks.harness import Table, interleaved, listed, parser_of, say, show_lines
+from benchmarks.roofline.hardware import describe_machine, record
 from decoding import Engine, EngineOptions, SamplingParams, Sequence
 from decoding.drafters import DrafterName
-from decoding.engine.load import load_parts
 from decoding.grammar.grammars import Grammars
 from decoding.grammar.structured import Structured
 from decoding.grammar.token_table import TokenTable
-from pipeline.counts import Counts
 
 PAIR = Path("examples/tiny_pair")
-_TURN_SECONDS = 0.05
 _TEXT, _INTEGER = {"type": "string"}, {"type": "integer"}
 _SETTINGS = ("temperature", "draft_length", "num_draft_tokens", "new_tokens", "answers", "one_in", "repeats")
-HEADINGS = (
-    "target",
-    "rows at once",
-    "drafter",
-    "output",
-    "ms a round",
-    "tokens a round",
-    "times not forced",
-    "tokens a second",
-    "times no form",
-    "least",
-    "by CPU time",
-    "times not forced",
+COLUMNS = (
+    ("grown", "grown", ""),
+    ("rows at once", "rows_at_once", ""),
+    ("drafter", "drafter", ""),
+    ("output", "output", ""),
+    ("ms a round", "milliseconds_a_round", ".2f"),
+    ("tokens a round", "tokens_a_round", ".2f"),
+    ("times not forced", "tokens_a_round_times_not_forced", ".2f"),
+    ("tokens a second", "tokens_per_second", ",.0f"),
+    ("times no form", "times_no_form", ".2f"),
+    ("least", "least_times_no_form", ".2f"),
+    ("by CPU time", "times_no_form_by_cpu_time", ".2f"),
+    ("times not forced", "times_not_forced", ".2f"),
 )
 
 
@@ -90,7 +87,6 @@ SCHEMAS = {
         sensor=_TEXT, date=_TEXT, unit=_TEXT, values=_list(_INTEGER), alarm={"enum": [None, "low", "high"]}
     ),
 }
-_RATIOS = ("times_no_form", "least_times_no_form", "times_no_form_by_cpu_time", "times_not_forced")
 OUTPUTS = {  # what is asked for, and whether forced tokens are drafted
     "no form": (None, True),
     "schema": ("free", True),
@@ -108,86 +104,20 @@ class Request:
     schema: dict[str, Any]
 
 
-@dataclass
-class Way:
-    """One drafter's engine for one kind of output."""
-
-    output: str
-    engine: Engine
-    rows: list[Sequence] = field(default_factory=list)  # of this repeat
-    num_left: int = 0  # of them, not finished
-    seconds: list[float] = field(default_factory=list)  # of each repeat, as long as all slots were in use
-    cpu_seconds: list[float] = field(default_factory=list)  # of all threads meanwhile
-    tokens: list[int] = field(default_factory=list)  # that were written meanwhile
-    num_rounds: list[int] = field(default_factory=list)
-    counts: Counts = field(default_factory=Counts)  # of the repeats that count
-
-    def begin(self, rows: list[Sequence]) -> None:
-        """Begin a repeat with these rows."""
-        self.rows, self.num_left = rows, len(rows)
-        self.engine.submit(rows)
-        self.seconds.append(0.0)
-        self.cpu_seconds.append(0.0)
-        self.num_rounds.append(0)
-
-    @property
-    def is_full(self) -> bool:
-        """Whether there are rows for all slots."""
-        return self.num_left >= self.engine.options.num_slots
-
-    def take_turn(self) -> None:
-        """Generate for a while, timed."""
-        started = now = time.perf_counter()
-        self.cpu_seconds[-1] -= time.process_time()
-        while self.is_full and now - started < _TURN_SECONDS:
-            self.num_left -= len(self.engine.step())
-            self.num_rounds[-1] += 1
-            now = time.perf_counter()
-        self.seconds[-1] += now - started
-        self.cpu_seconds[-1] += time.process_time()
-
-    def end(self) -> None:
-        """Write the last rows to their ends, which takes no part in the figures."""
-        self.tokens.append(sum(len(row.output_token_ids) for row in self.rows))
-        while self.engine.has_work:
-            self.engine.step()
-        failed = [row.error for row in self.rows if row.error]
-        assert not failed, failed[0]
-
-    @property
-    def speeds(self) -> list[float]:
-        """Tokens a second of each repeat that counts."""
-        return [tokens / seconds for tokens, seconds in zip(self.tokens[1:], self.seconds[1:], strict=True)]
-
-    @property
-    def cpu_speeds(self) -> list[float]:
-        """Tokens a second of the processor, of each repeat that counts."""
-        return [tokens / seconds for tokens, seconds in zip(self.tokens[1:], self.cpu_seconds[1:], strict=True)]
-
-    @property
-    def milliseconds(self) -> float:
-        """What a round takes."""
-        return median(
-            1000 * seconds / rounds for seconds, rounds in zip(self.seconds[1:], self.num_rounds[1:], strict=True)
-        )
-
-
 def main(arguments: Seq[str] | None = None) -> None:
     """Measure, and print a table."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.forms", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--drafters", type=listed(str), default=("none", "suffix", "model"))
-    parser.add_argument("--batches", type=listed(int), default=(1, 4, 16), help="rows at once")
-    parser.add_argument(
-        "--grown", type=listed(int), default=(1,), help="how wide feed-forward layers are, times their own"
-    )
-    parser.add_argument("--answers", type=int, default=3, help="to each request")
-    parser.add_argument("--one-in", type=int, default=1, help="of the requests, those that are answered")
-    parser.add_argument("--new-tokens", type=int, default=200, help="most output tokens of a row")
-    parser.add_argument("--draft-length", choices=("adaptive", "fixed"), default="adaptive")
-    parser.add_argument("--num-draft-tokens", type=int, default=8, help="most tokens that a row drafts in a round")
-    parser.add_argument("--temperature", type=float, default=0.8)
-    parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument("--json", type=Path)
+    parser = parser_of("forms", __doc__)
+    flag = parser.add_argument
+    flag("--drafters", type=listed(str), default=("none", "suffix", "model"))
+    flag("--batches", type=listed(int), default=(1, 4, 16), help="rows at once")
+    flag("--grown", type=listed(int), default=(1,), help="how wide feed-forward layers are, times their own")
+    flag("--answers", type=int, default=3, help="to each request")
+    flag("--one-in", type=int, default=1, help="of the requests, those that are answered")
+    flag("--new-tokens", type=int, default=200, help="most output tokens of a row")
+    flag("--draft-length", choices=("adaptive", "fixed"), default="adaptive")
+    flag("--num-draft-tokens", type=int, default=8, help="most tokens that a row drafts in a round")
+    flag("--temperature", type=float, default=0.8)
+    flag("--repeats", type=int, default=7)
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     lines: list[dict[str, Any]] = []
@@ -199,15 +129,36 @@ def main(arguments: Seq[str] | None = None) -> None:
                     of_ways = _measure(options, target, batch, drafter)
                     lines += [{"grown": times, "rows_at_once": batch, **line} for line in of_ways]
     compiled = _compile_seconds()
-    machine = describe_machine()
-    title = f"{machine['processor']}, 1 thread, float32, temperature {options.temperature:g}"
-    show(title, HEADINGS, [_cells(line) for line in lines])
+    title = f"{describe_machine()['processor']}, 1 thread, float32, temperature {options.temperature:g}"
+    show_lines(title, COLUMNS, lines)
     say(f"to compile a schema: {', '.join(f'{name} {1000 * seconds:.1f} ms' for name, seconds in compiled.items())}")
-    if options.json:
-        settings = {name: getattr(options, name) for name in _SETTINGS}
-        date = datetime.now(UTC).strftime("%Y-%m-%d")
-        facts = {"date": date, "machine": machine, "versions": versions(), "settings": settings}
-        write_json(options.json, {**facts, "compile_seconds": compiled, "lines": lines})
+    settings = {name: getattr(options, name) for name in _SETTINGS}
+    record(options.json, settings=settings, compile_seconds=compiled, lines=lines)
+
+
+def grow(target: Path, folder: Path, times: int) -> Path:
+    """Write a target with `times` as many neurons in each feed-forward layer to `folder`, and return that.
+
+    The new neurons are random, and what they give is multiplied by zero: the texts stay those of a model that has
+    learned something, and the forward lasts longer. `target` is a folder with one file of weights, of a family whose
+    layers have the names of Llama's.
+    """
+    config = json.loads((target / "config.json").read_text())
+    shutil.copytree(target, folder, dirs_exist_ok=True)
+    weights = load_file(target / "model.safetensors")
+    generator = torch.Generator().manual_seed(0)
+    for name, weight in weights.items():
+        layer = name.removesuffix(".weight").rpartition(".")[2]
+        if layer in ("gate_proj", "up_proj"):
+            new = torch.randn((times - 1) * len(weight), weight.shape[1], generator=generator) * weight.float().std()
+            weights[name] = torch.cat([weight, new.to(weight.dtype)]).contiguous()
+        elif layer == "down_proj":
+            new = torch.zeros(len(weight), (times - 1) * weight.shape[1], dtype=weight.dtype)
+            weights[name] = torch.cat([weight, new], dim=1).contiguous()
+    config["intermediate_size"] *= times
+    (folder / "config.json").write_text(json.dumps(config))
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
 
 
 def requests() -> list[Request]:
@@ -239,33 +190,7 @@ def _compile_seconds() -> dict[str, float]:
 def _measure(options: argparse.Namespace, target: Path, batch: int, drafter: DrafterName) -> list[dict[str, Any]]:
     """Return a line for each kind of output."""
     asked = requests()[:: options.one_in] * options.answers
-    ways = _ways(options, target, batch, drafter)
-    for repeat in range(1 + options.repeats):
-        for way in ways:
-            way.begin(_sequences(options, asked, way.output, repeat))
-        turns = random.Random(repeat)
-        while any(way.is_full for way in ways):
-            for index in turns.sample(range(len(ways)), len(ways)):
-                ways[index].take_turn()
-        for way in ways:
-            way.end()
-            if repeat:
-                way.counts = sum((counts_of(row) for row in way.rows), way.counts)
-        _compare_texts({way.output: way.rows for way in ways}, drafter)
-        say(f"{drafter}, {batch} rows at once: repeat {repeat} of {options.repeats}")
-    return [_line(drafter, way, {way.output: way for way in ways}) for way in ways]
-
-
-def _compare_texts(rows: dict[str, list[Sequence]], drafter: str) -> None:
-    for output in ("schema", "tight schema"):
-        texts = [
-            [row.output_token_ids for row in rows[name]] for name in (output, f"{output}, not forced") if name in rows
-        ]
-        assert texts[0] == texts[-1], f"{drafter}, {output}: forced tokens changed a text"
-
-
-def _ways(options: argparse.Namespace, target: Path, batch: int, drafter: DrafterName) -> list[Way]:
-    engine_options = EngineOptions(
+    own = EngineOptions(
         drafter=drafter,
         num_slots=batch,
         max_model_len=512,
@@ -273,18 +198,20 @@ def _ways(options: argparse.Namespace, target: Path, batch: int, drafter: Drafte
         draft_length=options.draft_length,
     )
     draft = str(PAIR / "draft") if drafter in ("model", "hybrid") else None
-    ways: list[Way] = []
-    for output, (_, is_forced) in OUTPUTS.items():
-        if drafter == "none" and not is_forced:  # plain decoding never drafts them
-            continue
-        shared = ways[0].engine.target.share() if ways else None  # the same weights, and a cache of its own
-        parts = load_parts(str(target), draft, engine_options, "cpu", "float32", target_model=shared)
-        way = Way(output, Engine.over(parts, engine_options))
-        if not is_forced:
-            for lane in way.engine.lanes:
-                lane.host._forces = lambda rows: False  # type: ignore[method-assign]
-        ways.append(way)
-    return ways
+    # Plain decoding never drafts forced tokens.
+    outputs = [output for output, (_, is_forced) in OUTPUTS.items() if is_forced or drafter != "none"]
+    engines = [Engine.over(parts, own) for parts in load_beside(str(target), [(draft, own)] * len(outputs))]
+    for output, engine in zip(outputs, engines, strict=True):
+        for lane in () if OUTPUTS[output][1] else engine.lanes:
+            lane.host._forces = lambda rows: False  # type: ignore[method-assign]
+    ways = {
+        output: engine_way(lambda engine=engine: engine, partial(_sequences, options, asked, output), batch)  # type: ignore[misc]
+        for output, engine in zip(outputs, engines, strict=True)
+    }
+    table = interleaved(ways, options.repeats, f"{drafter}, {batch} rows at once")
+    for output in ways:
+        require_same_text(table, output, output.removesuffix(", not forced"))
+    return [{"drafter": drafter, "output": output, **_figures(table, output)} for output in ways]
 
 
 def _sequences(options: argparse.Namespace, asked: list[Request], output: str, repeat: int) -> list[Sequence]:
@@ -297,51 +224,29 @@ def _sequences(options: argparse.Namespace, asked: list[Request], output: str, r
     return made
 
 
-def _line(drafter: str, way: Way, ways: dict[str, Way]) -> dict[str, Any]:
+def _figures(table: Table[EnginePass], output: str) -> dict[str, Any]:
     """Return what is known of a way, also over the outputs of no form and without forced tokens."""
-    plain, unforced = (_other(way, ways, output) for output in ("no form", f"{way.output}, not forced"))
+    plain, unforced = (
+        other if other != output and other in table.passes else None for other in ("no form", f"{output}, not forced")
+    )
+    passes = table.passes[output]
+    tokens_a_round = _tokens_a_round(passes)
     return {
-        "drafter": drafter,
-        "output": way.output,
-        "milliseconds_a_round": way.milliseconds,
-        "tokens_a_round": _tokens_a_round(way),
-        "tokens_a_round_times_not_forced": _tokens_a_round(way) / _tokens_a_round(unforced) if unforced else None,
-        "acceptance_rate": way.counts.acceptance_rate,
-        "tokens_per_second": median(way.speeds),
-        "times_no_form": median(_ratios(way.speeds, plain.speeds)) if plain else None,
-        "least_times_no_form": min(_ratios(way.speeds, plain.speeds)) if plain else None,
-        "times_no_form_by_cpu_time": median(_ratios(way.cpu_speeds, plain.cpu_speeds)) if plain else None,
-        "times_not_forced": median(_ratios(way.speeds, unforced.speeds)) if unforced else None,
+        "milliseconds_a_round": median(1000 * each.seconds / each.num_rounds for each in passes),
+        "tokens_a_round": tokens_a_round,
+        "tokens_a_round_times_not_forced": unforced and tokens_a_round / _tokens_a_round(table.passes[unforced]),
+        "acceptance_rate": sum((each.counts for each in passes[1:]), passes[0].counts).acceptance_rate,
+        "tokens_per_second": table.speed(output),
+        "times_no_form": plain and median(table.ratios(output, plain)),
+        "least_times_no_form": plain and min(table.ratios(output, plain)),
+        "times_no_form_by_cpu_time": plain and median(table.ratios(output, plain, "cpu_seconds")),
+        "times_not_forced": unforced and median(table.ratios(output, unforced)),
     }
 
 
-def _other(way: Way, ways: dict[str, Way], output: str) -> Way | None:
-    return ways.get(output) if output != way.output else None
-
-
-def _tokens_a_round(way: Way) -> float:
-    return way.counts.num_output_tokens / way.counts.num_rounds
-
-
-def _ratios(speeds: list[float], others: list[float]) -> list[float]:
-    return [own / its for own, its in zip(speeds, others, strict=True)]
-
-
-def _cells(line: dict[str, Any]) -> list[str]:
-    def ratio(name: str) -> str:
-        return "-" if line[name] is None else f"{line[name]:.2f}"
-
-    return [
-        "bundled" if line["grown"] == 1 else f"grown {line['grown']} times",
-        str(line["rows_at_once"]),
-        line["drafter"],
-        line["output"],
-        f"{line['milliseconds_a_round']:.2f}",
-        f"{line['tokens_a_round']:.2f}",
-        ratio("tokens_a_round_times_not_forced"),
-        f"{line['tokens_per_second']:,.0f}",
-        *(ratio(name) for name in _RATIOS),
-    ]
+def _tokens_a_round(passes: list[EnginePass]) -> float:
+    tokens = sum(each.counts.num_output_tokens for each in passes)
+    return tokens / sum(each.counts.num_rounds for each in passes)
 
 
 if __name__ == "__main__":

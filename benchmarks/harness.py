@@ -1,31 +1,112 @@
-"""What the measurements share: seconds of a piece of work, lists on a command line, tables, and JSON files."""
+"""What the measurements share: work that is timed in turns, command lines, tables, and JSON files."""
 
+import argparse
 import json
+import random
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable, Mapping
 from collections.abc import Sequence as Seq
-from dataclasses import asdict, is_dataclass
+from dataclasses import asdict, dataclass, is_dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
 from rich.console import Console
-from rich.table import Table
+from rich.table import Table as RichTable
 
 CPU = torch.device("cpu")
 _MIN_WIDTH = 200  # in a file or a pipe, no figure is cut
+Columns = Seq[tuple[str, str, str]]  # of each column: its heading, the field of a line, and how that is written
 
 
-def seconds_of(work: Callable[[], object], device: torch.device = CPU, times: int = 1) -> float:
+@dataclass(frozen=True, kw_only=True)
+class Pass:
+    """One repeat of one way to do something."""
+
+    seconds: float
+    done: float = 1.0  # tokens, rows, ...
+
+
+P = TypeVar("P", bound=Pass)
+# A way gets the number of a repeat. It gives way to the others at each `yield`, and returns what its repeat took.
+Way = Callable[[int], Generator[None, None, P]]
+
+
+def interleaved(ways: Mapping[str, Way[P]], repeats: int, what: str = "") -> "Table[P]":
+    """Return what `repeats` of each way took, behind one that warms up; `what` is told beside the number of each."""
+    one_repeat(ways, 0)
+    passes: dict[str, list[P]] = {name: [] for name in ways}
+    for repeat in range(1, 1 + repeats):
+        for name, found in one_repeat(ways, repeat).items():
+            passes[name].append(found)
+        say(f"{what}: repeat {repeat} of {repeats}")
+    return Table(passes)
+
+
+def one_repeat(ways: Mapping[str, Way[P]], repeat: int) -> dict[str, P]:
+    """Return what each way took, taking turns in a random order, so that other work on the machine slows all alike."""
+    chance, running = random.Random(repeat), {name: way(repeat) for name, way in ways.items()}
+    found: dict[str, P] = {}
+    while running:
+        for name in chance.sample(list(running), len(running)):
+            try:
+                next(running[name])
+            except StopIteration as end:
+                found[name] = end.value
+                del running[name]
+    return found
+
+
+def whole(work: Callable[[int], P]) -> Way[P]:
+    """Return a way that does all its work in one turn."""
+
+    def way(repeat: int) -> Generator[None, None, P]:
+        return work(repeat)
+        yield
+
+    return way
+
+
+@dataclass(frozen=True)
+class Table(Generic[P]):
+    """The repeats of some ways; every speed and every ratio is that of the same medians."""
+
+    passes: dict[str, list[P]]
+
+    def ratios(self, name: str, other: str, seconds: str = "seconds") -> list[float]:
+        """Return how many times the speed of `other` a way had, in each repeat."""
+        return paired_ratios(self.speeds(name, seconds), self.speeds(other, seconds))
+
+    def speed(self, name: str) -> float:
+        """Return what a way does in a second: the first way's median speed, times the median of the paired ratios."""
+        first = next(iter(self.passes))
+        return median(self.speeds(first)) * median(self.ratios(name, first))
+
+    def speeds(self, name: str, seconds: str = "seconds") -> list[float]:
+        """Return what a way did in a second, by this field of its repeats."""
+        return [each.done / getattr(each, seconds) for each in self.passes[name]]
+
+
+def paired_ratios(upper: Iterable[float], lower: Iterable[float]) -> list[float]:
+    """Return the ratio within each repeat."""
+    return [a / b for a, b in zip(upper, lower, strict=True)]
+
+
+def seconds_of(
+    work: Callable[[], object],
+    device: torch.device = CPU,
+    times: int = 1,
+    clock: Callable[[], float] = time.perf_counter,
+) -> float:
     """Return the seconds of `work`, the mean if it is done several times in a row without waiting in between."""
     synchronize(device)
-    started = time.perf_counter()
+    started = clock()
     for _ in range(times):
         work()
     synchronize(device)
-    return (time.perf_counter() - started) / times
+    return (clock() - started) / times
 
 
 def median_seconds(work: Callable[[], object], device: torch.device = CPU, repeats: int = 5) -> float:
@@ -40,6 +121,15 @@ def synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
+def parser_of(name: str, about: str | None) -> argparse.ArgumentParser:
+    """Return the parser of `python -m benchmarks.NAME`, with --json; `about` is its module's docstring."""
+    parser = argparse.ArgumentParser(
+        prog=f"python -m benchmarks.{name}", description=about, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write what was measured")
+    return parser
+
+
 def listed(kind: Callable[[str], Any]) -> Callable[[str], tuple[Any, ...]]:
     """Return what argparse reads a list with commas by; each part is read by `kind`."""
 
@@ -50,9 +140,20 @@ def listed(kind: Callable[[str], Any]) -> Callable[[str], tuple[Any, ...]]:
     return parts
 
 
+def show_lines(title: str, columns: Columns, lines: Iterable[Mapping[str, Any]]) -> None:
+    """Print a table with these fields of the lines; a field that is None is a dash."""
+    headings = [heading for heading, _, _ in columns]
+    show(title, headings, ([written(line[field], style) for _, field, style in columns] for line in lines))
+
+
+def written(value: Any, style: str) -> str:
+    """Return a value in this style; None is a dash."""
+    return "-" if value is None else format(value, style)
+
+
 def show(title: str, headings: Seq[str], rows: Iterable[Seq[str]]) -> None:
     """Print a table; the first column is to the left."""
-    table = Table(title=title, title_justify="left")
+    table = RichTable(title=title, title_justify="left")
     for index, heading in enumerate(headings):
         table.add_column(heading, justify="right" if index else "left", no_wrap=True)
     for row in rows:
@@ -66,7 +167,7 @@ def say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def write_json(file: Path, facts: dict[str, Any]) -> None:
+def write_json(file: Path, facts: Mapping[str, Any]) -> None:
     """Write what was measured; a dataclass becomes its fields, and a path its name."""
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps(facts, indent=1, default=_as_json) + "\n")

@@ -7,7 +7,6 @@ the verdicts of one round, commits them, admits rows, plans draft lengths and st
 meanwhile with a round that was started before.
 """
 
-import argparse
 import statistics
 import time
 from collections import deque
@@ -20,8 +19,8 @@ from typing import cast
 import torch
 
 from benchmarks.decoder.counts.launches import LaunchCounter
-from benchmarks.hardware import describe_machine
-from benchmarks.harness import listed, show
+from benchmarks.harness import listed, parser_of, show_lines
+from benchmarks.roofline.hardware import describe_machine, record
 from decoding import SamplingParams, Sequence
 from decoding.cache.kv_cache import KVCache
 from decoding.drafters.model import ModelDrafter
@@ -41,6 +40,15 @@ _PROMPT_TOKENS = 64
 _MAX_MODEL_LEN = 4096
 # Of the 8B pair on an H100, from its bandwidth (benchmarks/roofline): what a round costs decides the plan alone.
 _COSTS = CostTable(((1, 5e-3), (128, 1e-2), (2304, 3e-2)), ((1, 6e-4), (256, 6e-3)), 5e-4, 1e-6)
+
+
+COLUMNS = (
+    ("rows", "num_rows", ""),
+    ("operations", "num_operations", ""),
+    ("recordings", "num_replays", ""),
+    ("waits", "num_waits", ""),
+    ("host, us", "microseconds", ".0f"),
+)
 
 
 @dataclass(frozen=True)
@@ -150,9 +158,7 @@ def lane_over(schedule: Schedule, num_rows: int, vocab_size: int) -> tuple[Lane,
 
 def main(arguments: Seq[str] | None = None) -> None:
     """Print one line for each number of rows."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.host_time", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of("host_time", __doc__)
     flag = parser.add_argument
     flag("--batches", type=listed(int), default=(1, 16, 64, 128, 256), metavar="SIZES", help="numbers of rows")
     flag("--drafted", type=int, default=4, help="tokens that a row drafts in a round (default %(default)s)")
@@ -166,12 +172,12 @@ def main(arguments: Seq[str] | None = None) -> None:
     if min(given.batches, default=0) < 1:
         parser.error(f"--batches must be numbers from 1 up, got {given.batches}")
     torch.set_num_threads(1)
-    rows = []
+    found = []
     for num_rows in given.batches:
-        found = measure(num_rows, given.drafted, given.vocab, given.rounds, is_adaptive=given.adaptive)
-        counts = (found.num_rows, found.num_operations, found.num_replays, found.num_waits)
-        rows.append([*map(str, counts), f"{found.seconds * 1e6:.0f}"])
-    show(str(describe_machine()["processor"]), ("rows", "operations", "recordings", "waits", "host, us"), rows)
+        each = measure(num_rows, given.drafted, given.vocab, given.rounds, is_adaptive=given.adaptive)
+        found.append({**vars(each), "microseconds": 1e6 * each.seconds})
+    show_lines(str(describe_machine()["processor"]), COLUMNS, found)
+    record(given.json, lines=found)
 
 
 if __name__ == "__main__":

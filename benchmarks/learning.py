@@ -5,25 +5,20 @@ scratch (`jobs.train_draft`). On held-out prompts both are scored by the rows' n
 draft live, and speeds are measured in turns. Folders and runs are in --out, and are used again by the next call.
 """
 
-import argparse
 import json
 import subprocess
 import sys
 from collections.abc import Sequence as Seq
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from benchmarks.drafts import Way, in_turns
-from benchmarks.hardware import describe_machine, versions
-from benchmarks.harness import say, show, write_json
-from decoding import Engine, Sequence
-from decoding.engine.load import load_parts
-from decoding.engine.options import EngineOptions
-from decoding.network.target import Target
+from benchmarks.engines_in_turns import counts_of, load_beside, over_plain
+from benchmarks.harness import parser_of, say, show_lines
+from benchmarks.roofline.hardware import record
+from decoding import Engine, EngineOptions, Sequence
 from pipeline.counts import Counts
 from training.corpus.corpus import Corpus
 from training.corpus.example import Example
@@ -32,12 +27,34 @@ from training.corpus.options import CorpusOptions
 TARGET = "examples/tiny_pair/target"
 _MAX_MODEL_LEN, _SLOTS, _NUM_DRAFT_TOKENS = 512, 16, 4
 _SAMPLES = 6  # of each prompt, where many rows are timed at once: drafters rest and wake, which takes rounds to show
-HEADINGS = ("draft", "kind", "match rate", "predicted rate", "live rate", "predicted length", "live length")
+COLUMNS = (
+    ("draft", "draft", ""),
+    ("kind", "kind", ""),
+    ("match rate", "match_rate", ".3f"),
+    ("predicted rate", "predicted_rate", ".3f"),
+    ("live rate", "live_rate", ".3f"),
+    ("predicted length", "predicted_length", ".2f"),
+    ("live length", "live_length", ".2f"),
+)
+SPEEDS = (
+    ("draft", "draft", ""),
+    ("rows at once", "rows_at_once", ""),
+    ("tokens/s", "tokens_per_second", ",.0f"),
+    ("times plain", "times_plain", ".2f"),
+)
 
 
 def main(arguments: Seq[str] | None = None) -> None:
     """Generate, train, score and measure; print tables."""
-    options = _parse(arguments)
+    parser = parser_of("learning", __doc__)
+    flag = parser.add_argument
+    flag("--out", type=Path, default=Path("out/learning"), help="folder for the corpus and the drafts")
+    flag("--per-kind", type=int, default=140, help="prompts of each of five kinds, beside the bundled 300")
+    flag("--train-draft", default="--train.epochs 6 --train.learning_rate 4e-3", help="of the draft")
+    flag("--train-head", default="--train.epochs 6 --train.learning_rate 4e-3", help="of the head")
+    flag("--threads", type=int, default=1, help="of the processor, as an actor with one CPU has them")
+    flag("--repeats", type=int, default=5, help="of the speeds")
+    options = parser.parse_args(arguments)
     torch.set_num_threads(options.threads)
     out: Path = options.out
     out.mkdir(parents=True, exist_ok=True)
@@ -48,39 +65,17 @@ def main(arguments: Seq[str] | None = None) -> None:
     _train(corpus, drafts["head"], ["--train.what", "eagle3", *options.train_head.split()])
     held_out = list(Corpus.open(CorpusOptions(path=corpus, kind_column="kind"), TARGET).examples(held_out=True))
     lines = [line for name, path in drafts.items() for line in _lines(name, path, corpus, held_out, out)]
-    show(
-        f"On {len(held_out)} held-out rows, {_NUM_DRAFT_TOKENS} draft tokens",
-        HEADINGS,
-        [_cells(line) for line in lines],
-    )
+    show_lines(f"On {len(held_out)} held-out rows, {_NUM_DRAFT_TOKENS} draft tokens", COLUMNS, lines)
     speeds = _speeds(drafts, held_out, options.repeats)
-    show("Speed", ("draft", "tokens/s", "times plain"), [_speed_cells(each) for each in speeds])
-    if options.json:
-        found = {
-            "date": datetime.now(UTC).strftime("%Y-%m-%d"),
-            "machine": describe_machine(),
-            "versions": versions(),
-            "settings": {name: getattr(options, name) for name in ("per_kind", "train_draft", "train_head", "repeats")},
-            "trained": {name: _trained(drafts[name]) for name in ("draft", "head")},
-            "num_held_out_rows": len(held_out),
-            "lines": lines,
-            "speeds": speeds,
-        }
-        write_json(options.json, found)
-
-
-def _parse(arguments: Seq[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.learning", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--out", type=Path, default=Path("out/learning"), help="folder for the corpus and the drafts")
-    parser.add_argument(
-        "--per-kind", type=int, default=140, help="prompts of each of five kinds, beside the bundled 300"
+    show_lines("Speed", SPEEDS, speeds)
+    record(
+        options.json,
+        settings={name: getattr(options, name) for name in ("per_kind", "train_draft", "train_head", "repeats")},
+        trained={name: _trained(drafts[name]) for name in ("draft", "head")},
+        num_held_out_rows=len(held_out),
+        lines=lines,
+        speeds=speeds,
     )
-    parser.add_argument("--train-draft", default="--train.epochs 6 --train.learning_rate 4e-3", help="of the draft")
-    parser.add_argument("--train-head", default="--train.epochs 6 --train.learning_rate 4e-3", help="of the head")
-    parser.add_argument("--threads", type=int, default=1, help="of the processor, as an actor with one CPU has them")
-    parser.add_argument("--repeats", type=int, default=5, help="of the speeds")
-    parser.add_argument("--json", type=Path)
-    return parser.parse_args(arguments)
 
 
 def _corpus(out: Path, per_kind: int) -> str:
@@ -146,15 +141,8 @@ def _live(path: str, held_out: list[Example]) -> dict[str, Counts]:
     counts: dict[str, Counts] = {}
     for example, row in zip(held_out, rows, strict=True):
         assert tuple(row.output_token_ids) == example.output_token_ids, "a row was not written as the target alone did"
-        own = Counts(
-            num_generations=1,
-            num_output_tokens=len(row.output_token_ids),
-            num_rounds=row.num_rounds,
-            num_draft_tokens=row.num_draft_tokens,
-            num_accepted_tokens=row.num_accepted_tokens,
-        )
         for kind in (example.kind, "all"):
-            counts[kind] = counts.get(kind, Counts()) + own
+            counts[kind] = counts.get(kind, Counts()) + counts_of(row)
     return counts
 
 
@@ -172,26 +160,10 @@ def _speeds(drafts: dict[str, str], held_out: list[Example], repeats: int) -> li
     speeds: list[dict[str, Any]] = []
     for batch in (1, _SLOTS):
         base = EngineOptions(num_slots=batch, max_model_len=_MAX_MODEL_LEN, num_speculative_tokens=8)
-        target: Target | None = None
-        ways = []
-        for name, path in {"none": None, **drafts}.items():
-            shared = target and target.share()
-            parts = load_parts(TARGET, path, base, "cpu", "float32", target_model=shared)
-            target = parts.target
-            ways.append(Way(name, parts, base))
+        loaded = load_beside(TARGET, [(path, base) for path in (None, *drafts.values())])
         rows = partial(_rows, held_out, _SAMPLES) if batch > 1 else partial(_rows, held_out[::4])
-        speeds += in_turns(ways, rows, repeats, batch)
+        speeds += over_plain(dict(zip(("none", *drafts), loaded, strict=True)), [base] * len(loaded), rows, repeats)
     return speeds
-
-
-def _cells(line: dict[str, Any]) -> list[str]:
-    rates = [f"{line[name]:.3f}" for name in ("match_rate", "predicted_rate", "live_rate")]
-    return [line["draft"], line["kind"], *rates, f"{line['predicted_length']:.2f}", f"{line['live_length']:.2f}"]
-
-
-def _speed_cells(line: dict[str, Any]) -> list[str]:
-    name = f"{line['draft']}, {line['rows_at_once']} at once"
-    return [name, f"{line['tokens_per_second']:,.0f}", f"{line['times_plain']:.2f}"]
 
 
 if __name__ == "__main__":

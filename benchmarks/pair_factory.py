@@ -1,7 +1,5 @@
 """A target and a draft of any size, without downloads, that agree at a chosen rate.
 
-`python -m benchmarks.pair_factory FOLDER --size medium --acceptance 0.8`
-
 The acceptance rate is that of greedy decoding: how often the draft's next token is the target's, after text that the
 target wrote. All weights are random; the head's scale gives the text the entropy of written language.
 
@@ -9,24 +7,17 @@ Two ways to make them agree. Where the draft is named by `draft_layers`, it is t
 the later layers add is scaled down. Where it has a shape of its own (`draft`: the sizes of published pairs), the target
 holds the draft's weights in the corner of its own, surrounded by noise, and the noise is scaled.
 
-`--languages 0.9,0.6,0.3` makes a pair that agrees well on some texts and badly on others: token ids that are equal
-modulo the number of languages are one language, text stays in its language, and the draft's head is blurred for the
-tokens of each language until it agrees there as often as asked.
-
 Shapes: B texts, T tokens, V vocabulary, H hidden size.
 """
 
-import argparse
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PretrainedConfig, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
-
-from benchmarks.harness import listed
 
 _Pair = tuple[PreTrainedModel, PreTrainedModel, Callable[[float], None]]
 _FAMILIES = {"llama": (LlamaConfig, LlamaForCausalLM), "qwen3": (Qwen3Config, Qwen3ForCausalLM)}
@@ -80,16 +71,8 @@ SHAPES = {
     "8b": Shape(4096, 36, 32, 8, 12288, 151936, head_size=128, draft=_QWEN_DRAFT, family="qwen3"),  # Qwen3-8B's sizes
 }
 _ENTROPY_STD = 3.4  # logits of this deviation over 8 k tokens have about 3 nats of entropy
-_LANGUAGE_LEAD = 40.0  # how far a language's tokens stand above the others, before the final norm takes its share
 _LARGEST_SCALE = 32.0  # where what is scaled is all there is
 _PROMPT_LENGTH, _TEXT_LENGTH, _NUM_TEXTS = 32, 64, 16  # what a rate is measured on: 1024 tokens
-
-
-class Found(NamedTuple):
-    """The rates measured on the pair that was made: in all, and of each language."""
-
-    acceptance: float
-    languages: tuple[float, ...]
 
 
 def make_pair(
@@ -98,25 +81,18 @@ def make_pair(
     acceptance: float,
     dtype: torch.dtype,
     seed: int = 0,
-    languages: Sequence[float] = (),
     device: str = "cpu",
-) -> Found:
-    """Write a pair to folder/target and folder/draft, and return its rates. Raises ValueError for an impossible one."""
-    for rate in (acceptance, *languages):
-        if not 0 < rate < 1:
-            raise ValueError(f"an acceptance rate lies between 0 and 1, got {rate}")
-    if languages and shape.draft is not None:
-        raise ValueError("languages need a pair whose draft is the target's first layers (tiny, small, medium)")
+) -> float:
+    """Write a pair to folder/target and folder/draft, and return its rate. Raises ValueError for an impossible one."""
+    if not 0 < acceptance < 1:
+        raise ValueError(f"an acceptance rate lies between 0 and 1, got {acceptance}")
     torch.manual_seed(seed)
     with torch.device(device):
-        target, draft, scale = (
-            _nested(shape, shape.draft, dtype, seed) if shape.draft else _layered(shape, dtype, len(languages))
-        )
-    prompts_BT = _prompts(shape.vocab, len(languages), device)
-    goal = max(languages, default=acceptance)
-    _find_scale(scale, target, draft, prompts_BT[: _NUM_TEXTS // 2] if not languages else _of(prompts_BT, 0), goal)
-    rates = [_blur(target, draft, _of(prompts_BT, i), i, len(languages), rate) for i, rate in enumerate(languages)]
-    found = Found(greedy_acceptance(target, draft, prompts_BT), tuple(rates))
+        target, draft, scale = _nested(shape, shape.draft, dtype, seed) if shape.draft else _layered(shape, dtype)
+    generator = torch.Generator().manual_seed(1)
+    prompts_BT = torch.randint(shape.vocab, (_NUM_TEXTS, _PROMPT_LENGTH), generator=generator).to(device)
+    _find_scale(scale, target, draft, prompts_BT[: _NUM_TEXTS // 2], acceptance)
+    found = greedy_acceptance(target, draft, prompts_BT)
     target.save_pretrained(folder / "target")
     draft.save_pretrained(folder / "draft")
     return found
@@ -127,12 +103,9 @@ def greedy_acceptance(target: PreTrainedModel, draft: PreTrainedModel, prompts_B
     return _agreement(draft, _continued(target, prompts_BT), prompts_BT.shape[1])
 
 
-def _layered(shape: Shape, dtype: torch.dtype, num_languages: int) -> _Pair:
+def _layered(shape: Shape, dtype: torch.dtype) -> _Pair:
     """Return a target, a draft of its first layers, and what scales the later layers' share."""
-    target = _random_model(shape)
-    if num_languages:
-        _add_languages(target, num_languages)
-    target.to(dtype)
+    target = _random_model(shape).to(dtype)
     draft = replace(shape, layers=shape.draft_layers).network().to(dtype)
     draft.load_state_dict(target.state_dict(), strict=False)  # the first layers
     later = [p for layer in target.model.layers[shape.draft_layers :] for p in _outputs(layer)]
@@ -197,15 +170,6 @@ def _random_model(shape: Shape) -> PreTrainedModel:
     return model
 
 
-def _add_languages(model: PreTrainedModel, num_languages: int) -> None:
-    """Give all tokens of a language a common direction, going in and coming out: text then stays in its language."""
-    hidden, vocab = model.config.hidden_size, model.config.vocab_size
-    directions_LH = torch.randn(num_languages, hidden).sign()
-    direction_VH = directions_LH[torch.arange(vocab) % num_languages]
-    model.model.embed_tokens.weight += direction_VH
-    model.lm_head.weight += direction_VH * (_LANGUAGE_LEAD / hidden)
-
-
 def _find_scale(
     scale: Callable[[float], None],
     target: PreTrainedModel,
@@ -226,31 +190,6 @@ def _find_scale(
         if abs(off) < 0.01:
             return
         goal = min(max(goal - off, 0.01), 0.995)
-
-
-def _blur(
-    target: PreTrainedModel,
-    draft: PreTrainedModel,
-    prompts_BT: torch.Tensor,
-    language: int,
-    num_languages: int,
-    acceptance: float,
-) -> float:
-    """Turn the draft's head away for the tokens of one language; the rate found there."""
-    rows = slice(language, None, num_languages)
-    sharp_VH = draft.lm_head.weight[rows].clone()
-    noise_VH = torch.randn_like(sharp_VH) * (_ENTROPY_STD / sharp_VH.shape[1] ** 0.5)
-    text_BT = _continued(target, prompts_BT)
-
-    def rate() -> float:
-        return _agreement(draft, text_BT, prompts_BT.shape[1])
-
-    def blur(size: float) -> None:
-        draft.lm_head.weight[rows] = (sharp_VH + noise_VH * size) / (1 + size**2) ** 0.5
-
-    if rate() > acceptance:
-        _bisect(blur, rate, acceptance)
-    return rate()
 
 
 def _bisect(scale: Callable[[float], None], rate: Callable[[], float], goal: float) -> None:
@@ -283,25 +222,11 @@ def _continued(model: PreTrainedModel, prompts_BT: torch.Tensor) -> torch.Tensor
     return text_BT
 
 
-def _prompts(vocab_size: int, num_languages: int, device: str) -> torch.Tensor:
-    """Return random texts, an equal number of each language."""
-    generator = torch.Generator().manual_seed(1)
-    num = max(num_languages, 1)
-    size = _NUM_TEXTS if num == 1 else 8 * num
-    tokens_BT = torch.randint(vocab_size // num, (size, _PROMPT_LENGTH), generator=generator)
-    return (tokens_BT * num + torch.arange(size)[:, None] * num // size).to(device)
-
-
-def _of(prompts_BT: torch.Tensor, language: int) -> torch.Tensor:
-    return prompts_BT[8 * language : 8 * (language + 1)]
-
-
 def cached_pair(
     cache: Path,
     size: str,
     acceptance: float,
     dtype: str,
-    languages: Sequence[float] = (),
     device: str = "cpu",
     seed: int = 0,
 ) -> Path:
@@ -309,13 +234,12 @@ def cached_pair(
 
     pair.json, written last, says what it is.
     """
-    rates = "-".join(f"{rate:g}" for rate in languages) or f"{acceptance:g}"
-    folder = cache / f"{size}-{rates}-{dtype}-{seed}"
+    folder = cache / f"{size}-{acceptance:g}-{dtype}-{seed}"
     shape = SHAPES[size]
     if describe_pair(folder).get("family") != shape.family:
-        found = make_pair(folder, shape, acceptance, getattr(torch, dtype), seed, languages, device)
-        what = {"size": size, "family": shape.family, "dtype": dtype}
-        (folder / "pair.json").write_text(json.dumps({**what, **found._asdict()}))
+        found = make_pair(folder, shape, acceptance, getattr(torch, dtype), seed, device)
+        what = {"size": size, "family": shape.family, "dtype": dtype, "acceptance": found}
+        (folder / "pair.json").write_text(json.dumps(what))
     return folder
 
 
@@ -324,26 +248,3 @@ def describe_pair(folder: Path) -> dict[str, Any]:
     description = folder / "pair.json"
     facts: dict[str, Any] = json.loads(description.read_text()) if description.exists() else {}
     return facts
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--size", choices=SHAPES, default="small")
-    parser.add_argument("--acceptance", type=float, default=0.8)
-    parser.add_argument("--languages", type=listed(float), default=())
-    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="bfloat16")
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    options = parser.parse_args()
-    dtype = getattr(torch, options.dtype)
-    rates = {"languages": options.languages, "device": options.device}
-    try:
-        found = make_pair(options.folder, SHAPES[options.size], options.acceptance, dtype, **rates)
-    except ValueError as error:
-        parser.error(str(error))
-    by_language = f", by language {', '.join(f'{rate:.3f}' for rate in found.languages)}" if found.languages else ""
-    print(f"{options.folder}: {options.size}, {options.dtype}, greedy acceptance {found.acceptance:.3f}{by_language}")
-
-
-if __name__ == "__main__":
-    main()

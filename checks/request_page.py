@@ -4,11 +4,8 @@ import json
 from collections.abc import Mapping
 
 from pipeline.requests.asked import Asked
-from pipeline.requests.body import FieldSpec
-from pipeline.requests.chat import ChatAsked
-from pipeline.requests.completion import CompletionAsked
-from pipeline.requests.kinds import LARGEST, Schema
-from pipeline.requests.response import ResponseAsked
+from pipeline.requests.body import LARGEST, FieldSpec, Schema
+from pipeline.requests.texts import ChatAsked, CompletionAsked, ResponseAsked
 
 _HEAD = """\
 One table reads a request for the endpoint, for its batches, and for a job over an OpenAI batch file. So one body gets

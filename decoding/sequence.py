@@ -98,7 +98,7 @@ class Sequence:
         if params.stop and stop_condition is None:
             raise ValueError(
                 f"sampling.stop is {params.stop!r}, but token ids have no text: "
-                "pass a stop_condition (pipeline.text.stop_strings.StopStrings(...).find), or use stop_token_ids"
+                "pass a stop_condition (pipeline.text.text_behind.StopStrings(...).find), or use stop_token_ids"
             )
         if texts := [word for word in params.bad_words if isinstance(word, str)]:
             raise ValueError(

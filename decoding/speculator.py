@@ -22,9 +22,9 @@ from decoding.engine.options import EngineOptions
 from decoding.heads.attach import attach
 from decoding.heads.dflash_head import DFlashHead
 from decoding.heads.eagle3_head import Eagle3Head
+from decoding.heads.fit import TrainableHead
 from decoding.heads.format.folder import Head, read_head, save_head
 from decoding.heads.format.head_config import Format, HeadConfig
-from decoding.heads.trainable_head import TrainableHead
 from decoding.network.language_model import LanguageModel
 from decoding.network.probe import check_model
 from decoding.sampling_params import SamplingParams

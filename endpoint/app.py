@@ -16,17 +16,12 @@ from endpoint.answers.responses import create_response
 from endpoint.batches.routes import add_batch_routes
 from endpoint.batches.service import BatchService
 from endpoint.http.errors import ApiError
-from endpoint.http.origin import origin_of
-from endpoint.http.owner import owner_of_request
-from endpoint.requests.body import body_of, documented
-from endpoint.requests.tokens import DetokenizeBody, TokenizeBody
+from endpoint.http.origin import origin_of, owner_of_request
+from endpoint.requests import DetokenizeBody, TokenizeBody, body_of, documented
 from endpoint.service.backend import in_time
 from endpoint.service.deadline import Deadline
-from endpoint.service.models import Models
-from endpoint.service.service import Call, Service, ServiceSettings
-from pipeline.requests.chat import ChatAsked
-from pipeline.requests.completion import CompletionAsked
-from pipeline.requests.response import ResponseAsked
+from endpoint.service.service import Call, Models, Service, ServiceSettings
+from pipeline.requests.texts import ChatAsked, CompletionAsked, ResponseAsked
 
 _READY_TIMEOUT_S = 25.0
 

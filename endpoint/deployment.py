@@ -15,12 +15,12 @@ from ray.serve.handle import DeploymentHandle
 
 from actors.settings import GeneratorSettings
 from actors.workers.replica import Replica, ReplicaSettings
+from endpoint.batches.batch import BatchSettings
 from endpoint.batches.process import BatchesProcess
-from endpoint.batches.settings import BatchSettings
 from endpoint.deployment_settings import DeploymentSettings as DeploymentSettings
 from endpoint.edge.install import EdgeSettings
 from endpoint.gate.gate import INGRESS_NAME, PROTOCOL, Gate, environment
-from endpoint.http.limits import Limits
+from endpoint.http.bodies import Limits
 from endpoint.ingress import Ingress
 from endpoint.service.served_model import ServedModel, deployment_name
 from pipeline.logs import LogSettings

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from pipeline.streaming.actor_resources import ActorResources
+from pipeline.limits import check_numbers
+from pipeline.streaming.pool import ActorResources
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,25 +40,16 @@ class DeploymentSettings(ActorResources):
     def __post_init__(self) -> None:
         """Check what Serve would only refuse later, or not at all."""
         super().__post_init__()
-        if self.num_cpus <= 0:
-            raise ValueError(f"serve.num_cpus must be above 0, got {self.num_cpus}")
+        check_numbers(self, "serve.", at_least_1=("num_ingresses",), above_0=("num_cpus", "target_ongoing_requests"))
+        check_numbers(self, "serve.", not_negative=("upscale_delay_s", "downscale_delay_s", "drain_timeout_s"))
+        check_numbers(self, "serve.", seconds=("health_period_s", "health_timeout_s"))
         if not 1 <= self.min_replicas <= self.max_replicas:
             raise ValueError(
                 "serve.min_replicas and max_replicas must satisfy 1 <= min <= max, "
                 f"got {self.min_replicas} and {self.max_replicas}"
             )
-        if self.num_ingresses < 1:
-            raise ValueError(f"serve.num_ingresses must be at least 1, got {self.num_ingresses}")
-        if self.target_ongoing_requests is not None and not self.target_ongoing_requests > 0:
-            raise ValueError(f"serve.target_ongoing_requests must be above 0, got {self.target_ongoing_requests}")
         if not 0 < self.max_surge_percent <= 100:
             raise ValueError(
                 f"serve.max_surge_percent must be above 0 and at most 100, got {self.max_surge_percent}; "
                 "at 0 a rolling update would end old replicas before new ones are there"
             )
-        for name in ("upscale_delay_s", "downscale_delay_s", "drain_timeout_s"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"serve.{name} must not be negative, got {getattr(self, name)}")
-        for name in ("health_period_s", "health_timeout_s"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"serve.{name} must be above 0 seconds, got {getattr(self, name)}")

@@ -17,16 +17,14 @@ from actors.engines import backend_of
 from actors.engines.loading import load_codec
 from endpoint.answers.text import warn_of_late_text
 from endpoint.app import create_app
+from endpoint.batches.batch import BatchSettings
 from endpoint.batches.process import wake
 from endpoint.batches.service import BatchService
-from endpoint.batches.settings import BatchSettings
 from endpoint.edge.install import EdgeSettings, install
 from endpoint.service.backend import Replicas
-from endpoint.service.metric_page import Family, of_engines, of_process
-from endpoint.service.metrics import ServingMetrics
-from endpoint.service.models import Models
+from endpoint.service.metrics import Family, ServingMetrics, of_engines, of_process
 from endpoint.service.served_model import ServedModel
-from endpoint.service.service import Service
+from endpoint.service.service import Models, Service
 from pipeline.logs import LogSettings, set_up_logs
 from pipeline.ray_internals import keep_serve_on_loopback
 

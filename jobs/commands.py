@@ -8,13 +8,13 @@ from contextlib import contextmanager, suppress
 from functools import wraps
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import pyarrow as pa
 from pydantic import ByteSize, TypeAdapter
 
-from jobs.driver.exits import Exit, bad_configuration, interrupted
-from jobs.driver.stopping import sigterm_interrupts
+from jobs.config.loading import load
+from jobs.driver.stopping import Exit, bad_configuration, interrupted, sigterm_interrupts
 from jobs.shadows import refuse_shadows_of_workers
 from pipeline.run.directory import RunDirectory
 from pipeline.run.progress.lease import LeaseHeld
@@ -23,29 +23,24 @@ from pipeline.run.unit_rows import IncompleteRunError
 _Config = TypeVar("_Config")
 _Add = Callable[[argparse.ArgumentParser], object]  # adds an argument to a parser
 _OfRun = Callable[[RunDirectory, argparse.Namespace], int]
-
-
-class Main(Protocol):
-    """A command: a function of its arguments, by default those of this process, that returns its exit code."""
-
-    def __call__(self, arguments: Sequence[str] | None = None, /) -> int: ...
+Main = Callable[..., int]  # a command: of its arguments, by default those of this process; it returns its exit code
 
 
 class Refused(Exception):
     """What the user asks for cannot begin."""
 
 
-def configured(name: str, read: Callable[[Sequence[str], str], _Config], work: str) -> Main:
-    """Return the command that does `work`, "module:function", with the configuration that `read` returns.
+def configured(name: str, kind: type[_Config], work: str, read: Callable[..., _Config] = load) -> Main:
+    """Return the command that does `work`, "module:function", with a configuration of this kind.
 
-    `read` takes the arguments, and how the command was called. The module is imported behind it: that takes seconds, in
-    which `--help` and a wrong configuration have long been answered.
+    `read` takes the kind, the arguments, and how the command was called. The module is imported behind it: that takes
+    seconds, in which `--help` and a wrong configuration have long been answered.
     """
 
     def main(arguments: Sequence[str] | None = None) -> int:
         with sigterm_interrupts():
             try:
-                config = read(sys.argv[1:] if arguments is None else arguments, _program(name))
+                config = read(kind, sys.argv[1:] if arguments is None else arguments, _program(name))
                 refuse_shadows_of_workers()
                 with _no_garbage_collection():
                     do = resolve_name(work)
@@ -56,8 +51,7 @@ def configured(name: str, read: Callable[[Sequence[str], str], _Config], work: s
             try:
                 return int(do(config))
             except KeyboardInterrupt:  # of a command that has nothing to end well
-                print("\ninterrupted", file=sys.stderr)
-                return Exit.INCOMPLETE
+                return interrupted("")
 
     return main
 
@@ -73,12 +67,12 @@ def with_options(name: str, explanation: str | None, work: str, *arguments: _Add
 
 
 def on_run(
-    name: str, explanation: str | None, *arguments: _Add, run: str = "OUTPUT", interrupted: str | None = None
+    name: str, explanation: str | None, *arguments: _Add, run: str = "OUTPUT", once_interrupted: str | None = None
 ) -> Callable[[_OfRun], Main]:
     """Return a decorator that makes a function of an opened run, which comes first, and of options into a command.
 
     The exit code is 2 for what the function refuses in `refusals`, 1 for another error, and 3 if it was interrupted and
-    `interrupted` says what that means.
+    `once_interrupted` says what that means.
     """
     place = argument("run", metavar=run, help="run directory, local or a URI (s3://, gs://)")
 
@@ -94,10 +88,9 @@ def on_run(
                 print(f"error: {error}", file=sys.stderr)
                 return Exit.BAD_CONFIGURATION if isinstance(error, Refused) else Exit.FAILED
             except KeyboardInterrupt:
-                if interrupted is None:
+                if once_interrupted is None:
                     raise
-                print(f"\ninterrupted; {interrupted}", file=sys.stderr)
-                return Exit.INCOMPLETE
+                return interrupted(f"; {once_interrupted}")
 
         return main
 

@@ -35,7 +35,7 @@ def _cut(parser: argparse.ArgumentParser) -> None:
     _cut,
     argument("--include-errors", action="store_true", help="also write the rows that failed, in files of their own"),
     argument("--partial", action="store_true", help="take a run with missing units as it is"),
-    interrupted="the same command starts from the beginning",
+    once_interrupted="the same command starts from the beginning",
 )
 def main(run_directory: RunDirectory, options: argparse.Namespace) -> int:
     """Return 0 if the files hold the run, 1 if not or if it is incomplete, 2 if it cannot begin, 3 if interrupted."""

@@ -1,14 +1,12 @@
 """`python -m jobs.eval_draft --config FILE [--against DRAFT]`: how much of a draft a run would accept, by its texts."""
 
 import sys
-from functools import partial
 
 from jobs.commands import configured
-from jobs.config.eval import EvalConfig
-from jobs.config.loading import load
+from jobs.config.train import EvalConfig
 
 # The exit code: 0, 1 if the gate is not passed, or 2 for a wrong configuration, corpus or draft.
-main = configured("eval_draft", partial(load, EvalConfig), "jobs.work.evaluation:evaluate")
+main = configured("eval_draft", EvalConfig, "jobs.work.evaluation:evaluate")
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -1,13 +1,11 @@
 """`python -m jobs.generate --config FILE`: generate a corpus, or what is missing of it."""
 
 import sys
-from functools import partial
 
 from jobs.commands import configured
-from jobs.config.generate import GenerateConfig
-from jobs.config.loading import load
+from jobs.config.run import GenerateConfig
 
-main = configured("generate", partial(load, GenerateConfig), "jobs.work.generation:generate")
+main = configured("generate", GenerateConfig, "jobs.work.generation:generate")
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -21,7 +21,7 @@ from jobs.commands import argument, with_options
 main = with_options(
     "models",
     __doc__,
-    "jobs.work.model_classes:try_models",
+    "jobs.proving.family:try_models",
     argument("types", nargs="*", metavar="TYPE", help="model types, such as llama; unless given, all"),
     argument("--processes", type=int, default=os.cpu_count() or 1, help="models tried at once"),
     argument("--write", metavar="FILE", help="write the table as a Markdown page"),

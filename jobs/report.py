@@ -9,8 +9,7 @@ import sys
 from rich.console import Console
 
 from jobs.commands import argument, on_run, refusals
-from jobs.driver.summary import print_why_inexact
-from jobs.driver.tables import acceptance_table, scores_table
+from jobs.driver.summary import acceptance_table, print_why_inexact, scores_table
 from pipeline.run.directory import RunDirectory
 from pipeline.storage.location import Location
 
@@ -37,7 +36,7 @@ _WIDE = 200  # columns, where the output is no terminal: a file, or another prog
 def main(run_directory: RunDirectory, options: argparse.Namespace) -> int:
     """Print the report; return 0, or 2 if there is no such run or column."""
     columns = [name.strip() for name in options.by.split(",") if name.strip()]
-    has_scores = run_directory.has_scores
+    has_scores = run_directory.has("scores")
     with refusals():
         if options.html is not None:
             from jobs.report_page.page import write_page  # here, since it draws charts, which a table does not need

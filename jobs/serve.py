@@ -10,9 +10,9 @@ from typing import Any
 import yaml
 
 from jobs.commands import configured
-from jobs.config.serve import load_serve_config
+from jobs.config.serve import ServeConfig, load_serve_config
 
-main = configured("serve", load_serve_config, "jobs.work.serving:serve")
+main = configured("serve", ServeConfig, "jobs.work.serving:serve", lambda _, *given: load_serve_config(*given))
 
 
 def application(sections: dict[str, Any]) -> Any:

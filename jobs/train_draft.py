@@ -4,14 +4,12 @@ Interrupted or killed, the same command goes on from the last checkpoint. Ctrl-C
 """
 
 import sys
-from functools import partial
 
 from jobs.commands import configured
-from jobs.config.loading import load
 from jobs.config.train import TrainConfig
 
 # The exit code: 0 done, 1 failed, 2 wrong configuration, 3 stopped or interrupted.
-main = configured("train_draft", partial(load, TrainConfig), "jobs.work.training:train")
+main = configured("train_draft", TrainConfig, "jobs.work.training:train")
 
 if __name__ == "__main__":
     sys.exit(main())

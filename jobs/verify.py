@@ -5,11 +5,10 @@ import sys
 
 from jobs.commands import argument, on_run
 from jobs.driver.summary import print_summary
-from pipeline.run.check import CheckReport, check_run
+from pipeline.run.check import check_run, quarantine
 from pipeline.run.directory import RunDirectory
 from pipeline.run.fingerprint import content_hash
 from pipeline.run.progress.lease import hold_lease
-from pipeline.run.quarantine import quarantine
 
 
 @on_run(
@@ -24,7 +23,13 @@ from pipeline.run.quarantine import quarantine
 )
 def main(run_directory: RunDirectory, options: argparse.Namespace) -> int:
     """Return 0 if every row is in data or errors exactly once and all counts agree, 1 if not, 2 if there is no run."""
-    check = _repair(run_directory) if options.repair else check_run(run_directory)
+    if options.repair:
+        with hold_lease(run_directory):
+            for name in quarantine(run_directory, check_run(run_directory).damaged):
+                print(f"moved to {name} (why: {name}.json)")
+            check = check_run(run_directory)  # of what is left
+    else:
+        check = check_run(run_directory)
     print_summary(run_directory, check)
     for note in check.notes:
         print(f"note: {note}")
@@ -39,15 +44,6 @@ def main(run_directory: RunDirectory, options: argparse.Namespace) -> int:
         print(f"content {content_hash(run_directory)}")
     print(f"OK: {check.num_units} units, {check.counts.num_rows} rows, each in data or in errors exactly once")
     return 0
-
-
-def _repair(run_directory: RunDirectory) -> CheckReport:
-    """Move damaged files away, each with a line that says why, and return the report on what is left."""
-    with hold_lease(run_directory):
-        damaged = check_run(run_directory).damaged
-        for name in quarantine(run_directory, damaged):
-            print(f"moved to {name} (why: {name}.json)")
-        return check_run(run_directory)
 
 
 if __name__ == "__main__":

@@ -11,12 +11,12 @@ import ray
 from training.corpus.corpus import Corpus
 from training.corpus.example import Example
 from training.corpus.options import CorpusOptions
-from training.evaluation.gate import GateVerdict, judge
-from training.evaluation.kind_score import DraftScore
+from training.evaluation.kind_score import DraftScore, GateVerdict, judge
 from training.evaluation.pair import Pair
 from training.evaluation.score import score
 from training.trainer.options import ModelOptions, TrainOptions, WorkerOptions
-from training.trainer.train import TrainedDraft, train
+from training.trainer.plan import TrainingPlan
+from training.trainer.train import TrainedDraft, train_planned
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +58,8 @@ def hold(lesson: Lesson) -> LessonResult:
             "train after more rows"
         )
     workers = lesson.workers
-    trained = train(lesson.models, options, lesson.train, workers, lesson.output)
+    plan = TrainingPlan.make(lesson.models, options, lesson.train, workers)
+    trained = train_planned(plan, lesson.output)
     task = ray.remote(_scores).options(num_cpus=workers.num_cpus, num_gpus=workers.num_gpus, max_retries=0)
     before, after = ray.get(task.remote(lesson, trained.path, examples))
     return LessonResult(trained, before, after, judge(before, after, lesson.min_gain, lesson.max_loss))

@@ -19,8 +19,8 @@ from decoding.network.language_model import LanguageModel
 from decoding.sampling.distribution import SamplingBatch
 from decoding.sampling.rows import Rows, sampling_batch
 from decoding.sampling.rules import RULES
-from decoding.sampling.token_counts import TokenCounts
-from decoding.sampling.verify import Draft
+from decoding.sampling.token_history import TokenCounts
+from decoding.sampling.verdicts import Draft
 from decoding.sampling_params import SamplingParams
 from decoding.sequence import Sequence
 
@@ -108,7 +108,6 @@ class DraftMirror:
         row.drafted = []
 
     def _sequence(self, update: RowUpdate) -> Sequence:
-        """Return the sequence of a row that was sent whole."""
         assert update.origin is not None
         origin = update.origin
         prompt = tuple(update.token_ids[: origin.num_prompt_tokens])

@@ -16,10 +16,10 @@ import ray
 from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
-from actors.draft_offers import Rejection, WantedDraft
 from actors.drafts.actor import WEIGHTS, DraftActor
 from actors.errors import describe
 from actors.placement import DraftSettings
+from actors.run_notes import Rejection, WantedDraft
 from actors.settings import GeneratorSettings
 from pipeline.logs import Event, LogSettings, set_up_logs
 from pipeline.ray_internals import actor_id_of

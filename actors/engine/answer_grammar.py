@@ -8,9 +8,9 @@ from decoding.grammar.definition import problem_with
 from decoding.grammar.structured import Structured
 from decoding.sampling_params import SamplingParams
 from pipeline.errors import FieldError
+from pipeline.text.answer_parts import Thought
 from pipeline.text.chat import ChatPrompt
 from pipeline.text.codec import TextCodec
-from pipeline.text.reasoning import Thought
 from pipeline.text.tools.asked import ToolsAsked
 
 

@@ -16,8 +16,7 @@ from pipeline.errors import FieldError, RowError
 from pipeline.inputs.rows import InputRow
 from pipeline.text.chat import ChatPrompt
 from pipeline.text.codec import TextCodec
-from pipeline.text.stop_strings import StopStrings
-from pipeline.text.text_behind import TextBehind
+from pipeline.text.text_behind import StopStrings, TextBehind
 
 _NO_OPTIONS = RowOptions()
 

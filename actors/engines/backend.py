@@ -12,7 +12,7 @@ from actors.settings import EngineSettings, GeneratorSettings
 from decoding.choices import LOSSY, NEED_A_MODEL, TEXT_DEPENDS_ON_DRAFT, TEXT_IS_THE_TARGETS
 
 if TYPE_CHECKING:
-    from actors.drafts.links import DraftLinks
+    from actors.drafts.remote_drafter import DraftLinks
     from actors.engine.token_engine import Loaded
 
 

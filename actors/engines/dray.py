@@ -7,7 +7,7 @@ import ray
 import torch
 from transformers import PretrainedConfig
 
-from actors.drafts.links import DraftLinks
+from actors.drafts.remote_drafter import DraftLinks
 from actors.engine.token_engine import Loaded
 from actors.placement import StageSettings
 from actors.settings import GeneratorSettings, ModelSettings

@@ -10,12 +10,11 @@ from typing import Any, TypeVar
 import ray
 
 from actors import metric_table as metrics
-from actors.drafts.links import DraftLinks
+from actors.drafts.remote_drafter import DraftLinks
 from actors.engine.loop import EngineLoop, EngineStats
 from actors.engine.token_engine import Loaded
 from actors.engines import backend_of
-from actors.heartbeat import Heartbeat
-from actors.metrics import Metrics
+from actors.metrics import Heartbeat, Metrics
 from actors.settings import GeneratorSettings
 from decoding.checkpoint.supported import model_folder
 from pipeline.text.codec import TextCodec

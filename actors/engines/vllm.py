@@ -13,7 +13,7 @@ from actors.settings import EngineSettings, GeneratorSettings
 from decoding.choices import NEED_A_HEAD
 
 if TYPE_CHECKING:
-    from actors.drafts.links import DraftLinks
+    from actors.drafts.remote_drafter import DraftLinks
     from actors.engine.token_engine import Loaded
 
 _INVARIANCE = "VLLM_BATCH_INVARIANT"

@@ -12,20 +12,131 @@ import json
 import random
 from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as Seq
-from dataclasses import replace
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from actors.engine.answer_grammar import with_answer_grammar
-from actors.engine.translation import row_params
-from actors.programs.running_sample import RunningSample
-from actors.programs.tool_calls import ToolResult, as_json, result_of
-from actors.programs.turn import Turn, turn_of
+from actors.engine.loop import EngineLoop
+from actors.engine.translation import answer_parts, row_params, sequence_text
+from actors.programs.program_tasks import outside_program
+from actors.programs.tool_calls import ToolRecord, ToolResult, as_json, result_of
 from decoding.sampling_params import SamplingParams
 from decoding.sequence import Sequence
 from pipeline.errors import RowError, wrong_type
 from pipeline.text.chat import Chat, ChatPrompt
-from pipeline.text.stop_strings import StopStrings
+from pipeline.text.codec import TextCodec
+from pipeline.text.text_behind import StopStrings
 from pipeline.text.tools.asked import read_tools
+
+
+@dataclass(kw_only=True)
+class RunningSample:
+    """One sample of a row, whose program runs."""
+
+    loop: EngineLoop
+    codec: TextCodec
+    params: SamplingParams  # of the row
+    record: ToolRecord
+    seed: int
+    ordinal: int  # of the row in the whole input
+    max_turns: int
+    records_rounds: bool = False
+    fault: Exception | None = None  # of the engine or the storage: not the program's
+    was_cut: bool = False  # whether a generation was cancelled
+    limit: asyncio.Timeout | None = None  # the time that is left for the program
+    num_in_flight: int = 0  # generations
+    returned: Any = None
+    error: RowError | None = None  # why its row is an error row
+    _num_turns: int = 0
+    _seconds_left: float = field(default=0.0, init=False)
+
+    def __post_init__(self) -> None:
+        self.conversation = Conversation(self)  # of the program itself, without branches
+
+    def count_turn(self) -> None:
+        """Count a generation. Raises RowError beyond the most that are allowed."""
+        if self._num_turns >= self.max_turns:
+            raise RowError(
+                "program", f"the program asked for more than {self.max_turns} generations, program.max_turns"
+            )
+        self._num_turns += 1
+
+    @contextmanager
+    def engine_at_work(self) -> Iterator[None]:
+        """Stop the program's clock while the engine works, and remember what it fails with."""
+        self._stop_clock()
+        self.num_in_flight += 1
+        try:
+            with outside_program():
+                yield
+        except asyncio.CancelledError:
+            self.was_cut = True
+            raise
+        except Exception as error:
+            self.fault = error
+            raise
+        finally:
+            self.num_in_flight -= 1
+            self._go_on()
+
+    @contextmanager
+    def storage_at_work(self) -> Iterator[None]:
+        """Remember what the storage fails with."""
+        try:
+            yield
+        except OSError as error:
+            self.fault = error
+            raise
+
+    def _stop_clock(self) -> None:
+        if self.limit is not None and not self.num_in_flight and (ends := self.limit.when()) is not None:
+            self._seconds_left = ends - asyncio.get_running_loop().time()
+            self.limit.reschedule(None)
+
+    def _go_on(self) -> None:
+        if self.limit is not None and not self.num_in_flight:
+            with suppress(RuntimeError):  # the program has ended
+                self.limit.reschedule(asyncio.get_running_loop().time() + self._seconds_left)
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One generation that has finished."""
+
+    prompt: str  # as the model read it
+    text: str
+    finish_reason: str  # "stop" or "length"
+    stop_reason: str | int | None  # the stop string or stop token id that ended it, if one did
+    token_ids: tuple[int, ...]
+    content: str | None  # the text without thought and calls
+    reasoning: str | None  # the thought before the answer
+    tool_calls: tuple[dict[str, str], ...]  # calls of tools, each with id, name and arguments (JSON text)
+
+    @property
+    def message(self) -> dict[str, Any]:
+        """The answer as the message of the assistant, to be appended to the messages of the next turn."""
+        calls = [
+            {"id": call["id"], "type": "function", "function": {"name": call["name"], "arguments": call["arguments"]}}
+            for call in self.tool_calls
+        ]
+        return {"role": "assistant", "content": self.content or "", **({"tool_calls": calls} if calls else {})}
+
+
+def turn_of(sequence: Sequence, prompt: ChatPrompt, codec: TextCodec) -> Turn:
+    """Return the turn that a finished sequence is."""
+    parts = answer_parts(prompt, sequence, str(sequence.noise_key), codec)
+    return Turn(
+        prompt.text,
+        sequence_text(codec, sequence),
+        str(sequence.finish_reason),
+        sequence.stop_reason,
+        tuple(sequence.output_token_ids),
+        parts["content"],
+        parts["reasoning"],
+        tuple(parts["tool_calls"] or ()),
+    )
+
 
 _FIXED = ("n", "logprobs")  # one value for all turns of a row
 
@@ -40,12 +151,12 @@ class Conversation:
         self._num_turns = self._num_branches = 0
         self._events: list[tuple[Sequence, ChatPrompt] | ToolResult | Conversation] = []
         # The same numbers each time that the row runs.
-        self.random = random.Random(self._noise_key(running.sample if not path else self._number("random")))
+        self.random = random.Random(self._noise_key(running.record.sample if not path else self._number("random")))
 
     @property
     def sample(self) -> int:
         """Number of the sample, 0 to n - 1."""
-        return self._running.sample
+        return self._running.record.sample
 
     def branch(self) -> Conversation:
         """Return a conversation for another task, so that both may generate at once."""
@@ -106,20 +217,12 @@ class Conversation:
         self._events.append(ToolResult(name, json.dumps(arguments), json.dumps(result)))
         return result
 
-    def generations(self) -> Iterator[tuple[Sequence, ChatPrompt]]:
-        """Yield the generations in the order of the program: those of a branch stand where it was made."""
+    def events(self) -> Iterator[tuple[Sequence, ChatPrompt] | ToolResult]:
+        """Yield generations and results of tools in the order of the program: those of a branch where it was made."""
         for event in self._events:
             if isinstance(event, Conversation):
-                yield from event.generations()
-            elif not isinstance(event, ToolResult):
-                yield event
-
-    def tool_results(self) -> Iterator[ToolResult]:
-        """Yield the results of tools in the same order."""
-        for event in self._events:
-            if isinstance(event, Conversation):
-                yield from event.tool_results()
-            elif isinstance(event, ToolResult):
+                yield from event.events()
+            else:
                 yield event
 
     def _check_task(self) -> None:
@@ -153,4 +256,5 @@ class Conversation:
 
     def _noise_key(self, number: int) -> int:
         seed, row = self._running.seed, self._running.ordinal
-        return Sequence.create([0], self._running.params_of_noise, run_seed=seed, row=row, sample=number).noise_key
+        params = SamplingParams(seed=self._running.params.seed)  # what decides the noise besides the place of a turn
+        return Sequence.create([0], params, run_seed=seed, row=row, sample=number).noise_key

@@ -13,15 +13,11 @@ from typing import Any
 from actors.engine.loop import EngineLoop
 from actors.engine.row_options import RowOptions
 from actors.engine.translation import row_params, token_columns
-from actors.programs.conversation import Conversation
-from actors.programs.failure import failure_of
-from actors.programs.program import Program
+from actors.programs.conversation import RunningSample, turn_of
+from actors.programs.program import Program, failure_of
 from actors.programs.program_tasks import let_no_program_end, run_program
-from actors.programs.running_sample import RunningSample
-from actors.programs.settings import ProgramSettings
-from actors.programs.tool_record import ToolRecord, forget_results
-from actors.programs.turn import turn_of
-from actors.settings import GeneratorSettings
+from actors.programs.tool_calls import ToolRecord, ToolResult, as_json, forget_results
+from actors.settings import GeneratorSettings, ProgramSettings
 from decoding.sampling_params import SamplingParams
 from decoding.sequence import Sequence
 from pipeline.errors import RowError, storable
@@ -32,23 +28,13 @@ from pipeline.text.codec import TextCodec
 
 
 @dataclass
-class _Sample:
-    """One run of the program over a row. `error` says why its row is an error row."""
-
-    running: RunningSample
-    conversation: Conversation
-    returned: Any = None
-    error: RowError | None = None
-
-
-@dataclass
 class ProgramRow:
     """A row and its samples, once it has run."""
 
     row: InputRow
     params: SamplingParams
     ordinal: int
-    samples: list[_Sample] = field(default_factory=list)
+    samples: list[RunningSample] = field(default_factory=list)
 
 
 class ProgramRows:
@@ -85,7 +71,7 @@ class ProgramRows:
     async def finish(self, rows: list[ProgramRow]) -> None:
         """Run the programs of these rows to their ends. Raises what the engine fails with."""
         let_no_program_end(asyncio.get_running_loop())
-        runs = [asyncio.ensure_future(self._run(row, sample)) for row in rows for sample in self._new_samples(row)]
+        runs = [asyncio.ensure_future(self._run(row, sample)) for row in rows for sample in self._begun(row)]
         try:
             await asyncio.gather(*runs)
         finally:
@@ -104,43 +90,41 @@ class ProgramRows:
         """Forget what was recorded for these rows, which are in the unit's part now."""
         forget_results(self._run_directory, unit_id, row_ids)
 
-    def _new_samples(self, row: ProgramRow) -> list[_Sample]:
-        row.samples = [self._new_sample(row, sample) for sample in range(row.params.n)]
+    def _begun(self, row: ProgramRow) -> list[RunningSample]:
+        row.samples = [
+            RunningSample(
+                loop=self._loop,
+                codec=self._codec,
+                params=row.params,
+                record=ToolRecord(self._run_directory, row.row.row_id, sample),
+                seed=self._generator_settings.seed,
+                ordinal=row.ordinal,
+                max_turns=self._settings.max_turns,
+                records_rounds=row.ordinal in self._recorded_rows,
+            )
+            for sample in range(row.params.n)
+        ]
         return row.samples
 
-    def _new_sample(self, row: ProgramRow, sample: int) -> _Sample:
-        running = RunningSample(
-            loop=self._loop,
-            codec=self._codec,
-            params=row.params,
-            record=ToolRecord(self._run_directory, row.row.row_id, sample),
-            seed=self._generator_settings.seed,
-            ordinal=row.ordinal,
-            max_turns=self._settings.max_turns,
-            records_rounds=row.ordinal in self._recorded_rows,
-        )
-        return _Sample(running, Conversation(running))
-
-    async def _run(self, row: ProgramRow, sample: _Sample) -> None:
-        running = sample.running
+    async def _run(self, row: ProgramRow, sample: RunningSample) -> None:
         sample.error = await self._error_of(row, sample)
-        if running.fault is not None:
-            raise running.fault
+        if sample.fault is not None:
+            raise sample.fault
         if sample.error is not None:
             return
-        if running.num_in_flight:
+        if sample.num_in_flight:
             sample.error = RowError("program", "the program ended while a generation went on; await all that it begins")
-        elif running.was_cut:
+        elif sample.was_cut:
             said = "the program cancelled a generation, and how far others came by then depends on time; let each end"
             sample.error = RowError("program", said)
-        elif next(sample.conversation.generations(), None) is None:
+        elif not any(isinstance(event, tuple) for event in sample.conversation.events()):
             sample.error = RowError("program", "the program ended without a single generation")
 
-    async def _error_of(self, row: ProgramRow, sample: _Sample) -> RowError | None:
+    async def _error_of(self, row: ProgramRow, sample: RunningSample) -> RowError | None:
         """Run the program; return why it failed, if it did."""
         timeout_s = self._settings.timeout_s
         try:
-            async with asyncio.timeout(timeout_s) as sample.running.limit:
+            async with asyncio.timeout(timeout_s) as sample.limit:
                 sample.returned = await run_program(self._program.run, sample.conversation, _columns(row.row))
         except RowError as error:
             return error
@@ -150,18 +134,22 @@ class ProgramRows:
                 raise
             return failure_of(self._program, error)
         except BaseException as error:  # noqa: BLE001 - a program may raise anything
-            limit = sample.running.limit
-            if isinstance(error, TimeoutError) and limit is not None and limit.expired():
+            if isinstance(error, TimeoutError) and sample.limit is not None and sample.limit.expired():
                 return RowError(
                     "program", f"the program took more than program.timeout_s, {timeout_s:g} s", "TimeoutError"
                 )
             return failure_of(self._program, error)
         return None
 
-    def _generation(self, row: ProgramRow, number: int, sample: _Sample) -> dict[str, Any]:
-        begun = list(sample.conversation.generations())
+    def _generation(self, row: ProgramRow, number: int, sample: RunningSample) -> dict[str, Any]:
+        events = list(sample.conversation.events())
+        begun = [event for event in events if isinstance(event, tuple)]
         turns, returned = [turn_of(sequence, prompt, self._codec) for sequence, prompt in begun], sample.returned
-        text = returned if isinstance(returned, str) else turns[-1].text
+        text, result = turns[-1].text, None
+        if isinstance(returned, str):
+            text = returned
+        elif returned is not None:
+            result = json.dumps(as_json("value that the program returned", returned))
         return {
             "row_id": row.row.row_id,
             "sample": number,
@@ -181,8 +169,8 @@ class ProgramRows:
                 }
                 for turn in turns
             ],
-            "tool_results": [vars(result) for result in sample.conversation.tool_results()],
-            "result": None if returned is None or isinstance(returned, str) else _json(returned),
+            "tool_results": [vars(event) for event in events if isinstance(event, ToolResult)],
+            "result": result,
             **row.row.carried,
         }
 
@@ -212,12 +200,3 @@ def _sums(sequences: list[Sequence]) -> dict[str, Any]:
         "accepted_per_position": [sum(counts) for counts in zip_longest(*of("accepted_per_position"), fillvalue=0)],
         "draft_version": max(of("draft_version")),
     }
-
-
-def _json(value: Any) -> str:
-    try:
-        return json.dumps(value, allow_nan=False)
-    except (TypeError, ValueError, RecursionError) as error:
-        raise RowError(
-            "program", f"the program returned what JSON cannot hold: {error}", type(error).__name__
-        ) from error

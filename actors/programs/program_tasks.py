@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 from weakref import WeakSet
 
-from actors.programs.error_text import text_of
+from actors.errors import text_of
 
 _Steps = Coroutine[Any, Any, Any] | Generator[Any, Any, Any]  # what a task can run
 _in_program: ContextVar[bool] = ContextVar("in_program", default=False)  # whether a program's code runs

@@ -113,29 +113,13 @@ class StageActor:
         self._stage.speed_up()
         give_back_freed_memory()
 
-    def slow_down(self) -> None:
-        """Undo `speed_up` (`Stage.slow_down`)."""
-        self._stage.slow_down()
+    def call(self, method: str, *args: Any) -> None:
+        """Call a method of the Stage that returns nothing."""
+        getattr(self._stage, method)(*args)
 
-    def set_packs_rows(self, packs_rows: bool) -> None:
-        """Let the model see ragged rows end to end, or in a rectangle."""
-        self._stage.packs_rows = packs_rows
-
-    def run_rows_apart(self) -> None:
-        """Give each row a forward of its own from now on (`SlotNetwork.runs_rows_apart`)."""
-        self._stage.runs_rows_apart = True
-
-    def mislead(self, num_tokens: int) -> None:
-        """Report lengths that are off by this to models that ask a cache for one (`KVCache.misleads`)."""
-        self._stage.misleads = num_tokens
-
-    def allocate(self, session: int, num_slots: int, num_positions: int) -> None:
-        """Reserve fresh slots for a session (`Stage.allocate`)."""
-        self._stage.allocate(num_slots, num_positions, session)
-
-    def release(self, session: int) -> None:
-        """Give a session's slots back (`Stage.release`)."""
-        self._stage.release(session)
+    def change(self, attribute: str, value: int) -> None:
+        """Set an attribute of the Stage that says how it runs."""
+        setattr(self._stage, attribute, value)
 
     def is_finite(self, session: int, slot: int, length: int) -> bool:
         """Tell whether the first positions of a slot hold numbers only, in the layers here (`KVCache.is_finite`)."""

@@ -46,6 +46,7 @@ class Step(Generic[_T]):
     timeout_s: float | None  # `stages.timeout_s` unless given
     references: list[list[Any]] = field(default_factory=list)  # to what each stage's ranks answer
     answer: _T = field(init=False)  # when it is settled
+    receive: Callable[[Any], None] | None = None  # takes the streams, once, before the answer is returned
     streams: Any = None  # that were read on the way, when it is settled: as `packed` left them
     is_settled: bool = False
     error: Exception | None = None  # its own, or that of an earlier step that failed
@@ -58,6 +59,9 @@ class Step(Generic[_T]):
     def result(self) -> _T:
         """Return the answer. Raises what the step raised, SlotsLostError, or StagesGoneError if stages stay lost."""
         self.pipeline.settle(self)
+        if self.receive is not None:
+            receive, streams, self.receive, self.streams = self.receive, self.streams, None, None
+            receive(streams)
         return self.answer
 
 
@@ -72,14 +76,14 @@ class StagePipeline:
 
     def allocate(self, session: int, num_slots: int, num_positions: int) -> None:
         """Reserve fresh slots for a session."""
-        self.repeat(lambda: self.ask_all("allocate", session, num_slots, num_positions))
+        self.repeat(lambda: self.ask_all("call", "allocate", num_slots, num_positions, session))
         self._sessions.add(session)
 
     def release(self, session: int) -> None:
         """Give a session's slots back, if it has any."""
         if self.has_slots(session):
             self._sessions.discard(session)
-            self.repeat(lambda: self.ask_all("release", session))
+            self.repeat(lambda: self.ask_all("call", "release", session))
 
     def has_slots(self, session: int) -> bool:
         """Tell whether a session has slots: it has allocated some, and no stage was lost since."""
@@ -117,6 +121,7 @@ class StagePipeline:
         token_ids: Iterable[Iterable[int]],
         finish: Callable[[torch.Tensor], _T] | None = None,
         timeout_s: float | None = None,
+        receive: Callable[[Any], None] | None = None,
     ) -> Step[_T]:
         """Send this work on these tokens, one list a row, to all stages; they do it after all that was sent before.
 
@@ -128,7 +133,7 @@ class StagePipeline:
         while len(self._flying) >= _MAX_FLYING:
             self._settle_oldest()
         fed: Any = list(chain.from_iterable(token_ids))
-        step, last = Step[_T](self, work.session, timeout_s), len(self.group.ranks) - 1
+        step, last = Step[_T](self, work.session, timeout_s, receive=receive), len(self.group.ranks) - 1
         for stage in range(last + 1):
             to_first = (finish,) if stage == last else ()
             step.references.append(self.group.run(stage, "do", work, fed, to_first=to_first))

@@ -17,7 +17,7 @@ from decoding.checkpoint.fp8_format import fp8_format
 from decoding.checkpoint.supported import load_config, model_folder
 from decoding.network.probe import FUSED_TOLERANCE, MISLEADING, check_lengths, tolerance_of
 from decoding.network.probe_rows import NUM_REAL, RAGGED, SLOTS, ProbeRows, ragged, relative_deviation
-from decoding.sampling.judging import close_call_margin
+from decoding.sampling.rules import close_call_margin
 
 _FAILURES = (RuntimeError, TypeError, AttributeError, IndexError, KeyError)
 _log = logging.getLogger(__name__)
@@ -38,10 +38,10 @@ def check_chain(model: ShardedModel, name: str) -> float:
         measure = partial(repeat, partial(_measured, model, rows, plain))
         deviation = measure()
         if not deviation <= tolerance:  # perhaps the model does not bear packed rows
-            pipeline.tell_all("set_packs_rows", False)
+            pipeline.tell_all("change", "packs_rows", False)
             deviation = measure()
         if lengths.needs_rows_apart or _is_misled(model, measure, tolerance):
-            pipeline.tell_all("run_rows_apart")
+            pipeline.tell_all("change", "runs_rows_apart", True)
             deviation = measure()
     except StagesGoneError:
         raise
@@ -57,7 +57,7 @@ def check_chain(model: ShardedModel, name: str) -> float:
     fused = measure()
     if not fused <= FUSED_TOLERANCE.get(model.dtype, tolerance):
         _log.warning("%r is off by %.1e when its layers are fused: transformers' code runs", name, fused)
-        pipeline.tell_all("slow_down")
+        pipeline.tell_all("call", "slow_down")
         fused = measure()
     if not fused <= tolerance:
         raise ValueError(
@@ -70,7 +70,7 @@ def check_chain(model: ShardedModel, name: str) -> float:
 
 def _is_misled(model: ShardedModel, measure: Callable[[], float], tolerance: float) -> bool:
     """Tell whether the layers depend on the length that a cache says it has, which is not that of each row."""
-    model.pipeline.tell_all("mislead", MISLEADING)
+    model.pipeline.tell_all("change", "misleads", MISLEADING)
     try:
         return not measure() <= tolerance
     except StagesGoneError:
@@ -78,7 +78,7 @@ def _is_misled(model: ShardedModel, measure: Callable[[], float], tolerance: flo
     except _FAILURES:
         return True
     finally:
-        model.pipeline.tell_all("mislead", 0)
+        model.pipeline.tell_all("change", "misleads", 0)
 
 
 def _measured(model: ShardedModel, rows: ProbeRows, plain: list[torch.Tensor]) -> float:

@@ -1,4 +1,7 @@
-"""ShardedModel: a target whose layers are shared by stage actors. The engine sees a `Target` like any other."""
+"""ShardedModel: a target whose layers are shared by stage actors. The engine sees a `Target` like any other.
+
+Shapes: N tokens, A layers, E the target's hidden size, X = A * E, H features of a projected token.
+"""
 
 from __future__ import annotations
 
@@ -8,22 +11,24 @@ from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from copy import copy
 from functools import partial
-from itertools import count
+from itertools import chain, count
 from operator import methodcaller
 from typing import Any, TypeVar
 
 import torch
 
+from actors.stages.actor import unpacked
 from actors.stages.pipeline import StagePipeline, Step
-from actors.stages.tapped_step import TappedStep
 from actors.stages.work import Change, Work, decided, judged, request_to_send, scored, to_send
 from decoding.cache.features import FeatureTap, check_layer_ids
 from decoding.cache.prefill import batches, may_join_batch
+from decoding.device import to_device
 from decoding.network.target import PendingVerdicts, timed_start
-from decoding.sampling.asked import Stretch, in_forwards
-from decoding.sampling.judging import ScoreRequest, close_call_margin
+from decoding.sampling.judging import ScoreRequest
+from decoding.sampling.logprobs import Stretch, in_forwards
+from decoding.sampling.masks import TokenMasks
 from decoding.sampling.rows import Rows
-from decoding.sampling.token_masks import TokenMasks
+from decoding.sampling.rules import close_call_margin
 from decoding.sampling.verdicts import RowVerdict
 from decoding.sequence import TokenLogprobs
 
@@ -139,12 +144,12 @@ class ShardedModel:
             packs_rows=all(facts.packs_rows for facts in self.facts_of_stages),
             attends_in_place=all(facts.attends_in_place for facts in self.facts_of_stages),
         )
-        tapped: deque[TappedStep[None]] = deque()
+        tapped: deque[Step[None]] = deque()
         for batch in batches(slots, token_ids, starts, may_join):
-            step: Step[None] | TappedStep[None] = self._send(
+            step: Step[None] = self._send(
                 [piece.slot for piece in batch], [piece.start for piece in batch], [piece.tokens for piece in batch]
             )
-            if isinstance(step, TappedStep):
+            if self.tap is not None:
                 tapped.append(step)
             if len(tapped) > len(self.facts_of_stages):  # each stage has one, and no more streams are held
                 tapped.popleft().result()
@@ -222,8 +227,8 @@ class ShardedModel:
         started = time.perf_counter()
         step: Any = self._send(range(num_rows), [start] * num_rows, [[0] * num_tokens] * num_rows, num_tokens)
         self.pipeline.drain()
-        if isinstance(step, TappedStep):
-            step.features()
+        if self.tap is not None:
+            self._features(self.tap, step.streams)
         return time.perf_counter() - started
 
     def logits(self, slots: Seq[int], starts: Seq[int], token_ids: Seq[Seq[int]]) -> torch.Tensor:
@@ -237,10 +242,28 @@ class ShardedModel:
         token_ids: Seq[Seq[int]],
         num_logits: int = 0,
         finish: Callable[[torch.Tensor], _T] | None = None,
-    ) -> Step[_T] | TappedStep[_T]:
+    ) -> Step[_T]:
         assert self.cache is not None, "allocate() comes first"
         changes, lengths = self.cache.take_changes(), tuple(map(len, token_ids))
-        layer_ids = () if self.tap is None else tuple(sorted(self.tap.layer_ids))
+        tap, receive = self.tap, None
+        layer_ids = () if tap is None else tuple(sorted(tap.layer_ids))
+        if tap is not None:
+            receive = partial(self._receive, tap, slots, starts, lengths, list(chain.from_iterable(token_ids)))
         work = Work(self._session, changes, tuple(slots), tuple(starts), lengths, num_logits, layer_ids=layer_ids)
-        step = self.pipeline.send(work, token_ids, finish)
-        return step if self.tap is None else TappedStep(step, self.tap, work, token_ids, self.device)
+        return self.pipeline.send(work, token_ids, finish, receive=receive)
+
+    @torch.inference_mode()
+    def _receive(
+        self, tap: FeatureTap, slots: Seq[int], starts: Seq[int], lengths: Seq[int], token_ids: list[int], streams: Any
+    ) -> None:
+        """Hand out the features of a step's tokens."""
+        features_NH = self._features(tap, streams)
+        tap.receive(list(slots), list(starts), list(lengths), to_device(token_ids, self.device), features_NH)
+
+    @torch.inference_mode()
+    def _features(self, tap: FeatureTap, streams: Any) -> torch.Tensor:
+        """Return the features [N, H] of tokens whose streams the stages read, side by side in the order of layers."""
+        layer_ids, streams_NX = sorted(tap.layer_ids), unpacked(streams)
+        streams_NAE = streams_NX.view(len(streams_NX), len(layer_ids), -1)
+        in_order = [layer_ids.index(layer_id) for layer_id in tap.layer_ids]
+        return tap.project(streams_NAE[:, in_order].flatten(1).to(self.device))

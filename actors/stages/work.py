@@ -13,10 +13,10 @@ import torch
 
 from decoding.cache.kv_cache import KVCache
 from decoding.network.stage import Stage
-from decoding.sampling.asked import Stretch, asked_logprobs
 from decoding.sampling.judging import ScoreRequest, decide, judge
+from decoding.sampling.logprobs import Stretch, asked_logprobs
+from decoding.sampling.masks import TokenMasks
 from decoding.sampling.rows import Rows
-from decoding.sampling.token_masks import TokenMasks
 from decoding.sampling.verdicts import RowVerdict
 from decoding.sequence import Sequence, TokenLogprobs
 

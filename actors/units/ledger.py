@@ -18,7 +18,7 @@ Of a finished unit one bit is kept: the ledger grows with the units under way an
 
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 from math import inf, isqrt
@@ -27,7 +27,7 @@ from typing import Any
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from actors.draft_offers import DraftOffers, Rejection, WantedDraft
+from actors.run_notes import RunNotes
 from actors.units.processes import ProcessTable
 from pipeline.id_set import IdSet
 from pipeline.inputs.units import WorkUnit
@@ -114,8 +114,8 @@ class _Unit:
         }
 
 
-class Ledger:
-    """The record of one run's units. Rows are numbered within their unit, from 0."""
+class Ledger(RunNotes):
+    """The record of one run's units, and its notes. Rows are numbered within their unit, from 0."""
 
     def __init__(
         self,
@@ -129,6 +129,7 @@ class Ledger:
 
         A process works on `units_in_flight` units at once. At most `max_waiting` units are handed out and not begun.
         """
+        super().__init__()
         self._is_node_alive = is_node_alive or _is_node_alive
         self._max_waiting, self._clock = max_waiting, clock
         self._processes = ProcessTable(units_in_flight, clock)
@@ -139,10 +140,7 @@ class Ledger:
         self._num_dead_reported = 0
         self._num_waiting = 0
         self._is_stopping = False
-        self._warnings: dict[str, str] = {}  # the first text of each kind
         self._dismissed: set[str] = set()  # processes that did not die over what they held
-        self._drafts = DraftOffers()
-        self._written: dict[str, tuple[int, int]] = {}  # by process: the texts and tokens that it has written
 
     def stop(self) -> None:
         """Stop the run: no unit begins any more."""
@@ -155,14 +153,6 @@ class Ledger:
     def num_joined(self) -> int:
         """Return the number of processes that have joined, without those whose death was noticed."""
         return len(self._processes)
-
-    def note_written(self, process: str, num_texts: int, num_tokens: int) -> None:
-        """Remember how much the engine of a process has written since it was loaded."""
-        self._written[process] = num_texts, num_tokens
-
-    def written(self) -> tuple[int, int]:
-        """Return the texts and tokens that all engines have written, those of units that are not committed, too."""
-        return sum(texts for texts, _ in self._written.values()), sum(tokens for _, tokens in self._written.values())
 
     def dismiss(self) -> None:
         """Remove all processes, which will be replaced: the units that they leave count against no row."""
@@ -264,31 +254,6 @@ class Ledger:
             summary.update(unit.counts())
         return {**summary, "num_deaths": len(self._dead)}
 
-    def offer_drafts(self, paths: Mapping[int, str]) -> WantedDraft:
-        """Take the versions of the draft that the run has now; return the one that engines are to use."""
-        self._drafts.offer(paths)
-        return self._drafts.wanted
-
-    def wanted_draft(self) -> WantedDraft:
-        """Return the draft that engines are to use now."""
-        return self._drafts.wanted
-
-    def reject_draft(self, number: int, rejection: Rejection) -> None:
-        """Let no engine use this version from now on."""
-        self._drafts.reject(number, rejection)
-
-    def rejected_drafts(self) -> dict[int, Rejection]:
-        """Return the versions that an engine has rejected, and why."""
-        return self._drafts.rejections
-
-    def warn(self, kind: str, text: str) -> None:
-        """Record a warning for the driver, unless a process has given one of its kind before."""
-        self._warnings.setdefault(kind, text)
-
-    def warnings(self) -> list[str]:
-        """Return the first warning of each kind, in the order in which they came."""
-        return list(self._warnings.values())
-
     def _new_deaths(self) -> int:
         """Return the number of known deaths that no attempt has reported yet."""
         num_new, self._num_dead_reported = len(self._dead) - self._num_dead_reported, len(self._dead)
@@ -318,10 +283,14 @@ class Ledger:
 
 def start_ledger(units_in_flight: int = 1, max_waiting: int = 64) -> Any:
     """Return a new ledger as an actor on the driver's node, where it lives as long as the driver."""
+    return on_this_node(Ledger).remote(units_in_flight=units_in_flight, max_waiting=max_waiting)
+
+
+def on_this_node(actor_class: type, **options: Any) -> Any:
+    """Return a class of actors that take no CPU and live on this node."""
     # Not `soft`: an actor without CPUs would then be placed on any node, and die with it.
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-    options = {"units_in_flight": units_in_flight, "max_waiting": max_waiting}
-    return ray.remote(Ledger).options(num_cpus=0, scheduling_strategy=here).remote(**options)
+    return ray.remote(actor_class).options(num_cpus=0, scheduling_strategy=here, **options)
 
 
 def _is_node_alive(node: str) -> bool:

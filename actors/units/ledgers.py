@@ -8,10 +8,7 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
-import ray
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-from actors.units.ledger import Ledger
+from actors.units.ledger import Ledger, on_this_node
 
 
 class Ledgers:
@@ -66,5 +63,4 @@ class _Answer:
 
 def start_ledgers() -> Any:
     """Return ledgers as an actor on this node, which lives as long as this process and is replaced if it dies."""
-    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-    return ray.remote(Ledgers).options(num_cpus=0, scheduling_strategy=here, max_restarts=-1).remote()
+    return on_this_node(Ledgers, max_restarts=-1).remote()

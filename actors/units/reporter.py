@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 import ray
 
 from actors import metric_table as metrics
-from actors.heartbeat import Heartbeat
-from actors.metrics import Metrics
+from actors.metrics import Heartbeat, Metrics
 from actors.units.ledger import Attempt
 from pipeline.errors import ErrorRow
 from pipeline.inputs.rows import InputRow

@@ -14,8 +14,7 @@ from pipeline.errors import ErrorRow
 from pipeline.inputs.options import InputOptions
 from pipeline.inputs.rows import InputRow, read_unit
 from pipeline.inputs.units import WorkUnit
-from pipeline.run.amend import amend_part
-from pipeline.run.commit import Receipt, Work, commit_part, read_receipt
+from pipeline.run.commit import Receipt, Work, amend_part, commit_part, read_receipt
 from pipeline.run.dead_letters import Wanted
 from pipeline.run.directory import RunDirectory
 from pipeline.run.unit_rows import read_unit_rows

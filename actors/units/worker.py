@@ -1,25 +1,84 @@
 """UnitWorker: what turns units into committed parts and receipts, whatever is done with their rows."""
 
+from __future__ import annotations
+
 import asyncio
 import resource
 import time
-from collections.abc import Mapping
+import uuid
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
 import pyarrow as pa
+import ray
 
 from actors.errors import describe
 from actors.units.ledger import Attempt, Group
+from actors.units.reporter import Reporter
 from actors.units.unit_rows import Done, WholeUnits
-from actors.units.workplace import Workplace
 from pipeline.errors import ErrorRow, RowError
 from pipeline.inputs.rows import InputRow, RowPosition, result_or_error
 from pipeline.inputs.units import WorkUnit
+from pipeline.logs import LogSettings
 from pipeline.run.commit import Receipt, Work
 from pipeline.run.directory import RunDirectory
 from pipeline.schema import generations_table
-from pipeline.streaming.stream import UnitError, calls_in, outcomes_table
+from pipeline.streaming.stream import UnitError, packed, unpacked
+
+
+class SharedLock:
+    """A lock of one event loop. A task that waits for it alone is not overtaken by tasks that come later."""
+
+    def __init__(self) -> None:
+        self._entry = asyncio.Lock()  # wakes its waiters in the order in which they came
+        self._num_holders = 0
+        self._is_free = asyncio.Event()
+        self._is_free.set()
+
+    @asynccontextmanager
+    async def shared(self) -> AsyncIterator[None]:
+        """Hold the lock together with other tasks."""
+        async with self._entry:
+            self._num_holders += 1
+            self._is_free.clear()
+        try:
+            yield
+        finally:
+            self._num_holders -= 1
+            if not self._num_holders:
+                self._is_free.set()
+
+    @asynccontextmanager
+    async def exclusive(self) -> AsyncIterator[None]:
+        """Hold the lock alone: keep other tasks from entering, and wait until those inside have left."""
+        async with self._entry:
+            await self._is_free.wait()
+            yield
+
+
+@dataclass(frozen=True)
+class Workplace:
+    """A process as its ledger knows it, with the lock and the reporter that all units in it share."""
+
+    reporter: Reporter
+    node: str
+    process: str = field(default_factory=lambda: uuid.uuid4().hex)
+    lock: SharedLock = field(default_factory=SharedLock)
+
+    @classmethod
+    def of_run(cls, run_path: str, log_settings: LogSettings) -> Workplace:
+        """Return the workplace of a process that works for one run alone; sets up its log."""
+        return cls(Reporter.of_run(run_path, log_settings), ray.get_runtime_context().get_node_id())
+
+    @classmethod
+    def beside(cls, run: str, log_settings: LogSettings) -> Workplace:
+        """Return the workplace of a process that has a log of its own, and does units beside something else."""
+        node = ray.get_runtime_context().get_node_id() if ray.is_initialized() else ""
+        return cls(Reporter(run, log_settings), node)
+
 
 _CONDEMNED = (
     "the process that ran this row alone died, twice; out of memory, or a fault in a kernel that this row sets off"
@@ -58,7 +117,7 @@ class UnitWorker:
 
     async def __call__(self, batch: pa.Table) -> pa.Table:
         """Return the outcomes of a table of calls (`pipeline.streaming.stream`)."""
-        return outcomes_table([await self.outcome(call.unit, call.is_backup) for call in calls_in(batch)])
+        return packed([await self.outcome(call.unit, call.is_backup) for call in unpacked(batch)])
 
     async def outcome(self, unit: WorkUnit, is_backup: bool = False) -> Receipt | UnitError | None:
         """Return the receipt of a unit, the reason why it could not be done, or None if it may not begin."""
@@ -70,7 +129,8 @@ class UnitWorker:
 
     async def _attempt(self, unit: WorkUnit, is_backup: bool) -> Receipt | None:
         """Return the unit's receipt, or None if the unit may not begin: the run is stopping, or needs no backup."""
-        receipt = await self._committed(unit)
+        committed = partial(self.units.committed, self.run, unit, self.ledger)
+        receipt = await committed()
         if receipt is not None:
             await self.ledger.finish.remote(unit.unit_id)  # the process that committed it may have died before this
             return receipt
@@ -78,7 +138,7 @@ class UnitWorker:
             unit.unit_id, unit.num_rows, self.workplace.process, self.workplace.node, is_backup
         )
         if attempt is None:
-            return await self._committed(unit)
+            return await committed()
         self.workplace.reporter.begun(unit, attempt, is_backup)
         started = time.monotonic()
         async with self.workplace.lock.exclusive() if attempt.is_careful else self.workplace.lock.shared():
@@ -88,7 +148,7 @@ class UnitWorker:
             else:
                 finished = (rows, []) if await self._finish_first(unit, rows) else None
             if finished is None:
-                return await self._committed(unit)
+                return await committed()
             rows, condemned = finished
             errors += condemned
             receipt = await asyncio.to_thread(self._commit, unit, rows, errors, attempt.number, started)
@@ -96,17 +156,9 @@ class UnitWorker:
         await self.ledger.finish.remote(unit.unit_id)
         return receipt
 
-    async def _committed(self, unit: WorkUnit) -> Receipt | None:
-        """Return the receipt of a unit that another attempt has committed, or None."""
-        return await self.units.committed(self.run, unit, self.ledger)
-
-    async def _finish(self, rows: list[Any]) -> None:
-        """Return when these rows have run. Cancelled, it drops the rows that have not."""
-        await self.rows.finish(rows)
-
     async def _finish_first(self, unit: WorkUnit, rows: list[Any]) -> bool:
         """Run the rows. Return False, and drop the rest, if another process commits the unit first."""
-        work = asyncio.ensure_future(self._finish(rows))
+        work = asyncio.ensure_future(self.rows.finish(rows))
         elsewhere = asyncio.ensure_future(self._wait_until_committed(unit))
         try:
             await asyncio.wait({work, elsewhere}, return_when=asyncio.FIRST_COMPLETED)
@@ -140,14 +192,14 @@ class UnitWorker:
                 return None
             if not group.rows:
                 break
-            await self._finish([unfinished.pop(index) for index in group.rows if index in unfinished])
-        condemned = [by_index[index] for index in group.condemned if index in by_index]
-        await self._finish([row for index, row in unfinished.items() if index not in group.condemned])
-        error = RowError("generate", _CONDEMNED, "WorkerDied")
-        return (
-            [row for index, row in by_index.items() if index not in group.condemned],
-            [self._dead_letter(unit, row.row, error) for row in condemned],
-        )
+            await self.rows.finish([unfinished.pop(index) for index in group.rows if index in unfinished])
+        await self.rows.finish([row for index, row in unfinished.items() if index not in group.condemned])
+        errors: list[ErrorRow] = []
+        for row in (by_index.pop(index).row for index in group.condemned if index in by_index):
+            place = RowPosition(row.row_id, unit.file, row.row_number)
+            errors.append(place.error(RowError("generate", _CONDEMNED, "WorkerDied"), row.user_id))
+            self.workplace.reporter.row_failed(errors[-1], row)
+        return list(by_index.values()), errors
 
     def _read(self, unit: WorkUnit) -> tuple[list[Any], list[ErrorRow]]:
         """Return every row of the unit, either encoded or as an error."""
@@ -185,11 +237,6 @@ class UnitWorker:
         receipt = self.units.write(self.run, unit, table, errors, Done(attempt, work, self.engine_facts))
         self.rows.committed(unit.unit_id, {row_id for row_id in table["row_id"].to_pylist() if row_id is not None})
         return receipt
-
-    def _dead_letter(self, unit: WorkUnit, row: InputRow, error: RowError) -> ErrorRow:
-        dead = RowPosition(row.row_id, unit.file, row.row_number).error(error, row.user_id)
-        self.workplace.reporter.row_failed(dead, row)
-        return dead
 
 
 def open_run(path: str) -> RunDirectory:

@@ -11,8 +11,7 @@ from actors.settings import GeneratorSettings
 from actors.tasks import PlainRows
 from actors.units.ledgers import LedgerOfRun
 from actors.units.unit_rows import WholeUnits
-from actors.units.worker import UnitWorker, open_run
-from actors.units.workplace import Workplace
+from actors.units.worker import UnitWorker, Workplace, open_run
 from decoding.sampling_params import SamplingParams
 from decoding.scope import Scope
 from decoding.sequence import Sequence

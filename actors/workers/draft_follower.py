@@ -11,10 +11,10 @@ from typing import Any
 
 import ray
 
-from actors.draft_offers import Rejection, WantedDraft
 from actors.engine.loop import EngineLoop
 from actors.errors import describe
-from actors.heartbeat import Heartbeat
+from actors.metrics import Heartbeat
+from actors.run_notes import Rejection, WantedDraft
 from actors.settings import ModelSettings
 from decoding.engine.draft_folder import read_replacement
 from pipeline.logs import Event

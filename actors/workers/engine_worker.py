@@ -10,8 +10,7 @@ from actors.errors import describe
 from actors.settings import GeneratorSettings
 from actors.tasks import Task
 from actors.units.unit_rows import WholeUnits
-from actors.units.worker import UnitWorker, open_run
-from actors.units.workplace import Workplace
+from actors.units.worker import UnitWorker, Workplace, open_run
 from actors.workers.draft_follower import DraftFollower, offers_of
 from pipeline.inputs.units import WorkUnit
 from pipeline.logs import LogSettings, tell_warnings

@@ -32,11 +32,11 @@ from actors.engine.requests import (
 from actors.engines.loading import LoadedEngine
 from actors.errors import describe
 from actors.settings import GeneratorSettings
+from actors.settings import ReplicaSettings as ReplicaSettings
 from actors.workers.batch_worker import SharedEngine, UnitOrder, do_unit
 from actors.workers.recall import Recalls
-from actors.workers.replica_settings import ReplicaSettings as ReplicaSettings
 from decoding.engine.draft_folder import read_replacement
-from decoding.sampling.verify import least_margin
+from decoding.sampling.rules import least_margin
 from decoding.sampling_params import SamplingParams
 from decoding.scope import Scope
 from decoding.scoring.text import ScoredText
@@ -45,7 +45,7 @@ from pipeline.logs import Event, LogSettings, failure_event, set_up_logs
 from pipeline.ray_internals import keep_serve_on_loopback
 from pipeline.run.commit import Receipt
 from pipeline.streaming.stream import UnitError
-from pipeline.text.stop_strings import StopStrings
+from pipeline.text.text_behind import StopStrings
 
 _BATCH_SIGN_S = 1.0  # between two signs of life of batches' rows
 _INGRESS_ENDS_IT_WITHIN_S = 5.0  # after the request's time is over, unless the ingress is lost
@@ -157,7 +157,7 @@ class Replica:
         """Return the log-probabilities of each prompt's tokens but the first, or why there are none.
 
         With `has_next` an entry of the likeliest token behind a prompt follows, if it is the one that the engine writes
-        there without noise (`endpoint/answers/next_token.py` reads it): the runner-up is further away than rounding
+        there without noise (`endpoint/answers/logprobs.py` reads it): the runner-up is further away than rounding
         could bring it.
         """
         close_call = self._loop.engine.close_call if scoring.has_next else 0.0

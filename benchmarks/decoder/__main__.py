@@ -8,13 +8,11 @@ import sys
 from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 
 from transformers.utils import logging as transformers_logging
 
 from benchmarks.decoder import table
-from benchmarks.decoder.chart import draw
 from benchmarks.decoder.configurations import CONFIGURATIONS
 from benchmarks.decoder.measure import measure
 from benchmarks.decoder.options import BenchOptions, parse
@@ -36,8 +34,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     transformers_logging.disable_progress_bar()
     transformers_logging.set_verbosity_error()
     try:
-        if given.chart and find_spec("matplotlib") is None:
-            raise ValueError("--chart needs matplotlib: pip install matplotlib")
         reports = measure_all(options, given, command)
     except (ValueError, RuntimeError) as error:
         print(f"error: {error}", file=sys.stderr)
@@ -47,8 +43,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         show("results", table.HEADINGS, [table.cells(report, result) for result in report.results])
         if rows := table.round_rows(report):
             show("rounds, and the roofline", table.ROUND_HEADINGS, rows)
-        if rows := table.target_rows(report):
-            show("targets on two CPU cores", table.TARGET_HEADINGS, rows)
     if rows := table.sweep_rows(reports):
         show("adaptive against fixed lengths", table.SWEEP_HEADINGS, rows)
     print(*table.LEGEND, sep="\n")
@@ -58,22 +52,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def measure_all(options: BenchOptions, given: Namespace, command: str) -> list[Report]:
     """Return one report, or one for each acceptance rate of the sweep; write each as soon as it is complete."""
     if not given.sweep:
-        return [_measured(options, command, given.json, given.chart)]
+        return [_measured(options, command, given.json)]
     if options.pair:
         raise ValueError("--sweep makes a pair for each acceptance rate; leave --pair away")
     options = replace(options, only=options.only or SWEPT)
-    return [
-        _measured(replace(options, acceptance=rate), command, _beside(given.json, rate), _beside(given.chart, rate))
-        for rate in given.sweep
-    ]
+    return [_measured(replace(options, acceptance=rate), command, _beside(given.json, rate)) for rate in given.sweep]
 
 
-def _measured(options: BenchOptions, command: str, json_file: Path | None, chart: Path | None) -> Report:
+def _measured(options: BenchOptions, command: str, json_file: Path | None) -> Report:
     report = measure(options, command)
     if json_file:
         write_json(json_file, report.to_dict())
-    if chart:
-        draw(report, chart)
     return report
 
 

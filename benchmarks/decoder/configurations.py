@@ -1,7 +1,7 @@
 """The configurations that can be measured, by name.
 
 `plain` decodes without a draft. `fixed-4` drafts four tokens with the draft model in every round, `adaptive` as many
-as pay; `fixed-4-ngram` and `adaptive-ngram` do so with another drafter. The others are other people's.
+as pay; `fixed-4-ngram` and `adaptive-ngram` do so with another drafter. The others are other systems.
 """
 
 from collections.abc import Sequence

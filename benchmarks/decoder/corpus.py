@@ -3,7 +3,6 @@
 - random: prompts of random tokens and lengths.
 - text: prompts of a file, encoded by the pair's own tokenizer.
 - templated: a long common beginning and a short end of each prompt's own, made of text where there is a tokenizer.
-- mixed: each row in one of the pair's languages, which its draft knows unequally well (`pair_factory --languages`).
 """
 
 import json
@@ -17,7 +16,6 @@ from statistics import fmean
 from transformers import AutoConfig, AutoTokenizer
 
 from benchmarks.decoder.options import BenchOptions
-from benchmarks.pair_factory import describe_pair
 from decoding import Engine, SamplingParams, Sequence
 
 _SHORT = (8, 24)  # tokens of a templated prompt's own, without a tokenizer
@@ -86,9 +84,6 @@ def make_corpus(options: BenchOptions, pair: Path) -> Corpus:
         raise ValueError(f"--corpus text needs a tokenizer in {pair / 'target'} and --prompts-file with rows in it")
     vocab_size, lengths = config.vocab_size, options.prompt_lengths
     match kind:
-        case "mixed":
-            num_languages = _num_languages(pair)
-            rows = [_random_tokens(rng, vocab_size, lengths, num_languages, i) for i in range(num_prompts)]
         case "templated":
             head = list(chain.from_iterable(texts))[-options.prefix :]
             head = head or _random_tokens(rng, vocab_size, (options.prefix, options.prefix))
@@ -108,21 +103,8 @@ def make_corpus(options: BenchOptions, pair: Path) -> Corpus:
     return corpus
 
 
-def _random_tokens(
-    rng: random.Random, vocab_size: int, lengths: tuple[int, int], num_languages: int = 1, language: int = 0
-) -> list[int]:
-    """Return tokens of one language: those whose ids are equal modulo the number of languages."""
-    language %= num_languages
-    return [rng.randrange(vocab_size // num_languages) * num_languages + language for _ in range(rng.randint(*lengths))]
-
-
-def _num_languages(pair: Path) -> int:
-    languages = describe_pair(pair).get("languages")
-    if not languages:
-        raise ValueError(
-            f"--corpus mixed needs a pair with languages, and {pair} has none; leave --pair away to make one"
-        )
-    return len(languages)
+def _random_tokens(rng: random.Random, vocab_size: int, lengths: tuple[int, int]) -> list[int]:
+    return [rng.randrange(vocab_size) for _ in range(rng.randint(*lengths))]
 
 
 def _texts(file: Path, target: Path) -> list[list[int]]:

@@ -5,23 +5,23 @@ from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path
 
 import torch
 
 from benchmarks.decoder.configurations import Configuration, select
 from benchmarks.decoder.corpus import Corpus, make_corpus
-from benchmarks.decoder.counts.recorder import RawSeconds
-from benchmarks.decoder.memory import measure_memory
+from benchmarks.decoder.counts.memory import Memory, measure_memory
 from benchmarks.decoder.options import BenchOptions
 from benchmarks.decoder.peers import PeerError, PeerRunner, Peers
-from benchmarks.decoder.results import Memory, Report, Result, share_equal
-from benchmarks.decoder.runners import EngineRunner, Runner
+from benchmarks.decoder.results import Report, Result, share_equal
+from benchmarks.decoder.runners import EngineRunner, Repeat, Runner
 from benchmarks.decoder.shared_models import SharedModels
 from benchmarks.decoder.transformers_runner import TransformersModels, TransformersRunner
-from benchmarks.hardware import copy_bandwidth, describe_machine, read_bandwidth, versions
-from benchmarks.harness import say
+from benchmarks.harness import one_repeat, say, whole
 from benchmarks.pair_factory import describe_pair
+from benchmarks.roofline.hardware import copy_bandwidth, describe_machine, read_bandwidth, versions
 
 
 @dataclass
@@ -31,8 +31,7 @@ class _Entry:
     runner: Runner
     result: Result
     texts: list[list[list[int]]] = field(default_factory=list)  # of each row, in each pass
-    seconds: list[float] = field(default_factory=list)
-    raw: list[RawSeconds] = field(default_factory=list)
+    passes: list[Repeat] = field(default_factory=list)
 
 
 def measure(options: BenchOptions, command: str) -> Report:
@@ -42,7 +41,7 @@ def measure(options: BenchOptions, command: str) -> Report:
     if options.device == "cuda" and not torch.cuda.is_available():
         raise ValueError("--device is cuda, but torch sees no CUDA device here")
     if options.pair is None:
-        say(f"pair: {options.size}, acceptance {options.languages or options.acceptance} ...")
+        say(f"pair: {options.size}, acceptance {options.acceptance} ...")
     pair = options.pair_folder()
     corpus = make_corpus(options, pair)
     models = SharedModels(str(pair / "target"), str(pair / "draft"), options.device, options.dtype, options.exact)
@@ -81,19 +80,22 @@ class _Bench:
         entries: list[_Entry] = []
         for index, runner in enumerate(runners):
             say(f"warm-up {index + 1}/{len(runners)}: {runner.label}")
-            entries.append(self._warmed_up(runner))
-        self._repeat([entry for entry in entries if not entry.result.missing])
+            try:
+                result, outputs = runner.warm_up()
+            except PeerError as error:
+                say(f"{runner.label} is left out: {error}")
+            else:
+                entries.append(_Entry(runner, result, [outputs]))
+        self._repeat(entries)
         return [self._finished(entry, entries, reference) for entry in entries]
 
     def _runner(self, configuration: Configuration, batch: int) -> Runner:
         what = (configuration, batch, self._corpus, self._options.num_rows(batch))
-        match configuration.system:
-            case "engine":
-                return EngineRunner(*what, self._models, self._options.raw, self._options.exact)
-            case "transformers":
-                return TransformersRunner(*what, self._transformers)
-            case _:
-                return PeerRunner(*what, self._peers)
+        if configuration.system == "engine":
+            return EngineRunner(*what, self._models, self._options.raw, self._options.exact)
+        if configuration.system == "transformers":
+            return TransformersRunner(*what, self._transformers)
+        return PeerRunner(*what, self._peers)
 
     def _reference(self) -> list[list[int]] | None:
         """Return the greedy text of the first rows as transformers writes it, each row alone."""
@@ -103,53 +105,32 @@ class _Bench:
         say(f"reference: {num_rows} rows by transformers")
         return self._transformers.greedy(self._corpus.rows(num_rows), self._corpus.new_tokens)
 
-    def _warmed_up(self, runner: Runner) -> _Entry:
-        missing = self._peers.missing(runner.configuration.system)
-        if missing is None:
-            try:
-                result, outputs = runner.warm_up()
-            except PeerError as error:
-                missing = self._failure(runner, error)
-            else:
-                return _Entry(runner, result, [outputs])
-        return _Entry(runner, Result(name=runner.configuration.name, batch=runner.batch, missing=missing))
-
     def _repeat(self, entries: list[_Entry]) -> None:
         """Run the repeats; each visits the batches in random order, and within a batch the configurations."""
         for repeat in range(self._options.repeats):
-            rng = random.Random(self._options.seed * 1000 + repeat)
-            batches = sorted({entry.runner.batch for entry in entries})
-            rng.shuffle(batches)
-            for batch in batches:
-                here = [entry for entry in entries if entry.runner.batch == batch and not entry.result.missing]
-                rng.shuffle(here)
-                for entry in here:
-                    try:
-                        seconds, raw, outputs = entry.runner.repeat()
-                    except PeerError as error:  # a peer that died on the way
-                        entry.result = replace(entry.result, missing=self._failure(entry.runner, error))
-                        continue
-                    entry.seconds.append(seconds)
-                    entry.raw += [raw] if raw else []
-                    entry.texts += [outputs] if outputs else []
-                    speed = entry.result.num_output_tokens / seconds
-                    say(f"repeat {repeat + 1}/{self._options.repeats}: {entry.runner.label} {speed:,.1f} tokens/s")
+            seed, batches = self._options.seed * 1000 + repeat, sorted({entry.runner.batch for entry in entries})
+            for batch in random.Random(seed).sample(batches, len(batches)):
+                here = [entry for entry in entries if entry.runner.batch == batch]
+                passes = {entry.runner.label: whole(partial(self._pass, entry)) for entry in here}
+                one_repeat(passes, seed)
 
-    def _failure(self, runner: Runner, error: PeerError) -> str:
-        say(f"{runner.label} {error}")
-        return f"failed: {str(error).splitlines()[0]}"
+    def _pass(self, entry: _Entry, seed: int) -> Repeat:
+        found = entry.runner.repeat()
+        entry.passes.append(found)
+        entry.texts += [found.outputs] if found.outputs else []
+        number = f"{len(entry.passes)}/{self._options.repeats}"
+        say(f"repeat {number}: {entry.runner.label} {entry.result.num_output_tokens / found.seconds:,.1f} tokens/s")
+        return found
 
     def _finished(self, entry: _Entry, entries: list[_Entry], reference: list[list[int]] | None) -> Result:
         result = entry.result
-        if result.missing:
-            return result
         beside = [e.texts[0] for e in entries if (e.result.name, e.result.batch) == ("plain", result.batch) and e.texts]
         return replace(
             result,
-            seconds=tuple(entry.seconds),
-            raw_prefill=tuple(raw.prefill for raw in entry.raw),
-            raw_target=tuple(raw.target for raw in entry.raw),
-            raw_draft=tuple(raw.draft for raw in entry.raw),
+            seconds=tuple(each.seconds for each in entry.passes),
+            raw_prefill=tuple(each.raw.prefill for each in entry.passes if each.raw),
+            raw_target=tuple(each.raw.target for each in entry.passes if each.raw),
+            raw_draft=tuple(each.raw.draft for each in entry.passes if each.raw),
             equal_to_transformers=None if reference is None else _least_equal(entry.texts, reference),
             equal_to_plain=_least_equal(entry.texts, beside[0]) if beside else None,
             memory=self._memory(entry.runner),

@@ -13,9 +13,8 @@ from benchmarks.pair_factory import SHAPES, cached_pair
 from decoding import SamplingParams
 from decoding.network.slot_network import Exact
 
-CORPORA = ("auto", "random", "text", "templated", "mixed")
+CORPORA = ("auto", "random", "text", "templated")
 DTYPES = ("float32", "bfloat16")
-MIXED_LANGUAGES = (0.95, 0.7, 0.4)
 _GROUPS = {"pair": "models", "only": "what is measured", "corpus": "prompts and output"}  # by the first of each
 
 
@@ -44,7 +43,6 @@ class BenchOptions:
     )
     size: str = _flag("medium", "size of the pair that is made (default %(default)s)", choices=SHAPES)
     acceptance: float = _flag(0.8, "its greedy acceptance rate", type=float, metavar="RATE")
-    languages: tuple[float, ...] = _flag((), "a rate for each of its languages", type=listed(float), metavar="RATES")
     cache: Path = _flag(Path("out/pairs"), "where made pairs are kept", type=Path, metavar="FOLDER")
     device: Literal["cpu", "cuda"] = _flag("cpu", choices=("cpu", "cuda"))
     dtype: Literal["float32", "bfloat16"] = _flag("bfloat16", choices=DTYPES)
@@ -80,8 +78,7 @@ class BenchOptions:
     def __post_init__(self) -> None:
         """Check every field that argparse does not."""
         _require(self.pair is None or (self.pair / "target").is_dir(), "pair", "a folder with target/", self.pair)
-        for rate in (self.acceptance, *self.languages):
-            _require(0 < rate < 1, "acceptance", "between 0 and 1", rate)
+        _require(0 < self.acceptance < 1, "acceptance", "between 0 and 1", self.acceptance)
         require_at_least_1(self, "threads", "repeats", "prompts", "few", "new_tokens", "samples")
         _require(bool(self.batches) and min(self.batches) >= 1, "batches", "numbers from 1 up", self.batches)
         shortest, longest = self.prompt_lengths
@@ -130,7 +127,7 @@ class BenchOptions:
 
     def pair_folder(self) -> Path:
         """Return the folder of the pair; make it if none was named."""
-        return self.pair or cached_pair(self.cache, self.size, self.acceptance, self.dtype, self.languages, self.device)
+        return self.pair or cached_pair(self.cache, self.size, self.acceptance, self.dtype, self.device)
 
 
 def add_flags(parser: argparse._ActionsContainer, *names: str, **defaults: Any) -> None:
@@ -152,8 +149,6 @@ def parse(arguments: Sequence[str] | None, prog: str) -> tuple[BenchOptions, arg
     """Return the options of a command line and where to write; end the process with a message if one is wrong."""
     parser = _make_parser(prog)
     given = parser.parse_args(arguments)
-    if given.corpus == "mixed" and given.pair is None and not given.languages:
-        given.languages = MIXED_LANGUAGES
     try:
         return BenchOptions.of(given), given
     except ValueError as error:
@@ -168,8 +163,7 @@ def _make_parser(prog: str) -> argparse.ArgumentParser:
         "run: every repeat goes over all configurations in a new order; medians are reported.",
         epilog="examples:\n"
         f"  {prog} --pair examples/tiny_pair --dtype float32 --only 'plain,adaptive*' --batches 1,16\n"
-        f"  {prog} --size medium --acceptance 0.8 --json out/medium.json --chart out/medium.png\n"
-        f"  {prog} --corpus mixed --only 'plain,fixed-*,adaptive' --batches 16\n"
+        f"  {prog} --size medium --acceptance 0.8 --json out/medium.json\n"
         f"  {prog} --pair examples/tiny_pair --prompts-file examples/prompts.jsonl --corpus templated --samples 8 \\\n"
         "    --temperature 0.8 --only 'plain,adaptive*'\n"
         f"  {prog} --size medium --sweep 0.2,0.5,0.8,0.95",
@@ -181,7 +175,6 @@ def _make_parser(prog: str) -> argparse.ArgumentParser:
         add_flags(group, option.name)
     out = parser.add_argument_group("results").add_argument
     out("--json", type=Path, metavar="FILE", help="write everything that was measured")
-    out("--chart", type=Path, metavar="PNG", help="draw tokens a second (needs matplotlib)")
     out("--sweep", type=listed(float), metavar="RATES", help="adaptive against fixed lengths at these acceptance rates")
     return parser
 

@@ -75,18 +75,17 @@ class Peers:
         for worker in self._workers.values():
             worker.stop()
 
-    def missing(self, system: System) -> str | None:
-        """Return why a system cannot be measured here, or None if it can."""
-        if system in ("engine", "transformers"):
-            return None
-        if self.options.device == "cuda":
-            return "measured on CPU only"
-        if self.options.temperature:
-            return "measured greedily only"
-        return None if self._python(system).exists() else "not installed (make peers)"
-
     def worker(self, configuration: Configuration, max_model_len: int) -> Worker:
-        """Return the worker that generates like this; it serves every batch size."""
+        """Return the worker that generates like this; it serves every batch size.
+
+        Raise PeerError if the system cannot be measured here.
+        """
+        if self.options.device == "cuda":
+            raise PeerError("measured on CPU only")
+        if self.options.temperature:
+            raise PeerError("measured greedily only")
+        if not self._python(configuration.system).exists():
+            raise PeerError("not installed (make peers)")
         if configuration.name not in self._workers:
             script = Path(__file__).parent / "peer_workers" / f"{configuration.system}_worker.py"
             worker = Worker(
@@ -131,7 +130,7 @@ class PeerRunner(Runner):
 
     def repeat(self) -> Repeat:
         """Generate once, timed by the worker's own clock."""
-        return Repeat(float(self._ask()["seconds"]))
+        return Repeat(seconds=float(self._ask()["seconds"]))
 
     def _ask(self) -> dict[str, Any]:
         return self.peers.worker(self.configuration, self.corpus.max_model_len).ask(

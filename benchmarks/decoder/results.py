@@ -6,11 +6,13 @@ timed in the same repeat, so a ratio is the median over repeats of the ratio wit
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from itertools import pairwise
 from statistics import median
 from typing import Any
 
 from benchmarks.decoder.counts.launches import Launches
+from benchmarks.decoder.counts.memory import Memory
 from benchmarks.decoder.counts.work import Work
 
 FORMAT = 1
@@ -31,21 +33,6 @@ _FIGURES = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Memory:
-    """Bytes of a run in a process of its own."""
-
-    peak: int  # most at any time while generating, above what the process had before it loaded models
-    peak_with_loading: int
-    weights: int
-    kv_slots: int  # reserved: slots x positions of both caches
-
-    @property
-    def ratio(self) -> float:
-        """Peak over what must be there."""
-        return self.peak / (self.weights + self.kv_slots)
-
-
-@dataclass(frozen=True, kw_only=True)
 class Result:
     """One configuration at one batch size. Counts are those of one repeat."""
 
@@ -54,7 +41,6 @@ class Result:
     num_rows: int = 0
     num_output_tokens: int = 0
     seconds: tuple[float, ...] = ()  # of each repeat
-    missing: str | None = None  # why there is nothing to show
     num_rounds: int = 0  # summed over rows
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
@@ -192,6 +178,11 @@ class Report:
     def find(self, name: str, batch: int) -> Result | None:
         """Return the result of this name and batch if it has times."""
         return next((r for r in self.results if r.name == name and r.batch == batch and r.seconds), None)
+
+    def best_fixed(self, batch: int) -> Result | None:
+        """Return the fastest fixed length of the draft model at this batch."""
+        fits = [r for r in self.results if r.batch == batch and r.seconds and fnmatchcase(r.name, "fixed-?")]
+        return max(fits, key=lambda result: result.tokens_per_second or 0.0, default=None)
 
     def bandwidth_share(self, result: Result) -> float | None:
         """Return, for plain decoding, the time to read the weights at the speed of a copy, over that of a step."""

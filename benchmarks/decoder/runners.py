@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from benchmarks.decoder.configurations import Configuration
 from benchmarks.decoder.corpus import Corpus, generate
@@ -14,17 +14,17 @@ from benchmarks.decoder.counts.whole_rounds import begin_anew, rounds_of
 from benchmarks.decoder.counts.work import work_of
 from benchmarks.decoder.results import Result, per_position
 from benchmarks.decoder.shared_models import SharedModels
-from benchmarks.harness import seconds_of
+from benchmarks.harness import Pass, seconds_of
 from decoding import Engine
 from decoding.network.slot_network import Exact
 
 WarmUp = tuple[Result, list[list[int]]]
 
 
-class Repeat(NamedTuple):
+@dataclass(frozen=True, kw_only=True)
+class Repeat(Pass):
     """What a timed pass took and wrote."""
 
-    seconds: float
     raw: RawSeconds | None = None  # of its forwards alone, where they can be had
     outputs: list[list[int]] | None = None  # of each row, where they must be those of every other pass
 
@@ -115,7 +115,7 @@ class EngineRunner(Runner):
         seconds = seconds_of(partial(generate, engine, samples), engine.target.device)
         assert all(len(sample.output_token_ids) == self.corpus.new_tokens for sample in samples)
         raw = self._recorder.replay(rounds_of(engine)) if self._recorder else None
-        return Repeat(seconds, raw, [sample.output_token_ids for sample in samples])
+        return Repeat(seconds=seconds, raw=raw, outputs=[sample.output_token_ids for sample in samples])
 
 
 def _commit(commit: Callable[..., None], rounds: list[tuple[int, int]], tokens: Sequence[int], **kwargs: Any) -> None:

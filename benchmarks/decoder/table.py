@@ -4,7 +4,6 @@ from collections.abc import Iterable
 from typing import Any
 
 from benchmarks.decoder.results import Report, Result
-from benchmarks.decoder.targets import best_fixed, judge
 
 _COLUMNS = {  # by heading: a field or figure of a result, and how it is written
     "configuration": ("name", ""),
@@ -30,7 +29,6 @@ ROUND_HEADINGS = (
     *("roofline/s", "tokens/s", "share"),
 )
 _KEEPS_ALL = {"top_p": 1.0, "top_k": 0, "min_p": 0.0}
-TARGET_HEADINGS = ("target", "wanted", "found", "met", "")
 SWEEP_HEADINGS = (
     *("acceptance", "batch", "plain/s", "best fixed", "fixed/s", "adaptive/s", "drafts a round"),
     *("over fixed", "over plain"),
@@ -54,8 +52,6 @@ LEGEND = (
 
 def cells(report: Report, result: Result) -> list[str]:
     """Return one row of the table, a cell for each of HEADINGS."""
-    if result.missing:
-        return [result.name, str(result.batch), result.missing, *[""] * (len(HEADINGS) - 3)]
     found = vars(result) | report.figures(result)
     return [_text(found[name], style) for name, style in _COLUMNS.values()]
 
@@ -92,20 +88,6 @@ def round_rows(report: Report) -> list[list[str]]:
     ]
 
 
-def target_rows(report: Report) -> list[list[str]]:
-    """Return a row for each target that this run measured: its name, the least value, the value found, met or not."""
-    return [
-        [
-            target.name,
-            f"{'<' if target.at_most else '>='} {target.wanted:.2f}",
-            f"{target.found:.2f}",
-            "yes" if target.is_met else "NO",
-            target.note,
-        ]
-        for target in judge(report)
-    ]
-
-
 def sweep_rows(reports: Iterable[Report]) -> list[list[str]]:
     """Return a row for each pair and batch: adaptive against the best fixed length and against plain decoding.
 
@@ -115,7 +97,7 @@ def sweep_rows(reports: Iterable[Report]) -> list[list[str]]:
     rows: list[list[str]] = []
     for report in reports:
         for adaptive in (result for result in report.results if result.name == "adaptive" and result.seconds):
-            plain, fixed = report.find("plain", adaptive.batch), best_fixed(report, adaptive.batch)
+            plain, fixed = report.find("plain", adaptive.batch), report.best_fixed(adaptive.batch)
             if fixed is None:
                 continue
             rows.append(

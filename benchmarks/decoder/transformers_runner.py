@@ -71,7 +71,7 @@ class TransformersRunner(Runner):
         return self.shown(outputs, num_rounds=len(forwards) * self.rows_at_once)
 
     def repeat(self) -> Repeat:
-        return Repeat(seconds_of(self._run, self.models.target.device))
+        return Repeat(seconds=seconds_of(self._run, self.models.target.device))
 
     def _run(self) -> list[list[int]]:
         target, prompts = self.models.target, self.corpus.rows(self.num_rows)

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.engines --config run.yaml --rows 200`: Dray's engine and vLLM's on your models and prompts.
+"""`python -m benchmarks.engines --config run.yaml --rows 200`: Dray's engine and vLLM's on your models.
 
 Each engine is in a process of its own, plain and with the configuration's drafts. They write the same prompts in turn,
 in an order of its own each time, and medians are reported. On GPUs, where they do not fit side by side, each is loaded
@@ -7,13 +7,11 @@ and how much likelier the exact token is where a text first differs.
 """
 
 import argparse
-import random
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -22,8 +20,8 @@ from actors.engines.loading import load_codec
 from actors.settings import GeneratorSettings
 from actors.vllm.arguments import without_drafts
 from benchmarks.engines.contender import Contender, How, Prompt, Written
-from benchmarks.hardware import describe_machine, versions
-from benchmarks.harness import say, show, write_json
+from benchmarks.harness import Table, Way, interleaved, parser_of, say, show, whole
+from benchmarks.roofline.hardware import describe_machine, record
 from decoding.sampling_params import SamplingParams
 from jobs.config.loading import load
 from jobs.config.run import RunConfig
@@ -35,6 +33,9 @@ from pipeline.inputs.rows import InputRow, read_unit
 _HEADINGS = ["engine", "tokens/s", "x plain", "accepted", "by draft position", "= exact", "margin of first difference"]
 
 
+_COUNTS = ("num_drafted", "accepted_per_position", "num_rounds")
+
+
 @dataclass
 class Entry:
     """An engine and what it has shown."""
@@ -42,41 +43,29 @@ class Entry:
     name: str
     how: How
     settings: GeneratorSettings
-    passes: list[Written] = field(default_factory=list)
     share_exact: float | None = None  # of greedy rows
     margins: list[float] = field(default_factory=list)  # of the exact token over the one that was written, where
     # a greedy text first differs; natural logarithms
 
-    @property
-    def tokens_per_second(self) -> float:
-        """Output tokens a second, of the median pass."""
-        return median(written.num_tokens / written.seconds for written in self.passes)
-
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, and return 0, or 2 if something cannot be measured."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.engines", description=__doc__)
+    parser = parser_of("engines", __doc__)
     parser.add_argument("--rows", type=int, default=200, help="first rows of the input that are written")
     parser.add_argument("--repeats", type=int, default=3, help="passes of each engine that are timed")
-    parser.add_argument("--json", type=Path, help="write all figures to this file")
     parser.add_argument("rest", nargs=argparse.REMAINDER, help="fields of the run's configuration, --config first")
     options, rest = parser.parse_known_args(arguments)
     try:
-        plan = make_plan(
-            load(RunConfig, [*rest, *options.rest, "--output.path=unused"], "python -m benchmarks.engines")
-        )
+        plan = make_plan(load(RunConfig, [*rest, *options.rest, "--output.path=unused"], parser.prog))
         entries = list(entries_of(plan))
         prompts = list(islice(prompts_of(plan), options.rows))
-        if plan.settings.models.device == "cpu":
-            _measure_together(entries, prompts, plan, options.repeats)
-        else:
-            _measure_one_by_one(entries, prompts, plan, options.repeats)
+        measure = _measure_together if plan.settings.models.device == "cpu" else _measure_one_by_one
+        table = measure(entries, prompts, plan, options.repeats)
     except (ValueError, OSError, RuntimeError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    _print(entries, plan)
-    if options.json is not None:
-        write_json(options.json, {"machine": describe_machine(), "versions": versions(), "engines": _facts(entries)})
+    _print(entries, table, plan)
+    record(options.json, engines=_facts(entries, table))
     return 0
 
 
@@ -108,7 +97,7 @@ def prompts_of(plan: Plan) -> Iterator[Prompt]:
                     say(f"row {row.row_number} of {unit.file} is left out: {error}")
 
 
-def _measure_together(entries: list[Entry], prompts: list[Prompt], plan: Plan, repeats: int) -> None:
+def _measure_together(entries: list[Entry], prompts: list[Prompt], plan: Plan, repeats: int) -> Table[Written]:
     with ExitStack() as stack:
         contenders = {}
         for entry in entries:
@@ -116,25 +105,30 @@ def _measure_together(entries: list[Entry], prompts: list[Prompt], plan: Plan, r
             contenders[entry.name] = stack.enter_context(closing(Contender(entry.name, entry.how, entry.settings)))
         judge = contenders[entries[0].name]
         exact = judge.write(prompts, _greedy(plan)).outputs
-        for entry in entries:  # this pass warms up, too
+        for entry in entries:
             _judge(entry, contenders[entry.name].write(prompts, _greedy(plan)).outputs, judge, prompts, exact)
-        for number in range(repeats):
-            for entry in random.Random(number).sample(entries, len(entries)):
-                say(f"pass {number + 1} of {entry.name}")
-                entry.passes.append(contenders[entry.name].write(prompts, plan.settings.sampling))
+        return interleaved(
+            {name: _way(contender, prompts, plan) for name, contender in contenders.items()}, repeats, "engines"
+        )
 
 
-def _measure_one_by_one(entries: list[Entry], prompts: list[Prompt], plan: Plan, repeats: int) -> None:
-    greedy = {}
+def _measure_one_by_one(entries: list[Entry], prompts: list[Prompt], plan: Plan, repeats: int) -> Table[Written]:
+    greedy, passes = {}, dict[str, list[Written]]()
     for entry in entries:
         say(f"loading {entry.name}")
         with closing(Contender(entry.name, entry.how, entry.settings)) as contender:
             greedy[entry.name] = contender.write(prompts, _greedy(plan)).outputs
-            entry.passes += [contender.write(prompts, plan.settings.sampling) for _ in range(repeats)]
+            alone = {entry.name: _way(contender, prompts, plan)}
+            passes |= interleaved(alone, repeats, entry.name).passes
     exact = greedy[entries[0].name]
     with closing(Contender(entries[0].name, entries[0].how, entries[0].settings)) as judge:
         for entry in entries:
             _judge(entry, greedy[entry.name], judge, prompts, exact)
+    return Table(passes)
+
+
+def _way(contender: Contender, prompts: list[Prompt], plan: Plan) -> Way[Written]:
+    return whole(lambda _: contender.write(prompts, plan.settings.sampling))
 
 
 def _greedy(plan: Plan) -> SamplingParams:
@@ -154,29 +148,27 @@ def _judge(
     entry.share_exact = same / len(prompts)
 
 
-def _print(entries: list[Entry], plan: Plan) -> None:
-    plain = entries[0].tokens_per_second
+def _print(entries: list[Entry], table: Table[Written], plan: Plan) -> None:
+    plain = table.speed(entries[0].name)
     rows = []
     for entry in entries:
-        last = entry.passes[-1]
+        last = table.passes[entry.name][-1]
         accepted = last.accepted_per_position
         rate = f"{sum(accepted) / last.num_drafted:.2f}" if last.num_drafted else "-"
         positions = " ".join(f"{number / last.num_rounds:.2f}" for number in accepted) if last.num_drafted else "-"
         margins = f"median {median(entry.margins):.2g}, most {max(entry.margins):.2g}" if entry.margins else "-"
         share = "-" if entry.share_exact is None else f"{entry.share_exact:.1%}"
-        speed = entry.tokens_per_second
+        speed = table.speed(entry.name)
         rows.append([entry.name, f"{speed:,.0f}", f"{speed / plain:.2f}", rate, positions, share, margins])
     show(f"{describe_machine()}; {plan.settings.models.dtype}, {plan.settings.engine.num_slots} slots", _HEADINGS, rows)
 
 
-def _facts(entries: list[Entry]) -> list[dict[str, Any]]:
+def _facts(entries: list[Entry], table: Table[Written]) -> list[dict[str, Any]]:
     return [
         {
             "name": entry.name,
-            "tokens_per_second": [written.num_tokens / written.seconds for written in entry.passes],
-            "num_drafted": entry.passes[-1].num_drafted,
-            "accepted_per_position": entry.passes[-1].accepted_per_position,
-            "num_rounds": entry.passes[-1].num_rounds,
+            "tokens_per_second": [written.done / written.seconds for written in table.passes[entry.name]],
+            **{name: getattr(table.passes[entry.name][-1], name) for name in _COUNTS},
             "share_exact": entry.share_exact,
             "margins": entry.margins,
         }

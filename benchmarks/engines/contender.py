@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import multiprocessing
 import time
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
 from itertools import zip_longest
-from multiprocessing.connection import Connection
+from multiprocessing import get_context
 from typing import Any, Literal
 
 from actors.engine.loop import EngineLoop
 from actors.engines import backend_of
 from actors.engines.loading import in_own_thread
 from actors.settings import GeneratorSettings
+from benchmarks.harness import Pass
 from decoding.sampling_params import SamplingParams
 from decoding.scoring.text import ScoredText
 from decoding.sequence import Sequence
@@ -23,20 +26,14 @@ How = Literal["dray", "vllm", "LLM.generate"]
 Prompt = tuple[int, tuple[int, ...]]  # a row's place in the input, and its tokens
 
 
-@dataclass(frozen=True)
-class Written:
-    """One pass over the prompts."""
+@dataclass(frozen=True, kw_only=True)
+class Written(Pass):
+    """One pass over the prompts; what is done are tokens."""
 
-    seconds: float
     outputs: list[list[int]]
     num_rounds: int = 0
     num_drafted: int = 0
     accepted_per_position: list[int] = field(default_factory=list)
-
-    @property
-    def num_tokens(self) -> int:
-        """Output tokens of all rows."""
-        return sum(map(len, self.outputs))
 
 
 class Contender:
@@ -45,59 +42,41 @@ class Contender:
     def __init__(self, name: str, how: How, settings: GeneratorSettings) -> None:
         """Start the process, which loads the models. Raises RuntimeError if it cannot."""
         self.name = name
-        context = multiprocessing.get_context("spawn")
-        self._connection, other = context.Pipe()
-        self._process = context.Process(target=_serve, args=(other, how, settings), daemon=True)
-        self._process.start()
-        other.close()
-        self._answer()
+        self._process = ProcessPoolExecutor(1, get_context("spawn"))
+        self._do(_load, how, settings)
 
     def write(self, prompts: Seq[Prompt], params: SamplingParams) -> Written:
         """Let it write all prompts, and return what it wrote and how long it took."""
-        written: Written = self._ask("write", list(prompts), params)
+        written: Written = self._do(_ask, "write", list(prompts), params)
         return written
 
     def score(self, token_ids: Seq[int], candidate: int) -> float:
         """Return how much likelier the last of these tokens is than the `candidate`, in natural logarithms."""
-        margin: float = self._ask("score", list(token_ids), candidate)
+        margin: float = self._do(_ask, "score", list(token_ids), candidate)
         return margin
 
     def close(self) -> None:
         """End the process."""
-        self._connection.close()
-        self._process.join(30)
-        self._process.kill()
+        self._process.shutdown()
 
-    def _ask(self, *question: Any) -> Any:
-        self._connection.send(question)
-        return self._answer()
-
-    def _answer(self) -> Any:
+    def _do(self, work: Callable[..., Any], *values: Any) -> Any:
         try:
-            answer = self._connection.recv()
-        except EOFError:
+            return self._process.submit(work, *values).result()
+        except BrokenProcessPool:
             raise RuntimeError(f"{self.name}: its process ended; its output says why") from None
-        if isinstance(answer, Exception):
-            raise RuntimeError(f"{self.name}: {answer}")
-        return answer
+        except Exception as error:
+            raise RuntimeError(f"{self.name}: {type(error).__name__}: {error}") from error
 
 
-def _serve(connection: Connection, how: How, settings: GeneratorSettings) -> None:
-    try:
-        writer = _LlmGenerate(settings) if how == "LLM.generate" else _Own(settings)
-    except Exception as error:  # noqa: BLE001 - told where it is asked for
-        connection.send(RuntimeError(f"{type(error).__name__}: {error}"))
-        return
-    connection.send("loaded")
-    while True:
-        try:
-            name, *values = connection.recv()
-        except EOFError:
-            return
-        try:
-            connection.send(getattr(writer, name)(*values))
-        except Exception as error:  # noqa: BLE001
-            connection.send(RuntimeError(f"{type(error).__name__}: {error}"))
+_LOADED: list[_Own | _LlmGenerate] = []  # of a contender's process: the one that writes
+
+
+def _load(how: How, settings: GeneratorSettings) -> None:
+    _LOADED.append(_LlmGenerate(settings) if how == "LLM.generate" else _Own(settings))
+
+
+def _ask(name: str, *values: Any) -> Any:
+    return getattr(_LOADED[0], name)(*values)
 
 
 class _Own:
@@ -118,11 +97,12 @@ class _Own:
             raise RuntimeError(f"a row failed: {failed.error}")
         accepted = [sum(row) for row in zip_longest(*(row.accepted_per_position for row in rows), fillvalue=0)]
         return Written(
-            seconds,
-            [row.output_token_ids for row in rows],
-            sum(row.num_rounds for row in rows),
-            sum(row.num_draft_tokens for row in rows),
-            accepted,
+            seconds=seconds,
+            done=sum(len(row.output_token_ids) for row in rows),
+            outputs=[row.output_token_ids for row in rows],
+            num_rounds=sum(row.num_rounds for row in rows),
+            num_drafted=sum(row.num_draft_tokens for row in rows),
+            accepted_per_position=accepted,
         )
 
     def score(self, token_ids: Seq[int], candidate: int) -> float:
@@ -164,4 +144,5 @@ class _LlmGenerate:
         started = time.perf_counter()
         outputs = self._llm.generate(inputs, asked, use_tqdm=False)
         seconds = time.perf_counter() - started
-        return Written(seconds, [list(output.outputs[0].token_ids) for output in outputs])
+        written = [list(output.outputs[0].token_ids) for output in outputs]
+        return Written(seconds=seconds, done=sum(map(len, written)), outputs=written)

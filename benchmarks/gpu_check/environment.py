@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from benchmarks.hardware import copy_bandwidth, describe_machine, read_bandwidth
 from benchmarks.harness import write_json
+from benchmarks.roofline.hardware import copy_bandwidth, describe_machine, read_bandwidth
 
 _PACKAGES = ("torch", "triton", "transformers", "numpy", "pytest", "ray")
 

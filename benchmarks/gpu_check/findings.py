@@ -137,9 +137,6 @@ def _speeds(measured: Measured) -> Iterator[Finding]:
         return
     for result in measured["results"]:
         label = f"{result['name']}@{result['batch']}"
-        if result["missing"]:
-            yield Finding(label, result["missing"])
-            continue
         figures = result["figures"]
         told = [f"{figures['tokens_per_second']:,.0f} tokens/s"]
         if figures["acceptance_rate"] is not None:

@@ -38,6 +38,10 @@ class Interval:
         ordered = sorted(ratios)
         return cls(ordered[left_out], median(ratios), ordered[-1 - left_out])
 
+    def __format__(self, style: str) -> str:
+        """Write its ends and the median between them."""
+        return " ".join(f"{value:.3f}" for value in (self.low, self.median, self.high))
+
     @property
     def is_narrow(self) -> bool:
         """Whether the interval is narrow enough for a verdict."""

@@ -1,8 +1,7 @@
-"""`python -m benchmarks.scale`: what planning and handing out a large run costs, and how well actors scale. No GPU.
+"""`python -m benchmarks.scale`: what planning and handing out a large run costs, and how well actors scale.
 
 python -m benchmarks.scale plan --units 1000,10000,100000 --rows-per-unit 100
 python -m benchmarks.scale actors --actors 1,4,16,64
-python -m benchmarks.scale engines --actors 1,2          the bundled pair instead of a simulated engine
 """
 
 import argparse
@@ -29,23 +28,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
             _print_plans(given, folder)
         else:
             start_own_ray()
-            print_spreads(_simulated(given, Path(folder)) if given.command == "actors" else _real(given, Path(folder)))
+            print_spreads(_simulated(given, Path(folder)))
             ray.shutdown()
     return 0
 
 
 def print_spreads(spreads: Iterable[Spread]) -> None:
-    """Print a line for each as it comes. Where one has no ideal, it is the first one's time, shared by more actors."""
-    alone = 0.0
+    """Print a line for each as it comes."""
     for spread in spreads:
-        alone = alone or spread.seconds * spread.num_actors
-        ideal = alone / spread.num_actors if spread.ideal_seconds is None else spread.ideal_seconds
-        lost = (spread.seconds - ideal) * spread.num_actors / spread.num_units
-        tokens_per_s = spread.counts.num_output_tokens / spread.seconds
+        lost = (spread.seconds - spread.ideal_seconds) * spread.num_actors / spread.num_units
         print(
-            f"{spread.num_actors} actors: {spread.num_units} units in {spread.seconds:.2f} s, ideal {ideal:.2f} s, "
-            f"efficiency {ideal / spread.seconds:.3f}, {1000 * lost:.0f} ms of an actor lost a unit"
-            f"{f', {tokens_per_s:,.0f} tokens/s' if spread.ideal_seconds is None else ''}",
+            f"{spread.num_actors} actors: {spread.num_units} units in {spread.seconds:.2f} s, "
+            f"ideal {spread.ideal_seconds:.2f} s, efficiency {spread.ideal_seconds / spread.seconds:.3f}, "
+            f"{1000 * lost:.0f} ms of an actor lost a unit",
             flush=True,
         )
 
@@ -58,7 +53,7 @@ def _print_plans(given: argparse.Namespace, folder: str) -> None:
 
 
 def _simulated(given: argparse.Namespace, folder: Path) -> Iterator[Spread]:
-    for num_actors in given.actors or [1, 4, 16, 64]:
+    for num_actors in given.actors:
         yield simulate(
             num_actors,
             folder / str(num_actors),
@@ -69,20 +64,13 @@ def _simulated(given: argparse.Namespace, folder: Path) -> Iterator[Spread]:
         )
 
 
-def _real(given: argparse.Namespace, folder: Path) -> Iterator[Spread]:
-    from benchmarks.scale.engines import run_engines  # here: it brings torch, whose memory is no part of a plan's
-
-    for num_actors in given.actors or [1, 2]:
-        yield run_engines(num_actors, folder / str(num_actors))
-
-
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.scale", description=__doc__.splitlines()[0])
-    parser.add_argument("command", choices=["plan", "actors", "engines"])
+    parser.add_argument("command", choices=["plan", "actors"])
     parser.add_argument("--units", type=_numbers, default=[1000, 10_000, 100_000], help="plan: numbers of units")
     parser.add_argument("--rows-per-unit", type=int, default=16, help="prompts in a unit")
     parser.add_argument("--seconds", type=float, default=60.0, help="plan: how long to hand units out")
-    parser.add_argument("--actors", type=_numbers, help="numbers of actors: 1,4,16,64, for engines 1,2 unless given")
+    parser.add_argument("--actors", type=_numbers, default=[1, 4, 16, 64], help="numbers of actors")
     parser.add_argument("--units-per-actor", type=int, default=6, help="actors: units for each")
     parser.add_argument("--round-s", type=float, default=0.25, help="actors: seconds a round takes")
     parser.add_argument("--rounds-per-row", type=int, default=40, help="actors: rounds a row takes")

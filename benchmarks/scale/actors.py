@@ -15,19 +15,18 @@ from actors.units.ledger import start_ledger
 from benchmarks.scale.runs import missing_units, plan_run, stream, write_prompts
 from benchmarks.scale.simulated import SimulatedRows, SimulatedWorker
 from pipeline.counts import Counts
-from pipeline.run.progress.missing import MissingUnits
+from pipeline.run.dead_letters import MissingUnits
 from pipeline.streaming.pool import ActorPool
 
 
 @dataclass(frozen=True)
 class Spread:
-    """A run on some actors. `ideal_seconds` is None where only the same run on one actor can tell."""
+    """A run on some actors."""
 
     num_actors: int
     num_units: int
     seconds: float
-    counts: Counts
-    ideal_seconds: float | None = None
+    ideal_seconds: float
 
 
 def simulate(
@@ -44,7 +43,7 @@ def simulate(
     pool = ActorPool(min_actors=num_actors, max_actors=num_actors, num_cpus=1 / 64)
     seconds, counts = measure_actors(missing, SimulatedWorker, arguments, pool)
     assert counts.num_rows == missing.num_rows
-    return Spread(num_actors, missing.num_units, seconds, counts, units_per_actor * rounds_per_row * round_s)
+    return Spread(num_actors, missing.num_units, seconds, units_per_actor * rounds_per_row * round_s)
 
 
 def measure_actors(

@@ -11,8 +11,8 @@ from pipeline.inputs.files import list_files
 from pipeline.inputs.options import InputOptions, resolve_options
 from pipeline.inputs.units import plan_units
 from pipeline.run.commit import Receipt
+from pipeline.run.dead_letters import MissingUnits
 from pipeline.run.directory import RunDirectory
-from pipeline.run.progress.missing import MissingUnits
 from pipeline.streaming.pool import ActorPool
 from pipeline.streaming.stream import stream_units
 
@@ -21,9 +21,9 @@ _OBJECT_STORE_BYTES = 200_000_000
 _ROWS_PER_WRITE = 100_000
 
 
-def start_own_ray() -> None:
+def start_own_ray(num_cpus: int = 2) -> None:
     """Start a small Ray for this process; `ray.shutdown` ends it."""
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, object_store_memory=_OBJECT_STORE_BYTES)
+    ray.init(num_cpus=num_cpus, include_dashboard=False, log_to_driver=False, object_store_memory=_OBJECT_STORE_BYTES)
 
 
 def plan_run(prompts: Path, run: Path, rows_per_unit: int) -> RunDirectory:

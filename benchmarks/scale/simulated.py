@@ -8,14 +8,13 @@ from typing import Any
 import pyarrow as pa
 
 from actors.units.unit_rows import WholeUnits
-from actors.units.worker import RowKind, UnitWorker, open_run
-from actors.units.workplace import Workplace
+from actors.units.worker import RowKind, UnitWorker, Workplace, open_run
 from pipeline.counts import Counts
 from pipeline.inputs.options import InputOptions
 from pipeline.inputs.rows import InputRow
 from pipeline.logs import LogSettings
 from pipeline.run.commit import Receipt
-from pipeline.streaming.stream import calls_in, outcomes_table
+from pipeline.streaming.stream import packed, unpacked
 
 
 @dataclass(frozen=True)
@@ -87,8 +86,8 @@ class EmptyWorker:
 
     async def __call__(self, batch: pa.Table) -> pa.Table:
         """Return an empty receipt for each unit; no part is written."""
-        units = [call.unit for call in calls_in(batch)]
+        units = [call.unit for call in unpacked(batch)]
         for unit in units:
             await self._ledger.begin.remote(unit.unit_id, unit.num_rows, "empty", "node")
             await self._ledger.finish.remote(unit.unit_id)
-        return outcomes_table(Receipt(unit.unit_id, Counts(num_rows=unit.num_rows), 0) for unit in units)
+        return packed(Receipt(unit.unit_id, Counts(num_rows=unit.num_rows), 0) for unit in units)

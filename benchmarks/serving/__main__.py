@@ -14,7 +14,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-MEASURES = ("throughput", "latency", "refusals", "leaving", "recovery")
+MEASURES = ("throughput", "latency", "refusals")
 _SIZES = ("tiny", "small", "medium", "nested-tiny", "8b")  # those of `benchmarks/pair_factory.py`, which loads torch
 
 
@@ -51,8 +51,6 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--rows", type=int, default=96, metavar="N", help="rows of a repeat (default %(default)s)")
     add("--few", type=int, default=16, metavar="N", help="least requests for a latency (default %(default)s)")
     add("--bursts", type=int, default=5, metavar="N", help="of four times what fits (default %(default)s)")
-    add("--leavers", type=int, default=50, metavar="N", help="clients that leave (default %(default)s)")
-    add("--kills", type=int, default=3, metavar="N", help="of the replica (default %(default)s)")
     add("--only", type=_names, default=MEASURES, metavar="NAMES", help=f"of {', '.join(MEASURES)}")
     add("--json", type=Path, metavar="FILE", help="write what was measured")
     return parser.parse_args(arguments)

@@ -53,16 +53,14 @@ class Client:
         """Make a client; `session` has the address."""
         self._session = session
 
-    async def ask(self, row: Row, *, is_streamed: bool, began: asyncio.Event | None = None) -> Answer:
-        """Send one row. `began` is set at the first event of a stream. Raises aiohttp.ClientError if it ends early."""
+    async def ask(self, row: Row, *, is_streamed: bool) -> Answer:
+        """Send one row. Raises aiohttp.ClientError if the answer ends early."""
         answer, started = Answer(row), time.perf_counter()
         async with self._session.post("/v1/completions", json=row.body(is_streamed=is_streamed)) as response:
             answer.status = response.status
             if is_streamed and response.status == 200:
                 async for line in response.content:
                     _take(answer, line, time.perf_counter() - started)
-                    if began is not None:
-                        began.set()
             else:
                 body = await response.json()
                 answer.error, answer.is_whole = body.get("error"), True

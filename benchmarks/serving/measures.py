@@ -1,35 +1,24 @@
-"""What is measured of an endpoint: throughput, latency, refusals, leaving, and what a killed replica costs."""
+"""What is measured of an endpoint: throughput, latency and refusals."""
 
 from __future__ import annotations
 
 import asyncio
-import os
 import random
-import signal
 import time
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from statistics import median
 from typing import Any
 
-import aiohttp
-from ray import serve
-
-from actors.engine.loop import EngineStats
 from benchmarks.decoder.corpus import generate
 from benchmarks.harness import say
 from benchmarks.serving.client import Answer, Client, Row
 from decoding.engine.engine import Engine
 from decoding.sampling_params import SamplingParams
 from decoding.sequence import Sequence as Sample
-from endpoint.deployment import APP_NAME
-from pipeline.ray_internals import serve_details
 from pipeline.text.codec import TextCodec
 
-_LOOK_EVERY_S = 0.002
-_DETAILS_TIMEOUT_S = 30.0
 WAYS = ("offline", "whole", "streamed")
 
 
@@ -66,24 +55,12 @@ class Spread:
         return cls(len(ordered), median(ordered), ordered[min(len(ordered) - 1, int(0.99 * len(ordered)))], ordered[-1])
 
 
+@dataclass(frozen=True)
 class Endpoint:
-    """The endpoint that is measured, from outside by a client and from inside by its engine's statistics."""
+    """The endpoint that is measured: a client of it, and how many requests the slots and queue of its replica hold."""
 
-    def __init__(self, client: Client, capacity: int) -> None:
-        """Make an endpoint of one replica, whose slots and queue hold `capacity` requests."""
-        self.client, self.capacity = client, capacity
-        self._replica = serve.get_deployment_handle("Replica", APP_NAME)
-
-    async def stats(self) -> EngineStats:
-        stats: EngineStats = await self._replica.stats.remote()
-        return stats
-
-    async def seconds_until(self, num_unfinished: int) -> float:
-        """Return the seconds until exactly `num_unfinished` samples are in the engine's slots and queue."""
-        started = time.perf_counter()
-        while (stats := await self.stats()).num_running + stats.num_waiting != num_unfinished:
-            await asyncio.sleep(_LOOK_EVERY_S)
-        return time.perf_counter() - started
+    client: Client
+    capacity: int
 
 
 async def throughput(
@@ -141,42 +118,6 @@ async def refusals(endpoint: Endpoint, rows: Sequence[Row], bursts: int) -> dict
     return {"num_asked": sum(map(len, asked)), "num_refused": len(refused), "seconds": Spread.of(refused)}
 
 
-async def leaving(endpoint: Endpoint, row: Row, times: int) -> dict[str, Spread]:
-    """Measure from a client's leaving until the engine is idle: alone, and as the last of all that fit."""
-    alone: list[float] = []
-    for number in range(times):
-        asking = asyncio.create_task(endpoint.client.ask(replace(row, seed=number), is_streamed=number % 2 == 0))
-        await endpoint.seconds_until(1)
-        alone.append(await _leave(endpoint, [asking]))
-        if (number + 1) % 10 == 0 or number + 1 == times:
-            say(f"  {number + 1}/{times} clients have left")
-    together: list[float] = []
-    for _ in range(max(1, times // 10)):
-        rows = _reseeded([row], endpoint.capacity, 0)
-        asking_all = [asyncio.create_task(endpoint.client.ask(row, is_streamed=row.seed % 2 == 0)) for row in rows]
-        await endpoint.seconds_until(endpoint.capacity)
-        together.append(await _leave(endpoint, asking_all))
-    return {"one alone": Spread.of(alone), f"{endpoint.capacity} at once": Spread.of(together)}
-
-
-async def recovery(endpoint: Endpoint, row: Row, exact: str, kills: int) -> dict[str, Any]:
-    """Measure from a SIGKILL of the only replica to the next answer, and return what became of a text under way."""
-    seconds: list[float] = []
-    ends: Counter[str] = Counter()
-    for number in range(1, kills + 1):
-        began = asyncio.Event()
-        stream = asyncio.create_task(endpoint.client.ask(row, is_streamed=True, began=began))
-        await began.wait()
-        started = time.perf_counter()
-        os.kill(_replica_pid(), signal.SIGKILL)
-        while (await endpoint.client.ask(replace(row, num_tokens=1), is_streamed=False)).status != 200:
-            await asyncio.sleep(0.1)
-        seconds.append(time.perf_counter() - started)
-        ends[await _how_it_ended(stream, exact)] += 1
-        say(f"  kill {number}/{kills}: answered again after {seconds[-1]:.1f} s")
-    return {"seconds": Spread.of(seconds), "streams": ends}
-
-
 def _offline(engine: Engine, codec: TextCodec, rows: Sequence[Row]) -> list[str]:
     samples = [Sample.create(row.prompt, _params(row)) for row in rows]
     generate(engine, samples)
@@ -196,31 +137,3 @@ def _checked(answer: Answer) -> Answer:
 def _reseeded(rows: Sequence[Row], num_rows: int, series: int) -> list[Row]:
     """Return `num_rows` rows, all different."""
     return [replace(rows[index % len(rows)], seed=series * num_rows + index) for index in range(num_rows)]
-
-
-async def _leave(endpoint: Endpoint, asking: Sequence[asyncio.Task[Answer]]) -> float:
-    """Close the connections; the seconds until the engine is idle."""
-    for task in asking:
-        task.cancel()
-    leaving = asyncio.gather(*asking, return_exceptions=True)
-    seconds = await endpoint.seconds_until(0)
-    await leaving
-    return seconds
-
-
-async def _how_it_ended(stream: asyncio.Task[Answer], exact: str) -> str:
-    try:
-        end = await stream
-    except aiohttp.ClientError:
-        return "connection broken"
-    if end.error is not None:
-        return "error event"
-    if not end.is_whole:
-        return "cut short"
-    return "exact" if end.text == exact else "another text"
-
-
-def _replica_pid() -> int:
-    replicas = serve_details(_DETAILS_TIMEOUT_S)["applications"][APP_NAME]["deployments"]["Replica"]["replicas"]
-    (pid,) = [replica["pid"] for replica in replicas if replica["state"] == "RUNNING"]
-    return int(pid)

@@ -24,13 +24,13 @@ from actors.workers.replica import ReplicaSettings
 from benchmarks.decoder.configurations import engine_configuration
 from benchmarks.decoder.corpus import Corpus, make_corpus
 from benchmarks.decoder.options import BenchOptions, require_at_least_1
-from benchmarks.hardware import describe_machine, versions
 from benchmarks.harness import say, show, write_json
+from benchmarks.roofline.hardware import describe_machine, versions
 from benchmarks.serving import measures
 from benchmarks.serving.client import Row, client_of
 from endpoint.deployment import DeploymentSettings, deploy, make_application, start
 from endpoint.edge.install import EdgeSettings
-from endpoint.http.limits import Limits
+from endpoint.http.bodies import Limits
 from endpoint.service.served_model import ServedModel
 from endpoint.service.service import ServiceSettings
 from pipeline.logs import LogSettings
@@ -39,8 +39,7 @@ _LEGEND = (
     "x offline: over the engine alone with the same rows, threads and slots, in the same repeat; =offline: share of "
     "rows with its text; seconds are a client's, from when it sent the request; chunk: an event of a stream, which "
     "has the tokens of a round; a token: of the mean of a text after its first chunk; refusals: bursts of four times "
-    "what slots and queue hold; left: from a client's leaving until the engine is idle; killed: from a SIGKILL of the "
-    "only replica until a request is answered"
+    "what slots and queue hold"
 )
 
 
@@ -85,13 +84,6 @@ async def _measure(given: argparse.Namespace, settings: GeneratorSettings, rows:
         if "refusals" in given.only:
             say("refusals ...")
             found["refusals"] = await measures.refusals(endpoint, rows, given.bursts)
-        if "leaving" in given.only:
-            say("leaving ...")
-            found["leaving"] = await measures.leaving(endpoint, rows[0], given.leavers)
-        if "recovery" in given.only:
-            say("recovery ...")
-            exact = await client.ask(rows[0], is_streamed=False)
-            found["recovery"] = await measures.recovery(endpoint, rows[0], exact.text, given.kills)
     return found
 
 
@@ -105,10 +97,6 @@ def print_tables(found: Mapping[str, Any]) -> None:
         spreads += [(f"{what}, {at_once} at a time", spread) for what, spread in latency.items()]
     if refusals := found.get("refusals"):
         spreads.append((f"refusals, of {refusals['num_asked']} requests", refusals["seconds"]))
-    spreads += [(f"left, {what}", spread) for what, spread in found.get("leaving", {}).items()]
-    if recovery := found.get("recovery"):
-        ends = ", ".join(f"{num} {end}" for end, num in recovery["streams"].items())
-        spreads.append((f"killed (streams: {ends})", recovery["seconds"]))
     if spreads:
         times = [(what, str(s.num), *(f"{1000 * t:,.1f}" for t in (s.median, s.p99, s.most))) for what, s in spreads]
         show("milliseconds", ("", "number", "median", "p99", "most"), times)
@@ -159,7 +147,7 @@ def _rows(corpus: Corpus, given: argparse.Namespace) -> list[Row]:
 
 
 def _options(given: argparse.Namespace) -> BenchOptions:
-    require_at_least_1(given, "slots", "rows", "threads", "bursts", "leavers", "kills")
+    require_at_least_1(given, "slots", "rows", "threads", "bursts")
     pair = None if given.size else given.pair
     has_words = pair and (pair / "target" / "tokenizer.json").exists()
     return BenchOptions.of(

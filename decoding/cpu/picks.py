@@ -17,7 +17,7 @@ import torch
 
 from decoding.cpu.library import library
 from decoding.noise import BLOCK, Stream
-from decoding.picked import Picked
+from decoding.picked import Picks
 
 _NAMES = {torch.float32: "dray_begin_picks_float32", torch.bfloat16: "dray_begin_picks_bfloat16"}
 _POINTER, _INTEGER = ctypes.c_void_p, ctypes.c_int64
@@ -57,7 +57,7 @@ class PickInputs:
     mask_rows: Seq[int] = ()  # the rows that have these masks, in their order
 
 
-def pick(logits_BJV: torch.Tensor, inputs: PickInputs, first: int) -> Picked | None:
+def pick(logits_BJV: torch.Tensor, inputs: PickInputs, first: int) -> Picks | None:
     """Pick at the J positions from `first` on, among the tokens that the masks allow, under the shared noise.
 
     None where torch's own operations must do: without the kernels, for a type of numbers that they do not know, and
@@ -101,7 +101,7 @@ def pick(logits_BJV: torch.Tensor, inputs: PickInputs, first: int) -> Picked | N
         noised_Q = _noise(listed_3Q[1:]).add_(listed_3Q[0])
         functions.finish(written, num_places, noised_Q.data_ptr())
     best_BJ, second_BJ, score_BJ = values[: 3 * num_places].view(3, num_rows, num_positions)
-    return Picked(integers[:num_places].view(num_rows, num_positions), best_BJ, second_BJ, score_BJ, is_finite_BJ)
+    return Picks(integers[:num_places].view(num_rows, num_positions), best_BJ, second_BJ, score_BJ, is_finite_BJ)
 
 
 def _noise(minus_u_2Q: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Accept-if-equal on the CPU, in one call: what `decoding.sampling.verify.verify_coupled` says, with its numbers.
+"""Accept-if-equal on the CPU, in one call: what `decoding.sampling.rules.verify_coupled` says, with its numbers.
 
 Shapes: B rows, K drafted tokens, J = K + 1 positions.
 """
@@ -10,7 +10,7 @@ from functools import cache
 import torch
 
 from decoding.cpu.library import library
-from decoding.picked import Picked
+from decoding.picked import Picks
 
 _POINTER, _INTEGER = ctypes.c_void_p, ctypes.c_int64
 
@@ -27,8 +27,7 @@ class _Inputs(ctypes.Structure):
 
 
 def verify_coupled(
-    picked: Picked,
-    is_at_border_BJ: torch.Tensor,
+    picked: Picks,
     drafted_BK: torch.Tensor,
     num_drafted_B: torch.Tensor,
     temperature_B: torch.Tensor,
@@ -43,6 +42,9 @@ def verify_coupled(
         return None
     num_rows, num_positions = picked.token_ids_BJ.shape
     assert drafted_BK.shape == (num_rows, num_positions - 1), "one position more than drafted tokens"
+    is_at_border_BJ = picked.is_at_border_BJ
+    if is_at_border_BJ is None:
+        is_at_border_BJ = torch.zeros_like(picked.is_finite_BJ)
     numbers = [tensor.contiguous() for tensor in (*picked[:4], is_at_border_BJ)]
     of_rows = [tensor.contiguous() for tensor in (num_drafted_B, temperature_B)]
     read = _Inputs(

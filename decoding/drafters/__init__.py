@@ -10,10 +10,8 @@ from decoding.drafters.base import Drafter, NoDrafter
 from decoding.drafters.dflash import DFlashDrafter
 from decoding.drafters.eagle3 import Eagle3Drafter
 from decoding.drafters.hybrid import HybridDrafter
-from decoding.drafters.mapped import MappedDraft, MappedDrafter
-from decoding.drafters.model import ModelDrafter
-from decoding.drafters.ngram import NGramDrafter
-from decoding.drafters.suffix import SuffixDrafter
+from decoding.drafters.lookups import NGramDrafter, SuffixDrafter
+from decoding.drafters.model import MappedDraft, ModelDrafter
 from decoding.heads.dflash_head import DFlashHead
 from decoding.heads.eagle3_head import Eagle3Head
 from decoding.heads.format.head_config import Kind
@@ -55,10 +53,8 @@ def make_drafter(
 
 def _by_model(draft: Draft | Drafter | None, vocab_size: int, num_slots: int, max_model_len: int) -> Drafter:
     assert draft is not None, "`EngineOptions.pick_drafter` refuses a drafter whose model is not named"
-    if isinstance(draft, LanguageModel):
+    if isinstance(draft, LanguageModel | MappedDraft):
         return ModelDrafter(draft, vocab_size, num_slots, max_model_len)
-    if isinstance(draft, MappedDraft):
-        return MappedDrafter(draft, num_slots, max_model_len)
     if isinstance(draft, Eagle3Head):
         return Eagle3Drafter(draft, num_slots, max_model_len)
     if isinstance(draft, DFlashHead):

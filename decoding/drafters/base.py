@@ -13,9 +13,10 @@ from typing import Any
 import torch
 
 from decoding.cache.features import FeatureTap
+from decoding.device import to_device
 from decoding.fused.live_weights import LiveWeights
 from decoding.sampling.rows import Rows
-from decoding.sampling.verify import Draft
+from decoding.sampling.verdicts import Draft
 from decoding.sequence import Sequence
 
 
@@ -110,6 +111,35 @@ def allowed_part(sequence: Sequence, tokens: list[int], drafted: Seq[int] = ()) 
     if sequence.matcher is None or not tokens:
         return tokens
     return tokens[: max(0, sequence.matcher.num_allowed(sequence.output_token_ids, [*drafted, *tokens]) - len(drafted))]
+
+
+def point_masses(proposals: list[list[int]], device: torch.device) -> Draft:
+    """Make a draft of these tokens, one list a row, which were chosen without any noise."""
+    lengths = [len(proposal) for proposal in proposals]
+    width = max(lengths)
+    return Draft(
+        to_device([p + [0] * (width - len(p)) for p in proposals], device, torch.int64),
+        to_device(lengths, device),
+        max_draft_tokens_B=tuple(lengths),
+    )
+
+
+def with_points(draft: Draft, points: Draft, first_B: torch.Tensor, num_draft_tokens_B: torch.Tensor) -> Draft:
+    """Return a draft that has the tokens of `points` at the places of each row from `first_B` on, as point masses."""
+    width = max(points.token_ids_BK.shape[1], draft.token_ids_BK.shape[1])
+    points_BK, drafted_BK = (
+        torch.nn.functional.pad(ids_BK, (0, width - ids_BK.shape[1]))
+        for ids_BK in (points.token_ids_BK, draft.token_ids_BK)
+    )
+    is_point_BK = torch.arange(width, device=first_B.device) >= first_B[:, None]
+    token_ids_BK = torch.where(is_point_BK, points_BK, drafted_BK)
+    probs_BKV = draft.probs_BKV
+    if probs_BKV is not None:
+        probs_BKV = torch.nn.functional.pad(probs_BKV, (0, 0, 0, width - probs_BKV.shape[1]))
+        point_masses_BKV = torch.zeros_like(probs_BKV).scatter_(-1, token_ids_BK[..., None], 1.0)
+        probs_BKV = torch.where(is_point_BK[..., None], point_masses_BKV, probs_BKV)
+    bounds = zip(points.max_draft_tokens_B, draft.max_draft_tokens_B, strict=True)
+    return Draft(token_ids_BK, num_draft_tokens_B, probs_BKV, tuple(most or other for most, other in bounds))
 
 
 def swap_entries(table: dict[int, Any], first: int, second: int) -> None:

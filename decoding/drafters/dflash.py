@@ -18,17 +18,16 @@ from collections.abc import Sequence as Seq
 import torch
 
 from decoding.device import to_device
-from decoding.drafters.head_drafter import HeadDrafter
+from decoding.drafters.stepwise import HeadDrafter
 from decoding.heads.dflash_head import Block, DFlashHead
 from decoding.sampling.rows import Rows
-from decoding.sampling.verify import Draft
+from decoding.sampling.verdicts import Draft
 
 
 class DFlashDrafter(HeadDrafter[DFlashHead]):
     """Drafts with a head, in a slot cache that mirrors the target's."""
 
     def __init__(self, head: DFlashHead, num_slots: int, max_model_len: int) -> None:
-        """Allocate the head's cache. The target must hand its features to `tap`."""
         super().__init__(head, num_slots, max_model_len)
         self._block: tuple[list[int], Block] | None = None  # of this round, and the slots of its lines
         self._num_wanted, self._min_survival = 0, 0.0

@@ -9,40 +9,25 @@ Shapes: N tokens or rows of a step, S slots, V vocabulary of the target, H hidde
 """
 
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
 from itertools import accumulate
 
 import torch
 
 from decoding.device import to_device
 from decoding.drafters.base import swap_entries
-from decoding.drafters.head_drafter import HeadDrafter
+from decoding.drafters.stepwise import HeadDrafter
 from decoding.heads.eagle3_head import Eagle3Head
 from decoding.sampling.rows import Rows
 from decoding.sequence import Sequence
 
 _MOST_HELD = 16  # features of a row that does not draft
-
-
-@dataclass
-class _Piece:
-    """Features of consecutive positions of a row: lines of a tensor that other rows share."""
-
-    start: int
-    features_NH: torch.Tensor
-    first: int  # line of the first position
-    length: int
-
-    @property
-    def end(self) -> int:
-        return self.start + self.length
+_Piece = tuple[int, torch.Tensor]  # features [N, H] of consecutive positions of a row, and the first position
 
 
 class Eagle3Drafter(HeadDrafter[Eagle3Head]):
     """Drafts with a head, in a slot cache that mirrors the target's."""
 
     def __init__(self, head: Eagle3Head, num_slots: int, max_model_len: int) -> None:
-        """Allocate the head's cache. The target must hand its features to `tap`."""
         super().__init__(head, num_slots, max_model_len)
         self._held: dict[int, list[_Piece]] = {}  # by slot: features of later positions, in order
         self._rows: dict[int, Sequence] = {}  # by slot: the row that runs there, or has run there last
@@ -59,13 +44,11 @@ class Eagle3Drafter(HeadDrafter[Eagle3Head]):
         """Hold the features of a forward. What was held of these positions belonged to tokens that were rejected."""
         first = 0
         for slot, start, length in zip(slots, starts, lengths, strict=True):
-            kept = [piece for piece in self._held.get(slot, []) if piece.start < start]
-            for piece in kept:
-                piece.length = min(piece.length, start - piece.start)
+            kept = [(at, piece_NH[: start - at]) for at, piece_NH in self._held.get(slot, []) if at < start]
             # Behind a gap nothing is held: a row whose features were not handed out for a while drafts no more.
-            has_gap = start > (kept[-1].end if kept else self.slots.num_known[slot])
+            has_gap = start > (_end(kept) if kept else self.slots.num_known[slot])
             if start < self._max_len and not has_gap:
-                kept.append(_Piece(start, features_NH, first, length))
+                kept.append((start, features_NH[first : first + length]))
             self._held[slot] = kept
             first += length
 
@@ -80,7 +63,7 @@ class Eagle3Drafter(HeadDrafter[Eagle3Head]):
     def num_copyable(self, slot: int, num_shared: int) -> int:
         """Return how many tokens have pairs to copy; a row beyond the head's context, which needs none, copies all."""
         held = self._held.get(slot)
-        num_known = held[-1].end if held else self.slots.num_known[slot]
+        num_known = _end(held) if held else self.slots.num_known[slot]
         return num_shared if num_known >= self._max_len else min(num_shared, num_known)
 
     def prefill(self, slots: Seq[int], prompts: Seq[Seq[int]]) -> None:
@@ -105,7 +88,7 @@ class Eagle3Drafter(HeadDrafter[Eagle3Head]):
     def _limits(self, rows: Rows) -> list[int]:
         """Return how many tokens each row may draft; one that lacks pairs drafts none, nor does a row of one token."""
         limits = super()._limits(rows)
-        ends = [held[-1].end if (held := self._held.get(slot)) else 0 for slot in range(len(limits))]
+        ends = [_end(held) if (held := self._held.get(slot)) else 0 for slot in range(len(limits))]
         return [
             limit if 0 < len(sequence) - 1 <= end else 0
             for limit, sequence, end in zip(limits, rows.sequences, ends, strict=True)
@@ -188,33 +171,29 @@ class Eagle3Drafter(HeadDrafter[Eagle3Head]):
         start = self.slots.num_known[slot]
         if not held:
             return start, start
-        return max(start, held[0].start), min(end, held[-1].end)
+        return max(start, held[0][0]), min(end, _end(held))
 
     def _forget(self, slot: int, end: int) -> None:
         """Count the pairs up to `end` as read, and drop their features."""
         self.slots.num_known[slot] = end
-        self._held[slot] = [piece for piece in self._held.get(slot, []) if piece.end > end]
+        self._held[slot] = [piece for piece in self._held.get(slot, []) if _end([piece]) > end]
 
     def _features(self, pieces: Seq[tuple[int, int, int]]) -> torch.Tensor:
         """Return the features [N, H] of these ranges (slot, start, end), end to end; zeros where none are held."""
-        parts: list[tuple[torch.Tensor | None, list[int]]] = []
+        zeros_1H = torch.zeros(1, self.head.hidden_size, dtype=self.head.dtype, device=self.head.device)
+        found = []
         for slot, start, end in pieces:
-            position = start
-            for piece in self._held.get(slot, []):
-                if piece.end > position and piece.start < end:
-                    until = min(end, piece.end)
-                    lines = range(piece.first + position - piece.start, piece.first + until - piece.start)
-                    if parts and parts[-1][0] is piece.features_NH:
-                        parts[-1][1].extend(lines)
-                    else:
-                        parts.append((piece.features_NH, list(lines)))
-                    position = until
-            if position < end:
-                parts.append((None, [0] * (end - position)))
-        found = [
-            torch.zeros(len(lines), self.head.hidden_size, dtype=self.head.dtype, device=self.head.device)
-            if features_NH is None
-            else features_NH[to_device(lines, self.head.device)]
-            for features_NH, lines in parts
-        ]
+            for first, piece_NH in self._held.get(slot, []):
+                until = min(end, first + len(piece_NH))
+                if first <= start < until:
+                    found.append(piece_NH[start - first : until - first])
+                    start = until
+            if start < end:
+                found.append(zeros_1H.expand(end - start, -1))
         return found[0] if len(found) == 1 else torch.cat(found)
+
+
+def _end(held: Seq[_Piece]) -> int:
+    """Return the position behind the last one of these pieces."""
+    start, last_NH = held[-1]
+    return start + len(last_NH)

@@ -9,9 +9,9 @@ from collections.abc import Sequence as Seq
 
 import torch
 
-from decoding.drafters.ngram import point_masses
+from decoding.drafters.base import point_masses, with_points
 from decoding.sampling.rows import Rows
-from decoding.sampling.verify import Draft
+from decoding.sampling.verdicts import Draft
 from decoding.sequence import Sequence
 
 
@@ -46,22 +46,6 @@ def with_forced(draft: Draft, forced: Seq[list[int]]) -> Draft:
     """Return the draft in which the rows with forced tokens have these alone."""
     own = point_masses(list(forced), draft.token_ids_BK.device)
     is_forced_B = own.num_draft_tokens_B > 0
-    width = max(own.token_ids_BK.shape[1], draft.token_ids_BK.shape[1])
-    own_BK, drafted_BK = (
-        torch.nn.functional.pad(ids_BK, (0, width - ids_BK.shape[1]))
-        for ids_BK in (own.token_ids_BK, draft.token_ids_BK)
-    )
-    token_ids_BK = torch.where(is_forced_B[:, None], own_BK, drafted_BK)
-    probs_BKV = draft.probs_BKV
-    if probs_BKV is not None:
-        probs_BKV = torch.nn.functional.pad(probs_BKV, (0, 0, 0, width - probs_BKV.shape[1]))
-        point_masses_BKV = torch.zeros_like(probs_BKV).scatter_(-1, token_ids_BK[..., None], 1.0)
-        probs_BKV = torch.where(is_forced_B[:, None, None], point_masses_BKV, probs_BKV)
-    return Draft(
-        token_ids_BK,
-        torch.where(is_forced_B, own.num_draft_tokens_B, draft.num_draft_tokens_B),
-        probs_BKV,
-        max_draft_tokens_B=tuple(
-            len(tokens) or bound for tokens, bound in zip(forced, draft.max_draft_tokens_B, strict=True)
-        ),
-    )
+    num_draft_tokens_B = torch.where(is_forced_B, own.num_draft_tokens_B, draft.num_draft_tokens_B)
+    first_B = torch.where(is_forced_B, 0, draft.token_ids_BK.shape[1] + own.token_ids_BK.shape[1])
+    return with_points(draft, own, first_B, num_draft_tokens_B)

@@ -15,12 +15,11 @@ from collections.abc import Sequence as Seq
 import torch
 
 from decoding.cache.features import FeatureTap
-from decoding.drafters.base import Drafter
-from decoding.drafters.ngram import point_masses
-from decoding.drafters.suffix import Offer, SuffixDrafter
+from decoding.drafters.base import Drafter, point_masses, with_points
+from decoding.drafters.lookups import Offer, SuffixDrafter
 from decoding.fused.live_weights import LiveWeights
 from decoding.sampling.rows import Rows
-from decoding.sampling.verify import Draft
+from decoding.sampling.verdicts import Draft
 from decoding.sequence import Sequence
 
 
@@ -79,22 +78,8 @@ class HybridDrafter(Drafter):
             return looked_up
         if any(extension.max_tokens for extension in rows.extension_limits):
             looked_up = self._with_extensions(rows, looked_up, drafted)
-        num_by_model_B1 = drafted.num_draft_tokens_B[:, None]
-        width = max(looked_up.token_ids_BK.shape[1], drafted.token_ids_BK.shape[1])
-        is_drafted_BK = torch.arange(width, device=num_by_model_B1.device) < num_by_model_B1
-        drafted_BK, looked_up_BK = _widened(drafted.token_ids_BK, width), _widened(looked_up.token_ids_BK, width)
-        token_ids_BK = torch.where(is_drafted_BK, drafted_BK, looked_up_BK)
-        probs_BKV = drafted.probs_BKV
-        if probs_BKV is not None:
-            probs_BKV = torch.nn.functional.pad(probs_BKV, (0, 0, 0, width - probs_BKV.shape[1]))
-            point_masses_BKV = torch.zeros_like(probs_BKV).scatter_(-1, token_ids_BK[..., None], 1.0)
-            probs_BKV = torch.where(is_drafted_BK[..., None], probs_BKV, point_masses_BKV)
-        return Draft(
-            token_ids_BK,
-            torch.maximum(looked_up.num_draft_tokens_B, drafted.num_draft_tokens_B),
-            probs_BKV,
-            max_draft_tokens_B=tuple(map(max, looked_up.max_draft_tokens_B, drafted.max_draft_tokens_B)),
-        )
+        num_draft_tokens_B = torch.maximum(looked_up.num_draft_tokens_B, drafted.num_draft_tokens_B)
+        return with_points(drafted, looked_up, drafted.num_draft_tokens_B, num_draft_tokens_B)
 
     def observe(self, rows: Rows, num_drafted: Seq[int], num_accepted: Seq[int]) -> None:
         """Teach the lookup all new tokens, and the acceptance of its own drafts."""
@@ -136,7 +121,3 @@ class HybridDrafter(Drafter):
                     found[slot] = [*by_model, *extension.tokens]
                     counts[slot] = len(found[slot])
         return point_masses([row[:n] for row, n in zip(found, counts, strict=True)], rows.sampling.keys_B.device)
-
-
-def _widened(token_ids_BK: torch.Tensor, width: int) -> torch.Tensor:
-    return torch.nn.functional.pad(token_ids_BK, (0, width - token_ids_BK.shape[1]))

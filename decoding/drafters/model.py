@@ -4,40 +4,82 @@ Its first step reads every committed token that its cache lacks: the newest one,
 drafted one, which it never read. The same forward fills that hole without a branch. A row that was left out for some
 rounds lacks more tokens; a row that lacks many reads most of them in a forward of its own first.
 
-Shapes: N rows of a step, T tokens of the first step, J positions, V vocabulary of the target.
+A draft with another tokenizer reads the text in its own tokens (`DraftIds`). A row whose text it has no tokens
+for, or that is too long in them, does not draft.
+
+Shapes: N rows of a step, T tokens of the first step.
 """
 
 from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from typing import ClassVar, Self
 
 import torch
 
 from decoding.device import to_device
-from decoding.drafters.idle_rounds import IdleRounds
 from decoding.drafters.stepwise import StepwiseDrafter
 from decoding.fused.live_weights import LiveWeights
 from decoding.network.language_model import LanguageModel
 from decoding.sampling.rows import Rows
 from decoding.sequence import Sequence
+from decoding.vocabulary.draft_ids import DraftIds, MappedIds
+from decoding.vocabulary.vocabulary_map import VocabularyMap
 
 _MAX_IN_A_STEP = 32  # tokens that a row may lack and still read in the first step, beside the other rows
+_IDLE_ROUNDS = 16  # rounds with hardly a draft after which prompts are read only when a row drafts
+_FEW = 4  # if at most one row in this many drafts, there is hardly a draft
+
+
+@dataclass(frozen=True)
+class MappedDraft:
+    """A draft model with another tokenizer, and its tokens as the target has them."""
+
+    model: LanguageModel
+    vocabulary: VocabularyMap
+    block_tokens: ClassVar[int] = 0  # each token takes a forward
+
+    @property
+    def weights(self) -> LiveWeights:
+        """The model's weights."""
+        return self.model.weights
+
+    def share(self) -> Self:
+        """Return the same draft with a cache of its own."""
+        return type(self)(self.model.share(), self.vocabulary)
+
+    def seconds(self, num_rows: int, num_tokens: int) -> float:
+        """Measure one forward over `num_tokens` tokens of each row. The cache is overwritten."""
+        return self.model.seconds(num_rows, num_tokens)
+
+    def release(self) -> None:
+        """Free the cache's memory."""
+        self.model.release()
 
 
 class ModelDrafter(StepwiseDrafter):
     """Drafts with a model of its own, in a slot cache that mirrors the target's."""
 
     def __init__(
-        self, model: LanguageModel, vocab_size: int, num_slots: int, max_model_len: int, most_candidates: int = 0
+        self,
+        draft: LanguageModel | MappedDraft,
+        vocab_size: int,
+        num_slots: int,
+        max_model_len: int,
+        most_candidates: int = 0,
     ) -> None:
-        """Allocate a cache. `vocab_size` is the target's; no other ids are proposed. Ids the draft lacks are read as 0.
+        """Allocate a cache. `vocab_size` is the target's; no other ids are proposed.
 
         `most_candidates` as in `StepwiseDrafter`.
         """
-        max_len = min(max_model_len, model.max_positions or max_model_len)
-        super().__init__(model, num_slots, max_len, most_candidates)
-        self.model = model
-        self._vocab_size = vocab_size
-        self.idle_rounds = IdleRounds()
-        model.allocate(num_slots, max_model_len)
+        self.model = draft.model if isinstance(draft, MappedDraft) else draft
+        max_len = min(max_model_len, self.model.max_positions or max_model_len)
+        super().__init__(self.model, num_slots, max_len, most_candidates)
+        self.vocabulary = DraftIds(vocab_size, self.model.vocab_size)
+        if isinstance(draft, MappedDraft):
+            self.vocabulary = MappedIds(draft.vocabulary, self.model.device)
+        self._texts: list[Seq[int]] = []  # of the round's rows, in the draft's tokens
+        self._num_idle_rounds = 0  # with hardly a draft, since the last one with more
+        self.model.allocate(num_slots, max_model_len)
 
     @property
     def weights(self) -> LiveWeights:
@@ -46,89 +88,104 @@ class ModelDrafter(StepwiseDrafter):
     def renew(self) -> None:
         """Forget all keys and values: each row is read again before it drafts."""
         self.slots.forget()
-        self.idle_rounds.begin()
+        self._num_idle_rounds = 0
+
+    def begin(self, slot: int, donor: int | None, num_shared: int) -> None:
+        self.slots.begin(slot, donor, self.vocabulary.begin(slot, donor, num_shared))
 
     def prefill(self, slots: Seq[int], prompts: Seq[Seq[int]]) -> None:
         """Read what the slots lack of these tokens, unless drafts are rare now: then the next draft reads them."""
-        if not self.idle_rounds.are_many:
-            self._complete(slots, prompts)
+        if self._num_idle_rounds < _IDLE_ROUNDS:
+            texts = [self._read(slot, prompt) for slot, prompt in zip(slots, prompts, strict=True)]
+            self._complete(slots, [text[:-1] for text in texts] if self.vocabulary.is_mapped else texts)
 
     def admit(self, slots: Seq[int], sequences: Seq[Sequence]) -> None:
         """Read all but the newest token of each sequence, unless `prefill` has done so."""
         self.prefill(slots, [sequence.token_ids[:-1] for sequence in sequences])
 
-    def _begin_round(self, rows: Rows, limits: Seq[int]) -> None:
-        for slot, sequence in enumerate(rows.sequences):
-            # From the newest token on the cache holds the draft's own guess. This must be forgotten in a round without
-            # a draft, too: the next round would take the guess for the committed token.
-            self.slots.roll_back(slot, len(sequence) - 1)
-        self.idle_rounds.count(sum(limit > 0 for limit in limits), len(limits))
-
-    def _next_logits(
-        self, step: int, part: Rows, slots: list[int], drafting: set[int], newest_N: torch.Tensor
-    ) -> torch.Tensor:
-        starts = [len(sequence) + step - 1 for sequence in part.sequences]
-        tokens_N1 = self.known(newest_N)[:, None]
-        logits_N1V = self.of_target_ids(self.model.forward(starts, tokens_N1, torch.zeros_like(tokens_N1), slots=slots))
-        for slot, start in zip(slots, starts, strict=True):
-            if slot in drafting:  # their earlier drafts; rejected guesses are beyond the newest token
-                self.slots.num_known[slot] = min(start + 1, self._max_len)
-        return logits_N1V
-
-    def catch_up(self, rows: Seq[tuple[int, Sequence]]) -> None:
-        """Read all but the newest token of these slots and rows."""
-        self._complete([slot for slot, _ in rows], [sequence.token_ids[:-1] for _, sequence in rows])
-
-    def _complete(self, slots: Seq[int], token_ids: Seq[Seq[int]]) -> None:
-        """Read what the slots lack of these tokens, as far as the draft sees them."""
-        num_known = self.slots.num_known
-        starts, ends = [num_known[slot] for slot in slots], [min(len(tokens), self._max_len) for tokens in token_ids]
-        missing = [tokens[start:end] for tokens, start, end in zip(token_ids, starts, ends, strict=True)]
-        self.model.prefill(slots, list(map(self._known, missing)), starts)
-        for slot, end in zip(slots, ends, strict=True):
-            num_known[slot] = max(end, num_known[slot])
-
     def rest(self) -> None:
         """Read no prompt before a row drafts."""
-        self.idle_rounds.rest()
+        self._num_idle_rounds = _IDLE_ROUNDS
+
+    def swap(self, first: int, second: int) -> None:
+        super().swap(first, second)
+        self.vocabulary.swap(first, second)
+
+    def count_drafting(self, limits: Seq[int]) -> None:
+        """Record how many tokens each row drafts in a round. Where drafts are rare, no prompt is read before one."""
+        is_idle = _FEW * sum(limit > 0 for limit in limits) <= len(limits)
+        self._num_idle_rounds = self._num_idle_rounds + 1 if is_idle else 0
+
+    def catch_up(self, rows: Seq[tuple[int, Sequence]]) -> None:
+        """Read all but the newest token of these slots and rows, whose ids are the target's."""
+        self._complete([slot for slot, _ in rows], [sequence.token_ids[:-1] for _, sequence in rows])
+
+    def _limits(self, rows: Rows) -> list[int]:
+        """Return how many tokens each row may draft, and write the texts of those that may in the draft's tokens."""
+        limits, num_known, self._texts = [], self.slots.num_known, []
+        for slot, (sequence, limit) in enumerate(zip(rows.sequences, rows.num_draft_tokens, strict=True)):
+            self.slots.roll_back(slot, self.vocabulary.num_right(slot, sequence, num_known[slot]))
+            text = self._read(slot, sequence.token_ids, is_needed=limit > 0)
+            self._texts.append(text)
+            limits.append(max(0, min(limit, self._max_len - len(text))) if text else 0)
+        self.count_drafting(limits)
+        return limits
+
+    def _read(self, slot: int, token_ids: Seq[int], *, is_needed: bool = True) -> Seq[int]:
+        """Return a row's text in the draft's tokens, and forget what follows behind its beginning in the slot."""
+        text, num_right = self.vocabulary.read(slot, token_ids, self.slots.num_known[slot], is_needed=is_needed)
+        self.slots.roll_back(slot, num_right)
+        return text
 
     def _first_logits(self, part: Rows, slots: list[int], drafting: set[int]) -> torch.Tensor:
         """Return logits [N, 1, V] after the newest token of the rows that draft, from one forward over what they lack.
 
         The other rows of the step read as much of what they lack as fits beside them; their logits have no meaning.
         """
-        writers = [(slot, row) for slot, row in zip(slots, part.sequences, strict=True) if slot in drafting]
-        self.catch_up([(slot, row) for slot, row in writers if len(row) - self.slots.num_known[slot] > _MAX_IN_A_STEP])
-        ends = [min(len(sequence), self._max_len) for sequence in part.sequences]
-        missing = [end - self.slots.num_known[slot] for slot, end in zip(slots, ends, strict=True)]
+        texts, num_known = [self._texts[slot] for slot in slots], self.slots.num_known
+        behind = [
+            slot for slot in slots if slot in drafting and len(self._texts[slot]) - num_known[slot] > _MAX_IN_A_STEP
+        ]
+        self._complete(behind, [self._texts[slot][:-1] for slot in behind])
+        ends = [min(len(text), self._max_len) for text in texts]
+        missing = [max(1, end - num_known[slot]) for slot, end in zip(slots, ends, strict=True)]
         width = max(number for number, slot in zip(missing, slots, strict=True) if slot in drafting)
         # Up to a width of two, all rows read equally many tokens, some again: a rectangle is cheaper than packing.
-        counts = [width if width <= 2 else min(max(number, 1), width) for number in missing]
+        counts = [width if width <= 2 else min(number, width) for number in missing]
         starts = [
-            max(min(self.slots.num_known[slot], end - count), 0)
-            for slot, end, count in zip(slots, ends, counts, strict=True)
+            max(min(num_known[slot], end - count), 0) for slot, end, count in zip(slots, ends, counts, strict=True)
         ]
         reading = [
-            self._known(sequence.token_ids[start : min(start + count, end)])
-            for sequence, start, count, end in zip(part.sequences, starts, counts, ends, strict=True)
+            self._known(text[start : min(start + count, end)])
+            for text, start, count, end in zip(texts, starts, counts, ends, strict=True)
         ]
         for slot, start, chunk in zip(slots, starts, reading, strict=True):
-            self.slots.num_known[slot] = start + len(chunk)
+            num_known[slot] = max(num_known[slot], start + len(chunk))
         tokens_NT = to_device([row + [0] * (width - len(row)) for row in reading], self.model.device)
-        last_N1 = to_device([[len(row) - 1] for row in reading], self.model.device)
-        lengths = None if width <= 2 else [len(row) for row in reading]
-        return self.of_target_ids(self.model.forward(starts, tokens_NT, last_N1, slots=slots, lengths=lengths))
+        lengths = [max(1, len(row)) for row in reading]  # a row that does not draft may have no text yet
+        last_N1 = to_device([[length - 1] for length in lengths], self.model.device)
+        packed = None if width <= 2 else lengths
+        return self.vocabulary.to_target(self.model.forward(starts, tokens_NT, last_N1, slots=slots, lengths=packed))
 
-    def of_target_ids(self, logits_BJV: torch.Tensor) -> torch.Tensor:
-        """Fit logits to the target's vocabulary: ids it lacks are dropped, ids the draft lacks cannot be drawn."""
-        num_missing = self._vocab_size - logits_BJV.shape[-1]
-        if num_missing > 0:
-            return torch.nn.functional.pad(logits_BJV, (0, num_missing), value=float("-inf"))
-        return logits_BJV[..., : self._vocab_size]
+    def _next_logits(
+        self, step: int, part: Rows, slots: list[int], drafting: set[int], newest_N: torch.Tensor
+    ) -> torch.Tensor:
+        starts = [max(0, len(self._texts[slot]) + step - 1) for slot in slots]
+        tokens_N1 = self.vocabulary.known(newest_N)[:, None]
+        logits_N1D = self.model.forward(starts, tokens_N1, torch.zeros_like(tokens_N1), slots=slots)
+        for slot, start in zip(slots, starts, strict=True):
+            if slot in drafting:  # their earlier drafts; rejected guesses are beyond the newest token
+                self.slots.num_known[slot] = min(start + 1, self._max_len)
+        return self.vocabulary.to_target(logits_N1D)
 
-    def known(self, token_ids: torch.Tensor) -> torch.Tensor:
-        """Replace the tokens that the draft does not know by 0."""
-        return torch.where(token_ids < self.model.vocab_size, token_ids, 0)
+    def _complete(self, slots: Seq[int], texts: Seq[Seq[int]]) -> None:
+        """Read what the slots lack of these texts, as far as the draft sees them."""
+        num_known = self.slots.num_known
+        starts, ends = [num_known[slot] for slot in slots], [min(len(text), self._max_len) for text in texts]
+        missing = [text[start:end] for text, start, end in zip(texts, starts, ends, strict=True)]
+        self.model.prefill(slots, list(map(self._known, missing)), starts)
+        for slot, end in zip(slots, ends, strict=True):
+            num_known[slot] = max(end, num_known[slot])
 
     def _known(self, token_ids: Seq[int]) -> list[int]:
         """Replace the tokens that the draft does not know by 0."""

@@ -8,14 +8,88 @@ Shapes: B rows, N of them in a step, K drafted tokens, V vocabulary of the targe
 
 from abc import abstractmethod
 from collections.abc import Sequence as Seq
+from typing import Generic, Protocol, TypeVar
 
 import torch
 
+from decoding.cache.features import FeatureTap
+from decoding.cache.kv_cache import KVCache
 from decoding.device import to_device
 from decoding.drafters.base import Drafter
-from decoding.drafters.slot_book import Cached, SlotBook
+from decoding.fused.live_weights import LiveWeights
+from decoding.heads.slot_head import SlotHead
 from decoding.sampling.rows import Rows
-from decoding.sampling.verify import Draft
+from decoding.sampling.verdicts import Draft
+
+
+class Cached(Protocol):
+    """A draft model or head."""
+
+    device: torch.device
+    cache: KVCache | None  # None before it is allocated
+
+
+class SlotBook:
+    """The slots of a draft, which mirror the target's."""
+
+    def __init__(self, draft: Cached, num_slots: int) -> None:
+        self._draft = draft
+        self.num_known = [0] * num_slots  # of each slot: first positions that are written
+        # From a row's newest token on they may be guesses, until `roll_back`.
+        # A slot with a value that is not finite drafts nothing.
+        self.is_finite_S = torch.ones(num_slots, dtype=torch.bool, device=draft.device)
+
+    @property
+    def cache(self) -> KVCache:
+        """The draft's own keys and values."""
+        assert self._draft.cache is not None, "allocate() comes first"
+        return self._draft.cache
+
+    def begin(self, slot: int, donor: int | None, num_shared: int) -> None:
+        """Make a slot fit for another row, which shares its first tokens with the one in slot `donor`.
+
+        What is known of the donor is copied, or kept in the same slot, unless it is not finite: no such value stays
+        where a row could meet it.
+        """
+        cache, is_finite_S = self.cache, self.is_finite_S
+        if cache.hides_unwritten:  # and the device need not be asked
+            is_finite_S[slot] = True
+        elif not is_finite_S[slot]:
+            self.clear(slot)
+        length = 0 if donor is None else min(num_shared, self.num_known[donor])
+        if donor is not None and length:
+            if cache.hides_unwritten:  # a copy that is not finite is a guess that is rejected
+                is_finite_S[slot] = is_finite_S[donor]
+            elif not (is_finite_S[donor] and cache.is_finite(donor, length)):
+                length = 0
+            if length and donor != slot:
+                cache.copy(donor, slot, length)
+        self.num_known[slot] = length
+
+    def roll_back(self, slot: int, length: int) -> None:
+        """Forget the slot from position `length` on: guesses, which may have been rejected."""
+        self.num_known[slot] = min(self.num_known[slot], length)
+
+    def swap(self, first: int, second: int) -> None:
+        """Exchange what is known of two slots: all positions if some are not finite, so that none of those stays."""
+        cache, known, is_finite_S = self.cache, self.num_known, self.is_finite_S
+        are_finite = cache.hides_unwritten or bool(is_finite_S[[first, second]].all())
+        lengths = (known[first], known[second]) if are_finite else (cache.num_positions + 1,) * 2
+        cache.swap(first, second, *lengths)
+        known[first], known[second] = known[second], known[first]
+        kept = is_finite_S[first].clone()
+        is_finite_S[first] = is_finite_S[second]
+        is_finite_S[second] = kept
+
+    def clear(self, slot: int) -> None:
+        """Clear a slot: a NaN in a masked position would spoil all later logits (0 * NaN)."""
+        self.cache.zero(slot)
+        self.num_known[slot] = 0
+        self.is_finite_S[slot] = True
+
+    def forget(self) -> None:
+        """Forget what is known of all slots: other weights computed it."""
+        self.num_known = [0] * len(self.num_known)
 
 
 class StepwiseDrafter(Drafter):
@@ -122,3 +196,36 @@ def _in_place_or_gathered(drafting: list[int]) -> list[int]:
     """Return the slots of a step: all up to the last that drafts, or only those that draft if they are at most half."""
     in_place = list(range(drafting[-1] + 1))
     return drafting if 2 * len(drafting) <= len(in_place) else in_place
+
+
+_Head = TypeVar("_Head", bound=SlotHead)
+
+
+class HeadDrafter(StepwiseDrafter, Generic[_Head]):
+    """Drafts with a head, in a slot cache that mirrors the target's."""
+
+    def __init__(self, head: _Head, num_slots: int, max_model_len: int) -> None:
+        """Allocate the head's cache. The target must hand its features to `tap`."""
+        super().__init__(head, num_slots, min(max_model_len, head.max_positions or max_model_len))
+        self.head = head
+        head.allocate(num_slots, max_model_len)
+
+    @property
+    def tap(self) -> FeatureTap:
+        """What the target must hand out."""
+        return FeatureTap(self.head.layer_ids, self.head.project, self.receive)
+
+    @property
+    def weights(self) -> LiveWeights:
+        return self.head.weights
+
+    @abstractmethod
+    def receive(
+        self,
+        slots: Seq[int],
+        starts: Seq[int],
+        lengths: Seq[int],
+        tokens_N: torch.Tensor,
+        features_NH: torch.Tensor,
+    ) -> None:
+        """Take the features of a forward, as `FeatureTap.receive` says."""

@@ -7,8 +7,8 @@ then looks at other rows or at a draft.
 
 from decoding.drafters.base import Drafter
 from decoding.network.target import Target
-from decoding.sampling.forbidden import why_nothing_follows
 from decoding.sampling.rows import Rows, Rule, sampling_batch
+from decoding.sampling.token_history import why_nothing_follows
 from decoding.sampling.verdicts import RowVerdict
 from decoding.sequence import Sequence
 

@@ -21,8 +21,8 @@ from decoding.pace.schedule import Schedule
 from decoding.sampling.distribution import SamplingBatch, first_stop
 from decoding.sampling.judging import ScoreRequest
 from decoding.sampling.rows import Rows, Rule, sampling_batch
-from decoding.sampling.token_counts import TokenCounts
-from decoding.sampling.verify import Draft
+from decoding.sampling.token_history import TokenCounts
+from decoding.sampling.verdicts import Draft
 from decoding.sequence import Sequence
 
 

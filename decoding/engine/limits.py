@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
-from decoding.sampling.forbidden import dead_end
+from decoding.sampling.token_history import dead_end
 from decoding.scoring.text import ScoredText
 from decoding.sequence import Sequence
 

@@ -20,7 +20,7 @@ from decoding.heads.eagle3_head import Eagle3Head
 from decoding.network.language_model import LanguageModel
 from decoding.network.probe import check_model
 from decoding.network.target import Target
-from decoding.vocabulary.token_bytes import load_tokenizer
+from decoding.vocabulary.vocabulary_map import load_tokenizer
 
 _DEFAULT_MAX_MODEL_LEN = 4096
 _log = logging.getLogger(__name__)

@@ -44,13 +44,13 @@ def make_lane(
 def can_overlap(target: Target, drafter: Drafter, rule: Rule) -> bool:
     """Tell whether rounds of these can be started before the last one is read.
 
-    The layers of target and draft must run on our GPU kernels, the draft must be a model or none, no close call may be
-    decided by the host, and no drafter may read the target's features.
+    The layers of target and draft must run on our GPU kernels, the draft must be a model with the target's tokens or
+    none, no close call may be decided by the host, and no drafter may read the target's features.
     """
     if rule.text_depends_on_draft or not isinstance(target, LanguageModel) or target.close_call or target.tap:
         return False
     models = [target]
-    if isinstance(drafter, ModelDrafter):
+    if isinstance(drafter, ModelDrafter) and not drafter.vocabulary.is_mapped:
         models.append(drafter.model)
     elif not isinstance(drafter, NoDrafter):
         return False

@@ -8,7 +8,7 @@ import logging
 from collections import deque
 
 from decoding.drafters.base import NoDrafter
-from decoding.drafters.mapped import MappedDraft
+from decoding.drafters.model import MappedDraft
 from decoding.engine.lane import Lane
 from decoding.network.language_model import LanguageModel
 from decoding.network.target import Target, once_more

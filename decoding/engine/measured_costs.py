@@ -18,15 +18,14 @@ import torch
 from decoding.cache.features import FeatureTap
 from decoding.cache.kv_cache import KVCache
 from decoding.device import seconds_of, to_device
-from decoding.drafters.base import Drafter
-from decoding.drafters.ngram import point_masses
+from decoding.drafters.base import Drafter, point_masses
 from decoding.engine.lane import Lane
 from decoding.network.target import LocalTarget, Target
 from decoding.pace.cost_table import CostTable
 from decoding.pace.schedule import FixedSchedule
 from decoding.sampling.rows import Rows, Rule, sampling_batch
 from decoding.sampling.rules import COUPLED
-from decoding.sampling.verify import Draft
+from decoding.sampling.verdicts import Draft
 from decoding.sampling_params import SamplingParams
 from decoding.sequence import Sequence
 

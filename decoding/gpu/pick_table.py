@@ -50,6 +50,9 @@ class Biases:
         values = [[*bias.values(), *[0.0] * (width - len(bias))] for bias in biases]
         return cls(to_device(ids, device, torch.int64), to_device(values, device, torch.float32))
 
+    def take(self, index_N: torch.Tensor) -> "Biases":
+        return Biases(self.ids_RE[index_N], self.values_RE[index_N])
+
     def dense(self, vocab_size: int) -> torch.Tensor:
         """Return the numbers of all token ids, float32 [R, V], always the same tensor."""
         if vocab_size not in self._dense:

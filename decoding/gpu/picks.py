@@ -13,7 +13,7 @@ import torch
 
 from decoding.gpu.pick_table import PickTable
 from decoding.noise import BLOCK
-from decoding.picked import Picked
+from decoding.picked import Picks
 
 _CHUNK = 32  # blocks that one program summarizes: 2,048 tokens
 _PART = 1024  # blocks that a program of `pick` looks at at a time
@@ -47,7 +47,7 @@ class PickInputs:
 
 
 @torch.no_grad()
-def pick(logits_BJV: torch.Tensor, inputs: PickInputs, first: int) -> Picked:
+def pick(logits_BJV: torch.Tensor, inputs: PickInputs, first: int) -> Picks:
     """Pick at the J positions from `first` on, from raw logits of any float type; the last dimension must be dense.
 
     Position j is token number `lengths + first + j`; the first `first + j` of the drafted tokens (or all, if they are
@@ -95,7 +95,7 @@ def pick(logits_BJV: torch.Tensor, inputs: PickInputs, first: int) -> Picked:
         enable_fp_fusion=False,
     )
     best_BJ, second_BJ, score_BJ = values_3BJ
-    return Picked(token_ids_BJ, best_BJ, second_BJ, score_BJ, is_finite_BJ)
+    return Picks(token_ids_BJ, best_BJ, second_BJ, score_BJ, is_finite_BJ)
 
 
 def _power_of_two(number: int) -> int:

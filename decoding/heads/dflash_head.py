@@ -27,7 +27,7 @@ from decoding.fused.layers import Norm
 from decoding.fused.linear import KernelLinear
 from decoding.fused.live_weights import LiveWeights
 from decoding.fused.packed_linear import PackedLinear, pack, plain_linear
-from decoding.heads.networks.dflash_network import DFlashNetwork
+from decoding.heads.networks import DFlashNetwork
 from decoding.heads.slot_head import SlotHead
 from decoding.network.target import timed_start
 
@@ -57,7 +57,6 @@ class DFlashHead(SlotHead):
     """A head that drafts a block in one forward."""
 
     def __init__(self, network: DFlashNetwork, target_ids_D: torch.Tensor | None, layer_ids: Seq[int]) -> None:
-        """Take over a network, as `SlotHead` says."""
         config = network.config
         assert config.block_size is not None
         assert config.mask_token_id is not None

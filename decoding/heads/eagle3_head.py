@@ -17,7 +17,7 @@ from decoding.cache.kv_cache import Packing
 from decoding.device import seconds_of, to_device
 from decoding.fused.attention import Window, attention_here
 from decoding.fused.layers import Norm
-from decoding.heads.networks.eagle3_network import Eagle3Network
+from decoding.heads.networks import Eagle3Network
 from decoding.heads.slot_head import SlotHead
 from decoding.network.target import timed_start
 
@@ -26,7 +26,6 @@ class Eagle3Head(SlotHead):
     """A head that drafts token by token."""
 
     def __init__(self, network: Eagle3Network, target_ids_D: torch.Tensor | None, layer_ids: Seq[int]) -> None:
-        """Take over a network, as `SlotHead` says."""
         super().__init__(network, target_ids_D, layer_ids)
         config = network.config
         self.network = network

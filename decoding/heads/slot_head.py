@@ -21,7 +21,7 @@ from decoding.fused.live_weights import LiveWeights
 from decoding.fused.packed_linear import pack_linears
 from decoding.fused.rotary_tables import RotaryTables
 from decoding.gpu.available import kernels_run_on
-from decoding.heads.networks.decoder_layers import HeadNetwork
+from decoding.heads.networks import HeadNetwork
 
 
 class SlotHead(ABC):

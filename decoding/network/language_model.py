@@ -25,8 +25,8 @@ from decoding.fused.recordings import cuda_recorder
 from decoding.network.layer_hooks import layers_to_read
 from decoding.network.slot_network import Exact, SlotNetwork
 from decoding.network.target import LocalTarget, timed_start
-from decoding.sampling.asked import Stretch, asked_logprobs
-from decoding.sampling.judging import close_call_margin
+from decoding.sampling.logprobs import Stretch, asked_logprobs
+from decoding.sampling.rules import close_call_margin
 from decoding.sequence import TokenLogprobs
 
 

@@ -20,7 +20,7 @@ from decoding.gpu.available import kernel_errors
 from decoding.network.invariance import is_invariant
 from decoding.network.language_model import LanguageModel
 from decoding.network.probe_rows import FEWEST_POSITIONS, NUM_REAL, RAGGED, SLOTS, ProbeRows, ragged, relative_deviation
-from decoding.sampling.judging import close_call_margin
+from decoding.sampling.rules import close_call_margin
 
 # Measured over 104 model classes in float32: 2e-7 to 2e-6. The margin is two orders of magnitude, a wrong mask is 1e-2.
 TOLERANCE = {torch.float32: 2e-4, torch.float16: 3e-2, torch.bfloat16: 1e-1}

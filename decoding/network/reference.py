@@ -17,13 +17,12 @@ from decoding.device import Device, to_device
 from decoding.grammar.grammars import Grammars
 from decoding.noise import GumbelNoise, Stream
 from decoding.sampling.distribution import shape_logits
-from decoding.sampling.forbidden import why_nothing_follows
 from decoding.sampling.judging import verify_rows
 from decoding.sampling.picks import pick_plain
 from decoding.sampling.rows import Rows, sampling_batch
 from decoding.sampling.rules import COUPLED
-from decoding.sampling.verdicts import Verdicts
-from decoding.sampling.verify import Draft
+from decoding.sampling.token_history import why_nothing_follows
+from decoding.sampling.verdicts import Draft, Verdicts
 from decoding.sequence import Sequence, TokenLogprobs
 
 

@@ -13,9 +13,8 @@ import torch
 
 from decoding.cache.features import FeatureTap
 from decoding.device import name_of, to_device
-from decoding.sampling.asked import Stretch, asked_logprobs, in_forwards
-from decoding.sampling.judging import ScoreRequest, decide, judge
-from decoding.sampling.masks_beside import MasksBeside
+from decoding.sampling.judging import MasksBeside, ScoreRequest, decide, judge
+from decoding.sampling.logprobs import Stretch, asked_logprobs, in_forwards
 from decoding.sampling.rows import Rows
 from decoding.sampling.verdicts import RowVerdict, SentVerdicts
 from decoding.sequence import TokenLogprobs

@@ -7,7 +7,6 @@ The results equal transformers' logits processors where one exists (tests/decodi
 Shapes: B sequences, J positions, V vocabulary, L tokens so far, S stop ids, E biased ids.
 """
 
-from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -17,11 +16,9 @@ import torch
 
 from decoding.device import to_device
 from decoding.gpu.available import kernels_run_on
-from decoding.gpu.pick_table import PickTable
-from decoding.sampling.cuts import Cuts, find_supports
-from decoding.sampling.forbidden import ForbiddenTokens
-from decoding.sampling.scores import NEVER, Scores
-from decoding.sampling.token_history import TokenHistory
+from decoding.gpu.pick_table import Biases, PickTable
+from decoding.sampling.cuts import NEVER, Cuts, Scores, find_supports
+from decoding.sampling.token_history import ForbiddenTokens, TokenHistory
 from decoding.sampling_params import SamplingParams
 
 
@@ -65,7 +62,7 @@ class SamplingBatch:
     kinds: tuple[RowKind, ...]  # every row belongs to one of them
     forbidden: ForbiddenTokens | None  # by allowed_token_ids and bad_words
     penalties_3B: torch.Tensor | None  # repetition, presence, frequency
-    bias_BE: tuple[torch.Tensor, torch.Tensor] | None  # token ids, values; padded with value 0
+    biases: Biases | None  # of each row
     stop_ids_BS: torch.Tensor  # ids that end a row's text, padded with -1
     min_length_B: torch.Tensor | None  # total length (prompt and output) before a stop id may be drawn
     table: PickTable | None  # the same again for the kernels that pick; None where they do not run
@@ -89,7 +86,7 @@ class SamplingBatch:
             kinds=_kinds(params, device),
             forbidden=ForbiddenTokens.build(params, device),
             penalties_3B=to_device(penalties, device, torch.float32).T if uses_counts else None,
-            bias_BE=_pad_bias([p.logit_bias for p in params], device),
+            biases=Biases.of([p.logit_bias for p in params], device) if any(p.logit_bias for p in params) else None,
             stop_ids_BS=_pad_ids([sorted(ids) for ids in stop_ids], -1, device),
             min_length_B=_column(min_lengths, 0, device),
             table=PickTable.build(params, keys, stop_ids, prompt_lengths, device) if kernels_run_on(device) else None,
@@ -112,12 +109,12 @@ class SamplingBatch:
     @property
     def cuts(self) -> bool:
         """Whether any row has top-k, top-p or min-p."""
-        return any(kind.name in ("top_k", "nucleus") for kind in self.kinds)
+        return any(kind.cuts_any for kind in self.kinds)
 
     @property
     def shapes(self) -> bool:
         """Whether `shape_logits` changes any logits."""
-        fields = (self.forbidden, self.bias_BE, self.penalties_3B, self.min_length_B)
+        fields = (self.forbidden, self.biases, self.penalties_3B, self.min_length_B)
         return any(field is not None for field in fields)
 
     @property
@@ -140,7 +137,7 @@ class SamplingBatch:
             kinds=tuple(kind for kind in kinds if kind is not None),
             forbidden=None if self.forbidden is None else self.forbidden.take(rows),
             penalties_3B=None if self.penalties_3B is None else self.penalties_3B[:, index_N],
-            bias_BE=None if self.bias_BE is None else (self.bias_BE[0][index_N], self.bias_BE[1][index_N]),
+            biases=None if self.biases is None else self.biases.take(index_N),
             stop_ids_BS=self.stop_ids_BS[index_N],
             min_length_B=None if self.min_length_B is None else self.min_length_B[index_N],
             table=None if self.table is None else self.table.take(rows, index_N),
@@ -162,8 +159,8 @@ def shape_logits(logits_BJV: torch.Tensor, sampling: SamplingBatch, history: Tok
     This is the argument itself if no row has any of these.
     """
     shaped_BJV = forbid(logits_BJV, sampling, history)
-    if sampling.bias_BE is not None:
-        ids_BE, values_BE = sampling.bias_BE
+    if sampling.biases is not None:
+        ids_BE, values_BE = sampling.biases.ids_RE, sampling.biases.values_RE
         shape = (-1, logits_BJV.shape[1], -1)
         shaped_BJV = shaped_BJV.float().scatter_add(-1, ids_BE[:, None].expand(shape), values_BE[:, None].expand(shape))
     if sampling.penalties_3B is not None:
@@ -286,12 +283,3 @@ def _column(values: Seq[float], neutral: float, device: torch.device) -> torch.T
 def _pad_ids(rows: list[list[int]], filler: int, device: torch.device) -> torch.Tensor:
     width = max((len(row) for row in rows), default=0) or 1
     return to_device([row + [filler] * (width - len(row)) for row in rows], device, torch.int64)
-
-
-def _pad_bias(biases: Seq[Mapping[int, float]], device: torch.device) -> tuple[torch.Tensor, torch.Tensor] | None:
-    if not any(biases):
-        return None
-    ids_BE = _pad_ids([list(bias) for bias in biases], 0, device)
-    width = ids_BE.shape[1]
-    values = [[*bias.values(), *[0.0] * (width - len(bias))] for bias in biases]
-    return ids_BE, to_device(values, device, torch.float32)

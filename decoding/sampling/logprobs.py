@@ -1,11 +1,16 @@
-"""Log-probabilities of tokens under raw logits, and of the most likely ones: for all rows of a round at once.
+"""Log-probabilities of tokens under raw logits, and of the most likely ones: of a round, and of texts that are given.
+
+A token of a text is scored by the logits behind the token before it. Where several continuations of one prompt are
+scored, several tokens are asked for behind the same position. The log-probabilities of all positions are never held at
+once: they are computed some positions at a time, and only those of the asked tokens are kept.
 
 Shapes: B rows, K drafted tokens, J = K + 1 positions, P = B x J, V vocabulary; M of the positions, T likely tokens.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import takewhile
 
 import torch
 
@@ -110,3 +115,145 @@ def _listed(chosen_M: torch.Tensor, values_MT: torch.Tensor, ids_MT: torch.Tenso
         TokenLogprobs(logprob, tuple(zip(ids, values, strict=True)))
         for logprob, ids, values in zip(chosen_M.tolist(), ids_MT.tolist(), values_MT.tolist(), strict=True)
     ]
+
+
+LOGITS_AT_ONCE = 1 << 24  # 64 MB in float32: the most logits, of positions x vocabulary, that scoring holds
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """Tokens of one row, from position `start` of its slot on, and what is asked for behind them."""
+
+    slot: int
+    start: int
+    token_ids: tuple[int, ...]
+    asked: tuple[tuple[int, int], ...] = ()  # (index into token_ids, a token that may stand behind it), in order
+    num_top: int = 0  # likely tokens that are wanted behind each asked position
+    has_ranks: bool = False  # whether the rank of each asked token among all is wanted
+
+    @classmethod
+    def over(cls, slot: int, start: int, token_ids: Seq[int], following: Seq[int], num_top: int = 0) -> "Stretch":
+        """Return a stretch that asks for one token behind each of its own."""
+        return cls(slot, start, tuple(token_ids), tuple(enumerate(following)), num_top)
+
+    @property
+    def places(self) -> list[int]:
+        """The indexes behind which something is asked for, each once, in order."""
+        return list(dict.fromkeys(index for index, _ in self.asked))
+
+    def cut(self, num_tokens: int) -> "tuple[Stretch, Stretch]":
+        """Return the first `num_tokens` tokens with what is asked for behind them, and the rest."""
+        num_asked = sum(1 for _ in takewhile(lambda pair: pair[0] < num_tokens, self.asked))
+        later = tuple((index - num_tokens, token) for index, token in self.asked[num_asked:])
+        rest = replace(self, start=self.start + num_tokens, token_ids=self.token_ids[num_tokens:], asked=later)
+        return replace(self, token_ids=self.token_ids[:num_tokens], asked=self.asked[:num_asked]), rest
+
+
+def positions_at_once(vocab_size: int) -> int:
+    """Return behind how many positions logits may be held at once."""
+    return max(1, LOGITS_AT_ONCE // vocab_size)
+
+
+def in_forwards(stretches: Seq[Stretch], vocab_size: int) -> Iterator[list[tuple[int, Stretch]]]:
+    """Yield the stretches of each forward, with their numbers, so that rows x most places of a row stay few enough.
+
+    For a forward that returns its logits as a rectangle. A stretch that asks for too much is cut; rests come later, so
+    that each row is written in order.
+    """
+    most = positions_at_once(vocab_size)
+    rest = list(enumerate(stretches))
+    while rest:
+        rest.sort(key=lambda numbered: len(numbered[1].places))
+        forward: list[tuple[int, Stretch]] = []
+        later: list[tuple[int, Stretch]] = []
+        for number, stretch in rest:
+            places = stretch.places
+            if forward and (len(forward) + 1) * len(places) > most:
+                later.append((number, stretch))
+            elif len(places) > most:
+                first, second = stretch.cut(places[most])
+                forward.append((number, first))
+                later.append((number, second))
+            else:
+                forward.append((number, stretch))
+        yield forward
+        rest = later
+
+
+def asked_logprobs(
+    stretches: Seq[Stretch], logits_of: Callable[[slice], torch.Tensor], vocab_size: int
+) -> list[list[TokenLogprobs]]:
+    """Return for each stretch the log-probability of each asked token, with the likely ones behind its position.
+
+    `logits_of` returns the logits [M', V] of some of the M positions, which are the places of the first stretch, then
+    those of the next, and so on. They are taken in float32.
+    """
+    places: list[tuple[int, int]] = []  # of the M positions: a stretch, and an index into it
+    pairs: list[tuple[int, int, int]] = []  # of the asked tokens: one of the M positions, the token, the stretch
+    for number, stretch in enumerate(stretches):
+        numbered = {index: len(places) + place for place, index in enumerate(stretch.places)}
+        places += [(number, index) for index in numbered]
+        pairs += [(numbered[index], token, number) for index, token in stretch.asked]
+    found: list[list[TokenLogprobs]] = [[] for _ in stretches]
+    size, next_pair = positions_at_once(vocab_size), 0
+    for first in range(0, len(places), size):
+        end = min(first + size, len(places))
+        num_pairs = sum(1 for _ in takewhile(lambda pair: pair[0] < end, pairs[next_pair:]))  # noqa: B023
+        here = pairs[next_pair : next_pair + num_pairs]
+        next_pair += num_pairs
+        # In a function of its own: nothing of these positions is kept when the next ones are computed.
+        num_top = [stretches[number].num_top for number, _ in places[first:end]]
+        wanted = [(place - first, token) for place, token, _ in here]
+        has_ranks = [stretches[number].has_ranks for _, _, number in here]
+        chosen, ranks, tops = _found(logits_of(slice(first, end)), wanted, has_ranks, num_top)
+        for (place, _, number), logprob, rank in zip(here, chosen, ranks, strict=True):
+            top, best_logit = tops[place - first]
+            found[number].append(TokenLogprobs(logprob, top, rank, best_logit))
+    return found
+
+
+_Top = tuple[tuple[tuple[int, float], ...], float | None]  # the likely tokens of a position, and the best one's logit
+
+
+def _found(
+    logits_MV: torch.Tensor, pairs: Seq[tuple[int, int]], has_ranks: Seq[bool], num_top: Seq[int]
+) -> tuple[list[float], list[int | None], list[_Top]]:
+    """Return what is asked for: log-probabilities and ranks of pairs, and the likely tokens behind each position.
+
+    A pair is a position and a token. Its rank is None unless it has one.
+    """
+    logprobs_MV = logits_MV.float().log_softmax(-1)
+    index = to_device(pairs, logits_MV.device, torch.int64)
+    return (
+        logprobs_MV[index[:, 0], index[:, 1]].tolist(),
+        _ranks(logprobs_MV, pairs, has_ranks),
+        _tops(logprobs_MV, logits_MV, num_top),
+    )
+
+
+def _ranks(logprobs_MV: torch.Tensor, pairs: Seq[tuple[int, int]], has_ranks: Seq[bool]) -> list[int | None]:
+    """Return of each pair that has a rank the number of tokens at its position that are at least as likely."""
+    ranks: list[int | None] = [None] * len(pairs)
+    ranked = [number for number, has_rank in enumerate(has_ranks) if has_rank]
+    size = max(1, LOGITS_AT_ONCE // 16 // logprobs_MV.shape[1])  # pairs at once, whose positions are copied
+    for first in range(0, len(ranked), size):
+        here = ranked[first : first + size]
+        index = to_device([pairs[number] for number in here], logprobs_MV.device, torch.int64)
+        own_N1 = logprobs_MV[index[:, 0], index[:, 1]][:, None]
+        found = (logprobs_MV[index[:, 0]] >= own_N1).sum(-1).tolist()
+        for number, rank in zip(here, found, strict=True):
+            ranks[number] = rank
+    return ranks
+
+
+def _tops(logprobs_MV: torch.Tensor, logits_MV: torch.Tensor, num_top: Seq[int]) -> list[_Top]:
+    """Return the likely tokens behind each position, best first, as many as it wants, and the logit of the first."""
+    tops: list[_Top] = [((), None) for _ in num_top]
+    for number in set(num_top) - {0}:
+        rows = [row for row, wanted in enumerate(num_top) if wanted == number]
+        chosen_MV = logprobs_MV if len(rows) == len(num_top) else logprobs_MV[rows]
+        values_MT, ids_MT = chosen_MV.topk(min(number, logprobs_MV.shape[1]), dim=-1)
+        best_M = logits_MV[to_device(rows, logits_MV.device), ids_MT[:, 0]].float()
+        for row, ids, values, best in zip(rows, ids_MT.tolist(), values_MT.tolist(), best_M.tolist(), strict=True):
+            tops[row] = tuple(zip(ids, values, strict=True)), best
+    return tops

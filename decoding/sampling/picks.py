@@ -2,54 +2,75 @@
 
     pick = argmax over tokens of   logit / temperature + Gumbel noise      (greedy: without noise)
 
-`pick_plain` is this definition over the whole vocabulary. `pick_tokens` computes the same, bit for bit, without reading
-every score and every noise: it bounds each block of 64 tokens (its largest score plus its largest noise), knows the few
-tokens that a cut leaves, and draws noise only for tokens that could still win. Rows of different kinds (greedy, without
-a cut, with one) are handled apart, so that none pays for what another needs.
+`pick_tokens` computes this bit for bit, without reading every score and every noise: it bounds each block of 64 tokens
+(its largest score plus its largest noise), knows the few tokens that a cut leaves, and draws noise only for tokens that
+could still win. Rows of different kinds (greedy, without a cut, with one) are handled apart, so that none pays for what
+another needs. The noise is that which drafter and verifier share in a round, drawn once (`RoundNoise`).
 
 Shapes: B sequences, J positions, V vocabulary; P positions (B x J, flattened), N blocks, C of them, M listed tokens.
 """
 
-from dataclasses import dataclass, fields
-from typing import NamedTuple, Self
+from collections.abc import Sequence as Seq
 
 import torch
 
-from decoding.noise import BLOCK, GumbelNoise
-from decoding.picked import Picked
-from decoding.sampling.cuts import Support, find_supports
+from decoding.device import to_device
+from decoding.noise import BLOCK, GumbelNoise, Stream
+from decoding.picked import Picks
+from decoding.sampling.cuts import NEVER, Scores, Support, find_supports
 from decoding.sampling.distribution import SamplingBatch, truncate
-from decoding.sampling.scores import NEVER, Scores
+
+
+class RoundNoise:
+    """The shared noise of a round's rows at the positions that it may score, drawn when first asked for."""
+
+    def __init__(
+        self, keys_B: torch.Tensor, positions_BJ: torch.Tensor, part_of: "tuple[RoundNoise, torch.Tensor] | None" = None
+    ) -> None:
+        """Remember the keys and positions. With `part_of` these are rows of another noise, which draws for them."""
+        self._keys_B, self._positions_BJ, self._part_of = keys_B, positions_BJ, part_of
+        self._drawn: dict[int, GumbelNoise] = {}  # by the size of the vocabulary
+
+    def of(self, vocab_size: int, first: int, num_positions: int) -> GumbelNoise:
+        """Return the noise of `num_positions` positions from `first` on."""
+        missing = first + num_positions - self._positions_BJ.shape[1]
+        if missing > 0:  # a lookup continued behind what was planned
+            more = torch.arange(1, missing + 1, device=self._keys_B.device)
+            positions_BJ = torch.cat((self._positions_BJ, self._positions_BJ[:, -1:] + more), dim=1)[:, first:]
+            return self._draw(vocab_size, positions_BJ)
+        return self._upto(vocab_size, first + num_positions).of(slice(None), slice(first, first + num_positions))
+
+    def take(self, rows: Seq[int]) -> "RoundNoise":
+        index_N = to_device(rows, self._keys_B.device)
+        return RoundNoise(self._keys_B[index_N], self._positions_BJ[index_N], (self, index_N))
+
+    def _upto(self, vocab_size: int, num_positions: int) -> GumbelNoise:
+        """Return at least `num_positions`: at first no more (plain decoding needs one), then all that were planned."""
+        drawn = self._drawn.get(vocab_size)
+        if drawn is not None and drawn.num_positions >= num_positions:
+            return drawn
+        if self._part_of is not None:
+            whole, index_N = self._part_of
+            drawn = whole._upto(vocab_size, num_positions).of(index_N)
+        elif drawn is None:
+            drawn = self._draw(vocab_size, self._positions_BJ[:, :num_positions])
+        else:
+            drawn = drawn.followed_by(self._draw(vocab_size, self._positions_BJ[:, drawn.num_positions :]))
+        self._drawn[vocab_size] = drawn
+        return drawn
+
+    def _draw(self, vocab_size: int, positions_BJ: torch.Tensor) -> GumbelNoise:
+        return GumbelNoise.draw(self._keys_B, positions_BJ, vocab_size, Stream.SHARED)
+
 
 _NUM_LEADERS = 8  # blocks whose best tokens set the score to beat
 _DENSE = 1 << 15  # scores; for fewer, bounds cost more than they save
 
 
-@dataclass(frozen=True)
-class Picks:
-    """The picked tokens of B x J positions, all tensors [B, J]."""
-
-    token_ids_BJ: torch.Tensor
-    best_BJ: torch.Tensor  # the noised score of the pick, float32
-    second_BJ: torch.Tensor  # the best noised score of any other token; -inf if there is none
-    score_BJ: torch.Tensor  # the pick's own score, without noise
-    is_at_border_BJ: torch.Tensor  # whether another rounding of a cut would change the pick
-    is_finite_BJ: torch.Tensor  # whether the best logit is a number
-
-    @classmethod
-    def inside(cls, picked: Picked) -> Self:
-        """Return what a kernel picked, where no pick is at the border of a cut."""
-        return cls(*picked[:4], torch.zeros_like(picked.is_finite_BJ), picked.is_finite_BJ)
-
-    def replaced(self, rows_N: torch.Tensor, others: "Picks") -> "Picks":
-        """Return the same picks, with those of `others` at these rows."""
-        return Picks(*(getattr(self, f.name).index_copy(0, rows_N, getattr(others, f.name)) for f in fields(self)))
-
-
 def pick_plain(logits_BJV: torch.Tensor, sampling: SamplingBatch, noise: GumbelNoise | None) -> Picks:
     """Pick as the definition says, by scores plus noise of every token: what `pick_tokens` must equal, bit for bit.
 
-    It knows no margin, so no pick is at a border. The tests compare with it; nothing else runs it.
+    It knows no margin, so no pick is at a border. Tests and the reference compare with it.
     """
     scores_BJV = logits_BJV.float() / sampling.temperature_B[:, None, None]
     noise_BJV = torch.zeros_like(scores_BJV) if noise is None else noise.dense(scores_BJV.shape[-1])
@@ -61,7 +82,7 @@ def pick_plain(logits_BJV: torch.Tensor, sampling: SamplingBatch, noise: GumbelN
     best_BJ, score_BJ = (values_BJV.gather(-1, ids_BJ1)[..., 0] for values_BJV in (noised_BJV, scores_BJV))
     second_BJ = noised_BJV.scatter(-1, ids_BJ1, NEVER).amax(-1)
     is_finite_BJ = logits_BJV.amax(-1).isfinite()
-    return Picks(ids_BJ1[..., 0], best_BJ, second_BJ, score_BJ, torch.zeros_like(is_finite_BJ), is_finite_BJ)
+    return Picks(ids_BJ1[..., 0], best_BJ, second_BJ, score_BJ, is_finite_BJ)
 
 
 def pick_tokens(
@@ -88,34 +109,30 @@ def pick_tokens(
             for support in find_supports(own, kind.cuts.repeated(num_positions), margin):
                 part = own if len(support.index_P) == len(own.places_P) else own.of(support.index_P)
                 parts.append((part, _best_of(support, part, noise)))
-    picks = _joined(parts)
-    picks = picks._replace(token_ids_P=picks.token_ids_P.clamp(max=vocab_size - 1))  # larger only if nothing is finite
+    ids_P, best_P, second_P, score_P, is_at_border_P = _joined(parts)
+    ids_P = ids_P.clamp(max=vocab_size - 1)  # larger only if nothing is finite
     is_finite_P = scores.logits.block_max_PN.amax(-1).isfinite()
-    return Picks(*(field_P.view(num_rows, num_positions) for field_P in (*picks, is_finite_P)))
+    found = ids_P, best_P, second_P, score_P, is_finite_P, is_at_border_P
+    return Picks(*(field_P.view(num_rows, num_positions) for field_P in found))
 
 
-class _FlatPicks(NamedTuple):
-    """The picks of P positions; the fields are those of Picks."""
+# The ids of P positions, the best and second best noised scores, the picks' own scores, whether one is at a border.
+_FlatPicks = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
-    token_ids_P: torch.Tensor
-    best_P: torch.Tensor
-    second_P: torch.Tensor
-    score_P: torch.Tensor
-    is_at_border_P: torch.Tensor
 
-    @classmethod
-    def inside(cls, ids_P: torch.Tensor, best_P: torch.Tensor, second_P: torch.Tensor, score_P: torch.Tensor) -> Self:
-        """Return picks of which none is at the border of a cut."""
-        return cls(ids_P, best_P, second_P, score_P, torch.zeros_like(best_P, dtype=torch.bool))
+def _inside(ids_P: torch.Tensor, best_P: torch.Tensor, second_P: torch.Tensor, score_P: torch.Tensor) -> _FlatPicks:
+    """Return picks of which none is at the border of a cut."""
+    return ids_P, best_P, second_P, score_P, torch.zeros_like(best_P, dtype=torch.bool)
 
 
 def _joined(parts: list[tuple[Scores, _FlatPicks]]) -> _FlatPicks:
-    """Put the picks of parts of the positions in order."""
     if len(parts) == 1 and parts[0][0].is_all:
         return parts[0][1]
     order_P = torch.cat([scores.places_P for scores, _ in parts]).argsort()
-    fields = zip(*(picks for _, picks in parts), strict=True)
-    return _FlatPicks(*(torch.cat(field)[order_P] for field in fields))
+    ids_P, best_P, second_P, score_P, is_at_border_P = (
+        torch.cat(field)[order_P] for field in zip(*(picks for _, picks in parts), strict=True)
+    )
+    return ids_P, best_P, second_P, score_P, is_at_border_P
 
 
 def _best_two(scores: Scores) -> _FlatPicks:
@@ -127,14 +144,14 @@ def _best_two(scores: Scores) -> _FlatPicks:
     best_P, place_P = scores_PM.max(-1)
     others_P = scores.block_max_PN.scatter(-1, block_P[:, None], NEVER).amax(-1)
     second_P = scores_PM.scatter_(-1, place_P[:, None], NEVER).amax(-1).maximum(others_P)
-    return _FlatPicks.inside(block_P * BLOCK + place_P, best_P, second_P, best_P)
+    return _inside(block_P * BLOCK + place_P, best_P, second_P, best_P)
 
 
 def _best_two_of(noised_PV: torch.Tensor, scores_PV: torch.Tensor | None = None) -> _FlatPicks:
     """Pick from all noised scores; the argument is overwritten."""
     best_P, ids_P = noised_PV.max(-1)
     score_P = best_P if scores_PV is None else scores_PV.gather(-1, ids_P[:, None])[:, 0]
-    return _FlatPicks.inside(ids_P, best_P, noised_PV.scatter_(-1, ids_P[:, None], NEVER).amax(-1), score_P)
+    return _inside(ids_P, best_P, noised_PV.scatter_(-1, ids_P[:, None], NEVER).amax(-1), score_P)
 
 
 def _race(scores: Scores, noise: GumbelNoise) -> _FlatPicks:
@@ -166,7 +183,7 @@ def _race(scores: Scores, noise: GumbelNoise) -> _FlatPicks:
     is_pick_Q = ids_Q == ids_P[index_Q]
     second_P = nothing_P.scatter_reduce(0, index_Q, noised_Q.masked_fill(is_pick_Q, NEVER), "amax")
     score_P = nothing_P.scatter_reduce(0, index_Q, scores_Q.masked_fill(~is_pick_Q, NEVER), "amax")
-    return _FlatPicks.inside(ids_P, best_P, second_P, score_P)
+    return _inside(ids_P, best_P, second_P, score_P)
 
 
 def _score_to_beat(scores: Scores, noise: GumbelNoise, bound_PN: torch.Tensor) -> torch.Tensor:
@@ -198,11 +215,11 @@ def _best_of(support: Support, scores: Scores, noise: GumbelNoise) -> _FlatPicks
     second_P = kept_PM.masked_fill(is_pick_PM, NEVER).amax(-1)
     score_P = support.scores_PM.masked_fill(~is_pick_PM, NEVER).amax(-1)
     if support.is_tight_PM is support.is_kept_PM:
-        return _FlatPicks.inside(ids_P, best_P, second_P, score_P)
+        return _inside(ids_P, best_P, second_P, score_P)
     loose_PM = noised_PM.masked_fill(~support.is_loose_PM, NEVER)
     is_at_border_P = _best_and_lowest(loose_PM, support, scores.vocab_size)[1] != ids_P
     is_at_border_P |= ~(is_pick_PM & support.is_tight_PM).any(-1)
-    return _FlatPicks(ids_P, best_P, second_P, score_P, is_at_border_P)
+    return ids_P, best_P, second_P, score_P, is_at_border_P
 
 
 def _best_and_lowest(noised_PM: torch.Tensor, support: Support, beyond: int) -> tuple[torch.Tensor, torch.Tensor]:

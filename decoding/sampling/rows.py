@@ -19,14 +19,12 @@ from decoding.gpu.pick_table import PickTable
 from decoding.gpu.picks import Counted
 from decoding.gpu.picks import PickInputs as GpuInputs
 from decoding.gpu.picks import pick as pick_on_gpu
+from decoding.picked import Picks
 from decoding.sampling.distribution import SamplingBatch, forbid, shape_logits
-from decoding.sampling.picks import Picks, pick_tokens
-from decoding.sampling.round_noise import RoundNoise
-from decoding.sampling.token_counts import TokenCounts
-from decoding.sampling.token_history import TokenHistory
-from decoding.sampling.token_masks import TokenMasks
-from decoding.sampling.verdicts import Verdicts
-from decoding.sampling.verify import Draft
+from decoding.sampling.masks import TokenMasks
+from decoding.sampling.picks import RoundNoise, pick_tokens
+from decoding.sampling.token_history import TokenCounts, TokenHistory
+from decoding.sampling.verdicts import Draft, Verdicts
 from decoding.sequence import Sequence
 
 
@@ -231,23 +229,22 @@ class Rows:
             if self.sampling.forbidden is not None:  # which the kernels do not know
                 logits_BJV = forbid(logits_BJV, self.sampling, self.history(drafted_BK, first, num_positions))
             inputs = self._gpu_inputs(self.sampling.table, vocab_size, drafted_BK)
-            return Picks.inside(pick_on_gpu(logits_BJV, inputs, first))
+            return pick_on_gpu(logits_BJV, inputs, first)
         shaped_BJV = logits_BJV
         if self.sampling.shapes:
             shaped_BJV = shape_logits(logits_BJV, self.sampling, self.history(drafted_BK, first, num_positions))
         if shaped_BJV.device.type == "cpu" and not self.sampling.cuts:  # of which the kernel knows nothing
-            picked = pick_on_cpu(shaped_BJV, self._cpu_inputs(masks), first)
+            sampling, masked = self.sampling, () if masks is None or not masks.rows else (masks.packed_RJW, masks.rows)
+            cpu_inputs = CpuInputs(
+                sampling.temperature_B, sampling.samples_B, sampling.keys_B, self._lengths_B, *masked
+            )
+            picked = pick_on_cpu(shaped_BJV, cpu_inputs, first)
             if picked is not None:
-                return Picks.inside(picked)
+                return picked
         if masks is not None:
             shaped_BJV = masks.apply(shaped_BJV)
         noise = self._round_noise.of(vocab_size, first, num_positions) if self.sampling.samples else None
         return pick_tokens(shaped_BJV, self.sampling, noise, margin)
-
-    def _cpu_inputs(self, masks: TokenMasks | None) -> CpuInputs:
-        sampling = self.sampling
-        masked = () if masks is None or not masks.rows else (masks.packed_RJW, masks.rows)
-        return CpuInputs(sampling.temperature_B, sampling.samples_B, sampling.keys_B, self._lengths_B, *masked)
 
     def _gpu_inputs(self, table: PickTable, vocab_size: int, drafted_BK: torch.Tensor) -> GpuInputs:
         if any(table.uses_counts) and vocab_size not in self._counted:

@@ -1,16 +1,41 @@
-"""Verdicts: what the target decided about the drafts of a round, on the device and on the way to the host.
+"""Drafts of a round, and verdicts: what the target decided about them, on the device and on the way to the host.
 
 Shapes: B rows, K drafted tokens, J = K + 1 positions, C columns.
 """
 
 from collections.abc import Callable
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 
+from decoding.device import to_device
 from decoding.sampling.logprobs import RoundLogprobs
 from decoding.sequence import TokenLogprobs
+
+
+@dataclass(frozen=True)
+class Draft:
+    """Drafted continuations of B sequences."""
+
+    token_ids_BK: torch.Tensor  # int64; anything past a row's num_draft_tokens
+    num_draft_tokens_B: torch.Tensor  # int64, 0..K
+    probs_BKV: torch.Tensor | None = None  # what each token was drawn from; None: a point mass on the token
+    max_draft_tokens_B: tuple[int, ...] = ()  # of a drafter: num_draft_tokens_B's upper bounds, known to the host
+
+    def of(self, rows: slice) -> "Draft":
+        """Return the drafts of some of the sequences."""
+        probs_BKV = None if self.probs_BKV is None else self.probs_BKV[rows]
+        bounds = self.max_draft_tokens_B[rows]
+        return Draft(self.token_ids_BK[rows], self.num_draft_tokens_B[rows], probs_BKV, bounds)
+
+    def take(self, rows: Seq[int]) -> "Draft":
+        """Return the drafts of these sequences, in this order."""
+        index_N = to_device(rows, self.token_ids_BK.device)
+        probs_BKV = None if self.probs_BKV is None else self.probs_BKV[index_N]
+        bounds = tuple(self.max_draft_tokens_B[row] for row in rows if self.max_draft_tokens_B)
+        return Draft(self.token_ids_BK[index_N], self.num_draft_tokens_B[index_N], probs_BKV, bounds)
 
 
 class RowVerdict(NamedTuple):

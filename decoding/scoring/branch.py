@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from decoding.common_prefix import common_prefix
-from decoding.sampling.asked import Stretch
+from decoding.sampling.logprobs import Stretch
 from decoding.scoring.text import ScoredText
 from decoding.sequence import TokenLogprobs
 

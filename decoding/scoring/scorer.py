@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Set
 from itertools import islice
 
 from decoding.network.target import Target
-from decoding.sampling.asked import Stretch
+from decoding.sampling.logprobs import Stretch
 from decoding.scoring.branch import Branch, branches_of, collect
 from decoding.scoring.slot import Slot, find_shared
 from decoding.scoring.text import ScoredText

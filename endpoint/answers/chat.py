@@ -7,11 +7,10 @@ from typing import Any
 from starlette.responses import Response
 
 from endpoint.answers.choices import Choice, Growth, draft_fields
-from endpoint.answers.logprobs import chat_logprobs
-from endpoint.answers.prompt_scores import score_prompts
+from endpoint.answers.logprobs import chat_logprobs, score_prompts
 from endpoint.answers.writer import Form, respond
 from endpoint.service.service import Call, PreparedRequest, Service
-from pipeline.requests.chat import ChatAsked
+from pipeline.requests.texts import ChatAsked
 from pipeline.text.answer_parts import Arguments, CallBegins, Content, Event, Reasoning
 from pipeline.text.codec import TextCodec
 

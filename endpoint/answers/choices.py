@@ -15,8 +15,7 @@ from actors.engine.requests import Generation
 from actors.engine.translation import mean_logprob
 from decoding.sequence import TokenLogprobs
 from endpoint.answers.text import Piece, Span, TextStream, WholeText
-from endpoint.http.errors import ApiError, generation_failed
-from endpoint.requests.refusal import refusal
+from endpoint.http.errors import ApiError, generation_failed, refusal
 from endpoint.service.backend import ask
 from endpoint.service.metrics import FinishReason, RequestMeter
 from endpoint.service.resumption import Reached, Resumption

@@ -12,13 +12,11 @@ from starlette.responses import Response
 from actors.engine.deltas import Delta
 from decoding.sequence import TokenLogprobs
 from endpoint.answers.choices import Choice, Growth, draft_fields
-from endpoint.answers.logprobs import completion_logprobs
-from endpoint.answers.next_token import is_next_token, known_deltas
-from endpoint.answers.prompt_scores import score_prompts
+from endpoint.answers.logprobs import completion_logprobs, is_next_token, known_deltas, score_prompts
 from endpoint.answers.text import TextStream
 from endpoint.answers.writer import Form, respond
 from endpoint.service.service import Call, PreparedRequest, Prompt, Service
-from pipeline.requests.completion import CompletionAsked
+from pipeline.requests.texts import CompletionAsked
 from pipeline.text.codec import TextCodec
 
 

@@ -14,8 +14,7 @@ from actors.engine.deltas import Ending
 from actors.engine.translation import ended_text
 from pipeline.logs import Event
 from pipeline.text.codec import TextCodec
-from pipeline.text.incremental_decoder import IncrementalDecoder
-from pipeline.text.text_behind import HALF_CHARACTER
+from pipeline.text.text_behind import HALF_CHARACTER, IncrementalDecoder
 
 _log = logging.getLogger(__name__)
 

@@ -24,7 +24,7 @@ from endpoint.answers.choices import (
     usage,
     without_output,
 )
-from endpoint.answers.prompt_scores import prompt_logprobs
+from endpoint.answers.logprobs import prompt_logprobs
 from endpoint.answers.text import TextStream, WholeText
 from endpoint.http.events import Part, dumps, stream_response
 from endpoint.service.service import PreparedRequest, Service

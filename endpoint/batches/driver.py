@@ -19,8 +19,7 @@ from actors.units.ledgers import LedgerOfRun
 from actors.workers.batch_worker import UnitOrder
 from endpoint.batches.batch import Batch, BatchError, Status
 from endpoint.batches.input_check import CheckedInput, check_input
-from endpoint.batches.results import write_results
-from endpoint.batches.run import Progress, sampling_of
+from endpoint.batches.run import Progress, sampling_of, write_results
 from endpoint.batches.workshop import BatchModel, Workshop
 from pipeline.export.openai_batch import NotRun
 from pipeline.inputs.units import WorkUnit

@@ -14,9 +14,9 @@ from typing import Any
 
 from endpoint.batches.batch import BatchError
 from pipeline.errors import FieldError, shown_name
-from pipeline.inputs.lines import split_lines
-from pipeline.inputs.openai_batch import body_of, custom_id
+from pipeline.inputs.files import split_lines
 from pipeline.requests.strict_json import JsonError, parse_object
+from pipeline.requests.texts import body_of, custom_id
 from pipeline.storage.location import Location
 
 MAX_ERRORS = 100  # that are listed

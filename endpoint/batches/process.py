@@ -1,10 +1,11 @@
-"""BatchesProcess: the drivers of all batches as a Ray Serve deployment of one replica, which needs no GPU."""
+"""The drivers of all batches that have not ended, in one process: a Ray Serve deployment that needs no GPU."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ray.exceptions import RayError
@@ -12,16 +13,121 @@ from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, 
 
 from actors.engines.loading import load_codec
 from actors.units.ledgers import start_ledgers
-from endpoint.batches.batches import Batches
-from endpoint.batches.settings import BatchSettings
-from endpoint.batches.units import ReplicaUnits
-from endpoint.batches.workshop import BatchModel
+from endpoint.batches.batch import BatchSettings
+from endpoint.batches.driver import BatchDriver
+from endpoint.batches.input_check import InputRules
+from endpoint.batches.store import BatchStore, FileStore
+from endpoint.batches.workshop import BatchModel, ReplicaUnits, Workshop
 from endpoint.service.served_model import ServedModel
-from pipeline.logs import Event, LogSettings, set_up_logs
+from pipeline.logs import Event, LogSettings, failure_event, set_up_logs
 from pipeline.ray_internals import keep_serve_on_loopback
+from pipeline.run.progress.lease import LeaseHeld, LeaseLost
 
-_TELL_S = 5.0  # to tell the deployment of a new batch; it looks by itself, too
+_LOOK_EVERY_S = 10.0  # for batches that this process was not told of
+_SWEEP_EVERY_S = 3600.0  # for what has expired
+_UNFINISHED_S = 86_400.0  # after which the rest of an upload that died is deleted
 _log = logging.getLogger(__name__)
+_TELL_S = 5.0  # to tell the deployment of a new batch; it looks by itself, too
+
+
+class Batches:
+    """The drivers of one process. Belongs to the event loop in which `run` is awaited."""
+
+    def __init__(
+        self,
+        models: Sequence[BatchModel],
+        batch_settings: BatchSettings,
+        ledgers: Any,
+        *,
+        max_units: int,
+        max_line_bytes: int,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """Take over the batches under `batch_settings.path`, for engines of these models; the first is their own.
+
+        At most `max_units` units of a batch are under way at once; `ledgers` is the actor of their Ledgers. A request
+        may have `max_line_bytes`. Raises ValueError or OSError if the folder cannot be used.
+        """
+        assert batch_settings.path is not None
+        self._files = FileStore(batch_settings.path, clock)
+        self._batches = BatchStore(self._files.root, self._files.temporary)
+        self._keep_s, self._clock = batch_settings.keep_s, clock
+
+        def rules(endpoint: str) -> InputRules:
+            names: dict[str | None, str] = {None: models[0].served.name}
+            names |= {name: model.served.name for model in models for name in model.served.service.names}
+            max_rows = batch_settings.max_rows
+            return InputRules(endpoint=endpoint, models=names, max_rows=max_rows, max_line_bytes=max_line_bytes)
+
+        self._workshop = Workshop(
+            files=self._files,
+            batches=self._batches,
+            models={model.served.adapter: model for model in models},
+            ledgers=ledgers,
+            max_units=max_units,
+            rules=rules,
+            keep_s=batch_settings.keep_s,
+            clock=clock,
+        )
+        self._drivers: dict[str, tuple[BatchDriver, asyncio.Task[None]]] = {}
+        self._awake = asyncio.Event()
+        self._swept_at = float("-inf")
+
+    def wake(self) -> None:
+        """Look for new batches, and for those that are to be cancelled, at once."""
+        self._awake.set()
+
+    async def run(self) -> None:
+        """Bring batches to their ends until this is cancelled."""
+        try:
+            while True:
+                self._awake.clear()
+                try:
+                    await self._look()
+                except OSError as error:
+                    _log.error(failure_event("batches not read", error))
+                try:
+                    async with asyncio.timeout(_LOOK_EVERY_S):
+                        await self._awake.wait()
+                except TimeoutError:
+                    continue
+        finally:
+            tasks = [task for _, task in self._drivers.values()]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _look(self) -> None:
+        owners = await asyncio.to_thread(self._files.owners)
+        in_use = set[str]()
+        for owner in owners:
+            for batch in await asyncio.to_thread(self._batches.unfinished, owner):
+                in_use.add(batch.input_file_id)
+                if batch.id not in self._drivers:
+                    driver = BatchDriver(batch, self._workshop)
+                    task = asyncio.create_task(self._drive(batch.id, driver))
+                    self._drivers[batch.id] = driver, task
+                is_cancelled = await asyncio.to_thread(self._batches.cancelled_at, batch) is not None
+                if is_cancelled and (driven := self._drivers.get(batch.id)) is not None:
+                    driven[0].cancel()
+        if time.monotonic() - self._swept_at >= _SWEEP_EVERY_S:
+            self._swept_at = time.monotonic()
+            await asyncio.to_thread(self._sweep, owners, in_use)
+
+    async def _drive(self, batch_id: str, driver: BatchDriver) -> None:
+        try:
+            await driver.drive()
+        except (LeaseHeld, LeaseLost) as error:
+            _log.info(Event("batch left to another process", batch=batch_id, reason=str(error)))
+        except Exception as error:  # noqa: BLE001 - tried again at the next look
+            _log.error(failure_event("batch not driven", error, batch=batch_id))
+        finally:
+            del self._drivers[batch_id]
+
+    def _sweep(self, owners: list[str], in_use: set[str]) -> None:
+        for owner in owners:
+            self._files.delete_expired(owner, _UNFINISHED_S, in_use)
+            self._batches.delete_old(owner, self._clock() - self._keep_s)
 
 
 class BatchesProcess:

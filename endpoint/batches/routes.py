@@ -9,12 +9,10 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response, StreamingResponse
 
 from endpoint.batches.service import BatchService
-from endpoint.batches.upload import read_form
+from endpoint.batches.upload import BatchRequest, read_form
 from endpoint.http.errors import ApiError
-from endpoint.http.origin import origin_of
-from endpoint.http.owner import owner_of_request
-from endpoint.requests.batch import BatchRequest
-from endpoint.requests.body import body_of, documented
+from endpoint.http.origin import origin_of, owner_of_request
+from endpoint.requests import body_of, documented
 
 _UPLOAD_FORM = {
     "requestBody": {

@@ -9,16 +9,12 @@ from functools import partial
 from itertools import islice
 from typing import Any
 
-from endpoint.batches.batch import CANCELLABLE, WINDOW_S, Batch
-from endpoint.batches.files import FileStore, StoredFile
-from endpoint.batches.ids import batch_id as id_of_batch
-from endpoint.batches.ids import is_id
-from endpoint.batches.settings import BatchSettings
-from endpoint.batches.store import BatchStore
-from endpoint.batches.upload import UploadForm, store
+from endpoint.batches.batch import CANCELLABLE, WINDOW_S, Batch, BatchSettings
+from endpoint.batches.store import BatchStore, FileStore, StoredFile, is_id
+from endpoint.batches.store import batch_id as id_of_batch
+from endpoint.batches.upload import BatchRequest, UploadForm, store
 from endpoint.http.errors import ApiError, server_busy, wrong
 from endpoint.http.origin import Origin
-from endpoint.requests.batch import BatchRequest
 from pipeline.errors import shown_name
 from pipeline.run.unit_rows import read_ahead
 

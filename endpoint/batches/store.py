@@ -1,20 +1,165 @@
-"""BatchStore: the batches of all keys on storage. A reader sees a batch as it is or as it was, never half.
+"""FileStore and BatchStore: files and batches on storage, in folders of the keys that they belong to.
 
+<path>/<owner>/files/<id>/content         the bytes of a file of a client, or of a result of a batch
+<path>/<owner>/files/<id>/file.json       what they are, written after them: without it there is no file
 <path>/<owner>/batches/<id>/batch.json    the batch; written by the ingress that made it, then by its driver alone
 <path>/<owner>/batches/<id>/cancel.json   asks the driver to cancel it
 <path>/<owner>/batches/<id>/run/          the run directory of its rows (pipeline/run/directory.py)
+<path>/_tmp/                              unfinished files (local disks only)
+
+Ids sort by the time at which they were made, and are safe as names of files. A reader sees a batch as it is or as it
+was, never half.
 """
 
 from __future__ import annotations
 
 import json
+import re
+import secrets
+import time
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from hashlib import sha256
+from typing import IO, Any, Literal
+
+from pyarrow import fs
 
 from endpoint.batches.batch import CANCELLABLE, ENDED, Batch
-from endpoint.batches.ids import is_id, made_at
+from endpoint.http.origin import Origin
 from pipeline.storage.location import Location
-from pipeline.storage.whole_file import create_file, replace_file
+from pipeline.storage.whole_file import create_file, replace_file, replacement
 
+Kind = Literal["file", "batch"]
+_SEPARATOR = {"file": "-", "batch": "_"}
+_BODY = re.compile(r"[0-9a-f]{24}")
+Purpose = Literal["batch", "batch_output"]
+_CHUNK_BYTES = 1 << 20
 _TRIES = 5  # to read a file that is replaced meanwhile
+
+
+def new_id(kind: Kind) -> str:
+    """Return an id that no other process returns: nanoseconds since 1970, and random digits."""
+    return f"{kind}{_SEPARATOR[kind]}{time.time_ns():016x}{secrets.token_hex(4)}"
+
+
+def batch_id(origin: Origin) -> str:
+    """Return the id of the batch that a request makes, the same whichever process is asked to make it."""
+    return f"batch_{origin.created_ns:016x}{origin.draw('batch', 2**32):08x}"
+
+
+def result_id(batch_id: str, name: Literal["output", "errors"]) -> str:
+    """Return the id of a result of a batch, which is the same whenever it is made: a kill may repeat that."""
+    body = batch_id.removeprefix("batch_")
+    return f"file-{body[:16]}{sha256(f'{batch_id} {name}'.encode()).hexdigest()[:8]}"
+
+
+def is_id(kind: Kind, text: str) -> bool:
+    """Tell whether this text can be an id; any other names nothing."""
+    prefix = kind + _SEPARATOR[kind]
+    return text.startswith(prefix) and _BODY.fullmatch(text[len(prefix) :]) is not None
+
+
+def made_at(id_: str) -> float:
+    """Return the time at which the thing of an id was made, in seconds since 1970."""
+    return int(id_[-24:-8], 16) / 1e9
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredFile:
+    """What is known of a file. Times are seconds since 1970."""
+
+    id: str
+    bytes: int
+    created_at: int
+    expires_at: int
+    filename: str
+    purpose: Purpose
+
+    def shown(self) -> dict[str, Any]:
+        """Return the file as the API shows it."""
+        return {**asdict(self), "object": "file", "status": "processed", "status_details": None}
+
+
+class FileStore:
+    """The files of all keys. Its methods wait for the storage, and raise OSError if that fails."""
+
+    def __init__(self, path: str, clock: Callable[[], float] = time.time) -> None:
+        """Keep files under a folder or a URI, which is made; `clock` returns seconds since 1970. Raises OSError."""
+        self.root, self._clock = Location.parse(path), clock
+        self.temporary = self.root.child("_tmp")
+        (self.temporary if self.root.is_local else self.root).make_folder()
+
+    @contextmanager
+    def writing(self, owner: str, file_id: str) -> Iterator[IO[bytes]]:
+        """Open the content of a file that is to be added; it appears whole when the block ends."""
+        with replacement(self.content(owner, file_id)) as stream:
+            yield stream
+
+    def add(self, owner: str, file: StoredFile) -> None:
+        """Add a file whose content has been written."""
+        replace_file(self._metadata(owner, file.id), json.dumps(asdict(file)).encode(), self.temporary)
+
+    def get(self, owner: str, file_id: str) -> StoredFile | None:
+        """Return a file; None if the owner has none of this id, or it has expired."""
+        file = self._read(owner, file_id)
+        return None if file is None or file.expires_at <= self._clock() else file
+
+    def _read(self, owner: str, file_id: str) -> StoredFile | None:
+        if not is_id("file", file_id):
+            return None
+        content = self._metadata(owner, file_id).read_if_there()
+        return None if content is None else StoredFile(**json.loads(content))
+
+    def content(self, owner: str, file_id: str) -> Location:
+        """Return where the bytes of a file are."""
+        return self._folder(owner, file_id).child("content")
+
+    def chunks(self, owner: str, file_id: str) -> Iterator[bytes]:
+        """Yield the bytes of a file. Raises FileNotFoundError if it was deleted meanwhile."""
+        with self.content(owner, file_id).open_file() as stream:
+            while chunk := stream.read(_CHUNK_BYTES):
+                yield bytes(chunk)
+
+    def ids(self, owner: str) -> list[str]:
+        """Return the ids of an owner's files, the newest first; of some the content may be all that there is."""
+        infos = self.root.child(f"{owner}/files").list()
+        return sorted((info.base_name for info in infos if is_id("file", info.base_name)), reverse=True)
+
+    def delete(self, owner: str, file_id: str) -> None:
+        """Delete a file; one that is not there is no error."""
+        self._metadata(owner, file_id).remove()
+        self.content(owner, file_id).remove()
+        folder = self._folder(owner, file_id)
+        with suppress(FileNotFoundError):  # a store keeps a mark of the folder of a deleted file
+            folder.retrying("deleting", lambda: folder.filesystem.delete_dir(folder.path))
+
+    def delete_expired(self, owner: str, unfinished_s: float, in_use: Collection[str] = ()) -> list[str]:
+        """Delete the owner's expired files that are not `in_use`, and what uploads left that died; return their ids.
+
+        A file without metadata is left by an upload that died if it is older than `unfinished_s`.
+        """
+        deleted = []
+        for file_id in self.ids(owner):
+            if file_id in in_use:
+                continue
+            file = self._read(owner, file_id)
+            left_at = made_at(file_id) + unfinished_s
+            if (left_at if file is None else file.expires_at) <= self._clock():
+                self.delete(owner, file_id)
+                deleted.append(file_id)
+        return deleted
+
+    def owners(self) -> list[str]:
+        """Return all owners that ever had a file or a batch."""
+        infos = self.root.list()
+        return [i.base_name for i in infos if i.type == fs.FileType.Directory and not i.base_name.startswith("_")]
+
+    def _folder(self, owner: str, file_id: str) -> Location:
+        return self.root.child(f"{owner}/files/{file_id}")
+
+    def _metadata(self, owner: str, file_id: str) -> Location:
+        return self._folder(owner, file_id).child("file.json")
 
 
 class BatchStore:

@@ -1,26 +1,42 @@
-"""The upload of a file: a multipart form, which Starlette writes to a temporary file as it comes."""
+"""Requests of the Batch API: an upload, which Starlette writes to a temporary file as it comes, and a new batch.
+
+https://platform.openai.com/docs/api-reference/batch/create
+"""
 
 from __future__ import annotations
 
 import shutil
 from dataclasses import dataclass
-from typing import IO
+from typing import IO, Any
 
 from starlette.datastructures import FormData, UploadFile
 from starlette.exceptions import HTTPException
 from starlette.formparsers import MultiPartException
 from starlette.requests import Request
 
-from endpoint.batches.files import FileStore, Purpose, StoredFile
-from endpoint.batches.ids import new_id
-from endpoint.batches.settings import BatchSettings
+from endpoint.batches.batch import BatchSettings
+from endpoint.batches.store import FileStore, Purpose, StoredFile, new_id
 from endpoint.http.errors import ApiError, server_busy, wrong
-from endpoint.requests.batch import EXPIRY
 from pipeline.errors import FieldError, shown_name
+from pipeline.requests.asked import LABELS
+from pipeline.requests.body import Body, asks, integer, one_of, options, text
+from pipeline.requests.texts import KINDS
 
+EXPIRY = options("anchor", "seconds", anchor=one_of("created_at"), seconds=integer(ge=3600, le=30 * 86_400))
 _FIELDS = frozenset({"file", "purpose", "expires_after[anchor]", "expires_after[seconds]"})
 _MAX_PART_BYTES = 4096  # of a field that is no file
 _MAX_NAME = 255
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchRequest(Body):
+    """A batch that is to be made of an uploaded file."""
+
+    input_file_id: str = asks(text(64), "The file, which holds a request in each line.", is_required=True)
+    endpoint: str = asks(one_of(*KINDS), "The path of all requests of the file.", is_required=True)
+    completion_window: str = asks(one_of("24h"), "How long the batch may take.", is_required=True)
+    metadata: dict[str, str] | None = asks(LABELS, "Kept with the batch, and shown with it.")
+    output_expires_after: dict[str, Any] | None = asks(EXPIRY, "How long the results are kept.")
 
 
 @dataclass(frozen=True)

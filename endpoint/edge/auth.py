@@ -17,8 +17,7 @@ from pathlib import Path
 from starlette.types import Scope
 
 from endpoint.http.bodies import has_body
-from endpoint.http.errors import ApiError
-from endpoint.http.limits import CLOSE
+from endpoint.http.errors import CLOSE, ApiError
 from pipeline.logs import Event
 
 _log = logging.getLogger(__name__)

@@ -1,25 +1,30 @@
-"""Headers: the request's id, and the headers by which a client could steer Ray Serve.
+"""Headers: the request's id, the names of hosts, and the headers by which a client could steer Ray Serve.
 
 Ray Serve 2.60 obeys the client: `x-request-timeout-seconds` replaces the server's own time limit (0 removes it), and
 `x-request-disconnect-disabled` lets it go on generating for a client that has left. Both are read in its proxy, before
 the application (`ray/serve/_private/proxy.py`, `send_request_to_replica`). So the gate removes them in front of the
 proxy (`endpoint/gate/gate.py`). If one reaches the application, there is no gate, and the request is refused.
+
+A page of another site can give its own name the address 127.0.0.1 (DNS rebinding). To a browser that name is then the
+page's own site, whose answers it may read; only the Host header tells it from this machine.
 """
 
 from __future__ import annotations
 
 import re
 import uuid
+from collections.abc import Collection
 
 from starlette.datastructures import MutableHeaders
 from starlette.types import Message, Scope, Send
 
-from endpoint.http.errors import ApiError
-from endpoint.http.limits import CLOSE, Limits
+from endpoint.http.bodies import Limits
+from endpoint.http.errors import CLOSE, ApiError
 
 STEERING_HEADERS = frozenset({b"x-request-timeout-seconds", b"x-request-disconnect-disabled"})
 ROUTING_HEADERS = frozenset({b"serve_multiplexed_model_id", b"serve-multiplexed-model-id", b"x-session-id"})
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._~:+/=@-]{1,128}")
+LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "[::1]"})
 
 
 def check_headers(scope: Scope, limits: Limits) -> None:
@@ -59,3 +64,17 @@ def with_request_id(send: Send, request_id: str) -> Send:
 
 def _request_ids(scope: Scope) -> list[bytes]:
     return [value for name, value in scope["headers"] if name.lower() == b"x-request-id"]
+
+
+def check_host(scope: Scope, names: Collection[str]) -> None:
+    """Raise ApiError (403) unless the request has one Host header, with one of these names and any port."""
+    hosts = [value.decode("latin-1") for name, value in scope["headers"] if name.lower() == b"host"]
+    if [host_name(host) for host in hosts] not in ([name.lower()] for name in names):
+        message = "The Host header is none of this endpoint's names; serve.allowed_hosts adds others."
+        raise ApiError(403, message, code="host_not_allowed", headers=CLOSE)
+
+
+def host_name(host: str) -> str:
+    """Return the name in a Host header, without its port, in lower case."""
+    name, separator, port = host.strip().lower().rpartition(":")
+    return name if separator and port.isdigit() else host.strip().lower()

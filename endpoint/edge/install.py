@@ -1,4 +1,4 @@
-"""The edge of the application: everything that a request meets around it, in one place."""
+"""The edge of the application: everything that a request meets around it, and how a failure becomes an answer."""
 
 from __future__ import annotations
 
@@ -9,40 +9,88 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 import prometheus_client as prometheus
-from fastapi import FastAPI
-from fastapi.responses import Response
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, Response
+from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from actors.metric_table import HTTP_REQUESTS, REQUESTS_FINISHED
 from endpoint.edge.auth import Keys, check_key
-from endpoint.edge.failures import BrokenAnswerError, install_handlers
-from endpoint.edge.headers import check_headers, request_id_of, with_request_id
-from endpoint.edge.hosts import check_host
+from endpoint.edge.headers import check_headers, check_host, request_id_of, with_request_id
 from endpoint.edge.page import PATHS, install_page
-from endpoint.edge.strict_json import check_json
 from endpoint.http.bodies import (
+    MAX_EXTRA_BYTES,
     Bodies,
     Incoming,
+    Limits,
+    Upload,
+    Uploads,
     announces_more,
     ask_for_body,
     check_encoding,
+    header,
     is_held_back,
+    is_upload,
     num_refused_at_gate,
     refuse_and_drain,
     replay,
+    upload_too_large,
 )
-from endpoint.http.errors import ApiError, refuse
-from endpoint.http.limits import Limits
-from endpoint.http.owner import owner_of
-from endpoint.http.uploads import MAX_EXTRA_BYTES, Upload, Uploads, is_upload, upload_too_large
-from endpoint.service.metric_page import Family, page
-from endpoint.service.metrics import ServingMetrics
+from endpoint.http.errors import ApiError, field_error, refuse, wrong
+from endpoint.http.origin import owner_of
+from endpoint.service.metrics import Family, ServingMetrics, page
+from pipeline.errors import FieldError, shown_name
 from pipeline.logs import failure_event
+from pipeline.requests.strict_json import JsonError, parse_object
 
+_MESSAGES = {
+    400: "The request cannot be read.",
+    404: "There is no such path here.",
+    405: "This path does not take this method.",
+}
+_CODES = {404: "unknown_url", 405: "method_not_allowed"}
 _CLIENT_LEFT = "499"  # as a status, in metrics alone; nginx's word for it
 HEALTH_PATHS = ("/health", "/health/ready")
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 _log = logging.getLogger(__name__)
+
+
+def install_handlers(app: FastAPI) -> None:
+    """Install the handler of what the application raises on purpose; `endpoint.edge.install.Edge` answers the rest."""
+    for kind in (ApiError, FieldError, RequestValidationError, HTTPException):
+        app.add_exception_handler(kind, _answer)
+
+
+async def _answer(request: Request, error: Exception) -> JSONResponse:
+    match error:
+        case FieldError():
+            error = field_error(error)
+        case RequestValidationError():
+            first = error.errors()[0]  # of a query, as in ?limit=0; `body_of` reads bodies
+            error = wrong(shown_name(str(first["loc"][-1])), f"{first['msg'][:1].lower()}{first['msg'][1:]}")
+        case HTTPException(status_code=status):
+            message = _MESSAGES.get(status, "The request cannot be answered.")
+            error = ApiError(status, message, code=_CODES.get(status), headers=error.headers)
+    assert isinstance(error, ApiError)
+    return JSONResponse(error.envelope(), error.status, headers=error.headers)
+
+
+class BrokenAnswerError(Exception):
+    """An answer that failed after it had begun. The server closes the connection, so the client sees the failure."""
+
+
+def check_json(scope: Scope, body: bytes, max_depth: int) -> None:
+    """Raise ApiError for a body that is not declared as JSON (415), or is not one strict JSON object (400)."""
+    content_type = (header(scope, b"content-type") or b"").decode("latin-1")
+    essence, _, parameters = content_type.partition(";")
+    charset = parameters.strip().lower().replace('"', "")
+    if essence.strip().lower() != "application/json" or charset not in ("", "charset=utf-8"):
+        raise ApiError(415, "Send the body with the header Content-Type: application/json.")
+    try:
+        parse_object(body, "The body", max_depth)
+    except JsonError as error:
+        raise ApiError(400, str(error), param=error.name, code="invalid_json") from None
 
 
 @dataclass(frozen=True, kw_only=True)

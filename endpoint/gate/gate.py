@@ -15,19 +15,18 @@ import re
 import time
 from collections.abc import Collection
 from math import inf
-from typing import Any
+from typing import Any, ClassVar
 
 from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Receive, Scope, Send
+from uvicorn.config import HTTP_PROTOCOLS
+from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from endpoint.edge.headers import ROUTING_HEADERS, STEERING_HEADERS, check_headers, request_id_of, with_request_id
-from endpoint.gate.answer import GateAnswer
+from endpoint.gate.answer import GateAnswer, HeldBody
 from endpoint.gate.capacity import GENERATING, NAMED_EVENTS, Capacity
-from endpoint.gate.connection import limit_header_time
-from endpoint.gate.held_body import HeldBody
-from endpoint.http.bodies import Bodies, Incoming, has_body, refuse_and_drain, replay
+from endpoint.http.bodies import Bodies, Incoming, Limits, has_body, refuse_and_drain, replay
 from endpoint.http.errors import ApiError, server_busy
-from endpoint.http.limits import Limits
 
 INGRESS_NAME = "DrayIngress"  # of our deployment that speaks HTTP, whatever its application is called
 PROTOCOL = 7  # version of what gate and application tell each other
@@ -41,6 +40,7 @@ _MAX_LOST = 2  # ingresses that a request may have been given to when they were 
 _REPEATABLE = GENERATING | {"/tokenize", "/detokenize", "/v1/batches"}
 _CANCELLATION = re.compile(r"/v1/batches/[^/]+/cancel")
 _HEALTH = "/-/healthz"  # the path that the controller and Kubernetes ask
+_Connection: Any = AutoHTTPProtocol
 
 
 def environment(limits: Limits) -> dict[str, str]:
@@ -189,3 +189,50 @@ def _router_behind(app: Any) -> Any:
 
 def _without(names: Collection[bytes], scope: Scope) -> Scope:
     return {**scope, "headers": [header for header in scope["headers"] if header[0].lower() not in names]}
+
+
+class TimedConnection(_Connection):  # type: ignore[misc]  # uvicorn picks its class at import
+    """One connection of uvicorn's (0.54), whatever it reads HTTP with."""
+
+    header_timeout_s: ClassVar[float] = 30.0
+    _closing: asyncio.TimerHandle | None = None
+    _is_upgraded = False
+
+    def connection_made(self, transport: Any) -> None:
+        """Begin to wait for the headers of the first request."""
+        super().connection_made(transport)
+        self._wait_for_headers()
+
+    def data_received(self, data: bytes) -> None:
+        """Take what the client sends, and wait on for headers if no request is under way."""
+        super().data_received(data)
+        if self._is_upgraded or (self.cycle is not None and not self.cycle.response_complete):
+            self._stop_waiting()
+        else:
+            self._wait_for_headers()
+
+    def handle_websocket_upgrade(self, *arguments: Any) -> None:
+        """Leave the connection to the protocol for WebSockets."""
+        self._is_upgraded = True
+        super().handle_websocket_upgrade(*arguments)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """End the waiting with the connection."""
+        self._stop_waiting()
+        super().connection_lost(exc)
+
+    def _wait_for_headers(self) -> None:
+        """Close the connection in time, unless it is waited for already."""
+        if self._closing is None and not self.transport.is_closing():
+            self._closing = self.loop.call_later(self.header_timeout_s, self.transport.close)
+
+    def _stop_waiting(self) -> None:
+        if self._closing is not None:
+            self._closing.cancel()
+            self._closing = None
+
+
+def limit_header_time(seconds: float) -> None:
+    """Let the web servers that this process starts from now on close a connection whose headers take longer."""
+    TimedConnection.header_timeout_s = seconds
+    HTTP_PROTOCOLS["auto"] = f"{__name__}:{TimedConnection.__name__}"

@@ -1,23 +1,59 @@
 """Bodies that this process holds: each within its limits, and all of them together within theirs.
 
 Ray Serve's proxy takes in whatever arrives, whether its application wants it or not. So the gate in front of the proxy
-holds a body back (`endpoint/gate/held_body.py`) and says so in the ASGI scope. The application behind the proxy looks
+holds a body back (`endpoint/gate/answer.py`) and says so in the ASGI scope. The application behind the proxy looks
 at the key and asks for the body by an ASGI message of a kind of our own. The two also exchange counts: the gate says
 how many requests it has refused, and the application how many it takes at once (`endpoint/gate/capacity.py`).
+
+Uploads are streamed to the application, which never holds more than a part of one. The gate lets a part in when the
+application has said, by messages of our own, that it has taken an earlier one.
 """
 
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 
 from starlette.types import Message, Receive, Scope, Send
 
-from endpoint.http.errors import ApiError, finish, refuse, server_busy
-from endpoint.http.limits import CLOSE, Limits, header
+from endpoint.http.errors import CLOSE, ApiError, finish, refuse, server_busy
+from pipeline.limits import check_numbers
 
 EXTENSION, WANTED = "dray.body_on_demand", "dray.body.wanted"
 _LINGER_SECONDS, _LINGER_BYTES = 2.0, 64 * 2**20
+UPLOAD_PATH = "/v1/files"
+TAKEN = "dray.body.taken"
+WINDOW_BYTES = 4 * 2**20  # that may be on their way between gate and application
+MAX_EXTRA_BYTES = 64 * 2**10  # of a multipart body, beside the file in it
+_TELL_BYTES = WINDOW_BYTES // 4
+_MAX_UPLOADS = 16  # at once in one process
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """How large, how deep and how slow a request may be."""
+
+    max_body_bytes: int = 8 * 2**20
+    """Largest body of a request; then 413."""
+    body_timeout_s: float = 30.0
+    """Seconds from the first look at a body to its last byte; then 408."""
+    header_timeout_s: float = 30.0
+    """Seconds for the headers of a request, from the opening of its connection; then that is closed."""
+    max_header_bytes: int = 32 * 2**10  # names and values of all headers; also path and query together
+    max_headers: int = 100
+    max_json_depth: int = 32
+    max_bodies: int = 16  # of the largest size, whose bytes all requests of a process together may hold
+
+    def __post_init__(self) -> None:
+        counts = ("max_body_bytes", "max_header_bytes", "max_headers", "max_json_depth", "max_bodies")
+        check_numbers(self, "serve.", at_least_1=counts, finite_seconds=("body_timeout_s", "header_timeout_s"))
+
+
+def header(scope: Scope, wanted: bytes) -> bytes | None:
+    """Return the first value of a header without spaces around it; None if the request does not have it."""
+    return next((value.strip() for name, value in scope["headers"] if name.lower() == wanted), None)
 
 
 class Incoming:
@@ -159,3 +195,67 @@ async def refuse_and_drain(incoming: Incoming, send: Send, error: ApiError) -> N
     if error.status != 408:
         await incoming.drain()
     await finish(send)
+
+
+def is_upload(scope: Scope) -> bool:
+    """Tell whether the body of this request is streamed."""
+    return scope["method"] == "POST" and str(scope["path"]).removeprefix(scope.get("root_path", "")) == UPLOAD_PATH
+
+
+class Upload:
+    """The body of one upload as the application receives it."""
+
+    def __init__(self, incoming: Incoming, max_bytes: int, timeout_s: float, scope: Scope, send: Send) -> None:
+        """Take at most `max_bytes`, of which each part must come within `timeout_s`; tell the gate of `scope`."""
+        self._incoming, self._max_bytes, self._timeout_s = incoming, max_bytes, timeout_s
+        self._send = send if is_held_back(scope) else None
+        self._num_bytes = self._num_told = 0
+
+    async def receive(self) -> Message:
+        """Return the next part, or that the client left. Raises ApiError (408, 413)."""
+        incoming = self._incoming
+        if incoming.is_over:
+            return await incoming.receive()
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                chunk = await incoming.chunk()
+        except TimeoutError:
+            raise upload_too_slow(self._timeout_s) from None
+        if incoming.has_left:
+            return {"type": "http.disconnect"}
+        self._num_bytes += len(chunk)
+        if self._num_bytes > self._max_bytes:
+            raise upload_too_large(self._max_bytes)
+        if self._send is not None and self._num_bytes - self._num_told >= _TELL_BYTES:
+            self._num_told = self._num_bytes
+            await self._send({"type": TAKEN, "num_bytes": self._num_bytes})
+        return {"type": "http.request", "body": chunk, "more_body": not incoming.is_over}
+
+
+class Uploads:
+    """All uploads in one process."""
+
+    def __init__(self) -> None:
+        self._num_uploads = 0
+
+    @contextmanager
+    def counted(self) -> Iterator[None]:
+        """Count an upload while the block runs. Raises ApiError (429) if there are too many."""
+        if self._num_uploads >= _MAX_UPLOADS:
+            raise server_busy("it takes in too many files", CLOSE)
+        self._num_uploads += 1
+        try:
+            yield
+        finally:
+            self._num_uploads -= 1
+
+
+def upload_too_large(max_bytes: int) -> ApiError:
+    """Return the error for a body of more than `max_bytes`."""
+    message = f"The file is larger than {max(0, max_bytes - MAX_EXTRA_BYTES)} bytes."
+    return ApiError(413, message, param="file", code="body_too_large", headers=CLOSE)
+
+
+def upload_too_slow(timeout_s: float) -> ApiError:
+    """Return the error for a body of which nothing came for `timeout_s`."""
+    return ApiError(408, f"Nothing of the body arrived for {timeout_s:g} s.", headers=CLOSE)

@@ -5,11 +5,11 @@ A client sees an ApiError and nothing else, in the OpenAI API's form. Every othe
     ApiError                        as it says: status, message, type, param, code
     ├ at the gate and the edge      400 401 404 405 408 413 414 415 429 431   gate/, edge/
     └ from a prompt                 400 context_length_exceeded, 429          service/encoder.py
-    FieldError                      400  a field of the body, by the table of pipeline/requests    edge/failures.py
-    RequestValidationError          400  the first wrong parameter of a query         edge/failures.py
-    HTTPException                   404 unknown_url, 405 method_not_allowed           edge/failures.py
+    FieldError                      400  a field of the body, by the table of pipeline/requests    edge/install.py
+    RequestValidationError          400  the first wrong parameter of a query         edge/install.py
+    HTTPException                   404 unknown_url, 405 method_not_allowed           edge/install.py
     raised by a replica, or by Ray over one (service/backend.py, `as_api_error`)
-    ├ RefusedError                  400 invalid_value                         requests/refusal.py
+    ├ RefusedError                  400 invalid_value                         `refusal`
     ├ a sample that its request's parameters leave no token    400            answers/choices.py
     ├ BusyError, BackPressureError  429 server_busy
     ├ FailedError                   500 generation_failed
@@ -31,8 +31,10 @@ from starlette.types import Send
 
 from pipeline.errors import FieldError
 
+CLOSE = {"connection": "close"}
 _REPLACED = "x-dray-replaced"
 _TYPES = {429: "rate_limit_error", 504: "timeout_error"}
+_SAMPLING, _STRUCTURED = "sampling.", "sampling.structured"
 
 
 class ApiError(Exception):
@@ -125,3 +127,29 @@ def context_exceeded(param: str, max_model_len: int, got: str) -> ApiError:
     """Return the error for a prompt that leaves no room for output; `got` says how long the prompt is."""
     message = f"This model's context is {max_model_len} tokens, for prompt and output together; the prompt has {got}."
     return ApiError(400, message, param=param, code="context_length_exceeded")
+
+
+def refusal(message: str, form_field: str | None) -> ApiError:
+    """Return the error (400) for a message that may begin with the path of a parameter ("sampling.structured.regex").
+
+    `form_field` is the path of the field by which the request asks for a form; None if it has none, so that a grammar
+    is that of its tools.
+    """
+    if message.startswith(_STRUCTURED):
+        path, _, said = message.partition(" ")
+        where = form_field or "tools"
+        if path == _STRUCTURED:  # of the whole form, and of no kind of it
+            where = where.partition(".")[0]
+        return wrong(where, said if path.endswith(":") else f"it {said}")
+    is_named = message.startswith(_SAMPLING) and " " in message
+    param, _, said = message.removeprefix(_SAMPLING).partition(" ")
+    if said.startswith("leaves "):
+        said = f"it {said}; change it"
+    elif said.startswith("and "):  # several parameters leave nothing together
+        said = f"it {said}; change one of them"
+    said = said.replace(_STRUCTURED, form_field or "tools").replace(_SAMPLING, "")
+    if is_named:
+        return wrong(param.rstrip(":"), said)
+    return ApiError(
+        400, message.replace(_STRUCTURED, form_field or "tools").replace(_SAMPLING, ""), code="invalid_value"
+    )

@@ -4,6 +4,8 @@ An ingress that is asked after another one was lost writes the whole answer anew
 request and of its origin. It sends only what the client does not have: beside the events of a stream an ingress tells
 the gate how far their samples have come (`REACHED`, a key of the message with the events), and the gate tells the next
 one (`endpoint/service/resumption.py`).
+
+Owners: what belongs to an API key has a name that does not tell the key.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any
 
+from starlette.requests import Request
 from starlette.types import Scope
 
 EXTENSION, REACHED = "dray.origin", "dray.reached"
@@ -49,3 +52,14 @@ def origin_of(scope: Scope) -> Origin:
     """Return the origin that the gate has given to a request, or a new one."""
     origin: Origin | None = (scope.get("extensions") or {}).get(EXTENSION)
     return origin or Origin()
+
+
+def owner_of(key: bytes | None) -> str:
+    """Return the name of what belongs to a key, a digest; "open" for an endpoint without keys."""
+    return "open" if key is None else sha256(b"batches of " + key).hexdigest()[:32]
+
+
+def owner_of_request(request: Request) -> str:
+    """Return the owner that the edge has found for a request."""
+    owner: str = getattr(request.state, "owner", owner_of(None))
+    return owner

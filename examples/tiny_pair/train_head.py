@@ -14,12 +14,12 @@ import torch
 from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 
+from decoding.heads.format.fields import normalized
 from decoding.heads.format.folder import Head, save_head
 from decoding.heads.format.head_config import HeadConfig
-from decoding.heads.format.layers import normalized
-from decoding.heads.format.vocabulary import offsets
-from decoding.heads.networks.eagle3_network import Eagle3Network
-from decoding.heads.networks.unrolled import unrolled
+from decoding.heads.format.tensors import offsets
+from decoding.heads.networks import Eagle3Network
+from decoding.heads.unrolled import unrolled
 from examples.tiny_pair.train import batches, optimize
 
 HERE = Path(__file__).parent

@@ -14,17 +14,10 @@ from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 import yaml
 from pydantic import BaseModel, BeforeValidator, ByteSize, ConfigDict, ValidationError, create_model
 from pydantic import Field as ModelField
-from pydantic_settings import (
-    BaseSettings,
-    PydanticBaseSettingsSource,
-    SettingsConfigDict,
-    SettingsError,
-    YamlConfigSettingsSource,
-)
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, SettingsError
 
 from decoding.grammar.structured import Structured
-from jobs.config.fields import Field, Flat, all_fields, level_fields, own_fields
-from jobs.config.texts import TEXTS, form_of, text_of
+from jobs.config.fields import TEXTS, Field, Flat, all_fields, form_of, level_fields, own_fields, text_of
 
 _ENV_PREFIX = "DRAY_"
 _ENGINE_VARIABLES = ("DRAY_CACHE", "DRAY_GRAPHS", "DRAY_KERNELS", "DRAY_KERNELS_MARCH")  # decoding reads these itself
@@ -32,10 +25,6 @@ _ENGINE_VARIABLES = ("DRAY_CACHE", "DRAY_GRAPHS", "DRAY_KERNELS", "DRAY_KERNELS_
 _SINGLE, _LIST = re.compile(r"str|literal\[.*\]"), re.compile(r"(list|tuple)\[.*\]")
 _NO_NUMBER = "expected a number"
 _Config = TypeVar("_Config")
-
-
-class _Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class _Settings(BaseSettings):
@@ -62,8 +51,8 @@ class _Settings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Return the sources, the strongest first; the command line goes before them."""
-        return init_settings, env_settings, YamlConfigSettingsSource(settings_cls)
+        """Return the sources, the strongest first; the command line goes before them, and the file is given."""
+        return env_settings, init_settings
 
 
 def load(kind: type[_Config], arguments: Sequence[str], prog: str) -> _Config:
@@ -76,25 +65,15 @@ def load(kind: type[_Config], arguments: Sequence[str], prog: str) -> _Config:
     arguments = [_with_underscores(argument, sections) for argument in arguments]
     yaml_file = _config_file(arguments)
     _check_environment(kind, _named_in(arguments, yaml_file))
-    if yaml_file is not None:
-        _check_mapping(yaml_file)
-
-    class Base(_Settings):
-        __doc__ = kind.__doc__
-        model_config = SettingsConfigDict(cli_prog_name=prog, yaml_file=yaml_file)
-
+    from_file = {} if yaml_file is None else _read(yaml_file)
     model_fields = {name: _model_field(each) for name, each in sections.items()}
-    settings = create_model(kind.__name__, __base__=Base, __doc__=kind.__doc__, **model_fields)
+    settings: Any = create_model(kind.__name__, __base__=_Settings, __doc__=kind.__doc__, **model_fields)
     try:
-        given = settings(_cli_parse_args=list(arguments))
+        given = settings(**from_file, _cli_parse_args=list(arguments), _cli_prog_name=prog)
     except ValidationError as error:
         raise ValueError(_explain(error, kind)) from error
     except SettingsError as error:
         raise ValueError(_explain_arguments(str(error), kind)) from error
-    except yaml.YAMLError as error:
-        raise ValueError(f"{yaml_file} is not YAML: {error}") from error
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{yaml_file} is not UTF-8: {error}") from error
     config = _value(kind, given)
     _check_environment(kind, getattr(config, "own_variables", ()))
     return config
@@ -119,7 +98,7 @@ def _model_field(field: Field) -> Any:
     """Return the field of a pydantic model, as `create_model` takes it."""
     if field.is_section:
         inside = {each.name: _model_field(each) for each in level_fields(field.annotation)}
-        section = create_model(field.name, __base__=_Section, **inside)
+        section = create_model(field.name, __config__=ConfigDict(frozen=True, extra="forbid"), **inside)
         return section, ModelField(... if field.is_required else section(), description=field.description)
     annotation: Any = field.annotation
     members = _members(annotation)
@@ -202,15 +181,20 @@ def _existing(value: str, said: str) -> Path:
     return file
 
 
-def _check_mapping(yaml_file: Path) -> None:
+def _read(yaml_file: Path) -> dict[str, Any]:
+    """Return the sections in a file. Raises ValueError."""
     try:
-        node = yaml.compose(yaml_file.read_text(encoding="utf-8"), yaml.SafeLoader)
-    except (yaml.YAMLError, UnicodeDecodeError):
-        return  # reported where the settings read it
+        text = yaml_file.read_text(encoding="utf-8")
+        node, content = yaml.compose(text, yaml.SafeLoader), yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ValueError(f"{yaml_file} is not YAML: {error}") from error
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{yaml_file} is not UTF-8: {error}") from error
     _refuse_key_twice(yaml_file, node)
     found = "a list" if isinstance(node, yaml.SequenceNode) else "a text"
     if node is not None and not isinstance(node, yaml.MappingNode):
         raise ValueError(f"{yaml_file} must hold sections (input:, output:, ...), got {found}")
+    return {str(name): value for name, value in (content or {}).items()}
 
 
 def _refuse_key_twice(yaml_file: Path, node: yaml.Node | None, section: str = "") -> None:

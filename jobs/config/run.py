@@ -1,4 +1,6 @@
-"""RunConfig and RetryConfig: the configurations of the commands that generate."""
+"""RunConfig, GenerateConfig and RetryConfig: the configurations of the commands that generate."""
+
+from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -7,17 +9,41 @@ from typing import Annotated, Literal
 import pydantic
 
 from actors.engines import backend_of
-from actors.programs.settings import ProgramSettings
-from actors.settings import GeneratorSettings
+from actors.settings import GeneratorSettings, ProgramSettings
 from decoding.choices import TEXT_DEPENDS_ON_DRAFT
 from decoding.sampling_params import SamplingParams
 from jobs.config.fields import Flat
-from jobs.config.learn import LearnSettings
 from pipeline.errors import Stage
 from pipeline.inputs.options import InputOptions
 from pipeline.inputs.score import ScoreOptions
 from pipeline.logs import LogSettings
 from pipeline.streaming.pool import ActorPool
+from training.trainer.options import TrainOptions, WorkerOptions
+
+
+@dataclass(frozen=True, kw_only=True)
+class LearnSettings:
+    """A draft that learns: while engines generate, it is trained on what is committed, judged, and used if better."""
+
+    every_rows: Annotated[int, pydantic.Field(ge=0)] = 0
+    """Input rows to commit before each training; 0: the draft does not learn."""
+    max_trainings: Annotated[int, pydantic.Field(ge=1)] = 8
+    """Trainings in one command, those that failed included."""
+    held_out_share: Annotated[float, pydantic.Field(gt=0, lt=1)] = 0.05
+    """Share of the prompts on which drafts are judged, and never trained."""
+    min_gain: float = 0.05
+    """Share by which a new draft must write more tokens a round on held-out rows to be used."""
+    max_loss: float = 0.01
+    """Most by which the acceptance rate of a kind of rows may fall for that."""
+    kind_column: str | None = None
+    """Column that tells kinds apart, such as a carried one; without it all rows are of one kind."""
+    path: str | None = None
+    """Folder for the drafts, which all nodes must see; drafts/ in the run directory unless given. A run in an object
+    store needs one."""
+    train: TrainOptions = field(default_factory=TrainOptions)
+    """How it learns."""
+    workers: WorkerOptions = field(default_factory=WorkerOptions)
+    """The processes that train; they wait until the cluster has room for them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -220,3 +246,21 @@ class RetryConfig(RunConfig):
     """Only rows that failed at this stage; give it again for another stage."""
     error_type: tuple[str, ...] = ()
     """Only rows with this error type, such as WorkerDied; give it again for another type."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerateConfig(RunConfig):
+    """Generates a corpus: prompts in, Parquet with acceptance counts out, exactly once, resumable."""
+
+    estimate: Annotated[int, pydantic.Field(ge=10)] | None = None
+    """Do about this many rows, spread over the input, with one engine and in a folder that is deleted afterwards; then
+    print what the run would take."""
+    price_per_hour: Annotated[float, pydantic.Field(ge=0)] | None = None
+    """With --estimate: the price of an hour of what one engine holds, in any currency."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.price_per_hour is not None and self.estimate is None:
+            raise ValueError("price_per_hour is set, but estimate is not, which alone reads it; set both")
+        if self.estimate is not None and self.dry_run:
+            raise ValueError("dry_run loads no model, and estimate generates rows; set one of the two")

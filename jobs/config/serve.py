@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING, Annotated
 import pydantic
 
 from actors.engines import backend_of
-from actors.settings import GeneratorSettings
-from actors.workers.replica_settings import ReplicaSettings
-from endpoint.batches.settings import BatchSettings
+from actors.settings import GeneratorSettings, ReplicaSettings
+from endpoint.batches.batch import BatchSettings
 from endpoint.deployment_settings import DeploymentSettings
 from endpoint.edge.auth import Keys, load_keys
-from endpoint.edge.hosts import LOCAL_NAMES, host_name
-from endpoint.http.limits import Limits
-from endpoint.service.settings import MAX_NAME, ServiceSettings
+from endpoint.edge.headers import LOCAL_NAMES, host_name
+from endpoint.http.bodies import Limits
+from endpoint.service.served_model import MAX_NAME, ServiceSettings
 from jobs.config.fields import Flat
 from jobs.config.loading import load
 from pipeline.logs import LogSettings
@@ -95,9 +94,6 @@ class ServeConfig:
         self.generator.check_hang_timeout("serve.hang_timeout_s", self.serve.replica.hang_timeout_s)
         if self.generator.chat.template_columns:
             raise ValueError("chat.template_columns: requests have no columns; use chat.template_kwargs")
-        self._check_examples()
-
-    def _check_examples(self) -> None:
         examples = self.serve.page_examples
         if examples and not self.serve.page:
             raise ValueError("serve.page_examples are shown on the page; switch it on with serve.page")

@@ -1,13 +1,16 @@
-"""TrainConfig: the configuration of `jobs.train_draft`."""
+"""TrainConfig and EvalConfig: the configurations of `jobs.train_draft` and `jobs.eval_draft`."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
-from typing import Literal
+from dataclasses import asdict, astuple, dataclass, field, replace
+from typing import Annotated, Literal
 
+import pydantic
+
+from actors.settings import ModelSettings
+from pipeline.limits import check_numbers
 from training.corpus.options import CorpusOptions
-from training.trainer.options import ModelOptions, TrainOptions, WorkerOptions, check_together
-from training.trainer.worth import Worth
+from training.trainer.options import ModelOptions, TrainOptions, WorkerOptions, Worth, check_together
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,19 +50,17 @@ class WorthSettings:
     """Mean acceptance length with the draft that is hoped for."""
 
     def __post_init__(self) -> None:
-        given = [getattr(self, name) for name in self.__dataclass_fields__]
-        if any(value is not None for value in given) and None in given:
-            missing = [f"worth.{name}" for name in self.__dataclass_fields__ if getattr(self, name) is None]
+        given = asdict(self)
+        missing = [f"worth.{name}" for name, value in given.items() if value is None]
+        if 0 < len(missing) < len(given):
             raise ValueError(
                 f"{', '.join(missing)}: whether training pays follows from all four fields; give them, too"
             )
-        for name in self.__dataclass_fields__:
-            if getattr(self, name) is not None and not getattr(self, name) > 0:
-                raise ValueError(f"worth.{name} must be above 0, got {getattr(self, name)}")
+        check_numbers(self, "worth.", above_0=tuple(self.__dataclass_fields__))
 
     def worth(self) -> Worth | None:
         """Return what is known of the run; None if nothing was given."""
-        given = [getattr(self, name) for name in self.__dataclass_fields__]
+        given = astuple(self)
         return None if None in given else Worth(*given)
 
 
@@ -92,3 +93,53 @@ class TrainConfig:
     def train_options(self) -> TrainOptions:
         """Return what the training gets."""
         return replace(self.train, seed=self.run.seed)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvalSettings:
+    """What is evaluated, and when the gate is passed."""
+
+    num_draft_tokens: Annotated[int, pydantic.Field(ge=1, le=64)] = 4
+    """Tokens that a round drafts, as with engine.draft_length 'fixed'."""
+    rows: Literal["held_out", "all"] = "held_out"
+    """Rows to evaluate on: those that no draft is trained on, or all."""
+    max_rows: Annotated[int, pydantic.Field(ge=1)] | None = 1000
+    """Evaluate on this many of these rows at most, the first ones."""
+    costs: bool = False
+    """Measure what rounds cost here, and print the speed-up over plain decoding that follows."""
+    num_slots: Annotated[int, pydantic.Field(ge=1)] = 16
+    """Rows of a round whose cost is measured."""
+    min_gain: Annotated[float, pydantic.Field(ge=0)] = 0.05
+    """The gate: the share by which tokens a round must be better than those of the draft in `against`."""
+    max_loss: Annotated[float, pydantic.Field(ge=0)] = 0.01
+    """The gate: how much worse the acceptance rate of any kind may be."""
+    json_path: str | None = None
+    """File for the result as JSON; it is printed in any case."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvalConfig:
+    """Evaluates a draft on texts of its target: what a run would have accepted, without generating.
+
+    Prints by kind of text how often draft and target agree, how much of their laws they share, and the rounds that a
+    run with this draft would have had, replayed from the rows' noise keys. With --against a second draft is evaluated
+    on the same rows, and the gate says whether the first may replace it. Exit code 0, or 1 if it may not.
+    """
+
+    against: str | None = None
+    """Draft in use now, which models.draft is compared with: a model, or a head."""
+    corpus: CorpusOptions
+    """The target's texts."""
+    models: ModelSettings
+    """The target, and the draft to evaluate."""
+    eval: EvalSettings = field(default_factory=EvalSettings)
+    """What is evaluated, and when the gate is passed."""
+
+    def __post_init__(self) -> None:
+        if self.models.draft is None:
+            raise ValueError("models.draft names no draft; name the draft to evaluate")
+        if self.models.draft_vocabulary != "same":
+            raise ValueError(
+                f"models.draft_vocabulary is {self.models.draft_vocabulary!r}: a draft with another tokenizer cannot "
+                "be evaluated on texts; compare it in a run (engine.draft_length fixed)"
+            )

@@ -1,8 +1,11 @@
-"""Execution of units by a pool of actors, from the ledger to the last receipt, for all commands that generate."""
+"""Execution of units from the ledger to the last receipt: by a pool of actors, or in this process, without Ray."""
 
+from __future__ import annotations
+
+import asyncio
 import logging
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -12,29 +15,37 @@ import ray
 
 from actors.drafts.roster import roster_of
 from actors.engines import backend_of
-from actors.heartbeat import Heartbeat
 from actors.metric_table import ROWS_LEFT, UNITS_LEFT
-from actors.metrics import Metrics
+from actors.metrics import Heartbeat, Metrics
 from actors.units.feed import UnitFeed
-from actors.units.ledger import start_ledger
+from actors.units.ledger import FeedSignal, Ledger, start_ledger
+from actors.units.ledgers import LocalLedger
+from actors.units.worker import Workplace
 from actors.workers.engine_worker import EngineWorker, WorkerSpec
 from jobs.driver.cluster import cluster_in_words, start_ray
-from jobs.driver.draft_offers import record_rejected_drafts, watch_for_drafts
-from jobs.driver.local import in_process
 from jobs.driver.plan import Plan
 from jobs.driver.progress import Progress
 from jobs.driver.stopping import graceful_stop
-from jobs.driver.watches import watch_for_engines, watch_for_orphans, watch_for_shortage, watching
+from jobs.driver.watches import (
+    hand_out_drafts,
+    watch_for_drafts,
+    watch_for_engines,
+    watch_for_orphans,
+    watch_for_shortage,
+    watching,
+)
 from pipeline.id_set import IdSet
+from pipeline.inputs.units import WorkUnit
 from pipeline.logs import Event
 from pipeline.run.commit import Receipt
-from pipeline.run.dead_letters import FailedUnits
+from pipeline.run.dead_letters import FailedUnits, MissingUnits
+from pipeline.run.progress.draft_versions import DraftVersions
 from pipeline.run.progress.lease import Lease
-from pipeline.run.progress.missing import MissingUnits
 from pipeline.storage.location import Location
 from pipeline.streaming.pool import ActorPool
 from pipeline.streaming.stream import UnitError, stream_units
 
+_Outcome = Receipt | UnitError | None
 _MAX_POOLS = 8  # in a row that are lost without a unit done in between
 _TELL_WITHIN_S = 10.0
 _LOST_FOR_GOOD = (
@@ -42,6 +53,12 @@ _LOST_FOR_GOOD = (
     ray.exceptions.ActorDiedError,
     ray.exceptions.ActorUnavailableError,
 )
+_REPEATS = {  # what `Ledger.summary` counts, for a reader
+    "num_deaths": "worker processes died over units",
+    "num_repeated_units": "attempts were repeated",
+    "num_condemned_rows": "rows were given up because they kill their process",
+    "num_backups": "units were also begun by idle actors (run.backup_units)",
+}
 _log = logging.getLogger(__name__)
 
 
@@ -57,7 +74,8 @@ def execute(
 
     Each process of the plan's pool is an EngineWorker that is told `spec`. Without `backups` no unit has one, whatever
     `run.backup_units` says: for work that two processes must not do at once. Starts Ray, unless the run is local, shows
-    progress, tells the lease how many engines are up, and says what was repeated. Raises what `stream_units` raises.
+    progress, tells the lease how many engines are up, and says what was repeated. Raises LeaseLost, and as
+    `stream_units` does.
     """
     if not units.num_units:
         return
@@ -115,14 +133,16 @@ def _on_ray(
         try:
             for receipt in _receipts(feed, units.num_units, given, pool, timeout_s):
                 progress.add(receipt.counts)
+                lease.refuse_if_lost()
                 yield receipt
         except UnitError:
             ledger.stop.remote()  # the units that are queued behind the one that failed must not begin
             raise
-    record_rejected_drafts(config.output.path, settings, ledger)
-    repeats = describe_repeats(ray.get(ledger.summary.remote()))
-    if repeats:
-        print(repeats, file=sys.stderr)
+    with suppress(ValueError, OSError):  # the texts are there, whatever became of a draft
+        hand_out_drafts(DraftVersions(config.output.path), settings, ledger)  # since the last look
+    summary = ray.get(ledger.summary.remote())
+    if repeats := [f"{summary[name]} {text}" for name, text in _REPEATS.items() if summary[name]]:
+        print(", ".join(repeats), file=sys.stderr)
 
 
 def _published(progress: Progress, run: str, ledger: Any, lease: Lease) -> Heartbeat:
@@ -135,8 +155,8 @@ def _published(progress: Progress, run: str, ledger: Any, lease: Lease) -> Heart
     metrics, told = Metrics(run), set[str]()
 
     def publish() -> None:
-        metrics.set(UNITS_LEFT, progress.num_units_left)
-        metrics.set(ROWS_LEFT, progress.num_rows_left)
+        for metric, number in zip((UNITS_LEFT, ROWS_LEFT), progress.left(), strict=True):
+            metrics.set(metric, number)
         metrics.add_storage_retries()
         with suppress(ray.exceptions.RayError):  # the ledger is busy, or the run has just ended
             lease.num_engines = ray.get(ledger.num_joined.remote(), timeout=_TELL_WITHIN_S)
@@ -175,12 +195,37 @@ def _receipts(
             ray.get(feed.ledger.dismiss.remote())
 
 
-def describe_repeats(summary: Mapping[str, int]) -> str:
-    """Return what `Ledger.summary` counted as a sentence; an empty one if all counts are zero."""
-    words = {
-        "num_deaths": "worker processes died over units",
-        "num_repeated_units": "attempts were repeated",
-        "num_condemned_rows": "rows were given up because they kill their process",
-        "num_backups": "units were also begun by idle actors (run.backup_units)",
-    }
-    return ", ".join(f"{summary[name]} {text}" for name, text in words.items() if summary[name])
+def in_process(
+    units: Iterable[WorkUnit], spec: WorkerSpec, plan: Plan, progress: Progress, lease: Lease
+) -> Iterator[Receipt]:
+    """Yield one receipt for each unit as it is committed; fewer if Ctrl-C or SIGTERM stops the run.
+
+    Raises UnitError at the first unit that cannot be done.
+    """
+    ledger, run = Ledger(units_in_flight=plan.pool.units_in_flight), plan.config.run
+    workplace = Workplace.beside(Location.parse(spec.run_path).short_name, run.logs)
+    worker = EngineWorker(replace(spec, follows_drafts=False), LocalLedger(ledger), workplace=workplace)
+    lease.num_engines = 1
+    progress.engines_up(1, 1)
+    todo, in_flight = iter(units), set[asyncio.Task[_Outcome]]()
+
+    async def outcomes() -> list[_Outcome]:
+        """Return what became of the units that are done next; an empty list when no unit is left."""
+        while len(in_flight) < plan.pool.units_in_flight and (unit := next(todo, None)) is not None:
+            if ledger.hand_out(unit) is FeedSignal.STOP:  # it has none to wait for: all units in flight are here
+                break
+            in_flight.add(asyncio.ensure_future(worker.outcome(unit)))
+        done, rest = await asyncio.wait(in_flight, return_when=asyncio.FIRST_COMPLETED) if in_flight else ((), ())
+        in_flight.intersection_update(rest)
+        return [task.result() for task in done]
+
+    with graceful_stop(ledger.stop, run.grace_period_s), asyncio.Runner() as runner:
+        while done := runner.run(outcomes()):
+            progress.written(*ledger.written())
+            for outcome in done:
+                if isinstance(outcome, UnitError):
+                    raise outcome
+                if outcome is not None:
+                    progress.add(outcome.counts)
+                    lease.refuse_if_lost()
+                    yield outcome

@@ -21,7 +21,7 @@ import ray
 from actors.engines import backend_of
 from actors.errors import describe
 from actors.settings import ModelSettings
-from jobs.config.learn import LearnSettings
+from jobs.config.run import LearnSettings
 from jobs.driver.plan import Plan
 from jobs.driver.progress import format_seconds
 from pipeline.logs import Event
@@ -30,8 +30,8 @@ from pipeline.run.progress.draft_versions import DraftVersions
 from pipeline.storage.location import Location
 from training.corpus.options import CorpusOptions
 from training.lesson import Lesson, LessonResult, hold
-from training.trainer.job import check_can_learn
 from training.trainer.options import ModelOptions, check_together
+from training.trainer.plan import check_can_learn
 from training.trainer.train import checkpoints_beside
 
 _LOOK_EVERY_S = 0.5

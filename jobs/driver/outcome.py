@@ -1,24 +1,28 @@
-"""Outcome of a command that generates: a verified and reported run, or a line that says why not, and an exit code."""
+"""Outcome of a command that generates: a verified and reported run, or a line that says why not, and an exit code.
 
+Its stderr has as text what people read, and warnings; as JSON one object a line and nothing else.
+"""
+
+import io
+import logging
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
-from contextlib import ExitStack
-from typing import TypeVar
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, redirect_stderr
+from dataclasses import replace
+from typing import TextIO, TypeVar, cast
 
 import ray
 
 from actors.engines import backend_of
 from actors.errors import describe
 from jobs.config.run import RunConfig
-from jobs.driver.ending import print_ending
-from jobs.driver.exits import Exit, bad_configuration, interrupted
-from jobs.driver.logs import command_logs, log_run_ended, log_run_finished, log_run_stopped
 from jobs.driver.plan import Plan, make_plan
-from jobs.driver.summary import exactness_of, make_report, print_summary
+from jobs.driver.stopping import Exit, bad_configuration, interrupted
+from jobs.driver.summary import exactness_of, make_report, print_ending, print_summary
 from pipeline.counts import Counts
-from pipeline.logs import LogSettings
+from pipeline.logs import Event, LogSettings, logs_to
 from pipeline.run.check import CheckReport, check_run
 from pipeline.run.dead_letters import Wanted, find_dead_letters, shown
 from pipeline.run.directory import RunDirectory
@@ -26,6 +30,7 @@ from pipeline.run.progress.lease import LeaseHeld, LeaseLost
 from pipeline.storage.location import Location
 from pipeline.streaming.stream import NoProgress, UnitError
 
+_log = logging.getLogger(__name__)
 _Config = TypeVar("_Config", bound=RunConfig)
 
 
@@ -52,7 +57,8 @@ def run_command(config: _Config, begin: Callable[[_Config, Plan], Callable[[], E
             exit_code = interrupted()
         else:
             exit_code = _outcome_of(work)
-        log_run_ended(exit_code.name.lower(), exit_code, time.monotonic() - started)
+        seconds = round(time.monotonic() - started, 3)
+        _log.info(Event("run ended", outcome=exit_code.name.lower(), exit_code=int(exit_code), seconds=seconds))
         return exit_code
 
 
@@ -72,7 +78,7 @@ def _outcome_of(work: Callable[[], Exit]) -> Exit:
 
 def stopped(num_units_to_do: int, what_next: str) -> Exit:
     """Print and log that the run was asked to stop before these units, and return its exit code."""
-    log_run_stopped(num_units_to_do)
+    _log.info(Event("run stopped", units_to_do=num_units_to_do))
     print(f"stopped with {num_units_to_do} units to go{what_next}", file=sys.stderr)
     return Exit.INCOMPLETE
 
@@ -84,7 +90,19 @@ def conclude(run_directory: RunDirectory, config: RunConfig, new: Counts, starte
     texts that are not as run.exact requires.
     """
     seconds, check = time.monotonic() - started, check_run(run_directory)
-    log_run_finished(new, check, seconds)
+    _log.info(
+        Event(
+            "run finished",
+            complete=check.is_complete,
+            rows=new.num_rows,
+            errors=new.num_errors,
+            tokens=new.num_output_tokens,
+            rounds=new.num_rounds,
+            drafted=new.num_draft_tokens,
+            accepted=new.num_accepted_tokens,
+            seconds=round(seconds, 3),
+        )
+    )
     run_directory.write_report(make_report(run_directory, check, seconds))
     print_summary(run_directory, check, new.num_output_tokens, seconds)
     if not check.is_complete:
@@ -100,7 +118,12 @@ def conclude(run_directory: RunDirectory, config: RunConfig, new: Counts, starte
     refuse_inexact_parts(run_directory, check, config)
     run_directory.mark_success()
     if config.output.report_html:
-        _write_page(run_directory)
+        try:
+            from jobs.report_page.page import write_page  # here, since only runs that are complete draw charts
+
+            write_page(run_directory)
+        except Exception as error:  # noqa: BLE001 - the corpus is complete, whatever becomes of its picture
+            print(f"warning: report.html could not be written: {describe(error)}", file=sys.stderr)
     if check.counts.num_errors:
         where = run_directory.location.child("errors").name
         print(
@@ -109,16 +132,6 @@ def conclude(run_directory: RunDirectory, config: RunConfig, new: Counts, starte
         )
     print_ending(run_directory, config.run)
     return Exit.COMPLETE
-
-
-def _write_page(run_directory: RunDirectory) -> None:
-    """Write report.html; say why if that fails, which costs the run nothing."""
-    try:
-        from jobs.report_page.page import write_page  # here, since only runs that are complete draw charts
-
-        write_page(run_directory)
-    except Exception as error:  # noqa: BLE001 - the corpus is complete, whatever becomes of its picture
-        print(f"warning: report.html could not be written: {describe(error)}", file=sys.stderr)
 
 
 def refuse_inexact_parts(run_directory: RunDirectory, check: CheckReport, config: RunConfig) -> None:
@@ -171,3 +184,56 @@ def _explain(error: Exception) -> str:
     if isinstance(error, ray.exceptions.ActorDiedError | ray.exceptions.ActorUnavailableError):
         return f"actors died again and again at one unit ({type(error).__name__}); out of memory, or a row kills them"
     return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+
+
+@contextmanager
+def command_logs(settings: LogSettings, run: str) -> Iterator[None]:
+    """Log to stderr while the block runs. If the format is JSON, each line that is printed there becomes an event."""
+    if settings.format == "json":
+        stderr = sys.stderr
+        with logs_to(stderr, settings, run=run), redirect_stderr(cast(TextIO, _EventStream(stderr))):
+            yield
+    else:
+        quiet = replace(settings, level="warning") if settings.level in ("debug", "info") else settings
+        with logs_to(None, quiet):
+            yield
+
+
+def log_run_started(run_directory: RunDirectory, num_units_to_do: int) -> None:
+    """Log which run begins or goes on, and what it has to do."""
+    whole = run_directory.manifest
+    _log.info(
+        Event(
+            "run started",
+            output=run_directory.location.name,
+            identity=run_directory.identity_digest,
+            units=whole.num_units,
+            rows=whole.num_rows,
+            units_to_do=num_units_to_do,
+        )
+    )
+
+
+class _EventStream(io.TextIOBase):
+    """A text stream whose lines become log events: errors if the text begins as an error message, else warnings.
+
+    All lines of one text have the level of its first line, which the others explain.
+    """
+
+    def __init__(self, stderr: TextIO) -> None:
+        self._stderr, self._line, self._level = stderr, "", logging.WARNING
+
+    def write(self, text: str) -> int:
+        if not self._line and text.strip():
+            self._level = logging.ERROR if text.startswith(("error:", "problem:")) else logging.WARNING
+        *lines, self._line = (self._line + text).split("\n")
+        for line in filter(None, map(str.strip, lines)):
+            _log.log(self._level, Event("said", text=line))
+        return len(text)
+
+    def writable(self) -> bool:
+        return True
+
+    def fileno(self) -> int:
+        """Return the descriptor of the real stderr, to which native code goes on writing."""
+        return self._stderr.fileno()

@@ -22,16 +22,15 @@ from decoding.checkpoint.supported import model_folder, read_config
 from decoding.grammar.definition import problem_with
 from jobs.config.loading import as_dict
 from jobs.config.run import RunConfig
-from jobs.driver.cluster import pick_device
-from jobs.driver.submitted import check_submitted, paths_of
+from jobs.driver.cluster import check_submitted, paths_of, pick_device
 from pipeline.inputs.carried import carried_types, id_type, types_from_dict, types_to_dict
 from pipeline.inputs.files import InputFile, list_files
 from pipeline.inputs.options import InputOptions, resolve_options
 from pipeline.inputs.units import WorkUnit, count_rows, plan_units
 from pipeline.run.directory import RunDirectory
 from pipeline.run.row_sample import NO_ROWS, NUM_SAMPLED, RowSample
-from pipeline.streaming.actor_resources import ActorResources
-from pipeline.streaming.pool import ActorPool
+from pipeline.schema import ColumnSet
+from pipeline.streaming.pool import ActorPool, ActorResources
 from pipeline.text.codec import TextCodec
 
 _ASKED = ("dry_run", "estimate", "price_per_hour")  # fields that say nothing about the run itself
@@ -49,6 +48,7 @@ class Plan:
     pool: ActorPool  # with the GPUs that its actors hold
     settings: GeneratorSettings  # as they will be
     input_options: InputOptions
+    column_sets: list[ColumnSet]
     carried: dict[str, pa.DataType]
     files: list[InputFile]
     identity: dict[str, Any]
@@ -92,33 +92,35 @@ def make_plan(config: RunConfig) -> Plan:
     backend_of(settings).check_models()
     path = config.output.path
     run_directory = RunDirectory.open(path) if RunDirectory.exists(path) else None
-    settings = _with_moment(settings, run_directory)
+    if settings.chat.moment is None:  # templates are told the time that the run began with, or now
+        begun = None if run_directory is None else run_directory.run["identity"].get("moment")
+        settings = replace(settings, chat=replace(settings.chat, moment=begun or datetime.now().isoformat()))
     codec = load_codec(settings)
     _check_token_ids(settings, codec)
     task = task_of(config)
     task.check(files, options, codec)
+    parts = options.format == "openai_batch" if config.output.parts is None else config.output.parts
+    column_sets = task.column_sets(parts) if run_directory is None else run_directory.column_sets
     carried = (
-        types_from_dict(run_directory.run["carried"])
-        if run_directory
-        else carried_types(files, options, task.column_sets(_has_parts(config, options)))
+        types_from_dict(run_directory.run["carried"]) if run_directory else carried_types(files, options, column_sets)
     )
     identity = run_identity(settings, options, files, codec) | task.identity()
     if run_directory is not None:
         _refuse_changed_inputs(run_directory, files)
         identity = as_begun(identity, run_directory.run["identity"])
         run_directory.refuse_if_changed(identity)
-    if run_directory is not None and config.output.parts not in (None, run_directory.has_parts):
-        has = "has" if run_directory.has_parts else "does not have"
+    if run_directory is not None and config.output.parts not in (None, run_directory.has("parts")):
+        has = "has" if run_directory.has("parts") else "does not have"
         raise ValueError(
             f"output.parts is {config.output.parts}, but the run in {path} {has} these columns; leave it out, or use a "
             "new output directory"
         )
-    if run_directory is not None and config.output.rounds == "all" and not run_directory.has_rounds:
+    if run_directory is not None and config.output.rounds == "all" and not run_directory.has("rounds"):
         raise ValueError(
             f"output.rounds is 'all', but the run in {path} was begun without a column for rounds; leave it out, or "
             "use a new output directory"
         )
-    plan = Plan(config, task, pool, settings, options, carried, files, identity, run_directory)
+    plan = Plan(config, task, pool, settings, options, column_sets, carried, files, identity, run_directory)
     units = run_directory.units() if run_directory else plan.new_units()
     if not config.input.allow_empty and next(units, None) is None:
         raise ValueError(
@@ -128,23 +130,14 @@ def make_plan(config: RunConfig) -> Plan:
     return plan
 
 
-def _with_moment(settings: GeneratorSettings, run_directory: RunDirectory | None) -> GeneratorSettings:
-    """Return the settings with the time that templates are told: the one that the run began with, or now."""
-    if settings.chat.moment is not None:
-        return settings
-    begun = None if run_directory is None else run_directory.run["identity"].get("moment")
-    return replace(settings, chat=replace(settings.chat, moment=begun or datetime.now().isoformat()))
-
-
 def create_run(plan: Plan, units: Iterable[WorkUnit] | None = None) -> RunDirectory:
     """Return the run directory of a plan; create it if it does not exist, with all units unless some are given."""
     if plan.run_directory is not None:
         return plan.run_directory
-    column_sets = plan.task.column_sets(_has_parts(plan.config, plan.input_options))
     run = {
         "carried": types_to_dict(plan.carried),
         "id_type": str(id_type(plan.files, plan.input_options)),
-        **{f"has_{name}": True for name in column_sets if name != "scores"},
+        **{f"has_{name}": True for name in plan.column_sets if name != "scores"},
         "task": plan.config.task,
         "settings": {name: value for name, value in as_dict(plan.config).items() if name not in _ASKED},
         **described_run(plan.settings, plan.identity, plan.task.exactness(backend_of(plan.settings))),
@@ -162,29 +155,21 @@ def task_of(config: RunConfig) -> Task:
     return RunProgram(config.program) if has_program else Task()
 
 
-def _has_parts(config: RunConfig, options: InputOptions) -> bool:
-    return options.format == "openai_batch" if config.output.parts is None else config.output.parts
-
-
 def worker_spec(plan: Plan, run_directory: RunDirectory) -> WorkerSpec:
-    """Return what the workers of this run are told."""
+    """Return what the workers of this run are told, with the rows whose rounds are recorded."""
+    num_rows, asked = run_directory.manifest.num_rows, plan.config.output.rounds
+    recorded_rows = RowSample(num_rows, num_rows if asked == "all" else NUM_SAMPLED)
+    if asked == "none" or not backend_of(plan.settings).tells_rounds or not run_directory.has("rounds"):
+        recorded_rows = NO_ROWS
     return WorkerSpec(
         settings=plan.settings,
         task=plan.task,
         run_path=run_directory.location.name,
         units=WholeUnits(plan.input_options, plan.carried),
-        recorded_rows=_recorded_rows(plan, run_directory),
+        recorded_rows=recorded_rows,
         hang_timeout_s=plan.config.run.hang_timeout_s,
         log_settings=plan.config.run.logs,
     )
-
-
-def _recorded_rows(plan: Plan, run_directory: RunDirectory) -> RowSample:
-    """Return the rows whose rounds are recorded."""
-    num_rows, asked = run_directory.manifest.num_rows, plan.config.output.rounds
-    if asked == "none" or not backend_of(plan.settings).tells_rounds or not run_directory.has_rounds:
-        return NO_ROWS
-    return RowSample(num_rows, num_rows if asked == "all" else NUM_SAMPLED)
 
 
 def settled(settings: GeneratorSettings, actors: _Actors, ray_address: str | None) -> tuple[GeneratorSettings, _Actors]:

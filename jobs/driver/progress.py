@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from jobs.report_page.numbers import format_length, format_rate
 from pipeline.counts import Counts
 
 _SECONDS_BETWEEN_LINES = 10.0
@@ -79,15 +80,9 @@ class Progress:
             self._last_line = now
             self.say(f"{news}{line}")
 
-    @property
-    def num_units_left(self) -> int:
-        """Units that this command still has to do."""
-        return self._num_units - self._num_done
-
-    @property
-    def num_rows_left(self) -> int:
-        """Rows that this command still has to do."""
-        return self._num_rows - self._counts.num_rows
+    def left(self) -> tuple[int, int]:
+        """Return the units and the rows that this command still has to do."""
+        return self._num_units - self._num_done, self._num_rows - self._counts.num_rows
 
     def line(self, seconds: float) -> str:
         """Return the state as one line, `seconds` after the first engine was up."""
@@ -106,16 +101,6 @@ class Progress:
             f"{'?' if left is None else format_seconds(left)} left",
         ]
         return "  ".join(parts)
-
-
-def format_rate(rate: float | None) -> str:
-    """Return a rate as text, or a dash if nothing was drafted."""
-    return "-" if rate is None else f"{rate:.3f}"
-
-
-def format_length(length: float | None) -> str:
-    """Return a mean length as text, or a dash if there was no round."""
-    return "-" if length is None else f"{length:.2f}"
 
 
 def format_seconds(seconds: float) -> str:

@@ -1,6 +1,7 @@
 """Stopping by SIGINT (Ctrl-C) or SIGTERM: a command begins no new unit, commits the units in flight, and ends.
 
-While no unit is in flight, because the run is being planned or verified, it ends at once.
+While no unit is in flight, because the run is being planned or verified, it ends at once. Every command ends with
+an exit code, and a line that says why it did not do its work.
 """
 
 import signal
@@ -8,6 +9,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
+from enum import IntEnum
 from types import FrameType
 
 
@@ -99,3 +101,25 @@ def _interrupt_main() -> None:
     ident = threading.main_thread().ident
     assert ident is not None
     signal.pthread_kill(ident, signal.SIGINT)
+
+
+class Exit(IntEnum):
+    """Exit codes and their meaning."""
+
+    COMPLETE = 0
+    FAILED = 1  # what is committed stays
+    BAD_CONFIGURATION = 2
+    INCOMPLETE = 3  # stopped or interrupted; the same command goes on
+
+
+def bad_configuration(error: ValueError | OSError) -> Exit:
+    """Print why a command cannot begin, and return its exit code."""
+    text = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+    print(f"error: {text}", file=sys.stderr)
+    return Exit.BAD_CONFIGURATION
+
+
+def interrupted(what_next: str = "; the same command goes on from what is committed") -> Exit:
+    """Print that the command was interrupted, and return its exit code."""
+    print(f"\ninterrupted{what_next}", file=sys.stderr)
+    return Exit.INCOMPLETE

@@ -1,23 +1,39 @@
-"""The table that ends a run, and report.json."""
+"""What is said of a run at its end: tables of what it adds up to, some of its texts, and report.json."""
 
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
+from rich.cells import cell_len
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
+from rich.text import Text
 
 from actors.engines.backend import Exactness, exactness_found, why_inexact
 from decoding.choices import TEXT_DEPENDS_ON_DRAFT, TEXT_IS_THE_TARGETS
-from jobs.driver.progress import format_length, format_rate, format_seconds
-from jobs.driver.tables import scores_table
-from pipeline.counts import SCORED_COLUMNS, Scores, count_scores
+from jobs.config.run import RunSettings
+from jobs.driver.progress import format_seconds
+from jobs.report_page.numbers import format_length, format_rate
+from pipeline.counts import COUNTED_COLUMNS, SCORED_COLUMNS, Counts, Scores, count_generations, count_scores
+from pipeline.inputs.values import visible
 from pipeline.run.check import CheckReport
 from pipeline.run.directory import RunDirectory
-from pipeline.run.tally import tally
+from pipeline.run.unit_rows import read_unit_rows, tally
+
+_MOST_LINES, _MOST_COLUMNS = 4, 280
+_MOST_CHARACTERS = 4 * _MOST_COLUMNS  # a text of accents alone fills no column
+_TAB_COLUMNS = 8
+_NUM_ON_A_TERMINAL = 3
 
 
 def make_report(run_directory: RunDirectory, check: CheckReport, seconds: float) -> dict[str, Any]:
     """Return the content of report.json: counts of the whole run, their rates, and what verification found."""
-    counts = check.counts
+    counts, scores = check.counts, {}
+    if run_directory.has("scores"):
+        groups = tally(run_directory, (), SCORED_COLUMNS, count_scores)
+        scores = {"scores": sum(groups.values(), Scores()).to_dict()}
     return {
         "complete": check.is_complete,
         "num_units": check.num_units,
@@ -25,7 +41,7 @@ def make_report(run_directory: RunDirectory, check: CheckReport, seconds: float)
         "counts": counts.to_dict(),
         "acceptance_rate": counts.acceptance_rate,
         "mean_acceptance_length": counts.mean_acceptance_length,
-        **({"scores": _scores(run_directory).to_dict()} if run_directory.has_scores else {}),
+        **scores,
         "seconds_of_last_command": round(seconds, 3),
         "exact": (exact := exactness_of(run_directory, check)),
         "why_inexact": why_inexact(_verification(run_directory)) if exact == "no" else "",
@@ -34,10 +50,6 @@ def make_report(run_directory: RunDirectory, check: CheckReport, seconds: float)
         "notes": check.notes,
         "versions": run_directory.run.get("versions", {}),
     }
-
-
-def _scores(run_directory: RunDirectory) -> Scores:
-    return sum(tally(run_directory, (), SCORED_COLUMNS, count_scores).values(), Scores())
 
 
 def exactness_of(run_directory: RunDirectory, check: CheckReport) -> Exactness:
@@ -61,7 +73,7 @@ def _verification(run_directory: RunDirectory) -> str:
 
 def print_summary(run_directory: RunDirectory, check: CheckReport, num_new_tokens: int = 0, seconds: float = 0) -> None:
     """Print what the run holds, and what this command added to it, if anything."""
-    if run_directory.has_scores:
+    if run_directory.has("scores"):
         _print_scores(run_directory, check, num_new_tokens, seconds)
         return
     counts = check.counts
@@ -93,3 +105,117 @@ def _print_scores(run_directory: RunDirectory, check: CheckReport, num_new_token
     console.print(f"{line}, {counts.num_cached_tokens:,} of them copied; exact: {exact}", highlight=False)
     if num_new_tokens:
         console.print(f"this command: {num_new_tokens:,} scored tokens, {format_seconds(seconds)}", highlight=False)
+
+
+def acceptance_table(run_directory: RunDirectory, columns: Sequence[str]) -> Table:
+    """Return the acceptance in a run. Raises as `tally` does."""
+    groups = tally(run_directory, columns, COUNTED_COLUMNS, count_generations)
+    total = sum(groups.values(), Counts())
+    lines = {values or ("run",): _acceptance_cells(counts) for values, counts in groups.items()}
+    headings = [*_numbers("generations", "tokens", "rate", "length"), Column("stood, by draft position")]  # may wrap
+    title = f"Acceptance in {run_directory.location.name}"
+    return _table(title, columns or [""], headings, lines, _acceptance_cells(total) if columns else None)
+
+
+def _acceptance_cells(counts: Counts) -> list[str]:
+    """Return generations, tokens, acceptance rate, mean acceptance length and acceptance by draft position as text."""
+    rounds = max(counts.num_rounds, 1)
+    by_position = " ".join(f"{accepted / rounds:.2f}" for accepted in counts.accepted_per_position)
+    return [
+        f"{counts.num_generations:,}",
+        f"{counts.num_output_tokens:,}",
+        format_rate(counts.acceptance_rate),
+        format_length(counts.mean_acceptance_length),
+        by_position or "-",
+    ]
+
+
+def scores_table(run_directory: RunDirectory, columns: Sequence[str]) -> Table:
+    """Return the scores of a run. Raises as `tally` does."""
+    groups = tally(run_directory, columns, SCORED_COLUMNS, count_scores)
+    lines = {values: _score_cells(scores) for values, scores in groups.items() if columns}
+    headings = _numbers("texts", "tokens", "log-probability a text", "perplexity", "greedy", "best")
+    title = f"Scores in {run_directory.location.name}"
+    return _table(title, columns, headings, lines, _score_cells(sum(groups.values(), Scores())))
+
+
+def _score_cells(scores: Scores) -> list[str]:
+    perplexity, number = scores.perplexity, max(1, scores.num_texts)
+    return [
+        f"{scores.num_texts:,}",
+        f"{scores.num_tokens:,}",
+        f"{scores.logprob / number:.3f}",
+        "-" if perplexity is None else f"{perplexity:.3f}",
+        f"{scores.num_greedy / number:.3f}",
+        f"{scores.num_best / number:.3f}",
+    ]
+
+
+def _numbers(*headings: str) -> list[Column]:
+    return [Column(heading, justify="right", no_wrap=True) for heading in headings]  # so that no number is cut off
+
+
+def _table(
+    title: str,
+    columns: Sequence[str],
+    headings: Sequence[Column],
+    lines: Mapping[tuple[str, ...], Sequence[str]],
+    total: Sequence[str] | None,
+) -> Table:
+    """Return the table with a line for each group of rows, and the total below them."""
+    table = Table(*(Column(name, no_wrap=True) for name in columns), *headings, title=title, title_justify="left")
+    for values, cells in lines.items():
+        table.add_row(*(Text(visible(value)) for value in values), *cells)
+    if total is not None:
+        table.add_row(*["all", *[""] * (len(columns) - 1)][: len(columns)], *total, style="bold")
+    return table
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A generation to look at."""
+
+    row_id: int
+    prompt: str
+    text: str
+
+
+def print_ending(run_directory: RunDirectory, settings: RunSettings) -> None:
+    """Print some texts of a run, none unless asked for where the output is no terminal, and the path of its report."""
+    console = Console()
+    asked = settings.show_texts
+    num_wanted = asked if asked is not None else _NUM_ON_A_TERMINAL * console.is_terminal
+    try:
+        for sample in [] if run_directory.has("scores") else samples(run_directory, num_wanted):
+            console.print(Text(f"row {sample.row_id}", style="bold"))
+            quoted = "\n".join(f"> {line}" for line in shortened(sample.prompt).split("\n"))
+            console.print(Text(quoted, style="dim"))
+            console.print(Text(shortened(sample.text)), end="\n\n")
+    except (ValueError, OSError) as error:  # the run was verified, and is complete
+        print(f"note: its texts cannot be shown: {error}", file=sys.stderr)
+    places = map(run_directory.location.child, ("report.html", "report.json"))  # the page, else the figures
+    if (report := next((place.name for place in places if place.exists()), None)) is not None:
+        print(f"report: {report}")
+
+
+def samples(run_directory: RunDirectory, num_wanted: int) -> Iterator[Sample]:
+    """Yield the first generations of `num_wanted` units, spread over the committed ones: the same ones at each call."""
+    unit_ids = sorted(run_directory.committed_unit_ids())
+    num = min(num_wanted, len(unit_ids))
+    chosen = {unit_ids[(2 * place + 1) * len(unit_ids) // (2 * num)] for place in range(num)}
+    columns = ["row_id", "sample", "prompt", "text"]
+    for unit in run_directory.units() if chosen else ():
+        if unit.unit_id in chosen:
+            rows = read_unit_rows(run_directory, unit, has_errors=False, columns=columns).generations.slice(0, 1)
+            for row in rows.to_pylist():  # none in a unit whose rows have all failed
+                yield Sample(row["row_id"], row["prompt"] or "", row["text"])
+
+
+def shortened(text: str) -> str:
+    """Return the first lines of a text, as far as they fill no more than some columns of a terminal."""
+    safe = visible(text.strip())
+    lines = "\n".join(safe.split("\n")[:_MOST_LINES])
+    # A wide letter fills two columns, and an accent none.
+    widths = accumulate(_TAB_COLUMNS if letter == "\t" else cell_len(letter) for letter in lines[:_MOST_CHARACTERS])
+    cut = lines[: sum(1 for width in widths if width <= _MOST_COLUMNS)].rstrip()
+    return cut if cut == safe else f"{cut} ..."

@@ -1,19 +1,23 @@
-"""Watches: threads beside a run that report missing room on the cluster and give back what dead actors held."""
+"""Watches: threads beside a run. They report missing room on the cluster, give back what dead actors held, and hand the
+drafts of the run's folder to its engines; what became of these drafts is written back.
+"""
 
 import logging
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import ray
 
+from actors.engines import backend_of
 from actors.resources import shortage
 from actors.settings import GeneratorSettings
-from actors.stages.places import give_back_orphans
+from actors.stages.group import give_back_orphans
 from jobs.driver.progress import Progress
 from pipeline.logs import Event
+from pipeline.run.progress.draft_versions import DraftVersions
 from pipeline.streaming.pool import ActorPool
 
 _LONGEST_PATIENCE_S = 600.0
@@ -87,3 +91,51 @@ def watch_for_orphans(ended: threading.Event, period_s: float = 30.0) -> None:
             give_back_orphans()
         except Exception:  # noqa: BLE001 - the cluster is busy, or the run has just ended; it looks again
             _log.debug(Event("orphans not looked for"), exc_info=True)
+
+
+def watch_for_drafts(
+    ended: threading.Event,
+    run_path: str,
+    settings: GeneratorSettings,
+    ledger: Any,
+    roster: Any = None,
+    period_s: float = 2.0,
+) -> None:
+    """Look for drafts at once and then every `period_s`, until the run has ended."""
+    versions, told = DraftVersions(run_path), set[str]()
+    while not ended.is_set():
+        try:
+            hand_out_drafts(versions, settings, ledger, roster)
+        except (ValueError, OSError) as error:  # a damaged file, or a store that does not answer
+            if str(error) not in told:
+                _log.warning(Event("drafts not read", failure=str(error)))
+                told.add(str(error))
+        except Exception:  # noqa: BLE001 - the run has just ended, and Ray with it
+            _log.debug(Event("drafts not handed out"), exc_info=True)
+        ended.wait(period_s)
+
+
+def hand_out_drafts(versions: DraftVersions, settings: GeneratorSettings, ledger: Any, roster: Any = None) -> None:
+    """Tell the ledger, and a roster, which drafts there are; write down and log which of them engines have rejected."""
+    found = versions.all()
+    if not found:
+        return
+    rejected = {number: (each.state, each.reason) for number, each in ray.get(ledger.rejected_drafts.remote()).items()}
+    if (why := backend_of(settings).why_draft_stays) is not None:
+        rejected = {each.number: ("refused", why) for each in found}
+    for version in found:
+        if version.is_offered and version.number in rejected:
+            state, reason = rejected[version.number]
+            versions.mark(version.number, state, reason)
+            _log.warning(Event(f"draft {state}", version=version.number, draft=version.path, reason=reason))
+    if why is not None:
+        return
+    wanted = ray.get(
+        ledger.offer_drafts.remote(
+            {each.number: each.path for each in found if each.is_offered and each.number not in rejected}
+        )
+    )
+    if roster is not None:
+        with suppress(ray.exceptions.RayError):
+            for number, rejection in ray.get(roster.use_draft.remote(wanted)).items():
+                ledger.reject_draft.remote(number, rejection)

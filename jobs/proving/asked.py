@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 
 from jobs.config.prove import AskedName
 from pipeline.inputs.rows import InputRow
+from pipeline.text.answer_parts import ReasoningName, ReasoningTags, Thought
 from pipeline.text.codec import TextCodec
-from pipeline.text.reasoning import ReasoningName, ReasoningTags, Thought
-from pipeline.text.tools.families import FamilyName
+from pipeline.text.tools.format import FamilyName
 from pipeline.text.tools.grammar import GrammarWriter
 
 SCHEMA: dict[str, Any] = {

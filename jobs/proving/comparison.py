@@ -1,9 +1,9 @@
-"""What a proof compares: the settings of an engine, the tokens that each wrote, and where they differ."""
+"""What a proof compares: the settings of an engine, the tokens that each writes here, and where they differ."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 from itertools import zip_longest
@@ -12,7 +12,10 @@ from typing import cast
 from actors.engine.translation import encode_row
 from actors.settings import GeneratorSettings
 from decoding.drafters import DRAFTERS, NEED_A_MODEL, DrafterName
+from decoding.engine.engine import Engine
+from decoding.engine.load import Parts
 from decoding.engine.options import DraftLength, EngineOptions
+from decoding.network.reference import Reference
 from decoding.sequence import Sequence, TokenLogprobs
 from jobs.config.prove import ProveSettings
 from jobs.proving.asked import Codecs, PlacedInput
@@ -32,16 +35,6 @@ class Setting:
     num_slots: int
     is_shuffled: bool
     where: str = "one process"  # where the engine's models run
-
-    def options(self, common: EngineOptions) -> EngineOptions:
-        """Return the options of such an engine."""
-        return replace(
-            common,
-            drafter=cast("DrafterName", self.drafter),
-            draft_length=self.draft_length,
-            num_speculative_tokens=self.num_speculative_tokens,
-            num_slots=self.num_slots,
-        )
 
 
 @dataclass(frozen=True)
@@ -196,3 +189,41 @@ def first_difference(found: Seq[object], expected: Seq[object]) -> int | None:
     """Return the first position at which two texts differ, or None; one that goes on differs where the other ends."""
     places = enumerate(zip_longest(found, expected, fillvalue=object()))
     return next((position for position, (one, other) in places if one != other), None)
+
+
+def findings(
+    parts: Parts,
+    options: EngineOptions,
+    settings: Iterable[Setting],
+    make_rows: Callable[[], list[Sequence]],
+    expected: Seq[Sequence],
+    reference: Reference,
+) -> Iterator[Finding]:
+    """Yield what each setting writes, beside the `expected` ones of the rows that `make_rows` makes."""
+    for setting in settings:
+        rows, name = make_rows(), cast("DrafterName", setting.drafter)
+        draft = parts.draft if name in NEED_A_MODEL else None
+        own = replace(
+            options,
+            drafter=name,
+            draft_length=setting.draft_length,
+            num_speculative_tokens=setting.num_speculative_tokens,
+            num_slots=setting.num_slots,
+        )
+        engine = Engine.over(replace(parts, drafter_name=name, draft=draft), own)
+        list(engine.stream(in_order(rows, setting.is_shuffled)))
+        yield compare(setting, rows, expected, margins(make_rows, expected, reference))
+
+
+def margins(
+    make_rows: Callable[[], list[Sequence]], expected: Seq[Sequence], reference: Reference
+) -> Callable[[int, int], float]:
+    """Return the function that says how much better than the second best the token at a position of a row is."""
+
+    def margin(index: int, position: int) -> float:
+        row = make_rows()[index]
+        if position:
+            row.commit(expected[index].output_token_ids[:position], num_draft_tokens=0, eos_token_ids=frozenset())
+        return reference.margin(row)
+
+    return margin

@@ -10,6 +10,7 @@ from typing import Any
 
 import ray
 
+from actors.drafts.roster import roster_of
 from actors.engines.loading import load_codec
 from decoding.choices import LOSSY, TEXT_DEPENDS_ON_DRAFT
 from decoding.drafters import NEED_A_MODEL
@@ -18,11 +19,21 @@ from decoding.engine.load import Parts, load_parts
 from decoding.network.reference import Reference
 from decoding.sequence import Sequence
 from jobs.config.prove import AskedName, ProveSettings
+from jobs.driver.cluster import start_ray
 from jobs.driver.plan import Plan
 from jobs.proving.asked import Codecs, PlacedInput
-from jobs.proving.comparison import Finding, Setting, compare, problem_with_row, rows_of, settings_to_try
-from jobs.proving.findings import findings, margins
-from jobs.proving.placed import placed_engine
+from jobs.proving.comparison import (
+    Finding,
+    Setting,
+    compare,
+    findings,
+    margins,
+    problem_with_row,
+    rows_of,
+    settings_to_try,
+)
+from jobs.proving.placed import new_engine
+from pipeline.storage.location import Location
 
 
 class DrayTexts:
@@ -54,7 +65,8 @@ class DrayTexts:
             draft_vocabulary=models.draft_vocabulary,
             tokenizer=models.tokenizer,
         )
-        self._plain = self._engine_without_draft()
+        plain = replace(options, drafter="none", draft_length="fixed", num_slots=1)
+        self._plain = Engine.over(replace(self._parts, drafter_name="none", draft=None), plain)
         margin = self._parts.target.close_call
         grammars = self._parts.grammars
         self._reference = Reference.load(
@@ -75,11 +87,13 @@ class DrayTexts:
 
     def place(self, resources: ExitStack) -> None:
         """Load the engine that has its models elsewhere; `resources` ends it. Raises ValueError if it cannot load."""
-        self._placed = resources.enter_context(placed_engine(self._plan))
-
-    def _engine_without_draft(self) -> Engine:
-        options = replace(self._plan.settings.engine, drafter="none", draft_length="fixed", num_slots=1)
-        return Engine.over(replace(self._parts, drafter_name="none", draft=None), options)
+        plan, settings = self._plan, self._plan.settings
+        if settings.apart:
+            start_ray(plan.config.run.ray_address)
+            run = Location.parse(plan.config.output.path).short_name
+            roster = resources.enter_context(roster_of(settings, run, plan.config.run.logs, 1))
+            self._placed = new_engine(plan, settings, roster)
+            resources.callback(ray.kill, self._placed)  # its stages end with it
 
     def _placed_setting(self) -> Setting:
         settings = self._plan.settings

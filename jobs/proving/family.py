@@ -1,4 +1,4 @@
-"""Family: the verdict on a class of transformers' causal language models, found with a tiny random model of it.
+"""The work of `jobs.models`: a tiny random model of each of transformers' causal language models is built and compared.
 
 A class is tried with its default options, made tiny, and with options as models of it were published, which are tiny in
 `published_options.json` already: kinds of attention, positions, layers and norms are those of a published model.
@@ -6,16 +6,25 @@ A class is tried with its default options, made tiny, and with options as models
 
 from __future__ import annotations
 
+import argparse
 import json
+import logging
 import random
-from collections.abc import Callable, Iterable
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Sequence as Seq
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from functools import cache
+from multiprocessing import get_context
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal, TypeVar, cast
 
 import torch
+import transformers
+from rich.console import Console
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
@@ -28,8 +37,119 @@ from decoding.engine.options import EngineOptions
 from decoding.network.reference import Reference
 from decoding.sampling_params import SamplingParams
 from decoding.sequence import Sequence
-from jobs.proving.comparison import Setting
-from jobs.proving.findings import findings
+from jobs.proving.comparison import Setting, findings
+
+_WRONG = ("wrong", "crash")
+_MODELS_AT_ONCE = 32  # then new processes go on: modules and random models stay in memory otherwise
+_STYLES = {"exact": "green", "wrong": "red", "crash": "red"}
+
+
+def try_models(options: argparse.Namespace) -> int:
+    """Try the models, print a line for each as it is done, and return the exit code."""
+    if unknown := sorted(set(options.types) - set(model_types())):
+        print(f"error: transformers {transformers.__version__} has no causal model {unknown[0]!r}", file=sys.stderr)
+        return 2
+    if options.processes < 1:
+        print(f"error: --processes is {options.processes}; use 1 or more", file=sys.stderr)
+        return 2
+    if options.write is not None and not Path(options.write).parent.is_dir():
+        print(f"error: --write {options.write!r} is in no folder that exists", file=sys.stderr)
+        return 2
+    console, found = Console(), []
+    for family in _tried(names_of(options.types or model_types()), options.processes):
+        found.append(family)
+        what = family.reason or f"{family.num_tokens:,} tokens, {family.num_accepted_tokens:,} of them drafted"
+        console.print(f"[{_STYLES.get(family.verdict, 'yellow')}]{family.verdict:9}[/] {family.name:44} ", end="")
+        console.print(what, highlight=False, markup=False, soft_wrap=True)
+    console.print(_summary(found), style="bold", highlight=False)
+    if options.write is not None:
+        Path(options.write).write_text(_page(found))
+    return int(any(family.verdict in _WRONG for family in found))
+
+
+def _tried(names: Seq[str], num_processes: int) -> Iterator[Family]:
+    for start in range(0, len(names), _MODELS_AT_ONCE):
+        some, num_done = names[start : start + _MODELS_AT_ONCE], 0
+        try:
+            with _processes(min(num_processes, len(some))) as processes:
+                for family in processes.map(try_family, some):
+                    num_done += 1
+                    yield family
+        except BrokenProcessPool:  # one of those that were left killed its process
+            yield from map(_tried_alone, some[num_done:])
+
+
+def _tried_alone(name: str) -> Family:
+    try:
+        with _processes(1) as processes:
+            return processes.submit(try_family, name).result()
+    except BrokenProcessPool:
+        return Family(name, "", "crash", "it killed its process")
+
+
+def _processes(num_processes: int) -> ProcessPoolExecutor:
+    return ProcessPoolExecutor(num_processes, get_context("spawn"), _begin)
+
+
+def _begin() -> None:
+    torch.set_num_threads(1)
+    logging.disable(logging.WARNING)
+    transformers.utils.logging.disable_progress_bar()
+
+
+def _summary(found: Seq[Family]) -> str:
+    counts = {name: sum(family.verdict == name for family in found) for name in _MEANINGS}
+    num_tokens = sum(family.num_tokens for family in found)
+    listed = ", ".join(f"{count} {name}" for name, count in counts.items() if count or name in _WRONG)
+    num_sets = sum(family.name in published() for family in found)
+    tried = f"{len(found) - num_sets} classes of transformers {transformers.__version__}"
+    tried += f" and {num_sets} sets of published options" if num_sets else ""
+    return f"{tried}: {listed}; {num_tokens:,} tokens compared"
+
+
+_MEANINGS = {
+    "exact": "Every drafter writes, token for token, what transformers' own code writes alone.",
+    "refused": "The engine refuses them, for the reason that it gives.",
+    "not tried": "No tiny model of them can be made from the default configuration of their class, or these options.",
+    "wrong": "A token differs.",
+    "crash": "Something failed otherwise.",
+}
+_HEAD = """\
+# Models
+
+<!-- Generated by `make models`; do not edit. -->
+
+`python -m jobs.models` builds a tiny random model of every causal language model class in the installed transformers,
+and more of them with options as models of the class were published: their kinds of attention, positions, layers and
+norms, in small sizes (`jobs/proving/published_options.json`). It loads each as a run does. The probe decides whether it
+runs. Then the texts of all drafters, with one slot and with several, greedy and sampled, are compared with
+those of transformers' own code, in float32. A class that a newer transformers adds is decided in the same way. A real
+model of an exact class can still be refused, if the probe finds it otherwise when it is loaded; `python -m jobs.prove`
+compares with *your* weights ([the promise](promise.md)).
+"""
+
+
+def _page(found: Seq[Family]) -> str:
+    lines = [_HEAD, f"{_summary(found)}.\n"]
+    for verdict, meaning in _MEANINGS.items():
+        families = [family for family in found if family.verdict == verdict]
+        if not families:
+            continue
+        lines += [f"## {verdict.capitalize()}\n", f"{meaning}\n"]
+        if verdict == "exact":
+            lines += [_listed(family.name for family in families if family.name not in published())]
+            lines += ["With published options:\n"]
+            lines += [_listed(family.name for family in families if family.name in published())]
+        else:
+            lines += ["| model type | why |", "| --- | --- |"]
+            lines += [f"| `{family.name}` | {family.reason.replace('|', '/')} |" for family in families]
+            lines += [""]
+    return "\n".join(lines)
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names) + "\n"
+
 
 Verdict = Literal["exact", "refused", "not tried", "wrong", "crash"]
 
@@ -91,9 +211,14 @@ def try_family(name: str) -> Family:
     with TemporaryDirectory() as folder, torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         try:
-            config = published_config(name) if name in published() else _default_config(model_type)
+            is_published = name in published()
+            options = published()[name]["options"] if is_published else _SETTINGS.get(model_type, {})
+            config: PretrainedConfig = CONFIG_MAPPING[model_type](**options)
+            # BERT and its kin read both ways otherwise.
+            if not is_published and hasattr(config, "is_decoder") and not config.is_encoder_decoder:
+                config = CONFIG_MAPPING[model_type](**options, is_decoder=True)
             _or_refused(lambda: check_config(config, model_type))
-            target, draft = _saved_pair(config if name in published() else miniature(config), Path(folder))
+            target, draft = _saved_pair(config if is_published else miniature(config), Path(folder))
             failed = "crash"
             parts = _or_refused(lambda: load_parts(target, draft, _OPTIONS, "cpu", "float32"))
             return _compared(name, class_name, target, parts)
@@ -113,20 +238,6 @@ def _or_refused(work: Callable[[], _Result]) -> _Result:
         return work()
     except ValueError as error:
         raise _RefusedError(str(error)) from error
-
-
-def _default_config(model_type: str) -> PretrainedConfig:
-    settings = _SETTINGS.get(model_type, {})
-    config = CONFIG_MAPPING[model_type](**settings)
-    if hasattr(config, "is_decoder") and not config.is_encoder_decoder:  # BERT and its kin read both ways otherwise
-        config = CONFIG_MAPPING[model_type](**settings, is_decoder=True)
-    return config
-
-
-def published_config(name: str) -> PretrainedConfig:
-    """Return the configuration that a set of published options makes."""
-    config: PretrainedConfig = CONFIG_MAPPING[published()[name]["model_type"]](**published()[name]["options"])
-    return config
 
 
 def _saved_pair(config: PretrainedConfig, folder: Path) -> tuple[str, str]:

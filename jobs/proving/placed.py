@@ -3,27 +3,22 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from collections.abc import Sequence as Seq
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 import ray
 
-from actors.drafts.links import DraftLinks
-from actors.drafts.roster import roster_of
+from actors.drafts.remote_drafter import DraftLinks
 from actors.engines import backend_of
 from actors.engines.loading import load_codec
 from actors.errors import describe
 from actors.resources import shortage
 from actors.settings import GeneratorSettings
 from decoding.sequence import Sequence
-from jobs.driver.cluster import start_ray
 from jobs.driver.plan import Plan
 from jobs.proving.asked import Codecs, PlacedInput
 from jobs.proving.comparison import in_order, rows_of
-from pipeline.storage.location import Location
 
 _PATIENCE_S = 20.0  # of the cluster's autoscaler
 
@@ -75,43 +70,26 @@ class PlacedEngine:
         return rows
 
 
-@contextmanager
-def placed_engine(plan: Plan) -> Iterator[Any]:
-    """Yield the handle of a PlacedEngine, or None if the run has all of an engine in one process."""
-    settings = plan.settings
-    if not settings.apart:
-        yield None
-        return
-    start_ray(plan.config.run.ray_address)
-    run = Location.parse(plan.config.output.path).short_name
-    with roster_of(settings, run, plan.config.run.logs, 1) as roster:
-        engine = new_engine(plan, settings, roster)
-        try:
-            yield engine
-        finally:
-            ray.kill(engine)  # its stages end with it
-
-
 def new_engine(plan: Plan, settings: GeneratorSettings, roster: Any = None) -> Any:
-    """Return the handle of a PlacedEngine with what an actor of the run holds. Raises ValueError if it cannot load."""
+    """Return the handle of a PlacedEngine with what an actor of the run holds. Raises ValueError if it cannot load.
+
+    Prints what the cluster lacks if it takes long.
+    """
     engine = ray.remote(PlacedEngine).options(**plan.pool.actor_options).remote(settings, roster)
+    timeout_s = plan.config.run.no_progress_timeout_s
     try:
-        if failure := _failure(engine, plan):
+        reference = engine.failure.remote()
+        if not ray.wait([reference], timeout=_PATIENCE_S)[0]:
+            one = replace(plan.pool, min_actors=1, max_actors=1, initial_actors=None)
+            if lack := shortage(one, ray.nodes(), plan.settings):
+                print(f"waiting for an engine: {lack}", file=sys.stderr, flush=True)
+        try:
+            failure = str(ray.get(reference, timeout=timeout_s))
+        except ray.exceptions.GetTimeoutError:
+            failure = f"it was not ready within run.no_progress_timeout_s, {timeout_s:g} seconds"
+        if failure:
             raise ValueError(f"the engine cannot be loaded as the run loads it: {failure}")
     except BaseException:
         ray.kill(engine)
         raise
     return engine
-
-
-def _failure(engine: Any, plan: Plan) -> str:
-    """Wait until the engine is loaded, and return why it cannot be; print what the cluster lacks if it takes long."""
-    reference, timeout_s = engine.failure.remote(), plan.config.run.no_progress_timeout_s
-    if not ray.wait([reference], timeout=_PATIENCE_S)[0]:
-        one = replace(plan.pool, min_actors=1, max_actors=1, initial_actors=None)
-        if lack := shortage(one, ray.nodes(), plan.settings):
-            print(f"waiting for an engine: {lack}", file=sys.stderr, flush=True)
-    try:
-        return str(ray.get(reference, timeout=timeout_s))
-    except ray.exceptions.GetTimeoutError:
-        return f"it was not ready within run.no_progress_timeout_s, {timeout_s:g} seconds"

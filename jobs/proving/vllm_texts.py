@@ -52,18 +52,14 @@ class VllmTexts:
         self._limits = Limits(max_model_len, vocab_size, end_token_ids_of(plan.settings.models.target, config))
         self._engine: Any = None
         self._loaded: tuple[str, int] | None = None
+        self.runs_on = ""  # the processor of the models, as vLLM names it, once they are loaded
 
     def place(self, resources: ExitStack) -> None:
         """Load the engine without drafts; `resources` ends whichever is loaded. Raises ValueError if it cannot load."""
         start_ray(self._plan.config.run.ray_address)
         resources.callback(self._unload)
         self._load(self.settings[0])
-        self._runs_on = str(ray.get(self._engine.runs_on.remote()))
-
-    @property
-    def runs_on(self) -> str:
-        """The processor of the models, as vLLM names it."""
-        return self._runs_on
+        self.runs_on = str(ray.get(self._engine.runs_on.remote()))
 
     def _drafting_as(self, setting: Setting) -> GeneratorSettings:
         """Return the settings of an engine that drafts as this setting does, with slots for all of its kind."""

@@ -10,7 +10,8 @@ import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from io import StringIO
-from itertools import accumulate
+from pathlib import Path
+from statistics import median_low
 from typing import Any
 
 import matplotlib
@@ -19,38 +20,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from jobs.report_page.facts import Group
-from jobs.report_page.recorded_rounds import RecordedRounds
-from jobs.report_page.timeline import Timeline
+from jobs.report_page.facts import Group, Timeline
+from jobs.report_page.rounds import RecordedRounds
 
 _INK, _QUIET, _LINE, _PANEL, _FIRST, _SECOND = (f"#{number:02x}{number:02x}{number:02x}" for number in range(1, 7))
 _VARIABLES = {_INK: "ink", _QUIET: "quiet", _LINE: "line", _PANEL: "panel", _FIRST: "first", _SECOND: "second"}
-_STYLE: dict[str, Any] = {
-    "text.parse_math": False,  # a dollar in a name of a user is a dollar
-    "svg.fonttype": "none",  # text stays text: it can be searched, and has the page's font
-    "font.family": "sans-serif",
-    "font.size": 10,
-    "text.color": _INK,
-    "axes.labelcolor": _QUIET,
-    "axes.edgecolor": _LINE,
-    "axes.facecolor": "none",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.axisbelow": True,
-    "axes.grid": True,
-    "axes.grid.axis": "y",
-    "grid.color": _LINE,
-    "grid.linewidth": 0.6,
-    "xtick.color": _LINE,
-    "ytick.color": _LINE,
-    "xtick.labelcolor": _QUIET,
-    "ytick.labelcolor": _QUIET,
-    "hatch.color": _PANEL,
-    "hatch.linewidth": 1.4,
-    "legend.frameon": False,
-    "legend.fontsize": 9.5,
-    "figure.facecolor": "none",
-}
+_STYLE = Path(__file__).with_name("charts.mplstyle")
 _HATCH = "////"
 _NUM_BINS = 48  # of the throughput, at most
 _MAX_KINDS = 12  # bars
@@ -153,7 +128,7 @@ def lengths(counted: Counter[int], what: str, name: str) -> Markup:
     bins = [0] * (longest // width + 1)
     for length, number in counted.items():
         bins[length // width] += number
-    middle = _middle(counted)
+    middle = median_low(counted.elements())
 
     def draw(axes: Axes) -> None:
         places = [width * (place + 0.5) for place in range(len(bins))]
@@ -168,18 +143,9 @@ def lengths(counted: Counter[int], what: str, name: str) -> Markup:
     return _svg(name, f"Lengths of {total:,} texts in tokens: median {middle:,}, longest {longest:,}.", draw)
 
 
-def _middle(counted: Counter[int]) -> int:
-    """Return the median length."""
-    ordered = sorted(counted)
-    sums = accumulate(counted[length] for length in ordered)
-    half = counted.total() / 2
-    return next(length for length, reached in zip(ordered, sums, strict=True) if reached >= half)
-
-
 def _svg(name: str, said: str, draw: Callable[[Axes], None]) -> Markup:
     """Return what `draw` draws as an element of a page, for people who do not see it described by `said`."""
-    style: Any = {**_STYLE, "svg.hashsalt": name}
-    with matplotlib.rc_context(style):
+    with matplotlib.rc_context({"svg.hashsalt": name}, _STYLE):
         figure = Figure(figsize=(4.1, 2.65), layout="constrained")
         draw(figure.add_subplot())
         file = StringIO()

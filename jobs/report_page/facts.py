@@ -5,22 +5,75 @@ A part is read by the columns that are counted, never its texts, and a few parts
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from jobs.report_page.recorded_rounds import RecordedRounds, count_rounds
-from jobs.report_page.timeline import Timeline, UnitTime
+from jobs.report_page.rounds import RecordedRounds, count_rounds
 from pipeline.counts import COUNTED_COLUMNS, SCORED_COLUMNS, Counts, Scores, Sums, count_generations, count_scores
-from pipeline.run.commit import Work, receipt_of, work_of
+from pipeline.run.commit import receipt_of, work_of
 from pipeline.run.directory import RunDirectory
-from pipeline.run.tally import grouped, refuse_unknown_columns
-from pipeline.run.unit_rows import read_ahead
+from pipeline.run.unit_rows import grouped, read_ahead, refuse_unknown_columns
 from pipeline.storage.parquet import read_columns
+
+
+@dataclass
+class Timeline:
+    """When the units of a run were at work, and how many tokens a second they wrote together.
+
+    It holds three numbers of each unit, its begin, its end and its tokens, so that a million units fit.
+    """
+
+    _numbers: array[float] = field(default_factory=lambda: array("d"))
+    knows_seconds: bool = True  # False as soon as a unit's time is unknown
+
+    def add(self, ended_at: float, seconds: float | None, num_tokens: int) -> None:
+        """Add a unit that was committed at this time, in seconds since 1970; `seconds` is None if its part has none."""
+        self.knows_seconds &= seconds is not None
+        self._numbers.extend((ended_at - (seconds or 0.0), ended_at, num_tokens))
+
+    def __len__(self) -> int:
+        """Return the number of units."""
+        return len(self._numbers) // 3
+
+    @property
+    def began_at(self) -> float:
+        """When the first unit began (or ended, where parts do not say how long they took), in seconds since 1970."""
+        return min(self._numbers[0::3])
+
+    @property
+    def ended_at(self) -> float:
+        """When the last unit was committed."""
+        return max(self._numbers[1::3])
+
+    @property
+    def working_seconds(self) -> float | None:
+        """Seconds in which at least one unit was under way, pauses left out; None where parts do not say."""
+        if not self or not self.knows_seconds:
+            return None
+        order = np.argsort(self._numbers[0::3])
+        begun, ended = np.array(self._numbers[0::3])[order], np.maximum.accumulate(np.array(self._numbers[1::3])[order])
+        pauses = np.maximum(begun[1:] - ended[:-1], 0.0).sum()
+        return float(ended[-1] - begun[0] - pauses)
+
+    def tokens_per_second(self, num_bins: int) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+        """Return the edges of equal stretches of time, in seconds from the begin, and the tokens a second in each.
+
+        A unit's tokens are spread evenly over its time.
+        """
+        edges = np.linspace(0.0, max(self.ended_at - self.began_at, 1e-3), num_bins + 1)
+        begun, ended, tokens = np.array(self._numbers).reshape(-1, 3).T
+        times, lengths = self.began_at + edges, np.maximum(ended - begun, 1e-6)
+        written = [(tokens * np.clip((time - begun) / lengths, 0.0, 1.0)).sum() for time in times]
+        return edges, np.diff(written) / edges[1]
+
 
 OTHERS = "(others)"
 _MAX_GROUPS = 40
@@ -67,9 +120,12 @@ class RunFacts:
         """Count the rows of one more part; `written_at` is the time of its file, for parts that say no other."""
         receipt, work = receipt_of(table.schema), work_of(table.schema)
         self.attempts[receipt.attempt] += 1
-        self._add_work(work)
-        spent = UnitTime(written_at, None) if work is None else UnitTime(work.ended_at, work.seconds)
-        self.timeline.add(spent, receipt.counts.num_output_tokens, receipt.counts.num_rows)
+        if work is not None:
+            self.peak_memory[work.process] = max(self.peak_memory.get(work.process, 0), work.peak_memory_bytes)
+            if work.round_seconds and work.round_seconds not in self.round_seconds:
+                self.round_seconds.append(work.round_seconds)
+        ended_at, seconds = (written_at, None) if work is None else (work.ended_at, work.seconds)
+        self.timeline.add(ended_at, seconds, receipt.counts.num_output_tokens)
         for values, part in grouped(table, self.by):
             name = ", ".join(value.shown for value in values)
             name = name if name in self.groups or len(self.groups) < _MAX_GROUPS else OTHERS
@@ -79,17 +135,13 @@ class RunFacts:
         for (version,), samples in grouped(table, ["draft_version"]) if "draft_version" in table.column_names else ():
             number = int(version.shown)
             self.versions[number] = self.versions.get(number, Counts()) + count_generations(samples)
-        self.finish_reasons.update(_cells(table, "finish_reason"))
-        self.output_lengths.update(_cells(table, "num_output_tokens"))
         of_prompts = table.select(["sample", "num_prompt_tokens"]).filter(pc.field("sample") == 0)
-        self.prompt_lengths.update(_cells(of_prompts, "num_prompt_tokens"))
-
-    def _add_work(self, work: Work | None) -> None:
-        if work is None:
-            return
-        self.peak_memory[work.process] = max(self.peak_memory.get(work.process, 0), work.peak_memory_bytes)
-        if work.round_seconds and work.round_seconds not in self.round_seconds:
-            self.round_seconds.append(work.round_seconds)
+        for counter, column in (
+            (self.finish_reasons, table["finish_reason"]),
+            (self.output_lengths, table["num_output_tokens"]),
+            (self.prompt_lengths, of_prompts["num_prompt_tokens"]),
+        ):
+            counter.update(cast("list[Any]", column.to_pylist()))
 
 
 def gather(run_directory: RunDirectory, by: Sequence[str] | None = None) -> RunFacts:
@@ -102,7 +154,7 @@ def gather(run_directory: RunDirectory, by: Sequence[str] | None = None) -> RunF
     columns = tuple(by) if by is not None else suitable_column(run_directory, sorted(parts))
     wanted = [*COUNTED_COLUMNS, *SCORED_COLUMNS, "finish_reason", "draft_version", "draft_rounds", *columns]
     wanted = [name for name in dict.fromkeys(wanted) if name in run_directory.generations_schema.names]
-    wanted += [_LENGTHS_OF_TURNS] if run_directory.has_turns else []
+    wanted += [_LENGTHS_OF_TURNS] if run_directory.has("turns") else []
     facts = RunFacts(columns, run_directory.manifest.num_units)
     tables = read_ahead(lambda unit_id: _read_part(run_directory, unit_id, wanted), sorted(parts), _PARTS_AHEAD)
     for unit_id, found in zip(sorted(parts), tables, strict=True):
@@ -132,10 +184,6 @@ def suitable_column(run_directory: RunDirectory, unit_ids: Sequence[int]) -> tup
         if 2 <= len(values) <= _MAX_KINDS:
             return (name,)
     return ()
-
-
-def _cells(table: pa.Table, name: str) -> list[Any]:
-    return table[name].to_pylist()
 
 
 def _read_part(run_directory: RunDirectory, unit_id: int, columns: Sequence[str]) -> pa.Table | str:

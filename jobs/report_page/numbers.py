@@ -1,4 +1,4 @@
-"""How the page writes numbers."""
+"""How pages and terminals write numbers."""
 
 import shlex
 from collections.abc import Callable
@@ -9,14 +9,14 @@ def count(number: float) -> str:
     return f"{number:,.0f}"
 
 
-def share(number: float | None) -> str:
+def format_rate(rate: float | None) -> str:
     """Return a share of 1 with three places; a dash for none."""
-    return "-" if number is None else f"{number:.3f}"
+    return "-" if rate is None else f"{rate:.3f}"
 
 
-def two(number: float | None) -> str:
-    """Return a number with two places; a dash for none."""
-    return "-" if number is None else f"{number:.2f}"
+def format_length(length: float | None) -> str:
+    """Return a mean length, or another number, with two places; a dash for none."""
+    return "-" if length is None else f"{length:.2f}"
 
 
 def duration(seconds: float | None) -> str:
@@ -47,7 +47,5 @@ def on_one_line(text: str) -> str:
     return text.replace("\r", "").replace("\n", "↵")
 
 
-FILTERS: dict[str, Callable[..., str]] = {
-    each.__name__: each for each in (count, share, two, duration, size, percent, on_one_line)
-}
-FILTERS["quoted"] = shlex.quote
+FILTERS: dict[str, Callable[..., str]] = {each.__name__: each for each in (count, duration, size, percent, on_one_line)}
+FILTERS |= {"share": format_rate, "two": format_length, "quoted": shlex.quote}

@@ -6,40 +6,66 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
+import numpy as np
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from jobs.report_page import charts
-from jobs.report_page.estimate import time_without_speculation
 from jobs.report_page.facts import Group, RunFacts, gather
 from jobs.report_page.numbers import FILTERS
-from jobs.report_page.recorded_rounds import expected_length
+from jobs.report_page.rounds import expected_length
 from jobs.report_page.samples import codec_or_why_not, read_samples
-from pipeline.run.dead_letters import DeadLetters, Wanted, find_dead_letters
+from pipeline.counts import Counts
+from pipeline.run.dead_letters import Wanted, find_dead_letters
 from pipeline.run.directory import RunDirectory
 from pipeline.run.progress.draft_versions import DraftVersion, DraftVersions
 from pipeline.storage.location import Location
 from pipeline.storage.whole_file import replace_file, replacement
 
-_FOLDER = Path(__file__).parent
-NAME = "report.html"
-
 
 @dataclass(frozen=True)
-class Choice:
-    """A draft length, and what it is worth by the costs that an engine has measured."""
+class Estimate:
+    """Times the time of this run. `is_bound`: it would have taken that at most, as no cost was measured."""
 
-    length: int
-    seconds: float  # of a round
-    expected: float  # tokens of a row in it
-    is_best: bool
+    factor: float
+    is_bound: bool
+    how: str
 
-    @property
-    def tokens_per_second(self) -> float:
-        """Expected tokens a second of each row."""
-        return self.expected / self.seconds
+
+def time_without_speculation(counts: Counts, round_seconds: Sequence[tuple[float, ...]]) -> Estimate | None:
+    """Return the estimate; None where nothing was drafted.
+
+    Without speculation each token takes a round. Where engines measured what rounds of each draft length cost, those
+    costs decide; else the number of rounds bounds it, as if drafting and verifying several tokens cost nothing.
+    """
+    if not counts.num_draft_tokens or not counts.num_rounds:
+        return None
+    saved = counts.num_output_tokens / counts.num_rounds
+    how = (
+        f"Each token would have taken a round of the target: {counts.num_output_tokens:,} rounds instead of "
+        f"{counts.num_rounds:,}. "
+    )
+    if not round_seconds:
+        how += (
+            "This run did not measure what a round with a draft costs more than one without, as its draft length was "
+            "fixed; so this is the most that it can have been, not what it was."
+        )
+        return Estimate(saved, is_bound=True, how=how)
+    mean_draft = counts.num_draft_tokens / counts.num_rounds
+    ratio = fmean(costs[0] / np.interp(mean_draft, range(len(costs)), costs) for costs in round_seconds)
+    how += (
+        f"By what the engines measured at their start, with all slots in use, a round without a draft takes "
+        f"{ratio:.2f} times as long as one with the mean draft of {mean_draft:.2f} tokens. Reading prompts is "
+        "left out, and rounds of fewer rows cost otherwise, so take it as a rough figure."
+    )
+    return Estimate(saved * ratio, is_bound=False, how=how)
+
+
+_FOLDER = Path(__file__).parent
+NAME = "report.html"
 
 
 def write_page(run_directory: RunDirectory, by: Sequence[str] | None = None, to: Location | None = None) -> str:
@@ -66,6 +92,10 @@ def page_of(run_directory: RunDirectory, by: Sequence[str] | None = None) -> str
     samples = read_samples(run_directory, codec, facts.by)
     if not why_unmarked and not any(sample.pieces for sample in samples):
         why_unmarked = "no rounds of these rows were recorded (output.rounds; vLLM does not tell what it rejects)"
+    try:
+        errors = find_dead_letters(run_directory, Wanted())
+    except (ValueError, OSError):  # they cannot be read
+        errors = None
     environment = Environment(
         loader=FileSystemLoader(_FOLDER),
         autoescape=True,
@@ -76,9 +106,8 @@ def page_of(run_directory: RunDirectory, by: Sequence[str] | None = None) -> str
     environment.filters.update(FILTERS)
     return environment.get_template("page.html").render(
         **_run(run_directory, facts),
-        **_speed(facts),
-        charts=_charts(facts, has_scores=run_directory.has_scores),
-        errors=_errors(run_directory),
+        charts=_charts(facts, has_scores=run_directory.has("scores")),
+        errors=errors,
         draft_versions=_versions(run_directory, facts),
         samples=samples,
         kinds_of_samples=sorted({sample.kind for sample in samples if sample.kind}),
@@ -88,7 +117,7 @@ def page_of(run_directory: RunDirectory, by: Sequence[str] | None = None) -> str
 
 
 def _run(run_directory: RunDirectory, facts: RunFacts) -> dict[str, Any]:
-    run, whole = run_directory.run, facts.whole
+    run, whole, seconds = run_directory.run, facts.whole, facts.timeline.working_seconds
     models: Mapping[str, Any] = run.get("models") or {}
     groups = dict(sorted(facts.groups.items(), key=lambda entry: -entry[1].counts.num_output_tokens))
     return {
@@ -96,7 +125,7 @@ def _run(run_directory: RunDirectory, facts: RunFacts) -> dict[str, Any]:
         "title": run_directory.location.short_name,
         "now": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "is_complete": run_directory.is_success(),
-        "has_scores": run_directory.has_scores,
+        "has_scores": run_directory.has("scores"),
         "target": _short(models.get("target")),
         "draft": _short(models.get("draft")),
         "settings": _settings(run),
@@ -108,6 +137,12 @@ def _run(run_directory: RunDirectory, facts: RunFacts) -> dict[str, Any]:
         "num_positions": max((len(group.counts.accepted_per_position) for group in groups.values()), default=0),
         "repeated": {times: number for times, number in sorted(facts.attempts.items()) if times},
         "peak_memory": max(facts.peak_memory.values(), default=None),
+        "seconds": seconds,
+        "tokens_per_second": whole.counts.num_output_tokens / seconds if seconds else None,
+        "began": _moment(facts.timeline.began_at) if seconds else None,
+        "ended": _moment(facts.timeline.ended_at) if seconds else None,
+        "estimate": time_without_speculation(whole.counts, facts.round_seconds),
+        "choices": _choices(facts),
     }
 
 
@@ -134,29 +169,18 @@ def _settings(run: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _speed(facts: RunFacts) -> dict[str, Any]:
-    counts, seconds = facts.whole.counts, facts.timeline.working_seconds
-    return {
-        "seconds": seconds,
-        "tokens_per_second": counts.num_output_tokens / seconds if seconds else None,
-        "began": _moment(facts.timeline.began_at) if seconds else None,
-        "ended": _moment(facts.timeline.ended_at) if seconds else None,
-        "estimate": time_without_speculation(counts, facts.round_seconds),
-        "choices": _choices(facts),
-    }
+def _choices(facts: RunFacts) -> list[dict[str, float]]:
+    """Return what each draft length is worth by the costs of the first engine; [] where none were measured.
 
-
-def _choices(facts: RunFacts) -> list[Choice]:
-    """Return what each draft length is worth by the costs of the first engine; [] where none were measured."""
+    `seconds` are those of a round, `expected` are the tokens of a row in it.
+    """
     alpha = facts.whole.rounds.acceptance
     if not facts.round_seconds or alpha is None:
         return []
-    costs = facts.round_seconds[0]
-    values = [expected_length(alpha, length) / seconds for length, seconds in enumerate(costs)]
-    best = values.index(max(values))
     return [
-        Choice(length, seconds, expected_length(alpha, length), is_best=length == best)
-        for length, seconds in enumerate(costs)
+        {"length": length, "seconds": seconds, "expected": (expected := expected_length(alpha, length))}
+        | {"tokens_per_second": expected / seconds}
+        for length, seconds in enumerate(facts.round_seconds[0])
     ]
 
 
@@ -176,14 +200,6 @@ def _charts(facts: RunFacts, *, has_scores: bool) -> dict[str, Markup]:
     if facts.prompt_lengths:
         drawn["prompts"] = charts.lengths(facts.prompt_lengths, "the prompt", "prompts")
     return drawn
-
-
-def _errors(run_directory: RunDirectory) -> DeadLetters | None:
-    """Return the failed rows; None if they cannot be read."""
-    try:
-        return find_dead_letters(run_directory, Wanted())
-    except (ValueError, OSError):
-        return None
 
 
 def _versions(run_directory: RunDirectory, facts: RunFacts) -> list[tuple[int, DraftVersion | None, Group]]:

@@ -1,27 +1,79 @@
-"""Samples of a run to read: rows spread over its input, with their rounds where these were recorded."""
+"""Samples of a run to read, with their rounds where these were recorded: rows with an id, or spread over its input."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import pyarrow as pa
 
-from jobs.report_page.find_row import FoundRow
-from jobs.report_page.marked_text import Piece, RoundOfText, marked_text, rounds_of
-from pipeline.inputs.arrow_values import shown_rows
+from jobs.report_page.rounds import Piece, RoundOfText, marked_text, rounds_of
 from pipeline.inputs.units import WorkUnit
+from pipeline.inputs.values import shown_rows
 from pipeline.run.directory import RunDirectory
 from pipeline.run.row_sample import NUM_SAMPLED, RowSample
-from pipeline.run.unit_rows import UnitRows, read_unit_rows
+from pipeline.run.unit_rows import UnitRows, read_ahead, read_unit_rows
+from pipeline.storage.location import Location
+from pipeline.storage.parquet import read_columns
 from pipeline.text.codec import TextCodec
 
+_BITS_OF_ROW = 32
+_MAX_EXAMPLES = 3
 _MAX_TOKENS = 600  # of a sample on the page
 _MAX_PROMPT = 3000  # characters
 _COLUMNS = ["row_id", "sample", "id", "prompt", "text", "token_ids", "finish_reason", "stop_reason"]
 _COLUMNS += ["num_prompt_tokens", "num_output_tokens", "num_rounds", "num_draft_tokens", "num_accepted_tokens"]
 _OPTIONAL = ["draft_version", "draft_rounds", "turns", "logprob"]
+
+
+def find_rows(run_directory: RunDirectory, wanted: str) -> list[tuple[WorkUnit, int]]:
+    """Return the committed rows with this id of their own, or, if there are none, the one with this row_id.
+
+    Each is its unit and its row_id. Only ids are read, of one part after the other. Raises ValueError, in one line, if
+    there is no such row, and OSError.
+    """
+    committed, failed = run_directory.committed_unit_ids(), run_directory.failed_unit_ids()
+    parts = map(run_directory.part_path, committed)
+    errors = map(run_directory.errors_path, sorted(failed.intersection(committed)))
+    found: dict[int, None] = {}
+    examples: list[str] = []
+    for table in read_ahead(_ids, chain(parts, errors)):
+        for row_id, user_id in zip(table["row_id"].to_pylist(), table["id"].to_pylist(), strict=True):
+            assert row_id is not None, "no file of a run has a row without one"
+            if user_id is not None and str(user_id) == wanted:
+                found[row_id] = None
+            elif user_id is not None and len(examples) < _MAX_EXAMPLES and str(user_id) not in examples:
+                examples.append(str(user_id))
+    if not found and wanted.isascii() and wanted.isdigit():
+        found[int(wanted)] = None
+    of_unit: dict[int, list[int]] = {}
+    for row_id in found:
+        of_unit.setdefault(row_id >> _BITS_OF_ROW, []).append(row_id)
+    rows = [
+        (unit, row_id)
+        for unit in run_directory.units()
+        for row_id in of_unit.get(unit.unit_id, ())
+        if unit.row_index(row_id) < unit.num_rows
+    ]
+    if not rows:
+        num_missing = run_directory.manifest.num_units - len(committed)
+        known = "its rows have no ids of their own (input.id_column), so give a row_id of data/"
+        if examples:
+            known = f"its ids are such as {', '.join(map(repr, examples))}; a row_id of data/ is taken as well"
+        if num_missing:
+            known += f"; {num_missing} of its units are not committed yet, and it may be in one of them"
+        raise ValueError(f"{run_directory.location.name}: no row {wanted!r}: {known}")
+    return rows
+
+
+def _ids(location: Location) -> pa.Table:
+    try:
+        return read_columns(location, ["row_id", "id"])
+    except FileNotFoundError:  # a retry has moved the last of a unit's error rows
+        return pa.table({"row_id": pa.array([], pa.int64()), "id": pa.array([], pa.string())})
 
 
 @dataclass(frozen=True)
@@ -49,19 +101,14 @@ class Sample:
         return 1 + self.row["num_accepted_tokens"] / rounds if rounds else None
 
 
-def codec_of(run_directory: RunDirectory) -> TextCodec:
-    """Return the tokenizer of a run. Raises ValueError where it cannot be had, as on another machine."""
-    models = run_directory.run.get("models") or {}
-    path = models.get("tokenizer") or models.get("target")
-    if not path:
-        raise ValueError("run.json does not name the tokenizer")
-    return TextCodec.load(str(path))
-
-
 def codec_or_why_not(run_directory: RunDirectory) -> tuple[TextCodec | None, str]:
     """Return the tokenizer of a run, or None and why there is none."""
+    models = run_directory.run.get("models") or {}
     try:
-        return codec_of(run_directory), ""
+        path = models.get("tokenizer") or models.get("target")
+        if not path:
+            raise ValueError("run.json does not name the tokenizer")
+        return TextCodec.load(str(path)), ""
     except (ValueError, OSError) as error:
         return None, f"the tokenizer is not to be had here: {error}"
 
@@ -71,14 +118,16 @@ def read_samples(run_directory: RunDirectory, codec: TextCodec | None, by: Seque
 
     Without a codec they have no pieces.
     """
-    wanted = RowSample(run_directory.manifest.num_rows, NUM_SAMPLED)
-    samples = []
-    for unit, ordinals in _units_of(run_directory, wanted):
+    wanted, samples = list(RowSample(run_directory.manifest.num_rows, NUM_SAMPLED)), []
+    for unit in run_directory.units():
+        begin, end = (bisect_left(wanted, unit.first_ordinal + number) for number in (0, unit.num_rows))
+        if begin == end:
+            continue
         try:
             rows = read_unit_rows(run_directory, unit, columns=_columns_of(run_directory, by))
         except (OSError, ValueError):  # not committed yet, or damaged, which the facts of the run note
             continue
-        for ordinal in ordinals:
+        for ordinal in wanted[begin:end]:
             row_id = unit.row_id(ordinal - unit.first_ordinal)
             samples += samples_of_row(rows, row_id, codec, by, max_tokens=_MAX_TOKENS)[:1]
     return samples
@@ -99,16 +148,16 @@ def samples_of_row(
 
 
 def samples_of_found(
-    run_directory: RunDirectory, row: FoundRow, codec: TextCodec | None, number: int | None
+    run_directory: RunDirectory, unit: WorkUnit, row_id: int, codec: TextCodec | None, number: int | None
 ) -> list[Sample]:
     """Return the samples of a row that was found, or one of them. Raises ValueError if that one is not there."""
     try:
-        rows = read_unit_rows(run_directory, row.unit, columns=_columns_of(run_directory))
+        rows = read_unit_rows(run_directory, unit, columns=_columns_of(run_directory))
     except FileNotFoundError as error:
-        raise ValueError(f"row {row.row_id} is in unit {row.unit.unit_id}, which is not committed yet") from error
-    samples = samples_of_row(rows, row.row_id, codec, ())
+        raise ValueError(f"row {row_id} is in unit {unit.unit_id}, which is not committed yet") from error
+    samples = samples_of_row(rows, row_id, codec, ())
     if not samples:
-        raise ValueError(f"row {row.row_id} is neither in data nor in errors; python -m jobs.verify says more")
+        raise ValueError(f"row {row_id} is neither in data nor in errors; python -m jobs.verify says more")
     if number is None or samples[0].is_error:
         return samples
     if not 0 <= number < len(samples):
@@ -145,18 +194,3 @@ def _with_id(table: pa.Table, row_id: int) -> pa.Table:
     """Return the rows with this id, which stand one behind the other."""
     row_ids = table["row_id"].to_pylist()
     return table.slice(row_ids.index(row_id), row_ids.count(row_id)) if row_id in row_ids else table.slice(0, 0)
-
-
-def _units_of(run_directory: RunDirectory, wanted: RowSample) -> Iterator[tuple[WorkUnit, list[int]]]:
-    """Yield each unit that has wanted rows, with their ordinals."""
-    ordinals = iter(wanted)
-    ordinal = next(ordinals, None)
-    for unit in run_directory.units():
-        inside = []
-        while ordinal is not None and ordinal < unit.first_ordinal + unit.num_rows:
-            inside.append(ordinal)
-            ordinal = next(ordinals, None)
-        if inside:
-            yield unit, inside
-        if ordinal is None:
-            return

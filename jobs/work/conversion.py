@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Literal
 
-import torch
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -94,10 +93,6 @@ def _decided(head: Head, form: Format) -> Iterator[tuple[str, str]]:
         yield "block", f"{config.block_size} tokens, mask token {config.mask_token_id}"
     yield "embedding", "the head's own" if "embed_tokens.weight" in tensors else "the target's"
     yield "output layer", "the head's own" if "lm_head.weight" in tensors else "the target's"
-    yield "tensors", f"{len(tensors)} unchanged, {_num_bytes(tensors):,} bytes"
+    yield "tensors", f"{len(tensors)} unchanged, {sum(tensor.nbytes for tensor in tensors.values()):,} bytes"
     for line in config.assumed:
         yield "default taken", line
-
-
-def _num_bytes(tensors: dict[str, torch.Tensor]) -> int:
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())

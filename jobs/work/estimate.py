@@ -6,7 +6,7 @@ is deleted afterwards. The interval is that of a cluster bootstrap over those un
 
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from secrets import token_hex
@@ -16,17 +16,18 @@ import numpy.typing as npt
 from rich.console import Console
 from rich.table import Table
 
-from jobs.config.generate import GenerateConfig
+from jobs.config.run import GenerateConfig
 from jobs.driver.execution import execute
-from jobs.driver.exits import Exit
 from jobs.driver.outcome import stopped
 from jobs.driver.plan import Plan, create_run, worker_spec
-from jobs.driver.progress import format_rate, format_seconds
+from jobs.driver.progress import format_seconds
+from jobs.driver.stopping import Exit
+from jobs.report_page.numbers import format_rate
 from pipeline.counts import Counts
 from pipeline.inputs.units import WorkUnit, plan_units
+from pipeline.run.dead_letters import MissingUnits
 from pipeline.run.directory import RunDirectory
 from pipeline.run.progress.lease import hold_lease
-from pipeline.run.progress.missing import MissingUnits
 from pipeline.run.unit_rows import each_unit
 from pipeline.storage.location import Location
 
@@ -69,7 +70,8 @@ def estimate(config: GenerateConfig, plan: Plan) -> Exit:
     """Do some rows of the plan, print what the missing rows of the run would take, and return the exit code."""
     assert config.estimate is not None
     units = list(spread_units(plan, config.estimate))
-    num_rows_to_do = _num_rows_to_do(plan)
+    to_do = plan.run_directory.missing_units() if plan.run_directory else plan.new_units()
+    num_rows_to_do = sum(unit.num_rows for unit in to_do)
     if not units:
         print("the input has no rows, so there is nothing to estimate")
         return Exit.COMPLETE
@@ -144,11 +146,6 @@ def _measure(plan: Plan, run_directory: RunDirectory) -> Measured | None:
     return Measured(counts, seconds, tuple(rows_by_unit), tuple(tokens_by_unit), tuple(lengths), num_cut)
 
 
-def _num_rows_to_do(plan: Plan) -> int:
-    units = plan.run_directory.missing_units() if plan.run_directory else plan.new_units()
-    return sum(unit.num_rows for unit in units)
-
-
 def estimated(config: GenerateConfig, plan: Plan, measured: Measured, num_rows: int) -> Iterator[Table | str]:
     """Yield for a reader what `num_rows` rows would take, and then what these figures cannot know."""
     counts, num_engines = measured.counts, plan.pool.max_actors
@@ -165,7 +162,10 @@ def estimated(config: GenerateConfig, plan: Plan, measured: Measured, num_rows: 
     table.add_row("acceptance rate", format_rate(counts.acceptance_rate))
     table.add_row("tokens a row", f"{mean:,.1f} ({low:,.1f} to {high:,.1f})")
     if measured.lengths:
-        table.add_row("lengths", _spread(measured.lengths, measured.num_cut))
+        tenth, half, ninety = np.percentile(measured.lengths, [10, 50, 90])
+        spread = f"{tenth:,.0f} / {half:,.0f} / {ninety:,.0f} tokens (10, 50, 90 %), at most {max(measured.lengths):,}"
+        cut = f"; {measured.num_cut / len(measured.lengths):.0%} ended at max_tokens" if measured.num_cut else ""
+        table.add_row("lengths", spread + cut)
     table.add_row("output tokens", f"{mean * num_rows:,.0f} ({low * num_rows:,.0f} to {high * num_rows:,.0f})")
     table.add_row(
         f"time with {num_engines} engines",
@@ -184,12 +184,6 @@ def estimated(config: GenerateConfig, plan: Plan, measured: Measured, num_rows: 
 def gpus_of_engine(plan: Plan) -> float:
     """Return the GPUs that an engine holds, with its stages and its draft actors."""
     return plan.pool.num_gpus + sum(part.gpus_of_engine for part in plan.settings.apart)
-
-
-def _spread(lengths: Sequence[int], num_cut: int) -> str:
-    tenth, half, ninety = np.percentile(lengths, [10, 50, 90])
-    cut = f"; {num_cut / len(lengths):.0%} ended at max_tokens" if num_cut else ""
-    return f"{tenth:,.0f} / {half:,.0f} / {ninety:,.0f} tokens (10, 50, 90 %), at most {max(lengths):,}{cut}"
 
 
 def _unknown(plan: Plan, measured: Measured) -> Iterator[str]:

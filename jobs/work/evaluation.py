@@ -7,9 +7,7 @@ import sys
 from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
-import torch
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import track
@@ -18,13 +16,11 @@ from rich.table import Table
 from decoding.checkpoint.supported import model_folder
 from decoding.device import to_device
 from decoding.network.language_model import LanguageModel
-from jobs.config.eval import EvalConfig
-from jobs.driver.progress import format_length, format_rate
+from jobs.config.train import EvalConfig
+from jobs.report_page.numbers import format_length, format_rate
 from training.corpus.corpus import Corpus
-from training.corpus.example import Example
 from training.corpus.on_policy import check_is_targets_text
-from training.evaluation.gate import GateVerdict, judge
-from training.evaluation.kind_score import DraftScore, KindScore
+from training.evaluation.kind_score import DraftScore, GateVerdict, KindScore, judge
 from training.evaluation.pair import Pair
 from training.evaluation.score import score
 from training.evaluation.speed import RoundSeconds, measure_rounds
@@ -68,15 +64,25 @@ class Evaluation:
         config, models = self._config, self._config.models
         assert models.draft is not None
         drafts = [models.draft, *([] if config.against is None else [config.against])]
-        if config.eval.rows == "held_out":
-            for draft in drafts:
-                _refuse_rows_it_has_seen(draft, config.corpus.held_out_share)
+        share = config.corpus.held_out_share
+        for draft in drafts if config.eval.rows == "held_out" else ():
+            trained = held_out_when_trained(model_folder(draft))
+            if trained is not None and trained < share:
+                raise ValueError(
+                    f"{draft!r} was trained with corpus.held_out_share {trained:g}, so it has seen some of the rows "
+                    f"that {share:g} holds out; set corpus.held_out_share to {trained:g} or less, or eval.rows to all"
+                )
         pairs: list[Pair] = []
         for draft in drafts:
             loaded = pairs[0].target if pairs else None
             pairs.append(Pair.load(draft, models.target, models.device, models.dtype, loaded))
         target = pairs[0].target
-        self._check_texts(target)
+        check_is_targets_text(
+            self._corpus,
+            lambda token_ids, num_logits: target.plain(to_device(list(token_ids), target.device), num_logits),
+            target.eos_token_ids,
+            target.dtype,
+        )
         found = [self._scored(pair) for pair in pairs]
         self._print_reproduced(found[0][0], target)
         verdict: GateVerdict | None = None
@@ -88,35 +94,24 @@ class Evaluation:
         self._record(found, verdict)
         return int(verdict is not None and not verdict.passes)
 
-    def _check_texts(self, target: LanguageModel) -> None:
-        """Raise ValueError if the corpus does not hold the target's texts."""
-        check_is_targets_text(
-            self._corpus,
-            lambda token_ids, num_logits: target.plain(to_device(list(token_ids), target.device), num_logits),
-            target.eos_token_ids,
-            target.dtype,
-        )
-
     def _scored(self, pair: Pair) -> tuple[DraftScore, RoundSeconds | None]:
         """Return a draft's score and what its rounds take, if that is asked for; print both."""
         settings, models = self._config.eval, self._config.models
-        examples = self._shown(self._examples, pair.draft_path)
+        is_hidden = not self._console.is_terminal
+        examples = track(self._examples, pair.draft_path, console=self._console, transient=True, disable=is_hidden)
         found = score(pair, models.target, examples, settings.num_draft_tokens)
         seconds = measure_rounds(pair, settings.num_draft_tokens, settings.num_slots) if settings.costs else None
         self._console.print(_table(found, seconds))
         return found, seconds
 
-    def _shown(self, examples: list[Example], what: str) -> Any:
-        """Yield the examples, and show on a terminal how many are done."""
-        return track(examples, what, console=self._console, transient=True, disable=not self._console.is_terminal)
-
     def _print_reproduced(self, found: DraftScore, target: LanguageModel) -> None:
         what = "held-out rows" if self._config.eval.rows == "held_out" else "rows"
         said = f"{len(self._examples):,} {what}, {found.all.num_tokens:,} output tokens"
-        if found.reproduced is None:
+        if found.all.reproduced is None:
             said += "; without the rows' noise keys, acceptance is that of noise drawn for the texts"
         else:
-            said += f"; the target, in {_name(target.dtype)}, reproduces {found.reproduced:.2%} of them"
+            dtype = str(target.dtype).removeprefix("torch.")
+            said += f"; the target, in {dtype}, reproduces {found.all.reproduced:.2%} of them"
         self._console.print(said, highlight=False, soft_wrap=True)
         self._console.print(_LEGEND, highlight=False, soft_wrap=True)
         if self._config.eval.costs:
@@ -138,16 +133,6 @@ class Evaluation:
             "gate": None if verdict is None else asdict(verdict),
         }
         Path(self._config.eval.json_path).expanduser().write_text(json.dumps(result, indent=2) + "\n")
-
-
-def _refuse_rows_it_has_seen(draft: str, share: float) -> None:
-    """Raise ValueError if a draft was trained with a smaller share held out: it has seen some of these rows."""
-    trained = held_out_when_trained(model_folder(draft))
-    if trained is not None and trained < share:
-        raise ValueError(
-            f"{draft!r} was trained with corpus.held_out_share {trained:g}, so it has seen some of the rows that "
-            f"{share:g} holds out; set corpus.held_out_share to {trained:g} or less, or eval.rows to all"
-        )
 
 
 def _table(found: DraftScore, seconds: RoundSeconds | None) -> Table:
@@ -175,7 +160,3 @@ def _cells(found: KindScore, seconds: RoundSeconds | None) -> list[str]:
         " ".join(f"{share:.2f}".removeprefix("0") for share in found.acceptance_per_position),
         *([f"{seconds.speed_up(found.tokens_a_round):.2f}"] if seconds else []),
     ]
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

@@ -1,13 +1,19 @@
-"""The work of `jobs.generate`: a corpus is generated, or what is missing of it."""
+"""The work of `jobs.generate` and `jobs.retry`: what is missing of a corpus is generated, or failed rows run again."""
 
+import sys
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
+from math import ceil
 from typing import Any
 
 from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 from actors.engines import backend_of
 from actors.resources import describe_placement
+from actors.units.unit_rows import FailedRows
 from decoding.checkpoint.footprint import Footprint, footprint_of
 from decoding.checkpoint.generation import sampling_of
 from decoding.checkpoint.gguf_file import origin_in_words
@@ -18,29 +24,35 @@ from decoding.engine.load import settle_max_model_len
 from decoding.heads.fit import fitting_config, head_footprint
 from decoding.heads.format.folder import is_head
 from decoding.vocabulary.vocabulary_map import VocabularyMap
-from jobs.config.generate import GenerateConfig
-from jobs.driver.ending import print_ending
+from jobs.config.run import GenerateConfig, RetryConfig
 from jobs.driver.execution import execute
-from jobs.driver.exits import Exit
 from jobs.driver.learning import learning, refuse_learning
-from jobs.driver.logs import log_run_started
 from jobs.driver.outcome import (
     conclude,
+    log_run_started,
     refuse_inexact_parts,
     refuse_too_many_errors,
     run_command,
     stopped,
 )
 from jobs.driver.plan import Plan, create_run, worker_spec
-from jobs.driver.summary import print_summary
+from jobs.driver.stopping import Exit
+from jobs.driver.summary import print_ending, print_summary
 from jobs.work.estimate import estimate
 from pipeline.counts import Counts
 from pipeline.id_set import IdSet
-from pipeline.run.check import check_run
+from pipeline.run.check import check_run, quarantine
+from pipeline.run.dead_letters import (
+    DeadLetters,
+    FailedUnits,
+    MissingUnits,
+    Wanted,
+    count_still_failing,
+    find_dead_letters,
+    shown,
+)
 from pipeline.run.directory import RunDirectory, refuse_occupied
-from pipeline.run.progress.lease import Lease, hold_lease
-from pipeline.run.progress.missing import MissingUnits
-from pipeline.run.quarantine import quarantine
+from pipeline.run.progress.lease import hold_lease
 
 _MIN_ROWS_TO_STOP_EARLY = 100
 
@@ -64,6 +76,7 @@ def _begin(config: GenerateConfig, plan: Plan) -> Callable[[], Exit]:
 
 
 def _run(plan: Plan, run_directory: RunDirectory) -> Exit:
+    """Generate what is missing, as the only driver, and verify the whole."""
     if run_directory.is_success() and not any(run_directory.missing_units()):
         check = check_run(run_directory)
         if check.is_complete:
@@ -73,28 +86,22 @@ def _run(plan: Plan, run_directory: RunDirectory) -> Exit:
             print_ending(run_directory, plan.config.run)
             return Exit.COMPLETE
     with hold_lease(run_directory, plan.config.run.lease_timeout_s) as lease:
-        return _run_alone(plan, run_directory, lease)
-
-
-def _run_alone(plan: Plan, run_directory: RunDirectory, lease: Lease) -> Exit:
-    """Generate what is missing, as the only driver, and verify the whole."""
-    started, new, num_done = time.monotonic(), Counts(), 0
-    run_directory.unmark_success()
-    for name in quarantine(run_directory, run_directory.truncated_parts()):
-        print(f"{name}: was too short to be a part, and was moved there; its unit is done again")
-    missing = MissingUnits.of(run_directory, plan.tokens_per_row)
-    log_run_started(run_directory, missing.num_units)
-    with learning(plan.config.learn, plan, run_directory) as lessons:
-        for receipt in execute(missing, worker_spec(plan, run_directory), plan, lease=lease):
-            lease.refuse_if_lost()
-            new += receipt.counts
-            num_done += 1
-            lessons.committed(receipt.counts.num_rows)
-            if new.num_rows >= _MIN_ROWS_TO_STOP_EARLY:
-                refuse_too_many_errors(run_directory, new, plan.config)
-    if num_done < missing.num_units:
-        return stopped(missing.num_units - num_done, "; the same command goes on from what is committed")
-    return conclude(run_directory, plan.config, new, started)
+        started, new, num_done = time.monotonic(), Counts(), 0
+        run_directory.unmark_success()
+        for name in quarantine(run_directory, run_directory.truncated_parts()):
+            print(f"{name}: was too short to be a part, and was moved there; its unit is done again")
+        missing = MissingUnits.of(run_directory, plan.tokens_per_row)
+        log_run_started(run_directory, missing.num_units)
+        with learning(plan.config.learn, plan, run_directory) as lessons:
+            for receipt in execute(missing, worker_spec(plan, run_directory), plan, lease=lease):
+                new += receipt.counts
+                num_done += 1
+                lessons.committed(receipt.counts.num_rows)
+                if new.num_rows >= _MIN_ROWS_TO_STOP_EARLY:
+                    refuse_too_many_errors(run_directory, new, plan.config)
+        if num_done < missing.num_units:
+            return stopped(missing.num_units - num_done, "; the same command goes on from what is committed")
+        return conclude(run_directory, plan.config, new, started)
 
 
 def print_plan(plan: Plan) -> None:
@@ -179,3 +186,79 @@ def _said_by_model(plan: Plan) -> tuple[str, str]:
 
 def _listed(said: Mapping[str, Any]) -> str:
     return ", ".join(f"{name} {value}" for name, value in said.items())
+
+
+def retry(config: RetryConfig) -> Exit:
+    """Retry, and return the exit code, which means what it does for jobs.generate."""
+    return run_command(config, _begin_retry)
+
+
+def _begin_retry(config: RetryConfig, plan: Plan) -> Callable[[], Exit]:
+    run_directory, wanted = plan.run_directory, Wanted(config.stage, config.error_type)
+    if run_directory is None:
+        raise ValueError(f"{config.output.path}: no run here; python -m jobs.generate makes one")
+    if config.dry_run:
+        print_dead_letters(find_dead_letters(run_directory, wanted))
+        return lambda: Exit.COMPLETE
+    return lambda: _retry_wanted(plan, run_directory, wanted)
+
+
+def _retry_wanted(plan: Plan, run_directory: RunDirectory, wanted: Wanted) -> Exit:
+    """Try the wanted rows again, as the only driver, and verify the whole."""
+    with hold_lease(run_directory, plan.config.run.lease_timeout_s) as lease:
+        letters = find_dead_letters(run_directory, wanted)
+        if not letters.num_wanted:
+            why = "none of the failed rows is asked for" if letters.num_rows else "no row failed"
+            print(f"Nothing to try again: {why}.")
+            if letters.num_rows:
+                print_dead_letters(letters)
+            if run_directory.is_success():
+                return Exit.COMPLETE
+        started, tried, num_done = time.monotonic(), Counts(), 0
+        run_directory.unmark_success()
+        log_run_started(run_directory, len(letters.num_wanted))
+        units = FailedUnits(run_directory.location.name, letters.num_wanted)
+        if units.num_units and "WorkerDied" not in letters.wanted_types:
+            # Enough units at once in an actor that their few failed rows fill the engine's slots; but not beside a row
+            # that kills, whose deaths they would share.
+            sequences_per_unit = units.num_rows / units.num_units * plan.settings.sampling.n
+            num_at_once = ceil(plan.settings.engine.num_slots / sequences_per_unit)
+            plan = replace(plan, pool=replace(plan.pool, units_in_flight=max(plan.pool.units_in_flight, num_at_once)))
+        rows = FailedRows(plan.input_options, plan.carried, wanted)
+        spec = replace(worker_spec(plan, run_directory), units=rows)
+        for receipt in execute(units, spec, plan, lease=lease, backups=False):
+            tried += receipt.counts
+            num_done += 1
+        if num_done < units.num_units:
+            return stopped(
+                units.num_units - num_done,
+                f" ({tried.num_rows} of {units.num_rows} rows tried, {tried.num_errors} of them failed again); the "
+                "same command goes on with what is left in errors/",
+            )
+        if units.num_units:
+            # Not from the receipts: a worker that died after its commit has sent none.
+            failing = count_still_failing(run_directory, letters)
+            print(f"retried: {units.num_rows} rows; now succeed: {units.num_rows - failing}; still fail: {failing}")
+        if num_missing := sum(1 for _ in run_directory.missing_units()):
+            print(
+                f"{num_missing} units of the run were never finished: python -m jobs.generate goes on with them",
+                file=sys.stderr,
+            )
+            return Exit.INCOMPLETE
+        return conclude(run_directory, plan.config, tried, started)
+
+
+def print_dead_letters(letters: DeadLetters) -> None:
+    """Print what failed, by stage and error type, and how much of it would be tried again."""
+    table = Table(title="Failed rows", title_justify="left")
+    for heading in ("stage", "error type", "rows", "such as"):
+        table.add_column(heading, justify="right" if heading == "rows" else "left", overflow="fold")
+    for kind, num_rows in letters.num_rows.most_common():
+        table.add_row(*(Text(cell) for cell in (*kind, f"{num_rows:,}", shown(letters.examples[kind]))))
+    console = Console()
+    if letters.num_rows:
+        console.print(table)
+    console.print(
+        f"{letters.num_rows.total():,} rows failed; {letters.num_wanted.total():,} of them, in "
+        f"{len(letters.num_wanted):,} units, would be tried again"
+    )

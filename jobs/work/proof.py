@@ -21,9 +21,9 @@ from rich.table import Table
 from actors.engines import backend_of
 from decoding.checkpoint.gguf_file import origin_in_words
 from jobs.config.prove import AskedName, ProveConfig
-from jobs.driver.exits import Exit
 from jobs.driver.outcome import run_command
 from jobs.driver.plan import Plan
+from jobs.driver.stopping import Exit
 from jobs.proving.asked import PlacedInput, asking
 from jobs.proving.comparison import Difference, Finding, Setting, some_of
 from jobs.proving.dray_texts import DrayTexts

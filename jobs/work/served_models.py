@@ -15,8 +15,7 @@ from actors.engines.loading import load_codec
 from actors.identity import chat_identity
 from actors.settings import GeneratorSettings
 from decoding.checkpoint.supported import adapter_base
-from endpoint.service.served_model import ServedModel
-from endpoint.service.settings import ServiceSettings
+from endpoint.service.served_model import ServedModel, ServiceSettings
 from jobs.config.serve import ServeConfig
 from jobs.driver.plan import with_target
 from pipeline.run.fingerprint import quick_model_fingerprint

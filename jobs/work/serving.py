@@ -3,12 +3,14 @@
 After SIGTERM or Ctrl-C it accepts no new request, finishes those in flight, and ends. A second one ends it at once.
 """
 
+import ctypes
 import hashlib
 import json
 import logging
+import os
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -23,7 +25,7 @@ from actors.engines import backend_of
 from actors.resources import describe_placement
 from decoding.checkpoint.gguf_file import origin_in_words
 from decoding.engine.draft_folder import check_replacement
-from endpoint.batches.settings import BatchSettings
+from endpoint.batches.batch import BatchSettings
 from endpoint.deployment import (
     APP_NAME,
     DeployedVersion,
@@ -40,11 +42,9 @@ from endpoint.deployment import (
 from endpoint.service.served_model import ServedModel
 from jobs.config.loading import as_dict
 from jobs.config.serve import ServeConfig
-from jobs.driver.cluster import start_ray, starts_own_ray
-from jobs.driver.exits import Exit, bad_configuration
-from jobs.driver.hidden_variables import hide_variables
+from jobs.driver.cluster import check_submitted, paths_of, start_ray, starts_own_ray
 from jobs.driver.plan import settled
-from jobs.driver.submitted import check_submitted, paths_of
+from jobs.driver.stopping import Exit, bad_configuration
 from jobs.work.served_models import check_adapters, served_models
 from pipeline.run.fingerprint import quick_model_fingerprint, tokenizer_fingerprint
 from pipeline.storage.location import Location
@@ -120,6 +120,11 @@ def describe(config: ServeConfig, models: Sequence[ServedModel]) -> str:
     shared = "; ".join(_shared(config)) or "no key's texts or prompts serve another one"
     if keys is None:
         shared = "without keys all clients are one: the texts and prompts of each serve the others"
+    ray_ports = "started here, on 127.0.0.1 alone"
+    if not starts_own_ray(config.serve.ray_address):  # no key of the endpoint is asked for behind Ray's own ports
+        ray_ports = (
+            "the cluster that it joins; a program that reaches its nodes' ports can run code there and read metrics"
+        )
     lines = [
         f"Serving {own.name!r} at http://{config.serve.host}:{config.serve.port}/v1",
         f"  target:  {settings.models.target} ({settings.models.device}, {settings.models.dtype}{made_of})",
@@ -129,17 +134,10 @@ def describe(config: ServeConfig, models: Sequence[ServedModel]) -> str:
         f"  shared:  {shared}",
         f"  engines: {engines}, {settings.engine.num_slots} slots each",
         f"  placement: {describe_placement(settings, deployment.max_replicas)}",
-        f"  Ray:     {_describe_ray(config)}",
+        f"  Ray:     {ray_ports}",
         f"  batches: {_batch_settings(config).path or 'off (serve.batches_path switches /v1/batches on)'}",
     ]
     return "\n".join(lines)
-
-
-def _describe_ray(config: ServeConfig) -> str:
-    """Return who can reach Ray's own ports, behind which no key of the endpoint is asked for."""
-    if starts_own_ray(config.serve.ray_address):
-        return "started here, on 127.0.0.1 alone"
-    return "the cluster that it joins; a program that reaches its nodes' ports can run code there and read metrics"
 
 
 def _application(
@@ -253,21 +251,29 @@ def _until_a_signal(mark: str, drain_timeout_s: float) -> Exit:
     """Wait for a signal, then withdraw what was deployed with this mark; a later command's deployment stays."""
     try:
         print("ready; SIGTERM or Ctrl-C lets what is in flight finish, and ends", flush=True)
-        _wait()
+        never = threading.Event()
+        while not never.wait(_LOOK_EVERY_S):
+            if not is_deployed():
+                print("error: the application was taken away", file=sys.stderr)  # by another command
+                return Exit.FAILED
     except KeyboardInterrupt:
         if deployed_mark() != mark and is_deployed():
             print("ending: the endpoint was deployed again by another command, and is left to it", file=sys.stderr)
             return Exit.COMPLETE
         print("ending: nothing new is taken, what is in flight is finished", file=sys.stderr, flush=True)
         withdraw(drain_timeout_s)
-        return Exit.COMPLETE
-    return Exit.FAILED
+    return Exit.COMPLETE
 
 
-def _wait() -> None:
-    """Wait until the application is gone, removed by another command. A signal raises KeyboardInterrupt."""
-    never = threading.Event()
-    while not never.wait(_LOOK_EVERY_S):
-        if not is_deployed():
-            print("error: the application was taken away", file=sys.stderr)
-            return
+def hide_variables(names: Iterable[str]) -> None:
+    """Remove variables with secrets from the environment of this process, and from what the system shows of it.
+
+    Call it once they have been read and before another process is started: a process hands its environment to all that
+    it starts, Ray's among them, and Linux shows the environment that it was started with in `/proc/PID/environ`.
+    """
+    c_library = ctypes.CDLL(None)
+    c_library.getenv.restype = ctypes.c_void_p
+    for name in names:
+        if (address := c_library.getenv(os.fsencode(name))) is not None:
+            ctypes.memset(address, 0, len(ctypes.string_at(address)))  # `del` alone leaves the memory that /proc shows
+        os.environ.pop(name, None)

@@ -15,21 +15,18 @@ from rich.table import Table
 from actors.resources import lack_of_room
 from decoding.checkpoint.footprint import GIB
 from jobs.config.train import TrainConfig
-from jobs.driver.cluster import start_ray
-from jobs.driver.exits import Exit, bad_configuration
+from jobs.driver.cluster import check_submitted, paths_of, start_ray
 from jobs.driver.progress import format_seconds
-from jobs.driver.stopping import graceful_stop
-from jobs.driver.submitted import check_submitted, paths_of
+from jobs.driver.stopping import Exit, bad_configuration, graceful_stop, interrupted
 from jobs.driver.watches import watching
 from pipeline.storage.location import Location
-from training.trainer.measure import measured_seconds
 from training.trainer.options import WorkerOptions
 from training.trainer.output import finished_provenance
-from training.trainer.plan import TrainingPlan
+from training.trainer.plan import TrainingPlan, measured_seconds
 from training.trainer.progress import TrainingProgress
 from training.trainer.train import TrainedDraft, TrainingInterrupted, train_planned
-from training.trainer.worth import Worth
 
+_GOES_ON = "; the same command goes on from the last checkpoint"
 _SECONDS_BETWEEN_LINES = 10.0
 _LONGEST_PATIENCE_S = 600.0
 _SECONDS_TO_STOP = 120.0  # for the step under way and a checkpoint
@@ -48,11 +45,11 @@ def train(config: TrainConfig) -> Exit:
     except (ValueError, OSError) as error:
         return bad_configuration(error)
     except KeyboardInterrupt:
-        return _interrupted()
+        return interrupted(_GOES_ON)
     try:
         return _train(plan, config)
     except KeyboardInterrupt:
-        return _interrupted()
+        return interrupted(_GOES_ON)
     except TrainingInterrupted as stopped:
         print(stopped, file=sys.stderr)
         return Exit.INCOMPLETE
@@ -131,7 +128,8 @@ def print_plan(plan: TrainingPlan, config: TrainConfig) -> None:
         console.print(
             f"  cut:     {num_cut:,} output tokens ({share:.1%}) stand behind the end of a row, train.seq_len"
         )
-    console.print(f"  read:    {counts.num_tokens:,} tokens with their prompts, about {_epochs(plan):.1f} times")
+    num_epochs = plan.num_steps * options.rows_per_step * options.seq_len / counts.num_tokens
+    console.print(f"  read:    {counts.num_tokens:,} tokens with their prompts, about {num_epochs:.1f} times")
     size = f"{options.rows_per_step} rows of {options.seq_len} tokens"
     console.print(f"  steps:   {plan.num_steps:,} of {size}, over {plan.workers.num} workers")
     if plan.known_ids is not None:
@@ -142,11 +140,8 @@ def print_plan(plan: TrainingPlan, config: TrainConfig) -> None:
     seconds = measured_seconds(plan) if config.measure else None
     if seconds is not None:
         console.print(f"  time:    {format_seconds(seconds)}, by a few steps on this machine")
-    if (worth := config.worth.worth()) is not None:
-        _print_worth(console, worth, seconds)
-
-
-def _print_worth(console: Console, worth: Worth, seconds: float | None) -> None:
+    if (worth := config.worth.worth()) is None:
+        return
     console.print(
         f"  worth:   {worth.remaining_tokens:,} tokens / {worth.tokens_per_s:g} a second * (1 - "
         f"{worth.length_before:g} / {worth.length_after:g}) = {format_seconds(worth.seconds_saved)} saved, if a round "
@@ -155,10 +150,6 @@ def _print_worth(console: Console, worth: Worth, seconds: float | None) -> None:
     if seconds is not None:
         verdict = "training pays" if worth.seconds_saved > seconds else "training does not pay"
         console.print(f"           {verdict} on machines that would idle, or that count as much as the run's")
-
-
-def _epochs(plan: TrainingPlan) -> float:
-    return plan.num_steps * plan.options.rows_per_step * plan.options.seq_len / plan.counts.num_tokens
 
 
 def print_trained(trained: TrainedDraft, plan: TrainingPlan) -> None:
@@ -174,8 +165,3 @@ def print_trained(trained: TrainedDraft, plan: TrainingPlan) -> None:
     if plan.known_ids is not None:
         console.print(f"the head knows {len(plan.known_ids):,} tokens, {plan.coverage:.2%} of the output")
     console.print(f"{trained.steps:,} steps over {trained.num_tokens:,} tokens in {format_seconds(trained.seconds)}")
-
-
-def _interrupted() -> Exit:
-    print("\ninterrupted; the same command goes on from the last checkpoint", file=sys.stderr)
-    return Exit.INCOMPLETE

@@ -8,10 +8,9 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipeline.inputs.arrow_values import shown_values
+from pipeline.inputs.values import shown_values
 from pipeline.run.directory import RunDirectory
-from pipeline.run.tally import refuse_unknown_columns
-from pipeline.run.unit_rows import each_unit, pick_rows, refuse_incomplete
+from pipeline.run.unit_rows import each_unit, pick_rows, refuse_incomplete, refuse_unknown_columns
 from pipeline.storage.location import Location
 from pipeline.storage.whole_file import replacement
 

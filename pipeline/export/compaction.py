@@ -27,7 +27,7 @@ from pipeline.run.fingerprint import HASHED_COLUMNS, ContentHash
 from pipeline.run.unit_rows import each_unit, refuse_incomplete
 from pipeline.storage.location import Location, file_version
 from pipeline.storage.parquet import open_checked
-from pipeline.storage.whole_file import replacement
+from pipeline.storage.whole_file import replacement, to_json
 
 _NOTE = "_dray.json"
 _FILE_NAME = re.compile(r"(_dray\.json|(data|errors)/part-\d{5,}\.parquet)(\.[0-9a-f]{32})?")  # also unfinished ones
@@ -108,7 +108,11 @@ class Compaction:
                 f"{self.run_directory.location.name} changed while it was compacted (is jobs.generate or jobs.retry at "
                 f"work on it?); delete {self.destination.name}, and compact it when they are done"
             )
-        _refuse_others(self.destination, {file.name for file in files})
+        if others := sorted(self.destination.files().keys() - {file.name for file in files} - {_NOTE}):
+            raise ValueError(  # readers would read them, too
+                f"{self.destination.name} also has {others[:5]}{' and more' if len(others) > 5 else ''}, which are not "
+                "of this compaction (is another command at work there?); delete them and run the same command again"
+            )
         wanted = Totals(self._counts, self._content.hexdigest())
         found = self._totals_of_files(files)
         if found != wanted:
@@ -148,14 +152,17 @@ class Compaction:
         """Read the files back and return what they hold; failed rows that were left out count as in the run."""
         counts, content, num_errors = Counts(), ContentHash(), 0
         for file in files:
-            location = self.destination.child(file.name)
+            location, has_errors = self.destination.child(file.name), file.name.startswith("errors/")
             try:
-                for table in _read_back(location, None if file.name.startswith("errors/") else _CHECKED_COLUMNS):
-                    if file.name.startswith("errors/"):
-                        num_errors += table.num_rows
-                    else:
-                        counts += count_generations(table, 0)
-                        content.add(table)
+                with location.open_file() as stream:
+                    parquet = open_checked(stream)
+                    for group in range(parquet.num_row_groups):
+                        table = parquet.read_row_group(group, None if has_errors else _CHECKED_COLUMNS)
+                        if has_errors:
+                            num_errors += table.num_rows
+                        else:
+                            counts += count_generations(table, 0)
+                            content.add(table)
             except (OSError, pa.ArrowException) as error:
                 raise OSError(f"{location.name} cannot be read back: {error}; run the same command again") from error
         num_errors = num_errors if self.include_errors else self._counts.num_errors
@@ -163,14 +170,7 @@ class Compaction:
 
     def _write_note(self, outcome: Mapping[str, Any]) -> None:
         with replacement(self.destination.child(_NOTE)) as stream:
-            stream.write((json.dumps({**self._note, **outcome}, indent=2, ensure_ascii=False) + "\n").encode("utf-8"))
-
-
-def _read_back(location: Location, columns: list[str] | None) -> Iterator[pa.Table]:
-    with location.open_file() as stream:
-        parquet = open_checked(stream)
-        for group in range(parquet.num_row_groups):
-            yield parquet.read_row_group(group, columns)
+            stream.write(to_json({**self._note, **outcome}))
 
 
 def _state(run_directory: RunDirectory, include_errors: bool) -> str:
@@ -232,12 +232,3 @@ def _refuse_another(destination: Location, wanted: Mapping[str, Any], found: Map
     raise AlreadyCompacted(
         f"{destination.name} holds this compaction already, complete in {len(files)} files; nothing was written"
     )
-
-
-def _refuse_others(destination: Location, names: set[str]) -> None:
-    """Raise ValueError if the destination has other files than these and the note: readers would read them, too."""
-    if others := sorted(destination.files().keys() - names - {_NOTE}):
-        raise ValueError(
-            f"{destination.name} also has {others[:5]}{' and more' if len(others) > 5 else ''}, which are not of this "
-            "compaction (is another command at work there?); delete them and run the same command again"
-        )

@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, RepoFile
 from huggingface_hub.errors import HTTPError, RepositoryNotFoundError, RevisionNotFoundError
@@ -23,53 +23,12 @@ _CHUNK = 1 << 20
 _FAILURES = (HTTPError, OSError)  # what an HfApi raises: HfHubHTTPError and those of its HTTP client
 
 
-class Destination(Protocol):
-    """A place for files, which are compared with what is there by content, so that only others are uploaded."""
-
-    @property
-    def name(self) -> str:
-        """The place as a person writes it."""
-
-    def present(self) -> Mapping[str, str]:
-        """List the files that are there, each with a text that says what is in it. Raises OSError."""
-
-    def says(self, file: Path) -> Sequence[str]:
-        """Return the texts by which `present` would list a file with this content."""
-
-    def read(self, name: str) -> bytes:
-        """Read a small file that is there. Raises OSError."""
-
-    def replace(self, files: Mapping[str, Path], older: Sequence[str]) -> Iterator[str]:
-        """Write files in this order, the card last, and remove the older ones once the card is there.
-
-        Yield each name when readers can see its content. A reader of the data that the card names sees all of the older
-        or all of the newer ones. Raises OSError.
-        """
-
-    @property
-    def has_commits(self) -> bool:
-        """Whether all files change at once; else only the card says which data are whole."""
-
-
-def destination(name: str, *, is_private: bool = True) -> Destination:
-    """Return the destination of this name. Raises ValueError for a name of the hub that is no dataset."""
-    if not name.startswith("hf://"):
-        return Folder(Location.parse(name))
-    found = _HUB.fullmatch(name)
-    if found is None:
-        raise ValueError(f"{name!r} is no dataset of the hub; write hf://datasets/OWNER/NAME, or .../NAME@REVISION")
-    if _COMMIT.fullmatch(found["revision"] or ""):
-        raise ValueError(
-            f"{name}: {found['revision']} is a commit by its form, and commits never change; name a branch, new or old"
-        )
-    return HubDataset(found["repo"], found["revision"] or "main", is_private)
-
-
 @dataclass(frozen=True)
 class Folder:
-    """A folder. What is there is read back and compared by its sha256."""
+    """A folder. What is there is read back and compared by its sha256, so that only other files are written."""
 
     location: Location
+    has_commits = False  # so that not all files change at once, and only the card says which data are whole
 
     @property
     def name(self) -> str:
@@ -77,7 +36,7 @@ class Folder:
         return self.location.name
 
     def present(self) -> dict[str, str]:
-        """List the files with their sha256."""
+        """List the files that are there, each with its sha256. Raises OSError."""
         found = {}
         for name in sorted(self.location.files()):
             with self.location.child(name).open_file() as stream:
@@ -85,21 +44,20 @@ class Folder:
         return found
 
     def says(self, file: Path) -> list[str]:
-        """Return the sha256 of the file."""
+        """Return the texts by which `present` would list a file with this content: its sha256."""
         with file.open("rb") as stream:
             return [hashlib.file_digest(stream, "sha256").hexdigest()]
 
     def read(self, name: str) -> bytes:
-        """Read a file."""
+        """Read a small file that is there. Raises OSError."""
         return self.location.child(name).read_bytes()
 
-    @property
-    def has_commits(self) -> bool:
-        """Whether all files change at once: they do not."""
-        return False
-
     def replace(self, files: Mapping[str, Path], older: Sequence[str]) -> Iterator[str]:
-        """Write one file after the other, each whole or not at all, and then remove the older ones."""
+        """Write one file after the other, each whole or not at all, the card last, and then remove the older ones.
+
+        Yield each name when readers can see its content. A reader of the data that the card names sees all of the older
+        or all of the newer ones. Raises OSError.
+        """
         for name, file in files.items():
             with file.open("rb") as source, replacement(self.location.child(name)) as stream:
                 shutil.copyfileobj(source, stream, _CHUNK)
@@ -118,6 +76,7 @@ class HubDataset:
     repo: str
     revision: str
     is_private: bool
+    has_commits = True  # one commit brings and removes all files
 
     @property
     def name(self) -> str:
@@ -127,7 +86,7 @@ class HubDataset:
     def present(self) -> dict[str, str]:
         """List the files with their digests: of large files the sha256, of others git's of their content."""
         try:
-            tree = self._api.list_repo_tree(self.repo, repo_type="dataset", revision=self.revision, recursive=True)
+            tree = HfApi().list_repo_tree(self.repo, repo_type="dataset", revision=self.revision, recursive=True)
             files = [each for each in tree if isinstance(each, RepoFile)]
         except (RepositoryNotFoundError, RevisionNotFoundError):
             return {}
@@ -147,18 +106,16 @@ class HubDataset:
     def read(self, name: str) -> bytes:
         """Download a small file."""
         try:
-            path = self._api.hf_hub_download(self.repo, name, repo_type="dataset", revision=self.revision)
+            path = HfApi().hf_hub_download(self.repo, name, repo_type="dataset", revision=self.revision)
         except _FAILURES as error:
             raise self._failed(f"reading {name} of", error) from error
         return Path(path).read_bytes()
 
-    @property
-    def has_commits(self) -> bool:
-        """Whether all files change at once: one commit brings and removes them."""
-        return True
-
     def replace(self, files: Mapping[str, Path], older: Sequence[str]) -> Iterator[str]:
-        """Upload large files, which no reader sees yet, and then add, replace and remove all in one commit."""
+        """Upload large files, which no reader sees yet, and then add, replace and remove all in one commit.
+
+        Yields as `Folder.replace` does, and raises OSError.
+        """
         if not files and not older:
             return
         additions = [CommitOperationAdd(name, file) for name, file in files.items()]
@@ -166,27 +123,23 @@ class HubDataset:
         try:
             self._make_branch()
             for first in range(0, len(additions), _FILES_AT_ONCE):
-                self._api.preupload_lfs_files(self.repo, additions[first : first + _FILES_AT_ONCE], **where)
+                HfApi().preupload_lfs_files(self.repo, additions[first : first + _FILES_AT_ONCE], **where)
             message = f"Publish {len(files)} files" + (f", remove {len(older)} older ones" if older else "")
             operations = [*additions, *(CommitOperationDelete(name) for name in older)]
-            self._api.create_commit(self.repo, operations, commit_message=message, **where)
+            HfApi().create_commit(self.repo, operations, commit_message=message, **where)
         except _FAILURES as error:
             raise self._failed("writing to", error) from error
         yield from files
 
     def _make_branch(self) -> None:
         """Make the dataset and the branch unless they are there. A new branch begins without the files of others."""
-        self._api.create_repo(self.repo, repo_type="dataset", private=self.is_private, exist_ok=True)
-        refs = self._api.list_repo_refs(self.repo, repo_type="dataset")
+        HfApi().create_repo(self.repo, repo_type="dataset", private=self.is_private, exist_ok=True)
+        refs = HfApi().list_repo_refs(self.repo, repo_type="dataset")
         if self.revision in (tag.name for tag in refs.tags):
             raise OSError(f"{self.name}: {self.revision} is a tag, which never changes; name a branch, new or old")
         if self.revision not in ("main", *(branch.name for branch in refs.branches)):
-            first = self._api.list_repo_commits(self.repo, repo_type="dataset")[-1].commit_id
-            self._api.create_branch(self.repo, branch=self.revision, revision=first, repo_type="dataset", exist_ok=True)
-
-    @property
-    def _api(self) -> HfApi:
-        return HfApi()
+            first = HfApi().list_repo_commits(self.repo, repo_type="dataset")[-1].commit_id
+            HfApi().create_branch(self.repo, branch=self.revision, revision=first, repo_type="dataset", exist_ok=True)
 
     def _failed(self, doing: str, error: Exception) -> OSError:
         said = " ".join(str(error).split())
@@ -194,3 +147,20 @@ class HubDataset:
             f"{doing} {self.name} failed ({type(error).__name__}: {said}); check the network and the token "
             "(`hf auth login`, or HF_TOKEN); the same command goes on with what is missing"
         )
+
+
+Destination = Folder | HubDataset
+
+
+def destination(name: str, *, is_private: bool = True) -> Destination:
+    """Return the destination of this name. Raises ValueError for a name of the hub that is no dataset."""
+    if not name.startswith("hf://"):
+        return Folder(Location.parse(name))
+    found = _HUB.fullmatch(name)
+    if found is None:
+        raise ValueError(f"{name!r} is no dataset of the hub; write hf://datasets/OWNER/NAME, or .../NAME@REVISION")
+    if _COMMIT.fullmatch(found["revision"] or ""):
+        raise ValueError(
+            f"{name}: {found['revision']} is a commit by its form, and commits never change; name a branch, new or old"
+        )
+    return HubDataset(found["repo"], found["revision"] or "main", is_private)

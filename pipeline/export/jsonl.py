@@ -9,8 +9,8 @@ from typing import IO, Any
 
 import pyarrow as pa
 
-from pipeline.inputs.arrow_values import base64_text, plain_values
 from pipeline.inputs.carried import JSON_TEXT, types_from_dict
+from pipeline.inputs.values import base64_text, plain_values
 from pipeline.run.directory import RunDirectory
 from pipeline.run.unit_rows import each_unit, refuse_incomplete
 from pipeline.schema import OPTIONAL_COLUMNS
@@ -32,7 +32,7 @@ def export_jsonl(run_directory: RunDirectory, path: str, errors_path: str | None
     """
     refuse_incomplete(run_directory)
     carried = types_from_dict(run_directory.run["carried"])
-    own = [*_COLUMNS, *(["draft_version"] if run_directory.has_draft_version else [])]
+    own = [*_COLUMNS, *(["draft_version"] if run_directory.has("draft_version") else [])]
     kinds = [kind for kind in run_directory.column_sets if kind != "rounds"]
     own += [column.name for kind in kinds for column in OPTIONAL_COLUMNS[kind]]
     columns = [*own, *carried]

@@ -83,7 +83,10 @@ def export_results(
         if unit.unit_id in committed:
             return read_unit_rows(run_directory, unit)
         assert not_run is not None
-        return [_error_line(*ids, not_run.code, not_run.message) for ids in _rows_of(unit)]
+        return [
+            _error_line(row.row_id, row.id if isinstance(row, ErrorRow) else row.user_id, not_run.code, not_run.message)
+            for row in read_unit(unit, InputOptions(format="openai_batch"), {})
+        ]
 
     num_results = num_errors = 0
     for found in read_ahead(read, run_directory.units()):
@@ -94,11 +97,6 @@ def export_results(
             (results if is_result else errors).write(json.dumps(line, ensure_ascii=False).encode("utf-8") + b"\n")
             num_results, num_errors = num_results + is_result, num_errors + (not is_result)
     return num_results, num_errors
-
-
-def _rows_of(unit: WorkUnit) -> Iterator[tuple[int, str | int | None]]:
-    for row in read_unit(unit, InputOptions(format="openai_batch"), {}):
-        yield row.row_id, row.id if isinstance(row, ErrorRow) else row.user_id
 
 
 def _error_line(row_id: int, custom_id: str | int | None, code: str, message: str) -> dict[str, Any]:
@@ -163,7 +161,9 @@ def _custom_id(row: Mapping[str, Any]) -> str | None:
 
 def _choice(sample: Mapping[str, Any], codec: TextCodec) -> dict[str, Any]:
     is_chat, text = sample["is_chat"], sample["text"]
-    logprobs = None
+    finish_reason, logprobs = "tool_calls" if sample.get("tool_calls") else "stop", None
+    if sample["finish_reason"] == "length":
+        finish_reason = "length"
     if sample["logprobs"] is not None:
         tops = sample["top_logprobs"] or [[] for _ in sample["token_ids"]]
         scored = list(zip(sample["token_ids"], sample["logprobs"], tops, strict=True))
@@ -171,7 +171,7 @@ def _choice(sample: Mapping[str, Any], codec: TextCodec) -> dict[str, Any]:
     return {
         "index": sample["sample"],
         **({"message": _message(sample)} if is_chat else {"text": text}),
-        "finish_reason": _finish_reason(sample),
+        "finish_reason": finish_reason,
         "logprobs": logprobs,
     }
 
@@ -193,12 +193,6 @@ def _message(sample: Mapping[str, Any]) -> dict[str, Any]:
             for call in calls
         ]
     return message
-
-
-def _finish_reason(sample: Mapping[str, Any]) -> str:
-    if sample["finish_reason"] == "length":
-        return "length"
-    return "tool_calls" if sample.get("tool_calls") else "stop"
 
 
 def _chat_logprobs(scored: list[_Scored], codec: TextCodec) -> dict[str, Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
@@ -22,19 +21,8 @@ _FORMS = {
 }
 _ANY_FORM = "|".join(f"({form})" for form in _FORMS.values())
 _ANY = re.compile(_ANY_FORM, re.ASCII)  # as RE2 reads it, by which Arrow searches columns
+Secret = tuple[str, str]  # the field that holds what looks like a secret, and what and where that is; not its value
 _NAME = re.compile(r"(^|[_.-])(secret|password|passwd|api_?key|access_?key|private_?key|auth_?token|hf_token)$", re.I)
-
-
-@dataclass(frozen=True)
-class Secret:
-    """Something that looks like a secret, by the field that holds it; its value is not kept."""
-
-    field: str
-    what: str
-    where: str
-
-    def __str__(self) -> str:
-        return f"{self.field} ({self.what}, {self.where})"
 
 
 def secrets_in_table(table: pa.Table, file: str) -> Iterator[Secret]:
@@ -42,13 +30,13 @@ def secrets_in_table(table: pa.Table, file: str) -> Iterator[Secret]:
     for name in table.schema.names:
         column = table[name].combine_chunks()
         if _NAME.search(name) and column.null_count < len(column):
-            yield Secret(name, "by its name", file)
+            yield name, f"{name} (by its name, {file})"
             continue
         for text in _texts(column):
             matches = pc.match_substring_regex(text, _ANY_FORM)
             if num := pc.sum(matches, min_count=0).as_py():
                 first = text[pc.index(matches, True).as_py()].as_py()
-                yield Secret(name, _what(first), f"{file}, {num} values")
+                yield name, f"{name} ({_what(first)}, {file}, {num} values)"
                 break
 
 
@@ -62,9 +50,9 @@ def secrets_in_json(value: Any, file: str, field: str = "") -> Iterator[Secret]:
             yield from secrets_in_json(inner, file, field)
     elif isinstance(value, str) and value:
         if _NAME.search(field):
-            yield Secret(field, "by its name", file)
+            yield field, f"{field} (by its name, {file})"
         elif _ANY.search(value):
-            yield Secret(field, _what(value), file)
+            yield field, f"{field} ({_what(value)}, {file})"
 
 
 def _texts(column: Any) -> Iterator[Any]:

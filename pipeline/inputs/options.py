@@ -12,10 +12,9 @@ from itertools import islice
 from typing import Any, Literal, get_args
 
 from pipeline.errors import RowError
-from pipeline.inputs.files import InputFile, refuse_unreadable
-from pipeline.inputs.lines import COMPRESSIONS, compression_of, split_lines
+from pipeline.inputs.files import COMPRESSIONS, InputFile, compression_of, refuse_unreadable, split_lines
+from pipeline.inputs.values import whole
 from pipeline.storage.location import Location
-from pipeline.whole_numbers import whole
 
 Format = Literal["auto", "parquet", "jsonl", "csv", "text", "openai_batch"]
 _ALL = ("all",)  # of carry_columns

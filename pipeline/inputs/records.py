@@ -13,9 +13,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline.errors import RowError
-from pipeline.inputs.arrow_values import plain_values
-from pipeline.inputs.lines import TextRecord, parse_csv, split_csv, split_lines
+from pipeline.inputs.files import TextRecord, parse_csv, split_csv, split_lines
 from pipeline.inputs.options import InputOptions
+from pipeline.inputs.values import plain_values
 from pipeline.requests.strict_json import JsonError, parse_object
 from pipeline.storage.location import Location
 

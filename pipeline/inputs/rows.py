@@ -10,17 +10,15 @@ from typing import Any, TypeVar
 import pyarrow as pa
 
 from pipeline.errors import ErrorRow, RowError, Stage, storable, wrong_type
-from pipeline.inputs.arrow_values import holds_bytes
 from pipeline.inputs.carried import carry, fit
 from pipeline.inputs.files import InputFile, refuse_changed_file
-from pipeline.inputs.openai_batch import custom_id, read_request
 from pipeline.inputs.options import InputOptions
 from pipeline.inputs.records import Columns, TableRow, parse_json, read_parquet_rows, read_records
 from pipeline.inputs.units import WorkUnit, prompt_columns
-from pipeline.requests.chat import Conversation
+from pipeline.inputs.values import holds_bytes, whole
+from pipeline.requests.texts import Conversation, custom_id, read_request
 from pipeline.schema import TEXT
 from pipeline.storage.location import Location
-from pipeline.whole_numbers import whole
 
 _Result = TypeVar("_Result")
 # Fields of a row that say how its chat becomes a prompt, besides the messages, by their names in the API.

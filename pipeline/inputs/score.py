@@ -11,7 +11,7 @@ from pipeline.inputs.carried import columns_of
 from pipeline.inputs.files import InputFile
 from pipeline.inputs.options import InputOptions
 from pipeline.inputs.rows import InputRow, structure
-from pipeline.whole_numbers import whole
+from pipeline.inputs.values import whole
 
 BestBy = Literal["logprob", "mean_logprob"]
 Keep = Literal["all", "best"]

@@ -8,10 +8,10 @@ from itertools import count, islice
 from typing import NamedTuple
 
 from pipeline.errors import RowError
-from pipeline.inputs.arrow_values import is_text
 from pipeline.inputs.files import InputFile, refuse_unreadable
 from pipeline.inputs.options import InputOptions, first_object
 from pipeline.inputs.records import file_columns, parquet_schema, parquet_size, read_records, split_records
+from pipeline.inputs.values import is_text
 from pipeline.storage.location import Location
 
 _NUM_SAMPLED_ROWS = 100

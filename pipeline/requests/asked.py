@@ -10,21 +10,23 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from pipeline.errors import FieldError
-from pipeline.requests.body import Body, asks, sampled
-from pipeline.requests.forms import FIELDS, Form, form_of
-from pipeline.requests.kinds import (
+from pipeline.requests.body import (
     BOOLEAN,
     OBJECT,
     TEXT,
+    Body,
     anything,
+    asks,
     integer,
     labels,
     list_of,
     number,
     one_of,
     options,
+    sampled,
     text,
 )
+from pipeline.requests.forms import FIELDS, Form, form_of
 from pipeline.requests.token_kinds import ALLOWED_IDS, BAD_WORDS, BIASES, STOPS
 
 _LABEL = text(512)

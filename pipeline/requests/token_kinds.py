@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from pipeline.errors import FieldError
-from pipeline.requests.kinds import (
+from pipeline.requests.body import (
     BOOLEAN,
     LARGEST,
     LIST,

@@ -1,14 +1,17 @@
-"""Prove a run complete and consistent from what is on disk, one part at a time."""
+"""Prove a run complete and consistent from what is on disk, one part at a time; move what is damaged to quarantine."""
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from itertools import groupby, pairwise
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from itertools import count, groupby, pairwise
 from typing import Any
 
 import pyarrow as pa
+from pyarrow import fs
 
 from pipeline.counts import Counts, count_generations
 from pipeline.inputs.units import WorkUnit
@@ -16,14 +19,16 @@ from pipeline.run.commit import engine_of, receipt_of
 from pipeline.run.directory import COMMIT_LOCK, DRIVER_LOCK, RunDirectory
 from pipeline.run.unit_rows import without_rows_of
 from pipeline.schema import GENERATION_COLUMNS
+from pipeline.storage.location import Location
 from pipeline.storage.parquet import table_of
+from pipeline.storage.whole_file import replace_file
 
 _MAX_PROBLEMS_PER_UNIT = 20
 _UNCHECKED_COLUMNS = {"id", "prompt", "is_chat", "text", "stop_reason", "top_logprobs", "draft_version"}
 _CHECKED_COLUMNS = [column.name for column in GENERATION_COLUMNS if column.name not in _UNCHECKED_COLUMNS]
 
 
-@dataclass(frozen=True)
+@dataclass
 class CheckReport:
     """What is wrong with a run: nothing, if `problems` is empty. `notes` are harmless oddities.
 
@@ -32,13 +37,14 @@ class CheckReport:
     files.
     """
 
-    problems: list[str]
-    notes: list[str]
-    counts: Counts
-    num_units: int
-    num_committed_units: int
-    damaged: dict[str, str]
-    engines: list[dict[str, str | bool | int]]  # the different ones that wrote the parts, as their footers say
+    problems: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    counts: Counts = field(default_factory=Counts)
+    num_units: int = 0
+    num_committed_units: int = 0
+    damaged: dict[str, str] = field(default_factory=dict)
+    # The different engines that wrote the parts, as their footers say.
+    engines: list[dict[str, str | bool | int]] = field(default_factory=list)
 
     @property
     def is_complete(self) -> bool:
@@ -55,52 +61,38 @@ def check_run(run_directory: RunDirectory) -> CheckReport:
     location = run_directory.location
     # data/ is listed first: the error rows of a part are written before it, so errors/ then has them.
     names = {folder: {info.base_name for info in location.child(folder).list()} for folder in ("data", "errors")}
-    expected = set()
-    problems: list[str] = []
-    notes: list[str] = []
-    damaged: dict[str, str] = {}
-    engines: list[dict[str, str | bool | int]] = []
-    counts = Counts()
+    expected, report = set(), CheckReport()
     for unit in run_directory.units():
         name = f"part-{unit.unit_id:09d}.parquet"
         expected.add(name)
         if name not in names["data"]:
-            problems.append(f"unit {unit.unit_id} (rows {unit.row_start} on of {unit.file}) is missing; run again")
+            report.problems.append(
+                f"unit {unit.unit_id} (rows {unit.row_start} on of {unit.file}) is missing; run again"
+            )
             continue
         has_errors = name in names["errors"]
-        unit_counts, unit_problems, num_stale, engine = _check_unit(run_directory, unit, has_errors)
-        if engine and engine not in engines:
-            engines.append(engine)
-        counts += unit_counts
-        if num_stale:
-            notes.append(
-                f"errors/{name}: {num_stale} of its rows are in data and count as generated; a retry died before it "
-                "deleted them here, and the next jobs.retry does"
-            )
-        if unit_problems:
+        problems = [*_problems_of_unit(run_directory, unit, report, has_errors=has_errors)]
+        if problems:
             folders = ("data", "errors") if has_errors else ("data",)
-            damaged |= {f"{folder}/{name}": unit_problems[0] for folder in folders}
-        problems += unit_problems[:_MAX_PROBLEMS_PER_UNIT]
-        if len(unit_problems) > _MAX_PROBLEMS_PER_UNIT:
-            problems.append(f"data/{name}: and {len(unit_problems) - _MAX_PROBLEMS_PER_UNIT} more problems")
+            report.damaged |= {f"{folder}/{name}": problems[0] for folder in folders}
+        report.problems += problems[:_MAX_PROBLEMS_PER_UNIT]
+        if len(problems) > _MAX_PROBLEMS_PER_UNIT:
+            report.problems.append(f"data/{name}: and {len(problems) - _MAX_PROBLEMS_PER_UNIT} more problems")
     foreign = [f"{folder}/{name}" for folder in names for name in sorted(names[folder] - expected)]
-    problems += [f"{name}: not a part of this run; move it away" for name in foreign]
-    damaged |= dict.fromkeys(foreign, "not a part of this run")
+    report.problems += [f"{name}: not a part of this run; move it away" for name in foreign]
+    report.damaged |= dict.fromkeys(foreign, "not a part of this run")
     leftovers = sorted({info.base_name for info in run_directory.temporary.list()} - {COMMIT_LOCK, DRIVER_LOCK})
-    notes += [f"_tmp/{name}: left by a process that died while writing; safe to delete" for name in leftovers]
-    num_committed = len(expected & names["data"])
-    return CheckReport(problems, notes, counts, len(expected), num_committed, damaged, engines)
+    report.notes += [f"_tmp/{name}: left by a process that died while writing; safe to delete" for name in leftovers]
+    report.num_units, report.num_committed_units = len(expected), len(expected & names["data"])
+    return report
 
 
-def _check_unit(
-    run_directory: RunDirectory, unit: WorkUnit, has_errors: bool
-) -> tuple[Counts, list[str], int, dict[str, str | bool | int]]:
-    """Return what a unit's files hold, what is wrong with them, how many error rows are stale, and who wrote them.
-
-    A stale error row is in data, too. The last value is the footer's description of the engine.
-    """
+def _problems_of_unit(
+    run_directory: RunDirectory, unit: WorkUnit, report: CheckReport, *, has_errors: bool
+) -> Iterator[str]:
+    """Yield what is wrong with a unit's files; add to the report what they hold, and who wrote them."""
     part, errors_path = run_directory.part_path(unit.unit_id), run_directory.errors_path(unit.unit_id)
-    where = f"data/{part.path.rpartition('/')[2]}"
+    name = part.path.rpartition("/")[2]
     # The bytes are read before they are parsed, so that a store that does not answer is not taken for damage. The error
     # rows are read before the part, so that a row that a retry moves meanwhile is seen in both files, not in neither.
     # They may be gone since they were listed: a retry has moved the last of them to data.
@@ -110,30 +102,39 @@ def _check_unit(
         generations = table_of(part_bytes)
         receipt = receipt_of(generations.schema)
     except (OSError, pa.ArrowException, ValueError, KeyError, TypeError) as error:
-        return Counts(), [f"{where}: damaged, or no part of a run ({type(error).__name__}: {error})"], 0, {}
+        yield f"data/{name}: damaged, or no part of a run ({type(error).__name__}: {error})"
+        return
     if not generations.schema.equals(run_directory.generations_schema):
-        problem = f"its columns are not those of a generations table: {generations.schema.names}"
-        return Counts(), [f"{where}: {problem}"], 0, {}
+        yield f"data/{name}: its columns are not those of a generations table: {generations.schema.names}"
+        return
     try:
         errors = run_directory.errors_schema.empty_table() if errors_bytes is None else table_of(errors_bytes)
         if not errors.schema.equals(run_directory.errors_schema):
             raise ValueError(f"its columns are not those of an errors table: {errors.schema.names}")
     except (OSError, pa.ArrowException, ValueError) as error:
-        return Counts(), [f"errors/{where.removeprefix('data/')}: damaged ({error})"], 0, {}
+        yield f"errors/{name}: damaged ({error})"
+        return
     failed = without_rows_of(generations, errors)
     failed_ids = [row_id for row_id in failed["row_id"].to_pylist() if row_id is not None]
-    counts = count_generations(generations, len(failed_ids))
+    counts, engine = count_generations(generations, len(failed_ids)), engine_of(generations.schema)
+    report.counts += counts
+    if engine and engine not in report.engines:
+        report.engines.append(engine)
+    if num_stale := errors.num_rows - failed.num_rows:
+        report.notes.append(
+            f"errors/{name}: {num_stale} of its rows are in data and count as generated; a retry died before it "
+            "deleted them here, and the next jobs.retry does"
+        )
     problems = [*_row_problems(generations, failed_ids, unit), *_count_problems(generations)]
     if receipt.unit_id != unit.unit_id:
         problems.append(f"its footer says unit {receipt.unit_id}")
     written, found = receipt.counts.to_dict(), counts.to_dict()
     problems += [
-        f"{name} is {written[name]} in the footer and {found[name]} in the rows"
-        for name in written
-        if written[name] != found[name]
+        f"{what} is {written[what]} in the footer and {found[what]} in the rows"
+        for what in written
+        if written[what] != found[what]
     ]
-    num_stale = errors.num_rows - failed.num_rows
-    return counts, [f"{where}: {problem}" for problem in problems], num_stale, engine_of(generations.schema)
+    yield from (f"data/{name}: {problem}" for problem in problems)
 
 
 def _row_problems(generations: pa.Table, failed_ids: list[int], unit: WorkUnit) -> Iterator[str]:
@@ -225,3 +226,41 @@ def _contradictions_of_rounds(row: Mapping[str, Any]) -> Iterator[str]:
 def _some(row_ids: set[int]) -> str:
     shown = ", ".join(map(str, sorted(row_ids)[:5]))
     return shown if len(row_ids) <= 5 else f"{shown} and {len(row_ids) - 5} more"
+
+
+def quarantine(run_directory: RunDirectory, damaged: Mapping[str, str]) -> list[str]:
+    """Move the files, given with their reasons, away; return their new names ("quarantine/data/part-...").
+
+    A `.json` beside each file, written first, holds its reason; the file keeps its bytes. Parts are moved before the
+    error rows that belong to them: a unit without its part is not committed, and its next attempt replaces its error
+    rows. The caller makes sure that no other process works on the run. Raises OSError; files that were moved by then
+    stay moved.
+    """
+    if not damaged:
+        return []
+    run_directory.unmark_success()
+    moved = []
+    for name in sorted(damaged, key=lambda name: (not name.startswith("data/"), name)):
+        names = (f"quarantine/{name}{f'.{number}' if number else ''}" for number in count())
+        places = map(run_directory.location.child, names)
+        source, target = run_directory.location.child(name), next(free for free in places if not free.exists())
+        target.at(target.path.rpartition("/")[0]).make_folder()
+        reason = {"file": name, "reason": damaged[name], "moved": datetime.now(UTC).isoformat("T", "seconds")}
+        note = (json.dumps(reason, indent=2, ensure_ascii=False) + "\n").encode("utf-8", "backslashreplace")
+        replace_file(target.at(f"{target.path}.json"), note, run_directory.temporary)
+        _move(source, target)
+        moved.append(target.path.removeprefix(f"{run_directory.location.path.rstrip('/')}/"))
+    return moved
+
+
+def _move(source: Location, target: Location) -> None:
+    """Move the file; a store copies it and deletes the old one."""
+
+    def move() -> None:
+        try:
+            source.filesystem.move(source.path, target.path)
+        except FileNotFoundError:  # an earlier try whose answer was lost may have moved it
+            if target.info().type == fs.FileType.NotFound:
+                raise
+
+    source.retrying("moving away", move)

@@ -21,7 +21,7 @@ import re
 import secrets
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
-from typing import Any
+from typing import Any, Literal
 
 import pyarrow as pa
 from pyarrow import fs
@@ -32,7 +32,7 @@ from pipeline.inputs.units import WorkUnit
 from pipeline.run.manifest import ManifestSummary, manifest_parts, read_manifest, write_manifest
 from pipeline.schema import OPTIONAL_COLUMNS, TEXT, ColumnSet, errors_schema, generations_schema
 from pipeline.storage.location import Location
-from pipeline.storage.whole_file import create_file, replace_file
+from pipeline.storage.whole_file import create_file, replace_file, to_json
 
 COMMIT_LOCK, DRIVER_LOCK = "commit.lock", "driver.lock"  # in _tmp/, on local disks
 _CREATING = "_CREATING"  # exists from the first to the last moment of a creation
@@ -78,14 +78,17 @@ class RunDirectory:
         summary = write_manifest(manifest, units, secrets.token_hex(8), temporary)
         own_parts = manifest_parts(manifest, summary)
         run = {**run, "manifest": asdict(summary)}
-        content = _to_json({**run, "digest": _digest(run)})
+        content = to_json({**run, "digest": _digest(run)})
         # A store cannot refuse a second run.json; looking first leaves only a moment in which two processes can win.
         won = not run_json.exists() and create_file(run_json, content, temporary)
         if not won:
             for part in own_parts:
                 part.remove()
         elif location.is_local:  # on a store another creation may yet replace run.json, and need its parts
-            _delete_other_parts(manifest, own_parts)
+            own_paths = {part.path for part in own_parts}
+            for info in manifest.list():  # others are of creations that died, or that have lost and are about to notice
+                if _MANIFEST_PART_NAME.fullmatch(info.base_name) and info.path not in own_paths:
+                    manifest.at(info.path).remove()
         location.child(_CREATING).remove()
         if not won:
             raise ValueError(f"{location.name}: another process created a run here just now; run the command again")
@@ -123,41 +126,20 @@ class RunDirectory:
         """The type of `id` in data/ and errors/: a string in runs whose run.json does not name one."""
         return pa.int64() if self.run.get("id_type") == "int64" else TEXT
 
-    @property
-    def has_draft_version(self) -> bool:
-        """Whether data/ says which draft was in use: not in runs whose run.json does not say so."""
-        return bool(self.run.get("has_draft_version"))
-
-    @property
-    def has_rounds(self) -> bool:
-        """Whether data/ has a column for rounds: in runs that write texts, not in those begun before there was one."""
-        return bool(self.run.get("has_rounds"))
-
-    @property
-    def has_parts(self) -> bool:
-        """Whether data/ has the parts of answers."""
-        return bool(self.run.get("has_parts"))
-
-    @property
-    def has_turns(self) -> bool:
-        """Whether rows are programs, and data/ has their turns."""
-        return bool(self.run.get("has_turns"))
-
-    @property
-    def has_scores(self) -> bool:
-        """Whether the run scores texts instead of writing them."""
-        return self.run.get("task") == "score"
+    def has(self, columns: ColumnSet | Literal["draft_version"]) -> bool:
+        """Tell whether data/ has these optional columns; runs begun before there were rounds and versions lack them."""
+        return self.run.get("task") == "score" if columns == "scores" else bool(self.run.get(f"has_{columns}"))
 
     @property
     def column_sets(self) -> list[ColumnSet]:
         """Which optional columns data/ has."""
-        return [name for name in OPTIONAL_COLUMNS if getattr(self, f"has_{name}")]
+        return [name for name in OPTIONAL_COLUMNS if self.has(name)]
 
     @property
     def generations_schema(self) -> pa.Schema:
         """The schema of every part in data/."""
         types = types_from_dict(self.run["carried"]), self.id_type
-        return generations_schema(*types, self.column_sets, has_draft_version=self.has_draft_version)
+        return generations_schema(*types, self.column_sets, has_draft_version=self.has("draft_version"))
 
     @property
     def errors_schema(self) -> pa.Schema:
@@ -172,7 +154,7 @@ class RunDirectory:
     def refuse_if_changed(self, identity: Mapping[str, Any]) -> None:
         """Raise ValueError, naming every difference, if `identity` is not what the run was created with."""
         old = _flatten(self.run["identity"])
-        new = _flatten(json.loads(_to_json(identity)))  # as it is read back: tuples become lists, keys strings
+        new = _flatten(json.loads(to_json(identity)))  # as it is read back: tuples become lists, keys strings
         changes = [
             f"  {name}: was {old.get(name, 'absent')}, is {new.get(name, 'absent')}"
             for name in sorted(old.keys() | new.keys())
@@ -240,7 +222,7 @@ class RunDirectory:
 
     def write_report(self, report: Mapping[str, Any]) -> None:
         """Write report.json, in place of an older one."""
-        replace_file(self.location.child("report.json"), _to_json(report), self.temporary)
+        replace_file(self.location.child("report.json"), to_json(report), self.temporary)
 
     def add_to_report(self, name: str, value: Mapping[str, Any]) -> None:
         """Write one more entry into report.json, in place of an older one of that name."""
@@ -263,14 +245,6 @@ class RunDirectory:
 
 def _location(path: str | Location) -> Location:
     return path if isinstance(path, Location) else Location.parse(path)
-
-
-def _delete_other_parts(folder: Location, own_parts: list[Location]) -> None:
-    """Delete the manifest parts of creations that died, or that have lost and are about to notice it."""
-    own_paths = {part.path for part in own_parts}
-    for info in folder.list():
-        if _MANIFEST_PART_NAME.fullmatch(info.base_name) and info.path not in own_paths:
-            folder.at(info.path).remove()
 
 
 def _missing_keys(run: Any) -> list[str]:
@@ -306,10 +280,6 @@ def refuse_occupied(path: str | Location) -> None:
 def _digest(run: Mapping[str, Any]) -> str:
     """Return the sha256 of run.json's content, whatever its spacing and order."""
     return hashlib.sha256(json.dumps(run, sort_keys=True).encode()).hexdigest()
-
-
-def _to_json(value: Mapping[str, Any]) -> bytes:
-    return (json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode("utf-8")
 
 
 def _flatten(value: Any, prefix: str = "") -> dict[str, str]:

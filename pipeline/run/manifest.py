@@ -38,7 +38,8 @@ class ManifestSummary:
 
 def write_manifest(folder: Location, units: Iterable[WorkUnit], token: str, temporary: Location) -> ManifestSummary:
     """Write the units, in order, to `folder`/part-{token}-00000.parquet and on; return the summary."""
-    row_groups = _row_groups(iter(units))
+    to_write = iter(units)
+    row_groups = iter(lambda: list(islice(to_write, _UNITS_PER_ROW_GROUP)), [])
     num_units = num_rows = estimated_tokens = 0
     digests: list[str] = []
     for part, first in enumerate(row_groups):
@@ -78,8 +79,3 @@ def manifest_parts(folder: Location, manifest: ManifestSummary) -> list[Location
 
 def _part(folder: Location, token: str, part: int) -> Location:
     return folder.child(f"part-{token}-{part:05d}.parquet")
-
-
-def _row_groups(units: Iterator[WorkUnit]) -> Iterator[list[WorkUnit]]:
-    while group := list(islice(units, _UNITS_PER_ROW_GROUP)):
-        yield group

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import shutil
 import tempfile
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from typing import IO, NoReturn
+from typing import IO, Any, NoReturn
 
 from pipeline.storage.location import Location
 
@@ -40,6 +41,11 @@ def replace_file(location: Location, content: bytes, temporary: Location) -> Non
         return
     with _scratch_file(location, content, temporary) as scratch:
         location.retrying("writing", lambda: os.replace(scratch, location.path))
+
+
+def to_json(value: Mapping[str, Any]) -> bytes:
+    """Return the content of a small JSON file that people may read, too."""
+    return (json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode("utf-8")
 
 
 @contextmanager

@@ -10,11 +10,11 @@ Data's own backpressure counts bytes, which a hundred thousand descriptors hardl
 
 from __future__ import annotations
 
-import json
 import logging
+import pickle
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
@@ -28,11 +28,7 @@ from pipeline.id_set import IdSet
 from pipeline.inputs.units import WorkUnit
 from pipeline.ray_internals import block_statistics_cleaner
 from pipeline.run.commit import Receipt
-from pipeline.schema import MANIFEST
 from pipeline.streaming.pool import ActorPool
-
-_CALLS = MANIFEST.append(pa.field("is_backup", pa.bool_(), nullable=False))
-_OUTCOMES = pa.schema([("receipt", pa.string()), ("failure", pa.string())])
 
 # What `stream_units` raises when no unit was committed for its `no_progress_timeout_s`.
 NoProgress = ExecutionTimeoutError
@@ -50,24 +46,15 @@ class UnitError(RuntimeError):
     """A worker could not do its unit. The message is the worker's own; nothing of the unit is committed."""
 
 
-def calls_in(table: pa.Table) -> list[UnitCall]:
-    """Return the calls that a worker was called with."""
-    return [UnitCall(is_backup=row.pop("is_backup"), unit=WorkUnit(**row)) for row in table.to_pylist()]
+def packed(objects: Iterable[Any]) -> pa.Table:
+    """Return a table with a row for each object, pickled as Ray does with what it hands to actors."""
+    return pa.table({"pickled": pa.array(map(pickle.dumps, objects), pa.binary())})
 
 
-def outcomes_table(outcomes: Iterable[Receipt | UnitError | None]) -> pa.Table:
-    """Return what a worker answers, one row for each call.
-
-    None is a unit that was not begun: the run is stopping, or a backup is no longer wanted. A failure travels as data
-    because Ray Data would wrap an exception beyond reading.
-    """
-    rows = [
-        {"failure": str(outcome)}
-        if isinstance(outcome, UnitError)
-        else {"receipt": None if outcome is None else json.dumps(asdict(outcome))}
-        for outcome in outcomes
-    ]
-    return pa.Table.from_pylist(rows, schema=_OUTCOMES)
+def unpacked(table: pa.Table) -> list[Any]:
+    """Return the objects in a table."""
+    pickled: list[Any] = table["pickled"].to_pylist()
+    return list(map(pickle.loads, pickled))
 
 
 def stream_units(
@@ -83,7 +70,9 @@ def stream_units(
     `calls` is called in a process of its own on the driver's node. If that process dies it is called again, and
     must yield the same units in the same order, up to the first backup.
 
-    `worker` takes a table of calls (`calls_in`) and returns a table of their outcomes (`outcomes_table`).
+    `worker` takes a table of calls and returns one of their outcomes (`packed`): a receipt, a UnitError, or None for a
+    unit that was not begun, because the run is stopping or a backup is no longer wanted. A failure travels as data,
+    since Ray Data would wrap an exception beyond reading.
     Raises UnitError at the first failure, RayError if actors die again and again.
     """
     quiet_ray_data(no_progress_timeout_s)
@@ -98,14 +87,11 @@ def stream_units(
     batches = iter(dataset.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=0))
     try:
         for batch in batches:
-            for row in batch.to_pylist():
-                if row["failure"] is not None:
-                    raise UnitError(row["failure"])
-                if row["receipt"] is None:
-                    continue
-                receipt = Receipt.from_dict(json.loads(row["receipt"]))
-                if done.add(receipt.unit_id):
-                    yield receipt
+            for outcome in unpacked(batch):
+                if isinstance(outcome, UnitError):
+                    raise outcome
+                if outcome is not None and done.add(outcome.unit_id):
+                    yield outcome
             if len(done) == num_units:
                 return
     finally:
@@ -139,14 +125,9 @@ class _CallSource(Datasource):  # type: ignore[misc]  # Ray has no types
         """Return the only task."""
         calls = self._calls
         metadata = BlockMetadata(num_rows=None, size_bytes=None, exec_stats=None, input_files=None)
-        return [ReadTask(lambda: _blocks(calls), metadata)]
+        return [ReadTask(lambda: (packed([call]) for call in calls()), metadata)]
 
     @property
     def supports_distributed_reads(self) -> bool:
         """Whether the task may run on another node: no, it runs beside the driver and ends with it."""
         return False
-
-
-def _blocks(calls: Callable[[], Iterable[UnitCall]]) -> Iterator[pa.Table]:
-    for call in calls():
-        yield pa.Table.from_pylist([{**asdict(call.unit), "is_backup": call.is_backup}], schema=_CALLS)

@@ -6,9 +6,8 @@ from collections.abc import Generator
 from dataclasses import dataclass
 from typing import TypeAlias, TypeVar
 
-from pipeline.text.answer_parts import Answer, Arguments, CallBegins, Content, Event, Reasoning
+from pipeline.text.answer_parts import Answer, Arguments, CallBegins, Content, Event, Reasoning, ReasoningTags, Thought
 from pipeline.text.json_values import JsonEnds
-from pipeline.text.reasoning import ReasoningTags, Thought
 from pipeline.text.tools.format import Format
 
 _Result = TypeVar("_Result")

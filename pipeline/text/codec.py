@@ -15,17 +15,13 @@ from pipeline.errors import RowError, TemplateError
 from pipeline.inputs.rows import InputRow
 from pipeline.logs import Event
 from pipeline.text.chat import Chat, ChatPrompt
+from pipeline.text.control_tokens import ControlTokens
 from pipeline.text.json_values import check_json
-from pipeline.text.templates.chat_template import ChatTemplate
-from pipeline.text.templates.chat_templates import ChatTemplates, Sources, sources_of
+from pipeline.text.templates.chat_template import ChatTemplate, ChatTemplates, Sources, sources_of
 from pipeline.text.templates.messages import check_messages
 from pipeline.text.templates.readings import content_text, messages_as_read
 from pipeline.text.text_behind import TextBehind
-from pipeline.text.tokenizer.bad_words import BadWordSpellings
-from pipeline.text.tokenizer.control_tokens import ControlTokens
-from pipeline.text.tokenizer.decoder_rules import DecoderRules, special_tokens
-from pipeline.text.tokenizer.folder import load_tokenizer
-from pipeline.text.tokenizer.text_length import TextLength
+from pipeline.text.tokenizer import BadWordSpellings, DecoderRules, TextLength, load_tokenizer, special_tokens
 from pipeline.text.tools.grammar import GrammarWriter
 
 # Names of the chat in templates; the parameters of apply_chat_template are reserved, too.

@@ -11,7 +11,7 @@ from typing import Any
 import ray
 from ray.exceptions import RayActorError
 
-from actors.drafts.links import DraftLinks
+from actors.drafts.remote_drafter import DraftLinks
 from actors.placement import StageSettings
 from actors.stages.actor import StageActor
 from actors.stages.group import StageGroup

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.decoder.results import Memory, Report, Result
+from benchmarks.decoder.counts.memory import Memory
+from benchmarks.decoder.results import Report, Result
 from benchmarks.pair_factory import Shape, make_pair
 
 SHAPE = Shape(hidden=64, layers=4, heads=4, kv_heads=2, feed_forward=96, vocab=1024, draft_layers=1)

@@ -5,14 +5,15 @@ import json
 import pytest
 
 from benchmarks import forms
-from benchmarks.grown_target import grow
+from benchmarks.engines_in_turns import engine_way
+from benchmarks.harness import one_repeat
 from checks import figures
 from decoding import Engine, EngineOptions, SamplingParams, Sequence
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_a_grown_target_writes_what_the_target_writes_and_has_more_weights(tmp_path, temperature):
-    grown = grow(forms.PAIR / "target", tmp_path / "grown", 3)
+    grown = forms.grow(forms.PAIR / "target", tmp_path / "grown", 3)
     prompts = [request.prompt for request in forms.requests()[:4]]
     params, options = SamplingParams(temperature=temperature, max_tokens=24), EngineOptions(drafter="none", num_slots=4)
     texts, widths = [], []
@@ -42,18 +43,13 @@ def test_the_benchmark_measures_each_output_while_all_slots_are_in_use(tmp_path,
 
 def test_no_round_is_timed_in_which_a_slot_is_empty():
     options = EngineOptions(drafter="none", num_slots=2)
-    way = forms.Way("no form", Engine.load(str(forms.PAIR / "target"), options=options, device="cpu", dtype="float32"))
+    engine = Engine.load(str(forms.PAIR / "target"), options=options, device="cpu", dtype="float32")
     lengths = (3, 4, 12)  # two rows at once: the last one is alone behind six rounds
     rows = [
         Sequence.create(request.prompt, SamplingParams(max_tokens=length), run_seed=0, row=0)
         for request, length in zip(forms.requests(), lengths, strict=False)
     ]
-    way.begin(rows)
-    while way.is_full:
-        way.take_turn()
-    assert len(rows[2].output_token_ids) < 12
-    num_rounds, seconds = way.num_rounds[0], way.seconds[0]
-    way.end()
+    found = one_repeat({"no form": engine_way(lambda: engine, lambda _: rows, least_rows=2)}, 0)["no form"]
     assert len(rows[2].output_token_ids) == 12
-    assert (way.num_rounds, way.seconds) == ([num_rounds], [seconds])
-    assert way.tokens[0] < sum(lengths)
+    assert found.done < 3 + 4 + 12
+    assert found.num_rounds <= 6

@@ -1,12 +1,10 @@
 """What the command line accepts, which configurations a pattern names, and which corpus comes of it."""
 
-import json
-
 import pytest
 
 from benchmarks.decoder.configurations import select
 from benchmarks.decoder.corpus import make_corpus
-from benchmarks.decoder.options import BenchOptions, parse
+from benchmarks.decoder.options import parse
 from benchmarks.decoder.transformers_runner import _sampling
 from decoding.drafters import DRAFTERS, NEED_A_HEAD
 
@@ -55,14 +53,6 @@ def test_a_wrong_option_is_refused_before_any_work(arguments, message, capsys):
         parse(arguments, "bench")
     assert exit_.value.code == 2
     assert message in capsys.readouterr().err
-
-
-def test_mixed_rows_take_turns_in_the_languages(pair, tmp_path):
-    (tmp_path / "target").symlink_to(pair / "target")
-    options = BenchOptions(pair=tmp_path, corpus="mixed", prompt_lengths=(3, 9))
-    (tmp_path / "pair.json").write_text(json.dumps({"languages": [0.9, 0.5, 0.2]}))
-    rows = make_corpus(options, tmp_path).rows(6)
-    assert [{token % 3 for token in row} for row in rows] == [{0}, {1}, {2}, {0}, {1}, {2}]
 
 
 def test_rows_are_sampled_as_the_command_line_says(pair):

@@ -19,7 +19,7 @@ def nested(family: str) -> Shape:
 @pytest.mark.parametrize("rate", [0.5, *(pytest.param(rate, marks=pytest.mark.slow) for rate in (0.2, 0.95))])
 def test_the_first_layers_agree_as_often_as_asked(tmp_path, rate):
     found = make_pair(tmp_path, SHAPE, rate, torch.float32)
-    assert found.acceptance == pytest.approx(rate, abs=0.05)
+    assert found == pytest.approx(rate, abs=0.05)
     other_prompts_BT = torch.randint(SHAPE.vocab, (16, 20), generator=torch.Generator().manual_seed(9))
     target, draft = (AutoModelForCausalLM.from_pretrained(tmp_path / name) for name in ("target", "draft"))
     assert greedy_acceptance(target, draft, other_prompts_BT) == pytest.approx(rate, abs=0.1)
@@ -29,18 +29,9 @@ def test_the_first_layers_agree_as_often_as_asked(tmp_path, rate):
 def test_a_draft_with_a_shape_of_its_own_agrees_too(tmp_path, family):
     shape = nested(family)
     found = make_pair(tmp_path, shape, 0.7, torch.float32, seed=2)
-    assert found.acceptance == pytest.approx(0.7, abs=0.1)
+    assert found == pytest.approx(0.7, abs=0.1)
     draft = AutoModelForCausalLM.from_pretrained(tmp_path / "draft")
     assert (draft.config.model_type, draft.config.hidden_size) == (family, shape.draft.hidden)
-
-
-def test_each_language_gets_its_own_rate_and_text_stays_in_its_language(tmp_path):
-    found = make_pair(tmp_path, Shape(128, 3, 4, 2, 192, 512, 1), 0.9, torch.float32, languages=(0.9, 0.5, 0.2))
-    assert found.languages == pytest.approx((0.9, 0.5, 0.2), abs=0.07)
-    target = AutoModelForCausalLM.from_pretrained(tmp_path / "target")
-    prompts_BT = torch.randint(512 // 3, (6, 20), generator=torch.Generator().manual_seed(9)) * 3 + 2
-    text_BT = target.generate(prompts_BT, max_new_tokens=20, do_sample=False, pad_token_id=0)
-    assert float((text_BT % 3 == 2).float().mean()) > 0.95
 
 
 def test_a_pair_is_made_once(tmp_path, monkeypatch):

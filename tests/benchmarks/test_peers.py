@@ -40,10 +40,10 @@ def runner(peers: Peers, batch: int) -> PeerRunner:
     return PeerRunner(configuration, batch, make_corpus(peers.options, peers.pair), 3, peers)
 
 
-def test_a_peer_without_an_environment_is_missing(peers):
-    assert peers.missing("vllm") == "not installed (make peers)"
-    assert peers.missing("openvino") is None
-    assert peers.missing("engine") is None
+def test_a_peer_without_an_environment_cannot_be_measured(peers):
+    (vllm,) = select(["vllm"])
+    with pytest.raises(PeerError, match="not installed"):
+        peers.worker(vllm, 64)
 
 
 def test_one_worker_serves_every_batch(peers):

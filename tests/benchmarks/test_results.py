@@ -49,11 +49,11 @@ def test_the_roofline_is_the_runs_time_on_a_gpu_at_its_limits():
 
 
 def test_a_report_in_json_has_everything_and_the_figures(tmp_path):
-    report = made_up_report(made_up("plain"), made_up(memory=MEMORY, equal_to_plain=0.5), peers=Path("out"))
+    report = made_up_report(made_up("plain"), made_up(memory=MEMORY, equal_to_plain=0.5), pair=Path("out"))
     write_json(tmp_path / "out" / "bench.json", report.to_dict())
     found = json.loads((tmp_path / "out" / "bench.json").read_text())
     assert found["format"] == 1
-    assert found["options"]["peers"] == "out"
+    assert found["options"]["pair"] == "out"
     result, figures = found["results"][1], found["results"][1].pop("figures")
     assert result == json.loads(json.dumps(asdict(report.results[1])))
     assert figures["efficiency"] == report.results[1].efficiency

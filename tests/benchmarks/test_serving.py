@@ -16,7 +16,7 @@ from benchmarks.serving.__main__ import _SIZES
 from benchmarks.serving.measures import WAYS
 
 ROOT = Path(__file__).parents[2]
-SMALL = "--slots 2 --max-waiting 2 --rows 6 --new-tokens 150 --repeats 2 --few 2 --bursts 2 --leavers 4 --kills 1"
+SMALL = "--slots 2 --max-waiting 2 --rows 6 --new-tokens 150 --repeats 2 --few 2 --bursts 2"
 
 
 def long(test: Any) -> Any:
@@ -49,12 +49,9 @@ def test_every_measure_is_taken_and_the_texts_are_those_of_the_engine_alone(
     assert found["latency"].keys() == {"1", "2"}
     assert 0 < refusals["num_refused"] < refusals["num_asked"] == 2 * 4 * (2 + 2)
     assert refusals["seconds"]["num"] == refusals["num_refused"]
-    assert {what: spread["num"] for what, spread in found["leaving"].items()} == {"one alone": 4, "4 at once": 1}
-    assert sum(found["recovery"]["streams"].values()) == 1
-    assert not found["recovery"]["streams"].keys() & {"cut short", "another text"}
-    for heading in ("x offline", "to the first token, 2 at a time", "refusals, of 32 requests", "killed (streams: "):
+    for heading in ("x offline", "to the first token, 2 at a time", "refusals, of 32 requests"):
         assert heading in ended.stdout
-    for told in ("  repeat 2/2: streamed ", "  burst 2/2: ", "  4/4 clients have left", "  kill 1/1: answered again"):
+    for told in ("  repeat 2/2: streamed ", "  burst 2/2: "):
         assert told in ended.stderr
 
 
@@ -71,6 +68,6 @@ print("loaded:", *sorted({"torch", "transformers", "ray"} & sys.modules.keys()))
 
 def test_its_help_loads_no_large_library_and_names_every_size() -> None:
     ended = subprocess.run([sys.executable, "-c", HELP], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert "--kills N" in ended.stdout
+    assert "--bursts N" in ended.stdout
     assert ended.stdout.splitlines()[-1] == "loaded:"
     assert tuple(SHAPES) == _SIZES

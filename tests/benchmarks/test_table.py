@@ -1,11 +1,10 @@
-"""The report as text and as a picture, and what it says about the targets."""
+"""The report as text."""
 
 import pytest
 
 from benchmarks.decoder.counts.launches import Launches
 from benchmarks.decoder.counts.work import Work
-from benchmarks.decoder.table import HEADINGS, ROUND_HEADINGS, cells, round_rows, sweep_rows, target_rows
-from benchmarks.decoder.targets import judge
+from benchmarks.decoder.table import HEADINGS, ROUND_HEADINGS, cells, round_rows, sweep_rows
 from tests.benchmarks.conftest import MEMORY, made_up, made_up_report
 
 PLAIN = made_up("plain", seconds=(8.0, 10.0), raw_draft=(0.0, 0.0), raw_target=(6.0, 7.5))
@@ -25,7 +24,7 @@ def test_a_row_has_a_cell_for_every_heading():
 def test_the_share_of_the_roofline_stands_beside_the_measured_speed():
     work = Work(prefill_bytes=500, round_bytes=4e9, roofline_seconds=1.5, roofline_round_seconds=1.0)
     launches = Launches(launches=1026.5, replays=5, host_syncs=11)
-    report = made_up_report(made_up(work=work, launches_per_round=launches), made_up("openvino"))
+    report = made_up_report(made_up(work=work, launches_per_round=launches), made_up("plain"))
     found = dict(zip(HEADINGS, cells(report, report.results[0]), strict=True))
     assert found["roofline"] == "33%"
     (row,) = round_rows(report)
@@ -42,21 +41,6 @@ def test_the_share_of_the_roofline_stands_beside_the_measured_speed():
     }
 
 
-def test_targets_are_judged_by_what_ran():
-    found = {target.name: target for target in judge(made_up_report(PLAIN, made_up(memory=MEMORY)))}
-    assert not found["engine efficiency, adaptive@4"].is_met
-    assert found["adaptive over plain, batch 4"].is_met
-    assert not found["peak memory, adaptive@4"].is_met  # 1.15 is not under 1.15
-    assert "over openvino's best, batch 8" not in found
-
-
-def test_a_speed_up_below_its_target_is_met_by_90_percent_of_the_ideal():
-    slow = made_up(seconds=(4.4, 5.5), raw_target=(3.1, 3.85), raw_draft=(0.0, 0.0))
-    (target,) = [t for t in judge(made_up_report(PLAIN, slow)) if t.name.startswith("speed-up")]
-    assert target.found < 1.9
-    assert target.is_met  # 1.82 of 1.80
-
-
 def test_adaptive_is_compared_with_the_best_fixed_length_of_the_draft_model():
     fixed = [
         made_up("fixed-2", seconds=(5.0, 6.0)),
@@ -68,4 +52,3 @@ def test_adaptive_is_compared_with_the_best_fixed_length_of_the_draft_model():
     assert row[3] == "fixed-3"
     assert row[6] == "2.50"  # draft tokens a round
     assert float(row[7]) == pytest.approx((3 / 4 + 4 / 5) / 2, abs=0.001)
-    assert any("over the best fixed length" in row[0] and row[3] == "NO" for row in target_rows(report))

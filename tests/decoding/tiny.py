@@ -16,13 +16,13 @@ from decoding.cache.kv_cache import KVCache
 from decoding.drafters import DRAFTERS, DrafterName, make_drafter
 from decoding.drafters.base import Drafter
 from decoding.drafters.hybrid import HybridDrafter
-from decoding.drafters.mapped import MappedDraft, MappedDrafter
+from decoding.drafters.model import MappedDraft
 from decoding.grammar.grammars import Grammars
 from decoding.network.language_model import LanguageModel
 from decoding.pace.schedule import FixedSchedule
 from decoding.sampling.rows import Rows, sampling_batch
 from decoding.sampling.rules import RULES
-from decoding.sampling.verify import Draft
+from decoding.sampling.verdicts import Draft
 from decoding.sequence import Sequence
 
 VOCAB_SIZE = 48
@@ -151,7 +151,7 @@ def engine_over(
 
 def drafter_over(
     name: DrafterName | Literal["mapped"],
-    draft: LanguageModel | None,
+    draft: LanguageModel | MappedDraft | None,
     target: LanguageModel,
     num_slots: int,
     max_model_len: int,
@@ -160,7 +160,8 @@ def drafter_over(
     if name == "mapped":
         from tests.decoding.vocabulary.tiny_tokenizers import nearly_the_same
 
-        return MappedDrafter(MappedDraft(draft, nearly_the_same(target.vocab_size)), num_slots, max_model_len)
+        draft = MappedDraft(draft, nearly_the_same(target.vocab_size))
+        name = "model"
     if name == "eagle3":
         from tests.decoding.heads.tiny_heads import head_for, random_head
 

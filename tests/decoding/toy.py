@@ -18,9 +18,9 @@ from decoding.choices import LOSSY, Verification
 from decoding.noise import noise_key
 from decoding.sampling.distribution import SamplingBatch, first_stop, keep_best, probabilities, process_logits
 from decoding.sampling.rows import Rows
-from decoding.sampling.rules import RULES, taken_out
+from decoding.sampling.rules import RULES, acceptance, recovery, taken_out
 from decoding.sampling.token_history import TokenHistory
-from decoding.sampling.verify import Draft, acceptance, recovery
+from decoding.sampling.verdicts import Draft
 from decoding.sequence import Sequence
 
 PROMPT = (1, 0, 1)

@@ -10,7 +10,7 @@ import pytest
 from endpoint.deployment import deploy, is_deployed
 from endpoint.edge.auth import Keys
 from endpoint.edge.install import EdgeSettings
-from endpoint.http.limits import Limits
+from endpoint.http.bodies import Limits
 from endpoint.service.service import ServiceSettings
 from tests.endpoint.in_process import MODEL, Server, bundled_server, running_server, settings_of
 from tests.endpoint.on_serve.application import Served, running_serve, served_at, take_away

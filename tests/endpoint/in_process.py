@@ -13,20 +13,17 @@ import openai
 
 from actors.engine.translation import decode_row, encode_row
 from actors.engines.loading import load_codec
-from actors.settings import EngineSettings, GeneratorSettings, ModelSettings
+from actors.settings import EngineSettings, GeneratorSettings, ModelSettings, ReplicaSettings
 from actors.workers.replica import Replica
-from actors.workers.replica_settings import ReplicaSettings
 from decoding import Engine, EngineOptions
 from endpoint.app import create_app
+from endpoint.batches.batch import BatchSettings
 from endpoint.batches.service import BatchService
-from endpoint.batches.settings import BatchSettings
 from endpoint.edge.auth import Keys
 from endpoint.edge.install import EdgeSettings, install
 from endpoint.service.backend import Replicas
-from endpoint.service.metric_page import Family
-from endpoint.service.metrics import ServingMetrics
-from endpoint.service.models import Models
-from endpoint.service.service import Service, ServiceSettings
+from endpoint.service.metrics import Family, ServingMetrics
+from endpoint.service.service import Models, Service, ServiceSettings
 from pipeline.text.codec import TextCodec
 from tests.endpoint.batches.driving import Driving, batch_model
 from tests.endpoint.local_handle import LocalHandle

@@ -13,8 +13,7 @@ from decoding.sequence import TokenLogprobs
 from endpoint.app import create_app
 from endpoint.edge.install import EdgeSettings, install
 from endpoint.service.metrics import ServingMetrics
-from endpoint.service.models import Models
-from endpoint.service.service import Service, ServiceSettings
+from endpoint.service.service import Models, Service, ServiceSettings
 from pipeline.text.codec import TextCodec
 from tests.endpoint.in_process import BUNDLED, Running, settings_of
 from tests.endpoint.web import served

@@ -12,8 +12,7 @@ from actors.engine.requests import EngineFacts
 from decoding.checkpoint.supported import model_folder
 from endpoint.edge.install import EdgeSettings
 from endpoint.http.errors import ApiError
-from endpoint.service.models import Models
-from endpoint.service.service import ServiceSettings
+from endpoint.service.service import Models, ServiceSettings
 from tests.adapted import keep_merged_models_in, save_adapter
 from tests.endpoint.adapter_checks import BASE, CHECKS, PIRATE, POET, Adapted
 from tests.endpoint.in_process import Running, running_server, settings_of
@@ -44,7 +43,7 @@ def test_each_name_is_a_model_of_its_own(endpoint: Adapted, check: Callable[[Ada
 async def test_a_model_whose_engines_do_not_answer_is_listed_without_what_they_know(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("endpoint.service.models._FACTS_S", 0.01)
+    monkeypatch.setattr("endpoint.service.service._FACTS_S", 0.01)
 
     class Silent:
         settings = ServiceSettings(model=PIRATE)

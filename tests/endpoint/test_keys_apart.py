@@ -17,14 +17,14 @@ import openai
 import pyarrow.parquet as pq
 import pytest
 
-from actors.workers.replica_settings import ReplicaSettings
+from actors.settings import ReplicaSettings
 from decoding import SamplingParams, Sequence
 from decoding.pace.acceptance import Acceptance
 from decoding.scope import Scope
-from endpoint.batches.settings import BatchSettings
+from endpoint.batches.batch import BatchSettings
 from endpoint.edge.auth import Keys
 from endpoint.edge.install import EdgeSettings
-from endpoint.http.owner import owner_of
+from endpoint.http.origin import owner_of
 from endpoint.service.service import ServiceSettings
 from jobs.config.fields import all_fields
 from jobs.config.serve import ServeConfig

@@ -8,12 +8,11 @@ from fastapi.responses import StreamingResponse
 
 from endpoint.edge.auth import Keys
 from endpoint.edge.install import EdgeSettings, install
+from endpoint.http.bodies import Limits
 from endpoint.http.errors import ApiError
-from endpoint.http.limits import Limits
-from endpoint.requests.body import body_of
+from endpoint.requests import body_of
 from endpoint.service.metrics import ServingMetrics
-from pipeline.requests.body import Body, asks
-from pipeline.requests.kinds import TEXT, integer, list_of, one_of, options
+from pipeline.requests.body import TEXT, Body, asks, integer, list_of, one_of, options
 
 KEY, OTHER_KEY = "sk-one-that-is-right", "sk-another-that-is-right"
 SECRET = "the-secret-words-of-a-prompt"

@@ -17,7 +17,7 @@ from typing import Any
 import pyarrow.dataset as ds
 
 from jobs import generate
-from jobs.driver.exits import Exit
+from jobs.driver.stopping import Exit
 from pipeline.run.check import check_run
 from pipeline.run.directory import RunDirectory
 from pipeline.run.fingerprint import content_hash

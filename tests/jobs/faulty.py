@@ -11,7 +11,7 @@ from typing import Any
 
 from actors.engine.translation import EncodedRow
 from actors.workers.engine_worker import EngineWorker
-from pipeline.run import amend, commit
+from pipeline.run import commit
 
 # What a unit goes through, in order.
 POINTS = (
@@ -128,13 +128,13 @@ def retry_dies_at_every_point(where: Path) -> type[EngineWorker]:
 
         def __init__(self, *args: Any, **named: Any) -> None:
             super().__init__(*args, **named)
-            replace_file = amend.replace_file
+            replace_file = commit.replace_file
 
             def replace_and_die(location: Any, *rest: Any) -> None:
                 what = "part" if "/data/" in location.path else "errors"
                 self.between(f"before {what}", replace_file, f"after {what}")(location, *rest)
 
-            amend.replace_file = replace_and_die
+            commit.replace_file = replace_and_die
             self.ledger = DeadlyLedger(self, self.ledger)
 
     return Dying

@@ -17,7 +17,7 @@ from jobs.driver import execution
 from pipeline.counts import COUNTED_COLUMNS, count_generations
 from pipeline.run.directory import RunDirectory
 from pipeline.run.progress.draft_versions import DraftVersions
-from pipeline.run.tally import tally
+from pipeline.run.unit_rows import tally
 from tests.jobs.conftest import Job
 from tests.jobs.runs import content, generations, problems, wait_until
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from jobs.config.generate import GenerateConfig
 from jobs.config.loading import load
+from jobs.config.run import GenerateConfig
 from jobs.driver.plan import Plan, make_plan
 from jobs.work.estimate import Measured, estimated, spread_units
 from pipeline.counts import Counts

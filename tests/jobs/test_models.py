@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from jobs import models
+from jobs.proving import family as family_module
 from jobs.proving.family import Family, model_types, names_of, published, try_family
-from jobs.work import model_classes
 
 # Latent attention, ALiBi, sinusoids, chunks with experts: `make models` tries all types.
 EXACT = ("deepseek_v3", "mpt", "xglm", "llama4_text")
@@ -64,7 +64,7 @@ def test_the_command_prints_a_line_for_each_type_and_writes_the_page(
     ("verdict", "code"), [("exact", 0), ("refused", 0), ("not tried", 0), ("wrong", 1), ("crash", 1)]
 )
 def test_a_wrong_token_and_a_crash_fail_the_command(verdict: str, code: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(model_classes, "_tried", lambda *_: iter([Family("llama", "Llama", verdict, "why")]))
+    monkeypatch.setattr(family_module, "_tried", lambda *_: iter([Family("llama", "Llama", verdict, "why")]))
     assert models.main(["llama"]) == code
 
 

@@ -136,7 +136,7 @@ def test_a_dry_run_prints_the_placement(job: Job) -> None:
         ("split", "--run.hang_timeout_s=8", "timeout_s is 2.*may wait for 4 seconds.*hang_timeout_s, which is 8"),
         ("split", "--drafts.strategy=STRICT", "drafts.strategy"),
         ("colocated", "--stages.count=3", "a model of 2 layers cannot be cut into 3 stages"),
-        ("colocated", "--stages.count=0", "stages.count is 0"),
+        ("colocated", "--stages.count=0", "stages.count must be at least 1, got 0"),
         ("colocated", "--stages.tensor_parallel=3", "which is no multiple of it"),
         ("colocated", "--stages.count=2 --stages.num_gpus=1 --models.device=cpu", "num_gpus is 1; drop one of them"),
         ("colocated", "--stages.count=2 --stages.strategy=ANY", "stages.strategy"),

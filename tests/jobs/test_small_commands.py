@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from jobs import export, verify
-from jobs.runs.exported import errors_beside
+from jobs.export import errors_beside
 from tests.jobs.runs import generations
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_address")]

@@ -12,11 +12,10 @@ from actors.engines.loading import load_codec
 from actors.workers.batch_worker import SharedEngine, UnitOrder, unit_worker
 from decoding.sampling_params import SamplingParams
 from endpoint.batches.run import RunMaker
-from endpoint.service.served_model import ServedModel
-from endpoint.service.settings import ServiceSettings
+from endpoint.service.served_model import ServedModel, ServiceSettings
+from jobs.config.fields import text_of
 from jobs.config.loading import load
 from jobs.config.run import RunConfig
-from jobs.config.texts import text_of
 from jobs.driver.plan import Plan, create_run, make_plan
 from pipeline.run.directory import RunDirectory
 from pipeline.storage.location import Location

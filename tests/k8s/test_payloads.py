@@ -14,7 +14,7 @@ from ray.serve import Application
 from ray.serve.schema import ServeDeploySchema
 
 from endpoint.gate.gate import environment
-from endpoint.http.limits import Limits
+from endpoint.http.bodies import Limits
 from jobs import generate
 from jobs.config.fields import all_fields
 from jobs.config.serve import ServeConfig

@@ -30,7 +30,7 @@ def test_rows_from_all_parts_of_a_corpus_judge_a_draft() -> None:
 def test_a_lesson_without_a_row_to_judge_by_is_refused_before_it_trains(
     texts: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "train", lambda *_: pytest.fail("it trains"))
+    monkeypatch.setattr(module, "train_planned", lambda *_: pytest.fail("it trains"))
     models, corpus = ModelOptions(target=TARGET, draft=DRAFT), CorpusOptions(path=texts, held_out_share=1e-9)
     with pytest.raises(ValueError, match="none of the 96 rows is held out"):
         module.hold(Lesson(models=models, corpus=corpus, output=str(tmp_path / "draft")))

@@ -14,7 +14,7 @@ from decoding.sequence import TokenLogprobs
 from pipeline.run.check import contradictions
 from pipeline.text.chat import ChatPrompt
 from pipeline.text.codec import TextCodec
-from pipeline.text.stop_strings import StopStrings
+from pipeline.text.text_behind import StopStrings
 from tests.pipeline.made_up import input_row
 
 PROMPTS = (

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from endpoint.deployment import deploy
-from endpoint.http.limits import Limits
+from endpoint.http.bodies import Limits
 from tests.endpoint.asking import Asked, all_over
 from tests.endpoint.on_serve.application import LONG, Served, kill, replica_pids, running_serve, take_away
 from tests.jobs.runs import wait_until

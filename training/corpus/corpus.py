@@ -1,26 +1,21 @@
-"""Corpus: texts of a target from runs and Parquet, as examples in this process or streamed by Ray Data."""
+"""Corpus: texts of a target from runs and Parquet, as examples that are read one after the other."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 from decoding.checkpoint.generation import end_token_ids_of
 from decoding.checkpoint.supported import model_folder, read_config
 from pipeline.run.directory import RunDirectory
-from pipeline.run.fingerprint import tokenizer_fingerprint
+from pipeline.run.fingerprint import model_fingerprint, tokenizer_fingerprint
 from pipeline.text.codec import TextCodec
 from training.corpus.example import Example
-from training.corpus.files import CorpusFile, parts_of_run, plain_files, refuse_missing
+from training.corpus.files import CorpusFile, RunFacts, parts_of_run, plain_files, refuse_missing
 from training.corpus.options import CorpusOptions
 from training.corpus.rows import RowReader
-from training.corpus.run_facts import Fingerprints, RunFacts
-
-if TYPE_CHECKING:  # where nothing is streamed, Ray is not imported
-    import ray.data
 
 
 @dataclass(frozen=True)
@@ -46,12 +41,15 @@ class Corpus:
         codec = TextCodec.load(tokenizer_folder)
         reader = RowReader(options, tokenizer_folder, _end_token_id(folder, codec))
         files: list[CorpusFile] = []
-        expected: Fingerprints | None = None
+        expected: dict[str, str] = {}
         for path in options.paths:
             if RunDirectory.exists(path):
-                expected = expected or Fingerprints.of(folder, tokenizer_folder)
+                expected = expected or {
+                    "target": model_fingerprint(folder),
+                    "tokenizer": tokenizer_fingerprint(tokenizer_folder),
+                }
                 run_directory = RunDirectory.open(path)
-                if run_directory.has_turns:
+                if run_directory.has("turns"):
                     raise ValueError(
                         f"{path}: its rows ran a program, and a draft learns from rows of one generation; name another "
                         "run"
@@ -72,21 +70,10 @@ class Corpus:
     def examples(self, held_out: bool | None = None) -> Iterator[Example]:
         """Yield the rows in order: those that are held out, those that are not, or (None) all.
 
-        Rows without output tokens are skipped (`num_skipped`). Raises ValueError for a file that has changed.
+        Rows without output tokens are skipped. Raises ValueError for a file that has changed.
         """
         for file, group, num_rows in self.pieces:
             yield from self.reader.examples(file, group, num_rows, held_out)
-
-    def dataset(self, held_out: bool | None = None) -> ray.data.Dataset:
-        """Return the rows of `examples`, streamed by Ray Data in the same order.
-
-        Its columns are prompt_token_ids and output_token_ids (lists of int32), kind, and the temperature of the row's
-        run. The order is that of the dataset's own context; `ray.train.DataConfig` replaces the execution options of
-        that context with its own, and must be told to preserve the order, too.
-        """
-        from training.corpus.stream import streamed
-
-        return streamed(self.reader, self.pieces, held_out)
 
     @property
     def pieces(self) -> list[tuple[CorpusFile, int, int]]:
@@ -102,11 +89,6 @@ class Corpus:
     def num_output_tokens(self) -> int:
         """Output tokens of all rows."""
         return self._totals[1]
-
-    @property
-    def num_skipped(self) -> int:
-        """Rows that are skipped, as they have no prompt or no output tokens."""
-        return sum(file.num_rows for file in self.files) - self.num_rows
 
     @property
     def runs(self) -> list[RunFacts]:
@@ -149,14 +131,10 @@ class Corpus:
 
 def _first_rows(files: list[CorpusFile], max_rows: int | None) -> Iterator[CorpusFile]:
     """Yield the files that hold the first `max_rows` rows, the last one cut to those of them that it has."""
-    left = max_rows
+    left = sum(file.num_rows for file in files) if max_rows is None else max_rows
     for file in files:
-        if left is None:
-            yield file
-            continue
-        if left <= 0:
-            return
-        yield file.first_rows(left)
+        if left > 0:
+            yield file if file.num_rows <= left else replace(file, num_rows=left, num_output_tokens=None)
         left -= file.num_rows
 
 

@@ -20,6 +20,7 @@ from decoding.sampling.distribution import process_logits
 from decoding.sampling.rows import Rows, sampling_batch
 from decoding.sampling.rules import COUPLED
 from decoding.sequence import Sequence as Row
+from pipeline.counts import Sums
 from training.corpus.corpus import Corpus
 from training.corpus.example import Example
 
@@ -34,7 +35,7 @@ _Item = TypeVar("_Item")
 
 
 @dataclass(frozen=True)
-class OnPolicy:
+class OnPolicy(Sums):
     """What was found of the rows of one source; the counts of rows with a known pick and of the others are apart."""
 
     num_tokens: int = 0  # whose pick is known
@@ -104,11 +105,11 @@ def compare(examples: Iterable[Example], logits_of: LogitsOf, eos_token_ids: fro
         if is_known:
             picks_1J = rows.pick(logits_1JV, tokens_1J[:, :-1], 0).token_ids_BJ
             equal = int((picks_1J == tokens_1J).sum())
-            total = _plus(total, OnPolicy(num_tokens=len(tokens), num_reproduced=equal))
+            total += OnPolicy(num_tokens=len(tokens), num_reproduced=equal)
         else:
             history = rows.history(tokens_1J[:, :-1], 0, len(tokens))
             logp_JV = process_logits(logits_1JV, rows.sampling, history)[0].double().log_softmax(-1)
-            total = _plus(total, _excess(logp_JV, tokens_1J[0]))
+            total += _excess(logp_JV, tokens_1J[0])
     return total
 
 
@@ -131,10 +132,6 @@ def _excess(logp_JV: torch.Tensor, tokens_J: torch.Tensor) -> OnPolicy:
         excess=float((found_J - entropy_J).sum()),
         variance=float(variance_J.clamp(min=0).sum()),
     )
-
-
-def _plus(one: OnPolicy, other: OnPolicy) -> OnPolicy:
-    return OnPolicy(*(getattr(one, name) + getattr(other, name) for name in OnPolicy.__dataclass_fields__))
 
 
 def _sample(corpus: Corpus) -> dict[str, tuple[list[Example], bool]]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from pipeline.limits import check_numbers
+
 
 @dataclass(frozen=True, kw_only=True)
 class CorpusOptions:
@@ -27,8 +29,7 @@ class CorpusOptions:
     def __post_init__(self) -> None:
         if not self.paths or not all(self.paths):
             raise ValueError(f"corpus.path must name a run directory or Parquet files, got {self.path!r}")
-        if self.max_rows is not None and self.max_rows < 1:
-            raise ValueError(f"corpus.max_rows must be at least 1, got {self.max_rows}")
+        check_numbers(self, "corpus.", at_least_1=("max_rows",))
         if not 0 <= self.held_out_share < 1:
             raise ValueError(f"corpus.held_out_share must be at least 0 and below 1, got {self.held_out_share}")
 

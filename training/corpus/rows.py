@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import hashlib
+import struct
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -17,10 +19,8 @@ from pipeline.storage.location import Location
 from pipeline.storage.parquet import open_checked
 from pipeline.text.codec import TextCodec
 from training.corpus.example import Example
-from training.corpus.files import CorpusFile
+from training.corpus.files import CorpusFile, RunFacts
 from training.corpus.options import CorpusOptions
-from training.corpus.run_facts import RunFacts
-from training.corpus.split import is_held_out
 
 _BATCH_ROWS = 256
 _OF_A_RUN = ("row_id", "sample", "prompt", "is_chat", "token_ids")
@@ -139,3 +139,13 @@ def _params_of(facts: RunFacts, num_prompt_tokens: int) -> SamplingParams:
 @lru_cache(maxsize=4)
 def _plain_params(temperature: float) -> SamplingParams:
     return SamplingParams(temperature=temperature, max_tokens=_SAMPLE_LIMIT)
+
+
+def is_held_out(prompt_token_ids: Sequence[int], share: float) -> bool:
+    """Tell whether rows with this prompt are held out. A larger share holds out the same prompts, and more.
+
+    All samples of a prompt fall on the same side, whatever the order of the rows, the files and the runs: else a draft
+    would be evaluated on prompts that it has seen.
+    """
+    digest = hashlib.sha256(struct.pack(f"<{len(prompt_token_ids)}i", *prompt_token_ids)).digest()
+    return int.from_bytes(digest[:8], "big") < share * 2**64

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from pipeline.counts import Sums
-from training.evaluation.replay import Rounds
+from pipeline.counts import Counts, Sums
 
 _RATES = ("agreement", "overlap", "match_rate", "acceptance_rate", "tokens_a_round", "reproduced")
 
@@ -22,7 +21,7 @@ class KindScore(Sums):
     num_matched: int = 0  # tokens that the draft picks under the noise of the target's own pick
     num_known: int = 0  # tokens at which the target's pick is known: rows with a noise key, and greedy ones
     num_reproduced: int = 0  # of them, those that are the target's pick
-    rounds: Rounds = field(default_factory=Rounds)
+    rounds: Counts = field(default_factory=Counts)  # of these alone the fields are set
 
     @property
     def agreement(self) -> float:
@@ -41,7 +40,7 @@ class KindScore(Sums):
 
     @property
     def reproduced(self) -> float | None:
-        """Share of tokens that the target picks again; None if no row says with which noise."""
+        """Share of tokens that the target picks again (1 in float32); None if no row says with which noise."""
         return self.num_reproduced / self.num_known if self.num_known else None
 
     @property
@@ -52,12 +51,12 @@ class KindScore(Sums):
     @property
     def acceptance_rate(self) -> float:
         """Accepted / drafted tokens."""
-        return self.rounds.num_accepted_tokens / max(self.rounds.num_draft_tokens, 1)
+        return self.rounds.acceptance_rate or 0.0
 
     @property
     def tokens_a_round(self) -> float:
         """Mean acceptance length: 1 + accepted tokens / rounds."""
-        return 1 + self.rounds.num_accepted_tokens / max(self.rounds.num_rounds, 1)
+        return self.rounds.mean_acceptance_length or 1.0
 
     def as_dict(self) -> dict[str, Any]:
         """Return counts and rates for JSON."""
@@ -85,11 +84,6 @@ class DraftScore:
         """The score over the rows of all kinds."""
         return sum(self.by_kind.values(), KindScore())
 
-    @property
-    def reproduced(self) -> float | None:
-        """Share of tokens that the target itself picks again under the rows' noise: 1 in float32."""
-        return self.all.reproduced
-
     def as_dict(self) -> dict[str, Any]:
         """Return the score for JSON."""
         return {
@@ -98,3 +92,40 @@ class DraftScore:
             "all": self.all.as_dict(),
             "by_kind": {kind: score.as_dict() for kind, score in self.by_kind.items()},
         }
+
+
+@dataclass(frozen=True)
+class GateVerdict:
+    """What the gate decided, and why, in one line."""
+
+    passes: bool
+    reason: str
+
+
+def judge(before: DraftScore, after: DraftScore, gain: float = 0.05, loss: float = 0.01) -> GateVerdict:
+    """Decide whether the second draft may replace the first.
+
+    Its tokens a round must be better by `gain` (a share), and no kind's acceptance rate worse by more than `loss`.
+    Raises ValueError if the two were not scored on the same rows.
+    """
+    rows_of = [
+        {kind: (score.num_rows, score.num_tokens) for kind, score in each.by_kind.items()} for each in (before, after)
+    ]
+    if rows_of[0] != rows_of[1] or before.num_draft_tokens != after.num_draft_tokens:
+        raise ValueError(
+            f"{before.draft} and {after.draft} were scored on other rows, or with other draft lengths "
+            f"({before.num_draft_tokens} and {after.num_draft_tokens} tokens); score both on the same"
+        )
+    old, new = before.all.tokens_a_round, after.all.tokens_a_round
+    change = new / old - 1
+    said = f"{new:.2f} tokens a round after {old:.2f} ({change:+.1%})"
+    if change < gain:
+        return GateVerdict(False, f"{said}, at least {gain:+.1%} wanted")
+    worse = {
+        kind: after.by_kind[kind].acceptance_rate - score.acceptance_rate for kind, score in before.by_kind.items()
+    }
+    worst = min(worse, key=lambda kind: worse[kind])
+    if worse[worst] < -loss:
+        rates = f"{before.by_kind[worst].acceptance_rate:.3f} to {after.by_kind[worst].acceptance_rate:.3f}"
+        return GateVerdict(False, f"{said}, but the acceptance rate of {worst!r} falls from {rates}")
+    return GateVerdict(True, f"{said}, and no kind is worse by more than {loss}")

@@ -19,7 +19,7 @@ import torch
 from decoding.noise import GumbelNoise, Stream, uniform
 from decoding.sampling.distribution import process_logits
 from decoding.sampling.rows import Rows
-from decoding.sampling.verify import close_calls
+from decoding.sampling.rules import close_calls
 from training.corpus.example import Example
 from training.corpus.on_policy import rows_of
 

@@ -18,8 +18,9 @@ from decoding.engine.load import Parts, load_parts
 from decoding.engine.options import EngineOptions
 from decoding.heads.eagle3_head import Eagle3Head
 from decoding.heads.format.folder import kind_of_head
-from decoding.heads.networks.unrolled import unrolled
+from decoding.heads.unrolled import unrolled
 from decoding.network.language_model import LanguageModel
+from decoding.vocabulary.draft_ids import fitted
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,7 @@ class Pair:
             own = [token if token < self.draft.vocab_size else 0 for token in token_ids[:-1]]
             target_logits_1NV = self.target.plain(tokens_1T[0], num_output)[None]
             draft_logits_NV = self.draft.plain(to_device(own, self.draft.device), num_output)
-            return Reading(target_logits_1NV, 0, [_fitted(draft_logits_NV, self.target.vocab_size)[None]], False)
+            return Reading(target_logits_1NV, 0, [fitted(draft_logits_NV, self.target.vocab_size)[None]], False)
         target_logits_1NV, features_1TX = self._with_features(tokens_1T, num_output, self.draft)
         first = max(0, 2 - (len(token_ids) - num_output))  # a row of one token has no pair yet
         steps = list(self._steps(self.draft, tokens_1T, features_1TX, num_output - first, num_steps))
@@ -123,11 +124,3 @@ class Pair:
                 return
             # The last pair's logits are for the token that follows the ones given, which is the output's last.
             yield head.spread(logits_1PD[0, logits_1PD.shape[1] - (num_output - step) :])[None]
-
-
-def _fitted(logits_NV: torch.Tensor, vocab_size: int) -> torch.Tensor:
-    """Fit a draft's logits to the target's vocabulary, as `ModelDrafter` does."""
-    num_missing = vocab_size - logits_NV.shape[-1]
-    if num_missing > 0:
-        return torch.nn.functional.pad(logits_NV, (0, num_missing), value=float("-inf"))
-    return logits_NV[..., :vocab_size]

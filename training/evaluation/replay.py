@@ -14,20 +14,9 @@ which a live run drafts no more: its number of drafted tokens is then smaller. A
 from __future__ import annotations
 
 from collections.abc import Sequence, Set
-from dataclasses import dataclass
 from itertools import accumulate
 
-from pipeline.counts import Sums
-
-
-@dataclass(frozen=True)
-class Rounds(Sums):
-    """The counts of some texts' rounds, as a run's rows have them."""
-
-    num_rounds: int = 0
-    num_draft_tokens: int = 0
-    num_accepted_tokens: int = 0
-    accepted_per_position: tuple[int, ...] = ()
+from pipeline.counts import Counts
 
 
 def replay(
@@ -38,8 +27,8 @@ def replay(
     max_drafted_len: int,
     first: int = 0,
     close_calls: Set[int] = frozenset(),
-) -> Rounds:
-    """Return the rounds that would have written this output with drafts of K tokens.
+) -> Counts:
+    """Return the counts of the rounds that would have written this output with drafts of K tokens.
 
     `drafted_KN[k][s]` is what a round that begins at output token s drafts for token s + k, given the text before that;
     what would lie behind the text's end is not looked at. A row may have `max_tokens` output tokens, may draft tokens
@@ -67,4 +56,9 @@ def replay(
         start += accepted + 1
     per_position = list(accumulate(reversed(rounds_by_accepted[1:])))[::-1]
     num_accepted = sum(per_position)
-    return Rounds(num_rounds, num_drafted, num_accepted, tuple(per_position))
+    return Counts(
+        num_rounds=num_rounds,
+        num_draft_tokens=num_drafted,
+        num_accepted_tokens=num_accepted,
+        accepted_per_position=tuple(per_position),
+    )

@@ -19,9 +19,8 @@ from decoding.checkpoint.fp8_format import fp8_format
 from decoding.checkpoint.loading import load_network
 from decoding.checkpoint.supported import check_same_vocabulary, load_config, max_positions, model_folder
 from decoding.device import Device
-from training.learners.learner import StepResult
 from training.learners.losses import LossName, TargetLaw, scaled, token_losses
-from training.learners.packing import PackedRows
+from training.learners.packing import PackedRows, StepResult
 from training.learners.teacher import Teacher, check_packing, packed_logits
 
 _COPIED = (

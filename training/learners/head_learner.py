@@ -1,6 +1,6 @@
 """HeadLearner: an EAGLE-3 head that learns to draft several tokens ahead from what its target computes.
 
-At step k the head predicts token p + 2 + k from pair p (`decoding/heads/networks/unrolled.py`); the target's own
+At step k the head predicts token p + 2 + k from pair p (`decoding/heads/unrolled.py`); the target's own
 prediction of that token stands at position p + 1 + k.
 
 Shapes: B rows, T tokens, P pairs, N predictions that are taught, D vocabulary of the head, V of the target.
@@ -19,14 +19,12 @@ from decoding.checkpoint.supported import model_folder
 from decoding.heads.fit import fitting_config
 from decoding.heads.format.folder import Head, read_head, save_head
 from decoding.heads.format.head_config import HeadConfig
-from decoding.heads.format.vocabulary import target_ids
-from decoding.heads.networks.eagle3_network import Eagle3Network
-from decoding.heads.networks.make_network import make_network
-from decoding.heads.networks.unrolled import unrolled
-from training.learners.learner import StepResult
+from decoding.heads.format.tensors import target_ids
+from decoding.heads.networks import Eagle3Network, make_network
+from decoding.heads.unrolled import unrolled
 from training.learners.losses import LossName, TargetLaw, scaled, token_losses
 from training.learners.new_head import new_head
-from training.learners.packing import PackedRows
+from training.learners.packing import PackedRows, StepResult
 from training.learners.teacher import Teacher
 
 _OF_VOCABULARY = ("d2t", "t2d")

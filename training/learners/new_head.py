@@ -8,10 +8,10 @@ import torch
 from transformers import AutoTokenizer
 
 from decoding.checkpoint.supported import read_config
+from decoding.heads.format.fields import normalized
 from decoding.heads.format.head_config import HeadConfig, default_layer_inputs
-from decoding.heads.format.layers import normalized
-from decoding.heads.format.vocabulary import offsets
-from decoding.heads.networks.eagle3_network import Eagle3Network
+from decoding.heads.format.tensors import offsets
+from decoding.heads.networks import Eagle3Network
 from training.learners.teacher import Teacher
 
 

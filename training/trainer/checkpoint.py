@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from training.learners.learner import Learner
+from training.learners.packing import Learner
 from training.trainer.optimizer import Optimizer
 from training.trainer.row_stream import Place
 

@@ -12,6 +12,7 @@ import os
 import tempfile
 import time
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -23,16 +24,13 @@ import torch
 import torch.distributed
 from ray.train import Checkpoint
 
-from training.learners.learner import Learner
-from training.learners.packing import PackedRow, PackedRows
+from training.learners.packing import Learner, PackedRow, PackedRows
 from training.trainer.checkpoint import DRAFT, TrainingState, restore_weights, write_weights
-from training.trainer.gradients import add_gradients
-from training.trainer.job import TrainingJob, documents_of
-from training.trainer.optimizer import Optimizer
+from training.trainer.optimizer import Optimizer, add_gradients
+from training.trainer.plan import TrainingPlan
 from training.trainer.progress import TrainingProgress
-from training.trainer.row_stream import RowStream
+from training.trainer.row_stream import RowStream, documents_of
 
-DATASET = "texts"
 _CURVE_POINTS = 200
 
 
@@ -46,7 +44,7 @@ def train_loop(config: Mapping[str, Any]) -> dict[str, Any]:
     An exception would make Ray Train begin again from the last checkpoint, as it shall for a worker that dies.
     """
     try:
-        return {"state": _Loop(config["job"], config["board"]).run()}
+        return {"state": _Loop(config["plan"], config["board"]).run()}
     except ValueError as error:
         return {"error": " ".join(str(error).split())}
 
@@ -54,9 +52,9 @@ def train_loop(config: Mapping[str, Any]) -> dict[str, Any]:
 class _Loop:
     """One worker's part of a training."""
 
-    def __init__(self, job: TrainingJob, board: Any) -> None:
+    def __init__(self, plan: TrainingPlan, board: Any) -> None:
         context = ray.train.get_context()
-        self._job, self._options, self._board = job, job.options, board
+        self._plan, self._options, self._board = plan, plan.options, board
         self._rank, self._num_workers = context.get_world_rank(), context.get_world_size()
         self._asked: Any = None  # the answer of the board to the last step
         self._state = TrainingState()
@@ -71,33 +69,35 @@ class _Loop:
             return self._state if self._state.is_finished else self._train(Path(folder))
 
     def _train(self, restored: Path | None) -> TrainingState:
-        job, options = self._job, self._options
-        learner = job.learner()
+        options, learner = self._options, self._plan.learner()
         optimizer = Optimizer(learner.module, options.learning_rate, options.warmup, options.clip)
         if restored is not None:
             restore_weights(restored, learner, optimizer)
-        shard = ray.train.get_dataset_shard(DATASET)
+        corpus, place = self._plan.corpus, self._state.place
         stream = RowStream(
-            lambda: documents_of(shard), options.seq_len, learner.max_len, options.seed, self._state.place
+            lambda: documents_of(corpus.examples(held_out=False)), options.seq_len, learner.max_len, options.seed, place
         )
         learner.module.zero_grad()
         must_stop, began, before_s = False, time.monotonic(), self._state.seconds
-        while not must_stop and self._progress() < 1.0:
-            rows = stream.take(options.rows_per_step)
-            sums = self._step(learner, optimizer, rows)
-            seconds = before_s + time.monotonic() - began
-            seconds, must_stop = self._agreed(seconds, self._must_stop())
-            self._state = replace(
-                self._state,
-                step=self._state.step + 1,
-                place=stream.place,
-                num_tokens=self._state.num_tokens + sum(row.num_tokens for row in rows),
-                seconds=seconds,
-            )
-            self._note(sums)
-            is_due = self._state.step % options.checkpoint_every == 0
-            if (is_due or must_stop) and self._progress() < 1.0:
-                self._report(learner, optimizer)
+        with ThreadPoolExecutor(1) as reader:  # it reads the rows of the next step while this one is computed
+            taken = reader.submit(lambda: (stream.take(options.rows_per_step), stream.place))
+            while not must_stop and self._progress() < 1.0:
+                rows, place = taken.result()
+                taken = reader.submit(lambda: (stream.take(options.rows_per_step), stream.place))
+                sums = self._step(learner, optimizer, rows)
+                seconds = before_s + time.monotonic() - began
+                seconds, must_stop = self._agreed(seconds, self._must_stop())
+                self._state = replace(
+                    self._state,
+                    step=self._state.step + 1,
+                    place=place,
+                    num_tokens=self._state.num_tokens + sum(row.num_tokens for row in rows),
+                    seconds=seconds,
+                )
+                self._note(sums)
+                is_due = self._state.step % options.checkpoint_every == 0
+                if (is_due or must_stop) and self._progress() < 1.0:
+                    self._report(learner, optimizer)
         if self._progress() >= 1.0:
             self._state = self._state.finished()
             self._report(learner, None)
@@ -105,7 +105,7 @@ class _Loop:
 
     def _progress(self, share_of_step: float = 0.0) -> float:
         """Return how much of the training is done, by steps or by hours, whichever is more."""
-        done = (self._state.step + share_of_step) / self._job.num_steps
+        done = (self._state.step + share_of_step) / self._plan.num_steps
         if self._options.max_hours is not None:
             done = max(done, self._state.seconds / (3600 * self._options.max_hours))
         return done
@@ -116,7 +116,7 @@ class _Loop:
         num_predictions, num_taught = learner.num_predictions(whole), int(whole.is_taught_BT.sum())
         progress = min(self._progress(0.5), 1.0)
         own = rows[self._rank :: self._num_workers]
-        sums = add_gradients(learner, own, num_predictions, progress, self._job.device())
+        sums = add_gradients(learner, own, num_predictions, progress, self._plan.device())
         self._sum_over_workers(sums)
         loss, num_agreed, outside = sums.tolist()
         if not math.isfinite(loss):
@@ -153,7 +153,7 @@ class _Loop:
     def _agreed(self, seconds: float, must_stop: bool) -> tuple[float, bool]:
         """Return the first worker's clock, and whether any worker is to stop: all must do the same steps."""
         said = torch.tensor([seconds if self._rank == 0 else 0.0, float(must_stop)], dtype=torch.float64)
-        said = said.to(self._job.device())
+        said = said.to(self._plan.device())
         self._sum_over_workers(said)
         return float(said[0]), bool(said[1])
 
@@ -171,7 +171,7 @@ class _Loop:
         progress = self._progress()
         noted = TrainingProgress(
             step=state.step,
-            num_steps=self._job.num_steps,
+            num_steps=self._plan.num_steps,
             num_tokens=state.num_tokens,
             tokens_per_s=state.num_tokens / max(state.seconds, 1e-9),
             seconds=state.seconds,
@@ -179,7 +179,7 @@ class _Loop:
             seconds_left=state.seconds * max(1 - progress, 0.0) / progress,
             **sums,
         )
-        every = max(1, self._job.num_steps // _CURVE_POINTS)
+        every = max(1, self._plan.num_steps // _CURVE_POINTS)
         if state.step % every == 0 or progress >= 1.0:
             self._state = replace(state, curve=[*state.curve, noted.point()])
         if self._rank == 0:

@@ -6,6 +6,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from training.learners.packing import Learner, PackedRow, PackedRows
+
 _BETAS, _WEIGHT_DECAY = (0.9, 0.95), 0.01
 
 
@@ -45,3 +47,22 @@ def learning_rate_factor(progress: float, warmup: float) -> float:
     if progress < warmup:
         return progress / warmup
     return 0.5 + 0.5 * math.cos(math.pi * min((progress - warmup) / (1 - warmup), 1.0))
+
+
+_TOKENS_AT_ONCE = 4096  # of a forward: the logits of a large vocabulary take gigabytes
+
+
+def add_gradients(
+    learner: Learner, rows: list[PackedRow], num_predictions: int, progress: float, device: torch.device
+) -> torch.Tensor:
+    """Add the gradients of these rows to the learner's; return float64 sums of loss, agreement and mass outside.
+
+    The loss is that of one of the `num_predictions` of the whole step, so that the gradients of all its rows add up.
+    """
+    sums = torch.zeros(3, dtype=torch.float64, device=device)
+    at_once = max(1, _TOKENS_AT_ONCE // max((row.num_tokens for row in rows), default=1))
+    for first in range(0, len(rows), at_once):
+        result = learner.step(PackedRows.of(rows[first : first + at_once], device), progress)
+        (result.loss / max(num_predictions, 1)).backward()  # type: ignore[no-untyped-call]
+        sums += torch.stack([each.detach().double() for each in (result.loss, result.num_agreed, result.outside)])
+    return sums

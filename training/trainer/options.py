@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 from decoding.choices import Device, DType
+from pipeline.limits import check_numbers
 from training.learners.loss_names import LOSSES, LossName
 
 What = Literal["draft", "eagle3"]
@@ -68,14 +69,10 @@ class TrainOptions:
         for name, allowed in (("what", WHATS), ("loss", LOSSES)):
             if getattr(self, name) not in allowed:
                 raise ValueError(f"train.{name} must be one of {', '.join(allowed)}, got {getattr(self, name)!r}")
-        for name in ("steps_ahead", "draft_vocab", "max_steps", "checkpoint_every"):
-            if getattr(self, name) is not None and getattr(self, name) < 1:
-                raise ValueError(f"train.{name} must be 1 or more, got {getattr(self, name)}")
+        check_numbers(self, "train.", at_least_1=("steps_ahead", "draft_vocab", "max_steps", "checkpoint_every"))
+        check_numbers(self, "train.", above_0=("epochs", "learning_rate", "clip", "max_hours"))
         if self.seq_len < 2:
             raise ValueError(f"train.seq_len must be 2 or more, got {self.seq_len}")
-        for name in ("epochs", "learning_rate", "clip", "max_hours"):
-            if getattr(self, name) is not None and not getattr(self, name) > 0:
-                raise ValueError(f"train.{name} must be above 0, got {getattr(self, name)}")
         if not 0 <= self.warmup < 1:
             raise ValueError(f"train.warmup must be a share from 0 to below 1, got {self.warmup}")
         if self.tokens_per_step < self.seq_len:
@@ -107,13 +104,9 @@ class WorkerOptions:
 
     def __post_init__(self) -> None:
         """Raise ValueError for the first value that is not allowed."""
-        if self.num < 1:
-            raise ValueError(f"workers.num must be 1 or more, got {self.num}")
+        check_numbers(self, "workers.", at_least_1=("num",), not_negative=("num_gpus", "num_cpus", "max_failures"))
         if self.min_num is not None and not 1 <= self.min_num <= self.num:
             raise ValueError(f"workers.min_num must be from 1 to workers.num ({self.num}), got {self.min_num}")
-        for name in ("num_gpus", "num_cpus", "max_failures"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"workers.{name} must not be negative, got {getattr(self, name)}")
 
     @property
     def is_elastic(self) -> bool:
@@ -143,3 +136,18 @@ def check_together(models: ModelOptions, options: TrainOptions, workers: WorkerO
         )
     if models.device == "cuda" and not workers.num_gpus:
         raise ValueError("models.device is 'cuda' and workers.num_gpus is 0; give each worker a GPU")
+
+
+@dataclass(frozen=True)
+class Worth:
+    """Whether training pays for what is left of a run: `seconds_saved` against the seconds that training takes."""
+
+    remaining_tokens: int
+    tokens_per_s: float  # of the run now
+    length_before: float  # tokens a round now (mean acceptance length)
+    length_after: float  # and with the draft that is hoped for
+
+    @property
+    def seconds_saved(self) -> float:
+        """remaining_tokens / tokens_per_s * (1 - length_before / length_after): a round costs what it did before."""
+        return self.remaining_tokens / self.tokens_per_s * (1 - self.length_before / self.length_after)

@@ -4,21 +4,34 @@ from __future__ import annotations
 
 import hashlib
 import json
+import time
 from collections import Counter
 from dataclasses import asdict, dataclass, replace
+from itertools import islice
 from math import ceil
 from os.path import abspath
+from typing import Any
+
+import torch
 
 from decoding.checkpoint.footprint import footprint_of
 from decoding.checkpoint.generation import end_token_ids_of
 from decoding.checkpoint.supported import load_config, max_positions, model_folder
+from decoding.device import pick_device, synchronize
 from decoding.heads.fit import fitting_config, head_footprint
+from decoding.heads.format.folder import is_head
 from pipeline.run.fingerprint import model_fingerprint, tokenizer_fingerprint
 from training.corpus.corpus import Corpus
+from training.corpus.on_policy import check_is_targets_text
 from training.corpus.options import CorpusOptions
+from training.learners.draft_learner import DraftLearner, trainable_model
+from training.learners.head_learner import HeadLearner, trainable_config
 from training.learners.new_head import coverage, special_tokens, tokens_to_know
-from training.trainer.job import TrainingJob, check_can_learn, wants_new_head
+from training.learners.packing import Document, Learner, PackedRows
+from training.learners.teacher import Teacher
+from training.trainer.optimizer import Optimizer, add_gradients
 from training.trainer.options import ModelOptions, TrainOptions, WorkerOptions, check_together
+from training.trainer.row_stream import RowStream, documents_of
 
 _WITHOUT_EFFECT = ("checkpoint_every", "gradient_checkpointing")  # on what a draft learns
 _BYTES_A_WEIGHT = 16  # float32: the weight, its gradient, and AdamW's two averages
@@ -138,18 +151,52 @@ class TrainingPlan:
         """Share of the texts' output tokens that the draft knows."""
         return 1.0 if self.known_ids is None else coverage(self.counts.of_tokens, self.known_ids)
 
-    @property
-    def job(self) -> TrainingJob:
-        """What the workers are told."""
-        return TrainingJob(
-            models=self.models,
-            target_name=self.target_name,
-            options=self.options,
-            corpus=self.corpus,
-            known_ids=None if self.known_ids is None else list(self.known_ids),
-            num_steps=self.num_steps,
-            has_gpu=self.workers.num_gpus > 0,
+    def device(self) -> torch.device:
+        """Return where this worker trains. Raises ValueError if that is not there."""
+        if not self.workers.num_gpus:
+            return torch.device("cpu")
+        return pick_device("cuda" if self.models.device == "auto" else self.models.device)
+
+    def learner(self) -> Learner:
+        """Load the models.
+
+        Raises ValueError, in one line, for models that do not fit, and for the texts of another target.
+        """
+        options, device = self.options, self.device()
+        place: Any = device.type
+        teacher = Teacher.load(self.models.target, place, self.models.dtype, self.target_name)
+        check_is_targets_text(self.corpus, teacher.logits_behind, teacher.end_token_ids, teacher.network.dtype)
+        if options.what == "draft":
+            assert self.models.draft is not None, "options are checked before a plan is made"
+            saves_memory = options.gradient_checkpointing
+            saves_memory = device.type == "cuda" if saves_memory is None else saves_memory
+            return DraftLearner.load(self.models.draft, teacher, place, options.loss, saves_memory)
+        if self.models.draft is not None:
+            return HeadLearner.load(self.models.draft, teacher, options.steps_ahead, options.loss)
+        return HeadLearner.new(teacher, self.known_ids, options.steps_ahead, options.loss, seed=options.seed)
+
+
+def check_can_learn(draft: str, target: str) -> None:
+    """Raise ValueError, in one line, if the draft in a folder cannot learn from this target; no weight is read."""
+    draft, target = model_folder(draft), model_folder(target)
+    config = load_config(target)
+    if is_head(draft):
+        trainable_config(draft, config, target)
+    else:
+        trainable_model(draft, target, int(config.get_text_config().vocab_size))
+
+
+def wants_new_head(models: ModelOptions, options: TrainOptions) -> bool:
+    """Tell whether a new head is trained. Raises ValueError if models.draft is not of the kind that train.what says."""
+    if models.draft is None:
+        return options.what == "eagle3"
+    if is_head(models.draft) != (options.what == "eagle3"):
+        found = "a head" if is_head(models.draft) else "a model of its own"
+        raise ValueError(
+            f"models.draft {models.draft!r} is {found}, and train.what is {options.what!r}; set train.what to "
+            f"{'eagle3' if is_head(models.draft) else 'draft'!r}, or name another draft"
         )
+    return False
 
 
 def _absolute(path: str) -> str:
@@ -184,3 +231,31 @@ def _num_bytes(models: ModelOptions, options: TrainOptions, workers: WorkerOptio
     )
     trained = 3 * H * H + 8 * H * H + 3 * H * M + num_known * H  # about: fc, attention, MLP, output layer
     return target + trained * _BYTES_A_WEIGHT + V * H * 4
+
+
+_NUM_STEPS = 3  # the first one is left out: it reserves memory and may compile
+
+
+def measured_seconds(plan: TrainingPlan) -> float:
+    """Return the seconds that the training takes if each worker is as fast as this process. Nothing is written.
+
+    The models are loaded for it. What workers tell each other and what checkpoints take is not included. Raises
+    ValueError as training does for models and texts that do not fit.
+    """
+    options, learner, device = plan.options, plan.learner(), plan.device()
+    optimizer = Optimizer(learner.module, options.learning_rate, options.warmup, options.clip)
+
+    def documents() -> list[Document]:
+        return list(documents_of(islice(plan.corpus.examples(held_out=False), _NUM_STEPS * options.tokens_per_step)))
+
+    stream = RowStream(documents, options.seq_len, learner.max_len, options.seed)
+    seconds = []
+    for _ in range(_NUM_STEPS):
+        began = time.perf_counter()
+        rows = stream.take(options.rows_per_step)
+        num_predictions = learner.num_predictions(PackedRows.of(rows))
+        add_gradients(learner, rows[:: plan.workers.num], num_predictions, 0.5, device)
+        optimizer.step(0.5)
+        synchronize(device)
+        seconds.append(time.perf_counter() - began)
+    return min(seconds[1:]) * plan.num_steps

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 
+from training.corpus.example import Example
 from training.learners.packing import Document, PackedRow, pack
 
 _WINDOW = 4096  # texts that are shuffled together
@@ -73,3 +74,9 @@ class RowStream:
             random.Random(f"{self._seed} {epoch} {number}").shuffle(window)
             yield from window
             number += 1
+
+
+def documents_of(examples: Iterable[Example]) -> Iterator[Document]:
+    """Yield what is packed of examples."""
+    for example in examples:
+        yield Document(example.prompt_token_ids, example.output_token_ids, example.params.temperature)

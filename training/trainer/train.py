@@ -14,11 +14,9 @@ import pyarrow as pa
 import ray
 import torch
 import transformers
-from ray.data import ExecutionOptions
 from ray.train import (
     CheckpointConfig,
     ControllerError,
-    DataConfig,
     FailureConfig,
     Result,
     RunConfig,
@@ -29,14 +27,11 @@ from ray.train.torch import TorchTrainer
 from ray.train.v2.api.config import LoggingConfig
 
 from pipeline.storage.location import Location
-from training.corpus.options import CorpusOptions
-from training.trainer.board import Board
 from training.trainer.checkpoint import DRAFT, TrainingState
-from training.trainer.loop import DATASET, train_loop
-from training.trainer.options import ModelOptions, TrainOptions, WorkerOptions
+from training.trainer.loop import train_loop
 from training.trainer.output import finished_provenance, publish
 from training.trainer.plan import TrainingPlan
-from training.trainer.progress import TrainingProgress
+from training.trainer.progress import Board, TrainingProgress
 
 _SNAPSHOT = "checkpoint_manager_snapshot.json"  # Ray Train's list of checkpoints
 _LOOKS_EVERY_S = 0.5
@@ -57,28 +52,6 @@ class TrainingInterrupted(Exception):
     """Training was asked to stop, and has written a checkpoint to go on from."""
 
 
-def train(
-    models: ModelOptions,
-    corpus: CorpusOptions,
-    options: TrainOptions,
-    workers: WorkerOptions,
-    output: str,
-    storage: str | None = None,
-    progress: Callable[[TrainingProgress], None] | None = None,
-    stop: threading.Event | None = None,
-) -> TrainedDraft:
-    """Train a draft on the workers of the cluster that this process has joined, and return it once it is written.
-
-    Nothing else of the cluster is touched: workers wait for room for themselves, and the texts are read by tasks that
-    need a CPU now and then. `storage` is a folder for checkpoints that all nodes can write, by default beside `output`.
-    A call with the same arguments goes on from the last checkpoint, after whatever ended the one before. `stop` lets a
-    training end at a checkpoint from another thread.
-
-    Raises ValueError or OSError, in one line, for what cannot be trained, and TrainingInterrupted after a stop.
-    """
-    return train_planned(TrainingPlan.make(models, corpus, options, workers), output, storage, progress, stop)
-
-
 def train_planned(
     plan: TrainingPlan,
     output: str,
@@ -86,7 +59,15 @@ def train_planned(
     progress: Callable[[TrainingProgress], None] | None = None,
     stop: threading.Event | None = None,
 ) -> TrainedDraft:
-    """Train as `train` does, by a plan."""
+    """Train a draft on the workers of the cluster that this process has joined, and return it once it is written.
+
+    Nothing else of the cluster is touched: workers wait for room for themselves, and each reads the texts. `storage` is
+    a folder for checkpoints that all nodes can write, by default beside `output`. A call with the same arguments goes
+    on from the last checkpoint, after whatever ended the one before. `stop` lets a training end at a checkpoint from
+    another thread.
+
+    Raises ValueError or OSError, in one line, for what cannot be trained, and TrainingInterrupted after a stop.
+    """
     place = Location.parse(output)
     if (provenance := finished_provenance(place, plan.identity)) is not None:
         return _trained(place, provenance)
@@ -224,10 +205,7 @@ def _trainer(plan: TrainingPlan, checkpoints: Location, board: Any) -> TorchTrai
     _drop_damaged(checkpoints)
     return TorchTrainer(
         train_loop,
-        train_loop_config={"job": plan.job, "board": board},
-        datasets={DATASET: plan.corpus.dataset(held_out=False)},
-        # Each worker reads all texts, in order, and takes its rows of each step.
-        dataset_config=DataConfig(datasets_to_split=[], execution_options=ExecutionOptions(preserve_order=True)),
+        train_loop_config={"plan": plan, "board": board},
         scaling_config=ScalingConfig(
             num_workers=(workers.min_num, workers.num) if workers.is_elastic else workers.num,
             use_gpu=workers.num_gpus > 0,

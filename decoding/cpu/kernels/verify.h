@@ -1,6 +1,6 @@
 // Accept-if-equal: how many drafted tokens equal the target's own picks, and where rounding could have decided a pick.
 //
-// The rule is that of `verify_coupled` in decoding/sampling/verify.py. Shapes: B rows, K drafted tokens, J = K + 1.
+// The rule is that of `verify_coupled` in decoding/sampling/rules.py. Shapes: B rows, K drafted tokens, J = K + 1.
 
 #pragma once
 

@@ -115,18 +115,18 @@ class DeviceRounds:
         drafted_BK = lengths_B.new_zeros(num_rows, num_drafted)
         num_finite_B = torch.zeros_like(lengths_B)
         positions_BT = (lengths_B[:, None] + torch.arange(-2, 0, device=lengths_B.device)).clamp(min=0)
-        tokens_BT = drafter.known(tokens_B2)
+        tokens_BT = drafter.vocabulary.known(tokens_B2)
         for step in range(num_drafted):
             logits_B1V = self._logits(drafter.model, buffers, tokens_BT, positions_BT, num_visible)
             picks = pick(
-                drafter.of_target_ids(logits_B1V),
+                drafter.vocabulary.to_target(logits_B1V),
                 PickInputs(table, buffers.no_biases, lengths_B, drafted_BK, None),
                 first=step,
             )
             is_finite_B = is_finite_B & picks.is_finite_BJ[:, 0]
             num_finite_B = num_finite_B + is_finite_B
             drafted_BK[:, step] = picks.token_ids_BJ[:, 0]
-            tokens_BT = drafter.known(picks.token_ids_BJ)
+            tokens_BT = drafter.vocabulary.known(picks.token_ids_BJ)
             positions_BT = (lengths_B + step)[:, None]
         drafter.slots.is_finite_S[:num_rows] = is_finite_B | ~buffers.given_6B[Given.IS_ACTIVE].bool()
         return torch.cat((drafted_BK, num_finite_B[:, None]), dim=1)

@@ -142,7 +142,7 @@ class RoundsAhead(Starter):
                 max(0, min(limit, longest - len(row))) if takes else 0
                 for limit, row, takes in zip(limits, rows, takes_part, strict=True)
             )
-        self._drafter.idle_rounds.count(len(limits) - limits.count(0), len(limits))
+        self._drafter.count_drafting(limits)
         return limits
 
     def _over_caches(self, schedule: Schedule) -> DeviceRounds:

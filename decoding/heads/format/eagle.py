@@ -14,9 +14,15 @@ field; ids that are the default of the target are left out, since all of them th
 import re
 from typing import Any
 
-from decoding.heads.format.head_config import HeadConfig, Kind, default_layer_inputs, default_num_speculative_tokens
-from decoding.heads.format.layers import normalized
-from decoding.heads.format.said import Said
+from decoding.heads.format.fields import Said, normalized
+from decoding.heads.format.head_config import (
+    OF_DSPARK,
+    OWN_FIELDS,
+    HeadConfig,
+    Kind,
+    default_layer_inputs,
+    default_num_speculative_tokens,
+)
 
 _CLASSES: dict[tuple[Kind, str], str] = {
     ("eagle3", "llama"): "LlamaForCausalLMEagle3",
@@ -28,13 +34,12 @@ _CLASSES: dict[tuple[Kind, str], str] = {
 _OTHER_HEADS = re.compile(r"medusa|dflash2|domino|peagle|xpress|mtp", re.IGNORECASE)
 _FIELDS_OF_DFLASH2 = ("selector_rank", "conv_kernel_size")
 _IDS_ARE = "aux_hidden_state_layer_ids_are"
-_NORMS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
-_OF_DSPARK = ("markov_rank", "markov_head_type", "enable_confidence_head", "confidence_head_with_markov")
 _NOT_OF_LAYERS = (
     "draft_vocab_size", "target_hidden_size", "num_target_layers", "eagle_config", "eagle_aux_hidden_state_layer_ids",
     "dflash_config", "target_layer_ids", "mask_token_id", "block_size", "sample_from_anchor", "causal",
-    *_NORMS, *_OF_DSPARK,
+    *OWN_FIELDS["eagle3"], *OF_DSPARK,
 )  # fmt: skip
+_DSPARKS_DEFAULTS = (0, "vanilla", True, True)  # of `OF_DSPARK`; the first one is always said
 
 
 def read_eagle(fields: dict[str, Any]) -> HeadConfig:
@@ -46,18 +51,18 @@ def read_eagle(fields: dict[str, Any]) -> HeadConfig:
     said, assumed = Said(fields), list[str]()
     kind = _kind(said)
     layers = normalized({name: value for name, value in fields.items() if name not in _NOT_OF_LAYERS})
-    own = {"eagle3": _eagle3, "dflash": _dflash, "dspark": _dspark}[kind](said, assumed)
+    own = _of_pairs(said, assumed) if kind == "eagle3" else _of_blocks(kind, said, said.inside("dflash_config"))
     num_tokens = default_num_speculative_tokens(kind, own.get("block_size"), own.get("sample_from_anchor", False))
     assumed.append(f"speculative_tokens: {num_tokens}, which this format does not say")
-    draft_vocab_size = said.number("draft_vocab_size")
+    draft_vocab_size = said.value("draft_vocab_size", int)
     return HeadConfig(
         kind=kind,
         format="eagle",
         layer_config=layers,
         draft_vocab_size=int(layers["vocab_size"]) if draft_vocab_size is None else draft_vocab_size,
-        target_hidden_size=said.number("target_hidden_size") or int(layers["hidden_size"]),
+        target_hidden_size=said.value("target_hidden_size", int) or int(layers["hidden_size"]),
         num_speculative_tokens=num_tokens,
-        num_target_layers=said.number("num_target_layers"),
+        num_target_layers=said.value("num_target_layers", int),
         assumed=tuple(assumed),
         **own,
     )
@@ -65,8 +70,8 @@ def read_eagle(fields: dict[str, Any]) -> HeadConfig:
 
 def _kind(said: Said) -> Kind:
     """Return the kind of a head, from its class and its fields."""
-    classes, block = said.texts("architectures"), said.inside("dflash_config")
-    called = " ".join([*classes, block.text("projector_type") or ""]).strip() or "a head without a class"
+    classes, block = said.values("architectures", str) or (), said.inside("dflash_config")
+    called = " ".join([*classes, block.value("projector_type", str) or ""]).strip() or "a head without a class"
     if _OTHER_HEADS.search(called) or said.has("medusa_num_heads") or any(map(block.has, _FIELDS_OF_DFLASH2)):
         raise ValueError(
             f"is {called}, and Dray knows eagle3, dflash and dspark in their authors' formats; use one of these, or a "
@@ -86,56 +91,40 @@ def _kind(said: Said) -> Kind:
     raise ValueError(f"is {called}, which is no EAGLE-3 head (draft_vocab_size is missing, too); use an EAGLE-3 head")
 
 
-def _eagle3(said: Said, assumed: list[str]) -> dict[str, Any]:
+def _of_pairs(said: Said, assumed: list[str]) -> dict[str, Any]:
     inner = said.inside("eagle_config")
-    norms = {name: said.flag(name) or inner.flag(name) for name in _NORMS}
+    norms = {name: said.value(name, bool) or inner.value(name, bool, False) for name in OWN_FIELDS["eagle3"]}
     if not said.has("norm_before_residual") and not inner.has("norm_before_residual"):
         assumed.append("norm_before_residual: false, as in EAGLE's own code")
-    ids = inner.ids("eagle_aux_hidden_state_layer_ids") or said.ids("eagle_aux_hidden_state_layer_ids")
-    convention = inner.text(_IDS_ARE) or "unknown"
+    ids = inner.values("eagle_aux_hidden_state_layer_ids", int) or said.values("eagle_aux_hidden_state_layer_ids", int)
+    convention = inner.value(_IDS_ARE, str, "unknown")
     if convention not in ("inputs", "outputs", "unknown"):
         raise ValueError(f"has {_IDS_ARE} {convention!r} in eagle_config, expected inputs or outputs; correct it")
     return {**norms, "layer_ids": ids, "layer_ids_are": "inputs" if ids is None else convention}
 
 
-def _dflash(said: Said, assumed: list[str]) -> dict[str, Any]:
-    inner = said.inside("dflash_config")
-    return {
-        **_blocks(said, inner),
-        "sample_from_anchor": said.flag("sample_from_anchor") or inner.flag("sample_from_anchor"),
-        "sliding_window_non_causal": not inner.flag("causal", True),
-    }
-
-
-def _dspark(said: Said, assumed: list[str]) -> dict[str, Any]:
-    inner = said.inside("dflash_config")
-    where = said if said.has("markov_rank") else inner
-    rank = where.number("markov_rank")
-    if rank is None:
-        raise ValueError("has no markov_rank, which a dspark head has; add it to its config.json")
-    return {
-        **_blocks(said, inner),
-        "sample_from_anchor": said.flag("sample_from_anchor", True) and inner.flag("sample_from_anchor", True),
-        "sliding_window_non_causal": not (said.flag("causal", True) and inner.flag("causal", True)),
-        "markov_rank": rank,
-        "markov_head_type": where.text("markov_head_type") or "vanilla",
-        "enable_confidence_head": where.flag("enable_confidence_head", True),
-        "confidence_head_with_markov": where.flag("confidence_head_with_markov", True),
-    }
-
-
-def _blocks(said: Said, inner: Said) -> dict[str, Any]:
-    """Return what heads that fill in blocks share; authors write it outside of dflash_config or inside."""
-    ids = inner.ids("target_layer_ids") or said.ids("target_layer_ids")
+def _of_blocks(kind: Kind, said: Said, inner: Said) -> dict[str, Any]:
+    """Return what heads that fill in blocks say; authors write it outside of dflash_config or inside."""
+    ids = inner.values("target_layer_ids", int) or said.values("target_layer_ids", int)
     if ids is None:
         raise ValueError("has no target_layer_ids, the ids of the layers that it reads; add them to its config.json")
-    mask = inner.number("mask_token_id")
-    return {
+    own = {
         "layer_ids": ids,
         "layer_ids_are": "outputs",
-        "mask_token_id": said.number("mask_token_id") if mask is None else mask,
-        "block_size": said.number("block_size") or inner.number("block_size"),
+        "mask_token_id": inner.value("mask_token_id", int, said.value("mask_token_id", int)),
+        "block_size": said.value("block_size", int) or inner.value("block_size", int),
     }
+    is_causal, anchor = inner.value("causal", bool, True), "sample_from_anchor"
+    if kind == "dflash":
+        own[anchor] = said.value(anchor, bool, False) or inner.value(anchor, bool, False)
+        return own | {"sliding_window_non_causal": not is_causal}
+    where = said if said.has("markov_rank") else inner
+    if not where.has("markov_rank"):
+        raise ValueError("has no markov_rank, which a dspark head has; add it to its config.json")
+    own[anchor] = said.value(anchor, bool, True) and inner.value(anchor, bool, True)
+    own["sliding_window_non_causal"] = not (said.value("causal", bool, True) and is_causal)
+    defaults = zip(OF_DSPARK, _DSPARKS_DEFAULTS, strict=True)
+    return own | {name: where.value(name, type(default), default) for name, default in defaults}
 
 
 def write_eagle(config: HeadConfig, dtype: str) -> dict[str, Any]:
@@ -157,7 +146,7 @@ def write_eagle(config: HeadConfig, dtype: str) -> dict[str, Any]:
     if config.target_hidden_size != config.hidden_size:
         fields["target_hidden_size"] = config.target_hidden_size
     if config.kind == "eagle3":
-        fields |= {name: getattr(config, name) for name in _NORMS}
+        fields |= {name: getattr(config, name) for name in OWN_FIELDS["eagle3"]}
         if outputs is not None and not _is_default(config):
             fields["eagle_config"] = {
                 "eagle_aux_hidden_state_layer_ids": list(outputs),
@@ -176,7 +165,7 @@ def write_eagle(config: HeadConfig, dtype: str) -> dict[str, Any]:
     fields["block_size"] = config.block_size
     if config.kind == "dflash":
         return fields | {"dflash_config": block}
-    return fields | block | {name: getattr(config, name) for name in _OF_DSPARK}
+    return fields | block | {name: getattr(config, name) for name in OF_DSPARK}
 
 
 def _is_default(config: HeadConfig) -> bool:

@@ -18,8 +18,14 @@ from decoding.checkpoint.supported import model_folder
 from decoding.heads.format.eagle import read_eagle, write_eagle
 from decoding.heads.format.head_config import Format, HeadConfig, Kind
 from decoding.heads.format.speculators import read_speculators, write_speculators
-from decoding.heads.format.tensors import EAGLES_FIRST_LAYER, FIRST_LAYER, check_tensors, read_tensors
-from decoding.heads.format.vocabulary import membership, target_ids
+from decoding.heads.format.tensors import (
+    EAGLES_FIRST_LAYER,
+    FIRST_LAYER,
+    check_tensors,
+    membership,
+    read_tensors,
+    target_ids,
+)
 
 _CONVERT = (
     'convert them: tensors = torch.load("pytorch_model.bin", weights_only=True), then '
@@ -147,7 +153,6 @@ def _with_marks(head: Head) -> dict[str, torch.Tensor]:
 
 
 def _name(name: str, config: HeadConfig, form: Format) -> str:
-    """Return the name of a tensor in a file of this format."""
     if form == "eagle" and config.kind == "eagle3" and name.startswith(FIRST_LAYER):
         return EAGLES_FIRST_LAYER + name.removeprefix(FIRST_LAYER)
     return name

@@ -17,6 +17,16 @@ LayerIdsAre = Literal["inputs", "outputs", "unknown"]
 
 KINDS: tuple[Kind, ...] = get_args(Kind)
 READ_PAIRS: tuple[Kind, ...] = ("eagle3", "peagle")  # of a feature and the token after it; the others fill in blocks
+# The fields of a configuration that a folder says by their own names, by kind.
+_NORMS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
+_OF_BLOCKS = ("block_size", "sample_from_anchor", "sliding_window_non_causal")
+OF_DSPARK = ("markov_rank", "markov_head_type", "enable_confidence_head", "confidence_head_with_markov")
+OWN_FIELDS: dict[Kind, tuple[str, ...]] = {
+    "eagle3": _NORMS,
+    "peagle": _NORMS,
+    "dflash": _OF_BLOCKS,
+    "dspark": (*_OF_BLOCKS, *OF_DSPARK),
+}
 _NUM_DEFAULT_IDS = 3
 _MARKOV_TYPES = ("vanilla", "gated", "rnn")
 

@@ -9,9 +9,15 @@ from typing import Any
 
 import transformers
 
-from decoding.heads.format.head_config import KINDS, READ_PAIRS, HeadConfig, Kind, default_num_speculative_tokens
-from decoding.heads.format.layers import normalized
-from decoding.heads.format.said import Said
+from decoding.heads.format.fields import Said, normalized
+from decoding.heads.format.head_config import (
+    KINDS,
+    OWN_FIELDS,
+    READ_PAIRS,
+    HeadConfig,
+    Kind,
+    default_num_speculative_tokens,
+)
 
 _VERSION = "0.9.0"
 _CLASSES: dict[Kind, str] = {
@@ -20,7 +26,15 @@ _CLASSES: dict[Kind, str] = {
     "dflash": "DFlashDraftModel",
     "dspark": "DSparkDraftModel",
 }
-_DRAFT_VOCAB_SIZE, _BLOCK_SIZE, _MARKOV_RANK = 32000, 8, 256
+_IDS: dict[Kind, str] = {kind: "eagle_" * (kind in READ_PAIRS) + "aux_hidden_state_layer_ids" for kind in KINDS}
+_DRAFT_VOCAB_SIZE = 32000
+_DEFAULTS: dict[str, Any] = {  # flags that are not here are false; a dspark head predicts from the anchor, too
+    "block_size": 8,
+    "markov_rank": 256,
+    "markov_head_type": "vanilla",
+    "enable_confidence_head": True,
+    "confidence_head_with_markov": True,
+}
 
 
 def read_speculators(fields: dict[str, Any]) -> HeadConfig:
@@ -30,7 +44,7 @@ def read_speculators(fields: dict[str, Any]) -> HeadConfig:
     missing or contradict each other.
     """
     said, assumed = Said(fields), list[str]()
-    kind = next((known for known in KINDS if known == said.text("speculators_model_type")), None)
+    kind = next((known for known in KINDS if known == said.value("speculators_model_type", str)), None)
     if kind is None:
         raise ValueError(
             f"is a head of type {fields.get('speculators_model_type')!r}, and Dray knows {', '.join(KINDS)}; "
@@ -38,14 +52,15 @@ def read_speculators(fields: dict[str, Any]) -> HeadConfig:
         )
     if not said.has("transformer_layer_config"):
         raise ValueError("has no transformer_layer_config in its config.json; copy or download it again")
-    layers = normalized(said.inside("transformer_layer_config").fields, said.text("dtype") or said.text("torch_dtype"))
+    dtype = said.value("dtype", str) or said.value("torch_dtype", str)
+    layers = normalized(said.inside("transformer_layer_config").fields, dtype)
     proposal = said.inside("speculators_config")
     verifier = proposal.inside("verifier")
-    draft_vocab_size = said.number("draft_vocab_size")
+    draft_vocab_size = said.value("draft_vocab_size", int)
     if draft_vocab_size is None:
         draft_vocab_size = _DRAFT_VOCAB_SIZE
         assumed.append(f"draft_vocab_size: {_DRAFT_VOCAB_SIZE}, the default of speculators")
-    own: dict[str, Any] = _of_pairs(kind, said, assumed) if kind in READ_PAIRS else _of_blocks(kind, said, assumed)
+    own = _own(kind, said, assumed)
     num_tokens = _speculative_tokens(proposal)
     if num_tokens is None:
         num_tokens = default_num_speculative_tokens(kind, own.get("block_size"), own.get("sample_from_anchor", False))
@@ -55,45 +70,27 @@ def read_speculators(fields: dict[str, Any]) -> HeadConfig:
         format="speculators",
         layer_config=layers,
         draft_vocab_size=draft_vocab_size,
-        target_hidden_size=said.number("target_hidden_size") or int(layers["hidden_size"]),
+        target_hidden_size=said.value("target_hidden_size", int) or int(layers["hidden_size"]),
+        layer_ids=said.values(_IDS[kind], int),
         layer_ids_are="inputs",
         num_speculative_tokens=num_tokens,
-        target_name=verifier.text("name_or_path"),
-        target_architectures=verifier.texts("architectures"),
-        mask_token_id=said.number("mask_token_id"),
+        target_name=verifier.value("name_or_path", str),
+        target_architectures=verifier.values("architectures", str) or (),
+        mask_token_id=said.value("mask_token_id", int),
         assumed=tuple(assumed),
         **own,
     )
 
 
-def _of_pairs(kind: Kind, said: Said, assumed: list[str]) -> dict[str, Any]:
-    if not said.has("norm_before_residual"):
+def _own(kind: Kind, said: Said, assumed: list[str]) -> dict[str, Any]:
+    """Return the fields that heads of a kind have by the same names as a HeadConfig."""
+    if kind in READ_PAIRS and not said.has("norm_before_residual"):
         theirs = " (vLLM would take true)" if kind == "eagle3" else ""
         assumed.append(f"norm_before_residual: false, the default of speculators{theirs}")
-    norms = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
-    return {"layer_ids": said.ids("eagle_aux_hidden_state_layer_ids"), **{name: said.flag(name) for name in norms}}
-
-
-def _of_blocks(kind: Kind, said: Said, assumed: list[str]) -> dict[str, Any]:
-    is_dspark = kind == "dspark"
-    block_size = said.number("block_size")
-    if block_size is None:
-        block_size = _BLOCK_SIZE
-        assumed.append(f"block_size: {_BLOCK_SIZE}, the default of speculators")
-    own: dict[str, Any] = {
-        "layer_ids": said.ids("aux_hidden_state_layer_ids"),
-        "block_size": block_size,
-        "sample_from_anchor": said.flag("sample_from_anchor", is_dspark),
-        "sliding_window_non_causal": said.flag("sliding_window_non_causal"),
-    }
-    if is_dspark:
-        rank = said.number("markov_rank")
-        own |= {
-            "markov_rank": _MARKOV_RANK if rank is None else rank,
-            "markov_head_type": said.text("markov_head_type") or "vanilla",
-            "enable_confidence_head": said.flag("enable_confidence_head", True),
-            "confidence_head_with_markov": said.flag("confidence_head_with_markov", True),
-        }
+    defaults = dict.fromkeys(OWN_FIELDS[kind], False) | {"sample_from_anchor": kind == "dspark"} | _DEFAULTS
+    own = {name: said.value(name, type(defaults[name]), defaults[name]) for name in OWN_FIELDS[kind]}
+    if "block_size" in own and not said.has("block_size"):
+        assumed.append(f"block_size: {own['block_size']}, the default of speculators")
     return own
 
 
@@ -102,9 +99,9 @@ def _speculative_tokens(proposal: Said) -> int | None:
     methods = proposal.fields.get("proposal_methods") or []
     if not isinstance(methods, list) or not all(isinstance(method, dict) for method in methods):
         raise ValueError("has proposal_methods that are not a list of objects; copy or download it again")
-    default = proposal.text("default_proposal_method")
+    default = proposal.value("default_proposal_method", str)
     chosen = [method for method in methods if method.get("proposal_type") == default] or methods
-    return Said(chosen[0], "proposal_methods").number("speculative_tokens") if chosen else None
+    return Said(chosen[0], "proposal_methods").value("speculative_tokens", int) if chosen else None
 
 
 def write_speculators(config: HeadConfig, dtype: str) -> dict[str, Any]:
@@ -142,29 +139,10 @@ def write_speculators(config: HeadConfig, dtype: str) -> dict[str, Any]:
         },
         "transformer_layer_config": config.layer_config,
     }
+    fields[_IDS[config.kind]] = None if layer_ids is None else list(layer_ids)
+    fields |= {name: getattr(config, name) for name in OWN_FIELDS[config.kind]}
     if config.kind in READ_PAIRS:
-        fields |= {
-            "eagle_aux_hidden_state_layer_ids": None if layer_ids is None else list(layer_ids),
-            "norm_before_residual": config.norm_before_residual,
-            "norm_before_fc": config.norm_before_fc,
-            "fc_norm": config.fc_norm,
-            "norm_output": config.norm_output,
-            "embed_requires_grad": config.kind == "peagle",
-        }
-    else:
-        fields |= {
-            "aux_hidden_state_layer_ids": list(layer_ids or ()),
-            "block_size": config.block_size,
-            "sample_from_anchor": config.sample_from_anchor,
-            "sliding_window_non_causal": config.sliding_window_non_causal,
-        }
+        fields["embed_requires_grad"] = config.kind == "peagle"
     if config.mask_token_id is not None:
         fields["mask_token_id"] = config.mask_token_id
-    if config.kind == "dspark":
-        fields |= {
-            "markov_rank": config.markov_rank,
-            "markov_head_type": config.markov_head_type,
-            "enable_confidence_head": config.enable_confidence_head,
-            "confidence_head_with_markov": config.confidence_head_with_markov,
-        }
     return fields

@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from typing import Literal, get_args
 
 from pipeline.storage.location import Location
-from pipeline.storage.whole_file import create_file, replace_file
+from pipeline.storage.whole_file import create_file, replace_file, to_json
 
 State = Literal["offered", "refused", "rolled back"]
 _NAME = re.compile(r"version-(\d{6,})\.json")
@@ -28,6 +28,11 @@ class DraftVersion:
     state: State
     reason: str  # why it was refused or rolled back
     time: str  # of the last change
+
+    def to_bytes(self) -> bytes:
+        """Return the content of its file."""
+        said = asdict(self)
+        return to_json({"version": said.pop("number"), **said})
 
     @property
     def is_offered(self) -> bool:
@@ -59,14 +64,14 @@ class DraftVersions:
         while True:
             numbers = [version.number for version in self.all()]
             version = DraftVersion(max(numbers, default=0) + 1, path, "offered", "", _now())
-            if create_file(self._file(version.number), _to_bytes(version), self._temporary):
+            if create_file(self._file(version.number), version.to_bytes(), self._temporary):
                 return version
 
     def mark(self, number: int, state: State, reason: str) -> None:
         """Write what became of a version."""
         version = replace(self._read(number), state=state, reason=reason, time=_now())
         self._temporary.make_folder()
-        replace_file(self._file(number), _to_bytes(version), self._temporary)
+        replace_file(self._file(number), version.to_bytes(), self._temporary)
 
     def _file(self, number: int) -> Location:
         return self._folder.child(f"version-{number:06d}.json")
@@ -83,11 +88,6 @@ class DraftVersions:
                 f"{file.name} does not describe a version of a draft ({error}); move the file away"
             ) from error
         return version
-
-
-def _to_bytes(version: DraftVersion) -> bytes:
-    said = asdict(version)
-    return (json.dumps({"version": said.pop("number"), **said}, indent=2, ensure_ascii=False) + "\n").encode("utf-8")
 
 
 def _now() -> str:

@@ -18,7 +18,7 @@ from datetime import UTC, datetime
 from pipeline.logs import Event
 from pipeline.run.directory import DRIVER_LOCK, RunDirectory
 from pipeline.storage.location import Location
-from pipeline.storage.whole_file import replace_file
+from pipeline.storage.whole_file import replace_file, to_json
 
 _RENEWALS_PER_TIMEOUT = 6
 _LOOKS_PER_TIMEOUT = 40
@@ -58,7 +58,7 @@ class Holder:
 
     def to_bytes(self) -> bytes:
         """Return the content of `_LEASE`."""
-        return (json.dumps(asdict(self), indent=2) + "\n").encode()
+        return to_json(asdict(self))
 
     def __str__(self) -> str:
         return f"host {self.host}, pid {self.pid}, since {self.started}, last sign of life {self.renewed}"
@@ -147,7 +147,11 @@ def hold_lease(
         finally:
             end.set()
             thread.join(5)
-            _give_back(lease)
+            with suppress(OSError):  # a file that cannot be deleted expires
+                found = Holder.from_bytes(location.read_if_there())
+                if found is not None and found.token == holder.token:
+                    location.remove()
+                    _log.info(Event("lease given back", lease=location.name, renewals=found.num_renewals))
 
 
 def _renew_until(end: threading.Event, lease: Lease, period_s: float) -> None:
@@ -156,15 +160,6 @@ def _renew_until(end: threading.Event, lease: Lease, period_s: float) -> None:
             lease.renew()
         except OSError as error:  # once the storage answers again, it shows whether the lease is lost
             _log.warning(Event("lease not renewed", lease=lease.location.name, error=str(error)))
-
-
-def _give_back(lease: Lease) -> None:
-    """Delete the lease's file if this driver still holds it; a file that cannot be deleted expires."""
-    with suppress(OSError):
-        found = Holder.from_bytes(lease.location.read_if_there())
-        if found is not None and found.token == lease.holder.token:
-            lease.location.remove()
-            _log.info(Event("lease given back", lease=lease.location.name, renewals=found.num_renewals))
 
 
 def _refuse_living_holder(location: Location, timeout_s: float, is_locked: bool) -> None:

@@ -6,9 +6,9 @@ import os
 import socket
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, Literal
+from typing import Literal
 
 import pyarrow.parquet as pq
 
@@ -41,10 +41,6 @@ class RunState:
     num_error_rows: int | None  # None if they are too many to count
     holder: Holder | None  # the driver that the lease names, alive or not
     newest_commit: str | None  # by the clock of the storage
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the state as JSON has it."""
-        return asdict(self)
 
 
 def read_state(run_directory: RunDirectory, patience_s: float | None = None) -> RunState:

@@ -8,7 +8,7 @@ from json import JSONDecodeError
 from typing import Any
 
 from pipeline.errors import FieldError
-from pipeline.requests.kinds import TEXT
+from pipeline.requests.body import TEXT
 from pipeline.requests.token_kinds import MESSAGES
 from pipeline.text.json_values import check_json, parsed
 from pipeline.text.tools.asked import check_name

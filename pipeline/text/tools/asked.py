@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from pipeline.errors import FieldError
-from pipeline.requests.kinds import BOOLEAN, TEXT, check_number
+from pipeline.requests.body import BOOLEAN, TEXT, check_number
 from pipeline.text.json_values import check_json
 
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")

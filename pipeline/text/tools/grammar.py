@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pipeline.text.reasoning import ReasoningTags, Thought
+from pipeline.text.answer_parts import ReasoningTags, Thought
 from pipeline.text.tools.asked import ToolsAsked
 from pipeline.text.tools.format import Format
 

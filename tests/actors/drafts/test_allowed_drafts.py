@@ -11,23 +11,23 @@ from typing import Any
 
 import pytest
 
-from actors.drafts.drafter import RemoteDrafter
 from actors.drafts.link import DraftLink
 from actors.drafts.messages import DraftRequest
 from actors.drafts.mirror import DraftMirror, DraftTerms
+from actors.drafts.remote_drafter import RemoteDrafter
 from actors.placement import DraftSettings
 from decoding import Engine, EngineOptions, SamplingParams, Sequence
 from decoding.choices import Verification
 from decoding.drafters.base import Drafter
 from decoding.drafters.hybrid import HybridDrafter
-from decoding.drafters.suffix import SuffixDrafter
+from decoding.drafters.lookups import SuffixDrafter
 from decoding.engine.host_rounds import HostRounds
 from decoding.engine.load import grammars_of
 from decoding.grammar.grammars import Grammars
 from decoding.grammar.structured import Structured
 from decoding.network.language_model import LanguageModel
 from decoding.sampling.rows import Rows
-from decoding.sampling.verify import Draft
+from decoding.sampling.verdicts import Draft
 from tests.actors.drafts.fake_calls import FakeCalls, Reference, actor_named
 from tests.decoding.tiny import drafted
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from actors.drafts.drafter import RemoteDrafter, make_draft
 from actors.drafts.link import DraftLink
 from actors.drafts.messages import DraftReply, DraftRequest, RowUpdate
 from actors.drafts.mirror import DraftTerms
+from actors.drafts.remote_drafter import RemoteDrafter, make_draft
 from actors.placement import DraftSettings
 from decoding import SamplingParams, Sequence
 from decoding.choices import Verification

@@ -8,8 +8,7 @@ import pytest
 
 from actors.engines import dray, loading
 from actors.settings import GeneratorSettings, ModelSettings
-from benchmarks import split as bench_split
-from benchmarks.split import Measured, Side
+from benchmarks import placements
 
 SETTINGS = GeneratorSettings(models=ModelSettings(target="t", draft="d"), placement="split")
 
@@ -29,7 +28,7 @@ class Links:
 @pytest.fixture
 def links(monkeypatch: pytest.MonkeyPatch) -> Links:
     made = Links()
-    for module in (loading, bench_split):
+    for module in (loading, placements):
         monkeypatch.setattr(module, "DraftLinks", lambda *_: made)
     return made
 
@@ -47,8 +46,8 @@ def test_a_worker_without_an_engine_gives_up_its_draft_actors(links: Links, monk
 
 
 def test_a_benchmark_without_its_draft_actor_fails(links: Links, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench_split, "start_roster", lambda *_: None)
-    monkeypatch.setattr(bench_split, "load_engine", lambda *_: None)
+    monkeypatch.setattr(placements, "start_roster", lambda *_: None)
+    monkeypatch.setattr(placements, "load_engine", lambda *_: None)
     with pytest.raises(RuntimeError, match="split 4: its draft actor is out of reach"):
-        Side(Measured("split 4", 4, 8, 1, is_split=True), SETTINGS, "test")
+        placements.Side("split 4", SETTINGS, 1)
     assert links.is_closed

@@ -14,9 +14,8 @@ import ray
 import torch
 
 from actors.drafts import roster as draft_roster
-from actors.drafts.drafter import RemoteDrafter
-from actors.drafts.links import DraftLinks
 from actors.drafts.mirror import DraftTerms
+from actors.drafts.remote_drafter import DraftLinks, RemoteDrafter
 from actors.placement import DraftSettings
 from actors.settings import EngineSettings, GeneratorSettings, ModelSettings
 from decoding import Engine, EngineOptions, SamplingParams, Sequence

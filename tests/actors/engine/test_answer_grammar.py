@@ -22,8 +22,8 @@ from decoding.grammar.definition import definition_of
 from decoding.grammar.grammars import Grammars
 from decoding.grammar.structured import Structured
 from pipeline.errors import FieldError
+from pipeline.text.answer_parts import Thought
 from pipeline.text.codec import TextCodec
-from pipeline.text.reasoning import Thought
 from pipeline.text.tools.grammar import GrammarWriter
 from tests.endpoint.in_process import BUNDLED
 from tests.pipeline.made_up import input_row

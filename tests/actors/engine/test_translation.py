@@ -13,8 +13,8 @@ from actors.engine.translation import decode_row, encode_row, row_params
 from decoding import SamplingParams
 from pipeline.errors import ErrorRow, RowError
 from pipeline.inputs.rows import InputRow, result_or_error
+from pipeline.text import tokenizer
 from pipeline.text.codec import TextCodec
-from pipeline.text.tokenizer import bad_words
 from tests.text_pair import save_byte_fallback_tokenizer, save_tokenizer
 
 
@@ -110,7 +110,7 @@ def test_words_that_many_rows_have_are_tokenized_once_and_the_newest_lists_are_k
 ) -> None:
     asked: list[str] = []
 
-    read = bad_words.bad_word_ids
+    read = tokenizer.bad_word_ids
 
     def counted(tokenizer: Any, text: str) -> list[tuple[int, ...]]:
         asked.append(text)
@@ -118,7 +118,7 @@ def test_words_that_many_rows_have_are_tokenized_once_and_the_newest_lists_are_k
 
     of_codec = replace(codec).bad_words
     plain = of_codec.of(("the", (7, 8)))
-    monkeypatch.setattr(bad_words, "bad_word_ids", counted)
+    monkeypatch.setattr(tokenizer, "bad_word_ids", counted)
     assert of_codec.of(["the", (7, 8)]) is plain
     assert asked == []
     for number in range(70):

@@ -8,7 +8,7 @@ import pytest
 
 from actors.engines.loading import LoadedEngine
 from actors.programs.program_rows import ProgramRow, ProgramRows
-from actors.programs.settings import ProgramSettings
+from actors.settings import ProgramSettings
 from pipeline.inputs.rows import InputRow
 from pipeline.run.directory import RunDirectory
 from tests.endpoint.in_process import settings_of

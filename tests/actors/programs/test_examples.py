@@ -11,8 +11,7 @@ import pytest
 
 from actors.engines.loading import LoadedEngine, load_codec
 from actors.programs.program_rows import ProgramRows
-from actors.programs.settings import ProgramSettings
-from actors.settings import ChatSettings, EngineSettings, GeneratorSettings, ModelSettings
+from actors.settings import ChatSettings, EngineSettings, GeneratorSettings, ModelSettings, ProgramSettings
 from examples.programs.calculator import calculate
 from jobs.config.loading import load
 from jobs.config.run import RunConfig

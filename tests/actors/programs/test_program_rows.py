@@ -6,8 +6,8 @@ import pytest
 
 from actors.programs.program import Program
 from actors.programs.program_rows import ProgramRows
-from actors.programs.settings import ProgramSettings
-from actors.programs.tool_record import folder_of
+from actors.programs.tool_calls import folder_of
+from actors.settings import ProgramSettings
 from actors.tasks import PlainRows
 from pipeline.errors import RowError
 from tests.actors.programs import some_programs
@@ -47,14 +47,14 @@ def test_the_text_does_not_depend_on_slots_or_drafts(tmp_path, engines, text_pai
 def test_a_turn_reads_only_what_is_new_since_the_one_before(run_directory, engines, text_pair) -> None:
     _, encoded = write(f"{SOME}:goes_on", run_directory, engines(num_slots=4), text_pair)
     for row in encoded:
-        first, second, third = (sequence for sequence, _ in row.samples[0].conversation.generations())
+        first, second, third = (event[0] for event in row.samples[0].conversation.events() if isinstance(event, tuple))
         for before, after in ((first, second), (second, third)):
             assert after.num_cached_tokens >= len(before.prompt_token_ids)
 
 
 def test_turns_of_equal_prompts_have_noise_of_their_own(run_directory, engines, text_pair) -> None:
     rows, encoded = write(f"{SOME}:side_by_side", run_directory, engines(), text_pair)
-    begun = list(encoded[0].samples[0].conversation.generations())
+    begun = [event for event in encoded[0].samples[0].conversation.events() if isinstance(event, tuple)]
     assert len({sequence.noise_key for sequence, _ in begun}) == len(begun) == 8
     assert rows.decode(encoded[0])
 

@@ -12,7 +12,7 @@ import pytest
 
 from actors.programs.program_rows import ProgramRows
 from actors.programs.program_tasks import let_no_program_end, outside_program, run_program
-from actors.programs.settings import ProgramSettings
+from actors.settings import ProgramSettings
 from tests.actors.programs import some_programs
 from tests.actors.programs.running import ROWS, SOME, run_in_a_loop, write
 from tests.endpoint.in_process import settings_of

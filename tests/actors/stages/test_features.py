@@ -14,7 +14,7 @@ from decoding.network.language_model import LanguageModel
 from decoding.network.probe import check_model
 from decoding.network.target import SlotsLostError
 from decoding.sampling.judging import ScoreRequest
-from decoding.sampling.verify import Draft
+from decoding.sampling.verdicts import Draft
 from tests.actors.sharded import PROMPTS, Pair, kill, kill_and_wait, make_sequences, sharded, texts
 from tests.decoding.heads.tiny_heads import perfect_blocks, perfect_pair
 from tests.decoding.tapped import Kept

@@ -3,14 +3,15 @@
 import os
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import ray
 from ray.util.placement_group import placement_group, placement_group_table
 
 from actors.placement import StageSettings
-from actors.stages import places as stage_places
-from actors.stages.places import give_back_orphans, take_places
+from actors.stages import group as stage_groups
+from actors.stages.group import give_back_orphans, take_places
 from jobs.driver.watches import watch_for_orphans, watching
 from tests.jobs.runs import wait_until
 
@@ -38,23 +39,28 @@ def test_the_driver_gives_back_places_of_actors_that_are_not_known_any_more() ->
 
 
 def test_two_may_give_back_the_same_places_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    orphan, find = take_for_a_stranger(), stage_places.get_placement_group
+    orphan, find = take_for_a_stranger(), stage_groups.get_placement_group
 
     def too_late(name: str) -> Any:
         ray.util.remove_placement_group(find(name))
         raise ValueError(f"Failed to look up placement group with name: {name}")
 
-    monkeypatch.setattr(stage_places, "get_placement_group", too_late)
+    monkeypatch.setattr(stage_groups, "get_placement_group", too_late)
     give_back_orphans()
     wait_until(is_given_back(orphan))
 
 
-def test_a_target_that_finds_no_room_says_what_it_needs_and_leaves_nothing_behind(
-    monkeypatch: pytest.MonkeyPatch,
+def test_a_target_that_finds_no_room_says_what_it_needs_and_goes_on_waiting(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(stage_places, "_ROOM_TIMEOUT_S", 0.2)
-    settings = StageSettings(count=2, num_cpus=10_000)
-    with pytest.raises(RuntimeError, match=r"no room for 2 stages \(PACK\) of 10000 CPU each .* none in 0\.2 s"):
-        take_places(settings)
-    groups = [group for group in placement_group_table().values() if group["bundles"][0].get("CPU") == 10_000]
-    assert [group["state"] for group in groups] == ["REMOVED"]
+    class EnoughError(Exception):
+        pass
+
+    monkeypatch.setattr(stage_groups, "_LOOK_EVERY_S", 0.1)
+    monkeypatch.setattr(stage_groups, "give_back_orphans", Mock(side_effect=[None, None, EnoughError]))
+    with pytest.raises(EnoughError):
+        take_places(StageSettings(count=2, num_cpus=10_000))
+    assert caplog.text.count("waiting for room for stages") == 1
+    assert "10000 CPU" in caplog.text
+    (group,) = [group for group in placement_group_table().values() if group["bundles"][0].get("CPU") == 10_000]
+    ray.util.remove_placement_group(ray.util.get_placement_group(group["name"]))

@@ -17,7 +17,7 @@ from actors.stages.target import ShardedModel
 from decoding.network.language_model import LanguageModel
 from decoding.network.stage import Stage
 from decoding.network.target import SlotsLostError
-from decoding.sampling.asked import Stretch
+from decoding.sampling.logprobs import Stretch
 from tests.actors.sharded import PARAMS, PROMPTS, SAMPLED, Pair, kill, make_engine, make_sequences, sharded, texts
 from tests.decoding.tapped import Kept
 

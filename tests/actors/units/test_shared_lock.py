@@ -2,7 +2,7 @@
 
 import asyncio
 
-from actors.units.shared_lock import SharedLock
+from actors.units.worker import SharedLock
 
 
 def test_no_other_task_holds_an_exclusive_lock() -> None:

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from actors.draft_offers import DraftOffers, Rejection, WantedDraft
 from actors.engine.loop import EngineLoop
+from actors.run_notes import Rejection, RunNotes, WantedDraft
 from actors.settings import ModelSettings
 from actors.workers.draft_follower import DraftFollower
 from decoding import Engine, EngineOptions, SamplingParams, Sequence
@@ -18,13 +18,13 @@ class Run:
     """The offers of a run in this process."""
 
     def __init__(self) -> None:
-        self.drafts = DraftOffers()
+        self.drafts = RunNotes()
 
     def wanted(self) -> WantedDraft:
-        return self.drafts.wanted
+        return self.drafts.wanted_draft()
 
     def reject(self, number: int, rejection: Rejection) -> None:
-        self.drafts.reject(number, rejection)
+        self.drafts.reject_draft(number, rejection)
 
 
 @pytest.fixture
@@ -52,13 +52,13 @@ def test_an_engine_uses_the_newest_draft_and_goes_back_when_another_engine_rejec
     follower, loop, run = followed
     follower.look()
     assert loop.draft_version == 0
-    run.drafts.offer({1: text_pair[1], 2: text_pair[1]})
+    run.drafts.offer_drafts({1: text_pair[1], 2: text_pair[1]})
     follower.look()
     assert loop.draft_version == 2
     run.reject(2, Rejection("rolled back", "elsewhere"))
     follower.look()
     assert loop.draft_version == 1
-    run.drafts.offer({})
+    run.drafts.offer_drafts({})
     follower.look()
     assert loop.draft_version == 0
 
@@ -67,12 +67,12 @@ def test_a_draft_that_cannot_be_used_is_rejected_and_the_engine_keeps_its_own(
     followed: tuple[DraftFollower, EngineLoop, Run], tmp_path: Path
 ) -> None:
     follower, loop, run = followed
-    run.drafts.offer({1: str(tmp_path / "nowhere")})
+    run.drafts.offer_drafts({1: str(tmp_path / "nowhere")})
     follower.look()
     follower.look()
     assert loop.draft_version == 0
-    assert run.drafts.rejections[1].state == "refused"
-    assert "no model at" in run.drafts.rejections[1].reason
+    assert run.drafts.rejected_drafts()[1].state == "refused"
+    assert "no model at" in run.drafts.rejected_drafts()[1].reason
 
 
 def test_a_draft_that_an_engine_takes_back_is_rejected_for_all(
@@ -88,12 +88,12 @@ def test_a_draft_that_an_engine_takes_back_is_rejected_for_all(
         (tmp_path / file.name).write_bytes(file.read_bytes())
     network.save_pretrained(tmp_path)
     texts = _write(loop, 12)
-    run.drafts.offer({1: str(tmp_path)})
+    run.drafts.offer_drafts({1: str(tmp_path)})
     follower.look()
     assert loop.draft_version == 1
     texts += _write(loop, 28, first=12)
     follower.look()
     assert loop.draft_version == 0
-    assert run.drafts.rejections[1].state == "rolled back"
+    assert run.drafts.rejected_drafts()[1].state == "rolled back"
     assert run.wanted() == WantedDraft()
     assert texts == plain

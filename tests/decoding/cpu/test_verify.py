@@ -8,9 +8,10 @@ import torch
 from decoding import SamplingParams
 from decoding.cpu.library import library
 from decoding.noise import noise_key
+from decoding.picked import Picks
 from decoding.sampling.distribution import SamplingBatch
-from decoding.sampling.picks import Picks
-from decoding.sampling.verify import Draft, verify_coupled
+from decoding.sampling.rules import verify_coupled
+from decoding.sampling.verdicts import Draft
 
 pytestmark = pytest.mark.skipif(library() is None, reason="no C++ compiler here")
 
@@ -25,8 +26,8 @@ def _picks(num_rows: int, num_positions: int, size: float, generator: torch.Gene
         best_BJ,
         second_BJ,
         best_BJ * torch.randint(0, 2, shape, generator=generator),  # the rest of the best noised score is noise
-        torch.rand(shape, generator=generator) < 0.1,
-        torch.ones(shape, dtype=torch.bool),
+        is_finite_BJ=torch.ones(shape, dtype=torch.bool),
+        is_at_border_BJ=torch.rand(shape, generator=generator) < 0.1,
     )
 
 

@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from decoding.drafters import make_drafter
-from decoding.drafters.ngram import NGramDrafter
+from decoding.drafters.lookups import NGramDrafter
 from decoding.sampling.distribution import probabilities, process_logits
 from decoding.sampling.rows import Rows
-from decoding.sampling.verify import Draft
+from decoding.sampling.verdicts import Draft
 from tests.decoding.tiny import EVERY_DRAFTER, drafted, drafter_over, numbered, rows_over
 
 MAX_LEN = 80

@@ -12,13 +12,13 @@ from decoding import Engine, SamplingParams, Sequence
 from decoding.drafters import make_drafter
 from decoding.drafters.base import NoDrafter
 from decoding.drafters.hybrid import HybridDrafter
+from decoding.drafters.lookups import SuffixDrafter
 from decoding.drafters.model import ModelDrafter
-from decoding.drafters.suffix import SuffixDrafter
 from decoding.pace.cost_table import CostTable
 from decoding.pace.draft_lengths import DraftPlan
 from decoding.pace.schedule import AdaptiveSchedule, FixedSchedule
 from decoding.sampling.rows import ExtensionLimit, Rows
-from decoding.sampling.verify import Draft
+from decoding.sampling.verdicts import Draft
 from tests.decoding import tiny
 from tests.decoding.tiny import VOCAB_SIZE, audit, check_counts, drafted, engine_over, numbered, outputs, run
 from tests.decoding.toy import rejection_rule

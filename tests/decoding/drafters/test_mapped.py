@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from decoding import Engine, EngineOptions
-from decoding.drafters.mapped import MappedDraft, MappedDrafter
-from decoding.drafters.model import ModelDrafter
+from decoding.drafters.model import MappedDraft, ModelDrafter
 from tests.decoding.tiny import (
     VOCAB_SIZE,
     build,
@@ -45,7 +44,7 @@ def engine_over(target, drafter, *, num_slots: int = 3, **options) -> Engine:
     return Engine([(target, drafter)], settings, 80)
 
 
-class Watched(MappedDrafter):
+class Watched(ModelDrafter):
     """Notes what it drafts, and compares its cache with a fresh reading of the text."""
 
     fresh = None
@@ -59,17 +58,18 @@ class Watched(MappedDrafter):
         return draft
 
     def check(self, slot, sequence):
-        row = self._row(slot)
-        assert row.cached == row.text.token_ids
-        written = b"".join(self._vocabulary.draft_bytes[token_id] for token_id in row.cached)
-        assert written == self._vocabulary.written(sequence.token_ids)
+        row, vocabulary = self.vocabulary._row(slot), self.vocabulary._map
+        assert row.written == row.text.token_ids
+        assert self.slots.num_known[slot] >= len(row.written)
+        written = b"".join(vocabulary.draft_bytes[token_id] for token_id in row.written)
+        assert written == vocabulary.written(sequence.token_ids)
         if self.fresh is not None:
             self.fresh.allocate(1, 80)
-            self.fresh.prefill([0], [row.cached])
+            self.fresh.prefill([0], [row.written])
             for mine, other in zip(self.slots.cache.layers, self.fresh.cache.layers, strict=True):
                 for found, expected in zip(mine.stored(), other.stored(), strict=True):
                     torch.testing.assert_close(
-                        found[slot, : len(row.cached)], expected[0, : len(row.cached)], rtol=1e-4, atol=1e-5
+                        found[slot, : len(row.written)], expected[0, : len(row.written)], rtol=1e-4, atol=1e-5
                     )
 
 
@@ -80,7 +80,7 @@ def test_a_draft_whose_ids_are_permuted_drafts_as_if_they_were_not(networks, tar
     draft = loaded(permuted(networks[1], ids), tmp_path / "permuted")
     mapped = MappedDraft(draft, map_of(byte_level(LETTERS_48), byte_level(names)))
     params = {"temperature": temperature, "max_tokens": 20}
-    drafter = Watched(mapped, 3, 80)
+    drafter = Watched(mapped, VOCAB_SIZE, 3, 80)
     drafter.seen, drafter.fresh = [], draft.share()
     engine = engine_over(target, drafter)
     found = run(engine, numbered(PROMPTS, **params))
@@ -96,7 +96,9 @@ def test_a_draft_whose_ids_are_permuted_drafts_as_if_they_were_not(networks, tar
 def test_no_accepted_token_is_read_again(networks, target, tmp_path):
     """A round reads its newest token, and behind a draft that was accepted as a whole the last one, which it lacks."""
     draft = loaded(networks[0], tmp_path / "d")
-    drafter = MappedDrafter(MappedDraft(draft, map_of(byte_level(LETTERS_48), byte_level(LETTERS_48))), 3, 80)
+    drafter = ModelDrafter(
+        MappedDraft(draft, map_of(byte_level(LETTERS_48), byte_level(LETTERS_48))), VOCAB_SIZE, 3, 80
+    )
     forward, widths = draft.forward, []
 
     def watched_forward(starts, tokens_NT, *args, **kwargs):
@@ -125,7 +127,9 @@ def drafter_and_read(networks, tmp_path, monkeypatch):
         prefill(slots, token_ids, starts)
 
     monkeypatch.setattr(draft, "prefill", watched_prefill)
-    return MappedDrafter(MappedDraft(draft, map_of(byte_level(LETTERS_48), byte_level(LETTERS_48))), 2, 80), read
+    return ModelDrafter(
+        MappedDraft(draft, map_of(byte_level(LETTERS_48), byte_level(LETTERS_48))), VOCAB_SIZE, 2, 80
+    ), read
 
 
 def test_no_prompt_is_read_while_drafts_are_rare(drafter_and_read):
@@ -162,7 +166,7 @@ def test_the_cache_holds_the_text_in_the_drafts_own_tokens(
         schedule_at_random(monkeypatch, seed=num_slots)
     own, others = other_tokens()
     draft = loaded(permuted(networks[1], [own.index(each) if each in own else 0 for each in others]), tmp_path / "d")
-    drafter = Watched(MappedDraft(draft, map_of(byte_level(own), byte_level(others))), num_slots, 80)
+    drafter = Watched(MappedDraft(draft, map_of(byte_level(own), byte_level(others))), VOCAB_SIZE, num_slots, 80)
     drafter.seen, drafter.fresh = [], draft.share()
     engine = engine_over(target, drafter, num_slots=num_slots, verification=verification)
     found = run(engine, numbered(PROMPTS, temperature=0.7, max_tokens=20))
@@ -180,7 +184,7 @@ def test_a_text_that_the_draft_cannot_write_is_not_drafted_for(networks, target,
     others[others.index("7")] = "zz"  # a token made of two, so that no token of the draft writes a 7
     draft = loaded(networks[1], tmp_path / "d")
     drafter = MappedDraft(draft, map_of(byte_level(own), byte_level(others)))
-    engine = engine_over(target, MappedDrafter(drafter, 3, 80))
+    engine = engine_over(target, ModelDrafter(drafter, VOCAB_SIZE, 3, 80))
     with_seven, without = [own.index(each) for each in "a7b"], [own.index(each) for each in "acb"]
     only_letters = dict.fromkeys(range(20), 100.0)  # the target writes letters from a to t
     found = run(engine, numbered([with_seven, without], max_tokens=12, logit_bias=only_letters))
@@ -192,7 +196,7 @@ def test_a_text_that_the_draft_cannot_write_is_not_drafted_for(networks, target,
 def test_a_text_longer_in_the_drafts_tokens_than_its_context_is_not_drafted_for(target, tmp_path):
     own, others = other_tokens()
     draft = loaded(build(llama_config(max_position_embeddings=24), seed=2), tmp_path / "d")
-    drafter = MappedDrafter(MappedDraft(draft, map_of(byte_level(own), byte_level(others))), 3, 80)
+    drafter = ModelDrafter(MappedDraft(draft, map_of(byte_level(own), byte_level(others))), VOCAB_SIZE, 3, 80)
     engine = engine_over(target, drafter)
     prompts = random_prompts([30, 20, 4])
     found = run(engine, numbered(prompts, max_tokens=40))

@@ -17,7 +17,7 @@ from decoding import Engine, SamplingParams, Sequence
 from decoding.drafters.model import ModelDrafter
 from decoding.network.language_model import LanguageModel
 from decoding.sampling.distribution import keep_best
-from decoding.sampling.verify import draw_draft
+from decoding.sampling.rules import draw_draft
 from tests.decoding.tiny import EVERY_DRAFTER, build, engine_by, llama_config, loaded, noised
 from tests.decoding.toy import Distribution, is_plausible
 

@@ -24,9 +24,8 @@ from decoding.engine.load import load_parts
 from decoding.engine.prefix import Resident
 from decoding.gpu.available import is_interpreted
 from decoding.network.language_model import LanguageModel
-from decoding.sampling.forbidden import ForbiddenTokens
-from decoding.sampling.judging import ScoreRequest
-from decoding.sampling.masks_beside import MasksBeside
+from decoding.sampling.judging import MasksBeside, ScoreRequest
+from decoding.sampling.token_history import ForbiddenTokens
 from tests.decoding import tiny
 from tests.decoding.grammar.tiny_grammars import grammars
 from tests.decoding.tiny import EVERY_DRAFTER, assert_each_once, engine_over, numbered, outputs, run

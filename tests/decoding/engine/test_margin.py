@@ -7,7 +7,7 @@ from decoding import SamplingParams, Sequence
 from decoding.network.language_model import LanguageModel
 from decoding.network.probe import check_model
 from decoding.network.reference import Reference
-from decoding.sampling.judging import close_call_margin
+from decoding.sampling.rules import close_call_margin
 from tests.decoding.tiny import build, engine_over, llama_config, num_rechecks, outputs, random_prompts, run, save
 
 PROMPTS = random_prompts([5, 1, 9, 3, 14, 2, 6, 4] * 4, seed=8)

@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from decoding.cache.features import FeatureTap
-from decoding.drafters.base import Drafter, NoDrafter
-from decoding.drafters.ngram import point_masses
+from decoding.drafters.base import Drafter, NoDrafter, point_masses
 from decoding.engine.measured_costs import _Instant, with_overhead, with_remote_drafts
 from decoding.pace.cost_table import CostTable
 from decoding.pace.schedule import AdaptiveSchedule

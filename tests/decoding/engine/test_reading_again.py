@@ -13,8 +13,8 @@ from decoding import Engine, EngineOptions, SamplingParams, Sequence
 from decoding.cache.features import FeatureTap
 from decoding.drafters.base import NoDrafter
 from decoding.drafters.hybrid import HybridDrafter
+from decoding.drafters.lookups import SuffixDrafter
 from decoding.drafters.model import ModelDrafter
-from decoding.drafters.suffix import SuffixDrafter
 from decoding.network.language_model import LanguageModel
 from tests.decoding import tiny
 from tests.decoding.engine.test_admission import HEAD, Reads

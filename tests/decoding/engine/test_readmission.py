@@ -5,7 +5,7 @@ from unittest.mock import Mock
 import pytest
 
 from decoding import Engine, EngineOptions, SamplingParams, Sequence
-from decoding.drafters.suffix import SuffixDrafter
+from decoding.drafters.lookups import SuffixDrafter
 from decoding.engine.engine import TargetLostError
 from decoding.network.language_model import LanguageModel
 from decoding.network.target import SlotsLostError

@@ -6,7 +6,7 @@ import pytest
 
 from decoding.drafters.eagle3 import Eagle3Drafter
 from decoding.drafters.hybrid import HybridDrafter
-from decoding.drafters.suffix import SuffixDrafter
+from decoding.drafters.lookups import SuffixDrafter
 from decoding.network.language_model import LanguageModel
 from decoding.pace.schedule import FixedSchedule
 from tests.decoding.drafters import over_heads

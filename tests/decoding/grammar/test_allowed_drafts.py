@@ -12,7 +12,7 @@ from decoding.grammar.grammars import Grammars
 from decoding.grammar.structured import Structured
 from decoding.pace.schedule import FixedSchedule
 from decoding.sampling.rows import ExtensionLimit, Rows
-from decoding.sampling.verify import Draft
+from decoding.sampling.verdicts import Draft
 from tests.decoding.grammar.tiny_grammars import END, RECORD, SHORT, STRUCTURED, allowed, grammars
 from tests.decoding.tiny import EVERY_DRAFTER, drafted, engine_by, random_prompts, run
 

@@ -6,13 +6,13 @@ from functools import partial
 import pytest
 
 from decoding import SamplingParams, Sequence
-from decoding.drafters.ngram import Match, NGramDrafter
+from decoding.drafters.lookups import Match, NGramDrafter
 from decoding.gpu.available import is_interpreted
 from decoding.grammar.masks_at_once import Place, masks_at_once
 from decoding.grammar.matcher import Matcher
 from decoding.grammar.structured import Structured
 from decoding.grammar.token_table import Mask
-from decoding.sampling.masks_beside import MasksBeside
+from decoding.sampling.judging import MasksBeside
 from decoding.sampling.rows import Rows
 from tests.decoding.grammar.tiny_grammars import END, RECORD, fulfils, grammars, text_of
 from tests.decoding.tiny import EVERY_DRAFTER, engine_by, outputs, run
@@ -77,7 +77,7 @@ def test_whether_a_row_fails_whose_mask_cannot_be_computed_does_not_depend_on_wh
                 return at_once(places, num_positions)
 
             monkeypatch.setattr(Matcher, "_compute", compute_some)
-            monkeypatch.setattr("decoding.sampling.masks_beside.masks_at_once", compute_some_at_once)
+            monkeypatch.setattr("decoding.sampling.judging.masks_at_once", compute_some_at_once)
             assert written(row, beside) == written(row, lambda *_: None)
             num_tried += 1
             monkeypatch.setattr(Matcher, "_compute", compute)

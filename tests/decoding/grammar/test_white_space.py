@@ -10,7 +10,7 @@ from transformers import AutoTokenizer
 
 from decoding.grammar.definition import definition_of
 from decoding.grammar.structured import Structured
-from pipeline.text.reasoning import ReasoningTags, Thought
+from pipeline.text.answer_parts import ReasoningTags, Thought
 from pipeline.text.tools.grammar import GrammarWriter
 
 TOKENIZER = AutoTokenizer.from_pretrained(Path(__file__).parents[3] / "examples" / "tiny_pair" / "target")

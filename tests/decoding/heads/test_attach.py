@@ -10,7 +10,7 @@ import torch
 from decoding import Engine, EngineOptions, SamplingParams
 from decoding.heads.attach import attach
 from decoding.heads.format.folder import Head, save_head
-from decoding.heads.format.vocabulary import membership, offsets
+from decoding.heads.format.tensors import membership, offsets
 from decoding.network.language_model import LanguageModel
 from decoding.network.target import SlotsLostError
 from tests.decoding.heads.made_up import head as made_up_head

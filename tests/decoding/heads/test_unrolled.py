@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from decoding.heads.networks.unrolled import unrolled
+from decoding.heads.unrolled import unrolled
 from tests.decoding.heads.reference import ReferenceHead
 from tests.decoding.heads.tiny_heads import VARIANTS, head_config, random_network
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from decoding.heads.format.folder import read_head, save_head
-from decoding.heads.format.vocabulary import check_membership, membership, offsets, target_ids
+from decoding.heads.format.tensors import check_membership, membership, offsets, target_ids
 from tests.decoding.heads.made_up import V, head, with_tensors
 
 

@@ -9,16 +9,14 @@ from transformers import PreTrainedModel
 from decoding.drafters.dflash import DFlashDrafter
 from decoding.heads.dflash_head import DFlashHead
 from decoding.heads.eagle3_head import Eagle3Head
+from decoding.heads.format.fields import normalized
 from decoding.heads.format.folder import Head, save_head
 from decoding.heads.format.head_config import HeadConfig
-from decoding.heads.format.layers import normalized
-from decoding.heads.networks.decoder_layers import HeadNetwork
-from decoding.heads.networks.dflash_network import DFlashNetwork
-from decoding.heads.networks.eagle3_network import Eagle3Network
+from decoding.heads.networks import DFlashNetwork, Eagle3Network, HeadNetwork
 from decoding.network.language_model import LanguageModel
 from decoding.network.layer_hooks import layers_to_read
 from decoding.sampling.rows import Rows
-from decoding.sampling.verify import Draft
+from decoding.sampling.verdicts import Draft
 from tests.decoding.tiny import CONTEXT, VOCAB_SIZE, build, llama_config, save
 
 HIDDEN_SIZE = 32

@@ -13,9 +13,9 @@ from decoding.checkpoint.layer_subset import CannotCutError
 from decoding.network import layer_hooks
 from decoding.network.language_model import LanguageModel
 from decoding.network.probe import check_model
-from decoding.sampling.asked import Stretch
 from decoding.sampling.judging import ScoreRequest
-from decoding.sampling.verify import Draft
+from decoding.sampling.logprobs import Stretch
+from decoding.sampling.verdicts import Draft
 from tests.decoding.families import FAMILIES, family_network
 from tests.decoding.tapped import LENGTHS, PROMPTS, SLOTS, STARTS, TOKENS_BT, Kept, check_tap, expected, written
 from tests.decoding.tiny import rows_over

@@ -8,10 +8,10 @@ import torch
 
 from decoding import SamplingParams
 from decoding.sampling import cuts
-from decoding.sampling.cuts import find_supports
+from decoding.sampling.cuts import Scores, find_supports
 from decoding.sampling.distribution import process_logits, truncate
-from decoding.sampling.scores import Scores
-from decoding.sampling.verify import Draft, verify_coupled
+from decoding.sampling.rules import verify_coupled
+from decoding.sampling.verdicts import Draft
 from tests.decoding.sampling.cases import LOGITS, PARAMS, VOCAB_SIZES, Case
 
 CUTTING = ["top_k", "top_p", "min_p", "all cuts"]
@@ -153,7 +153,7 @@ def test_a_row_gets_the_same_pick_alone_as_in_a_mixed_batch(logits, margin):
         together = Case(logits_BJV, rows).picked(margin)
         for row in range(len(rows)):
             alone = Case(logits_BJV[row : row + 1], rows[row : row + 1], first_row=row).picked(margin)
-            for name in vars(alone):
+            for name in alone._fields:
                 assert torch.equal(getattr(alone, name)[0], getattr(together, name)[row]), (name, rows[row])
 
 

@@ -176,6 +176,6 @@ def test_half_precision_logits_are_processed_in_float32(dtype):
 
 def test_fields_that_no_row_uses_cost_nothing():
     sampling = _sampling([SamplingParams(), SamplingParams(temperature=0)], [1, 1])
-    assert [getattr(sampling, name) for name in ("penalties_3B", "bias_BE", "min_length_B")] == [None] * 3
+    assert [getattr(sampling, name) for name in ("penalties_3B", "biases", "min_length_B")] == [None] * 3
     assert [kind.name for kind in sampling.kinds] == ["open", "greedy"]
     assert [(kind.cuts.top_k_P, kind.cuts.top_p_P, kind.cuts.min_p_P) for kind in sampling.kinds] == [(None,) * 3] * 2

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from decoding import SamplingParams
-from decoding.sampling.verify import Draft
+from decoding.sampling.verdicts import Draft
 from tests.decoding.toy import PROMPT, Language, difference, rejection_rule, speculative_distribution, total_variation
 
 EXACT = 1e-12

@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from decoding.bad_word_list import BadWordList
-from decoding.sampling.forbidden import ForbiddenTokens, dead_end
-from decoding.sampling.token_history import TokenHistory
+from decoding.sampling.token_history import ForbiddenTokens, TokenHistory, dead_end
 from decoding.sampling_params import SamplingParams
 from decoding.sequence import Sequence
 

@@ -7,8 +7,7 @@ import torch
 
 from decoding.sampling import logprobs
 from decoding.sampling.judging import send
-from decoding.sampling.verdicts import Verdicts
-from decoding.sampling.verify import Draft
+from decoding.sampling.verdicts import Draft, Verdicts
 from decoding.sequence import TokenLogprobs
 from tests.decoding.gpu.operations import Operations
 

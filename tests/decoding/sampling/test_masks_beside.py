@@ -10,12 +10,11 @@ import torch
 
 from decoding import SamplingParams, Sequence
 from decoding.grammar.structured import Structured
-from decoding.sampling.judging import ScoreRequest
-from decoding.sampling.masks_beside import MasksBeside, _Answers, masks_of
+from decoding.sampling.judging import MasksBeside, ScoreRequest, _Answers, masks_of
+from decoding.sampling.masks import TokenMasks
 from decoding.sampling.rows import Rows, sampling_batch
 from decoding.sampling.rules import COUPLED
-from decoding.sampling.token_masks import TokenMasks
-from decoding.sampling.verify import Draft
+from decoding.sampling.verdicts import Draft
 from tests.decoding.grammar.tiny_grammars import END, STRUCTURED, TOKENS, allowed, grammars
 
 GRAMMARS = grammars()
@@ -139,7 +138,7 @@ def test_rounds_go_without_masks_for_a_while_if_these_take_much_longer_than_forw
     monkeypatch, waited, rounds_without
 ):
     clock, beside, request = _Clock(), MasksBeside(), _request([_row(STRUCTURED[0], [])])
-    monkeypatch.setattr("decoding.sampling.masks_beside.time", clock)
+    monkeypatch.setattr("decoding.sampling.judging.time", clock)
     taken = []
     for number in range(80):
         beside.begin(request, _at_once)
@@ -176,7 +175,7 @@ def test_an_error_over_masks_reaches_the_thread_that_asked_and_the_next_round_ha
 
     beside = MasksBeside()
     with monkeypatch.context() as broken:
-        broken.setattr("decoding.sampling.masks_beside.masks_at_once", fail)
+        broken.setattr("decoding.sampling.judging.masks_at_once", fail)
         beside.begin(_request([_row(STRUCTURED[0], [])]), _at_once)
         with pytest.raises(OSError, match="no thread can be had"):
             beside.take()

@@ -34,7 +34,7 @@ def test_the_noise_of_a_round_is_what_it_would_be_drawn_anew(monkeypatch):
 
     fresh = real(GumbelNoise, rows.sampling.keys_B, rows.positions(0, 4), VOCAB_SIZE, Stream.SHARED)
     expected = pick_tokens(logits_BJV, rows.sampling, fresh)
-    for name in vars(expected):
+    for name in expected._fields[:5]:
         assert torch.equal(getattr(together, name), getattr(expected, name)), name
         assert torch.equal(torch.cat([getattr(step, name) for step in steps], 1), getattr(expected, name)), name
 

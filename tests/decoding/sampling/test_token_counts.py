@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from decoding import SamplingParams, Sequence
-from decoding.sampling import token_counts
-from decoding.sampling.token_counts import TokenCounts
+from decoding.sampling import token_history
+from decoding.sampling.token_history import TokenCounts
 
 VOCAB_SIZE, CPU = 30, torch.device("cpu")
 
@@ -52,8 +52,8 @@ def test_counts_follow_rows_that_grow_finish_move_and_come_back(seed):
 
 def test_a_round_sends_only_the_tokens_that_are_new(monkeypatch):
     sent = []
-    real = token_counts.to_device
-    monkeypatch.setattr(token_counts, "to_device", lambda values, *rest: sent.append(values) or real(values, *rest))
+    real = token_history.to_device
+    monkeypatch.setattr(token_history, "to_device", lambda values, *rest: sent.append(values) or real(values, *rest))
     chance = random.Random(0)
     rows = [_row(chance) for _ in range(3)]
     counts = TokenCounts(3, CPU)

@@ -11,18 +11,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from decoding import SamplingParams, noise
 from decoding.noise import GumbelNoise, Stream, uniform
-from decoding.sampling import verify
+from decoding.sampling import rules
 from decoding.sampling.distribution import probabilities
 from decoding.sampling.judging import verify_rows
-from decoding.sampling.verdicts import Verdicts
-from decoding.sampling.verify import (
-    Draft,
-    acceptance,
-    draw_draft,
-    recovery,
-    verify_coupled,
-    verify_rejection,
-)
+from decoding.sampling.rules import acceptance, draw_draft, recovery, verify_coupled, verify_rejection
+from decoding.sampling.verdicts import Draft, Verdicts
 from tests.decoding.toy import PROMPT, Language, is_plausible, rejection_rule, speculative_distribution
 
 NUM_ROWS = 40_000
@@ -203,7 +196,7 @@ def test_a_planted_bug_is_caught(monkeypatch, bug, name):
     drafts, expected = _draw_drafts(draft, "rejection"), target.distribution(3)
     assert is_plausible(_written(target, drafts, "rejection"), expected)
     for part, broken in BUGS[bug].items():
-        monkeypatch.setattr(verify, part, broken)
+        monkeypatch.setattr(rules, part, broken)
     assert not is_plausible(_written(target, drafts, "rejection"), expected)
 
 
@@ -267,7 +260,7 @@ def test_impossible_tokens_are_not_drawn_at_the_ends_of_the_unit_interval(monkey
     """The first and the last token cannot be drawn, and cannot be accepted."""
     scores = torch.tensor([[[-float("inf"), 0.0, 0.0, -float("inf")]] * 2])
     language = Language(torch.zeros(4, 4), SamplingParams())
-    monkeypatch.setattr(verify, "uniform", lambda keys, positions, _: torch.full(positions.shape, extreme).double())
+    monkeypatch.setattr(rules, "uniform", lambda keys, positions, _: torch.full(positions.shape, extreme).double())
     for drafted, stated in product((0, 3), (torch.full((1, 1, 4), 0.25), None)):  # None: a point mass
         drafts = Draft(torch.tensor([[drafted]]), torch.tensor([1]), stated)
         verdict = verify_rejection(scores, drafts, language.sampling(1), _positions(0, 2, 1), drafts)
@@ -293,7 +286,7 @@ def test_rejection_takes_rows_in_parts_that_fit_into_memory_and_decides_as_with_
     scores_BJV = target.scores(_behind_the_prompt(drafts.token_ids_BK), 3, rows.sampling)
     whole = verify_rejection(scores_BJV, drafts, rows.sampling, rows.positions(0, 3), drafts)
     for most in (1, 5_000):
-        monkeypatch.setattr(verify, "_BYTES_AT_ONCE", most)
+        monkeypatch.setattr(rules, "_BYTES_AT_ONCE", most)
         with _LargestTensor() as largest:
             parts = verify_rejection(scores_BJV, drafts, rows.sampling, rows.positions(0, 3), drafts)
         assert largest.num_bytes <= max(most, 6 * 8)  # one row's law is the least

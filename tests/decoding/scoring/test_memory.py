@@ -7,7 +7,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from decoding import Engine, ScoredText
 from decoding.network.language_model import LanguageModel
-from decoding.sampling.asked import LOGITS_AT_ONCE
+from decoding.sampling.logprobs import LOGITS_AT_ONCE
 from tests.decoding.tiny import build, engine_over, llama_config, random_prompts
 
 VOCAB_SIZE = 151_936

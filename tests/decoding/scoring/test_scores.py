@@ -6,10 +6,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-import decoding.sampling.asked
+import decoding.sampling.logprobs
 from decoding import Engine, EngineOptions, SamplingParams, ScoredText
 from decoding.network.language_model import LanguageModel
-from decoding.sampling.asked import Stretch
+from decoding.sampling.logprobs import Stretch
 from decoding.scope import Scope
 from tests.decoding.families import FAMILIES, FUSED, family_network
 from tests.decoding.tiny import POISON, engine_over, loaded, outputs, poisoned_models, random_prompts, save
@@ -91,7 +91,7 @@ def test_scores_and_likely_tokens_are_the_same_bit_for_bit_whatever_is_beside_th
         load_like = [text]
         engine.score(load_like)
         alone.append(text.scores)
-    monkeypatch.setattr(decoding.sampling.asked, "LOGITS_AT_ONCE", logits_at_once)
+    monkeypatch.setattr(decoding.sampling.logprobs, "LOGITS_AT_ONCE", logits_at_once)
     texts = make_texts()
     for text in texts:
         text.num_top = 3

@@ -6,9 +6,8 @@ import pytest
 from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
-from decoding.vocabulary.retokenized_text import RetokenizedText
-from decoding.vocabulary.token_bytes import load_tokenizer, token_bytes
-from decoding.vocabulary.vocabulary_map import VocabularyMap
+from decoding.vocabulary.draft_ids import RetokenizedText
+from decoding.vocabulary.vocabulary_map import VocabularyMap, load_tokenizer, token_bytes
 from tests.decoding.vocabulary.tiny_tokenizers import BYTES, byte_level, like_llama_2, map_of
 from tests.text_pair import save_byte_fallback_tokenizer, save_tokenizer
 

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from actors.engine.requests import EngineFacts, Generation
 from decoding import Engine, SamplingParams, ScoredText
 from decoding.sequence import TokenLogprobs
-from endpoint.answers.next_token import is_next_token, known_deltas
+from endpoint.answers.logprobs import is_next_token, known_deltas
 from endpoint.edge.install import EdgeSettings
 from endpoint.service.service import ServiceSettings
 from tests.endpoint.in_process import MODEL, Server, answered, running_server, settings_of, streamed

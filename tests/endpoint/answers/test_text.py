@@ -15,8 +15,7 @@ from actors.engine.deltas import Ending
 from actors.engine.translation import ended_text
 from endpoint.answers.text import Span, TextStream, WholeText, warn_of_late_text
 from pipeline.text.codec import TextCodec
-from pipeline.text.incremental_decoder import IncrementalDecoder
-from pipeline.text.stop_strings import StopStrings
+from pipeline.text.text_behind import IncrementalDecoder, StopStrings
 from tests.endpoint.in_process import BUNDLED
 from tests.text_pair import save_byte_fallback_tokenizer, save_tokenizer
 

@@ -15,13 +15,10 @@ from actors.engines.loading import load_codec
 from actors.workers.batch_worker import UnitOrder
 from actors.workers.replica import Replica
 from decoding.sequence import Sequence
-from endpoint.batches.batch import ENDED, Batch
-from endpoint.batches.batches import Batches
-from endpoint.batches.files import FileStore, StoredFile
-from endpoint.batches.ids import new_id
-from endpoint.batches.settings import BatchSettings
-from endpoint.batches.store import BatchStore
-from endpoint.batches.units import Outcome
+from endpoint.batches.batch import ENDED, Batch, BatchSettings
+from endpoint.batches.process import Batches
+from endpoint.batches.store import BatchStore, FileStore, StoredFile, new_id
+from endpoint.batches.workshop import Outcome
 from endpoint.service.service import ServiceSettings
 from tests.clock import Clock
 from tests.endpoint.batches.asking import COMPLETIONS, content, line, texts

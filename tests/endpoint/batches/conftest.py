@@ -8,7 +8,7 @@ from pathlib import Path
 import openai
 import pytest
 
-from endpoint.batches.settings import BatchSettings
+from endpoint.batches.batch import BatchSettings
 from endpoint.edge.auth import Keys
 from endpoint.edge.install import EdgeSettings
 from endpoint.service.service import ServiceSettings

@@ -10,10 +10,9 @@ from typing import Any
 from actors.settings import GeneratorSettings
 from actors.units.ledger import Ledger
 from actors.units.ledgers import Ledgers
-from endpoint.batches.batches import Batches
-from endpoint.batches.settings import BatchSettings
-from endpoint.batches.units import UnitWriter
-from endpoint.batches.workshop import BatchModel
+from endpoint.batches.batch import BatchSettings
+from endpoint.batches.process import Batches
+from endpoint.batches.workshop import BatchModel, UnitWriter
 from endpoint.service.served_model import ServedModel
 from endpoint.service.service import ServiceSettings
 from pipeline.text.codec import TextCodec

@@ -15,10 +15,10 @@ from actors.workers.batch_worker import BATCH_INPUT, UnitOrder
 from actors.workers.replica import Replica
 from decoding import Engine, EngineOptions
 from endpoint.batches.batch import Batch
-from endpoint.batches.batches import Batches
+from endpoint.batches.process import Batches
 from endpoint.batches.run import RunMaker, sampling_of
 from endpoint.batches.store import BatchStore
-from endpoint.batches.units import Outcome, ReplicaUnits
+from endpoint.batches.workshop import Outcome, ReplicaUnits
 from endpoint.service.served_model import ServedModel
 from endpoint.service.service import ServiceSettings
 from pipeline.inputs.files import list_files
@@ -75,7 +75,7 @@ def test_a_state_that_cannot_be_written_is_written_later(
             raise OSError("the answer is lost")
 
     monkeypatch.setattr(BatchStore, "replace", failing)
-    monkeypatch.setattr("endpoint.batches.batches._LOOK_EVERY_S", 0.01)
+    monkeypatch.setattr("endpoint.batches.process._LOOK_EVERY_S", 0.01)
     asyncio.run(case.drive(case.batches(Replica(settings_of(case.pair)))))
     case.check_complete(expected)
 
@@ -161,7 +161,7 @@ def test_a_batch_whose_time_is_over_expires_with_what_it_has(case: Case) -> None
 def test_a_row_that_kills_its_replica_is_an_error_line_and_no_other_row_is_lost(
     case: Case, expected: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("endpoint.batches.units._AGAIN_S", 0.0)
+    monkeypatch.setattr("endpoint.batches.workshop._AGAIN_S", 0.0)
 
     async def scenario() -> int:
         dying = DyingReplicas(case.pair, "hello 6")

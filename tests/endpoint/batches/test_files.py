@@ -8,12 +8,11 @@ from pathlib import Path
 import openai
 import pytest
 
-from endpoint.batches.files import FileStore, StoredFile
-from endpoint.batches.ids import new_id
-from endpoint.batches.settings import BatchSettings
+from endpoint.batches.batch import BatchSettings
+from endpoint.batches.store import FileStore, StoredFile, new_id
 from endpoint.batches.upload import UploadForm, store
 from endpoint.http.errors import ApiError
-from endpoint.http.owner import owner_of
+from endpoint.http.origin import owner_of
 from tests.clock import Clock
 from tests.endpoint.batches.asking import upload
 from tests.endpoint.in_process import Server

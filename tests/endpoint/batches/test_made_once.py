@@ -7,12 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from endpoint.batches.ids import is_id, made_at
+from endpoint.batches.batch import BatchSettings
 from endpoint.batches.service import BatchService
-from endpoint.batches.settings import BatchSettings
-from endpoint.batches.upload import UploadForm
+from endpoint.batches.store import is_id, made_at
+from endpoint.batches.upload import BatchRequest, UploadForm
 from endpoint.http.origin import Origin
-from endpoint.requests.batch import BatchRequest
 from tests.endpoint.batches.asking import COMPLETIONS, content, line
 
 pytestmark = pytest.mark.anyio

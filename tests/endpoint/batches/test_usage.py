@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from decoding import Engine, EngineOptions
-from endpoint.batches.settings import BatchSettings
+from endpoint.batches.batch import BatchSettings
 from endpoint.edge.install import EdgeSettings
 from endpoint.service.service import ServiceSettings
 from pipeline.run.check import contradictions

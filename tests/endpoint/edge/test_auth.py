@@ -13,8 +13,7 @@ from endpoint.edge.auth import Keys, load_keys
 from endpoint.edge.install import HEALTH_PATHS, EdgeSettings, install
 from endpoint.edge.page import PATHS as PAGE_PATHS
 from endpoint.service.metrics import ServingMetrics
-from endpoint.service.models import Models
-from endpoint.service.service import Service, ServiceSettings
+from endpoint.service.service import Models, Service, ServiceSettings
 from tests.endpoint.toy_app import BEARER, KEY, OTHER_KEY, toy_app
 from tests.endpoint.web import ask, send_raw, served, status_of
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from endpoint.edge.hosts import LOCAL_NAMES
+from endpoint.edge.headers import LOCAL_NAMES
 from tests.endpoint.toy_app import toy_app
 from tests.endpoint.web import ask, send_raw, served, status_of
 

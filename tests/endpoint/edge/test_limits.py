@@ -11,7 +11,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from endpoint.edge.auth import Keys
 from endpoint.edge.install import Edge, EdgeSettings
-from endpoint.http.limits import Limits
+from endpoint.http.bodies import Limits
 from endpoint.service.metrics import ServingMetrics
 from tests.endpoint.toy_app import BEARER, KEY, LIMITS, toy_app
 from tests.endpoint.web import ask, send_raw, served, status_of

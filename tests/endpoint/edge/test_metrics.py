@@ -15,8 +15,7 @@ from actors.engine.loop import EngineStats
 from actors.metric_table import HTTP_REQUESTS, SERVING_METRICS, Metric
 from endpoint.edge.auth import Keys
 from endpoint.edge.install import EdgeSettings, install
-from endpoint.service.metric_page import of_engines, of_process, page
-from endpoint.service.metrics import RequestMeter, ServingMetrics
+from endpoint.service.metrics import RequestMeter, ServingMetrics, of_engines, of_process, page
 from tests.endpoint.toy_app import BEARER, KEY, toy_app
 from tests.endpoint.web import ask, samples_of, served
 

@@ -9,7 +9,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, StreamingRespon
 from starlette.types import Receive, Scope, Send
 
 from endpoint.gate.gate import Gate
-from endpoint.http.limits import Limits
+from endpoint.http.bodies import Limits
 from tests.endpoint.web import ask, served
 
 

@@ -8,9 +8,8 @@ from collections.abc import Iterator
 import pytest
 import uvicorn.config
 
-from endpoint.gate.connection import TimedConnection, limit_header_time
-from endpoint.gate.gate import Gate, environment, middlewares
-from endpoint.http.limits import Limits
+from endpoint.gate.gate import Gate, TimedConnection, environment, limit_header_time, middlewares
+from endpoint.http.bodies import Limits
 from tests.endpoint.gate.eager_proxy import EagerProxy
 from tests.endpoint.toy_app import LIMITS, toy_app
 from tests.endpoint.web import served, status_of
@@ -84,4 +83,4 @@ def test_the_time_reaches_the_proxys_process_through_its_environment(monkeypatch
         monkeypatch.setenv(name, value)
     (gate,) = middlewares()
     assert gate.kwargs["limits"].header_timeout_s == TimedConnection.header_timeout_s == 7.5
-    assert uvicorn.config.HTTP_PROTOCOLS["auto"] == "endpoint.gate.connection:TimedConnection"
+    assert uvicorn.config.HTTP_PROTOCOLS["auto"] == "endpoint.gate.gate:TimedConnection"

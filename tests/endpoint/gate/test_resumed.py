@@ -18,16 +18,14 @@ from actors.workers.replica import Replica
 from endpoint.answers.choices import Choice
 from endpoint.app import create_app
 from endpoint.edge.install import EdgeSettings, install
+from endpoint.gate.answer import HeldBody
 from endpoint.gate.gate import Gate
-from endpoint.gate.held_body import HeldBody
-from endpoint.http.bodies import Bodies
+from endpoint.http.bodies import Bodies, Limits
 from endpoint.http.errors import ApiError
-from endpoint.http.limits import Limits
 from endpoint.service.backend import Replicas
 from endpoint.service.deadline import Deadline
 from endpoint.service.metrics import ServingMetrics
-from endpoint.service.models import Models
-from endpoint.service.service import Service, ServiceSettings
+from endpoint.service.service import Models, Service, ServiceSettings
 from pipeline.text.codec import TextCodec
 from tests.endpoint.gate.eager_proxy import EagerProxy
 from tests.endpoint.gate.mortal import Mortal

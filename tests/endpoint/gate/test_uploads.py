@@ -13,7 +13,7 @@ from fastapi import FastAPI, Request
 from endpoint.edge.auth import Keys
 from endpoint.edge.install import EdgeSettings, install
 from endpoint.gate.gate import Gate
-from endpoint.http.uploads import MAX_EXTRA_BYTES, UPLOAD_PATH, WINDOW_BYTES
+from endpoint.http.bodies import MAX_EXTRA_BYTES, UPLOAD_PATH, WINDOW_BYTES
 from endpoint.service.metrics import ServingMetrics
 from tests.endpoint.gate.eager_proxy import EagerProxy
 from tests.endpoint.toy_app import BEARER, KEY, LIMITS

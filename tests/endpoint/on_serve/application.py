@@ -22,7 +22,7 @@ from actors.engine.loop import EngineStats
 from actors.settings import GeneratorSettings
 from actors.workers.replica import Replica, ReplicaSettings
 from decoding.sequence import Sequence
-from endpoint.batches.settings import BatchSettings
+from endpoint.batches.batch import BatchSettings
 from endpoint.deployment import (
     APP_NAME,
     REPLICA_NAME,
@@ -35,7 +35,7 @@ from endpoint.deployment import (
 )
 from endpoint.edge.auth import Keys
 from endpoint.edge.install import EdgeSettings
-from endpoint.http.limits import Limits
+from endpoint.http.bodies import Limits
 from endpoint.service.served_model import ServedModel, deployment_name
 from endpoint.service.service import ServiceSettings
 from pipeline.logs import LogSettings

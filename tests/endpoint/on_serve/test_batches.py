@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from endpoint.batches.settings import BatchSettings
+from endpoint.batches.batch import BatchSettings
 from endpoint.deployment import BATCHES_NAME, deploy
-from endpoint.http.uploads import WINDOW_BYTES
+from endpoint.http.bodies import WINDOW_BYTES
 from jobs import generate
 from tests.endpoint.batches.asking import begin, content, ended, line, results, texts
 from tests.endpoint.in_process import Running

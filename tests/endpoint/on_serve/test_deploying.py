@@ -15,7 +15,7 @@ from ray.exceptions import GetTimeoutError
 from endpoint.deployment import APP_NAME, check_gate, is_deployed, start, withdraw
 from endpoint.gate.gate import INGRESS_NAME
 from jobs.config.serve import load_serve_config
-from jobs.driver.exits import Exit
+from jobs.driver.stopping import Exit
 from jobs.work import serving as command
 from tests.endpoint.conftest import SERVE_LIMITS
 

@@ -13,8 +13,8 @@ import pytest
 
 from actors.engine.translation import decode_row, encode_row
 from actors.engine.vocabulary import check_row
+from endpoint.batches.batch import BatchSettings
 from endpoint.batches.run import sampling_of
-from endpoint.batches.settings import BatchSettings
 from endpoint.edge.install import EdgeSettings
 from endpoint.service.service import ServiceSettings
 from jobs import generate

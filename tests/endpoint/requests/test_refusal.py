@@ -3,8 +3,8 @@
 import pytest
 
 from decoding import SamplingParams, Sequence
-from decoding.sampling.forbidden import dead_end
-from endpoint.requests.refusal import refusal
+from decoding.sampling.token_history import dead_end
+from endpoint.http.errors import refusal
 from tests.decoding.grammar.tiny_grammars import TOKENS, grammars
 
 WORDS = [[token] for token in range(4)]

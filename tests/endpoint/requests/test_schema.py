@@ -14,9 +14,8 @@ from hypothesis import HealthCheck, given, settings
 from schemathesis import Case, GenerationMode
 
 from endpoint.app import create_app
-from endpoint.batches.settings import BatchSettings
-from endpoint.service.models import Models
-from endpoint.service.service import ServiceSettings
+from endpoint.batches.batch import BatchSettings
+from endpoint.service.service import Models, ServiceSettings
 from tests.endpoint.in_process import BUNDLED_MODEL, closed_server
 from tests.endpoint.toy_app import BEARER
 from tests.endpoint.web import Answer, ask

@@ -18,12 +18,12 @@ from actors.engine.requests import EngineFacts
 from decoding.grammar.structured import Structured
 from decoding.sampling_params import SamplingParams
 from endpoint.http.errors import ApiError
-from endpoint.requests.tokens import DetokenizeBody
+from endpoint.requests import DetokenizeBody
 from endpoint.service.encoder import Encoder
 from endpoint.service.metrics import ServingMetrics
 from endpoint.service.service import Service, ServiceSettings
 from pipeline.requests.body import read
-from pipeline.requests.completion import CompletionAsked
+from pipeline.requests.texts import CompletionAsked
 from pipeline.text.chat import Chat, ChatPrompt
 from pipeline.text.tools.asked import read_tools
 from tests.endpoint.in_process import CONTEXT, Server

@@ -17,8 +17,7 @@ from actors.engine.deltas import Delta, Ending
 from actors.engine.requests import BusyError, EngineFacts, FailedError, Generation, RefusedError, Scoring
 from decoding.sequence import TokenLogprobs
 from endpoint.service.deadline import DeadlineError
-from endpoint.service.metric_page import page
-from endpoint.service.metrics import ServingMetrics
+from endpoint.service.metrics import ServingMetrics, page
 from tests.endpoint.in_process import MODEL, Server
 from tests.endpoint.web import samples_of
 from tests.jobs.runs import wait_until

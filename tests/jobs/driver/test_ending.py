@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from jobs.config.run import RunSettings
-from jobs.driver import ending
-from jobs.driver.ending import Sample, print_ending, samples, shortened
+from jobs.driver import summary
+from jobs.driver.summary import Sample, print_ending, samples, shortened
 from pipeline.run.directory import RunDirectory
 from tests.pipeline.made_up import RUN, commit_rows, error, generation, unit
 
@@ -82,7 +82,7 @@ def test_a_generated_text_cannot_send_a_terminal_a_command(
     run: RunDirectory, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hostile = Sample(1, "\x1b]0;title\x07 \x9b2J", "\x1b[31mred\x1b[0m\r\x08 \u202e[bold]b[/bold]")
-    monkeypatch.setattr(ending, "samples", lambda *_: [hostile])
+    monkeypatch.setattr(summary, "samples", lambda *_: [hostile])
     print_ending(run, RunSettings(show_texts=1))
     printed = capsys.readouterr().out
     assert not set(printed) & set("\x1b\x07\x9b\r\x08\u202e")
@@ -95,6 +95,6 @@ def test_texts_that_cannot_be_read_do_not_fail_a_run_that_is_complete(
     def fail(*_: Any, **__: Any) -> None:
         raise OSError("the storage does not answer")
 
-    monkeypatch.setattr(ending, "read_unit_rows", fail)
+    monkeypatch.setattr(summary, "read_unit_rows", fail)
     print_ending(run, RunSettings(show_texts=2))
     assert capsys.readouterr().err == "note: its texts cannot be shown: the storage does not answer\n"

@@ -10,7 +10,7 @@ SECRET = "sk-of-this-test-alone"
 HIDES = """
 import os, subprocess, sys
 from pathlib import Path
-from jobs.driver.hidden_variables import hide_variables
+from jobs.work.serving import hide_variables
 
 hide_variables([name for name in sys.argv[1:] if name])
 assert "DRAY_TEST_KEYS" not in os.environ or len(sys.argv) == 1

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from jobs import generate, serve, train_draft
-from jobs.driver.submitted import check_submitted, submitted_copy
+from jobs.driver.cluster import check_submitted, submitted_copy
 from tests.jobs.runs import arguments, prompts, write_jsonl
 
 

@@ -2,8 +2,7 @@
 
 import pytest
 
-from jobs.report_page.marked_text import RoundOfText, marked_text, rounds_of, token_texts
-from jobs.report_page.recorded_rounds import RecordedRounds
+from jobs.report_page.rounds import RecordedRounds, RoundOfText, marked_text, rounds_of, token_texts
 from pipeline.text.codec import TextCodec
 
 TEXT = "The raven flew to Zürich, 東京 and \U0001f426.\n"

@@ -13,7 +13,7 @@ import pytest
 from jobs import report, show
 from jobs.report_page.facts import gather
 from jobs.report_page.page import page_of
-from jobs.report_page.samples import codec_of, read_samples
+from jobs.report_page.samples import codec_or_why_not, read_samples
 from pipeline.run.check import check_run
 from pipeline.run.directory import RunDirectory
 from tests.jobs.report_page.conftest import ATTACKS
@@ -95,7 +95,8 @@ def test_the_page_has_the_numbers_of_the_run(hostile_run: RunDirectory, text: st
 
 
 def test_pieces_of_every_sample_are_its_text(hostile_run: RunDirectory) -> None:
-    codec = codec_of(hostile_run)
+    codec, _ = codec_or_why_not(hostile_run)
+    assert codec is not None
     samples = read_samples(hostile_run, codec, ())
     assert len(samples) == 22
     assert [sample.row["stage"] for sample in samples if sample.is_error] == ["read", "read"]

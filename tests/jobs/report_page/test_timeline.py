@@ -2,15 +2,15 @@
 
 import pytest
 
-from jobs.report_page.estimate import time_without_speculation
-from jobs.report_page.timeline import Timeline, UnitTime
+from jobs.report_page.facts import Timeline
+from jobs.report_page.page import time_without_speculation
 from pipeline.counts import Counts
 
 
 def _timeline(*units: tuple[float, float | None, int]) -> Timeline:
     timeline = Timeline()
     for ended_at, seconds, num_tokens in units:
-        timeline.add(UnitTime(ended_at, seconds), num_tokens, 1)
+        timeline.add(ended_at, seconds, num_tokens)
     return timeline
 
 

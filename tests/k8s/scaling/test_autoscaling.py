@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from jobs import generate
-from jobs.driver.exits import Exit
+from jobs.driver.stopping import Exit
 from pipeline.run.check import check_run
 from pipeline.run.commit import read_receipt
 from pipeline.run.directory import RunDirectory

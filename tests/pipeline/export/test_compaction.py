@@ -14,8 +14,8 @@ import pytest
 
 from pipeline.export.compacted_file import Cut, RowQueue
 from pipeline.export.compaction import AlreadyCompacted, CompactedFile, Compaction, Totals
-from pipeline.run.amend import amend_part
 from pipeline.run.check import check_run
+from pipeline.run.commit import amend_part
 from pipeline.run.directory import RunDirectory
 from pipeline.run.fingerprint import content_hash
 from pipeline.run.unit_rows import IncompleteRunError, each_unit

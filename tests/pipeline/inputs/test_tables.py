@@ -19,18 +19,16 @@ from pipeline.export.best import pick_best
 from pipeline.export.compacted_file import Cut
 from pipeline.export.compaction import Compaction
 from pipeline.export.jsonl import export_jsonl
-from pipeline.inputs.arrow_values import plain_values
 from pipeline.inputs.carried import carried_types, id_type, types_from_dict, types_to_dict
 from pipeline.inputs.files import list_files
 from pipeline.inputs.options import InputOptions
 from pipeline.inputs.records import to_rows
 from pipeline.inputs.rows import InputRow, RowPosition, read_row, read_unit
 from pipeline.inputs.units import plan_units
-from pipeline.run.amend import amend_part
-from pipeline.run.commit import commit_part
+from pipeline.inputs.values import plain_values
+from pipeline.run.commit import amend_part, commit_part
 from pipeline.run.directory import RunDirectory
-from pipeline.run.tally import tally
-from pipeline.run.unit_rows import read_unit_rows
+from pipeline.run.unit_rows import read_unit_rows, tally
 from pipeline.schema import errors_table, generations_table
 from pipeline.storage.location import Location
 from tests.pipeline.inputs.every_type import EVERY_TYPE

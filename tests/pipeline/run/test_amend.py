@@ -11,10 +11,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline.run import amend
-from pipeline.run.amend import amend_part
+from pipeline.run import commit
 from pipeline.run.check import check_run
-from pipeline.run.commit import read_receipt
+from pipeline.run.commit import amend_part, read_receipt
 from pipeline.run.directory import RunDirectory
 from pipeline.run.fingerprint import content_hash
 from pipeline.run.unit_rows import read_errors, read_unit_rows
@@ -145,7 +144,7 @@ def test_a_unit_whose_files_do_not_add_up_is_named_and_not_touched(run_directory
 
 def _die_at(step: str, path: str, again: list[int]) -> None:
     """Amend unit 1 and exit at once when `step` is reached."""
-    replace_file, remove, place = amend.replace_file, Location.remove, [""]
+    replace_file, remove, place = commit.replace_file, Location.remove, [""]
 
     def here(name: str) -> None:
         if step == name:
@@ -167,7 +166,7 @@ def _die_at(step: str, path: str, again: list[int]) -> None:
                 here(f"at {place[0]}")
             return getattr(os, name)
 
-    amend.replace_file = around(replace_file)
+    commit.replace_file = around(replace_file)
     Location.remove = around(remove)  # type: ignore[method-assign]
     if step.startswith("at "):
         whole_file.os = DyingOs()  # type: ignore[assignment]

@@ -12,11 +12,10 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline.run import quarantine as quarantine_module
-from pipeline.run.check import check_run
+from pipeline.run import check as check_module
+from pipeline.run.check import check_run, quarantine
 from pipeline.run.directory import RunDirectory
 from pipeline.run.fingerprint import content_hash
-from pipeline.run.quarantine import quarantine
 from pipeline.storage.location import Location
 from tests.damage import damage
 from tests.pipeline.made_up import RUN, commit_rows, committed_run, error, put, sound_rows, unit
@@ -172,14 +171,14 @@ def test_a_half_done_quarantine_can_be_repeated(finished_run: RunDirectory, monk
     Path(finished_run.errors_path(1).path).write_bytes(b"")
     damaged = check_run(finished_run).damaged
     assert list(damaged) == ["data/part-000000001.parquet", "errors/part-000000001.parquet"]
-    move = quarantine_module._move
+    move = check_module._move
 
     def fail_at_errors(source: Location, target: Location) -> None:
         if "/errors/" in source.path:
             raise OSError("planted")
         move(source, target)
 
-    monkeypatch.setattr(quarantine_module, "_move", fail_at_errors)
+    monkeypatch.setattr(check_module, "_move", fail_at_errors)
     with pytest.raises(OSError, match="planted"):
         quarantine(finished_run, damaged)
     assert finished_run.committed_unit_ids() == {0}  # the unit's part went first

@@ -15,7 +15,7 @@ from pipeline.counts import COUNTED_COLUMNS, SCORED_COLUMNS, Counts, Scores, cou
 from pipeline.inputs.carried import types_to_dict
 from pipeline.run.check import check_run
 from pipeline.run.directory import RunDirectory
-from pipeline.run.tally import tally
+from pipeline.run.unit_rows import tally
 from pipeline.storage import parquet
 from pipeline.storage.retries import RetryPolicy
 from tests.pipeline.made_up import RUN, commit_rows, generation, unit

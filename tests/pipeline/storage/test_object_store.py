@@ -22,7 +22,7 @@ from pipeline.run.commit import read_receipt
 from pipeline.run.directory import RunDirectory
 from pipeline.run.fingerprint import content_hash
 from pipeline.run.progress.lease import LeaseHeld, hold_lease
-from pipeline.run.tally import tally
+from pipeline.run.unit_rows import tally
 from pipeline.storage.location import Location
 from pipeline.storage.whole_file import replace_file, replacement
 from tests.pipeline.flaky_proxy import FlakyProxy

@@ -16,7 +16,7 @@ from pipeline.ray_internals import block_statistics_cleaner
 from pipeline.run.commit import Receipt
 from pipeline.streaming import stream as dataset
 from pipeline.streaming.pool import ActorPool
-from pipeline.streaming.stream import UnitCall, UnitError, calls_in, outcomes_table, stream_units
+from pipeline.streaming.stream import UnitCall, UnitError, packed, stream_units, unpacked
 from tests.jobs.runs import wait_until
 from tests.pipeline.made_up import unit
 
@@ -29,12 +29,12 @@ def a_worker(refused: int = -1) -> type:
     class Worker:
         def __call__(self, batch: pa.Table) -> pa.Table:
             if batch.num_rows != 1:
-                return outcomes_table([UnitError(f"{batch.num_rows} units in a call")])
-            (call,) = calls_in(batch)
+                return packed([UnitError(f"{batch.num_rows} units in a call")])
+            (call,) = unpacked(batch)
             assert call.unit == unit(call.unit.unit_id)
             if call.unit.unit_id == refused:
-                return outcomes_table([UnitError("this one is refused")])
-            return outcomes_table([Receipt(call.unit.unit_id, Counts(num_rows=3), int(call.is_backup))])
+                return packed([UnitError("this one is refused")])
+            return packed([Receipt(call.unit.unit_id, Counts(num_rows=3), int(call.is_backup))])
 
     return Worker
 

@@ -6,10 +6,9 @@ import json
 
 import pytest
 
-from pipeline.text.answer_parts import Answer, ToolCall
+from pipeline.text.answer_parts import Answer, Thought, ToolCall, reasoning_tags
 from pipeline.text.answers import AnswerForm
-from pipeline.text.reasoning import Thought, reasoning_tags
-from pipeline.text.tools.families import FAMILIES
+from pipeline.text.tools.format import FAMILIES
 
 GET, SET = ToolCall("get", '{"a": 1}'), ToolCall("set", "{}")
 H_GET = '<tool_call>\n{"name": "get", "arguments": {"a": 1}}\n</tool_call>'

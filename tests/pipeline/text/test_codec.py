@@ -12,8 +12,7 @@ import pytest
 
 from pipeline.errors import RowError
 from pipeline.text.codec import TextCodec
-from pipeline.text.incremental_decoder import IncrementalDecoder
-from pipeline.text.stop_strings import StopStrings
+from pipeline.text.text_behind import IncrementalDecoder, StopStrings
 from tests.pipeline.made_up import chat_prompt, input_row
 
 TEXT = "the cat sat, über Käse 日本語 🙂 stop the cat"

@@ -18,7 +18,7 @@ from pipeline.errors import FieldError, RowError, TemplateError
 from pipeline.text.codec import TextCodec
 from pipeline.text.templates.chat_template import ChatTemplate
 from pipeline.text.templates.messages import check_messages
-from pipeline.text.tools.families import FAMILIES
+from pipeline.text.tools.format import FAMILIES
 from tests.pipeline.made_up import input_row
 
 

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer, normalizers
 
 from pipeline.errors import LongTextError, TemplateError
 from pipeline.text.codec import TextCodec
-from pipeline.text.tokenizer.text_length import TextLength
+from pipeline.text.tokenizer import TextLength
 from tests.pipeline.made_up import chat_prompt
 
 WORDS = [

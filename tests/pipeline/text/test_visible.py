@@ -4,7 +4,7 @@ import unicodedata
 
 from rich.cells import cell_len
 
-from pipeline.text.visible import visible
+from pipeline.inputs.values import visible
 
 
 def test_no_control_character_but_tab_and_line_feed_reaches_the_terminal() -> None:

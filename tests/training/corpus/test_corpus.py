@@ -14,7 +14,7 @@ from tests.pipeline.stores import CREDENTIALS, running_s3_server, s3_uri
 from tests.text_pair import save_byte_fallback_tokenizer
 from training.corpus.corpus import Corpus
 from training.corpus.options import CorpusOptions
-from training.corpus.split import is_held_out
+from training.corpus.rows import is_held_out
 
 pytestmark = pytest.mark.ray
 

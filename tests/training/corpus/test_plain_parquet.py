@@ -56,7 +56,7 @@ def test_rows_without_a_prompt_or_a_text_are_skipped_and_counted(tmp_path):
     path = saved(tmp_path / "a.parquet", prompt=["a", "b", None, "", "c"], text=["x", "", "y", "z", None])
     corpus = opened(path)
     assert [example.prompt_token_ids for example in corpus.examples()] == [tuple(CODEC.encode("a", False))]
-    assert (corpus.num_rows, corpus.num_skipped, corpus.num_output_tokens) == (1, 4, 2)
+    assert (corpus.num_rows, corpus.num_output_tokens) == (1, 2)
 
 
 def test_the_first_rows_are_those_of_the_first_row_groups(tmp_path):

@@ -1,6 +1,6 @@
 """Which prompts are held out."""
 
-from training.corpus.split import is_held_out
+from training.corpus.rows import is_held_out
 
 PROMPTS = [(number, number % 7, 3) for number in range(4000)]
 

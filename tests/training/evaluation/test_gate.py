@@ -2,15 +2,16 @@
 
 import pytest
 
-from training.evaluation.gate import judge
-from training.evaluation.kind_score import DraftScore, KindScore
-from training.evaluation.replay import Rounds
+from pipeline.counts import Counts
+from training.evaluation.kind_score import DraftScore, KindScore, judge
 
 
 def scored(draft: str, **accepted: int) -> DraftScore:
     """Return the score of 100 rounds of 4 tokens in each kind, of which this many tokens were accepted."""
     kinds = {
-        kind: KindScore(num_rows=5, num_tokens=500, rounds=Rounds(100, 400, number, (number, 0, 0, 0)))
+        kind: KindScore(
+            num_rows=5, num_tokens=500, rounds=Counts(num_rounds=100, num_draft_tokens=400, num_accepted_tokens=number)
+        )
         for kind, number in accepted.items()
     }
     return DraftScore(draft, 4, kinds)

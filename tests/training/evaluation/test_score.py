@@ -6,12 +6,12 @@ import pytest
 
 from decoding.sampling_params import SamplingParams
 from decoding.sequence import Sequence
+from pipeline.counts import Counts
 from tests.decoding.heads.tiny_heads import perfect_blocks, save_perfect_pair
 from tests.training.conftest import PARAMS
 from tests.training.pair import DRAFT, HEAD, TARGET, Prompt, examples_of, written
 from training.evaluation.kind_score import DraftScore
 from training.evaluation.pair import Pair
-from training.evaluation.replay import Rounds
 from training.evaluation.score import score
 from training.evaluation.speed import measure_rounds
 
@@ -25,13 +25,14 @@ MIXED = [
 ]
 
 
-def live(rows: list[Sequence]) -> Rounds:
+def live(rows: list[Sequence]) -> Counts:
     """Return what the engine counted."""
-    total = Rounds()
-    for row in rows:
-        counts = row.num_rounds, row.num_draft_tokens, row.num_accepted_tokens, tuple(row.accepted_per_position)
-        total = total + Rounds(*counts)
-    return total
+    names = ("num_rounds", "num_draft_tokens", "num_accepted_tokens")
+    of_rows = (
+        Counts(**{name: getattr(row, name) for name in names}, accepted_per_position=tuple(row.accepted_per_position))
+        for row in rows
+    )
+    return sum(of_rows, Counts())
 
 
 def scored(draft: str | Pair, rows: list[Sequence], num_draft_tokens: int = 4) -> DraftScore:
@@ -44,7 +45,7 @@ def test_the_rounds_are_those_of_the_engine(some_prompts, draft, params):
     rows = written(some_prompts, params, draft)
     found, counted = scored(draft, rows), live(rows)
     rounds = found.all.rounds
-    assert found.reproduced == 1
+    assert found.all.reproduced == 1
     assert rounds.num_accepted_tokens > 500
     assert replace(rounds, num_draft_tokens=0) == replace(counted, num_draft_tokens=0)
     # A live draft sees end tokens behind the first one that is rejected, and drafts no more there.
@@ -97,7 +98,7 @@ def test_without_keys_acceptance_is_that_of_noise_that_fits_the_text(some_texts)
     found = score(
         DRAFT, TARGET, (replace(each, noise_key=None) for each in examples_of(some_texts)), 4, "cpu", "float32"
     )
-    assert found.reproduced is None
+    assert found.all.reproduced is None
     assert found.all.match_rate == pytest.approx(with_keys.match_rate, abs=0.02)
     assert found.all.tokens_a_round == pytest.approx(with_keys.tokens_a_round, abs=0.25)
     assert (found.all.agreement, found.all.overlap) == (with_keys.agreement, with_keys.overlap)

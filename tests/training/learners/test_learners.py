@@ -10,14 +10,13 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from decoding import Engine, EngineOptions, SamplingParams
 from decoding.engine.draft_folder import check_replacement
 from decoding.heads.format.folder import read_head, read_head_config, save_head
-from decoding.heads.format.vocabulary import target_ids
+from decoding.heads.format.tensors import target_ids
 from decoding.speculator import Speculator
 from tests.training.pair import DRAFT, HEAD, TARGET
 from training.learners.draft_learner import DraftLearner
 from training.learners.head_learner import HeadLearner
-from training.learners.learner import Learner
 from training.learners.new_head import coverage, layers_to_read, special_tokens, tokens_to_know
-from training.learners.packing import Document, PackedRows, pack
+from training.learners.packing import Document, Learner, PackedRows, pack
 from training.learners.teacher import Teacher
 from training.trainer.optimizer import Optimizer
 from training.trainer.row_stream import RowStream

@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from decoding.heads.networks.unrolled import unrolled
+from decoding.heads.unrolled import unrolled
 from tests.decoding.heads.tiny_heads import head_config, random_network
 from tests.training.pair import DRAFT
 from training.learners.packing import Document, PackedRows, pack

@@ -16,10 +16,9 @@ from tests.decoding.tiny import build, llama_config, save
 from tests.training.pair import DRAFT, HEAD, TARGET
 from training.corpus.options import CorpusOptions
 from training.learners.packing import Document
-from training.trainer.job import check_can_learn
 from training.trainer.optimizer import learning_rate_factor
 from training.trainer.options import ModelOptions, TrainOptions, WorkerOptions
-from training.trainer.plan import TrainingPlan
+from training.trainer.plan import TrainingPlan, check_can_learn
 
 OPTIONS = TrainOptions(seq_len=128, tokens_per_step=512)
 

@@ -21,12 +21,12 @@ from tests.jobs.runs import wait_until
 from tests.pipeline.stores import CREDENTIALS, running_s3_server, s3_uri
 from tests.training.pair import DRAFT, TARGET
 from training.corpus.options import CorpusOptions
-from training.corpus.split import is_held_out
+from training.corpus.rows import is_held_out
 from training.learners.packing import Document
 from training.trainer.options import ModelOptions, TrainOptions, WorkerOptions
 from training.trainer.plan import TrainingPlan
 from training.trainer.progress import TrainingProgress
-from training.trainer.train import TrainedDraft, TrainingInterrupted, _trainer, train
+from training.trainer.train import TrainedDraft, TrainingInterrupted, _trainer, train_planned
 
 pytestmark = pytest.mark.ray
 
@@ -38,15 +38,13 @@ Watch = Callable[[TrainingProgress], None]
 
 
 def _train(texts: str, output: Path | str, watch: Watch | None = None, **changes: object) -> TrainedDraft:
-    return train(
+    plan = TrainingPlan.make(
         changes.pop("models", ModelOptions(target=TARGET, draft=DRAFT)),  # type: ignore[arg-type]
         CorpusOptions(path=texts, temperature=0.8),
         changes.pop("options", OPTIONS),  # type: ignore[arg-type]
         changes.pop("workers", WorkerOptions()),  # type: ignore[arg-type]
-        str(output),
-        progress=watch,
-        **changes,  # type: ignore[arg-type]
     )
+    return train_planned(plan, str(output), progress=watch, **changes)  # type: ignore[arg-type]
 
 
 class _Holder:

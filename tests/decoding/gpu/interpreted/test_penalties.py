@@ -7,7 +7,7 @@ import torch
 from decoding import SamplingParams
 from decoding.sampling.rows import Rows, sampling_batch
 from decoding.sampling.rules import COUPLED
-from decoding.sampling.token_counts import TokenCounts
+from decoding.sampling.token_history import TokenCounts
 from decoding.sequence import Sequence
 from tests.decoding.gpu.interpreted.test_picks import by_torch
 

@@ -9,8 +9,9 @@ import torch
 from decoding import SamplingParams
 from decoding.gpu import picks
 from decoding.gpu.pick_table import PickTable
-from decoding.gpu.picks import Picked, PickInputs, pick
+from decoding.gpu.picks import PickInputs, pick
 from decoding.noise import noise_key
+from decoding.picked import Picks
 from decoding.sampling.picks import pick_plain
 from decoding.sampling.rows import Rows
 from decoding.sequence import Sequence
@@ -32,7 +33,7 @@ EXTRAS: list[dict[str, object]] = [
 ]
 
 
-def _kernels(case: Case) -> Picked:
+def _kernels(case: Case) -> Picks:
     """The picks at the positions of a `Case`."""
     keys = [noise_key(3, case.first_row + row, 0) for row in range(len(case.params))]
     nothing = [frozenset()] * len(keys)
@@ -132,7 +133,7 @@ def test_rows_that_are_not_finite_are_reported_and_leave_their_neighbours_alone(
             assert not found.is_finite_BJ[row].any()
             assert 0 <= int(found.token_ids_BJ[row]) < 300
             others = [other for other in range(len(rows)) if other != row]
-            _assert_equal_bits(Picked(*(field[others] for field in found)), clean, others)
+            _assert_equal_bits(Picks(*(field[others] for field in found[:5])), clean, others)
 
 
 def test_cuts_among_equal_scores_count_from_the_highest_id_and_picks_from_the_lowest():

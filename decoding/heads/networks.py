@@ -1,0 +1,195 @@
+"""NETWORKS of heads as modules of torch, named as the tensors of their folders: what a trainer trains, and what drafts.
+
+EAGLE-3: a head reads pairs, a feature of the target at position i (its residual stream before some layers) and the
+token at position i + 1, and predicts the token at position i + 2. The first layer's queries, keys and values are
+computed from both side by side, so its products have twice as many inputs; all else is a decoder layer of Llama or
+Qwen 3.
+
+DFlash: a head fills in a block of masked tokens at once. Its layers see the text before the block as keys and values
+that are computed from the target's features directly, and the block's own tokens as any decoder layer does. DSpark adds
+the Markov head, a bias of each token's logits by the token before it, and the confidence head, the chance that a token
+is accepted.
+
+Source: EAGLE-3 (arXiv 2503.01840), DFlash (arXiv 2602.06036), DSpark (arXiv 2607.05147); the speculators format,
+version 0.9.
+
+Shapes: N tokens or pairs, A features of a token, E hidden size of the target, H that of the head, V vocabulary of the
+target, D that of the head, R rank of the Markov head.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AutoConfig
+from transformers.models.llama import modeling_llama as llama
+from transformers.models.qwen3 import modeling_qwen3 as qwen3
+
+from decoding.heads.format.folder import Head
+from decoding.heads.format.head_config import HeadConfig
+from decoding.heads.format.tensors import target_ids
+
+RMSNorm = llama.LlamaRMSNorm
+_CLASSES: dict[str, tuple[type[nn.Module], type[nn.Module]]] = {
+    "llama": (llama.LlamaDecoderLayer, llama.LlamaRotaryEmbedding),
+    "qwen3": (qwen3.Qwen3DecoderLayer, qwen3.Qwen3RotaryEmbedding),
+}
+
+
+class HeadNetwork(nn.Module):
+    """What every head has: its own layers and what is around them. Its layers are run over slots by a `SlotHead`."""
+
+    lent: tuple[str, ...] = ()  # its tensors that are its target's
+
+    def __init__(self, config: HeadConfig) -> None:
+        """Make the modules, with weights of no meaning."""
+        super().__init__()
+        layer_config: Any = AutoConfig.for_model(**config.layer_config)
+        layer_class, rotary_class = _CLASSES[layer_config.model_type]
+        hidden_size = config.hidden_size
+        self.config, self.layer_config = config, layer_config
+        self.fc = nn.Linear(config.num_features * config.target_hidden_size, hidden_size, bias=False)
+        self.layers = nn.ModuleList(layer_class(layer_config, index) for index in range(layer_config.num_hidden_layers))
+        self.norm = RMSNorm(hidden_size, layer_config.rms_norm_eps)
+        self.lm_head = nn.Linear(hidden_size, config.draft_vocab_size, bias=False)
+        self.embed_tokens = nn.Embedding(config.vocab_size, hidden_size)
+        self.rotary_emb = rotary_class(layer_config)
+
+
+class Eagle3Network(HeadNetwork):
+    """The parameters of a head. Its layers are run over slots by `Eagle3Head`."""
+
+    def __init__(self, config: HeadConfig) -> None:
+        super().__init__(config)
+        hidden_size, epsilon = config.hidden_size, self.layer_config.rms_norm_eps
+        self.input_norm = RMSNorm(self.fc.in_features, epsilon) if config.norm_before_fc else None
+        self.fc_norm: nn.ModuleList | None = None
+        if config.fc_norm:
+            norms = (RMSNorm(config.target_hidden_size, epsilon) for _ in range(config.num_features))
+            self.fc_norm = nn.ModuleList(norms)
+        first: Any = self.layers[0]
+        first.hidden_norm = RMSNorm(hidden_size, epsilon)
+        for name in ("q_proj", "k_proj", "v_proj"):
+            linear = getattr(first.self_attn, name)
+            wider = nn.Linear(2 * hidden_size, linear.out_features, bias=linear.bias is not None)
+            setattr(first.self_attn, name, wider)
+
+    def project(self, features_NX: torch.Tensor) -> torch.Tensor:
+        """Return what the head keeps of a token's features, [N, H], from all of them side by side [N, A * E]."""
+        features_NX = features_NX.to(self.norm.weight.dtype)  # asking a packed layer for its weight unpacks it
+        if self.input_norm is not None:
+            features_NX = self.input_norm(features_NX)
+        if self.fc_norm is not None:
+            parts = features_NX.chunk(len(self.fc_norm), dim=-1)
+            features_NX = torch.cat([norm(part) for norm, part in zip(self.fc_norm, parts, strict=True)], dim=-1)
+        projected_NH: torch.Tensor = self.fc(features_NX)
+        return projected_NH
+
+
+class DFlashNetwork(HeadNetwork):
+    """The parameters of a head. Its layers are run over slots by `DFlashHead`."""
+
+    def __init__(self, config: HeadConfig) -> None:
+        super().__init__(config)
+        self.hidden_norm = RMSNorm(config.hidden_size, self.layer_config.rms_norm_eps)
+        self.markov_head = MarkovHead(config) if config.markov_rank else None
+        self.confidence_head = ConfidenceHead(config) if config.enable_confidence_head else None
+
+    def project(self, features_NX: torch.Tensor) -> torch.Tensor:
+        """Return what the head keeps of a token's features, [N, H], from all of them side by side [N, A * E]."""
+        projected_NH: torch.Tensor = self.hidden_norm(self.fc(features_NX.to(self.norm.weight.dtype)))
+        return projected_NH
+
+
+class MarkovHead(nn.Module):
+    """A bias of logits by the token before. It has a low rank: the token's embedding, and a projection."""
+
+    def __init__(self, config: HeadConfig) -> None:
+        super().__init__()
+        rank, hidden_size = config.markov_rank, config.hidden_size
+        self.kind = config.markov_head_type
+        self.markov_w1 = nn.Embedding(config.vocab_size, rank)
+        self.markov_w2 = nn.Linear(rank, config.draft_vocab_size, bias=False)
+        if self.kind == "gated":
+            self.gate_proj = nn.Linear(hidden_size + rank, rank)
+        if self.kind == "rnn":
+            self.joint_proj = nn.Linear(2 * rank + hidden_size, 3 * rank)
+
+    @property
+    def is_recurrent(self) -> bool:
+        """Whether a token's bias depends on all earlier tokens of the block."""
+        return self.kind == "rnn"
+
+    def mix(
+        self, states_NH: torch.Tensor, before_NR: torch.Tensor, carried_NR: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return what `markov_w2` projects, and what the next place of the block gets as `carried_NR`.
+
+        `before_NR` is the embedding of the token before this place.
+        """
+        if self.kind == "vanilla":
+            return before_NR, carried_NR
+        if self.kind == "gated":
+            return self.gate_proj(torch.cat((states_NH, before_NR), dim=-1)).sigmoid() * before_NR, carried_NR
+        joint_NX = self.joint_proj(torch.cat((carried_NR, before_NR, states_NH), dim=-1))
+        gate_NR, candidate_NR, out_NR = joint_NX.chunk(3, dim=-1)
+        gate_NR = gate_NR.sigmoid()
+        return out_NR.tanh(), gate_NR * carried_NR + (1 - gate_NR) * candidate_NR.tanh()
+
+
+class ConfidenceHead(nn.Module):
+    """The chance that a token is accepted if those before it are, without a look at the token itself."""
+
+    def __init__(self, config: HeadConfig) -> None:
+        super().__init__()
+        self.reads_markov = config.confidence_head_with_markov and config.markov_rank > 0
+        self.proj = nn.Linear(config.hidden_size + config.markov_rank * self.reads_markov, 1)
+
+    def chances(self, states_NH: torch.Tensor, before_NR: torch.Tensor | None) -> torch.Tensor:
+        """Return the chances [N], float32; `before_NR` as in `MarkovHead.mix`."""
+        if self.reads_markov:
+            assert before_NR is not None
+            states_NH = torch.cat((states_NH, before_NR), dim=-1)
+        chances_N: torch.Tensor = self.proj(states_NH)[:, 0].float().sigmoid()
+        return chances_N
+
+
+_LENT = ("embed_tokens.weight", "lm_head.weight")
+_OF_VOCABULARY = ("d2t", "t2d")  # tensors that are no weights
+Lender = Callable[[], tuple[torch.Tensor, torch.Tensor]]  # of the target's embedding and its output layer's weight
+
+
+def make_network(head: Head, lender: Lender, device: torch.device, dtype: torch.dtype) -> Eagle3Network | DFlashNetwork:
+    """Return the network of the head's kind; its own weights want a gradient, lent ones do not.
+
+    The lender is asked only if the head lacks something. Raises ValueError if what it lends has another shape.
+    """
+    with torch.device("meta"):
+        network = Eagle3Network(head.config) if head.config.kind == "eagle3" else DFlashNetwork(head.config)
+    weights = {name: tensor for name, tensor in head.tensors.items() if name not in _OF_VOCABULARY}
+    lacking = [name for name in _LENT if name not in weights]
+    if lacking:
+        lent = dict(zip(_LENT, lender(), strict=True))
+        for name in lacking:
+            shared, expected = lent[name], network.get_parameter(name)
+            if shared.shape != expected.shape:
+                raise ValueError(
+                    f"the head lacks {name!r}, and that of its target has the shape {list(shared.shape)} in place of "
+                    f"{list(expected.shape)}; use a head that has its own"
+                )
+            weights[name] = shared
+    weights = {name: tensor.to(device, dtype) for name, tensor in weights.items()}
+    network.load_state_dict(weights, assign=True)
+    for name in lacking:
+        network.get_parameter(name).requires_grad_(False)
+    network.lent = tuple(lacking)
+    network.rotary_emb = type(network.rotary_emb)(network.layer_config).to(device)
+    return network
+
+
+def target_ids_of(head: Head) -> torch.Tensor | None:
+    """Return the target's ids of the head's tokens; None if they are the same ids."""
+    if "d2t" not in head.tensors:
+        return None
+    return target_ids(head.tensors["d2t"], head.config.vocab_size)

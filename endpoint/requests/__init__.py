@@ -1,1 +1,0 @@
-"""Requests over HTTP as prompts and parameters; `pipeline/requests` reads their bodies."""

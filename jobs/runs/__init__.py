@@ -1,1 +1,0 @@
-"""What the commands on a run do with it: its state in lines, its publication, its export, and a row to look at."""
