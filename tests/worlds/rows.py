@@ -169,7 +169,7 @@ def trained_forms(prompts: Seq[Seq[int]]) -> list[Sequence]:
 def shared() -> list[Sequence]:
     """Prompts with a common head, prompts that begin like others' outputs might, repeats, and strangers.
 
-    The second half of the rows have scopes, whose rows share nothing with others.
+    The last rows have scopes, whose rows share nothing with others.
     """
     (head,) = random_prompts([40], seed=21)
     prompts = [
@@ -180,8 +180,10 @@ def shared() -> list[Sequence]:
         *random_prompts([50, 4], seed=25),
     ]
     prompts.insert(3, prompts[5])
-    params = [SamplingParams(max_tokens=4 + row % 9, temperature=row % 2) for row in range(2 * len(prompts))]
-    rows = rows_of(2 * prompts, params)
+    params = [
+        SamplingParams(max_tokens=4 + row % 9, temperature=row % 2) for row in range(len(prompts) + len(prompts[::2]))
+    ]
+    rows = rows_of([*prompts, *prompts[::2]], params)
     for number, row in enumerate(rows[len(prompts) :]):
         row.scope = Scope(str(number % 3), str(number % 2))
     return rows

@@ -37,7 +37,7 @@ from tests.worlds.text_world import TextWorld
 GRAMMARS = grammars()
 PAIR = Path("examples/tiny_pair")
 DRAFTS = [d for d in EVERY_DRAFTER if d != "model"] + ["good_draft", "unrelated_draft", "perfect_draft"]
-NUM_SPECULATIVE_TOKENS, NUM_SLOTS = list(range(1, 9)), [1, 2, 5, 12, 16]
+NUM_SPECULATIVE_TOKENS, NUM_SLOTS = [1, 2, 3, 5, 8], [1, 2, 5, 16]
 BUDGETS = [512, 1, 7, 64]  # of prompt tokens in a step
 WHERE = list(PLACES)
 if is_interpreted():
@@ -45,9 +45,9 @@ if is_interpreted():
 
 
 ROWS = {"mixed": rows.mixed, "samples": rows.samples, "near limits": rows.near_limits, "limited": rows.limited}
-# Rows for models of their own: whose best tokens tie, exactly or within rounding, or all; which break on one token; and
+# Rows for models of their own: whose best tokens tie within rounding, or all; which break on one token; and
 # the bundled pair, since a random model seldom writes text of which a library could keep a wrong mask.
-OTHERS = ["duplicated", "nearly duplicated", "all zero", "nan", "inf", "trained"]
+OTHERS = ["nearly duplicated", "all zero", "nan", "trained"]
 if not is_interpreted():
     ROWS |= {"forms": rows.forms, "forbidden": rows.forbidden, "shared": rows.shared}
 WORLDS = [*ROWS, *([] if is_interpreted() else OTHERS)]
@@ -58,12 +58,10 @@ def worlds(ended, tmp_path_factory) -> dict[str, TextWorld]:
     found = {name: TextWorld(ended, make_rows, GRAMMARS) for name, make_rows in ROWS.items()}
     if is_interpreted():
         return found
-    for name in ("duplicated", "nearly duplicated", "all zero"):
+    for name in ("nearly duplicated", "all zero"):
         found[name] = TextWorld(tiny.tied_models(tmp_path_factory.mktemp("tied"), name), rows.undecided)
-    for value in (math.nan, math.inf):
-        poisoned = tiny.poisoned_models(tmp_path_factory.mktemp("poisoned"), value)
-        found[str(value)] = TextWorld(poisoned, rows.poisoned)
-    return found | {"trained": _trained()}
+    poisoned = tiny.poisoned_models(tmp_path_factory.mktemp("poisoned"), math.nan)
+    return found | {"nan": TextWorld(poisoned, rows.poisoned), "trained": _trained()}
 
 
 def _trained() -> TextWorld:
@@ -178,7 +176,6 @@ HAPPENINGS: dict[str, Happening] = {
     "behind others": _behind_others,
     "any draft lengths": _at_once,
     "masks sometimes beside": _at_once,
-    "masks never beside": _at_once,
     "every pick scored again": _at_once,
 }
 
@@ -190,8 +187,8 @@ HAPPENINGS: dict[str, Happening] = {
 def test_text_is_that_of_the_target_alone_whatever_drafts_and_happens(
     worlds, kind, length, num_slots, budget, place, happening, which, monkeypatch
 ):
-    if which == "trained" and kind == "mapped":
-        kind = "good_draft"  # the map is one of the tiny models' tokens
+    if which == "trained":  # heads and the map are for the tiny models' tokens
+        kind = {"mapped": "good_draft", "eagle3": "hybrid", "dflash": "suffix"}.get(kind, kind)
     world, chance = worlds[which], random.Random(f"{kind} {length} {num_slots}")
     assert world.alone, "before anything is patched"
     match happening:
@@ -199,8 +196,6 @@ def test_text_is_that_of_the_target_alone_whatever_drafts_and_happens(
             tiny.schedule_at_random(monkeypatch, seed=chance.randrange(9))
         case "masks sometimes beside":
             _masks_sometimes_beside(monkeypatch)
-        case "masks never beside":
-            monkeypatch.setattr(MasksBeside, "begin", lambda *_: None)
         case "every pick scored again":
             monkeypatch.setattr(world.models.target, "close_call", 1e6)
     sizes = {"num_slots": num_slots, "max_prefill_tokens": budget}

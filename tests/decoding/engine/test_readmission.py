@@ -12,7 +12,7 @@ from decoding.network.target import SlotsLostError
 from decoding.scoring.text import ScoredText
 from tests.decoding.tiny import assert_each_once, engine_over, numbered, outputs, random_prompts, run
 from tests.worlds.lanes import Processes, lanes_over
-from tests.worlds.rows import limited
+from tests.worlds.rows import shared
 from tests.worlds.text_world import TextWorld
 
 HEAD = random_prompts([20], seed=31)[0]
@@ -20,7 +20,7 @@ HEAD = random_prompts([20], seed=31)[0]
 
 @pytest.fixture(scope="module")
 def world(models) -> TextWorld:
-    return TextWorld(models, limited)
+    return TextWorld(models, shared)
 
 
 def test_evicted_rows_wait_in_front_of_all_others_and_keep_their_counts(models):
@@ -86,7 +86,7 @@ def test_a_row_that_is_being_seated_when_memory_runs_out_still_waits(models, wor
 def test_a_target_that_is_lost_over_the_same_rows_again_and_again_is_an_error_of_one_step(models, world):
     engine, _ = lanes_over(models, "none", 2)
     engine.submit(found := world.rows())
-    for _ in range(4):
+    for _ in range(2):
         engine.step()
     processes = Processes(engine, every=1, max_losses=3)
     for _ in range(2):
@@ -98,7 +98,7 @@ def test_a_target_that_is_lost_over_the_same_rows_again_and_again_is_an_error_of
     world.compare(found)
 
 
-def test_a_loss_too_many_over_a_scored_prompt_is_an_error_of_the_rows_in_flight_not_of_the_prompt(models):
+def test_a_loss_too_many_over_a_scored_prompt_is_an_error_of_the_rows_in_flight_not_of_the_prompt(models, world):
     engine, _ = lanes_over(models, is_remote=True)
     (prompt,) = random_prompts([40], seed=7)
     engine.submit(world.rows())
