@@ -8,17 +8,16 @@ from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from actors.engine.bad_words import with_bad_word_ids
 from actors.engine.score_translation import ScoredRow, decode_scored_row, encode_scored_row
-from actors.engine.token_engine import TokenEngine
 from actors.engine.translation import EncodedRow, decode_row, encode_row
-from actors.engine.vocabulary import check_row
+from actors.engine.vocabulary import check_row, with_bad_word_ids
 from actors.engines.backend import Backend, Exactness
 from actors.engines.loading import LoadedEngine
 from actors.programs.program import Program
 from actors.programs.program_rows import ProgramRows
 from actors.settings import GeneratorSettings, ProgramSettings
 from actors.units.worker import RowKind
+from decoding.engine.token_engine import TokenEngine
 from decoding.sampling_params import SamplingParams
 from decoding.scope import ONE_FOR_ALL, Scope
 from decoding.sequence import Sequence

@@ -24,10 +24,10 @@ from benchmarks.roofline.hardware import describe_machine, record
 from decoding import SamplingParams, Sequence
 from decoding.cache.kv_cache import KVCache
 from decoding.drafters.model import ModelDrafter
-from decoding.engine.lane import Lane
-from decoding.engine.overlapped.rounds import DeviceRounds
-from decoding.engine.overlapped.rounds_ahead import RoundsAhead
-from decoding.engine.overlapped.shapes import rounded_width
+from decoding.engine.rounds.lane import Lane
+from decoding.engine.rounds.overlapped.inputs import rounded_width
+from decoding.engine.rounds.overlapped.rounds import DeviceRounds
+from decoding.engine.rounds.overlapped.rounds_ahead import RoundsAhead
 from decoding.fused.recordings import Key, Recordings
 from decoding.network.language_model import LanguageModel
 from decoding.pace.cost_table import CostTable

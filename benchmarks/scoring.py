@@ -109,7 +109,7 @@ def _measure(engine: Engine, name: str, rows: list[list[list[int]]], repeats: in
 
     def all_at_once(found: Scores) -> None:
         together = [ScoredText.whole(token_ids, num_top=1) for token_ids in texts]
-        engine.clear_texts()  # what an earlier repeat has read is not read for this one
+        engine.clear()  # what an earlier repeat has read is not read for this one
         engine.score(together)
         found += [text.scores[0] for text in together]
 

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from decoding.engine.engine import Engine
     from decoding.engine.options import EngineOptions
+    from decoding.engine.scored_text import ScoredText
     from decoding.sampling_params import SamplingParams
-    from decoding.scoring.text import ScoredText
     from decoding.sequence import Sequence
     from decoding.speculator import Speculator
 
@@ -17,7 +17,7 @@ _HOMES = {
     "Engine": "decoding.engine.engine",
     "EngineOptions": "decoding.engine.options",
     "SamplingParams": "decoding.sampling_params",
-    "ScoredText": "decoding.scoring.text",
+    "ScoredText": "decoding.engine.scored_text",
     "Sequence": "decoding.sequence",
     "Speculator": "decoding.speculator",
 }

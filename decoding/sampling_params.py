@@ -1,13 +1,79 @@
-"""SamplingParams: what a request asks of the target's distribution and the text's length. Checked when it is made."""
+"""SamplingParams: what a request asks of the target's distribution and the text's length. Checked when it is made.
+
+Its bad words are arrays, made once for all rows that have the same words. Shapes: W words, T tokens of all of them.
+"""
 
 import math
 from collections.abc import Callable, Mapping
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import chain
 from typing import Any
+from weakref import WeakValueDictionary
 
-from decoding.bad_word_list import BadWordList
+import numpy as np
+
 from decoding.grammar.structured import Structured
+
+Words = tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True, eq=False)
+class BadWordList:
+    """Words as token ids, one behind the other. Equal words have one list, which lives as long as its rows."""
+
+    words: Words
+    token_ids_T: np.ndarray[Any, np.dtype[np.int32]]
+    ends_W: np.ndarray[Any, np.dtype[np.int64]]  # where in T each word has ended
+    num_before_W: np.ndarray[Any, np.dtype[np.int64]]  # tokens before a word's last
+
+    @classmethod
+    def of(cls, words: Seq[tuple[int, ...]]) -> "BadWordList":
+        """Return the list of these words, none of which is empty."""
+        words = tuple(words)
+        found = _KNOWN.get(words)
+        if found is None:
+            lengths_W = np.fromiter(map(len, words), np.int64, len(words))
+            token_ids_T = np.fromiter(chain.from_iterable(words), np.int32, int(lengths_W.sum()))
+            found = _KNOWN[words] = cls(words, token_ids_T, lengths_W.cumsum(), lengths_W - 1)
+        return found
+
+    def __len__(self) -> int:
+        """Return the number of words."""
+        return len(self.words)
+
+    def outside(self, vocab_size: int) -> list[int]:
+        """Return the token ids that a vocabulary does not have, in their order."""
+        ids_T = self.token_ids_T
+        found: list[int] = ids_T[(ids_T < 0) | (ids_T >= vocab_size)].tolist()
+        return found
+
+    def completed_by(self, output: Seq[int]) -> list[int]:
+        """Return the last token of each word whose tokens before it are the end of an output."""
+        found: list[int] = []
+        open_N = np.flatnonzero(self.num_before_W <= len(output))  # words that may still be completed
+        for distance in range(len(output) + 1):
+            if distance:
+                open_N = open_N[self.token_ids_T[self.ends_W[open_N] - 1 - distance] == output[-distance]]
+            is_whole_N = self.num_before_W[open_N] == distance
+            found += self.token_ids_T[self.ends_W[open_N[is_whole_N]] - 1].tolist()
+            open_N = open_N[~is_whole_N]
+            if not len(open_N):
+                break
+        return found
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Send the words alone, so that equal lists are one object in another process, too."""
+        # A function of the module: cloudpickle would send a class method by its code, and what the code holds.
+        return _received, (self.words,)
+
+
+_KNOWN: WeakValueDictionary[Words, BadWordList] = WeakValueDictionary()
+
+
+def _received(words: Words) -> BadWordList:
+    return BadWordList.of(words)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +138,12 @@ class SamplingParams:
             value = getattr(self, name)
             if not allows(value):
                 raise ValueError(f"sampling.{name} must be {rule}, got {_shown(value)}")
-        self._settle_ids()
+        if self.allowed_token_ids is not None:
+            ids = tuple(sorted(set(self.allowed_token_ids)))
+            if ids != self.allowed_token_ids:  # rows that share their parameters share one tuple
+                object.__setattr__(self, "allowed_token_ids", ids)
+        words = tuple(word if isinstance(word, str) else tuple(word) for word in self.bad_words)
+        object.__setattr__(self, "bad_words", words)
         if self.min_tokens > self.max_tokens:
             raise ValueError(
                 f"sampling.min_tokens must not exceed max_tokens, got {self.min_tokens} > {self.max_tokens}"
@@ -80,26 +151,12 @@ class SamplingParams:
         object.__setattr__(self, "logit_bias", {int(k): float(v) for k, v in self.logit_bias.items()})
         if self.structured is not None:
             object.__setattr__(self, "structured", Structured.of(self.structured))
-            self._check_end()
-
-    def _settle_ids(self) -> None:
-        """Turn lists into tuples, of which rows that share their parameters share one."""
-        if self.allowed_token_ids is not None:
-            ids = tuple(sorted(set(self.allowed_token_ids)))
-            if ids != self.allowed_token_ids:
-                object.__setattr__(self, "allowed_token_ids", ids)
-        words = tuple(word if isinstance(word, str) else tuple(word) for word in self.bad_words)
-        object.__setattr__(self, "bad_words", words)
-
-    def _check_end(self) -> None:
-        """Refuse what would forbid the end token where a grammar may ask for it."""
-        for name, neutral in (("ignore_eos", False), ("min_tokens", 0)):
-            value = getattr(self, name)
-            if value != neutral:
-                raise ValueError(
-                    f"sampling.{name} is {value!r}, which would forbid the end token where the grammar of "
-                    f"sampling.structured asks for it; leave it out, or ask for longer output in the grammar"
-                )
+            for name, neutral in (("ignore_eos", False), ("min_tokens", 0)):
+                if (value := getattr(self, name)) != neutral:
+                    raise ValueError(
+                        f"sampling.{name} is {value!r}, which would forbid the end token where the grammar of "
+                        f"sampling.structured asks for it; leave it out, or ask for longer output in the grammar"
+                    )
 
     @property
     def is_greedy(self) -> bool:

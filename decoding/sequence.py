@@ -1,8 +1,10 @@
 """Sequence: one sample on its way through the engine. Its tokens, limits, stop state, counts and finish reason."""
 
+import math
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import accumulate
 from typing import Any, Literal
 
@@ -29,6 +31,53 @@ class TokenLogprobs:
     top: tuple[tuple[int, float], ...]  # the most likely tokens, best first
     rank: int | None = None  # tokens that are as likely as the one that was chosen, or likelier; None: not asked for
     best_logit: float | None = None  # of the most likely token; of scores with a list of these, else None
+
+
+@dataclass(eq=False)
+class AskedScores:
+    """What is asked of a row's own tokens, and what was found so far: it stays known when the row loses its slot."""
+
+    pairs: tuple[tuple[int, int], ...]  # (index into the row's tokens, a token that may stand behind it), in order
+    owners: tuple[int, ...]  # the continuation that each pair belongs to
+    num_top: int
+    has_ranks: bool
+    found: list[TokenLogprobs] = field(default_factory=list)  # of the first pairs
+
+    @cached_property
+    def _pair_set(self) -> frozenset[tuple[int, int]]:
+        return frozenset(self.pairs)
+
+    def num_answered(self, num_tokens: int, other: "AskedScores | None") -> int:
+        """Return how many of the first `num_tokens` another row, which has them too, reads for this one.
+
+        Behind them it asks for all that is asked here.
+        """
+        is_alike = other is not None and (self.num_top, self.has_ranks) == (other.num_top, other.has_ranks)
+        answered = other._pair_set if other is not None and is_alike else frozenset()
+        for index, token in self.pairs[len(self.found) :]:
+            if index >= num_tokens:
+                break
+            if (index, token) not in answered:
+                return index
+        return num_tokens
+
+    def take_over(self, other: "AskedScores", num_tokens: int) -> None:
+        """Take the answers behind the first `num_tokens` of a row that has read these tokens, too."""
+        answers = dict(zip(other.pairs, other.found, strict=False))
+        for pair in self.pairs[len(self.found) :]:
+            if pair[0] >= num_tokens:
+                break
+            self.found.append(answers[pair])
+
+    @property
+    def num_known(self) -> int:
+        """How many first tokens were read before, since the answers behind them are known."""
+        return self.pairs[len(self.found)][0] if 0 < len(self.found) < len(self.pairs) else 0
+
+    def take(self, found: Seq[TokenLogprobs]) -> bool:
+        """Take the answers behind a stretch; tell whether all of them are numbers."""
+        self.found += found
+        return not any(math.isnan(entry.logprob) for entry in found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +111,7 @@ class Sequence:
     max_tokens: int = 0  # output limit: params.max_tokens, or less if the context ends first (the engine lowers it)
     num_speculative_tokens: int | None = None  # most tokens that it drafts in a round; None: as many as the engine may
     scope: Scope = ONE_FOR_ALL  # the rows with which it shares what was written and computed
+    asked: AskedScores | None = None  # log-probabilities of its own tokens that are wanted: then it writes nothing
 
     output_token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
@@ -103,7 +153,7 @@ class Sequence:
         if texts := [word for word in params.bad_words if isinstance(word, str)]:
             raise ValueError(
                 f"sampling.bad_words has the text {texts[0]!r}, but token ids have no text: name the token ids of each "
-                "word (actors.engine.bad_words.with_bad_word_ids asks a tokenizer)"
+                "word (actors.engine.vocabulary.with_bad_word_ids asks a tokenizer)"
             )
         _ = params.bad_word_list  # is made here, in the thread that makes the row, and not in the engine's
         return cls(
@@ -180,7 +230,9 @@ class Sequence:
         num_before, num_tokens = len(output), len(token_ids)
         self.num_rounds += 1
         self.num_draft_tokens += num_draft_tokens
-        if num_before + num_tokens < self.max_tokens and self._has_no_end(token_ids, eos_token_ids):
+        stop_ids = self.params.stop_token_ids
+        may_end = not eos_token_ids.isdisjoint(token_ids) or (stop_ids and set(stop_ids).intersection(token_ids))
+        if num_before + num_tokens < self.max_tokens and not may_end:  # as in nearly all rounds
             output += token_ids
         else:
             for token_id in token_ids:
@@ -215,11 +267,6 @@ class Sequence:
     def fail(self, message: str) -> None:
         """End with an error; the tokens so far are not a result."""
         self.finish_reason, self.error = "error", message
-
-    def _has_no_end(self, token_ids: Seq[int], eos_token_ids: frozenset[int]) -> bool:
-        """Tell whether none of these tokens may end the text, which is so in nearly all rounds."""
-        stop_ids = self.params.stop_token_ids
-        return eos_token_ids.isdisjoint(token_ids) and not (stop_ids and set(stop_ids).intersection(token_ids))
 
     def _finish_at_token(self, token_id: int, eos_token_ids: frozenset[int]) -> None:
         num_output = len(self.output_token_ids)

@@ -10,9 +10,8 @@ from fastapi import FastAPI, Request
 from starlette.responses import Response
 
 from actors.engine.requests import EngineFacts
-from endpoint.answers.chat import chat
-from endpoint.answers.completions import complete
 from endpoint.answers.responses import create_response
+from endpoint.answers.texts import chat, complete
 from endpoint.batches.routes import add_batch_routes
 from endpoint.batches.service import BatchService
 from endpoint.http.errors import ApiError

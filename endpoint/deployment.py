@@ -17,11 +17,11 @@ from actors.settings import GeneratorSettings
 from actors.workers.replica import Replica, ReplicaSettings
 from endpoint.batches.batch import BatchSettings
 from endpoint.batches.process import BatchesProcess
-from endpoint.deployment_settings import DeploymentSettings as DeploymentSettings
 from endpoint.edge.install import EdgeSettings
 from endpoint.gate.gate import INGRESS_NAME, PROTOCOL, Gate, environment
 from endpoint.http.bodies import Limits
 from endpoint.ingress import Ingress
+from endpoint.service.served_model import DeploymentSettings as DeploymentSettings
 from endpoint.service.served_model import ServedModel, deployment_name
 from pipeline.logs import LogSettings
 from pipeline.ray_internals import begin_deleting, serve_details, serve_http_options, with_version
@@ -197,8 +197,7 @@ def is_deployed() -> bool:
 
 def deployed_version() -> DeployedVersion | None:
     """Return the version of the application of our name that was deployed last, if it has one."""
-    deployments = serve_details(_REPLY_S)["applications"].get(APP_NAME, {}).get("deployments", {})
-    said = deployments.get(REPLICA_NAME, {}).get("deployment_config", {}).get("user_config") or {}
+    said = _deployed_config(REPLICA_NAME)
     return DeployedVersion(said["version"], said["rest"], said["draft"]) if "version" in said else None
 
 
@@ -207,10 +206,13 @@ def deployed_mark() -> str | None:
 
     Neither Serve's status nor its deployment times (2.60) show that an application was deployed over another.
     """
-    deployments = serve_details(_REPLY_S)["applications"].get(APP_NAME, {}).get("deployments", {})
-    config = deployments.get(INGRESS_NAME, {}).get("deployment_config", {})
-    mark: str | None = (config.get("user_config") or {}).get(_MARK)
+    mark: str | None = _deployed_config(INGRESS_NAME).get(_MARK)
     return mark
+
+
+def _deployed_config(deployment: str) -> dict[str, Any]:
+    deployments = serve_details(_REPLY_S)["applications"].get(APP_NAME, {}).get("deployments", {})
+    return deployments.get(deployment, {}).get("deployment_config", {}).get("user_config") or {}
 
 
 def deploy(application: Any) -> DeploymentHandle:

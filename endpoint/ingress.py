@@ -66,9 +66,12 @@ class Ingress:
             )
             for model, handle in zip(models, replicas, strict=True)
         ]
+        codecs = [load_codec(model.settings) for model in models]
+        for codec in codecs:
+            warn_of_late_text(codec)
         services = [
-            _service(model, backend, metrics)
-            for model, backend, metrics in zip(models, backends, self._metrics, strict=True)
+            Service(model.service, codec, backend, metrics)
+            for model, codec, backend, metrics in zip(models, codecs, backends, self._metrics, strict=True)
         ]
         batch_service = None
         if batch_settings is not None:
@@ -102,13 +105,6 @@ class Ingress:
     def __serve_build_asgi_app__(self) -> FastAPI:
         """Return the application that Ray Serve runs."""
         return self._app
-
-
-def _service(model: ServedModel, backend: Replicas, metrics: ServingMetrics) -> Service:
-    """Return the service of a model, with its tokenizer."""
-    codec = load_codec(model.settings)
-    warn_of_late_text(codec)
-    return Service(model.service, codec, backend, metrics)
 
 
 async def _answers(broadcast: Any) -> list[Any]:

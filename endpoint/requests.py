@@ -17,7 +17,7 @@ from pipeline.requests.body import TEXT, Body, asks, read, text, unsupported
 from pipeline.requests.texts import ChatAsked, CompletionAsked, Conversation, ResponseAsked
 from pipeline.requests.token_kinds import TOKEN_IDS
 from pipeline.text.chat import Chat
-from pipeline.text.templates.messages import check_calls, check_id
+from pipeline.text.templates.messages import check_calls, check_id, content_texts
 from pipeline.text.tools.asked import read_tools
 
 _Body = TypeVar("_Body", bound=Body)
@@ -174,22 +174,9 @@ def _thought(where: str, item: dict[str, Any]) -> str:
 
 
 def _text(where: str, content: Any) -> str:
-    if isinstance(content, str):
-        return content
-    if not isinstance(content, list) or not content:
-        raise FieldError(where, "expected a string, or a list of text parts")
-    texts = []
-    for index, part in enumerate(content):
-        place = f"{where}[{index}]"
-        if not isinstance(part, dict) or not isinstance(part.get("type"), str):
-            raise FieldError(place, "expected an object with a type and a text")
-        if part["type"] not in _TEXTS:
-            reason = f"{part['type']!a:.64} is not supported, only text is"
-            raise FieldError(f"{place}.type", reason, is_unsupported=True)
-        if not isinstance(part.get("text"), str):
-            raise FieldError(f"{place}.text", "expected a string")
-        _refuse_others(place, part, {"text", "annotations", "logprobs"})
-        texts.append(part["text"])
+    texts = content_texts(where, content, _TEXTS, "text is")
+    for index, part in enumerate(content if isinstance(content, list) else ()):
+        _refuse_others(f"{where}[{index}]", part, {"text", "annotations", "logprobs"})
     return "".join(texts)
 
 

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 from transformers import AutoConfig, PretrainedConfig
 
-from decoding.checkpoint.footprint import GIB, Footprint, footprint_of
 from decoding.checkpoint.fp8_format import fp8_format
+from decoding.checkpoint.loading import GIB, Footprint, footprint_of
 
 GPU_GIB = {  # as CUDA reports them to programs
     "H200 (141 GB)": 139.7,

@@ -62,11 +62,6 @@ class FieldError(RowError):
         self.code: Code = "unsupported_parameter" if is_unsupported else code
         super().__init__(stage, f"{where}: {reason}")
 
-    @property
-    def is_unsupported(self) -> bool:
-        """Whether the field is known and cannot be honoured."""
-        return self.code == "unsupported_parameter"
-
     def inside(self, prefix: str) -> FieldError:
         """Return the same error of a field of a line, in which the request's fields have this prefix ("body.")."""
         return FieldError(f"{prefix}{self.where}", self.reason, code=self.code, stage="params")

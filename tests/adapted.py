@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from decoding.checkpoint import kept_folder
+from decoding.checkpoint import model_files
 
 
 def save_adapter(base: str | Path, folder: Path, seed: int, scale: float = 0.3) -> str:
@@ -27,4 +27,4 @@ def save_adapter(base: str | Path, folder: Path, seed: int, scale: float = 0.3) 
 
 def keep_merged_models_in(folder: Path, patch: pytest.MonkeyPatch) -> None:
     """Let models be merged under `folder`, and not in the user's cache."""
-    patch.setattr(kept_folder, "HF_HOME", str(folder))
+    patch.setattr(model_files, "HF_HOME", str(folder))

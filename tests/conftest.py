@@ -49,15 +49,15 @@ def ray_address() -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
-def plain_run(tmp_path_factory: pytest.TempPathFactory, text_pair: tuple[str, str], ray_address: str) -> Path:
-    """A folder with in.jsonl (30 good rows and one that cannot be read), the finished run out/, and the output of its
-    driver in out.txt and err.txt. Tests only read it; a test that changes a run copies it first."""
+def plain_run(tmp_path_factory: pytest.TempPathFactory, text_pair: tuple[str, str]) -> Path:
+    """A folder with in.jsonl (30 good rows and one that cannot be read), the run out/, finished without Ray, and the
+    output of its driver in out.txt and err.txt. Tests only read it; a test that changes a run copies it first."""
     from jobs import generate  # imported here, because it takes seconds that most tests need not spend
     from tests.jobs.runs import arguments, prompts, write_jsonl
 
     folder = tmp_path_factory.mktemp("finished")
     source = write_jsonl(folder / "in.jsonl", [*prompts(30), "{not json"])
-    command = arguments(source, folder / "out", text_pair, "--engine.draft_length=fixed")
+    command = arguments(source, folder / "out", text_pair, "--engine.draft_length=fixed", "--run.local")
     out, err = StringIO(), StringIO()
     with redirect_stdout(out), redirect_stderr(err):
         exit_code = generate.main(command)

@@ -3,8 +3,8 @@
 import json
 from dataclasses import replace
 
-from decoding.grammar.beginnings import first_possible
 from decoding.grammar.definition import problem_with
+from decoding.grammar.grammars import first_possible
 from decoding.grammar.structured import Structured
 from decoding.sampling_params import SamplingParams
 from pipeline.errors import FieldError

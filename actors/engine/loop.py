@@ -3,8 +3,7 @@
 Several work units (or requests) in flight feed the same engine, so its slots stay full across their borders.
 
 If memory runs out, the engine goes on with half the slots, and rows in flight go on from the tokens that they have. A
-row that runs out of memory even alone fails alone. Texts that are only scored are treated alike: a forward of them runs
-between two steps, and beside a single slot, whose memory is reserved in any case, each of them is tried alone.
+row that runs out of memory even alone fails alone. Texts that are scored are rows, too.
 
 Sequences in the background (those of batches) enter the engine only where the others leave slots: `backlog.py`.
 
@@ -25,12 +24,11 @@ import torch
 
 from actors.engine.backlog import Backlog
 from actors.engine.deltas import Delta, DeltaStream
-from actors.engine.token_engine import TokenEngine
 from actors.engine.watchdog import Watchdog, end_process
 from decoding.device import is_out_of_memory
 from decoding.engine.draft_in_use import DraftRollback
-from decoding.engine.engine import TargetLostError
-from decoding.scoring.text import ScoredText
+from decoding.engine.scored_text import ScoredText
+from decoding.engine.token_engine import TargetLostError, TokenEngine
 from decoding.sequence import Sequence
 from pipeline.logs import Event, failure_event
 
@@ -72,9 +70,6 @@ class EngineLoop:
         self._inbox: list[Sequence] = []
         self._unfinished: dict[Sequence, asyncio.Future[None]] = {}
         self._streams: list[DeltaStream] = []
-        self._scored: dict[ScoredText, asyncio.Future[None]] = {}  # that have no scores yet
-        self._scoring: asyncio.Task[None] | None = None  # runs while there are any
-        self._stepping = asyncio.Lock()  # held over a step and what follows from it: no resizing in between
         self._busy_seconds = 0.0
         self._num_out_of_memory = 0
         self._num_texts = self._num_tokens = 0  # that were finished
@@ -133,77 +128,11 @@ class EngineLoop:
             await asyncio.gather(finishing, return_exceptions=True)
 
     async def score(self, texts: Seq[ScoredText]) -> None:
-        """Return when each of these texts has its scores, or an error. Texts of all callers share forwards.
-
-        A forward runs between any two steps. If the wait is cancelled, the texts are dropped. If the engine itself
-        fails, every waiting caller fails.
-        """
-        loop = asyncio.get_running_loop()
-        futures = {text: loop.create_future() for text in texts if not text.is_finished}
-        self._scored.update(futures)
-        self._thread.submit(self.engine.submit_texts, list(futures))
-        if self._scoring is None or self._scoring.done():
-            self._scoring = loop.create_task(self._run_scoring())
-        try:
-            await asyncio.gather(*futures.values())
-        except asyncio.CancelledError:
-            for text in futures:
-                self._scored.pop(text, None)
-            self._thread.submit(self.engine.drop_texts, list(futures))
-            raise
-
-    async def _run_scoring(self) -> None:
-        while self._scored:
-            num_slots = self.engine.options.num_slots
-            try:
-                finished = await asyncio.get_running_loop().run_in_executor(self._thread, self._step_texts)
-            except Exception as error:  # noqa: BLE001 - handed to every waiting caller, or mended
-                await self._recover(error, num_slots)
-                continue
-            self._num_texts += len(finished)
-            for text in finished:
-                future = self._scored.pop(text, None)
-                if future is not None and not future.done():
-                    future.set_result(None)
-
-    async def _recover(self, error: Exception, num_slots: int) -> None:
-        """Let texts go on after a step of them that raised for lack of memory; else fail every waiting caller."""
-        if isinstance(error, TargetLostError) and self.engine.is_lost:
-            end_process(Event("target lost", cause=str(error)))
-        if is_out_of_memory(error):
-            clear_frames(error.__traceback__)
-            self._num_out_of_memory += 1
-            if await self._make_room(num_slots, error):
-                return
-            if num_slots == 1:
-                why = "memory ran out over this text, beside a single slot; shorten it, or use more memory"
-                await asyncio.get_running_loop().run_in_executor(self._thread, self.engine.give_way, why)
-                return
-        await asyncio.get_running_loop().run_in_executor(self._thread, self.engine.clear_texts)
-        for future in self._scored.values():
-            if not future.done():
-                future.set_exception(error)
-        self._scored.clear()
-
-    def _step_texts(self) -> list[ScoredText]:
-        started = time.monotonic()
-        try:
-            with self._watchdog:
-                return self.engine.step_texts()
-        finally:
-            self._busy_seconds += time.monotonic() - started
-
-    async def _make_room(self, num_slots: int, error: Exception) -> bool:
-        """Tell whether there are fewer than `num_slots` slots now, so that texts may go on."""
-        async with self._stepping:
-            if self.engine.options.num_slots < num_slots:
-                return True
-            if num_slots == 1:
-                return False
-            if await self._halve():
-                return True
-            await self._fail_all(error)
-            return False
+        """Return when each of these texts has its scores, or an error; as `finish` does for their rows."""
+        await self.finish(self.engine.rows_of(texts))
+        for text in texts:
+            text.collect()
+        self._num_texts += len(texts)
 
     def _drop(self, sequences: Seq[Sequence]) -> None:
         dropped = set(sequences)
@@ -263,37 +192,36 @@ class EngineLoop:
     async def _advance(self) -> bool:
         """Do one step, and what follows from it; return False if there was nothing to do, or the engine failed."""
         loop = asyncio.get_running_loop()
-        async with self._stepping:
-            if not self._inbox and not self._backlog.waiting and not self.engine.has_work:
+        if not self._inbox and not self._backlog.waiting and not self.engine.has_work:
+            return False
+        newcomers, self._inbox = self._inbox, []
+        if self._backlog.waiting:
+            num_others = len(self._unfinished) - len(self._backlog)
+            newcomers += self._backlog.take(self.engine.options.num_slots, num_others)
+        finished: list[Sequence] = []
+        try:
+            finished = await loop.run_in_executor(self._thread, self._step, newcomers, loop)
+        except TargetLostError as error:
+            end_process(Event("target lost", cause=str(error)))
+        except Exception as error:  # noqa: BLE001 - handed to every waiting caller
+            is_memory = is_out_of_memory(error)
+            if is_memory:
+                # The frames hold the failed step's tensors. Not in the thread: that would end this coroutine.
+                clear_frames(error.__traceback__)
+                self._num_out_of_memory += 1
+            if not is_memory or not await self._halve():
+                await self._fail_all(error)
                 return False
-            newcomers, self._inbox = self._inbox, []
-            if self._backlog.waiting:
-                num_others = len(self._unfinished) - len(self._backlog)
-                newcomers += self._backlog.take(self.engine.options.num_slots, num_others)
-            finished: list[Sequence] = []
-            try:
-                finished = await loop.run_in_executor(self._thread, self._step, newcomers, loop)
-            except TargetLostError as error:
-                end_process(Event("target lost", cause=str(error)))
-            except Exception as error:  # noqa: BLE001 - handed to every waiting caller
-                is_memory = is_out_of_memory(error)
-                if is_memory:
-                    # The frames hold the failed step's tensors. Not in the thread: that would end this coroutine.
-                    clear_frames(error.__traceback__)
-                    self._num_out_of_memory += 1
-                if not is_memory or not await self._halve():
-                    await self._fail_all(error)
-                    return False
-            for stream in self._streams:
-                stream.look(len(self._streams) / _MAX_SENT_PER_S)
-            self._backlog.remove(finished)
-            for sequence in finished:
-                future = self._unfinished.pop(sequence)
-                self._num_texts += 1
-                self._num_tokens += len(sequence.output_token_ids)
-                if not future.done():
-                    future.set_result(None)
-            return True
+        for stream in self._streams:
+            stream.look(len(self._streams) / _MAX_SENT_PER_S)
+        self._backlog.remove(finished)
+        for sequence in finished:
+            future = self._unfinished.pop(sequence)
+            self._num_texts += sequence.asked is None
+            self._num_tokens += len(sequence.output_token_ids)
+            if not future.done():
+                future.set_result(None)
+        return True
 
     async def _fail_all(self, error: Exception) -> None:
         """Fail every waiting caller, including those that come while the engine is cleared."""
@@ -337,8 +265,9 @@ class EngineLoop:
     def _resize(self, num_slots: int) -> None:
         alone = self.engine.in_flight if not num_slots else []
         self.engine.resize(max(1, num_slots))
-        why = "memory ran out although nothing else ran; lower sampling.max_tokens, or use more memory"
-        self.engine.drop(alone, why)
+        for row in alone:
+            remedy = "lower sampling.max_tokens" if row.asked is None else "shorten the text"
+            self.engine.drop([row], f"memory ran out although nothing else ran; {remedy}, or use more memory")
 
 
 def _estimated_length(sequence: Sequence) -> int:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from actors.engine.translation import top_logprobs
-from decoding.scoring.text import ScoredText
+from decoding.engine.scored_text import ScoredText
 from decoding.sequence import TokenLogprobs
 from pipeline.errors import RowError
 from pipeline.inputs.rows import InputRow

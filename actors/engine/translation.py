@@ -5,8 +5,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from actors.engine.answer_grammar import with_answer_grammar
-from actors.engine.bad_words import with_bad_word_ids
 from actors.engine.row_options import RowOptions
+from actors.engine.vocabulary import with_bad_word_ids
 from actors.settings import GeneratorSettings
 from decoding.grammar.definition import problem_with
 from decoding.sampling_params import SamplingParams

@@ -1,11 +1,13 @@
-"""The check of token ids that a request or a row names against those that the model has."""
+"""The token ids that a request or a row names, against those that the model has; and those of its bad words."""
 
 from collections.abc import Collection
+from dataclasses import replace
 from itertools import chain
 
 from decoding.sampling_params import SamplingParams
 from pipeline.inputs.rows import InputRow
 from pipeline.requests.token_kinds import check_token_ids, outside_vocabulary
+from pipeline.text.codec import TextCodec
 
 _NAMES = ("logit_bias", "stop_token_ids", "allowed_token_ids", "bad_words")
 
@@ -32,3 +34,13 @@ def check_row(row: InputRow, params: SamplingParams, vocab_size: int) -> None:
     if isinstance(row.prompt, list):
         check_token_ids("prompt", row.prompt, vocab_size)
     check_vocabulary(params, vocab_size, row.overrides)
+
+
+def with_bad_word_ids(params: SamplingParams, codec: TextCodec) -> SamplingParams:
+    """Return the parameters with token ids in place of texts; the argument itself if it has no texts.
+
+    Raises ValueError for a text that has none.
+    """
+    if not any(isinstance(word, str) for word in params.bad_words):
+        return params
+    return replace(params, bad_words=codec.bad_words(params.bad_words))

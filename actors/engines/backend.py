@@ -13,7 +13,7 @@ from decoding.choices import LOSSY, NEED_A_MODEL, TEXT_DEPENDS_ON_DRAFT, TEXT_IS
 
 if TYPE_CHECKING:
     from actors.drafts.remote_drafter import DraftLinks
-    from actors.engine.token_engine import Loaded
+    from actors.engines.loaded import Loaded
 
 
 # proved: the texts are the target's own, token for token, whatever drafts, batch or crash (docs/promise.md).

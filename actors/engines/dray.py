@@ -8,7 +8,7 @@ import torch
 from transformers import PretrainedConfig
 
 from actors.drafts.remote_drafter import DraftLinks
-from actors.engine.token_engine import Loaded
+from actors.engines.loaded import Loaded
 from actors.placement import StageSettings
 from actors.settings import GeneratorSettings, ModelSettings
 from actors.stages.group import StageGroup
@@ -16,15 +16,14 @@ from actors.stages.pipeline import StagePipeline
 from actors.stages.probe import check_chain
 from actors.stages.target import ShardedModel
 from decoding.checkpoint.fp8_format import dtype_beside_fp8, fp8_format
-from decoding.checkpoint.layer_range import cut
-from decoding.checkpoint.layer_subset import check_can_be_cut, num_layers
+from decoding.checkpoint.layer_subset import check_can_be_cut, cut, num_layers
 from decoding.checkpoint.rank import check_can_be_sharded, check_device
 from decoding.checkpoint.supported import check_same_vocabulary, load_config, max_positions
 from decoding.choices import TEXT_DEPENDS_ON_DRAFT
 from decoding.device import Device
 from decoding.drafters import NEED_A_MODEL
 from decoding.engine.engine import Engine
-from decoding.engine.lane import divide_slots
+from decoding.engine.rounds.lane import divide_slots
 from decoding.fused.kernels import linear_kind
 from decoding.gpu.available import gpu_kind
 from decoding.heads.fit import fitting_config

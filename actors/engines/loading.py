@@ -12,8 +12,8 @@ import ray
 from actors import metric_table as metrics
 from actors.drafts.remote_drafter import DraftLinks
 from actors.engine.loop import EngineLoop, EngineStats
-from actors.engine.token_engine import Loaded
 from actors.engines import backend_of
+from actors.engines.loaded import Loaded
 from actors.metrics import Heartbeat, Metrics
 from actors.settings import GeneratorSettings
 from decoding.checkpoint.supported import model_folder

@@ -14,7 +14,7 @@ from decoding.choices import NEED_A_HEAD
 
 if TYPE_CHECKING:
     from actors.drafts.remote_drafter import DraftLinks
-    from actors.engine.token_engine import Loaded
+    from actors.engines.loaded import Loaded
 
 _INVARIANCE = "VLLM_BATCH_INVARIANT"
 # Arguments of vLLM that say how much memory it may take, and not what is computed.
@@ -141,7 +141,7 @@ class Vllm(Backend):
         return {"vllm": _version()}
 
     def load(self, links: DraftLinks | None = None) -> Loaded:
-        from actors.engine.token_engine import Loaded
+        from actors.engines.loaded import Loaded
         from actors.vllm.arguments import check, prepare_environment
 
         check(self.settings)

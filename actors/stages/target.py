@@ -256,7 +256,7 @@ class ShardedModel:
     def _receive(
         self, tap: FeatureTap, slots: Seq[int], starts: Seq[int], lengths: Seq[int], token_ids: list[int], streams: Any
     ) -> None:
-        """Hand out the features of a step's tokens."""
+        """Give the features of a step's tokens to those who wait for them."""
         features_NH = self._features(tap, streams)
         tap.receive(list(slots), list(starts), list(lengths), to_device(token_ids, self.device), features_NH)
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from actors.settings import GeneratorSettings
-from decoding.checkpoint.footprint import cache_of
+from decoding.checkpoint.loading import cache_of
 from decoding.checkpoint.supported import max_positions, read_config
 from decoding.drafters import NEED_A_HEAD, NEED_A_MODEL
 from decoding.engine.load import settle_max_model_len

@@ -6,14 +6,11 @@ another process, as after every death. vLLM reads its environment when it is imp
 """
 
 import time
-from collections import deque
-from collections.abc import Iterable, Mapping
-from collections.abc import Sequence as Seq
+from collections.abc import Mapping, Set
 from dataclasses import replace
-from itertools import count, islice
+from itertools import count
 from typing import Any
 
-import torch
 import vllm
 from vllm.engine.arg_utils import EngineArgs
 from vllm.exceptions import VLLMClientError
@@ -26,17 +23,13 @@ from actors.vllm.arguments import engine_arguments, machine_variables, problem_w
 from actors.vllm.expansion import mend_expansion
 from actors.vllm.forms import Forms
 from actors.vllm.probe import check_drafts
-from actors.vllm.requests import Running, scoring_params, token_logprobs, vllm_params, vllm_prompt
+from actors.vllm.requests import Running, asked_logprobs, scoring_params, vllm_params, vllm_prompt
 from decoding.checkpoint.generation import end_token_ids_of
 from decoding.checkpoint.supported import in_one_line, read_config
 from decoding.device import Device
-from decoding.engine.draft_in_use import DraftRollback
-from decoding.engine.engine import TargetLostError
-from decoding.engine.limits import Limits
-from decoding.scoring.text import ScoredText
+from decoding.engine.scored_text import ScoredText
+from decoding.engine.token_engine import Limits, TargetLostError, TokenEngine
 from decoding.sequence import Sequence
-
-_NO_SWAP = "engine.backend is 'vllm', and vLLM keeps the draft that it was loaded with; only backend 'dray' replaces it"
 
 
 def _end_ids(settings: GeneratorSettings) -> frozenset[int]:
@@ -61,8 +54,13 @@ def _message_of(error: Exception) -> str:
     return in_one_line(error)
 
 
-class VllmEngine:
+class VllmEngine(TokenEngine):
     """vLLM's engine as Dray's workers see one."""
+
+    options: EngineSettings
+    _why_draft_stays = (
+        "engine.backend is 'vllm', and vLLM keeps the draft that it was loaded with; only backend 'dray' replaces it"
+    )
 
     def __init__(self, settings: GeneratorSettings) -> None:
         """Load the models into a vLLM engine. Raises ValueError with what vLLM refuses."""
@@ -77,9 +75,8 @@ class VllmEngine:
         self._engine.input_processor.generation_config_fields.clear()
         self._engine.renderer.get_eos_token_id = lambda: None
         model = self._engine.vllm_config.model_config
-        self.options: EngineSettings = replace(settings.engine, num_slots=arguments["max_num_seqs"])
-        self.max_model_len: int = model.max_model_len
-        self._limits = Limits(model.max_model_len, model.get_vocab_size(), _end_ids(settings))
+        limits = Limits(model.max_model_len, model.get_vocab_size(), _end_ids(settings))
+        super().__init__(limits, replace(settings.engine, num_slots=arguments["max_num_seqs"]))
         self._forms = Forms(self._engine, self._limits.vocab_size, self._limits.eos_token_ids)
         self._arguments = arguments
         self.has_drafts = self._engine.vllm_config.speculative_config is not None
@@ -88,64 +85,22 @@ class VllmEngine:
         adapter = settings.engine.vllm.get("lora")
         self._lora = None if adapter is None else LoRARequest("lora", 1, str(adapter))
         self._names = map(str, count())
-        self._waiting: deque[Sequence] = deque()
         self._running: dict[str, Running] = {}  # by the name that the request has here
-        self._ended: list[Sequence] = []  # the next step returns them
-        self._unscored: deque[tuple[ScoredText, int]] = deque()  # continuations that wait to be scored
-        self._scoring: dict[str, tuple[ScoredText, int]] = {}  # those that vLLM has, by the name of their request
-        self._num_unscored: dict[ScoredText, int] = {}  # continuations of each text that are not scored yet
-        self._ended_texts: list[ScoredText] = []  # the next step of texts returns them
         self._failure: TargetLostError | None = None
-        self.round_seconds = 0.0
+        self._round_seconds = 0.0
         if self.has_drafts:
             mend_expansion()
             check_drafts(self)
 
     @property
-    def vocab_size(self) -> int:
-        """Token ids of the target."""
-        return self._limits.vocab_size
-
-    @property
-    def eos_token_ids(self) -> frozenset[int]:
-        """The token ids that end a text."""
-        return self._limits.eos_token_ids
-
-    @property
-    def close_call(self) -> float:
-        """0: what rounding does in vLLM is not known."""
-        return 0.0
-
-    @property
-    def has_work(self) -> bool:
-        """Whether a step would return or advance anything."""
-        return bool(self._running or self._waiting or self._ended)
+    def round_seconds(self) -> float:
+        """Seconds spent in vLLM's steps."""
+        return self._round_seconds
 
     @property
     def in_flight(self) -> list[Sequence]:
         """The sequences that vLLM works on."""
         return [running.sequence for running in list(self._running.values())]
-
-    @property
-    def num_running(self) -> int:
-        """The number of sequences that vLLM works on."""
-        return len(self._running)
-
-    draft_version = 0
-    has_remote_drafts = False
-    controls_drafts = False
-
-    def replace_draft(self, weights: Mapping[str, torch.Tensor], version: int) -> None:
-        """Refuse: vLLM keeps the draft that it was loaded with."""
-        raise ValueError(_NO_SWAP)
-
-    def draft_was_replaced(self, version: int) -> None:
-        """Refuse, as `replace_draft`."""
-        raise ValueError(_NO_SWAP)
-
-    def take_rollback(self) -> DraftRollback | None:
-        """Return None: no draft is ever replaced."""
-        return None
 
     def footer(self) -> dict[str, str | bool | int]:
         """Return what a part records about this engine."""
@@ -168,22 +123,6 @@ class VllmEngine:
         own = {name: str(value) for name, value in self._arguments.items() if value is not None}
         return {**self.footer(), "slots": self.options.num_slots, "arguments": own}
 
-    def submit(self, sequences: Iterable[Sequence]) -> None:
-        """Queue sequences. One that cannot run comes back from the next step with finish_reason 'error'."""
-        for sequence in sequences:
-            if not sequence.is_finished and (problem := self.problem_with(sequence)):
-                sequence.fail(problem)
-            if sequence.is_finished:
-                self._ended.append(sequence)
-            else:
-                sequence.max_tokens = min(sequence.max_tokens, self.max_model_len - len(sequence.prompt_token_ids))
-                self._waiting.append(sequence)
-
-    @property
-    def is_lost(self) -> bool:
-        """Whether vLLM has failed, so that nothing can run any more."""
-        return self._failure is not None
-
     def step(self) -> list[Sequence]:
         """Give vLLM the rows for which it has slots, advance all by one of its steps, and return the finished ones.
 
@@ -191,10 +130,9 @@ class VllmEngine:
         """
         while self._waiting and len(self._running) < self.options.num_slots:
             self._begin(self._waiting.popleft())
-        if self._running or self._scoring or self.is_lost:
+        if self._running or self._failure is not None:
             self._advance()
-        finished, self._ended = self._ended, []
-        return finished
+        return self._take_ended()
 
     def _advance(self) -> None:
         started = time.monotonic()
@@ -206,12 +144,15 @@ class VllmEngine:
         except Exception as error:  # whatever it was, vLLM has no way back
             self._failure = TargetLostError(f"vLLM failed: {type(error).__name__}: {error}")
             raise self._failure from error
-        self.round_seconds += time.monotonic() - started
+        self._round_seconds += time.monotonic() - started
 
     def _begin(self, sequence: Sequence) -> None:
         name, prompt = next(self._names), vllm_prompt(sequence.prompt_token_ids, sequence.scope)
         try:
-            params = vllm_params(sequence, self._limits.eos_token_ids)
+            if sequence.asked is not None:
+                params = scoring_params(sequence.asked.num_top)
+            else:
+                params = vllm_params(sequence, self._limits.eos_token_ids)
             internal_id = self._engine.add_request(name, prompt, params, lora_request=self._lora)
         except (ValueError, VLLMClientError) as error:  # of this row alone
             sequence.fail(f"vLLM refuses it: {in_one_line(error)}")
@@ -221,23 +162,29 @@ class VllmEngine:
 
     def _take(self, output: Any) -> None:
         """Take what a step added to one request."""
-        if output.request_id in self._scoring and output.prompt_logprobs is not None:
-            self._take_scores(output.request_id, output.prompt_logprobs)
         running = self._running.get(output.request_id)
         if running is None:
+            return
+        sequence = running.sequence
+        if sequence.asked is not None:
+            if output.prompt_logprobs is not None:
+                sequence.asked.take(asked_logprobs(output.prompt_logprobs, sequence.asked))
+                sequence.finish_reason = "stop"
+                self._end(output.request_id, output)
             return
         (completion,) = output.outputs
         request = self._requests.get(running.internal_id)
         metrics = completion.spec_decode_metrics if request is None else request.spec_decode_metrics
         running.take(completion, metrics, self._limits.eos_token_ids)
-        sequence = running.sequence
         self._check_form(sequence)
         sequence.num_cached_tokens = output.num_cached_tokens or 0
         if sequence.is_finished:
-            del self._running[output.request_id]
-            self._ended.append(sequence)
-            if not output.finished:  # a stop string, of which vLLM knows nothing
-                self._engine.abort_request([output.request_id])
+            self._end(output.request_id, output)
+
+    def _end(self, name: str, output: Any) -> None:
+        self._ended.append(self._running.pop(name).sequence)
+        if not output.finished:  # a stop string, of which vLLM knows nothing, or the token behind a scored text
+            self._engine.abort_request([name])
 
     def _check_form(self, sequence: Sequence) -> None:
         """Fail a sequence that has ended without the form that it should have."""
@@ -247,30 +194,19 @@ class VllmEngine:
         if problem := self._forms.problem_with_end(structured, sequence.output_token_ids):
             sequence.fail(problem)
 
-    def drop(self, sequences: Iterable[Sequence], why: str = "it was dropped") -> None:
-        """Drop sequences that are not wanted. Each ends at once, with finish_reason 'error'; none is a result."""
-        unwanted = set(sequences)
-        kept = [sequence for sequence in self._waiting if sequence not in unwanted]
-        dropped = [sequence for sequence in self._waiting if sequence in unwanted]
-        running = {name: each.sequence for name, each in self._running.items() if each.sequence in unwanted}
-        for sequence in (*dropped, *running.values()):
-            sequence.fail(why)
-            self._ended.append(sequence)  # before it leaves the others: at no moment is there nothing to do
-        self._waiting = deque(kept)
-        for name in running:
+    @property
+    def _stoppable(self) -> list[Sequence]:
+        return self.in_flight
+
+    def _stop(self, sequences: Set[Sequence]) -> None:
+        names = [name for name, running in self._running.items() if running.sequence in sequences]
+        for name in names:
             del self._running[name]
-        self._engine.abort_request(list(running))
+        self._engine.abort_request(names)
 
     def clear(self) -> None:
-        """Forget every sequence."""
-        self._engine.abort_request(list(self._running))
-        self._running.clear()
-        self._waiting.clear()
-        self._ended.clear()
-
-    def up_next(self) -> set[Sequence]:
-        """Return the waiting sequences that get a slot in the next step."""
-        return set(islice(tuple(self._waiting), max(0, self.options.num_slots - len(self._running))))
+        super().clear()
+        self._stop(set(self.in_flight))
 
     def resize(self, num_slots: int) -> None:
         """Run at most this many rows at once. Raises RuntimeError for none, or more than vLLM was loaded with."""
@@ -289,99 +225,8 @@ class VllmEngine:
         return None if params.structured is None else self._forms.problem_with(params.structured)
 
     def problem_with_text(self, text: ScoredText) -> str | None:
-        """Return why the engine cannot score this text; None if it can. Any thread may ask.
+        """Return why the engine cannot score this text, as `TokenEngine.problem_with_text`.
 
         vLLM writes a token behind each text that it scores, so a text is shorter than the context.
         """
         return self._limits.problem_with_text(text, num_behind=1)
-
-    def submit_texts(self, texts: Iterable[ScoredText]) -> None:
-        """Queue texts; each continuation is a request of its own, and vLLM shares what they begin with if it does."""
-        for text in texts:
-            if not text.is_finished and (problem := self.problem_with_text(text)):
-                text.fail(problem)
-            if text.is_finished:
-                self._ended_texts.append(text)
-                continue
-            text.scores = [[] for _ in text.continuations]
-            asking = [number for number, continuation in enumerate(text.continuations) if continuation]
-            self._num_unscored[text] = len(asking)
-            self._unscored.extend((text, number) for number in asking)
-            if not asking:
-                self._end_text(text)
-
-    @property
-    def has_texts(self) -> bool:
-        """Whether there are texts that `step_texts` would advance or return."""
-        return bool(self._num_unscored or self._ended_texts)
-
-    def step_texts(self) -> list[ScoredText]:
-        """Give vLLM texts, advance all that it has by one of its steps, and return the texts that are finished.
-
-        No row begins here: those who wait for one are told before a step. Raises TargetLostError if vLLM failed.
-        """
-        while self._unscored and len(self._scoring) < self.options.num_slots:
-            self._begin_text(*self._unscored.popleft())
-        if self._scoring or self.is_lost:
-            self._advance()
-        ended, self._ended_texts = self._ended_texts, []
-        return ended
-
-    def drop_texts(self, texts: Iterable[ScoredText]) -> None:
-        """Forget texts that are not wanted; they do not come back."""
-        unwanted = set(texts)
-        names = [name for name, (text, _) in self._scoring.items() if text in unwanted]
-        self._ended_texts = [text for text in self._ended_texts if text not in unwanted]
-        self._unscored = deque(each for each in self._unscored if each[0] not in unwanted)
-        for text in unwanted:
-            self._num_unscored.pop(text, None)
-        for name in names:
-            del self._scoring[name]
-        self._engine.abort_request(names)
-
-    def give_way(self, why: str) -> None:
-        """Fail the texts in flight: what vLLM raises over one text it raises when the text comes."""
-        texts = {text for text, _ in self._scoring.values()}
-        self.drop_texts(texts)
-        for text in texts:
-            text.fail(why)
-            self._ended_texts.append(text)
-
-    def clear_texts(self) -> None:
-        """Forget all texts."""
-        self.drop_texts(list(self._num_unscored))
-        self._ended_texts.clear()
-
-    def score(self, texts: Iterable[ScoredText]) -> None:
-        """Score texts, and return when all are finished."""
-        self.submit_texts(texts)
-        while self.has_texts:
-            self.step_texts()
-
-    def _begin_text(self, text: ScoredText, number: int) -> None:
-        name, token_ids = next(self._names), [*text.prompt_token_ids, *text.continuations[number]]
-        self._scoring[name] = text, number
-        try:
-            prompt = vllm_prompt(token_ids, text.scope)
-            self._engine.add_request(name, prompt, scoring_params(text.num_top), lora_request=self._lora)
-        except (ValueError, VLLMClientError) as error:  # of this text alone
-            del self._scoring[name]
-            self.drop_texts([text])
-            text.fail(f"vLLM refuses it: {in_one_line(error)}")
-            self._ended_texts.append(text)
-
-    def _take_scores(self, name: str, positions: Seq[Any]) -> None:
-        """Take the log-probabilities of all tokens of a text but its first."""
-        text, number = self._scoring.pop(name)
-        continuation = text.continuations[number]
-        behind = zip(positions[len(text.prompt_token_ids) :], continuation, strict=True)
-        text.scores[number] = [token_logprobs(entries, token, text.num_top) for entries, token in behind]
-        self._engine.abort_request([name])
-        self._num_unscored[text] -= 1
-        if not self._num_unscored[text]:
-            self._end_text(text)
-
-    def _end_text(self, text: ScoredText) -> None:
-        del self._num_unscored[text]
-        text.is_finished = True
-        self._ended_texts.append(text)

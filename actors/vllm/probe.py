@@ -7,9 +7,9 @@ texts are then scored as prompts, by forwards without any draft.
 
 import random
 
-from actors.engine.token_engine import TokenEngine
+from decoding.engine.scored_text import ScoredText
+from decoding.engine.token_engine import TokenEngine
 from decoding.sampling_params import SamplingParams
-from decoding.scoring.text import ScoredText
 from decoding.sequence import Sequence
 
 _KINDS = (

@@ -10,7 +10,7 @@ from vllm.sampling_params import RequestOutputKind
 
 from actors.vllm.forms import structured_outputs
 from decoding.scope import Scope
-from decoding.sequence import Sequence, TokenLogprobs
+from decoding.sequence import AskedScores, Sequence, TokenLogprobs
 
 
 def vllm_params(sequence: Sequence, eos_token_ids: frozenset[int]) -> VllmParams:
@@ -105,6 +105,11 @@ def logprobs_of(positions: Seq[Mapping[int, Any]], tokens: Seq[int], sequence: S
     """Return vLLM's log-probabilities of these tokens, each with as many others as the sequence wants."""
     num_top = sequence.params.logprobs or 0
     return [token_logprobs(entries, token, num_top) for entries, token in zip(positions, tokens, strict=True)]
+
+
+def asked_logprobs(positions: Seq[Mapping[int, Any]], asked: AskedScores) -> list[TokenLogprobs]:
+    """Return vLLM's log-probabilities of a text's own tokens, of which it says none for the first one."""
+    return [token_logprobs(positions[index + 1], token, asked.num_top) for index, token in asked.pairs]
 
 
 def token_logprobs(entries: Mapping[int, Any], token: int, num_top: int) -> TokenLogprobs:

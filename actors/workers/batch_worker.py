@@ -5,13 +5,13 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
-from actors.engine.token_engine import TokenEngine
 from actors.engine.translation import EncodedRow
 from actors.settings import GeneratorSettings
 from actors.tasks import PlainRows
 from actors.units.ledgers import LedgerOfRun
 from actors.units.unit_rows import WholeUnits
 from actors.units.worker import UnitWorker, Workplace, open_run
+from decoding.engine.token_engine import TokenEngine
 from decoding.sampling_params import SamplingParams
 from decoding.scope import Scope
 from decoding.sequence import Sequence

@@ -36,10 +36,10 @@ from actors.settings import ReplicaSettings as ReplicaSettings
 from actors.workers.batch_worker import SharedEngine, UnitOrder, do_unit
 from actors.workers.recall import Recalls
 from decoding.engine.draft_folder import read_replacement
+from decoding.engine.scored_text import ScoredText
 from decoding.sampling.rules import least_margin
 from decoding.sampling_params import SamplingParams
 from decoding.scope import Scope
-from decoding.scoring.text import ScoredText
 from decoding.sequence import Sequence, TokenLogprobs
 from pipeline.logs import Event, LogSettings, failure_event, set_up_logs
 from pipeline.ray_internals import keep_serve_on_loopback

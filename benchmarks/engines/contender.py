@@ -18,8 +18,8 @@ from actors.engines import backend_of
 from actors.engines.loading import in_own_thread
 from actors.settings import GeneratorSettings
 from benchmarks.harness import Pass
+from decoding.engine.scored_text import ScoredText
 from decoding.sampling_params import SamplingParams
-from decoding.scoring.text import ScoredText
 from decoding.sequence import Sequence
 
 How = Literal["dray", "vllm", "LLM.generate"]

@@ -17,8 +17,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from decoding.checkpoint.fp8_format import fp8_format
-from decoding.checkpoint.kept_folder import kept_folder
-from decoding.checkpoint.model_files import check_kind, check_weights, read_json, weight_files
+from decoding.checkpoint.model_files import check_kind, check_weights, kept_folder, read_json, weight_files
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _TOKENIZER_FILES = ("tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt", "*.jinja")

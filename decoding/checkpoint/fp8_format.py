@@ -12,11 +12,14 @@ Whatever is not known here could change the numbers, so it is refused by name.
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from transformers import PretrainedConfig
+import torch
+from transformers import PretrainedConfig, PreTrainedModel
 
-from decoding.fp8.linear import Scaling
+from decoding.checkpoint.layer_subset import changed_class
+from decoding.fp8.linear import Arithmetic, Fp8Linear, Scaling
 
 _BLOCK = 128
 _DTYPES = ("bfloat16", "float16")
@@ -91,7 +94,8 @@ def fp8_format(config: PretrainedConfig | Mapping[str, Any]) -> Fp8Format | None
     said, is_inner = _said(fields)
     if said is None:
         return None
-    method = _method(said)
+    is_bitsandbytes = said.get("load_in_4bit") or said.get("load_in_8bit")
+    method = str(said.get("quant_method") or ("bitsandbytes" if is_bitsandbytes else "quantization_config"))
     try:
         if is_inner or fields.get("text_config") is not None:
             raise ValueError("it is a model of several parts")
@@ -137,11 +141,6 @@ def _said(fields: Mapping[str, Any]) -> tuple[Mapping[str, Any] | None, bool]:
         if said is not None:
             return said, part is not fields
     return None, False
-
-
-def _method(said: Mapping[str, Any]) -> str:
-    is_bitsandbytes = said.get("load_in_4bit") or said.get("load_in_8bit")
-    return str(said.get("quant_method") or ("bitsandbytes" if is_bitsandbytes else "quantization_config"))
 
 
 def _fp8(said: Mapping[str, Any]) -> Fp8Format:
@@ -228,3 +227,25 @@ def _is_named(name: str, patterns: tuple[str, ...]) -> bool:
         elif f"{name}.".startswith(f"{pattern}.") or f".{name}".endswith(f".{pattern}"):
             return True
     return False
+
+
+def fp8_class(whole: type[PreTrainedModel], form: Fp8Format, arithmetic: Arithmetic) -> type[PreTrainedModel]:
+    """Return a model class with FP8 layers where the format says so; `from_pretrained` works as usual.
+
+    transformers' own quantizers dequantize where there is no GPU, and need further packages where there is one. So they
+    are not asked: our layers' tensors have the names and the dtypes of the checkpoint.
+    """
+    return changed_class(whole, partial(_replace_linears, form=form, arithmetic=arithmetic))
+
+
+def _replace_linears(network: PreTrainedModel, form: Fp8Format, arithmetic: Arithmetic) -> None:
+    head = network.get_output_embeddings()
+    found = [
+        (name, module)
+        for name, module in network.named_modules()
+        if type(module) is torch.nn.Linear and module is not head and form.has(name)
+    ]
+    for name, linear in found:
+        has_bias = linear.bias is not None
+        layer = Fp8Linear(linear.in_features, linear.out_features, has_bias, form.scaling, arithmetic)
+        network.set_submodule(name, layer)

@@ -20,8 +20,7 @@ import torch
 import transformers
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PretrainedConfig, PreTrainedModel
 
-from decoding.checkpoint.kept_folder import kept_folder
-from decoding.checkpoint.model_files import read_json
+from decoding.checkpoint.model_files import kept_folder, read_json
 
 _MAGIC = b"GGUF"
 _ORIGIN = "gguf.json"  # in a folder that was made of a GGUF file: which one

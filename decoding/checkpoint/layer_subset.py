@@ -1,39 +1,64 @@
-"""A transformers network with a range of its layers, through the same load path: hidden states in, hidden states out.
+"""A transformers network with a range of its layers, through the same load path; `Stage` runs it.
 
 The model file is not changed. While the network is built, before any weight is read, the other layers are replaced by
-stand-ins without weights, so that the loader never reads theirs; layers keep their numbers. A hook feeds the incoming
-hidden states to the first own layer, and another ends the forward after the last one.
-
-Shapes: B rows, T tokens, H hidden size, E embedding size.
+stand-ins without weights, so that the loader never reads theirs; layers keep their numbers.
 """
 
-import inspect
 from collections.abc import Callable, Container
+from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
-from decoding.checkpoint.layer_range import LayerRange
 
-# The arguments of a layer besides the hidden states that are allowed: all follow from positions, slots and the mask.
-# Any other (token embeddings of each layer, keys of another layer, the first hidden states) would have to cross a cut.
-_ALLOWED_ARGUMENTS = {
-    "alibi",
-    "attention_mask",
-    "cache_position",
-    "causal_mask",
-    "hidden_states",
-    "kwargs",
-    "layer_past",
-    "past_key_value",
-    "past_key_values",
-    "position_bias",
-    "position_embeddings",
-    "position_ids",
-    "slot_plan",
-}
+@dataclass(frozen=True)
+class LayerRange:
+    """Layers `first` up to `end` (not included) of `num_layers`."""
+
+    first: int
+    end: int
+    num_layers: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.first < self.end <= self.num_layers:
+            raise ValueError(f"no layers {self.first} up to {self.end} in a model of {self.num_layers}")
+
+    @classmethod
+    def whole(cls, num_layers: int) -> "LayerRange":
+        return cls(0, num_layers, num_layers)
+
+    @property
+    def has_embedding(self) -> bool:
+        """Whether the input is tokens, not hidden states."""
+        return self.first == 0
+
+    @property
+    def has_head(self) -> bool:
+        """Whether the output is logits, not hidden states."""
+        return self.end == self.num_layers
+
+    def __contains__(self, layer: int) -> bool:
+        return self.first <= layer < self.end
+
+
+def cut(num_layers: int, num_stages: int) -> list[LayerRange]:
+    """Cut a model into stages of equal size; a remainder goes to the middle, away from embedding and head.
+
+    Raises ValueError if there are fewer layers than stages.
+    """
+    if not 1 <= num_stages <= num_layers:
+        raise ValueError(
+            f"a model of {num_layers} layers cannot be cut into {num_stages} stages; use at most that many"
+        )
+    size, num_larger = divmod(num_layers, num_stages)
+    first_larger = (num_stages - num_larger) // 2
+    sizes = [size + (first_larger <= stage < first_larger + num_larger) for stage in range(num_stages)]
+    return [LayerRange(first, end, num_layers) for first, end in pairwise(accumulate(sizes, initial=0))]
+
+
 _SHARED_STATE = ("num_kv_shared_layers", "hidden_size_per_layer_input", "altup_num_inputs")
 
 
@@ -71,13 +96,6 @@ class _Nothing(_Absent):
         raise AssertionError("only the first stage embeds, and only the last one has a head")
 
 
-class _LeftError(Exception):
-    """Not an error: it ends a forward after the last own layer."""
-
-    def __init__(self, hidden_BTH: torch.Tensor) -> None:
-        self.hidden_BTH = hidden_BTH
-
-
 def num_layers(config: PretrainedConfig) -> int:
     """Return how many layers a model of this configuration has."""
     return int(config.get_text_config().num_hidden_layers)
@@ -108,84 +126,23 @@ def stage_class(config: PretrainedConfig, layers: LayerRange) -> type[PreTrained
     """Return the model class of this configuration with only these layers; `from_pretrained` works as usual."""
     own = range(layers.first, layers.end)
     drop = partial(_drop_the_rest, own=own, has_embedding=layers.has_embedding, has_head=layers.has_head)
-    return _changed_class(config, drop)
+    return changed_class(whole_class(config), drop)
 
 
 def ends_class(config: PretrainedConfig) -> type[PreTrainedModel]:
     """Return the model class of this configuration with none of its layers: embedding, final norm and output layer."""
-    return _changed_class(config, partial(_drop_the_rest, own=(), has_embedding=True, has_head=True))
+    drop = partial(_drop_the_rest, own=(), has_embedding=True, has_head=True)
+    return changed_class(whole_class(config), drop)
 
 
-def _changed_class(config: PretrainedConfig, change: Callable[[PreTrainedModel], None]) -> type[PreTrainedModel]:
-    whole = whole_class(config)
+def changed_class(whole: type[PreTrainedModel], change: Callable[[PreTrainedModel], None]) -> type[PreTrainedModel]:
+    """Return a model class whose networks are changed before any weight is read; `from_pretrained` works as usual."""
 
     def __init__(self: Any, config: PretrainedConfig, *args: Any, **kwargs: Any) -> None:
         whole.__init__(self, config, *args, **kwargs)
         change(self)
 
     return type(whole.__name__, (whole,), {"__init__": __init__, "__module__": whole.__module__})
-
-
-class StageNetwork:
-    """Runs the layers of a network made by `stage_class`."""
-
-    def __init__(self, network: PreTrainedModel, layers: LayerRange) -> None:
-        """Take over `network`; its layers get our hooks."""
-        self.network, self._layers = network, layers
-        modules = layer_list(network, layers.num_layers)
-        embedding: Any = network.get_input_embeddings()
-        self._embedding_size = int(embedding.embedding_dim)
-        self._incoming_BTH: torch.Tensor | None = None
-        self._is_checked = False
-        modules[layers.first].register_forward_pre_hook(self._enter, with_kwargs=True)
-        if not layers.has_head:
-            modules[layers.end - 1].register_forward_hook(self._leave)
-
-    def run(self, fed: torch.Tensor, positions_BT: torch.Tensor, **kwargs: Any) -> torch.Tensor:
-        """Run tokens [B, T] (first stage) or hidden states [B, T, H]; return logits (last stage) or hidden states."""
-        if self._layers.has_embedding:
-            arguments = {"input_ids": fed}
-        else:
-            self._incoming_BTH = fed
-            arguments = {"inputs_embeds": fed.new_zeros(1, 1, self._embedding_size).expand(*fed.shape[:2], -1)}
-        try:
-            output = self.network(**arguments, position_ids=positions_BT, **kwargs)
-        except _LeftError as left:
-            return left.hidden_BTH
-        finally:
-            self._incoming_BTH = None
-        assert self._layers.has_head, "another stage's forward ends at its last own layer"
-        logits: torch.Tensor = output.logits
-        return logits
-
-    def _enter(
-        self, layer: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        if not self._is_checked:
-            self._refuse_shared_state(layer, args, kwargs)
-            self._is_checked = True
-        if self._incoming_BTH is None:
-            return args, kwargs
-        if args:
-            return (self._incoming_BTH, *args[1:]), kwargs
-        return args, {**kwargs, "hidden_states": self._incoming_BTH}
-
-    def _leave(self, layer: torch.nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        raise _LeftError(output[0] if isinstance(output, tuple) else output)
-
-    def _refuse_shared_state(self, layer: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        bound = inspect.signature(layer.forward).bind(*args, **kwargs).arguments
-        handed = {**bound, **bound.get("kwargs", {})}
-        foreign = sorted(
-            name
-            for name, value in handed.items()
-            if name not in _ALLOWED_ARGUMENTS and not isinstance(value, bool | int | float | str | None)
-        )
-        if foreign:
-            raise CannotCutError(
-                f"{type(self.network).__name__} cannot be cut into stages: its layers are passed {', '.join(foreign)}, "
-                "which no stage but the first has; run it whole (stages.count 1, stages.tensor_parallel 1)"
-            )
 
 
 def layer_list(network: PreTrainedModel, num_layers: int) -> torch.nn.ModuleList:

@@ -1,22 +1,29 @@
-"""A transformers network with its weights, from its folder or its hub name; or a ValueError saying why not."""
+"""A transformers network with its weights, from its folder or its hub name; or a ValueError saying why not.
 
+Its footprint, the memory that it takes on its device, is known from its configuration before anything is loaded.
+"""
+
+from copy import deepcopy
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers.distributed import DistributedConfig
 from transformers.utils import logging as transformers_logging
 
-from decoding.checkpoint.fp8_format import dtype_beside_fp8, fp8_format, without_format
-from decoding.checkpoint.fp8_network import fp8_class
+from decoding.checkpoint.fp8_format import dtype_beside_fp8, fp8_class, fp8_format, without_format
 from decoding.checkpoint.generation import end_token_ids
 from decoding.checkpoint.layer_subset import whole_class
 from decoding.checkpoint.supported import NETWORK_FAILURES, in_one_line, load_config, model_folder
 from decoding.choices import Device
 from decoding.choices import DType as DType
 from decoding.device import pick_device
-from decoding.fp8.arithmetic import Arithmetic, arithmetic_on
+from decoding.fp8 import exact
+from decoding.fp8.linear import arithmetic_on, weights_of
+
+GIB = 2**30
 
 
 def load_network(
@@ -35,9 +42,20 @@ def load_network(
     wanted = getattr(torch, dtype) if dtype != "auto" else torch.float32 if place.type == "cpu" else "auto"
     if (form := fp8_format(config)) is not None:
         wanted = getattr(torch, dtype_beside_fp8(config, dtype, path))
-        network_class = fp8_class(network_class or whole_class(config), form, _arithmetic(path, place))
+        try:
+            arithmetic = arithmetic_on(place)
+        except ValueError as error:
+            raise ValueError(f"{path!r} has FP8 weights, which {error}") from error
+        network_class = fp8_class(network_class or whole_class(config), form, arithmetic)
         config = without_format(config)
-    _refuse_coarse_float32(path, wanted, place)
+    precision = torch.get_float32_matmul_precision()
+    is_coarse = precision != "highest" or (place.type == "cuda" and torch.backends.cuda.matmul.allow_tf32)
+    if wanted is torch.float32 and is_coarse:  # as bfloat16 or TF32: equality would be lost
+        raise ValueError(
+            f"{path!r} is to run in float32, but torch multiplies float32 with less (float32_matmul_precision is "
+            f"{precision!r}, or TF32 is allowed), so that batches would change the text; set it to 'highest', "
+            "or choose dtype bfloat16 knowingly"
+        )
     # As `generate` would load it: there are models whose implementations of attention compute different things. Instead
     # of one of another package it is transformers' default.
     named = config._attn_implementation if config._attn_implementation in {"eager", "sdpa"} else None
@@ -69,21 +87,60 @@ def load_network(
     return model if num_ranks > 1 else model.to(place), end_token_ids(model)
 
 
-def _arithmetic(path: str, device: torch.device) -> Arithmetic:
-    try:
-        return arithmetic_on(device)
-    except ValueError as error:
-        raise ValueError(f"{path!r} has FP8 weights, which {error}") from error
+@dataclass(frozen=True)
+class Footprint:
+    """Numbers of bytes. What a forward needs for a moment depends on device and shapes, and is not included."""
 
+    weights: int
+    cache_per_token: int  # keys and values of one token in one slot, over all layers
+    num_slots: int
+    max_model_len: int
 
-def _refuse_coarse_float32(path: str, dtype: torch.dtype | str, device: torch.device) -> None:
-    """Raise a ValueError if float32 matrix products are set to round as bfloat16 or TF32: equality would be lost."""
-    if dtype is not torch.float32:
-        return
-    precision = torch.get_float32_matmul_precision()
-    if precision != "highest" or (device.type == "cuda" and torch.backends.cuda.matmul.allow_tf32):
-        raise ValueError(
-            f"{path!r} is to run in float32, but torch multiplies float32 with less (float32_matmul_precision is "
-            f"{precision!r}, or TF32 is allowed), so that batches would change the text; set it to 'highest', "
-            "or choose dtype bfloat16 knowingly"
+    @property
+    def cache(self) -> int:
+        """Bytes of keys and values of all slots, each with a spare position beyond its end."""
+        return self.cache_per_token * self.num_slots * (self.max_model_len + 1)
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.cache
+
+    def __str__(self) -> str:
+        return (
+            f"{self.total / GIB:.2f} GiB (weights {self.weights / GIB:.2f}, cache {self.cache / GIB:.2f} for "
+            f"{self.num_slots} slots of {self.max_model_len} tokens)"
         )
+
+
+def footprint_of(config: PretrainedConfig, dtype: str, num_slots: int, max_model_len: int) -> Footprint:
+    """Return the footprint of a model if weights and cache have this dtype (float32, bfloat16, float16).
+
+    FP8 weights stay FP8. The network is built without its weights, on torch's meta device. Raises a ValueError for a
+    checkpoint that is quantized in another way.
+    """
+    kind: torch.dtype = getattr(torch, dtype)
+    with torch.device("meta"):  # tensors have shapes and dtypes, and no numbers
+        if (form := fp8_format(config)) is None:
+            network = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+        else:
+            network = fp8_class(whole_class(config), form, exact)(without_format(deepcopy(config)))
+    for parameter in network.parameters():
+        parameter.data = parameter.data.to(kind)
+    return Footprint(
+        weights=sum(weight.numel() * weight.element_size() for weight in weights_of(network)),
+        cache_per_token=_cache_per_token(config, kind),
+        num_slots=num_slots,
+        max_model_len=max_model_len,
+    )
+
+
+def cache_of(config: PretrainedConfig, dtype: str, num_slots: int, max_model_len: int) -> int:
+    """Return the bytes of keys and values of a model, however its weights are stored."""
+    return Footprint(0, _cache_per_token(config, getattr(torch, dtype)), num_slots, max_model_len).cache
+
+
+def _cache_per_token(config: PretrainedConfig, dtype: torch.dtype) -> int:
+    text = config.get_text_config()
+    heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
+    head_size = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    return int(2 * text.num_hidden_layers * heads * head_size * dtype.itemsize)

@@ -102,14 +102,11 @@ def _shrunk(config: PretrainedConfig) -> dict[str, Any]:
     part = getattr(config, "partial_rotary_factor", None) or 1.0
     for name in whole.keys() & {"rope_parameters", "rope_scaling"}:
         if isinstance(whole[name], dict):
-            settings[name] = _short_rope(whole[name], _head_size(settings), part)
+            # The size of the heads, or of their parts, that rotary positions turn in a miniature.
+            size = settings.get("qk_rope_head_dim") or settings.get("head_dim")
+            size = size or settings.get("hidden_size", 32) // settings.get("num_attention_heads", _NUM_HEADS)
+            settings[name] = _short_rope(whole[name], int(size), part)
     return settings
-
-
-def _head_size(settings: dict[str, Any]) -> int:
-    """Return the size of the heads, or of their parts, that rotary positions turn in a miniature of these settings."""
-    own = settings.get("qk_rope_head_dim") or settings.get("head_dim")
-    return int(own or settings.get("hidden_size", 32) // settings.get("num_attention_heads", _NUM_HEADS))
 
 
 def _turned(part: float) -> float:

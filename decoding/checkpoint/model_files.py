@@ -3,9 +3,12 @@
 import json
 import os
 import re
+import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from huggingface_hub.constants import HF_HOME
 from safetensors import SafetensorError, safe_open
 from transformers import CONFIG_MAPPING
 
@@ -99,20 +102,18 @@ def weight_files(folder: Path) -> list[Path]:
     if file is None:
         found = ", ".join(sorted(file.name for file in folder.glob("*.safetensors"))[:3])
         raise ValueError(f"{str(folder)!r} has no {' or '.join(candidates)}, only {found}: use save_pretrained")
-    files = [file] if file.suffix != ".json" else _shards(file)
+    files = [file]
+    if file.suffix == ".json":
+        shards = read_json(file).get("weight_map")
+        if not isinstance(shards, dict) or not shards:
+            raise ValueError(f"{str(file)!r} names no files of weights; copy or download it again")
+        files = [folder / name for name in sorted(set(map(str, shards.values())))]
     if missing := [file.name for file in files if not file.is_file()]:
         raise ValueError(
             f"{str(folder)!r} lacks {len(missing)} of the {len(files)} files that {candidates[-1]} names, first "
             f"{missing[0]!r}; copy or download the model again"
         )
     return files
-
-
-def _shards(index: Path) -> list[Path]:
-    shards = read_json(index).get("weight_map")
-    if not isinstance(shards, dict) or not shards:
-        raise ValueError(f"{str(index)!r} names no files of weights; copy or download it again")
-    return [index.parent / name for name in sorted(set(map(str, shards.values())))]
 
 
 def tensors_in(file: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
@@ -172,3 +173,20 @@ def read_json(file: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise ValueError(f"cannot read {str(file)!r}: expected a JSON object, got {type(content).__name__}")
     return content
+
+
+def kept_folder(kind: str, name: str, make: Callable[[Path], None]) -> str:
+    """Return the folder `$HF_HOME/dray/<kind>/<name>`; if it is not there, `make` writes it, whole or not at all."""
+    place = Path(HF_HOME) / "dray" / kind / name
+    if place.is_dir():
+        return str(place)
+    place.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".unfinished-", dir=place.parent) as scratch:
+        made = Path(scratch) / "model"
+        make(made)
+        try:
+            made.rename(place)
+        except OSError:  # another process was faster
+            if not place.is_dir():
+                raise
+    return str(place)

@@ -80,8 +80,10 @@ def check_can_be_sharded(config: PretrainedConfig, name: str, num_ranks: int) ->
             f"they are shared out (known: {', '.join(sorted(SHARDABLE_MODEL_TYPES))}); use stages.tensor_parallel 1, "
             "and stages.count for a model that is too large"
         )
-    if not _shares_heads(text_config.base_model_tp_plan):
-        return
+    plan: Mapping[str, str] = text_config.base_model_tp_plan or {}
+    projections = ("q_proj", "k_proj", "qkv_proj", "query_key_value")
+    if not any(rule.rsplit(".", 1)[-1] in projections and style == "colwise" for rule, style in plan.items()):
+        return  # each rank gathers queries, keys and values again
     for field in ("num_attention_heads", "num_key_value_heads"):
         num_heads = getattr(text_config, field, None)
         if isinstance(num_heads, int) and num_heads % num_ranks:
@@ -89,12 +91,6 @@ def check_can_be_sharded(config: PretrainedConfig, name: str, num_ranks: int) ->
                 f"{name!r} cannot be shared out over {num_ranks} processes (stages.tensor_parallel): {field} is "
                 f"{num_heads}, which is no multiple of it"
             )
-
-
-def _shares_heads(plan: Mapping[str, str] | None) -> bool:
-    """Tell whether each rank has heads of its own; some plans gather queries, keys and values again on every rank."""
-    projections = ("q_proj", "k_proj", "qkv_proj", "query_key_value")
-    return any(rule.rsplit(".", 1)[-1] in projections and style == "colwise" for rule, style in (plan or {}).items())
 
 
 def local_share(parameter: torch.Tensor) -> torch.Tensor:

@@ -13,8 +13,10 @@ import platform
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -28,6 +30,20 @@ _log = logging.getLogger(__name__)
 def library() -> ctypes.CDLL | None:
     """Return the library, compiled if it is not there yet; None if torch's own operations must do."""
     return None if os.environ.get("DRAY_KERNELS", "on") == "off" else _built()
+
+
+def function(name: str, result: Any, *arguments: Any) -> Callable[..., Any] | None:
+    """Return a function of the library, which takes and returns these types of ctypes; None if there is none."""
+    built = library()
+    return None if built is None else _typed(built, name, result, arguments)
+
+
+@cache
+def _typed(built: ctypes.CDLL, name: str, result: Any, arguments: tuple[Any, ...]) -> Callable[..., Any] | None:
+    found: Any = getattr(built, name, None)
+    if found is not None:
+        found.restype, found.argtypes = result, arguments
+    return found  # type: ignore[no-any-return]
 
 
 @cache

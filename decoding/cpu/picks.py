@@ -3,19 +3,18 @@
 The picks are those of `decoding.sampling.picks.pick_plain`, bit for bit: the kernel leaves out only tokens that are
 clearly not among the two best, and the numbers that decide are made by the operations of `decoding.noise`.
 
-Shapes: B rows, J positions, V vocabulary, R rows with masks, W words of 32 token ids, Q candidates.
+Accept-if-equal, too, is one call: what `decoding.sampling.rules.verify_coupled` says, with its numbers.
+
+Shapes: B rows, K drafted tokens, J positions, V vocabulary, R rows with masks, W words of 32 token ids, Q candidates.
 """
 
 import ctypes
-from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from functools import cache
-from typing import NamedTuple
 
 import torch
 
-from decoding.cpu.library import library
+from decoding.cpu.library import function
 from decoding.noise import BLOCK, Stream
 from decoding.picked import Picks
 
@@ -64,11 +63,14 @@ def pick(logits_BJV: torch.Tensor, inputs: PickInputs, first: int) -> Picks | No
     where more than a few tokens of a position lie too close together, or its scores overflow.
     """
     (num_rows, num_positions, vocab_size), masks_RJW = logits_BJV.shape, inputs.masks_RJW
-    built = library() if logits_BJV.dtype in _NAMES else None
+    name = _NAMES.get(logits_BJV.dtype, "")
+    begin = function(name, _INTEGER, ctypes.POINTER(_Inputs), ctypes.POINTER(_Outputs)) if name else None
     num_words = 0 if masks_RJW is None else masks_RJW.shape[2]
-    if built is None or logits_BJV.stride(2) != 1 or (masks_RJW is not None and num_words * 32 < vocab_size):
+    if begin is None or logits_BJV.stride(2) != 1 or (masks_RJW is not None and num_words * 32 < vocab_size):
         return None
-    functions = _functions(built, _NAMES[logits_BJV.dtype])
+    finish = function("dray_finish_picks", None, ctypes.POINTER(_Outputs), _INTEGER, _POINTER)
+    num_candidates = function("dray_num_candidates", _INTEGER)  # that the kernel lists for each position
+    assert finish is not None and num_candidates is not None, "they are beside the first one"  # noqa: PT018
     assert len(inputs.temperature_B) == len(inputs.lengths_B) == len(inputs.keys_B) == num_rows, "all are of these rows"
     masks, mask_rows = None, None
     if masks_RJW is not None:
@@ -80,7 +82,7 @@ def pick(logits_BJV: torch.Tensor, inputs: PickInputs, first: int) -> Picks | No
             mask_rows = (_INTEGER * num_rows)(*(number_of.get(row, -1) for row in range(num_rows)))
 
     num_places = num_rows * num_positions
-    num_listed = num_places * functions.num_candidates
+    num_listed = num_places * num_candidates()
     integers = torch.empty(2 * num_places + num_listed, dtype=torch.int64)
     values = torch.empty(3 * num_places + 3 * num_listed, dtype=torch.float32)
     is_finite_BJ = torch.empty(num_rows, num_positions, dtype=torch.bool)
@@ -93,13 +95,13 @@ def pick(logits_BJV: torch.Tensor, inputs: PickInputs, first: int) -> Picks | No
         *(inputs.lengths_B.data_ptr(), first, int(Stream.SHARED), len(Stream), masks, mask_rows, num_words),
     )
     written = _Outputs(at_integer[0], *at_value[:3], is_finite_BJ.data_ptr(), *at_integer[1:], *at_value[3:])
-    num_open = functions.begin(read, written)
+    num_open = begin(read, written)
     if num_open < 0:
         return None
     if num_open:
         listed_3Q = values[3 * num_places :].view(3, num_listed)
         noised_Q = _noise(listed_3Q[1:]).add_(listed_3Q[0])
-        functions.finish(written, num_places, noised_Q.data_ptr())
+        finish(written, num_places, noised_Q.data_ptr())
     best_BJ, second_BJ, score_BJ = values[: 3 * num_places].view(3, num_rows, num_positions)
     return Picks(integers[:num_places].view(num_rows, num_positions), best_BJ, second_BJ, score_BJ, is_finite_BJ)
 
@@ -111,18 +113,44 @@ def _noise(minus_u_2Q: torch.Tensor) -> torch.Tensor:
     return noise_Q
 
 
-class _Functions(NamedTuple):
-    """The functions of the library for one type of logits."""
+class _Verified(ctypes.Structure):
+    """What the kernel reads; the fields are explained in verify.h."""
 
-    begin: Callable[..., int]
-    finish: Callable[..., None]
-    num_candidates: int  # that the kernel lists for each position
+    _fields_ = [
+        *(("num_rows", _INTEGER), ("num_positions", _INTEGER)),
+        *((name, _POINTER) for name in ("token_ids", "best", "second", "score", "is_at_border", "drafted")),
+        *(("drafted_row_stride", _INTEGER), ("drafted_stride", _INTEGER)),
+        *(("num_drafted", _POINTER), ("temperature", _POINTER), ("close_call", ctypes.c_float)),
+    ]
 
 
-@cache
-def _functions(built: ctypes.CDLL, name: str) -> _Functions:
-    begin, finish = built[name], built.dray_finish_picks
-    begin.argtypes = [ctypes.POINTER(_Inputs), ctypes.POINTER(_Outputs)]
-    finish.argtypes = [ctypes.POINTER(_Outputs), _INTEGER, _POINTER]
-    begin.restype, finish.restype, built.dray_num_candidates.restype = _INTEGER, None, _INTEGER
-    return _Functions(begin, finish, int(built.dray_num_candidates()))
+def verify_coupled(
+    picked: Picks,
+    drafted_BK: torch.Tensor,
+    num_drafted_B: torch.Tensor,
+    temperature_B: torch.Tensor,
+    close_call: float,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None:
+    """Return the number of accepted tokens, the token behind them, and the first close call of each row, int64 [B].
+
+    None where torch's own operations must do: without the kernels.
+    """
+    verify = function("dray_verify_coupled", None, ctypes.POINTER(_Verified), _POINTER * 3)
+    if verify is None:
+        return None
+    num_rows, num_positions = picked.token_ids_BJ.shape
+    assert drafted_BK.shape == (num_rows, num_positions - 1), "one position more than drafted tokens"
+    is_at_border_BJ = picked.is_at_border_BJ
+    if is_at_border_BJ is None:
+        is_at_border_BJ = torch.zeros_like(picked.is_finite_BJ)
+    numbers = [tensor.contiguous() for tensor in (*picked[:4], is_at_border_BJ)]
+    of_rows = [tensor.contiguous() for tensor in (num_drafted_B, temperature_B)]
+    read = _Verified(
+        *(num_rows, num_positions, *(tensor.data_ptr() for tensor in numbers), drafted_BK.data_ptr()),
+        *(drafted_BK.stride(0), drafted_BK.stride(1), *(tensor.data_ptr() for tensor in of_rows), close_call),
+    )
+    found_3B = torch.empty(3, num_rows, dtype=torch.int64)
+    first = found_3B.data_ptr()
+    verify(read, (_POINTER * 3)(*(first + 8 * num_rows * number for number in range(3))))
+    num_accepted_B, next_token_B, first_close_call_B = found_3B
+    return num_accepted_B, next_token_B, first_close_call_B

@@ -8,13 +8,11 @@ the clock, and then looks. While it looks, any other thread that wants its proce
 import ctypes
 import os
 import time
-from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 
 import torch
 
-from decoding.cpu.library import library
+from decoding.cpu.library import function
 
 _MOST_SECONDS = 0.004  # between questions: where more pass, to be woken costs little
 _SLEEP = 0.5  # of the time between two questions
@@ -47,11 +45,14 @@ class Bell:
 
         Return whether there was one. If not, the caller must wait on by other means.
         """
-        if self._pace > _MOST_SECONDS or not self._has_room or (built := library()) is None:
+        if self._pace > _MOST_SECONDS or not self._has_room:
+            return False
+        wait = function("dray_wait_for_change", ctypes.c_bool, ctypes.POINTER(ctypes.c_int64), *3 * [ctypes.c_int64])
+        if wait is None:
             return False
         since = time.perf_counter() - self._last
         sleep, look = (int(1e9 * max(0.0, seconds)) for seconds in (_SLEEP * self._pace - since, _LOOK * self._pace))
-        return _function(built)(self._num_rung, num_rung, sleep, look)
+        return bool(wait(self._num_rung, num_rung, sleep, look))
 
     def note_question(self) -> None:
         """Learn from a question that has come how long the next one will take."""
@@ -72,11 +73,3 @@ def has_room() -> bool:
     if quota != "max":
         num_cpus = min(num_cpus, int(quota) / int(period))
     return num_cpus >= torch.get_num_threads() + 1
-
-
-@cache
-def _function(built: ctypes.CDLL) -> Callable[..., bool]:
-    function: Callable[..., bool] = built.dray_wait_for_change
-    function.argtypes = [ctypes.POINTER(ctypes.c_int64), *3 * [ctypes.c_int64]]  # type: ignore[attr-defined]
-    function.restype = ctypes.c_bool  # type: ignore[attr-defined]
-    return function

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from decoding.fused.live_weights import LiveWeights
-from decoding.pace.recent_drafts import ROUNDS, RecentDrafts
+from decoding.pace.acceptance import ROUNDS, RecentDrafts
 from decoding.sampling.rows import Rule
 
 _FEWEST_BEFORE = 50  # rounds of the draft before, without which nothing can be compared

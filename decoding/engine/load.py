@@ -1,6 +1,7 @@
 """Parts: what an engine is made of. Models are loaded from paths, checked against each other and probed."""
 
 import logging
+from collections import deque
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -8,9 +9,10 @@ from decoding.checkpoint.loading import DType
 from decoding.checkpoint.supported import check_same_vocabulary, model_folder
 from decoding.device import Device
 from decoding.drafters import NEED_A_MODEL, Draft, Drafter, DrafterName, make_drafter
-from decoding.engine.draft_window import NUM_FIRST, settle_draft_window
-from decoding.engine.map_draft import map_draft
+from decoding.drafters.base import NoDrafter
+from decoding.drafters.model import MappedDraft
 from decoding.engine.options import DraftVocabulary, EngineOptions
+from decoding.engine.rounds.lane import Lane
 from decoding.fused.attention import Window
 from decoding.grammar.grammars import Grammars
 from decoding.grammar.token_table import TokenTable
@@ -19,10 +21,25 @@ from decoding.heads.dflash_head import DFlashHead
 from decoding.heads.eagle3_head import Eagle3Head
 from decoding.network.language_model import LanguageModel
 from decoding.network.probe import check_model
-from decoding.network.target import Target
-from decoding.vocabulary.vocabulary_map import load_tokenizer
+from decoding.network.target import Target, once_more
+from decoding.pace.schedule import FixedSchedule
+from decoding.sampling.rules import COUPLED
+from decoding.sampling_params import SamplingParams
+from decoding.sequence import Sequence
+from decoding.vocabulary.vocabulary_map import VocabularyMap, load_tokenizer
 
 _DEFAULT_MAX_MODEL_LEN = 4096
+# A draft of many layers has nearly as many keys and values a token as its target, and reads them in each of its steps.
+# With the last few hundred positions, and the first ones that attention leans on (StreamingLLM, arXiv 2309.17453;
+# MagicDec, arXiv 2408.11049), it drafts almost as well. The text does not depend on it: it is only a worse or a better
+# guess, and draft lengths follow what is accepted.
+_NUM_FIRST = 4  # positions at the beginning of a row that are always seen
+_WINDOW = 256  # positions, where the engine chooses
+_WORTH = 0.25  # of the weights' bytes: what the positions beyond the window must take in a step
+# A token that a draft with another tokenizer lacks can never be accepted, so it ends every draft; where two tokens in
+# five of what the target writes are such tokens, drafts do not pay.
+_LEAST_SHARE = 0.6
+_NUM_ROWS, _NUM_TOKENS = 16, 48  # that the target writes, to see
 _log = logging.getLogger(__name__)
 
 
@@ -111,7 +128,7 @@ def load_parts(
         else:
             model = _load_draft_model(draft, target_model, options, max_model_len, device, dtype)
             if draft_vocabulary == "map":
-                draft_model = map_draft(model, draft, target_model, target)
+                draft_model = _map_draft(model, draft, target_model, target)
             else:
                 check_same_vocabulary(target, draft, target_model.vocab_size, model.vocab_size)
                 draft_model = model
@@ -131,11 +148,76 @@ def _load_draft_model(
 ) -> LanguageModel:
     draft = LanguageModel.load(path, device, dtype)
     check_model(draft, path)
-    window = settle_draft_window(options.draft_window, draft, options.num_slots, max_model_len)
+    window = _settle_draft_window(options.draft_window, draft, options.num_slots, max_model_len)
     if window and draft.fused is not None:
-        draft.fused.window = Window(window, NUM_FIRST)
-        _log.info("the draft sees the last %d positions of a row, and the first %d", window, NUM_FIRST)
+        draft.fused.window = Window(window, _NUM_FIRST)
+        _log.info("the draft sees the last %d positions of a row, and the first %d", window, _NUM_FIRST)
     return draft
+
+
+def _settle_draft_window(wanted: int | None, draft: LanguageModel, num_slots: int, max_model_len: int) -> int:
+    """Return the positions that the draft is to see at the end of a row, 0 for all.
+
+    Unless `wanted`, it is a window where a step over rows of half the longest length would read much more than the
+    weights. Raises ValueError if a window is wanted that the draft cannot have.
+    """
+    has_kernels = draft.fused is not None and draft.fused.is_on_gpu
+    if wanted is not None:
+        if wanted and not has_kernels:
+            raise ValueError(
+                f"engine.draft_window is {wanted}, but a window needs a draft whose layers run on our GPU kernels, and "
+                f"this one runs on {draft.runs_on} with other code; leave draft_window out, or set it to 0"
+            )
+        return wanted
+    if not has_kernels:
+        return 0
+    assert draft.fused is not None
+    num_beyond = num_slots * (max_model_len // 2 - _WINDOW)
+    return _WINDOW if num_beyond * draft.fused.num_bytes_a_token > _WORTH * draft.num_bytes_read else 0
+
+
+def _map_draft(draft: LanguageModel, draft_path: str, target: Target, target_path: str) -> MappedDraft:
+    """Return the draft with a map of its vocabulary. What is in the target's slots is lost.
+
+    Raises ValueError, in one line, if the tokenizers cannot be compared, or if fewer than 60 % of the tokens that the
+    target writes are tokens of the draft.
+    """
+    vocabulary = VocabularyMap.between(target_path, draft_path, target.vocab_size, draft.vocab_size)
+    share = vocabulary.share_in_common(once_more(lambda: _text_of(target)))
+    described = (
+        f"{vocabulary.num_common} of the {target.vocab_size} tokens of {target_path!r}, which are {share:.0%} of what "
+        "it writes"
+    )
+    if share < _LEAST_SHARE:
+        raise ValueError(
+            f"the draft {draft_path!r} has {described}, expected at least {_LEAST_SHARE:.0%}: it could hardly help; "
+            "use a draft of the target's own family, or a draft head"
+        )
+    _log.info("the draft %r has %s", draft_path, described)
+    return MappedDraft(draft, vocabulary)
+
+
+def _text_of(target: Target) -> list[int]:
+    """Return tokens that the target writes at temperature 1, as texts of their own: always the same."""
+    num_tokens = min(_NUM_TOKENS, (target.max_positions or _NUM_TOKENS + 2) - 2)
+    params = SamplingParams(max_tokens=num_tokens, seed=0)
+    first = sorted(target.eos_token_ids)[:1] or [0]  # behind the end of a text another one begins
+    rows = deque(Sequence.create(first, params, row=row) for row in range(_NUM_ROWS))
+    texts = list(rows)
+    lane = Lane(
+        target,
+        NoDrafter(),
+        FixedSchedule(0),
+        rows,
+        num_slots=_NUM_ROWS,
+        max_model_len=num_tokens + 2,
+        max_prefill_tokens=_NUM_ROWS,
+        rule=COUPLED,
+    )
+    while not all(text.is_finished for text in texts):
+        lane.advance(_NUM_ROWS)
+    lane.close()
+    return [token_id for text in texts for token_id in text.output_token_ids]
 
 
 def _load_head(path: str, target: Target, target_path: str, options: EngineOptions) -> Eagle3Head | DFlashHead:

@@ -19,12 +19,14 @@ from decoding.cache.features import FeatureTap
 from decoding.cache.kv_cache import KVCache
 from decoding.device import seconds_of, to_device
 from decoding.drafters.base import Drafter, point_masses
-from decoding.engine.lane import Lane
+from decoding.engine.load import Parts
+from decoding.engine.options import EngineOptions
+from decoding.engine.rounds.lane import Lane, divide_slots
 from decoding.network.target import LocalTarget, Target
 from decoding.pace.cost_table import CostTable
 from decoding.pace.schedule import FixedSchedule
 from decoding.sampling.rows import Rows, Rule, sampling_batch
-from decoding.sampling.rules import COUPLED
+from decoding.sampling.rules import COUPLED, RULES
 from decoding.sampling.verdicts import Draft
 from decoding.sampling_params import SamplingParams
 from decoding.sequence import Sequence
@@ -47,6 +49,23 @@ class TimedDraft(Protocol):
 
     def seconds(self, num_rows: int, num_tokens: int) -> float:
         """Measure one forward over `num_tokens` tokens of each row. The cache is overwritten."""
+
+
+def measured(parts: Parts, options: EngineOptions) -> tuple[list[tuple[Target, Drafter]], CostTable | None]:
+    """Return a target and a drafter for each lane, and what they cost where draft lengths adapt."""
+    costs: CostTable | None = None
+    slots, most = divide_slots(options.num_slots, parts.num_lanes), options.num_speculative_tokens
+    if options.draft_length == "adaptive" and parts.drafter_name != "none":
+        parts.target.allocate(slots[0], parts.max_model_len)
+        drafter = parts.make_drafter(0, slots[0])
+        parts.target.hand_out(drafter.tap)
+        costs = measure_costs(parts.target, parts.draft, slots[0], most)
+        timed_drafter = drafter if parts.draft is not None else None
+        costs = with_overhead(costs, parts.target, timed_drafter, slots[0], most, RULES[options.verification])
+        if drafter.is_remote:
+            costs = with_remote_drafts(costs, drafter, parts.target.device, slots[0], most)
+    pairs = [(parts.target_of(lane), parts.make_drafter(lane, num_slots)) for lane, num_slots in enumerate(slots)]
+    return pairs, costs
 
 
 def measure_costs(target: Target, draft: TimedDraft | None, num_slots: int, num_draft_tokens: int) -> CostTable:

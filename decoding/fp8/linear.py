@@ -5,16 +5,47 @@ Its tensors have the names that they have in the checkpoint. They are buffers: a
 Shapes: N lines, I inputs, O outputs, G groups of inputs, S rows of scales.
 """
 
+import logging
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 from torch.nn.functional import silu
 
-from decoding.fp8.arithmetic import Arithmetic
+from decoding.fp8 import exact
+from decoding.gpu.available import kernels_run_on
 
 _DTYPES = (torch.bfloat16, torch.float16)
+_OLDEST = (8, 9)  # the first compute capability with FP8 tensor cores
+
+_log = logging.getLogger(__name__)
+
+
+class Arithmetic(Protocol):
+    """The two operations of a linear layer in FP8, on one kind of device, as `decoding/fp8/exact.py` defines them."""
+
+    def quantize(self, x_NI: torch.Tensor, group_size: int, /) -> tuple[torch.Tensor, torch.Tensor]: ...
+    def multiply(self, *args: Any, **kwargs: Any) -> torch.Tensor: ...
+
+
+def arithmetic_on(device: torch.device) -> Arithmetic:
+    """Return the fastest arithmetic on a device; raise a ValueError for a GPU without FP8 instructions."""
+    if device.type == "cuda":
+        capability = torch.cuda.get_device_capability(device)
+        if capability < _OLDEST:
+            raise ValueError(
+                "need a GPU of compute capability 8.9 or later (L4, L40S, H100, B200), and "
+                f"{torch.cuda.get_device_name(device)} has {capability[0]}.{capability[1]}; use the unquantized "
+                "checkpoint on it"
+            )
+    if kernels_run_on(device):
+        from decoding.gpu import fp8_linear
+
+        return fp8_linear
+    _log.warning("FP8 weights are multiplied by torch's float64 operations on this %s: exact, but slow", device.type)
+    return exact
 
 
 @dataclass(frozen=True)
@@ -94,16 +125,8 @@ class Fp8Linear(torch.nn.Module):
         return self._arithmetic.quantize(x.reshape(-1, self.in_features), self._group_size)
 
     def _multiply(self, x: torch.Tensor, quantized_NI: torch.Tensor, scales_NG: torch.Tensor) -> torch.Tensor:
-        out_NO = self._arithmetic.multiply(
-            quantized_NI,
-            scales_NG,
-            self.weight,
-            self.scales,
-            self.scaling.outputs,
-            self._group_size,
-            self.bias,
-            x.dtype,
-        )
+        weight = (self.weight, self.scales, self.scaling.outputs, self._group_size, self.bias)
+        out_NO = self._arithmetic.multiply(quantized_NI, scales_NG, *weight, x.dtype)
         return out_NO.view(*x.shape[:-1], self.out_features)
 
 

@@ -8,8 +8,9 @@ Shapes: B rows, T tokens of each, N tokens in all, Q query heads, H KV heads, G 
 positions, X any number of features.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch.nn.functional import rms_norm, scaled_dot_product_attention
@@ -17,6 +18,8 @@ from torch.nn.functional import rms_norm, scaled_dot_product_attention
 from decoding.cache.kv_cache import KVCache, Plan, SlotLayer
 from decoding.fused import kernels
 from decoding.gpu.available import kernels_run_on
+
+Tables = tuple[torch.Tensor, torch.Tensor]  # rotary: cos [P, D], and sin [P, D] with the sign of the rotation
 
 
 @dataclass(frozen=True)
@@ -26,6 +29,12 @@ class Heads:
     num_kv_heads: int
     group: int
     head_size: int
+
+    @classmethod
+    def of(cls, config: Any, layer: Any) -> "Heads":
+        """Return the heads of a decoder layer of this configuration."""
+        num_kv_heads = config.num_key_value_heads
+        return cls(num_kv_heads, config.num_attention_heads // num_kv_heads, layer.self_attn.head_dim)
 
     @property
     def num_query_heads(self) -> int:
@@ -39,8 +48,7 @@ class Window(NamedTuple):
     num_first: int  # at the beginning
 
 
-@dataclass(frozen=True)
-class Norms:
+class Norms(NamedTuple):
     """Weights [D] of the normalization that some models apply to each query and key."""
 
     query: torch.Tensor
@@ -48,24 +56,25 @@ class Norms:
     epsilon: float
 
 
-class KernelForward:
-    """The positions and slots of one forward's tokens, in the form that our kernels take."""
+class KernelAttention:
+    """Attention by `decoding/cpu/kernels/attention.h`: each row reads its own keys and values once."""
 
     def __init__(
         self,
+        functions: kernels.Kernels,
         heads: Heads,
+        positions_N: torch.Tensor,
         cache: KVCache,
         plan: Plan,
-        turns_N: torch.Tensor,
-        tables_PD: tuple[torch.Tensor, torch.Tensor],
+        tables_PD: Tables,
     ) -> None:
-        """Describe one forward; `turns_N` are the tokens' lines in the rotary tables (cos, sin)."""
-        self.num_tokens = len(turns_N)
+        """Describe the positions and slots of one forward; the rotary tables have a line for each position."""
+        self._functions, self._heads, turns_N = functions, heads, _turns(positions_N, tables_PD)
         tensors = (plan.row_first, plan.slots_N, plan.written_N, plan.positions_N, turns_N, *tables_PD)
         self._tensors = [tensor.contiguous() for tensor in tensors]  # kept alive: the kernel has only their addresses
         self.described = kernels.Forward(
             len(plan.positions_BT),
-            self.num_tokens,
+            len(positions_N),
             heads.num_kv_heads,
             heads.group,
             heads.head_size,
@@ -74,13 +83,6 @@ class KernelForward:
             *(tensor.data_ptr() for tensor in self._tensors),
         )
 
-
-class KernelAttention:
-    """Attention by `decoding/cpu/kernels/attention.h`: each row reads its own keys and values once."""
-
-    def __init__(self, functions: kernels.Kernels, heads: Heads, forward: KernelForward) -> None:
-        self._functions, self._heads, self._forward = functions, heads, forward
-
     def __call__(
         self, qkv_NX: torch.Tensor, slots: SlotLayer, norms: Norms | None, *, is_wanted: bool
     ) -> torch.Tensor | None:
@@ -88,7 +90,7 @@ class KernelAttention:
         heads = self._heads
         # Zeros, since rows of padding are not written and must be finite.
         out_NX = qkv_NX.new_zeros(len(qkv_NX), heads.num_query_heads * heads.head_size) if is_wanted else None
-        self._functions.attention(self._forward.described, layer_cache(slots, heads, norms, qkv_NX), qkv_NX, out_NX)
+        self._functions.attention(self.described, layer_cache(slots, heads, norms, qkv_NX), qkv_NX, out_NX)
         return out_NX
 
 
@@ -108,7 +110,7 @@ class GpuAttention:
         heads: Heads,
         plan: Plan,
         positions_N: torch.Tensor,
-        tables_PD: tuple[torch.Tensor, torch.Tensor],
+        tables_PD: Tables,
         window: Window | None,
     ) -> None:
         """Prepare the attention of one forward; the rotary tables (cos, sin) have a line for each position."""
@@ -127,10 +129,8 @@ class GpuAttention:
     ) -> torch.Tensor | None:
         like_NHD = qkv_NX.new_empty(0, self._heads.num_kv_heads, self._heads.head_size)
         keys_SHPD, values_SHPD = slots.storage(like_NHD, like_NHD)
-        own = (None, None, 0.0) if norms is None else (norms.query, norms.key, norms.epsilon)
-        transform = self._gpu.QueryKeyTransform(*self._tables_PD, *own)
-        written_N = self._plan.written_N
-        query_NQD = self._gpu.split_and_store(qkv_NX, keys_SHPD, values_SHPD, self._turned, written_N, transform)
+        storage = (keys_SHPD, values_SHPD, self._turned, self._plan.written_N)
+        query_NQD = self._gpu.split_and_store(qkv_NX, *storage, self._tables_PD, norms)
         if not is_wanted:
             return None
         return self._gpu.attend(query_NQD, keys_SHPD, values_SHPD, self._seen, self._rule).flatten(1)
@@ -144,7 +144,7 @@ class TorchAttention:
         heads: Heads,
         plan: Plan,
         turns_N: torch.Tensor,
-        tables_PD: tuple[torch.Tensor, torch.Tensor],
+        tables_PD: Tables,
         window: Window | None = None,
         first_seen_B: torch.Tensor | None = None,
     ) -> None:
@@ -207,7 +207,7 @@ def attention_here(
     positions_N: torch.Tensor,
     cache: KVCache,
     plan: Plan,
-    tables_PD: tuple[torch.Tensor, torch.Tensor],
+    tables_PD: Tables,
     functions: kernels.Kernels | None,
     window: Window | None = None,
 ) -> SlotAttention:
@@ -220,17 +220,33 @@ def attention_here(
     if kernels_run_on(tables_PD[0].device):
         return GpuAttention(heads, plan, positions_N, tables_PD, window)
     if functions is not None and window is None:
-        return KernelAttention(functions, heads, kernel_forward(heads, positions_N, cache, plan, tables_PD))
+        return KernelAttention(functions, heads, positions_N, cache, plan, tables_PD)
     return TorchAttention(heads, plan, _turns(positions_N, tables_PD), tables_PD, window)
 
 
-def kernel_forward(
-    heads: Heads, positions_N: torch.Tensor, cache: KVCache, plan: Plan, tables_PD: tuple[torch.Tensor, torch.Tensor]
-) -> KernelForward:
-    """Describe a forward for our CPU kernels."""
-    return KernelForward(heads, cache, plan, _turns(positions_N, tables_PD), tables_PD)
-
-
-def _turns(positions_N: torch.Tensor, tables_PD: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+def _turns(positions_N: torch.Tensor, tables_PD: Tables) -> torch.Tensor:
     """Return the tokens' lines in the rotary tables."""
     return positions_N.clamp(max=len(tables_PD[0]) - 1)  # padding may be beyond the end
+
+
+class RotaryTables:
+    """Tables that grow with the positions of the caches in use."""
+
+    def __init__(self, rotary: Callable[..., tuple[torch.Tensor, torch.Tensor]], like: torch.Tensor) -> None:
+        """Compute by a network's own module, in the dtype and on the device of `like`."""
+        self._rotary, self._like = rotary, like
+        self._tables_PD: Tables | None = None
+        self._earlier: list[Tables] = []  # which recorded graphs may still read
+
+    def reach(self, num_positions: int) -> Tables:
+        """Return tables of at least `num_positions` positions."""
+        if self._tables_PD is None or len(self._tables_PD[0]) < num_positions:
+            positions = torch.arange(num_positions, device=self._like.device)[None]
+            cos_1PD, sin_1PD = self._rotary(self._like, positions)
+            half = cos_1PD.shape[-1] // 2
+            # With the sign of rotate_half in the table, the rotation is x * cos + swapped(x) * sin.
+            sin_PD = torch.cat((-sin_1PD[0, :, :half], sin_1PD[0, :, half:]), dim=-1)
+            if self._tables_PD is not None:
+                self._earlier.append(self._tables_PD)
+            self._tables_PD = cos_1PD[0].contiguous(), sin_PD
+        return self._tables_PD

@@ -21,13 +21,11 @@ from transformers import PreTrainedModel
 
 from decoding.cache.features import Features
 from decoding.cache.kv_cache import KVCache, Plan
-from decoding.checkpoint.layer_range import LayerRange
+from decoding.checkpoint.layer_subset import LayerRange
 from decoding.fp8.linear import may_join
-from decoding.fused import kernels
-from decoding.fused.attention import Heads, KernelForward, SlotAttention, Window, attention_here, kernel_forward
-from decoding.fused.layers import KernelLayers, Layer, Norm, NormFunction, torch_norm
+from decoding.fused.attention import Heads, KernelAttention, RotaryTables, Window, attention_here
+from decoding.fused.layers import KernelLayers, Layer, Norm, operations_on
 from decoding.fused.linear import KernelLinear
-from decoding.fused.rotary_tables import RotaryTables
 from decoding.gpu.available import kernels_run_on
 
 FUSED_LINEARS = (("q_proj", "k_proj", "v_proj"),)  # one product gives all of them
@@ -58,24 +56,13 @@ class FusedDecoder:
         own = network.layers[self._range.first : self._range.end]
         self._like_1E = own[0].input_layernorm.weight[None]  # has the dtype, the device and the size of hidden states
         self._embedding = network.embed_tokens.weight if self._range.has_embedding else None
-        self._heads = Heads(
-            num_kv_heads=config.num_key_value_heads,
-            group=config.num_attention_heads // config.num_key_value_heads,
-            head_size=own[0].self_attn.head_dim,
-        )
-        self.kernels: kernels.Kernels | None = None  # None: torch's own operations
+        self._heads = Heads.of(config, own[0])
         self.window: Window | None = None  # what a query sees of its row, on a GPU; None: all before it
-        self._fewest_lines = 1
         self.is_on_gpu = kernels_run_on(self._like_1E.device)
-        norm: NormFunction = torch_norm
-        if self.is_on_gpu:
-            from decoding.gpu.norms import rms_norm  # Triton is only where the kernels run
-
-            norm = rms_norm
-        elif self._like_1E.device.type == "cpu":
-            self.kernels = kernels.load(self._like_1E.dtype, self._heads.head_size, config.hidden_size)
-            norm = norm if self.kernels is None else self.kernels.rms_norm
-            self._fewest_lines = _FEWEST_LINES_ON_CPU
+        # None: torch's own operations.
+        of_layers = (self._like_1E.dtype, self._heads.head_size, config.hidden_size)
+        self.kernels, norm = operations_on(self._like_1E.device, *of_layers)
+        self._fewest_lines = _FEWEST_LINES_ON_CPU if self._like_1E.device.type == "cpu" and not self.is_on_gpu else 1
         self._final_norm = Norm(network.norm, norm)
         self._head = model.get_output_embeddings() if self._range.has_head else None
         self._layers = [Layer(layer, norm) for layer in own]
@@ -138,20 +125,8 @@ class FusedDecoder:
         `fed_N` are tokens, or hidden states [N, E]. Without a head all hidden states [N, E] are returned. The stream of
         all N is left in `features`, and projected.
         """
-        hidden_NE = self._run(fed_N, positions_N, len(wanted_M), cache, plan, features)
+        hidden_NE = self.hidden(fed_N, positions_N, len(wanted_M), cache, plan, features)
         return hidden_NE if self._head is None else self.logits(hidden_NE[wanted_M])
-
-    def hidden(
-        self,
-        fed_N: torch.Tensor,
-        positions_N: torch.Tensor,
-        wanted_M: torch.Tensor,
-        cache: KVCache,
-        plan: Plan,
-        features: Features | None = None,
-    ) -> torch.Tensor:
-        """Do what `forward` does, but return the hidden states [M, E] from which `logits` computes the logits."""
-        return self._run(fed_N, positions_N, len(wanted_M), cache, plan, features)[wanted_M]
 
     def logits(self, hidden_ME: torch.Tensor) -> torch.Tensor:
         """Return the logits [M, V] of hidden states that left the last layer."""
@@ -161,27 +136,34 @@ class FusedDecoder:
         logits_MV: torch.Tensor = self._head(self._final_norm(hidden_ME))
         return logits_MV
 
-    def _run(
+    def hidden(
         self,
         fed_N: torch.Tensor,
         positions_N: torch.Tensor,
         num_wanted: int,
         cache: KVCache,
         plan: Plan,
-        features: Features | None,
+        features: Features | None = None,
     ) -> torch.Tensor:
-        """Return what leaves the last layer, [N, E]; it is not computed if neither logits nor features need it."""
+        """Do what `forward` does, but return what leaves the last layer, [N, E], of which `logits` makes logits.
+
+        It is not computed if neither logits nor features need it.
+        """
         num_tokens = len(fed_N)
         is_last_read = features is not None and features.wants(self._range.end)
         is_last_wanted = self._head is None or num_wanted > 0 or is_last_read
+        tables_PD = self._rotary.reach(cache.num_positions)
         if self._at_once is not None:
             hidden_NE = self._embedded(fed_N)
-            forward = self._kernel_forward(positions_N, cache, plan)
+            assert self.kernels is not None, "they run all layers"
+            forward = KernelAttention(self.kernels, self._heads, positions_N, cache, plan, tables_PD)
             self._at_once.run(hidden_NE, forward, cache, is_wanted=is_last_wanted, features=features)
             self._finish(features, hidden_NE)
             return hidden_NE
-        attention = self._attention(positions_N, cache, plan)
-        hidden_NE = self._embedded(_padded(fed_N, self._fewest_lines))
+        attention = attention_here(self._heads, positions_N, cache, plan, tables_PD, self.kernels, self.window)
+        if num_tokens < self._fewest_lines:
+            fed_N = torch.cat((fed_N, fed_N[-1:].expand(self._fewest_lines - num_tokens, *fed_N.shape[1:])))
+        hidden_NE = self._embedded(fed_N)
         for index, layer in enumerate(self._layers, self._range.first):
             if features is not None:
                 features.keep(index, hidden_NE[:num_tokens])
@@ -202,15 +184,3 @@ class FusedDecoder:
     def _embedded(self, fed_N: torch.Tensor) -> torch.Tensor:
         """Return hidden states in memory of our own, since the layers may write there."""
         return fed_N.clone() if self._embedding is None else embedding(fed_N, self._embedding)
-
-    def _kernel_forward(self, positions_N: torch.Tensor, cache: KVCache, plan: Plan) -> KernelForward:
-        return kernel_forward(self._heads, positions_N, cache, plan, self._rotary.reach(cache.num_positions))
-
-    def _attention(self, positions_N: torch.Tensor, cache: KVCache, plan: Plan) -> SlotAttention:
-        tables_PD = self._rotary.reach(cache.num_positions)
-        return attention_here(self._heads, positions_N, cache, plan, tables_PD, self.kernels, self.window)
-
-
-def _padded(x: torch.Tensor, num_lines: int) -> torch.Tensor:
-    missing = num_lines - len(x)
-    return x if missing <= 0 else torch.cat((x, x[-1:].expand(missing, *x.shape[1:])))

@@ -9,15 +9,15 @@ Shapes: B rows, T tokens of each, N tokens in all, J wanted positions of each ro
 """
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
 from decoding.cache.features import Features
 from decoding.cache.kv_cache import LENGTH_BUCKET, KVCache, Packing, Plan
-from decoding.fused.recordings import Key, Recorder, Recordings
-from decoding.fused.rounding import rounded
+from decoding.fused.recordings import Recorder, Recordings, rounded
 
 _MAX_TOKENS = 16  # of a row; a forward with more is a prefill, which keeps a GPU busy by itself
 
@@ -52,15 +52,19 @@ class ForwardGraphs:
 
         Features are copied out of the recording's output without its padding, so that they stay valid.
         """
-        num_rows, num_tokens = inputs.plan.positions_BT.shape
+        plan = inputs.plan
+        num_rows, num_tokens = plan.positions_BT.shape
         num_wanted = inputs.wanted_BJ.shape[1]
         if self.recordings.record is None or not num_wanted or num_tokens > _MAX_TOKENS:
             return self._forward(inputs, cache)
         if self._cache is None or self._cache() is not cache:  # the recordings have the addresses of another cache
             self._cache = weakref.ref(cache)
             self.recordings.forget()
-        key, make = _key_of(inputs, cache)
-        shape = self.recordings.inputs(key, make)
+        rows = min(rounded(num_rows), cache.num_slots)
+        in_all = rows * num_tokens if plan.packing is None else rounded(len(inputs.tokens_N))
+        visible = min(rounded(-(-plan.num_visible // LENGTH_BUCKET)) * LENGTH_BUCKET, cache.num_positions)
+        key = (rows, num_tokens, in_all, num_wanted, visible, plan.slots_B is None, plan.packing is None)
+        shape = self.recordings.inputs(key, lambda: _Shape(inputs, rows, in_all, visible, cache.num_positions))
         shape.take(inputs)
         cache.use(shape.inputs.plan)
         logits = self.recordings.run(key, lambda: self._run(shape, cache))
@@ -95,70 +99,42 @@ class ForwardGraphs:
         return found.new_empty(2 * len(found), found.shape[1])
 
 
-def _key_of(inputs: Inputs, cache: KVCache) -> tuple[Key, Callable[[], "_Shape"]]:
-    """Return the rounded sizes of a forward, and what makes tensors of these sizes."""
-    plan = inputs.plan
-    num_rows, num_tokens = plan.positions_BT.shape
-    rounded_rows = min(rounded(num_rows), cache.num_slots)
-    in_all = rounded_rows * num_tokens if plan.packing is None else rounded(len(inputs.tokens_N))
-    visible = min(rounded(-(-plan.num_visible // LENGTH_BUCKET)) * LENGTH_BUCKET, cache.num_positions)
-    num_wanted = inputs.wanted_BJ.shape[1]
-    key = (rounded_rows, num_tokens, in_all, num_wanted, visible, plan.slots_B is None, plan.packing is None)
-    return key, lambda: _Shape(inputs, rounded_rows, in_all, visible, cache.num_positions)
-
-
 class _Shape:
     """The input tensors of the forwards of one shape."""
 
     def __init__(self, like: Inputs, num_rows: int, num_tokens: int, num_visible: int, spare: int) -> None:
-        def padding(tensor: torch.Tensor, length: int, value: int = 0) -> torch.Tensor:
-            return tensor.new_full((length, *tensor.shape[1:]), value)
+        def padding(name: str, tensor: torch.Tensor) -> torch.Tensor:
+            length = num_tokens if name.endswith("_N") else num_rows + (name == "row_first")
+            return tensor.new_full((length, *tensor.shape[1:]), spare if name == "written_N" else 0)
 
-        plan = like.plan
-        packing = None
-        if plan.packing is not None:
-            packing = Packing(
-                padding(plan.packing.packed_N, num_tokens),
-                padding(plan.packing.unpacked_BT, num_rows),
-                padding(plan.packing.row_first, num_rows + 1),
-            )
         self._spare = spare
         self._sizes: tuple[int, int] | None = None
         self.tap = None if like.features is None else like.features.tap
-        self.inputs = Inputs(
-            padding(like.tokens_N, num_tokens),
-            padding(like.positions_N, num_tokens),
-            padding(like.wanted_BJ, num_rows),
-            replace(
-                plan,
-                slots_B=None if plan.slots_B is None else padding(plan.slots_B, num_rows),
-                positions_BT=padding(plan.positions_BT, num_rows),
-                row_first=padding(plan.row_first, num_rows + 1),
-                slots_N=padding(plan.slots_N, num_tokens),
-                positions_N=padding(plan.positions_N, num_tokens),
-                written_N=padding(plan.written_N, num_tokens, spare),
-                num_visible=num_visible,
-                packing=packing,
-            ),
-        )
+        padded: Inputs = _changed(replace(like, features=None), padding)
+        self.inputs = replace(padded, plan=replace(padded.plan, num_visible=num_visible))
 
     def take(self, inputs: Inputs) -> None:
         """Copy these inputs into the shape's own tensors."""
         sizes = (len(inputs.plan.positions_BT), len(inputs.tokens_N))
         is_smaller = self._sizes is not None and (sizes[0] < self._sizes[0] or sizes[1] < self._sizes[1])
         self._sizes = sizes
-        for mine, given in zip(_tensors(self.inputs), _tensors(inputs), strict=True):
+        for (name, mine), (_, given) in zip(_tensors(self.inputs), _tensors(inputs), strict=True):
             if is_smaller:
-                mine.fill_(self._spare if mine is self.inputs.plan.written_N else 0)
+                mine.fill_(self._spare if name == "written_N" else 0)
             mine[: len(given)].copy_(given, non_blocking=True)
 
 
-def _tensors(inputs: Inputs) -> list[torch.Tensor]:
-    plan = inputs.plan
-    tensors = [inputs.tokens_N, inputs.positions_N, inputs.wanted_BJ, plan.positions_BT]
-    tensors += [plan.row_first, plan.slots_N, plan.positions_N, plan.written_N]
-    if plan.slots_B is not None:
-        tensors.append(plan.slots_B)
-    if plan.packing is not None:
-        tensors += [plan.packing.packed_N, plan.packing.unpacked_BT, plan.packing.row_first]
-    return tensors
+def _changed(of: Any, change: Callable[[str, torch.Tensor], torch.Tensor]) -> Any:
+    """Return inputs, a plan or a packing whose tensors, inner ones too, are what `change` makes of name and tensor."""
+    found = {name: change(name, value) for name, value in vars(of).items() if isinstance(value, torch.Tensor)}
+    found |= {name: _changed(value, change) for name, value in vars(of).items() if isinstance(value, Plan | Packing)}
+    return replace(of, **found)
+
+
+def _tensors(of: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the names and tensors of inputs, of a plan or of a packing, with those of what is in it."""
+    for name, value in vars(of).items():
+        if isinstance(value, torch.Tensor):
+            yield name, value
+        elif isinstance(value, Plan | Packing):
+            yield from _tensors(value)

@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 
-from decoding.cpu.library import library
+from decoding.cpu.library import function
 
 _DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 _HEAD_SIZES = (16, 32, 64, 80, 96, 128, 256)
 _LANES = 16
-_POINTER = ctypes.c_void_p
+_POINTER, _pointer = ctypes.c_void_p, ctypes.POINTER
 LinearFunction = Callable[..., None]  # takes a Linear, lines x, their number, what is added to the result, the result
 
 
@@ -57,8 +57,8 @@ class DecoderLayer(ctypes.Structure):
 class Kernels:
     """The functions of cpu.cpp for one dtype."""
 
-    attention_function: "ctypes._CFuncPtr"  # type: ignore[name-defined]
-    rms_norm_function: "ctypes._CFuncPtr"  # type: ignore[name-defined]
+    attention_function: Callable[..., None]
+    rms_norm_function: Callable[..., None]
     layers_function: Callable[..., None] | None  # None without the products of `load_linear`
 
     def attention(self, forward: Forward, layer: LayerCache, qkv: torch.Tensor, out: torch.Tensor | None) -> None:
@@ -77,40 +77,26 @@ def load(dtype: torch.dtype, head_size: int, hidden_size: int) -> Kernels | None
     """Return the kernels for a network of these sizes on CPU; None if torch's own operations must do."""
     if dtype not in _DTYPES or head_size not in _HEAD_SIZES or hidden_size % _LANES:
         return None
-    functions = library()
-    if functions is None:
+    kind = _DTYPES[dtype]
+    attention = function(f"dray_attention_{kind}", None, _pointer(Forward), _pointer(LayerCache), _POINTER, _POINTER)
+    norm_sizes = (ctypes.c_float, ctypes.c_int64, ctypes.c_int64)
+    rms_norm = function(f"dray_rms_norm_{kind}", None, _POINTER, _POINTER, *norm_sizes, _POINTER)
+    if attention is None or rms_norm is None:
         return None
-    attention = functions[f"dray_attention_{_DTYPES[dtype]}"]
-    attention.argtypes = [ctypes.POINTER(Forward), ctypes.POINTER(LayerCache), _POINTER, _POINTER]
-    rms_norm = functions[f"dray_rms_norm_{_DTYPES[dtype]}"]
-    rms_norm.argtypes = [_POINTER, _POINTER, ctypes.c_float, ctypes.c_int64, ctypes.c_int64, _POINTER]
-    attention.restype = rms_norm.restype = None
-    layers = getattr(functions, f"dray_layers_{_DTYPES[dtype]}", None)
-    if layers is not None:
-        sizes = [ctypes.c_int64, ctypes.c_bool]
-        layers.argtypes = [ctypes.POINTER(Forward), ctypes.POINTER(DecoderLayer), *sizes, _POINTER, _POINTER]
-        layers.restype = None
-    return Kernels(attention, rms_norm, layers)
+    of_layers = (_pointer(Forward), _pointer(DecoderLayer), ctypes.c_int64, ctypes.c_bool, _POINTER, _POINTER)
+    return Kernels(attention, rms_norm, function(f"dray_layers_{kind}", None, *of_layers))
 
 
 def load_linear(dtype: torch.dtype) -> LinearFunction | None:
     """Return the matrix product of this dtype; None if the processor or the compiler cannot do it."""
-    name = f"dray_linear_{_DTYPES[dtype]}"
-    functions = library()
-    if functions is None or not hasattr(functions, name):
-        return None
-    function: LinearFunction = functions[name]
-    function.argtypes = [ctypes.POINTER(Linear), _POINTER, ctypes.c_int64, _POINTER, _POINTER]  # type: ignore[attr-defined]
-    function.restype = None  # type: ignore[attr-defined]
-    return function
+    return function(f"dray_linear_{_DTYPES[dtype]}", None, _pointer(Linear), _POINTER, ctypes.c_int64, *2 * [_POINTER])
 
 
 def linear_columns() -> int:
     """Return the outputs of a block in the layout of the weights that `load_linear`'s functions read."""
-    functions = library()
-    assert functions is not None, "only a function of the library needs its layout"
-    functions.dray_linear_columns.restype = ctypes.c_int64
-    return int(functions.dray_linear_columns())
+    columns = function("dray_linear_columns", ctypes.c_int64)
+    assert columns is not None, "only a function of the library needs its layout"
+    return int(columns())
 
 
 def linear_kind(dtype: torch.dtype) -> str:
@@ -118,8 +104,5 @@ def linear_kind(dtype: torch.dtype) -> str:
 
     An empty text if none of our kernels multiplies.
     """
-    function = getattr(library(), f"dray_linear_kind_{_DTYPES.get(dtype)}", None)
-    if function is None:
-        return ""
-    function.restype = ctypes.c_char_p
-    return str(function().decode())
+    kind = function(f"dray_linear_kind_{_DTYPES.get(dtype)}", ctypes.c_char_p)
+    return "" if kind is None else str(kind().decode())

@@ -19,9 +19,10 @@ from decoding.cache.features import Features
 from decoding.cache.kv_cache import KVCache
 from decoding.fp8.linear import Fp8Linear
 from decoding.fused import kernels
-from decoding.fused.attention import Heads, KernelForward, Norms, layer_cache
+from decoding.fused.attention import Heads, KernelAttention, Norms, layer_cache
 from decoding.fused.linear import KernelLinear
 from decoding.fused.packed_linear import Packed
+from decoding.gpu.available import kernels_run_on
 
 NormFunction = Callable[[torch.Tensor, torch.Tensor, float], torch.Tensor]  # lines, weight, epsilon
 
@@ -29,6 +30,18 @@ NormFunction = Callable[[torch.Tensor, torch.Tensor, float], torch.Tensor]  # li
 def torch_norm(x_NE: torch.Tensor, weight_E: torch.Tensor, epsilon: float) -> torch.Tensor:
     """Compute `x / rms(x) * weight` by torch's own operation."""
     return rms_norm(x_NE, weight_E.shape, weight_E, epsilon)
+
+
+def operations_on(
+    device: torch.device, dtype: torch.dtype, head_size: int, hidden_size: int
+) -> tuple[kernels.Kernels | None, NormFunction]:
+    """Return our CPU kernels for such layers, None where there are none, and the fastest norm on this device."""
+    if kernels_run_on(device):
+        from decoding.gpu.linear import rms_norm as gpu_norm  # Triton is only where the kernels run
+
+        return None, gpu_norm
+    found = kernels.load(dtype, head_size, hidden_size) if device.type == "cpu" else None
+    return found, torch_norm if found is None else found.rms_norm
 
 
 class Norm:
@@ -50,6 +63,7 @@ class Layer:
         self.mlp_norm = Norm(layer.post_attention_layernorm, norm)
         self.qkv = attention.q_proj.fused
         self.out, self.gate, self.up, self.down = attention.o_proj, mlp.gate_proj, mlp.up_proj, mlp.down_proj
+        self._linears = (self.qkv, self.out, self.gate, self.up, self.down)
         self.norms: Norms | None = None  # of queries and keys
         if hasattr(attention, "q_norm"):
             epsilon = attention.q_norm.variance_epsilon
@@ -58,13 +72,12 @@ class Layer:
     @property
     def is_ours(self) -> bool:
         """Whether our kernels multiply everywhere; otherwise a linear layer belongs to oneDNN or torch."""
-        return all(isinstance(linear, KernelLinear) for linear in (self.qkv, self.out, self.gate, self.up, self.down))
+        return all(isinstance(linear, KernelLinear) for linear in self._linears)
 
     @property
     def is_batch_invariant(self) -> bool:
         """Whether a token's numbers are the same on CPU, bit for bit, whatever tokens are beside it."""
-        linears = (self.qkv, self.out, self.gate, self.up, self.down)
-        return all(isinstance(linear, KernelLinear | Fp8Linear) for linear in linears)
+        return all(isinstance(linear, KernelLinear | Fp8Linear) for linear in self._linears)
 
     def project(self, hidden_NE: torch.Tensor) -> torch.Tensor:
         """Compute queries, keys and values of every token, side by side."""
@@ -100,7 +113,7 @@ class KernelLayers:
     def run(
         self,
         hidden_NE: torch.Tensor,
-        forward: KernelForward,
+        forward: KernelAttention,
         cache: KVCache,
         *,
         is_wanted: bool,
@@ -126,7 +139,14 @@ class KernelLayers:
         self._run_some(hidden_NE, forward, cache, num_done, num_layers, is_wanted=is_wanted)
 
     def _run_some(
-        self, hidden_NE: torch.Tensor, forward: KernelForward, cache: KVCache, first: int, end: int, *, is_wanted: bool
+        self,
+        hidden_NE: torch.Tensor,
+        forward: KernelAttention,
+        cache: KVCache,
+        first: int,
+        end: int,
+        *,
+        is_wanted: bool,
     ) -> None:
         """Run the layers from `first` up to `end` (not included), counted from the first one here."""
         if first == end:

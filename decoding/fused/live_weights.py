@@ -9,6 +9,7 @@ Shapes: O outputs, I inputs.
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -121,18 +122,11 @@ def _own_tensors(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def _places_of(module: Any) -> Iterator[tuple[str, _Place]]:
-    if isinstance(module, LinearSlice):
-        fused: Any = module.fused
-        yield "weight", _place(lambda: module.weight)
-        if module.bias is not None:
-            yield "bias", _place(lambda: module.bias)
-        if module.scales is not None:
-            yield str(fused.scaling.name), _place(lambda: module.scales)
-        return
-    if isinstance(module, KernelLinear | PackedLinear):
-        yield "weight", _place(lambda: module.weight)
-        if module.bias is not None:
-            yield "bias", _place(lambda: module.bias)
+    if isinstance(module, LinearSlice | KernelLinear | PackedLinear):
+        for own in ("weight", "bias", "scales"):
+            if getattr(module, own, None) is not None:
+                fused: Any = getattr(module, "fused", None)
+                yield fused.scaling.name if own == "scales" else own, _place(partial(getattr, module, own))
         return
     for name, tensor in _own_tensors(module):
         yield name, _place(lambda tensor=tensor: tensor)  # type: ignore[misc]

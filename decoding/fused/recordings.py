@@ -118,3 +118,14 @@ def cuda_recorder() -> Recorder:
     """Return a recorder of CUDA graphs that share their memory, since one runs at a time."""
     pool = torch.cuda.graph_pool_handle()
     return lambda run: _CudaRecording(run, pool)
+
+
+def rounded(number: int) -> int:
+    """Round up to one of four sizes between a power of two and the next, so that a recording serves many rounds."""
+    step = 1 << max(0, (number - 1).bit_length() - 3)
+    return -(-number // step) * step
+
+
+def power_of_two(number: int) -> int:
+    """Round up to a power of two."""
+    return 1 << (number - 1).bit_length()

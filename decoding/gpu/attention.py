@@ -97,7 +97,7 @@ def attend(
     out_NQD = torch.empty_like(query_NQD)
     num_tiles = -(-rows.width * group // tile.lines)
     num_chunks = -(-rows.num_visible // CHUNK)
-    grid = (rows.num_rows * num_tiles, num_kv_heads)
+    grid: tuple[int, ...] = (rows.num_rows * num_tiles, num_kv_heads)
     strides = keys_SHPD.stride(0), keys_SHPD.stride(2), keys_SHPD.stride(1)
     assert values_SHPD.stride() == keys_SHPD.stride(), "keys and values lie alike"
     assert keys_SHPD.stride(3) == 1, "the numbers of a key lie end to end"
@@ -111,35 +111,26 @@ def attend(
     tiling = {"GROUP": group, "LINES": tile.lines, "KEYS": tile.keys, "WIDENED": is_interpreted()}
     tiling |= {"HAS_SOFTCAP": rule.softcap > 0, "num_warps": tile.num_warps, "num_stages": tile.num_stages}
     num_part_bytes = 4 * num_tokens * num_query_heads * num_chunks * head_size
-    if num_chunks == 1 or grid[0] * grid[1] >= _ENOUGH_PROGRAMS or num_part_bytes > _MOST_PART_BYTES:
-        kernels.attend_whole[grid](
-            query_NQD, out_NQD, keys_SHPD, values_SHPD, *places, sinks, rows.num_visible, num_kv_heads, *numbers,
-            **sizes, **tiling, HAS_SINKS=sinks_Q is not None, enable_fp_fusion=False,
-        )  # fmt: skip
-        return out_NQD
-    parts_NQCD = query_NQD.new_empty((num_tokens, num_query_heads, num_chunks, head_size), dtype=torch.float32)
-    marks_NQC2 = query_NQD.new_empty((num_tokens, num_query_heads, num_chunks, 2), dtype=torch.float32)
-    kernels.attend_chunks[*grid, num_chunks](
-        query_NQD, parts_NQCD, marks_NQC2, keys_SHPD, values_SHPD, *places, rows.num_visible, num_kv_heads, num_chunks,
-        *numbers, **sizes, **tiling, enable_fp_fusion=False,
-    )  # fmt: skip
-    kernels.merge[num_tokens, -(-num_query_heads // _LINES_OF_A_MERGE)](
-        parts_NQCD, marks_NQC2, out_NQD, rows.positions_N, sinks, rows.num_visible, num_query_heads, num_chunks,
-        *reach, **sizes, LINES=_LINES_OF_A_MERGE, HAS_SINKS=sinks_Q is not None, num_warps=4,
+    is_whole = num_chunks == 1 or grid[0] * grid[1] >= _ENOUGH_PROGRAMS or num_part_bytes > _MOST_PART_BYTES
+    found, marks_NQC2 = out_NQD, out_NQD
+    if not is_whole:
+        grid = (*grid, num_chunks)
+        found, marks_NQC2 = (
+            query_NQD.new_empty((num_tokens, num_query_heads, num_chunks, size), dtype=torch.float32)
+            for size in (head_size, 2)
+        )
+    kernels.attend[grid](
+        query_NQD, found, marks_NQC2, keys_SHPD, values_SHPD, *places, sinks, rows.num_visible, num_kv_heads,
+        num_chunks, *numbers, **sizes, **tiling, IS_PART=not is_whole, HAS_SINKS=is_whole and sinks_Q is not None,
         enable_fp_fusion=False,
     )  # fmt: skip
+    if not is_whole:
+        kernels.merge[num_tokens, -(-num_query_heads // _LINES_OF_A_MERGE)](
+            found, marks_NQC2, out_NQD, rows.positions_N, sinks, rows.num_visible, num_query_heads, num_chunks,
+            *reach, **sizes, LINES=_LINES_OF_A_MERGE, HAS_SINKS=sinks_Q is not None, num_warps=4,
+            enable_fp_fusion=False,
+        )  # fmt: skip
     return out_NQD
-
-
-@dataclass(frozen=True)
-class QueryKeyTransform:
-    """The rotary embedding as tables, and the normalization that some models apply to each query and key."""
-
-    cos_PD: torch.Tensor
-    sin_PD: torch.Tensor  # with the sign of the rotation: out = x * cos + swapped(x) * sin
-    query_norm_D: torch.Tensor | None = None
-    key_norm_D: torch.Tensor | None = None
-    epsilon: float = 0.0
 
 
 def split_and_store(
@@ -148,19 +139,23 @@ def split_and_store(
     values_SHPD: torch.Tensor,
     rows: TokenRows,
     written_N: torch.Tensor,
-    transform: QueryKeyTransform,
+    tables_PD: tuple[torch.Tensor, torch.Tensor],
+    norms: tuple[torch.Tensor, torch.Tensor, float] | None = None,
 ) -> torch.Tensor:
-    """Return the rotated queries [N, Q, D]; rotated keys, and values, are stored at the written positions."""
+    """Return the rotated queries [N, Q, D]; rotated keys, and values, are stored at the written positions.
+
+    The rotary tables are cos, and sin with the sign of the rotation: out = x * cos + swapped(x) * sin. `norms` are the
+    weights [D] of the normalization that some models apply to each query and key, and their epsilon.
+    """
     num_tokens, num_kv_heads, head_size = len(qkv_NX), keys_SHPD.shape[1], keys_SHPD.shape[3]
     num_query_heads = qkv_NX.shape[1] // head_size - 2 * num_kv_heads
     query_NQD = qkv_NX.new_empty(num_tokens, num_query_heads, head_size)
-    has_norms = transform.query_norm_D is not None
+    query_norm_D, key_norm_D, epsilon = norms or (*tables_PD, 0.0)
     split_heads[num_tokens, -(-(num_query_heads + 2 * num_kv_heads) // _HEADS_AT_ONCE)](
-        qkv_NX, query_NQD, keys_SHPD, values_SHPD, transform.cos_PD, transform.sin_PD,
-        *((transform.query_norm_D, transform.key_norm_D) if has_norms else (transform.cos_PD,) * 2),
-        rows.slots_N, rows.positions_N, written_N, num_query_heads, num_kv_heads, len(transform.cos_PD),
-        keys_SHPD.stride(0), keys_SHPD.stride(2), keys_SHPD.stride(1), transform.epsilon,
+        qkv_NX, query_NQD, keys_SHPD, values_SHPD, *tables_PD, query_norm_D, key_norm_D,
+        rows.slots_N, rows.positions_N, written_N, num_query_heads, num_kv_heads, len(tables_PD[0]),
+        keys_SHPD.stride(0), keys_SHPD.stride(2), keys_SHPD.stride(1), epsilon,
         HEAD_SIZE=head_size, PADDED_SIZE=max(16, 1 << (head_size - 1).bit_length()), HEADS=_HEADS_AT_ONCE,
-        HAS_NORMS=has_norms, num_warps=4, enable_fp_fusion=False,
+        HAS_NORMS=norms is not None, num_warps=4, enable_fp_fusion=False,
     )  # fmt: skip
     return query_NQD

@@ -1,4 +1,4 @@
-"""The arithmetic of FP8 layers (`decoding/fp8/arithmetic.py`) by our Triton kernels.
+"""The arithmetic of FP8 layers (`decoding/fp8/linear.py`) by our Triton kernels.
 
 The tiles depend on the layer and never on the number of lines. The kernels have been compiled for compute capability
 8.9, 9.0, 10.0 and 12.0, and interpreted; no GPU has run them yet, and their sizes follow from arithmetic.

@@ -1,9 +1,9 @@
-"""Products of lines with a weight by our Triton kernels, in which no line depends on another.
+"""Products of lines with a weight, and norms of lines, by our Triton kernels, in which no line depends on another.
 
 The products of a GPU's library choose another kernel, and so another rounding, for another number of lines: in bfloat16
 the text would depend on the batch. `decoding/gpu/kernels/linear.py` adds in an order that the weight alone decides.
 
-Shapes: N lines, I inputs, O outputs, C parts.
+Shapes: N lines, I inputs, O outputs, C parts, E numbers of a line.
 """
 
 from dataclasses import dataclass
@@ -19,6 +19,7 @@ _FEW_LINES = (16, 32, 64, _MANY)  # of a tile
 _ENOUGH_PROGRAMS = 256  # about two for each multiprocessor
 _LEAST_PART = 512  # inputs: a smaller part costs more to add than it saves
 _ADDED_AT_ONCE = 1024  # outputs
+_NUMBERS_OF_A_WARP = 512  # of a norm
 
 
 @dataclass(frozen=True)
@@ -40,9 +41,6 @@ class _Tile:
         lines = next((lines for lines in _FEW_LINES if num_lines <= lines), _MANY)
         return cls(_OUTPUTS, lines, num_warps=8 if lines == _MANY else 4, num_stages=5 if lines <= 32 else 4)
 
-    def num_programs(self, num_lines: int, num_outputs: int) -> int:
-        return -(-num_lines // self.lines) * -(-num_outputs // self.outputs)
-
     def options(self, weight_OI: torch.Tensor) -> dict[str, int | bool]:
         """Return the sizes as the kernels take them."""
         sizes = {"LINES": self.lines, "OUTPUTS": self.outputs, "INPUTS": _step(weight_OI), "WIDENED": is_interpreted()}
@@ -50,55 +48,45 @@ class _Tile:
 
 
 def multiply(
-    x_NI: torch.Tensor, weight_OI: torch.Tensor, bias_O: torch.Tensor | None, added_NO: torch.Tensor | None = None
+    x_NI: torch.Tensor,
+    weight_OI: torch.Tensor,
+    bias_O: torch.Tensor | None,
+    added_NO: torch.Tensor | None = None,
+    gate: tuple[torch.Tensor, torch.Tensor | None] | None = None,
 ) -> torch.Tensor:
-    """Compute `x W^T + bias + added`, [N, O], rounded once."""
+    """Compute `x W^T + bias + added`, [N, O], rounded once.
+
+    With a gate, a weight G and its bias, it is `silu(x G^T + gate bias) * (x W^T + bias)`; both have a bias, or none.
+    """
     (num_lines, num_inputs), num_outputs = x_NI.shape, len(weight_OI)
-    x_NI = _with_lines_together(x_NI)
+    if x_NI.stride(-1) != 1:  # the numbers of a line lie end to end
+        x_NI = x_NI.contiguous()
     out_NO = x_NI.new_empty(num_lines, num_outputs)
     if not num_lines:
         return out_NO
-    part_size = _part_size(weight_OI)
+    part_size = _part_size(weight_OI) if gate is None else num_inputs
     num_parts = -(-num_inputs // part_size)
-    tile = _Tile.of(num_lines, num_outputs, x_NI.dtype)
-    num_programs = tile.num_programs(num_lines, num_outputs)
+    tile = _Tile.of(num_lines, num_outputs, x_NI.dtype, num_weights=1 if gate is None else 2)
     bias = weight_OI if bias_O is None else bias_O
+    gate_OI, gate_bias_O = (weight_OI, None) if gate is None else gate
     added = out_NO if added_NO is None else added_NO.contiguous()
     has = {"HAS_BIAS": bias_O is not None, "HAS_ADDED": added_NO is not None}
-    sizes = (num_lines, num_outputs, num_inputs, x_NI.stride(0), part_size)
-    if num_parts == 1 or tile.outputs > _OUTPUTS:
-        kernels.multiply[(num_programs,)](
-            x_NI, weight_OI, bias, added, out_NO, *sizes, HAS_PARTS=num_parts > 1, **has, **tile.options(weight_OI)
-        )
-        return out_NO
-    parts_CNO = x_NI.new_empty((num_parts, num_lines, num_outputs), dtype=torch.float32)
-    kernels.multiply_part[num_programs, num_parts](x_NI, weight_OI, parts_CNO, *sizes, **tile.options(weight_OI))
-    kernels.add_parts[num_lines, -(-num_outputs // _ADDED_AT_ONCE)](
-        parts_CNO, bias, added, out_NO, num_lines, num_outputs, num_parts, OUTPUTS=_ADDED_AT_ONCE, **has,
-        num_warps=4, enable_fp_fusion=False,
+    is_whole = num_parts == 1 or tile.outputs > _OUTPUTS
+    parts = out_NO
+    if not is_whole:
+        parts = x_NI.new_empty((num_parts, num_lines, num_outputs), dtype=torch.float32)
+    num_programs = -(-num_lines // tile.lines) * -(-num_outputs // tile.outputs)
+    kernels.multiply[num_programs, 1 if is_whole else num_parts](
+        x_NI, weight_OI, gate_OI, bias, bias if gate_bias_O is None else gate_bias_O, added, parts, num_lines,
+        num_outputs, num_inputs, x_NI.stride(0), part_size, HAS_PARTS=is_whole and num_parts > 1,
+        IS_GATED=gate is not None, **{name: is_whole and value for name, value in has.items()},
+        **tile.options(weight_OI),
     )  # fmt: skip
-    return out_NO
-
-
-def multiply_gated(
-    x_NI: torch.Tensor,
-    gate_OI: torch.Tensor,
-    up_OI: torch.Tensor,
-    gate_bias_O: torch.Tensor | None,
-    up_bias_O: torch.Tensor | None,
-) -> torch.Tensor:
-    """Compute `silu(x G^T + gate bias) * (x U^T + up bias)`, [N, O], rounded once; both have a bias, or none has."""
-    (num_lines, num_inputs), num_outputs = x_NI.shape, len(up_OI)
-    x_NI = _with_lines_together(x_NI)
-    out_NO = x_NI.new_empty(num_lines, num_outputs)
-    if not num_lines:
-        return out_NO
-    tile = _Tile.of(num_lines, num_outputs, x_NI.dtype, num_weights=2)
-    biases = (up_OI, up_OI) if gate_bias_O is None or up_bias_O is None else (gate_bias_O, up_bias_O)
-    kernels.multiply_gated[(tile.num_programs(num_lines, num_outputs),)](
-        x_NI, gate_OI, up_OI, *biases, out_NO, num_lines, num_outputs, num_inputs, x_NI.stride(0),
-        HAS_BIAS=up_bias_O is not None, **tile.options(up_OI),
-    )  # fmt: skip
+    if not is_whole:
+        kernels.add_parts[num_lines, -(-num_outputs // _ADDED_AT_ONCE)](
+            parts, bias, added, out_NO, num_lines, num_outputs, num_parts, OUTPUTS=_ADDED_AT_ONCE, **has,
+            num_warps=4, enable_fp_fusion=False,
+        )  # fmt: skip
     return out_NO
 
 
@@ -117,6 +105,15 @@ def _part_size(weight_OI: torch.Tensor) -> int:
     return -(-num_inputs // (num_parts * step)) * step
 
 
-def _with_lines_together(x_NI: torch.Tensor) -> torch.Tensor:
-    """Return lines whose own numbers lie end to end."""
-    return x_NI if x_NI.stride(-1) == 1 else x_NI.contiguous()
+def rms_norm(x_NE: torch.Tensor, weight_E: torch.Tensor, epsilon: float) -> torch.Tensor:
+    """Compute `x / rms(x) * weight` of each line, rounded once; a line's numbers do not depend on the others."""
+    x_NE = x_NE.contiguous()
+    out_NE = torch.empty_like(x_NE)
+    num_lines, size = x_NE.shape
+    if num_lines:
+        padded_size = 1 << (size - 1).bit_length()
+        num_warps = max(1, min(16, padded_size // _NUMBERS_OF_A_WARP))
+        kernels.rms_norm[(num_lines,)](
+            x_NE, weight_E, out_NE, size, epsilon, PADDED_SIZE=padded_size, num_warps=num_warps, enable_fp_fusion=False
+        )
+    return out_NE

@@ -1,4 +1,4 @@
-"""The definition of a grammar as the library llguidance reads it, and what is wrong with one that it cannot compile.
+"""The definition of a grammar as the library llguidance reads it, compiled, or what is wrong with it in one line.
 
 llguidance says what a mistake is, and for regular expressions and Lark also where. For a schema the place is found
 here: the innermost subschema that is refused for the same reason when it is compiled alone.
@@ -8,11 +8,16 @@ import json
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
-from decoding.grammar.library_error import in_one_line
-from decoding.grammar.patterns import Place, pattern_problem, patterns_in
+import numpy as np
+
+from decoding.grammar.patterns import INITIAL_LEXER_FUEL, Place, pattern_problem, patterns_in
 from decoding.grammar.structured import Structured
+from decoding.grammar.token_table import Words
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
 
 _MAX_PLACES = 2000  # subschemas that are compiled to find the place of a mistake
 _MAX_COMPILED = 2 * 2**20  # characters of them, together; a large schema that is shared is compiled with each
@@ -24,6 +29,21 @@ _SHARED = ("$defs", "definitions")  # what references of a subschema lead to
 # White space between the tokens of JSON: a line break and an indentation, as printers of JSON write. Without an end to
 # it, a model that finds a blank likely after a blank writes nothing else (so does the bundled target at temperature 0).
 _WHITE_SPACE = r" ?(\r?\n)?[ \t]{0,40}"
+_TOO_COMPLEX = ("LexerTooComplex", "ParserTooComplex")  # llguidance's names of its limits
+_NOTHING_FOLLOWS = "NoExtensionBias"  # its name for a place behind which no token is allowed
+_MAX_MESSAGE = 400  # characters of an error
+_MAX_LINE, _MAX_END = 140, 60  # characters of each line, which may repeat the grammar; and of them, of its end
+_ADVICE = {  # words of the library, and what to do about them
+    "too many expressions constructed": "an expression is too large for the lexer: use smaller counts of repetitions",
+    "grammar size (number of symbols) too big": "use fewer properties or alternatives",
+    "initial lexer configuration (grammar) too big": "use fewer or shorter texts",
+    "schema too large": "use fewer or smaller alternatives",
+    "Unimplemented keys": "leave them out: they are not supported",
+    "Default retriever does not fetch resources": "references lead to places of the same schema, as in #/$defs/name",
+    "NoExtensionBias": "no text goes on as it asks: a rule or a reference never ends, or parts contradict each other",
+    "Failed to generate regex for": "use smaller bounds",
+    "oneOf constraints are not supported": "use anyOf",
+}
 
 
 def definition_of(structured: Structured) -> str:
@@ -51,8 +71,15 @@ def _problem_of(key: str) -> str | None:
     except ValueError as error:  # llguidance cannot even read it, such as a number beyond its numbers
         return f"sampling.structured.{kind} cannot be compiled: {in_one_line(str(error))}"
     if message is None:
-        return _problem_with_patterns(structured) if kind in ("json_schema", "regex") else None
-    where = _place_of(structured, message) if structured.json_schema is not None else ""
+        if kind not in ("json_schema", "regex"):
+            return None
+        patterns = patterns_in(structured.schema) if structured.regex is None else [(Place(), structured.regex)]
+        problem = pattern_problem(patterns)
+        if problem is None:
+            return None
+        where, message = f" at {_shown(problem[0])}" if problem[0] else "", in_one_line(problem[1])
+    else:
+        where = _place_of(structured, message) if structured.json_schema is not None else ""
     return f"sampling.structured.{kind} cannot be compiled{where}: {message}"
 
 
@@ -67,16 +94,6 @@ def _message(definition: str) -> str | None:
     limits = LLParserLimits(max_grammar_size=MAX_GRAMMAR_SIZE)
     is_error, messages = LLMatcher.validate_grammar_with_warnings(definition, limits=limits)
     return in_one_line(messages[0]) if is_error else None
-
-
-def _problem_with_patterns(structured: Structured) -> str | None:
-    patterns = patterns_in(structured.schema) if structured.regex is None else [(Place(), structured.regex)]
-    problem = pattern_problem(patterns)
-    if problem is None:
-        return None
-    pointer, error = problem
-    where = f" at {_shown(pointer)}" if pointer else ""
-    return f"sampling.structured.{structured.kind} cannot be compiled{where}: {in_one_line(error)}"
 
 
 def _place_of(structured: Structured, message: str) -> str:
@@ -123,3 +140,63 @@ def _subschemas(value: Any, pointer: str) -> Iterator[tuple[str, Mapping[str, An
         if isinstance(each, Mapping):
             yield inner, each
         yield from _subschemas(each, inner)
+
+
+def in_one_line(message: str) -> str:
+    """Return an error of llguidance without its drawings of the place and without line breaks, cut if it is long."""
+    lines = [line.strip() for line in message.splitlines()]
+    told = [line for line in lines if line.strip("^| ") and line != "<non-verbose/>"]
+    said = "; ".join(_cut(line, _MAX_LINE, _MAX_END) for line in told)
+    advice = next((advice for words, advice in _ADVICE.items() if words in message), None)
+    return _cut(said, _MAX_MESSAGE) + (f" ({advice})" if advice else "")
+
+
+def _cut(text: str, length: int, of_end: int = 0) -> str:
+    return text if len(text) <= length else f"{text[: length - of_end]}...{text[len(text) - of_end :]}"
+
+
+class Compiled(NamedTuple):
+    """A compiled grammar. Matchers of llguidance that are copied from it share its lexer, and the lexer's limits."""
+
+    start: "LLMatcher"  # has read nothing, and never does
+    first: int  # a token that may begin the text
+
+    @classmethod
+    def of(cls, tokenizer: "LLTokenizer", structured: Structured) -> "Self | str":
+        """Return the compiled grammar, whose first step is made; or why there is none."""
+        from llguidance import LLMatcher, LLParserLimits
+
+        limits = LLParserLimits(
+            verbose_errors=False, initial_lexer_fuel=INITIAL_LEXER_FUEL, max_grammar_size=MAX_GRAMMAR_SIZE
+        )
+        made = LLMatcher(tokenizer, definition_of(structured), log_level=0, limits=limits)
+        if not made.is_error():
+            # llguidance builds its lexer at the first mask, and lets other threads go on meanwhile, as it does not when
+            # it is asked for forced tokens. A lexer that is too large says so behind a token.
+            first = made.deep_copy()
+            words = np.frombuffer(first.compute_bitmask(), Words)
+            if is_dead_end(first):
+                return "sampling.structured: the grammar cannot be followed: no token can begin what it asks for"
+            token_id = 0
+            if words.any():
+                word = int(words.nonzero()[0][0])
+                bits = int(words[word])
+                token_id = 32 * word + (bits & -bits).bit_length() - 1  # the lowest
+                first.try_consume_tokens([token_id])
+            if first.stop_reason() not in _TOO_COMPLEX and not first.get_error().startswith("lexer error"):
+                return cls(made, token_id)  # a dead end behind the first token is the row's to say
+            made = first
+        return f"sampling.structured.{structured.kind} cannot be compiled: {in_one_line(made.get_error())}"
+
+    @property
+    def is_worn(self) -> bool:
+        """Whether the lexer has met one of its limits.
+
+        It then refuses every token, of each text that it is asked about, and only a mask says why.
+        """
+        return self.start.validate_tokens([self.first]) == 0
+
+
+def is_dead_end(matcher: "LLMatcher") -> bool:
+    """Return whether a matcher's error is that no token can follow, which is no limit of the library."""
+    return matcher.get_error().startswith(_NOTHING_FOLLOWS)

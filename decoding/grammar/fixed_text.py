@@ -12,8 +12,7 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from decoding.grammar.character_sets import end_of_set, escape_at, is_several
-from decoding.grammar.verbose_mode import without_ignored
+from decoding.grammar.character_sets import end_of_set, escape_at, is_several, without_ignored
 
 _MUCH = 16  # bytes: fewer cost little, in whatever many ways they can be read
 _MANY = -1  # the first character is one of several

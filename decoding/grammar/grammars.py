@@ -6,11 +6,11 @@ from collections.abc import Sequence as Seq
 from dataclasses import replace
 from threading import Lock
 
-from decoding.grammar.compiled import Compiled
-from decoding.grammar.definition import problem_with
-from decoding.grammar.forward_matcher import ForwardMatcher
+from decoding.common_prefix import common_prefix
+from decoding.grammar.definition import Compiled, problem_with
 from decoding.grammar.likely_text import LikelyText
-from decoding.grammar.matcher import Matcher
+from decoding.grammar.matcher import ForwardMatcher, Matcher
+from decoding.grammar.patterns import byte_tokenizer
 from decoding.grammar.reader import Reader
 from decoding.grammar.structured import Structured
 from decoding.grammar.token_table import TokenTable
@@ -87,7 +87,7 @@ class Grammars:
                 self._compiled.move_to_end(key)
         if found is None or (isinstance(found, Compiled) and found.is_worn):
             # Not under the lock: a large schema takes seconds, and others need the grammars that are there.
-            found = Compiled.of(self._tokens(), structured)
+            found = Compiled.of(self._tokens().tokenizer, structured)
             with self._lock:
                 self.num_compiled += 1
                 self._compiled[key] = found
@@ -99,6 +99,30 @@ class Grammars:
 
     def _made(self, structured: Structured) -> Compiled:
         """Return the grammar, compiled for one sequence alone."""
-        made = Compiled.of(self._tokens(), structured)
+        made = Compiled.of(self._tokens().tokenizer, structured)
         assert isinstance(made, Compiled), "it could be compiled before"
         return made
+
+
+def first_possible(structured: Structured, beginnings: Seq[str]) -> str | None:
+    """Return the first of these texts that an output of this form may begin with; None if it may with none of them.
+
+    There is at least one text. White space is not added to them: where JSON may have white space, it may have none.
+    Raises ValueError for a form that cannot be compiled, and for one that is too complex to be followed.
+    """
+    found = Compiled.of(byte_tokenizer(), structured)
+    if isinstance(found, str):
+        raise ValueError(found)
+    reader = Reader(lambda _: found)
+    texts = [beginning.encode() for beginning in beginnings]
+    first, last = min(texts), max(texts)
+    shared = first[: common_prefix(first, last)]  # walked once; most forms of JSON stop within it
+    if reader.commit(shared):
+        for beginning, text in zip(beginnings, texts, strict=True):
+            if reader.read(text[len(shared) :]):
+                return beginning
+            if reader.error:  # a limit of the library, which says nothing of the text
+                break
+    if reader.error:
+        raise ValueError(f"sampling.structured.{structured.kind} cannot be followed: {reader.error}")
+    return None

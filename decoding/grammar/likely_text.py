@@ -7,6 +7,7 @@ together are a draft. It may be wrong, as any other draft.
 
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
+from copy import copy
 from typing import TYPE_CHECKING
 
 from decoding.grammar.token_table import TokenTable
@@ -24,11 +25,9 @@ Place = tuple[int, int, int]  # the byte before and behind some white space, and
 class _Scanner:
     """A reader of JSON that knows whether it stands in a text, and how deep."""
 
-    def __init__(self) -> None:
-        """Begin before the text."""
-        self.in_text = self.is_escaped = False
-        self.before = 0  # the last byte that is not white space
-        self.num_open = 0
+    in_text = is_escaped = False
+    before = 0  # the last byte that is not white space
+    num_open = 0
 
     def place(self, byte: int) -> Place:
         """Return the place of white space before this byte."""
@@ -46,12 +45,6 @@ class _Scanner:
         elif byte in _CLOSING:
             self.num_open -= 1
         self.before = byte
-
-    def copy(self) -> "_Scanner":
-        """Return another one that stands at the same place."""
-        twin = _Scanner()
-        twin.__dict__.update(self.__dict__)
-        return twin
 
 
 class LikelyText:
@@ -114,7 +107,7 @@ class LikelyText:
 
     def _spaced(self, forced: bytes) -> bytes:
         """Return a text without white space with what the text so far had at such places."""
-        scanner, written, spaced = self._scanner.copy(), self._white_space, bytearray()
+        scanner, written, spaced = copy(self._scanner), self._white_space, bytearray()
         for byte in forced:
             if not scanner.in_text:
                 usual = self._seen.get(scanner.place(byte), _AT_FIRST.get(scanner.before, b""))

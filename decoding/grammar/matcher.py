@@ -4,15 +4,20 @@ A mask is a pure function of the grammar, the committed output tokens and the dr
 is kept only saves time: the reader goes on from the tokens that it was asked about last, and keeps the masks on the
 way. So it needs no care when a draft is rejected or a row is read again, and a new matcher for the same tokens answers
 the same.
+
+Shapes: R sequences, J positions, W words of 32 token ids.
 """
 
 from collections.abc import Sequence as Seq
 from itertools import takewhile
+from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
+from decoding.grammar.definition import Compiled, in_one_line
 from decoding.grammar.likely_text import LikelyText
-from decoding.grammar.reader import Reader
+from decoding.grammar.reader import MAX_REASON, Reader
 from decoding.grammar.token_table import Mask, TokenTable, Words
 
 _SOON = 4  # output tokens behind the last masks: a target that strays there strays again
@@ -59,18 +64,13 @@ class Matcher:
     def write_masks(self, committed: Seq[int], drafted: Seq[int], addresses: Seq[int]) -> bool:
         """Write the masks behind the committed output tokens, and behind each drafted one, to these addresses.
 
-        There is room for `num_tokenizer_words` at each. Nothing is written where `mask` returns None. Return False if
-        llguidance meets an error, or a limit: then nothing is known of what was written.
+        There is room for `TokenTable.num_tokenizer_words` at each. Nothing is written where `mask` returns None. Return
+        False if llguidance meets an error, or a limit: then nothing is known of what was written.
         """
         if not self._commit(committed):
             return False
-        num_bytes = Words.itemsize * self.num_tokenizer_words
+        num_bytes = Words.itemsize * self._table.num_tokenizer_words
         return self._reader.write_masks(drafted, self._table.eos_token_ids, addresses, num_bytes)
-
-    @property
-    def num_tokenizer_words(self) -> int:
-        """Words of a mask as llguidance writes it: a tokenizer may have more token ids than the target."""
-        return self._table.num_tokenizer_words
 
     def allows(self, committed: Seq[int], new: Seq[int]) -> bool:
         """Return whether the masks behind the committed output tokens have each of these tokens, one behind the other.
@@ -165,3 +165,54 @@ class Matcher:
     def _nothing(self, why: str) -> Mask:
         self.dead_end = why
         return np.zeros(self._table.num_words, dtype=Words)
+
+
+class ForwardMatcher(Matcher):
+    """The place of a row that is written without a draft, by a matcher of llguidance that never goes back.
+
+    `Matcher` must give the same masks, whatever was drafted. Nothing is shared with it: the grammar is compiled for
+    this row alone, with a lexer of its own.
+    """
+
+    def __init__(self, table: TokenTable, compiled: Compiled) -> None:
+        """Begin before the first token, with a grammar that was compiled for this row."""
+        super().__init__(table, Reader(lambda _: compiled))
+        self._own, self._num_read = compiled.start, 0
+
+    def mask(self, committed: Seq[int], drafted: Seq[int] = ()) -> Mask:
+        """Return which tokens may follow the committed output tokens, which grow from question to question."""
+        assert not drafted, "a row that is written forward has no draft"
+        if new := list(committed[self._num_read :]):
+            is_read = self._own.try_consume_tokens(new) == len(new)
+            assert is_read or self._own.is_error(), "the row has a token that its grammar forbids"
+        self._num_read, self.dead_end = len(committed), None
+        bits = self._own.compute_bitmask()
+        if self._own.is_error():
+            return self._nothing(f"{CANNOT_FOLLOW}: {in_one_line(self._own.get_error())[:MAX_REASON]}")
+        return np.frombuffer(bits, Words)[: self._table.num_words] if any(bits) else self._nothing(NOTHING_FITS)
+
+
+class Place(NamedTuple):
+    """Place of a sequence in its grammar: behind committed output tokens, and then behind each drafted one."""
+
+    matcher: Matcher
+    committed: Seq[int]
+    drafted: Seq[int]
+
+
+def masks_at_once(places: Seq[Place], num_positions: int) -> npt.NDArray[np.int32] | None:
+    """Return the masks [R, J, W] behind the committed tokens and behind the drafted ones, at most J - 1 of a sequence.
+
+    They are those that `Matcher.mask` returns; everything is allowed where that is None. Bit i of word w stands for
+    token id 32 * w + i. There are none (None) if llguidance meets an error, or if nothing may follow somewhere:
+    `Matcher.mask` knows what to do there, and why nothing follows.
+    """
+    packed_RJW = np.full((len(places), num_positions, places[0].matcher._table.num_tokenizer_words), -1, dtype=np.int32)
+    address, size = packed_RJW.ctypes.data, packed_RJW[0, 0].nbytes
+    for number, place in enumerate(places):
+        first = address + number * num_positions * size
+        if not place.matcher.write_masks(
+            place.committed, place.drafted, range(first, first + num_positions * size, size)
+        ):
+            return None
+    return packed_RJW

@@ -151,7 +151,7 @@ def _error(pattern: str, most: int) -> str:
     from llguidance import LLMatcher, LLParserLimits
 
     limits = LLParserLimits(verbose_errors=False, initial_lexer_fuel=INITIAL_LEXER_FUEL, step_lexer_fuel=most)
-    fresh = LLMatcher(_bytes(), LLMatcher.grammar_from_regex(pattern), log_level=0, limits=limits)
+    fresh = LLMatcher(byte_tokenizer(), LLMatcher.grammar_from_regex(pattern), log_level=0, limits=limits)
     for place in (0, -1):  # the first and the last byte that may begin the text
         matcher = fresh.deep_copy()
         for _ in range(_NUM_STEPS):
@@ -167,7 +167,8 @@ def _error(pattern: str, most: int) -> str:
 
 
 @lru_cache(maxsize=1)
-def _bytes() -> "LLTokenizer":
+def byte_tokenizer() -> "LLTokenizer":
+    """Return a tokenizer whose token ids are bytes, with an end token behind them."""
     from llguidance import LLTokenizer
 
     return LLTokenizer("byte")

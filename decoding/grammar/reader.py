@@ -14,8 +14,7 @@ from collections.abc import Set as AbstractSet
 from itertools import chain
 from typing import TYPE_CHECKING, TypeVar
 
-from decoding.grammar.compiled import Compiled, is_dead_end
-from decoding.grammar.library_error import in_one_line
+from decoding.grammar.definition import Compiled, in_one_line, is_dead_end
 from decoding.grammar.token_table import Mask
 
 if TYPE_CHECKING:
@@ -52,7 +51,15 @@ class Reader:
     def read(self, drafted: Seq[int]) -> bool:
         """Read exactly these tokens behind the committed ones; return False if one is not allowed."""
         self.error = ""
-        return self._read(drafted) or self._read_alone(self.tokens[: self.num_committed], drafted)
+        draft = self.tokens[self.num_committed :]
+        if draft != list(drafted[: len(draft)]):
+            self._keep(self.num_committed)
+            draft = []
+        if rest := list(drafted[len(draft) :]):
+            num_read = self._of_draft.try_consume_tokens(rest)
+            self.tokens += rest[:num_read]
+        is_read = len(self.tokens) == self.num_committed + len(drafted)
+        return is_read or self._read_alone(self.tokens[: self.num_committed], drafted)
 
     def has_read(self, drafted: Seq[int]) -> bool:
         """Return whether these tokens were read behind the committed ones, and perhaps more behind them."""
@@ -186,16 +193,6 @@ class Reader:
             for place in [place for place in known if place < self.num_committed]:
                 del known[place]
         return self.num_committed == len(committed)
-
-    def _read(self, drafted: Seq[int]) -> bool:
-        draft = self.tokens[self.num_committed :]
-        if draft != list(drafted[: len(draft)]):
-            self._keep(self.num_committed)
-            draft = []
-        if rest := list(drafted[len(draft) :]):
-            num_read = self._of_draft.try_consume_tokens(rest)
-            self.tokens += rest[:num_read]
-        return len(self.tokens) == self.num_committed + len(drafted)
 
     def _read_alone(self, committed: Seq[int], drafted: Seq[int]) -> bool:
         """Return whether a lexer allows these tokens that has read nothing else, if a limit may have refused them."""

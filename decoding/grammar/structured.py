@@ -41,7 +41,14 @@ class Structured:
         if len(given) != 1:
             raise ValueError(f"sampling.structured must have exactly one of {', '.join(KINDS)}, got {given or 'none'}")
         if isinstance(self.json_schema, str):
-            object.__setattr__(self, "json_schema", _parsed(self.json_schema))
+            try:
+                object.__setattr__(self, "json_schema", json.loads(self.json_schema))
+            except RecursionError as error:
+                raise ValueError(
+                    "sampling.structured.json_schema is not JSON that can be read: too many levels"
+                ) from error
+            except ValueError as error:
+                raise ValueError(f"sampling.structured.json_schema is not JSON: {error}") from error
         if self.json_schema is not None and not isinstance(self.json_schema, Mapping):
             raise ValueError(f"sampling.structured.json_schema must be an object, got {self.json_schema!r}")
         if self.json_object is not None and self.json_object is not True:
@@ -51,7 +58,10 @@ class Structured:
             if value is not None and not (isinstance(value, str) and value):
                 raise ValueError(f"sampling.structured.{name} must be a text of at least one character, got {value!r}")
         if self.choice is not None:
-            self._check_choice()
+            is_list = isinstance(self.choice, list | tuple) and self.choice
+            if not is_list or not all(isinstance(text, str) and text for text in self.choice):
+                raise ValueError(f"sampling.structured.choice must be a list of non-empty texts, got {self.choice!r}")
+            object.__setattr__(self, "choice", tuple(self.choice))
         if not isinstance(self.disable_any_whitespace, bool):
             value = self.disable_any_whitespace
             raise ValueError(f"sampling.structured.disable_any_whitespace must be true or false, got {value!r}")
@@ -64,12 +74,6 @@ class Structured:
             raise ValueError(
                 f"sampling.structured.{given[0]} must have at most {_MAX_CHARACTERS} characters, got {len(self.key)}"
             )
-
-    def _check_choice(self) -> None:
-        is_list = isinstance(self.choice, list | tuple) and self.choice
-        if not is_list or not all(isinstance(text, str) and text for text in self.choice or ()):
-            raise ValueError(f"sampling.structured.choice must be a list of non-empty texts, got {self.choice!r}")
-        object.__setattr__(self, "choice", tuple(self.choice or ()))
 
     @classmethod
     def of(cls, value: Any) -> "Structured":
@@ -117,12 +121,3 @@ class Structured:
             raise ValueError(f"sampling.structured.{self.kind} must be what UTF-8 can hold: {error}") from error
         except (TypeError, ValueError, RecursionError) as error:
             raise ValueError(f"sampling.structured.{self.kind} must be what JSON can hold: {error}") from error
-
-
-def _parsed(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except RecursionError as error:
-        raise ValueError("sampling.structured.json_schema is not JSON that can be read: too many levels") from error
-    except ValueError as error:
-        raise ValueError(f"sampling.structured.json_schema is not JSON: {error}") from error

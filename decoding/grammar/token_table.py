@@ -1,6 +1,5 @@
 """TokenTable: what the token ids of a target write, and which of them end a text, as llguidance reads them."""
 
-from collections.abc import Sequence as Seq
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Self
 
@@ -20,7 +19,7 @@ class TokenTable:
     def __init__(self, tokenizer: "LLTokenizer", vocab_size: int, eos_token_ids: frozenset[int]) -> None:
         """Take a tokenizer that knows the end tokens and has at most `vocab_size` token ids."""
         self.tokenizer, self.vocab_size, self.eos_token_ids = tokenizer, vocab_size, eos_token_ids
-        self._bytes_of = lru_cache(1 << 16)(lambda token_id: tokenizer.decode_bytes([token_id]))
+        self.bytes_of = lru_cache(1 << 16)(lambda token_id: tokenizer.decode_bytes([token_id]))  # what a token writes
         self._tokens_of = lru_cache(1 << 12)(tokenizer.tokenize_bytes)
 
     @property
@@ -32,10 +31,6 @@ class TokenTable:
     def num_tokenizer_words(self) -> int:
         """Words of a packed mask over all token ids of the tokenizer, which may have more than the target."""
         return -(-self.tokenizer.vocab_size // 32)
-
-    def bytes_of(self, token_id: int) -> bytes:
-        """Return what a token writes."""
-        return self._bytes_of(token_id)
 
     def tokens_of(self, text: bytes) -> list[int]:
         """Return the tokens of a text."""
@@ -50,7 +45,9 @@ class TokenTable:
         """
         from llguidance import LLTokenizer
 
-        ends = _ends(vocab_size, eos_token_ids)
+        ends = sorted(token_id for token_id in eos_token_ids if token_id < vocab_size)
+        if not ends:
+            raise ValueError("the target has no end token, so an output that fulfils a grammar could not end")
         num_own = max(len(tokenizer), 1)
         backend = tokenizer.backend_tokenizer
         try:
@@ -58,41 +55,3 @@ class TokenTable:
         except Exception as error:  # of the Rust library, without a type of its own
             raise ValueError(f"llguidance cannot read the tokenizer: {' '.join(str(error).split())}") from error
         return cls(made, vocab_size, eos_token_ids)
-
-    @classmethod
-    def of_tokens(cls, tokens: Seq[bytes], eos_token_ids: frozenset[int]) -> Self:
-        """Return the table of these tokens, without a tokenizer: a text is tokenized greedily. The end tokens write
-        nothing."""
-        from llguidance import LLTokenizer, TokenizerWrapper
-
-        ends = _ends(len(tokens), eos_token_ids)
-        return cls(LLTokenizer(TokenizerWrapper(_Greedy(tokens, ends)), eos_token=ends), len(tokens), eos_token_ids)
-
-
-class _Greedy:
-    """A tokenizer for llguidance: the longest token that fits, again and again."""
-
-    bos_token_id = None
-
-    def __init__(self, tokens: Seq[bytes], ends: list[int]) -> None:
-        self.tokens = [b"" if token_id in ends else token for token_id, token in enumerate(tokens)]
-        self.eos_token_id, self.special_token_ids = ends[0], ends
-        self._ids = {token: token_id for token_id, token in enumerate(self.tokens) if token}
-        self._longest = max(map(len, self._ids), default=1)
-
-    def __call__(self, text: bytes) -> list[int]:
-        found, start = [], 0
-        while start < len(text):
-            size = next((n for n in range(self._longest, 0, -1) if text[start : start + n] in self._ids), 0)
-            if not size:
-                break
-            found.append(self._ids[text[start : start + size]])
-            start += size
-        return found
-
-
-def _ends(vocab_size: int, eos_token_ids: frozenset[int]) -> list[int]:
-    ends = sorted(token_id for token_id in eos_token_ids if token_id < vocab_size)
-    if not ends:
-        raise ValueError("the target has no end token, so an output that fulfils a grammar could not end")
-    return ends

@@ -26,7 +26,7 @@ from decoding.heads.format.head_config import HeadConfig
 from decoding.heads.networks import Eagle3Network, make_network, target_ids_of
 from decoding.heads.slot_head import SlotHead
 from decoding.network.language_model import LanguageModel
-from decoding.network.layer_hooks import layers_to_read
+from decoding.network.slot_network import layers_to_read
 from decoding.network.target import Target, once_more
 from decoding.sampling.judging import ScoreRequest
 from decoding.sampling.logprobs import Stretch

@@ -14,9 +14,8 @@ import torch
 from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 
-from decoding.checkpoint.footprint import Footprint
 from decoding.checkpoint.layer_subset import ends_class, layer_list, num_layers
-from decoding.checkpoint.loading import DType, load_network
+from decoding.checkpoint.loading import DType, Footprint, load_network
 from decoding.checkpoint.model_files import tensors_in, weight_files
 from decoding.checkpoint.supported import check_same_vocabulary, load_config, model_folder
 from decoding.device import Device

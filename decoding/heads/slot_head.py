@@ -7,19 +7,17 @@ X any number of features, H hidden size of the head.
 from abc import ABC, abstractmethod
 from collections.abc import Sequence as Seq
 from copy import copy
-from typing import Any, Self
+from typing import Self
 
 import torch
 
 from decoding.cache.kv_cache import KVCache
 from decoding.device import to_device
-from decoding.fused import kernels
-from decoding.fused.attention import Heads
+from decoding.fused.attention import Heads, RotaryTables
 from decoding.fused.decoder import FUSED_LINEARS
-from decoding.fused.layers import Layer, Norm, NormFunction, torch_norm
+from decoding.fused.layers import Layer, Norm, operations_on
 from decoding.fused.live_weights import LiveWeights
 from decoding.fused.packed_linear import pack_linears
-from decoding.fused.rotary_tables import RotaryTables
 from decoding.gpu.available import kernels_run_on
 from decoding.heads.networks import HeadNetwork
 
@@ -50,21 +48,9 @@ class SlotHead(ABC):
         pack_linears(network)
         self._lm_head = network.lm_head
         self._is_on_gpu = kernels_run_on(self.device)
-        first: Any = network.layers[0]
-        self._heads = Heads(
-            num_kv_heads=layer_config.num_key_value_heads,
-            group=layer_config.num_attention_heads // layer_config.num_key_value_heads,
-            head_size=first.self_attn.head_dim,
-        )
-        self._kernels: kernels.Kernels | None = None
-        self._norm: NormFunction = torch_norm
-        if self._is_on_gpu:
-            from decoding.gpu.norms import rms_norm  # Triton is only where the kernels run
-
-            self._norm = rms_norm
-        elif self.device.type == "cpu":
-            self._kernels = kernels.load(self.dtype, self._heads.head_size, config.hidden_size)
-            self._norm = self._norm if self._kernels is None else self._kernels.rms_norm
+        self._heads = Heads.of(layer_config, network.layers[0])
+        of_layers = (self.dtype, self._heads.head_size, config.hidden_size)
+        self._kernels, self._norm = operations_on(self.device, *of_layers)
         self._layers = [Layer(layer, self._norm) for layer in network.layers]
         self._final_norm = Norm(network.norm, self._norm)
         self._rotary = RotaryTables(network.rotary_emb, self._layers[0].attention_norm.weight[None])

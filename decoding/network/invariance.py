@@ -32,16 +32,12 @@ def is_invariant(model: LanguageModel) -> bool:
     texts = torch.randint(model.vocab_size, (num_rows, num_prompt + _NUM_SCORED), generator=generator).tolist()
     try:
         alone = _logits(model, texts[:1], num_prompt, 1)
-        return all(
-            torch.equal(_logits(model, _beside(texts, rows), num_prompt, tokens), alone) for rows, tokens in _FORWARDS
+        return all(  # the first text is the last of this many rows
+            torch.equal(_logits(model, [*texts[1:rows], texts[0]], num_prompt, tokens), alone)
+            for rows, tokens in _FORWARDS
         )
     finally:
         model.cache = None
-
-
-def _beside(texts: list[list[int]], num_rows: int) -> list[list[int]]:
-    """Return this many texts, of which the first one is the last."""
-    return [*texts[1:num_rows], texts[0]]
 
 
 def _logits(model: LanguageModel, texts: list[list[int]], num_prompt: int, num_tokens: int) -> torch.Tensor:
@@ -54,13 +50,11 @@ def _logits(model: LanguageModel, texts: list[list[int]], num_prompt: int, num_t
     for first in range(0, _NUM_SCORED, num_tokens):
         starts = [length + first for length in lengths]
         tokens = [text[start : start + num_tokens] for text, start in zip(texts, starts, strict=True)]
-        found.append(_last_row(model, starts, tokens))
+        tokens_BT = to_device([row + [0] * (len(tokens[-1]) - len(row)) for row in tokens], model.device)
+        every_BT = torch.arange(tokens_BT.shape[1], device=model.device).expand_as(tokens_BT)
+        # As often as it takes to see all ways in which a forward runs; they must agree.
+        num_times = 1 if model.graphs is None else 3
+        ways = [model.forward(starts, tokens_BT, every_BT)[-1].clone() for _ in range(num_times)]
+        agree = all(torch.equal(ways[0], each) for each in ways)
+        found.append(ways[0] if agree else torch.full_like(ways[0], float("nan")))
     return torch.cat(found)
-
-
-def _last_row(model: LanguageModel, starts: list[int], tokens: list[list[int]]) -> torch.Tensor:
-    """Score these tokens as often as it takes to see all ways in which a forward runs; they must agree."""
-    tokens_BT = to_device([row + [0] * (len(tokens[-1]) - len(row)) for row in tokens], model.device)
-    every_BT = torch.arange(tokens_BT.shape[1], device=model.device).expand_as(tokens_BT)
-    found = [model.forward(starts, tokens_BT, every_BT)[-1].clone() for _ in range(1 if model.graphs is None else 3)]
-    return found[0] if all(torch.equal(found[0], each) for each in found) else torch.full_like(found[0], float("nan"))

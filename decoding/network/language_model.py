@@ -22,8 +22,7 @@ from decoding.device import Device, seconds_of, to_device
 from decoding.fused.graphs import ForwardGraphs
 from decoding.fused.live_weights import LiveWeights
 from decoding.fused.recordings import cuda_recorder
-from decoding.network.layer_hooks import layers_to_read
-from decoding.network.slot_network import Exact, SlotNetwork
+from decoding.network.slot_network import Exact, SlotNetwork, layers_to_read
 from decoding.network.target import LocalTarget, timed_start
 from decoding.sampling.logprobs import Stretch, asked_logprobs
 from decoding.sampling.rules import close_call_margin
@@ -159,7 +158,7 @@ class LanguageModel(SlotNetwork, LocalTarget):
         firsts = accumulate(lengths, initial=0)
         wanted = [first + place for first, each in zip(firsts, stretches, strict=False) for place in each.places]
         wanted_M = to_device(wanted, self.device, torch.int64)
-        hidden_ME = fused.hidden(fed_N, positions_N, wanted_M, self.cache, plan)
+        hidden_ME = fused.hidden(fed_N, positions_N, len(wanted), self.cache, plan)[wanted_M]
         return asked_logprobs(stretches, lambda part: fused.logits(hidden_ME[part]), self.vocab_size)
 
     @torch.inference_mode()

@@ -1,13 +1,17 @@
 """SlotNetwork: a transformers network over slot caches, whole or some of its layers.
 
-It computes with transformers' own code, or with our few large operations if they fit (`speed_up`).
+It computes with transformers' own code, or with our few large operations if they fit (`speed_up`). Hooks of the layers
+read the residual stream while transformers' own code runs.
 
-Shapes: B rows, T tokens of the longest, N tokens in all, J positions whose logits are wanted, V vocabulary, H hidden
-size.
+Shapes: B rows, T tokens of the longest, N tokens in all, J positions whose logits are wanted, V vocabulary, H or E
+hidden size.
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from collections.abc import Sequence as Seq
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from itertools import accumulate
 from typing import Any
 
@@ -17,7 +21,7 @@ from transformers import PreTrainedModel
 from decoding.cache import slot_attention as attention
 from decoding.cache.features import Features
 from decoding.cache.kv_cache import KVCache, Packing, Plan
-from decoding.checkpoint.layer_range import LayerRange
+from decoding.checkpoint.layer_subset import CannotCutError, LayerRange, layer_list, num_layers
 from decoding.checkpoint.rank import local_share
 from decoding.checkpoint.supported import max_positions
 from decoding.choices import Exact as Exact
@@ -27,7 +31,6 @@ from decoding.fused.decoder import FUSED_LINEARS, FusedDecoder
 from decoding.fused.graphs import ForwardGraphs, Inputs
 from decoding.fused.packed_linear import pack_linears
 from decoding.gpu.available import kernels_run_on
-from decoding.network.layer_hooks import layer_hooks
 
 
 class SlotNetwork(ABC):
@@ -199,3 +202,48 @@ class _Wanted:
             return args
         index_BJH = self.at_BJ[:, :, None].expand(-1, -1, hidden_BTH.shape[-1])
         return (hidden_BTH.gather(1, index_BJH), *rest)
+
+
+def layers_to_read(network: PreTrainedModel) -> torch.nn.ModuleList:
+    """Return the decoder layers of a network; raise a ValueError if they cannot be told from others."""
+    try:
+        return layer_list(network, num_layers(network.config))
+    except CannotCutError:
+        raise ValueError(
+            f"{type(network).__name__} has no single list of {num_layers(network.config)} layers, so its hidden states "
+            "cannot be handed to a draft; use a draft that reads tokens alone"
+        ) from None
+
+
+@contextmanager
+def layer_hooks(network: PreTrainedModel, features: Features | None) -> Iterator[None]:
+    """Fill the features with what enters the layers that are read; there are hooks for this one forward only.
+
+    What leaves the last layer is what enters the final norm, whose name differs from model to model.
+    """
+    if features is None:
+        yield
+        return
+    layers = layers_to_read(network)
+    with ExitStack() as hooks:
+        for layer_id in features.tap.layer_ids:
+            keep = partial(_keep, features, layer_id)
+            if layer_id < len(layers):
+                hooks.callback(layers[layer_id].register_forward_pre_hook(keep, with_kwargs=True).remove)
+            else:
+                hooks.callback(layers[-1].register_forward_hook(keep).remove)
+        yield
+
+
+def _keep(features: Features, layer_id: int, layer: torch.nn.Module, args: tuple[Any, ...], given: Any) -> None:
+    """Keep what enters a layer, whose arguments by name are given, or what leaves the last one, which is given."""
+    if isinstance(given, dict):
+        hidden_BTE = args[0] if args else given["hidden_states"]
+    else:
+        hidden_BTE = given[0] if isinstance(given, tuple) else given
+    if hidden_BTE.dim() != 3:
+        raise ValueError(
+            f"the layers of this target pass on hidden states of shape {list(hidden_BTE.shape)}, which no draft reads; "
+            "use a draft that reads tokens alone"
+        )
+    features.keep(layer_id, hidden_BTE.flatten(0, 1))

@@ -1,12 +1,14 @@
 """Stage: a range of a causal LM's layers in this process, with slot caches.
 
 It turns tokens or hidden states into hidden states or logits. Inputs and outputs are packed: the rows' tokens end to
-end, without padding. Several caches may be in use, one for each session.
+end, without padding. Several caches may be in use, one for each session. A hook feeds the incoming hidden states to the
+first own layer, and another ends the forward after the last one.
 
 Shapes: B rows, T tokens of the longest, N tokens in all, J positions whose logits are wanted, V vocabulary, H hidden
 size.
 """
 
+import inspect
 from collections.abc import Sequence as Seq
 from typing import Any
 
@@ -16,13 +18,45 @@ from transformers import PreTrainedModel
 from decoding.cache import slot_attention as attention
 from decoding.cache.features import Features, FeatureTap
 from decoding.cache.kv_cache import KVCache, Packing
-from decoding.checkpoint.layer_range import LayerRange, cut
-from decoding.checkpoint.layer_subset import StageNetwork, check_can_be_cut, num_layers, stage_class
+from decoding.checkpoint.layer_subset import (
+    CannotCutError,
+    LayerRange,
+    check_can_be_cut,
+    cut,
+    layer_list,
+    num_layers,
+    stage_class,
+)
 from decoding.checkpoint.loading import DType, load_network
 from decoding.checkpoint.rank import check_can_be_sharded
 from decoding.checkpoint.supported import load_config, model_folder
 from decoding.device import Device, to_device
 from decoding.network.slot_network import SlotNetwork
+
+# The arguments of a layer besides the hidden states that are allowed: all follow from positions, slots and the mask.
+# Any other (token embeddings of each layer, keys of another layer, the first hidden states) would have to cross a cut.
+_ALLOWED_ARGUMENTS = {
+    "alibi",
+    "attention_mask",
+    "cache_position",
+    "causal_mask",
+    "hidden_states",
+    "kwargs",
+    "layer_past",
+    "past_key_value",
+    "past_key_values",
+    "position_bias",
+    "position_embeddings",
+    "position_ids",
+    "slot_plan",
+}
+
+
+class _LeftError(Exception):
+    """Not an error: it ends a forward after the last own layer."""
+
+    def __init__(self, hidden_BTH: torch.Tensor) -> None:
+        self.hidden_BTH = hidden_BTH
 
 
 class Stage(SlotNetwork):
@@ -39,7 +73,14 @@ class Stage(SlotNetwork):
         """
         super().__init__(network, eos_token_ids, layers)
         self.num_ranks = num_ranks
-        self._part = StageNetwork(self.network, layers)
+        modules = layer_list(network, layers.num_layers)
+        embedding: Any = network.get_input_embeddings()
+        self._embedding_size = int(embedding.embedding_dim)
+        self._incoming_BTH: torch.Tensor | None = None
+        self._is_checked = False
+        modules[layers.first].register_forward_pre_hook(self._enter, with_kwargs=True)
+        if not layers.has_head:
+            modules[layers.end - 1].register_forward_hook(self._leave)
         self._caches: dict[int, KVCache] = {}
         self.misleads = 0  # of caches that are allocated from now on, for the probe
 
@@ -97,7 +138,7 @@ class Stage(SlotNetwork):
         """
         here = [*range(self.layers.first, self.layers.end), *([self.layers.end] if self.layers.has_head else [])]
         own = tuple(layer_id for layer_id in layer_ids if layer_id in here)
-        return Features(FeatureTap(own, _unchanged, _refuse)) if own else None
+        return Features(FeatureTap(own, lambda stream_NX: stream_NX, _refuse)) if own else None
 
     @torch.inference_mode()
     def forward(
@@ -140,11 +181,49 @@ class Stage(SlotNetwork):
             return self.plain(fed_T, num_logits)
 
     def _call(self, fed_BT: torch.Tensor, positions_BT: torch.Tensor, **kwargs: Any) -> torch.Tensor:
-        return self._part.run(fed_BT, positions_BT, **kwargs)
+        if self.layers.has_embedding:
+            arguments = {"input_ids": fed_BT}
+        else:
+            self._incoming_BTH = fed_BT
+            arguments = {"inputs_embeds": fed_BT.new_zeros(1, 1, self._embedding_size).expand(*fed_BT.shape[:2], -1)}
+        try:
+            output = self.network(**arguments, position_ids=positions_BT, **kwargs)
+        except _LeftError as left:
+            return left.hidden_BTH
+        finally:
+            self._incoming_BTH = None
+        assert self.layers.has_head, "another stage's forward ends at its last own layer"
+        logits: torch.Tensor = output.logits
+        return logits
 
+    def _enter(
+        self, layer: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        if not self._is_checked:
+            self._refuse_shared_state(layer, args, kwargs)
+            self._is_checked = True
+        if self._incoming_BTH is None:
+            return args, kwargs
+        if args:
+            return (self._incoming_BTH, *args[1:]), kwargs
+        return args, {**kwargs, "hidden_states": self._incoming_BTH}
 
-def _unchanged(stream_NX: torch.Tensor) -> torch.Tensor:
-    return stream_NX
+    def _leave(self, layer: torch.nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        raise _LeftError(output[0] if isinstance(output, tuple) else output)
+
+    def _refuse_shared_state(self, layer: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        bound = inspect.signature(layer.forward).bind(*args, **kwargs).arguments
+        handed = {**bound, **bound.get("kwargs", {})}
+        foreign = sorted(
+            name
+            for name, value in handed.items()
+            if name not in _ALLOWED_ARGUMENTS and not isinstance(value, bool | int | float | str | None)
+        )
+        if foreign:
+            raise CannotCutError(
+                f"{type(self.network).__name__} cannot be cut into stages: its layers are passed {', '.join(foreign)}, "
+                "which no stage but the first has; run it whole (stages.count 1, stages.tensor_parallel 1)"
+            )
 
 
 def _refuse(*_: object) -> None:

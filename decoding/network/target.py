@@ -4,7 +4,7 @@ No lengths of rows are kept here: each request names its rows' slots and starts.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from functools import cached_property
 from typing import Protocol, TypeVar
@@ -190,15 +190,20 @@ class LocalTarget(ABC):
     ) -> RowVerdict:
         (sequence,) = rows.sequences
         token_ids = [*sequence.token_ids, *accepted]
-        logits_V = self.plain_logits(token_ids) if in_slot is None else self._logits_in(in_slot, token_ids)
+        if in_slot is None:
+            return decide(rows, accepted, self.plain_logits(token_ids), num_logprobs)
+        *before, newest = token_ids
+        self.prefill([in_slot], [before])
+        newest_11 = to_device([[newest]], self.device)
+        logits_V = self.forward([len(before)], newest_11, torch.zeros_like(newest_11), slots=[in_slot])[0, 0]
         return decide(rows, accepted, logits_V, num_logprobs)
 
     def logprobs(self, stretches: Seq[Stretch]) -> list[list[TokenLogprobs]]:
         found: list[list[TokenLogprobs]] = [[] for _ in stretches]
         for forward in in_forwards(stretches, self.vocab_size):
             logits_BJV = self._logits_behind([stretch for _, stretch in forward])
-            for number, logprobs in self._asked(forward, logits_BJV):
-                found[number] += logprobs
+            for logits_JV, (number, stretch) in zip(logits_BJV, forward, strict=True):
+                found[number] += asked_logprobs([stretch], logits_JV.__getitem__, self.vocab_size)[0]
         return found
 
     def _logits_behind(self, stretches: Seq[Stretch]) -> torch.Tensor:
@@ -214,17 +219,3 @@ class LocalTarget(ABC):
             slots=[stretch.slot for stretch in stretches],
             lengths=lengths,
         )
-
-    def _asked(
-        self, forward: Seq[tuple[int, Stretch]], logits_BJV: torch.Tensor
-    ) -> Iterator[tuple[int, list[TokenLogprobs]]]:
-        for row, (number, stretch) in enumerate(forward):
-            logits_JV = logits_BJV[row]
-            yield number, asked_logprobs([stretch], logits_JV.__getitem__, self.vocab_size)[0]
-
-    def _logits_in(self, slot: int, token_ids: Seq[int]) -> torch.Tensor:
-        """Read all tokens into the slot; return logits [V] after them."""
-        *before, newest = token_ids
-        self.prefill([slot], [before])
-        newest_11 = to_device([[newest]], self.device)
-        return self.forward([len(before)], newest_11, torch.zeros_like(newest_11), slots=[slot])[0, 0]

@@ -3,6 +3,7 @@
 Shapes: B rows, K draft positions.
 """
 
+from collections import deque
 from collections.abc import Sequence as Seq
 
 import numpy as np
@@ -16,6 +17,7 @@ _ROW_WEIGHT = 32.0  # drafted tokens that the mean of all rows counts for in a r
 _POSITION_WEIGHT = 16.0  # and in the estimate of a position
 _DECAY = 0.99  # of what all rows learned, per round with a draft
 _MAX_RATE = 0.995  # no estimate is higher: nothing is certain
+ROUNDS = 200  # with drafts, that are remembered
 
 
 class Acceptance:
@@ -85,3 +87,35 @@ def _num_at_least(lengths: Seq[int], width: int) -> npt.NDArray[np.int64]:
 def _odds(rate: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     odds: npt.NDArray[np.float64] = np.clip(rate, 1 - _MAX_RATE, _MAX_RATE)
     return odds / (1 - odds)
+
+
+class RecentDrafts(deque[tuple[int, int]]):
+    """The tokens drafted and accepted in the last rounds in which the draft model drafted at all."""
+
+    def __init__(self) -> None:
+        super().__init__(maxlen=ROUNDS)
+
+    def observe(self, num_drafted: int, num_accepted: int) -> None:
+        """Learn from a round."""
+        if num_drafted:
+            self.append((num_drafted, num_accepted))
+
+    def totals(self) -> tuple[int, int]:
+        """Return the tokens drafted and accepted in these rounds."""
+        return sum(drafted for drafted, _ in self), sum(accepted for _, accepted in self)
+
+
+class Mean:
+    """A running mean that starts from a guess and forgets old values."""
+
+    def __init__(self, first_guess: float, weight: float, decay: float) -> None:
+        """Start with a guess that counts as `weight` observations; each observation fades by `decay` with the next."""
+        self._sum, self._weight, self._decay = first_guess * weight, weight, decay
+
+    @property
+    def value(self) -> float:
+        return self._sum / self._weight
+
+    def observe(self, value: float) -> None:
+        self._sum = self._sum * self._decay + value
+        self._weight = self._weight * self._decay + 1

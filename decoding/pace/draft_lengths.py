@@ -31,12 +31,23 @@ class DraftPlan:
     extension_limits: tuple[ExtensionLimit, ...] = ()  # what a lookup may add behind a row's model tokens
     min_survival: float = 0.0  # least chance that a token and all before it are accepted with which it pays
 
+    @classmethod
+    def nothing(cls, num_rows: int, speed: float = 0.0) -> "DraftPlan":
+        return cls((0,) * num_rows, (False,) * num_rows, speed)
+
     @property
     def lengths_by_model(self) -> tuple[int, ...]:
         """The tokens of each row that a model drafts."""
         if not any(self.uses_lookup):
             return self.lengths
         return tuple(0 if up else length for up, length in zip(self.uses_lookup, self.lengths, strict=True))
+
+    def of_model(self, num_drafted: Seq[int], num_accepted: Seq[int]) -> tuple[Seq[int], Seq[int]]:
+        """Return both counts for the draft model alone: up to the planned length of rows that did not look up."""
+        if not any(self.uses_lookup) and not self.extension_limits:
+            return num_drafted, num_accepted
+        drafted, accepted = (list(map(min, counts, self.lengths_by_model)) for counts in (num_drafted, num_accepted))
+        return drafted, accepted
 
     def replaced(self, lengths: Seq[int]) -> "DraftPlan":
         """Return the plan in which the rows with a length here look up as many tokens; 0 leaves a row as it is."""
@@ -68,7 +79,7 @@ def best_lengths(by_model_BK: Floats | None, by_lookup_BK: Floats | None, costs:
     target_seconds = costs.target_by_tokens(num_rows * (1 + num_positions))
     round_seconds, position_seconds = costs.round_seconds, costs.position_seconds
     plain_seconds = round_seconds + num_rows * position_seconds + target_seconds[num_rows]
-    nothing = DraftPlan((0,) * num_rows, (False,) * num_rows, num_rows / plain_seconds)
+    nothing = DraftPlan.nothing(num_rows, num_rows / plain_seconds)
     order_N = np.argsort(-survival_SBK, axis=None, kind="stable")[: np.count_nonzero(survival_SBK)]
     if not len(order_N):
         return nothing
@@ -104,4 +115,30 @@ def best_lengths(by_model_BK: Floats | None, by_lookup_BK: Floats | None, costs:
     lengths_B = np.bincount(row_N[: best_n + 1][chosen_N], minlength=num_rows)
     return DraftPlan(
         tuple(lengths_B.tolist()), tuple(uses_lookup_BC[:, best_c].tolist()), float(speed_CN[best_c, best_n])
+    )
+
+
+def cut(survival_BK: Floats, limits: Seq[int]) -> Floats:
+    """Set the survival to 0 where a row may not draft."""
+    return np.where(np.arange(survival_BK.shape[1]) < np.array(limits)[:, None], survival_BK, 0.0)
+
+
+def with_extensions(survival_BK: Floats, extension_gain: float) -> Floats:
+    """Return what each of the model's tokens adds to the expected tokens, if an extension behind the last gains this.
+
+    A first token adds itself and its extension. A later one adds less, since the extension is then reached less often.
+    """
+    before_BK = np.concatenate([np.zeros_like(survival_BK[:, :1]), survival_BK[:, :-1]], axis=1)
+    added_BK = survival_BK + extension_gain * (survival_BK - before_BK) * (survival_BK > 0)
+    falling_BK: Floats = np.minimum.accumulate(added_BK.clip(min=0.0), axis=1)
+    return falling_BK
+
+
+def extension_limits(plan: DraftPlan, limits: Seq[int], survival_BK: Floats) -> tuple[ExtensionLimit, ...]:
+    """Limit the looked-up extensions to tokens that earn the time which they add to verification."""
+    return tuple(
+        ExtensionLimit(limit - length, plan.min_survival / survival_K[length - 1])
+        if length and not up
+        else ExtensionLimit(0, 1.0)
+        for limit, length, up, survival_K in zip(limits, plan.lengths, plan.uses_lookup, survival_BK, strict=True)
     )

@@ -17,13 +17,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from decoding.pace.acceptance import Acceptance
-from decoding.pace.cost_table import CostTable
-from decoding.pace.draft_lengths import DraftPlan, Floats, best_lengths
-from decoding.pace.overhead import Overhead
-from decoding.pace.recent_drafts import RecentDrafts
+from decoding.pace.acceptance import Acceptance, Mean, RecentDrafts
+from decoding.pace.cost_table import CostTable, Overhead
+from decoding.pace.draft_lengths import DraftPlan, Floats, best_lengths, cut, extension_limits, with_extensions
 from decoding.pace.trials import Round, Trials
-from decoding.sampling.rows import ExtensionLimit
 from decoding.sequence import Sequence
 
 _PROBE_EVERY = 64  # rounds without a source after which it drafts one token again, to see whether it pays by now
@@ -46,6 +43,7 @@ class Schedule(ABC):
         self.recent_drafts = RecentDrafts()  # of the draft model
         self._may_rest = True
         self._has_features = False
+        self._trials, self._foresight = Trials(), Trials()  # which rest where a schedule lets them observe rounds
 
     def forget(self) -> None:
         """Forget what was learned of the draft model: it has other weights now."""
@@ -65,7 +63,7 @@ class Schedule(ABC):
     @property
     def rests(self) -> bool:
         """Whether the next round is done without the drafter: no plan and no lookup."""
-        return False
+        return self._may_rest and self._trials.is_resting
 
     @property
     def foresees(self) -> bool:
@@ -73,16 +71,17 @@ class Schedule(ABC):
 
         They always are where rounds wait for something else (`never_rest`).
         """
-        return True
+        return not (self._may_rest and self._foresight.is_resting)
 
     @property
     def keeps_features(self) -> bool:
         """Whether features go on in a rest, since it may soon be over: a row that misses some never drafts again."""
-        return False
+        return self._trials.keeps_features
 
     def heed_features(self) -> None:
         """Learn that the drafter reads the target's features, and that they take time."""
         self._has_features = True
+        self._trials = Trials(has_features=True)
 
     @abstractmethod
     def plan(self, sequences: Seq[Sequence], lookup_survival: Seq[Seq[float]] | None, has_model: bool) -> DraftPlan:
@@ -96,7 +95,7 @@ class Schedule(ABC):
         self, plan: DraftPlan, sequences: Seq[Sequence], num_drafted: Seq[int], num_accepted: Seq[int], seconds: float
     ) -> None:
         """Learn from a round with this plan: tokens drafted and accepted by each row, and its time."""
-        by_model, accepted_of_model = _by_model(plan, num_drafted, num_accepted)
+        by_model, accepted_of_model = plan.of_model(num_drafted, num_accepted)
         self._acceptance.observe(sequences, by_model, accepted_of_model)
         self.recent_drafts.observe(sum(by_model), sum(accepted_of_model))
 
@@ -157,22 +156,6 @@ class AdaptiveSchedule(Schedule):
         # Both learn of the rounds in which the other one tries nothing.
         self._tries_drafter = self._tries_foresight = False  # in the round that is under way, or that is observed
 
-    @property
-    def foresees(self) -> bool:
-        return not (self._may_rest and self._foresight.is_resting)
-
-    @property
-    def rests(self) -> bool:
-        return self._may_rest and self._trials.is_resting
-
-    @property
-    def keeps_features(self) -> bool:
-        return self._trials.keeps_features
-
-    def heed_features(self) -> None:
-        super().heed_features()
-        self._trials = Trials(has_features=True)
-
     def would_draft(self, num_rows: int) -> bool:
         survival_BK = self._acceptance.survival_BK([None] * num_rows)
         return any(best_lengths(survival_BK, None, self._overhead.costs, num_rows).lengths)
@@ -182,13 +165,16 @@ class AdaptiveSchedule(Schedule):
         if lookup_survival is None and self._num_paused and len(sequences) >= self._min_paused_rows:
             self._num_paused -= 1
             self._rounds_without["model"] += 1
-            return _nothing(len(sequences))
+            return DraftPlan.nothing(len(sequences))
         limits, costs = self.lengths(sequences), self._overhead.costs
         survival_BK = self._acceptance.survival_BK(sequences)
-        by_lookup_BK = None if lookup_survival is None else _cut(_rectangle(lookup_survival, self.ceiling), limits)
-        by_model_BK = _cut(survival_BK, limits) if has_model else None
+        by_lookup_BK = None
+        if lookup_survival is not None:
+            filled = [[*offered, *[0.0] * (self.ceiling - len(offered))] for offered in lookup_survival]
+            by_lookup_BK = cut(np.array(filled), limits)
+        by_model_BK = cut(survival_BK, limits) if has_model else None
         if by_model_BK is not None and by_lookup_BK is not None:
-            by_model_BK = _with_extensions(by_model_BK, max(self._extension_gain.value, 0.0))
+            by_model_BK = with_extensions(by_model_BK, max(self._extension_gain.value, 0.0))
         if any(limits) and (has_model or lookup_survival is not None):
             plan = best_lengths(by_model_BK, by_lookup_BK, costs, len(limits))
             plan = self._probe(plan, sequences, by_model_BK, by_lookup_BK)
@@ -196,11 +182,11 @@ class AdaptiveSchedule(Schedule):
             may_pause = lookup_survival is None and not any(plan.lengths)
             self._num_paused, self._min_paused_rows = max(0, min(_PAUSE, until_probe)) if may_pause else 0, len(limits)
         else:
-            plan = _nothing(len(limits))
+            plan = DraftPlan.nothing(len(limits))
         if any(plan.lengths) and has_model:
             plan = replace(plan, min_survival=self._min_survival(plan, costs))
             if lookup_survival is not None:
-                plan = replace(plan, extension_limits=self._extension_limits(plan, limits, survival_BK))
+                plan = replace(plan, extension_limits=extension_limits(plan, limits, survival_BK))
         return plan
 
     def most_foreseen(self, plan: DraftPlan, lengths: Seq[int]) -> int:
@@ -219,9 +205,8 @@ class AdaptiveSchedule(Schedule):
         self, plan: DraftPlan, sequences: Seq[Sequence], num_drafted: Seq[int], num_accepted: Seq[int], seconds: float
     ) -> None:
         """Learn how often the sources are right, and the overhead with these sampling parameters."""
-        by_model, accepted_of_model = _by_model(plan, num_drafted, num_accepted)
-        self._acceptance.observe(sequences, by_model, accepted_of_model)
-        self.recent_drafts.observe(sum(by_model), sum(accepted_of_model))
+        super().observe(plan, sequences, num_drafted, num_accepted, seconds)
+        by_model, _ = plan.of_model(num_drafted, num_accepted)
         self._observe_extensions(plan, num_drafted, num_accepted)
         num_rows, steps, num_steppers = len(num_drafted), max(by_model), sum(n > 0 for n in by_model)
         forwards = self.costs.target_seconds(num_rows + sum(num_drafted))
@@ -286,15 +271,6 @@ class AdaptiveSchedule(Schedule):
         column_share = costs.position_seconds / self._extension_share.value
         return max(plan.speed * (more / num_rows + column_share), _MIN_CHANCE)
 
-    def _extension_limits(self, plan: DraftPlan, limits: Seq[int], survival_BK: Floats) -> tuple[ExtensionLimit, ...]:
-        """Limit the looked-up extensions to tokens that earn the time which they add to verification."""
-        return tuple(
-            ExtensionLimit(limit - length, plan.min_survival / survival_K[length - 1])
-            if length and not up
-            else ExtensionLimit(0, 1.0)
-            for limit, length, up, survival_K in zip(limits, plan.lengths, plan.uses_lookup, survival_BK, strict=True)
-        )
-
     def _probe(
         self, plan: DraftPlan, sequences: Seq[Sequence], by_model_BK: Floats | None, by_lookup_BK: Floats | None
     ) -> DraftPlan:
@@ -315,53 +291,3 @@ class AdaptiveSchedule(Schedule):
             for row in rows:
                 lengths[row], uses_lookup[row] = 1, is_lookup
         return DraftPlan(tuple(lengths), tuple(uses_lookup), plan.speed)
-
-
-class Mean:
-    """A running mean that starts from a guess and forgets old values."""
-
-    def __init__(self, first_guess: float, weight: float, decay: float) -> None:
-        """Start with a guess that counts as `weight` observations; each observation fades by `decay` with the next."""
-        self._sum, self._weight, self._decay = first_guess * weight, weight, decay
-
-    @property
-    def value(self) -> float:
-        return self._sum / self._weight
-
-    def observe(self, value: float) -> None:
-        self._sum = self._sum * self._decay + value
-        self._weight = self._weight * self._decay + 1
-
-
-def _nothing(num_rows: int) -> DraftPlan:
-    return DraftPlan((0,) * num_rows, (False,) * num_rows)
-
-
-def _by_model(plan: DraftPlan, num_drafted: Seq[int], num_accepted: Seq[int]) -> tuple[Seq[int], Seq[int]]:
-    """Return both counts for the draft model alone: up to the planned length of rows that did not look up."""
-    if not any(plan.uses_lookup) and not plan.extension_limits:
-        return num_drafted, num_accepted
-    limits = [0 if up else length for up, length in zip(plan.uses_lookup, plan.lengths, strict=True)]
-    drafted = [min(n, limit) for n, limit in zip(num_drafted, limits, strict=True)]
-    accepted = [min(n, limit) for n, limit in zip(num_accepted, limits, strict=True)]
-    return drafted, accepted
-
-
-def _rectangle(lookup_survival: Seq[Seq[float]], width: int) -> Floats:
-    return np.array([[*offered, *[0.0] * (width - len(offered))] for offered in lookup_survival])
-
-
-def _cut(survival_BK: Floats, limits: Seq[int]) -> Floats:
-    """Set the survival to 0 where a row may not draft."""
-    return np.where(np.arange(survival_BK.shape[1]) < np.array(limits)[:, None], survival_BK, 0.0)
-
-
-def _with_extensions(survival_BK: Floats, extension_gain: float) -> Floats:
-    """Return what each of the model's tokens adds to the expected tokens, if an extension behind the last gains this.
-
-    A first token adds itself and its extension. A later one adds less, since the extension is then reached less often.
-    """
-    before_BK = np.concatenate([np.zeros_like(survival_BK[:, :1]), survival_BK[:, :-1]], axis=1)
-    added_BK = survival_BK + extension_gain * (survival_BK - before_BK) * (survival_BK > 0)
-    falling_BK: Floats = np.minimum.accumulate(added_BK.clip(min=0.0), axis=1)
-    return falling_BK

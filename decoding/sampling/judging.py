@@ -24,7 +24,7 @@ import torch
 
 from decoding.cpu.wait import Bell
 from decoding.device import to_device
-from decoding.grammar.masks_at_once import Place, masks_at_once
+from decoding.grammar.matcher import Place, masks_at_once
 from decoding.sampling.logprobs import RoundLogprobs
 from decoding.sampling.masks import NO_MASKS, TokenMasks
 from decoding.sampling.rows import Rows

@@ -15,7 +15,7 @@ from itertools import takewhile
 import torch
 
 from decoding.device import to_device
-from decoding.sequence import TokenLogprobs
+from decoding.sequence import Sequence, TokenLogprobs
 
 _AT_ONCE_ON_GPU = 1 << 26  # log-probabilities
 
@@ -135,6 +135,14 @@ class Stretch:
     def over(cls, slot: int, start: int, token_ids: Seq[int], following: Seq[int], num_top: int = 0) -> "Stretch":
         """Return a stretch that asks for one token behind each of its own."""
         return cls(slot, start, tuple(token_ids), tuple(enumerate(following)), num_top)
+
+    @classmethod
+    def of_row(cls, row: Sequence, slot: int, start: int, end: int) -> "Stretch":
+        """Return these tokens of a row that is scored. What was found is not asked for again."""
+        assert row.asked is not None
+        unknown = row.asked.pairs[len(row.asked.found) :]
+        asked = tuple((index - start, token) for index, token in unknown if start <= index < end)
+        return cls(slot, start, tuple(row.token_ids[start:end]), asked, row.asked.num_top, row.asked.has_ranks)
 
     @property
     def places(self) -> list[int]:

@@ -27,7 +27,7 @@ from functools import partial
 import torch
 
 from decoding.choices import Verification
-from decoding.cpu.verify import verify_coupled as verify_on_cpu
+from decoding.cpu.picks import verify_coupled as verify_on_cpu
 from decoding.noise import GumbelNoise, Stream, round_keys, uniform
 from decoding.picked import Picks
 from decoding.sampling.distribution import SamplingBatch, keep_best, probabilities, process_logits

@@ -24,11 +24,10 @@ from functools import cached_property
 import numpy as np
 import torch
 
-from decoding.bad_word_list import BadWordList
 from decoding.device import to_device
 from decoding.gpu.picks import Counted
 from decoding.sampling.cuts import NEVER
-from decoding.sampling_params import SamplingParams
+from decoding.sampling_params import BadWordList, SamplingParams
 from decoding.sequence import Sequence
 
 

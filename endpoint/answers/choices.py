@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter, defaultdict
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from collections.abc import Sequence as Seq
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -12,18 +12,18 @@ from typing import Any
 
 from actors.engine.deltas import Delta, Ending
 from actors.engine.requests import Generation
-from actors.engine.translation import mean_logprob
 from decoding.sequence import TokenLogprobs
-from endpoint.answers.text import Piece, Span, TextStream, WholeText
+from endpoint.answers.text import Piece, Span, TextStream
 from endpoint.http.errors import ApiError, generation_failed, refusal
 from endpoint.service.backend import ask
 from endpoint.service.metrics import FinishReason, RequestMeter
 from endpoint.service.resumption import Reached, Resumption
 from endpoint.service.service import PreparedRequest, Service
 from pipeline.logs import Event
+from pipeline.requests.asked import Asked
 from pipeline.text.answer_parts import Answer
-from pipeline.text.answers import AnswerReader
-from pipeline.text.codec import TextCodec
+from pipeline.text.answer_parts import Event as AnswerEvent
+from pipeline.text.chat import AnswerReader
 
 _REASONS: Mapping[int, FinishReason] = {429: "rejected", 504: "timeout"}
 _CAUSES = ("not finite", "memory ran out", "dropped")  # the words of a sample's error that a log may quote
@@ -36,7 +36,7 @@ class Choice:
 
     index: int
     seed: int
-    stream: TextStream | WholeText
+    stream: TextStream
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     offsets: list[int] = field(default_factory=list)
     ending: Ending | None = None
@@ -66,6 +66,10 @@ class Choice:
                 raise RuntimeError("a process was lost, and another one does not show what it had shown")
         return Growth(self, delta, piece, is_known)
 
+    def end_as_known(self) -> None:
+        """End a sample that the client has, as far as the counts of the answer need it."""
+        self.ending, self.rounds = Ending("stop", None, None, 0), Counter(dict(self.reached.rounds))
+
     @property
     def text(self) -> str:
         """The text so far."""
@@ -86,11 +90,6 @@ class Choice:
         """The stop string or stop token id that ended it, if one did."""
         return None if self.ending is None else self.ending.stop_reason
 
-    @property
-    def mean_logprob(self) -> float:
-        """The mean log-probability of its tokens, if that is known."""
-        return mean_logprob(self.logprobs)
-
 
 @dataclass(frozen=True)
 class Growth:
@@ -101,16 +100,20 @@ class Growth:
     piece: Piece
     is_known: bool  # to the client, who has it from an ingress that was lost
 
+    def read_by(self, reader: AnswerReader) -> list[AnswerEvent]:
+        """Return what the reader is certain of with the text of this."""
+        return [*reader.push(self.piece.text), *(reader.finish() if self.choice.ending is not None else ())]
 
-def make_choices(
-    codec: TextCodec,
-    prepared: PreparedRequest,
-    new_stream: Callable[[TextCodec, tuple[str, ...], Seq[int]], TextStream | WholeText],
-) -> list[Choice]:
-    """Make an empty choice for each sequence of a generation, whose text comes from what `new_stream` makes."""
+
+def make_choices(service: Service, request: Asked, prepared: PreparedRequest, **options: bool) -> list[Choice]:
+    """Make an empty choice for each sequence of a generation; the `options` are those of its TextStream."""
     generation, params = prepared.generation, prepared.generation.params
+    codec = service.codec if prepared.form.is_plain else service.codec.of_answers
+    if request.skip_special_tokens is False:
+        codec = service.codec.of_all_tokens
+    options["keeps_stop"] = bool(request.include_stop_str_in_output)
     choices = [
-        Choice(number * params.n + sample, generation.seeds[number], new_stream(codec, params.stop, prompt))
+        Choice(number * params.n + sample, generation.seeds[number], TextStream(codec, params.stop, prompt, **options))
         for number, prompt in enumerate(generation.prompts)
         for sample in range(params.n)
     ]
@@ -133,10 +136,14 @@ async def grow(
                 for index in {delta.index: None for delta in deltas}:  # several of one choice count as one arrival
                     meter.tokens(sum(len(delta.token_ids) for delta in deltas if delta.index == index), index)
                 for delta in deltas:
-                    if delta.ending is not None and delta.ending.finish_reason == "error":
-                        raise _sample_failed(delta.ending, prepared, delta.index)
                     choice = choices[delta.index]
+                    failed = delta.ending if delta.ending and delta.ending.finish_reason == "error" else None
+                    if failed is not None and not choice.reached.has_ended:
+                        raise _sample_failed(failed, prepared, delta.index)
                     had, new = resumption.split(delta, choice.reached)
+                    if failed is not None:  # when it was written again: the client has the whole of it
+                        choice.end_as_known()
+                        continue
                     if had is not None:
                         yield choice.add(had, is_known=True)
                     if new is not None:

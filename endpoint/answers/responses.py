@@ -9,20 +9,17 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import aclosing
 from copy import deepcopy
-from functools import partial
 from itertools import chain
 from typing import Any
 
 from starlette.responses import Response
 
-from endpoint.answers.choices import Choice, Growth, grow, make_choices, reached_with, usage
-from endpoint.answers.text import TextStream
-from endpoint.answers.writer import codec_of
+from endpoint.answers.choices import Choice, grow, make_choices, reached_with, usage
 from endpoint.http.events import Part, dumps, stream_response
 from endpoint.service.service import Call, PreparedRequest, Service
 from pipeline.requests.texts import ResponseAsked
 from pipeline.text.answer_parts import Arguments, CallBegins, Content, Event, Reasoning
-from pipeline.text.answers import AnswerReader
+from pipeline.text.chat import AnswerReader
 
 Json = dict[str, Any]
 
@@ -119,14 +116,12 @@ class _Writer:
 
     def __init__(self, service: Service, request: ResponseAsked, prepared: PreparedRequest) -> None:
         self._service, self._request, self._prepared = service, request, prepared
-        self._codec = codec_of(service, request, prepared)
         self._items = OutputItems(prepared.generation.request_id, lambda index: prepared.new_call_id(0, index))
 
     async def parts(self) -> AsyncIterator[Part]:
         """Yield the events of the stream; the last one has the whole response."""
-        new_stream = partial(TextStream, by_token=False, keeps_stop=bool(self._request.include_stop_str_in_output))
-        (choice,) = choices = make_choices(self._codec, self._prepared, new_stream)
-        reader = self._prepared.form.reader()
+        (choice,) = choices = make_choices(self._service, self._request, self._prepared, by_token=False)
+        reader = AnswerReader(self._prepared.form)
 
         def numbered(events: Iterable[Json]) -> list[Json]:
             first = choice.reached.num_events
@@ -137,14 +132,14 @@ class _Writer:
         async with aclosing(grow(self._service, self._prepared, choices)) as growing:  # type: ignore[type-var]
             async for growth in growing:
                 if growth.is_known:
-                    for _ in self._items.add(_read(reader, growth)):
+                    for _ in self._items.add(growth.read_by(reader)):
                         pass
                     continue
                 begun: list[Json] = []
                 if not choice.reached.num_events:  # so that what fails before the first token has a status of its own
                     kinds = ("response.created", "response.in_progress")
                     begun = [{"type": kind, "response": self._response("in_progress")} for kind in kinds]
-                if events := numbered(chain(begun, self._items.add(_read(reader, growth)))):
+                if events := numbered(chain(begun, self._items.add(growth.read_by(reader)))):
                     yield Part(events, reached_with(self._service, growth))
         status = "incomplete" if choice.finish_reason == "length" else "completed"
         end = numbered(self._items.end(status))
@@ -188,7 +183,7 @@ class _Writer:
     def _usage(self, choice: Choice) -> Json:
         counts: dict[str, Any] = usage(self._prepared.generation, [choice])
         thought = self._items.thought
-        num_thought = len(self._codec.encode(thought, is_chat=True)) if thought else 0
+        num_thought = len(self._service.codec.encode(thought, is_chat=True)) if thought else 0
         return {
             "input_tokens": counts["prompt_tokens"],
             "input_tokens_details": {**counts["prompt_tokens_details"], "cache_write_tokens": 0},
@@ -196,7 +191,3 @@ class _Writer:
             "output_tokens_details": {"reasoning_tokens": min(num_thought, counts["completion_tokens"])},
             "total_tokens": counts["total_tokens"],
         }
-
-
-def _read(reader: AnswerReader, growth: Growth) -> list[Event]:
-    return [*reader.push(growth.piece.text), *(reader.finish() if growth.choice.ending is not None else ())]

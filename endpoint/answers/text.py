@@ -1,4 +1,4 @@
-"""The text of a sample: shown as its tokens arrive (TextStream), or once it has ended (WholeText).
+"""The text of a sample: shown as its tokens arrive, or once it has ended.
 
 A stream shows nothing that later tokens may change, and nothing of a stop string.
 """
@@ -36,28 +36,8 @@ class Piece:
     offsets: tuple[int, ...]  # where in the whole text each of the new tokens begins, or the run of bytes it is in
 
 
-_NOTHING = Piece("", (), ())
-
-
-class _SampleText:
-    """The tokens of a sample so far, and what of its text is shown."""
-
-    def __init__(
-        self, codec: TextCodec, stop: tuple[str, ...] = (), prompt_token_ids: Seq[int] = (), *, keeps_stop: bool = False
-    ) -> None:
-        """Show the stop string or end token that ended the sample if `keeps_stop`."""
-        self.token_ids: list[int] = []
-        self.text = ""  # shown so far
-        self._codec, self._stop, self._prompt, self._keeps_stop = codec, stop, prompt_token_ids, keeps_stop
-
-    def _whole(self, ending: Ending) -> str:
-        """Return the text of a sample that has ended."""
-        tokens, reasons = (self._prompt, self.token_ids), (ending.finish_reason, ending.stop_reason)
-        return ended_text(self._codec, *tokens, self._stop, *reasons, keeps_stop=self._keeps_stop)
-
-
-class TextStream(_SampleText):
-    """Text in pieces, which join to what `actors.engine.translation.ended_text` returns for all tokens."""
+class TextStream:
+    """The tokens of a sample, and its text in pieces, which join to `actors.engine.translation.ended_text` of all."""
 
     def __init__(
         self,
@@ -66,18 +46,24 @@ class TextStream(_SampleText):
         prompt_token_ids: Seq[int] = (),
         *,
         by_token: bool = True,
+        is_streamed: bool = True,
         keeps_stop: bool = False,
         shows_rejected: bool = False,
     ) -> None:
         """Hold back text that may begin one of the `stop` strings until that is decided.
 
+        Unless it `is_streamed`, the whole text is decoded once, when the sample has ended. The stop string or end token
+        that ended the sample is shown if `keeps_stop`.
+
         Spans and offsets are right only `by_token`; otherwise tokens that arrive together are decoded together. Text
         that several tokens spell together counts as drafted if the last of them was. With `shows_rejected` spans have
         the text of rejected drafts, if the rules of the tokenizer are known.
         """
-        super().__init__(codec, stop, prompt_token_ids, keeps_stop=keeps_stop)
-        self._by_token = by_token
-        self._decoder = IncrementalDecoder(codec, prompt_token_ids)
+        self.token_ids: list[int] = []
+        self.text = ""  # shown so far
+        self._codec, self._stop, self._prompt, self._keeps_stop = codec, stop, prompt_token_ids, keeps_stop
+        self._by_token, self._is_streamed = by_token, is_streamed
+        self._decoder = IncrementalDecoder(codec, prompt_token_ids if is_streamed else ())
         self._shows_rejected = shows_rejected and by_token and codec.decoder_rules.is_steady
         self._held: list[Span] = []  # decoded, not shown yet
         self._num_characters = 0  # decoded
@@ -91,9 +77,9 @@ class TextStream(_SampleText):
         The last of them stands where the draft went on with the `rejected` ones.
         """
         offsets = []
-        if not self._by_token and token_ids:
+        if not self._by_token and self._is_streamed and token_ids:
             self._hold(self._decoder.push(token_ids), False)
-        for position, token_id in enumerate(token_ids if self._by_token else ()):
+        for position, token_id in enumerate(token_ids if self._by_token and self._is_streamed else ()):
             instead = ""
             if rejected and self._shows_rejected and position == len(token_ids) - 1:
                 instead = self._decoder.preview(rejected)
@@ -105,7 +91,8 @@ class TextStream(_SampleText):
         self.token_ids += token_ids
         if ending is None:
             return self._show(sum(len(span.text) for span in self._held) - self._num_undecided(), tuple(offsets))
-        whole = self._whole(ending)
+        tokens, reasons = (self._prompt, self.token_ids), (ending.finish_reason, ending.stop_reason)
+        whole = ended_text(self._codec, *tokens, self._stop, *reasons, keeps_stop=self._keeps_stop)
         assert whole.startswith(self.text), "shown text never changes"
         rest = whole[len(self.text) :]
         decoded = "".join(span.text for span in self._held)
@@ -154,22 +141,6 @@ class TextStream(_SampleText):
         text = "".join(span.text for span in shown)
         self.text += text
         return Piece(text, tuple(shown), offsets)
-
-
-class WholeText(_SampleText):
-    """The text of an answer that is not streamed, decoded once, when the sample has ended.
-
-    It has the interface of a TextStream.
-    """
-
-    def push(
-        self, token_ids: Seq[int], num_accepted: int = 0, ending: Ending | None = None, rejected: Seq[int] = ()
-    ) -> Piece:
-        """Add tokens; decode all of them if the sample has ended."""
-        self.token_ids += token_ids
-        if ending is not None:
-            self.text = self._whole(ending)
-        return _NOTHING
 
 
 def warn_of_late_text(codec: TextCodec) -> None:

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator
 from collections.abc import Sequence as Seq
 from contextlib import aclosing
-from functools import partial
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from starlette.responses import Response
@@ -25,11 +25,9 @@ from endpoint.answers.choices import (
     without_output,
 )
 from endpoint.answers.logprobs import prompt_logprobs
-from endpoint.answers.text import TextStream, WholeText
 from endpoint.http.events import Part, dumps, stream_response
 from endpoint.service.service import PreparedRequest, Service
 from pipeline.requests.asked import Asked
-from pipeline.text.codec import TextCodec
 
 
 class Form(ABC):
@@ -65,53 +63,27 @@ class Form(ABC):
         return choices
 
 
-async def respond(
-    service: Service,
-    request: Asked,
-    prepared: PreparedRequest,
-    form: Form,
-    scores: Seq[Seq[TokenLogprobs]] | None = None,
-    known: Seq[Delta] = (),
-) -> Response:
-    """Generate the choices, unless all of them is `known`, and return the answer. Raises ApiError.
+@dataclass(frozen=True)
+class Writer:
+    """The answer to one request. If it shows them, it has the `scores` of the prompts."""
 
-    If it shows them, it has the `scores` of the prompts.
-    """
-    writer = _Writer(service, request, prepared, form, scores, known)
-    if request.stream:
-        has_begun = bool(prepared.call.origin.reached)
-        return await stream_response(writer.parts(), prepared.generation.request_id, has_begun=has_begun)
-    return Response(dumps(await writer.whole()), media_type="application/json")
+    service: Service
+    request: Asked
+    prepared: PreparedRequest
+    form: Form
+    scores: Seq[Seq[TokenLogprobs]] | None = None
+    known: Seq[Delta] = ()
 
+    async def response(self) -> Response:
+        """Generate the choices, unless all of them is `known`, and return the answer. Raises ApiError."""
+        if self.request.stream:
+            origin, request_id = self.prepared.call.origin, self.prepared.generation.request_id
+            return await stream_response(self._parts(), request_id, has_begun=bool(origin.reached))
+        return Response(dumps(await self._whole()), media_type="application/json")
 
-def codec_of(service: Service, request: Asked, prepared: PreparedRequest) -> TextCodec:
-    """Return the codec of the answer's texts, which may show special tokens."""
-    if request.skip_special_tokens is False:
-        return service.codec.of_all_tokens
-    return service.codec if prepared.form.is_plain else service.codec.of_answers
-
-
-class _Writer:
-    """The answer to one request."""
-
-    def __init__(
-        self,
-        service: Service,
-        request: Asked,
-        prepared: PreparedRequest,
-        form: Form,
-        scores: Seq[Seq[TokenLogprobs]] | None,
-        known: Seq[Delta],
-    ) -> None:
-        self._service, self._request, self._prepared, self._form = service, request, prepared, form
-        self._scores, self._known = scores, known
-        self._keeps_stop = bool(request.include_stop_str_in_output)
-        self._codec = codec_of(service, request, prepared)
-
-    async def whole(self) -> dict[str, Any]:
-        form, generation = self._form, self._prepared.generation
-        kind = TextStream if form.needs_offsets else WholeText
-        choices = make_choices(self._codec, self._prepared, partial(kind, keeps_stop=self._keeps_stop))
+    async def _whole(self) -> dict[str, Any]:
+        form, generation = self.form, self.prepared.generation
+        choices = make_choices(self.service, self.request, self.prepared, is_streamed=form.needs_offsets)
         async with aclosing(self._growing(choices)) as growing:  # type: ignore[type-var]
             async for _ in growing:
                 pass
@@ -132,33 +104,28 @@ class _Writer:
         of_prompt = {**self._prompt_ids(), **({} if form.has_prompts else scored[0])}
         return {**self._head(form.whole_object), **of_prompt, "choices": shown, **self._counts(choices)}
 
-    async def parts(self) -> AsyncIterator[Part]:
-        form, request, generation = self._form, self._request, self._prepared.generation
-        by_token = form.needs_offsets or bool(request.include_draft_spans)
-        new_stream = partial(
-            TextStream,
-            by_token=by_token,
-            keeps_stop=self._keeps_stop,
-            shows_rejected=bool(request.include_rejected_drafts),
-        )
-        choices = make_choices(self._codec, self._prepared, new_stream)
+    async def _parts(self) -> AsyncIterator[Part]:
+        form, request, generation = self.form, self.request, self.prepared.generation
+        by_token, shows_rejected = form.needs_offsets or request.include_draft_spans, request.include_rejected_drafts
+        shown = {"by_token": bool(by_token), "shows_rejected": bool(shows_rejected)}
+        choices = make_choices(self.service, request, self.prepared, **shown)
         head = {**self._head(form.chunk_object), **({"usage": None} if request.includes_usage else {})}
         async with aclosing(self._growing(choices)) as growing:  # type: ignore[type-var]
             async for growth in growing:
                 chunks = self._with_ids(growth, form.chunks(growth))
                 if chunks and not growth.is_known:
                     counted = {"usage": usage(generation, choices)} if request.counts_continuously else {}
-                    yield Part([{**head, **counted, **chunk} for chunk in chunks], reached_with(self._service, growth))
+                    yield Part([{**head, **counted, **chunk} for chunk in chunks], reached_with(self.service, growth))
         end = [{**head, "choices": [], **self._counts(choices)}] if request.includes_usage else []
         yield Part(end, is_last=True)
 
     def _with_ids(self, growth: Growth, chunks: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Return a growth's chunks as they are sent: the first of them with the token ids, if these are asked for."""
         choice, token_ids = growth.choice, list(growth.delta.token_ids)
-        if not self._request.return_token_ids:
+        if not self.request.return_token_ids:
             return [{"choices": [chunk]} for chunk in chunks]
         is_first = len(choice.token_ids) == len(token_ids)
-        chunks = chunks or ([self._form.empty_chunk(choice)] if token_ids else [])
+        chunks = chunks or ([self.form.empty_chunk(choice)] if token_ids else [])
         sent: list[dict[str, Any]] = []
         for number, chunk in enumerate(chunks):
             ids = self._ids_of(choice, [] if number else token_ids, has_prompt=is_first and not number)
@@ -167,48 +134,48 @@ class _Writer:
 
     def _ids_of(self, choice: Choice, token_ids: list[int], has_prompt: bool) -> dict[str, Any]:
         """Return the fields of a choice with its token ids; a completion has its prompt's, too."""
-        if not self._request.return_token_ids:
+        if not self.request.return_token_ids:
             return {}
-        if not self._form.has_prompts:
+        if not self.form.has_prompts:
             return {"token_ids": token_ids}
-        generation = self._prepared.generation
+        generation = self.prepared.generation
         prompt = list(generation.prompts[choice.index // generation.params.n]) if has_prompt else None
         return {"prompt_token_ids": prompt, "token_ids": token_ids}
 
     def _prompt_ids(self) -> dict[str, Any]:
         """Return the field of a chat's answer with the ids of its prompt."""
-        if not self._request.return_token_ids or self._form.has_prompts:
+        if not self.request.return_token_ids or self.form.has_prompts:
             return {}
-        return {"prompt_token_ids": list(self._prepared.generation.prompts[0])}
+        return {"prompt_token_ids": list(self.prepared.generation.prompts[0])}
 
     def _prompt_logprobs(self) -> list[dict[str, Any]]:
         """Return of each prompt the field with the log-probabilities of its tokens, if these are asked for."""
-        num_top, prompts = self._request.prompt_logprobs, self._prepared.generation.prompts
-        if num_top is None or self._scores is None:
+        num_top, prompts = self.request.prompt_logprobs, self.prepared.generation.prompts
+        if num_top is None or self.scores is None:
             return [{} for _ in prompts]
         return [
-            {"prompt_logprobs": prompt_logprobs(self._service.codec, prompt, scores, num_top)}
-            for prompt, scores in zip(prompts, self._scores, strict=True)
+            {"prompt_logprobs": prompt_logprobs(self.service.codec, prompt, scores, num_top)}
+            for prompt, scores in zip(prompts, self.scores, strict=True)
         ]
 
     def _growing(self, choices: list[Choice]) -> AsyncIterator[Growth]:
-        if self._request.generates:
-            return grow(self._service, self._prepared, choices, self._known)
+        if self.request.generates:
+            return grow(self.service, self.prepared, choices, self.known)
         return without_output(choices)
 
     def _head(self, object: str) -> dict[str, Any]:
-        settings = self._service.settings
+        settings = self.service.settings
         return {
-            "id": self._prepared.generation.request_id,
+            "id": self.prepared.generation.request_id,
             "object": object,
-            "created": self._prepared.call.origin.created,
+            "created": self.prepared.call.origin.created,
             "model": settings.model,
             "system_fingerprint": settings.fingerprint,
         }
 
     def _counts(self, choices: list[Choice]) -> dict[str, Any]:
-        num_speculative_tokens = self._prepared.facts.num_speculative_tokens
+        num_speculative_tokens = self.prepared.facts.num_speculative_tokens
         return {
-            "usage": usage(self._prepared.generation, choices),
+            "usage": usage(self.prepared.generation, choices),
             "metrics": {"speculative_decoding": speculative_decoding(choices, num_speculative_tokens)},
         }

@@ -17,11 +17,10 @@ from actors.engine.requests import OtherModelError
 from actors.errors import describe
 from actors.units.ledgers import LedgerOfRun
 from actors.workers.batch_worker import UnitOrder
-from endpoint.batches.batch import Batch, BatchError, Status
-from endpoint.batches.input_check import CheckedInput, check_input
-from endpoint.batches.run import Progress, sampling_of, write_results
-from endpoint.batches.workshop import BatchModel, Workshop
+from endpoint.batches.batch import Batch, BatchError, CheckedInput, Status, check_input
+from endpoint.batches.run import BatchModel, Workshop, receipts_of, sampling_of, write_results
 from pipeline.export.openai_batch import NotRun
+from pipeline.id_set import IdSet
 from pipeline.inputs.units import WorkUnit
 from pipeline.logs import Event
 from pipeline.run.commit import Receipt
@@ -101,8 +100,10 @@ class BatchDriver:
 
     async def _write(self) -> None:
         """Do the units that are missing and write the results, alone."""
+        batch = self._batch
+        content = self._shop.files.content(batch.owner, batch.input_file_id)
         try:
-            run_directory = await asyncio.to_thread(self._open_run)
+            run_directory = await asyncio.to_thread(self._model.open_run, self._run_path, content, batch.endpoint)
         except ValueError as error:
             raise BatchFailed(_of_model(error)) from error
         with ExitStack() as held:
@@ -111,16 +112,16 @@ class BatchDriver:
             if newest is None or newest.status not in ("in_progress", "cancelling", "finalizing"):
                 return  # another process has ended it
             self._batch = newest
-            progress, missing = await asyncio.to_thread(Progress.of, run_directory)
-            await self._save(progress)
+            receipts, missing = await asyncio.to_thread(receipts_of, run_directory)
+            await self._save(receipts)
             end: End = "cancelled" if self._batch.status == "cancelling" else "completed"
             if missing:
-                end = await self._write_units(run_directory, missing, progress, lease)
+                end = await self._write_units(run_directory, missing, receipts, lease)
             if end == "cancelled" and self._batch.status != "cancelling":
                 await self._become("cancelling")
             elif end == "completed" and self._batch.status != "finalizing":
                 await self._become("finalizing")
-            await self._end(end, run_directory, progress)
+            await self._end(end, run_directory, receipts)
 
     @property
     def _model(self) -> BatchModel:
@@ -130,13 +131,8 @@ class BatchDriver:
             raise BatchFailed(f"the model {self._batch.model!r} is not served any more")
         return model
 
-    def _open_run(self) -> RunDirectory:
-        batch = self._batch
-        content = self._shop.files.content(batch.owner, batch.input_file_id)
-        return self._model.runs.open(self._run_path, content, batch.endpoint)
-
     async def _write_units(
-        self, run_directory: RunDirectory, missing: list[WorkUnit], progress: Progress, lease: Lease
+        self, run_directory: RunDirectory, missing: list[WorkUnit], receipts: dict[int, Receipt], lease: Lease
     ) -> End:
         """Give the units away; return how this ended. Units that are under way at another end are dropped."""
         left, tasks, saved_at = iter(missing), set[asyncio.Task[Receipt]](), time.monotonic()
@@ -160,9 +156,10 @@ class BatchDriver:
                 )
                 for task in [task for task in tasks if task.done()]:
                     tasks.remove(task)
-                    progress.add(task.result())
+                    receipt = task.result()
+                    receipts[receipt.unit_id] = receipt
                 if time.monotonic() - saved_at >= _SAVE_EVERY_S:
-                    await self._save(progress)
+                    await self._save(receipts)
                     saved_at = time.monotonic()
         finally:
             cancelled.cancel()
@@ -202,20 +199,11 @@ class BatchDriver:
                 await asyncio.sleep(wait_s)
                 wait_s *= 2
 
-    async def _end(self, end: End, run_directory: RunDirectory, progress: Progress) -> None:
-        """Write the results of the units in `progress`, and the last state."""
-        batch, shop = self._batch, self._shop
-        counted = batch.with_counts(progress.counts)
-        keep_s = batch.output_keep_s or shop.keep_s
+    async def _end(self, end: End, run_directory: RunDirectory, receipts: dict[int, Receipt]) -> None:
+        """Write the results of the units with `receipts`, and the last state."""
+        counted, committed = self._batch.with_counts(receipts.values()), IdSet(receipts)
         output_id, error_id = await asyncio.to_thread(
-            write_results,
-            shop.files,
-            counted,
-            run_directory,
-            shop.models.get(batch.adapter, shop.models[None]).codec,  # the latter where the adapter is gone
-            progress.unit_ids,
-            _NOT_RUN[end],
-            (shop.clock(), keep_s),
+            write_results, self._shop, counted, run_directory, committed, _NOT_RUN[end]
         )
         self._batch = counted
         await self._become(end, output_file_id=output_id, error_file_id=error_id)
@@ -226,13 +214,13 @@ class BatchDriver:
         path = self._run_path
         if has_results and await asyncio.to_thread(RunDirectory.exists, path):
             run_directory = await asyncio.to_thread(RunDirectory.open, path)
-            progress, _ = await asyncio.to_thread(Progress.of, run_directory)
-            await self._end("failed", run_directory, progress)
+            receipts, _ = await asyncio.to_thread(receipts_of, run_directory)
+            await self._end("failed", run_directory, receipts)
         else:
             await self._become("failed")
 
-    async def _save(self, progress: Progress) -> None:
-        self._batch = self._batch.with_counts(progress.counts)
+    async def _save(self, receipts: dict[int, Receipt]) -> None:
+        self._batch = self._batch.with_counts(receipts.values())
         await asyncio.to_thread(self._shop.batches.replace, self._batch)
 
     async def _become(self, status: Status, **values: Any) -> None:

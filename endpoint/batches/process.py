@@ -15,9 +15,8 @@ from actors.engines.loading import load_codec
 from actors.units.ledgers import start_ledgers
 from endpoint.batches.batch import BatchSettings
 from endpoint.batches.driver import BatchDriver
-from endpoint.batches.input_check import InputRules
+from endpoint.batches.run import BatchModel, ReplicaUnits, Workshop
 from endpoint.batches.store import BatchStore, FileStore
-from endpoint.batches.workshop import BatchModel, ReplicaUnits, Workshop
 from endpoint.service.served_model import ServedModel
 from pipeline.logs import Event, LogSettings, failure_event, set_up_logs
 from pipeline.ray_internals import keep_serve_on_loopback
@@ -52,20 +51,14 @@ class Batches:
         self._files = FileStore(batch_settings.path, clock)
         self._batches = BatchStore(self._files.root, self._files.temporary)
         self._keep_s, self._clock = batch_settings.keep_s, clock
-
-        def rules(endpoint: str) -> InputRules:
-            names: dict[str | None, str] = {None: models[0].served.name}
-            names |= {name: model.served.name for model in models for name in model.served.service.names}
-            max_rows = batch_settings.max_rows
-            return InputRules(endpoint=endpoint, models=names, max_rows=max_rows, max_line_bytes=max_line_bytes)
-
         self._workshop = Workshop(
             files=self._files,
             batches=self._batches,
             models={model.served.adapter: model for model in models},
             ledgers=ledgers,
             max_units=max_units,
-            rules=rules,
+            max_rows=batch_settings.max_rows,
+            max_line_bytes=max_line_bytes,
             keep_s=batch_settings.keep_s,
             clock=clock,
         )
@@ -147,7 +140,7 @@ class BatchesProcess:
         set_up_logs(log_settings)
         codecs = [await asyncio.to_thread(load_codec, model.settings) for model in models]
         own = [
-            BatchModel.of(model, codec, ReplicaUnits(handle), batch_settings.rows_per_unit, max_units)
+            BatchModel(model, codec, ReplicaUnits(handle), batch_settings.rows_per_unit, max_units)
             for model, codec, handle in zip(models, codecs, replicas, strict=True)
         ]
         self._batches = Batches(

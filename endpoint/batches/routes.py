@@ -8,8 +8,7 @@ from fastapi import FastAPI, Query, Request
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response, StreamingResponse
 
-from endpoint.batches.service import BatchService
-from endpoint.batches.upload import BatchRequest, read_form
+from endpoint.batches.service import BatchRequest, BatchService, read_form
 from endpoint.http.errors import ApiError
 from endpoint.http.origin import origin_of, owner_of_request
 from endpoint.requests import body_of, documented
@@ -50,11 +49,11 @@ def add_batch_routes(app: FastAPI, service: BatchService | None) -> None:
     async def _upload(request: Request) -> Any:
         files = on()
         try:
-            form, upload = await read_form(request, files.settings)
+            form, content, file = await read_form(request, files.settings, files.clock())
         except ClientDisconnect:
             return Response(status_code=400)  # which the client does not see
         try:
-            return (await files.add_file(owner_of_request(request), upload)).shown()
+            return (await files.add_file(owner_of_request(request), content, file)).shown()
         finally:
             await form.close()
 

@@ -1,24 +1,107 @@
-"""BatchService: what clients ask of files and batches, over the storage. Rows are run by a driver elsewhere."""
+"""BatchService: what clients ask of files and batches, over the storage. Rows are run by a driver elsewhere.
+
+An upload is a multipart form, which Starlette writes to a temporary file as it comes.
+https://platform.openai.com/docs/api-reference/batch/create
+"""
 
 from __future__ import annotations
 
 import asyncio
+import shutil
 import time
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import islice
-from typing import Any
+from typing import IO, Any
+
+from starlette.datastructures import FormData, UploadFile
+from starlette.exceptions import HTTPException
+from starlette.formparsers import MultiPartException
+from starlette.requests import Request
 
 from endpoint.batches.batch import CANCELLABLE, WINDOW_S, Batch, BatchSettings
-from endpoint.batches.store import BatchStore, FileStore, StoredFile, is_id
+from endpoint.batches.store import BatchStore, FileStore, Kind, StoredFile, is_id, new_id
 from endpoint.batches.store import batch_id as id_of_batch
-from endpoint.batches.upload import BatchRequest, UploadForm, store
 from endpoint.http.errors import ApiError, server_busy, wrong
 from endpoint.http.origin import Origin
-from pipeline.errors import shown_name
+from pipeline.errors import FieldError, shown_name
+from pipeline.requests.asked import LABELS
+from pipeline.requests.body import Body, asks, integer, one_of, options, text
+from pipeline.requests.texts import KINDS
 from pipeline.run.unit_rows import read_ahead
 
+EXPIRY = options("anchor", "seconds", anchor=one_of("created_at"), seconds=integer(ge=3600, le=30 * 86_400))
+_FIELDS = frozenset({"file", "purpose", "expires_after[anchor]", "expires_after[seconds]"})
+_MAX_PART_BYTES = 4096  # of a field that is no file
+_MAX_NAME = 255
 _READS_AT_ONCE = 16  # of small files, as stores answer late
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchRequest(Body):
+    """A batch that is to be made of an uploaded file."""
+
+    input_file_id: str = asks(text(64), "The file, which holds a request in each line.", is_required=True)
+    endpoint: str = asks(one_of(*KINDS), "The path of all requests of the file.", is_required=True)
+    completion_window: str = asks(one_of("24h"), "How long the batch may take.", is_required=True)
+    metadata: dict[str, str] | None = asks(LABELS, "Kept with the batch, and shown with it.")
+    output_expires_after: dict[str, Any] | None = asks(EXPIRY, "How long the results are kept.")
+
+
+async def read_form(request: Request, settings: BatchSettings, now: float) -> tuple[FormData, IO[bytes], StoredFile]:
+    """Return an upload and what it is, behind the form that holds it, which the caller closes. Raises ApiError."""
+    essence = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if essence != "multipart/form-data":
+        raise ApiError(415, "Send the file as multipart/form-data, with the fields file and purpose.")
+    try:
+        form = await request.form(max_files=1, max_fields=len(_FIELDS), max_part_size=_MAX_PART_BYTES)
+    except (HTTPException, MultiPartException):
+        message = "The body is no multipart form with one file, purpose and expires_after."
+        raise ApiError(400, message, code="invalid_form") from None
+    try:
+        return form, *_checked(form, settings, now)
+    except (ApiError, FieldError):
+        await form.close()
+        raise
+
+
+def _checked(form: FormData, settings: BatchSettings, now: float) -> tuple[IO[bytes], StoredFile]:
+    file, purpose = form.get("file"), form.get("purpose")
+    if unknown := sorted(set(form) - _FIELDS):
+        raise wrong(shown_name(unknown[0]), "there is no such field", "unknown_parameter")
+    for name, value in (("file", file), ("purpose", purpose)):
+        if value is None:
+            raise wrong(name, "is required", "missing_required_parameter")
+    if twice := sorted(name for name in set(form) if len(form.getlist(name)) > 1):
+        raise wrong(twice[0], "it occurs more than once")
+    if not isinstance(file, UploadFile):
+        raise wrong("file", "expected a file")
+    if purpose != "batch":
+        raise wrong("purpose", "expected 'batch', the only purpose of files here")
+    if (file.size or 0) > settings.max_file_bytes:
+        message = f"The file is larger than {settings.max_file_bytes} bytes."
+        raise ApiError(413, message, param="file", code="body_too_large")
+    filename = (file.filename or "file").replace("\\", "/").rpartition("/")[2][:_MAX_NAME] or "file"
+    printable = "".join(character if character.isprintable() else "_" for character in filename)
+    stored = StoredFile(
+        id=new_id("file"),
+        bytes=file.size or 0,
+        created_at=int(now),
+        expires_at=int(now + _keep_s(form, settings)),
+        filename=printable,
+        purpose="batch",
+    )
+    return file.file, stored
+
+
+def _keep_s(form: FormData, settings: BatchSettings) -> float:
+    anchor, seconds = form.get("expires_after[anchor]"), form.get("expires_after[seconds]")
+    if anchor is None and seconds is None:
+        return settings.keep_s
+    is_number = isinstance(seconds, str) and seconds.isascii() and seconds.isdecimal() and len(seconds) < 10
+    given = {"anchor": anchor, "seconds": int(str(seconds)) if is_number else seconds}
+    return float(EXPIRY.read("expires_after", given)["seconds"])
 
 
 class BatchService:
@@ -36,16 +119,25 @@ class BatchService:
         Raises ValueError or OSError if the folder cannot be used.
         """
         assert settings.path is not None
-        self.settings, self._wake, self._clock = settings, wake, clock
+        self.settings, self._wake, self.clock = settings, wake, clock
         self._model = models[0] if len(models) == 1 else None
         self.files = FileStore(settings.path, clock)
         self.batches = BatchStore(self.files.root, self.files.temporary)
         self._changing = asyncio.Lock()  # so that several requests together stay within a key's quota
 
-    async def add_file(self, owner: str, form: UploadForm) -> StoredFile:
-        """Add an upload."""
+    async def add_file(self, owner: str, content: IO[bytes], file: StoredFile) -> StoredFile:
+        """Copy an upload to the storage. Raises ApiError (429) for a key that has too many files."""
+
+        def add() -> StoredFile:
+            if len(self.files.ids(owner)) >= self.settings.max_files:
+                raise server_busy(f"this key has {self.settings.max_files} files already; delete some")
+            with self.files.writing(owner, file.id) as stream:
+                shutil.copyfileobj(content, stream, 1 << 20)
+            self.files.add(owner, file)
+            return file
+
         async with self._changing:
-            return await asyncio.to_thread(store, self.files, owner, form, self.settings, self._clock())
+            return await asyncio.to_thread(add)
 
     async def file(self, owner: str, file_id: str) -> StoredFile:
         """Return a file. Raises ApiError (404)."""
@@ -58,15 +150,8 @@ class BatchService:
         self, owner: str, after: str | None, limit: int, order: str, purpose: str | None
     ) -> dict[str, Any]:
         """Return a page of an owner's files."""
-        _check_cursor("file", after)
-
-        def find() -> list[StoredFile]:
-            ids = self.files.ids(owner)
-            wanted = _behind(ids, after, is_ascending=order == "asc")
-            found = read_ahead(partial(self.files.get, owner), wanted, _READS_AT_ONCE)
-            return list(islice((f for f in found if f is not None and purpose in (None, f.purpose)), limit + 1))
-
-        return _page(await asyncio.to_thread(find), limit)
+        ids, get = partial(self.files.ids, owner), partial(self.files.get, owner)
+        return await _page("file", ids, get, after, limit, is_ascending=order == "asc", purpose=purpose)
 
     async def delete_file(self, owner: str, file_id: str) -> dict[str, Any]:
         """Delete a file. Raises ApiError (404), or 400 for the input of a batch that has not ended."""
@@ -97,7 +182,7 @@ class BatchService:
             unfinished = await asyncio.to_thread(self.batches.unfinished, owner)
             if len(unfinished) >= self.settings.max_in_progress:
                 raise server_busy(f"this key has {len(unfinished)} unfinished batches, the most that it may have")
-            now, keep = self._clock(), request.output_expires_after
+            now, keep = self.clock(), request.output_expires_after
             batch = Batch(
                 id=new_id,
                 owner=owner,
@@ -122,14 +207,7 @@ class BatchService:
 
     async def list_batches(self, owner: str, after: str | None, limit: int) -> dict[str, Any]:
         """Return a page of an owner's batches, the newest first."""
-        _check_cursor("batch", after)
-
-        def find() -> list[Batch]:
-            ids = _behind(self.batches.ids(owner), after, is_ascending=False)
-            found = read_ahead(partial(self.batches.view, owner), ids, _READS_AT_ONCE)
-            return list(islice((batch for batch in found if batch is not None), limit + 1))
-
-        return _page(await asyncio.to_thread(find), limit)
+        return await _page("batch", partial(self.batches.ids, owner), partial(self.batches.view, owner), after, limit)
 
     async def cancel(self, owner: str, batch_id: str) -> Batch:
         """Ask for a batch to be cancelled, and return it. Raises ApiError: 404, or 400 for one that has ended."""
@@ -138,7 +216,7 @@ class BatchService:
             message = f"A batch with status '{batch.status}' cannot be cancelled."
             raise ApiError(400, message, param="batch_id", code="batch_not_cancellable")
         if batch.status != "cancelled":
-            await asyncio.to_thread(self.batches.ask_to_cancel, batch, self._clock())
+            await asyncio.to_thread(self.batches.ask_to_cancel, batch, self.clock())
             await self._wake()
         return await self.batch(owner, batch_id)
 
@@ -148,21 +226,28 @@ def _not_found(kind: str, id_: str) -> ApiError:
     return ApiError(404, message, param=f"{kind}_id", code=f"{kind}_not_found")
 
 
-def _check_cursor(kind: Any, after: str | None) -> None:
+async def _page(
+    kind: Kind,
+    ids: Callable[[], list[str]],
+    get: Callable[[str], Any],
+    after: str | None,
+    limit: int,
+    *,
+    is_ascending: bool = False,
+    purpose: str | None = None,
+) -> dict[str, Any]:
+    """Return a page of a list of the API: the items behind a cursor in the order that is asked for."""
     if after is not None and not is_id(kind, after):
         raise wrong("after", f"expected the id of a {kind}")
 
+    def find() -> list[Any]:
+        wanted = sorted(ids(), reverse=not is_ascending)
+        if after is not None:
+            wanted = [id_ for id_ in wanted if (id_ > after if is_ascending else id_ < after)]
+        found = (item for item in read_ahead(get, wanted, _READS_AT_ONCE) if item is not None)
+        return list(islice((item for item in found if purpose is None or item.purpose == purpose), limit + 1))
 
-def _behind(ids_newest_first: Collection[str], after: str | None, *, is_ascending: bool) -> list[str]:
-    """Return the ids behind a cursor in the order that is asked for."""
-    ids = sorted(ids_newest_first, reverse=not is_ascending)
-    if after is None:
-        return ids
-    return [id_ for id_ in ids if (id_ > after if is_ascending else id_ < after)]
-
-
-def _page(items: list[Any], limit: int) -> dict[str, Any]:
-    """Return a page of a list of the API, of items of which one more than wanted was looked for."""
+    items = await asyncio.to_thread(find)
     shown = items[:limit]
     return {
         "object": "list",

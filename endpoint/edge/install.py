@@ -16,16 +16,15 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from actors.metric_table import HTTP_REQUESTS, REQUESTS_FINISHED
-from endpoint.edge.auth import Keys, check_key
-from endpoint.edge.headers import check_headers, check_host, request_id_of, with_request_id
+from endpoint.edge.headers import Keys, check_headers, check_host, check_key, request_id_of, with_request_id
 from endpoint.edge.page import PATHS, install_page
 from endpoint.http.bodies import (
     MAX_EXTRA_BYTES,
+    MAX_UPLOADS,
     Bodies,
     Incoming,
     Limits,
     Upload,
-    Uploads,
     announces_more,
     ask_for_body,
     check_encoding,
@@ -37,7 +36,7 @@ from endpoint.http.bodies import (
     replay,
     upload_too_large,
 )
-from endpoint.http.errors import ApiError, field_error, refuse, wrong
+from endpoint.http.errors import CLOSE, ApiError, refuse, server_busy, wrong
 from endpoint.http.origin import owner_of
 from endpoint.service.metrics import Family, ServingMetrics, page
 from pipeline.errors import FieldError, shown_name
@@ -56,16 +55,10 @@ _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"
 _log = logging.getLogger(__name__)
 
 
-def install_handlers(app: FastAPI) -> None:
-    """Install the handler of what the application raises on purpose; `endpoint.edge.install.Edge` answers the rest."""
-    for kind in (ApiError, FieldError, RequestValidationError, HTTPException):
-        app.add_exception_handler(kind, _answer)
-
-
 async def _answer(request: Request, error: Exception) -> JSONResponse:
     match error:
         case FieldError():
-            error = field_error(error)
+            error = wrong(error.where, error.reason, error.code)
         case RequestValidationError():
             first = error.errors()[0]  # of a query, as in ?limit=0; `body_of` reads bodies
             error = wrong(shown_name(str(first["loc"][-1])), f"{first['msg'][:1].lower()}{first['msg'][1:]}")
@@ -127,7 +120,8 @@ def install(
         docs = {app.docs_url, app.redoc_url, app.openapi_url, app.swagger_ui_oauth2_redirect_url}
         app.router.routes[:] = [route for route in app.router.routes if getattr(route, "path", None) not in docs]
     app.router.redirect_slashes = False  # a redirect would tell clients without a key which paths exist
-    install_handlers(app)
+    for kind in (ApiError, FieldError, RequestValidationError, HTTPException):  # `Edge` answers what else is raised
+        app.add_exception_handler(kind, _answer)
     app.add_api_route("/metrics", metrics_page, methods=["GET"], include_in_schema=False)
     if settings.has_page:
         install_page(app, needs_key=settings.keys is not None, examples=settings.page_examples)
@@ -142,7 +136,7 @@ class Edge:
     ) -> None:
         """Tell the gate that the application generates for at most `max_requests` at once."""
         self._app, self._settings, self._metrics, self._max_requests = app, settings, metrics, max_requests
-        self._bodies, self._uploads = Bodies(settings.limits), Uploads()
+        self._bodies, self._uploads = Bodies(settings.limits), asyncio.Semaphore(MAX_UPLOADS)
         self._public_paths = (*HEALTH_PATHS, *(PATHS if settings.has_page else ()))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -222,7 +216,9 @@ class Edge:
         check_encoding(scope)
         if max_bytes and announces_more(scope, max_bytes):
             raise upload_too_large(max_bytes)
-        with self._uploads.counted():
+        if self._uploads.locked():
+            raise server_busy("it takes in too many files", CLOSE)
+        async with self._uploads:
             await ask_for_body(scope, send, self._max_requests)
             upload = Upload(incoming, max_bytes, settings.limits.body_timeout_s, scope, send)
             await self._app(scope, upload.receive, send)

@@ -31,7 +31,7 @@ from endpoint.http.errors import ApiError, server_busy
 INGRESS_NAME = "DrayIngress"  # of our deployment that speaks HTTP, whatever its application is called
 PROTOCOL = 7  # version of what gate and application tell each other
 _CALLBACK = "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH"
-_MAX_BODY_BYTES, _BODY_SECONDS, _HEADER_SECONDS = "DRAY_MAX_BODY_BYTES", "DRAY_BODY_SECONDS", "DRAY_HEADER_SECONDS"
+_OF_LIMITS = {name: f"DRAY_{name.upper()}" for name in ("max_body_bytes", "body_timeout_s", "header_timeout_s")}
 _READY_SECONDS = "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S"  # its 5 s are too short when many processes start at once
 _PERIOD_SECONDS = "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S"  # a dead proxy is replaced after three of its 10 s
 _PATIENCE_S, _ASK_AGAIN_S = 30.0, 0.1  # to find an ingress that has engines while an update is rolled out
@@ -47,9 +47,7 @@ def environment(limits: Limits) -> dict[str, str]:
     """Return the environment variables that put the gate in front of the proxies of a Serve that is yet to start."""
     return {
         _CALLBACK: "endpoint.gate.gate:middlewares",
-        _MAX_BODY_BYTES: str(limits.max_body_bytes),
-        _BODY_SECONDS: str(limits.body_timeout_s),
-        _HEADER_SECONDS: str(limits.header_timeout_s),
+        **{variable: str(getattr(limits, name)) for name, variable in _OF_LIMITS.items()},
         _READY_SECONDS: "60",
         _PERIOD_SECONDS: "0.5",
     }
@@ -57,12 +55,8 @@ def environment(limits: Limits) -> dict[str, str]:
 
 def middlewares() -> list[Middleware]:
     """Return the gate, for Serve's proxy, which calls this when it starts, before its web server."""
-    standard = Limits()
-    limits = Limits(
-        max_body_bytes=int(os.environ.get(_MAX_BODY_BYTES, standard.max_body_bytes)),
-        body_timeout_s=float(os.environ.get(_BODY_SECONDS, standard.body_timeout_s)),
-        header_timeout_s=float(os.environ.get(_HEADER_SECONDS, standard.header_timeout_s)),
-    )
+    given = {name: os.environ[variable] for name, variable in _OF_LIMITS.items() if variable in os.environ}
+    limits = Limits(**{name: type(getattr(Limits, name))(value) for name, value in given.items()})
     limit_header_time(limits.header_timeout_s)
     return [Middleware(Gate, limits=limits, protocol=PROTOCOL)]
 

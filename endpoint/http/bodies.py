@@ -12,8 +12,7 @@ application has said, by messages of our own, that it has taken an earlier one.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 
 from starlette.types import Message, Receive, Scope, Send
@@ -28,7 +27,7 @@ TAKEN = "dray.body.taken"
 WINDOW_BYTES = 4 * 2**20  # that may be on their way between gate and application
 MAX_EXTRA_BYTES = 64 * 2**10  # of a multipart body, beside the file in it
 _TELL_BYTES = WINDOW_BYTES // 4
-_MAX_UPLOADS = 16  # at once in one process
+MAX_UPLOADS = 16  # at once in one process
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -230,24 +229,6 @@ class Upload:
             self._num_told = self._num_bytes
             await self._send({"type": TAKEN, "num_bytes": self._num_bytes})
         return {"type": "http.request", "body": chunk, "more_body": not incoming.is_over}
-
-
-class Uploads:
-    """All uploads in one process."""
-
-    def __init__(self) -> None:
-        self._num_uploads = 0
-
-    @contextmanager
-    def counted(self) -> Iterator[None]:
-        """Count an upload while the block runs. Raises ApiError (429) if there are too many."""
-        if self._num_uploads >= _MAX_UPLOADS:
-            raise server_busy("it takes in too many files", CLOSE)
-        self._num_uploads += 1
-        try:
-            yield
-        finally:
-            self._num_uploads -= 1
 
 
 def upload_too_large(max_bytes: int) -> ApiError:

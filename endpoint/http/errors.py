@@ -29,8 +29,6 @@ from typing import Any
 
 from starlette.types import Send
 
-from pipeline.errors import FieldError
-
 CLOSE = {"connection": "close"}
 _REPLACED = "x-dray-replaced"
 _TYPES = {429: "rate_limit_error", 504: "timeout_error"}
@@ -77,11 +75,6 @@ async def finish(send: Send) -> None:
 def wrong(param: str, message: str, code: str = "invalid_value") -> ApiError:
     """Return the error for a field that does not hold what it must."""
     return ApiError(400, f"{param}: {message}", param=param, code=code)
-
-
-def field_error(error: FieldError) -> ApiError:
-    """Return the answer to a request with a field that is wrong or not supported."""
-    return wrong(error.where, error.reason, error.code)
 
 
 def model_unavailable(headers: Mapping[str, str] | None = None) -> ApiError:

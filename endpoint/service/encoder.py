@@ -11,9 +11,9 @@ from threading import Lock
 from typing import Any, TypeVar
 
 from actors.engine.answer_grammar import with_answer_grammar
-from actors.engine.bad_words import with_bad_word_ids
+from actors.engine.vocabulary import with_bad_word_ids
 from decoding.sampling_params import SamplingParams
-from endpoint.http.errors import ApiError, context_exceeded, field_error, server_busy, wrong
+from endpoint.http.errors import ApiError, context_exceeded, server_busy, wrong
 from pipeline.errors import FieldError, LongTextError, RowError, TemplateError
 from pipeline.text.chat import Chat, ChatPrompt
 from pipeline.text.codec import TextCodec
@@ -64,7 +64,7 @@ class Encoder:
         except FieldError as error:
             if error.where.startswith("sampling.structured") and form_field is not None:
                 raise wrong(form_field, error.reason) from error
-            raise field_error(error) from error
+            raise wrong(error.where, error.reason, error.code) from error
 
     async def with_bad_word_ids(self, params: SamplingParams) -> SamplingParams:
         """Return the parameters with token ids for the texts of bad words; 400 for a text that has none."""
@@ -113,7 +113,7 @@ def _characters_of(message: Any) -> int:
 def _refusal(error: RowError, param: str, max_model_len: int, *, has_tools: bool = False) -> ApiError:
     match error:
         case FieldError():
-            return field_error(error)
+            return wrong(error.where, error.reason, error.code)
         case LongTextError():
             tools = " with its tools" if has_tools else ""
             length = f"{error.num_characters} characters{tools}, and {max_model_len} tokens hold at most"

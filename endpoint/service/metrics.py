@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, Literal
 
@@ -36,7 +36,7 @@ def page(families: Iterable[Family]) -> bytes:
     together: dict[str, Family] = {}
     for family in families:
         for named in (family, *_under_vllm_names(family)):
-            known = together.setdefault(named.name, _empty(named, named.name))
+            known = together.setdefault(named.name, _named(named, named.name, ()))
             known.samples += named.samples
     return prometheus.generate_latest(SimpleNamespace(collect=together.values))
 
@@ -44,7 +44,7 @@ def page(families: Iterable[Family]) -> bytes:
 def of_process(families: Iterable[Family], process: str) -> list[Family]:
     """Return the families with a label that names their process, so that each of their series has one source."""
     return [
-        _with_samples(f, (s._replace(labels={**s.labels, "process": process}) for s in f.samples)) for f in families
+        _named(f, f.name, (s._replace(labels={**s.labels, "process": process}) for s in f.samples)) for f in families
     ]
 
 
@@ -60,15 +60,10 @@ def of_engines(stats: Sequence[EngineStats], model_name: str) -> list[Family]:
     return [family]
 
 
-def _under_vllm_names(family: Family) -> list[Family]:
-    return [
-        _with_samples(_empty(family, name), (_renamed(s, family.name, name) for s in family.samples if _has_vllm(s)))
-        for name in _VLLM_NAMES.get(family.name, ())
-    ]
-
-
-def _has_vllm(sample: Sample) -> bool:
-    return sample.labels.get("finished_reason", "stop") in _VLLM_REASONS
+def _under_vllm_names(family: Family) -> Iterator[Family]:
+    known = [sample for sample in family.samples if sample.labels.get("finished_reason", "stop") in _VLLM_REASONS]
+    for name in _VLLM_NAMES.get(family.name, ()):
+        yield _named(family, name, (_renamed(sample, family.name, name) for sample in known))
 
 
 def _renamed(sample: Sample, name: str, new_name: str) -> Sample:
@@ -78,12 +73,9 @@ def _renamed(sample: Sample, name: str, new_name: str) -> Sample:
     return sample._replace(name=new_name + sample.name.removeprefix(name), labels=labels)
 
 
-def _empty(family: Family, name: str) -> Family:
-    return Family(name, family.documentation, family.type)
-
-
-def _with_samples(family: Family, samples: Iterable[Sample]) -> Family:
-    new = _empty(family, family.name)
+def _named(family: Family, name: str, samples: Iterable[Sample]) -> Family:
+    """Return a family of this name with other samples."""
+    new = Family(name, family.documentation, family.type)
     new.samples = list(samples)
     return new
 

@@ -23,8 +23,7 @@ from endpoint.service.served_model import ServiceSettings as ServiceSettings
 from pipeline.errors import FieldError, shown_name
 from pipeline.requests.asked import Asked, check_num_drafted, num_kept_tokens
 from pipeline.requests.token_kinds import check_token_ids
-from pipeline.text.answers import AnswerForm
-from pipeline.text.chat import Chat, ChatPrompt
+from pipeline.text.chat import AnswerForm, Chat, ChatPrompt
 from pipeline.text.codec import TextCodec
 
 _SAFE_SEEDS = 2**53  # the seeds below are those that every JSON reader keeps exactly
@@ -182,13 +181,8 @@ class Models:
 
     def __init__(self, first: Service, *adapters: Service) -> None:
         """Find each service by the names in its settings, which differ."""
-        self.services = (first, *adapters)
+        self.first, self.services = first, (first, *adapters)  # the first one is the endpoint's own model
         self.by_name = {name: service for service in self.services for name in service.settings.names}
-
-    @property
-    def first(self) -> Service:
-        """The service of the endpoint's own model."""
-        return self.services[0]
 
     def of(self, name: str | None) -> Service:
         """Return the service that a request names; a request need not name one. Raises ApiError (404)."""

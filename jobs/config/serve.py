@@ -11,11 +11,9 @@ import pydantic
 from actors.engines import backend_of
 from actors.settings import GeneratorSettings, ReplicaSettings
 from endpoint.batches.batch import BatchSettings
-from endpoint.deployment_settings import DeploymentSettings
-from endpoint.edge.auth import Keys, load_keys
-from endpoint.edge.headers import LOCAL_NAMES, host_name
+from endpoint.edge.headers import LOCAL_NAMES, Keys, host_name, load_keys
 from endpoint.http.bodies import Limits
-from endpoint.service.served_model import MAX_NAME, ServiceSettings
+from endpoint.service.served_model import MAX_NAME, DeploymentSettings, ServiceSettings
 from jobs.config.fields import Flat
 from jobs.config.loading import load
 from pipeline.logs import LogSettings

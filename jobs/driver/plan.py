@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 
-from actors.engine.bad_words import with_bad_word_ids
+from actors.engine.vocabulary import with_bad_word_ids
 from actors.engines import backend_of
 from actors.engines.loading import load_codec
 from actors.identity import as_begun, described_run, run_identity

@@ -19,8 +19,8 @@ from actors.vllm import arguments
 from decoding.checkpoint.generation import end_token_ids_of
 from decoding.checkpoint.supported import max_positions, read_config
 from decoding.drafters import DrafterName
-from decoding.engine.limits import Limits
 from decoding.engine.load import settle_max_model_len
+from decoding.engine.token_engine import Limits
 from decoding.sequence import Sequence
 from jobs.config.prove import AskedName, ProveSettings
 from jobs.driver.cluster import start_ray

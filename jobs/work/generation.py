@@ -14,9 +14,9 @@ from rich.text import Text
 from actors.engines import backend_of
 from actors.resources import describe_placement
 from actors.units.unit_rows import FailedRows
-from decoding.checkpoint.footprint import Footprint, footprint_of
 from decoding.checkpoint.generation import sampling_of
 from decoding.checkpoint.gguf_file import origin_in_words
+from decoding.checkpoint.loading import Footprint, footprint_of
 from decoding.checkpoint.supported import load_config as load_model_config
 from decoding.checkpoint.supported import max_positions
 from decoding.drafters import NEED_A_MODEL

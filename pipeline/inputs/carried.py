@@ -54,7 +54,7 @@ def id_type(files: Sequence[InputFile], options: InputOptions) -> pa.DataType:
     if options.id_column is None or options.format not in ("parquet", "jsonl"):  # the others have text alone
         return TEXT
     types = _column_types(files, options).get(options.id_column, {}).keys() - {pa.null()}
-    return pa.int64() if types and all(map(_fits_int64, types)) else TEXT
+    return pa.int64() if types and all(pa.types.is_integer(t) and t != pa.uint64() for t in types) else TEXT
 
 
 def columns_of(files: Sequence[InputFile], options: InputOptions) -> set[str]:
@@ -164,10 +164,6 @@ def _only_type(name: str, types: Mapping[pa.DataType, str]) -> pa.DataType:
             "write the files with one type, or leave it out of carry_columns"
         )
     return next(iter(types))
-
-
-def _fits_int64(type_: pa.DataType) -> bool:
-    return pa.types.is_integer(type_) and type_ != pa.uint64()
 
 
 def _plain(type_: pa.DataType) -> pa.DataType:

@@ -78,7 +78,14 @@ def _parse(data: bytes, options: InputOptions, header: list[str]) -> Columns:
             return {options.prompt_column: data.decode("utf-8").removesuffix("\n").removesuffix("\r")}
         if options.format == "openai_batch":
             return parse_object(data, "the line")
-        return _parse_json_object(data)
+        text = data.decode("utf-8")
+        try:
+            value = parse_json(text)
+        except (ValueError, RecursionError) as error:
+            raise RowError("read", f"not a JSON line: {error}", type(error).__name__) from error
+        if not isinstance(value, dict):
+            raise RowError("read", f"expected a JSON object on the line, got {type(value).__name__}", "TypeError")
+        return value
     except (JsonError, RecursionError) as error:
         raise RowError("read", f"not a request: {error}", type(error).__name__) from error
     except UnicodeDecodeError as error:
@@ -88,17 +95,6 @@ def _parse(data: bytes, options: InputOptions, header: list[str]) -> Columns:
     except csv.Error as error:
         num_lines = data.count(b"\n")
         raise RowError("read", f"not a CSV record: {error} (it took {num_lines} lines)", "csv.Error") from error
-
-
-def _parse_json_object(data: bytes) -> Columns:
-    text = data.decode("utf-8")
-    try:
-        value = parse_json(text)
-    except (ValueError, RecursionError) as error:
-        raise RowError("read", f"not a JSON line: {error}", type(error).__name__) from error
-    if not isinstance(value, dict):
-        raise RowError("read", f"expected a JSON object on the line, got {type(value).__name__}", "TypeError")
-    return value
 
 
 def _csv_header(location: Location, separator: str) -> tuple[list[str], int]:

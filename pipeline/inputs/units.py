@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count, islice
-from typing import NamedTuple
+from typing import Any
 
 from pipeline.errors import RowError
 from pipeline.inputs.files import InputFile, refuse_unreadable
@@ -58,16 +58,16 @@ def plan_units(files: Sequence[InputFile], options: InputOptions, rows_per_unit:
     assert options.format != "auto", "resolve_options settles the format"
     unit_ids, first_ordinal = count(), 0
     for file in files:
-        for rows in _row_ranges(file, options, rows_per_unit):
-            yield WorkUnit(
-                unit_id=next(unit_ids),
-                first_ordinal=first_ordinal,
-                file=file.path,
-                **rows._asdict(),
-                file_size=file.size,
-                file_version=file.version,
-            )
-            first_ordinal += rows.num_rows
+        location = Location.parse(file.path)
+        with refuse_unreadable(file.path, options.format):
+            _refuse_missing_columns(location, options)
+            _refuse_other_json(file, options)
+            _refuse_prompts_of_another_type(location, options)
+            ranges = _parquet_ranges if options.format == "parquet" else _text_ranges
+            for rows in ranges(location, options, rows_per_unit):
+                of_file: dict[str, Any] = {"file_size": file.size, "file_version": file.version}
+                yield WorkUnit(unit_id=next(unit_ids), first_ordinal=first_ordinal, file=file.path, **rows, **of_file)
+                first_ordinal += rows["num_rows"]
 
 
 def count_rows(files: Sequence[InputFile], options: InputOptions, most: int) -> int:
@@ -85,37 +85,21 @@ def count_rows(files: Sequence[InputFile], options: InputOptions, most: int) -> 
     return number
 
 
-class _RowRange(NamedTuple):
-    row_start: int
-    num_rows: int
-    byte_start: int | None
-    byte_end: int | None
-    estimated_tokens: int
-
-
-def _row_ranges(file: InputFile, options: InputOptions, rows_per_unit: int) -> Iterator[_RowRange]:
-    location = Location.parse(file.path)
-    with refuse_unreadable(file.path, options.format):
-        _refuse_missing_columns(location, options)
-        _refuse_other_json(file, options)
-        _refuse_prompts_of_another_type(location, options)
-        ranges = _parquet_ranges if options.format == "parquet" else _text_ranges
-        yield from ranges(location, options, rows_per_unit)
-
-
-def _parquet_ranges(location: Location, options: InputOptions, rows_per_unit: int) -> Iterator[_RowRange]:
+def _parquet_ranges(location: Location, options: InputOptions, rows_per_unit: int) -> Iterator[dict[str, Any]]:
     num_rows, num_bytes = parquet_size(location, prompt_columns(options))
     for start in range(0, num_rows, rows_per_unit):
         size = min(rows_per_unit, num_rows - start)
-        yield _RowRange(start, size, None, None, num_bytes * size // num_rows // _BYTES_PER_TOKEN)
+        tokens = num_bytes * size // num_rows // _BYTES_PER_TOKEN
+        yield {"row_start": start, "num_rows": size, "byte_start": None, "byte_end": None, "estimated_tokens": tokens}
 
 
-def _text_ranges(location: Location, options: InputOptions, rows_per_unit: int) -> Iterator[_RowRange]:
+def _text_ranges(location: Location, options: InputOptions, rows_per_unit: int) -> Iterator[dict[str, Any]]:
     row_start = 0
     spans = ((record.byte_start, record.byte_end) for record in split_records(location, options))
     while rows := list(islice(spans, rows_per_unit)):
         start, end = rows[0][0], rows[-1][1]
-        yield _RowRange(row_start, len(rows), start, end, (end - start) // _BYTES_PER_TOKEN)
+        rows_of = {"row_start": row_start, "num_rows": len(rows), "estimated_tokens": (end - start) // _BYTES_PER_TOKEN}
+        yield {**rows_of, "byte_start": start, "byte_end": end}
         row_start += len(rows)
 
 

@@ -26,8 +26,7 @@ from pipeline.requests.body import (
     sampled,
     text,
 )
-from pipeline.requests.forms import FIELDS, Form, form_of
-from pipeline.requests.token_kinds import ALLOWED_IDS, BAD_WORDS, BIASES, STOPS
+from pipeline.requests.token_kinds import ALLOWED_IDS, BAD_WORDS, BIASES, FIELDS, STOPS, Form, form_of
 
 _LABEL = text(512)
 LABELS = labels(text(64), _LABEL, 16)

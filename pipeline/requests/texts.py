@@ -27,8 +27,7 @@ from pipeline.requests.body import (
     sampled,
     text,
 )
-from pipeline.requests.forms import Form
-from pipeline.requests.token_kinds import MESSAGES, PROMPTS, TOOL_CHOICE, TOOLS, check_token_ids
+from pipeline.requests.token_kinds import MESSAGES, PROMPTS, TOOL_CHOICE, TOOLS, Form, check_token_ids
 
 EFFORT = text(64)
 _OWN = ("tools", "tool_choice", "parallel_tool_calls")

@@ -14,19 +14,19 @@ from typing import Any
 from pipeline.errors import RowError, TemplateError
 from pipeline.inputs.rows import InputRow
 from pipeline.logs import Event
+from pipeline.requests.strict_json import check_json
 from pipeline.text.chat import Chat, ChatPrompt
 from pipeline.text.control_tokens import ControlTokens
-from pipeline.text.json_values import check_json
 from pipeline.text.templates.chat_template import ChatTemplate, ChatTemplates, Sources, sources_of
-from pipeline.text.templates.messages import check_messages
-from pipeline.text.templates.readings import content_text, messages_as_read
+from pipeline.text.templates.messages import check_messages, content_text, messages_as_read
 from pipeline.text.text_behind import TextBehind
-from pipeline.text.tokenizer import BadWordSpellings, DecoderRules, TextLength, load_tokenizer, special_tokens
+from pipeline.text.tokenizer import DecoderRules, TextLength, bad_words_ids, load_tokenizer, special_tokens
 from pipeline.text.tools.grammar import GrammarWriter
 
 # Names of the chat in templates; the parameters of apply_chat_template are reserved, too.
 _CHAT_NAMES = {"messages", "conversation", "conversations"}
 _log = logging.getLogger(__name__)
+_MOST_LISTS = 64  # of bad words, of which the longest has some thousand tokens
 _MOST_KEPT = 1 << 16  # texts of a few tokens; they take some 15 MB
 _MOST_CONTEXT = 64  # characters of a prompt whose tokens are a context for decoding
 # Parameters that are variables of the template: allowed where each row has its own.
@@ -235,9 +235,9 @@ class TextCodec:
         return GrammarWriter({token: token_id for token_id, token in self.special_ids.items()})
 
     @cached_property
-    def bad_words(self) -> BadWordSpellings:
-        """The token ids of bad words."""
-        return BadWordSpellings(self.tokenizer)
+    def bad_words(self) -> Callable[[tuple[str | tuple[int, ...], ...]], tuple[tuple[int, ...], ...]]:
+        """What returns the token ids of bad words, the same object while it is kept: many rows have the same words."""
+        return lru_cache(_MOST_LISTS)(partial(bad_words_ids, self.tokenizer))
 
     @cached_property
     def decoder_rules(self) -> DecoderRules:

@@ -18,7 +18,7 @@ _SPARE_CHARACTERS = 8
 
 
 class Decodes(Protocol):
-    """What turns tokens into text: a `TextCodec`."""
+    """What turns tokens into text: a `TextCodec`, whose module imports this one."""
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Return the text of token ids, as a text of its own."""

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -15,7 +13,6 @@ from pipeline.errors import LongTextError
 # Every tokenizer folder has one of these files.
 _TOKENIZER_FILES: tuple[str, ...] = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
 _TOKENIZER_FILES += ("vocab.txt", "merges.txt", "spiece.model", "sentencepiece.bpe.model", "tekken.json")
-_MOST_KEPT = 64  # lists of words, of which the longest has some thousand tokens
 # A normalizer composes at most this many characters into one: a Greek vowel and its three marks.
 # https://www.unicode.org/reports/tr15
 _MAX_COMPOSED = 4
@@ -48,31 +45,15 @@ def _load_failure(error: Exception) -> str:
     return text if isinstance(error, OSError | ValueError | ImportError) else f"{type(error).__name__}: {text}"
 
 
-@dataclass(frozen=True)
-class BadWordSpellings:
-    """The token ids of the lists of words that one tokenizer has read last: rows often have the same words."""
-
-    tokenizer: Any  # a transformers.PreTrainedTokenizerBase
-    _kept: dict[tuple[str | tuple[int, ...], ...], tuple[tuple[int, ...], ...]] = field(default_factory=dict)
-
-    def of(self, words: Sequence[str | tuple[int, ...]]) -> tuple[tuple[int, ...], ...]:
-        """Return these words as token ids, always the same object while it is kept.
-
-        Raises ValueError for a text that has none.
-        """
-        words = tuple(words)
-        found = self._kept.get(words)
-        if found is None:
-            ids: dict[tuple[int, ...], None] = {}
-            for index, word in enumerate(words):
-                try:
-                    ids |= dict.fromkeys(bad_word_ids(self.tokenizer, word) if isinstance(word, str) else [word])
-                except ValueError as error:
-                    raise ValueError(f"sampling.bad_words[{index}] is {word!r}, and {error}") from error
-            found = self._kept[words] = tuple(ids)
-            while len(self._kept) > _MOST_KEPT:
-                self._kept.pop(next(iter(self._kept)), None)  # the oldest
-        return found
+def bad_words_ids(tokenizer: Any, words: tuple[str | tuple[int, ...], ...]) -> tuple[tuple[int, ...], ...]:
+    """Return bad words as token ids. Raises ValueError for a text that has none."""
+    ids: dict[tuple[int, ...], None] = {}
+    for index, word in enumerate(words):
+        try:
+            ids |= dict.fromkeys(bad_word_ids(tokenizer, word) if isinstance(word, str) else [word])
+        except ValueError as error:
+            raise ValueError(f"sampling.bad_words[{index}] is {word!r}, and {error}") from error
+    return tuple(ids)
 
 
 def bad_word_ids(tokenizer: Any, text: str) -> list[tuple[int, ...]]:
@@ -139,7 +120,8 @@ class DecoderRules:
     def __init__(self, tokenizer: Any) -> None:
         backend = getattr(tokenizer, "backend_tokenizer", None)
         decoder = getattr(backend, "decoder", None)  # without one, tokens are joined with spaces
-        steps = [] if decoder is None else _steps(json.loads(decoder.__getstate__()))
+        described = {"decoders": []} if decoder is None else json.loads(decoder.__getstate__())
+        steps = described.get("decoders", [described])  # of a sequence, or the one that it is
         self.is_steady = backend is not None and (decoder is None or _is_steady(steps))
         self._has_bytes = backend is None or any(step["type"] == "ByteFallback" for step in steps)
         self._tokenizer = tokenizer
@@ -163,10 +145,6 @@ def special_tokens(tokenizer: Any) -> dict[int, str]:
     added = getattr(tokenizer, "added_tokens_decoder", {}).items()
     special = {token_id: str(token.content) for token_id, token in added if token.special}
     return {token_id: str(token) for token_id, token in own} | special
-
-
-def _steps(decoder: dict[str, Any]) -> list[dict[str, Any]]:
-    return list(decoder["decoders"]) if decoder["type"] == "Sequence" else [decoder]
 
 
 def _is_steady(steps: list[dict[str, Any]]) -> bool:

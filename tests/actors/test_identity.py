@@ -21,9 +21,7 @@ def under(settings: GeneratorSettings, **options: object) -> GeneratorSettings:
     return replace(settings, engine=replace(settings.engine, **options))  # type: ignore[arg-type]
 
 
-def test_drafts_are_in_the_identity_where_the_text_depends_on_them_and_nowhere_else(
-    settings: GeneratorSettings, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_drafts_are_in_the_identity_where_the_text_depends_on_them_and_nowhere_else(settings, monkeypatch):
     monkeypatch.setattr(EngineSettings, "drafts_with_a_head", lambda *_: False)
     monkeypatch.setattr(EngineSettings, "pick_drafter", lambda self, _: self.drafter)
 
@@ -37,7 +35,7 @@ def test_drafts_are_in_the_identity_where_the_text_depends_on_them_and_nowhere_e
         assert rejection != identity(under(settings, verification="rejection"))
 
 
-def test_a_run_that_was_begun_without_a_draft_length_goes_on(settings: GeneratorSettings) -> None:
+def test_a_run_that_was_begun_without_a_draft_length_goes_on(settings):
     now = {"drafter": {"name": "model", "draft_length": "fixed"}, "moment": None, "seed": 0}
     begun = {"drafter": {"name": "model"}, "seed": 0}
     assert as_begun(now, begun) == begun

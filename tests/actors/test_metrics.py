@@ -32,13 +32,13 @@ def row_of(metric: Metric) -> str:
 
 
 @pytest.mark.parametrize("document", TABLES)
-def test_the_documentation_lists_the_declared_metrics_and_no_others(document: str) -> None:
+def test_the_documentation_lists_the_declared_metrics_and_no_others(document):
     table = [line for line in (DOCS / document).read_text().splitlines() if line.startswith("| `dray_")]
     assert table == [row_of(metric) for metric in TABLES[document]]
 
 
 @pytest.mark.parametrize("declared", TABLES.values(), ids=TABLES.keys())
-def test_every_metric_is_declared_once_and_has_the_prefix(declared: list[Metric]) -> None:
+def test_every_metric_is_declared_once_and_has_the_prefix(declared):
     assert len({metric.name for metric in declared}) == len(declared)
     assert all(re.fullmatch(r"dray_[a-z0-9_]+", metric.name) for metric in declared)
 
@@ -55,7 +55,7 @@ def exported(document: str) -> dict[str, set[str]]:
 
 
 @pytest.mark.parametrize("document", TABLES)
-def test_the_documentation_names_metrics_that_exist(document: str) -> None:
+def test_the_documentation_names_metrics_that_exist(document):
     text = (DOCS / document).read_text()
     named = {name for name in re.findall(r"\b(?:ray_)?dray_\w+", text) if not name.endswith("_")}
     assert named
@@ -74,7 +74,7 @@ def queries() -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize(("document", "query"), queries())
-def test_each_query_in_the_documentation_asks_for_series_and_labels_that_exist(document: str, query: str) -> None:
+def test_each_query_in_the_documentation_asks_for_series_and_labels_that_exist(document, query):
     series, selectors = exported(document), list[promql.VectorSelector]()
     grouped_by: set[str] = set()
 
@@ -94,7 +94,7 @@ def test_each_query_in_the_documentation_asks_for_series_and_labels_that_exist(d
     assert grouped_by <= set().union(*(series[selector.name or ""] for selector in selectors))
 
 
-def test_the_documentation_has_its_queries() -> None:
+def test_the_documentation_has_its_queries():
     counts = Counter(document for document, _ in queries())
     assert counts["metrics.md"] > 8
     assert counts["serving.md"] > 0
@@ -124,7 +124,7 @@ def published(monkeypatch: pytest.MonkeyPatch) -> Given:
     return lambda of, metric: of._of_ray[metric.name].given
 
 
-def test_every_counter_begins_at_0_with_all_values_of_its_tags_that_are_known() -> None:
+def test_every_counter_begins_at_0_with_all_values_of_its_tags_that_are_known():
     counters = {metric.name: metric for metric in (*METRICS, *SERVING_METRICS) if metric.kind == "counter"}
     open_ended = {
         "dray_accepted_tokens_by_position",
@@ -139,14 +139,14 @@ def test_every_counter_begins_at_0_with_all_values_of_its_tags_that_are_known() 
     assert {"route": "/v1/completions", "method": "POST", "status": "500"} in metrics.HTTP_REQUESTS.first_series()
 
 
-def test_a_total_is_published_as_its_increases(published: Given) -> None:
+def test_a_total_is_published_as_its_increases(published):
     of = Metrics("demo")
     for total in (2.0, 2.0, 5.0, 3.0, 6.0):
         of.add_up_to(metrics.ENGINE_BUSY_SECONDS, total)
     assert published(of, metrics.ENGINE_BUSY_SECONDS) == [2.0, 3.0, 1.0]
 
 
-def test_retries_before_a_run_are_not_counted_in_it(published: Given) -> None:
+def test_retries_before_a_run_are_not_counted_in_it(published):
     def fail_once() -> None:
         errors: list[OSError] = [TimeoutError(errno.ETIMEDOUT, "late")]
 
@@ -166,7 +166,7 @@ def test_retries_before_a_run_are_not_counted_in_it(published: Given) -> None:
     assert published(of, metrics.STORAGE_RETRIES) == [1]
 
 
-def test_a_heartbeat_beats_until_it_ends_and_once_more() -> None:
+def test_a_heartbeat_beats_until_it_ends_and_once_more():
     beats, third = [], threading.Event()
 
     def beat() -> None:
@@ -182,7 +182,7 @@ def test_a_heartbeat_beats_until_it_ends_and_once_more() -> None:
     assert len(beats) == ended + 2, "one at the start, one at the end"
 
 
-def test_the_stats_of_an_engine_and_of_its_links_to_draft_actors_are_published_as_they_are(published: Given) -> None:
+def test_the_stats_of_an_engine_and_of_its_links_to_draft_actors_are_published_as_they_are(published):
     of = Metrics("demo")
     first = EngineStats(8, 5, 3, busy_seconds=2.0, round_seconds=1.5, num_out_of_memory=0)
     later = EngineStats(4, 4, 2, busy_seconds=6.0, round_seconds=2.0, num_out_of_memory=1)

@@ -8,7 +8,6 @@ import ray.data
 import torch
 
 from actors.resources import settle_device
-from decoding.device import Device
 from pipeline.streaming.pool import ActorPool
 
 
@@ -20,9 +19,7 @@ from pipeline.streaming.pool import ActorPool
         pytest.param(0.5, 0, "cuda", 0.5, id="GPUs that may come"),
     ],
 )
-def test_auto_takes_one_gpu_an_actor_or_the_requested_share_where_there_are_gpus(
-    asked: float, num_cluster_gpus: int, device: str, held: float
-) -> None:
+def test_auto_takes_one_gpu_an_actor_or_the_requested_share_where_there_are_gpus(asked, num_cluster_gpus, device, held):
     assert settle_device("auto", ActorPool(num_gpus=asked), num_cluster_gpus) == (device, ActorPool(num_gpus=held))
 
 
@@ -30,15 +27,13 @@ def test_auto_takes_one_gpu_an_actor_or_the_requested_share_where_there_are_gpus
     ("device", "num_gpus", "num_cluster_gpus", "message"),
     [("cuda", 0, 0, "the cluster has no GPU now"), ("cpu", 1, 4, "drop one of them")],
 )
-def test_a_device_that_contradicts_the_gpus_is_refused(
-    device: Device, num_gpus: int, num_cluster_gpus: int, message: str
-) -> None:
+def test_a_device_that_contradicts_the_gpus_is_refused(device, num_gpus, num_cluster_gpus, message):
     with pytest.raises(ValueError, match=message):
         settle_device(device, ActorPool(num_gpus=num_gpus), num_cluster_gpus)
 
 
 @pytest.mark.parametrize("sizes", [(0, 1), (2, 1)])
-def test_an_impossible_pool_is_refused(sizes: tuple[int, int]) -> None:
+def test_an_impossible_pool_is_refused(sizes):
     with pytest.raises(ValueError, match="1 <= min <= max"):
         ActorPool(min_actors=sizes[0], max_actors=sizes[1])
 
@@ -46,7 +41,7 @@ def test_an_impossible_pool_is_refused(sizes: tuple[int, int]) -> None:
 @pytest.mark.ray
 @pytest.mark.usefixtures("ray_address")
 @pytest.mark.parametrize("num_cpus", [1, pytest.param(3, marks=pytest.mark.slow)])
-def test_an_actor_computes_with_as_many_threads_as_it_holds_cpus(num_cpus: int) -> None:
+def test_an_actor_computes_with_as_many_threads_as_it_holds_cpus(num_cpus):
     dataset = ray.data.from_items([{"row": 0}]).map_batches(_Threads, **ActorPool(num_cpus=num_cpus).map_options)
     (found,) = dataset.take_all()
     assert found["OMP_NUM_THREADS"] == str(num_cpus)

@@ -16,7 +16,7 @@ def node(labels: dict[str, str] | None = None, alive: bool = True, **resources: 
     return {"Alive": alive, "Labels": labels, "Resources": resources}
 
 
-def test_a_cluster_with_room_lacks_nothing() -> None:
+def test_a_cluster_with_room_lacks_nothing():
     assert shortage(ActorPool(min_actors=3, max_actors=9), [node(CPU=2), node(CPU=1)]) is None
     assert shortage(ActorPool(min_actors=10, max_actors=10, num_cpus=0.1), [node(CPU=1)]) is None
 
@@ -55,7 +55,7 @@ def test_a_cluster_with_room_lacks_nothing() -> None:
         (ActorPool(min_actors=2, max_actors=2), [node(CPU=1), node(CPU=9, alive=False)], "room for 1 of 2 actors"),
     ],
 )
-def test_what_is_missing_is_named(pool: ActorPool, nodes: list[dict[str, Any]], message: str) -> None:
+def test_what_is_missing_is_named(pool, nodes, message):
     assert message in str(shortage(pool, nodes))
 
 
@@ -85,15 +85,15 @@ def test_what_is_missing_is_named(pool: ActorPool, nodes: list[dict[str, Any]], 
         ({"stages": StageSettings(count=3)}, [node(CPU=4), node(CPU=4)], "None"),
     ],
 )
-def test_stages_and_draft_actors_count(settings: dict[str, Any], nodes: list[dict[str, Any]], message: str) -> None:
+def test_stages_and_draft_actors_count(settings, nodes, message):
     generator = GeneratorSettings(models=ModelSettings(target="t", draft="d"), **settings)
     assert message in str(shortage(ActorPool(min_actors=2, max_actors=2), nodes, generator))
 
 
-def test_nodes_with_fallback_labels_count() -> None:
+def test_nodes_with_fallback_labels_count():
     pool = ActorPool(min_actors=2, max_actors=2, label_selector=H100, fallback_label_selectors=(A100,))
     assert shortage(pool, [node(H100, CPU=1), node(A100, CPU=1)]) is None
 
 
-def test_a_selector_with_operators_fits_every_node() -> None:
+def test_a_selector_with_operators_fits_every_node():
     assert shortage(ActorPool(label_selector={"zone": "!in(a, b)"}), [node(CPU=1)]) is None

@@ -12,7 +12,7 @@ from benchmarks.decoder.counts.whole_rounds import forwards_of
 from benchmarks.roofline.model_size import Forward
 
 pytest.importorskip("triton")
-from decoding.engine.overlapped.inputs import RoundInputs, Start
+from decoding.engine.rounds.overlapped.inputs import RoundInputs, Start
 
 ROOT = Path(__file__).parents[2]
 

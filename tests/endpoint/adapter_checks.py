@@ -1,7 +1,5 @@
 """What an endpoint with adapters must do, wherever it runs: each name is a model of its own."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 from typing import Any

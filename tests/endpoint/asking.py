@@ -1,7 +1,5 @@
 """Asked: a request in flight, with what it has received so far and how it ended."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import AsyncIterator, Iterable

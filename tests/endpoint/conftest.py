@@ -1,14 +1,12 @@
 """Servers for all tests of the endpoint, each started once."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import openai
 import pytest
 
 from endpoint.deployment import deploy, is_deployed
-from endpoint.edge.auth import Keys
+from endpoint.edge.headers import Keys
 from endpoint.edge.install import EdgeSettings
 from endpoint.http.bodies import Limits
 from endpoint.service.service import ServiceSettings

@@ -1,7 +1,5 @@
 """The real application and edge over an engine of this process, behind a real HTTP server: everything but Ray."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -19,7 +17,7 @@ from decoding import Engine, EngineOptions
 from endpoint.app import create_app
 from endpoint.batches.batch import BatchSettings
 from endpoint.batches.service import BatchService
-from endpoint.edge.auth import Keys
+from endpoint.edge.headers import Keys
 from endpoint.edge.install import EdgeSettings, install
 from endpoint.service.backend import Replicas
 from endpoint.service.metrics import Family, ServingMetrics

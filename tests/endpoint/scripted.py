@@ -1,7 +1,5 @@
 """The endpoint over a backend that writes given texts, with a chat template in the manner of Qwen's."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field

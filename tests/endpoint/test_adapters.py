@@ -1,9 +1,7 @@
 """An endpoint with adapters in this process: each name is a model of its own, on every route."""
 
-from __future__ import annotations
-
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -35,14 +33,12 @@ def endpoint(text_pair: tuple[str, str], tmp_path_factory: pytest.TempPathFactor
 
 
 @pytest.mark.parametrize("check", CHECKS)
-def test_each_name_is_a_model_of_its_own(endpoint: Adapted, check: Callable[[Adapted], None]) -> None:
+def test_each_name_is_a_model_of_its_own(endpoint, check):
     check(endpoint)
 
 
 @pytest.mark.anyio
-async def test_a_model_whose_engines_do_not_answer_is_listed_without_what_they_know(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_model_whose_engines_do_not_answer_is_listed_without_what_they_know(monkeypatch):
     monkeypatch.setattr("endpoint.service.service._FACTS_S", 0.01)
 
     class Silent:
@@ -67,7 +63,7 @@ async def test_a_model_whose_engines_do_not_answer_is_listed_without_what_they_k
 
 
 @pytest.mark.anyio
-async def test_models_that_all_fail_are_an_error_and_no_empty_list() -> None:
+async def test_models_that_all_fail_are_an_error_and_no_empty_list():
     class Failing:
         settings = ServiceSettings(model=BASE)
 

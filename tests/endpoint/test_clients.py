@@ -5,8 +5,6 @@ bundled pair says little, but its form is forced. The numbers that lm-eval repor
 same weights.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -90,7 +88,7 @@ def samples(whole: int, tmp_path_factory: pytest.TempPathFactory) -> Samples:
     return found
 
 
-def test_lm_eval_scores_continuations_as_transformers_does(samples: Samples, target: Target) -> None:
+def test_lm_eval_scores_continuations_as_transformers_does(samples, target):
     asked = samples["local_sums"]
     assert len(asked) == 16
     num_right = 0
@@ -110,7 +108,7 @@ def test_lm_eval_scores_continuations_as_transformers_does(samples: Samples, tar
     assert num_right > 8  # the bundled pair has learned to multiply a little
 
 
-def test_lm_eval_gets_the_text_that_transformers_writes(samples: Samples, target: Target) -> None:
+def test_lm_eval_gets_the_text_that_transformers_writes(samples, target):
     asked = samples["local_sums_written"]
     assert len(asked) == 16
     for sample in asked:
@@ -120,7 +118,7 @@ def test_lm_eval_gets_the_text_that_transformers_writes(samples: Samples, target
         assert sample["resps"] == [[text]]
 
 
-def test_lm_eval_scores_whole_texts_as_transformers_does(samples: Samples, target: Target) -> None:
+def test_lm_eval_scores_whole_texts_as_transformers_does(samples, target):
     asked = samples["local_stories"]
     assert len(asked) == 4
     for sample in asked:
@@ -139,7 +137,7 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @pytest.mark.ray
-def test_the_openai_client_gets_forms_calls_responses_files_and_batches(demo: str, tmp_path: Path) -> None:
+def test_the_openai_client_gets_forms_calls_responses_files_and_batches(demo, tmp_path):
     found = _asked("ask_openai.py", demo, tmp_path)
     for name in ("parse", "beta_parse", "parsed_call", "parsed_stream", "async_parse"):
         jsonschema.validate(found[name], ANIMAL)
@@ -169,7 +167,7 @@ def test_the_openai_client_gets_forms_calls_responses_files_and_batches(demo: st
 
 
 @pytest.mark.ray
-def test_langchain_gets_structured_output_by_its_three_methods_and_tools(demo: str, tmp_path: Path) -> None:
+def test_langchain_gets_structured_output_by_its_three_methods_and_tools(demo, tmp_path):
     found = _asked("ask_langchain.py", demo, tmp_path)
     for method in ("json_schema", "function_calling"):
         names = [method, *(f"{method} {how}" for how in ("async", "stream", "strict", "of a dict"))]
@@ -191,7 +189,7 @@ def test_langchain_gets_structured_output_by_its_three_methods_and_tools(demo: s
 
 
 @pytest.mark.ray
-def test_instructor_gets_its_models_in_each_of_its_modes(demo: str, tmp_path: Path) -> None:
+def test_instructor_gets_its_models_in_each_of_its_modes(demo, tmp_path):
     found = _asked("ask_instructor.py", demo, tmp_path)
     for mode in ("TOOLS", "JSON_SCHEMA", "TOOLS_STRICT", "RESPONSES_TOOLS"):
         jsonschema.validate(found[mode], ANIMAL)
@@ -204,9 +202,7 @@ def test_instructor_gets_its_models_in_each_of_its_modes(demo: str, tmp_path: Pa
 
 
 @pytest.mark.ray
-def test_litellm_gets_chats_texts_streams_usage_forms_calls_and_errors(
-    demo: str, tmp_path: Path, target: Target
-) -> None:
+def test_litellm_gets_chats_texts_streams_usage_forms_calls_and_errors(demo, tmp_path, target):
     found = _asked("ask_litellm.py", demo, tmp_path)
     assert found["chat"] == found["streamed"] == found["asynchronous"]
     assert found["text"] == found["text_streamed"]

@@ -4,8 +4,6 @@ Most tests ask an endpoint by one key twice: where another key has asked before,
 must be the same.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -22,7 +20,7 @@ from decoding import SamplingParams, Sequence
 from decoding.pace.acceptance import Acceptance
 from decoding.scope import Scope
 from endpoint.batches.batch import BatchSettings
-from endpoint.edge.auth import Keys
+from endpoint.edge.headers import Keys
 from endpoint.edge.install import EdgeSettings
 from endpoint.http.origin import owner_of
 from endpoint.service.service import ServiceSettings
@@ -87,7 +85,7 @@ def whole(api: openai.OpenAI) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("drafter", ["suffix", "hybrid", "ngram", "model", "none"])
-def test_what_a_key_gets_does_not_depend_on_what_another_key_asked(text_pair: Pair, drafter: str) -> None:
+def test_what_a_key_gets_does_not_depend_on_what_another_key_asked(text_pair, drafter):
     with endpoint(text_pair, drafter) as server:
         alone = answers(server, OTHER_KEY)
     assert alone[1]["cached"] > 0, "a key shares prefixes with itself"
@@ -97,7 +95,7 @@ def test_what_a_key_gets_does_not_depend_on_what_another_key_asked(text_pair: Pa
         assert answers(server, OTHER_KEY) == alone
 
 
-def test_a_key_is_shown_what_another_key_wrote_only_where_drafts_are_shared(text_pair: Pair) -> None:
+def test_a_key_is_shown_what_another_key_wrote_only_where_drafts_are_shared(text_pair):
     """A text that another key has, asked for by the same seed, is drafted to its end by a lookup that knows it."""
     for shared in (False, True):
         with endpoint(text_pair, share_drafts=shared) as server:
@@ -106,7 +104,7 @@ def test_a_key_is_shown_what_another_key_wrote_only_where_drafts_are_shared(text
         assert (len(second["drafted"]) > max(20, 2 * len(first["drafted"]))) is shared
 
 
-def test_a_key_is_told_of_another_keys_prompts_only_where_prefixes_are_shared(text_pair: Pair) -> None:
+def test_a_key_is_told_of_another_keys_prompts_only_where_prefixes_are_shared(text_pair):
     for shared in (False, True):
         with endpoint(text_pair, share_prefixes=shared) as server:
             first, second = (streamed(api_of(server, key), seed=3) for key in (KEY, OTHER_KEY))
@@ -114,14 +112,14 @@ def test_a_key_is_told_of_another_keys_prompts_only_where_prefixes_are_shared(te
         assert (second["cached"] > 0) is shared
 
 
-def test_without_keys_all_clients_are_one(text_pair: Pair) -> None:
+def test_without_keys_all_clients_are_one(text_pair):
     with endpoint(text_pair, is_open=True) as server:
         first, second = (streamed(api_of(server, key), seed=3) for key in (KEY, OTHER_KEY))
     assert (first["cached"], second["cached"] > 0) == (0, True)
     assert len(second["drafted"]) > len(first["drafted"])
 
 
-def test_rows_of_a_batch_serve_no_other_key_and_no_other_key_serves_them(text_pair: Pair, tmp_path: Path) -> None:
+def test_rows_of_a_batch_serve_no_other_key_and_no_other_key_serves_them(text_pair, tmp_path):
     lines, found = [line(3, prompt=BEGINNING, max_tokens=30, temperature=0.7)], []
     for earlier in (None, KEY):
         with endpoint(text_pair, folder=tmp_path / str(earlier)) as server:
@@ -134,7 +132,7 @@ def test_rows_of_a_batch_serve_no_other_key_and_no_other_key_serves_them(text_pa
     assert found[0] == found[1]
 
 
-def test_runs_of_batches_record_no_rounds(text_pair: Pair, tmp_path: Path) -> None:
+def test_runs_of_batches_record_no_rounds(text_pair, tmp_path):
     with endpoint(text_pair, folder=tmp_path) as server:
         api = api_of(server, KEY)
         assert ended(api, begin(api, [line(0)])).status == "completed"
@@ -142,7 +140,7 @@ def test_runs_of_batches_record_no_rounds(text_pair: Pair, tmp_path: Path) -> No
     assert "draft_rounds" not in pq.read_schema(part).names
 
 
-def test_requests_of_two_keys_with_one_id_get_answers_of_their_own(text_pair: Pair) -> None:
+def test_requests_of_two_keys_with_one_id_get_answers_of_their_own(text_pair):
     with endpoint(text_pair) as server, ThreadPoolExecutor() as pool:
         asked: dict[str, dict[str, Any]] = {
             key: {"prompt": f"to {key}", "seed": 1, "max_tokens": 40} for key in (KEY, OTHER_KEY)
@@ -157,7 +155,7 @@ def test_requests_of_two_keys_with_one_id_get_answers_of_their_own(text_pair: Pa
         assert found == {key: server.offline(**body)[0]["text"] for key, body in asked.items()}
 
 
-def test_metrics_tell_every_key_the_counts_of_all_and_no_text_of_any(text_pair: Pair) -> None:
+def test_metrics_tell_every_key_the_counts_of_all_and_no_text_of_any(text_pair):
     with endpoint(text_pair) as server:
         body = {"model": MODEL, "prompt": MARKER, "user": MARKER, "max_tokens": 7, "ignore_eos": True}
         headers = {"authorization": f"Bearer {KEY}", "x-request-id": MARKER}
@@ -173,7 +171,7 @@ def test_metrics_tell_every_key_the_counts_of_all_and_no_text_of_any(text_pair: 
     assert not any(text in page for text in (MARKER, KEY, owner_of(KEY.encode())))
 
 
-def test_a_form_that_another_key_asked_for_is_compiled_already(text_pair: Pair) -> None:
+def test_a_form_that_another_key_asked_for_is_compiled_already(text_pair):
     """The time that this saves tells a key that another one asked for this very form."""
     with endpoint(text_pair) as server:
         for key in (KEY, OTHER_KEY):
@@ -182,19 +180,19 @@ def test_a_form_that_another_key_asked_for_is_compiled_already(text_pair: Pair) 
             assert server.replica._loop.engine._grammars.num_compiled == 1
 
 
-def test_how_often_drafts_are_accepted_is_estimated_over_all_keys() -> None:
+def test_how_often_drafts_are_accepted_is_estimated_over_all_keys():
     acceptance, row = Acceptance(2), Sequence.create([1], SamplingParams(), scope=Scope("one", "one"))
     before = acceptance.survival_BK([None])
     acceptance.observe([row], [2], [0])
     assert (acceptance.survival_BK([None]) < before).all()
 
 
-def test_an_endpoint_trains_no_draft_and_publishes_nothing() -> None:
+def test_an_endpoint_trains_no_draft_and_publishes_nothing():
     fields = [each.name for each in all_fields(ServeConfig)]
     assert not [name for name in fields if name.startswith(("learn", "output", "report"))]
 
 
-def test_the_table_names_the_tests_of_each_line() -> None:
+def test_the_table_names_the_tests_of_each_line():
     section = (ROOT / "docs/serving.md").read_text().split("## What keys learn of each other")[1].split("\n## ")[0]
     lines = [row for row in section.splitlines() if row.startswith("| ")][1:]
     named = [re.findall(r"`(\S+\.py)(?:::(test_\w+))?`", row.rpartition(" | ")[2]) for row in lines]

@@ -1,7 +1,5 @@
 """Logs of the endpoint and its engines: no line holds a prompt, an output or an error's message."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import threading
@@ -18,7 +16,7 @@ from actors.engine.requests import EngineFacts, FailedError, Generation, Scoring
 from actors.workers.replica import Replica
 from decoding import Engine, SamplingParams
 from decoding.sequence import TokenLogprobs
-from tests.endpoint.in_process import Server, settings_of
+from tests.endpoint.in_process import settings_of
 
 pytestmark = pytest.mark.anyio
 MARKER = "marker-of-a-prompt"
@@ -76,13 +74,7 @@ async def items_of(replica: Replica) -> list[Any]:
     ],
     ids=str,
 )
-def test_a_backends_failure_is_logged_without_its_message(
-    server: Server,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    error: Exception | str,
-    stream: bool,
-) -> None:
+def test_a_backends_failure_is_logged_without_its_message(server, monkeypatch, caplog, error, stream):
     monkeypatch.setattr(server.service, "backend", Failing(error))
     body: dict[str, Any] = {"prompt": MARKER, "stream": stream}
     asked: list[tuple[str, dict[str, Any]]] = [
@@ -105,20 +97,15 @@ def test_a_backends_failure_is_logged_without_its_message(
         assert "test_logs.py" in caplog.text, "where it was raised"
 
 
-async def test_a_replica_hands_serve_no_exception_whose_message_serve_would_log(
-    replica: Replica, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_replica_hands_serve_no_exception_whose_message_serve_would_log(replica, monkeypatch, caplog):
     monkeypatch.setattr(Engine, "step", fail)
-    monkeypatch.setattr(Engine, "step_texts", fail)
     for failure in ((await items_of(replica))[-1], await replica.score(SCORING)):
         assert (type(failure), str(failure)) == (FailedError, "the engine failed: ValueError")
     assert MARKER not in caplog.text
     assert caplog.text.count("engine failed") == 2
 
 
-async def test_a_failed_health_check_names_only_the_failures_type(
-    replica: Replica, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_failed_health_check_names_only_the_failures_type(replica, monkeypatch, caplog):
     may_fail, has_begun = threading.Event(), threading.Event()
 
     def fail_later(*_: Any) -> Any:
@@ -138,9 +125,7 @@ async def test_a_failed_health_check_names_only_the_failures_type(
     assert MARKER not in "".join(traceback.format_exception(error)) + caplog.text
 
 
-async def test_another_processs_exception_is_a_failure_and_its_loss_is_raised_unchanged(
-    replica: Replica, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_another_processs_exception_is_a_failure_and_its_loss_is_raised_unchanged(replica, monkeypatch, caplog):
     async def last_item(error: Exception) -> Any:
         def broken(*_: Any) -> Any:
             raise error
@@ -155,13 +140,11 @@ async def test_another_processs_exception_is_a_failure_and_its_loss_is_raised_un
         await last_item(RayActorError())
 
 
-async def test_an_engine_that_cannot_be_resized_is_logged_without_the_errors_message(
-    replica: Replica, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_an_engine_that_cannot_be_resized_is_logged_without_the_errors_message(replica, monkeypatch, caplog):
     def broken(*_: Any) -> Any:
         raise MemoryError(MARKER)
 
-    monkeypatch.setattr(Engine, "step_texts", broken)
+    monkeypatch.setattr(Engine, "step", broken)
     monkeypatch.setattr(Engine, "resize", broken)
     scored = await replica.score(SCORING)
     assert isinstance(scored, FailedError)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from fastapi import FastAPI, HTTPException, Request
 from fastapi.responses import StreamingResponse
 
-from endpoint.edge.auth import Keys
+from endpoint.edge.headers import Keys
 from endpoint.edge.install import EdgeSettings, install
 from endpoint.http.bodies import Limits
 from endpoint.http.errors import ApiError

@@ -40,7 +40,7 @@ def run(tmp_path: Path) -> str:
     return str(tmp_path / "run")
 
 
-def test_near_duplicates_short_texts_and_repetitions_are_dropped(run: str, tmp_path: Path) -> None:
+def test_near_duplicates_short_texts_and_repetitions_are_dropped(run, tmp_path):
     texts = [
         row["text"] for part in sorted(Path(run).glob("data/*.parquet")) for row in pq.read_table(part).to_pylist()
     ]
@@ -52,7 +52,7 @@ def test_near_duplicates_short_texts_and_repetitions_are_dropped(run: str, tmp_p
     assert all(row["id"].endswith("-0") for row in kept)
 
 
-def test_committed_parts_are_added_to_an_iceberg_table_once(run: str, tmp_path: Path) -> None:
+def test_committed_parts_are_added_to_an_iceberg_table_once(run, tmp_path):
     second = sorted(Path(run).glob("data/*.parquet"))[1]
     second.rename(tmp_path / "later")
     catalog = iceberg.catalog_in(tmp_path / "lake")
@@ -66,7 +66,7 @@ def test_committed_parts_are_added_to_an_iceberg_table_once(run: str, tmp_path: 
     assert sorted(table.scan().to_arrow()["text"].to_pylist()) == sorted(texts)
 
 
-def test_vllm_is_told_which_kind_of_draft_it_gets() -> None:
+def test_vllm_is_told_which_kind_of_draft_it_gets():
     pair = "examples/tiny_pair"
     *words, config = vllm_serve.command(f"{pair}/target", f"{pair}/head")
     assert words == ["vllm", "serve", f"{pair}/target", "--speculative-config"]

@@ -1,7 +1,5 @@
 """RayCluster: several raylets on this machine, which tests add, kill and freeze."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -6,8 +6,6 @@ JSON: {"add": {num_cpus: 1, ...}} -> {"node_id", "raylet_pid"}; {"kill": node_id
 go; should this process be killed, they go too.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

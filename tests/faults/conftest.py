@@ -1,7 +1,5 @@
 """The fixtures of the fault tests: a cluster of three raylets, an input with its undisturbed run, a final table."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Diary: a file in which each worker process writes what it does; tests use it to time their faults and to count."""
 
-from __future__ import annotations
-
 import os
 from collections import Counter, defaultdict
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Generators for fault tests: the real one, slowed down and with a diary, and some with a fault built in."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import resource
@@ -16,13 +14,8 @@ from tests.faults.diary import Diary
 from tests.jobs.faulty import dies_over
 
 
-def paced(
-    diary: str, pause_s: float = 0.4, num_units: int = 0, last_s: float = 0.0, base: type[EngineWorker] = EngineWorker
-) -> type[EngineWorker]:
-    """Return a generator that rests for `pause_s` before it runs rows and writes down what it does.
-
-    Over the unit that is begun as the last of `num_units` it rests for `last_s`.
-    """
+def paced(diary: str, pause_s: float = 0.4, base: type[EngineWorker] = EngineWorker) -> type[EngineWorker]:
+    """Return a generator that rests for `pause_s` before it runs rows and writes down what it does."""
     journal = Diary(Path(diary))
 
     class Paced(base):  # type: ignore[misc, valid-type]
@@ -38,9 +31,8 @@ def paced(
 
         async def _finish(self, rows: list[EncodedRow]) -> None:
             if rows:
-                is_last = len(journal.num_attempts()) == num_units
                 journal.write(self._node, "running", rows[0].row.row_id >> 32)
-                await asyncio.sleep(last_s if is_last else pause_s)
+                await asyncio.sleep(pause_s)
             await super()._finish(rows)
 
         def _commit(self, unit: Any, *args: Any, **kwargs: Any) -> Any:

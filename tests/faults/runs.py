@@ -1,7 +1,5 @@
 """Runs of the real command on a cluster, and the five statements that must hold after any fault."""
 
-from __future__ import annotations
-
 import json
 import re
 import signal

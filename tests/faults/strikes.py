@@ -1,7 +1,5 @@
 """Strikes: faults that a test does to a run from outside, at random moments of its diary."""
 
-from __future__ import annotations
-
 import os
 import random
 import signal

@@ -1,7 +1,5 @@
 """Over a hundred corruptions of a finished run, found by jobs.verify and mended by the same command."""
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 from pathlib import Path
@@ -11,7 +9,7 @@ import pytest
 from jobs import verify
 from pipeline.run.check import check_run
 from tests.damage import damage
-from tests.faults.runs import FaultRun, NewRun, Say
+from tests.faults.runs import FaultRun
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(900)]
 ROUNDS = range(4)
@@ -19,9 +17,7 @@ PARTS_A_ROUND = 30
 OPERATIONS = ["truncate", "flip", "flip", "empty", "foreign", "delete"]
 
 
-def test_parts_that_are_damaged_are_named_and_moved_away_and_they_alone_are_done_again(
-    new_run: NewRun, say: Say, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_parts_that_are_damaged_are_named_and_moved_away_and_they_alone_are_done_again(new_run, say, capsys):
     run = new_run()
     run.start(pause_s=0).wait(0)
     num_found = num_harmless = 0

@@ -1,13 +1,10 @@
 """Drivers that are killed, beside workers and a node or several in a row, and the same command that goes on."""
 
-from __future__ import annotations
-
 import random
 
 import pytest
 
-from tests.faults.cluster import RayCluster
-from tests.faults.runs import NUM_ACTORS, PATIENCE_S, UNITS_IN_FLIGHT, NewRun, Say
+from tests.faults.runs import NUM_ACTORS, PATIENCE_S, UNITS_IN_FLIGHT
 from tests.faults.strikes import kill_random_workers, wait_for_work
 from tests.jobs.runs import wait_until
 
@@ -15,9 +12,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.timeout(900)]
 NUM_KILLS = 4
 
 
-def test_a_run_whose_workers_node_and_driver_are_killed_loses_nothing_and_repeats_little(
-    cluster: RayCluster, new_run: NewRun, say: Say
-) -> None:
+def test_a_run_whose_workers_node_and_driver_are_killed_loses_nothing_and_repeats_little(cluster, new_run, say):
     """All kinds of deaths in one run: what `make test` has of these tests. The others are slow."""
     run = new_run()
     driver = run.start()
@@ -32,7 +27,7 @@ def test_a_run_whose_workers_node_and_driver_are_killed_loses_nothing_and_repeat
 
 
 @pytest.mark.slow
-def test_drivers_that_are_killed_one_after_the_other_change_nothing(new_run: NewRun, say: Say) -> None:
+def test_drivers_that_are_killed_one_after_the_other_change_nothing(new_run, say):
     run, rng = new_run(), random.Random(0)
     driver = run.start()
     driver.wait_until(lambda: bool(run.diary.loading()))  # before anything is done

@@ -1,7 +1,5 @@
 """`ray job submit` on a cluster: a job that completes, and one that is stopped and submitted again."""
 
-from __future__ import annotations
-
 import json
 import shlex
 import subprocess
@@ -12,7 +10,7 @@ import yaml
 from ray.job_submission import JobStatus, JobSubmissionClient
 
 from tests.faults.cluster import ROOT, RayCluster
-from tests.faults.runs import PATIENCE_S, FaultRun, NewRun, Say
+from tests.faults.runs import PATIENCE_S, FaultRun
 from tests.jobs.runs import wait_until
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(900)]
@@ -38,7 +36,7 @@ def config_file(run: FaultRun) -> Path:
     return path
 
 
-def test_a_submitted_job_completes_and_ends_with_exit_code_0(cluster: RayCluster, new_run: NewRun, say: Say) -> None:
+def test_a_submitted_job_completes_and_ends_with_exit_code_0(cluster, new_run, say):
     run = new_run()
     environment = cluster.environment | {"RAY_API_SERVER_ADDRESS": f"http://{cluster.dashboard}"}
     command = ["examples/submit_job.sh", str(config_file(run))]
@@ -50,7 +48,7 @@ def test_a_submitted_job_completes_and_ends_with_exit_code_0(cluster: RayCluster
     say(run.prove_nothing_lost(0))
 
 
-def test_a_submitted_job_that_cannot_run_fails_with_its_exit_code(cluster: RayCluster, new_run: NewRun) -> None:
+def test_a_submitted_job_that_cannot_run_fails_with_its_exit_code(cluster, new_run):
     run = new_run("--input.path=/nowhere")
     command = ["python", "-m", "jobs.generate", "--config", str(config_file(run))]
     job = ray_job(cluster, "submit", "--working-dir", ".", "--submission-id", "wrong", "--", *command)
@@ -61,8 +59,8 @@ def test_a_submitted_job_that_cannot_run_fails_with_its_exit_code(cluster: RayCl
 
 
 def test_a_job_that_is_stopped_finishes_its_units_in_flight_and_goes_on_when_it_is_submitted_again(
-    cluster: RayCluster, new_run: NewRun, say: Say
-) -> None:
+    cluster, new_run, say
+):
     run, client = new_run(), JobSubmissionClient(f"http://{cluster.dashboard}")
     options = json.dumps({"diary": str(run.diary.path), "pause_s": 1.0})
     driver = ["python", "-m", "tests.faults.driver", "paced", options, "--config", str(config_file(run))]

@@ -1,25 +1,18 @@
 """Nodes of a run: killed, coming back, of several kinds, and brought and taken away by Ray's own autoscaler."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 
-from tests.faults.autoscaling import autoscaling_cluster, num_workers
 from tests.faults.cluster import RayCluster
-from tests.faults.runs import PATIENCE_S, UNITS_IN_FLIGHT, Corpus, FaultRun, NewRun, Say
+from tests.faults.runs import UNITS_IN_FLIGHT, FaultRun
 from tests.faults.strikes import wait_for_work
-from tests.jobs.runs import wait_until
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(900)]
 
 
-def test_nodes_that_are_killed_one_after_the_other_and_one_that_comes_back_change_nothing(
-    cluster: RayCluster, new_run: NewRun, say: Say
-) -> None:
+def test_nodes_that_are_killed_one_after_the_other_and_one_that_comes_back_change_nothing(cluster, new_run, say):
     run = new_run()
     driver = run.start(pause_s=3.0)  # a node takes its time to come
     first, lost = wait_for_work(run, driver)
@@ -38,9 +31,7 @@ def test_nodes_that_are_killed_one_after_the_other_and_one_that_comes_back_chang
     assert (deaths, given_up) == (0, 0), "the death of a node was held against a row"
 
 
-def test_a_node_that_is_killed_while_an_actor_is_started_on_it_changes_nothing(
-    cluster: RayCluster, new_run: NewRun, say: Say
-) -> None:
+def test_a_node_that_is_killed_while_an_actor_is_started_on_it_changes_nothing(cluster, new_run, say):
     run = new_run()
     driver = run.start(pause_s=1.0)
     run.wait_for_commits(1, driver)
@@ -67,9 +58,7 @@ def nodes_that_load(run: FaultRun, cluster: RayCluster, first: int) -> list[str]
     return [node for node in loads(run)[first:] if node in cluster.workers]
 
 
-def test_nodes_with_stages_of_a_target_that_are_killed_change_nothing(
-    cluster: RayCluster, new_run: NewRun, say: Say
-) -> None:
+def test_nodes_with_stages_of_a_target_that_are_killed_change_nothing(cluster, new_run, say):
     run = new_run("--stages.count=2", "--stages.num_cpus=0.1", "--stages.strategy=SPREAD")
     driver = run.start(pause_s=3.0)
     first, lost = wait_for_work(run, driver)
@@ -105,32 +94,8 @@ def kind(request: pytest.FixtureRequest, cluster: RayCluster) -> Iterator[Kind]:
 
 
 @pytest.mark.parametrize("kind", list(KINDS), indirect=True)
-def test_units_run_only_on_nodes_of_the_kind_that_is_asked_for(kind: Kind, new_run: NewRun, say: Say) -> None:
+def test_units_run_only_on_nodes_of_the_kind_that_is_asked_for(kind, new_run, say):
     run = new_run(kind.flag)
     run.start(pause_s=0.1).wait(0)
     assert {entry.node for entry in run.diary.entries()} == {kind.node}
     say(run.prove_nothing_lost(0))
-
-
-def test_a_run_scales_from_no_workers_to_two_and_back_and_no_unit_is_killed_by_it(
-    corpus: Corpus, text_pair: tuple[str, str], tmp_path: Path, say: Say
-) -> None:
-    flags = ("--actors.min_actors=1", "--actors.max_actors=2", "--actors.units_in_flight=1")
-    with autoscaling_cluster(tmp_path, max_workers=2) as cluster:
-        # Ray Data would keep its nodes for 180 s after it has no use for them.
-        cluster.environment["RAY_DATA_LOW_UTIL_REQUEST_RELEASE_DELAY_S"] = "0"
-        run = FaultRun(cluster, corpus, text_pair, tmp_path, str(tmp_path / "out"), flags)
-        assert num_workers(cluster) == 0
-        # The last unit takes so long that the idle node goes meanwhile.
-        driver = run.start(pause_s=3.0, num_units=corpus.num_units, last_s=90.0)
-        try:
-            driver.wait_until(lambda: num_workers(cluster) == 2, every_s=0.5)
-            assert len(run.commits()) < corpus.num_units - 1, "the second node came too late to be of use"
-            run.wait_for_commits(corpus.num_units - 1, driver)
-            driver.wait_until(lambda: num_workers(cluster) == 1, every_s=0.5)
-            driver.wait(0)
-        finally:
-            run.end()
-        assert len({entry.node for entry in run.diary.entries() if entry.what == "committed"}) == 2
-        wait_until(lambda: num_workers(cluster) == 0, PATIENCE_S, every_s=0.5)
-    say(f"0, 1, 2, 1, 0 nodes; {run.prove_nothing_lost(0)}")

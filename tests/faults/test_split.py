@@ -1,7 +1,5 @@
 """Draft actors that are killed and frozen in the midst of runs on a cluster; runs that change their placement."""
 
-from __future__ import annotations
-
 import os
 import random
 import signal
@@ -19,7 +17,6 @@ from tests.faults.runs import (
     Driver,
     FaultRun,
     NewRun,
-    Say,
     read_columns,
     undisturbed,
 )
@@ -62,9 +59,7 @@ def new_split_run(new_run: NewRun, corpora: Corpora) -> Callable[..., FaultRun]:
 
 
 @pytest.mark.parametrize("temperature", ["0", "0.8"])
-def test_draft_actors_that_are_killed_change_no_token(
-    cluster: RayCluster, new_split_run: Callable[..., FaultRun], temperature: str, say: Say
-) -> None:
+def test_draft_actors_that_are_killed_change_no_token(cluster, new_split_run, temperature, say):
     run = new_split_run(temperature, *SPLIT, SHARED)
     driver = run.start(pause_s=9.0)
     rng, killed = random.Random(int(float(temperature) * 10)), set[int]()
@@ -83,9 +78,7 @@ def test_draft_actors_that_are_killed_change_no_token(
     assert num_accepted > 0
 
 
-def test_a_frozen_draft_actor_of_two_holds_up_nothing(
-    cluster: RayCluster, new_split_run: Callable[..., FaultRun], say: Say
-) -> None:
+def test_a_frozen_draft_actor_of_two_holds_up_nothing(cluster, new_split_run, say):
     run = new_split_run("0.8", *SPLIT, TWO_EACH, "--actors.min_actors=1", "--actors.max_actors=1")
     driver = run.start(pause_s=1.0)
     driver.wait_until(lambda: len(draft_actors(cluster)) == 2)
@@ -102,9 +95,7 @@ def test_a_frozen_draft_actor_of_two_holds_up_nothing(
     say(f"one of two draft actors frozen over 20 units; {tokens_of(run)[0]} tokens the same; {proof}")
 
 
-def test_a_run_that_dies_split_goes_on_colocated_and_the_other_way_round(
-    new_split_run: Callable[..., FaultRun], say: Say
-) -> None:
+def test_a_run_that_dies_split_goes_on_colocated_and_the_other_way_round(new_split_run, say):
     run = new_split_run("0.8", *SPLIT, SHARED)
     driver = run.start(pause_s=1.0)
     run.wait_for_commits(8, driver)

@@ -1,7 +1,5 @@
 """A target in stages whose stages are killed all the time: every token is the one of the undisturbed target."""
 
-from __future__ import annotations
-
 import os
 import random
 import signal
@@ -20,13 +18,12 @@ from actors.placement import DraftSettings, StageSettings
 from actors.settings import GeneratorSettings, ModelSettings
 from actors.stages.group import StageGroup, give_back_orphans
 from decoding.engine.engine import Engine
-from decoding.engine.prefix import Resident
+from decoding.engine.rounds.prefix import Resident
 from decoding.network.target import SlotsLostError
 from decoding.sequence import Sequence
 from pipeline.logs import LogSettings
 from tests.actors.sharded import PARAMS, POISON, Pair, kill, make_engine, make_sequences, sharded, texts
 from tests.decoding.tiny import random_prompts
-from tests.faults.runs import Say
 from tests.jobs.runs import wait_until
 
 pytestmark = [
@@ -66,9 +63,7 @@ def links(pair: Pair, ray_address: str) -> Iterator[DraftLinks]:
 
 @pytest.mark.parametrize("drafter", ["model", "remote"])
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_stages_that_are_killed_again_and_again_change_no_token(
-    temperature: float, drafter: str, pair: Pair, links: DraftLinks, say: Say
-) -> None:
+def test_stages_that_are_killed_again_and_again_change_no_token(temperature, drafter, pair, links, say):
     params = replace(PARAMS, temperature=temperature, max_tokens=NUM_TOKENS)
     expected = texts(make_engine(pair, None), rows(params))
     generator = random.Random(temperature)
@@ -91,7 +86,7 @@ def test_stages_that_are_killed_again_and_again_change_no_token(
 
 
 @pytest.mark.parametrize("bug", ["nothing is read again", "output is not read again"])
-def test_the_suite_sees_a_recovery_that_is_wrong(bug: str, pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_suite_sees_a_recovery_that_is_wrong(bug, pair, monkeypatch):
     if bug == "nothing is read again":
 
         def go_on(engine: Engine, lost: SlotsLostError) -> None:
@@ -119,7 +114,7 @@ class Owner:
         return self.group.ask_all("pid"), self.group._places.id.hex()
 
 
-def test_stages_end_with_the_process_that_started_them_and_their_room_is_free_again(pair: Pair) -> None:
+def test_stages_end_with_the_process_that_started_them_and_their_room_is_free_again(pair):
     owner = Owner.options(num_cpus=0).remote()
     pids, place = ray.get(owner.start.remote(pair[0]))
     give_back_orphans()
@@ -131,7 +126,7 @@ def test_stages_end_with_the_process_that_started_them_and_their_room_is_free_ag
     wait_until(lambda: ray.util.placement_group_table()[place]["state"] == "REMOVED", 60)
 
 
-def test_a_stage_that_hangs_is_replaced(pair: Pair) -> None:
+def test_a_stage_that_hangs_is_replaced(pair):
     expected = texts(make_engine(pair, None), make_sequences(PARAMS))
     with sharded(pair[0], 2, timeout_s=3.0) as model:
         pids = model.pipeline.group.ask_all("pid")

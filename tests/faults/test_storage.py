@@ -1,7 +1,5 @@
 """Storage in the midst of a run: a disk that is full, and an S3 server that fails while processes are killed."""
 
-from __future__ import annotations
-
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -12,7 +10,7 @@ import pytest
 from pipeline.run.check import check_run
 from pipeline.storage.location import Location
 from pipeline.storage.whole_file import replace_file
-from tests.faults.runs import NUM_ACTORS, UNITS_IN_FLIGHT, Corpus, FaultRun, NewRun, Say
+from tests.faults.runs import NUM_ACTORS, UNITS_IN_FLIGHT, FaultRun, Say
 from tests.faults.strikes import kill_random_workers
 from tests.pipeline.flaky_proxy import Failure, FlakyProxy, flaky_proxy
 from tests.pipeline.stores import CREDENTIALS, running_s3_server, s3_uri
@@ -39,9 +37,7 @@ def disk(tmp_path: Path) -> Iterator[Path]:
         yield path
 
 
-def test_a_run_whose_disk_fills_up_fails_clean_and_goes_on_when_there_is_room(
-    disk: Path, new_run: NewRun, say: Say
-) -> None:
+def test_a_run_whose_disk_fills_up_fails_clean_and_goes_on_when_there_is_room(disk, new_run, say):
     run, ballast = new_run(output=str(disk / "out")), disk / "ballast"
     driver = run.start()
     run.wait_for_commits(3, driver)
@@ -49,9 +45,7 @@ def test_a_run_whose_disk_fills_up_fails_clean_and_goes_on_when_there_is_room(
     _refuse_half_files_and_go_on(run, "No space left on device", ballast.unlink, say)
 
 
-def test_a_run_whose_files_may_not_grow_fails_clean_and_goes_on_when_they_may(
-    new_run: NewRun, tmp_path: Path, say: Say
-) -> None:
+def test_a_run_whose_files_may_not_grow_fails_clean_and_goes_on_when_they_may(new_run, tmp_path, say):
     run, flag = new_run(), tmp_path / "small"
     driver = run.start("on_small_disk", flag=str(flag), num_bytes=1000)
     run.wait_for_commits(3, driver)
@@ -85,9 +79,7 @@ def proxy(monkeypatch: pytest.MonkeyPatch) -> Iterator[FlakyProxy]:
         yield running
 
 
-def test_a_run_in_a_store_that_fails_whose_worker_and_driver_are_killed_loses_nothing(
-    proxy: FlakyProxy, corpus: Corpus, new_run: NewRun, say: Say
-) -> None:
+def test_a_run_in_a_store_that_fails_whose_worker_and_driver_are_killed_loses_nothing(proxy, corpus, new_run, say):
     bucket = f"bucket-{uuid.uuid4().hex}"
     folder = Location.parse(s3_uri(proxy.address, f"{bucket}/input"))
     folder.make_folder()

@@ -1,25 +1,19 @@
 """Worker processes that are killed, frozen or poisoned in the midst of a run on a cluster."""
 
-from __future__ import annotations
-
 import os
 import signal
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pipeline.run.check import check_run
 from pipeline.run.directory import RunDirectory
-from tests.faults.cluster import RayCluster
 from tests.faults.diary import Entry, is_alive
 from tests.faults.runs import (
     NUM_ACTORS,
     PATIENCE_S,
     UNITS_IN_FLIGHT,
     FaultRun,
-    NewRun,
-    Say,
     read_errors,
     read_tokens,
     undisturbed,
@@ -32,7 +26,7 @@ NUM_KILLS = 6
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_processes_that_are_killed_at_random_moments_change_nothing(seed: int, new_run: NewRun, say: Say) -> None:
+def test_processes_that_are_killed_at_random_moments_change_nothing(seed, new_run, say):
     run = new_run()
     driver = run.start()
     in_flight = kill_random_workers(run, driver, seed, NUM_KILLS)
@@ -42,8 +36,8 @@ def test_processes_that_are_killed_at_random_moments_change_nothing(seed: int, n
 
 
 def test_rows_that_kill_their_process_in_several_units_at_once_are_the_only_ones_given_up(
-    new_run: NewRun, text_pair: tuple[str, str], tmp_path: Path, say: Say
-) -> None:
+    new_run, text_pair, tmp_path, say
+):
     rows: list[dict[str, Any]] = prompts(32)
     killers = {1: (0, 1), 11: (2, 3), 22: (5, 2)}  # row -> its unit of four rows, and its place there
     for row in killers:
@@ -65,9 +59,7 @@ def test_rows_that_kill_their_process_in_several_units_at_once_are_the_only_ones
     say(f"{num_given_up} rows given up after {deaths} deaths over units, {repeated} attempts repeated")
 
 
-def test_a_frozen_node_that_wakes_up_after_it_was_replaced_does_no_harm(
-    cluster: RayCluster, new_run: NewRun, say: Say
-) -> None:
+def test_a_frozen_node_that_wakes_up_after_it_was_replaced_does_no_harm(cluster, new_run, say):
     run = new_run()
     driver = run.start()
     node, zombies = wait_for_work(run, driver)
@@ -99,9 +91,7 @@ def test_a_frozen_node_that_wakes_up_after_it_was_replaced_does_no_harm(
     say(f"{len(zombies)} zombies did {num_after} things after they woke up; {run.prove_nothing_lost(allowed)}")
 
 
-def test_a_run_whose_processes_freeze_fails_when_nothing_is_committed_and_goes_on_when_it_is_run_again(
-    new_run: NewRun, say: Say
-) -> None:
+def test_a_run_whose_processes_freeze_fails_when_nothing_is_committed_and_goes_on_when_it_is_run_again(new_run, say):
     run = new_run("--run.no_progress_timeout_s=45")
     driver = run.start()
     run.wait_for_commits(3, driver)
@@ -116,7 +106,7 @@ def test_a_run_whose_processes_freeze_fails_when_nothing_is_committed_and_goes_o
     say(f"{len(frozen)} processes frozen; {run.prove_nothing_lost(UNITS_IN_FLIGHT * NUM_ACTORS)}")
 
 
-def test_a_frozen_process_is_not_waited_for_as_idle_actors_take_copies_of_its_units(new_run: NewRun, say: Say) -> None:
+def test_a_frozen_process_is_not_waited_for_as_idle_actors_take_copies_of_its_units(new_run, say):
     run = new_run("--run.backup_units")
     driver = run.start()
     driver.wait_until(lambda: bool(run.diary.in_flight()))

@@ -13,7 +13,7 @@ from tests.gpu.engines import Models, engine_over
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("_needs_a_gpu")]
 
-_OURS = ("attend", "split_heads", "multiply", "multiply_gated", "rms_norm", "summarize", "pick")
+_OURS = ("attend", "split_heads", "multiply", "rms_norm", "summarize", "pick")
 _OTHER_ATTENTION = ("cudnn", "flash", "fmha")
 _OTHER_PRODUCTS = ("gemm", "gemv", "cutlass", "cublas", "nvjet")
 _MIB = 1 << 20

@@ -6,7 +6,7 @@ from transformers import AutoModelForCausalLM
 
 import decoding.engine.engine
 from decoding import SamplingParams
-from decoding.scoring.text import ScoredText
+from decoding.engine.scored_text import ScoredText
 from tests.decoding.tiny import outputs, random_prompts
 from tests.gpu import rows
 

@@ -24,6 +24,7 @@ class Job:
     folder: Path
     pair: tuple[str, str]  # target and draft
     capsys: pytest.CaptureFixture[str]
+    is_local: bool = False  # whether its commands work without Ray
 
     def __post_init__(self) -> None:
         self.source, self.output = self.folder / "in.jsonl", self.folder / "out"
@@ -34,7 +35,11 @@ class Job:
 
     def command(self, *flags: str) -> list[str]:
         """Return the command line with these flags."""
-        return arguments(self.source, self.output, self.pair, *flags)
+        return arguments(self.source, self.output, self.pair, *flags, *self._where)
+
+    @property
+    def _where(self) -> tuple[str, ...]:
+        return ("--run.local",) if self.is_local else ()
 
     def begin(self, *flags: str) -> None:
         """Leave the run as a driver does that ended before its first unit."""
@@ -56,7 +61,7 @@ class Job:
     def undisturbed(self, *flags: str) -> Path:
         """Return another run over the input, in which nothing happens."""
         output = self.folder / "undisturbed"
-        assert generate.main(arguments(self.source, output, self.pair, *flags)) == 0
+        assert generate.main(arguments(self.source, output, self.pair, *flags, *self._where)) == 0
         return output
 
     def printed(self) -> str:
@@ -68,6 +73,12 @@ class Job:
 def job(tmp_path: Path, text_pair: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> Job:
     """Return a run to be made, in an empty folder."""
     return Job(tmp_path, text_pair, capsys)
+
+
+@pytest.fixture
+def local(job: Job, request: pytest.FixtureRequest) -> None:
+    """Let the run's commands do their work in this process, without Ray, unless the test is one that needs Ray."""
+    job.is_local = request.node.get_closest_marker("ray") is None
 
 
 @pytest.fixture

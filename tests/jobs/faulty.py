@@ -1,7 +1,5 @@
 """Generators whose rows fail, and generators that die at a given point, for real: by `os._exit` in the process."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import threading

@@ -17,7 +17,6 @@ from tests.jobs.conftest import Job
 from tests.jobs.faulty import fails_over
 from tests.jobs.runs import errors, generations, problems
 
-pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_address")]
 PAIR = (str(BUNDLED / "target"), str(BUNDLED / "draft"))
 # A run has one format of calls, so the cases of the other families are left out.
 NAMES = [name for name, case in CASES.items() if not case.chat or case.family == "hermes"]
@@ -41,7 +40,7 @@ def written(output: Path) -> list[dict[str, Any]]:
 @pytest.fixture
 def asked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Job:
     """Return a run, to be made, with a row of each case; two prompts in three are unlucky."""
-    job = Job(tmp_path, PAIR, capsys)
+    job = Job(tmp_path, PAIR, capsys, is_local=True)
     job.read([record(name, f"{'unlucky' if place % 3 else 'old'} cup {place}") for place, name in enumerate(NAMES)])
     return job
 
@@ -55,8 +54,8 @@ def flags(tmp_path: Path) -> tuple[str, ...]:
 
 
 def test_failed_rows_are_retried_with_another_drafter_as_a_first_success_would_have_written_them(
-    asked: Job, flags: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
+    asked, flags, monkeypatch
+):
     expected = written(asked.undisturbed(*flags, "--engine.drafter=none"))
     assert [row["id"] for row in expected] == NAMES
     with monkeypatch.context() as patch:
@@ -73,7 +72,10 @@ def test_failed_rows_are_retried_with_another_drafter_as_a_first_success_would_h
 
 
 @pytest.mark.slow
-def test_a_run_goes_on_with_its_draft_elsewhere_and_with_another_drafter(asked: Job, flags: tuple[str, ...]) -> None:
+@pytest.mark.ray
+@pytest.mark.usefixtures("ray_address")
+def test_a_run_goes_on_with_its_draft_elsewhere_and_with_another_drafter(asked, flags):
+    asked.is_local = False
     expected = written(asked.undisturbed(*flags, "--engine.drafter=none"))
     split = ("--placement=split", "--drafts.num_cpus=0.5", "--drafts.timeout_s=30")
     assert asked.generate(*flags, FIXED, *split) == 0, asked.printed()

@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,9 +22,7 @@ def settings(models: ModelSettings = MODELS, **engine: Any) -> GeneratorSettings
     return GeneratorSettings(models=models, engine=EngineSettings(**engine))
 
 
-def test_a_run_is_refused_in_one_line_where_vllm_is_not_installed(
-    tmp_path: Path, text_pair: tuple[str, str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_is_refused_in_one_line_where_vllm_is_not_installed(tmp_path, text_pair, capsys):
     if find_spec("vllm") is not None:
         pytest.skip("vLLM is installed here")
     source = write_jsonl(tmp_path / "prompts.jsonl", prompts(2))
@@ -47,20 +44,20 @@ def test_a_run_is_refused_in_one_line_where_vllm_is_not_installed(
         (["--stages.count=2"], "stages.count and stages.tensor_parallel are for Dray's own engine"),
     ],
 )
-def test_what_only_drays_engine_has_is_refused_by_name_with_vllm(options: list[str], said: str) -> None:
+def test_what_only_drays_engine_has_is_refused_by_name_with_vllm(options, said):
     given = ["--input.path=x", "--output.path=y", "--models.target=t", "--models.draft=d", "--engine.backend=vllm"]
     with pytest.raises(ValueError, match="engine") as raised:
         load(RunConfig, [*given, *options], "test")
     assert said in str(raised.value)
 
 
-def test_what_vllm_does_anyway_may_be_said() -> None:
+def test_what_vllm_does_anyway_may_be_said():
     given = ["--input.path=x", "--output.path=y", "--models.target=t", "--engine.backend=vllm"]
     config = load(RunConfig, [*given, "--engine.verification=rejection", "--engine.draft_length=fixed"], "test")
     assert not backend_of(config.generator).is_repeatable
 
 
-def test_vllms_own_arguments_are_refused_with_drays_engine() -> None:
+def test_vllms_own_arguments_are_refused_with_drays_engine():
     with pytest.raises(ValueError, match=r"engine\.vllm is .*, which only engine\.backend 'vllm' reads"):
         backend_of(settings(vllm={"enforce_eager": True})).check()
     with pytest.raises(ValueError, match=r"engine\.backend must be 'dray' or 'vllm', got 'sglang'"):
@@ -69,7 +66,7 @@ def test_vllms_own_arguments_are_refused_with_drays_engine() -> None:
         backend_of(replace(settings(backend="vllm"), stages=StageSettings(count=2))).check()
 
 
-def test_only_what_was_proved_is_called_proved() -> None:
+def test_only_what_was_proved_is_called_proved():
     def said(models: ModelSettings = MODELS, **engine: Any) -> str:
         return backend_of(settings(models, **engine)).exactness
 
@@ -82,7 +79,7 @@ def test_only_what_was_proved_is_called_proved() -> None:
     assert said(replace(MODELS, device="cuda"), backend="vllm", vllm_env=switch) == "batch-invariant"
 
 
-def test_what_the_engines_found_out_when_they_loaded_counts_where_nothing_is_proved() -> None:
+def test_what_the_engines_found_out_when_they_loaded_counts_where_nothing_is_proved():
     invariant, other = {"is_batch_invariant": True}, {"is_batch_invariant": False}
     assert exactness_found("no", "coupled", [invariant, invariant]) == "batch-invariant"
     assert exactness_found("no", "coupled", [invariant, other]) == "no"
@@ -94,7 +91,7 @@ def test_what_the_engines_found_out_when_they_loaded_counts_where_nothing_is_pro
     assert exactness_found("proved", "coupled", [other]) == "proved"
 
 
-def test_the_gpus_of_an_actor_are_those_that_vllm_takes() -> None:
+def test_the_gpus_of_an_actor_are_those_that_vllm_takes():
     def check_gpus(num_gpus: float, **vllm: Any) -> None:
         models = replace(MODELS, device="cuda")
         backend_of(settings(models, backend="vllm", vllm=vllm)).check_gpus("actors", num_gpus)

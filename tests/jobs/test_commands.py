@@ -21,12 +21,12 @@ for name in commands():
 """
 
 
-def test_the_help_of_no_command_imports_torch_transformers_or_ray() -> None:
+def test_the_help_of_no_command_imports_torch_transformers_or_ray():
     ended = subprocess.run([sys.executable, "-c", _HELP_OF_ALL], capture_output=True, text=True, timeout=120)
     assert ended.returncode == 0, ended.stderr
 
 
-def test_a_wrong_configuration_is_refused_before_torch_and_ray_are_imported() -> None:
+def test_a_wrong_configuration_is_refused_before_torch_and_ray_are_imported():
     code = (
         "import sys; from jobs import generate; code = generate.main(['--input.path=x', '--engine.bogus=1']); "
         "assert code == 2; assert not {'torch', 'ray'} & sys.modules.keys()"
@@ -36,7 +36,7 @@ def test_a_wrong_configuration_is_refused_before_torch_and_ray_are_imported() ->
     assert "--engine.bogus is not a flag" in ended.stderr
 
 
-def test_dray_lists_every_command_with_what_it_does(capsys: pytest.CaptureFixture[str]) -> None:
+def test_dray_lists_every_command_with_what_it_does(capsys):
     assert main(["--help"]) == 0
     printed = capsys.readouterr().out
     assert {"generate", "serve", "report", "verify"} <= set(commands())
@@ -53,28 +53,26 @@ def test_dray_lists_every_command_with_what_it_does(capsys: pytest.CaptureFixtur
         ("shadows", "'shadows' is no command"),
     ],
 )
-def test_an_unknown_command_is_refused_with_the_nearest_name(
-    given: str, said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_unknown_command_is_refused_with_the_nearest_name(given, said, capsys):
     assert main([given]) == 2
     assert said in capsys.readouterr().err
 
 
-def test_a_command_may_be_named_with_a_hyphen(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_command_may_be_named_with_a_hyphen(capsys):
     with pytest.raises(SystemExit) as ended:
         main(["swap-draft", "--help"])
     assert ended.value.code == 0
     assert "let a run go on with another draft" in capsys.readouterr().out
 
 
-def test_dray_works_beside_a_folder_of_the_user_that_is_named_jobs(tmp_path: Path) -> None:
+def test_dray_works_beside_a_folder_of_the_user_that_is_named_jobs(tmp_path):
     _package(tmp_path / "jobs")
     # -P: the working directory is not searched for packages, as it is not by the script `dray`.
     ended = _run(tmp_path, "-P", "-m", "jobs", "generate", "--config=none.yaml")
     assert (ended.returncode, ended.stderr) == (2, "error: --config 'none.yaml': no such file\n")
 
 
-def test_a_folder_that_shadows_a_package_of_the_workers_is_named(tmp_path: Path) -> None:
+def test_a_folder_that_shadows_a_package_of_the_workers_is_named(tmp_path):
     config = tmp_path / "run.yaml"
     config.write_text("input: {path: in.jsonl}\noutput: {path: out}\nmodels: {target: m}\n")
     (tmp_path / "pipeline").mkdir()
@@ -83,7 +81,7 @@ def test_a_folder_that_shadows_a_package_of_the_workers_is_named(tmp_path: Path)
     assert ended.stderr.startswith(f"error: {tmp_path}/pipeline has the name of Dray's package 'pipeline'")
 
 
-def test_a_folder_that_shadows_one_of_our_packages_gets_a_line_and_no_traceback(tmp_path: Path) -> None:
+def test_a_folder_that_shadows_one_of_our_packages_gets_a_line_and_no_traceback(tmp_path):
     _package(tmp_path / "actors")
     ended = _run(tmp_path, "-m", "jobs.generate", "--help")
     assert ended.returncode != 0

@@ -1,8 +1,5 @@
 """`jobs.compact` as a command: what it prints, refuses and says in its help. No Ray is needed for that."""
 
-from __future__ import annotations
-
-import json
 from pathlib import Path
 
 import pyarrow as pa
@@ -21,9 +18,7 @@ def output(tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
-def test_a_run_is_compacted_and_the_command_prints_what_it_holds(
-    output: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_is_compacted_and_the_command_prints_what_it_holds(output, tmp_path, capsys):
     folder = tmp_path / "new" / "compact"
     assert compact.main([str(output), str(folder), "--rows-per-file", "4", "--include-errors"]) == 0
     printed = capsys.readouterr().out.splitlines()
@@ -40,27 +35,7 @@ def test_a_run_is_compacted_and_the_command_prints_what_it_holds(
     assert "holds a complete compaction of this run already, but with other options" in capsys.readouterr().err
 
 
-def test_the_same_command_again_says_that_the_compaction_is_there(
-    output: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    command = [str(output), str(tmp_path / "out"), "--include-errors"]
-    assert compact.main(command) == 0
-    capsys.readouterr()
-    assert compact.main(command) == 0
-    (line,) = capsys.readouterr().out.splitlines()
-    assert line.startswith(f"OK: {tmp_path / 'out'} holds this compaction already, complete in 2 files")
-
-
-def test_files_have_512_mb_by_default(output: Path, tmp_path: Path) -> None:
-    assert compact.main([str(output), str(tmp_path / "a")]) == 0
-    assert json.loads((tmp_path / "a/_dray.json").read_text())["bytes_per_file"] == 512_000_000
-    assert compact.main([str(output), str(tmp_path / "b"), "--bytes-per-file=1GiB"]) == 0
-    assert json.loads((tmp_path / "b/_dray.json").read_text())["bytes_per_file"] == 1 << 30
-
-
-def test_the_error_for_an_incomplete_run_names_missing_units_and_the_option(
-    output: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_error_for_an_incomplete_run_names_missing_units_and_the_option(output, tmp_path, capsys):
     (output / "data/part-000000000.parquet").unlink()
     assert compact.main([str(output), str(tmp_path / "out")]) == 1
     assert "1 of 2 units are missing, the first is unit 0 " in (error := capsys.readouterr().err)
@@ -69,9 +44,7 @@ def test_the_error_for_an_incomplete_run_names_missing_units_and_the_option(
     assert compact.main([str(output), str(tmp_path / "out"), "--partial"]) == 0
 
 
-def test_a_damaged_part_prints_one_line_and_leaves_no_file(
-    output: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_damaged_part_prints_one_line_and_leaves_no_file(output, tmp_path, capsys):
     part = output / "data/part-000000001.parquet"
     part.write_bytes(part.read_bytes()[:-5])
     assert compact.main([str(output), str(tmp_path / "out")]) == 1
@@ -90,9 +63,7 @@ def test_a_damaged_part_prints_one_line_and_leaves_no_file(
         (["{run}", "{foreign}"], "is not empty and is no compaction"),
     ],
 )
-def test_bad_places_are_refused_in_one_line(
-    output: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
-) -> None:
+def test_bad_places_are_refused_in_one_line(output, tmp_path, capsys, arguments, message):
     (tmp_path / "foreign").mkdir()
     (tmp_path / "foreign/notes.txt").write_text("x")
     places = {name: str(tmp_path / name) for name in ("missing", "out", "run", "foreign")}
@@ -112,24 +83,14 @@ def test_bad_places_are_refused_in_one_line(
         ["--rows-per-file=5", "--bytes-per-file=1MB"],
     ],
 )
-def test_impossible_file_sizes_are_refused(
-    output: Path, tmp_path: Path, option: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_impossible_file_sizes_are_refused(output, tmp_path, option, capsys):
     with pytest.raises(SystemExit) as ended:
         compact.main([str(output), str(tmp_path / "out"), *option])
     assert ended.value.code == 2
     assert "argument --" in capsys.readouterr().err
 
 
-def test_help_says_what_comes_out_and_where(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        compact.main(["--help"])
-    printed = capsys.readouterr().out
-    for word in ("_dray.json", "--include-errors", "--partial", "512MB", "s3://"):
-        assert word in printed
-
-
-def test_a_compaction_keeps_the_rounds_of_the_rows_that_have_some(tmp_path: Path) -> None:
+def test_a_compaction_keeps_the_rounds_of_the_rows_that_have_some(tmp_path):
     run = RunDirectory.create(str(tmp_path / "run"), RUN | {"has_rounds": True}, [unit(0), unit(1)])
     without = [{**row, "draft_rounds": None} for row in sound_rows(unit(1), [0, 1, 2])]
     commit_rows(run, unit(0), sound_rows(unit(0), [0, 1, 2]), [])

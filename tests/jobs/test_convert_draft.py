@@ -50,9 +50,7 @@ def _printed(capsys: pytest.CaptureFixture[str]) -> dict[str, str]:
     return {name.strip(): value.strip() for name, value in lines}
 
 
-def test_eagles_head_becomes_one_of_speculators_and_says_what_was_assumed(
-    source: str, target: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_eagles_head_becomes_one_of_speculators_and_says_what_was_assumed(source, target, capsys):
     code, output = _converted(source, target, "speculators")
     assert code == 0
     rows = _printed(capsys)
@@ -69,9 +67,7 @@ def test_eagles_head_becomes_one_of_speculators_and_says_what_was_assumed(
     assert (ours.config.layer_ids, ours.config.layer_ids_are, ours.config.assumed) == ((2, 6, 9), "inputs", ())
 
 
-def test_a_head_of_speculators_becomes_eagles_with_ids_as_outputs(
-    target: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_head_of_speculators_becomes_eagles_with_ids_as_outputs(target, tmp_path, capsys):
     save_head(head("eagle3", fc_norm=True, norm_output=True), str(tmp_path / "source"), "speculators")
     code, output = _converted(str(tmp_path / "source"), target, "eagle")
     assert code == 0
@@ -88,7 +84,7 @@ def test_a_head_of_speculators_becomes_eagles_with_ids_as_outputs(
 
 @pytest.mark.parametrize(("said", "inputs"), [("inputs", (1, 5, 8)), ("outputs", (2, 6, 9))])
 @pytest.mark.parametrize("are_given", [True, False])
-def test_ids_mean_what_the_options_say(said: str, inputs: tuple[int, ...], are_given: bool, target: str) -> None:
+def test_ids_mean_what_the_options_say(said, inputs, are_given, target):
     ids: dict[str, Any] = {} if are_given else {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 5, 8]}}
     names = load_file_of_eagle(head("eagle3").tensors)
     source = write_folder(Path(target).parent / "source", {**EAGLE, **ids}, names)
@@ -103,9 +99,7 @@ def load_file_of_eagle(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tens
     return {name.replace("layers.0.", "midlayer."): each for name, each in tensors.items()}
 
 
-def test_a_head_with_a_dflash_block_says_its_block(
-    target: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_head_with_a_dflash_block_says_its_block(target, tmp_path, capsys):
     save_head(head("dflash"), str(tmp_path / "source"), "speculators")
     assert _converted(str(tmp_path / "source"), target, "eagle")[0] == 0
     rows = _printed(capsys)
@@ -113,9 +107,7 @@ def test_a_head_with_a_dflash_block_says_its_block(
     assert (rows["embedding"], rows["output layer"]) == ("the target's", "the target's")
 
 
-def test_what_the_folder_does_not_say_must_be_said(
-    source: str, target: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_the_folder_does_not_say_must_be_said(source, target, capsys):
     fields = {**EAGLE, "eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 5, 8]}}
     (Path(source) / "config.json").write_text(json.dumps(fields))
     code, output = _converted(source, target, "speculators")
@@ -135,9 +127,7 @@ def test_what_the_folder_does_not_say_must_be_said(
         (["--layer-ids", "1", "2", "--layer-ids-are", "inputs"], "has 'fc.weight' of shape [32, 96], expected [32"),
     ],
 )  # fmt: skip
-def test_ids_that_cannot_be_are_refused(
-    source: str, target: str, options: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_ids_that_cannot_be_are_refused(source, target, options, message, capsys):
     code, output = _converted(source, target, "speculators", *options)
     assert code == 2
     said = capsys.readouterr().err
@@ -155,18 +145,14 @@ def test_ids_that_cannot_be_are_refused(
         ({"num_hidden_layers": 6}, "does not name the layers that it reads, and their default for a target with 6"),
     ],
 )
-def test_a_target_that_is_not_the_heads_is_refused(
-    source: str, target: str, changes: dict[str, int], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_target_that_is_not_the_heads_is_refused(source, target, changes, message, capsys):
     file = Path(target) / "config.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
     assert _converted(source, target, "speculators")[0] == 2
     assert message in capsys.readouterr().err
 
 
-def test_an_output_that_is_there_and_a_source_that_is_not_are_refused(
-    source: str, target: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_output_that_is_there_and_a_source_that_is_not_are_refused(source, target, tmp_path, capsys):
     assert convert_draft.main([source, target, "--target", target, "--format", "eagle"]) == 1
     assert "is there already, and it is not an empty folder; name another one" in capsys.readouterr().err
     assert (

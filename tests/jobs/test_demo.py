@@ -46,14 +46,7 @@ MAX_SHARE_OF_OTHER_ROWS = 0.02
     [(FEW, 3, 13_000), pytest.param(tuple(WAYS), 1, 100_000, marks=pytest.mark.slow)],
     ids=["in a few ways, a third of it", "in all ways"],
 )
-def test_the_demo_is_token_identical_however_it_is_made(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    ways: tuple[str, ...],
-    one_in: int,
-    min_tokens: int,
-) -> None:
+def test_the_demo_is_token_identical_however_it_is_made(tmp_path, monkeypatch, capsys, ways, one_in, min_tokens):
     monkeypatch.chdir(ROOT)
     source, first, total = tmp_path / "prompts.jsonl", None, Counts()
     lines = (ROOT / "examples/prompts.jsonl").read_text().splitlines(keepends=True)
@@ -82,7 +75,7 @@ def test_the_demo_is_token_identical_however_it_is_made(
     assert total.acceptance_rate > 0.4
 
 
-def test_a_stale_figure_is_noticed() -> None:
+def test_a_stale_figure_is_noticed():
     lines = figures.read_lines()
     _assert_documented(lines)
     for line in lines[:10]:
@@ -91,7 +84,7 @@ def test_a_stale_figure_is_noticed() -> None:
         _assert_documented(lines)
 
 
-def test_every_bundled_prompt_has_an_id_and_a_kind() -> None:
+def test_every_bundled_prompt_has_an_id_and_a_kind():
     rows = [json.loads(line) for line in (ROOT / "examples/prompts.jsonl").read_text().splitlines()]
     assert len({row["id"] for row in rows}) == 300
     assert len(Counter(row["kind"] for row in rows)) == 5

@@ -18,7 +18,6 @@ from pipeline.counts import COUNTED_COLUMNS, count_generations
 from pipeline.run.directory import RunDirectory
 from pipeline.run.progress.draft_versions import DraftVersions
 from pipeline.run.unit_rows import tally
-from tests.jobs.conftest import Job
 from tests.jobs.runs import content, generations, problems, wait_until
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_address")]
@@ -72,8 +71,8 @@ def _changed(draft: str, folder: Path, change: Any) -> str:
 
 @pytest.mark.parametrize("flags", [(), SPLIT], ids=["colocated", "split"])
 def test_a_draft_that_is_replaced_in_the_middle_of_a_run_changes_no_token(
-    job: Job, plain_run: Path, other_draft: str, monkeypatch: pytest.MonkeyPatch, flags: tuple[str, ...]
-) -> None:
+    job, plain_run, other_draft, monkeypatch, flags
+):
     job.source = plain_run / "in.jsonl"
     monkeypatch.setattr(execution, "EngineWorker", swapping(job.output, other_draft))
     assert job.generate(*TWO, *flags) == 0, job.printed()
@@ -92,8 +91,8 @@ def test_a_draft_that_is_replaced_in_the_middle_of_a_run_changes_no_token(
 
 
 def test_a_process_that_replaces_one_that_died_begins_with_the_newest_draft(
-    job: Job, plain_run: Path, other_draft: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    job, plain_run, other_draft, tmp_path, monkeypatch
+):
     job.source = plain_run / "in.jsonl"
     monkeypatch.setattr(execution, "EngineWorker", swapping(job.output, other_draft, tmp_path))
     assert job.generate(*TWO) == 0, job.printed()
@@ -102,9 +101,7 @@ def test_a_process_that_replaces_one_that_died_begins_with_the_newest_draft(
     assert {row["draft_version"] for row in generations(job.output)} == {0, 1}
 
 
-def test_a_run_that_goes_on_later_begins_with_the_draft_that_was_offered_meanwhile(
-    job: Job, plain_run: Path, other_draft: str
-) -> None:
+def test_a_run_that_goes_on_later_begins_with_the_draft_that_was_offered_meanwhile(job, plain_run, other_draft):
     job.source = plain_run / "in.jsonl"
     job.begin()
     assert swap_draft.main([str(job.output), other_draft]) == 0
@@ -118,9 +115,7 @@ def test_a_run_that_goes_on_later_begins_with_the_draft_that_was_offered_meanwhi
     assert "is complete" in job.printed()
 
 
-def test_a_draft_that_cannot_be_loaded_is_refused_once_and_the_run_goes_on_without_it(
-    job: Job, other_draft: str, tmp_path: Path
-) -> None:
+def test_a_draft_that_cannot_be_loaded_is_refused_once_and_the_run_goes_on_without_it(job, other_draft, tmp_path):
     job.read(16)
     job.begin(*SAMPLING)
     DraftVersions(str(job.output)).offer(str(tmp_path / "nowhere"))
@@ -131,7 +126,7 @@ def test_a_draft_that_cannot_be_loaded_is_refused_once_and_the_run_goes_on_witho
     assert job.printed().count("draft refused") == 1
 
 
-def test_drafts_that_do_not_fit_a_run_are_refused_in_one_line(job: Job, other_draft: str, tmp_path: Path) -> None:
+def test_drafts_that_do_not_fit_a_run_are_refused_in_one_line(job, other_draft, tmp_path):
     job.read(8)
     job.begin(*SAMPLING)
     (tmp_path / "nan").mkdir()
@@ -156,16 +151,15 @@ def test_drafts_that_do_not_fit_a_run_are_refused_in_one_line(job: Job, other_dr
     ("flag", "message"),
     [("--engine.verification=rejection", "verification is 'rejection'"), ("--engine.drafter=suffix", "is 'suffix'")],
 )
-def test_a_run_whose_draft_must_stay_says_why(job: Job, other_draft: str, flag: str, message: str) -> None:
+def test_a_run_whose_draft_must_stay_says_why(job, other_draft, flag, message):
     job.read(8)
     job.begin(flag)
     assert swap_draft.main([str(job.output), other_draft]) == 2
     assert message in job.printed()
 
 
-def test_a_run_begun_before_there_were_versions_goes_on_without_their_column(
-    job: Job, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_begun_before_there_were_versions_goes_on_without_their_column(job, monkeypatch):
+    job.is_local = True
     from jobs.driver import plan
 
     create = RunDirectory.create
@@ -181,9 +175,7 @@ def test_a_run_begun_before_there_were_versions_goes_on_without_their_column(
 
 
 @pytest.mark.slow
-def test_engines_that_took_a_draft_back_let_the_run_go_back_too(
-    job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_engines_that_took_a_draft_back_let_the_run_go_back_too(job, tmp_path, monkeypatch):
     (tmp_path / "bad").mkdir()
     bad = _changed(job.pair[1], tmp_path / "bad", lambda weight: torch.randn(weight.shape))
     job.read(80)

@@ -31,7 +31,7 @@ def _printed(job: Job, *flags: str) -> str:
 
 
 @pytest.mark.parametrize(("num_rows", "wanted"), [(1000, 64), (1000, 10), (20, 64), (97, 33)])
-def test_the_rows_come_from_places_that_are_spread_evenly_over_the_input(job: Job, num_rows: int, wanted: int) -> None:
+def test_the_rows_come_from_places_that_are_spread_evenly_over_the_input(job, num_rows, wanted):
     job.read(num_rows)
     units = list(spread_units(_plan(job), wanted))
     assert [unit.unit_id for unit in units] == list(range(len(units)))
@@ -42,7 +42,7 @@ def test_the_rows_come_from_places_that_are_spread_evenly_over_the_input(job: Jo
     assert max([starts[0], num_rows - starts[-1], *gaps]) <= 2 * num_rows / len(units) + 2
 
 
-def test_hours_and_price_follow_from_the_pace_of_one_engine(job: Job) -> None:
+def test_hours_and_price_follow_from_the_pace_of_one_engine(job):
     job.read(8)
     printed = _printed(job, "--price_per_hour=2", "--actors.max_actors=5")
     # 5 rows a second: 9,000 rows are 1,800 s of one engine, 0.5 engine hours, 6 minutes of five engines.
@@ -55,7 +55,7 @@ def test_hours_and_price_follow_from_the_pace_of_one_engine(job: Job) -> None:
     assert "100 / 100 / 100 tokens (10, 50, 90 %), at most 200; 2% ended at max_tokens" in printed
 
 
-def test_the_interval_is_wider_where_places_differ_more() -> None:
+def test_the_interval_is_wider_where_places_differ_more():
     alike = Measured(COUNTS, 8.0, (10,) * 4, (1000,) * 4, (), 0)
     assert alike.tokens_per_row() == (100.0, 100.0, 100.0)
     mean, low, high = MEASURED.tokens_per_row()
@@ -70,15 +70,14 @@ def test_the_interval_is_wider_where_places_differ_more() -> None:
         (["--estimate=20", "--dry-run"], "dry_run loads no model, and estimate generates rows"),
     ],
 )
-def test_fields_that_make_no_estimate_are_refused(job: Job, flags: list[str], message: str) -> None:
+def test_fields_that_make_no_estimate_are_refused(job, flags, message):
     job.read(2)
     assert job.generate(*flags) == 2
     assert message in job.printed()
 
 
-@pytest.mark.ray
-@pytest.mark.usefixtures("ray_address")
-def test_an_estimate_generates_rows_and_leaves_nothing_behind(job: Job) -> None:
+@pytest.mark.usefixtures("local")
+def test_an_estimate_generates_rows_and_leaves_nothing_behind(job):
     job.read([*[{"id": f"r{i}", "kind": "a", "prompt": "hello world"} for i in range(60)], "no JSON"])
     assert job.generate("--estimate=20", "--sampling.n=2", "--models.device=cpu") == 0
     printed = job.printed()

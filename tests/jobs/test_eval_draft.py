@@ -12,8 +12,6 @@ from jobs import eval_draft
 from pipeline.counts import Counts, count_generations
 from pipeline.storage.parquet import table_of
 
-pytestmark = pytest.mark.ray
-
 
 @pytest.fixture
 def arguments(plain_run, text_pair) -> list[str]:

@@ -1,7 +1,6 @@
 """run.exact, and what a run says of texts that are not the target's: the warning, run.json, footers, table, report."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
@@ -12,10 +11,6 @@ from actors.engines.backend import exactness_found, why_inexact
 from actors.engines.loading import LoadedEngine
 from actors.settings import EngineSettings, GeneratorSettings, ModelSettings
 from jobs import report, verify
-from jobs.config.loading import load
-from jobs.config.run import RunConfig
-from jobs.driver.plan import make_plan
-from tests.jobs.conftest import Job
 from tests.jobs.runs import commits
 
 LOSSY = "at temperatures above 0 the texts do not have the target's distribution (verification: unadjusted)"
@@ -32,7 +27,7 @@ def flat(text: str) -> str:
     return " ".join(text.split())
 
 
-def test_unadjusted_is_never_exact_and_a_reader_can_tell_it_from_rejection() -> None:
+def test_unadjusted_is_never_exact_and_a_reader_can_tell_it_from_rejection():
     rules = ("unadjusted", "rejection", "coupled")
     unadjusted, rejection, coupled = (backend_of(settings(verification=rule)) for rule in rules)
     assert unadjusted.exactness == rejection.exactness == "no"
@@ -53,9 +48,7 @@ def test_unadjusted_is_never_exact_and_a_reader_can_tell_it_from_rejection() -> 
         (settings("cpu", backend="vllm", vllm_env=SWITCH), "vLLM may write another text", "run on a GPU"),
     ],
 )
-def test_what_is_inexact_whatever_an_engine_measures_is_refused(
-    given: GeneratorSettings, why: str, remedy: str
-) -> None:
+def test_what_is_inexact_whatever_an_engine_measures_is_refused(given, why, remedy):
     with pytest.raises(ValueError, match=r"run\.exact is 'required', but .*, or set run\.exact to 'any'") as raised:
         backend_of(given).refuse_if_inexact()
     assert why in str(raised.value)
@@ -65,13 +58,11 @@ def test_what_is_inexact_whatever_an_engine_measures_is_refused(
 @pytest.mark.parametrize(
     "given", [settings(), settings(dtype="bfloat16"), settings("auto", backend="vllm", vllm_env=SWITCH)]
 )
-def test_what_is_exact_or_measured_at_load_is_not_refused_before(given: GeneratorSettings) -> None:
+def test_what_is_exact_or_measured_at_load_is_not_refused_before(given):
     backend_of(given).refuse_if_inexact()
 
 
-def test_a_plan_that_requires_exactness_is_refused_in_one_line_before_ray_is_asked(
-    job: Job, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_plan_that_requires_exactness_is_refused_in_one_line_before_ray_is_asked(job, monkeypatch):
     def ask(*_: Any) -> Any:
         raise AssertionError("the cluster was asked")
 
@@ -84,15 +75,8 @@ def test_a_plan_that_requires_exactness_is_refused_in_one_line_before_ray_is_ask
     assert not job.output.exists()
 
 
-def test_an_exact_plan_may_be_required_and_none_requires_it_by_itself(job: Job) -> None:
-    job.read(1)
-    for flags, is_required in ((("--run.exact=required",), True), ((), False)):
-        plan = make_plan(load(RunConfig, job.command(*flags, "--models.device=cpu"), prog="test"))
-        assert plan.settings.is_exact_required == is_required
-
-
 @pytest.mark.parametrize("verification", ["coupled", "rejection"])
-def test_nothing_warns_of_a_lossless_verification(job: Job, verification: str) -> None:
+def test_nothing_warns_of_a_lossless_verification(job, verification):
     job.read(1)
     assert job.generate("--dry-run", "--models.device=cpu", f"--engine.verification={verification}") == 0
     said = job.capsys.readouterr()
@@ -100,7 +84,7 @@ def test_nothing_warns_of_a_lossless_verification(job: Job, verification: str) -
     assert "do not have" not in said.out
 
 
-def test_a_dry_run_warns_of_unadjusted(job: Job) -> None:
+def test_a_dry_run_warns_of_unadjusted(job):
     job.read(1)
     assert job.generate("--dry-run", "--models.device=cpu", "--engine.verification=unadjusted") == 0
     said = job.capsys.readouterr()
@@ -108,7 +92,7 @@ def test_a_dry_run_warns_of_unadjusted(job: Job) -> None:
     assert f"unadjusted; {LOSSY}" in flat(said.out)
 
 
-def test_an_engine_whose_texts_depend_on_the_batch_is_refused_when_it_is_loaded(text_pair: tuple[str, str]) -> None:
+def test_an_engine_whose_texts_depend_on_the_batch_is_refused_when_it_is_loaded(text_pair):
     models = ModelSettings(target=text_pair[0], device="cpu", dtype="float16")
     options = EngineSettings(num_slots=2, max_model_len=64, draft_length="fixed")
     given = GeneratorSettings(models=models, engine=options, is_exact_required=True)
@@ -116,9 +100,8 @@ def test_an_engine_whose_texts_depend_on_the_batch_is_refused_when_it_is_loaded(
         LoadedEngine(given, None, 60.0)
 
 
-@pytest.mark.ray
-@pytest.mark.usefixtures("ray_address")
-def test_a_run_of_unadjusted_says_everywhere_that_its_texts_are_not_the_targets(job: Job) -> None:
+@pytest.mark.usefixtures("local")
+def test_a_run_of_unadjusted_says_everywhere_that_its_texts_are_not_the_targets(job):
     job.read(6)
     assert job.generate("--engine.verification=unadjusted", "--engine.draft_length=fixed") == 0
     said = job.capsys.readouterr()
@@ -135,9 +118,8 @@ def test_a_run_of_unadjusted_says_everywhere_that_its_texts_are_not_the_targets(
         assert f"exact: no; {LOSSY}" in flat(job.capsys.readouterr().out)
 
 
-@pytest.mark.ray
-@pytest.mark.usefixtures("ray_address")
-def test_a_run_that_requires_exactness_fails_before_its_first_unit_where_an_engine_is_not(job: Job) -> None:
+@pytest.mark.usefixtures("local")
+def test_a_run_that_requires_exactness_fails_before_its_first_unit_where_an_engine_is_not(job):
     job.read(6)
     assert job.generate("--run.exact=required", "--models.dtype=float16") == 1
     (error,) = [line for line in job.capsys.readouterr().err.splitlines() if line.startswith("error: ")]
@@ -146,9 +128,8 @@ def test_a_run_that_requires_exactness_fails_before_its_first_unit_where_an_engi
     assert job.generate("--run.exact=any", "--models.dtype=float16") == 0
 
 
-@pytest.mark.ray
-@pytest.mark.usefixtures("ray_address")
-def test_a_whole_run_whose_parts_are_inexact_is_no_success_where_exactness_is_required(job: Job) -> None:
+@pytest.mark.usefixtures("local")
+def test_a_whole_run_whose_parts_are_inexact_is_no_success_where_exactness_is_required(job):
     job.read(6)
     flags = ("--models.dtype=float16", "--engine.draft_length=fixed")
     assert job.generate(*flags) == 0
@@ -158,17 +139,15 @@ def test_a_whole_run_whose_parts_are_inexact_is_no_success_where_exactness_is_re
     assert "error: run.exact is 'required', but its parts were written by engines" in job.capsys.readouterr().err
 
 
-@pytest.mark.ray
-@pytest.mark.usefixtures("ray_address")
-def test_an_exact_run_may_require_it(job: Job, plain_run: Path) -> None:
+@pytest.mark.usefixtures("local")
+def test_an_exact_run_may_require_it(job, plain_run):
     job.source, job.output = plain_run / "in.jsonl", plain_run / "out"
     assert job.generate("--run.exact=required") == 0
     assert json.loads((job.output / "report.json").read_text())["why_inexact"] == ""
 
 
-@pytest.mark.ray
-@pytest.mark.usefixtures("ray_address")
-def test_a_run_that_turns_out_inexact_at_its_end_is_no_success(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("local")
+def test_a_run_that_turns_out_inexact_at_its_end_is_no_success(job, monkeypatch):
     """A run whose engines ran on processors of two kinds is one."""
     monkeypatch.setattr("jobs.driver.outcome.exactness_of", lambda *_: "no")
     job.read(2)

@@ -2,21 +2,17 @@
 
 import re
 import signal
-from pathlib import Path
 
 import pytest
 
 from jobs.driver import execution
-from tests.jobs.conftest import Job
 from tests.jobs.faulty import POINTS, dies_at_every_point, dies_over, hangs_once, never_finishes
 from tests.jobs.runs import commits, content, errors, generations, problems, prompts, wait_until
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.usefixtures("ray_address")]
 
 
-def test_a_worker_that_dies_at_every_point_of_a_unit_changes_nothing(
-    job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_worker_that_dies_at_every_point_of_a_unit_changes_nothing(job, tmp_path, monkeypatch):
     job.read([row for k in range(len(POINTS)) for row in (*prompts(3), {"id": f"bad-{k}", "kind": "a"})])
     deaths = tmp_path / "deaths"
     deaths.mkdir()
@@ -38,7 +34,7 @@ def test_a_worker_that_dies_at_every_point_of_a_unit_changes_nothing(
     assert int(repeated[1]) <= len(POINTS)
 
 
-def test_only_a_row_that_kills_its_process_becomes_an_error_row(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_a_row_that_kills_its_process_becomes_an_error_row(job, monkeypatch):
     rows = prompts(24)
     rows[7] = {"id": "killer", "kind": "a", "prompt": "this is poison"}
     job.read(rows)
@@ -52,9 +48,7 @@ def test_only_a_row_that_kills_its_process_becomes_an_error_row(job: Job, monkey
     assert [(row["id"], row["token_ids"]) for row in generations(job.output)] == expected
 
 
-def test_an_engine_that_hangs_is_ended_and_its_units_are_done_by_another(
-    job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_engine_that_hangs_is_ended_and_its_units_are_done_by_another(job, tmp_path, monkeypatch):
     job.read(20)
     monkeypatch.setattr(execution, "EngineWorker", hangs_once(tmp_path))
     # Long enough for the first steps of a busy machine, short enough to wait for.
@@ -64,9 +58,7 @@ def test_an_engine_that_hangs_is_ended_and_its_units_are_done_by_another(
     assert problems(job.output) == []
 
 
-def test_a_run_ends_without_its_slow_actor_as_idle_ones_do_its_units_once(
-    job: Job, tmp_path: Path, plain_run: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_ends_without_its_slow_actor_as_idle_ones_do_its_units_once(job, tmp_path, plain_run, monkeypatch):
     job.source = plain_run / "in.jsonl"
     monkeypatch.setattr(execution, "EngineWorker", never_finishes(tmp_path))
     two = ("--actors.min_actors=2", "--actors.max_actors=2", "--run.no_progress_timeout_s=100")
@@ -86,9 +78,7 @@ def test_a_run_ends_without_its_slow_actor_as_idle_ones_do_its_units_once(
 
 
 @pytest.mark.parametrize("asked", [signal.SIGTERM, signal.SIGINT])
-def test_a_first_signal_commits_units_in_flight_and_begins_no_new_unit(
-    job: Job, ray_address: str, asked: signal.Signals
-) -> None:
+def test_a_first_signal_commits_units_in_flight_and_begins_no_new_unit(job, ray_address, asked):
     job.read(96)
     slow = ("--sampling.max_tokens=60", "--engine.num_slots=4", "--actors.units_in_flight=2")
     undisturbed = job.undisturbed(*slow)

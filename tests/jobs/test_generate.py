@@ -1,23 +1,20 @@
-"""`jobs.generate` on a real Ray, with real models and real Parquet."""
+"""`jobs.generate` in its own process, with real models and Parquet (tests/faults and test_placements.py use Ray)."""
 
 import json
 import os
 import shutil
-import signal
 from pathlib import Path
 from typing import Any
 
-import duckdb
 import pytest
 from safetensors.torch import load_file, save_file
 
 from jobs import generate, verify
-from tests.jobs.conftest import Job
-from tests.jobs.runs import arguments, commits, content, errors, generations, problems, prompts, wait_until, write_jsonl
+from tests.jobs.runs import arguments, commits, content, errors, generations, problems, prompts, write_jsonl
 
-pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_address")]
+pytestmark = pytest.mark.usefixtures("local")
 Pair = tuple[str, str]
-MIXED = ("--run.seed=1", "--run.max_error_rate=1")
+MIXED = ("--run.seed=1", "--run.max_error_rate=1", "--run.local")
 
 ODD_SAMPLING = [
     {"n": "3"},
@@ -64,7 +61,7 @@ MIXED_ROWS: list[Any] = [
 
 
 @pytest.fixture(scope="module")
-def mixed_run(tmp_path_factory: pytest.TempPathFactory, text_pair: Pair, ray_address: str) -> Path:
+def mixed_run(tmp_path_factory: pytest.TempPathFactory, text_pair: Pair) -> Path:
     """Return a folder with in.jsonl, whose rows are good, bad and odd, and the run over it in out/."""
     folder = tmp_path_factory.mktemp("mixed")
     source = write_jsonl(folder / "in.jsonl", MIXED_ROWS)
@@ -72,7 +69,7 @@ def mixed_run(tmp_path_factory: pytest.TempPathFactory, text_pair: Pair, ray_add
     return folder
 
 
-def test_every_row_comes_back_exactly_once_in_data_or_in_errors(mixed_run: Path) -> None:
+def test_every_row_comes_back_exactly_once_in_data_or_in_errors(mixed_run):
     output = mixed_run / "out"
     data, dead = generations(output), errors(output)
     ids = [row["row_id"] for row in data if row["sample"] == 0] + [row["row_id"] for row in dead]
@@ -98,7 +95,7 @@ def test_every_row_comes_back_exactly_once_in_data_or_in_errors(mixed_run: Path)
     assert (report["counts"]["num_generations"], report["counts"]["num_errors"]) == (len(data), len(dead))
 
 
-def test_another_seed_writes_another_corpus_and_a_rerun_none(job: Job, mixed_run: Path, plain_run: Path) -> None:
+def test_another_seed_writes_another_corpus_and_a_rerun_none(job, mixed_run, plain_run):
     job.source, job.output = mixed_run / "in.jsonl", mixed_run / "out"
     texts = [row["token_ids"] for row in generations(job.output)[:20]]
     others = generations(plain_run / "out")[:20]
@@ -110,7 +107,7 @@ def test_another_seed_writes_another_corpus_and_a_rerun_none(job: Job, mixed_run
     assert "Nothing left to do" in job.printed()
 
 
-def test_only_a_damaged_part_is_generated_again(job: Job, plain_run: Path) -> None:
+def test_only_a_damaged_part_is_generated_again(job, plain_run):
     job.source = plain_run / "in.jsonl"
     shutil.copytree(plain_run / "out", job.output)
     whole, before = content(job.output), commits(job.output)
@@ -128,7 +125,7 @@ def test_only_a_damaged_part_is_generated_again(job: Job, plain_run: Path) -> No
     assert {name for name in before if before[name] != after[name]} == {"part-000000001.parquet"}
 
 
-def test_ids_keep_their_type_text_parts_are_text_and_all_columns_are_carried(job: Job) -> None:
+def test_ids_keep_their_type_text_parts_are_text_and_all_columns_are_carried(job):
     parts = [{"type": "text", "text": "hel"}, {"type": "text", "text": "lo"}]
     job.read(
         [
@@ -152,22 +149,6 @@ def test_ids_keep_their_type_text_parts_are_text_and_all_columns_are_carried(job
     assert problems(job.output) == []
 
 
-@pytest.mark.slow
-def test_an_interrupted_run_can_be_resumed(job: Job, ray_address: str) -> None:
-    job.read(64)
-    slow = ("--sampling.max_tokens=60", "--engine.num_slots=2", "--actors.units_in_flight=1")
-    driver = job.start(ray_address, *slow)
-    wait_until(lambda: bool(commits(job.output)) or driver.poll() is not None)
-    driver.send_signal(signal.SIGINT)
-    assert driver.stderr is not None
-    while "stopping: what is in flight" not in driver.stderr.readline():
-        assert driver.poll() is None
-    driver.send_signal(signal.SIGINT)
-    _, stderr = driver.communicate(timeout=120)
-    assert (driver.returncode, "the same command goes on" in stderr) == (3, True)
-    assert job.generate(*slow) == 0
-
-
 @pytest.mark.parametrize(
     ("change", "field"),
     [
@@ -180,9 +161,7 @@ def test_an_interrupted_run_can_be_resumed(job: Job, ray_address: str) -> None:
         ("--models.tokenizer={other}", "tokenizer"),
     ],
 )
-def test_a_change_that_would_write_other_tokens_is_refused_by_name(
-    job: Job, plain_run: Path, tmp_path: Path, change: str, field: str
-) -> None:
+def test_a_change_that_would_write_other_tokens_is_refused_by_name(job, plain_run, tmp_path, change, field):
     target, draft = job.pair
     shutil.copytree(target, tmp_path / "other")
     (tmp_path / "other/chat_template.jinja").write_text("{{ messages[0].content }}")
@@ -191,7 +170,7 @@ def test_a_change_that_would_write_other_tokens_is_refused_by_name(
     assert f"  {field}: was" in job.printed()
 
 
-def test_a_changed_input_is_refused(job: Job, mixed_run: Path) -> None:
+def test_a_changed_input_is_refused(job, mixed_run):
     job.source, job.output = mixed_run / "in.jsonl", mixed_run / "out"
     written = job.source.stat()
     job.read([*MIXED_ROWS, *prompts(1)])
@@ -204,14 +183,14 @@ def test_a_changed_input_is_refused(job: Job, mixed_run: Path) -> None:
     assert job.generate(*MIXED) == 0, "the input is what it was"
 
 
-def test_under_rejection_another_drafter_is_refused_too(job: Job) -> None:
+def test_under_rejection_another_drafter_is_refused_too(job):
     job.read(3)
     job.begin("--engine.verification=rejection")
     assert job.generate("--engine.verification=rejection", "--engine.drafter=none") == 2
     assert "  drafter.name: was" in job.printed()
 
 
-def test_a_draft_of_another_vocabulary_is_refused_before_anything_is_written(job: Job, tmp_path: Path) -> None:
+def test_a_draft_of_another_vocabulary_is_refused_before_anything_is_written(job, tmp_path):
     other = tmp_path / "draft"
     shutil.copytree(job.pair[1], other)
     tokenizer = json.loads((other / "tokenizer.json").read_text())
@@ -238,14 +217,14 @@ def test_a_draft_of_another_vocabulary_is_refused_before_anything_is_written(job
         ("--models.device=cuda", "no GPU"),
     ],
 )
-def test_errors_known_in_advance_are_reported_before_anything_is_written(job: Job, flag: str, message: str) -> None:
+def test_errors_known_in_advance_are_reported_before_anything_is_written(job, flag, message):
     job.read(3)
     assert job.generate(flag) == 2
     assert message in job.printed()
     assert not job.output.exists()
 
 
-def test_too_many_errors_stop_the_run_with_a_reason(job: Job) -> None:
+def test_too_many_errors_stop_the_run_with_a_reason(job):
     job.read([*prompts(3), *["{not json"] * 300])
     assert job.generate("--run.max_error_rate=0.1") == 1
     said = job.printed()
@@ -254,7 +233,7 @@ def test_too_many_errors_stop_the_run_with_a_reason(job: Job) -> None:
     assert len(commits(job.output)) < 38, "it went on to the end"
 
 
-def test_a_small_run_with_many_failed_rows_succeeds_only_when_they_are_accepted(job: Job, mixed_run: Path) -> None:
+def test_a_small_run_with_many_failed_rows_succeeds_only_when_they_are_accepted(job, mixed_run):
     job.source = mixed_run / "in.jsonl"
     shutil.copytree(mixed_run / "out", job.output)
     (job.output / "_SUCCESS").unlink()  # as a driver leaves it that ended before its verdict
@@ -266,9 +245,7 @@ def test_a_small_run_with_many_failed_rows_succeeds_only_when_they_are_accepted(
 
 
 @pytest.mark.parametrize("dry_run", [(), ("--dry-run",)], ids=["run", "dry run"])
-def test_weights_that_are_cut_off_are_told_in_one_line_before_anything_is_written(
-    job: Job, tmp_path: Path, dry_run: tuple[str, ...]
-) -> None:
+def test_weights_that_are_cut_off_are_told_in_one_line_before_anything_is_written(job, tmp_path, dry_run):
     broken = tmp_path / "broken"
     shutil.copytree(job.pair[0], broken)
     weights = broken / "model.safetensors"
@@ -283,8 +260,8 @@ def test_weights_that_are_cut_off_are_told_in_one_line_before_anything_is_writte
 @pytest.mark.parametrize("name", ["tokenizer.json", "generation_config.json", "model.safetensors"])
 @pytest.mark.parametrize("role", ["target", "draft", "tokenizer"])
 def test_a_link_to_nothing_in_any_folder_of_a_run_is_told_in_one_line_before_anything_is_written(
-    job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, role: str, name: str
-) -> None:
+    job, tmp_path, monkeypatch, role, name
+):
     monkeypatch.setenv("HOME", str(tmp_path))
     shutil.copytree(job.pair[role == "draft"], tmp_path / "model")
     job.read(3)
@@ -298,7 +275,7 @@ def test_a_link_to_nothing_in_any_folder_of_a_run_is_told_in_one_line_before_any
     assert not job.output.exists()
 
 
-def test_weights_that_hold_no_numbers_are_told_in_a_line_by_the_run(job: Job, tmp_path: Path) -> None:
+def test_weights_that_hold_no_numbers_are_told_in_a_line_by_the_run(job, tmp_path):
     broken = tmp_path / "broken"
     shutil.copytree(job.pair[0], broken)
     tensors = load_file(broken / "model.safetensors")
@@ -306,23 +283,12 @@ def test_weights_that_hold_no_numbers_are_told_in_a_line_by_the_run(job: Job, tm
     save_file(tensors, broken / "model.safetensors", metadata={"format": "pt"})
     job.read(3)
     assert job.generate(f"--models.target={broken}") == 1
-    first_line, *_ = job.capsys.readouterr().err.splitlines()
-    assert first_line.startswith(f"error: '{broken}' computes logits that are not finite numbers")
+    lines = job.capsys.readouterr().err.splitlines()
+    assert any(line.startswith(f"error: '{broken}' computes logits that are not finite numbers") for line in lines)
 
 
 @pytest.mark.parametrize("dry_run", [(), ("--dry-run",)], ids=["run", "dry run"])
-def test_a_quantized_model_is_refused_by_the_plan(job: Job, tmp_path: Path, dry_run: tuple[str, ...]) -> None:
-    shutil.copytree(job.pair[0], tmp_path / "quantized")
-    config = tmp_path / "quantized/config.json"
-    said = {"quantization_config": {"quant_method": "gptq"}}
-    config.write_text(json.dumps(json.loads(config.read_text()) | said))
-    job.read(3)
-    assert job.generate(f"--models.target={config.parent}", *dry_run) == 2
-    assert "is quantized (gptq), and Dray runs unquantized checkpoints" in job.printed()
-
-
-@pytest.mark.parametrize("dry_run", [(), ("--dry-run",)], ids=["run", "dry run"])
-def test_an_output_folder_with_other_files_is_refused_by_the_plan(job: Job, dry_run: tuple[str, ...]) -> None:
+def test_an_output_folder_with_other_files_is_refused_by_the_plan(job, dry_run):
     job.read(3)
     job.output.mkdir()
     (job.output / "notes.txt").write_text("mine")
@@ -330,35 +296,11 @@ def test_an_output_folder_with_other_files_is_refused_by_the_plan(job: Job, dry_
     assert "is not empty and is not a run: it has ['notes.txt']" in job.printed()
 
 
-@pytest.mark.parametrize("dry_run", [(), ("--dry-run",)], ids=["run", "dry run"])
-def test_a_prompt_column_of_integers_is_refused_by_the_plan(job: Job, dry_run: tuple[str, ...]) -> None:
-    job.read([{"id": "a", "kind": "b", "prompt": number} for number in range(5)])
-    assert job.generate(*dry_run) == 2
-    assert "the column 'prompt' has no text in the first 5 rows (the first one has 0)" in job.printed()
-
-
 @pytest.mark.parametrize("flag", ["--input.path", "--output.path"])
-def test_a_hub_path_without_a_network_is_told_in_one_line(job: Job, monkeypatch: pytest.MonkeyPatch, flag: str) -> None:
+def test_a_hub_path_without_a_network_is_told_in_one_line(job, monkeypatch, flag):
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:1")
     job.read(3)
     assert job.generate(f"{flag}=hf://datasets/some{flag[2:5]}/rows.jsonl") == 2
     (line,) = job.capsys.readouterr().err.splitlines()
     assert line.startswith(f"error: OSError: looking at hf://datasets/some{flag[2:5]}/rows.jsonl")
     assert "check the network" in line
-
-
-def test_duckdb_computes_acceptance_from_the_counts(plain_run: Path) -> None:
-    rates = duckdb.sql(
-        f"""select kind, sum(num_accepted_tokens) / sum(num_draft_tokens) as acceptance_rate,
-                   1 + sum(num_accepted_tokens) / sum(num_rounds) as mean_acceptance_length
-            from '{plain_run}/out/data/*.parquet' group by kind order by kind"""
-    ).fetchall()
-    assert [kind for kind, *_ in rates] == ["b", "c", "chat"]
-    assert all(0 < rate <= 1 and length > 1 for _, rate, length in rates)
-
-
-def test_a_dry_run_writes_nothing(job: Job) -> None:
-    job.read(20)
-    assert job.generate("--dry-run") == 0
-    assert not job.output.exists()
-    assert "3 of at most 8 rows; 3 missing" in job.printed()

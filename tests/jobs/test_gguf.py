@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
-from decoding.checkpoint import kept_folder
+from decoding.checkpoint import model_files
 from jobs import generate
 from jobs.config.loading import load
 from jobs.config.run import RunConfig
@@ -19,7 +19,7 @@ from tests.jobs.runs import arguments, prompts, write_jsonl
 @pytest.fixture
 def command(tmp_path: Path, text_pair: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The flags of a run whose target and draft are GGUF files."""
-    monkeypatch.setattr(kept_folder, "HF_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(model_files, "HF_HOME", str(tmp_path / "cache"))
     tokenizer = PreTrainedTokenizerFast.from_pretrained(text_pair[0])
     kinds = {"target": QuantizationType.Q8_0, "draft": QuantizationType.F16}
     target, draft = (
@@ -31,8 +31,8 @@ def command(tmp_path: Path, text_pair: tuple[str, str], monkeypatch: pytest.Monk
 
 
 def test_the_plan_and_the_page_say_what_was_dequantized_and_the_run_keeps_the_digest_of_its_file(
-    command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+    command, tmp_path, capsys
+):
     assert generate.main([*command, "--dry-run"]) == 0
     printed = " ".join(capsys.readouterr().out.split())
     assert "float32, dequantized from F32 and Q8_0 to float32)" in printed
@@ -43,9 +43,7 @@ def test_the_plan_and_the_page_say_what_was_dequantized_and_the_run_keeps_the_di
     assert "dequantized from F32 and Q8_0" in (tmp_path / "out" / "report.html").read_text()
 
 
-def test_a_file_that_is_cut_off_ends_a_command_with_one_line_before_ray_starts(
-    command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_file_that_is_cut_off_ends_a_command_with_one_line_before_ray_starts(command, tmp_path, capsys):
     file = tmp_path / "target.gguf"
     file.write_bytes(file.read_bytes()[:-100])
     assert generate.main(command) == 2

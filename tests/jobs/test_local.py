@@ -1,23 +1,20 @@
 """run.local: a run in the process of its command, without Ray, whose rows, parts and report are those of any run."""
 
 import json
-from pathlib import Path
 
 import pytest
 
 from jobs.config.loading import load
 from jobs.config.run import RunConfig
 from tests.jobs.conftest import Job
-from tests.jobs.runs import arguments, commits, content, errors, generations, problems, prompts
+from tests.jobs.runs import arguments, commits, content, errors, problems, prompts
 
 
 def local(job: Job, *flags: str) -> int:
     return job.generate("--run.local", "--engine.draft_length=fixed", *flags)
 
 
-def test_a_local_run_is_complete_goes_on_and_does_only_what_is_missing(
-    job: Job, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_local_run_is_complete_goes_on_and_does_only_what_is_missing(job, monkeypatch):
     def start(*_: object) -> None:
         raise AssertionError("Ray was started")
 
@@ -41,15 +38,6 @@ def test_a_local_run_is_complete_goes_on_and_does_only_what_is_missing(
     assert "still fail: 1" in job.printed()
 
 
-def test_a_local_run_of_scores_is_complete(job: Job) -> None:
-    job.read(3)
-    given = [flag for flag in job.command("--run.local", "--task=score") if "models.draft" not in flag]
-    from jobs import generate  # here, because it takes seconds
-
-    assert generate.main([flag for flag in given if "sampling" not in flag]) == 0, job.printed()
-    assert len(generations(job.output)) == 3
-
-
 @pytest.mark.parametrize(
     ("flag", "name"),
     [
@@ -60,7 +48,7 @@ def test_a_local_run_of_scores_is_complete(job: Job) -> None:
         ("--run.ray_address=local", "run.ray_address"),
     ],
 )
-def test_what_needs_other_processes_is_refused(flag: str, name: str, tmp_path: Path) -> None:
+def test_what_needs_other_processes_is_refused(flag, name, tmp_path):
     given = arguments("x", tmp_path, ("t", "d"), "--run.local", "--engine.drafter=model", flag)
     with pytest.raises(ValueError, match=f"run.local is set, for a run without Ray, but {name} asks for Ray"):
         load(RunConfig, given, "test")
@@ -68,7 +56,7 @@ def test_what_needs_other_processes_is_refused(flag: str, name: str, tmp_path: P
 
 @pytest.mark.ray
 @pytest.mark.usefixtures("ray_address")
-def test_its_rows_are_those_of_a_run_on_ray(job: Job, plain_run: Path) -> None:
+def test_a_run_on_ray_writes_the_same_rows(job, plain_run):
     job.source = plain_run / "in.jsonl"
-    assert local(job, "--engine.num_slots=5") == 0, job.printed()
+    assert job.generate("--engine.num_slots=5", "--engine.draft_length=fixed") == 0, job.printed()
     assert content(job.output) == content(plain_run / "out")

@@ -35,36 +35,36 @@ def printed_plan(command: list[str], capsys: pytest.CaptureFixture[str], *flags:
     return " ".join(capsys.readouterr().out.split())
 
 
-def test_the_file_changes_no_text_unless_that_is_asked_for(command: list[str]) -> None:
+def test_the_file_changes_no_text_unless_that_is_asked_for(command):
     assert sampling(command) == SamplingParams(max_tokens=12)
 
 
-def test_what_the_file_says_is_taken_where_the_configuration_says_nothing(command: list[str]) -> None:
+def test_what_the_file_says_is_taken_where_the_configuration_says_nothing(command):
     taken = sampling(command, "--sampling.from_model", "--sampling.temperature=1.0")
     assert taken == SamplingParams(max_tokens=12, temperature=1.0, top_p=0.95, top_k=50, repetition_penalty=1.1)
 
 
-def test_a_model_without_the_file_says_nothing_that_could_be_taken(command: list[str]) -> None:
+def test_a_model_without_the_file_says_nothing_that_could_be_taken(command):
     target = Path(next(word for word in command if "models.target" in word).partition("=")[2])
     (target / "generation_config.json").unlink()
     with pytest.raises(ValueError, match=r"has no generation_config\.json"):
         sampling(command, "--sampling.from_model")
 
 
-def test_a_file_that_does_not_ask_for_samples_means_greedy_texts_as_for_generate(command: list[str]) -> None:
+def test_a_file_that_does_not_ask_for_samples_means_greedy_texts_as_for_generate(command):
     target = Path(next(word for word in command if "models.target" in word).partition("=")[2])
     (target / "generation_config.json").write_text(json.dumps({"eos_token_id": 2, "temperature": 0.6}))
     assert sampling(command, "--sampling.from_model") == SamplingParams(max_tokens=12, temperature=0.0)
 
 
-def test_what_cannot_be_sampled_is_refused_with_the_name_of_the_file(command: list[str]) -> None:
+def test_what_cannot_be_sampled_is_refused_with_the_name_of_the_file(command):
     target = Path(next(word for word in command if "models.target" in word).partition("=")[2])
     (target / "generation_config.json").write_text(json.dumps({"do_sample": True, "min_new_tokens": 50}))
     with pytest.raises(ValueError, match=r"(?s)takes .*50.* from generation_config.json: .*min_tokens"):
         sampling(command, "--sampling.from_model")
 
 
-def test_the_plan_names_what_the_run_does_not_follow(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_plan_names_what_the_run_does_not_follow(command, capsys):
     without = printed_plan(command, capsys)
     for said in ("temperature 0.6", "top_p 0.95", "repetition_penalty 1.1", "no_repeat_ngram_size 3"):
         assert said in without.partition("not applied of the model's generation_config.json:")[2]

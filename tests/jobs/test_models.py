@@ -1,7 +1,5 @@
 """`jobs.models` decides for a class of models whether it is exact, from a tiny random model of it."""
 
-from pathlib import Path
-
 import pytest
 
 from jobs import models
@@ -21,7 +19,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", [*EXACT, *PUBLISHED])
-def test_every_drafter_writes_what_transformers_writes(name: str) -> None:
+def test_every_drafter_writes_what_transformers_writes(name):
     family = try_family(name)
     assert (family.verdict, family.reason) == ("exact", "")
     assert family.num_tokens == 4 * 20 * (5 + 1 + 5)
@@ -29,29 +27,27 @@ def test_every_drafter_writes_what_transformers_writes(name: str) -> None:
 
 
 @pytest.mark.parametrize("model_type", REFUSED)
-def test_a_model_that_cannot_be_exact_is_refused_with_the_reason(model_type: str) -> None:
+def test_a_model_that_cannot_be_exact_is_refused_with_the_reason(model_type):
     family = try_family(model_type)
     assert family.verdict == "refused"
     assert REFUSED[model_type] in family.reason
     assert "/" not in family.reason.partition("(")[0], "no folder of this machine is named"
 
 
-def test_a_type_is_tried_with_its_published_options_too() -> None:
+def test_a_type_is_tried_with_its_published_options_too():
     assert names_of(["falcon", "bart"])[:3] == ["bart", "falcon", "falcon, alibi"]
     assert set(names_of(model_types())) == {*model_types(), *published()}
 
 
 @pytest.mark.usefixtures("lenient_verifier")
-def test_a_verifier_that_accepts_what_it_must_not_is_found_out() -> None:
+def test_a_verifier_that_accepts_what_it_must_not_is_found_out():
     family = try_family("llama")
     assert family.verdict == "wrong"
     assert "another token at " in family.reason
 
 
 @pytest.mark.slow
-def test_the_command_prints_a_line_for_each_type_and_writes_the_page(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_prints_a_line_for_each_type_and_writes_the_page(tmp_path, capsys):
     page = tmp_path / "models.md"
     assert models.main(["mamba", "bart", "--write", str(page)]) == 0
     printed = capsys.readouterr().out
@@ -63,12 +59,12 @@ def test_the_command_prints_a_line_for_each_type_and_writes_the_page(
 @pytest.mark.parametrize(
     ("verdict", "code"), [("exact", 0), ("refused", 0), ("not tried", 0), ("wrong", 1), ("crash", 1)]
 )
-def test_a_wrong_token_and_a_crash_fail_the_command(verdict: str, code: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_token_and_a_crash_fail_the_command(verdict, code, monkeypatch):
     monkeypatch.setattr(family_module, "_tried", lambda *_: iter([Family("llama", "Llama", verdict, "why")]))
     assert models.main(["llama"]) == code
 
 
-def test_a_type_that_transformers_does_not_know_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_type_that_transformers_does_not_know_is_named(capsys):
     assert models.main(["lama"]) == 2
     assert "has no causal model 'lama'" in capsys.readouterr().err
     assert len(model_types()) > 150

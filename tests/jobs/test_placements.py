@@ -37,7 +37,7 @@ def tokens(output: Path) -> list[tuple[int, list[int]]]:
 
 
 @pytest.mark.slow
-def test_a_run_resumed_with_split_placement_writes_the_same_corpus(job: Job) -> None:
+def test_a_run_resumed_with_split_placement_writes_the_same_corpus(job):
     job.read(24)
     assert job.generate(*SAMPLING) == 0
     whole, first = content(job.output), "part-000000000.parquet"
@@ -54,7 +54,7 @@ def test_a_run_resumed_with_split_placement_writes_the_same_corpus(job: Job) -> 
 
 
 @pytest.mark.slow
-def test_a_run_in_stages_writes_the_same_rows_and_may_resume_with_another_placement(job: Job) -> None:
+def test_a_run_in_stages_writes_the_same_rows_and_may_resume_with_another_placement(job):
     job.read(24)
     whole = tokens(job.undisturbed())
     assert job.generate(*TWO) == 0
@@ -69,9 +69,7 @@ def test_a_run_in_stages_writes_the_same_rows_and_may_resume_with_another_placem
     assert sum(row["num_accepted_tokens"] for row in generations(job.output)[:16]) > 20
 
 
-def test_a_run_in_stages_drafts_with_a_head_and_writes_the_same_corpus(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_in_stages_drafts_with_a_head_and_writes_the_same_corpus(tmp_path, capsys):
     target, head = save_perfect_pair(tmp_path)
     byte_level([*LETTERS, *(f"{letter}{letter}" for letter in "abcdefgh")]).save_pretrained(target)
     job = Job(tmp_path, (target, head), capsys)
@@ -103,7 +101,7 @@ class KilledStages(EngineWorker):
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_only_a_row_that_kills_stages_becomes_an_error_row(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_a_row_that_kills_stages_becomes_an_error_row(job, monkeypatch):
     rows = prompts(12)
     rows[4] = {"id": "killer", "kind": "a", "prompt": "this is poison"}
     job.read(rows)
@@ -115,7 +113,7 @@ def test_only_a_row_that_kills_stages_becomes_an_error_row(job: Job, monkeypatch
     assert tokens(job.output) == [row for row in whole if row[0] != dead["row_id"]]
 
 
-def test_a_dry_run_prints_the_placement(job: Job) -> None:
+def test_a_dry_run_prints_the_placement(job):
     job.read(24)
     flags = ("--dry-run", "--actors.max_actors=4", "--placement=split", "--drafts.per_target=0.5")
     assert job.generate(*flags, "--drafts.num_cpus=2") == 0
@@ -144,14 +142,14 @@ def test_a_dry_run_prints_the_placement(job: Job) -> None:
         ("colocated", "--stages.count=2 --stages.start_timeout_s=600", "that replaces stages may need 960 seconds"),
     ],
 )
-def test_bad_values_are_refused_before_any_work(job: Job, placement: str, flags: str, message: str) -> None:
+def test_bad_values_are_refused_before_any_work(job, placement, flags, message):
     job.read(2)
     assert job.generate(f"--placement={placement}", *flags.split()) == 2
     assert re.search(message, " ".join(job.printed().split()))
     assert not job.output.exists()
 
 
-def test_a_split_without_a_draft_model_is_refused(job: Job) -> None:
+def test_a_split_without_a_draft_model_is_refused(job):
     job.read(2)
     flags = [flag for flag in job.command("--placement=split") if not flag.startswith("--models.draft")]
     assert generate.main(flags) == 2

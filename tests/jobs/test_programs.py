@@ -14,7 +14,6 @@ from jobs.config.loading import load
 from jobs.config.run import RunConfig
 from jobs.driver import execution
 from jobs.driver.plan import create_run, make_plan
-from tests.jobs.conftest import Job
 from tests.jobs.runs import arguments, content, errors, generations, problems, prompts
 from training.corpus.corpus import Corpus
 from training.corpus.options import CorpusOptions
@@ -34,7 +33,7 @@ async def talk(generate: Any, row: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.ray
 @pytest.mark.usefixtures("ray_address")
-def test_rows_that_are_programs_are_generated_once_whatever_drafts_and_exported(job: Job, tmp_path: Path) -> None:
+def test_rows_that_are_programs_are_generated_once_whatever_drafts_and_exported(job, tmp_path):
     job.read([*prompts(14), "not JSON"])
     assert job.generate(PROGRAM) == 0, job.printed()
     assert problems(job.output) == []
@@ -55,7 +54,7 @@ def test_rows_that_are_programs_are_generated_once_whatever_drafts_and_exported(
 
 @pytest.mark.ray
 @pytest.mark.usefixtures("ray_address")
-def test_a_row_whose_program_failed_is_an_error_row_that_a_retry_mends(job: Job) -> None:
+def test_a_row_whose_program_failed_is_an_error_row_that_a_retry_mends(job):
     program = "--program.function=tests.jobs.test_programs:fails_while_a_file_is_there"
     failing = job.folder / "failing"
     failing.touch()
@@ -77,7 +76,7 @@ async def fails_while_a_file_is_there(generate: Any, row: dict[str, Any]) -> Non
         raise RuntimeError("not today")
 
 
-def test_a_program_belongs_to_the_identity_of_a_run(job: Job) -> None:
+def test_a_program_belongs_to_the_identity_of_a_run(job):
     job.read(3)
     create_run(make_plan(load(RunConfig, job.command(PROGRAM), prog="test")))
     make_plan(load(RunConfig, job.command(PROGRAM, "--program.timeout_s=5"), prog="test"))
@@ -85,22 +84,14 @@ def test_a_program_belongs_to_the_identity_of_a_run(job: Job) -> None:
         make_plan(load(RunConfig, job.command(), prog="test"))
 
 
-@pytest.mark.parametrize(
-    ("flags", "said"),
-    [
-        (["--program.function=tests.jobs.test_programs:nothing"], "the module has no 'nothing'"),
-        (["--program.function=nowhere"], "must be 'module:function'"),
-        ([PROGRAM, "--learn.every_rows=8"], "a draft learns from rows of one generation"),
-    ],
-)
-def test_a_program_that_cannot_run_ends_the_command_before_any_work(job: Job, flags: list[str], said: str) -> None:
+def test_a_program_beside_a_draft_that_learns_ends_the_command_before_any_work(job):
     job.read(3)
-    assert job.generate(*flags) == 2
-    assert said in " ".join(job.capsys.readouterr().err.split())
+    assert job.generate(PROGRAM, "--learn.every_rows=8") == 2
+    assert "a draft learns from rows of one generation" in " ".join(job.printed().split())
     assert not job.output.exists()
 
 
-def test_a_column_of_the_input_with_the_name_of_a_programs_column_is_refused(job: Job) -> None:
+def test_a_column_of_the_input_with_the_name_of_a_programs_column_is_refused(job):
     job.read([{**row, "turns": 1} for row in prompts(3)])
     assert job.generate(PROGRAM, "--input.carry_columns=[turns]") == 2
     assert "carried columns ['turns'] have names that the output uses itself" in job.printed()
@@ -109,14 +100,14 @@ def test_a_column_of_the_input_with_the_name_of_a_programs_column_is_refused(job
 @pytest.mark.parametrize(
     ("expression", "value"), [("3 x 90 + 15", "285"), ("7-10", "-3"), ("", "?"), ("2 ** 9", "?"), ("1 +", "?")]
 )
-def test_the_calculator_computes_sums_of_whole_numbers_only(expression: str, value: str) -> None:
+def test_the_calculator_computes_sums_of_whole_numbers_only(expression, value):
     assert calculate(expression) == value
 
 
 @pytest.mark.slow
 @pytest.mark.ray
 @pytest.mark.usefixtures("ray_address")
-def test_an_engine_that_is_killed_between_two_turns_costs_no_token(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engine_that_is_killed_between_two_turns_costs_no_token(job, monkeypatch):
     job.read(prompts(12))
     undisturbed, mark = job.undisturbed(PROGRAM), job.folder / "died"
 

@@ -7,7 +7,6 @@ import pytest
 
 from jobs import generate, prove
 from jobs.proving import placed
-from jobs.proving.comparison import first_difference
 from tests.jobs.runs import arguments, prompts, write_jsonl
 
 SMALL = ("--prove.num_prompts=5", "--prove.draft_lengths=3", "--prove.num_slots=3", "--prove.asked=nothing")
@@ -19,9 +18,7 @@ def command(tmp_path: Path, text_pair: tuple[str, str]) -> list[str]:
     return arguments(tmp_path / "in.jsonl", tmp_path / "out", text_pair, *SMALL)
 
 
-def test_every_drafter_and_temperature_is_compared_and_the_result_is_written(
-    command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_every_drafter_and_temperature_is_compared_and_the_result_is_written(command, tmp_path, capsys):
     path = tmp_path / "proof.json"
     more = (f"--prove.json_path={path}", "--prove.temperatures=0", "--prove.temperatures=0.8")
     assert prove.main([*command, *more]) == 0
@@ -37,9 +34,7 @@ def test_every_drafter_and_temperature_is_compared_and_the_result_is_written(
 
 
 @pytest.mark.usefixtures("lenient_verifier")
-def test_a_verifier_that_accepts_what_it_must_not_is_found_out(
-    command: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_verifier_that_accepts_what_it_must_not_is_found_out(command, capsys):
     assert prove.main([*command, "--prove.drafters=ngram", "--sampling.temperature=0"]) == 1
     printed = capsys.readouterr().out
     assert "NOT IDENTICAL" in printed
@@ -53,12 +48,10 @@ def test_a_verifier_that_accepts_what_it_must_not_is_found_out(
     ("flags", "where"),
     [
         (("--placement=split", "--drafts.num_cpus=0.5", "--drafts.timeout_s=30"), "draft actors"),
-        (("--stages.count=2", "--stages.num_cpus=0.5"), "2 stages"),
+        pytest.param(("--stages.count=2", "--stages.num_cpus=0.5"), "2 stages", marks=pytest.mark.slow),
     ],
 )
-def test_an_engine_with_its_models_where_the_run_puts_them_is_compared_too(
-    flags: tuple[str, ...], where: str, command: list[str], tmp_path: Path
-) -> None:
+def test_an_engine_with_its_models_where_the_run_puts_them_is_compared_too(flags, where, command, tmp_path):
     path = tmp_path / "proof.json"
     few = ("--prove.drafters=none", "--prove.asked=mixed", "--prove.every_setting", "--engine.draft_length=fixed")
     assert prove.main([*command, *flags, *few, f"--prove.json_path={path}"]) == 0
@@ -72,9 +65,7 @@ def test_an_engine_with_its_models_where_the_run_puts_them_is_compared_too(
 
 @pytest.mark.ray
 @pytest.mark.usefixtures("ray_address")
-def test_an_engine_that_cannot_be_placed_is_told_before_anything_is_compared(
-    command: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_engine_that_cannot_be_placed_is_told_before_anything_is_compared(command, capsys, monkeypatch):
     flags = ("--stages.count=2", "--stages.num_cpus=1000", "--run.no_progress_timeout_s=5")
     monkeypatch.setattr(placed, "_PATIENCE_S", 0.1)
     assert prove.main([*command, *flags, "--prove.drafters=none"]) == 1
@@ -84,19 +75,17 @@ def test_an_engine_that_cannot_be_placed_is_told_before_anything_is_compared(
     assert "1000 CPU" in printed.err
 
 
-@pytest.mark.ray
-@pytest.mark.usefixtures("ray_address")
-def test_a_run_that_exists_gets_the_proof_in_its_report(command: list[str], tmp_path: Path) -> None:
+def test_a_run_that_exists_gets_the_proof_in_its_report(command, tmp_path):
     run = [word for word in command if not word.startswith("--prove.")]
-    assert generate.main(run) == 0
+    assert generate.main([*run, "--run.local"]) == 0
     assert prove.main([*command, "--prove.drafters=none"]) == 0
     proof = json.loads((tmp_path / "out/report.json").read_text())["proof"]
     assert (proof["num_prompts"], proof["asked"], proof["num_different_rows"]) == (5, ["nothing"], 0)
 
 
 def test_rows_that_cannot_be_written_or_asked_for_it_are_left_out_and_without_a_row_a_proof_is_refused(
-    command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+    command, tmp_path, capsys
+):
     long = {"id": "long", "kind": "a", "prompt": "word " * 400}
     own = {"id": "own", "kind": "a", "prompt": "hello", "sampling": {"ignore_eos": True}}
     command = [*command, "--prove.drafters=none", "--prove.asked=choice", "--engine.max_model_len=100"]
@@ -121,18 +110,6 @@ def test_rows_that_cannot_be_written_or_asked_for_it_are_left_out_and_without_a_
         ("unadjusted", "keeps neither the tokens of the target nor its distribution"),
     ],
 )
-def test_only_coupled_can_be_compared_token_by_token(
-    command: list[str], capsys: pytest.CaptureFixture[str], verification: str, why: str
-) -> None:
+def test_only_coupled_can_be_compared_token_by_token(command, capsys, verification, why):
     assert prove.main([*command, f"--engine.verification={verification}"]) == 2
     assert f"engine.verification is '{verification}', which {why}; only 'coupled' can be" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("found", "expected", "position"),
-    [([1, 2], [1, 2], None), ([1, 3], [1, 2], 1), ([1], [1, 2], 1), ([1, 2], [1], 1), ([], [], None), ([5], [], 0)],
-)
-def test_texts_differ_where_a_token_differs_or_one_of_them_ends(
-    found: list[int], expected: list[int], position: int | None
-) -> None:
-    assert first_difference(found, expected) == position

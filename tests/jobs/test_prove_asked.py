@@ -2,7 +2,6 @@
 
 import ctypes
 import json
-from collections.abc import Callable
 from itertools import product
 from pathlib import Path
 from typing import Any, get_args
@@ -36,9 +35,7 @@ def proved(folder: Path, *flags: str) -> tuple[int, dict[str, Any]]:
     return code, json.loads(path.read_text())
 
 
-def test_rows_of_all_cases_side_by_side_are_those_of_the_target_alone(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_rows_of_all_cases_side_by_side_are_those_of_the_target_alone(tmp_path, capsys):
     drafters = ("--prove.drafters=suffix", "--prove.drafters=hybrid")
     few = (f"--prove.num_prompts={len(CASES)}", "--prove.num_slots=5", "--prove.draft_lengths=4")
     code, result = proved(tmp_path, "--prove.asked=mixed", *drafters, *few)
@@ -51,7 +48,7 @@ def test_rows_of_all_cases_side_by_side_are_those_of_the_target_alone(
     assert [(each["asked"], bool(each["num_accepted_tokens"])) for each in result["findings"]] == [("mixed", True)] * 4
 
 
-def test_rows_of_a_case_meet_what_it_is_there_for() -> None:
+def test_rows_of_a_case_meet_what_it_is_there_for():
     settings = GeneratorSettings(
         models=ModelSettings(target=PAIR[0]), sampling=SamplingParams(max_tokens=120, temperature=0.8), seed=7
     )
@@ -76,7 +73,7 @@ def test_rows_of_a_case_meet_what_it_is_there_for() -> None:
     assert all(len(row.logprobs) == len(row.output_token_ids) for row in alone["logprobs"])
 
 
-def test_some_settings_hold_each_pair_of_drafter_and_length_and_of_drafter_and_slots_and_in_turn_all() -> None:
+def test_some_settings_hold_each_pair_of_drafter_and_length_and_of_drafter_and_slots_and_in_turn_all():
     ways: list[tuple[Any, int]] = [("fixed", 1), ("fixed", 4), ("adaptive", 4)]
     axes = (["ngram", "suffix", "model"], ways, [1, 4, 16])
     settings = [Setting(drafter, *way, num_slots, is_shuffled=False) for drafter, way, num_slots in product(*axes)]
@@ -150,9 +147,7 @@ def stale_logprobs(patch: pytest.MonkeyPatch) -> None:
     ("plant", "asked"),
     [(stale_masks, "json_object"), (stale_stop, "stop"), (stale_counts, "penalties"), (stale_logprobs, "logprobs")],
 )
-def test_state_that_keeps_a_rejected_token_is_found_out(
-    plant: Callable[[pytest.MonkeyPatch], None], asked: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_state_that_keeps_a_rejected_token_is_found_out(plant, asked, tmp_path, monkeypatch):
     plant(monkeypatch)
     few = ("--prove.num_prompts=20", "--prove.num_slots=4", "--prove.drafters=suffix", "--prove.draft_lengths=4")
     code, result = proved(tmp_path, f"--prove.asked={asked}", *few)

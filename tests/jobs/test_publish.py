@@ -49,7 +49,7 @@ def _named(place: Path, number: int) -> str:
     return str(pattern).replace("*", f"part-{number:05d}")
 
 
-def test_a_published_run_reads_back_as_a_dataset_with_a_card_and_the_report(tmp_path: Path) -> None:
+def test_a_published_run_reads_back_as_a_dataset_with_a_card_and_the_report(tmp_path):
     run, place = _run(tmp_path), tmp_path / "published"
     (Path(run.location.path) / "report.html").write_text("<p>the report</p>")
     assert publish.main([run.location.name, str(place), "--title=Ravens", "--license=apache-2.0"]) == 0
@@ -74,9 +74,7 @@ def test_a_published_run_reads_back_as_a_dataset_with_a_card_and_the_report(tmp_
     assert metadata["configs"][0]["data_files"] == [{"split": "train", "path": f"data/{folder.name}/*.parquet"}]
 
 
-def test_a_second_call_uploads_only_what_is_missing_or_changed(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_second_call_uploads_only_what_is_missing_or_changed(tmp_path, capsys):
     run, place = _run(tmp_path), tmp_path / "published"
     command = [run.location.name, str(place), "--bytes-per-file=1"]
     assert publish.main(command) == 0
@@ -107,9 +105,7 @@ def test_a_second_call_uploads_only_what_is_missing_or_changed(
         ({}, {"settings": {"chat": {"system_prompt": f"use {KEY}"}}}, "settings.chat.system_prompt (an AWS access key"),
     ],
 )
-def test_what_looks_like_a_secret_is_refused_by_its_field_until_it_is_meant(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], row: dict[str, Any], run: dict[str, Any], said: str
-) -> None:
+def test_what_looks_like_a_secret_is_refused_by_its_field_until_it_is_meant(tmp_path, capsys, row, run, said):
     directory = RunDirectory.create(
         str(tmp_path / "run"), {**RUN, "identity": IDENTITY, "models": MODELS, **run}, [unit(0, num_rows=1)]
     )
@@ -124,16 +120,14 @@ def test_what_looks_like_a_secret_is_refused_by_its_field_until_it_is_meant(
     assert publish.main([directory.location.name, str(place), f"--allow-secrets-in={field}"]) == 0
 
 
-def test_words_that_only_resemble_secrets_are_published(tmp_path: Path) -> None:
+def test_words_that_only_resemble_secrets_are_published(tmp_path):
     run = RunDirectory.create(str(tmp_path / "run"), {**RUN, "models": MODELS}, [unit(0, num_rows=1)])
     text = "the hf_hub has AKIA in it, a task-oriented sk-learn, and BEGIN PRIVATE KEY of nothing"
     commit_rows(run, unit(0, num_rows=1), [generation(0, text=text)], [])
     assert publish.main([run.location.name, str(tmp_path / "published")]) == 0
 
 
-def test_an_incomplete_run_is_published_only_if_that_is_asked_for(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_incomplete_run_is_published_only_if_that_is_asked_for(tmp_path, capsys):
     run, place = _run(tmp_path), tmp_path / "published"
     Path(run.part_path(1).path).unlink()
     assert publish.main([run.location.name, str(place)]) == 1
@@ -143,14 +137,14 @@ def test_an_incomplete_run_is_published_only_if_that_is_asked_for(
     assert _card((place / "README.md").read_text())["dray"]["complete"] is False
 
 
-def test_a_damaged_run_is_not_published_even_in_part(tmp_path: Path) -> None:
+def test_a_damaged_run_is_not_published_even_in_part(tmp_path):
     run, place = _run(tmp_path), tmp_path / "published"
     Path(run.part_path(1).path).write_bytes(b"damaged")
     assert publish.main([run.location.name, str(place), "--partial"]) == 1
     assert not place.exists()
 
 
-def test_a_destination_with_other_data_is_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_destination_with_other_data_is_left_alone(tmp_path, capsys):
     (tmp_path / "one").mkdir()
     (tmp_path / "two").mkdir()
     run, other, place = _run(tmp_path / "one"), _run(tmp_path / "two"), tmp_path / "published"
@@ -182,17 +176,13 @@ def test_a_destination_with_other_data_is_left_alone(tmp_path: Path, capsys: pyt
         ("{run}/published", "is inside the run"),
     ],
 )
-def test_a_destination_that_is_none_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], place: str, said: str
-) -> None:
+def test_a_destination_that_is_none_is_refused(tmp_path, capsys, place, said):
     run = _run(tmp_path)
     assert publish.main([run.location.name, place.format(run=run.location.name)]) == 2
     assert said in capsys.readouterr().err
 
 
-def test_a_dry_run_says_what_would_be_uploaded_and_uploads_nothing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_dry_run_says_what_would_be_uploaded_and_uploads_nothing(tmp_path, capsys):
     run, place = _run(tmp_path), tmp_path / "published"
     assert publish.main([run.location.name, str(place), "--dry-run"]) == 0
     assert "README.md:" in capsys.readouterr().out
@@ -217,7 +207,7 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
     server.server_close()
 
 
-def test_a_run_on_the_hub_is_private_and_a_second_call_uploads_only_what_is_missing(tmp_path: Path, hub: Hub) -> None:
+def test_a_run_on_the_hub_is_private_and_a_second_call_uploads_only_what_is_missing(tmp_path, hub):
     run = _run(tmp_path)
     command = [run.location.name, "hf://datasets/owner/name", "--bytes-per-file=1"]
     assert publish.main(command) == 0
@@ -246,9 +236,7 @@ def test_a_run_on_the_hub_is_private_and_a_second_call_uploads_only_what_is_miss
     assert sorted(hub.commits[-1]) == sorted(["README.md", new[1], *names[1:-1]])
 
 
-def test_a_second_publication_that_ends_before_its_commit_changes_nothing_on_the_hub(
-    tmp_path: Path, hub: Hub, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_second_publication_that_ends_before_its_commit_changes_nothing_on_the_hub(tmp_path, hub, capsys):
     run = _run(tmp_path)
     command = [run.location.name, "hf://datasets/owner/name", "--bytes-per-file=1"]
     assert publish.main(command) == 0
@@ -263,7 +251,7 @@ def test_a_second_publication_that_ends_before_its_commit_changes_nothing_on_the
     assert hub.uploads == num_uploads, "what was uploaded is not uploaded again"
 
 
-def test_a_branch_that_does_not_exist_is_made_without_the_files_of_another(tmp_path: Path, hub: Hub) -> None:
+def test_a_branch_that_does_not_exist_is_made_without_the_files_of_another(tmp_path, hub):
     run = _run(tmp_path)
     assert publish.main([run.location.name, "hf://datasets/owner/name"]) == 0
     main = dict(hub.files)
@@ -278,7 +266,7 @@ def test_a_branch_that_does_not_exist_is_made_without_the_files_of_another(tmp_p
     assert len(hub.commits) == 2
 
 
-def test_a_tag_is_refused_by_name_and_gets_no_branch_beside_it(tmp_path: Path, hub: Hub, capsys) -> None:
+def test_a_tag_is_refused_by_name_and_gets_no_branch_beside_it(tmp_path, hub, capsys):
     run = _run(tmp_path)
     hub.tags.append("v1.0")
     assert publish.main([run.location.name, "hf://datasets/owner/name@v1.0"]) == 1
@@ -286,9 +274,7 @@ def test_a_tag_is_refused_by_name_and_gets_no_branch_beside_it(tmp_path: Path, h
     assert list(hub.branches) == ["main"]
 
 
-def test_a_hub_that_cannot_be_reached_is_one_line(
-    tmp_path: Path, hub: Hub, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_hub_that_cannot_be_reached_is_one_line(tmp_path, hub, capsys, monkeypatch):
     run = _run(tmp_path)
     monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", lambda seconds: None)  # between its retries
     hub.shutdown()
@@ -332,9 +318,7 @@ def _read_as_a_user(place: Path) -> list[tuple[int, int]] | None:
 
 
 @pytest.mark.parametrize("is_second", [False, True], ids=["the first publication", "another one"])
-def test_a_publisher_that_is_killed_at_any_step_never_leaves_a_row_twice_or_loses_one(
-    tmp_path: Path, is_second: bool
-) -> None:
+def test_a_publisher_that_is_killed_at_any_step_never_leaves_a_row_twice_or_loses_one(tmp_path, is_second):
     run, place = _run(tmp_path), tmp_path / "published"
     wanted = sorted((row["row_id"], row["sample"]) for row in pq.read_table(f"{run.location.path}/data").to_pylist())
     again = tmp_path / "before"
@@ -359,7 +343,7 @@ def test_a_publisher_that_is_killed_at_any_step_never_leaves_a_row_twice_or_lose
     assert len({path.parent for path in place.glob("data/*/*.parquet")}) == 1
 
 
-def test_a_first_publication_that_was_killed_goes_on(tmp_path: Path) -> None:
+def test_a_first_publication_that_was_killed_goes_on(tmp_path):
     run, place = _run(tmp_path), tmp_path / "published"
     command = [run.location.name, str(place)]
     assert exit_code_of(_publish_and_die, 4, command) == -signal.SIGKILL

@@ -136,9 +136,7 @@ def _head(folder: Path, case: Case) -> Path:
 
 
 @pytest.mark.parametrize("case", _EVERY_CASE)
-def test_a_published_head_is_planned_by_a_dry_run(
-    case: Case, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_published_head_is_planned_by_a_dry_run(case, tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "1000")  # a line of the plan is a line
     monkeypatch.setattr("actors.identity.model_fingerprint", quick_model_fingerprint)  # not of 16 GB of zeros
     target, _ = _target(tmp_path / "target", case.target)
@@ -162,7 +160,7 @@ def test_a_published_head_is_planned_by_a_dry_run(
 
 
 @pytest.mark.parametrize("case", _EVERY_CASE)
-def test_a_published_heads_network_takes_exactly_the_tensors_of_its_folder(case: Case, tmp_path: Path) -> None:
+def test_a_published_heads_network_takes_exactly_the_tensors_of_its_folder(case, tmp_path):
     target_folder, target = _target(tmp_path / "target", case.target)
     folder = _head(tmp_path / "head", case)
     config = fitting_config(str(folder), cast(Any, target).config, str(target_folder))

@@ -1,7 +1,5 @@
 """`jobs.report`: its table, and what it says where there is nothing to add up. No Ray is needed for that."""
 
-from pathlib import Path
-
 import pytest
 
 from jobs import report
@@ -9,9 +7,7 @@ from pipeline.run.directory import RunDirectory
 from tests.pipeline.made_up import RUN, committed_run, unit
 
 
-def test_the_table_has_a_line_for_each_value_and_one_for_all(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_table_has_a_line_for_each_value_and_one_for_all(tmp_path, capsys):
     path = committed_run(tmp_path / "run").location.name
     assert report.main([path, "--by", "sample,finish_reason"]) == 0
     title, *lines = capsys.readouterr().out.splitlines()
@@ -27,9 +23,7 @@ def test_the_table_has_a_line_for_each_value_and_one_for_all(
 
 
 @pytest.mark.parametrize("task", ["generate", "score"])
-def test_a_run_without_parts_says_so_and_knows_its_columns(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], task: str
-) -> None:
+def test_a_run_without_parts_says_so_and_knows_its_columns(tmp_path, capsys, task):
     run = RunDirectory.create(str(tmp_path / "run"), {**RUN, "task": task}, [unit()])
     for flags in ([], ["--by", "sample"]):
         assert report.main([run.location.name, *flags]) == 0

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from jobs import generate, retry, verify
+from jobs import generate, verify
 from jobs.driver import execution
 from pipeline.run.directory import RunDirectory
 from pipeline.run.progress.lease import hold_lease
@@ -19,9 +19,10 @@ from tests.jobs.conftest import Job
 from tests.jobs.faulty import RETRY_POINTS, dies_over, fails_over, retry_dies_at_every_point
 from tests.jobs.runs import arguments, commits, content, errors, generations, problems, prompts, wait_until, write_jsonl
 
-pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_address")]
+pytestmark = pytest.mark.usefixtures("local")
 Pair = tuple[str, str]
 FLAGS = ("--sampling.n=2", "--run.seed=3", "--run.max_error_rate=1")
+LOCAL = "--run.local"
 
 
 def input_rows() -> list[Any]:
@@ -36,14 +37,14 @@ def input_rows() -> list[Any]:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory, text_pair: Pair, ray_address: str) -> Path:
+def folder(tmp_path_factory: pytest.TempPathFactory, text_pair: Pair) -> Path:
     """Return a folder with in.jsonl, the run undisturbed/ and the run failed/, in which three unlucky rows failed."""
     folder = tmp_path_factory.mktemp("retry")
     source = write_jsonl(folder / "in.jsonl", input_rows())
-    assert generate.main(arguments(source, folder / "undisturbed", text_pair, *FLAGS)) == 0
+    assert generate.main(arguments(source, folder / "undisturbed", text_pair, *FLAGS, LOCAL)) == 0
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(execution, "EngineWorker", fails_over("unlucky"))
-        assert generate.main(arguments(source, folder / "failed", text_pair, *FLAGS)) == 0
+        assert generate.main(arguments(source, folder / "failed", text_pair, *FLAGS, LOCAL)) == 0
     failed = [row["id"] for row in errors(folder / "failed")]
     assert failed == ["row-2", None, "empty", "row-17", "row-19", "no-prompt"]
     return folder
@@ -64,7 +65,7 @@ def rows_without_counts_of_work(output: Path) -> list[dict[str, Any]]:
     return [{name: value for name, value in row.items() if name not in work} for row in generations(output)]
 
 
-def test_retried_rows_equal_those_of_a_run_without_failures(folder: Path, failed: Job) -> None:
+def test_retried_rows_equal_those_of_a_run_without_failures(folder, failed):
     output, before = failed.output, commits(failed.output)
     changed = ("--engine.num_slots=3", "--actors.units_in_flight=1", "--engine.drafter=ngram")
     assert failed.retry(*FLAGS, "--stage=generate", "--stage=read", *changed) == 0
@@ -93,7 +94,7 @@ def test_retried_rows_equal_those_of_a_run_without_failures(folder: Path, failed
     assert commits(output) == after
 
 
-def test_a_dry_run_lists_what_failed_and_writes_nothing(failed: Job) -> None:
+def test_a_dry_run_lists_what_failed_and_writes_nothing(failed):
     before = {path: path.stat().st_mtime_ns for path in failed.output.rglob("*")}
     assert failed.retry(*FLAGS, "--dry-run", "--error-type", "KeyError") == 0
     printed = failed.printed()
@@ -103,7 +104,7 @@ def test_a_dry_run_lists_what_failed_and_writes_nothing(failed: Job) -> None:
     assert {path: path.stat().st_mtime_ns for path in failed.output.rglob("*")} == before
 
 
-def test_nothing_happens_if_no_failed_row_matches(failed: Job) -> None:
+def test_nothing_happens_if_no_failed_row_matches(failed):
     before = commits(failed.output)
     assert failed.retry(*FLAGS, "--error_type=WorkerDied") == 0
     assert "Nothing to try again: none of the failed rows is asked for." in failed.printed()
@@ -111,7 +112,7 @@ def test_nothing_happens_if_no_failed_row_matches(failed: Job) -> None:
     assert (failed.output / "_SUCCESS").exists()
 
 
-def test_a_run_without_success_mark_is_verified_even_if_no_row_matches(failed: Job) -> None:
+def test_a_run_without_success_mark_is_verified_even_if_no_row_matches(failed):
     success = failed.output / "_SUCCESS"
     success.unlink()
     assert failed.retry(*FLAGS, "--stage=params", "--run.max_error_rate=0.1") == 1
@@ -137,14 +138,14 @@ def test_a_run_without_success_mark_is_verified_even_if_no_row_matches(failed: J
         ("--output.path=/nowhere/at/all", "no run here; python -m jobs.generate makes one"),
     ],
 )
-def test_flags_that_would_change_tokens_or_make_no_sense_are_refused(failed: Job, flag: str, message: str) -> None:
+def test_flags_that_would_change_tokens_or_make_no_sense_are_refused(failed, flag, message):
     before = commits(failed.output)
     assert failed.retry(*FLAGS, flag) == 2
     assert message in failed.printed()
     assert commits(failed.output) == before
 
 
-def test_a_second_driver_and_a_damaged_errors_file_print_one_line_each(failed: Job) -> None:
+def test_a_second_driver_and_a_damaged_errors_file_print_one_line_each(failed):
     with hold_lease(RunDirectory.open(str(failed.output))):
         assert failed.retry(*FLAGS) == 1
     assert "error: another driver works on this run" in failed.printed()
@@ -154,20 +155,10 @@ def test_a_second_driver_and_a_damaged_errors_file_print_one_line_each(failed: J
     assert "errors/part-000000002.parquet: damaged" in failed.printed()
 
 
-def test_help_describes_the_command_and_its_own_fields(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        retry.main(["--help"])
-    assert ended.value.code == 0
-    printed = " ".join(capsys.readouterr().out.split())
-    for text in ("Runs the rows in errors/ of a corpus again, and only those.", "--stage", "--error_type"):
-        assert text in printed
-    assert "such as WorkerDied" in printed
-
-
 @pytest.mark.slow
-def test_a_retry_that_dies_at_every_point_of_a_unit_changes_nothing(
-    job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.ray
+@pytest.mark.usefixtures("ray_address")
+def test_a_retry_that_dies_at_every_point_of_a_unit_changes_nothing(job, tmp_path, monkeypatch):
     num_units, deaths = len(RETRY_POINTS), tmp_path / "deaths"
     lucky = prompts(2)
     unlucky = [{"id": f"unlucky-{k}", "kind": "a", "prompt": f"unlucky hello {k}"} for k in range(num_units)]
@@ -191,9 +182,9 @@ def test_a_retry_that_dies_at_every_point_of_a_unit_changes_nothing(
 
 
 @pytest.mark.slow
-def test_a_row_that_kills_its_process_stays_an_error_row_and_its_neighbours_come_through(
-    folder: Path, failed: Job, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.ray
+@pytest.mark.usefixtures("ray_address")
+def test_a_row_that_kills_its_process_stays_an_error_row_and_its_neighbours_come_through(folder, failed, monkeypatch):
     monkeypatch.setattr(execution, "EngineWorker", dies_over("unlucky hello 17"))
     assert failed.retry(*FLAGS) == 0
     dead = {row["id"]: (row["stage"], row["error_type"], row["attempt"]) for row in errors(failed.output)}
@@ -208,7 +199,9 @@ def test_a_row_that_kills_its_process_stays_an_error_row_and_its_neighbours_come
 
 
 @pytest.mark.slow
-def test_a_stopped_or_killed_retry_can_be_resumed(job: Job, ray_address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.ray
+@pytest.mark.usefixtures("ray_address")
+def test_a_stopped_or_killed_retry_can_be_resumed(job, ray_address, monkeypatch):
     job.read([{"id": f"row-{k}", "kind": "a", "prompt": f"{'unlucky' if k % 2 else 'lucky'} {k}"} for k in range(96)])
     slow = ("--sampling.max_tokens=60", "--engine.num_slots=4", "--actors.units_in_flight=1", "--run.max_error_rate=1")
     undisturbed = job.undisturbed(*slow)

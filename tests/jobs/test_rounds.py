@@ -1,7 +1,6 @@
 """Rounds of a run are recorded for some rows, all or none, under every placement, and older runs go on without."""
 
 import time
-from pathlib import Path
 
 import pytest
 
@@ -14,7 +13,6 @@ from jobs.report_page import page
 from pipeline.counts import Counts
 from pipeline.run.directory import RunDirectory
 from pipeline.run.row_sample import NO_ROWS, RowSample
-from tests.jobs.conftest import Job
 from tests.jobs.report_page.made_run import made_run
 from tests.jobs.runs import content, generations, problems, prompts
 from tests.jobs.test_placements import SPLIT
@@ -23,8 +21,7 @@ from tests.jobs.test_programs import PROGRAM
 CPU = "--models.device=cpu"
 
 
-@pytest.mark.ray
-def test_a_run_that_is_complete_has_its_page_and_the_rounds_of_its_sample(plain_run: Path) -> None:
+def test_a_run_that_is_complete_has_its_page_and_the_rounds_of_its_sample(plain_run):
     rows = generations(plain_run / "out")
     assert len(rows) == 30
     assert all(len(row["draft_rounds"]) == row["num_rounds"] for row in rows), "of 31 rows all are in the sample"
@@ -42,7 +39,7 @@ def test_a_run_that_is_complete_has_its_page_and_the_rounds_of_its_sample(plain_
     [SPLIT, (PROGRAM,), ("--engine.verification=rejection",), ("--engine.drafter=suffix", "--sampling.n=2")],
     ids=["split placement", "programs", "rejection", "another drafter"],
 )
-def test_all_rounds_add_up_to_the_counts_and_change_no_token(job: Job, flags: tuple[str, ...]) -> None:
+def test_all_rounds_add_up_to_the_counts_and_change_no_token(job, flags):
     job.read(prompts(60))
     assert job.generate(*flags, "--output.rounds=all", "--sampling.temperature=0.8") == 0, job.printed()
     rows = generations(job.output)
@@ -55,7 +52,7 @@ def test_all_rounds_add_up_to_the_counts_and_change_no_token(job: Job, flags: tu
         assert content(other) == content(job.output)
 
 
-def test_a_run_begun_before_there_were_rounds_goes_on_without_them(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_begun_before_there_were_rounds_goes_on_without_them(job, monkeypatch):
     create = RunDirectory.create
     monkeypatch.setattr(
         planning.RunDirectory,
@@ -72,7 +69,7 @@ def test_a_run_begun_before_there_were_rounds_goes_on_without_them(job: Job, mon
     assert "output.rounds is 'all', but the run in" in job.printed()
 
 
-def test_which_rows_are_recorded_follows_the_configuration(job: Job) -> None:
+def test_which_rows_are_recorded_follows_the_configuration(job):
     job.read(80)
     job.begin(CPU)
     found = {}
@@ -90,16 +87,14 @@ def test_which_rows_are_recorded_follows_the_configuration(job: Job) -> None:
         ("--task=score", "output.rounds 'all' is set, but task is 'score'"),
     ],
 )
-def test_rounds_that_cannot_be_recorded_are_refused_by_name(flag: str, said: str) -> None:
+def test_rounds_that_cannot_be_recorded_are_refused_by_name(flag, said):
     command = ["--input.path=in.jsonl", "--output.path=out", "--models.target=any", "--output.rounds=all", flag]
     with pytest.raises(ValueError, match=said):
         load(RunConfig, command, prog="test")
 
 
 @pytest.mark.parametrize("flag", ["--output.report_html", "--no-output.report_html"])
-def test_a_page_that_cannot_be_written_costs_the_run_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], flag: str
-) -> None:
+def test_a_page_that_cannot_be_written_costs_the_run_nothing(tmp_path, monkeypatch, capsys, flag):
     run_directory = made_run(tmp_path, prompts(8))
     config = load(
         RunConfig,

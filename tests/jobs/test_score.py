@@ -43,13 +43,10 @@ def expected(target: str, prompt: str, continuation: str) -> list[float]:
     return [logprobs_TV[place - 1, token_ids[place]].item() for place in range(len(prompt_ids), len(token_ids))]
 
 
-@pytest.mark.ray
-def test_a_run_scores_each_continuation_once_and_goes_on_after_a_crash(
-    tmp_path: Path, text_pair: tuple[str, str], ray_address: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_scores_each_continuation_once_and_goes_on_after_a_crash(tmp_path, text_pair, capsys):
     target, bad = text_pair[0], {"id": "bad", "prompt": "hello", "answer": ""}
     write_jsonl(tmp_path / "in.jsonl", [*GOOD, bad])
-    flags = command(tmp_path, target, "--score.continuation_column=answer", f"--run.ray_address={ray_address}")
+    flags = command(tmp_path, target, "--score.continuation_column=answer", "--run.local")
     assert generate.main(flags) == 0
     rows = generations(tmp_path / "out")
     assert [row["id"] for row in rows] == [row["id"] for row in GOOD]
@@ -74,13 +71,10 @@ def test_a_run_scores_each_continuation_once_and_goes_on_after_a_crash(
     assert "perplexity" in capsys.readouterr().out
 
 
-@pytest.mark.ray
-def test_the_best_row_of_each_prompt_is_picked_by_a_column(
-    tmp_path: Path, text_pair: tuple[str, str], ray_address: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_best_row_of_each_prompt_is_picked_by_a_column(tmp_path, text_pair, capsys):
     rows = [{"id": number // 3, "prompt": "hello", "answer": [5 + number, 6]} for number in range(12)]
     write_jsonl(tmp_path / "in.jsonl", rows)
-    assert generate.main(command(tmp_path, text_pair[0], ANSWER, f"--run.ray_address={ray_address}")) == 0
+    assert generate.main(command(tmp_path, text_pair[0], ANSWER, "--run.local")) == 0
     output, file = str(tmp_path / "out"), tmp_path / "best.parquet"
     assert best.main([output, str(file), "--by=logprob", "--group=id"]) == 0
     assert "4 best of 12 rows" in capsys.readouterr().out
@@ -94,13 +88,10 @@ def test_the_best_row_of_each_prompt_is_picked_by_a_column(
         assert message in capsys.readouterr().err
 
 
-@pytest.mark.ray
-def test_the_best_label_of_each_row_is_kept_with_the_distribution_over_all(
-    tmp_path: Path, text_pair: tuple[str, str], ray_address: str
-) -> None:
+def test_the_best_label_of_each_row_is_kept_with_the_distribution_over_all(tmp_path, text_pair):
     target, labels = text_pair[0], [" and all", " hello", " world world"]
     write_jsonl(tmp_path / "in.jsonl", GOOD)
-    more = [f"--score.labels={json.dumps(labels)}", "--score.keep=best", f"--run.ray_address={ray_address}"]
+    more = [f"--score.labels={json.dumps(labels)}", "--score.keep=best", "--run.local"]
     assert generate.main(command(tmp_path, target, *more)) == 0
     for row, given in zip(generations(tmp_path / "out"), GOOD, strict=True):
         sums = [sum(expected(target, given["prompt"], label)) for label in labels]
@@ -163,9 +154,7 @@ BAD_ROWS = [
 
 
 @pytest.mark.parametrize("column", [ANSWER, CANDIDATES])
-def test_bad_rows_are_error_rows_that_say_why_and_none_is_lost(
-    column: str, tmp_path: Path, text_pair: tuple[str, str]
-) -> None:
+def test_bad_rows_are_error_rows_that_say_why_and_none_is_lost(column, tmp_path, text_pair):
     good = {"id": "good", "prompt": "hello", "answer": " all" if column == ANSWER else [" all", [5, 6], " all"]}
     bad = [(row, message) for flag, row, message in BAD_ROWS if flag == column]
     rows = [{"id": str(number), "prompt": "hello", "answer": "x", **row} for number, (row, _) in enumerate(bad)]
@@ -182,7 +171,7 @@ def test_bad_rows_are_error_rows_that_say_why_and_none_is_lost(
         assert second["text"]
 
 
-def test_a_whole_text_is_scored_from_its_second_token_on(tmp_path: Path, text_pair: tuple[str, str]) -> None:
+def test_a_whole_text_is_scored_from_its_second_token_on(tmp_path, text_pair):
     (row,), (error,) = scorer_rows(tmp_path, text_pair[0], [{"prompt": "hello world"}, {"prompt": "h"}])
     token_ids = AutoTokenizer.from_pretrained(text_pair[0])("hello world")["input_ids"]
     assert row["token_ids"] == token_ids[1:]
@@ -191,7 +180,7 @@ def test_a_whole_text_is_scored_from_its_second_token_on(tmp_path: Path, text_pa
     assert "the first token of a text has no score" in error.message
 
 
-def test_the_mean_prefers_a_long_text_that_the_sum_does_not(tmp_path: Path, text_pair: tuple[str, str]) -> None:
+def test_the_mean_prefers_a_long_text_that_the_sum_does_not(tmp_path, text_pair):
     rows = [{"prompt": "hello", "answer": [[5, 6, 7, 8], [9]]} for _ in range(1)]
     by_sum, _ = scorer_rows(tmp_path, text_pair[0], rows, CANDIDATES)
     by_mean, _ = scorer_rows(tmp_path, text_pair[0], rows, CANDIDATES, "--score.best_by=mean_logprob")
@@ -226,24 +215,20 @@ def test_the_mean_prefers_a_long_text_that_the_sum_does_not(tmp_path: Path, text
         ),
     ],
 )
-def test_a_configuration_that_makes_no_sense_is_refused(
-    flags: list[str], message: str, tmp_path: Path, text_pair: tuple[str, str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_configuration_that_makes_no_sense_is_refused(flags, message, tmp_path, text_pair, capsys):
     write_jsonl(tmp_path / "in.jsonl", GOOD)
     assert generate.main(command(tmp_path, text_pair[0], *flags)) == 2
     assert message in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
 
-def test_a_carried_column_with_the_name_of_a_score_is_refused(
-    tmp_path: Path, text_pair: tuple[str, str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_carried_column_with_the_name_of_a_score_is_refused(tmp_path, text_pair, capsys):
     write_jsonl(tmp_path / "in.jsonl", [{**row, "logprob": 1.0} for row in GOOD])
     assert generate.main(command(tmp_path, text_pair[0], ANSWER, "--input.carry_columns=[logprob]")) == 2
     assert "['logprob'] have names that the output uses itself" in capsys.readouterr().err
 
 
-def test_a_run_of_scores_is_resumed_only_with_the_same_task(tmp_path: Path, text_pair: tuple[str, str]) -> None:
+def test_a_run_of_scores_is_resumed_only_with_the_same_task(tmp_path, text_pair):
     from jobs.driver.plan import create_run
 
     write_jsonl(tmp_path / "in.jsonl", GOOD)

@@ -11,15 +11,14 @@ from tests.jobs.runs import generations, problems
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.ray
-def test_the_documents_example_names_the_likeliest_label_of_each_row(tmp_path: Path, ray_address: str) -> None:
+def test_the_documents_example_names_the_likeliest_label_of_each_row(tmp_path):
     document = (ROOT / "docs/scoring.md").read_text()
     (config,) = re.findall(r"```yaml\n(.*?)```", document, re.DOTALL)
     (rows,) = re.findall(r"```json\n(.*?)```", document, re.DOTALL)
     (tmp_path / "score.yaml").write_text(config.replace("examples/", f"{ROOT}/examples/"))
     (tmp_path / "judged.jsonl").write_text(rows)
     places = [f"--input.path={tmp_path / 'judged.jsonl'}", f"--output.path={tmp_path / 'out'}"]
-    flags = [*places, f"--run.ray_address={ray_address}", "--run.progress=none"]
+    flags = [*places, "--run.local", "--run.progress=none"]
     assert generate.main([f"--config={tmp_path / 'score.yaml'}", *flags]) == 0
     found = generations(tmp_path / "out")
     assert [row["id"] for row in found] == ["a", "b"]

@@ -1,7 +1,5 @@
 """`serve.adapters`: which adapters are refused, and what an endpoint says and remembers of those that it serves."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Mapping
@@ -79,15 +77,8 @@ def served(*arguments: Any, **sections: Any) -> list[ServedModel]:
     ],
 )
 def test_an_adapter_that_cannot_be_served_is_refused_before_any_weights_are_merged(
-    tmp_path: Path,
-    text_pair: tuple[str, str],
-    adapter: str,
-    merged: Path,
-    capsys: pytest.CaptureFixture[str],
-    adapters: dict[str, str],
-    sections: dict[str, Any],
-    problem: str,
-) -> None:
+    tmp_path, text_pair, adapter, merged, capsys, adapters, sections, problem
+):
     folders = {"OWN": adapter, "BASE": text_pair[0], "EMPTY": str(tmp_path / "empty")}
     (tmp_path / "empty").mkdir()
     for name in ("NO_WEIGHTS", "BASELESS"):
@@ -104,17 +95,13 @@ def test_an_adapter_that_cannot_be_served_is_refused_before_any_weights_are_merg
     assert sorted(merged.rglob("*")) == before
 
 
-def test_a_whole_copy_of_the_base_elsewhere_is_the_same_base(
-    tmp_path: Path, text_pair: tuple[str, str], adapter: str
-) -> None:
+def test_a_whole_copy_of_the_base_elsewhere_is_the_same_base(tmp_path, text_pair, adapter):
     copy = str(shutil.copytree(text_pair[0], tmp_path / "copy"))
     base, model = served(tmp_path, copy, {"a": adapter})
     assert (base.settings.models.target, model.adapter) == (copy, "a")
 
 
-def test_each_model_has_its_own_name_target_and_fingerprint(
-    tmp_path: Path, text_pair: tuple[str, str], adapter: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_each_model_has_its_own_name_target_and_fingerprint(tmp_path, text_pair, adapter, capsys):
     flags = {"models": {"draft": text_pair[1]}, "serve": {"aliases": ["other"]}}
     base, model = served(tmp_path, text_pair[0], {"org/a": adapter}, **flags)
     assert (base.name, base.adapter, base.service.names, base.service.parent) == ("base", None, ("base", "other"), None)
@@ -130,9 +117,7 @@ def test_each_model_has_its_own_name_target_and_fingerprint(
     assert f"adapter: 'org/a' from {adapter}" in capsys.readouterr().out
 
 
-def test_an_unnamed_base_has_the_name_of_its_folder_and_that_name_is_taken(
-    tmp_path: Path, text_pair: tuple[str, str], adapter: str
-) -> None:
+def test_an_unnamed_base_has_the_name_of_its_folder_and_that_name_is_taken(tmp_path, text_pair, adapter):
     name = Path(text_pair[0]).name
     (base, _) = served(tmp_path, text_pair[0], {"a": adapter}, serve={"model": None})
     assert base.name == name
@@ -140,9 +125,7 @@ def test_an_unnamed_base_has_the_name_of_its_folder_and_that_name_is_taken(
         served(tmp_path, text_pair[0], {name: adapter}, serve={"model": None})
 
 
-def test_what_processes_are_compared_by_covers_the_names_and_contents_of_adapters(
-    tmp_path: Path, text_pair: tuple[str, str], adapter: str
-) -> None:
+def test_what_processes_are_compared_by_covers_the_names_and_contents_of_adapters(tmp_path, text_pair, adapter):
     """Else an endpoint with another adapter would be taken for one that differs by its draft alone."""
     own = Path(shutil.copytree(adapter, tmp_path / "own"))
 
@@ -160,7 +143,7 @@ def test_what_processes_are_compared_by_covers_the_names_and_contents_of_adapter
     assert rest({"a": str(own)}) != before, "the folder is the same, and its weights are others"
 
 
-def test_deployments_of_different_models_have_different_names_that_serve_takes() -> None:
+def test_deployments_of_different_models_have_different_names_that_serve_takes():
     names = ["a", "A", "a/b", "a-b", "a b", "a#b", "ä", "x" * 512, "x" * 511, "../../etc", "🦜", "Qwen/Qwen3-8B.v1"]
     found = {deployment_name("Replica", name) for name in names}
     assert len(found) == len(names)
@@ -171,9 +154,7 @@ def test_deployments_of_different_models_have_different_names_that_serve_takes()
         assert not set(name) & set("/#: ")
 
 
-def test_a_draft_that_does_not_fit_is_refused_for_the_base_and_its_adapters_alike(
-    tmp_path: Path, text_pair: tuple[str, str], adapter: str
-) -> None:
+def test_a_draft_that_does_not_fit_is_refused_for_the_base_and_its_adapters_alike(tmp_path, text_pair, adapter):
     (tmp_path / "pair").mkdir()
     foreign = Path(save_text_pair(tmp_path / "pair")[1])
     tokenizer = json.loads((foreign / "tokenizer.json").read_text())

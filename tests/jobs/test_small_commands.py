@@ -9,10 +9,7 @@ from pathlib import Path
 import pytest
 
 from jobs import export, verify
-from jobs.export import errors_beside
 from tests.jobs.runs import generations
-
-pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_address")]
 
 
 @pytest.fixture
@@ -21,19 +18,19 @@ def output(plain_run: Path) -> Path:
     return plain_run / "out"
 
 
-def test_verify_accepts_a_complete_run_and_prints_its_hash(output: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_verify_accepts_a_complete_run_and_prints_its_hash(output, capsys):
     assert verify.main([str(output), "--hash"]) == 0
     printed = capsys.readouterr().out
     assert "OK: 4 units, 31 rows, each in data or in errors exactly once" in printed
     assert "content " in printed
 
 
-def test_verify_refuses_a_folder_without_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_verify_refuses_a_folder_without_a_run(tmp_path, capsys):
     assert verify.main([str(tmp_path)]) == 2
     assert "no run here" in capsys.readouterr().err
 
 
-def test_the_export_has_one_line_for_every_input_row(output: Path, tmp_path: Path) -> None:
+def test_the_export_has_one_line_for_every_input_row(output, tmp_path):
     file = tmp_path / "batch.jsonl"
     assert export.main([str(output), str(file), "--model", "mine"]) == 0
     lines = [json.loads(line) for line in file.read_text().splitlines()]
@@ -43,7 +40,7 @@ def test_the_export_has_one_line_for_every_input_row(output: Path, tmp_path: Pat
     assert lines[-1]["error"]["code"] == "invalid_request"
 
 
-def test_an_incomplete_run_is_not_exported(output: Path, tmp_path: Path) -> None:
+def test_an_incomplete_run_is_not_exported(output, tmp_path):
     incomplete = tmp_path / "out"
     shutil.copytree(output, incomplete)
     (incomplete / "data/part-000000000.parquet").unlink()
@@ -51,9 +48,7 @@ def test_an_incomplete_run_is_not_exported(output: Path, tmp_path: Path) -> None
     assert not (tmp_path / "batch.jsonl").exists()
 
 
-def test_plain_lines_hold_every_generation_and_failed_rows_go_to_a_second_file(
-    output: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_plain_lines_hold_every_generation_and_failed_rows_go_to_a_second_file(output, tmp_path, capsys):
     file = tmp_path / "out.jsonl"
     assert export.main([str(output), str(file), "--format", "jsonl"]) == 0
     assert capsys.readouterr().out == f"30 generations in {file}; 1 failed rows are in {tmp_path}/out.errors.jsonl\n"
@@ -67,7 +62,7 @@ def test_plain_lines_hold_every_generation_and_failed_rows_go_to_a_second_file(
     assert (tmp_path / "failed").read_text() == (tmp_path / "out.errors.jsonl").read_text()
 
 
-def test_plain_lines_go_through_a_pipe_without_failed_rows(output: Path) -> None:
+def test_plain_lines_go_through_a_pipe_without_failed_rows(output):
     command = [sys.executable, "-m", "jobs.export", str(output), "/dev/stdout", "--format=jsonl"]
     ended = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
     assert [json.loads(line)["id"] for line in ended.stdout.splitlines()] == [f"row-{i}" for i in range(30)]
@@ -84,32 +79,16 @@ def test_plain_lines_go_through_a_pipe_without_failed_rows(output: Path) -> None
         (["--format=jsonl", "--errors=e.Parquet"], "e.Parquet has the name of a Parquet file"),
     ],
 )
-def test_contradictory_export_options_are_refused(
-    output: Path, capsys: pytest.CaptureFixture[str], options: list[str], message: str
-) -> None:
+def test_contradictory_export_options_are_refused(output, capsys, options, message):
     assert export.main([str(output), "out.jsonl", *options]) == 2
     assert message in capsys.readouterr().err
     assert not Path("out.jsonl").exists()
 
 
 @pytest.mark.parametrize("form", ["jsonl", "openai-batch"])
-def test_json_lines_are_not_written_to_a_file_named_as_parquet(
-    output: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], form: str
-) -> None:
+def test_json_lines_are_not_written_to_a_file_named_as_parquet(output, tmp_path, capsys, form):
     file = tmp_path / "out.parquet"
     assert export.main([str(output), str(file), f"--format={form}"]) == 2
     said = capsys.readouterr().err
     assert said.startswith(f"error: {file} has the name of a Parquet file, and this command writes JSON lines")
     assert not file.exists()
-
-
-@pytest.mark.parametrize(
-    ("file", "beside"),
-    [
-        ("out.jsonl", "out.errors.jsonl"),
-        ("a.b/out", "a.b/out.errors.jsonl"),
-        ("s3://bucket/out.jsonl?scheme=http", "s3://bucket/out.errors.jsonl?scheme=http"),
-    ],
-)
-def test_failed_rows_go_to_a_file_named_after_that_of_the_generations(file: str, beside: str) -> None:
-    assert errors_beside(file) == beside

@@ -34,7 +34,7 @@ def run(tmp_path: Path) -> RunDirectory:
     return run
 
 
-def test_a_run_that_no_driver_works_on_is_stopped(run: RunDirectory, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_that_no_driver_works_on_is_stopped(run, capsys):
     assert status.main([run.location.name]) == 4
     printed = capsys.readouterr().out
     assert "run: stopped" in printed
@@ -43,9 +43,7 @@ def test_a_run_that_no_driver_works_on_is_stopped(run: RunDirectory, capsys: pyt
     assert "none at work" in printed
 
 
-def test_a_run_whose_driver_gives_signs_of_life_is_running(
-    run: RunDirectory, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_whose_driver_gives_signs_of_life_is_running(run, capsys):
     with hold_lease(run) as lease:
         lease.num_engines = 2
         lease.renew()
@@ -57,20 +55,20 @@ def test_a_run_whose_driver_gives_signs_of_life_is_running(
     assert told["seconds_left"] == pytest.approx(6 / (3 / 20))
 
 
-def test_a_driver_on_this_machine_whose_process_is_gone_is_dead_at_once(run: RunDirectory) -> None:
+def test_a_driver_on_this_machine_whose_process_is_gone_is_dead_at_once(run):
     _write(run, run_by := _dead_here())
     state = read_state(run, patience_s=600.0)
     assert (state.state, state.holder, state.seconds_left) == ("stopped", run_by, None)
 
 
-def test_a_driver_elsewhere_is_alive_by_its_last_sign_of_life_or_by_the_next(run: RunDirectory) -> None:
+def test_a_driver_elsewhere_is_alive_by_its_last_sign_of_life_or_by_the_next(run):
     _write(run, replace(ELSEWHERE, renewed=datetime.now(UTC).isoformat(timespec="seconds")))
     assert read_state(run, patience_s=0.0).state == "running"
     _write(run, replace(ELSEWHERE, renewed=LONG_AGO))
     assert read_state(run, patience_s=0.0).state == "stopped"
 
 
-def test_a_complete_run_is_complete_only_once_it_was_verified(run: RunDirectory) -> None:
+def test_a_complete_run_is_complete_only_once_it_was_verified(run):
     for number in (2, 3):
         commit_rows(run, unit(number), sound_rows(unit(number), [0, 1, 2]), [])
     assert status.main([run.location.name]) == 4
@@ -78,12 +76,12 @@ def test_a_complete_run_is_complete_only_once_it_was_verified(run: RunDirectory)
     assert status.main([run.location.name]) == 0
 
 
-def test_a_folder_without_a_run_has_exit_code_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_without_a_run_has_exit_code_2(tmp_path, capsys):
     assert status.main([str(tmp_path)]) == 2
     assert "no run here" in capsys.readouterr().err
 
 
-def test_a_damaged_manifest_has_exit_code_1(run: RunDirectory, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_damaged_manifest_has_exit_code_1(run, capsys):
     for part in Path(run.location.path).glob("manifest/*.parquet"):
         part.write_bytes(b"damaged")
     assert status.main([run.location.name]) == 1
@@ -91,7 +89,7 @@ def test_a_damaged_manifest_has_exit_code_1(run: RunDirectory, capsys: pytest.Ca
 
 
 @pytest.mark.parametrize("command", ["status", "verify", "report"])
-def test_what_reads_a_run_imports_neither_torch_nor_ray(run: RunDirectory, command: str) -> None:
+def test_what_reads_a_run_imports_neither_torch_nor_ray(run, command):
     code = (
         f"import sys; from jobs import {command}; {command}.main([sys.argv[1]]); "
         "heavy = {'torch', 'transformers', 'ray'} & sys.modules.keys(); assert not heavy, heavy"

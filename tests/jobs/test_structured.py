@@ -1,21 +1,15 @@
 """A corpus whose outputs have a form: by the run's grammar, by one of a row's own, and by a batch file's request."""
 
 import json
-import os
 import re
-from pathlib import Path
-from typing import Any
 
 import jsonschema
 import pytest
 import yaml
 
-from actors.workers.engine_worker import EngineWorker
 from decoding.grammar.structured import Structured
-from jobs import generate
 from jobs.config.loading import load
 from jobs.config.run import RunConfig
-from jobs.driver import execution
 from jobs.driver.plan import create_run, make_plan
 from tests.jobs.conftest import Job
 from tests.jobs.runs import content, errors, generations, problems
@@ -26,7 +20,6 @@ SCHEMA = {
     "required": ["b", "a"],
     "additionalProperties": False,
 }
-BAD = {"properties": {"a": {"items": {"type": "integral"}}}}
 
 
 def _sampling(job: Job, structured: object) -> str:
@@ -35,7 +28,7 @@ def _sampling(job: Job, structured: object) -> str:
     return f"--config={path}"
 
 
-def test_a_configuration_says_the_form_and_the_run_records_it(job: Job) -> None:
+def test_a_configuration_says_the_form_and_the_run_records_it(job):
     job.read(3)
     flags = job.command(_sampling(job, {"json_schema": SCHEMA}))
     plan = make_plan(load(RunConfig, flags, prog="test"))
@@ -49,40 +42,27 @@ def test_a_configuration_says_the_form_and_the_run_records_it(job: Job) -> None:
         make_plan(load(RunConfig, job.command(_sampling(job, {"json_schema": reordered})), prog="test"))
 
 
-def test_a_run_without_a_form_records_nothing_of_it(job: Job) -> None:
+def test_a_run_without_a_form_records_nothing_of_it(job):
     job.read(3)
     plan = make_plan(load(RunConfig, job.command(), prog="test"))
     assert "structured" not in plan.identity["sampling"]
 
 
-@pytest.mark.parametrize(
-    ("structured", "said"),
-    [
-        ({"json_schema": BAD}, "cannot be compiled at /properties/a/items: Invalid type: integral"),
-        ({"regex": "a(b"}, "sampling.structured.regex cannot be compiled"),
-        ({"regx": "ab"}, "structured"),
-        ({"regex": "a", "choice": ["b"]}, "exactly one of"),
-        ("json", "structured"),
-    ],
-)
-def test_a_form_of_the_run_that_is_wrong_ends_it_before_any_work(job: Job, structured: object, said: str) -> None:
-    job.read(3)
-    assert job.generate(_sampling(job, structured)) == 2
-    assert said in job.capsys.readouterr().err
-    assert not job.output.exists()
-
-
-@pytest.mark.ray
-@pytest.mark.usefixtures("ray_address")
+@pytest.mark.usefixtures("local")
 @pytest.mark.parametrize("drafter", ["model", "suffix"])
-def test_rows_have_the_form_of_the_run_or_their_own_and_bad_ones_are_error_rows(job: Job, drafter: str) -> None:
+def test_rows_have_the_form_of_the_run_or_their_own_and_bad_ones_are_error_rows(job, drafter):
     own = {"regex": "[ab]{2,4}"}
     job.read(
         [
             {"id": "run's", "kind": "a", "prompt": "hello"},
             {"id": "own", "kind": "a", "prompt": "hello", "sampling": {"structured": own, "temperature": 0.7}},
             {"id": "text", "kind": "a", "prompt": "a", "sampling": {"structured": {"json_schema": json.dumps(SCHEMA)}}},
-            {"id": "bad", "kind": "a", "prompt": "hello", "sampling": {"structured": {"json_schema": BAD}}},
+            {
+                "id": "bad",
+                "kind": "a",
+                "prompt": "hello",
+                "sampling": {"structured": {"json_schema": {"properties": {"a": {"items": {"type": "integral"}}}}}},
+            },
             {"id": "two", "kind": "a", "prompt": "hello", "sampling": {"structured": {"regex": "a", "choice": ["a"]}}},
             {"id": "free", "kind": "a", "prompt": "hello", "sampling": {"structured": False, "max_tokens": 3}},
             {"id": "end", "kind": "a", "prompt": "hello", "sampling": {"ignore_eos": True}},
@@ -104,33 +84,6 @@ def test_rows_have_the_form_of_the_run_or_their_own_and_bad_ones_are_error_rows(
         "sampling.structured.json_schema cannot be compiled at /properties/a/items: Invalid type: integral",
     )
     assert {name: stage for name, (stage, _) in said.items()} == dict.fromkeys(("bad", "two", "end"), "params")
-
-
-@pytest.mark.ray
-@pytest.mark.usefixtures("ray_address")
-def test_a_batch_file_asks_for_json(job: Job, tmp_path: Path) -> None:
-    def request(number: int, **body: object) -> dict[str, object]:
-        body = {"model": "m", "messages": [{"role": "user", "content": f"hello {number}"}], "max_tokens": 60, **body}
-        return {"custom_id": f"r{number}", "method": "POST", "url": "/v1/chat/completions", "body": body}
-
-    asked = {"type": "json_schema", "json_schema": {"name": "answer", "strict": True, "schema": SCHEMA}}
-    job.read(
-        [
-            request(1, response_format=asked),
-            request(2, response_format={"type": "text"}),
-            request(3, response_format={"type": "json_schema", "json_schema": {"name": "n", "schema": BAD}}),
-            request(4, structured_outputs={"choice": ["yes", "no"]}),
-        ]
-    )
-    command = [flag for flag in job.command() if "id_column" not in flag and "carry_columns" not in flag]
-    assert generate.main(command) == 0
-    texts = {row["id"]: row for row in generations(job.output)}
-    assert texts.keys() == {"r1", "r2", "r4"}
-    if texts["r1"]["finish_reason"] == "stop":
-        jsonschema.validate(json.loads(texts["r1"]["text"]), SCHEMA)
-    assert texts["r4"]["text"] in ("yes", "no")
-    (error,) = errors(job.output)
-    assert (error["id"], error["stage"]) == ("r3", "params")
 
 
 def _forms(job: Job) -> str:
@@ -157,7 +110,7 @@ def _forms(job: Job) -> str:
     ],
     ids=["split", "stages"],
 )
-def test_forms_are_kept_to_in_other_processes_with_the_same_corpus(job: Job, where: str) -> None:
+def test_forms_are_kept_to_in_other_processes_with_the_same_corpus(job, where):
     forms = _forms(job)
     flags = (forms, "--engine.draft_length=fixed", "--sampling.max_tokens=24", "--sampling.temperature=0.8")
     alone = job.undisturbed(*flags, "--engine.drafter=none")
@@ -172,28 +125,3 @@ def test_forms_are_kept_to_in_other_processes_with_the_same_corpus(job: Job, whe
             jsonschema.validate(json.loads(row["text"]), SCHEMA)
         else:
             assert re.fullmatch("[ab]{2,6}", row["text"])
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-@pytest.mark.ray
-@pytest.mark.usefixtures("ray_address")
-def test_rows_with_a_form_are_the_same_after_a_process_died(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    forms = _forms(job)
-    flags = (forms, "--engine.draft_length=fixed", "--sampling.max_tokens=24", "--actors.max_actors=1")
-    alone = job.undisturbed(*flags, "--engine.drafter=none")
-    died, output = job.folder / "died", job.output
-
-    class Dying(EngineWorker):
-        """The first process dies when it has committed a unit and is about to write the next one's rows."""
-
-        def _read(self, unit: Any) -> Any:
-            if list(output.glob("data/*.parquet")) and not died.exists():
-                died.touch()
-                os._exit(9)
-            return super()._read(unit)
-
-    monkeypatch.setattr(execution, "EngineWorker", Dying)
-    assert job.generate(*flags) == 0, job.printed()
-    assert died.exists()
-    assert content(job.output) == content(alone)

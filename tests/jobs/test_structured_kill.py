@@ -15,7 +15,6 @@ from transformers import AutoTokenizer
 from actors.workers.engine_worker import EngineWorker
 from decoding.sequence import Sequence
 from jobs.driver import execution
-from tests.jobs.conftest import Job
 from tests.jobs.runs import content, errors, generations, problems
 
 SCHEMA = {
@@ -76,8 +75,8 @@ def _recorded(row: Sequence) -> dict[str, Any]:
 @pytest.mark.usefixtures("ray_address")
 @pytest.mark.parametrize("temperature", [0, 0.8])
 def test_rows_whose_process_is_killed_between_their_tokens_have_the_same_text_once(
-    job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, temperature: float
-) -> None:
+    job, tmp_path, monkeypatch, temperature
+):
     job.read(
         [
             {"id": f"row-{i}", "kind": "a", "prompt": f"hello {i}"}

@@ -2,7 +2,6 @@
 
 import json
 from datetime import datetime
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,7 +10,7 @@ import pytest
 from actors.engines.loading import load_codec
 from actors.workers.batch_worker import SharedEngine, UnitOrder, unit_worker
 from decoding.sampling_params import SamplingParams
-from endpoint.batches.run import RunMaker
+from endpoint.batches.run import BatchModel, ReplicaUnits
 from endpoint.service.served_model import ServedModel, ServiceSettings
 from jobs.config.fields import text_of
 from jobs.config.loading import load
@@ -37,7 +36,7 @@ def _prompt(plan: Plan) -> str:
     return load_codec(plan.settings).prompt(input_row(prompt=None, messages=HELLO))[0]
 
 
-def test_an_option_that_holds_a_text_may_name_its_file(job: Job, tmp_path: Path) -> None:
+def test_an_option_that_holds_a_text_may_name_its_file(job, tmp_path):
     job.read(1)
     forms: dict[str, tuple[str, Any]] = {
         "json_schema": (json.dumps(SCHEMA), SCHEMA),
@@ -70,7 +69,7 @@ def test_an_option_that_holds_a_text_may_name_its_file(job: Job, tmp_path: Path)
         '--sampling.structured={"grammar": "nowhere.lark"}',
     ],
 )
-def test_a_file_that_is_not_there_is_refused_by_name_before_anything(job: Job, flag: str) -> None:
+def test_a_file_that_is_not_there_is_refused_by_name_before_anything(job, flag):
     job.read(1)
     assert job.generate(flag) == 2
     said = job.printed()
@@ -80,11 +79,11 @@ def test_a_file_that_is_not_there_is_refused_by_name_before_anything(job: Job, f
 
 
 @pytest.mark.parametrize("text", ["either/or", "Be kind.", "a.b", "[a-z]+/[0-9]+"])
-def test_a_text_that_only_looks_like_a_path_to_some_stays_a_text(text: str) -> None:
+def test_a_text_that_only_looks_like_a_path_to_some_stays_a_text(text):
     assert text_of(text) == text
 
 
-def test_a_run_has_the_moment_at_which_it_began_on_every_day(job: Job) -> None:
+def test_a_run_has_the_moment_at_which_it_began_on_every_day(job):
     job.read(1)
     first = make_plan(_config(job, CLOCK))
     run = create_run(first)
@@ -105,13 +104,15 @@ def test_a_run_has_the_moment_at_which_it_began_on_every_day(job: Job) -> None:
         _config(job, "--chat.moment=noon")
 
 
-def test_a_batch_has_one_moment_in_every_process(job: Job, tmp_path: Path) -> None:
+def test_a_batch_has_one_moment_in_every_process(job, tmp_path):
     job.read([{"custom_id": "1", "method": "POST", "url": CHAT_URL, "body": {"messages": HELLO}}])
     settings = _config(job, CLOCK).generator_settings()
     codec, service = load_codec(settings), ServiceSettings(model="m")
     path, content = Location.parse(str(tmp_path / "batch")), Location.parse(str(job.source))
-    runs = [RunMaker(ServedModel(settings=settings, service=service), codec, 4) for _ in range(2)]
-    moments = [each.open(path, content, CHAT_URL).run["identity"]["moment"] for each in runs]
+    runs = [
+        BatchModel(ServedModel(settings=settings, service=service), codec, ReplicaUnits(None), 4, 1) for _ in range(2)
+    ]
+    moments = [each.open_run(path, content, CHAT_URL).run["identity"]["moment"] for each in runs]
     assert moments[0] == moments[1]
     (unit,) = RunDirectory.open(path).units()
     order = UnitOrder(run_path=path.name, unit=unit, sampling=SamplingParams(), ledger=None)  # type: ignore[arg-type]
@@ -124,9 +125,8 @@ def test_a_batch_has_one_moment_in_every_process(job: Job, tmp_path: Path) -> No
     assert prompt == f"{datetime.fromisoformat(moments[0]):%H:%M:%S.%f} hello"
 
 
-@pytest.mark.ray
-@pytest.mark.usefixtures("ray_address")
-def test_rows_tried_again_have_the_moment_of_the_others(job: Job) -> None:
+@pytest.mark.usefixtures("local")
+def test_rows_tried_again_have_the_moment_of_the_others(job):
     source = "{% if messages[0].content == 'bad' and strftime_now('%Y') != '' %}{{ raise_exception('bad') }}{% endif %}"
     clock = f"--chat.chat_template={source}{CLOCK.partition('=')[2]}"
     job.read([{"id": name, "kind": "a", "messages": [{"role": "user", "content": name}]} for name in ("a", "b", "bad")])

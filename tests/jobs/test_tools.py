@@ -1,7 +1,6 @@
 """A corpus whose answers call tools: rows of a JSONL file, and requests of a batch file, which are exported again."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 import jsonschema
@@ -18,7 +17,6 @@ from pipeline.inputs.rows import chat_fields
 from pipeline.text.codec import TextCodec
 from pipeline.text.tools.asked import read_tools
 from tests.endpoint.in_process import BUNDLED
-from tests.jobs.conftest import Job
 from tests.jobs.runs import errors, generations
 from tests.pipeline.made_up import input_row
 
@@ -33,7 +31,7 @@ NAMED = {"type": "function", "function": {"name": "pick"}}
 HELLO = [{"role": "user", "content": "hello"}]
 
 
-def test_columns_for_the_parts_are_those_of_a_run_that_asks_for_them(job: Job) -> None:
+def test_columns_for_the_parts_are_those_of_a_run_that_asks_for_them(job):
     job.read(3)
     plan = make_plan(load(RunConfig, job.command(), prog="test"))
     assert "tool_calls" not in plan.identity["chat"]
@@ -42,13 +40,13 @@ def test_columns_for_the_parts_are_those_of_a_run_that_asks_for_them(job: Job) -
         make_plan(load(RunConfig, job.command("--output.parts"), prog="test"))
 
 
-def test_a_run_with_the_parts_has_their_columns(job: Job) -> None:
+def test_a_run_with_the_parts_has_their_columns(job):
     job.read(3)
     run = create_run(make_plan(load(RunConfig, job.command("--output.parts"), prog="test")))
     assert run.generations_schema.names[-4:] == ["content", "reasoning", "tool_calls", "kind"]
 
 
-def test_tools_of_a_parquet_struct_are_those_that_were_written() -> None:
+def test_tools_of_a_parquet_struct_are_those_that_were_written():
     other = {"type": "function", "function": {"name": "go", "parameters": {"properties": {"x": {"type": "string"}}}}}
     table = pa.Table.from_pylist([{"tools": [PICK, other], "tool_choice": json.dumps(NAMED)}])
     (row,) = to_rows(table)
@@ -65,7 +63,7 @@ def test_tools_of_a_parquet_struct_are_those_that_were_written() -> None:
         chat_fields({"tools": "[1"})
 
 
-def test_fields_of_a_row_say_how_its_chat_ends() -> None:
+def test_fields_of_a_row_say_how_its_chat_ends():
     codec = TextCodec.load(str(BUNDLED / "target"))
     begun = [*HELLO, {"role": "assistant", "content": "wor"}]
     ends = {None: "<|assistant|>wor", True: "<|assistant|>wor", False: "wor<|end|><|assistant|>"}
@@ -76,9 +74,8 @@ def test_fields_of_a_row_say_how_its_chat_ends() -> None:
         codec.prompt(input_row(prompt=None, messages=HELLO, asked={"reasoning_effort": "low"}))
 
 
-@pytest.mark.ray
-@pytest.mark.usefixtures("ray_address")
-def test_rows_and_requests_call_tools_and_bad_ones_are_error_rows(job: Job, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("local")
+def test_rows_and_requests_call_tools_and_bad_ones_are_error_rows(job, tmp_path):
     row = {"kind": "a", "messages": HELLO, "tools": [PICK], "tool_choice": "required", "parallel_tool_calls": False}
     rows: dict[str, dict[str, Any]] = {
         "forced": row,

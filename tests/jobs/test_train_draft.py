@@ -13,7 +13,6 @@ from jobs.work import training
 from tests.jobs.runs import wait_until
 from training.trainer.options import WorkerOptions
 
-pytestmark = pytest.mark.ray
 NUM_STEPS = 30
 
 
@@ -31,9 +30,9 @@ def _command(run: Path, pair: tuple[str, str], output: Path, *more: str) -> list
     ]
 
 
-def test_a_draft_is_trained_on_the_text_of_a_run(
-    plain_run: Path, text_pair: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.mark.ray
+@pytest.mark.usefixtures("ray_address")
+def test_a_draft_is_trained_on_the_text_of_a_run(plain_run, text_pair, tmp_path, capsys):
     output = tmp_path / "draft"
     assert train_draft.main(_command(plain_run, text_pair, output)) == 0
     printed = capsys.readouterr()
@@ -49,9 +48,7 @@ def test_a_draft_is_trained_on_the_text_of_a_run(
     assert train_draft.main(_command(plain_run, text_pair, output)) == 0  # there is nothing left to do
 
 
-def test_the_plan_is_printed_and_nothing_is_written(
-    plain_run: Path, text_pair: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_plan_is_printed_and_nothing_is_written(plain_run, text_pair, tmp_path, capsys):
     worth = ["remaining_tokens=90000", "tokens_per_second=100", "length_before=2", "length_after=3"]
     flags = ["--dry-run", "--measure", *(f"--worth.{each}" for each in worth)]
     assert train_draft.main(_command(plain_run, text_pair, tmp_path / "draft", *flags)) == 0
@@ -63,9 +60,7 @@ def test_the_plan_is_printed_and_nothing_is_written(
     assert not list(tmp_path.iterdir())
 
 
-def test_workers_that_find_no_room_are_told_of(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_workers_that_find_no_room_are_told_of(monkeypatch, capsys):
     monkeypatch.setattr(training.ray, "nodes", lambda: [{"Alive": True, "Resources": {"CPU": 2.0}, "Labels": {}}])
     ended, has_begun = threading.Event(), threading.Event()
     waiting = WorkerOptions(num=2, num_gpus=1)
@@ -89,14 +84,7 @@ def test_workers_that_find_no_room_are_told_of(
         (["--worth.tokens_per_second=3"], "worth.remaining_tokens, worth.length_before, worth.length_after"),
     ],
 )
-def test_a_wrong_configuration_is_one_line(
-    flags: list[str],
-    message: str,
-    plain_run: Path,
-    text_pair: tuple[str, str],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_wrong_configuration_is_one_line(flags, message, plain_run, text_pair, tmp_path, capsys):
     assert train_draft.main(_command(plain_run, text_pair, tmp_path / "draft", *flags)) == 2
     said = capsys.readouterr().err.strip()
     assert message in said
@@ -104,9 +92,7 @@ def test_a_wrong_configuration_is_one_line(
     assert not list(tmp_path.iterdir())
 
 
-def test_an_output_that_holds_something_else_is_refused(
-    plain_run: Path, text_pair: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_output_that_holds_something_else_is_refused(plain_run, text_pair, tmp_path, capsys):
     shutil.copytree(text_pair[1], tmp_path / "draft")
     before = sorted((tmp_path / "draft").iterdir())
     assert train_draft.main(_command(plain_run, text_pair, tmp_path / "draft")) == 2

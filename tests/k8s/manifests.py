@@ -1,7 +1,5 @@
 """The objects that `kubectl apply -k` would send: the folders of k8s/, rendered by kustomize, and their parts."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 from collections.abc import Iterator

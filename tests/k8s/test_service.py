@@ -1,7 +1,5 @@
 """Ray Serve takes the endpoint's manifest as KubeRay's operator hands it over, through the dashboard's HTTP API."""
 
-from __future__ import annotations
-
 import json
 import secrets
 import urllib.error
@@ -106,24 +104,24 @@ def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoint]:
         yield endpoint
 
 
-def test_only_a_request_with_a_key_is_answered(endpoint: Endpoint) -> None:
+def test_only_a_request_with_a_key_is_answered(endpoint):
     assert endpoint.complete()[0] == 401
     status, said = endpoint.complete(Authorization=f"Bearer {KEY}")
     assert status == 200
     assert json.loads(said)["usage"]["completion_tokens"] > 0
 
 
-def test_the_health_page_that_kuberay_reads_needs_no_key(endpoint: Endpoint) -> None:
+def test_the_health_page_that_kuberay_reads_needs_no_key(endpoint):
     assert endpoint.ask("/-/healthz")[0] == 200
 
 
-def test_the_gate_stands_before_the_proxy(endpoint: Endpoint) -> None:
+def test_the_gate_stands_before_the_proxy(endpoint):
     status, said = endpoint.ask("/-/routes")
     assert (status, json.loads(said)["error"]["code"]) == (404, "unknown_url")
     assert endpoint.complete(Authorization=f"Bearer {KEY}", x_request_timeout_seconds="0.001")[0] == 200
 
 
-def test_prometheus_finds_every_metric_of_the_dashboard_and_the_alerts(endpoint: Endpoint) -> None:
+def test_prometheus_finds_every_metric_of_the_dashboard_and_the_alerts(endpoint):
     endpoint.complete(Authorization=f"Bearer {KEY}")
     groups = of_kind(render("base/monitoring"), "PrometheusRule")["spec"]["groups"]
     queries = [rule["expr"] for group in groups if group["name"] == "dray-endpoint" for rule in group["rules"]]
@@ -140,7 +138,7 @@ def test_prometheus_finds_every_metric_of_the_dashboard_and_the_alerts(endpoint:
     assert missing == set()
 
 
-def test_no_process_of_the_endpoint_is_put_on_a_head_without_cpus(tmp_path: Path) -> None:
+def test_no_process_of_the_endpoint_is_put_on_a_head_without_cpus(tmp_path):
     token, port = secrets.token_hex(32), free_port()
     with running_cluster({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token}) as cluster:
         worker = cluster.add_node(num_cpus=2)

@@ -1,7 +1,5 @@
 """Weights on a node's own disk: what was copied is what was fetched, or the pod does not begin."""
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 
@@ -30,7 +28,7 @@ def shared(tmp_path: Path) -> Path:
     return folder
 
 
-def test_a_model_is_copied_with_its_links_and_no_other_one(shared: Path, tmp_path: Path) -> None:
+def test_a_model_is_copied_with_its_links_and_no_other_one(shared, tmp_path):
     assert copy(shared, tmp_path / "node", [MODEL]) == 2
     link = tmp_path / "node" / "hub" / "models--org--model" / "snapshots" / "1" / "model.safetensors"
     assert link.is_symlink()
@@ -38,14 +36,12 @@ def test_a_model_is_copied_with_its_links_and_no_other_one(shared: Path, tmp_pat
     assert {path.name for path in (tmp_path / "node" / "hub").iterdir()} == {"models--org--model"}
 
 
-def test_the_checksums_are_those_of_sha256sum(shared: Path) -> None:
+def test_the_checksums_are_those_of_sha256sum(shared):
     done = subprocess.run(["sha256sum", "--check", "--strict", SUMS], cwd=shared, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_a_file_that_differs_from_its_checksum_is_no_copy(
-    shared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_file_that_differs_from_its_checksum_is_no_copy(shared, tmp_path, capsys):
     blob = shared / "hub" / "models--org--model" / "blobs" / "abc"
     blob.write_bytes(b"x" + blob.read_bytes()[1:])
     assert main(["copy", str(shared), str(tmp_path / "node"), MODEL]) == 1
@@ -53,9 +49,7 @@ def test_a_file_that_differs_from_its_checksum_is_no_copy(
     assert not list((tmp_path / "node").rglob("abc*"))
 
 
-def test_a_copy_that_was_cut_off_is_completed_and_a_complete_one_is_not_written_again(
-    shared: Path, tmp_path: Path
-) -> None:
+def test_a_copy_that_was_cut_off_is_completed_and_a_complete_one_is_not_written_again(shared, tmp_path):
     copy(shared, tmp_path / "node")
     copied = tmp_path / "node" / "hub" / "models--org--model" / "blobs" / "abc"
     other = tmp_path / "node" / "hub" / "models--org--other" / "blobs" / "abc"
@@ -69,9 +63,7 @@ def test_a_copy_that_was_cut_off_is_completed_and_a_complete_one_is_not_written_
 @pytest.mark.parametrize(
     ("models", "said"), [(["org/missing"], "has no model 'org/missing'"), ([MODEL], "SHARED_BLOBS")]
 )
-def test_a_model_that_is_not_there_as_a_whole_is_refused(
-    models: list[str], said: str, shared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_model_that_is_not_there_as_a_whole_is_refused(models, said, shared, tmp_path, capsys):
     blobs = shared / "hub" / "models--org--model" / "blobs"
     (shared / "hub" / "shared").mkdir()
     (blobs / "abc").rename(shared / "hub" / "shared" / "abc")
@@ -81,9 +73,7 @@ def test_a_model_that_is_not_there_as_a_whole_is_refused(
     assert said in capsys.readouterr().err
 
 
-def test_a_folder_without_checksums_is_refused_with_the_command_that_writes_them(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_folder_without_checksums_is_refused_with_the_command_that_writes_them(tmp_path, capsys):
     assert main(["copy", str(tmp_path), str(tmp_path / "node")]) == 1
     assert "python k8s/weights.py sums" in capsys.readouterr().err
     assert main(["cp", "a", "b"]) == 2

@@ -1,7 +1,5 @@
 """Fixtures of the tests of rows: a tiny tokenizer, input files, and runs with made-up generations."""
 
-from __future__ import annotations
-
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path

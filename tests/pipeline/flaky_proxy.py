@@ -1,7 +1,5 @@
 """A proxy in front of an S3 server that fails as real stores do: HTTP errors, cut connections, on real sockets."""
 
-from __future__ import annotations
-
 import http.client
 import re
 import socket

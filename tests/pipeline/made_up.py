@@ -1,7 +1,5 @@
 """Made-up units, generations and runs for tests."""
 
-from __future__ import annotations
-
 import multiprocessing
 from collections.abc import Callable
 from dataclasses import replace

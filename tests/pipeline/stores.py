@@ -1,7 +1,5 @@
 """Servers of the S3 protocol (moto) and of Google's (gcp-storage-emulator), each in a process of its own."""
 
-from __future__ import annotations
-
 import socket
 import subprocess
 import sys

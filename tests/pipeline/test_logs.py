@@ -1,13 +1,9 @@
 """Events take one line each, whatever they hold, as text or as JSON, in Dray's handlers or the host's."""
 
-from __future__ import annotations
-
 import io
 import json
 import logging
 import sys
-
-import pytest
 
 from pipeline.logs import Event, LogFormat, LogSettings, logs_to, tell_warnings
 
@@ -23,7 +19,7 @@ def logged(format: LogFormat, *events: object, level: str = "info") -> list[str]
     return stream.getvalue().splitlines()
 
 
-def test_an_event_is_one_line_of_text_whose_fields_cannot_run_into_each_other() -> None:
+def test_an_event_is_one_line_of_text_whose_fields_cannot_run_into_each_other():
     event = Event("row failed", row_id=7, file="in.jsonl", message='a "b"\nERROR faked=1', empty="", none=None)
     (line,) = logged("text", event)
     assert line.endswith(
@@ -31,7 +27,7 @@ def test_an_event_is_one_line_of_text_whose_fields_cannot_run_into_each_other() 
     )
 
 
-def test_an_event_is_one_line_of_json_with_its_context_and_its_fields() -> None:
+def test_an_event_is_one_line_of_json_with_its_context_and_its_fields():
     (line,) = logged("json", Event("unit committed", unit=3, seconds=0.5, costs={"1": 2.0}, text="half \ud83d\n"))
     entry = json.loads(line)
     assert entry.pop("time").endswith("+00:00")
@@ -47,7 +43,7 @@ def test_an_event_is_one_line_of_json_with_its_context_and_its_fields() -> None:
     }
 
 
-def test_plain_messages_and_their_exceptions_are_lines_of_json_too() -> None:
+def test_plain_messages_and_their_exceptions_are_lines_of_json_too():
     stream = io.StringIO()
     with logs_to(stream, LogSettings(format="json")):
         try:
@@ -59,18 +55,18 @@ def test_plain_messages_and_their_exceptions_are_lines_of_json_too() -> None:
     assert entry["exception"].endswith("ValueError: no\nway")
 
 
-def test_an_event_below_the_level_is_not_logged() -> None:
+def test_an_event_below_the_level_is_not_logged():
     assert logged("json", Event("unit committed"), level="warning") == []
 
 
-def test_without_a_set_up_events_go_through_the_hosts_own_handlers(caplog: pytest.LogCaptureFixture) -> None:
+def test_without_a_set_up_events_go_through_the_hosts_own_handlers(caplog):
     logged("json", Event("of a block that has ended"))
     caplog.set_level("INFO")
     LOG.info(Event("unit committed", unit=3))
     assert caplog.messages == ["unit committed unit=3"]
 
 
-def test_a_stream_that_replaces_stderr_later_gets_the_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stream_that_replaces_stderr_later_gets_the_lines(monkeypatch):
     bar = io.StringIO()
     with logs_to(None, LogSettings()):
         monkeypatch.setattr(sys, "stderr", bar)
@@ -78,7 +74,7 @@ def test_a_stream_that_replaces_stderr_later_gets_the_lines(monkeypatch: pytest.
     assert bar.getvalue().endswith("WARNING storage retry tries=1\n")
 
 
-def test_warnings_in_words_are_passed_on_by_their_kind_and_events_are_not() -> None:
+def test_warnings_in_words_are_passed_on_by_their_kind_and_events_are_not():
     told: list[tuple[str, str]] = []
     with logs_to(io.StringIO(), LogSettings()):
         tell_warnings(lambda kind, text: told.append((kind, text)))

@@ -1,7 +1,5 @@
 """The private names of Ray that `pipeline/ray_internals.py` uses exist, and no other file uses any."""
 
-from __future__ import annotations
-
 import ast
 import inspect
 import subprocess
@@ -47,7 +45,7 @@ def names_in(found: Any) -> set[str]:
 
 
 @pytest.mark.parametrize(("module", "owner", "name"), USED, ids=[f"{owner}.{name}" for _, owner, name in USED])
-def test_this_version_of_ray_has_the_private_name(module: str, owner: str, name: str) -> None:
+def test_this_version_of_ray_has_the_private_name(module, owner, name):
     try:
         names = names_in(getattr(import_module(module), owner))
     except (ImportError, AttributeError) as error:
@@ -56,7 +54,7 @@ def test_this_version_of_ray_has_the_private_name(module: str, owner: str, name:
 
 
 @pytest.mark.parametrize(("name", "value"), CONSTANTS)
-def test_this_version_of_serve_calls_its_controller_by_this_name(name: str, value: str) -> None:
+def test_this_version_of_serve_calls_its_controller_by_this_name(name, value):
     found = getattr(import_module(f"{SERVE}.constants"), name, None)
     assert found == value, f"in Ray {ray.__version__}, {name} is {found!r}: change {HOME}"
 
@@ -81,7 +79,7 @@ def private_names(source: str) -> set[str]:
     return found
 
 
-def test_no_other_file_uses_a_private_name_of_ray() -> None:
+def test_no_other_file_uses_a_private_name_of_ray():
     listed = subprocess.run(["git", "ls-files", "*.py"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     files = [Path(name) for name in listed.splitlines() if not name.startswith("tests/") and Path(name) != HOME]
     found = {str(file): names for file in files if (names := private_names((ROOT / file).read_text()))}

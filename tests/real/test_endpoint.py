@@ -1,7 +1,5 @@
 """The endpoint over SmolLM2: whole, streamed and offline texts are the same, with forms, calls and more."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -41,7 +39,7 @@ def server() -> Iterator[Server]:
 
 
 @pytest.mark.parametrize("name", REQUESTS)
-def test_a_chat_is_the_same_whole_streamed_and_offline(server: Server, name: str) -> None:
+def test_a_chat_is_the_same_whole_streamed_and_offline(server, name):
     request = {"temperature": 0.9, "seed": 5, "max_tokens": 40, **REQUESTS[name]}
     offline = {key: value for key, value in request.items() if "logprobs" not in key and key != "response_format"}
     (row,) = server.offline(**offline, **({"structured": {"json_schema": SCHEMA}} if name == "form" else {}))
@@ -60,7 +58,7 @@ def test_a_chat_is_the_same_whole_streamed_and_offline(server: Server, name: str
         assert len(choice.logprobs.content) == len(row["token_ids"])
 
 
-def test_a_forced_call_fulfils_its_schema_and_is_the_same_whole_and_streamed(server: Server) -> None:
+def test_a_forced_call_fulfils_its_schema_and_is_the_same_whole_and_streamed(server):
     request: dict[str, Any] = {**chat("The weather in Rome?"), "tools": [TOOL], "max_tokens": 90, "temperature": 0.9}
     request |= {"tool_choice": "required", "parallel_tool_calls": False, "seed": 2}
     with server.client() as client:

@@ -1,9 +1,6 @@
 """Jobs over real models: no draft changes a row, a killed process loses none, and scores are those of transformers."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -37,9 +34,7 @@ MIXED = ("--prove.num_slots=8", "--prove.num_prompts=27", "--prove.asked=mixed")
         pytest.param("gemma3", 4, (*FEW, "--prove.asked=[nothing,json_schema]"), marks=pytest.mark.slow),
     ],
 )
-def test_no_draft_changes_a_row_whatever_is_asked_of_it(
-    model: str, num_rows: int, flags: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_no_draft_changes_a_row_whatever_is_asked_of_it(model, num_rows, flags, tmp_path, capsys):
     asked = (ASKED * num_rows)[:num_rows]
     rows = [{"prompt": f"Question: {text}\nAnswer:"} if model == "gemma3" else chat(text) for text in asked]
     write_jsonl(tmp_path / "in.jsonl", rows)
@@ -56,9 +51,7 @@ def test_no_draft_changes_a_row_whatever_is_asked_of_it(
 @pytest.mark.ray
 @pytest.mark.slow
 @pytest.mark.usefixtures("ray_address")
-def test_rows_whose_process_is_killed_have_the_same_text_once(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_whose_process_is_killed_have_the_same_text_once(tmp_path, capsys, monkeypatch):
     job = Job(tmp_path, (path_of("smollm2"), path_of("smollm2")), capsys)  # a draft that is accepted whole
     schema = {"type": "object", "properties": {"a": {"type": "string", "maxLength": 9}}, "required": ["a"]}
     form = {"structured": {"json_schema": schema}}
@@ -81,7 +74,7 @@ def test_rows_whose_process_is_killed_have_the_same_text_once(
 @pytest.mark.ray
 @pytest.mark.slow
 @pytest.mark.usefixtures("ray_address")
-def test_scores_of_a_job_are_those_of_transformers(tmp_path: Path) -> None:
+def test_scores_of_a_job_are_those_of_transformers(tmp_path):
     texts = {"The capital of France is": " Paris.", "One, two, three,": " four, five", "A raven is a": " bird"}
     write_jsonl(tmp_path / "in.jsonl", [{"prompt": prompt, "answer": answer} for prompt, answer in texts.items()])
     flags = [f"--input.path={tmp_path / 'in.jsonl'}", f"--output.path={tmp_path / 'out'}", "--task=score"]

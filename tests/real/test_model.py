@@ -1,7 +1,5 @@
 """Tokens, texts, chats and log-probabilities of real models are those of transformers itself."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -26,9 +24,7 @@ def model(request: pytest.FixtureRequest) -> tuple[Running, Reference]:
     return Running(0, settings_for(request.param)), Reference(request.param)
 
 
-def test_a_model_writes_the_tokens_and_log_probabilities_of_transformers_and_keeps_every_space(
-    model: tuple[Running, Reference],
-) -> None:
+def test_a_model_writes_the_tokens_and_log_probabilities_of_transformers_and_keeps_every_space(model):
     running, reference = model
     tokenizer = reference.tokenizer
     asked: list[dict[str, Any]] = [{"prompt": text} for text in TEXTS[:3]]
@@ -50,7 +46,7 @@ def test_a_model_writes_the_tokens_and_log_probabilities_of_transformers_and_kee
     assert "stop" in {row["finish_reason"] for (row,) in rows[3:] or rows} or tokenizer.chat_template is None
 
 
-def test_the_tokenizer_and_the_template_of_a_model_are_those_in_its_file(model: tuple[Running, Reference]) -> None:
+def test_the_tokenizer_and_the_template_of_a_model_are_those_in_its_file(model):
     codec, expected = model[0].codec, model[1].tokenizer
     for text in TEXTS:
         ids = expected(text).input_ids
@@ -60,7 +56,7 @@ def test_the_tokenizer_and_the_template_of_a_model_are_those_in_its_file(model: 
     assert codec.chat_template == expected.chat_template
 
 
-def test_a_chat_that_cannot_be_rendered_is_an_error_of_its_row(model: tuple[Running, Reference]) -> None:
+def test_a_chat_that_cannot_be_rendered_is_an_error_of_its_row(model):
     image = {"messages": [{"role": "user", "content": [{"type": "image", "image": "x"}]}]}
     has_template = model[0].codec.chat_template is not None
     for request in (image, {"messages": [{"role": "user"}]}) if has_template else (chat("Say hello."),):

@@ -8,8 +8,8 @@ import pytest
 
 from actors.engine.translation import EncodedRow, decode_row
 from decoding import Engine, SamplingParams, Sequence
-from decoding.engine.engine import TargetLostError
-from decoding.scoring.text import ScoredText
+from decoding.engine.scored_text import ScoredText
+from decoding.engine.token_engine import TargetLostError
 from decoding.sequence import TokenLogprobs
 from pipeline.run.check import contradictions
 from pipeline.text.chat import ChatPrompt

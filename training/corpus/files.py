@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from actors.engine.bad_words import with_bad_word_ids
+from actors.engine.vocabulary import with_bad_word_ids
 from decoding.checkpoint.supported import max_positions, read_config
 from decoding.engine.load import settle_max_model_len
 from decoding.sampling_params import SamplingParams

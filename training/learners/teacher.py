@@ -16,7 +16,7 @@ from decoding.cache.features import Features, FeatureTap
 from decoding.checkpoint.loading import DType, load_network
 from decoding.checkpoint.supported import max_positions, model_folder
 from decoding.device import Device
-from decoding.network.layer_hooks import layer_hooks
+from decoding.network.slot_network import layer_hooks
 from training.learners.packing import PackedRows
 
 _SAMPLE = 7, 5  # tokens of two documents that check a network

@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
-from decoding.checkpoint.footprint import footprint_of
 from decoding.checkpoint.generation import end_token_ids_of
+from decoding.checkpoint.loading import footprint_of
 from decoding.checkpoint.supported import load_config, max_positions, model_folder
 from decoding.device import pick_device, synchronize
 from decoding.heads.fit import fitting_config, head_footprint

@@ -4,8 +4,8 @@ While it records it stands in front of each model's `forward`; otherwise nothing
 tokens, positions read) are taken to last the same, so one of each is kept and replayed. What each forward must read and
 compute is counted exactly, for `work.py`.
 
-Where rounds overlap on a GPU (`decoding/engine/overlapped/rounds_ahead.py`), the host starts no forwards but whole
-rounds: draft, forward of the target, picks and verdict. Such a round is kept as one shape of the target's phase.
+Where rounds overlap on a GPU (`decoding/engine/rounds/overlapped/rounds_ahead.py`), the host starts no forwards but
+whole rounds: draft, forward of the target, picks and verdict. Such a round is kept as one shape of the target's phase.
 """
 
 import inspect
@@ -25,8 +25,8 @@ from decoding.cache.kv_cache import LENGTH_BUCKET
 from decoding.network.language_model import LanguageModel
 
 if TYPE_CHECKING:
-    from decoding.engine.overlapped.inputs import RoundInputs
-    from decoding.engine.overlapped.rounds import DeviceRounds
+    from decoding.engine.rounds.overlapped.inputs import RoundInputs
+    from decoding.engine.rounds.overlapped.rounds import DeviceRounds
     from decoding.gpu.pick_table import PickTable
 
 Role = Literal["target", "draft"]

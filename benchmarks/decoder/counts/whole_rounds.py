@@ -1,4 +1,4 @@
-"""Rounds that the host starts as a whole, ahead of the last verdicts (`decoding/engine/overlapped/rounds_ahead.py`).
+"""Rounds that the host starts as a whole, ahead of the last verdicts (`decoding/engine/rounds/overlapped/`).
 
 The host starts no single forwards there, and does not know the lengths of rows that are under way. Which forwards a
 round consists of is found from the state of its rows, which is read from the device.
@@ -17,8 +17,8 @@ from benchmarks.roofline.model_size import Forward
 from decoding import Engine
 
 if TYPE_CHECKING:
-    from decoding.engine.overlapped.inputs import RoundInputs
-    from decoding.engine.overlapped.rounds import DeviceRounds
+    from decoding.engine.rounds.overlapped.inputs import RoundInputs
+    from decoding.engine.rounds.overlapped.rounds import DeviceRounds
     from decoding.gpu.pick_table import PickTable
     from decoding.sampling.verdicts import SentVerdicts
 
@@ -28,7 +28,7 @@ Watcher = Callable[["DeviceRounds", "RoundInputs", "PickTable", int], None]
 @contextmanager
 def watching_rounds(watch: Watcher) -> Iterator[None]:
     """Call `watch` before each round of the engines that exist, with the arguments of its start."""
-    module = sys.modules.get("decoding.engine.overlapped.rounds")
+    module = sys.modules.get("decoding.engine.rounds.overlapped.rounds")
     if module is None:  # no engine has loaded it
         yield
         return
@@ -48,7 +48,7 @@ def with_states(rounds: "DeviceRounds", inputs: "RoundInputs") -> "RoundInputs":
 
     A row that takes no part has no state.
     """
-    start_of = sys.modules["decoding.engine.overlapped.inputs"].Start
+    start_of = sys.modules["decoding.engine.rounds.overlapped.inputs"].Start
     held = [start_of(length, *tokens) for length, tokens in zip(*rounds.state(), strict=True)]
     starts = {row: inputs.starts.get(row, held[row]) for row, active in enumerate(inputs.is_active) if active}
     return replace(inputs, starts=starts)

@@ -3,7 +3,7 @@
 A row's keys are divided into chunks at fixed positions. A chunk's part of the attention (a sum of values, the largest
 score, a sum of weights) is computed by itself, and parts are merged one after the other, the first chunk first. So the
 numbers of a token depend on its own keys alone: not on the other tokens of its row, not on other rows, and not on
-whether one program runs all chunks of a row (`attend_whole`) or each chunk has a program (`attend_chunks` and `merge`).
+whether one program runs all chunks of a row or each chunk has a program (`attend` with IS_PART, and `merge`).
 A key that a query does not see changes nothing, bit for bit: its weight is zero, and a factor of one is exact.
 
 Query heads that share a KV head lie beside the tokens: a line is a query head of a token.
@@ -60,103 +60,20 @@ def _span(step, first_key, end_key, num_always_visible, CHUNK: tl.constexpr):
 
 
 @triton.jit
-def _lines(row, tile, row_first, positions_N, GROUP: tl.constexpr, LINES: tl.constexpr):
-    """Return a tile's lines: their tokens, places in the group, positions and whether they exist."""
-    first, end = tl.load(row_first + row).to(tl.int32), tl.load(row_first + row + 1).to(tl.int32)
-    line_M = tile * LINES + tl.arange(0, LINES)
-    token_M = first + line_M // GROUP
-    exists_M = token_M < end
-    position_M = tl.load(positions_N + token_M, mask=exists_M, other=-1).to(tl.int32)
-    return first, end, line_M, token_M, exists_M, position_M
-
-
-@triton.jit
-def _queries(query_NQD, token_M, line_M, exists_M, head, NUM_HEADS, GROUP, HEAD_SIZE, PADDED_SIZE, WIDENED):
-    size_D = tl.arange(0, PADDED_SIZE)
-    place_M = token_M.to(tl.int64) * NUM_HEADS * GROUP + head * GROUP + line_M % GROUP
-    at_MD = query_NQD + place_M[:, None] * HEAD_SIZE + size_D[None]
-    query_MD = tl.load(at_MD, mask=exists_M[:, None] & (size_D[None] < HEAD_SIZE), other=0.0)
-    return query_MD.to(tl.float32) if WIDENED else query_MD
-
-
-@triton.jit
-def _chunk(
-    query_MD,
-    position_M,
-    exists_M,
-    chunk,
-    first_position,
-    end_position,
-    keys,  # of this slot and head, [P, D] with a stride
-    values,
-    position_stride,
-    mask_ML,  # pointers to each line's mask, or anything
-    window: tl.constexpr,
-    num_always_visible: tl.constexpr,
-    segment: tl.constexpr,
-    scale,
-    softcap,
-    HEAD_SIZE: tl.constexpr,
-    PADDED_SIZE: tl.constexpr,
-    CHUNK: tl.constexpr,
-    KEYS: tl.constexpr,
-    HAS_MASK: tl.constexpr,
-    HAS_SOFTCAP: tl.constexpr,
-    WIDENED: tl.constexpr,
-):
-    """Return the part of one chunk: the weighted sum of values, the largest score, and the sum of weights."""
-    LINES: tl.constexpr = query_MD.shape[0]
-    size_D = tl.arange(0, PADDED_SIZE)
-    first_visible_M = _first_visible(position_M, window, segment)
-    always_visible = tl.where(window > 0, num_always_visible, 0)
-    sum_MD = tl.zeros([LINES, PADDED_SIZE], tl.float32)
-    largest_M = tl.full([LINES], NEVER, tl.float32)
-    weight_M = tl.zeros([LINES], tl.float32)
-    first_key = tl.maximum(chunk * CHUNK, first_position // KEYS * KEYS)  # of those before no line sees any
-    for start in range(first_key, tl.minimum(chunk * CHUNK + CHUNK, end_position), KEYS):
-        key_N = start + tl.arange(0, KEYS)
-        is_written_N = key_N < end_position
-        inside_ND = is_written_N[:, None] & (size_D[None] < HEAD_SIZE)
-        at_ND = key_N[:, None] * position_stride + size_D[None]  # inside a slot: 32 bits do
-        key_ND = tl.load(keys + at_ND, mask=inside_ND, other=0.0)
-        value_ND = tl.load(values + at_ND, mask=inside_ND, other=0.0)
-        if WIDENED:
-            key_ND = key_ND.to(tl.float32)
-        score_MN = tl.dot(query_MD, tl.trans(key_ND), input_precision="ieee") * scale
-        if HAS_SOFTCAP:  # tanh, written with what every Triton has
-            score_MN = softcap * (1.0 - 2.0 / (tl.exp(2.0 * score_MN / softcap) + 1.0))
-        if HAS_MASK:
-            sees_MN = tl.load(mask_ML[:, None] + key_N[None], mask=exists_M[:, None] & is_written_N[None], other=0) != 0
-        else:
-            is_near_MN = (key_N[None] >= first_visible_M[:, None]) | (key_N < always_visible)[None]
-            sees_MN = (key_N[None] <= position_M[:, None]) & is_near_MN
-        score_MN = tl.where(sees_MN, score_MN * LOG2_E, NEVER)
-        new_M = tl.maximum(largest_M, tl.max(score_MN, 1))
-        weight_MN = _power(score_MN, new_M[:, None])
-        factor_M = _power(largest_M, new_M)
-        weight_M = weight_M * factor_M + tl.sum(weight_MN, 1)
-        weight_MN = weight_MN.to(value_ND.dtype)
-        if WIDENED:
-            weight_MN, value_ND = weight_MN.to(tl.float32), value_ND.to(tl.float32)
-        sum_MD = sum_MD * factor_M[:, None] + tl.dot(weight_MN, value_ND, input_precision="ieee")
-        largest_M = new_M
-    return sum_MD, largest_M, weight_M
-
-
-@triton.jit
-def _tile_range(position_M, exists_M, window, segment, num_keys, HAS_MASK: tl.constexpr):
-    """Return the positions that any line of a tile sees: the first one, and the one behind the last."""
-    first = tl.min(tl.where(exists_M, _first_visible(position_M, window, segment), num_keys), 0)
-    end = tl.minimum(tl.max(position_M, 0) + 1, num_keys)
-    if HAS_MASK:  # the rule is in the mask
-        first = first * 0
-    return first, end
+def _finished(sum_MD, largest_M, weight_M, head_M, exists_M, sinks_Q, HAS_SINKS: tl.constexpr):
+    """Return the attention of lines from all of their parts, and from the sinks of their query heads."""
+    if HAS_SINKS:
+        sink_M = tl.load(sinks_Q + head_M, mask=exists_M, other=0.0).to(tl.float32) * LOG2_E
+        one_M = tl.full([head_M.shape[0]], 1.0, tl.float32)
+        sum_MD, largest_M, weight_M = _merged(sum_MD, largest_M, weight_M, tl.zeros_like(sum_MD), sink_M, one_M)
+    return sum_MD / tl.where(exists_M, weight_M, 1.0)[:, None]
 
 
 @triton.jit(do_not_specialize=VARYING)
-def attend_whole(
+def attend(
     query_NQD,
-    out_NQD,
+    out,  # [N, Q, D]; with IS_PART [N, Q, C, D] of sums, in float32
+    marks_NQC2,  # with IS_PART: the largest score and the sum of weights
     keys_SPHD,
     values_SPHD,
     row_first,
@@ -164,74 +81,6 @@ def attend_whole(
     positions_N,
     mask_BTL,
     sinks_Q,
-    num_keys,
-    num_heads,
-    slot_stride,
-    position_stride,
-    head_stride,
-    mask_row_stride,
-    mask_token_stride,
-    num_tiles,
-    window: tl.constexpr,
-    num_always_visible: tl.constexpr,
-    segment: tl.constexpr,
-    scale,
-    softcap,
-    GROUP: tl.constexpr,
-    HEAD_SIZE: tl.constexpr,
-    PADDED_SIZE: tl.constexpr,
-    LINES: tl.constexpr,
-    CHUNK: tl.constexpr,
-    KEYS: tl.constexpr,
-    HAS_MASK: tl.constexpr,
-    HAS_SOFTCAP: tl.constexpr,
-    HAS_SINKS: tl.constexpr,
-    WIDENED: tl.constexpr,
-):
-    """Compute a tile of queries against all chunks of its row: program (row and tile, KV head)."""
-    row, tile, head = tl.program_id(0) // num_tiles, tl.program_id(0) % num_tiles, tl.program_id(1)
-    first, end, line_M, token_M, exists_M, position_M = _lines(row, tile, row_first, positions_N, GROUP, LINES)
-    if first + tile * LINES // GROUP >= end:
-        return
-    query_MD = _queries(query_NQD, token_M, line_M, exists_M, head, num_heads, GROUP, HEAD_SIZE, PADDED_SIZE, WIDENED)
-    place = tl.load(slots_N + first).to(tl.int64) * slot_stride + head * head_stride
-    first_key, end_key = _tile_range(position_M, exists_M, window, segment, num_keys, HAS_MASK)
-    mask_ML = mask_BTL + row.to(tl.int64) * mask_row_stride + (line_M // GROUP) * mask_token_stride
-    sum_MD = tl.zeros([LINES, PADDED_SIZE], tl.float32)
-    largest_M = tl.full([LINES], NEVER, tl.float32)
-    weight_M = tl.zeros([LINES], tl.float32)
-    first_step = _first_step(first_key // CHUNK, window, num_always_visible)
-    for step in range(first_step, (end_key + CHUNK - 1) // CHUNK):
-        chunk, from_key, to_key = _span(step, first_key, end_key, num_always_visible, CHUNK)
-        part_MD, part_largest_M, part_weight_M = _chunk(
-            query_MD, position_M, exists_M, chunk, from_key, to_key, keys_SPHD + place, values_SPHD + place,
-            position_stride, mask_ML, window, num_always_visible, segment, scale, softcap,
-            HEAD_SIZE, PADDED_SIZE, CHUNK, KEYS, HAS_MASK, HAS_SOFTCAP, WIDENED,
-        )  # fmt: skip
-        sum_MD, largest_M, weight_M = _merged(sum_MD, largest_M, weight_M, part_MD, part_largest_M, part_weight_M)
-    query_head_M = head * GROUP + line_M % GROUP
-    if HAS_SINKS:
-        sink_M = tl.load(sinks_Q + query_head_M).to(tl.float32) * LOG2_E
-        sum_MD, largest_M, weight_M = _merged(
-            sum_MD, largest_M, weight_M, tl.zeros_like(sum_MD), sink_M, tl.full([LINES], 1.0, tl.float32)
-        )
-    size_D = tl.arange(0, PADDED_SIZE)
-    at_MD = (token_M.to(tl.int64) * num_heads * GROUP + query_head_M)[:, None] * HEAD_SIZE + size_D[None]
-    found_MD = (sum_MD / tl.where(exists_M, weight_M, 1.0)[:, None]).to(out_NQD.dtype.element_ty)
-    tl.store(out_NQD + at_MD, found_MD, mask=exists_M[:, None] & (size_D[None] < HEAD_SIZE))
-
-
-@triton.jit(do_not_specialize=VARYING)
-def attend_chunks(
-    query_NQD,
-    parts_NQCD,
-    marks_NQC2,
-    keys_SPHD,
-    values_SPHD,
-    row_first,
-    slots_N,
-    positions_N,
-    mask_BTL,
     num_keys,
     num_heads,
     num_chunks,
@@ -252,37 +101,94 @@ def attend_chunks(
     LINES: tl.constexpr,
     CHUNK: tl.constexpr,
     KEYS: tl.constexpr,
+    IS_PART: tl.constexpr,
     HAS_MASK: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
     WIDENED: tl.constexpr,
 ):
-    """Compute the part of one chunk for a tile of queries: program (row and tile, KV head, chunk)."""
+    """Compute a tile of queries against all chunks of its row: program (row and tile, KV head).
+
+    With IS_PART there is a program for each chunk, which leaves that chunk's part to `merge`.
+    """
     row, tile, head = tl.program_id(0) // num_tiles, tl.program_id(0) % num_tiles, tl.program_id(1)
-    chunk = tl.program_id(2)
-    first, end, line_M, token_M, exists_M, position_M = _lines(row, tile, row_first, positions_N, GROUP, LINES)
+    first, end = tl.load(row_first + row).to(tl.int32), tl.load(row_first + row + 1).to(tl.int32)
+    line_M = tile * LINES + tl.arange(0, LINES)
+    token_M = first + line_M // GROUP
+    exists_M = token_M < end
     if first + tile * LINES // GROUP >= end:
         return
-    first_key, end_key = _tile_range(position_M, exists_M, window, segment, num_keys, HAS_MASK)
-    is_inside = ((chunk + 1) * CHUNK > first_key) & (chunk * CHUNK < end_key)
-    has_first = (chunk == 0) & (window > 0) & (num_always_visible > 0)
-    if not (is_inside | has_first):
-        return
-    _, from_key, to_key = _span(chunk, first_key, end_key, num_always_visible, CHUNK)
-    query_MD = _queries(query_NQD, token_M, line_M, exists_M, head, num_heads, GROUP, HEAD_SIZE, PADDED_SIZE, WIDENED)
+    position_M = tl.load(positions_N + token_M, mask=exists_M, other=-1).to(tl.int32)
+    first_visible_M = _first_visible(position_M, window, segment)
+    # The positions that any line of the tile sees: the first one, and the one behind the last.
+    first_key = tl.min(tl.where(exists_M, first_visible_M, num_keys), 0)
+    end_key = tl.minimum(tl.max(position_M, 0) + 1, num_keys)
+    if HAS_MASK:  # the rule is in the mask
+        first_key = first_key * 0
+    if IS_PART:
+        first_step = tl.program_id(2)
+        end_step = first_step + 1
+        is_inside = (end_step * CHUNK > first_key) & (first_step * CHUNK < end_key)
+        if not (is_inside | ((first_step == 0) & (window > 0) & (num_always_visible > 0))):
+            return
+    else:
+        first_step = _first_step(first_key // CHUNK, window, num_always_visible)
+        end_step = (end_key + CHUNK - 1) // CHUNK
+    query_head_M = head * GROUP + line_M % GROUP
+    line_at_M = token_M.to(tl.int64) * num_heads * GROUP + query_head_M
+    size_D = tl.arange(0, PADDED_SIZE)
+    inside_MD = exists_M[:, None] & (size_D[None] < HEAD_SIZE)
+    query_MD = tl.load(query_NQD + line_at_M[:, None] * HEAD_SIZE + size_D[None], mask=inside_MD, other=0.0)
+    if WIDENED:
+        query_MD = query_MD.to(tl.float32)
     place = tl.load(slots_N + first).to(tl.int64) * slot_stride + head * head_stride
     mask_ML = mask_BTL + row.to(tl.int64) * mask_row_stride + (line_M // GROUP) * mask_token_stride
-    part_MD, largest_M, weight_M = _chunk(
-        query_MD, position_M, exists_M, chunk, from_key, to_key, keys_SPHD + place, values_SPHD + place,
-        position_stride, mask_ML, window, num_always_visible, segment, scale, softcap,
-        HEAD_SIZE, PADDED_SIZE, CHUNK, KEYS, HAS_MASK, HAS_SOFTCAP, WIDENED,
-    )  # fmt: skip
-    size_D = tl.arange(0, PADDED_SIZE)
-    query_head_M = head * GROUP + line_M % GROUP
-    part_M = (token_M.to(tl.int64) * num_heads * GROUP + query_head_M) * num_chunks + chunk
-    inside_MD = exists_M[:, None] & (size_D[None] < HEAD_SIZE)
-    tl.store(parts_NQCD + part_M[:, None] * HEAD_SIZE + size_D[None], part_MD, mask=inside_MD)
-    tl.store(marks_NQC2 + part_M * 2, largest_M, mask=exists_M)
-    tl.store(marks_NQC2 + part_M * 2 + 1, weight_M, mask=exists_M)
+    always_visible = tl.where(window > 0, num_always_visible, 0)
+    sum_MD = tl.zeros([LINES, PADDED_SIZE], tl.float32)
+    largest_M = tl.full([LINES], NEVER, tl.float32)
+    weight_M = tl.zeros([LINES], tl.float32)
+    for step in range(first_step, end_step):
+        chunk, from_key, to_key = _span(step, first_key, end_key, num_always_visible, CHUNK)
+        part_MD = tl.zeros([LINES, PADDED_SIZE], tl.float32)
+        part_largest_M = tl.full([LINES], NEVER, tl.float32)
+        part_weight_M = tl.zeros([LINES], tl.float32)
+        from_key = tl.maximum(chunk * CHUNK, from_key // KEYS * KEYS)  # of those before no line sees any
+        for start in range(from_key, tl.minimum(chunk * CHUNK + CHUNK, to_key), KEYS):
+            key_N = start + tl.arange(0, KEYS)
+            is_written_N = key_N < to_key
+            inside_ND = is_written_N[:, None] & (size_D[None] < HEAD_SIZE)
+            at_ND = key_N[:, None] * position_stride + size_D[None]  # inside a slot: 32 bits do
+            key_ND = tl.load(keys_SPHD + place + at_ND, mask=inside_ND, other=0.0)
+            value_ND = tl.load(values_SPHD + place + at_ND, mask=inside_ND, other=0.0)
+            if WIDENED:
+                key_ND = key_ND.to(tl.float32)
+            score_MN = tl.dot(query_MD, tl.trans(key_ND), input_precision="ieee") * scale
+            if HAS_SOFTCAP:  # tanh, written with what every Triton has
+                score_MN = softcap * (1.0 - 2.0 / (tl.exp(2.0 * score_MN / softcap) + 1.0))
+            if HAS_MASK:
+                is_asked_MN = exists_M[:, None] & is_written_N[None]
+                sees_MN = tl.load(mask_ML[:, None] + key_N[None], mask=is_asked_MN, other=0) != 0
+            else:
+                is_near_MN = (key_N[None] >= first_visible_M[:, None]) | (key_N < always_visible)[None]
+                sees_MN = (key_N[None] <= position_M[:, None]) & is_near_MN
+            score_MN = tl.where(sees_MN, score_MN * LOG2_E, NEVER)
+            new_M = tl.maximum(part_largest_M, tl.max(score_MN, 1))
+            weight_MN = _power(score_MN, new_M[:, None])
+            factor_M = _power(part_largest_M, new_M)
+            part_weight_M = part_weight_M * factor_M + tl.sum(weight_MN, 1)
+            weight_MN = weight_MN.to(value_ND.dtype)
+            if WIDENED:
+                weight_MN, value_ND = weight_MN.to(tl.float32), value_ND.to(tl.float32)
+            part_MD = part_MD * factor_M[:, None] + tl.dot(weight_MN, value_ND, input_precision="ieee")
+            part_largest_M = new_M
+        sum_MD, largest_M, weight_M = _merged(sum_MD, largest_M, weight_M, part_MD, part_largest_M, part_weight_M)
+    if IS_PART:
+        line_at_M = line_at_M * num_chunks + tl.program_id(2)
+        tl.store(marks_NQC2 + line_at_M * 2, largest_M, mask=exists_M)
+        tl.store(marks_NQC2 + line_at_M * 2 + 1, weight_M, mask=exists_M)
+    else:
+        sum_MD = _finished(sum_MD, largest_M, weight_M, query_head_M, exists_M, sinks_Q, HAS_SINKS)
+    tl.store(out + line_at_M[:, None] * HEAD_SIZE + size_D[None], sum_MD.to(out.dtype.element_ty), mask=inside_MD)
 
 
 @triton.jit(do_not_specialize=VARYING)
@@ -328,10 +234,6 @@ def merge(
         part_largest_M = tl.load(marks_NQC2 + part_M * 2, mask=exists_M, other=NEVER)
         part_weight_M = tl.load(marks_NQC2 + part_M * 2 + 1, mask=exists_M, other=0.0)
         sum_MD, largest_M, weight_M = _merged(sum_MD, largest_M, weight_M, part_MD, part_largest_M, part_weight_M)
-    if HAS_SINKS:
-        sink_M = tl.load(sinks_Q + head_M, mask=exists_M, other=0.0).to(tl.float32) * LOG2_E
-        sum_MD, largest_M, weight_M = _merged(
-            sum_MD, largest_M, weight_M, tl.zeros_like(sum_MD), sink_M, tl.full([LINES], 1.0, tl.float32)
-        )
-    found_MD = (sum_MD / tl.where(exists_M, weight_M, 1.0)[:, None]).to(out_NQD.dtype.element_ty)
+    found_MD = _finished(sum_MD, largest_M, weight_M, head_M, exists_M, sinks_Q, HAS_SINKS)
+    found_MD = found_MD.to(out_NQD.dtype.element_ty)
     tl.store(out_NQD + line_M[:, None] * HEAD_SIZE + size_D[None], found_MD, mask=inside_MD)

@@ -32,33 +32,32 @@ def number(columns_at, column):
 
 
 @triton.jit
-def shaping(
-    row, num_before, position, columns_at, num_stop_ids, biases, counts, count_rows, drafted, drafted_stride, vocab_size
-):
-    """Return what changes the logits of a row's position before the temperature does, for `shaped`.
+def at(place, inputs):
+    """Return where a position's logits and its row's parameters are, what changes the logits, and its number.
 
-    `num_before` drafted tokens stand before the position.
+    What changes the logits before the temperature does is for `shaped`.
     """
+    logits, row_stride, position_stride, columns, biases, counts, count_rows, drafted, drafted_stride = inputs[:9]
+    num_drafted, lengths, vocab_size, num_positions, first, num_stop_ids = inputs[9:]
+    row, step = place // num_positions, place % num_positions
+    logits_at = logits + row.to(tl.int64) * row_stride + step.to(tl.int64) * position_stride
+    columns_at = columns + row * (num_stop_ids + NUM_COLUMNS)
+    position = tl.load(lengths + row) + first + step
     has_bias = tl.load(columns_at + BIAS_ROW) >= 0
     biases_at = biases + tl.maximum(tl.load(columns_at + BIAS_ROW), 0) * vocab_size
     has_penalties = tl.load(columns_at + USES_COUNTS) != 0
     counts_at = counts
     if has_penalties:
         counts_at += tl.load(count_rows + row) * vocab_size
-    is_early = position < tl.load(columns_at + MIN_LENGTH)
-    return (
-        has_bias,
-        biases_at,
-        has_penalties,
-        counts_at,
-        drafted + row.to(tl.int64) * drafted_stride,
-        num_before,
-        number(columns_at, REPETITION).to(tl.float32),
-        number(columns_at, PRESENCE).to(tl.float32),
-        number(columns_at, FREQUENCY).to(tl.float32),
-        columns_at + NUM_COLUMNS,
-        tl.where(is_early, num_stop_ids, 0),
-    )
+    num_before, drafted_at = tl.minimum(first + step, num_drafted), drafted + row.to(tl.int64) * drafted_stride
+    repetition, presence = number(columns_at, REPETITION).to(tl.float32), number(columns_at, PRESENCE).to(tl.float32)
+    frequency = number(columns_at, FREQUENCY).to(tl.float32)
+    num_forbidden = tl.where(position < tl.load(columns_at + MIN_LENGTH), num_stop_ids, 0)
+    changes = (
+        has_bias, biases_at, has_penalties, counts_at, drafted_at, num_before,
+        repetition, presence, frequency, columns_at + NUM_COLUMNS, num_forbidden,
+    )  # fmt: skip
+    return logits_at, columns_at, changes, position
 
 
 @triton.jit

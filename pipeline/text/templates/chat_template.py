@@ -15,9 +15,8 @@ from typing import Any
 
 from pipeline.errors import FieldError, RowError
 from pipeline.text.answer_parts import ReasoningTags, Thought, reasoning_tags
-from pipeline.text.answers import AnswerForm
-from pipeline.text.chat import Chat
-from pipeline.text.templates.readings import NO_PLACE
+from pipeline.text.chat import AnswerForm, Chat
+from pipeline.text.templates.messages import NO_PLACE
 from pipeline.text.tools.asked import ToolsAsked
 from pipeline.text.tools.format import FAMILIES, Format, family_of
 

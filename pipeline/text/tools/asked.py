@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from pipeline.errors import FieldError
 from pipeline.requests.body import BOOLEAN, TEXT, check_number
-from pipeline.text.json_values import check_json
+from pipeline.requests.strict_json import check_json
 
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 _MAX_TOOLS = 128

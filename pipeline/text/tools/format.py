@@ -10,8 +10,8 @@ from functools import cached_property
 from hashlib import blake2b
 from typing import Any, Literal, get_args
 
+from pipeline.requests.strict_json import JsonEnd, parsed
 from pipeline.text.answer_parts import ToolCall
-from pipeline.text.json_values import JsonEnds, parsed
 
 MISTRALS = ("[TOOL_CALLS]", "[CALL_ID]", "[ARGS]")
 _CALLS, _ID, _ARGS = MISTRALS
@@ -101,10 +101,10 @@ class Format:
             return "".join(_LETTERS[byte % 62] for byte in blake2b(seed.encode(), digest_size=9).digest())
         return f"call_{blake2b(seed.encode(), digest_size=12).hexdigest()}"
 
-    def read(self, text: str, ends: JsonEnds, is_over: bool) -> Found | None:
+    def read(self, text: str, ends: dict[int, JsonEnd], is_over: bool) -> Found | None:
         """Return what calls the text begins with, which follows the marker; None if more text decides.
 
-        `ends` are those of this text. If `is_over`, no text follows, and the answer is not None.
+        `ends` are those of this text, by their starts. If `is_over`, no text follows, and the answer is not None.
         """
         found = Found()
         try:
@@ -116,7 +116,7 @@ class Format:
             return found if is_over else None
         return found
 
-    def _next(self, text: str, position: int, ends: JsonEnds, is_over: bool) -> Found | None:
+    def _next(self, text: str, position: int, ends: dict[int, JsonEnd], is_over: bool) -> Found | None:
         """Return the call, or the array of calls, at this position, which may stand behind another; None for none."""
         start, name = _first(text, position), None
         if position and text[start] == ";":
@@ -129,7 +129,7 @@ class Format:
         inner = _after_space(text, start + 1)
         if inner < len(text) and text[inner] not in ("{" if is_array else '"}'):
             return None
-        end = ends.of(text, start)
+        end = ends.setdefault(start, JsonEnd(start)).of(text)
         if end is None:
             raise _CutOff
         try:

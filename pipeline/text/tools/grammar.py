@@ -145,18 +145,14 @@ def _form(structured: Mapping[str, Any]) -> list[str] | None:
         case {"json_object": True}:
             layout = _TIGHT if structured.get("disable_any_whitespace") else _FLEXIBLE
             return [_rule("form", json_rule({"type": "object"}, layout))]
-        case {"regex": str() as regex}:
-            return [_rule("form", _regex(regex))]
+        case {"regex": str() as regex}:  # as llguidance writes one that stands alone (`grammar_from_regex`)
+            in_lark = _BACKSLASH_AND_ONE.sub(lambda found: _IN_LARK.get(found[0], found[0]), regex)
+            return [_rule("form", f"/{in_lark}/")]
         case {"choice": list() | tuple() as texts}:
             # A terminal, as where the choice stands alone: alternatives of a rule are symbols, of which there may be
             # 20,000 only.
             return [_rule("form", "CHOICE"), _rule("CHOICE", " | ".join(_quoted(text) for text in texts))]
     return None
-
-
-def _regex(regex: str) -> str:
-    """Return a regular expression as Lark, as llguidance writes one that stands alone (`grammar_from_regex`)."""
-    return "/" + _BACKSLASH_AND_ONE.sub(lambda found: _IN_LARK.get(found[0], found[0]), regex) + "/"
 
 
 def _rule(name: str, is_what: str) -> str:

@@ -21,8 +21,8 @@ from decoding.choices import Verification
 from decoding.drafters.base import Drafter
 from decoding.drafters.hybrid import HybridDrafter
 from decoding.drafters.lookups import SuffixDrafter
-from decoding.engine.host_rounds import HostRounds
 from decoding.engine.load import grammars_of
+from decoding.engine.rounds.host_rounds import HostRounds
 from decoding.grammar.grammars import Grammars
 from decoding.grammar.structured import Structured
 from decoding.network.language_model import LanguageModel

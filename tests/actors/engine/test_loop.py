@@ -59,7 +59,7 @@ def test_a_process_whose_target_is_lost_again_and_again_ends_and_says_why() -> N
 import asyncio
 from actors.engine.loop import EngineLoop
 from decoding import SamplingParams, Sequence
-from decoding.engine.engine import TargetLostError
+from decoding.engine.token_engine import TargetLostError
 
 class Lost:
     has_work = True

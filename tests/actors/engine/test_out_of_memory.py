@@ -5,6 +5,7 @@ import subprocess
 import sys
 import threading
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -12,8 +13,8 @@ import torch
 from actors.engine.loop import EngineLoop
 from decoding import Engine, EngineOptions, SamplingParams, Sequence
 from decoding.device import is_out_of_memory
-from decoding.scoring.scorer import Scorer
-from decoding.scoring.text import ScoredText
+from decoding.engine.rounds.admission import Admission
+from decoding.engine.scored_text import ScoredText
 from tests.actors.engine.engines import Pair, alone, sequences, tokens
 
 PARAMS = SamplingParams(max_tokens=12, temperature=0.8, ignore_eos=True)
@@ -105,15 +106,16 @@ def make_texts(number: int = 5) -> list[ScoredText]:
 
 def score_only_with(most_slots: int, monkeypatch: pytest.MonkeyPatch, giant: ScoredText | None = None) -> None:
     """Let memory last for texts that are scored, or for this one, beside `most_slots` slots only."""
-    read = Scorer._read
+    score = Admission._score
 
-    def too_large(self: Scorer) -> None:
-        is_giant = giant is None or any(slot.branch is not None and slot.branch.text is giant for slot in self._reading)
-        if self._num_slots > most_slots and is_giant:
+    def too_large(self: Admission, rows: list[Any]) -> None:
+        wanted = None if giant is None else giant._rows
+        is_giant = wanted is None or any(resident.sequence in wanted for resident, _ in rows)
+        if len(self._residents) > most_slots and is_giant:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
-        read(self)
+        score(self, rows)
 
-    monkeypatch.setattr(Scorer, "_read", too_large)
+    monkeypatch.setattr(Admission, "_score", too_large)
 
 
 def test_memory_that_runs_out_over_scored_texts_halves_the_slots_and_changes_nothing_else(
@@ -128,13 +130,14 @@ def test_memory_that_runs_out_over_scored_texts_halves_the_slots_and_changes_not
         await asyncio.gather(loop.finish(running), loop.score(texts[:2]), loop.score(texts[2:]))
 
     asyncio.run(asyncio.wait_for(all_at_once(), timeout=120))
-    assert [text.scores for text in texts] == [text.scores for text in undisturbed]
+    found, wanted = ([entry.logprob for text in each for entry in text.scores[0]] for each in (texts, undisturbed))
+    assert found == pytest.approx(wanted, abs=1e-4)
     assert all(len(text.scores[0]) == 4 for text in texts)
     assert tokens(running) == expected
     assert (loop.stats().num_slots, loop.stats().num_out_of_memory) == (2, 2)
 
 
-def test_a_scored_text_that_is_too_large_even_beside_one_slot_fails_alone(
+def test_a_scored_text_that_is_too_large_even_alone_fails_alone(
     text_pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     running, loop, texts = sequences(3, PARAMS), loop_of(text_pair, 2), make_texts()
@@ -146,9 +149,9 @@ def test_a_scored_text_that_is_too_large_even_beside_one_slot_fails_alone(
 
     asyncio.run(asyncio.wait_for(both(), timeout=120))
     assert [text.error is None for text in texts] == [True, True, True, False, True]
-    assert "memory ran out over this text" in str(texts[3].error)
+    assert "memory ran out although nothing else ran; shorten the text" in str(texts[3].error)
     assert tokens(running) == expected
-    assert (loop.stats().num_slots, loop.stats().num_out_of_memory) == (1, 3)
+    assert (loop.stats().num_slots, loop.stats().num_out_of_memory) == (1, 2)
 
 
 def test_rows_beside_scored_texts_fail_with_them_where_the_engine_cannot_be_resized(
@@ -167,7 +170,7 @@ def test_rows_beside_scored_texts_fail_with_them_where_the_engine_cannot_be_resi
     assert [type(failure) for failure in failures] == [torch.OutOfMemoryError] * 2
     assert "engine not resized" in caplog.text
     assert (loop.stats().num_running, loop.stats().num_waiting, loop.stats().num_out_of_memory) == (0, 0, 1)
-    assert not loop.engine.has_texts
+    assert not loop.engine.has_work
 
 
 def test_a_caller_that_leaves_while_the_engine_is_resized_leaves_a_whole_one(
@@ -197,7 +200,7 @@ def test_a_caller_that_leaves_while_the_engine_is_resized_leaves_a_whole_one(
     asyncio.run(asyncio.wait_for(scenario(), timeout=120))
     assert tokens(running) == expected
     assert loop.stats().num_slots == 2
-    assert not loop.engine.has_texts
+    assert not loop.engine.has_work
 
 
 def test_memory_that_runs_out_is_told_from_other_errors() -> None:

@@ -8,8 +8,8 @@ from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
 from actors import GeneratorSettings, ModelSettings
-from actors.engine.bad_words import with_bad_word_ids
 from actors.engine.translation import decode_row, encode_row, row_params
+from actors.engine.vocabulary import with_bad_word_ids
 from decoding import SamplingParams
 from pipeline.errors import ErrorRow, RowError
 from pipeline.inputs.rows import InputRow, result_or_error
@@ -117,14 +117,14 @@ def test_words_that_many_rows_have_are_tokenized_once_and_the_newest_lists_are_k
         return read(tokenizer, text)
 
     of_codec = replace(codec).bad_words
-    plain = of_codec.of(("the", (7, 8)))
+    plain = of_codec(("the", (7, 8)))
     monkeypatch.setattr(tokenizer, "bad_word_ids", counted)
-    assert of_codec.of(["the", (7, 8)]) is plain
+    assert of_codec(("the", (7, 8))) is plain
     assert asked == []
     for number in range(70):
-        of_codec.of((f"word {number}",))
-    assert len(of_codec._kept) == 64
-    assert of_codec.of(("the", (7, 8))) == plain
+        of_codec((f"word {number}",))
+    assert of_codec.cache_info().currsize == 64
+    assert of_codec(("the", (7, 8))) == plain
     assert asked == [*(f"word {number}" for number in range(70)), "the"]
     assert row_params(SamplingParams(), {"bad_words": ["the", [7, 8]]}, codec).bad_words == plain
 

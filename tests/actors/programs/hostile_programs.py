@@ -1,7 +1,5 @@
 """Programs that raise or cancel what ends an event loop, were it not held back; and a program that is any of them."""
 
-from __future__ import annotations
-
 import asyncio
 from contextvars import Context, copy_context
 from typing import Any

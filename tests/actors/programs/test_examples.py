@@ -48,7 +48,7 @@ def written(config: RunConfig, engine: LoadedEngine, folder: Path, rows: list[di
     return [generation for row in encoded for generation in programs.decode(row)]
 
 
-def test_sums_of_the_calculator_loop_are_right(engine: LoadedEngine, tmp_path: Path) -> None:
+def test_sums_of_the_calculator_loop_are_right(engine, tmp_path):
     lines = (EXAMPLES / "sums.jsonl").read_text().splitlines()[:6]
     rows = [{"prompt": json.loads(line)["prompt"]} for line in lines]
     generations = written(configured("calculator.yaml"), engine, tmp_path, rows)
@@ -66,7 +66,7 @@ HERMES = (  # a template of the family, as short as it can be
 )
 
 
-def test_a_model_calls_a_tool_and_reads_its_result(engine: LoadedEngine, tmp_path: Path) -> None:
+def test_a_model_calls_a_tool_and_reads_its_result(engine, tmp_path):
     config = ProgramSettings(function="tests.actors.programs.some_programs:calls_a_tool")
     codec = load_codec(replace(SETTINGS, chat=ChatSettings(chat_template=HERMES)))
     programs = ProgramRows(config, SETTINGS, committed_run(tmp_path / "run"), engine.loop, codec)
@@ -81,7 +81,7 @@ def test_a_model_calls_a_tool_and_reads_its_result(engine: LoadedEngine, tmp_pat
     assert result["forecast"] in generation["turns"][1]["prompt"]
 
 
-def test_self_refinement_writes_twice_and_what_was_wrong(engine: LoadedEngine, tmp_path: Path) -> None:
+def test_self_refinement_writes_twice_and_what_was_wrong(engine, tmp_path):
     rows = [
         {"prompt": None, "messages": [{"role": "user", "content": "Write a shopping list for Nadia."}]},
         {"prompt": "7 x 87: 7 x 80"},

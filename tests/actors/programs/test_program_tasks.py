@@ -22,7 +22,7 @@ async def leave() -> None:
     raise SystemExit(6)
 
 
-def test_a_task_of_others_ends_the_loop_as_ever_beside_programs() -> None:
+def test_a_task_of_others_ends_the_loop_as_ever_beside_programs():
     async def program() -> None:
         with pytest.raises(RuntimeError, match="a task of the program raised SystemExit: 6"):
             await asyncio.create_task(leave())
@@ -49,7 +49,7 @@ class _Factory:
 
 def test_the_engine_that_a_program_wakes_and_the_task_factory_of_others_stay_as_they_are(
     run_directory, engines, text_pair
-) -> None:
+):
     factory = _Factory()
 
     def new_loop() -> asyncio.AbstractEventLoop:
@@ -64,7 +64,7 @@ def test_the_engine_that_a_program_wakes_and_the_task_factory_of_others_stay_as_
     assert {"EngineLoop._run", "ProgramRows._run"} <= untouched
 
 
-def test_what_a_task_of_a_program_begins_while_it_waits_for_the_engine_is_not_the_programs() -> None:
+def test_what_a_task_of_a_program_begins_while_it_waits_for_the_engine_is_not_the_programs():
     async def begin_another() -> asyncio.Task[None]:
         return asyncio.create_task(asyncio.sleep(0))
 
@@ -88,7 +88,7 @@ def test_what_a_task_of_a_program_begins_while_it_waits_for_the_engine_is_not_th
     asyncio.run(work())
 
 
-def test_a_task_that_a_program_begins_from_an_empty_context_does_not_end_the_loop() -> None:
+def test_a_task_that_a_program_begins_from_an_empty_context_does_not_end_the_loop():
     async def begin_from_an_empty_context(depth: int) -> None:
         if depth:
             await Context().run(asyncio.create_task, begin_from_an_empty_context(depth - 1))
@@ -102,20 +102,7 @@ def test_a_task_that_a_program_begins_from_an_empty_context_does_not_end_the_loo
     run_in_a_loop(work())
 
 
-def test_the_factory_is_set_once_however_many_units_a_worker_runs() -> None:
-    async def work() -> None:
-        loop = asyncio.get_running_loop()
-        let_no_program_end(loop)
-        factory = loop.get_task_factory()
-        let_no_program_end(loop)
-        assert loop.get_task_factory() is factory
-
-    asyncio.run(work())
-
-
-def test_a_program_whose_row_is_given_up_ends_with_all_that_it_began(
-    run_directory, engines, text_pair, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_program_whose_row_is_given_up_ends_with_all_that_it_began(run_directory, engines, text_pair, monkeypatch):
     monkeypatch.setattr(some_programs, "BEGUN", begun := asyncio.Queue())
     monkeypatch.setattr(some_programs, "GIVEN_UP", given_up := [])
     settings = ProgramSettings(function=f"{SOME}:waits_in_a_task")
@@ -134,7 +121,7 @@ def test_a_program_whose_row_is_given_up_ends_with_all_that_it_began(
     assert all(sample.error is None for row in encoded for sample in row.samples)
 
 
-def test_a_task_that_is_cancelled_before_its_first_step_leaves_no_warning() -> None:
+def test_a_task_that_is_cancelled_before_its_first_step_leaves_no_warning():
     async def program() -> None:
         task = asyncio.create_task(leave())
         task.cancel()
@@ -150,22 +137,3 @@ def test_a_task_that_is_cancelled_before_its_first_step_leaves_no_warning() -> N
         asyncio.run(work())
         gc.collect()
     assert [str(each.message) for each in told] == []
-
-
-def test_a_task_of_a_program_is_shown_by_its_name_and_its_frames() -> None:
-    async def wait() -> None:
-        await asyncio.Event().wait()
-
-    async def program() -> None:
-        task = asyncio.create_task(wait(), name="the waiting one")
-        await asyncio.sleep(0)
-        assert task.get_name() == "the waiting one"
-        assert "wait() running at" in repr(task)
-        assert [frame.f_code.co_name for frame in task.get_stack()] == ["wait"]
-        task.cancel()
-
-    async def work() -> None:
-        let_no_program_end(asyncio.get_running_loop())
-        await run_program(program)
-
-    asyncio.run(work())

@@ -2,7 +2,6 @@
 
 import asyncio
 import inspect
-from collections.abc import Callable
 
 import pytest
 import uvloop
@@ -34,9 +33,7 @@ def sound(tmp_path_factory, engines, text_pair) -> list[Written]:
 
 
 @pytest.mark.parametrize("name", [name for name in WRONG if name != TIMED])
-def test_a_program_that_goes_wrong_makes_an_error_row_that_says_how(
-    run_directory, engines, text_pair, sound, name
-) -> None:
+def test_a_program_that_goes_wrong_makes_an_error_row_that_says_how(run_directory, engines, text_pair, sound, name):
     rows, encoded = write(PROGRAM, run_directory, engines(), text_pair, beside(name), max_turns=5)
     with pytest.raises(RowError) as caught:
         rows.decode(encoded[1])
@@ -49,9 +46,7 @@ def test_a_program_that_goes_wrong_makes_an_error_row_that_says_how(
 
 @pytest.mark.parametrize("new_loop", LOOPS.values(), ids=LOOPS)
 @pytest.mark.parametrize("name", HOSTILE)
-def test_no_program_ends_the_event_loop_of_its_worker(
-    run_directory, engines, text_pair, sound, name: str, new_loop: Callable[[], asyncio.AbstractEventLoop]
-) -> None:
+def test_no_program_ends_the_event_loop_of_its_worker(run_directory, engines, text_pair, sound, name, new_loop):
     rows, encoded = write(PROGRAM, run_directory, engines(), text_pair, beside(name), new_loop)
     if (words := HOSTILE[name]) is None:
         assert len(rows.decode(encoded[1])) == 1
@@ -64,14 +59,14 @@ def test_no_program_ends_the_event_loop_of_its_worker(
     assert decoded(rows, encoded[::2]) == sound
 
 
-def test_the_error_row_names_the_line_on_which_a_task_has_exited(run_directory, engines, text_pair) -> None:
+def test_the_error_row_names_the_line_on_which_a_task_has_exited(run_directory, engines, text_pair):
     rows, encoded = write(PROGRAM, run_directory, engines(), text_pair, beside("exits_in_a_task"))
     lines = inspect.getsource(hostile_programs).splitlines()
     with pytest.raises(RowError, match=rf"\(line {1 + lines.index('    raise SystemExit(5)')} of "):
         rows.decode(encoded[1])
 
 
-def test_a_program_reads_of_the_exit_where_it_awaits_the_task(run_directory, engines, text_pair) -> None:
+def test_a_program_reads_of_the_exit_where_it_awaits_the_task(run_directory, engines, text_pair):
     rows, encoded = write(PROGRAM, run_directory, engines(), text_pair, beside("catches_the_exit_of_a_task"))
     (generation,) = rows.decode(encoded[1])
     assert generation["text"] == "a task of the program raised SystemExit: 5"

@@ -1,7 +1,5 @@
 """Programs that ask, return or end wrongly, one for each thing that a program may do wrong."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

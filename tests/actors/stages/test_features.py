@@ -68,9 +68,7 @@ def check_same(found: Kept, expected: Kept) -> None:
         torch.testing.assert_close(found.at[place][1], features, rtol=1e-5, atol=1e-5)
 
 
-def test_features_are_those_of_the_same_target_in_one_process(
-    pair: Pair, model: ShardedModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_features_are_those_of_the_same_target_in_one_process(pair, model, monkeypatch):
     monkeypatch.setattr("decoding.cache.prefill.PREFILL_TOKENS", 7)  # prompts take several forwards
     found = hands_out(model)
     check_same(found, hands_out(whole_model(pair[0])))
@@ -78,7 +76,7 @@ def test_features_are_those_of_the_same_target_in_one_process(
     assert model.tap is None
 
 
-def test_logits_are_the_same_bit_for_bit_with_a_tap_and_nothing_travels_without_one(model: ShardedModel) -> None:
+def test_logits_are_the_same_bit_for_bit_with_a_tap_and_nothing_travels_without_one(model):
     def logits() -> torch.Tensor:
         model.allocate(4, 100)
         model.prefill(SLOTS, TEXTS)
@@ -97,7 +95,7 @@ def test_logits_are_the_same_bit_for_bit_with_a_tap_and_nothing_travels_without_
     assert step.streams is None
 
 
-def test_each_session_has_a_tap_of_its_own(model: ShardedModel) -> None:
+def test_each_session_has_a_tap_of_its_own(model):
     first, second = Kept((0,)), Kept((1,))
     model.hand_out(first.tap)
     twin = model.share()
@@ -113,13 +111,13 @@ def test_each_session_has_a_tap_of_its_own(model: ShardedModel) -> None:
 
 
 @pytest.mark.parametrize("layer_ids", [(), (0, 4), (-1,), (1, 1)])
-def test_layers_that_a_target_does_not_have_are_refused(model: ShardedModel, layer_ids: tuple[int, ...]) -> None:
+def test_layers_that_a_target_does_not_have_are_refused(model, layer_ids):
     with pytest.raises(ValueError, match="a target of 3 layers can be read at different places from 0 to 3"):
         model.hand_out(replace(Kept(IDS).tap, layer_ids=layer_ids))
     assert model.tap is None
 
 
-def test_features_after_a_stage_was_lost_are_right_again(pair: Pair, model: ShardedModel) -> None:
+def test_features_after_a_stage_was_lost_are_right_again(pair, model):
     kept = Kept(IDS)
     model.hand_out(kept.tap)
     model.allocate(2, 60)
@@ -145,7 +143,7 @@ def heads(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return save(target, root / "target"), str(root / "head")
 
 
-def test_an_engine_over_stages_drafts_with_a_head_as_one_without_them(heads: Pair) -> None:
+def test_an_engine_over_stages_drafts_with_a_head_as_one_without_them(heads):
     options = EngineOptions(num_slots=5, max_model_len=90, num_speculative_tokens=4, draft_length="fixed")
     params = SamplingParams(max_tokens=16, temperature=0.7)
     prompts = [prompt[:40] for prompt in PROMPTS]

@@ -29,7 +29,7 @@ def is_given_back(places: Any) -> Callable[[], bool]:
     return lambda: placement_group_table(places)["state"] == "REMOVED"
 
 
-def test_the_driver_gives_back_places_of_actors_that_are_not_known_any_more() -> None:
+def test_the_driver_gives_back_places_of_actors_that_are_not_known_any_more():
     own = take_places(StageSettings(count=2, num_cpus=0.1))
     orphan = take_for_a_stranger()
     with watching(watch_for_orphans, 0.01):
@@ -38,7 +38,7 @@ def test_the_driver_gives_back_places_of_actors_that_are_not_known_any_more() ->
     ray.util.remove_placement_group(own)
 
 
-def test_two_may_give_back_the_same_places_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_may_give_back_the_same_places_at_once(monkeypatch):
     orphan, find = take_for_a_stranger(), stage_groups.get_placement_group
 
     def too_late(name: str) -> Any:
@@ -50,9 +50,7 @@ def test_two_may_give_back_the_same_places_at_once(monkeypatch: pytest.MonkeyPat
     wait_until(is_given_back(orphan))
 
 
-def test_a_target_that_finds_no_room_says_what_it_needs_and_goes_on_waiting(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_target_that_finds_no_room_says_what_it_needs_and_goes_on_waiting(monkeypatch, caplog):
     class EnoughError(Exception):
         pass
 

@@ -10,7 +10,7 @@ import torch
 from actors.stages.actor import StageActor
 from actors.stages.group import StageGroup
 from decoding.cache.kv_cache import KVCache, Plan
-from tests.actors.sharded import Pair, sharded
+from tests.actors.sharded import sharded
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_address")]
 
@@ -49,7 +49,7 @@ class PeepingGroup(StageGroup):
 
 
 @pytest.mark.parametrize("kind", [OffGroup, pytest.param(PeepingGroup, marks=pytest.mark.slow)])
-def test_stages_that_compute_something_else_are_refused(kind: type[StageGroup], pair: Pair) -> None:
+def test_stages_that_compute_something_else_are_refused(kind, pair):
     with pytest.raises(ValueError, match="does not compute the same in stages"), sharded(pair[0], 1, kind):
         raise AssertionError("they were let through")
 
@@ -63,7 +63,7 @@ class DyingGroup(StageGroup):
         super().tell_all(method, *args)
 
 
-def test_a_stage_that_dies_before_it_is_made_faster_is_replaced_by_one_that_is(pair: Pair) -> None:
+def test_a_stage_that_dies_before_it_is_made_faster_is_replaced_by_one_that_is(pair):
     with sharded(pair[0], 2, DyingGroup) as model:
         assert model.pipeline.group.num_replaced == 1
         assert all(facts.is_fused for facts in model.pipeline.facts())

@@ -51,13 +51,13 @@ def model(ray_address: str, pair: Pair) -> Iterator[ShardedModel]:
         yield model
 
 
-def test_the_text_is_the_one_of_the_same_target_in_one_process(pair: Pair, model: ShardedModel) -> None:
+def test_the_text_is_the_one_of_the_same_target_in_one_process(pair, model):
     for params in (SAMPLED, replace(PARAMS, temperature=0.0, repetition_penalty=1.2, logprobs=1)):
         expected = texts(make_engine(pair, None), make_sequences(params))
         assert texts(make_engine(pair, model, num_lanes=1), make_sequences(params)) == expected
 
 
-def test_features_are_those_of_the_same_target_in_one_process(pair: Pair, model: ShardedModel) -> None:
+def test_features_are_those_of_the_same_target_in_one_process(pair, model):
     whole = LanguageModel.load(pair[0], "cpu", "float32")
     taps = [Kept((3, 0, 2)), Kept((3, 0, 2))]
     logits = []
@@ -76,7 +76,7 @@ def test_features_are_those_of_the_same_target_in_one_process(pair: Pair, model:
         torch.testing.assert_close(found[place][1], features, rtol=1e-5, atol=1e-5)
 
 
-def test_each_rank_has_its_share_of_the_weights(pair: Pair, model: ShardedModel) -> None:
+def test_each_rank_has_its_share_of_the_weights(pair, model):
     whole = LanguageModel.load(pair[0], "cpu", "float32").num_weight_bytes
     shares = [facts.num_weight_bytes for facts in model.pipeline.group.ask_all("facts")]
     assert all(share < 0.8 * whole for share in shares), (shares, whole)
@@ -84,7 +84,7 @@ def test_each_rank_has_its_share_of_the_weights(pair: Pair, model: ShardedModel)
 
 @pytest.mark.slow  # a whole stage dies in every run of the tests
 @pytest.mark.parametrize("fault", ["its second process dies", "its first process dies", "a process fails alone"])
-def test_a_stage_that_loses_a_rank_is_replaced_and_writes_the_same(pair: Pair, model: ShardedModel, fault: str) -> None:
+def test_a_stage_that_loses_a_rank_is_replaced_and_writes_the_same(pair, model, fault):
     group = model.pipeline.group
     before = group.num_replaced
 
@@ -102,8 +102,8 @@ def test_a_stage_that_loses_a_rank_is_replaced_and_writes_the_same(pair: Pair, m
 @pytest.mark.slow
 @pytest.mark.parametrize(("error", "both"), [(MemoryError("no room"), False), (KeyError("a bug"), True)])
 def test_memory_that_runs_out_in_one_rank_and_an_error_of_the_step_itself_are_raised_and_the_stage_works_again(
-    model: ShardedModel, error: Exception, both: bool
-) -> None:
+    model, error, both
+):
     def logits() -> torch.Tensor:
         model.allocate(2, 60)
         model.prefill([0], [[1, 2, 3]])
@@ -118,7 +118,7 @@ def test_memory_that_runs_out_in_one_rank_and_an_error_of_the_step_itself_are_ra
     assert (logits() - expected).abs().max() < 1e-4
 
 
-def test_a_model_that_cannot_be_shared_is_refused(pair: Pair) -> None:
+def test_a_model_that_cannot_be_shared_is_refused(pair):
     with pytest.raises(ValueError, match=r"shared out over 3 processes .* num_attention_heads is 4"):
         Stage.load(pair[0], 0, 1, "cpu", "float32", num_ranks=3)
     for num_gpus in (0.5, 2.0):
@@ -128,7 +128,7 @@ def test_a_model_that_cannot_be_shared_is_refused(pair: Pair) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("behind", ["another forward of that shape", "nothing", "nothing, and it has no forward"])
-def test_work_that_one_rank_did_not_do_is_lost_however_soon_others_are_done(model: ShardedModel, behind: str) -> None:
+def test_work_that_one_rank_did_not_do_is_lost_however_soon_others_are_done(model, behind):
     """Without a guard, the others' sums would meet the next forward's, and the missing part would go unnoticed."""
     model.allocate(2, 60)
     model.prefill([0, 1], [PROMPTS[0], PROMPTS[2][:9]])
@@ -149,7 +149,7 @@ def test_work_that_one_rank_did_not_do_is_lost_however_soon_others_are_done(mode
 
 
 @pytest.mark.slow
-def test_ranks_in_stages_write_the_same_whichever_of_them_dies_or_hangs(pair: Pair, sampled: list[list[int]]) -> None:
+def test_ranks_in_stages_write_the_same_whichever_of_them_dies_or_hangs(pair, sampled):
     with sharded(pair[0], 2, tensor_parallel=2, timeout_s=10.0) as model:
         group = model.pipeline.group
 

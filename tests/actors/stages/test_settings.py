@@ -18,7 +18,7 @@ from actors.stages.group import is_loss
         ({"num_cpus": -1}, "stages.num_cpus must not be negative"),
     ],
 )
-def test_resources_that_a_stage_cannot_hold_are_refused(settings: dict[str, object], message: str) -> None:
+def test_resources_that_a_stage_cannot_hold_are_refused(settings, message):
     """Stages, draft actors and the pool share these checks (tests/jobs/config/test_run.py has the others)."""
     with pytest.raises(ValueError, match=message):
         StageSettings(count=2, **settings)
@@ -37,13 +37,13 @@ def test_resources_that_a_stage_cannot_hold_are_refused(settings: dict[str, obje
         (ValueError(), False),
     ],
 )
-def test_only_a_process_that_is_gone_or_late_is_a_loss(error: Exception, expected: bool) -> None:
+def test_only_a_process_that_is_gone_or_late_is_a_loss(error, expected):
     assert is_loss(error) is expected
 
 
 @pytest.mark.ray
 @pytest.mark.usefixtures("ray_address")
-def test_a_generator_that_holds_no_gpu_drafts_on_the_cpu_whatever_it_sees(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_generator_that_holds_no_gpu_drafts_on_the_cpu_whatever_it_sees(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert drafting_device("cuda") == drafting_device("auto") == "cpu"
     context = type(ray.get_runtime_context())

@@ -13,11 +13,10 @@ import ray
 from actors.stages.group import StageGroup
 from actors.stages.pipeline import StagesGoneError
 from actors.stages.target import ShardedModel
-from decoding import SamplingParams
-from decoding.engine.engine import TargetLostError
+from decoding.engine.scored_text import ScoredText
+from decoding.engine.token_engine import TargetLostError
 from decoding.network.language_model import LanguageModel
 from decoding.network.target import SlotsLostError
-from decoding.scoring.text import ScoredText
 from decoding.sequence import Sequence
 from tests.actors.sharded import (
     PARAMS,
@@ -58,9 +57,7 @@ def model(ray_address: str, pair: Pair) -> Iterator[ShardedModel]:
         pytest.param("suffix", SAMPLED, id="suffix-sampled", marks=pytest.mark.slow),
     ],
 )
-def test_the_text_is_the_one_of_the_same_target_in_one_process(
-    pair: Pair, model: ShardedModel, drafter: str, params: SamplingParams
-) -> None:
+def test_the_text_is_the_one_of_the_same_target_in_one_process(pair, model, drafter, params):
     expected = texts(make_engine(pair, None, drafter), make_sequences(replace(params, n=2)))
     engine, sequences = make_engine(pair, model, drafter), make_sequences(replace(params, n=2))
     assert texts(engine, sequences) == expected
@@ -69,9 +66,7 @@ def test_the_text_is_the_one_of_the_same_target_in_one_process(
 
 
 @pytest.mark.parametrize("verification", ["coupled", "rejection"])
-def test_penalties_bad_words_logprobs_and_rejection_are_the_same_on_the_last_stage(
-    pair: Pair, model: ShardedModel, verification: str
-) -> None:
+def test_penalties_bad_words_logprobs_and_rejection_are_the_same_on_the_last_stage(pair, model, verification):
     params = replace(SAMPLED, repetition_penalty=1.3, presence_penalty=0.5, min_tokens=4, top_p=0.9, logprobs=2)
     params = replace(params, bad_words=[(a, b) for a in range(40) for b in range(a % 2, POISON, 2)])
     whole, staged = make_sequences(params), make_sequences(params)
@@ -85,7 +80,7 @@ def test_penalties_bad_words_logprobs_and_rejection_are_the_same_on_the_last_sta
 
 
 @pytest.mark.parametrize("in_slot", [None, 1])
-def test_a_token_that_is_decided_alone_is_the_same(pair: Pair, model: ShardedModel, in_slot: int | None) -> None:
+def test_a_token_that_is_decided_alone_is_the_same(pair, model, in_slot):
     whole = LanguageModel.load(pair[0], "cpu", "float32")
     for target in (whole, model):
         target.allocate(3, 60)
@@ -104,9 +99,7 @@ def test_a_token_that_is_decided_alone_is_the_same(pair: Pair, model: ShardedMod
     [{6: 0}, pytest.param({6: 0, 13: 1}, marks=pytest.mark.slow)],  # one alone dies below, over slots that were copied
     ids=["the first", "one after the other"],
 )
-def test_a_stage_that_dies_is_replaced_and_the_text_stays_the_same(
-    pair: Pair, model: ShardedModel, sampled: Texts, dies_at: dict[int, int]
-) -> None:
+def test_a_stage_that_dies_is_replaced_and_the_text_stays_the_same(pair, model, sampled, dies_at):
     group = model.pipeline.group
     before = group.num_replaced
     deaths = {step: partial(kill, model, stage) for step, stage in dies_at.items()}
@@ -115,9 +108,7 @@ def test_a_stage_that_dies_is_replaced_and_the_text_stays_the_same(
 
 
 @pytest.mark.parametrize("where", ["in its prompt", pytest.param("in its output", marks=pytest.mark.slow)])
-def test_a_row_that_kills_stages_again_and_again_ends_the_engine_and_no_token_is_lost(
-    pair: Pair, model: ShardedModel, sampled: Texts, where: str
-) -> None:
+def test_a_row_that_kills_stages_again_and_again_ends_the_engine_and_no_token_is_lost(pair, model, sampled, where):
     """The ledger then finds the row, as it does for all rows that kill processes (tests/jobs/test_placements.py)."""
     before = model.pipeline.group.num_replaced
     sequences = make_sequences(SAMPLED)
@@ -134,7 +125,7 @@ def test_a_row_that_kills_stages_again_and_again_ends_the_engine_and_no_token_is
     assert [sequence.output_token_ids for sequence in sequences] == sampled
 
 
-def test_a_scored_prompt_that_kills_stages_fails_alone(pair: Pair, model: ShardedModel, sampled: Texts) -> None:
+def test_a_scored_prompt_that_kills_stages_fails_alone(pair, model, sampled):
     engine, sequences = make_engine(pair, model), make_sequences(SAMPLED)
     engine.submit(sequences)
     for _ in range(4):
@@ -147,7 +138,7 @@ def test_a_scored_prompt_that_kills_stages_fails_alone(pair: Pair, model: Sharde
     assert [sequence.output_token_ids for sequence in sequences] == sampled
 
 
-def test_slots_that_are_copied_and_swapped_hold_what_they_should_and_are_lost_with_a_stage(model: ShardedModel) -> None:
+def test_slots_that_are_copied_and_swapped_hold_what_they_should_and_are_lost_with_a_stage(model):
     first, second = PROMPTS[2], PROMPTS[4]
     model.allocate(4, 60)
     model.prefill([0, 1], [first, second])
@@ -170,7 +161,7 @@ def test_slots_that_are_copied_and_swapped_hold_what_they_should_and_are_lost_wi
     assert (found - expected).abs().max() < 1e-4 < (expected[0] - expected[1]).abs().max()
 
 
-def test_a_session_that_is_made_while_a_stage_is_lost_asks_the_stages_nothing(model: ShardedModel) -> None:
+def test_a_session_that_is_made_while_a_stage_is_lost_asks_the_stages_nothing(model):
     kill_and_wait(model, 0)
     other = model.share()
     other.allocate(1, 60)
@@ -178,9 +169,7 @@ def test_a_session_that_is_made_while_a_stage_is_lost_asks_the_stages_nothing(mo
     assert other.logits([0], [3], [[5]]).isfinite().all()
 
 
-def test_a_loss_that_another_session_found_is_a_loss_of_every_step_that_was_in_flight(
-    pair: Pair, model: ShardedModel, sampled: Texts
-) -> None:
+def test_a_loss_that_another_session_found_is_a_loss_of_every_step_that_was_in_flight(pair, model, sampled):
     def lose() -> None:
         assert model.pipeline._flying, "a lane waits in the middle of its round"
         kill(model, 1)
@@ -202,7 +191,7 @@ class GoneGroup(StageGroup):
 
 
 @pytest.mark.slow
-def test_stages_that_cannot_be_replaced_are_an_error_in_bounded_time(pair: Pair, ray_address: str) -> None:
+def test_stages_that_cannot_be_replaced_are_an_error_in_bounded_time(pair, ray_address):
     with sharded(pair[0], 1, GoneGroup, most_restarts=2, start_timeout_s=60.0) as model:
         group = model.pipeline.group
         group.has_room = False
@@ -216,7 +205,7 @@ def test_stages_that_cannot_be_replaced_are_an_error_in_bounded_time(pair: Pair,
         assert time.monotonic() - started < 60
 
 
-def test_an_error_of_the_step_itself_is_not_a_loss(pair: Pair, model: ShardedModel) -> None:
+def test_an_error_of_the_step_itself_is_not_a_loss(pair, model):
     model.allocate(2, 60)
     before = model.pipeline.group.num_replaced
     with pytest.raises(IndexError):
@@ -227,9 +216,7 @@ def test_an_error_of_the_step_itself_is_not_a_loss(pair: Pair, model: ShardedMod
 
 
 @pytest.mark.slow
-def test_the_text_is_the_same_where_transformers_own_code_runs_and_a_stage_dies(
-    pair: Pair, model: ShardedModel, sampled: Texts
-) -> None:
+def test_the_text_is_the_same_where_transformers_own_code_runs_and_a_stage_dies(pair, model, sampled):
     """The last test of these stages: they stay so. Rounding then depends on the batch, and close calls are settled."""
     model.pipeline.group.tell_all("call", "slow_down")
     model.facts_of_stages = model.pipeline.facts()
@@ -239,7 +226,7 @@ def test_the_text_is_the_same_where_transformers_own_code_runs_and_a_stage_dies(
 
 
 @pytest.mark.slow
-def test_the_scores_of_a_prompt_are_those_of_the_model_in_one_piece(pair: tuple[str, str]) -> None:
+def test_the_scores_of_a_prompt_are_those_of_the_model_in_one_piece(pair):
     (prompt,) = random_prompts([90], vocab_size=POISON, seed=5)
     whole, cut = ([ScoredText.whole(prompt, 2), ScoredText(tuple(prompt[:50]), ((5, 6, 7), (8,)), 2)] for _ in range(2))
     make_engine(pair, None, "none").score(whole)
@@ -255,7 +242,7 @@ def test_the_scores_of_a_prompt_are_those_of_the_model_in_one_piece(pair: tuple[
             assert [token for token, _ in entry.top] == [token for token, _ in expected.top]
 
 
-def test_a_stage_that_dies_or_fails_while_it_loads_is_replaced_or_loads_again(pair: Pair, ray_address: str) -> None:
+def test_a_stage_that_dies_or_fails_while_it_loads_is_replaced_or_loads_again(pair, ray_address):
     folder = Path(pair[0])
     (folder / "die_load").touch()
     with sharded(pair[0], 1, PoisonedGroup, most_restarts=20) as model:

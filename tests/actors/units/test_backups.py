@@ -1,7 +1,5 @@
 """Backups of the last units: which process gets one, of which unit, and which process stays responsible."""
 
-from __future__ import annotations
-
 import random
 from collections import deque
 
@@ -22,7 +20,7 @@ def ledger_of(num_units: int, units_in_flight: int = 1) -> tuple[Ledger, Clock]:
     return ledger, clock
 
 
-def test_no_more_than_max_waiting_units_wait() -> None:
+def test_no_more_than_max_waiting_units_wait():
     ledger = Ledger(lambda node: True, max_waiting=2)
     assert [ledger.hand_out(unit(unit_id)) for unit_id in range(3)] == [FeedSignal.GO, FeedSignal.GO, FeedSignal.WAIT]
     ledger.begin(1, 3, "a", "node")
@@ -36,7 +34,7 @@ def test_no_more_than_max_waiting_units_wait() -> None:
     assert ledger.hand_out(unit(4)) is FeedSignal.STOP
 
 
-def test_only_a_process_that_was_idle_for_a_moment_gets_a_backup() -> None:
+def test_only_a_process_that_was_idle_for_a_moment_gets_a_backup():
     ledger, clock = ledger_of(2)
     ledger.begin(0, 3, "a", "node")
     ledger.begin(1, 3, "b", "node")
@@ -49,7 +47,7 @@ def test_only_a_process_that_was_idle_for_a_moment_gets_a_backup() -> None:
     assert ledger.next_backup() is FeedSignal.STOP, "one backup is enough"
 
 
-def test_a_process_that_is_ready_and_never_had_a_unit_gets_a_backup() -> None:
+def test_a_process_that_is_ready_and_never_had_a_unit_gets_a_backup():
     ledger, clock = ledger_of(1)
     ledger.begin(0, 3, "a", "node")
     ledger.join("b")
@@ -57,7 +55,7 @@ def test_a_process_that_is_ready_and_never_had_a_unit_gets_a_backup() -> None:
     assert ledger.next_backup() == unit(0)
 
 
-def test_units_that_have_not_begun_are_backed_up_first_then_those_that_have_run_for_longest() -> None:
+def test_units_that_have_not_begun_are_backed_up_first_then_those_that_have_run_for_longest():
     ledger, clock = ledger_of(4, units_in_flight=4)
     for now, unit_id in ((1.0, 2), (2.0, 0), (3.0, 1)):
         clock.now = now
@@ -67,7 +65,7 @@ def test_units_that_have_not_begun_are_backed_up_first_then_those_that_have_run_
     assert [ledger.next_backup() for _ in range(5)] == [unit(3), unit(2), unit(0), unit(1), FeedSignal.STOP]
 
 
-def test_an_idle_process_gets_as_many_backups_as_it_has_calls() -> None:
+def test_an_idle_process_gets_as_many_backups_as_it_has_calls():
     ledger, clock = ledger_of(5, units_in_flight=2)
     for unit_id in range(5):
         ledger.begin(unit_id, 3, "slow", "node")
@@ -80,7 +78,7 @@ def test_an_idle_process_gets_as_many_backups_as_it_has_calls() -> None:
     assert ledger.next_backup() == unit(2)
 
 
-def test_a_process_does_not_back_up_a_unit_of_its_own() -> None:
+def test_a_process_does_not_back_up_a_unit_of_its_own():
     ledger, clock = ledger_of(2)
     ledger.begin(0, 3, "a", "node")
     ledger.begin(1, 3, "a", "node")
@@ -92,7 +90,7 @@ def test_a_process_does_not_back_up_a_unit_of_its_own() -> None:
     assert ledger.summary() == {"num_repeated_units": 0, "num_deaths": 0, "num_condemned_rows": 0, "num_backups": 0}
 
 
-def test_a_backup_is_no_death_and_no_attempt_begins_after_the_commit() -> None:
+def test_a_backup_is_no_death_and_no_attempt_begins_after_the_commit():
     ledger, _ = ledger_of(1)
     assert ledger.begin(0, 3, "b", "node", True) == Attempt(0, is_careful=False)
     assert ledger.begin(0, 3, "a", "node") == Attempt(0, is_careful=False)
@@ -106,7 +104,7 @@ def test_a_backup_is_no_death_and_no_attempt_begins_after_the_commit() -> None:
     assert (ledger.summary()["num_deaths"], ledger.summary()["num_backups"]) == (0, 1)
 
 
-def test_a_backup_that_kills_counts_and_is_not_repeated() -> None:
+def test_a_backup_that_kills_counts_and_is_not_repeated():
     ledger, _ = ledger_of(1)
     ledger.begin(0, 4, "a", "node")
     ledger.begin(0, 4, "b", "node", True)
@@ -116,7 +114,7 @@ def test_a_backup_that_kills_counts_and_is_not_repeated() -> None:
     assert ledger.next_group(0) is not None
 
 
-def test_a_backup_whose_node_was_lost_may_begin_again() -> None:
+def test_a_backup_whose_node_was_lost_may_begin_again():
     ledger, _ = ledger_of(1)
     ledger.begin(0, 4, "a", "node")
     ledger.begin(0, 4, "b", "lost", True)
@@ -124,7 +122,7 @@ def test_a_backup_whose_node_was_lost_may_begin_again() -> None:
     assert ledger.summary()["num_deaths"] == 0
 
 
-def test_a_unit_that_a_process_died_over_gets_no_backup() -> None:
+def test_a_unit_that_a_process_died_over_gets_no_backup():
     ledger, clock = ledger_of(1)
     ledger.begin(0, 4, "a", "node")
     ledger.join("idle")
@@ -133,7 +131,7 @@ def test_a_unit_that_a_process_died_over_gets_no_backup() -> None:
     assert ledger.next_backup() is FeedSignal.STOP
 
 
-def test_a_run_that_stops_begins_and_backs_up_no_unit() -> None:
+def test_a_run_that_stops_begins_and_backs_up_no_unit():
     ledger, clock = ledger_of(1)
     ledger.join("idle")
     clock.now = 5.0
@@ -142,7 +140,7 @@ def test_a_run_that_stops_begins_and_backs_up_no_unit() -> None:
     assert ledger.next_backup() is FeedSignal.STOP
 
 
-def test_a_finished_unit_is_forgotten() -> None:
+def test_a_finished_unit_is_forgotten():
     ledger = Ledger(lambda node: True)
     for unit_id in range(1000):
         assert ledger.hand_out(unit(unit_id)) is FeedSignal.GO
@@ -171,7 +169,7 @@ class Actor:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_every_unit_ends_and_only_killers_are_condemned_whatever_dies_or_is_slow(seed: int) -> None:
+def test_every_unit_ends_and_only_killers_are_condemned_whatever_dies_or_is_slow(seed):
     chance, num_rows, num_units = random.Random(seed), 6, 12
     killers = {unit_id: {chance.randrange(num_rows)} for unit_id in chance.sample(range(num_units), 2)}
     ledger, clock = ledger_of(num_units)

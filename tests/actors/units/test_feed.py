@@ -13,7 +13,7 @@ from tests.pipeline.made_up import unit
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_address")]
 
 
-def test_the_feed_yields_every_unit_once_then_a_backup_for_an_idle_process() -> None:
+def test_the_feed_yields_every_unit_once_then_a_backup_for_an_idle_process():
     ledger = start_ledger(units_in_flight=1, max_waiting=2)
     feed = UnitFeed([unit(0), unit(1), unit(2)], ledger, backups=True)()
     assert [next(feed), next(feed)] == [UnitCall(unit(0)), UnitCall(unit(1))]
@@ -25,7 +25,7 @@ def test_the_feed_yields_every_unit_once_then_a_backup_for_an_idle_process() -> 
     assert list(feed) == []
 
 
-def test_the_feed_ends_with_the_run_even_where_it_would_have_to_wait() -> None:
+def test_the_feed_ends_with_the_run_even_where_it_would_have_to_wait():
     ledger = start_ledger(max_waiting=1)
     feed = UnitFeed([unit(0), unit(1)], ledger, backups=True)()
     assert next(feed) == UnitCall(unit(0))
@@ -33,12 +33,12 @@ def test_the_feed_ends_with_the_run_even_where_it_would_have_to_wait() -> None:
     assert list(feed) == []
 
 
-def test_without_backups_the_feed_ends_with_the_last_unit() -> None:
+def test_without_backups_the_feed_ends_with_the_last_unit():
     feed = UnitFeed([unit(0)], start_ledger(), backups=False)
     assert list(feed()) == [UnitCall(unit(0))]
 
 
-def test_a_feed_runs_in_another_process() -> None:
+def test_a_feed_runs_in_another_process():
     feed = UnitFeed([unit(0)], start_ledger(), backups=False)
 
     @ray.remote(num_cpus=0)

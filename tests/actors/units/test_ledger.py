@@ -31,7 +31,7 @@ def run_until_done(num_rows: int, killers: set[int]) -> tuple[Ledger, set[int], 
 
 
 @pytest.mark.parametrize("num_rows", [1, 2, 7, 64, 256])
-def test_the_row_that_kills_is_condemned_and_no_other(num_rows: int) -> None:
+def test_the_row_that_kills_is_condemned_and_no_other(num_rows):
     for killer in {0, num_rows // 2, num_rows - 1}:
         ledger, condemned, deaths = run_until_done(num_rows, {killer})
         assert condemned == {killer}
@@ -41,12 +41,12 @@ def test_the_row_that_kills_is_condemned_and_no_other(num_rows: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_several_killers_in_one_unit_are_condemned(seed: int) -> None:
+def test_several_killers_in_one_unit_are_condemned(seed):
     killers = set(random.Random(seed).sample(range(100), 4))
     assert run_until_done(100, killers)[1] == killers
 
 
-def test_a_unit_without_killers_that_lost_two_processes_loses_no_row(ledger: Ledger) -> None:
+def test_a_unit_without_killers_that_lost_two_processes_loses_no_row(ledger):
     assert ledger.begin(0, 4, "a", "node") == Attempt(0, is_careful=False)
     assert ledger.begin(0, 4, "b", "node") == Attempt(1, is_careful=False)
     assert ledger.begin(0, 4, "c", "node") == Attempt(2, is_careful=True)
@@ -58,7 +58,7 @@ def test_a_unit_without_killers_that_lost_two_processes_loses_no_row(ledger: Led
     assert group.condemned == ()
 
 
-def test_one_death_alone_condemns_no_row(ledger: Ledger) -> None:
+def test_one_death_alone_condemns_no_row(ledger):
     for process in "abc":
         ledger.begin(0, 1, process, "node")
     assert ledger.next_group(0).rows == (0,)
@@ -68,7 +68,7 @@ def test_one_death_alone_condemns_no_row(ledger: Ledger) -> None:
     assert ledger.next_group(0).condemned == ()
 
 
-def test_a_death_with_the_node_counts_against_no_row() -> None:
+def test_a_death_with_the_node_counts_against_no_row():
     alive = {"spot", "other"}
     ledger = Ledger(alive.__contains__)
     for process in ("a", "b"):
@@ -81,19 +81,19 @@ def test_a_death_with_the_node_counts_against_no_row() -> None:
     assert ledger.summary()["num_deaths"] == 2
 
 
-def test_a_call_that_is_repeated_in_the_same_process_is_no_death(ledger: Ledger) -> None:
+def test_a_call_that_is_repeated_in_the_same_process_is_no_death(ledger):
     for number in range(5):
         assert ledger.begin(0, 4, "a", "node") == Attempt(number, is_careful=False)
 
 
-def test_a_unit_that_kills_too_many_processes_fails_the_run(ledger: Ledger) -> None:
+def test_a_unit_that_kills_too_many_processes_fails_the_run(ledger):
     for number in range(MAX_DEATHS):
         ledger.begin(0, 400, f"process-{number}", "node")
     with pytest.raises(UnitAbandoned, match=f"{MAX_DEATHS} processes died over unit 0"):
         ledger.begin(0, 400, "last", "node")
 
 
-def test_the_attempt_that_brings_a_death_to_light_reports_it_once(ledger: Ledger) -> None:
+def test_the_attempt_that_brings_a_death_to_light_reports_it_once(ledger):
     attempts = [ledger.begin(0, 4, process, "node") for process in "aabb"]
     assert [attempt and attempt.num_deaths for attempt in attempts] == [0, 0, 1, 0]
     assert [attempt and attempt.follows_death for attempt in attempts] == [False, False, True, False]
@@ -102,7 +102,7 @@ def test_the_attempt_that_brings_a_death_to_light_reports_it_once(ledger: Ledger
     assert [attempt and attempt.num_deaths for attempt in attempts] == [0, 0]
 
 
-def test_a_process_that_dies_over_three_units_is_one_death_and_counts_in_each_unit(ledger: Ledger) -> None:
+def test_a_process_that_dies_over_three_units_is_one_death_and_counts_in_each_unit(ledger):
     for unit_id in range(3):
         ledger.begin(unit_id, 4, "a", "node")
     attempts = [ledger.begin(unit_id, 4, "b", "node") for unit_id in range(3)]
@@ -115,7 +115,7 @@ def test_a_process_that_dies_over_three_units_is_one_death_and_counts_in_each_un
     assert ledger.begin(0, 4, "c", "node") == Attempt(3, is_careful=True), "two processes died over it"
 
 
-def test_a_death_that_a_refused_backup_brings_to_light_is_reported_by_the_next_attempt(ledger: Ledger) -> None:
+def test_a_death_that_a_refused_backup_brings_to_light_is_reported_by_the_next_attempt(ledger):
     ledger.begin(0, 4, "a", "node")
     ledger.begin(0, 4, "b", "node", True)
     assert ledger.begin(0, 4, "c", "node", True) is None
@@ -124,7 +124,7 @@ def test_a_death_that_a_refused_backup_brings_to_light_is_reported_by_the_next_a
     assert (attempt.num_deaths, attempt.follows_death) == (1, False)
 
 
-def test_the_units_of_dismissed_processes_count_against_no_row() -> None:
+def test_the_units_of_dismissed_processes_count_against_no_row():
     ledger = Ledger({"node"}.__contains__)
     for pool in range(5):
         assert ledger.begin(0, 4, f"process-{pool}", "node") == Attempt(pool, is_careful=False)

@@ -5,7 +5,7 @@ import asyncio
 from actors.units.worker import SharedLock
 
 
-def test_no_other_task_holds_an_exclusive_lock() -> None:
+def test_no_other_task_holds_an_exclusive_lock():
     async def scenario() -> list[tuple[str, int]]:
         lock, inside, seen = SharedLock(), 0, []
 
@@ -27,7 +27,7 @@ def test_no_other_task_holds_an_exclusive_lock() -> None:
     assert max(inside for _, inside in seen) >= 2
 
 
-def test_a_task_that_waits_for_the_exclusive_lock_is_not_overtaken() -> None:
+def test_a_task_that_waits_for_the_exclusive_lock_is_not_overtaken():
     async def scenario() -> list[str]:
         lock, order = SharedLock(), []
 
@@ -47,7 +47,7 @@ def test_a_task_that_waits_for_the_exclusive_lock_is_not_overtaken() -> None:
     assert asyncio.run(scenario()) == ["first", "alone", "later"]
 
 
-def test_a_task_that_gives_up_waiting_for_the_exclusive_lock_blocks_no_other() -> None:
+def test_a_task_that_gives_up_waiting_for_the_exclusive_lock_blocks_no_other():
     async def scenario() -> None:
         lock = SharedLock()
 

@@ -49,7 +49,7 @@ def out(text_pair: Pair, ray_address: str) -> Out:
     return run(text_pair, ROWS, rows_per_batch=4)
 
 
-def test_every_row_comes_out_with_its_samples_or_its_error(out: Out) -> None:
+def test_every_row_comes_out_with_its_samples_or_its_error(out):
     assert sorted(out) == sorted(row["name"] for row in ROWS)
     for i in range(10):
         assert [row["sample"] for row in out[f"row-{i}"]] == [0, 1]
@@ -59,7 +59,7 @@ def test_every_row_comes_out_with_its_samples_or_its_error(out: Out) -> None:
     assert (failed["error_stage"], failed["text"]) == ("encode", None)
 
 
-def test_the_text_does_not_depend_on_the_order_of_rows_or_the_batches(text_pair: Pair, out: Out) -> None:
+def test_the_text_does_not_depend_on_the_order_of_rows_or_the_batches(text_pair, out):
     def texts(out: Out) -> dict[str, list[object]]:
         return {name: [row["token_ids"] for row in rows] for name, rows in out.items()}
 
@@ -69,7 +69,7 @@ def test_the_text_does_not_depend_on_the_order_of_rows_or_the_batches(text_pair:
     assert one["row-0"] != one["row-3"], "equal prompts under different ids have noise of their own"
 
 
-def test_a_batch_is_counted_with_its_failed_rows_by_stage(text_pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_batch_is_counted_with_its_failed_rows_by_stage(text_pair, monkeypatch):
     generator = DatasetGenerator(settings_of(text_pair), INPUT)
     counted: list[tuple[Counts, dict[str, int]]] = []
     monkeypatch.setattr(generator._metrics, "add_rows", lambda *given: counted.append(given))

@@ -46,9 +46,7 @@ def _write(loop: EngineLoop, number: int, first: int = 0) -> list[list[int]]:
     return [sequence.output_token_ids for sequence in sequences]
 
 
-def test_an_engine_uses_the_newest_draft_and_goes_back_when_another_engine_rejects_it(
-    followed: tuple[DraftFollower, EngineLoop, Run], text_pair: tuple[str, str]
-) -> None:
+def test_an_engine_uses_the_newest_draft_and_goes_back_when_another_engine_rejects_it(followed, text_pair):
     follower, loop, run = followed
     follower.look()
     assert loop.draft_version == 0
@@ -63,9 +61,7 @@ def test_an_engine_uses_the_newest_draft_and_goes_back_when_another_engine_rejec
     assert loop.draft_version == 0
 
 
-def test_a_draft_that_cannot_be_used_is_rejected_and_the_engine_keeps_its_own(
-    followed: tuple[DraftFollower, EngineLoop, Run], tmp_path: Path
-) -> None:
+def test_a_draft_that_cannot_be_used_is_rejected_and_the_engine_keeps_its_own(followed, tmp_path):
     follower, loop, run = followed
     run.drafts.offer_drafts({1: str(tmp_path / "nowhere")})
     follower.look()
@@ -75,9 +71,7 @@ def test_a_draft_that_cannot_be_used_is_rejected_and_the_engine_keeps_its_own(
     assert "no model at" in run.drafts.rejected_drafts()[1].reason
 
 
-def test_a_draft_that_an_engine_takes_back_is_rejected_for_all(
-    followed: tuple[DraftFollower, EngineLoop, Run], text_pair: tuple[str, str], tmp_path: Path
-) -> None:
+def test_a_draft_that_an_engine_takes_back_is_rejected_for_all(followed, text_pair, tmp_path):
     follower, loop, run = followed
     plain = _write(EngineLoop(Engine.load(text_pair[0], None, EngineOptions(num_slots=4), device="cpu")), 40)
     network = LanguageModel.load(text_pair[1], "cpu").network

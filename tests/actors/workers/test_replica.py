@@ -1,7 +1,5 @@
 """A replica takes, refuses and drops requests."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Iterator
@@ -54,7 +52,7 @@ async def all_of(replica: Replica, generation: Generation) -> list[Any]:
     return [each for item in items for each in (item if isinstance(item, list) else [item])]
 
 
-def test_a_request_beyond_the_bound_is_refused_at_once(replica: Replica, runner: asyncio.Runner) -> None:
+def test_a_request_beyond_the_bound_is_refused_at_once(replica, runner):
     async def scenario() -> None:
         first = [replica.generate(ask()) for _ in range(4)]
         waiting = [asyncio.ensure_future(anext(stream)) for stream in first]
@@ -70,7 +68,7 @@ def test_a_request_beyond_the_bound_is_refused_at_once(replica: Replica, runner:
     runner.run(scenario())
 
 
-def test_an_attempt_is_ended_by_a_recall_of_a_later_one_alone(replica: Replica, runner: asyncio.Runner) -> None:
+def test_an_attempt_is_ended_by_a_recall_of_a_later_one_alone(replica, runner):
     async def scenario(recalling: int) -> Any:
         stream, items = replica.generate(ask(call="c")), []
         async for item in stream:
@@ -85,9 +83,7 @@ def test_an_attempt_is_ended_by_a_recall_of_a_later_one_alone(replica: Replica, 
     assert runner.run(scenario(recalling=1)) is not None
 
 
-def test_what_outlives_the_time_of_its_request_ends(
-    replica: Replica, runner: asyncio.Runner, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_outlives_the_time_of_its_request_ends(replica, runner, monkeypatch):
     monkeypatch.setattr("actors.workers.replica._INGRESS_ENDS_IT_WITHIN_S", 0.0)
 
     async def scenario() -> None:
@@ -97,12 +93,12 @@ def test_what_outlives_the_time_of_its_request_ends(
     runner.run(scenario())
 
 
-def test_a_request_of_many_samples_is_taken_while_there_is_room(replica: Replica, runner: asyncio.Runner) -> None:
+def test_a_request_of_many_samples_is_taken_while_there_is_room(replica, runner):
     deltas = runner.run(all_of(replica, ask(SamplingParams(n=8, max_tokens=3, ignore_eos=True))))
     assert {delta.index for delta in deltas} == set(range(8))
 
 
-def test_a_request_whose_client_left_no_longer_counts(replica: Replica, runner: asyncio.Runner) -> None:
+def test_a_request_whose_client_left_no_longer_counts(replica, runner):
     async def scenario() -> None:
         for _ in range(10):  # more than may wait
             async with aclosing(replica.generate(ask())) as stream:  # type: ignore[type-var]
@@ -118,18 +114,14 @@ def test_a_request_whose_client_left_no_longer_counts(replica: Replica, runner: 
     ("generation", "problem"),
     [(ask(LONG, []), "no tokens"), (ask(LONG, [5] * 96), "96 tokens"), (ask(LONG, [5], [9999]), "token id 9999")],
 )
-def test_a_request_that_can_never_run_is_refused_before_it_begins(
-    replica: Replica, runner: asyncio.Runner, generation: Generation, problem: str
-) -> None:
+def test_a_request_that_can_never_run_is_refused_before_it_begins(replica, runner, generation, problem):
     (refusal,) = runner.run(all_of(replica, generation))
     assert isinstance(refusal, RefusedError)
     assert problem in str(refusal)
     assert replica._num_unfinished == 0
 
 
-def test_a_replica_is_healthy_if_it_writes_a_token_now_or_has_lately(
-    replica: Replica, runner: asyncio.Runner, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_replica_is_healthy_if_it_writes_a_token_now_or_has_lately(replica, runner, monkeypatch):
     async def scenario() -> None:
         replica._last_token_at = float("-inf")
         await replica.check_health()
@@ -153,15 +145,13 @@ def test_a_replica_is_healthy_if_it_writes_a_token_now_or_has_lately(
 
 
 @pytest.mark.parametrize("prompt", [(5, 9999), (5,) * 500, ()])
-def test_a_prompt_that_cannot_be_scored_is_refused_and_the_message_says_why(
-    replica: Replica, runner: asyncio.Runner, prompt: tuple[int, ...]
-) -> None:
+def test_a_prompt_that_cannot_be_scored_is_refused_and_the_message_says_why(replica, runner, prompt):
     refusal = runner.run(replica.score(scoring(prompts=(prompt,))))
     assert isinstance(refusal, RefusedError)
     assert "token" in str(refusal)
 
 
-def test_the_state_of_a_request_comes_before_its_first_token(replica: Replica, runner: asyncio.Runner) -> None:
+def test_the_state_of_a_request_comes_before_its_first_token(replica, runner):
     async def standing(stream: AsyncIterator[Any]) -> list[Any]:
         """What comes before tokens."""
         items = []
@@ -182,7 +172,7 @@ def test_the_state_of_a_request_comes_before_its_first_token(replica: Replica, r
     runner.run(scenario())
 
 
-def test_a_request_is_reported_to_begin_before_the_step_that_reads_it(replica: Replica, runner: asyncio.Runner) -> None:
+def test_a_request_is_reported_to_begin_before_the_step_that_reads_it(replica, runner):
     """Check the order: that step may be the last of the process."""
 
     async def scenario() -> None:
@@ -207,9 +197,7 @@ def test_a_request_is_reported_to_begin_before_the_step_that_reads_it(replica: R
     runner.run(scenario())
 
 
-def test_a_request_for_another_models_text_is_refused_at_once(
-    replica: Replica, runner: asyncio.Runner, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_request_for_another_models_text_is_refused_at_once(replica, runner, monkeypatch):
     monkeypatch.setattr(replica, "_settings", replace(replica._settings, fingerprint="fp_new"))
     old, new = replace(ask(), fingerprint="fp_old"), replace(ask(), fingerprint="fp_new")
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from decoding.checkpoint.footprint import footprint_of
+from decoding.checkpoint.loading import footprint_of
 from decoding.checkpoint.supported import load_config
 from decoding.network.language_model import LanguageModel
 

@@ -9,12 +9,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig
 
-from decoding.checkpoint.footprint import footprint_of
 from decoding.checkpoint.fp8_format import fp8_format
+from decoding.checkpoint.loading import footprint_of
 from decoding.checkpoint.rank import check_can_be_sharded
 from decoding.checkpoint.supported import load_config
-from decoding.fp8.arithmetic import arithmetic_on
-from decoding.fp8.linear import Fp8Linear
+from decoding.fp8.linear import Fp8Linear, arithmetic_on
 from decoding.network.language_model import LanguageModel
 from tests.decoding.checkpoint.test_model_files import refused
 from tests.decoding.fp8.checkpoints import FAMILIES, KINDS, compressed_tensors, saved_fp8, say, scale_name

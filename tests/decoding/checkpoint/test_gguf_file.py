@@ -17,7 +17,7 @@ from transformers import (
 )
 
 from decoding import Engine, SamplingParams
-from decoding.checkpoint import gguf_file, kept_folder
+from decoding.checkpoint import gguf_file, model_files
 from decoding.checkpoint.gguf_file import origin, origin_in_words
 from decoding.checkpoint.supported import load_config, model_folder
 from decoding.engine.options import EngineOptions
@@ -36,7 +36,7 @@ PLAIN = EngineOptions(num_slots=2, max_model_len=64, drafter="none")
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The cache of models that were made of others, empty."""
-    monkeypatch.setattr(kept_folder, "HF_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(model_files, "HF_HOME", str(tmp_path / "cache"))
     return tmp_path / "cache" / "dray" / "gguf"
 
 

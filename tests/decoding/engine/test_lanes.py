@@ -2,7 +2,7 @@
 
 import pytest
 
-from decoding.engine.lane import divide_slots
+from decoding.engine.rounds.lane import divide_slots
 from tests.decoding.tiny import (
     assert_each_once,
     engine_over,

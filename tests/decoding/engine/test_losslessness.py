@@ -21,7 +21,7 @@ from transformers import AutoTokenizer
 
 from decoding import Engine, EngineOptions, SamplingParams, Sequence
 from decoding.engine.load import load_parts
-from decoding.engine.prefix import Resident
+from decoding.engine.rounds.prefix import Resident
 from decoding.gpu.available import is_interpreted
 from decoding.network.language_model import LanguageModel
 from decoding.sampling.judging import MasksBeside, ScoreRequest

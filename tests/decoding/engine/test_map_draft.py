@@ -53,7 +53,7 @@ def test_the_bundled_draft_with_permuted_ids_is_accepted_like_the_bundled_draft(
     tokenizer = AutoTokenizer.from_pretrained(TARGET)
     prompts = [tokenizer(prompt)["input_ids"] for prompt in PROMPTS]
     texts, num_drafted, num_accepted = written(DRAFT, prompts)
-    with caplog.at_level(logging.INFO, logger="decoding.engine.map_draft"):
+    with caplog.at_level(logging.INFO, logger="decoding.engine.load"):
         mapped, num_mapped, num_mapped_accepted = written(permuted_draft, prompts, draft_vocabulary="map")
     assert mapped == texts
     assert num_mapped_accepted / num_mapped > 0.95 * num_accepted / num_drafted

@@ -6,7 +6,7 @@ import pytest
 
 from decoding import SamplingParams, Sequence
 from decoding.common_prefix import common_prefix
-from decoding.engine.prefix import Resident
+from decoding.engine.rounds.prefix import Resident
 
 
 def test_a_common_prefix_is_what_counting_one_by_one_finds():

@@ -6,10 +6,10 @@ import pytest
 
 from decoding import Engine, EngineOptions, SamplingParams, Sequence
 from decoding.drafters.lookups import SuffixDrafter
-from decoding.engine.engine import TargetLostError
+from decoding.engine.scored_text import ScoredText
+from decoding.engine.token_engine import TargetLostError
 from decoding.network.language_model import LanguageModel
 from decoding.network.target import SlotsLostError
-from decoding.scoring.text import ScoredText
 from tests.decoding.tiny import assert_each_once, engine_over, numbered, outputs, random_prompts, run
 from tests.worlds.lanes import Processes, lanes_over
 from tests.worlds.rows import shared
@@ -98,32 +98,13 @@ def test_a_target_that_is_lost_over_the_same_rows_again_and_again_is_an_error_of
     world.compare(found)
 
 
-def test_a_loss_too_many_over_a_scored_prompt_is_an_error_of_the_rows_in_flight_not_of_the_prompt(models, world):
-    engine, _ = lanes_over(models, is_remote=True)
-    (prompt,) = random_prompts([40], seed=7)
-    engine.submit(world.rows())
-    processes = Processes(engine, every=1, max_losses=2)
-    for _ in range(3):
-        assert engine.step() == []
-    assert processes.num_losses == 2
-    assert engine.num_running == 5, "the rows are drafted for"
-    processes._max_losses = 3
-    text = ScoredText.whole(prompt)
-    engine.score([text])
-    assert len(text.scores[0]) == 39
-    with pytest.raises(TargetLostError, match="3 times over rows that wrote nothing in between: planted"):
-        engine.step()
-    engine.clear()
-    assert run(engine, world.rows())
-
-
 def test_losses_between_which_texts_went_on_are_not_their_fault(models):
     texts, expected = ([ScoredText.whole(prompt) for prompt in random_prompts([40, 33], seed=7)] for _ in range(2))
     lanes_over(models)[0].score(expected)
-    engine, _ = lanes_over(models)
-    engine._scorer._max_tokens = 5
+    engine = engine_over(models.target.share(), num_slots=4, max_prefill_tokens=2)
     processes = Processes(engine, every=3, counted={"logprobs"})
-    engine.score(texts)
+    for text in texts:
+        engine.score([text])
     assert processes.num_losses >= 3
     for text, other in zip(texts, expected, strict=True):
         assert text.error is None

@@ -6,7 +6,7 @@ import pytest
 
 from decoding import SamplingParams
 from decoding.drafters.base import NoDrafter
-from decoding.engine.commits import Commits
+from decoding.engine.rounds.commits import Commits
 from decoding.sampling.rules import COUPLED
 from decoding.sampling.verdicts import RowVerdict
 from decoding.sequence import Sequence

@@ -9,10 +9,10 @@ import transformers
 from decoding import Engine, EngineOptions, SamplingParams
 from decoding.drafters import NEED_A_MODEL
 from decoding.fused import attention as fused_attention
+from decoding.fused.attention import RotaryTables
 from decoding.fused.decoder import FusedDecoder
 from decoding.fused.linear import kernel_function
 from decoding.fused.packed_linear import Packed
-from decoding.fused.rotary_tables import RotaryTables
 from decoding.network.language_model import LanguageModel
 from decoding.network.probe import check_model
 from tests.decoding.families import FUSED, WIDE, family_network

@@ -10,7 +10,7 @@ import torch
 
 from decoding import Engine, EngineOptions, SamplingParams
 from decoding.fused.graphs import ForwardGraphs
-from decoding.fused.rounding import rounded
+from decoding.fused.recordings import rounded
 from decoding.network.language_model import LanguageModel
 from decoding.network.probe import check_model
 from decoding.pace.schedule import FixedSchedule

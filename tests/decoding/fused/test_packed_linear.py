@@ -8,9 +8,15 @@ from torch.nn.functional import silu
 
 from decoding.fused import kernels
 from decoding.fused.decoder import FUSED_LINEARS
-from decoding.fused.invariant_linear import InvariantLinear
 from decoding.fused.linear import KernelLinear
-from decoding.fused.packed_linear import Packed, PackedLinear, can_pack, pack_linears, use_library_products
+from decoding.fused.packed_linear import (
+    InvariantLinear,
+    Packed,
+    PackedLinear,
+    can_pack,
+    pack_linears,
+    use_library_products,
+)
 from tests.decoding.tiny import build, llama_config
 
 SHAPES = [(7, 4), (64, 32), (33, 80), (96, 1026)]  # outputs, inputs

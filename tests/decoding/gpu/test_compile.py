@@ -13,14 +13,13 @@ from decoding.gpu import attention, linear
 from decoding.gpu.available import is_interpreted
 from decoding.gpu.kernels import attention as attention_kernels
 from decoding.gpu.kernels import linear as linear_kernels
-from decoding.gpu.kernels import norms as norm_kernels
-from decoding.gpu.norms import rms_norm
+from decoding.gpu.linear import rms_norm
 from tests.decoding.gpu.compiled import CAPABILITIES, SHARED_MEMORY, Compiled, Launch, recorded
 
 pytestmark = pytest.mark.skipif(is_interpreted(), reason="a kernel is compiled or interpreted")
 
-LINEAR = {"multiply", "multiply_part", "multiply_gated"}
-ATTENTION = {"attend_whole", "attend_chunks"}
+LINEAR = {"multiply"}
+ATTENTION = {"attend"}
 OTHERS = {"add_parts", "merge", "rms_norm", "split_heads"}
 FORWARDS = [(1, 1), (64, 1), (128, 1), (128, 5), (2, 1024)]  # rows, and tokens of each
 HEAD_SIZE = 128
@@ -57,15 +56,15 @@ def _launches(model: Model, num_rows: int, num_tokens: int) -> list[Launch]:
     keys_SHPD = _empty(num_rows, NUM_POSITIONS, model.num_kv_heads, HEAD_SIZE).transpose(1, 2)
     row_first, places_N = _empty(num_rows + 1, dtype=torch.int64), _empty(num_lines, dtype=torch.int64)
     rows = attention.TokenRows(row_first, places_N, places_N, num_tokens, NUM_VISIBLE)
-    norm_D, table_PD = _empty(HEAD_SIZE) if model.has_head_norms else None, _empty(NUM_POSITIONS, HEAD_SIZE)
-    transform = attention.QueryKeyTransform(table_PD, table_PD, norm_D, norm_D, 1e-6)
-    with recorded(attention, attention_kernels, linear_kernels, norm_kernels) as launches:
+    table_PD = _empty(NUM_POSITIONS, HEAD_SIZE)
+    norms = (_empty(HEAD_SIZE), _empty(HEAD_SIZE), 1e-6) if model.has_head_norms else None
+    with recorded(attention, attention_kernels, linear_kernels) as launches:
         rms_norm(hidden_NE, _empty(model.hidden_size), 1e-6)
         qkv_NX = linear.multiply(hidden_NE, _empty(qkv_size, model.hidden_size), None)
-        query_NQD = attention.split_and_store(qkv_NX, keys_SHPD, keys_SHPD, rows, places_N, transform)
+        query_NQD = attention.split_and_store(qkv_NX, keys_SHPD, keys_SHPD, rows, places_N, (table_PD, table_PD), norms)
         found_NX = attention.attend(query_NQD, keys_SHPD, keys_SHPD, rows, attention.Rule(HEAD_SIZE**-0.5)).flatten(1)
         linear.multiply(found_NX, _empty(model.hidden_size, query_size), None, hidden_NE)
-        linear.multiply_gated(hidden_NE, up_OI, up_OI, None, None)
+        linear.multiply(hidden_NE, up_OI, None, gate=(up_OI, None))
         linear.multiply(inner_NX, _empty(model.hidden_size, model.inner_size), None, hidden_NE)
         linear.multiply(hidden_NE, _empty(model.vocab_size, model.hidden_size), None)
     return launches
@@ -132,5 +131,5 @@ def test_the_same_instructions_attend_to_chunks_and_to_whole_rows(programs):
             found.setdefault(program.launch.arguments["GROUP"], []).append(program)
     assert found.keys() == {2, 4, 8}
     for group in found.values():
-        assert {program.name for program in group} == ATTENTION
+        assert {program.launch.arguments["IS_PART"] for program in group} == {False, True}
         assert len({frozenset(program.compiled.tensor_core_instructions) for program in group}) == 1

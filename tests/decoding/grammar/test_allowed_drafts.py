@@ -7,7 +7,7 @@ import pytest
 
 from decoding import Engine, SamplingParams, Sequence
 from decoding.drafters.hybrid import HybridDrafter
-from decoding.engine.host_rounds import HostRounds
+from decoding.engine.rounds.host_rounds import HostRounds
 from decoding.grammar.grammars import Grammars
 from decoding.grammar.structured import Structured
 from decoding.pace.schedule import FixedSchedule

@@ -3,8 +3,8 @@
 import pytest
 
 from decoding.grammar import definition
-from decoding.grammar.beginnings import first_possible
-from decoding.grammar.compiled import Compiled
+from decoding.grammar.definition import Compiled
+from decoding.grammar.grammars import first_possible
 from decoding.grammar.structured import Structured
 from tests.decoding.grammar.tiny_grammars import RECORD
 

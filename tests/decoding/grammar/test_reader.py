@@ -12,17 +12,16 @@ from transformers import AutoTokenizer
 
 from decoding.grammar.definition import definition_of
 from decoding.grammar.grammars import Grammars
-from decoding.grammar.masks_at_once import Place, masks_at_once
-from decoding.grammar.matcher import Matcher
+from decoding.grammar.matcher import Matcher, Place, masks_at_once
 from decoding.grammar.reader import Reader
 from decoding.grammar.structured import Structured
 from decoding.grammar.token_table import TokenTable
-from tests.decoding.grammar.tiny_grammars import SHORT, STRUCTURED, grammars
+from tests.decoding.grammar.tiny_grammars import SHORT, STRUCTURED, grammars, table_of
 from tests.decoding.grammar.walks import CHECKS, Walker, check_allowed, check_each, check_forced, walk
 
-BYTES = Grammars(lambda: TokenTable.of_tokens([*(bytes([byte]) for byte in range(256)), b""], frozenset({256})))
+BYTES = Grammars(lambda: table_of([*(bytes([byte]) for byte in range(256)), b""], frozenset({256})))
 MARKS = [bytes(each) for size in (1, 2) for each in product(b'{}[]()<>":,; acd', repeat=size)]
-MARKED = Grammars(lambda: TokenTable.of_tokens([*MARKS, b""], frozenset({len(MARKS)})))
+MARKED = Grammars(lambda: table_of([*MARKS, b""], frozenset({len(MARKS)})))
 BRACKETS = Structured(grammar='start: "[" W "]" | "{" W "}"\nW: /[a-z]+/')
 FORMS = [
     BRACKETS,

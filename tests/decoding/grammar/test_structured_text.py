@@ -8,8 +8,7 @@ import pytest
 from decoding import SamplingParams, Sequence
 from decoding.drafters.lookups import Match, NGramDrafter
 from decoding.gpu.available import is_interpreted
-from decoding.grammar.masks_at_once import Place, masks_at_once
-from decoding.grammar.matcher import Matcher
+from decoding.grammar.matcher import Matcher, Place, masks_at_once
 from decoding.grammar.structured import Structured
 from decoding.grammar.token_table import Mask
 from decoding.sampling.judging import MasksBeside

@@ -2,10 +2,12 @@
 
 import json
 import re
+from collections.abc import Sequence
 from copy import copy
 
 import jsonschema
 import numpy as np
+from llguidance import LLTokenizer, TokenizerWrapper
 
 from decoding.grammar.grammars import Grammars
 from decoding.grammar.structured import Structured
@@ -15,7 +17,37 @@ from decoding.network.language_model import LanguageModel
 END = 0
 TOKENS = [b"<end>", *(bytes([byte]) for byte in b'{}[]":,0123456789-.abcdefghiklnrstu \n'), b"true", b"false", b"null"]
 TOKENS += [b'{"', b'"}', b'":', b'","', b"ab", b"cd", b"12"]
-TABLE = TokenTable.of_tokens(TOKENS, frozenset({END}))
+
+
+def table_of(tokens: Sequence[bytes], eos_token_ids: frozenset[int]) -> TokenTable:
+    """The table of these tokens, without a tokenizer: a text is tokenized greedily. The end tokens write nothing."""
+    ends = sorted(eos_token_ids)
+    return TokenTable(LLTokenizer(TokenizerWrapper(_Greedy(tokens, ends)), eos_token=ends), len(tokens), eos_token_ids)
+
+
+class _Greedy:
+    """A tokenizer for llguidance: the longest token that fits, again and again."""
+
+    bos_token_id = None
+
+    def __init__(self, tokens: Sequence[bytes], ends: list[int]) -> None:
+        self.tokens = [b"" if token_id in ends else token for token_id, token in enumerate(tokens)]
+        self.eos_token_id, self.special_token_ids = ends[0], ends
+        self._ids = {token: token_id for token_id, token in enumerate(self.tokens) if token}
+        self._longest = max(map(len, self._ids), default=1)
+
+    def __call__(self, text: bytes) -> list[int]:
+        found, start = [], 0
+        while start < len(text):
+            size = next((n for n in range(self._longest, 0, -1) if text[start : start + n] in self._ids), 0)
+            if not size:
+                break
+            found.append(self._ids[text[start : start + size]])
+            start += size
+        return found
+
+
+TABLE = table_of(TOKENS, frozenset({END}))
 
 RECORD = {
     "type": "object",

@@ -6,8 +6,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from decoding.grammar.grammars import Grammars
-from decoding.grammar.masks_at_once import Place, masks_at_once
-from decoding.grammar.matcher import Matcher
+from decoding.grammar.matcher import Matcher, Place, masks_at_once
 from decoding.grammar.structured import Structured
 
 Allowed = tuple[int, ...]

@@ -14,7 +14,7 @@ from decoding.heads.format.folder import Head, save_head
 from decoding.heads.format.head_config import HeadConfig
 from decoding.heads.networks import DFlashNetwork, Eagle3Network, HeadNetwork
 from decoding.network.language_model import LanguageModel
-from decoding.network.layer_hooks import layers_to_read
+from decoding.network.slot_network import layers_to_read
 from decoding.sampling.rows import Rows
 from decoding.sampling.verdicts import Draft
 from tests.decoding.tiny import CONTEXT, VOCAB_SIZE, build, llama_config, save

@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 from decoding import SamplingParams, Sequence
 from decoding.cache.features import Features
 from decoding.checkpoint.layer_subset import CannotCutError
-from decoding.network import layer_hooks
+from decoding.network import slot_network
 from decoding.network.language_model import LanguageModel
 from decoding.network.probe import check_model
 from decoding.sampling.judging import ScoreRequest
@@ -118,7 +118,7 @@ def test_a_network_whose_layers_cannot_be_told_is_refused(monkeypatch):
     def fails(*_: object) -> None:
         raise CannotCutError("two lists")
 
-    monkeypatch.setattr(layer_hooks, "layer_list", fails)
+    monkeypatch.setattr(slot_network, "layer_list", fails)
     with pytest.raises(ValueError, match=r"LlamaForCausalLM has no single list of 2 layers.* reads tokens alone"):
         plain_model()[0].hand_out(Kept(IDS).tap)
 

@@ -4,8 +4,7 @@ import pytest
 import torch
 import transformers
 
-from decoding.checkpoint.layer_range import LayerRange, cut
-from decoding.checkpoint.layer_subset import CannotCutError
+from decoding.checkpoint.layer_subset import CannotCutError, LayerRange, cut
 from decoding.network.language_model import LanguageModel
 from decoding.network.stage import Stage
 from tests.decoding.families import FAMILIES, FUSED, NUM_LAYERS, saved

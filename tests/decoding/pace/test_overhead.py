@@ -2,8 +2,7 @@
 
 import pytest
 
-from decoding.pace.cost_table import CostTable
-from decoding.pace.overhead import Overhead
+from decoding.pace.cost_table import CostTable, Overhead
 
 COSTS = CostTable(((1, 1.0), (144, 2.0)), ((1, 0.1), (16, 0.1)), round_seconds=0.01, position_seconds=0.001)
 

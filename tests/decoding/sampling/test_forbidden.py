@@ -7,9 +7,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from decoding.bad_word_list import BadWordList
+from decoding import sampling_params
 from decoding.sampling.token_history import ForbiddenTokens, TokenHistory, dead_end
-from decoding.sampling_params import SamplingParams
+from decoding.sampling_params import BadWordList, SamplingParams
 from decoding.sequence import Sequence
 
 CPU = torch.device("cpu")
@@ -101,11 +101,10 @@ def test_equal_words_are_one_list_which_goes_with_its_last_row():
     assert len({id(params.bad_word_list) for params in kept}) == 1
     assert ForbiddenTokens.build(kept, CPU).words.starts == (0, 2)
     assert pickle.loads(pickle.dumps(kept[0].bad_word_list)) is kept[0].bad_word_list
-    from decoding import bad_word_list
 
-    assert words in bad_word_list._KNOWN
+    assert words in sampling_params._KNOWN
     kept.clear()
-    assert words not in bad_word_list._KNOWN
+    assert words not in sampling_params._KNOWN
 
 
 def test_token_ids_outside_a_vocabulary_are_named_in_their_order():

@@ -113,12 +113,11 @@ def test_scoring_changes_nothing_that_is_written_meanwhile(path: str) -> None:
     engine, params = load(path, num_slots=2), SamplingParams(max_tokens=20, ignore_eos=True)
     expected = outputs(engine.generate([[5, 6], [7]], params))
     texts = make_texts()
-    engine.submit_texts(texts)
-    engine.step_texts()
+    engine.submit(engine.rows_of(texts))
+    engine.step()
     assert outputs(engine.generate([[5, 6], [7]], params)) == expected
-    engine.resize(1)
-    while engine.has_texts:
-        engine.step_texts()
+    for text in texts:
+        text.collect()
     assert_close(values(texts), expected_scores(path, texts))
 
 
@@ -165,15 +164,14 @@ def test_a_text_whose_logits_are_not_finite_fails_alone_and_leaves_no_trace(valu
 
 def test_texts_that_are_dropped_do_not_come_back_and_spoil_nothing(path: str) -> None:
     engine, texts, unwanted = load(path, max_prefill_tokens=16), make_texts(), make_texts()
-    engine.submit_texts([*unwanted, *texts])
-    early = engine.step_texts()
-    assert len(early) < len(unwanted)
-    engine.drop_texts(unwanted)
-    ended = []
-    while engine.has_texts:
-        ended += engine.step_texts()
-    assert not set(unwanted) & set(ended)
-    assert set(texts) <= {*early, *ended}
+    dropped, rows = engine.rows_of(unwanted), engine.rows_of(texts)
+    engine.submit([*dropped, *rows])
+    early = engine.step()
+    engine.drop(dropped)
+    assert {row.error for row in dropped} == {None, "it was dropped"}
+    assert set(engine.stream([])) == {*dropped, *rows} - set(early)
+    for text in texts:
+        text.collect()
     assert_close(values(texts), expected_scores(path, texts))
 
 

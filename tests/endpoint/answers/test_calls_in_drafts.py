@@ -1,7 +1,5 @@
 """Calls that come many tokens at once, as accepted drafts do: the events of a stream add up to the whole answer."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -28,7 +26,7 @@ ANSWERS = {
 
 
 @pytest.mark.parametrize("name", ANSWERS)
-def test_calls_that_come_together_are_those_of_the_whole_answer_wherever_a_round_ends(name: str) -> None:
+def test_calls_that_come_together_are_those_of_the_whole_answer_wherever_a_round_ends(name):
     template, text, is_forced = ANSWERS[name]
     choice: Any = {"tool_choice": "required"} if is_forced else {}
     chats, responses = [], []

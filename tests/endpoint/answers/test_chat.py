@@ -1,15 +1,12 @@
 """POST /v1/chat/completions, with the official client as the judge of its form."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 
 import jsonschema
-import openai
 import pytest
 
-from tests.endpoint.in_process import CONTEXT, Server, answered, streamed
+from tests.endpoint.in_process import CONTEXT, answered, streamed
 
 USER: Any = {"role": "user", "content": "hello"}
 CHATS: dict[str, list[dict[str, Any]]] = {
@@ -24,9 +21,7 @@ CHATS: dict[str, list[dict[str, Any]]] = {
 
 @pytest.mark.parametrize("name", CHATS)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_chat_writes_what_the_offline_job_writes_for_the_same_messages(
-    server: Server, client: openai.OpenAI, name: str, temperature: float
-) -> None:
+def test_a_chat_writes_what_the_offline_job_writes_for_the_same_messages(server, client, name, temperature):
     request: dict[str, Any] = {"messages": CHATS[name], "temperature": temperature, "seed": 3, "max_tokens": 20}
     whole = answered(client.chat.completions, **request)
     (row,) = server.offline(messages=CHATS[name], temperature=temperature, seed=3, max_tokens=20)
@@ -36,7 +31,7 @@ def test_a_chat_writes_what_the_offline_job_writes_for_the_same_messages(
     assert whole.usage.prompt_tokens == row["num_prompt_tokens"]
 
 
-def test_an_answer_can_be_sent_back_unchanged_as_a_message(server: Server, client: openai.OpenAI) -> None:
+def test_an_answer_can_be_sent_back_unchanged_as_a_message(server, client):
     first = answered(client.chat.completions, messages=[USER], temperature=0, max_tokens=8)
     messages: Any = [USER, first.choices[0].message, {"role": "user", "content": "one"}]
     second = answered(client.chat.completions, messages=messages, temperature=0, max_tokens=8)
@@ -57,15 +52,13 @@ def test_an_answer_can_be_sent_back_unchanged_as_a_message(server: Server, clien
         ({}, None),
     ],
 )
-def test_the_length_is_limited_by_the_newer_field_then_the_older_then_the_context(
-    client: openai.OpenAI, limits: dict[str, int], expected: int | None
-) -> None:
+def test_the_length_is_limited_by_the_newer_field_then_the_older_then_the_context(client, limits, expected):
     answer = answered(client.chat.completions, messages=[USER], extra_body={"ignore_eos": True}, **limits)
     assert answer.usage.completion_tokens == (expected or CONTEXT - answer.usage.prompt_tokens)
     assert answer.choices[0].finish_reason == "length"
 
 
-def test_a_stream_begins_with_the_role_and_ends_each_choice_once(client: openai.OpenAI) -> None:
+def test_a_stream_begins_with_the_role_and_ends_each_choice_once(client):
     texts, chunks = streamed(
         client.chat.completions, messages=[USER], n=3, seed=1, max_tokens=10, stream_options={"include_usage": True}
     )
@@ -83,9 +76,7 @@ def test_a_stream_begins_with_the_role_and_ends_each_choice_once(client: openai.
 
 
 @pytest.mark.parametrize("num_top", [None, 0, 4])
-def test_log_probabilities_have_an_entry_for_each_token_whole_and_streamed(
-    server: Server, client: openai.OpenAI, num_top: int | None
-) -> None:
+def test_log_probabilities_have_an_entry_for_each_token_whole_and_streamed(server, client, num_top):
     request: dict[str, Any] = {"messages": [USER], "seed": 6, "max_tokens": 12, "logprobs": True}
     if num_top is not None:
         request["top_logprobs"] = num_top
@@ -101,7 +92,7 @@ def test_log_probabilities_have_an_entry_for_each_token_whole_and_streamed(
     assert [entry.token for part in parts for entry in part] == [entry.token for entry in content]
 
 
-def test_a_chat_shows_the_log_probabilities_of_its_prompt_once(server: Server, client: openai.OpenAI) -> None:
+def test_a_chat_shows_the_log_probabilities_of_its_prompt_once(server, client):
     extra = {"prompt_logprobs": 1, "return_token_ids": True}
     answer = answered(client.chat.completions, messages=[USER], n=2, max_tokens=2, extra_body=extra)
     ids, (first, *others) = (answer.model_extra[name] for name in ("prompt_token_ids", "prompt_logprobs"))
@@ -116,24 +107,6 @@ def test_a_chat_shows_the_log_probabilities_of_its_prompt_once(server: Server, c
         }
 
 
-def test_the_spans_of_a_chunk_join_to_its_text(client: openai.OpenAI) -> None:
-    _, chunks = streamed(
-        client.chat.completions, messages=[USER], seed=1, max_tokens=40, extra_body={"include_draft_spans": True}
-    )
-    contents = [choice for chunk in chunks for choice in chunk.choices if choice.delta.content]
-    assert contents
-    for choice in contents:
-        assert "".join(span["text"] for span in choice.model_extra["draft_spans"]) == choice.delta.content
-
-
-def test_an_answer_names_its_kind_and_the_engines_that_wrote_it(client: openai.OpenAI) -> None:
-    answer = answered(client.chat.completions, messages=[USER], max_tokens=1)
-    assert answer.object == "chat.completion"
-    assert answer.id.startswith("chatcmpl-")
-    assert answer.system_fingerprint == "fp_1"
-    assert answer.choices[0].message.role == "assistant"
-
-
 SCHEMA: dict[str, Any] = {
     "type": "object",
     "properties": {"a": {"enum": ["yes", "no"]}, "b": {"type": "integer", "minimum": 0, "maximum": 99}},
@@ -143,9 +116,7 @@ SCHEMA: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_chat_has_the_form_that_it_asks_for_and_is_what_the_offline_job_writes(
-    server: Server, client: openai.OpenAI, temperature: float
-) -> None:
+def test_a_chat_has_the_form_that_it_asks_for_and_is_what_the_offline_job_writes(server, client, temperature):
     form = {"type": "json_schema", "json_schema": {"name": "answer", "strict": True, "schema": SCHEMA}}
     request: dict[str, Any] = {"messages": [USER], "temperature": temperature, "seed": 3, "max_tokens": 60}
     whole = answered(client.chat.completions, **request, response_format=form)
@@ -154,10 +125,3 @@ def test_a_chat_has_the_form_that_it_asks_for_and_is_what_the_offline_job_writes
     assert streamed(client.chat.completions, **request, response_format=form)[0] == {0: row["text"]}
     if row["finish_reason"] == "stop":
         jsonschema.validate(json.loads(row["text"]), SCHEMA)
-
-
-def test_a_chat_takes_the_fields_of_vllm_for_a_form(client: openai.OpenAI) -> None:
-    for fields in ({"structured_outputs": {"choice": ["yes", "no"]}}, {"guided_choice": ["yes", "no"]}):
-        answer = answered(client.chat.completions, messages=[USER], max_tokens=20, extra_body=fields)
-        assert answer.choices[0].message.content in ("yes", "no")
-        assert answer.choices[0].finish_reason == "stop"

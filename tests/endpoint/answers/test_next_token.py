@@ -1,13 +1,10 @@
 """The one token behind an echo that is scored is what the engine would have written there."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import openai
 import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -41,9 +38,7 @@ def _counted(server: Server, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return asked
 
 
-def test_it_is_known_from_the_scores_and_no_text_is_read_twice(
-    server: Server, client: openai.OpenAI, num_written: list[int]
-) -> None:
+def test_it_is_known_from_the_scores_and_no_text_is_read_twice(server, client, num_written):
     echoed = answered(client.completions, echo=True, **ASKED)
     assert num_written == []
     written = answered(client.completions, **ASKED)
@@ -62,7 +57,7 @@ def test_it_is_known_from_the_scores_and_no_text_is_read_twice(
     assert num_written == [len(PROMPTS)]
 
 
-def test_without_alternatives_an_echo_has_none(client: openai.OpenAI) -> None:
+def test_without_alternatives_an_echo_has_none(client):
     """Though the runner-up was looked at."""
     choice = answered(client.completions, **{**ASKED, "logprobs": 0, "echo": True}).choices[0]
     assert all(len(top) == 1 for top in choice.logprobs.top_logprobs[1:])
@@ -70,9 +65,7 @@ def test_without_alternatives_an_echo_has_none(client: openai.OpenAI) -> None:
     assert all(len(entry) in (1, 2) for entry in both.model_extra["prompt_logprobs"][1:])
 
 
-def test_where_rounding_could_decide_the_engine_writes_it(
-    server: Server, client: openai.OpenAI, num_written: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_where_rounding_could_decide_the_engine_writes_it(server, client, num_written, monkeypatch):
     known = answered(client.completions, echo=True, **ASKED)
     monkeypatch.setattr(Engine, "close_call", property(lambda engine: 1e6))
     assert [choice.text for choice in answered(client.completions, echo=True, **ASKED).choices] == [
@@ -101,12 +94,8 @@ def _server_of_large_logits(text_pair: tuple[str, str], folder: Path, apart: flo
 
 @pytest.mark.parametrize(("apart", "is_written"), [(None, False), (4e-6, True)])
 def test_rounding_moves_large_logits_further_so_a_token_is_known_where_the_next_is_further_away(
-    text_pair: tuple[str, str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    apart: float | None,
-    is_written: bool,
-) -> None:
+    text_pair, tmp_path, monkeypatch, apart, is_written
+):
     with _server_of_large_logits(text_pair, tmp_path, apart) as server, server.client() as client:
         engine = server.plain
         scores = [ScoredText.whole((*server.codec.encode(prompt, is_chat=False), 0), num_top=2) for prompt in PROMPTS]
@@ -139,9 +128,7 @@ def test_rounding_moves_large_logits_further_so_a_token_is_known_where_the_next_
         {"extra_body": {"structured_outputs": {"choice": ["yes"]}}},
     ],
 )
-def test_anything_else_is_written_by_the_engine(
-    client: openai.OpenAI, num_written: list[int], more: dict[str, Any]
-) -> None:
+def test_anything_else_is_written_by_the_engine(client, num_written, more):
     asked = {**ASKED, "seed": 3, **more}
     echoed, plain = (answered(client.completions, **asked, **echo) for echo in ({"echo": True}, {}))
     assert num_written == [len(PROMPTS) * asked.get("n", 1)] * 2
@@ -151,7 +138,7 @@ def test_anything_else_is_written_by_the_engine(
     ]
 
 
-def test_an_end_token_ends_the_text_and_one_unknown_token_leaves_all_to_the_engine() -> None:
+def test_an_end_token_ends_the_text_and_one_unknown_token_leaves_all_to_the_engine():
     params = SamplingParams(temperature=0, max_tokens=1, logprobs=1, seed=4)
     generation = Generation(request_id="r", prompts=((5, 6), (7,)), seeds=(1, 2), params=params)
     assert is_next_token(generation)

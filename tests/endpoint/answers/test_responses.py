@@ -1,7 +1,5 @@
 """POST /v1/responses, with the official client as the judge of its form."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 
@@ -10,7 +8,6 @@ import openai
 import pytest
 
 from tests.endpoint.in_process import BUNDLED_MODEL
-from tests.endpoint.scripted import ScriptedServer
 
 SCHEMA: dict[str, Any] = {
     "type": "object",
@@ -23,7 +20,7 @@ CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_
 ITEM = {"type": "function_call", "call_id": "c1", "name": "weather", "arguments": "{}"}
 
 
-def test_a_response_has_the_text_of_the_same_chat_and_says_that_it_is_not_stored(bundled: openai.OpenAI) -> None:
+def test_a_response_has_the_text_of_the_same_chat_and_says_that_it_is_not_stored(bundled):
     response = bundled.responses.create(model=BUNDLED_MODEL, input="hello", temperature=0, max_output_tokens=3)
     messages: Any = [{"role": "user", "content": "hello"}]
     chat = bundled.chat.completions.create(model=BUNDLED_MODEL, messages=messages, temperature=0, max_tokens=3)
@@ -33,7 +30,7 @@ def test_a_response_has_the_text_of_the_same_chat_and_says_that_it_is_not_stored
     assert response.usage.output_tokens == 3  # type: ignore[union-attr]
 
 
-def test_a_forced_call_is_streamed_in_events_that_add_up_to_the_whole_response(bundled: openai.OpenAI) -> None:
+def test_a_forced_call_is_streamed_in_events_that_add_up_to_the_whole_response(bundled):
     request: Any = {"model": BUNDLED_MODEL, "input": "hello", "tools": TOOLS, "temperature": 0}
     request["tool_choice"] = {"type": "function", "name": "weather"}
     (whole,) = bundled.responses.create(**request).output
@@ -48,13 +45,13 @@ def test_a_forced_call_is_streamed_in_events_that_add_up_to_the_whole_response(b
     assert len(deltas) > 1
 
 
-def test_a_text_has_the_form_that_it_is_asked_for(bundled: openai.OpenAI) -> None:
+def test_a_text_has_the_form_that_it_is_asked_for(bundled):
     form: Any = {"format": {"type": "json_schema", "name": "a", "schema": SCHEMA, "strict": True}}
     response = bundled.responses.create(model=BUNDLED_MODEL, input="hello", text=form, extra_body={"seed": 1})
     jsonschema.validate(json.loads(response.output_text), SCHEMA)
 
 
-def test_thoughts_texts_and_calls_are_items_and_can_be_sent_back(scripted: ScriptedServer) -> None:
+def test_thoughts_texts_and_calls_are_items_and_can_be_sent_back(scripted):
     scripted.backend.text = f"<think>\nso</think>Let me look.\n{CALL}"
     with scripted.client() as client:
         first = client.responses.create(model="m", input="hello", tools=TOOLS)
@@ -109,9 +106,7 @@ def test_thoughts_texts_and_calls_are_items_and_can_be_sent_back(scripted: Scrip
         ({"n": 2}, "n"),
     ],
 )
-def test_what_a_response_cannot_have_is_refused_by_name(
-    bundled: openai.OpenAI, fields: dict[str, Any], param: str
-) -> None:
+def test_what_a_response_cannot_have_is_refused_by_name(bundled, fields, param):
     with pytest.raises(openai.BadRequestError) as caught:
         bundled.responses.create(**{"model": BUNDLED_MODEL, "input": "hello", "extra_body": fields})
     assert caught.value.param == param

@@ -1,7 +1,5 @@
 """A sample's text as its tokens come, for any tokens, any split into rounds, any stop strings and any tokenizer."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 from itertools import pairwise, product
@@ -13,7 +11,7 @@ from transformers import PreTrainedTokenizerFast
 
 from actors.engine.deltas import Ending
 from actors.engine.translation import ended_text
-from endpoint.answers.text import Span, TextStream, WholeText, warn_of_late_text
+from endpoint.answers.text import Span, TextStream, warn_of_late_text
 from pipeline.text.codec import TextCodec
 from pipeline.text.text_behind import IncrementalDecoder, StopStrings
 from tests.endpoint.in_process import BUNDLED
@@ -114,7 +112,7 @@ def rounds_of(
 
 
 @pytest.mark.parametrize("by_token", [True, False])
-def test_pieces_join_to_the_whole_text_and_nothing_shown_is_taken_back(any_codec: TextCodec, by_token: bool) -> None:
+def test_pieces_join_to_the_whole_text_and_nothing_shown_is_taken_back(any_codec, by_token):
     generator, num_stopped = random.Random(1), 0
     prompts = [[], *outputs(any_codec, 59, most=20, seed=12)]
     for stop, (prompt, tokens) in product(STOPS, zip(prompts, outputs(any_codec, 60, most=40, seed=2), strict=True)):
@@ -134,7 +132,7 @@ def test_pieces_join_to_the_whole_text_and_nothing_shown_is_taken_back(any_codec
 
 
 @pytest.mark.parametrize("stop", [(), ("b", "ab"), ("é", " the", "one")])
-def test_every_split_joins_to_the_same_text(any_codec: TextCodec, stop: tuple[str, ...]) -> None:
+def test_every_split_joins_to_the_same_text(any_codec, stop):
     prompts = [[], *outputs(any_codec, 39, most=6, seed=13)]
     for prompt, tokens in zip(prompts, outputs(any_codec, 40, most=7, seed=3), strict=True):
         kept, stop_reason = end_of(any_codec, prompt, tokens, stop)
@@ -149,17 +147,17 @@ def test_every_split_joins_to_the_same_text(any_codec: TextCodec, stop: tuple[st
             assert "".join(pieces) == whole, (prompt, kept, borders)
 
 
-def test_a_whole_text_is_decoded_once(any_codec: TextCodec) -> None:
+def test_a_whole_text_is_decoded_once(any_codec):
     for stop in STOPS:
         for tokens in outputs(any_codec, 20, most=20, seed=4):
             kept, stop_reason = end_of(any_codec, tokens[:4], tokens, stop)
-            text = WholeText(any_codec, stop, tokens[:4])
+            text = TextStream(any_codec, stop, tokens[:4], is_streamed=False)
             assert text.push(kept[:3]).text == text.text == ""
             text.push(kept[3:], 0, ending(stop_reason))
             assert text.text == ended_text(any_codec, tokens[:4], kept, stop, None, stop_reason)
 
 
-def test_bytes_are_held_back_until_a_token_ends_their_run(byte_codec: TextCodec) -> None:
+def test_bytes_are_held_back_until_a_token_ends_their_run(byte_codec):
     one, two, wrong, the, end = (
         byte_codec.tokenizer.convert_tokens_to_ids(name) for name in ("<0xC3>", "<0xA9>", "<0xFF>", "▁the", "<eos>")
     )
@@ -170,7 +168,7 @@ def test_bytes_are_held_back_until_a_token_ends_their_run(byte_codec: TextCodec)
     assert stream.push([one, two], 2, ending(None)).spans == (Span("é", True),)
 
 
-def test_bytes_that_a_word_completes_keep_their_own_span(byte_codec: TextCodec) -> None:
+def test_bytes_that_a_word_completes_keep_their_own_span(byte_codec):
     the, one, two = byte_codec.tokenizer.convert_tokens_to_ids(["▁the", "<0xC3>", "<0xA9>"])
     tokens = [the, one, two, the]
     for drafted, spans in (
@@ -185,7 +183,7 @@ def test_bytes_that_a_word_completes_keep_their_own_span(byte_codec: TextCodec) 
     assert [piece.offsets for piece in pieces] == [(0,), (3,), (3,), (4,)]
 
 
-def test_a_token_that_completes_text_begins_where_that_text_ends(any_codec: TextCodec) -> None:
+def test_a_token_that_completes_text_begins_where_that_text_ends(any_codec):
     for tokens in outputs(any_codec, 60, most=30, seed=6):
         stream = TextStream(any_codec)
         offsets = [*stream.push(tokens[:9]).offsets, *stream.push(tokens[9:]).offsets]
@@ -200,7 +198,7 @@ def test_a_token_that_completes_text_begins_where_that_text_ends(any_codec: Text
 
 @pytest.mark.parametrize("by_token", [True, False])
 @pytest.mark.parametrize("size", [1, 3])
-def test_invalid_bytes_are_decoded_only_a_few_times_each(codec: TextCodec, by_token: bool, size: int) -> None:
+def test_invalid_bytes_are_decoded_only_a_few_times_each(codec, by_token, size):
     vocabulary, num_decoded, decode = codec.tokenizer.get_vocab().values(), 0, TextCodec.decode
     wrong = next(token_id for token_id in vocabulary if codec.token_bytes(token_id) == b"\x80")
 
@@ -217,9 +215,7 @@ def test_invalid_bytes_are_decoded_only_a_few_times_each(codec: TextCodec, by_to
 
 
 @pytest.mark.parametrize("decoder", [decoders.CTC(), decoders.Sequence([decoders.Fuse(), decoders.Replace("ac", "x")])])
-def test_an_unknown_tokenizer_shows_its_text_at_the_end(
-    decoder: decoders.Decoder, codec: TextCodec, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_unknown_tokenizer_shows_its_text_at_the_end(decoder, codec, caplog):
     odd = toy(decoder, "a", "b", "c")
     warn_of_late_text(codec)
     assert caplog.messages == []
@@ -231,7 +227,7 @@ def test_an_unknown_tokenizer_shows_its_text_at_the_end(
         assert stream.push([], 0, ending(None)).text == odd.decode(tokens)
 
 
-def test_text_is_shown_as_soon_as_nothing_can_change_it(any_codec: TextCodec) -> None:
+def test_text_is_shown_as_soon_as_nothing_can_change_it(any_codec):
     """All tokenizers here but one have whole words, which are there at once."""
     (the,) = any_codec.tokenizer.convert_tokens_to_ids(
         [next(name for name in ("▁the", "the</w>", "the", "h") if name in any_codec.tokenizer.get_vocab())]
@@ -239,20 +235,20 @@ def test_text_is_shown_as_soon_as_nothing_can_change_it(any_codec: TextCodec) ->
     assert TextStream(any_codec).push([the]).text == any_codec.decode([the]) != ""
 
 
-def test_an_ending_without_tokens_shows_the_text_that_was_held_back(codec: TextCodec) -> None:
+def test_an_ending_without_tokens_shows_the_text_that_was_held_back(codec):
     stream = TextStream(codec, ("one two three",))
     assert stream.push(codec.encode("a one two", is_chat=True)).text == "a "
     assert stream.push([], 0, ending(None)).text == "one two"
 
 
-def test_spans_say_which_tokens_were_drafted(codec: TextCodec) -> None:
+def test_spans_say_which_tokens_were_drafted(codec):
     one, two, end = (codec.encode(text, is_chat=True) for text in ("one", "two", "!"))
     stream = TextStream(codec)
     assert stream.push([*one, *two], len(one)).spans == (Span("one", True), Span("two", False))
     assert stream.push([*one, *end], len(one) + len(end)).spans == (Span("one!", True),)
 
 
-def test_a_span_has_the_text_that_was_drafted_in_its_place(codec: TextCodec) -> None:
+def test_a_span_has_the_text_that_was_drafted_in_its_place(codec):
     one, two, three = (codec.encode(text, is_chat=True) for text in ("one", " two", " é🙂"))
     end = codec.tokenizer.eos_token_id
     stream = TextStream(codec, shows_rejected=True)
@@ -267,7 +263,7 @@ def test_a_span_has_the_text_that_was_drafted_in_its_place(codec: TextCodec) -> 
     )
 
 
-def test_a_preview_adds_nothing_and_is_the_text_that_would_follow(any_codec: TextCodec) -> None:
+def test_a_preview_adds_nothing_and_is_the_text_that_would_follow(any_codec):
     for tokens in outputs(any_codec, 40, most=24, seed=8):
         for first in (0, 1, len(tokens) // 2):
             decoder, without = IncrementalDecoder(any_codec), IncrementalDecoder(any_codec)
@@ -279,7 +275,7 @@ def test_a_preview_adds_nothing_and_is_the_text_that_would_follow(any_codec: Tex
             assert shown + decoder.push(tokens[first:]) == expected + without.push(tokens[first:])
 
 
-def test_a_draft_that_was_replaced_is_shown_with_text_that_was_held_back(codec: TextCodec) -> None:
+def test_a_draft_that_was_replaced_is_shown_with_text_that_was_held_back(codec):
     one, two = (codec.encode(text, is_chat=True) for text in ("one", " two"))
     stream = TextStream(codec, ("one two three",), shows_rejected=True)
     assert stream.push(one[:-1] + one[-1:], len(one) - 1, rejected=two).text == ""
@@ -288,14 +284,7 @@ def test_a_draft_that_was_replaced_is_shown_with_text_that_was_held_back(codec: 
     assert [span.rejected for span in shown.spans if span.rejected] == [" two", "one"]
 
 
-def test_offsets_are_where_each_token_begins(codec: TextCodec) -> None:
-    stream, text = TextStream(codec), "one🙂two"
-    tokens = codec.encode(text, is_chat=True)
-    offsets = [*stream.push(tokens[:2]).offsets, *stream.push(tokens[2:]).offsets]
-    assert offsets == [len(codec.decode(tokens[:n]).rstrip("\ufffd")) for n in range(len(tokens))]
-
-
-def test_a_stop_string_of_replacement_characters_is_not_shown(codec: TextCodec) -> None:
+def test_a_stop_string_of_replacement_characters_is_not_shown(codec):
     vocabulary = codec.tokenizer.get_vocab().values()
     a, wrong, b = (next(i for i in vocabulary if codec.token_bytes(i) == byte) for byte in (b"a", b"\x80", b"b"))
     stop, tokens = ("a\ufffd\ufffd",), [b, a, wrong, wrong, wrong, b]

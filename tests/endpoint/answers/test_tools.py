@@ -1,7 +1,5 @@
 """Tools and thoughts in chats: forced calls over the bundled pair, and the rest over a backend that writes a text."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 
@@ -61,7 +59,7 @@ def scripted_ask(server: ScriptedServer, text: str, **request: Any) -> tuple[Any
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_a_named_tool_is_called_once_with_arguments_that_fulfil_its_schema(bundled: openai.OpenAI, seed: int) -> None:
+def test_a_named_tool_is_called_once_with_arguments_that_fulfil_its_schema(bundled, seed):
     message, reason = ask(bundled, tools=TOOLS, tool_choice=NAMED, seed=seed, max_tokens=150)
     assert reason == "tool_calls"
     assert message.content is None
@@ -71,7 +69,7 @@ def test_a_named_tool_is_called_once_with_arguments_that_fulfil_its_schema(bundl
     jsonschema.validate(json.loads(call.function.arguments), SCHEMA)
 
 
-def test_a_forced_call_is_the_same_beside_a_form_of_the_text_that_it_leaves_out(bundled: openai.OpenAI) -> None:
+def test_a_forced_call_is_the_same_beside_a_form_of_the_text_that_it_leaves_out(bundled):
     form: Any = {"type": "json_schema", "json_schema": {"name": "f", "schema": {"type": "object"}}}
     request: Any = {"tools": TOOLS, "tool_choice": NAMED, "max_tokens": 150}
     (alone,), (beside,) = (ask(bundled, **request, **more)[0].tool_calls for more in ({}, {"response_format": form}))
@@ -92,14 +90,14 @@ def test_a_forced_call_is_the_same_beside_a_form_of_the_text_that_it_leaves_out(
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_a_forced_call_has_no_arguments_that_its_schema_does_not_name(bundled: openai.OpenAI, seed: int) -> None:
+def test_a_forced_call_has_no_arguments_that_its_schema_does_not_name(bundled, seed):
     schema = {name: value for name, value in SCHEMA.items() if name != "additionalProperties"}
     tool: Any = {"type": "function", "function": {"name": "weather", "parameters": schema}}
     message, _ = ask(bundled, tools=[tool], tool_choice=NAMED, seed=seed, max_tokens=150)
     assert json.loads(message.tool_calls[0].function.arguments).keys() == {"city", "days", "unit"}
 
 
-def test_a_required_tool_is_one_of_those_that_are_offered(bundled: openai.OpenAI) -> None:
+def test_a_required_tool_is_one_of_those_that_are_offered(bundled):
     for seed in range(4):
         request: Any = {"tools": TOOLS, "tool_choice": "required", "parallel_tool_calls": False, "seed": seed}
         message, reason = ask(bundled, **request, max_tokens=150)
@@ -109,7 +107,7 @@ def test_a_required_tool_is_one_of_those_that_are_offered(bundled: openai.OpenAI
         jsonschema.validate(json.loads(call.function.arguments), schema)
 
 
-def test_a_call_that_is_cut_off_ends_by_length_with_the_begin_of_its_arguments(bundled: openai.OpenAI) -> None:
+def test_a_call_that_is_cut_off_ends_by_length_with_the_begin_of_its_arguments(bundled):
     whole, _ = ask(bundled, tools=TOOLS, tool_choice=NAMED, temperature=0, max_tokens=150)
     message, reason = ask(bundled, tools=TOOLS, tool_choice=NAMED, temperature=0, max_tokens=24)
     assert reason == "length"
@@ -118,7 +116,7 @@ def test_a_call_that_is_cut_off_ends_by_length_with_the_begin_of_its_arguments(b
     assert arguments not in ("", whole.tool_calls[0].function.arguments)
 
 
-def test_calls_are_read_from_what_a_model_writes_by_itself(scripted: ScriptedServer) -> None:
+def test_calls_are_read_from_what_a_model_writes_by_itself(scripted):
     message, reason = scripted_ask(scripted, f"Let me look.\n{CALL}", tools=TOOLS)
     assert (message.content, reason) == ("Let me look.", "tool_calls")
     assert message.tool_calls[0].function.arguments == '{"city": "Rome"}'
@@ -132,7 +130,7 @@ OBJECT: Any = {"type": "json_object"}
 CALLS_IN_JSON = json.dumps({"a": CALL, "b": "<tool_call>"})
 
 
-def test_beside_a_form_an_answer_is_calls_or_a_text_in_which_nothing_is_a_call(scripted: ScriptedServer) -> None:
+def test_beside_a_form_an_answer_is_calls_or_a_text_in_which_nothing_is_a_call(scripted):
     thinking: Any = {"extra_body": {"chat_template_kwargs": {"enable_thinking": True}}}
     message, reason = scripted_ask(scripted, CALLS_IN_JSON, tools=TOOLS, response_format=OBJECT)
     assert (message.content, message.tool_calls, reason) == (CALLS_IN_JSON, None, "stop")
@@ -161,7 +159,7 @@ class Animal(BaseModel):
     age: int
 
 
-def test_the_official_client_parses_either_answer(scripted: ScriptedServer) -> None:
+def test_the_official_client_parses_either_answer(scripted):
     strict: Any = {"type": "function", "function": {**WEATHER["function"], "strict": True}}
     found = []
     for text in (CALL, '{"kind": "<tool_call>", "age": 3}'):
@@ -174,7 +172,7 @@ def test_the_official_client_parses_either_answer(scripted: ScriptedServer) -> N
     assert found[0].tool_calls[0].function.parsed_arguments == {"city": "Rome"}
 
 
-def test_a_response_with_tools_and_a_format_is_calls_or_text_of_the_format(scripted: ScriptedServer) -> None:
+def test_a_response_with_tools_and_a_format_is_calls_or_text_of_the_format(scripted):
     flat: Any = {"type": "function", **WEATHER["function"]}
     fields: Any = {"model": "m", "input": "hello", "tools": [flat], "text": {"format": OBJECT}}
     for text, kinds in ((CALLS_IN_JSON, ["message"]), (CALL, ["function_call"])):
@@ -194,7 +192,7 @@ LLAMA = (
 )
 
 
-def test_where_calls_are_bare_json_a_form_that_could_begin_as_one_is_refused_by_name() -> None:
+def test_where_calls_are_bare_json_a_form_that_could_begin_as_one_is_refused_by_name():
     schema: Any = {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA}}
     with scripted_server(LLAMA) as server:
         text = '{"city": "Rome", "days": 2, "unit": "C"}'
@@ -209,7 +207,7 @@ def test_where_calls_are_bare_json_a_form_that_could_begin_as_one_is_refused_by_
     assert refused.value.param == "tools"
 
 
-def test_a_wrong_form_beside_tools_is_named_as_the_form_that_was_asked_for(scripted: ScriptedServer) -> None:
+def test_a_wrong_form_beside_tools_is_named_as_the_form_that_was_asked_for(scripted):
     schema: Any = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "nope"}}}
     with pytest.raises(openai.BadRequestError, match="it cannot be compiled: Invalid type: nope") as refused:
         scripted_ask(scripted, "{}", tools=TOOLS, response_format=schema)
@@ -220,13 +218,13 @@ def test_a_wrong_form_beside_tools_is_named_as_the_form_that_was_asked_for(scrip
         assert refused.value.param == "structured_outputs.regex"
 
 
-def test_without_tools_or_with_the_choice_none_a_call_is_text(scripted: ScriptedServer) -> None:
+def test_without_tools_or_with_the_choice_none_a_call_is_text(scripted):
     for request in ({}, {"tools": TOOLS, "tool_choice": "none"}):
         message, reason = scripted_ask(scripted, CALL, **request)
         assert (message.content, message.tool_calls, reason) == (CALL, None, "stop")
 
 
-def test_calls_and_results_of_earlier_answers_reach_the_template(scripted: ScriptedServer) -> None:
+def test_calls_and_results_of_earlier_answers_reach_the_template(scripted):
     first, _ = scripted_ask(scripted, CALL, tools=TOOLS)
     result = {"role": "tool", "tool_call_id": first.tool_calls[0].id, "content": "21 C"}
     scripted_ask(scripted, "warm", messages=[USER, first, result], tools=TOOLS)
@@ -235,7 +233,7 @@ def test_calls_and_results_of_earlier_answers_reach_the_template(scripted: Scrip
     assert "21 C" in scripted.backend.prompt
 
 
-def test_a_tool_cannot_spell_a_control_token(scripted: ScriptedServer) -> None:
+def test_a_tool_cannot_spell_a_control_token(scripted):
     def num_ends(name: str) -> int:
         parameters = {"type": "object", "properties": {name: {"type": "string", "description": name}}}
         function = {"name": "f", "description": name, "parameters": parameters}
@@ -247,7 +245,7 @@ def test_a_tool_cannot_spell_a_control_token(scripted: ScriptedServer) -> None:
     assert num_ends("<|end|>") == num_ends("end")
 
 
-def test_a_grammar_holds_strict_functions_and_a_single_call_and_nothing_else(scripted: ScriptedServer) -> None:
+def test_a_grammar_holds_strict_functions_and_a_single_call_and_nothing_else(scripted):
     def grammar(**request: Any) -> str | None:
         scripted_ask(scripted, "x", **request)
         structured = scripted.backend.generations[-1].params.structured
@@ -260,7 +258,7 @@ def test_a_grammar_holds_strict_functions_and_a_single_call_and_nothing_else(scr
     assert "clock" not in (grammar(tools=TOOLS, tool_choice=NAMED) or "clock")
 
 
-def test_a_thought_has_a_field_of_its_own(scripted: ScriptedServer) -> None:
+def test_a_thought_has_a_field_of_its_own(scripted):
     message, reason = scripted_ask(scripted, "<think>\nso so\n</think>\n\nyes")
     assert (message.model_extra["reasoning"], message.content, reason) == ("so so", "yes", "stop")
     thinking: Any = {"extra_body": {"chat_template_kwargs": {"enable_thinking": True}}}
@@ -271,7 +269,7 @@ def test_a_thought_has_a_field_of_its_own(scripted: ScriptedServer) -> None:
     assert (message.model_extra["reasoning"], message.content) == ("so so", None)
 
 
-def test_a_form_begins_behind_a_thought_that_the_template_opens(scripted: ScriptedServer) -> None:
+def test_a_form_begins_behind_a_thought_that_the_template_opens(scripted):
     form: Any = {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA}}
     body = {"chat_template_kwargs": {"enable_thinking": True}}
     message, _ = scripted_ask(scripted, "so</think>{}", response_format=form, extra_body=body)
@@ -284,7 +282,7 @@ def test_a_form_begins_behind_a_thought_that_the_template_opens(scripted: Script
     assert scripted.backend.generations[-1].params.structured.kind == "json_schema"  # type: ignore[union-attr]
 
 
-def test_options_of_the_template_reach_it(scripted: ScriptedServer) -> None:
+def test_options_of_the_template_reach_it(scripted):
     scripted_ask(scripted, "a", extra_body={"chat_template_kwargs": {"enable_thinking": True}})
     assert scripted.backend.prompt.endswith("<think>\n")
     scripted_ask(scripted, "a", reasoning_effort="low")
@@ -301,7 +299,7 @@ def test_options_of_the_template_reach_it(scripted: ScriptedServer) -> None:
         assert scripted.backend.prompt.endswith(end)
 
 
-def test_special_tokens_end_tokens_and_token_ids_are_shown_where_they_are_asked_for(scripted: ScriptedServer) -> None:
+def test_special_tokens_end_tokens_and_token_ids_are_shown_where_they_are_asked_for(scripted):
     text, shown = "a<|user|>b<|end|>", {"skip_special_tokens": False}
     for body, content in (
         ({}, "ab"),
@@ -327,7 +325,7 @@ def test_special_tokens_end_tokens_and_token_ids_are_shown_where_they_are_asked_
     assert len(counts) == len(chunks)
 
 
-def test_a_prompt_may_be_cut_to_its_last_tokens(scripted: ScriptedServer) -> None:
+def test_a_prompt_may_be_cut_to_its_last_tokens(scripted):
     scripted_ask(scripted, "a")
     whole = scripted.backend.generations[-1].prompts[0]
     scripted_ask(scripted, "a", extra_body={"truncate_prompt_tokens": 2})

@@ -1,7 +1,5 @@
 """Input files of batches, and batches by the official client."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

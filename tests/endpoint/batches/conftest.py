@@ -1,7 +1,5 @@
 """A server with the Batch API, closed with two keys and with narrow limits."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,7 +7,7 @@ import openai
 import pytest
 
 from endpoint.batches.batch import BatchSettings
-from endpoint.edge.auth import Keys
+from endpoint.edge.headers import Keys
 from endpoint.edge.install import EdgeSettings
 from endpoint.service.service import ServiceSettings
 from tests.endpoint.in_process import MODEL, Server, running_server, settings_of

@@ -1,7 +1,5 @@
 """Batches in this process, without Ray: the ledgers are objects, and the driver runs in the application's loop."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 from types import SimpleNamespace
@@ -12,7 +10,7 @@ from actors.units.ledger import Ledger
 from actors.units.ledgers import Ledgers
 from endpoint.batches.batch import BatchSettings
 from endpoint.batches.process import Batches
-from endpoint.batches.workshop import BatchModel, UnitWriter
+from endpoint.batches.run import BatchModel, UnitWriter
 from endpoint.service.served_model import ServedModel
 from endpoint.service.service import ServiceSettings
 from pipeline.text.codec import TextCodec
@@ -48,7 +46,7 @@ def batch_model(
 ) -> BatchModel:
     """Return a model that batches may ask for, whose units these writers do."""
     served = ServedModel(settings=settings, service=service_settings, fingerprint=fingerprint, target="/as/configured")
-    return BatchModel.of(served, codec, units, rows_per_unit, max_units)
+    return BatchModel(served, codec, units, rows_per_unit, max_units)
 
 
 def make_batches(models: Sequence[BatchModel], batch_settings: BatchSettings, **options: Any) -> Batches:

@@ -1,42 +1,24 @@
 """Batches by the official client: the texts of the offline job, a line for every row, and nothing of another key."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import openai
 import pytest
 
 from tests.endpoint.batches.asking import CHAT, COMPLETIONS, begin, ended, line, results, texts, upload
-from tests.endpoint.in_process import MODEL, Server
+from tests.endpoint.in_process import MODEL
 from tests.endpoint.toy_app import BEARER
 from tests.endpoint.web import ask
 
-BAD_BODIES: dict[str, dict[str, Any]] = {
+BAD_BODIES: dict[str, dict[str, Any]] = {  # requests/test_bodies.py has all
     "temperature": {"temperature": 9999},
-    "temperature as text": {"temperature": "hot"},
-    "top_p": {"top_p": 0},
-    "n": {"n": 0},
-    "max_tokens": {"max_tokens": -1},
-    "no prompt": {"prompt": None},
-    "empty prompt": {"prompt": ""},
     "prompts": {"prompt": ["one", "two"]},
-    "token ids": {"prompt": [1, -2]},
     "long prompt": {"prompt": "hello " * 400},
-    "messages": {"messages": [{"role": "user", "content": "hi"}]},
-    "unknown field": {"color": "red"},
-    "stream": {"stream": True},
-    "echo": {"echo": True},
-    "seed": {"seed": "one"},
-    "stop": {"stop": 7},
-    "logprobs": {"logprobs": 99},
-    "logit_bias": {"logit_bias": {"a": 1}},
-    "schema": {"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "nothing"}}}},
     "grammar": {"guided_regex": "("},
 }
 
 
-def test_texts_are_those_of_the_offline_job_and_of_the_endpoint(batch_server: Server, api: openai.OpenAI) -> None:
+def test_texts_are_those_of_the_offline_job_and_of_the_endpoint(batch_server, api):
     lines = [line(number, temperature=number % 2, n=1 + number % 3) for number in range(9)]
     batch = ended(api, begin(api, lines, metadata={"kind": "test"}))
     assert (batch.status, batch.metadata, batch.model) == ("completed", {"kind": "test"}, MODEL)
@@ -56,17 +38,17 @@ def test_texts_are_those_of_the_offline_job_and_of_the_endpoint(batch_server: Se
     assert batch.usage.input_tokens == sum(usage["prompt_tokens"] for usage in usages)
 
 
-def test_chats_without_a_limit_may_fill_the_context_as_at_the_endpoint(api: openai.OpenAI) -> None:
+def test_chats_without_a_limit_may_fill_the_context_as_at_the_endpoint(api):
     asked = line(3, url=CHAT, max_tokens=None, temperature=0)
     batch = ended(api, begin(api, [asked], CHAT))
     online = api.chat.completions.create(**{k: v for k, v in asked["body"].items() if v is not None})
     assert texts(results(api, batch.output_file_id)) == {"row-3": online.choices[0].message.content}
 
 
-def test_a_row_that_is_wrong_has_an_error_line_and_its_neighbours_are_done(api: openai.OpenAI) -> None:
+def test_a_row_that_is_wrong_has_an_error_line_and_its_neighbours_are_done(api):
     bad = [{**line(number, **body), "custom_id": name} for number, (name, body) in enumerate(BAD_BODIES.items())]
     good = [line(100 + number) for number in range(3)]
-    batch = ended(api, begin(api, [good[0], *bad[:9], good[1], *bad[9:], good[2]]))
+    batch = ended(api, begin(api, [good[0], *bad[:2], good[1], *bad[2:], good[2]]))
     assert batch.status == "completed"
     assert batch.request_counts is not None
     assert (batch.request_counts.completed, batch.request_counts.failed) == (3, len(bad))
@@ -81,7 +63,7 @@ def test_a_row_that_is_wrong_has_an_error_line_and_its_neighbours_are_done(api: 
     assert results(api, batch.output_file_id).keys() == {each["custom_id"] for each in good}
 
 
-def test_a_file_with_a_line_that_is_no_request_fails_with_its_line(api: openai.OpenAI) -> None:
+def test_a_file_with_a_line_that_is_no_request_fails_with_its_line(api):
     batch = ended(api, begin(api, [line(0), "{", line(0)]))
     assert (batch.status, batch.output_file_id, batch.error_file_id) == ("failed", None, None)
     assert batch.errors is not None
@@ -94,7 +76,7 @@ def test_a_file_with_a_line_that_is_no_request_fails_with_its_line(api: openai.O
     assert empty.status == "failed"
 
 
-def test_another_key_sees_no_batch(api: openai.OpenAI, other_api: openai.OpenAI) -> None:
+def test_another_key_sees_no_batch(api, other_api):
     batch = ended(api, begin(api, [line(0)]))
     for method in (other_api.batches.retrieve, other_api.batches.cancel):
         with pytest.raises(openai.NotFoundError):
@@ -105,7 +87,7 @@ def test_another_key_sees_no_batch(api: openai.OpenAI, other_api: openai.OpenAI)
     assert list(other_api.batches.list()) == []
 
 
-def test_batches_are_listed_page_by_page_the_newest_first(api: openai.OpenAI) -> None:
+def test_batches_are_listed_page_by_page_the_newest_first(api):
     batches = [ended(api, begin(api, [line(0)])) for _ in range(3)]
     ids = [batch.id for batch in reversed(batches)]
     assert [batch.id for batch in api.batches.list(limit=2).data] == ids[:2]
@@ -113,16 +95,14 @@ def test_batches_are_listed_page_by_page_the_newest_first(api: openai.OpenAI) ->
     assert next(iter(api.batches.list(after=ids[0]))).id == ids[1]
 
 
-def test_a_batch_that_has_ended_cannot_be_cancelled_and_its_input_can_be_deleted(api: openai.OpenAI) -> None:
+def test_a_batch_that_has_ended_cannot_be_cancelled_and_its_input_can_be_deleted(api):
     batch = ended(api, begin(api, [line(0)]))
     with pytest.raises(openai.BadRequestError, match="completed"):
         api.batches.cancel(batch.id)
     assert api.files.delete(batch.input_file_id).deleted
 
 
-def test_a_cancelled_batch_keeps_what_it_has_and_says_so_of_every_other_row(
-    batch_server: Server, api: openai.OpenAI
-) -> None:
+def test_a_cancelled_batch_keeps_what_it_has_and_says_so_of_every_other_row(batch_server, api):
     lines = [line(number, max_tokens=80, ignore_eos=True) for number in range(40)]
     batch = begin(api, lines)
     with pytest.raises(openai.BadRequestError, match=batch.id):
@@ -139,7 +119,7 @@ def test_a_cancelled_batch_keeps_what_it_has_and_says_so_of_every_other_row(
     assert (batch.request_counts.total, batch.request_counts.completed) == (40, len(done))
 
 
-def test_a_key_may_have_only_so_many_unfinished_batches(api: openai.OpenAI) -> None:
+def test_a_key_may_have_only_so_many_unfinished_batches(api):
     lines = [line(number, max_tokens=80, ignore_eos=True) for number in range(40)]
     batches = [begin(api, lines) for _ in range(3)]
     with pytest.raises(openai.RateLimitError, match="3 unfinished batches"):
@@ -163,9 +143,7 @@ def test_a_key_may_have_only_so_many_unfinished_batches(api: openai.OpenAI) -> N
     ],
     ids=str,
 )
-def test_a_wrong_field_of_a_batch_is_named(
-    batch_server: Server, api: openai.OpenAI, changes: dict[str, Any], param: str | None
-) -> None:
+def test_a_wrong_field_of_a_batch_is_named(batch_server, api, changes, param):
     file = upload(api, [line(0)])
     body = {"input_file_id": file.id, "endpoint": COMPLETIONS, "completion_window": "24h", **changes}
     answer = ask(batch_server.port, "/v1/batches", body, headers=BEARER)
@@ -174,7 +152,7 @@ def test_a_wrong_field_of_a_batch_is_named(
         assert answer.error["param"] == param
 
 
-def test_a_result_cannot_be_the_input_of_a_batch(api: openai.OpenAI) -> None:
+def test_a_result_cannot_be_the_input_of_a_batch(api):
     batch = ended(api, begin(api, [line(0)]))
     assert batch.output_file_id is not None
     with pytest.raises(openai.BadRequestError, match="result"):

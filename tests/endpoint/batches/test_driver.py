@@ -1,35 +1,191 @@
 """A batch goes on after whatever ended its process, ends when it must, and counts every row once."""
 
-from __future__ import annotations
-
 import asyncio
-from dataclasses import replace
+import json
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from ray.exceptions import ActorDiedError
 
 from actors.engine.translation import decode_row, encode_row
 from actors.engines.loading import load_codec
 from actors.workers.batch_worker import BATCH_INPUT, UnitOrder
 from actors.workers.replica import Replica
 from decoding import Engine, EngineOptions
-from endpoint.batches.batch import Batch
+from decoding.sequence import Sequence
+from endpoint.batches.batch import ENDED, Batch, BatchSettings
 from endpoint.batches.process import Batches
-from endpoint.batches.run import RunMaker, sampling_of
-from endpoint.batches.store import BatchStore
-from endpoint.batches.workshop import Outcome, ReplicaUnits
+from endpoint.batches.run import BatchModel, Outcome, ReplicaUnits, sampling_of
+from endpoint.batches.store import BatchStore, FileStore, StoredFile, new_id
 from endpoint.service.served_model import ServedModel
 from endpoint.service.service import ServiceSettings
 from pipeline.inputs.files import list_files
 from pipeline.inputs.rows import InputRow, read_unit
 from pipeline.inputs.units import plan_units
 from pipeline.streaming.stream import UnitError
-from tests.endpoint.batches.asking import COMPLETIONS, content, texts
-from tests.endpoint.batches.cases import LINES, NUM_ROWS, ROWS_PER_UNIT, Case, DyingReplicas, Watched
-from tests.endpoint.batches.driving import batch_model
+from tests.clock import Clock
+from tests.endpoint.batches.asking import COMPLETIONS, content, line, texts
+from tests.endpoint.batches.driving import batch_model, make_batches
 from tests.endpoint.in_process import MODEL, settings_of
 from tests.pipeline.stores import CREDENTIALS, running_s3_server, s3_uri
+
+NUM_ROWS, ROWS_PER_UNIT = 12, 4
+LINES = [line(number, temperature=1, seed=None) for number in range(NUM_ROWS)]
+SERVICE = ServiceSettings(model=MODEL)
+
+
+@dataclass
+class Watched:
+    """Units that a replica does, with a word to say before and after each."""
+
+    replica: Replica
+    before: Callable[[int], Awaitable[object]] | None = None
+    after: Callable[[int], object] | None = None
+    num_done: int = 0
+
+    async def write_unit(self, order: UnitOrder) -> Outcome:
+        if self.before is not None:
+            await self.before(self.num_done)
+        outcome = await self.replica.write_unit(order)
+        self.num_done += 1
+        if self.after is not None:
+            self.after(self.num_done)
+        return outcome
+
+
+@dataclass
+class Case:
+    """One batch on storage, and what drives it."""
+
+    folder: Path
+    pair: tuple[str, str]
+    clock: Clock = field(default_factory=Clock)
+    root: str = ""  # the folder, unless given
+
+    def __post_init__(self) -> None:
+        self.clock.now, self.root = 1000.0, self.root or str(self.folder)
+        self.settings = BatchSettings(path=self.root, rows_per_unit=ROWS_PER_UNIT)
+        self.files = FileStore(self.root, self.clock)
+        self.file_id, self.batch_id = new_id("file"), new_id("batch")
+        with self.files.writing("me", self.file_id) as stream:
+            stream.write(content(LINES))
+        values = {"bytes": 1, "created_at": 0, "expires_at": 9999, "filename": "f"}
+        self.files.add("me", StoredFile(id=self.file_id, purpose="batch", **values))
+        self.store = BatchStore(self.files.root, self.files.temporary)
+        self.store.create(
+            Batch(
+                id=self.batch_id,
+                owner="me",
+                endpoint=COMPLETIONS,
+                input_file_id=self.file_id,
+                model=MODEL,
+                created_at=1000,
+                expires_at=2000,
+            )
+        )
+
+    @property
+    def batch(self) -> Batch:
+        found = BatchStore(self.files.root, self.files.temporary).read("me", self.batch_id)
+        assert found is not None
+        return found
+
+    @property
+    def run_path(self) -> Path:
+        return self.folder / "me" / "batches" / self.batch_id / "run"
+
+    def batches(self, units: Any, pair: tuple[str, str] | None = None, **options: Any) -> Batches:
+        """Return drivers as a new process has them."""
+        settings = settings_of(pair or self.pair)
+        codec = load_codec(settings)
+        own = {name: options.pop(name) for name in ("fingerprint",) if name in options}
+        max_units = options.get("max_units", 2)
+        rows = self.settings.rows_per_unit
+        model = batch_model(settings, codec, SERVICE, units, rows_per_unit=rows, max_units=max_units, **own)
+        adapters = options.pop("adapters", ())
+        return make_batches([model, *adapters], self.settings, clock=self.clock, **options)
+
+    async def drive(self, batches: Batches, until: Callable[[], bool] | None = None) -> None:
+        """Drive until the batch has ended or something else holds, then end the process as a kill does."""
+        running = asyncio.create_task(batches.run())
+        async with asyncio.timeout(100):
+            while not (until() if until is not None else self.batch.status in ENDED):
+                assert not running.done()
+                await asyncio.sleep(0.01)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+    def results(self, file_id: str | None) -> dict[str, Any]:
+        if file_id is None:
+            return {}
+        found = [json.loads(each) for each in b"".join(self.files.chunks("me", file_id)).splitlines()]
+        return {each["custom_id"]: each for each in found}
+
+    def check_complete(self, expected: dict[str, str]) -> None:
+        """Check that each row has its text, once."""
+        batch = self.batch
+        assert (batch.status, batch.num_rows, batch.num_completed, batch.num_failed) == (
+            "completed",
+            NUM_ROWS,
+            NUM_ROWS,
+            0,
+        )
+        assert texts(self.results(batch.output_file_id)) == expected
+        assert batch.error_file_id is None
+
+
+class DyingReplicas:
+    """A deployment whose replica dies in the step that reads a prompt with this word; another one then comes."""
+
+    def __init__(self, pair: tuple[str, str], killer: str) -> None:
+        self._pair, self._killer = pair, killer
+        self.num_deaths = 0
+        self._replica = self._new()
+        self.write_unit = self
+
+    def remote(self, order: UnitOrder) -> Any:
+        return _Response(self._write(order))
+
+    async def _write(self, order: UnitOrder) -> Outcome:
+        replica, dead = self._replica
+        unit = asyncio.ensure_future(replica.write_unit(order))
+        died = asyncio.ensure_future(dead.wait())
+        await asyncio.wait({unit, died}, return_when=asyncio.FIRST_COMPLETED)
+        died.cancel()
+        if dead.is_set():
+            unit.cancel()
+            await asyncio.gather(unit, return_exceptions=True)
+            raise ActorDiedError
+        return unit.result()
+
+    def _new(self) -> tuple[Replica, asyncio.Event]:
+        replica, dead = Replica(settings_of(self._pair)), asyncio.Event()
+        loop, codec = replica._loop, replica._codec
+        finish = loop.stream
+
+        def stream(sequences: list[Sequence], *arguments: Any, **options: Any) -> Any:
+            if any(self._killer in codec.decode(each.prompt_token_ids) for each in sequences):
+                self.num_deaths += 1
+                self._replica = self._new()
+                dead.set()
+            return finish(sequences, *arguments, **options)
+
+        loop.stream = stream  # type: ignore[method-assign]
+        return replica, dead
+
+
+class _Response:
+    def __init__(self, coroutine: Any) -> None:
+        self._task = asyncio.ensure_future(coroutine)
+
+    def __await__(self) -> Any:
+        return self._task.__await__()
+
+    def cancel(self) -> None:
+        self._task.cancel()
 
 
 @pytest.fixture
@@ -45,7 +201,7 @@ def expected(text_pair: tuple[str, str], tmp_path_factory: pytest.TempPathFactor
     return texts(case.results(case.batch.output_file_id))
 
 
-def test_a_process_that_ends_after_each_unit_costs_no_row(case: Case, expected: dict[str, str]) -> None:
+def test_a_process_that_ends_after_each_unit_costs_no_row(case, expected):
     async def scenario() -> None:
         for num_units in (1, 2):
             watched = Watched(Replica(settings_of(case.pair)))
@@ -59,9 +215,7 @@ def test_a_process_that_ends_after_each_unit_costs_no_row(case: Case, expected: 
 
 
 @pytest.mark.parametrize("first", range(6))
-def test_a_state_that_cannot_be_written_is_written_later(
-    case: Case, expected: dict[str, str], monkeypatch: pytest.MonkeyPatch, first: int
-) -> None:
+def test_a_state_that_cannot_be_written_is_written_later(case, expected, monkeypatch, first):
     """A kill before or after any of these writes leaves the same to the drivers that come after."""
     write, num_writes = BatchStore.replace, 0
 
@@ -80,9 +234,7 @@ def test_a_state_that_cannot_be_written_is_written_later(
     case.check_complete(expected)
 
 
-def test_a_batch_on_an_object_store_is_the_same_and_is_deleted_with_its_run(
-    tmp_path: Path, text_pair: tuple[str, str], expected: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_batch_on_an_object_store_is_the_same_and_is_deleted_with_its_run(tmp_path, text_pair, expected, monkeypatch):
     for name, value in CREDENTIALS.items():
         monkeypatch.setenv(name, value)
     with running_s3_server() as server:
@@ -98,7 +250,7 @@ def test_a_batch_on_an_object_store_is_the_same_and_is_deleted_with_its_run(
         assert case.files.owners() == ["me"]
 
 
-def test_rows_without_a_seed_have_the_texts_of_the_offline_job(case: Case, expected: dict[str, str]) -> None:
+def test_rows_without_a_seed_have_the_texts_of_the_offline_job(case, expected):
     settings = settings_of(case.pair)
     settings, codec = replace(settings, sampling=sampling_of(COMPLETIONS)), load_codec(settings)
     (unit,) = plan_units(list_files(case.files.content("me", case.file_id).name), BATCH_INPUT, 100)
@@ -110,7 +262,7 @@ def test_rows_without_a_seed_have_the_texts_of_the_offline_job(case: Case, expec
     assert [decode_row(row, codec)[0]["text"] for row in encoded] == list(expected.values())
 
 
-def test_a_cancelled_batch_writes_nothing_more(case: Case) -> None:
+def test_a_cancelled_batch_writes_nothing_more(case):
     async def scenario() -> None:
         replica = Replica(settings_of(case.pair))
         batches: Batches | None = None
@@ -140,7 +292,7 @@ def test_a_cancelled_batch_writes_nothing_more(case: Case) -> None:
     assert batch.changed_at["cancelling"] <= batch.changed_at["cancelled"]
 
 
-def test_a_batch_whose_time_is_over_expires_with_what_it_has(case: Case) -> None:
+def test_a_batch_whose_time_is_over_expires_with_what_it_has(case):
     async def scenario() -> None:
         async def too_long(num_done: int) -> None:
             if num_done:
@@ -158,10 +310,8 @@ def test_a_batch_whose_time_is_over_expires_with_what_it_has(case: Case) -> None
     assert {each["error"]["code"] for each in case.results(batch.error_file_id).values()} == {"batch_expired"}
 
 
-def test_a_row_that_kills_its_replica_is_an_error_line_and_no_other_row_is_lost(
-    case: Case, expected: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("endpoint.batches.workshop._AGAIN_S", 0.0)
+def test_a_row_that_kills_its_replica_is_an_error_line_and_no_other_row_is_lost(case, expected, monkeypatch):
+    monkeypatch.setattr("endpoint.batches.run._AGAIN_S", 0.0)
 
     async def scenario() -> int:
         dying = DyingReplicas(case.pair, "hello 6")
@@ -176,7 +326,7 @@ def test_a_row_that_kills_its_replica_is_an_error_line_and_no_other_row_is_lost(
     assert texts(case.results(batch.output_file_id)) == {k: v for k, v in expected.items() if k != "row-6"}
 
 
-def test_a_batch_of_another_model_fails_with_what_it_has(case: Case, tmp_path: Path) -> None:
+def test_a_batch_of_another_model_fails_with_what_it_has(case, tmp_path):
     async def scenario() -> None:
         watched = Watched(Replica(settings_of(case.pair)))
         await case.drive(case.batches(watched, max_units=1), lambda: watched.num_done >= 1)
@@ -193,9 +343,7 @@ def test_a_batch_of_another_model_fails_with_what_it_has(case: Case, tmp_path: P
     assert num_done + len(case.results(batch.error_file_id)) == NUM_ROWS
 
 
-def test_a_unit_that_fails_again_and_again_fails_its_batch_without_details(
-    case: Case, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_unit_that_fails_again_and_again_fails_its_batch_without_details(case, monkeypatch):
     monkeypatch.setattr("endpoint.batches.driver._FIRST_WAIT_S", 0.0)
 
     class Broken:
@@ -212,7 +360,7 @@ def test_a_unit_that_fails_again_and_again_fails_its_batch_without_details(
     assert "secret" not in case.batch.errors[0].message
 
 
-def test_a_batch_whose_part_is_damaged_fails_and_is_not_tried_for_ever(case: Case) -> None:
+def test_a_batch_whose_part_is_damaged_fails_and_is_not_tried_for_ever(case):
     async def scenario() -> None:
         watched = Watched(Replica(settings_of(case.pair)))
         await case.drive(case.batches(watched, max_units=1), lambda: watched.num_done >= 1)
@@ -225,7 +373,7 @@ def test_a_batch_whose_part_is_damaged_fails_and_is_not_tried_for_ever(case: Cas
     assert "cannot read" in case.batch.errors[0].message
 
 
-def test_an_engine_of_another_model_is_waited_for(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engine_of_another_model_is_waited_for(case, monkeypatch):
     monkeypatch.setattr("endpoint.batches.driver._OTHER_MODEL_S", 0.0)
 
     async def scenario() -> int:
@@ -247,9 +395,7 @@ def test_an_engine_of_another_model_is_waited_for(case: Case, monkeypatch: pytes
     assert case.batch.num_completed == NUM_ROWS
 
 
-def test_a_batch_of_an_adapter_is_written_by_it_alone_and_fails_by_name_once_it_is_gone(
-    case: Case, text_pair: tuple[str, str]
-) -> None:
+def test_a_batch_of_an_adapter_is_written_by_it_alone_and_fails_by_name_once_it_is_gone(case, text_pair):
     """The other model stands for an adapter: what it writes differs from what the endpoint's own model writes."""
 
     async def scenario() -> None:
@@ -272,9 +418,7 @@ def test_a_batch_of_an_adapter_is_written_by_it_alone_and_fails_by_name_once_it_
     assert [error.message for error in case.batch.errors] == ["The model 'pirate' is not served any more."]
 
 
-def test_the_identity_of_the_weights_is_read_once_for_all_batches(
-    case: Case, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_the_identity_of_the_weights_is_read_once_for_all_batches(case, monkeypatch, tmp_path_factory):
     settings, num_reads = settings_of(case.pair), 0
 
     def counting(*arguments: Any) -> dict[str, Any]:
@@ -284,9 +428,9 @@ def test_the_identity_of_the_weights_is_read_once_for_all_batches(
 
     monkeypatch.setattr("endpoint.batches.run.engine_identity", counting)
     served = ServedModel(settings=settings, service=ServiceSettings(model=MODEL))
-    runs, folder = RunMaker(served, load_codec(settings), 4), tmp_path_factory.mktemp("runs")
+    runs, folder = BatchModel(served, load_codec(settings), ReplicaUnits(None), 4, 1), tmp_path_factory.mktemp("runs")
     for name in ("one", "two"):
-        runs.open(
+        runs.open_run(
             case.files.root.child(f"{folder}/{name}").at(f"{folder}/{name}"),
             case.files.content("me", case.file_id),
             COMPLETIONS,

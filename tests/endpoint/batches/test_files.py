@@ -1,21 +1,19 @@
 """Files: what is uploaded comes back, to the key that it belongs to and to no other."""
 
-from __future__ import annotations
-
+import asyncio
 from io import BytesIO
-from pathlib import Path
+from unittest.mock import AsyncMock
 
 import openai
 import pytest
 
 from endpoint.batches.batch import BatchSettings
+from endpoint.batches.service import BatchService
 from endpoint.batches.store import FileStore, StoredFile, new_id
-from endpoint.batches.upload import UploadForm, store
 from endpoint.http.errors import ApiError
 from endpoint.http.origin import owner_of
 from tests.clock import Clock
 from tests.endpoint.batches.asking import upload
-from tests.endpoint.in_process import Server
 from tests.endpoint.toy_app import BEARER
 from tests.endpoint.web import ask
 
@@ -33,7 +31,7 @@ def form(**parts: str) -> bytes:
     return "".join([*texts, f"--{BOUNDARY}--\r\n"]).encode()
 
 
-def test_a_file_comes_back_as_it_was_uploaded_until_it_is_deleted(api: openai.OpenAI) -> None:
+def test_a_file_comes_back_as_it_was_uploaded_until_it_is_deleted(api):
     data = bytes(range(256)) * 700
     file = api.files.create(
         file=("some name.jsonl", data), purpose="batch", expires_after={"anchor": "created_at", "seconds": 7200}
@@ -48,7 +46,7 @@ def test_a_file_comes_back_as_it_was_uploaded_until_it_is_deleted(api: openai.Op
             read(file.id)
 
 
-def test_another_key_sees_no_file(api: openai.OpenAI, other_api: openai.OpenAI) -> None:
+def test_another_key_sees_no_file(api, other_api):
     file = upload(api, ["{}"])
     for read in (other_api.files.retrieve, other_api.files.content, other_api.files.delete):
         with pytest.raises(openai.NotFoundError):
@@ -59,7 +57,7 @@ def test_another_key_sees_no_file(api: openai.OpenAI, other_api: openai.OpenAI) 
     assert api.files.retrieve(file.id).id == file.id
 
 
-def test_files_are_listed_page_by_page_in_both_orders(api: openai.OpenAI) -> None:
+def test_files_are_listed_page_by_page_in_both_orders(api):
     ids = [upload(api, [str(number)]).id for number in range(5)]
     newest_first = [file.id for file in api.files.list()]
     assert newest_first[:5] == ids[::-1]
@@ -95,24 +93,24 @@ def test_files_are_listed_page_by_page_in_both_orders(api: openai.OpenAI) -> Non
     ],
     ids=lambda value: str(value)[:20],
 )
-def test_a_wrong_form_is_refused(batch_server: Server, body: bytes, status: int, param: str | None) -> None:
+def test_a_wrong_form_is_refused(batch_server, body, status, param):
     answer = ask(batch_server.port, "/v1/files", body, method="POST", headers=FORM)
     assert answer.status == status, answer.body
     if param is not None:
         assert answer.error["param"] == param
 
 
-def test_an_upload_that_is_no_form_is_refused(batch_server: Server) -> None:
+def test_an_upload_that_is_no_form_is_refused(batch_server):
     assert ask(batch_server.port, "/v1/files", {"purpose": "batch"}, headers=BEARER).status == 415
 
 
-def test_a_large_upload_without_a_key_is_refused_unread(batch_server: Server) -> None:
+def test_a_large_upload_without_a_key_is_refused_unread(batch_server):
     headers = {"content-type": FORM["content-type"]}
     assert ask(batch_server.port, "/v1/files", form(file="{}", purpose="batch"), headers=headers).status == 401
 
 
 @pytest.mark.parametrize("file_id", ["..", "file-", "file-..%2f..%2fetc", "file-" + "g" * 24, "batch_" + "0" * 24, "a"])
-def test_an_id_that_is_none_is_not_found(batch_server: Server, file_id: str) -> None:
+def test_an_id_that_is_none_is_not_found(batch_server, file_id):
     for path in (f"/v1/files/{file_id}", f"/v1/files/{file_id}/content", f"/v1/batches/{file_id}"):
         assert ask(batch_server.port, path, headers=BEARER).status in (404, 405)
 
@@ -120,29 +118,33 @@ def test_an_id_that_is_none_is_not_found(batch_server: Server, file_id: str) -> 
 @pytest.mark.parametrize(
     "query", ["limit=0", "limit=10001", "limit=x", "after=../..", "order=up", "after=batch_" + "0" * 24]
 )
-def test_a_wrong_query_is_a_400(batch_server: Server, query: str) -> None:
+def test_a_wrong_query_is_a_400(batch_server, query):
     assert ask(batch_server.port, f"/v1/files?{query}", headers=BEARER).status == 400
 
 
-def test_a_key_that_has_too_many_files_is_told_so(tmp_path: Path) -> None:
-    files, settings = FileStore(str(tmp_path)), BatchSettings(path=str(tmp_path), max_files=2)
-    upload_form = UploadForm(BytesIO(b"{}"), 2, "in.jsonl", "batch", 60.0)
+def test_a_key_that_has_too_many_files_is_told_so(tmp_path):
+    service = BatchService(BatchSettings(path=str(tmp_path), max_files=2), ["m"], AsyncMock())
+
+    def add(owner: str) -> StoredFile:
+        file = StoredFile(id=new_id("file"), bytes=2, created_at=0, expires_at=60, filename="in.jsonl", purpose="batch")
+        return asyncio.run(service.add_file(owner, BytesIO(b"{}"), file))
+
     for _ in range(2):
-        store(files, "me", upload_form, settings, 0.0)
+        add("me")
     with pytest.raises(ApiError, match="2 files") as refusal:
-        store(files, "me", upload_form, settings, 0.0)
+        add("me")
     assert refusal.value.status == 429
-    assert store(files, "another", upload_form, settings, 0.0).bytes == 2
+    assert add("another").bytes == 2
 
 
-def test_without_a_folder_the_routes_say_how_they_are_switched_on(server: Server) -> None:
+def test_without_a_folder_the_routes_say_how_they_are_switched_on(server):
     for path, body in (("/v1/files", None), ("/v1/batches", None), ("/v1/files", form(file="{}", purpose="batch"))):
         answer = ask(server.port, path, body, headers=FORM if body else {})
         assert answer.status == 404
         assert "serve.batches_path" in answer.error["message"]
 
 
-def test_expired_files_are_gone_at_once_and_deleted_later_unless_they_are_in_use(tmp_path: Path) -> None:
+def test_expired_files_are_gone_at_once_and_deleted_later_unless_they_are_in_use(tmp_path):
     clock = Clock()
     files, ids = FileStore(str(tmp_path), clock), [new_id("file") for _ in range(3)]
     clock.now = created = 2e9
@@ -168,6 +170,6 @@ def test_expired_files_are_gone_at_once_and_deleted_later_unless_they_are_in_use
     assert not (tmp_path / "me" / "files" / ids[1]).exists()
 
 
-def test_two_keys_have_two_folders_and_no_folder_shows_its_key() -> None:
+def test_two_keys_have_two_folders_and_no_folder_shows_its_key():
     assert owner_of(b"one") != owner_of(b"two") != owner_of(None)
     assert "one" not in owner_of(b"one")

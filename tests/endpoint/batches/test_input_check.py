@@ -1,13 +1,11 @@
 """What makes a whole batch fail is told with its line and its field; what is wrong with one row is not looked at."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from endpoint.batches.input_check import MAX_ERRORS, InputRules, check_input
+from endpoint.batches.batch import MAX_ERRORS, InputRules, check_input
 from pipeline.storage.location import Location
 from tests.endpoint.batches.asking import CHAT, COMPLETIONS, content, line
 from tests.endpoint.in_process import MODEL
@@ -27,7 +25,7 @@ def check(folder: Path, lines: list[Any]) -> tuple[int, Any]:
     return found.num_rows, found.errors
 
 
-def test_good_requests_are_counted(tmp_path: Path) -> None:
+def test_good_requests_are_counted(tmp_path):
     lines = [line(0), line(1, model=None), b"\r", line(2, model="tiny"), {**line(3), "body": {"temperature": "hot"}}]
     assert check(tmp_path, lines) == (4, ())
 
@@ -64,18 +62,18 @@ def test_good_requests_are_counted(tmp_path: Path) -> None:
     ],
     ids=lambda value: str(value)[:30],
 )
-def test_a_line_that_is_no_request_of_the_batch_is_named(tmp_path: Path, bad: Any, code: str, param: str) -> None:
+def test_a_line_that_is_no_request_of_the_batch_is_named(tmp_path, bad, code, param):
     _, (error,) = check(tmp_path, [line(0), bad, line(2)])
     assert (error.code, error.line, error.param) == (code, 2, param)
 
 
-def test_an_empty_file_and_one_with_too_many_requests_fail(tmp_path: Path) -> None:
+def test_an_empty_file_and_one_with_too_many_requests_fail(tmp_path):
     for lines in ([], [b"", b"  "]):
         assert [error.code for error in check(tmp_path, lines)[1]] == ["empty_file"]
     assert [error.code for error in check(tmp_path, [line(i) for i in range(5)])[1]] == ["too_many_requests"]
 
 
-def test_only_the_first_errors_are_listed(tmp_path: Path) -> None:
+def test_only_the_first_errors_are_listed(tmp_path):
     path = tmp_path / "content"
     path.write_bytes(b"{\n" * 5000)
     rules = InputRules(endpoint=COMPLETIONS, models={}, max_rows=9000, max_line_bytes=500)

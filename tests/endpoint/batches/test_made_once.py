@@ -1,23 +1,20 @@
 """A batch that is asked for again, because the process that made it was lost before it could say so, is made once."""
 
-from __future__ import annotations
-
 import io
-from pathlib import Path
+import time
 
 import pytest
 
 from endpoint.batches.batch import BatchSettings
-from endpoint.batches.service import BatchService
-from endpoint.batches.store import is_id, made_at
-from endpoint.batches.upload import BatchRequest, UploadForm
+from endpoint.batches.service import BatchRequest, BatchService
+from endpoint.batches.store import StoredFile, is_id, made_at, new_id
 from endpoint.http.origin import Origin
 from tests.endpoint.batches.asking import COMPLETIONS, content, line
 
 pytestmark = pytest.mark.anyio
 
 
-async def test_a_request_makes_one_batch_however_many_processes_are_asked(tmp_path: Path) -> None:
+async def test_a_request_makes_one_batch_however_many_processes_are_asked(tmp_path):
     num_woken = 0
 
     async def wake() -> None:
@@ -28,7 +25,9 @@ async def test_a_request_makes_one_batch_however_many_processes_are_asked(tmp_pa
         return BatchService(BatchSettings(path=str(tmp_path), max_in_progress=2), ["m"], wake)
 
     lines = content([line()])
-    file = await process().add_file("me", UploadForm(io.BytesIO(lines), len(lines), "in.jsonl", "batch", 3600.0))
+    kept = {"id": new_id("file"), "created_at": 0, "expires_at": int(time.time()) + 3600, "filename": "in.jsonl"}
+    upload = StoredFile(**kept, bytes=len(lines), purpose="batch")
+    file = await process().add_file("me", io.BytesIO(lines), upload)
     asked = {"input_file_id": file.id, "endpoint": COMPLETIONS, "completion_window": "24h"}
     request, origin = BatchRequest(**asked), Origin()
     made = [await process().create("me", request, each) for each in (origin, origin, Origin(), origin)]

@@ -1,7 +1,5 @@
 """Counts of texts that end inside a draft: the same and right in answers, streams, batches and rows."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 
@@ -47,7 +45,7 @@ def rows_with_drafts(server: Server, requests: list[dict[str, Any]]) -> list[lis
 
 
 @pytest.mark.parametrize("n", [1, 3])
-def test_the_tokens_of_texts_that_end_inside_a_draft_are_counted_alike_and_right(server: Server, n: int) -> None:
+def test_the_tokens_of_texts_that_end_inside_a_draft_are_counted_alike_and_right(server, n):
     requests = [{**SAMPLING, **more, "seed": 5, "n": n} for more in endings(server)]
     rows = rows_with_drafts(server, requests)
     for row in (row for samples in rows for row in samples):

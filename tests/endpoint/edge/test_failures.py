@@ -35,7 +35,7 @@ INVALID: dict[str, tuple[Any, str, str]] = {  # the body, the wrong field, and w
 
 
 @pytest.mark.parametrize(("body", "param", "what"), INVALID.values(), ids=INVALID.keys())
-def test_an_error_names_the_wrong_field_and_what_it_must_be(toy: int, body: Any, param: str, what: str) -> None:
+def test_an_error_names_the_wrong_field_and_what_it_must_be(toy, body, param, what):
     answer = ask(toy, "/v1/ask", body, headers=BEARER)
     assert answer.status == 400
     assert answer.error == {
@@ -47,7 +47,7 @@ def test_an_error_names_the_wrong_field_and_what_it_must_be(toy: int, body: Any,
     assert SECRET.encode() not in answer.body
 
 
-def test_unknown_paths_and_methods_are_answered_in_the_same_form(toy: int) -> None:
+def test_unknown_paths_and_methods_are_answered_in_the_same_form(toy):
     missing = ask(toy, f"/v1/{SECRET}", headers=BEARER)
     assert (missing.status, missing.error["code"]) == (404, "unknown_url")
     method = ask(toy, "/v1/ask", headers=BEARER, method="DELETE")
@@ -56,20 +56,18 @@ def test_unknown_paths_and_methods_are_answered_in_the_same_form(toy: int) -> No
         assert SECRET.encode() not in answer.body
 
 
-def test_an_error_of_ours_keeps_its_status_type_and_headers(toy: int) -> None:
+def test_an_error_of_ours_keeps_its_status_type_and_headers(toy):
     answer = ask(toy, "/v1/busy", {"messages": [MESSAGE]}, headers=BEARER)
     assert (answer.status, answer.error["type"], answer.headers["retry-after"]) == (429, "rate_limit_error", "1")
 
 
-def test_an_http_error_of_the_framework_does_not_show_its_detail(toy: int) -> None:
+def test_an_http_error_of_the_framework_does_not_show_its_detail(toy):
     answer = ask(toy, "/v1/teapot", {"messages": [MESSAGE]}, headers=BEARER)
     assert (answer.status, answer.error["message"]) == (418, "The request cannot be answered.")
     assert SECRET.encode() not in answer.body
 
 
-def test_a_failure_is_a_500_with_the_request_id_and_nothing_from_the_request(
-    toy: int, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_failure_is_a_500_with_the_request_id_and_nothing_from_the_request(toy, caplog):
     with caplog.at_level(logging.DEBUG):
         answer = ask(toy, "/v1/fail", {"messages": [MESSAGE]}, headers={**BEARER, "x-request-id": "trace-me"})
     assert answer.status == 500
@@ -86,7 +84,7 @@ def test_a_failure_is_a_500_with_the_request_id_and_nothing_from_the_request(
     assert "toy_app.py" not in answer.body.decode()
 
 
-def test_an_answer_that_fails_after_it_has_begun_is_cut_off(toy: int, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_answer_that_fails_after_it_has_begun_is_cut_off(toy, caplog):
     connection = HTTPConnection("127.0.0.1", toy, timeout=30)
     body = b'{"messages": [{"role": "user", "content": "%s"}]}' % SECRET.encode()
     with caplog.at_level(logging.DEBUG):
@@ -100,7 +98,7 @@ def test_an_answer_that_fails_after_it_has_begun_is_cut_off(toy: int, caplog: py
 
 
 @pytest.mark.parametrize("path", ["/docs", "/redoc", "/openapi.json", "/docs/oauth2-redirect"])
-def test_documentation_is_served_only_if_it_is_switched_on(toy: int, path: str) -> None:
+def test_documentation_is_served_only_if_it_is_switched_on(toy, path):
     assert ask(toy, path, headers=BEARER).status == 404
 
 
@@ -108,7 +106,7 @@ def cors(answer: Answer) -> list[str]:
     return [name for name in answer.headers if name.startswith("access-control-")]
 
 
-def test_other_origins_get_no_permission(toy: int) -> None:
+def test_other_origins_get_no_permission(toy):
     origin = {"origin": "https://elsewhere.example", "access-control-request-method": "POST"}
     assert not cors(ask(toy, "/v1/models/a", headers={**BEARER, **origin}))
     preflight = ask(toy, "/v1/ask", headers=origin, method="OPTIONS")

@@ -1,7 +1,5 @@
 """The Host header, by which an endpoint without keys tells this machine's clients from pages of other sites."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest
@@ -18,7 +16,7 @@ def port() -> Iterator[int]:
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost:80", "LOCALHOST:1", "[::1]:8000", "[::1]", "box.example:9"])
-def test_this_machines_names_and_those_that_are_allowed_are_answered(port: int, host: str) -> None:
+def test_this_machines_names_and_those_that_are_allowed_are_answered(port, host):
     assert ask(port, "/v1/models/toy", headers={"host": host}).status == 200
 
 
@@ -27,14 +25,14 @@ def test_this_machines_names_and_those_that_are_allowed_are_answered(port: int, 
     ["rebound.example", "localhost.rebound.example", "127.0.0.1.rebound.example:80", "rebound:127.0.0.1", "", "::1"],
 )
 @pytest.mark.parametrize("path", ["/v1/models/toy", "/metrics", "/no/such/path"])
-def test_another_name_is_refused_on_every_path_but_health(port: int, host: str, path: str) -> None:
+def test_another_name_is_refused_on_every_path_but_health(port, host, path):
     answer = ask(port, path, headers={"host": host})
     assert (answer.status, answer.error["code"]) == (403, "host_not_allowed")
     assert host == "" or host not in answer.error["message"]
     assert ask(port, "/health", headers={"host": host}).status == 200
 
 
-def test_no_host_and_two_hosts_are_refused(port: int) -> None:
+def test_no_host_and_two_hosts_are_refused(port):
     assert status_of(send_raw(port, b"GET /v1/models/toy HTTP/1.0\r\n\r\n")) == 403
     twice = b"GET /v1/models/toy HTTP/1.1\r\nHost: localhost\r\nHost: rebound.example\r\nConnection: close\r\n\r\n"
     assert status_of(send_raw(port, twice)) in (400, 403)

@@ -13,7 +13,7 @@ from starlette.types import Message
 
 from actors.engine.loop import EngineStats
 from actors.metric_table import HTTP_REQUESTS, SERVING_METRICS, Metric
-from endpoint.edge.auth import Keys
+from endpoint.edge.headers import Keys
 from endpoint.edge.install import EdgeSettings, install
 from endpoint.service.metrics import RequestMeter, ServingMetrics, of_engines, of_process, page
 from tests.endpoint.toy_app import BEARER, KEY, toy_app
@@ -50,7 +50,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
-def test_a_request_is_followed_from_its_queue_to_its_last_token(clock: Clock) -> None:
+def test_a_request_is_followed_from_its_queue_to_its_last_token(clock):
     of = ServingMetrics("m")
     meter = RequestMeter(of)
     assert (values(of)["dray_num_requests_waiting"], values(of)["dray_num_requests_running"]) == (1, 0)
@@ -72,7 +72,7 @@ def test_a_request_is_followed_from_its_queue_to_its_last_token(clock: Clock) ->
     assert shown["dray_requests_finished_total stop"] == 1
 
 
-def test_samples_have_times_of_their_own(clock: Clock) -> None:
+def test_samples_have_times_of_their_own(clock):
     of = ServingMetrics("m")
     meter = RequestMeter(of)
     for sample in (0, 1):
@@ -85,7 +85,7 @@ def test_samples_have_times_of_their_own(clock: Clock) -> None:
     assert (shown["dray_inter_token_latency_seconds_count"], shown["dray_inter_token_latency_seconds_sum"]) == (1, 4)
 
 
-def test_counts_have_the_fields_that_vllm_has(clock: Clock) -> None:
+def test_counts_have_the_fields_that_vllm_has(clock):
     of = ServingMetrics("m")
     for _ in range(2):
         RequestMeter(of).finished("length", *COUNTS, 4)
@@ -101,7 +101,7 @@ def test_counts_have_the_fields_that_vllm_has(clock: Clock) -> None:
     }
 
 
-def test_a_request_that_never_ran_leaves_nothing_waiting(clock: Clock) -> None:
+def test_a_request_that_never_ran_leaves_nothing_waiting(clock):
     of = ServingMetrics("m")
     RequestMeter(of).finished("rejected", 0, 0, {})
     shown = values(of)
@@ -110,7 +110,7 @@ def test_a_request_that_never_ran_leaves_nothing_waiting(clock: Clock) -> None:
     assert shown["dray_time_to_first_token_seconds_count"] == 0
 
 
-def test_the_page_is_behind_the_key_and_counts_every_answer_by_its_route() -> None:
+def test_the_page_is_behind_the_key_and_counts_every_answer_by_its_route():
     with served(toy_app(keys=Keys([KEY]))) as port:
         assert ask(port, "/metrics").status == 401
         ask(port, "/v1/models/some/model", headers=BEARER)
@@ -148,7 +148,7 @@ def full_page() -> list[Sample]:
     return samples_of(page([*of.families(), *of_engines([STATS], "m")]))
 
 
-def test_every_declared_series_is_on_the_page_under_each_of_its_names_and_no_other() -> None:
+def test_every_declared_series_is_on_the_page_under_each_of_its_names_and_no_other():
     suffixes = {"counter": ("_total",), "gauge": ("",), "histogram": ("_bucket", "_count", "_sum")}
     assert {sample.name: set(sample.labels) for sample in full_page()} == {
         f"{name}{suffix}": set(metric.tags) | ({"le"} if suffix == "_bucket" else set())
@@ -158,7 +158,7 @@ def test_every_declared_series_is_on_the_page_under_each_of_its_names_and_no_oth
     }
 
 
-def test_what_vllm_counts_too_has_its_names_and_the_same_values(clock: Clock) -> None:
+def test_what_vllm_counts_too_has_its_names_and_the_same_values(clock):
     of = ServingMetrics("m")
     for reason in ("stop", "cancelled", "rejected", "timeout", "error"):
         RequestMeter(of).finished(reason, *COUNTS, 4)
@@ -177,7 +177,7 @@ def test_what_vllm_counts_too_has_its_names_and_the_same_values(clock: Clock) ->
     assert theirs[f"vllm:{first}"] == ours[f"dray_{first}"] == 0
 
 
-def test_the_page_keeps_processes_apart_and_adds_engines_up() -> None:
+def test_the_page_keeps_processes_apart_and_adds_engines_up():
     first, second = ServingMetrics("m"), ServingMetrics("m")
     RequestMeter(first).finished("stop", *COUNTS)
     for _ in range(2):
@@ -193,7 +193,7 @@ def test_the_page_keeps_processes_apart_and_adds_engines_up() -> None:
 
 
 @pytest.mark.parametrize("is_begun", [False, True])
-def test_a_client_that_leaves_is_counted_apart_from_answers_and_errors(is_begun: bool) -> None:
+def test_a_client_that_leaves_is_counted_apart_from_answers_and_errors(is_begun):
     app = FastAPI()
 
     @app.get("/never")
@@ -257,7 +257,7 @@ class Published:
         self.told = [(value, {})]
 
 
-def test_ray_gets_the_same_counts_as_the_page(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
+def test_ray_gets_the_same_counts_as_the_page(monkeypatch, clock):
     made: dict[str, Published] = {}
 
     def to_ray(metric: Metric, **common_tag: str) -> Published:

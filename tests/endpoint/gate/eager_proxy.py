@@ -1,7 +1,5 @@
 """EagerProxy: it does with a body what Serve's proxy does, without Serve, and takes in whatever arrives."""
 
-from __future__ import annotations
-
 import asyncio
 from contextlib import suppress
 from dataclasses import dataclass

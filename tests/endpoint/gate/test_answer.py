@@ -1,7 +1,5 @@
 """The gate's answers for Serve's proxy, which is played by an application that answers as the proxy does."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest
@@ -37,18 +35,18 @@ def gate() -> Iterator[int]:
 
 
 @pytest.mark.parametrize("path", ["/404", "/429", "/500", "/503", "/nothing"])
-def test_the_proxys_own_errors_say_that_the_model_is_not_available(gate: int, path: str) -> None:
+def test_the_proxys_own_errors_say_that_the_model_is_not_available(gate, path):
     answer = ask(gate, path)
     assert (answer.status, answer.error["code"], answer.headers["retry-after"]) == (503, "model_unavailable", "1")
     assert b"secret" not in answer.body
     assert len(answer.request_ids) == 1
 
 
-def test_the_applications_answers_are_passed_on_unchanged(gate: int) -> None:
+def test_the_applications_answers_are_passed_on_unchanged(gate):
     assert ask(gate, "/text").body == b"all is well"
     assert (ask(gate, "/json").status, ask(gate, "/json").body) == (503, b'{"error":"of the application"}')
     assert ask(gate, "/stream").body == b"ab"
 
 
-def test_serves_health_answer_is_passed_on_unchanged(gate: int) -> None:
+def test_serves_health_answer_is_passed_on_unchanged(gate):
     assert (ask(gate, "/-/healthz").status, ask(gate, "/-/healthz").body) == (503, b"draining")

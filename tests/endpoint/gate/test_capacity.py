@@ -1,7 +1,5 @@
 """The gate refuses requests beyond the application's capacity, but only those with a good key."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -12,7 +10,7 @@ import pytest
 from fastapi import FastAPI
 from starlette.types import ASGIApp, Message
 
-from endpoint.edge.auth import Keys
+from endpoint.edge.headers import Keys
 from endpoint.edge.install import EdgeSettings, install
 from endpoint.gate.capacity import Capacity, Claim
 from endpoint.gate.gate import Gate
@@ -99,7 +97,7 @@ async def full(holding: Holding, port: int) -> AsyncIterator[tuple[httpx2.AsyncC
                 await one.end()
 
 
-def test_requests_beyond_the_capacity_are_refused_without_asking_the_application(holding: Holding, port: int) -> None:
+def test_requests_beyond_the_capacity_are_refused_without_asking_the_application(holding, port):
     async def scenario() -> None:
         async with full(holding, port) as (client, asked):
             for _ in range(3):
@@ -120,7 +118,7 @@ def test_requests_beyond_the_capacity_are_refused_without_asking_the_application
     assert [s.value for s in samples if s.labels.get("status") == "429"] == [3]
 
 
-async def test_a_client_that_leaves_makes_room(holding: Holding, port: int) -> None:
+async def test_a_client_that_leaves_makes_room(holding, port):
     async with full(holding, port) as (client, asked):
         assert (await client.post("/v1/completions", json=BODY)).status_code == 429
         await asked[0].leave()
@@ -136,12 +134,12 @@ async def test_a_client_that_leaves_makes_room(holding: Holding, port: int) -> N
 
 
 @pytest.mark.parametrize("headers", [{}, {"authorization": "Bearer sk-nobody-has-this-one"}])
-async def test_a_stranger_gets_a_401_even_without_room(holding: Holding, port: int, headers: dict[str, str]) -> None:
+async def test_a_stranger_gets_a_401_even_without_room(holding, port, headers):
     async with full(holding, port), httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}") as stranger:
         assert (await stranger.post("/v1/completions", json=BODY, headers=headers)).status_code == 401
 
 
-async def test_requests_without_a_key_take_no_room(holding: Holding, port: int) -> None:
+async def test_requests_without_a_key_take_no_room(holding, port):
     for _ in range(3 * MAX_REQUESTS):
         assert ask(port, "/v1/completions", BODY).status == 401
     async with full(holding, port) as (client, _):
@@ -156,7 +154,7 @@ async def test_requests_without_a_key_take_no_room(holding: Holding, port: int) 
     assert (await unknown).status_code == 200
 
 
-async def test_a_revoked_key_takes_no_room(port: int, proxy: EagerProxy, holding: Holding) -> None:
+async def test_a_revoked_key_takes_no_room(port, proxy, holding):
     taken_back = {"authorization": f"Bearer {OTHER_KEY}"}
     assert ask(port, "/tokenize", {}, headers=taken_back).status == 200
     proxy.deploy(holding.app(Keys([KEY])))
@@ -166,7 +164,7 @@ async def test_a_revoked_key_takes_no_room(port: int, proxy: EagerProxy, holding
             assert (await former.post("/v1/completions", json=BODY)).status_code == 401
 
 
-async def test_a_client_that_does_not_read_its_answer_takes_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_client_that_does_not_read_its_answer_takes_no_room(monkeypatch):
     monkeypatch.setattr("endpoint.gate.capacity._UNREAD_S", 0.0)
     capacity, first, scope = the_only_claim()
     assert capacity.claim(scope, scope["path"]) is None
@@ -182,7 +180,7 @@ async def test_a_client_that_does_not_read_its_answer_takes_no_room(monkeypatch:
     sending.cancel()
 
 
-async def test_a_stream_makes_room_before_the_client_reads_its_end() -> None:
+async def test_a_stream_makes_room_before_the_client_reads_its_end():
     capacity, claim, scope = the_only_claim()
     is_free = []
 

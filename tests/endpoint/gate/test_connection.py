@@ -1,7 +1,5 @@
 """Connections whose headers never end, or never begin: they are closed, and those of patient clients are not."""
 
-from __future__ import annotations
-
 import socket
 from collections.abc import Iterator
 
@@ -32,13 +30,13 @@ def connect(port: int) -> socket.socket:
 
 
 @pytest.mark.parametrize("begun", [b"", b"G", GET, GET + b"X-Long: " + b"a" * 100])
-def test_a_connection_whose_headers_do_not_end_is_closed_in_time(port: int, begun: bytes) -> None:
+def test_a_connection_whose_headers_do_not_end_is_closed_in_time(port, begun):
     with connect(port) as connection:
         connection.sendall(begun)
         assert connection.recv(1) == b""  # the time limit of the socket would raise
 
 
-def test_bytes_that_come_now_and_then_give_no_more_time(port: int) -> None:
+def test_bytes_that_come_now_and_then_give_no_more_time(port):
     with connect(port) as connection:
         connection.sendall(GET)
         connection.settimeout(_SECONDS / 10)
@@ -54,7 +52,7 @@ def test_bytes_that_come_now_and_then_give_no_more_time(port: int) -> None:
                 break
 
 
-def test_the_headers_of_a_second_request_are_timed_as_well(port: int) -> None:
+def test_the_headers_of_a_second_request_are_timed_as_well(port):
     with connect(port) as connection:
         connection.sendall(GET + b"\r\n")
         assert status_of(connection.recv(65536)) == 200
@@ -63,7 +61,7 @@ def test_the_headers_of_a_second_request_are_timed_as_well(port: int) -> None:
             pass
 
 
-def test_a_request_that_takes_longer_than_its_headers_may_is_answered(port: int) -> None:
+def test_a_request_that_takes_longer_than_its_headers_may_is_answered(port):
     body = b'{"messages": []}'
     with connect(port) as connection:
         head = b"POST /v1/ask HTTP/1.1\r\nHost: h\r\nContent-Type: application/json\r\n"
@@ -76,7 +74,7 @@ def test_a_request_that_takes_longer_than_its_headers_may_is_answered(port: int)
         assert status_of(connection.recv(65536)) == 200
 
 
-def test_the_time_reaches_the_proxys_process_through_its_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_time_reaches_the_proxys_process_through_its_environment(monkeypatch):
     monkeypatch.setattr(TimedConnection, "header_timeout_s", 0.0)
     monkeypatch.setitem(uvicorn.config.HTTP_PROTOCOLS, "auto", "")
     for name, value in environment(Limits(header_timeout_s=7.5)).items():

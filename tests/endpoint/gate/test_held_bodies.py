@@ -1,14 +1,12 @@
 """The key first, then the body: what the gate lets in, and when."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Iterator
 
 import pytest
 
-from endpoint.edge.auth import Keys
+from endpoint.edge.headers import Keys
 from endpoint.gate.gate import Gate
 from endpoint.http.bodies import ask_for_body
 from tests.endpoint.gate.eager_proxy import EagerProxy
@@ -45,9 +43,7 @@ def port(proxy: EagerProxy) -> Iterator[int]:
     ],
     ids=["begun", "not begun", "chunked", "too large"],
 )
-def test_a_client_without_a_key_is_answered_without_its_body_and_disconnected(
-    proxy: EagerProxy, port: int, head: bytes, rest: bytes
-) -> None:
+def test_a_client_without_a_key_is_answered_without_its_body_and_disconnected(proxy, port, head, rest):
     proxy.num_bytes = 0
     received = send_raw(port, head + rest)
     assert status_of(received) == 401
@@ -55,7 +51,7 @@ def test_a_client_without_a_key_is_answered_without_its_body_and_disconnected(
     assert proxy.num_bytes == 0
 
 
-def test_a_client_that_writes_64_mb_without_a_key_reads_a_401(proxy: EagerProxy, port: int) -> None:
+def test_a_client_that_writes_64_mb_without_a_key_reads_a_401(proxy, port):
     proxy.num_bytes = 0
     assert ask(port, "/v1/ask", b"x" * 64_000_000).error["code"] == "missing_api_key"
     assert proxy.num_bytes == 0
@@ -63,7 +59,7 @@ def test_a_client_that_writes_64_mb_without_a_key_reads_a_401(proxy: EagerProxy,
 
 @pytest.mark.parametrize("method", [b"GET", b"HEAD"])
 @pytest.mark.parametrize("rest", [b"Content-Length: 5000\r\n\r\n" + b"x" * 5000, CHUNKED + b"5\r\nxxxxx\r\n0\r\n\r\n"])
-def test_a_public_path_takes_no_body(proxy: EagerProxy, port: int, method: bytes, rest: bytes) -> None:
+def test_a_public_path_takes_no_body(proxy, port, method, rest):
     proxy.num_bytes = 0
     received = send_raw(port, method + b" /health HTTP/1.1\r\nHost: h\r\n" + rest)
     assert status_of(received) == 413
@@ -73,15 +69,13 @@ def test_a_public_path_takes_no_body(proxy: EagerProxy, port: int, method: bytes
 
 
 @pytest.mark.parametrize(("headers", "status"), [({}, 413), ({"content-encoding": "gzip"}, 415)])
-def test_a_client_that_writes_64_mb_with_a_key_reads_its_error(
-    proxy: EagerProxy, port: int, headers: dict[str, str], status: int
-) -> None:
+def test_a_client_that_writes_64_mb_with_a_key_reads_its_error(proxy, port, headers, status):
     proxy.num_bytes = 0
     assert ask(port, "/v1/ask", b"x" * 64_000_000, headers={**BEARER, **headers}).status == status
     assert proxy.num_bytes == 0
 
 
-def test_an_answer_that_a_body_breaks_off_is_ended() -> None:
+def test_an_answer_that_a_body_breaks_off_is_ended():
     async def hasty(scope, receive, send) -> None:  # type: ignore[no-untyped-def]
         await ask_for_body(scope, send)
         await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
@@ -93,7 +87,7 @@ def test_an_answer_that_a_body_breaks_off_is_ended() -> None:
         assert ask(port, "/v1/ask", b"x" * 64_000_000).body == b"ab"
 
 
-def test_a_body_with_a_key_is_let_in_and_the_connection_stays(port: int) -> None:
+def test_a_body_with_a_key_is_let_in_and_the_connection_stays(port):
     answer = ask(port, "/v1/ask", TEXT, headers=BEARER)
     assert (answer.status, answer.body) == (200, b'{"num_messages":1}')
     assert "connection" not in answer.headers
@@ -103,7 +97,7 @@ def test_a_body_with_a_key_is_let_in_and_the_connection_stays(port: int) -> None
 
 
 @pytest.mark.usefixtures("lingers_briefly")
-def test_expect_100_continue_is_answered_only_with_a_key(port: int) -> None:
+def test_expect_100_continue_is_answered_only_with_a_key(port):
     expecting = b"Expect: 100-continue\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % len(TEXT)
     assert send_raw(port, WITH_KEY + expecting, TEXT).startswith(b"HTTP/1.1 100")
     assert send_raw(port, HEAD + expecting).startswith(b"HTTP/1.1 401")
@@ -119,17 +113,17 @@ def test_expect_100_continue_is_answered_only_with_a_key(port: int) -> None:
         (b"Content-Encoding: gzip\r\nContent-Length: 1\r\n\r\nx", 415),
     ],
 )
-def test_the_limits_of_a_body_hold_after_it_was_asked_for(port: int, body: bytes, status: int) -> None:
+def test_the_limits_of_a_body_hold_after_it_was_asked_for(port, body, status):
     assert status_of(send_raw(port, WITH_KEY + body)) == status
     assert ask(port, "/v1/ask", TEXT, headers=BEARER).status == 200
 
 
-def test_an_application_that_fails_over_a_body_still_answers(port: int) -> None:
+def test_an_application_that_fails_over_a_body_still_answers(port):
     body = json.dumps({"messages": [{"role": "user", "content": "x"}]}).encode()
     assert ask(port, "/v1/fail", body, headers=BEARER).status == 500
 
 
-def test_a_client_of_an_application_that_never_asks_for_the_body_gets_a_503() -> None:
+def test_a_client_of_an_application_that_never_asks_for_the_body_gets_a_503():
     async def asleep(scope, receive, send) -> None:  # type: ignore[no-untyped-def]
         await asyncio.Event().wait()
 
@@ -137,7 +131,7 @@ def test_a_client_of_an_application_that_never_asks_for_the_body_gets_a_503() ->
         assert ask(port, "/v1/ask", TEXT).error["code"] == "model_unavailable"
 
 
-def test_other_applications_get_bodies_at_once_and_answer_for_themselves() -> None:
+def test_other_applications_get_bodies_at_once_and_answer_for_themselves():
     async def echo(scope, receive, send) -> None:  # type: ignore[no-untyped-def]
         message = await receive()
         status = 409 if message["body"] == b"no" else 200

@@ -1,7 +1,5 @@
 """Ingresses that are lost: another one is asked where nothing was sent, and what was begun ends with an error."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -51,9 +49,7 @@ def asked(application: Fragile, path: str = "/v1/completions", body: bytes | Non
 
 @pytest.mark.parametrize("point", ["before", "after", "start"])
 @pytest.mark.parametrize(("path", "body"), [("/v1/completions", TEXT), ("/tokenize", TEXT), ("/v1/models", None)])
-def test_another_ingress_is_asked_where_nothing_of_the_answer_was_sent(
-    point: str, path: str, body: bytes | None
-) -> None:
+def test_another_ingress_is_asked_where_nothing_of_the_answer_was_sent(point, path, body):
     application = Fragile(1, point)
     answer = asked(application, path, body)
     assert (answer.status, application.num_asked) == (200, 2)
@@ -63,7 +59,7 @@ def test_another_ingress_is_asked_where_nothing_of_the_answer_was_sent(
 @pytest.mark.parametrize(
     ("path", "is_named"), [("/v1/completions", False), ("/v1/chat/completions", False), ("/v1/responses", True)]
 )
-def test_a_stream_that_was_begun_ends_with_an_error_event(path: str, is_named: bool) -> None:
+def test_a_stream_that_was_begun_ends_with_an_error_event(path, is_named):
     application = Fragile(1, "part")
     answer = asked(application, path)
     assert (answer.status, application.num_asked) == (200, 1)
@@ -73,12 +69,12 @@ def test_a_stream_that_was_begun_ends_with_an_error_event(path: str, is_named: b
     assert last.endswith(b"}\n\n")
 
 
-def test_the_connection_of_another_answer_that_was_begun_is_closed() -> None:
+def test_the_connection_of_another_answer_that_was_begun_is_closed():
     with pytest.raises(Exception, match="IncompleteRead"):
         asked(Fragile(1, "part", b"application/json"))
 
 
-def test_a_request_that_two_ingresses_were_lost_over_is_not_given_a_third() -> None:
+def test_a_request_that_two_ingresses_were_lost_over_is_not_given_a_third():
     application = Fragile(9, "after")
     answer = asked(application)
     assert (answer.status, answer.error["code"], application.num_asked) == (500, "ingress_lost", 2)
@@ -88,9 +84,7 @@ def test_a_request_that_two_ingresses_were_lost_over_is_not_given_a_third() -> N
     ("path", "body", "method", "code"),
     [("/v1/files", TEXT, "POST", "ingress_lost"), ("/v1/files/file-1", None, "DELETE", "model_unavailable")],
 )
-def test_what_an_ingress_had_begun_and_cannot_be_asked_again_is_for_the_client_to_repeat(
-    path: str, body: bytes | None, method: str, code: str
-) -> None:
+def test_what_an_ingress_had_begun_and_cannot_be_asked_again_is_for_the_client_to_repeat(path, body, method, code):
     application = Fragile(1, "after")
     answer = asked(application, path, body, method=method)
     assert (answer.status, answer.error["code"], application.num_asked) == (503, code, 1)
@@ -100,7 +94,7 @@ def test_what_an_ingress_had_begun_and_cannot_be_asked_again_is_for_the_client_t
         assert (asked(application, path, body, method=method).status, application.num_asked) == (200, 4)
 
 
-def test_what_changes_nothing_the_second_time_is_asked_for_again() -> None:
+def test_what_changes_nothing_the_second_time_is_asked_for_again():
     for path, body in (("/v1/batches", TEXT), ("/v1/batches/batch_1/cancel", None)):
         application = Fragile(1, "after")
         assert (asked(application, path, body, method="POST").status, application.num_asked) == (200, 2)
@@ -108,7 +102,7 @@ def test_what_changes_nothing_the_second_time_is_asked_for_again() -> None:
     assert asked(application, "/v1/batches/batch_1/other", None, method="POST").status == 503
 
 
-def test_without_an_ingress_for_too_long_the_client_gets_a_503(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_an_ingress_for_too_long_the_client_gets_a_503(monkeypatch):
     monkeypatch.setattr("endpoint.gate.gate._PATIENCE_S", 0.3)
     application = Fragile(10_000, "before")
     answer = asked(application)
@@ -118,7 +112,7 @@ def test_without_an_ingress_for_too_long_the_client_gets_a_503(monkeypatch: pyte
 
 @pytest.mark.parametrize("method", ["GET", "OPTIONS", "POST"])
 @pytest.mark.parametrize("target", ["*", "example.org:443"])
-def test_a_target_that_is_no_path_is_a_400(method: str, target: str) -> None:
+def test_a_target_that_is_no_path_is_a_400(method, target):
     application = Fragile(0, "")
     answer = asked(application, target, TEXT if method == "POST" else None, method=method)
     assert (answer.status, application.num_asked) == (400, 0)

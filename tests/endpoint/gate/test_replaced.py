@@ -1,10 +1,7 @@
 """A process of the application whose engines an update has replaced: the gate asks another one, with the same body."""
 
-from __future__ import annotations
-
 from typing import Any
 
-import pytest
 from starlette.types import Message, Receive, Scope, Send
 
 from endpoint.gate.gate import Gate
@@ -35,7 +32,7 @@ class Updated:
         await send({"type": "http.response.body", "body": message["body"]})
 
 
-def test_another_ingress_gets_the_same_body_and_the_client_sees_only_its_answer() -> None:
+def test_another_ingress_gets_the_same_body_and_the_client_sees_only_its_answer():
     application = Updated(2)
     with served(Gate(EagerProxy(application), LIMITS)) as port:
         answer = ask(port, "/v1/completions", TEXT)
@@ -44,7 +41,7 @@ def test_another_ingress_gets_the_same_body_and_the_client_sees_only_its_answer(
             assert ask(port, "/v1/completions", TEXT).body == TEXT
 
 
-def test_without_another_ingress_the_client_gets_a_503(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_another_ingress_the_client_gets_a_503(monkeypatch):
     monkeypatch.setattr("endpoint.gate.gate._PATIENCE_S", 0)
     with served(Gate(EagerProxy(Updated(1)), LIMITS)) as port:
         answer: Any = ask(port, "/v1/completions", TEXT)

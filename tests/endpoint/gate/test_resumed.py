@@ -1,7 +1,6 @@
 """Streams whose ingress is lost in the middle: another one goes on, and the client sees one stream without a seam."""
 
-from __future__ import annotations
-
+import asyncio
 import json
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -10,8 +9,9 @@ from functools import cached_property
 from typing import Any
 
 import pytest
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from actors.engine.deltas import Delta
+from actors.engine.deltas import Delta, Ending
 from actors.engine.requests import Generation
 from actors.engines.loading import load_codec
 from actors.workers.replica import Replica
@@ -22,17 +22,52 @@ from endpoint.gate.answer import HeldBody
 from endpoint.gate.gate import Gate
 from endpoint.http.bodies import Bodies, Limits
 from endpoint.http.errors import ApiError
+from endpoint.http.origin import EXTENSION
 from endpoint.service.backend import Replicas
 from endpoint.service.deadline import Deadline
 from endpoint.service.metrics import ServingMetrics
 from endpoint.service.service import Models, Service, ServiceSettings
 from pipeline.text.codec import TextCodec
 from tests.endpoint.gate.eager_proxy import EagerProxy
-from tests.endpoint.gate.mortal import Mortal
 from tests.endpoint.in_process import BUNDLED, MODEL, Running, settings_of
 from tests.endpoint.local_handle import Items, LocalHandle
 from tests.endpoint.scripted import TEMPLATE, ScriptedBackend
 from tests.endpoint.web import Answer, ask, served
+
+
+class Mortal:
+    """Processes with the same application; `lifetimes` says behind how many parts each is lost. The last one stays.
+
+    As behind Serve's proxy, nothing more is sent then, and the engine is not told. `origins` are those that the
+    processes were given, and `num_parts` is what they have sent, without the end of the connection.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app, self.lifetimes, self.origins, self.num_parts = app, list[int](), list[Any](), 0
+        self._tasks = list[asyncio.Future[None]]()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.origins.append(scope["extensions"][EXTENSION])
+        left, is_lost = self.lifetimes.pop(0) if self.lifetimes else None, asyncio.Event()
+
+        async def send_while_alive(message: Message) -> None:
+            nonlocal left
+            if left is not None and message["type"] == "http.response.body":
+                if left == 0:
+                    is_lost.set()
+                    await asyncio.Event().wait()
+                left -= 1
+            self.num_parts += bool(message.get("body"))
+            await send(message)
+
+        ends = asyncio.ensure_future(is_lost.wait())
+        answering = asyncio.ensure_future(self._app(scope, receive, send_while_alive))
+        self._tasks.append(answering)  # one that is lost stays until the server ends
+        await asyncio.wait([answering, ends], return_when=asyncio.FIRST_COMPLETED)
+        ends.cancel()
+        if answering.done():
+            answering.result()
+
 
 PROMPT = "hello world"
 LENGTH = 40
@@ -117,9 +152,7 @@ def told(events: list[dict[str, Any]]) -> dict[str, Any]:
     return said
 
 
-def test_a_request_that_is_asked_for_again_has_the_rest_of_its_time(
-    front: Front, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_request_that_is_asked_for_again_has_the_rest_of_its_time(front, monkeypatch):
     monkeypatch.setattr(front.service, "settings", replace(front.service.settings, request_timeout_s=600.0))
     left, prepare, rewind = list[float](), Service.prepare, HeldBody.rewind
 
@@ -139,9 +172,7 @@ def test_a_request_that_is_asked_for_again_has_the_rest_of_its_time(
 
 @pytest.mark.parametrize("lifetime", [0, 1, 2, 3, 5, 8])
 @pytest.mark.parametrize("what", ASKED)
-def test_a_stream_goes_on_with_another_ingress_where_the_first_one_broke_off(
-    front: Front, what: str, lifetime: int
-) -> None:
+def test_a_stream_goes_on_with_another_ingress_where_the_first_one_broke_off(front, what, lifetime):
     whole, broken = front.whole[what], events_of(front.answer(what, lifetime, seed=7))
     assert len(front.mortal.origins) == 2, "none was lost"
     assert told(broken) == told(whole)
@@ -161,9 +192,7 @@ def test_a_stream_goes_on_with_another_ingress_where_the_first_one_broke_off(
         assert ended["output"][0]["content"][0]["text"] == told(whole)["texts"][0]
 
 
-def test_what_the_lost_ingress_had_asked_for_is_written_no_longer(
-    front: Front, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_the_lost_ingress_had_asked_for_is_written_no_longer(front, monkeypatch):
     asked, recalled, generate = list[tuple[str, int]](), list[tuple[str, int]](), Replica.generate
 
     def note(self: Replica, generation: Generation) -> Any:
@@ -180,7 +209,7 @@ def test_what_the_lost_ingress_had_asked_for_is_written_no_longer(
     assert other != call
 
 
-def test_an_ingress_of_another_model_does_not_go_on_with_a_text(front: Front, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_ingress_of_another_model_does_not_go_on_with_a_text(front, monkeypatch):
     prepare = Service.prepare
 
     async def of_another_model(self: Service, request: Any, call: Any) -> Any:
@@ -194,7 +223,7 @@ def test_an_ingress_of_another_model_does_not_go_on_with_a_text(front: Front, mo
 
 
 @pytest.mark.parametrize("lifetime", [1, 4])
-def test_a_seed_that_the_request_does_not_give_is_the_same_in_both_ingresses(front: Front, lifetime: int) -> None:
+def test_a_seed_that_the_request_does_not_give_is_the_same_in_both_ingresses(front, lifetime):
     said = told(events_of(front.answer("completion", lifetime)))
     seeds = {seed for _, _, seed in said["ends"]}
     assert len(seeds) == 1
@@ -205,23 +234,21 @@ def test_a_seed_that_the_request_does_not_give_is_the_same_in_both_ingresses(fro
 
 
 @pytest.mark.parametrize("what", ["completion", "response"])
-def test_a_stream_of_which_only_the_end_of_the_connection_is_missing_is_over(front: Front, what: str) -> None:
+def test_a_stream_of_which_only_the_end_of_the_connection_is_missing_is_over(front, what):
     whole = told(events_of(front.answer(what, seed=3)))
     answer = front.answer(what, front.mortal.num_parts, seed=3)
     assert len(front.mortal.origins) == 1, "another one was asked for nothing"
     assert told(events_of(answer)) == whole
 
 
-def test_a_stream_that_two_ingresses_were_lost_over_ends_with_an_error(front: Front) -> None:
+def test_a_stream_that_two_ingresses_were_lost_over_ends_with_an_error(front):
     answer = front.answer("completion", 3, 5, seed=7)
     *_, last = events_of(answer)
     assert (last["error"]["code"], len(front.mortal.origins)) == ("ingress_lost", 2)
     assert "It is not tried again." in last["error"]["message"]
 
 
-def test_an_engine_that_writes_something_else_adds_nothing_to_what_was_sent(
-    front: Front, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_engine_that_writes_something_else_adds_nothing_to_what_was_sent(front, monkeypatch):
     generate = LocalHandle.remote
 
     def otherwise(self: LocalHandle, generation: Generation) -> Items:
@@ -236,23 +263,19 @@ def test_an_engine_that_writes_something_else_adds_nothing_to_what_was_sent(
     assert whole["texts"][0].startswith(told(before)["texts"][0])
 
 
-def test_a_stream_that_another_engine_cannot_continue_ends_with_an_error(
-    front: Front, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stream_that_another_engine_cannot_continue_ends_with_an_error(front, monkeypatch):
     monkeypatch.setattr(front.replicas, "is_repeatable", False)
     *_, last = events_of(front.answer("completion", 3, seed=7))
     assert (last["error"]["code"], len(front.mortal.origins)) == ("ingress_lost", 1)
 
 
-def test_a_stream_for_which_the_gate_has_no_room_ends_with_an_error(
-    front: Front, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stream_for_which_the_gate_has_no_room_ends_with_an_error(front, monkeypatch):
     monkeypatch.setattr(Bodies, "keep", lambda self, body: False)
     *_, last = events_of(front.answer("completion", 3, seed=7))
     assert (last["error"]["code"], len(front.mortal.origins)) == ("ingress_lost", 1)
 
 
-def test_an_ingress_that_refuses_to_go_on_leaves_an_error(front: Front, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_ingress_that_refuses_to_go_on_leaves_an_error(front, monkeypatch):
     prepare = Service.prepare
 
     async def refuse(self: Service, request: Any, call: Any) -> Any:
@@ -265,22 +288,20 @@ def test_an_ingress_that_refuses_to_go_on_leaves_an_error(front: Front, monkeypa
     assert (last["error"]["code"], len(front.mortal.origins)) == ("ingress_lost", 2)
 
 
-def test_an_ingress_that_would_have_shown_other_text_ends_the_stream(
-    front: Front, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_ingress_that_would_have_shown_other_text_ends_the_stream(front, monkeypatch):
     monkeypatch.setattr(Choice, "text", property(lambda self: self.stream.text + "x" * len(front.mortal.origins)))
     *_, last = events_of(front.answer("completion", 3, seed=7))
     assert (last["error"]["code"], len(front.mortal.origins)) == ("internal_error", 2)
 
 
-def test_bodies_of_streams_under_way_have_room_of_their_own() -> None:
+def test_bodies_of_streams_under_way_have_room_of_their_own():
     bodies = Bodies(Limits(max_body_bytes=10, max_bodies=2))
     assert [bodies.keep(b"x" * 10) for _ in range(3)] == [True, True, False]
     bodies.release(b"x" * 10, was_kept=True)
     assert bodies.keep(b"x" * 10)
 
 
-def test_a_client_cannot_give_the_origin(front: Front) -> None:
+def test_a_client_cannot_give_the_origin(front):
     ask(
         front.port,
         "/v1/completions",
@@ -299,8 +320,44 @@ class Halting(ScriptedBackend):
             yield deltas
 
 
+class Forgetful(ScriptedBackend):
+    """A backend whose first sample ends well, and fails when it is written again."""
+
+    async def generate(self, generation: Generation) -> AsyncIterator[list[Delta]]:
+        is_again, num_tokens = bool(self.generations), 0
+        async for (delta,) in super().generate(generation):
+            num_tokens += len(delta.token_ids)
+            if not is_again or delta.index > 0 or num_tokens <= 4:
+                yield [delta]
+            elif delta.ending is not None:
+                yield [Delta(0, (), ending=Ending("error", None, "memory ran out", 0))]
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_a_sample_that_the_client_has_may_fail_when_it_is_written_again(path):
+    codec = TextCodec.load(str(BUNDLED / "target"), chat_template=TEMPLATE)
+    backend = Forgetful(codec, "one two three four five six")
+    app = create_app(Models(Service(ServiceSettings(model="m"), codec, backend, ServingMetrics("m"))))
+    install(app, EdgeSettings(keys=None), ServingMetrics("m"))
+    mortal = Mortal(app)
+    said = {"messages": [{"role": "user", "content": "a"}]} if "chat" in path else {"prompt": "a"}
+    body = {**said, "n": 2, "stream": True, "seed": 1, "stream_options": {"include_usage": True}}
+    with served(Gate(EagerProxy(mortal), Limits())) as port:
+        whole = told(events_of(ask(port, path, body)))
+        codes = set()
+        for lifetime in range(1, mortal.num_parts):
+            backend.generations.clear()
+            mortal.lifetimes[:], mortal.origins[:] = [lifetime], []
+            broken = events_of(ask(port, path, body))
+            assert len(mortal.origins) == 2
+            error = broken[-1].get("error")
+            codes.add(error and error["code"])
+            assert error or told(broken) == whole
+        assert codes == {"generation_failed", None}, "before the sample ended, and behind its end"
+
+
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses"])
-def test_thoughts_and_calls_go_on_wherever_the_first_ingress_broke_off(path: str) -> None:
+def test_thoughts_and_calls_go_on_wherever_the_first_ingress_broke_off(path):
     call = '<tool_call>{"name": "find", "arguments": {"what": "a \\"b\\" c"}}</tool_call>'
     codec = TextCodec.load(str(BUNDLED / "target"), chat_template=TEMPLATE)
     backend = Halting(codec, f"Let me think.</think>Well, \u00e9\u20ac.\n{call}\n{call}")

@@ -1,7 +1,5 @@
 """Uploads pass the gate in parts: neither the gate nor the proxy behind it ever holds a whole one."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterator
 from dataclasses import replace
@@ -10,7 +8,7 @@ from typing import Any
 import pytest
 from fastapi import FastAPI, Request
 
-from endpoint.edge.auth import Keys
+from endpoint.edge.headers import Keys
 from endpoint.edge.install import EdgeSettings, install
 from endpoint.gate.gate import Gate
 from endpoint.http.bodies import MAX_EXTRA_BYTES, UPLOAD_PATH, WINDOW_BYTES
@@ -61,7 +59,7 @@ def port(slow: Slow) -> Iterator[int]:
         yield port
 
 
-def test_an_upload_waits_at_the_gate_until_the_application_has_taken_what_came_before(slow: Slow, port: int) -> None:
+def test_an_upload_waits_at_the_gate_until_the_application_has_taken_what_came_before(slow, port):
     slow.proxy.num_bytes, body = 0, b"x" * (12 * 2**20)
     answer = ask(port, UPLOAD_PATH, body, headers=BEARER)
     assert answer.status == 200, answer.body
@@ -69,7 +67,7 @@ def test_an_upload_waits_at_the_gate_until_the_application_has_taken_what_came_b
     assert WINDOW_BYTES <= slow.num_waiting < WINDOW_BYTES + _CHUNK
 
 
-def test_an_upload_that_is_too_large_is_refused_by_its_announced_length_or_as_it_comes(port: int) -> None:
+def test_an_upload_that_is_too_large_is_refused_by_its_announced_length_or_as_it_comes(port):
     too_large = MAX_BYTES + MAX_EXTRA_BYTES + 1
     assert ask(port, UPLOAD_PATH, b"x" * too_large, headers=BEARER).error["code"] == "body_too_large"
     head = f"POST {UPLOAD_PATH} HTTP/1.1\r\nHost: h\r\nAuthorization: Bearer {KEY}\r\n"
@@ -78,13 +76,13 @@ def test_an_upload_that_is_too_large_is_refused_by_its_announced_length_or_as_it
     assert status_of(received) == 413
 
 
-def test_an_upload_without_a_key_never_reaches_the_proxy(slow: Slow, port: int) -> None:
+def test_an_upload_without_a_key_never_reaches_the_proxy(slow, port):
     slow.proxy.num_bytes = 0
     assert ask(port, UPLOAD_PATH, b"x" * 5_000_000).status == 401
     assert slow.proxy.num_bytes == 0
 
 
-def test_an_upload_that_is_answered_unread_ends_its_connection(slow: Slow, port: int) -> None:
+def test_an_upload_that_is_answered_unread_ends_its_connection(slow, port):
     slow.reads = False
     try:
         answer = ask(port, UPLOAD_PATH, b"x" * (12 * 2**20), headers=BEARER)

@@ -1,7 +1,5 @@
 """The application on Ray Serve: real processes, real HTTP, and what its texts are compared with."""
 
-from __future__ import annotations
-
 import os
 import signal
 import socket
@@ -33,7 +31,7 @@ from endpoint.deployment import (
     start,
     withdraw,
 )
-from endpoint.edge.auth import Keys
+from endpoint.edge.headers import Keys
 from endpoint.edge.install import EdgeSettings
 from endpoint.http.bodies import Limits
 from endpoint.service.served_model import ServedModel, deployment_name

@@ -1,7 +1,5 @@
 """A command that serves, as a process of its own with a cluster of its own."""
 
-from __future__ import annotations
-
 import os
 import socket
 import subprocess

@@ -1,11 +1,9 @@
 """Several adapters on Ray Serve: each name writes its own target's text, and none is in another one's way."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +17,7 @@ from endpoint.service.served_model import ServedModel
 from jobs.config.serve import load_serve_config
 from jobs.work import serving
 from tests.adapted import keep_merged_models_in, save_adapter
-from tests.endpoint.adapter_checks import BASE, CHECKS, PIRATE, POET, Adapted, check_texts
+from tests.endpoint.adapter_checks import BASE, PIRATE, POET, Adapted, check_texts
 from tests.endpoint.asking import Asked
 from tests.endpoint.batches.asking import begin, ended, line, results, texts
 from tests.endpoint.in_process import Running
@@ -87,12 +85,7 @@ def endpoint(
             take_away()
 
 
-@pytest.mark.parametrize("check", CHECKS)
-def test_each_name_is_a_model_of_its_own(endpoint: Endpoint, check: Callable[[Adapted], None]) -> None:
-    check(endpoint)
-
-
-def test_a_batch_is_written_by_the_adapter_that_all_its_lines_name(endpoint: Endpoint) -> None:
+def test_a_batch_is_written_by_the_adapter_that_all_its_lines_name(endpoint):
     lines = [line(number, model=POET, temperature=1) for number in range(6)]
     bodies = [{name: value for name, value in each["body"].items() if name != "model"} for each in lines]
     with endpoint.client() as client:
@@ -111,7 +104,7 @@ def test_a_batch_is_written_by_the_adapter_that_all_its_lines_name(endpoint: End
         assert [(error.code, error.line) for error in mixed.errors.data or ()] == [("mismatched_model", 2)]
 
 
-def test_an_adapter_whose_engine_is_killed_resumes_and_the_other_models_answer_meanwhile(endpoint: Endpoint) -> None:
+def test_an_adapter_whose_engine_is_killed_resumes_and_the_other_models_answer_meanwhile(endpoint):
     bodies = [{**LONG, "model": POET, "seed": seed, "stream": True} for seed in range(3)]
     others = [{**LONG, "model": name, "seed": 4, "max_tokens": 20} for name in (BASE, PIRATE)]
 
@@ -135,7 +128,7 @@ def test_an_adapter_whose_engine_is_killed_resumes_and_the_other_models_answer_m
         assert one.text == endpoint.alone[one.body["model"]].texts_of([own])[0][0]
 
 
-def test_another_draft_replaces_no_engine_of_any_model_and_changes_no_text(endpoint: Endpoint) -> None:
+def test_another_draft_replaces_no_engine_of_any_model_and_changes_no_text(endpoint):
     wait_until(lambda: all(len(replica_pids(name)) == 1 for name in (None, PIRATE, POET)), 180, every_s=0.1)
     before = {name: replica_pids(name) for name in (None, PIRATE, POET)}
     draft = endpoint.sections["models"]["draft"]
@@ -151,9 +144,7 @@ def test_another_draft_replaces_no_engine_of_any_model_and_changes_no_text(endpo
     check_texts(endpoint)
 
 
-def test_one_more_adapter_is_served_after_an_update_that_fails_no_request(
-    endpoint: Endpoint, text_pair: tuple[str, str]
-) -> None:
+def test_one_more_adapter_is_served_after_an_update_that_fails_no_request(endpoint, text_pair):
     adapters: Mapping[str, str] = endpoint.sections["serve"]["adapters"]
     more = {**adapters, "bard": save_adapter(text_pair[0], endpoint.folder / "bard", 9)}
     config, models, deployment = endpoint.models(serve={"adapters": more})

@@ -1,7 +1,5 @@
 """A batch on Ray Serve survives the processes that drive it and that do it, with the texts of the offline job."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -40,7 +38,7 @@ def with_batches(
         take_away()
 
 
-def test_a_file_of_many_parts_comes_back_as_it_was_uploaded(with_batches: Running) -> None:
+def test_a_file_of_many_parts_comes_back_as_it_was_uploaded(with_batches):
     data = random.Random(1).randbytes(3 * WINDOW_BYTES + 7)
     with with_batches.client() as api:
         file = api.files.create(file=("large", data), purpose="batch")
@@ -48,9 +46,7 @@ def test_a_file_of_many_parts_comes_back_as_it_was_uploaded(with_batches: Runnin
         assert api.files.content(file.id).read() == data
 
 
-def test_a_batch_whose_driver_and_replica_are_killed_has_every_text_of_the_offline_job(
-    with_batches: Running, tmp_path: Path
-) -> None:
+def test_a_batch_whose_driver_and_replica_are_killed_has_every_text_of_the_offline_job(with_batches, tmp_path):
     with with_batches.client(max_retries=10) as api:
         batch = begin(api, LINES)
 

@@ -1,7 +1,5 @@
 """What others on the machine or its network find open of a command that serves, and what its processes show."""
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 
@@ -22,9 +20,7 @@ def processes_of(command: subprocess.Popen[str]) -> list[psutil.Process]:
     return [process, *process.children(recursive=True)]
 
 
-def test_a_served_application_listens_on_loopback_alone_and_shows_its_key_nowhere(
-    text_pair: tuple[str, str], tmp_path: Path
-) -> None:
+def test_a_served_application_listens_on_loopback_alone_and_shows_its_key_nowhere(text_pair, tmp_path):
     batches = f"--serve.batches_path={tmp_path}"
     with serving(text_pair, batches, keys=KEY) as (command, url):
         port = int(url.rpartition(":")[2])

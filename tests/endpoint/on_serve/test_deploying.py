@@ -1,7 +1,5 @@
 """Deploying on a cluster that others use, too: what a failure leaves behind, and what it does not touch."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from types import SimpleNamespace
@@ -59,21 +57,19 @@ def run(ray_address: str, monkeypatch: pytest.MonkeyPatch) -> Callable[[BaseExce
     return run
 
 
-def test_an_application_that_does_not_come_up_is_withdrawn(
-    run: Callable[[BaseException], Exit], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_application_that_does_not_come_up_is_withdrawn(run, capsys):
     assert run(RuntimeError("a replica does not start")) is Exit.FAILED
     assert "a replica does not start" in capsys.readouterr().err
     assert not is_deployed()
 
 
-def test_an_application_that_is_interrupted_as_it_comes_up_is_withdrawn(run: Callable[[BaseException], Exit]) -> None:
+def test_an_application_that_is_interrupted_as_it_comes_up_is_withdrawn(run):
     with pytest.raises(KeyboardInterrupt):
         run(KeyboardInterrupt())
     assert not is_deployed()
 
 
-def test_an_application_that_was_deployed_before_stays(run: Callable[[BaseException], Exit]) -> None:
+def test_an_application_that_was_deployed_before_stays(run):
     serve.run(Tiny.bind(), name=APP_NAME, route_prefix="/tiny")
     try:
         assert run(RuntimeError("the new one does not start")) is Exit.FAILED
@@ -82,9 +78,7 @@ def test_an_application_that_was_deployed_before_stays(run: Callable[[BaseExcept
         withdraw(0.0)
 
 
-def test_a_serve_with_the_gate_is_used_and_one_without_it_is_refused(
-    run: Callable[[BaseException], Exit], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_serve_with_the_gate_is_used_and_one_without_it_is_refused(run, monkeypatch, capsys):
     check_gate(SERVE_LIMITS)
     monkeypatch.setattr("endpoint.deployment.Gate", Tiny)  # the proxy's is none of that
     assert run(AssertionError("it is not deployed")) is Exit.BAD_CONFIGURATION
@@ -92,7 +86,7 @@ def test_a_serve_with_the_gate_is_used_and_one_without_it_is_refused(
     assert not is_deployed()
 
 
-def test_a_gate_of_another_release_or_with_other_limits_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gate_of_another_release_or_with_other_limits_is_refused(monkeypatch):
     with pytest.raises(ValueError, match="other limits"):
         check_gate(replace(SERVE_LIMITS, max_body_bytes=SERVE_LIMITS.max_body_bytes + 1))
     monkeypatch.setattr("endpoint.deployment.PROTOCOL", 0)
@@ -100,9 +94,7 @@ def test_a_gate_of_another_release_or_with_other_limits_is_refused(monkeypatch: 
         check_gate(SERVE_LIMITS)
 
 
-def test_a_serve_that_does_not_reply_is_not_reported_as_having_no_gate(
-    run: Callable[[BaseException], Exit], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_serve_that_does_not_reply_is_not_reported_as_having_no_gate(run, monkeypatch, capsys):
     def late(*arguments: Any, **options: Any) -> Any:
         assert options["timeout"] > 0, "it would be waited for without an end"
         raise GetTimeoutError
@@ -112,9 +104,7 @@ def test_a_serve_that_does_not_reply_is_not_reported_as_having_no_gate(
     assert "cannot be asked" in capsys.readouterr().err
 
 
-def test_a_command_that_ends_withdraws_only_what_it_deployed_last(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], serve_port: int
-) -> None:
+def test_a_command_that_ends_withdraws_only_what_it_deployed_last(monkeypatch, capsys, serve_port):
     def deploy(mark: str) -> None:
         tiny = Tiny.options(name=INGRESS_NAME, user_config={"mark": mark})
         serve.run(tiny.bind(), name=APP_NAME, route_prefix="/tiny")
@@ -136,7 +126,7 @@ def test_a_command_that_ends_withdraws_only_what_it_deployed_last(
             withdraw(0.0)
 
 
-def test_serves_time_limit_is_longer_than_the_endpoints_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_serves_time_limit_is_longer_than_the_endpoints_deadline(monkeypatch):
     asked: list[Any] = []
     monkeypatch.setattr("endpoint.deployment.serve.start", lambda **options: asked.append(options["http_options"]))
     start("127.0.0.1", 1, SERVE_LIMITS, 5.0)

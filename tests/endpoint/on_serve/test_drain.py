@@ -1,7 +1,5 @@
 """`python -m jobs.serve` after SIGTERM: requests in flight finish, and new ones are refused."""
 
-from __future__ import annotations
-
 import asyncio
 import signal
 import subprocess
@@ -19,7 +17,7 @@ _NUM_REQUESTS, _NUM_SLOTS = 20, 8
 _BODY: dict[str, Any] = {"prompt": "hello", "max_tokens": 240, "ignore_eos": True}
 
 
-def test_after_sigterm_twenty_requests_in_flight_finish_and_new_ones_are_refused(text_pair: tuple[str, str]) -> None:
+def test_after_sigterm_twenty_requests_in_flight_finish_and_new_ones_are_refused(text_pair):
     async def scenario(process: subprocess.Popen[str], url: str) -> tuple[list[Asked], list[int]]:
         limits = httpx2.Limits(max_connections=None)
         bodies = [{**_BODY, "seed": seed, "stream": seed % 2 == 0} for seed in range(_NUM_REQUESTS)]

@@ -26,9 +26,7 @@ SHORT = {**LONG, "max_tokens": 1}
 
 
 @pytest.mark.parametrize("num_kills", [1, pytest.param(10, marks=pytest.mark.slow)])
-def test_a_text_whose_replica_is_killed_is_exact_or_ends_with_an_error(
-    deployed: Served, num_kills: int, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_text_whose_replica_is_killed_is_exact_or_ends_with_an_error(deployed, num_kills, capsys):
     moments = random.Random(num_kills)
     kills = Kills()
     for number in range(num_kills):
@@ -45,9 +43,7 @@ def test_a_text_whose_replica_is_killed_is_exact_or_ends_with_an_error(
 
 
 @pytest.mark.slow
-def test_an_ingress_that_is_killed_fails_no_request_and_streams_go_on(
-    deployed: Served, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_ingress_that_is_killed_fails_no_request_and_streams_go_on(deployed, capsys):
     moments = random.Random(1)
     kills = Kills()
     for number in range(_NUM_KILLS):
@@ -63,9 +59,7 @@ def test_an_ingress_that_is_killed_fails_no_request_and_streams_go_on(
 
 
 @pytest.mark.slow
-def test_a_proxy_that_is_killed_cuts_no_text_short_without_the_client_seeing_it_and_comes_back(
-    deployed: Served, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_proxy_that_is_killed_cuts_no_text_short_without_the_client_seeing_it_and_comes_back(deployed, capsys):
     moments = random.Random(2)
     kills = Kills()
     for number in range(_NUM_KILLS):

@@ -1,7 +1,5 @@
 """Clients that leave at any moment: their slots are free again, and no other text changes."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 from collections.abc import AsyncIterator
@@ -11,7 +9,7 @@ import httpx2
 import pytest
 
 from tests.endpoint.asking import Asked, all_over
-from tests.endpoint.on_serve.application import LONG, Served
+from tests.endpoint.on_serve.application import LONG
 
 pytestmark = pytest.mark.ray
 _NUM_AT_A_TIME = 6  # with the two that stay no more than one replica takes
@@ -46,7 +44,7 @@ class Companions:
 
 
 @pytest.mark.parametrize("num_leaving", [8, pytest.param(50, marks=pytest.mark.slow)])
-def test_a_client_that_leaves_frees_its_slot_and_changes_no_other_text(deployed: Served, num_leaving: int) -> None:
+def test_a_client_that_leaves_frees_its_slot_and_changes_no_other_text(deployed, num_leaving):
     moments = random.Random(num_leaving)
 
     async def leave(client: httpx2.AsyncClient, seed: int, clock: Companions, in_turn: asyncio.Semaphore) -> bool:

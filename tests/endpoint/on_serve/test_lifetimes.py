@@ -1,7 +1,5 @@
 """Requests that kill their replicas, and clients that leave: what becomes of the others."""
 
-from __future__ import annotations
-
 import json
 import socket
 from collections.abc import Iterator
@@ -47,7 +45,7 @@ def is_writing(lines: BinaryIO) -> None:
         pass
 
 
-def test_a_request_that_kills_engines_is_given_up_after_two(serve_port: int, text_pair: tuple[str, str]) -> None:
+def test_a_request_that_kills_engines_is_given_up_after_two(serve_port, text_pair):
     with serving_fragile(serve_port, text_pair, 3) as served, served.client(timeout=300) as client:
         before = replica_pids()
         for stream in (True, False):
@@ -62,7 +60,7 @@ def test_a_request_that_kills_engines_is_given_up_after_two(serve_port: int, tex
         assert answer.choices[0].text == served.offline("hello", max_tokens=8, seed=1)[0]["text"]
 
 
-def test_a_client_that_leaves_frees_its_slot_at_every_stage(serve_port: int, text_pair: tuple[str, str]) -> None:
+def test_a_client_that_leaves_frees_its_slot_at_every_stage(serve_port, text_pair):
     with serving_fragile(serve_port, text_pair, 1, num_slots=1, max_prefill_tokens=8) as served:
         long = {"max_tokens": 240, "prompt": [SLOW, 5], "stream": True, "ignore_eos": True}
 

@@ -1,7 +1,5 @@
 """More requests than fit: each gets the exact text or an error in the API's form, and none is lost."""
 
-from __future__ import annotations
-
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
 
@@ -10,12 +8,12 @@ import pytest
 
 from tests.endpoint.asking import Asked, all_over
 from tests.endpoint.in_process import MODEL
-from tests.endpoint.on_serve.application import CAPACITY, LONG, NUM_SLOTS, Served
+from tests.endpoint.on_serve.application import CAPACITY, LONG, NUM_SLOTS
 
 pytestmark = pytest.mark.ray
 
 
-def test_under_four_times_the_capacity_each_request_gets_the_exact_text_or_a_429(deployed: Served) -> None:
+def test_under_four_times_the_capacity_each_request_gets_the_exact_text_or_a_429(deployed):
     bodies = [{**LONG, "seed": seed, "stream": seed % 2 == 0} for seed in range(4 * CAPACITY)]
 
     async def scenario() -> list[Asked]:
@@ -39,7 +37,7 @@ def test_under_four_times_the_capacity_each_request_gets_the_exact_text_or_a_429
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_under_four_times_the_capacity_all_requests_succeed_with_the_official_clients_retries(deployed: Served) -> None:
+def test_under_four_times_the_capacity_all_requests_succeed_with_the_official_clients_retries(deployed):
     num_requests = 4 * CAPACITY
 
     def ask(client: openai.OpenAI, seed: int) -> str:

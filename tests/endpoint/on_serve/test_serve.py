@@ -1,14 +1,12 @@
 """The application on Ray Serve: two replicas, real processes, real HTTP."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import httpx2
 import pytest
 
 from tests.endpoint.in_process import MODEL, answered, streamed
-from tests.endpoint.on_serve.application import NUM_INGRESSES, Served
+from tests.endpoint.on_serve.application import NUM_INGRESSES
 from tests.endpoint.toy_app import BEARER
 from tests.endpoint.web import ask as ask_raw
 from tests.endpoint.web import samples_of, send_raw, status_of
@@ -16,7 +14,7 @@ from tests.endpoint.web import samples_of, send_raw, status_of
 pytestmark = pytest.mark.ray
 
 
-def test_whole_streamed_and_offline_texts_are_equal_from_every_replica(deployed: Served) -> None:
+def test_whole_streamed_and_offline_texts_are_equal_from_every_replica(deployed):
     with deployed.client() as client:
         for request in ({"temperature": 0.0}, {"seed": 5}, {"seed": 6, "top_p": 0.8, "n": 2}):
             (expected,) = deployed.texts_of([{"prompt": "hello world", "max_tokens": 30, **request}])

@@ -1,7 +1,5 @@
 """Three minutes of load with clients that leave and requests that are refused: no process grows."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import random
@@ -16,7 +14,7 @@ import pytest
 
 from endpoint.gate.gate import INGRESS_NAME
 from tests.endpoint.asking import Asked, all_over
-from tests.endpoint.on_serve.application import CAPACITY, LONG, Served, pids, replica_pids
+from tests.endpoint.on_serve.application import CAPACITY, LONG, pids, replica_pids
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]
 _SECONDS, _EVERY_S, _BURST_EVERY_S = 180, 1.0, 5.0
@@ -82,9 +80,7 @@ class Load:
             self.num_answered += 1
 
 
-def test_memory_descriptors_and_threads_are_flat_in_three_minutes_of_load(
-    deployed: Served, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_memory_descriptors_and_threads_are_flat_in_three_minutes_of_load(deployed, capsys):
     offline = deployed.texts_of([{**LONG, "seed": seed} for seed in range(_NUM_TEXTS)])
     texts = {seed: text for seed, (text,) in enumerate(offline)}
     watched = {f"replica {index}": psutil.Process(pid) for index, pid in enumerate(replica_pids())}

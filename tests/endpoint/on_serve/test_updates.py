@@ -1,12 +1,9 @@
 """The application while it is replaced or taken away: what is in flight is finished, and no request fails."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import shutil
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
@@ -25,7 +22,7 @@ _NUM_CLIENTS = 4
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_a_rolling_update_under_load_fails_no_request_and_changes_no_text(deployed: Served) -> None:
+def test_a_rolling_update_under_load_fails_no_request_and_changes_no_text(deployed):
     before = replica_pids()
     asked = asyncio.run(_asked_during(deployed, deployed.application(max_waiting=MAX_WAITING + 1)))
     deployed.check(asked)
@@ -35,9 +32,7 @@ def test_a_rolling_update_under_load_fails_no_request_and_changes_no_text(deploy
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_an_update_to_another_model_under_load_fails_no_request_and_mixes_no_text(
-    deployed: Served, text_pair: tuple[str, str]
-) -> None:
+def test_an_update_to_another_model_under_load_fails_no_request_and_mixes_no_text(deployed, text_pair):
     other = replace(deployed.settings, models=replace(deployed.settings.models, target=text_pair[1], draft=None))
     written = Served(deployed.port, other)
     for application, before, after in (
@@ -54,9 +49,7 @@ def test_an_update_to_another_model_under_load_fails_no_request_and_mixes_no_tex
 
 
 @pytest.mark.timeout(600)
-def test_another_draft_under_load_replaces_no_process_fails_no_request_and_changes_no_text(
-    deployed: Served, tmp_path: Path
-) -> None:
+def test_another_draft_under_load_replaces_no_process_fails_no_request_and_changes_no_text(deployed, tmp_path):
     draft = deployed.settings.models.draft
     assert draft is not None
     other = str(shutil.copytree(draft, tmp_path / "draft"))
@@ -78,7 +71,7 @@ def test_another_draft_under_load_replaces_no_process_fails_no_request_and_chang
     assert answer.choices[0].text == deployed.offline("hello", max_tokens=9, seed=5)[0]["text"]
 
 
-def test_requests_in_flight_finish_when_the_application_is_withdrawn(deployed: Served) -> None:
+def test_requests_in_flight_finish_when_the_application_is_withdrawn(deployed):
     """This is the last test over this application, which is gone afterwards."""
     bodies = [{**LONG, "seed": seed, "stream": seed > 1} for seed in range(8)]
 

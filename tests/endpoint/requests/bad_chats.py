@@ -1,7 +1,5 @@
 """Chats with a field or a message that is wrong."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from tests.endpoint.requests.bad_requests import (

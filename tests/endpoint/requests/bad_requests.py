@@ -1,7 +1,5 @@
 """Requests that are wrong, each with the whole error that answers it, over the bundled pair (a context of 512)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Thousands of requests that the OpenAPI document allows, or just does not: none may make the server fail."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Iterator
@@ -92,9 +90,7 @@ def _mended_prompt(prompt: Any) -> Any:
 
 @pytest.mark.parametrize("name", OPERATIONS)
 @pytest.mark.parametrize("mode", GenerationMode, ids=str)
-def test_no_request_of_the_document_makes_the_server_fail(
-    port: int, statuses: Counter[tuple[str, int]], name: str, mode: GenerationMode
-) -> None:
+def test_no_request_of_the_document_makes_the_server_fail(port, statuses, name, mode):
     operation = OPERATIONS[name]
     if mode is GenerationMode.NEGATIVE and not operation.body:
         return  # there is nothing to get wrong
@@ -123,7 +119,7 @@ def test_no_request_of_the_document_makes_the_server_fail(
     check()
 
 
-def test_there_were_thousands_of_requests_and_many_got_a_text(port: int, statuses: Counter[tuple[str, int]]) -> None:
+def test_there_were_thousands_of_requests_and_many_got_a_text(port, statuses):
     assert statuses.total() >= 2000
     assert all(statuses[name, 200] >= 100 for name in WRITING), statuses
     assert ask(port, "/health/ready").status == 200

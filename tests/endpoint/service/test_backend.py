@@ -82,7 +82,7 @@ def tokens_of(deltas: list[Delta], index: int) -> list[int]:
     return [token for delta in deltas if delta.index == index for token in delta.token_ids]
 
 
-async def test_generation_resumes_where_the_dead_replica_stopped() -> None:
+async def test_generation_resumes_where_the_dead_replica_stopped():
     handle = Handle(
         [[delta(0, 1, 2, 3, accepted=2), delta(1, 8)], [delta(0, 4)], ActorDiedError()],
         [Standing.WAITS, ActorDiedError()],
@@ -99,7 +99,7 @@ async def test_generation_resumes_where_the_dead_replica_stopped() -> None:
     assert handle.num_cancelled == 0
 
 
-async def test_a_token_that_is_written_again_is_counted_once_in_the_round_that_delivered_it() -> None:
+async def test_a_token_that_is_written_again_is_counted_once_in_the_round_that_delivered_it():
     handle = Handle(
         [[delta(0, 1, 2, 3, accepted=2, drafted=3, rejected=(7,)), delta(1, 8, drafted=2)], ActorDiedError()],
         [
@@ -117,7 +117,7 @@ async def test_a_token_that_is_written_again_is_counted_once_in_the_round_that_d
         assert own[-1].ending is not None
 
 
-async def test_an_ending_behind_tokens_that_were_delivered_brings_no_draft_of_theirs() -> None:
+async def test_an_ending_behind_tokens_that_were_delivered_brings_no_draft_of_theirs():
     handle = Handle(
         [[delta(0, 1, 2), delta(1, 8, ends=True)], ActorDiedError()],
         [[delta(0, 1, 2, rejected=(7,), ends=True), delta(1, 8, ends=True)]],
@@ -127,7 +127,7 @@ async def test_an_ending_behind_tokens_that_were_delivered_brings_no_draft_of_th
     assert (last.token_ids, last.rejected) == ((), ())
 
 
-async def test_a_sample_that_had_ended_when_its_replica_died_ends_once() -> None:
+async def test_a_sample_that_had_ended_when_its_replica_died_ends_once():
     handle = Handle(
         [[delta(0, 1, ends=True), delta(1, 8)], ActorDiedError()],
         [[delta(1, 8, 9, ends=True)], [delta(0, 1, ends=True)]],
@@ -146,7 +146,7 @@ async def test_a_sample_that_had_ended_when_its_replica_died_ends_once() -> None
     ],
     ids=["other", "shorter", "longer"],
 )
-async def test_another_text_is_never_appended_to_delivered_tokens(delivered: list[Delta], again: list[Any]) -> None:
+async def test_another_text_is_never_appended_to_delivered_tokens(delivered, again):
     with pytest.raises(RuntimeError, match="does not write what it had written"):
         await read(Handle([delivered, ActorDiedError()], again))
 
@@ -161,14 +161,14 @@ async def test_another_text_is_never_appended_to_delivered_tokens(delivered: lis
         ([Standing.WAITS, [delta(0, 1)]], True),
     ],
 )
-async def test_a_request_in_flight_when_two_replicas_die_is_given_up(lost: list[Any], is_repeatable: bool) -> None:
+async def test_a_request_in_flight_when_two_replicas_die_is_given_up(lost, is_repeatable):
     handle = Handle(*[[*lost, ActorDiedError()] for _ in range(3)])
     with pytest.raises(EnginesLostError):
         await read(handle, is_repeatable=is_repeatable)
     assert handle.num_tries == 2
 
 
-async def test_a_waiting_request_may_lose_two_replicas_and_gets_a_503_with_the_third() -> None:
+async def test_a_waiting_request_may_lose_two_replicas_and_gets_a_503_with_the_third():
     waited = [[Standing.WAITS, ActorDiedError()], [ActorDiedError()], [Standing.WAITS, ActorDiedError()]]
     done = [[delta(0, 1, ends=True), delta(1, 1, ends=True)]]
     assert tokens_of(await read(Handle(*waited[:2], done)), 0) == [1]
@@ -176,7 +176,7 @@ async def test_a_waiting_request_may_lose_two_replicas_and_gets_a_503_with_the_t
         await read(Handle(*waited, done))
 
 
-async def test_a_request_for_scores_is_given_up_after_two_dead_replicas() -> None:
+async def test_a_request_for_scores_is_given_up_after_two_dead_replicas():
     class Dying(Handle):
         def __init__(self) -> None:
             super().__init__()
@@ -191,7 +191,7 @@ async def test_a_request_for_scores_is_given_up_after_two_dead_replicas() -> Non
     assert handle.num_tries == 2
 
 
-async def test_a_whole_answer_that_is_not_repeatable_is_begun_anew() -> None:
+async def test_a_whole_answer_that_is_not_repeatable_is_begun_anew():
     again = [[delta(0, 5), delta(1, 6)], [delta(0, 7, ends=True), delta(1, 8, ends=True)]]
     whole = replace(GENERATION, is_streamed=False)
     handle = Handle([[delta(0, 1)], [delta(0, 2), delta(1, 3)], ActorDiedError()], again)
@@ -201,7 +201,7 @@ async def test_a_whole_answer_that_is_not_repeatable_is_begun_anew() -> None:
         await read(Handle(*[[[delta(0, 1)], ActorDiedError()]] * 3), is_repeatable=False, generation=whole)
 
 
-async def test_generation_that_is_not_repeatable_resumes_only_before_its_first_token() -> None:
+async def test_generation_that_is_not_repeatable_resumes_only_before_its_first_token():
     again = [[delta(0, 1, ends=True), delta(1, 1, ends=True)]]
     assert tokens_of(await read(Handle([ActorDiedError()], again), is_repeatable=False), 0) == [1]
     with pytest.raises(ActorDiedError):
@@ -237,7 +237,7 @@ def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("hurried")
-async def test_generation_resumes_only_on_a_replica_of_the_same_model() -> None:
+async def test_generation_resumes_only_on_a_replica_of_the_same_model():
     own = [[delta(0, 1, 2)], [delta(0, 3, ends=True), delta(1, 8, ends=True)]]
     other = [[delta(0, 9, ends=True), delta(1, 9, ends=True)]]
     handle = Mixed(("new", other), ("old", [[delta(0, 1)], ActorDiedError()]), ("new", other), ("old", own))
@@ -248,7 +248,7 @@ async def test_generation_resumes_only_on_a_replica_of_the_same_model() -> None:
 
 
 @pytest.mark.usefixtures("hurried")
-async def test_facts_and_scores_come_from_the_wanted_model() -> None:
+async def test_facts_and_scores_come_from_the_wanted_model():
     facts = await Replicas(Mixed(("new", [8]), ("old", [96])), is_repeatable=True, fingerprint="old").facts()
     assert facts.max_model_len == 96
     scoring = Scoring(request_id="r", prompts=((1, 2),), num_top=0)
@@ -257,7 +257,7 @@ async def test_facts_and_scores_come_from_the_wanted_model() -> None:
 
 
 @pytest.mark.usefixtures("hurried")
-async def test_a_new_ingress_waits_while_all_replicas_are_of_another_model() -> None:
+async def test_a_new_ingress_waits_while_all_replicas_are_of_another_model():
     handle = Mixed(("old", [8]), ("old", [8]), ("new", [96]), ("new", [96]))
     replicas = Replicas(handle, is_repeatable=True, fingerprint="new")
     await replicas.wait_for_model()
@@ -265,7 +265,7 @@ async def test_a_new_ingress_waits_while_all_replicas_are_of_another_model() -> 
     assert handle.num_tries == 3
 
 
-async def test_a_new_ingress_does_not_wait_without_any_replica(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_new_ingress_does_not_wait_without_any_replica(monkeypatch):
     monkeypatch.setattr("endpoint.service.backend._NO_REPLICA_S", 0)
 
     class Absent(Handle):
@@ -277,7 +277,7 @@ async def test_a_new_ingress_does_not_wait_without_any_replica(monkeypatch: pyte
     await Replicas(handle, is_repeatable=True, fingerprint="new").wait_for_model()
 
 
-async def test_a_new_ingress_begins_though_the_deployment_of_one_model_has_failed() -> None:
+async def test_a_new_ingress_begins_though_the_deployment_of_one_model_has_failed():
     class Failed(Handle):
         async def remote(self) -> None:
             raise DeploymentUnavailableError(DeploymentID(name="Replica-pirate", app_name="dray"))
@@ -287,7 +287,7 @@ async def test_a_new_ingress_begins_though_the_deployment_of_one_model_has_faile
     await Replicas(handle, is_repeatable=True, fingerprint="new").wait_for_model()
 
 
-async def test_without_a_replica_of_the_model_the_client_gets_a_503(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_without_a_replica_of_the_model_the_client_gets_a_503(monkeypatch):
     monkeypatch.setattr("endpoint.service.backend._UPDATE_PATIENCE_S", 0)
     replicas = Replicas(Mixed(*[("new", [96])] * 9), is_repeatable=True, fingerprint="old")
     for question in (read_by_client(replicas), replicas.facts()):
@@ -296,7 +296,7 @@ async def test_without_a_replica_of_the_model_the_client_gets_a_503(monkeypatch:
         assert (gone.value.status, gone.value.code) == (503, "model_unavailable")
 
 
-async def test_a_client_that_leaves_cancels_the_replicas_work() -> None:
+async def test_a_client_that_leaves_cancels_the_replicas_work():
     handle = Handle([[delta(0, 1)], [delta(0, 2)]])
     stream = Replicas(handle, is_repeatable=True).generate(GENERATION)
     await anext(stream)
@@ -305,7 +305,7 @@ async def test_a_client_that_leaves_cancels_the_replicas_work() -> None:
 
 
 @pytest.mark.parametrize("refusal", [BusyError("x"), RefusedError("x"), FailedError("x")])
-async def test_a_refusal_is_raised_unchanged(refusal: Exception) -> None:
+async def test_a_refusal_is_raised_unchanged(refusal):
     with pytest.raises(type(refusal)):
         await read(Handle([refusal]))
 
@@ -321,7 +321,7 @@ async def test_a_refusal_is_raised_unchanged(refusal: Exception) -> None:
         (EnginesLostError("request r, secret"), 500, "engine_lost"),
     ],
 )
-def test_each_refusal_has_its_answer(error: Exception, status: int, code: str) -> None:
+def test_each_refusal_has_its_answer(error, status, code):
     answer = as_api_error(error)
     assert isinstance(answer, ApiError)
     assert (answer.status, answer.code) == (status, code)
@@ -329,7 +329,7 @@ def test_each_refusal_has_its_answer(error: Exception, status: int, code: str) -
     assert "secret" not in answer.message
 
 
-async def test_an_unexpected_exception_is_raised_unchanged() -> None:
+async def test_an_unexpected_exception_is_raised_unchanged():
     class Broken:
         async def generate(self, generation: Generation) -> AsyncIterator[list[Delta]]:
             raise ZeroDivisionError
@@ -339,7 +339,7 @@ async def test_an_unexpected_exception_is_raised_unchanged() -> None:
         await read_by_client(Broken())
 
 
-async def test_replicas_share_one_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_replicas_share_one_deadline(monkeypatch):
     now = 100.0
     monkeypatch.setattr("endpoint.service.deadline.time.monotonic", lambda: now)
 
@@ -359,7 +359,7 @@ async def test_replicas_share_one_deadline(monkeypatch: pytest.MonkeyPatch) -> N
     assert (late.value.status, handle.num_tries) == (504, 2), "no replica was asked"
 
 
-async def test_requests_beyond_the_limit_are_refused_until_one_has_left() -> None:
+async def test_requests_beyond_the_limit_are_refused_until_one_has_left():
     handle = Handle([[delta(0, 5)], [delta(0, ends=True)]], [[delta(0, 6, ends=True)]])
     replicas = Replicas(handle, is_repeatable=True, max_requests=1)
     first = replicas.generate(GENERATION)

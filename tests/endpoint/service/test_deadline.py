@@ -1,7 +1,5 @@
 """Deadlines: every wait ends with them."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from math import inf
@@ -19,11 +17,11 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
-def test_without_a_deadline_there_is_no_end() -> None:
+def test_without_a_deadline_there_is_no_end():
     assert Deadline.after(None).left_s == inf
 
 
-def test_the_deadline_counts_from_when_the_request_came(clock: Clock) -> None:
+def test_the_deadline_counts_from_when_the_request_came(clock):
     clock.now = 7.0
     assert Deadline.after(10.0, started=3.0).left_s == 6.0
 
@@ -35,7 +33,7 @@ async def numbers(*, stays: bool) -> AsyncIterator[int]:
         await asyncio.Event().wait()
 
 
-def test_a_stream_is_read_to_its_end_or_to_the_deadline() -> None:
+def test_a_stream_is_read_to_its_end_or_to_the_deadline():
     async def read(stays: bool, deadline: Deadline) -> list[int]:
         return [number async for number in deadline.until(numbers(stays=stays))]
 
@@ -44,7 +42,7 @@ def test_a_stream_is_read_to_its_end_or_to_the_deadline() -> None:
         asyncio.run(read(True, Deadline.after(0.02)))
 
 
-def test_after_the_deadline_nothing_begins_and_other_timeouts_stay_timeouts(clock: Clock) -> None:
+def test_after_the_deadline_nothing_begins_and_other_timeouts_stay_timeouts(clock):
     async def begun(deadline: Deadline) -> None:
         async with deadline.enforced():
             raise TimeoutError("of somebody else")

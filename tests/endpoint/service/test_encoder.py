@@ -1,7 +1,5 @@
 """Prompts on their way to token ids: how much may wait, and what is refused unread."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import threading
@@ -26,7 +24,7 @@ from pipeline.requests.body import read
 from pipeline.requests.texts import CompletionAsked
 from pipeline.text.chat import Chat, ChatPrompt
 from pipeline.text.tools.asked import read_tools
-from tests.endpoint.in_process import CONTEXT, Server
+from tests.endpoint.in_process import CONTEXT
 
 pytestmark = pytest.mark.anyio
 
@@ -81,7 +79,7 @@ class Unreadable(list[int]):
         raise AssertionError("it is read")
 
 
-async def test_text_beyond_the_queues_size_is_refused_until_there_is_room(codec: Codec) -> None:
+async def test_text_beyond_the_queues_size_is_refused_until_there_is_room(codec):
     encoder = Encoder(codec, max_waiting=5000)  # type: ignore[arg-type]
     first = asyncio.ensure_future(encoder.encode("prompt", "x" * 9000, 96))
     await codec.begun()
@@ -94,7 +92,7 @@ async def test_text_beyond_the_queues_size_is_refused_until_there_is_room(codec:
     assert await asyncio.gather(*(encoder.encode("prompt", "x" * 1000, 96) for _ in range(4))) == [[1000]] * 4
 
 
-async def test_many_short_texts_fill_the_queue_too(codec: Codec) -> None:
+async def test_many_short_texts_fill_the_queue_too(codec):
     encoder = Encoder(codec, max_waiting=5000)  # type: ignore[arg-type]
     asked = [asyncio.ensure_future(encoder.encode("prompt", "x", 96)) for _ in range(9)]
     await codec.begun()
@@ -105,7 +103,7 @@ async def test_many_short_texts_fill_the_queue_too(codec: Codec) -> None:
     await asyncio.gather(*asked, return_exceptions=True)
 
 
-async def test_a_client_that_leaves_the_queue_makes_room_in_it(codec: Codec) -> None:
+async def test_a_client_that_leaves_the_queue_makes_room_in_it(codec):
     encoder = Encoder(codec, max_waiting=5000)  # type: ignore[arg-type]
     asked = [asyncio.ensure_future(encoder.encode("prompt", "x", 96)) for _ in range(4)]
     await codec.begun()
@@ -121,7 +119,7 @@ class Text(str):
     """Text that can have weak references."""
 
 
-async def test_a_client_that_leaves_the_queue_leaves_no_text_in_it(codec: Codec) -> None:
+async def test_a_client_that_leaves_the_queue_leaves_no_text_in_it(codec):
     encoder = Encoder(codec)  # type: ignore[arg-type]
     first = asyncio.ensure_future(encoder.encode("prompt", "x", 96))
     await codec.begun()
@@ -139,7 +137,7 @@ async def test_a_client_that_leaves_the_queue_leaves_no_text_in_it(codec: Codec)
     assert await first == [1]
 
 
-async def test_each_message_of_a_chat_counts_even_if_it_is_empty(codec: Codec) -> None:
+async def test_each_message_of_a_chat_counts_even_if_it_is_empty(codec):
     encoder = Encoder(codec, max_waiting=5000)  # type: ignore[arg-type]
     chat = [{"role": "user", "content": "", "name": "n" * 36}] * 40  # 40 x (36 + 64) = 4000
     first = asyncio.ensure_future(encoder.encode_chat(Chat(chat), 96))
@@ -150,7 +148,7 @@ async def test_each_message_of_a_chat_counts_even_if_it_is_empty(codec: Codec) -
     assert (await first).token_ids == [0]
 
 
-async def test_a_form_and_tools_count_while_their_grammar_waits_to_be_written(codec: Codec) -> None:
+async def test_a_form_and_tools_count_while_their_grammar_waits_to_be_written(codec):
     encoder = Encoder(codec, max_waiting=5000)  # type: ignore[arg-type]
     first = asyncio.ensure_future(encoder.encode("prompt", "x", 96))
     await codec.begun()
@@ -165,7 +163,7 @@ async def test_a_form_and_tools_count_while_their_grammar_waits_to_be_written(co
     assert (await small)[0] is plain
 
 
-def test_token_ids_beyond_the_context_are_counted_and_not_read(codec: Codec) -> None:
+def test_token_ids_beyond_the_context_are_counted_and_not_read(codec):
     service = service_of(codec)
     with pytest.raises(ApiError, match="the prompt has 5000"):
         asyncio.run(service.encode("prompt", Unreadable([1] * 5000)))
@@ -173,7 +171,7 @@ def test_token_ids_beyond_the_context_are_counted_and_not_read(codec: Codec) -> 
         asyncio.run(service.decode("tokens", Unreadable([1] * 5000)))
 
 
-def test_token_ids_are_decoded_only_on_request_and_in_the_encoders_thread(codec: Codec) -> None:
+def test_token_ids_are_decoded_only_on_request_and_in_the_encoders_thread(codec):
     service = service_of(codec)
     assert asyncio.run(service.encode("prompt", [1, 2])).text == ""
     assert codec.threads == []
@@ -192,7 +190,7 @@ def test_token_ids_are_decoded_only_on_request_and_in_the_encoders_thread(codec:
         ({"tokens": ["a"] * 300_000}, DetokenizeBody),
     ],
 )
-def test_the_form_of_a_request_is_recognized_without_memory_for_each_token_id(body: dict[str, Any], form: Any) -> None:
+def test_the_form_of_a_request_is_recognized_without_memory_for_each_token_id(body, form):
     tracemalloc.start()
     try:
         read(form, body)
@@ -202,7 +200,7 @@ def test_the_form_of_a_request_is_recognized_without_memory_for_each_token_id(bo
 
 
 @pytest.mark.parametrize("path", ["v1/completions", "v1/chat/completions", "tokenize"])
-def test_the_error_for_a_text_that_cannot_fit_shows_its_length_and_not_the_text(server: Server, path: str) -> None:
+def test_the_error_for_a_text_that_cannot_fit_shows_its_length_and_not_the_text(server, path):
     text = "marker " * 20_000
     body: dict[str, Any] = {"messages": [{"role": "user", "content": text}]} if "chat" in path else {"prompt": text}
     answer = httpx2.post(f"{server.url}/{path}", json=body)
@@ -232,7 +230,7 @@ FAILED = "The chat template of this model failed over these messages."
         ("{{ messages[0]['content'] | tojson(indent='x' * 3, bogus=1) }}", FAILED),
     ],
 )
-def test_an_error_quotes_a_templates_own_words_and_nothing_else(server: Server, template: str, expected: str) -> None:
+def test_an_error_quotes_a_templates_own_words_and_nothing_else(server, template, expected):
     encoder = Encoder(replace(server.service.codec, chat_template=template))
     with pytest.raises(ApiError) as caught:
         asyncio.run(encoder.encode_chat(Chat([{"role": "user", "content": "marker of a prompt"}]), 96))

@@ -1,7 +1,5 @@
 """What a client sees when something goes wrong behind the application."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import threading
@@ -118,9 +116,7 @@ PATHS = ["v1/completions", "v1/chat/completions"]
 
 @pytest.mark.parametrize(("error", "status", "code", "reason"), ERRORS)
 @pytest.mark.parametrize("path", PATHS)
-def test_an_error_in_mid_stream_ends_the_stream_with_an_error_event(
-    server: Server, backend: Backend, path: str, error: Exception, status: int, code: str, reason: str
-) -> None:
+def test_an_error_in_mid_stream_ends_the_stream_with_an_error_event(server, backend, path, error, status, code, reason):
     backend.then = fail(error)
     answer = asked(server, path, stream=True)
     assert (answer.status_code, code_of(answer)) == (200, code)
@@ -134,9 +130,7 @@ def test_an_error_in_mid_stream_ends_the_stream_with_an_error_event(
 
 @pytest.mark.parametrize(("error", "status", "code", "reason"), ERRORS[:2])
 @pytest.mark.parametrize("stream", [True, False])
-def test_an_error_before_the_first_token_has_a_status_of_its_own(
-    server: Server, backend: Backend, stream: bool, error: Exception, status: int, code: str, reason: str
-) -> None:
+def test_an_error_before_the_first_token_has_a_status_of_its_own(server, backend, stream, error, status, code, reason):
     backend.then = fail(error)
     answer = asked(server, stream=stream, max_tokens=1)
     assert (answer.status_code, code_of(answer)) == (status, code)
@@ -156,8 +150,8 @@ def test_an_error_before_the_first_token_has_a_status_of_its_own(
 )
 @pytest.mark.parametrize("max_tokens", [0, 1])
 def test_a_failure_while_scoring_is_answered_as_one_while_generating_is_and_without_its_message(
-    server: Server, backend: Backend, error: Exception, status: int, code: str | None, max_tokens: int
-) -> None:
+    server, backend, error, status, code, max_tokens
+):
     backend.score_fails_with = error
     answer = asked(server, echo=True, logprobs=1, max_tokens=max_tokens)
     assert (answer.status_code, code_of(answer)) == (status, code)
@@ -165,7 +159,7 @@ def test_a_failure_while_scoring_is_answered_as_one_while_generating_is_and_with
     assert "marker" not in answer.text
 
 
-def test_a_client_that_leaves_a_stream_ends_its_generation(server: Server, backend: Backend) -> None:
+def test_a_client_that_leaves_a_stream_ends_its_generation(server, backend):
     is_waiting = threading.Event()
 
     async def wait() -> None:
@@ -189,7 +183,7 @@ def test_a_client_that_leaves_a_stream_ends_its_generation(server: Server, backe
     assert expected.items() <= counted(server).items()
 
 
-def test_every_token_and_round_of_a_request_is_counted(server: Server, backend: Backend) -> None:
+def test_every_token_and_round_of_a_request_is_counted(server, backend):
     assert asked(server, prompt=[5, 6]).status_code == 200
     expected = {
         "length": 1,
@@ -204,7 +198,7 @@ def test_every_token_and_round_of_a_request_is_counted(server: Server, backend: 
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_deltas_that_arrive_together_are_sent_once_and_in_order(server: Server, backend: Backend, path: str) -> None:
+def test_deltas_that_arrive_together_are_sent_once_and_in_order(server, backend, path):
     """A busy reader gets several deltas of a choice at once, the last of which ends it."""
     backend.is_hurried = True
     answer = asked(server, path, stream=True)
@@ -216,7 +210,7 @@ def test_deltas_that_arrive_together_are_sent_once_and_in_order(server: Server, 
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_a_generation_without_an_ending_is_an_error(server: Server, backend: Backend, stream: bool) -> None:
+def test_a_generation_without_an_ending_is_an_error(server, backend, stream):
     backend.has_end = False
     answer = asked(server, stream=stream)
     assert (answer.status_code, code_of(answer)) == (200 if stream else 500, "generation_failed")
@@ -224,7 +218,7 @@ def test_a_generation_without_an_ending_is_an_error(server: Server, backend: Bac
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_waiting_for_an_engine_ends_at_the_deadline(server: Server, hurried: Backend, stream: bool) -> None:
+def test_waiting_for_an_engine_ends_at_the_deadline(server, hurried, stream):
     hurried.knows_facts = False
     answer = asked(server, stream=stream)
     assert (answer.status_code, code_of(answer)) == (504, "deadline_exceeded")
@@ -232,7 +226,7 @@ def test_waiting_for_an_engine_ends_at_the_deadline(server: Server, hurried: Bac
 
 
 @pytest.mark.parametrize("path", ["v1/completions", "tokenize"])
-def test_waiting_for_the_encoder_ends_at_the_deadline(server: Server, hurried: Backend, path: str) -> None:
+def test_waiting_for_the_encoder_ends_at_the_deadline(server, hurried, path):
     is_free = threading.Event()
     encoding = server.service._encoder._thread.submit(is_free.wait)
     try:
@@ -243,7 +237,7 @@ def test_waiting_for_the_encoder_ends_at_the_deadline(server: Server, hurried: B
     assert (answer.status_code, code_of(answer)) == (504, "deadline_exceeded")
 
 
-def test_waiting_for_a_token_ends_at_the_deadline_and_so_does_its_generation(server: Server, hurried: Backend) -> None:
+def test_waiting_for_a_token_ends_at_the_deadline_and_so_does_its_generation(server, hurried):
     for number, (stream, max_tokens, status) in enumerate(((True, 9, 200), (True, 1, 504), (False, 9, 504)), start=1):
         answer = asked(server, stream=stream, max_tokens=max_tokens)
         assert (answer.status_code, code_of(answer)) == (status, "deadline_exceeded")

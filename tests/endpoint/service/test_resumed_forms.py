@@ -45,9 +45,7 @@ def runs() -> tuple[Run, Run]:
     return run(range(20, 36)), run(range(40, 44))
 
 
-async def test_a_form_that_a_second_replica_goes_on_with_is_the_same_wherever_the_first_was_lost(
-    runs: tuple[Run, Run],
-) -> None:
+async def test_a_form_that_a_second_replica_goes_on_with_is_the_same_wherever_the_first_was_lost(runs):
     are_others = []
     for (first, lost), (again, whole) in zip(*runs, strict=True):
         assert (lost.output_token_ids, lost.error) == (whole.output_token_ids, None)

@@ -1,14 +1,12 @@
 """The configuration of `jobs.serve`, and what it becomes."""
 
-from __future__ import annotations
-
 import re
 import shutil
 from pathlib import Path
 
 import pytest
 
-from endpoint.edge.auth import Keys
+from endpoint.edge.headers import Keys
 from jobs import serve
 from jobs.config.serve import ServeConfig, load_serve_config
 from jobs.work import serving
@@ -20,7 +18,7 @@ def load(*flags: str, is_open: bool = True) -> ServeConfig:
     return load_serve_config(["--models.target", "target", *(["--serve.open"] if is_open else []), *flags], PROG)
 
 
-def test_the_configuration_reaches_every_part() -> None:
+def test_the_configuration_reaches_every_part():
     given = "max_waiting=7 min_replicas=2 max_replicas=5 drain_timeout_s=9 request_timeout_s=11 aliases=a"
     batches = "batches_path=/shared/batches batches_max_rows=12 batches_reserved_slots=2"
     config = load(*(f"--serve.{each}" for each in f"{given} {batches}".split()), "--engine.num_slots=3")
@@ -62,7 +60,7 @@ def test_the_configuration_reaches_every_part() -> None:
         (["--engine.num_slots=0"], "engine.num_slots must be at least 1"),
     ],
 )
-def test_bad_values_are_refused_before_anything_starts(flags: list[str], problem: str) -> None:
+def test_bad_values_are_refused_before_anything_starts(flags, problem):
     with pytest.raises(ValueError, match=problem):
         load(*flags)
 
@@ -75,12 +73,12 @@ def test_bad_values_are_refused_before_anything_starts(flags: list[str], problem
         (["--serve.key_files=nowhere/keys"], "the API keys in nowhere/keys cannot be read"),
     ],
 )
-def test_an_endpoint_without_keys_must_be_open_explicitly(flags: list[str], problem: str) -> None:
+def test_an_endpoint_without_keys_must_be_open_explicitly(flags, problem):
     with pytest.raises(ValueError, match=problem):
         load(*flags, is_open=False)
 
 
-def test_keys_come_from_files_and_variables_and_are_not_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keys_come_from_files_and_variables_and_are_not_shown(tmp_path, monkeypatch):
     (tmp_path / "keys").write_text("# of a person\nsk-first-key-of-all\n")
     monkeypatch.setenv("KEYS", "sk-second-key-of-all,sk-third-key-of-all")
     files, variables = f"--serve.key_files={tmp_path / 'keys'}", "--serve.key_variables=KEYS"
@@ -93,7 +91,7 @@ def test_keys_come_from_files_and_variables_and_are_not_shown(tmp_path: Path, mo
     assert (edge.limits.max_body_bytes, edge.has_page, edge.has_docs) == (2**20, True, False)
 
 
-def test_a_variable_with_keys_may_begin_with_dray_and_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_variable_with_keys_may_begin_with_dray_and_is_read_once(monkeypatch):
     monkeypatch.setenv("DRAY_API_KEYS", "sk-first-key-of-all")
     config = load("--serve.key_variables=DRAY_API_KEYS", is_open=False)
     monkeypatch.delenv("DRAY_API_KEYS")  # as the command does before it starts other processes
@@ -103,21 +101,19 @@ def test_a_variable_with_keys_may_begin_with_dray_and_is_read_once(monkeypatch: 
 
 
 @pytest.mark.parametrize("flag", ["--serve.open", "--serve.model=DRAY_API_KEYS"])
-def test_a_variable_that_is_only_mentioned_and_names_no_field_is_refused(
-    monkeypatch: pytest.MonkeyPatch, flag: str
-) -> None:
+def test_a_variable_that_is_only_mentioned_and_names_no_field_is_refused(monkeypatch, flag):
     monkeypatch.setenv("DRAY_API_KEYS", "sk-first-key-of-all")
     with pytest.raises(ValueError, match="environment variable DRAY_API_KEYS names no field") as refused:
         load(flag)
     assert "sk-first" not in str(refused.value)
 
 
-def test_the_fingerprint_of_keys_changes_with_a_key_and_not_with_their_order() -> None:
+def test_the_fingerprint_of_keys_changes_with_a_key_and_not_with_their_order():
     first, second = "sk-first-key-of-all", "sk-second-key-of-all"
     assert Keys([first, second]).fingerprint == Keys([second, first]).fingerprint != Keys([first]).fingerprint
 
 
-def test_the_documented_configurations_are_valid(tmp_path: Path) -> None:
+def test_the_documented_configurations_are_valid(tmp_path):
     found = []
     for example in re.findall(r"```yaml\n(.*?)```", Path("docs/serving.md").read_text(), flags=re.DOTALL):
         (tmp_path / "keys").write_text("sk-first-key-of-all\n")
@@ -128,7 +124,7 @@ def test_the_documented_configurations_are_valid(tmp_path: Path) -> None:
     assert set(with_adapters.serve.adapters) == {"pirate", "team/poet"}
 
 
-def test_the_example_is_valid_and_open_to_this_machine_only() -> None:
+def test_the_example_is_valid_and_open_to_this_machine_only():
     config = load_serve_config(["--config=examples/configs/serve.yaml"], PROG)
     assert config.serve.service.model == "dray/tiny-pair"
     assert (config.serve.host, config.keys(), config.serve.page) == ("127.0.0.1", None, True)
@@ -136,9 +132,7 @@ def test_the_example_is_valid_and_open_to_this_machine_only() -> None:
     assert config.serve.batches.path == "out/serve/batches"
 
 
-def test_a_model_without_a_name_of_its_own_has_that_of_its_folder(
-    text_pair: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_model_without_a_name_of_its_own_has_that_of_its_folder(text_pair, tmp_path, capsys):
     path = tmp_path / "serve.yaml"
     path.write_text(f"models: {{target: {text_pair[0]}, device: cpu}}\nserve: {{model: null, open: true}}\n")
     assert load_serve_config([f"--config={path}"], PROG).serve.service.model == load().serve.service.model
@@ -146,14 +140,14 @@ def test_a_model_without_a_name_of_its_own_has_that_of_its_folder(
     assert "Serving 'target' at" in capsys.readouterr().out
 
 
-def test_no_limit_for_a_request_is_refused(tmp_path: Path) -> None:
+def test_no_limit_for_a_request_is_refused(tmp_path):
     path = tmp_path / "serve.yaml"
     path.write_text("models: {target: t}\nserve: {open: true, request_timeout_s: null}\n")
     with pytest.raises(ValueError, match=r"serve.request_timeout_s: input should be a valid number, got None"):
         load_serve_config([f"--config={path}"], PROG)
 
 
-def test_a_dry_run_prints_what_would_be_served(text_pair: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_dry_run_prints_what_would_be_served(text_pair, capsys):
     target, draft = text_pair
     flags = ["--serve.open", "--dry-run"]
     assert serve.main(["--models.target", target, "--models.draft", draft, "--models.device=cpu", *flags]) == 0
@@ -163,9 +157,7 @@ def test_a_dry_run_prints_what_would_be_served(text_pair: tuple[str, str], capsy
     assert "keys:    none: everyone who can reach the port is answered" in said
 
 
-def test_a_lossy_verification_is_served_with_a_warning(
-    text_pair: tuple[str, str], capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_lossy_verification_is_served_with_a_warning(text_pair, capsys, caplog):
     target, draft = text_pair
     flags = ["--models.target", target, "--models.draft", draft, "--models.device=cpu", "--serve.open", "--dry-run"]
     assert serve.main([*flags, "--engine.verification=unadjusted"]) == 0
@@ -177,9 +169,7 @@ def test_a_lossy_verification_is_served_with_a_warning(
     assert not caplog.text
 
 
-def test_the_application_tells_its_service_what_its_texts_are(
-    text_pair: tuple[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_application_tells_its_service_what_its_texts_are(text_pair, monkeypatch):
     made = []
     monkeypatch.setattr(serving, "make_application", lambda models, *rest, **more: made.append(models[0].service))
     for verification in ("coupled", "rejection", "unadjusted"):
@@ -190,7 +180,7 @@ def test_the_application_tells_its_service_what_its_texts_are(
     assert [bool(service.warning) for service in made] == [False, False, True]
 
 
-def test_a_missing_model_is_a_bad_configuration(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_model_is_a_bad_configuration(tmp_path, capsys):
     assert serve.main(["--models.target", str(tmp_path), "--models.device=cpu", "--serve.open"]) == 2
     assert str(tmp_path) in capsys.readouterr().err
 
@@ -201,7 +191,7 @@ def fingerprint(target: str, *flags: str) -> str:
     return serving.settled_models(config)[0][0].fingerprint
 
 
-def test_the_fingerprint_covers_the_model_and_all_that_changes_text(text_pair: tuple[str, str], tmp_path: Path) -> None:
+def test_the_fingerprint_covers_the_model_and_all_that_changes_text(text_pair, tmp_path):
     target, copy = text_pair[0], tmp_path / "copy"
     shutil.copytree(target, copy)
     first = fingerprint(target)
@@ -216,7 +206,7 @@ def test_the_fingerprint_covers_the_model_and_all_that_changes_text(text_pair: t
     assert fingerprint(str(copy)) != first
 
 
-def test_under_rejection_the_fingerprint_covers_the_drafts_too(text_pair: tuple[str, str]) -> None:
+def test_under_rejection_the_fingerprint_covers_the_drafts_too(text_pair):
     target, draft = text_pair
     rejection, coupled = (
         ("--models.draft", draft, f"--engine.verification={rule}") for rule in ("rejection", "coupled")
@@ -242,15 +232,7 @@ def test_under_rejection_the_fingerprint_covers_the_drafts_too(text_pair: tuple[
         (["--serve.share_prefixes"], "tell that another key sent a prompt before (serve.share_prefixes)", True),
     ],
 )
-def test_what_keys_share_is_said_at_the_start(
-    flags: list[str],
-    said: str,
-    is_warned: bool,
-    text_pair: tuple[str, str],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_what_keys_share_is_said_at_the_start(flags, said, is_warned, text_pair, monkeypatch, capsys, caplog):
     monkeypatch.setenv("SOME_KEYS", "sk-first-key-of-all")
     keys = [] if "--serve.open" in flags else ["--serve.key_variables=SOME_KEYS"]
     assert serve.main(["--models.target", text_pair[0], "--models.device=cpu", "--dry-run", *keys, *flags]) == 0
@@ -258,7 +240,7 @@ def test_what_keys_share_is_said_at_the_start(
     assert (said in caplog.text) is is_warned
 
 
-def test_vllms_index_of_all_texts_is_refused_unless_keys_share_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_vllms_index_of_all_texts_is_refused_unless_keys_share_drafts(monkeypatch):
     monkeypatch.setenv("SOME_KEYS", "sk-first-key-of-all")
     keys, vllm = "--serve.key_variables=SOME_KEYS", ["--engine.backend=vllm", "--engine.drafter=suffix"]
     with pytest.raises(ValueError, match="vLLM looks up in the texts of all API keys; say"):

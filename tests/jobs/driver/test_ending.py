@@ -23,22 +23,18 @@ def run(tmp_path: Path) -> RunDirectory:
     return run
 
 
-def test_the_texts_are_spread_over_the_run_and_the_same_at_each_call(run: RunDirectory) -> None:
+def test_the_texts_are_spread_over_the_run_and_the_same_at_each_call(run):
     assert [sample.text for sample in samples(run, 3)] == ["text 1", "text 4", "text 7"]
     assert [sample.text for sample in samples(run, 9)] == [f"text {number}" for number in range(8)]  # one row failed
     assert list(samples(run, 0)) == []
 
 
-def test_no_text_is_printed_where_the_output_is_no_terminal(
-    run: RunDirectory, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_no_text_is_printed_where_the_output_is_no_terminal(run, capsys):
     print_ending(run, RunSettings())
     assert capsys.readouterr().out == ""
 
 
-def test_texts_are_printed_on_a_terminal_or_when_asked_for(
-    run: RunDirectory, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_texts_are_printed_on_a_terminal_or_when_asked_for(run, capsys, monkeypatch):
     print_ending(run, RunSettings(show_texts=1))
     assert capsys.readouterr().out.split("\n") == [f"row {unit(4, num_rows=1).row_id(0)}", "> Say it", "text 4", "", ""]
     monkeypatch.setenv("FORCE_COLOR", "1")  # by which rich takes any output for a terminal
@@ -48,9 +44,7 @@ def test_texts_are_printed_on_a_terminal_or_when_asked_for(
     assert capsys.readouterr().out == ""
 
 
-def test_the_page_of_a_report_is_named_before_its_figures(
-    run: RunDirectory, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_page_of_a_report_is_named_before_its_figures(run, capsys):
     run.write_report({"complete": True})
     print_ending(run, RunSettings())
     assert capsys.readouterr().out == f"report: {run.location.path}/report.json\n"
@@ -59,14 +53,14 @@ def test_the_page_of_a_report_is_named_before_its_figures(
     assert capsys.readouterr().out == f"report: {run.location.path}/report.html\n"
 
 
-def test_a_long_text_is_cut_and_cannot_control_the_terminal() -> None:
+def test_a_long_text_is_cut_and_cannot_control_the_terminal():
     assert shortened("one\ntwo\n\nfour\nfive") == "one\ntwo\n\nfour ..."
     assert shortened("x" * 300) == "x" * 280 + " ..."
     assert shortened(" short \n") == "short"
     assert shortened("\x1b[2Jgone") == "\u241b[2Jgone"
 
 
-def test_a_text_keeps_its_tabs_and_spaces_and_is_cut_by_the_columns_that_it_fills() -> None:
+def test_a_text_keeps_its_tabs_and_spaces_and_is_cut_by_the_columns_that_it_fills():
     assert shortened("a\tb\u00a0c\u3000d") == "a\tb\u00a0c\u3000d"
     assert shortened("\u6f22" * 150) == "\u6f22" * 140 + " ..."
     assert shortened("e\u0301" * 280) == "e\u0301" * 280
@@ -78,9 +72,7 @@ def test_a_text_of_characters_that_fill_no_column_is_cut_as_well():
     assert len(shortened("a" + "\u200b" * 100_000 + "b")) < 1200
 
 
-def test_a_generated_text_cannot_send_a_terminal_a_command(
-    run: RunDirectory, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_generated_text_cannot_send_a_terminal_a_command(run, capsys, monkeypatch):
     hostile = Sample(1, "\x1b]0;title\x07 \x9b2J", "\x1b[31mred\x1b[0m\r\x08 \u202e[bold]b[/bold]")
     monkeypatch.setattr(summary, "samples", lambda *_: [hostile])
     print_ending(run, RunSettings(show_texts=1))
@@ -89,9 +81,7 @@ def test_a_generated_text_cannot_send_a_terminal_a_command(
     assert "\u241b[31mred\u241b[0m\u240d\u2408 \ufffd[bold]b[/bold]" in printed
 
 
-def test_texts_that_cannot_be_read_do_not_fail_a_run_that_is_complete(
-    run: RunDirectory, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_texts_that_cannot_be_read_do_not_fail_a_run_that_is_complete(run, capsys, monkeypatch):
     def fail(*_: Any, **__: Any) -> None:
         raise OSError("the storage does not answer")
 

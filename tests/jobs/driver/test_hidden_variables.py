@@ -20,7 +20,7 @@ print(subprocess.run([sys.executable, "-c", "import os; print(os.environ)"], cap
 
 
 @pytest.mark.parametrize(("names", "is_shown"), [(["DRAY_TEST_KEYS", "DRAY_NOT_SET"], False), ([], True)])
-def test_a_hidden_variable_is_in_no_environment_and_others_stay(names: list[str], is_shown: bool) -> None:
+def test_a_hidden_variable_is_in_no_environment_and_others_stay(names, is_shown):
     process = subprocess.run(
         [sys.executable, "-c", HIDES, *names],
         cwd=Path(__file__).parents[3],

@@ -1,7 +1,5 @@
 """Messages of the commands about a second driver, a lost lease and damaged files, which need no Ray."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -28,7 +26,7 @@ def begun(job: Job) -> Job:
     return job
 
 
-def test_a_second_driver_ends_with_one_line_that_names_the_first(begun: Job) -> None:
+def test_a_second_driver_ends_with_one_line_that_names_the_first(begun):
     with hold_lease(RunDirectory.open(str(begun.output))) as lease:
         assert begun.generate("--models.device=cpu") == Exit.FAILED
         assert f"error: another driver works on this run (host {lease.holder.host}, pid" in begun.printed()
@@ -37,7 +35,7 @@ def test_a_second_driver_ends_with_one_line_that_names_the_first(begun: Job) -> 
         lease.refuse_if_lost()
 
 
-def test_a_driver_that_lost_its_lease_stops_at_the_next_unit(begun: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_driver_that_lost_its_lease_stops_at_the_next_unit(begun, monkeypatch):
     taken = []
 
     def lose_the_lease_after_a_unit(*_: Any, **__: Any) -> Iterator[SimpleNamespace]:
@@ -61,7 +59,7 @@ def test_a_driver_that_lost_its_lease_stops_at_the_next_unit(begun: Job, monkeyp
     assert taken == [1]
 
 
-def test_verify_names_damaged_files_and_repair_moves_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_verify_names_damaged_files_and_repair_moves_them(tmp_path, capsys):
     run_directory = committed_run(tmp_path / "run")
     part = Path(run_directory.part_path(0).path)
     part.write_bytes(part.read_bytes()[:-7])
@@ -80,16 +78,7 @@ def test_verify_names_damaged_files_and_repair_moves_them(tmp_path: Path, capsys
     assert [unit.unit_id for unit in run_directory.missing_units()] == [0]
 
 
-def test_a_damaged_manifest_prints_one_line_that_names_the_part(begun: Job) -> None:
-    (part,) = (begun.output / "manifest").iterdir()
-    part.write_bytes(part.read_bytes()[:-1])
-    assert verify.main([str(begun.output)]) == 1
-    assert f"{part.name}: damaged" in begun.printed()
-    assert begun.generate("--models.device=cpu") == Exit.BAD_CONFIGURATION
-    assert f"{part.name}: damaged" in begun.printed()
-
-
-def test_an_empty_part_is_moved_away_and_its_unit_is_done_again(begun: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_empty_part_is_moved_away_and_its_unit_is_done_again(begun, monkeypatch):
     missing = []
 
     def note_what_is_missing(units: MissingUnits, *_: Any, **__: Any) -> Iterator[SimpleNamespace]:

@@ -13,7 +13,6 @@ import ray
 
 from actors.workers.engine_worker import EngineWorker
 from jobs.driver import execution
-from tests.jobs.conftest import Job
 from tests.jobs.driver.scraping import scrape, sums
 from tests.jobs.runs import errors, generations, prompts, wait_until
 
@@ -74,7 +73,7 @@ def events(text: str, run: str) -> list[dict[str, Any]]:
     return [event for event in found if event["run"] == run]
 
 
-def test_json_logs_hold_every_event_of_a_run_and_no_prompt_or_output(job: Job) -> None:
+def test_json_logs_hold_every_event_of_a_run_and_no_prompt_or_output(job):
     secret = "Zq7secretXk"
     job.read([*secret_rows(secret), *prompts(5)])
     output = job.output = job.folder / "logged-run"
@@ -133,7 +132,7 @@ def test_json_logs_hold_every_event_of_a_run_and_no_prompt_or_output(job: Job) -
     assert sum(secret in row["message"] for row in errors(output)) >= 3, "messages quote rows: this test needs some"
 
 
-def test_prompts_are_logged_if_the_configuration_asks_for_them(job: Job) -> None:
+def test_prompts_are_logged_if_the_configuration_asks_for_them(job):
     secret = "Wv3askedJh"
     job.read(secret_rows(secret))
     output = job.output = job.folder / "asked-run"
@@ -149,7 +148,7 @@ def test_prompts_are_logged_if_the_configuration_asks_for_them(job: Job) -> None
 
 
 @pytest.mark.slow
-def test_a_dead_worker_and_its_repeated_unit_are_logged_and_counted(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dead_worker_and_its_repeated_unit_are_logged_and_counted(job, monkeypatch):
     job.read(4)
     job.output = job.folder / "repeated-run"
     monkeypatch.setattr(execution, "EngineWorker", dies_once(job.folder / "died"))
@@ -163,23 +162,18 @@ def test_a_dead_worker_and_its_repeated_unit_are_logged_and_counted(job: Job, mo
     wait_until(lambda: expected.items() <= sums(scrape("repeated-run")).items())
 
 
-def test_in_text_format_the_driver_prints_and_the_workers_log_lines(plain_run: Path, job: Job) -> None:
-    assert (plain_run / "err.txt").read_text() == ""
-    assert "1 rows failed and are in" in (plain_run / "out.txt").read_text()
-    assert f"INFO actor loaded target={job.pair[0]}" in worker_logs()
-    assert "unit committed unit=3 attempt=0 rows=7 errors=1" in worker_logs()
-
-
-def test_a_warning_of_the_engines_reaches_the_driver_once(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    job.read(4)
+def test_workers_log_lines_of_text_and_a_warning_of_theirs_reaches_the_driver_once(job, monkeypatch):
+    job.read([*prompts(4), "{not json"])
     monkeypatch.setattr(execution, "EngineWorker", Warned)
     assert job.generate() == 0
-    (line,) = [line for line in job.capsys.readouterr().err.splitlines() if "is slow" in line]
+    (line,), said = job.capsys.readouterr().err.splitlines(), worker_logs()
     assert line.endswith("WARNING engine 0 is slow")
-    assert "engine 1 is slow" in worker_logs()
+    assert "engine 1 is slow" in said
+    assert f"INFO actor loaded target={job.pair[0]}" in said
+    assert "unit committed unit=0 attempt=0 rows=4 errors=1" in said
 
 
-def test_an_error_is_an_event_in_json_and_a_line_in_text(job: Job) -> None:
+def test_an_error_is_an_event_in_json_and_a_line_in_text(job):
     job.read(3)
     assert job.generate("--models.target=/nowhere") == 2
     assert job.capsys.readouterr().err.startswith("error: no model at '/nowhere'")

@@ -6,7 +6,6 @@ import pytest
 
 from pipeline.run.check import check_run
 from pipeline.run.directory import RunDirectory
-from tests.jobs.conftest import Job
 from tests.jobs.driver.scraping import scrape, sums
 from tests.jobs.runs import prompts, wait_until
 
@@ -15,7 +14,7 @@ GAUGES = {"ray_dray_engine_slots", "ray_dray_engine_running", "ray_dray_engine_w
 GAUGES |= {"ray_dray_units_left", "ray_dray_rows_left"}
 
 
-def test_prometheus_reads_the_counts_that_a_run_wrote(job: Job) -> None:
+def test_prometheus_reads_the_counts_that_a_run_wrote(job):
     bad = [{"id": "a", "kind": "a"}, {"id": "b", "kind": "a", "prompt": ""}]
     bad += [{"id": "c", "kind": "a", "prompt": "hello " * 400}]
     job.read([*prompts(21), *bad])

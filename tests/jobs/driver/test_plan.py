@@ -1,7 +1,5 @@
 """Plans of runs whose input has no rows, or whose ids are integers; they need no Ray."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from dataclasses import replace
@@ -24,14 +22,14 @@ CPU = "--models.device=cpu"
 
 
 @pytest.mark.parametrize("flags", [(), ("--dry-run",)])
-def test_an_input_without_rows_is_refused_before_anything_is_written(job: Job, flags: tuple[str, ...]) -> None:
+def test_an_input_without_rows_is_refused_before_anything_is_written(job, flags):
     job.source.write_text("\n  \n")
     assert job.generate(CPU, *flags) == 2
     assert f"error: the input has no rows: 1 files are empty, the first is {job.source};" in job.printed()
     assert not job.output.exists()
 
 
-def test_an_input_without_rows_makes_an_empty_corpus_where_that_is_allowed(job: Job) -> None:
+def test_an_input_without_rows_makes_an_empty_corpus_where_that_is_allowed(job):
     job.source.write_text("")
     assert job.generate(CPU, "--input.allow_empty", "--dry-run") == 0
     assert "1 files (jsonl), 0 rows" in job.printed()
@@ -40,13 +38,13 @@ def test_an_input_without_rows_makes_an_empty_corpus_where_that_is_allowed(job: 
     assert job.generate(CPU) == 2, "the run that is there has no rows either"
 
 
-def test_a_run_keeps_the_type_of_its_ids(job: Job) -> None:
+def test_a_run_keeps_the_type_of_its_ids(job):
     job.read([{"id": 1, "kind": "a", "prompt": "hello"}])
     job.begin(CPU)
     assert str(RunDirectory.open(str(job.output)).id_type) == "int64"
 
 
-def test_a_run_that_was_begun_before_ids_had_types_goes_on_with_strings(job: Job) -> None:
+def test_a_run_that_was_begun_before_ids_had_types_goes_on_with_strings(job):
     job.read([{"id": 1, "kind": "a", "prompt": "hello"}])
     job.begin(CPU)
     path = job.output / "run.json"
@@ -57,7 +55,7 @@ def test_a_run_that_was_begun_before_ids_had_types_goes_on_with_strings(job: Job
     assert job.generate(CPU, "--dry-run") == 0
 
 
-def test_a_run_that_fails_by_its_error_rate_quotes_the_commonest_error(job: Job, tmp_path: Path) -> None:
+def test_a_run_that_fails_by_its_error_rate_quotes_the_commonest_error(job, tmp_path):
     run_directory = committed_run(tmp_path / "run")
     config = load(RunConfig, job.command("--run.max_error_rate=0.1"), prog="test")
     with pytest.raises(
@@ -83,14 +81,14 @@ def fp8_target(job: Job, tmp_path: Path) -> str:
     return str(folder)
 
 
-def test_what_is_not_fp8_keeps_the_checkpoints_dtype_on_a_cpu_too(job: Job, fp8_target: str) -> None:
+def test_what_is_not_fp8_keeps_the_checkpoints_dtype_on_a_cpu_too(job, fp8_target):
     job.read(3)
     config = load(RunConfig, job.command(CPU, f"--models.target={fp8_target}"), prog="test")
     assert make_plan(config).settings.models.dtype == "bfloat16"
     assert make_plan(load(RunConfig, job.command(CPU), prog="test")).settings.models.dtype == "float32"
 
 
-def test_float32_beside_fp8_weights_is_refused_by_the_plan(job: Job, fp8_target: str) -> None:
+def test_float32_beside_fp8_weights_is_refused_by_the_plan(job, fp8_target):
     job.read(3)
     assert job.generate(CPU, f"--models.target={fp8_target}", "--models.dtype=float32", "--dry-run") == 2
     assert "has FP8 weights, which do not go with models.dtype float32" in job.printed()
@@ -111,8 +109,8 @@ def test_float32_beside_fp8_weights_is_refused_by_the_plan(job: Job, fp8_target:
     ],
 )
 def test_the_units_of_a_small_input_are_so_small_that_each_engine_has_several(
-    job: Job, num_rows: int, most_engines: int, num_samples: int, given: int | None, sizes: list[int]
-) -> None:
+    job, num_rows, most_engines, num_samples, given, sizes
+):
     job.read([{"id": 1, "kind": "a", "prompt": "hello"}] * num_rows)
     flags = (f"--actors.max_actors={most_engines}", f"--sampling.n={num_samples}")
     config = load(RunConfig, job.command(CPU, *flags), prog="test")

@@ -17,9 +17,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
-def test_the_pace_and_the_time_left_count_from_the_first_engine_and_not_from_the_start(
-    clock: Clock, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_pace_and_the_time_left_count_from_the_first_engine_and_not_from_the_start(clock, capsys):
     with Progress(4, 40, "lines") as shown:
         shown.say("planned: 4 units, 40 rows")
         clock.now = 60.0
@@ -40,7 +38,7 @@ def test_the_pace_and_the_time_left_count_from_the_first_engine_and_not_from_the
     assert later.endswith("0:10 left")
 
 
-def test_no_progress_prints_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_progress_prints_nothing(capsys):
     with Progress(1, 10, "none") as shown:
         shown.say("planned")
         shown.engines_up(1, 1)
@@ -48,9 +46,7 @@ def test_no_progress_prints_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr() == ("", "")
 
 
-def test_what_engines_write_is_shown_before_a_unit_is_committed(
-    clock: Clock, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_engines_write_is_shown_before_a_unit_is_committed(clock, capsys):
     with Progress(1, 10, "lines") as shown:
         shown.engines_up(1, 1)
         for seconds in range(2, 32, 2):

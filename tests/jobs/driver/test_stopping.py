@@ -4,7 +4,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 
 import pytest
@@ -19,9 +19,7 @@ SIGNALS = [signal.SIGINT, signal.SIGTERM]
 
 
 @pytest.mark.parametrize("first", SIGNALS)
-def test_the_first_signal_stops_what_is_new_and_the_line_says_what_the_second_does(
-    capsys: pytest.CaptureFixture[str], first: signal.Signals
-) -> None:
+def test_the_first_signal_stops_what_is_new_and_the_line_says_what_the_second_does(capsys, first):
     stopped = threading.Event()
     with graceful_stop(stopped.set, 60.0):
         signal.raise_signal(first)
@@ -33,19 +31,19 @@ def test_the_first_signal_stops_what_is_new_and_the_line_says_what_the_second_do
 
 @pytest.mark.parametrize("second", SIGNALS)
 @pytest.mark.parametrize("first", SIGNALS)
-def test_the_second_signal_ends_the_run_at_once(first: signal.Signals, second: signal.Signals) -> None:
+def test_the_second_signal_ends_the_run_at_once(first, second):
     with graceful_stop(lambda: None, 60.0):
         signal.raise_signal(first)
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(second)
 
 
-def test_units_that_are_not_done_after_the_grace_period_are_dropped() -> None:
+def test_units_that_are_not_done_after_the_grace_period_are_dropped():
     with pytest.raises(KeyboardInterrupt), graceful_stop(lambda: None, 0.01):
         _ask_and_wait()
 
 
-def test_a_swallowed_interrupt_is_raised_again() -> None:
+def test_a_swallowed_interrupt_is_raised_again():
     before = signal.getsignal(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt), graceful_stop(lambda: None, 60.0, insist_after_s=0.01):
         _swallow_one_and_wait()
@@ -53,7 +51,7 @@ def test_a_swallowed_interrupt_is_raised_again() -> None:
 
 
 @pytest.mark.parametrize("first", SIGNALS)
-def test_nothing_is_interrupted_after_the_end(first: signal.Signals) -> None:
+def test_nothing_is_interrupted_after_the_end(first):
     stopped = threading.Event()
     with graceful_stop(stopped.set, 60.0, insist_after_s=0.001):
         signal.raise_signal(first)
@@ -83,9 +81,7 @@ def received() -> Iterator[list[int]]:
 
 
 @pytest.mark.parametrize("command", [Job.generate, Job.retry])
-def test_sigterm_while_a_run_is_planned_is_exit_code_3(
-    job: Job, monkeypatch: pytest.MonkeyPatch, received: list[int], command: Callable[[Job], int]
-) -> None:
+def test_sigterm_while_a_run_is_planned_is_exit_code_3(job, monkeypatch, received, command):
     def plan_and_stop(config: RunConfig) -> Plan:
         signal.raise_signal(signal.SIGTERM)
         return make_plan(config)
@@ -116,7 +112,7 @@ sys.exit(generate.main(sys.argv[1:]))
 
 @pytest.mark.slow
 @pytest.mark.ray
-def test_sigterm_between_the_start_of_ray_and_the_first_unit_is_exit_code_3(job: Job, ray_address: str) -> None:
+def test_sigterm_between_the_start_of_ray_and_the_first_unit_is_exit_code_3(job, ray_address):
     job.read(2)
     program = [sys.executable, "-c", _STOPPED_AFTER_RAY, *job.command(), f"--run.ray_address={ray_address}"]
     done = subprocess.run(program, stderr=subprocess.PIPE, text=True)

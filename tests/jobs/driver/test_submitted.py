@@ -19,20 +19,20 @@ def copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def test_a_folder_of_ones_own_is_no_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_of_ones_own_is_no_copy(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert submitted_copy() is None
     check_submitted({"output.path": "out"}, {"input.path": "nowhere.jsonl"})
 
 
-def test_a_job_that_starts_in_a_folder_of_its_copy_runs_in_the_copy(copy: Path, monkeypatch) -> None:
+def test_a_job_that_starts_in_a_folder_of_its_copy_runs_in_the_copy(copy, monkeypatch):
     assert submitted_copy() == copy
     monkeypatch.chdir(copy / "data")
     assert submitted_copy() == copy
 
 
 @pytest.mark.parametrize("path", ["out", "./out", "data/../out"])
-def test_an_output_in_the_copy_is_refused_by_the_name_of_its_option(copy: Path, path: str) -> None:
+def test_an_output_in_the_copy_is_refused_by_the_name_of_its_option(copy, path):
     with pytest.raises(ValueError, match=f"^learn.path '{path}' lies in the copy .* shared?.* s3://"):
         check_submitted({"output.path": None, "learn.path": path}, {})
     with pytest.raises(ValueError, match=r"output\.path"):
@@ -40,12 +40,12 @@ def test_an_output_in_the_copy_is_refused_by_the_name_of_its_option(copy: Path, 
 
 
 @pytest.mark.usefixtures("copy")
-def test_an_output_elsewhere_is_taken(tmp_path: Path) -> None:
+def test_an_output_elsewhere_is_taken(tmp_path):
     check_submitted({"output.path": "s3://bucket/run", "learn.path": str(tmp_path), "run.storage": "~/checkpoints"}, {})
 
 
 @pytest.mark.usefixtures("copy")
-def test_what_is_read_from_the_copy_is_noted_and_what_was_not_copied_is_refused(capsys) -> None:
+def test_what_is_read_from_the_copy_is_noted_and_what_was_not_copied_is_refused(capsys):
     check_submitted({}, {"input.path": ["data/in.jsonl", "s3://bucket/in.jsonl"], "models.target": "Qwen/Qwen3-8B"})
     (note,) = capsys.readouterr().err.splitlines()
     assert note.startswith("note: input.path 'data/in.jsonl' is read from the copy")
@@ -63,18 +63,14 @@ def test_what_is_read_from_the_copy_is_noted_and_what_was_not_copied_is_refused(
         (serve.main, ["--models.target=a/b/c", "--serve.open"], "models.target"),
     ],
 )
-def test_commands_that_read_what_was_not_copied_are_refused_by_the_name_of_the_option(
-    command, flags: list[str], option: str, capsys
-) -> None:
+def test_commands_that_read_what_was_not_copied_are_refused_by_the_name_of_the_option(command, flags, option, capsys):
     outputs = ["--output.path=/out", "--run.storage=/checkpoints"] if command is train_draft.main else []
     assert command([*flags, *outputs]) == 2
     assert f"error: {option} " in (said := capsys.readouterr().err)
     assert "is not in the copy of your folder" in said
 
 
-def test_a_run_whose_output_lies_in_the_copy_is_refused_before_anything_is_loaded(
-    copy: Path, text_pair: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_whose_output_lies_in_the_copy_is_refused_before_anything_is_loaded(copy, text_pair, tmp_path, capsys):
     source = write_jsonl(tmp_path / "in.jsonl", prompts(2))
     assert generate.main(arguments(source, Path("out"), text_pair)) == 2
     assert "output.path 'out' lies in the copy of your folder" in capsys.readouterr().err

@@ -12,7 +12,7 @@ from tests.jobs.runs import wait_until
 
 @pytest.mark.ray
 @pytest.mark.usefixtures("ray_address")
-def test_a_pool_without_room_on_the_cluster_is_reported_while_it_waits(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_pool_without_room_on_the_cluster_is_reported_while_it_waits(capsys):
     printed = []
 
     def has_reported() -> bool:
@@ -27,7 +27,7 @@ def test_a_pool_without_room_on_the_cluster_is_reported_while_it_waits(capsys: p
 
 @pytest.mark.ray
 @pytest.mark.usefixtures("ray_address")
-def test_engines_are_shown_as_they_come_up(capsys: pytest.CaptureFixture[str]) -> None:
+def test_engines_are_shown_as_they_come_up(capsys):
     printed, ledger = [], start_ledger()
 
     def has_shown(text: str) -> bool:

@@ -39,7 +39,7 @@ def _open(chrome: Chrome, path: Path, size: tuple[int, int] = DESKTOP, scheme: s
     chrome.get(f"file://{path}")
 
 
-def test_the_page_asks_for_nothing_and_complains_of_nothing(chrome: Chrome, path: Path) -> None:
+def test_the_page_asks_for_nothing_and_complains_of_nothing(chrome, path):
     _open(chrome, path)
     assert chrome.execute_script("return performance.getEntriesByType('resource').length") == 0
     assert chrome.get_log("browser") == []
@@ -49,7 +49,7 @@ def test_the_page_asks_for_nothing_and_complains_of_nothing(chrome: Chrome, path
 
 
 @pytest.mark.parametrize("size", [DESKTOP, PHONE], ids=["desktop", "phone"])
-def test_nothing_is_cut_off_or_wider_than_the_screen(chrome: Chrome, path: Path, size: tuple[int, int]) -> None:
+def test_nothing_is_cut_off_or_wider_than_the_screen(chrome, path, size):
     _open(chrome, path, size)
     chrome.execute_script("document.querySelectorAll('details').forEach((each) => { each.open = true; })")
     assert chrome.execute_script("return document.documentElement.scrollWidth") <= size[0]
@@ -61,7 +61,7 @@ def test_nothing_is_cut_off_or_wider_than_the_screen(chrome: Chrome, path: Path,
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_letters_stand_out_from_what_is_behind_them(chrome: Chrome, path: Path, scheme: str) -> None:
+def test_letters_stand_out_from_what_is_behind_them(chrome, path, scheme):
     _open(chrome, path, scheme=scheme)
     paper = _colour(chrome, "body", "background-color")
     assert (sum(paper) > 382) == (scheme == "light")
@@ -75,7 +75,7 @@ def test_letters_stand_out_from_what_is_behind_them(chrome: Chrome, path: Path, 
     assert _contrast(bars, panel) >= 3, "WCAG 2.2, 1.4.11"
 
 
-def test_marks_differ_by_shape_too(chrome: Chrome, path: Path) -> None:
+def test_marks_differ_by_shape_too(chrome, path):
     _open(chrome, path)
     shapes = {
         selector: tuple(
@@ -87,7 +87,7 @@ def test_marks_differ_by_shape_too(chrome: Chrome, path: Path) -> None:
     assert len(set(shapes.values())) == 4, shapes
 
 
-def test_the_keyboard_opens_samples_and_picks_kinds(chrome: Chrome, path: Path) -> None:
+def test_the_keyboard_opens_samples_and_picks_kinds(chrome, path):
     _open(chrome, path)
     rejected = chrome.find_element(By.CSS_SELECTOR, ".sample .text .rejected")
     chrome.execute_script("document.querySelectorAll('details').forEach((each) => { each.open = true; })")
@@ -109,7 +109,7 @@ def test_the_keyboard_opens_samples_and_picks_kinds(chrome: Chrome, path: Path) 
     assert chrome.switch_to.active_element != summary, "the keyboard goes on from there"
 
 
-def test_every_drawing_says_in_words_what_it_shows(chrome: Chrome, path: Path) -> None:
+def test_every_drawing_says_in_words_what_it_shows(chrome, path):
     _open(chrome, path)
     drawings = chrome.find_elements(By.TAG_NAME, "svg")
     assert len(drawings) == 6

@@ -53,14 +53,14 @@ def text(hostile_run: RunDirectory) -> str:
     return page_of(hostile_run)
 
 
-def test_the_run_of_these_tests_is_sound_and_its_sample_has_every_row(hostile_run: RunDirectory) -> None:
+def test_the_run_of_these_tests_is_sound_and_its_sample_has_every_row(hostile_run):
     check = check_run(hostile_run)
     assert (check.problems, check.counts.num_rows, check.counts.num_errors) == ([], 22, 2)
     rows = generations(Path(hostile_run.location.path))
     assert all(row["draft_rounds"] is not None for row in rows), "fewer than 50 rows are all in the sample"
 
 
-def test_the_page_loads_nothing_and_runs_nothing(text: str) -> None:
+def test_the_page_loads_nothing_and_runs_nothing(text):
     page = _Page(text)
     assert page.loaded == []
     assert page.tags["script"] == page.tags["img"] == page.tags["link"] == page.tags["iframe"] == 0
@@ -68,7 +68,7 @@ def test_the_page_loads_nothing_and_runs_nothing(text: str) -> None:
     assert "default-src 'none'" in text
 
 
-def test_no_text_of_a_row_becomes_an_element(text: str) -> None:
+def test_no_text_of_a_row_becomes_an_element(text):
     page = _Page(text)
     said = "".join(page.texts)
     for attack in ATTACKS:
@@ -78,7 +78,7 @@ def test_no_text_of_a_row_becomes_an_element(text: str) -> None:
     assert [name for name, number in page.ids.items() if number > 1] == []
 
 
-def test_the_page_has_the_numbers_of_the_run(hostile_run: RunDirectory, text: str) -> None:
+def test_the_page_has_the_numbers_of_the_run(hostile_run, text):
     counts = check_run(hostile_run).counts
     facts = gather(hostile_run)
     assert facts.by == ("kind",)
@@ -94,7 +94,7 @@ def test_the_page_has_the_numbers_of_the_run(hostile_run: RunDirectory, text: st
     assert facts.peak_memory == {"one": 10**9}
 
 
-def test_pieces_of_every_sample_are_its_text(hostile_run: RunDirectory) -> None:
+def test_pieces_of_every_sample_are_its_text(hostile_run):
     codec, _ = codec_or_why_not(hostile_run)
     assert codec is not None
     samples = read_samples(hostile_run, codec, ())
@@ -107,7 +107,7 @@ def test_pieces_of_every_sample_are_its_text(hostile_run: RunDirectory) -> None:
     assert any(piece.mark == "rejected" for sample in samples for piece in sample.pieces)
 
 
-def test_a_run_in_progress_has_a_page_of_what_is_committed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_in_progress_has_a_page_of_what_is_committed(tmp_path, capsys):
     run_directory = made_run(tmp_path, prompts(60), without=[1, 5], costs=(0.010, 0.013, 0.014, 0.016, 0.030))
     assert report.main([run_directory.location.path, "--html"]) == 0
     assert capsys.readouterr().out.strip() == f"{run_directory.location.path}/report.html"
@@ -120,9 +120,7 @@ def test_a_run_in_progress_has_a_page_of_what_is_committed(tmp_path: Path, capsy
     assert [problem for problem in check_run(run_directory).problems if "draft_rounds" in problem] == []
 
 
-def test_a_part_that_cannot_be_read_is_named_and_the_others_are_shown(
-    hostile_run: RunDirectory, tmp_path: Path
-) -> None:
+def test_a_part_that_cannot_be_read_is_named_and_the_others_are_shown(hostile_run, tmp_path):
     shutil.copytree(hostile_run.location.path, tmp_path / "run")
     (tmp_path / "run/data/part-000000001.parquet").write_bytes(b"PAR1 and no more")
     shutil.rmtree(tmp_path / "run/_tmp")  # as in a run that was copied from a store
@@ -132,9 +130,7 @@ def test_a_part_that_cannot_be_read_is_named_and_the_others_are_shown(
     assert facts.notes == ["part 1 could not be read (ArrowInvalid); python -m jobs.verify says more"]
 
 
-def test_without_its_tokenizer_a_run_has_a_page_that_says_so(
-    hostile_run: RunDirectory, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_its_tokenizer_a_run_has_a_page_that_says_so(hostile_run, monkeypatch):
     monkeypatch.setitem(hostile_run.run, "models", {"target": "/nowhere/at/all"})
     text = page_of(hostile_run)
     assert "shown without marks: the tokenizer is not to be had here" in text
@@ -142,14 +138,12 @@ def test_without_its_tokenizer_a_run_has_a_page_that_says_so(
     assert "Once upon" in text
 
 
-def test_an_unknown_column_is_refused_by_name(hostile_run: RunDirectory, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_column_is_refused_by_name(hostile_run, capsys):
     assert report.main([hostile_run.location.path, "--html", "--by", "colour"]) == 2
     assert "the output has no column 'colour'" in capsys.readouterr().err
 
 
-def test_show_prints_a_row_by_its_own_id_with_marks_that_need_no_colour(
-    hostile_run: RunDirectory, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_show_prints_a_row_by_its_own_id_with_marks_that_need_no_colour(hostile_run, capsys):
     name = f"row-3 {ATTACKS[3]}"
     assert show.main([hostile_run.location.path, "--row", name, "--sample", "1"]) == 0
     out = capsys.readouterr().out
@@ -164,7 +158,7 @@ def test_show_prints_a_row_by_its_own_id_with_marks_that_need_no_colour(
     assert "[[" in out
 
 
-def test_show_prints_a_row_that_failed(hostile_run: RunDirectory, capsys: pytest.CaptureFixture[str]) -> None:
+def test_show_prints_a_row_that_failed(hostile_run, capsys):
     assert show.main([hostile_run.location.path, "--row", "bad"]) == 0
     out = capsys.readouterr().out
     assert "failed at    read, " in out
@@ -179,14 +173,12 @@ def test_show_prints_a_row_that_failed(hostile_run: RunDirectory, capsys: pytest
         (["--row", "0", "--sample", "2"], "has 2 samples, 0 to 1; there is no sample 2"),
     ],
 )
-def test_show_says_what_is_not_there(
-    hostile_run: RunDirectory, capsys: pytest.CaptureFixture[str], flags: list[str], message: str
-) -> None:
+def test_show_says_what_is_not_there(hostile_run, capsys, flags, message):
     assert show.main([hostile_run.location.path, *flags]) == 2
     assert message in capsys.readouterr().err
 
 
-def test_a_unit_whose_rows_have_all_failed_is_a_part_of_the_page(tmp_path: Path) -> None:
+def test_a_unit_whose_rows_have_all_failed_is_a_part_of_the_page(tmp_path):
     run = RunDirectory.create(str(tmp_path / "run"), RUN, [unit(0), unit(1)])
     commit_rows(run, unit(0), sound_rows(unit(0), [0, 1, 2]), [])
     commit_rows(run, unit(1), [], [error(unit(1), index) for index in range(3)])
@@ -195,9 +187,7 @@ def test_a_unit_whose_rows_have_all_failed_is_a_part_of_the_page(tmp_path: Path)
     assert "2 of 2 units committed" in text
 
 
-def test_no_throughput_is_drawn_from_the_times_of_files_and_nothing_is_called_predicted_without_rounds(
-    tmp_path: Path,
-) -> None:
+def test_no_throughput_is_drawn_from_the_times_of_files_and_nothing_is_called_predicted_without_rounds(tmp_path):
     text = page_of(committed_run(tmp_path / "run"))
     assert "times were not recorded" in text
     assert "Throughput" not in text

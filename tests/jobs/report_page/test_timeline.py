@@ -14,20 +14,20 @@ def _timeline(*units: tuple[float, float | None, int]) -> Timeline:
     return timeline
 
 
-def test_tokens_of_units_side_by_side_add_up_in_every_stretch() -> None:
+def test_tokens_of_units_side_by_side_add_up_in_every_stretch():
     timeline = _timeline((10, 10, 100), (10, 5, 100), (20, 10, 50))
     edges, speeds = timeline.tokens_per_second(4)
     assert list(edges) == [0, 5, 10, 15, 20]
     assert list(speeds) == pytest.approx([10, 30, 5, 5])
 
 
-def test_a_pause_is_no_work_and_units_at_once_are_counted_once() -> None:
+def test_a_pause_is_no_work_and_units_at_once_are_counted_once():
     assert _timeline((10, 10, 1), (8, 2, 1), (110, 10, 1)).working_seconds == 20
     assert _timeline((10, 10, 1), (30, None, 1)).working_seconds is None, "a part that does not say how long it took"
     assert Timeline().working_seconds is None
 
 
-def test_the_time_without_speculation_is_a_bound_unless_costs_were_measured() -> None:
+def test_the_time_without_speculation_is_a_bound_unless_costs_were_measured():
     counts = Counts(num_output_tokens=100, num_rounds=40, num_draft_tokens=60, num_accepted_tokens=60)
     bound = time_without_speculation(counts, [])
     assert bound is not None

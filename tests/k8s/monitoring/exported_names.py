@@ -1,7 +1,5 @@
 """The names of the metrics that Dray and Ray export, read from their own code, and the labels of Dray's metrics."""
 
-from __future__ import annotations
-
 import re
 from functools import cache
 from pathlib import Path

@@ -1,7 +1,5 @@
 """promtool, Prometheus' own checker of rules; `make test-kubernetes` gets it."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import tempfile

@@ -1,7 +1,5 @@
 """promtool, over hand-made series, tells when the alerts speak and when they do not (alerts_test.yaml)."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys
@@ -36,12 +34,12 @@ def alerts_tested(folder: Path, replaced: tuple[str, str] = ("", "")) -> tuple[i
     return done.returncode, done.stdout + done.stderr
 
 
-def test_the_alerts_fire_when_they_should_and_only_then(tmp_path: Path) -> None:
+def test_the_alerts_fire_when_they_should_and_only_then(tmp_path):
     code, printed = alerts_tested(tmp_path)
     assert code == 0, printed
 
 
-def test_each_alert_fires_in_a_test_and_does_not_fire_in_another() -> None:
+def test_each_alert_fires_in_a_test_and_does_not_fire_in_another():
     tests = yaml.safe_load((Path(__file__).parent / "alerts_test.yaml").read_text())["tests"]
     looks = [look for test in tests for look in test["alert_rule_test"]]
     fires = {look["alertname"] for look in looks if look.get("exp_alerts")}
@@ -73,13 +71,13 @@ def test_each_alert_fires_in_a_test_and_does_not_fire_in_another() -> None:
         ("unless sum by (run)", "and sum by (run)", "DrayNoProgress"),
     ],
 )
-def test_an_alert_that_is_wrong_is_noticed(text: str, other: str, alert: str, tmp_path: Path) -> None:
+def test_an_alert_that_is_wrong_is_noticed(text, other, alert, tmp_path):
     code, printed = alerts_tested(tmp_path, (text, other))
     assert code != 0
     assert alert in printed
 
 
-def test_the_counter_of_failed_looks_keeps_its_name_on_the_way_to_prometheus() -> None:
+def test_the_counter_of_failed_looks_keeps_its_name_on_the_way_to_prometheus():
     done = subprocess.run([sys.executable, "-c", _AGENT], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     names = {line.partition("{")[0] for line in done.stdout.splitlines() if "health_check" in line and line[0] != "#"}

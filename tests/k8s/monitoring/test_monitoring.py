@@ -1,7 +1,5 @@
 """Alerts and dashboards ask for metrics that exist."""
 
-from __future__ import annotations
-
 import json
 import re
 from typing import Any
@@ -23,7 +21,7 @@ def queries(dashboard: Any) -> list[str]:
 
 
 @pytest.mark.parametrize(("alert", "query"), ALERTS)
-def test_an_alert_reads_metrics_that_are_exported(alert: str, query: str) -> None:
+def test_an_alert_reads_metrics_that_are_exported(alert, query):
     names = names_in(query)
     assert names
     assert names <= exported_names()
@@ -31,7 +29,7 @@ def test_an_alert_reads_metrics_that_are_exported(alert: str, query: str) -> Non
 
 
 @pytest.mark.parametrize("path", DASHBOARDS, ids=lambda path: path.stem)
-def test_a_dashboard_reads_metrics_that_are_exported(path: Any) -> None:
+def test_a_dashboard_reads_metrics_that_are_exported(path):
     dashboard = json.loads(path.read_text())
     asked = [names_in(query) for query in queries(dashboard)]
     assert all(asked)
@@ -44,7 +42,7 @@ def test_a_dashboard_reads_metrics_that_are_exported(path: Any) -> None:
         assert unknown_labels(f"sum by ({label}) ({selector})") == set()
 
 
-def test_every_metric_of_dray_is_in_a_dashboard_or_an_alert_or_listed_here() -> None:
+def test_every_metric_of_dray_is_in_a_dashboard_or_an_alert_or_listed_here():
     shown = set().union(*(names_in(query) for path in DASHBOARDS for query in queries(json.loads(path.read_text()))))
     of_dray = {name for name in exported_names() if name.startswith("ray_dray_")}
     endings = ("_count", "_sum")  # of histograms, of which the buckets are shown
@@ -59,21 +57,7 @@ def test_every_metric_of_dray_is_in_a_dashboard_or_an_alert_or_listed_here() -> 
     assert {name for name in of_dray - shown - asked if not name.endswith(endings)} <= elsewhere
 
 
-def test_panels_do_not_overlap_and_have_different_ids() -> None:
-    for path in DASHBOARDS:
-        panels = json.loads(path.read_text())["panels"]
-        assert len({panel["id"] for panel in panels}) == len(panels)
-        taken: set[tuple[int, int]] = set()
-        for grid in (panel["gridPos"] for panel in panels):
-            cells = {
-                (x, y) for x in range(grid["x"], grid["x"] + grid["w"]) for y in range(grid["y"], grid["y"] + grid["h"])
-            }
-            assert grid["x"] + grid["w"] <= 24
-            assert not cells & taken
-            taken |= cells
-
-
-def test_a_metric_that_is_not_exported_is_noticed() -> None:
+def test_a_metric_that_is_not_exported_is_noticed():
     assert names_in("sum(rate(ray_dray_output_token_total[5m]))") - exported_names() == {"ray_dray_output_token_total"}
     assert not names_in("ray_dray_output_tokens") & exported_names(), "the name of a counter ends in _total"
 
@@ -88,11 +72,11 @@ def test_a_metric_that_is_not_exported_is_noticed() -> None:
         ("sum by (anything) (ray_resources)", set()),
     ],
 )
-def test_a_label_that_a_metric_of_dray_does_not_have_is_noticed(query: str, unknown: set[str]) -> None:
+def test_a_label_that_a_metric_of_dray_does_not_have_is_noticed(query, unknown):
     assert unknown_labels(query) == unknown
 
 
-def test_alerts_name_the_application_and_the_deployment_of_the_endpoint() -> None:
+def test_alerts_name_the_application_and_the_deployment_of_the_endpoint():
     text = " ".join(query for _, query in ALERTS)
     assert set(re.findall(r'application="(\w+)"', text)) == {APP_NAME}
     assert set(re.findall(r'deployment="(\w+)"', text)) == {Replica.__name__}
@@ -100,7 +84,7 @@ def test_alerts_name_the_application_and_the_deployment_of_the_endpoint() -> Non
 
 @pytest.mark.kubernetes
 @pytest.mark.parametrize("folder", OVERLAYS)
-def test_prometheus_finds_the_ports_of_a_head(folder: str) -> None:
+def test_prometheus_finds_the_ports_of_a_head(folder):
     (ray,) = ray_objects(render(folder))
     ports = {port["name"] for port in cluster_spec(ray)["headGroupSpec"]["template"]["spec"]["containers"][0]["ports"]}
     asked = {each["port"] for each in of_kind(render("base/monitoring"), "PodMonitor")["spec"]["podMetricsEndpoints"]}
@@ -108,7 +92,7 @@ def test_prometheus_finds_the_ports_of_a_head(folder: str) -> None:
 
 
 @pytest.mark.kubernetes
-def test_prometheus_may_reach_each_port_that_it_asks() -> None:
+def test_prometheus_may_reach_each_port_that_it_asks():
     numbers = {"metrics": 8080, "as-metrics": 44217, "dash-metrics": 44227}
     policies = [each for each in render("base/namespace") if each["kind"] == "NetworkPolicy"]
     (policy,) = [each["spec"] for each in policies if each["metadata"]["name"] == "metrics"]

@@ -1,29 +1,26 @@
 """What we and KubeRay's operator ask of a Ray cluster: its version, its autoscaler, its groups, how its job ends."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from packaging.version import InvalidVersion, Version
 from ray.autoscaler._private.kuberay.utils import parse_quantity
 
 from tests.k8s.manifests import ROOT, Object, cluster_spec, groups
-from tests.k8s.rules import known, pods, scheduling, schemas
-from tests.k8s.rules.pods import holds_token, resources_of
+from tests.k8s.rules import known, pods, schemas
+from tests.k8s.rules.pods import holds_token
 
 _TOKEN_FOLDER = "/var/run/secrets/kubernetes.io/serviceaccount"
 _TOKEN_FILES = {"token", "ca.crt", "namespace"}
 _DELETED_FIRST = ("DeleteWorkers", "DeleteCluster", "DeleteSelf")
 
 
-def problems_with(ray: Object, objects: list[Object], there: list[Object]) -> Iterator[str]:
-    """Yield the problems of a Ray object; `objects` are applied with it, and `there` has the ground's, too."""
+def problems_with(ray: Object, objects: list[Object]) -> Iterator[str]:
+    """Yield the problems of a Ray object; `objects` are applied with it."""
     spec = cluster_spec(ray)
     yield from schemas.problems_with_ours("Cluster", spec)
     yield from _version(spec.get("rayVersion", ""))
     yield from _autoscaler(spec)
-    priorities = {each["metadata"]["name"]: each["value"] for each in there if each["kind"] == "PriorityClass"}
-    yield from scheduling.problems_with_cluster(ray, priorities)
+    yield from _spot_first(spec)
     names = [group["groupName"] for group in spec.get("workerGroupSpecs", [])]
     if len(names) > len(set(names)):
         yield f"workerGroupSpecs: two groups have one name: {', '.join(names)}"
@@ -89,10 +86,7 @@ def _autoscaler(spec: Object) -> Iterator[str]:
             yield f"autoscaler: its token's volume has the files {sorted(files)}, and Ray reads {sorted(_TOKEN_FILES)}"
     if options:
         container = {"name": "autoscaler", **options}
-        yield from (
-            f"autoscaler: {each}"
-            for each in [*resources_of(options.get("resources", {})), *pods.of_container(container, volumes)]
-        )
+        yield from (f"autoscaler: {each}" for each in pods.of_container(container, volumes))
 
 
 def _token_files(volume: Object) -> Iterator[str]:
@@ -130,6 +124,19 @@ def _budget(objects: list[Object], ray: Object) -> Iterator[str]:
     for budget in budgets:
         if not budget["selector"]["matchLabels"].items() <= head.items():
             yield "the disruption budget does not select the head"
+
+
+def _spot_first(spec: Object) -> Iterator[str]:
+    """Groups on machines that are taken away are asked first, and let go in the notice that clouds give."""
+    by_market: dict[str, list[Object]] = {}
+    for group in spec.get("workerGroupSpecs", []):
+        by_market.setdefault(group.get("labels", {}).get("ray.io/market-type", ""), []).append(group)
+    others = [group.get("priority", 0) for group in by_market.get("on-demand", [])]
+    for group in by_market.get("spot", []):
+        if others and group.get("priority", 0) <= max(others):
+            yield f"{group['groupName']}: its priority is not above that of on-demand nodes, which would be asked first"
+        if (seconds := group["template"]["spec"].get("terminationGracePeriodSeconds", 30)) > 120:
+            yield f"{group['groupName']}: clouds give 30 to 120 s of notice, and its pods have {seconds}"
 
 
 def pinned(package: str) -> str:

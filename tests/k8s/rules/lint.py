@@ -1,32 +1,9 @@
 """What we and KubeRay's operator (1.7) ask of manifests that are applied together, beyond each object's schema."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
-from ray.autoscaler._private.kuberay.utils import parse_quantity
-
-from tests.k8s.manifests import (
-    Object,
-    all_overlays,
-    cluster_spec,
-    name_of,
-    pod_templates,
-    ray_objects,
-)
-from tests.k8s.rules import (
-    clusters,
-    labels,
-    network,
-    pods,
-    queues,
-    reachability,
-    references,
-    scheduling,
-    schemas,
-    sizes,
-    texts,
-)
+from tests.k8s.manifests import Object, all_overlays, name_of, pod_templates, ray_objects
+from tests.k8s.rules import clusters, pods, reachability, schemas, texts
 
 _CLUSTER_WIDE = ("Namespace", "PriorityClass", "ClusterQueue", "ResourceFlavor")
 
@@ -44,25 +21,23 @@ def problems_with(objects: list[Object], ground: list[Object]) -> list[str]:
         return by_schema
     names = {name_of(each) for each in objects}
     there = [*objects, *(each for each in ground if name_of(each) not in names)]
-    found = [*_names(objects), *network.problems_with(objects, ground), *queues.problems_with(objects, there)]
-    found += [*_reachable(objects, there), *references.problems_with_shared(objects, there)]
+    found = [*_names(objects), *_reachable(objects, there)]
     config_maps = {each["metadata"]["name"]: each for each in objects if each["kind"] == "ConfigMap"}
     for each in objects:
         found += [f"{name_of(each)}: {problem}" for problem in schemas.problems_with_ours(each["kind"], each)]
         for name, template in pod_templates(each):
-            found += [f"{name_of(each)} {name}: {problem}" for problem in _pod(each, name, template, there)]
+            spec = template["spec"]
+            of_pod = [*schemas.problems_with_ours("Pod", spec), *pods.problems_with(spec, there)]
+            found += [f"{name_of(each)} {name}: {problem}" for problem in of_pod]
     for each in config_maps.values():
         for name, text in each["data"].items():
             if name.endswith(".yaml"):
                 found += [f"{name_of(each)}: {problem}" for problem in texts.problems_with_configuration(name, text)]
     for ray in ray_objects(objects):
-        problems = [
-            *clusters.problems_with(ray, objects, there),
-            *sizes.problems_with(ray, sizes.config_of(ray, config_maps)),
-        ]
+        problems = [*clusters.problems_with(ray, objects)]
         if ray["kind"] == "RayJob":
             problems += texts.problems_with_job(ray, config_maps)
-            problems += texts.problems_with_output(ray, sizes.config_of(ray, config_maps))
+            problems += texts.problems_with_output(ray, texts.config_of(ray, config_maps))
         if ray["kind"] == "RayService":
             problems += texts.problems_with_service(ray)
         found += [f"{name_of(ray)}: {problem}" for problem in problems]
@@ -73,9 +48,9 @@ def _reachable(objects: list[Object], there: list[Object]) -> Iterator[str]:
     """Policies of the ground against the pods of all overlays, or pods of an overlay against the ground's policies."""
     policies = [each for each in there if each["kind"] == "NetworkPolicy"]
     if any(each["kind"] == "NetworkPolicy" for each in objects):
-        yield from reachability.problems_with(policies, [*labels.pods_of([*there, *all_overlays()])])
+        yield from reachability.problems_with(policies, [*reachability.pods_of([*there, *all_overlays()])])
     elif policies:
-        of_ours = reachability.problems_with(policies, [*labels.pods_of(objects)])
+        of_ours = reachability.problems_with(policies, [*reachability.pods_of(objects)])
         yield from (problem for problem in of_ours if "selects no pod" not in problem)
 
 
@@ -88,16 +63,3 @@ def _names(objects: list[Object]) -> Iterator[str]:
             yield f"{name_of(each)}: {'has no' if namespace is None else 'has'} namespace"
         elif namespace not in (None, "dray"):
             yield f"{name_of(each)}: everything is in the namespace dray, not in {namespace!r}"
-
-
-def _pod(owner: Object, name: str, template: Object, there: list[Object]) -> Iterator[str]:
-    spec = template["spec"]
-    yield from schemas.problems_with_ours("Pod", spec)
-    yield from references.problems_with(spec, there)
-    options = cluster_spec(owner).get("autoscalerOptions") if name == "head" else None
-    beside = [] if options is None else [{"name": "autoscaler", **options}]
-    yield from pods.problems_with(spec, beside)
-    yield from scheduling.problems_with_pod(template)
-    memory = parse_quantity(spec["containers"][0].get("resources", {}).get("limits", {}).get("memory", "0"))
-    if name in sizes.LEAST_GIB and memory < sizes.LEAST_GIB[name] * 2**30:
-        yield f"{memory} bytes of memory, and its program takes {sizes.LEAST_GIB[name]} GiB"

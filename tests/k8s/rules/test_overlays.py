@@ -1,7 +1,5 @@
 """Everything that `kubectl apply -k` would send is what Kubernetes, KubeRay and a platform team would take."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess
@@ -31,36 +29,31 @@ pytestmark = pytest.mark.kubernetes
 
 
 @pytest.mark.parametrize("folder", FOLDERS)
-def test_what_is_rendered_has_no_problem(folder: str) -> None:
+def test_what_is_rendered_has_no_problem(folder):
     assert problems_with(render(folder), ground(folder)) == []
 
 
 @pytest.mark.parametrize("folder", OVERLAYS)
-def test_an_overlay_makes_one_ray_object_and_no_part_of_the_ground(folder: str) -> None:
+def test_an_overlay_makes_one_ray_object_and_no_part_of_the_ground(folder):
     objects = render(folder)
     assert sum(schemas.is_kuberay(each) for each in objects) == 1
     assert not {name_of(each) for each in objects} & {name_of(each) for each in ground()}
 
 
-def test_overlays_can_stand_side_by_side() -> None:
+def test_overlays_can_stand_side_by_side():
     names = {folder: {name_of(each) for each in render(folder)} for folder in OVERLAYS}
     for one, other in combinations(OVERLAYS, 2):
         if not {one, other} <= {"overlays/service", "overlays/head-ft"}:  # one service, with and without
             assert not names[one] & names[other], f"{one} and {other} would overwrite each other"
 
 
-def test_without_kuberays_definitions_the_error_says_how_to_get_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_kuberays_definitions_the_error_says_how_to_get_them(monkeypatch):
     monkeypatch.delenv(schemas.VARIABLE, raising=False)
     with pytest.raises(FileNotFoundError, match="helm pull kuberay-operator"):
         schemas.crd_folder()
 
 
-def test_a_key_that_is_there_twice_is_refused() -> None:
-    with pytest.raises(Exception, match=r"'a'.* twice"):
-        load_objects("a: 1\nb: 2\na: 3\n")
-
-
-def test_the_readme_names_every_folder_and_no_other() -> None:
+def test_the_readme_names_every_folder_and_no_other():
     readme = (K8S / "README.md").read_text()
     rows = set(re.findall(r"^\| `((?:base|overlays)/[a-z0-9-]+)` \|", readme, re.MULTILINE))
     there = {str(path.parent.relative_to(K8S)) for path in K8S.glob("*/*/kustomization.yaml")}
@@ -95,7 +88,7 @@ def shown(name: str, folder: Path, corpus: str = "corpus-1") -> str:
         ("my-ground", ["- 10.0.0.0/8", "- 172.16.0.0/12", "- 169.254.0.0/16"]),
     ],
 )
-def test_an_overlay_that_the_readme_shows_can_be_applied(name: str, own: list[str], tmp_path: Path) -> None:
+def test_an_overlay_that_the_readme_shows_can_be_applied(name, own, tmp_path):
     text = shown(name, tmp_path)
     assert problems_with(load_objects(text), ground()) == []
     images = set(re.findall(r"image: (\S+)", text))
@@ -103,27 +96,14 @@ def test_an_overlay_that_the_readme_shows_can_be_applied(name: str, own: list[st
     assert all(each in text for each in own)
 
 
-def test_the_readme_names_the_label_by_which_a_group_without_nodes_is_found() -> None:
-    readme = (K8S / "README.md").read_text()
-    groups = cluster_spec(of_kind(render("overlays/split"), "RayJob"))["workerGroupSpecs"]
-    for label in {label for group in groups for label in group["template"]["spec"]["nodeSelector"]}:
-        assert f"`k8s.io/cluster-autoscaler/node-template/label/{label}`" in readme
-
-
-def test_the_readme_waits_for_the_endpoint_as_long_as_kuberay_does() -> None:
+def test_the_readme_waits_for_the_endpoint_as_long_as_kuberay_does():
     service = of_kind(render("overlays/service"), "RayService")["metadata"]
     patience = service["annotations"]["ray.io/initializing-timeout"]
     command = f"wait --for=condition=Ready --timeout={patience} rayservice/{service['name']}\n"
     assert command in (K8S / "README.md").read_text()
 
 
-def test_no_block_of_commands_contains_one_that_never_ends() -> None:
-    blocks = re.findall(r"```sh\n(.*?)```", (K8S / "README.md").read_text(), re.DOTALL)
-    lines = [line.partition("#")[0].rstrip() for block in blocks for line in block.splitlines()]
-    assert not [line for line in lines if line.endswith(" -w") or ("port-forward" in line and not line.endswith(" &"))]
-
-
-def test_the_readme_waits_for_clusters_to_end_before_it_deletes_what_they_need() -> None:
+def test_the_readme_waits_for_clusters_to_end_before_it_deletes_what_they_need():
     (block,) = re.findall(r"## Taking it away\n\n```sh\n(.*?)```", (K8S / "README.md").read_text(), re.DOTALL)
     before, waits, after = block.partition("kubectl -n dray wait --for=delete raycluster --all")
     assert waits
@@ -131,7 +111,7 @@ def test_the_readme_waits_for_clusters_to_end_before_it_deletes_what_they_need()
     assert not re.search(r"delete -k (my-corpus|my-endpoint|k8s/overlays)", after)
 
 
-def test_two_corpora_at_once_share_no_name_and_no_budget(tmp_path: Path) -> None:
+def test_two_corpora_at_once_share_no_name_and_no_budget(tmp_path):
     one, other = (load_objects(shown("my-corpus", tmp_path / corpus, corpus)) for corpus in ("corpus-1", "corpus-2"))
     assert not {name_of(each) for each in one} & {name_of(each) for each in other}
     budgets = [of_kind(each, "PodDisruptionBudget")["spec"]["selector"]["matchLabels"] for each in (one, other)]
@@ -146,7 +126,7 @@ def blocks_of_commands() -> list[str]:
     return [dedent(each) for each in re.findall(r"```sh\n(.*?)```", (K8S / "README.md").read_text(), re.DOTALL)]
 
 
-def test_all_commands_of_the_readme_are_for_the_root_of_the_repository() -> None:
+def test_all_commands_of_the_readme_are_for_the_root_of_the_repository():
     made = r"(my-\w+|keys|kuberay-operator)(/|$)"  # by the reader, or by an earlier command
     for block in blocks_of_commands():
         assert not re.search(r"\.\./|\bcd ", block), block
@@ -159,25 +139,7 @@ def test_all_commands_of_the_readme_are_for_the_root_of_the_repository() -> None
             assert is_image or re.match(made, path) or (K8S.parent / path).exists(), f"{path} in {block}"
 
 
-@pytest.mark.parametrize(
-    "path", ["keys", "kuberay-operator/crds/x.yaml", "kuberay-operator-1.7.0.tgz", "my-corpus/run.yaml", "my-ground/x"]
-)
-def test_git_ignores_what_the_readme_lets_its_reader_make(path: str) -> None:
-    done = subprocess.run(["git", "check-ignore", "--quiet", path], cwd=K8S.parent, timeout=60)
-    assert done.returncode == 0
-
-
-def test_the_readme_says_how_long_it_takes_to_fail_without_a_head() -> None:
-    hours = {}
-    for folder in ("overlays/job", "overlays/spot"):
-        spec = of_kind(render(folder), "RayJob")["spec"]
-        hours[folder] = (spec["backoffLimit"] + 1) * spec["preRunningDeadlineSeconds"] / 3600
-    assert hours == {"overlays/job": 7, "overlays/spot": 21}
-    for text in ((K8S / "README.md").read_text(), (K8S.parent / "docs" / "operations.md").read_text()):
-        assert re.search(r"seven hours \(21 in `overlays/spot`\)", text)
-
-
-def test_the_operator_waits_longer_for_a_head_than_by_default_and_as_long_as_the_documents_say() -> None:
+def test_the_operator_waits_longer_for_a_head_than_by_default_and_as_long_as_the_documents_say():
     values = yaml.safe_load((K8S / "kuberay-values.yaml").read_text())
     (variable,) = values["env"]
     assert variable["name"] == "RAYJOB_STATUS_CHECK_TIMEOUT_SECONDS"
@@ -189,19 +151,7 @@ def test_the_operator_waits_longer_for_a_head_than_by_default_and_as_long_as_the
     assert all("--values k8s/kuberay-values.yaml" in line for line in installs)
 
 
-def test_images_are_built_from_a_digest_and_pushed_with_their_bill_of_materials() -> None:
-    builds = [
-        line
-        for block in blocks_of_commands()
-        for line in block.splitlines()
-        if re.search(r"docker (buildx )?build ", line)
-    ]
-    assert len(builds) == 2
-    assert all("--build-arg PYTHON_IMAGE=$PYTHON_IMAGE" in line for line in builds)
-    assert all("--sbom=true --provenance=mode=max" in line for line in builds if "--push" in line)
-
-
-def test_weights_on_a_node_are_those_of_the_run() -> None:
+def test_weights_on_a_node_are_those_of_the_run():
     job = of_kind(render("overlays/node-disk"), "RayJob")
     (container,) = cluster_spec(job)["workerGroupSpecs"][0]["template"]["spec"]["initContainers"]
     assert set(container["args"]) == {run_config("overlays/node-disk")["models"][name] for name in ("target", "draft")}

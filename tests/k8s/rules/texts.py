@@ -1,7 +1,5 @@
 """The texts inside a manifest: the command, the configuration of a run or of Serve, and the runtime environment."""
 
-from __future__ import annotations
-
 import importlib.util
 import re
 import shlex
@@ -24,7 +22,21 @@ from tests.k8s.manifests import IMAGE_HOME, ROOT, Object, cluster_spec, groups, 
 from tests.k8s.rules import known
 from tests.k8s.rules.pods import mount_at, variables_in
 
+_SECTIONS = {"input", "output", "models", "actors"}  # of a run's configuration
 _SERVED_BY = {"import_path": "jobs.serve:application", "name": APP_NAME, "route_prefix": "/"}
+
+
+def config_of(ray: Object, config_maps: dict[str, Object]) -> Any:
+    """Return the configuration of a RayJob's run or of a RayService's application; None if there is no whole one."""
+    texts = [text for each in config_maps.values() for text in each.get("data", {}).values()]
+    try:
+        if ray["kind"] == "RayService":
+            config = yaml.safe_load(ray["spec"]["serveConfigV2"])["applications"][0]["args"]
+            return config if isinstance(config["serve"]["max_replicas"], int) and config["models"] else None
+        config = yaml.safe_load(texts[0]) if ray["kind"] == "RayJob" and texts else None
+    except (yaml.YAMLError, KeyError, TypeError):  # reported elsewhere
+        return None
+    return config if isinstance(config, dict) and config.keys() >= _SECTIONS else None
 
 
 def problems_with_configuration(name: str, text: str) -> Iterator[str]:

@@ -3,8 +3,6 @@
 GET raycluster, GET pods, GET pod and PATCH raycluster (JSON patch) are what Ray 2.60 needs. Everything else is 404.
 """
 
-from __future__ import annotations
-
 import copy
 import json
 import ssl

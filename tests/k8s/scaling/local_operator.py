@@ -1,7 +1,5 @@
 """A stand-in for KubeRay's operator whose pods are raylets of this machine, as many as the RayCluster says."""
 
-from __future__ import annotations
-
 import itertools
 import subprocess
 import threading

@@ -1,7 +1,5 @@
 """Ray's own code reads the manifests: what its autoscaler believes about the groups, and whether the work fits."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess
@@ -64,13 +62,13 @@ def node_types(folder: str) -> dict[str, Any]:
     return dict(config["available_node_types"])
 
 
-def test_every_autoscaling_overlay_is_here() -> None:
+def test_every_autoscaling_overlay_is_here():
     rays = [(folder, ray) for folder in OVERLAYS for ray in ray_objects(render(folder))]
     assert {folder for folder, ray in rays if cluster_spec(ray)["enableInTreeAutoscaling"]} == set(EXPECTED)
 
 
 @pytest.mark.parametrize("folder", EXPECTED)
-def test_the_autoscaler_reads_what_the_manifest_means(folder: str) -> None:
+def test_the_autoscaler_reads_what_the_manifest_means(folder):
     types = node_types(folder)
     head = types.pop("headgroup")
     memory = {"overlays/cpu-demo": 3 * GIB, "overlays/job-64": 64 * GIB}.get(folder, 16 * GIB)
@@ -97,7 +95,7 @@ def room(folder: str, demand: dict[str, float], labels: dict[str, str]) -> float
 @pytest.mark.parametrize(
     "folder", ["overlays/job", "overlays/job-64", "overlays/spot", "overlays/split", "overlays/cpu-demo"]
 )
-def test_all_actors_of_a_run_find_room(folder: str) -> None:
+def test_all_actors_of_a_run_find_room(folder):
     run = run_config(folder)
     actors = run["actors"]
     is_gpu = run["models"]["device"] == "cuda"
@@ -111,14 +109,14 @@ def test_all_actors_of_a_run_find_room(folder: str) -> None:
 
 
 @pytest.mark.parametrize("folder", ["overlays/service", "overlays/head-ft"])
-def test_all_engines_of_the_endpoint_and_one_of_an_update_find_room(folder: str) -> None:
+def test_all_engines_of_the_endpoint_and_one_of_an_update_find_room(folder):
     serve = serve_config(folder)["applications"][0]["args"]["serve"]
     assert room(folder, {"GPU": serve["num_gpus"]}, {}) > serve["max_replicas"]
     assert serve["min_replicas"] <= node_types(folder)["gpu"]["min_workers"] * 1
 
 
 @pytest.mark.parametrize("folder", ["overlays/service", "overlays/head-ft"])
-def test_every_process_of_the_endpoint_asks_for_what_only_workers_have(folder: str) -> None:
+def test_every_process_of_the_endpoint_asks_for_what_only_workers_have(folder):
     (application,) = serve_config(folder)["applications"]
     (ingress,) = application["deployments"]
     assert ingress["name"] == INGRESS_NAME
@@ -129,7 +127,7 @@ def test_every_process_of_the_endpoint_asks_for_what_only_workers_have(folder: s
     assert engine_cpus + serve["num_ingresses"] * asked_cpus <= types["gpu"]["resources"]["CPU"]
 
 
-def test_a_spot_pod_that_does_not_come_is_given_up_in_the_time_that_the_readme_says() -> None:
+def test_a_spot_pod_that_does_not_come_is_given_up_in_the_time_that_the_readme_says():
     options = cluster_spec(of_kind(render("overlays/spot"), "RayJob"))["autoscalerOptions"]
     env = os.environ | {each["name"]: each["value"] for each in options["env"]}
     done = subprocess.run([sys.executable, "-c", _GIVES_UP], env=env, capture_output=True, text=True, timeout=120)
@@ -137,7 +135,7 @@ def test_a_spot_pod_that_does_not_come_is_given_up_in_the_time_that_the_readme_s
     assert "a pod that has waited ten minutes is given up" in (K8S / "README.md").read_text()
 
 
-def test_the_demo_and_kind_itself_need_what_the_readme_says() -> None:
+def test_the_demo_and_kind_itself_need_what_the_readme_says():
     job = of_kind(render("overlays/cpu-demo"), "RayJob")
     spec = cluster_spec(job)
     (group,) = spec["workerGroupSpecs"]
@@ -153,13 +151,13 @@ def test_the_demo_and_kind_itself_need_what_the_readme_says() -> None:
     assert memory + GIB // 2 <= gib * GIB
 
 
-def test_a_queued_job_has_as_many_machines_as_actors() -> None:
+def test_a_queued_job_has_as_many_machines_as_actors():
     (group,) = cluster_spec(of_kind(render("overlays/kueue"), "RayJob"))["workerGroupSpecs"]
     max_actors = run_config("overlays/kueue")["actors"]["max_actors"]
     assert group["replicas"] == group["minReplicas"] == group["maxReplicas"] == max_actors
 
 
-def test_the_quota_of_the_namespace_allows_the_largest_overlay() -> None:
+def test_the_quota_of_the_namespace_allows_the_largest_overlay():
     for folder in EXPECTED:
         quota = of_kind(ground(folder), "ResourceQuota")["spec"]["hard"]
         workers = [kind for name, kind in node_types(folder).items() if name != "headgroup"]

@@ -1,7 +1,5 @@
 """The demo's manifest under Ray's real KubeRay autoscaler: nodes come, the job completes exactly, nodes go."""
 
-from __future__ import annotations
-
 import os
 import secrets
 import shlex
@@ -144,7 +142,7 @@ def prove_complete(demo: Demo, job: subprocess.Popen[str], expected: str) -> Non
     assert content_hash(directory) == expected
 
 
-def test_the_demo_scales_from_none_to_two_and_back_and_completes_exactly(demo: Demo, undisturbed: str) -> None:
+def test_the_demo_scales_from_none_to_two_and_back_and_completes_exactly(demo, undisturbed):
     assert demo.operator.workers() == []
     job = demo.submit()
     wait_until(lambda: len(demo.operator.workers()) == 2 or job.poll() is not None, PATIENCE_S, every_s=0.3)
@@ -154,7 +152,7 @@ def test_the_demo_scales_from_none_to_two_and_back_and_completes_exactly(demo: D
     assert demo.replicas()[-1] == 0
 
 
-def test_a_worker_pod_that_is_killed_is_replaced_and_the_demo_completes_exactly(demo: Demo, undisturbed: str) -> None:
+def test_a_worker_pod_that_is_killed_is_replaced_and_the_demo_completes_exactly(demo, undisturbed):
     job = demo.submit("--actors.min_actors=1", "--actors.max_actors=1", *UNIT_BY_UNIT)
     wait_until(lambda: demo.num_committed() >= 1 or job.poll() is not None, PATIENCE_S, every_s=0.1)
     assert job.poll() is None
@@ -171,7 +169,7 @@ def test_a_worker_pod_that_is_killed_is_replaced_and_the_demo_completes_exactly(
     wait_until(lambda: demo.operator.workers() == [], PATIENCE_S, every_s=0.3)
 
 
-def test_a_pod_that_is_idle_goes_and_the_one_that_works_stays(demo: Demo, undisturbed: str, tmp_path: Path) -> None:
+def test_a_pod_that_is_idle_goes_and_the_one_that_works_stays(demo, undisturbed, tmp_path):
     over = tmp_path / "over"
     holding = demo.hold_a_pod(until=over)
     wait_until(lambda: any(map(demo.operator.has_work, demo.operator.workers())), PATIENCE_S, every_s=0.3)
@@ -191,7 +189,7 @@ def test_a_pod_that_is_idle_goes_and_the_one_that_works_stays(demo: Demo, undist
     assert demo.operator.broken == {}
 
 
-def test_a_job_without_the_token_is_refused(demo: Demo) -> None:
+def test_a_job_without_the_token_is_refused(demo):
     job = demo.submit(RAY_AUTH_TOKEN=secrets.token_hex(32))
     said, _ = job.communicate(timeout=PATIENCE_S)
     assert job.returncode != 0
@@ -199,7 +197,7 @@ def test_a_job_without_the_token_is_refused(demo: Demo) -> None:
     assert not demo.output.exists()
 
 
-def test_a_pod_that_ends_takes_its_node_out_of_use_first(tmp_path: Path) -> None:
+def test_a_pod_that_ends_takes_its_node_out_of_use_first(tmp_path):
     with running_cluster({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}) as cluster:
         raylet = cluster.workers[cluster.add_node()]
         shim = tmp_path / "pgrep"  # in a pod there is one raylet; here there are others
@@ -222,7 +220,7 @@ def has_ended(process: int) -> bool:
         return True
 
 
-def test_a_pod_ends_even_if_its_cluster_is_gone(tmp_path: Path) -> None:
+def test_a_pod_ends_even_if_its_cluster_is_gone(tmp_path):
     shim = tmp_path / "pgrep"
     shim.write_text("#!/bin/sh\nexit 1\n")
     shim.chmod(0o755)

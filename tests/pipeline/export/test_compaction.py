@@ -1,7 +1,5 @@
 """A compaction writes the rows of a run in order to few large files, each whole, and touches nothing else."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -18,7 +16,7 @@ from pipeline.run.check import check_run
 from pipeline.run.commit import amend_part
 from pipeline.run.directory import RunDirectory
 from pipeline.run.fingerprint import content_hash
-from pipeline.run.unit_rows import IncompleteRunError, each_unit
+from pipeline.run.unit_rows import each_unit
 from pipeline.schema import generations_schema
 from pipeline.storage.location import Location
 from tests.pipeline.made_up import (
@@ -102,9 +100,7 @@ def all_rows(corpus: Corpus) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("max_rows", [1, 2, 3, 5, 8, 37, 38, 1000])
-def test_files_cut_by_rows_hold_every_row_in_order_and_keep_samples_together(
-    corpus: Corpus, all_rows: list[dict[str, Any]], max_rows: int
-) -> None:
+def test_files_cut_by_rows_hold_every_row_in_order_and_keep_samples_together(corpus, all_rows, max_rows):
     files, totals = corpus.compact(Cut(max_rows=max_rows))
     parts = corpus.parts()
     assert corpus.rows() == all_rows
@@ -116,7 +112,7 @@ def test_files_cut_by_rows_hold_every_row_in_order_and_keep_samples_together(
 
 
 @pytest.mark.parametrize("max_rows", [1, 2, 3, 4, 5])
-def test_a_row_with_more_samples_than_a_file_should_have_gets_a_file_of_its_own(tmp_path: Path, max_rows: int) -> None:
+def test_a_row_with_more_samples_than_a_file_should_have_gets_a_file_of_its_own(tmp_path, max_rows):
     corpus = Corpus(RunDirectory.create(str(tmp_path / "run"), RUN, [unit(0)]), tmp_path / "out")
     rows = [generation(unit(0).row_id(i), sample) for i, count in enumerate((5, 4, 1)) for sample in range(count)]
     commit_rows(corpus.run, unit(0), rows, [])
@@ -125,7 +121,7 @@ def test_a_row_with_more_samples_than_a_file_should_have_gets_a_file_of_its_own(
 
 
 @pytest.mark.parametrize("num_bytes", [1, 9000, 20_000, 10**9])
-def test_a_file_cut_by_bytes_ends_at_that_size(corpus: Corpus, all_rows: list[dict[str, Any]], num_bytes: int) -> None:
+def test_a_file_cut_by_bytes_ends_at_that_size(corpus, all_rows, num_bytes):
     files, _ = corpus.compact(Cut(num_bytes=num_bytes))
     assert corpus.rows() == all_rows
     assert all(file.num_bytes >= num_bytes for file in files[:-1])
@@ -133,7 +129,7 @@ def test_a_file_cut_by_bytes_ends_at_that_size(corpus: Corpus, all_rows: list[di
     assert num_bytes == 1 or all(file.num_bytes < 2 * num_bytes + 8000 for file in files), "footer and last row group"
 
 
-def test_files_have_checksums_sorted_row_groups_and_the_schema_of_the_run(corpus: Corpus) -> None:
+def test_files_have_checksums_sorted_row_groups_and_the_schema_of_the_run(corpus):
     corpus.compact()
     path = corpus.out / "data/part-00000.parquet"
     file = pq.ParquetFile(path)
@@ -147,7 +143,7 @@ def test_files_have_checksums_sorted_row_groups_and_the_schema_of_the_run(corpus
         pq.ParquetFile(pa.BufferReader(bytes(content)), page_checksum_verification=True).read()
 
 
-def test_the_note_names_the_run_its_counts_and_every_file(corpus: Corpus) -> None:
+def test_the_note_names_the_run_its_counts_and_every_file(corpus):
     files, totals = corpus.compact()
     expected = {"source": corpus.run.location.name, "run": corpus.run.manifest.token, "complete": True}
     expected |= {"counts": totals.counts.to_dict(), "content_hash": content_hash(corpus.run)}
@@ -157,7 +153,7 @@ def test_the_note_names_the_run_its_counts_and_every_file(corpus: Corpus) -> Non
     assert {path.name for path in corpus.out.iterdir()} == {"_dray.json", "data"}
 
 
-def test_error_rows_are_compacted_if_asked_for_and_stale_ones_are_not(corpus: Corpus) -> None:
+def test_error_rows_are_compacted_if_asked_for_and_stale_ones_are_not(corpus):
     write_errors(corpus.run, 2, [1, 2])  # a retry of row 2 died before it deleted this
     files, totals = corpus.compact(Cut(max_rows=1), include_errors=True)
     assert [row["row_id"] for part in corpus.parts("errors") for row in part] == [unit(2).row_id(1), unit(5).row_id(1)]
@@ -165,7 +161,7 @@ def test_error_rows_are_compacted_if_asked_for_and_stale_ones_are_not(corpus: Co
     assert totals.counts.num_errors == 2
 
 
-def test_a_run_whose_rows_all_failed_becomes_one_file_without_rows(tmp_path: Path) -> None:
+def test_a_run_whose_rows_all_failed_becomes_one_file_without_rows(tmp_path):
     corpus = Corpus(RunDirectory.create(str(tmp_path / "run"), RUN, [unit(0)]), tmp_path / "out")
     commit_rows(corpus.run, unit(0), [], [error(unit(0), i) for i in range(3)])
     (file,), totals = corpus.compact()
@@ -173,16 +169,14 @@ def test_a_run_whose_rows_all_failed_becomes_one_file_without_rows(tmp_path: Pat
     assert pq.read_schema(corpus.out / "data/part-00000.parquet").equals(generations_schema({}))
 
 
-def test_compaction_does_not_touch_the_run(corpus: Corpus) -> None:
+def test_compaction_does_not_touch_the_run(corpus):
     before = written(Path(corpus.run.location.path))
     corpus.compact(include_errors=True)
     assert written(Path(corpus.run.location.path)) == before
 
 
 @pytest.mark.parametrize("num_files", [0, 1, 3])
-def test_an_interrupted_compaction_starts_from_the_beginning_and_leaves_none_of_its_files(
-    corpus: Corpus, tmp_path: Path, num_files: int
-) -> None:
+def test_an_interrupted_compaction_starts_from_the_beginning_and_leaves_none_of_its_files(corpus, tmp_path, num_files):
     out, undisturbed = corpus.out, tmp_path / "undisturbed"
     Corpus(corpus.run, undisturbed).compact(Cut(max_rows=8))
     interrupted = Compaction(corpus.run, Location.parse(str(out)), Cut(max_rows=2), include_errors=True).files()
@@ -200,7 +194,7 @@ def test_an_interrupted_compaction_starts_from_the_beginning_and_leaves_none_of_
         assert (out / "data" / path.name).read_bytes() == path.read_bytes()
 
 
-def test_a_file_that_cannot_be_written_leaves_no_partial_file(corpus: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_cannot_be_written_leaves_no_partial_file(corpus, monkeypatch):
     generations = Compaction._generations
 
     def fail_at_the_fourth(self: Compaction) -> Iterator[pa.Table]:
@@ -216,19 +210,7 @@ def test_a_file_that_cannot_be_written_leaves_no_partial_file(corpus: Corpus, mo
     assert not corpus.note["complete"]
 
 
-def test_an_incomplete_run_is_refused_unless_a_partial_compaction_is_asked_for(
-    corpus: Corpus, all_rows: list[dict[str, Any]]
-) -> None:
-    corpus.run.part_path(4).remove()
-    with pytest.raises(IncompleteRunError, match="1 of 7 units are missing, the first is unit 4"):
-        corpus.compact()
-    assert not corpus.out.exists()
-    _, totals = corpus.compact(is_partial=True)
-    assert corpus.rows() == [row for row in all_rows if row["row_id"] >> 32 != 4]
-    assert totals.counts.num_rows == 18
-
-
-def test_a_destination_with_foreign_files_is_refused_and_not_touched(corpus: Corpus, tmp_path: Path) -> None:
+def test_a_destination_with_foreign_files_is_refused_and_not_touched(corpus, tmp_path):
     out = corpus.out
     out.mkdir()
     (out / "mine.txt").write_text("mine")
@@ -247,7 +229,7 @@ def test_a_destination_with_foreign_files_is_refused_and_not_touched(corpus: Cor
             Corpus(corpus.run, tmp_path / place).begin()
 
 
-def test_a_complete_compaction_is_there_already_and_is_left_as_it_is(corpus: Corpus) -> None:
+def test_a_complete_compaction_is_there_already_and_is_left_as_it_is(corpus):
     out = corpus.out
     corpus.compact(include_errors=True)
     before, note = written(out), corpus.note
@@ -261,7 +243,7 @@ def test_a_complete_compaction_is_there_already_and_is_left_as_it_is(corpus: Cor
         corpus.compact(include_errors=True)
 
 
-def test_a_destination_of_another_run_or_another_complete_compaction_is_refused(corpus: Corpus, tmp_path: Path) -> None:
+def test_a_destination_of_another_run_or_another_complete_compaction_is_refused(corpus, tmp_path):
     corpus.compact()
     before, note = written(corpus.out), corpus.out / "_dray.json"
     refusal = "holds a complete compaction of this run already, but "
@@ -282,16 +264,14 @@ def test_a_destination_of_another_run_or_another_complete_compaction_is_refused(
     assert written(corpus.out) == before
 
 
-def test_a_run_that_changes_during_its_compaction_is_refused_at_the_end(corpus: Corpus) -> None:
+def test_a_run_that_changes_during_its_compaction_is_refused_at_the_end(corpus):
     compaction, files = corpus.begin()
     amend_part(corpus.run, unit(5), generations(sound_rows(unit(5), [1])), [])
     with pytest.raises(ValueError, match="changed while it was compacted"):
         compaction.finish(files)
 
 
-def test_a_row_that_is_lost_moved_or_altered_during_compaction_is_found_at_the_end(
-    corpus: Corpus, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_row_that_is_lost_moved_or_altered_during_compaction_is_found_at_the_end(corpus, monkeypatch):
     take = RowQueue.take
 
     def lost(table: pa.Table) -> pa.Table:
@@ -313,7 +293,7 @@ def test_a_row_that_is_lost_moved_or_altered_during_compaction_is_found_at_the_e
 
 
 @pytest.mark.parametrize("name", ["data/part-00099.parquet", "errors/part-00000.parquet", "data/notes.parquet"])
-def test_a_foreign_file_in_the_destination_is_named_at_the_end_and_not_touched(corpus: Corpus, name: str) -> None:
+def test_a_foreign_file_in_the_destination_is_named_at_the_end_and_not_touched(corpus, name):
     out = corpus.out
     compaction, files = corpus.begin()
     (out / name).parent.mkdir(exist_ok=True)
@@ -325,7 +305,7 @@ def test_a_foreign_file_in_the_destination_is_named_at_the_end_and_not_touched(c
 
 
 @pytest.mark.parametrize("folder", ["data", "errors"])
-def test_a_file_that_is_damaged_before_the_end_is_named(corpus: Corpus, folder: str) -> None:
+def test_a_file_that_is_damaged_before_the_end_is_named(corpus, folder):
     compaction, files = corpus.begin(include_errors=True)
     path = corpus.out / folder / "part-00000.parquet"
     content = bytearray(path.read_bytes())
@@ -336,7 +316,7 @@ def test_a_file_that_is_damaged_before_the_end_is_named(corpus: Corpus, folder: 
     corpus.compact()
 
 
-def test_memory_does_not_grow_with_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_does_not_grow_with_the_run(tmp_path, monkeypatch):
     monkeypatch.setattr("pipeline.export.compacted_file._ROW_GROUP_BYTES", 200_000)
     peaks = []
     for num_units in (12, 48):
@@ -356,9 +336,7 @@ def test_memory_does_not_grow_with_the_run(tmp_path: Path, monkeypatch: pytest.M
     assert peaks[1] < 1.5 * peaks[0]
 
 
-def test_a_run_in_an_object_store_is_compacted_to_a_folder_and_a_run_in_a_folder_to_a_store(
-    s3_folder: str, corpus: Corpus
-) -> None:
+def test_a_run_in_an_object_store_is_compacted_to_a_folder_and_a_run_in_a_folder_to_a_store(s3_folder, corpus):
     files, totals = Corpus(make_run(Location.parse(s3_folder)), corpus.out).compact(include_errors=True)
     destination = Location.parse(s3_folder.replace("/folder", "/compacted"))
     interrupted = Compaction(corpus.run, destination, TEN_ROWS, include_errors=True).files()
@@ -371,26 +349,7 @@ def test_a_run_in_an_object_store_is_compacted_to_a_folder_and_a_run_in_a_folder
         assert pq.read_table(pa.BufferReader(content)).equals(pq.read_table(corpus.out / file.name))
 
 
-@pytest.mark.parametrize("limits", [{}, {"max_rows": 3, "num_bytes": 3}, {"max_rows": 0}, {"num_bytes": -1}])
-def test_a_cut_is_by_rows_or_by_bytes_and_at_least_one(limits: dict[str, int]) -> None:
-    with pytest.raises(ValueError, match=r"files are cut by rows or by bytes|at least one row or byte"):
-        Cut(**limits)
-
-
-@pytest.mark.parametrize(
-    ("num_bytes", "max_rows", "num_taken"),
-    [(10**6, 1, 0), (10**6, 2, 2), (10**6, 3, 3), (10**6, 5, 3), (10**6, 6, 6), (10**6, 99, 9), (1, 99, 2)],
-)
-def test_a_row_group_never_parts_the_samples_of_an_input_row(num_bytes: int, max_rows: int, num_taken: int) -> None:
-    first = pa.table({"row_id": [0, 0, 1, 2, 2, 2], "sample": [0, 1, 0, 0, 1, 2]})
-    second = pa.table({"row_id": [3, 3, 3], "sample": [0, 1, 2]})
-    queue = RowQueue([first, first.slice(0, 0), second])
-    assert sum(table.num_rows for table in queue.take(num_bytes, max_rows)) == num_taken
-    assert sum(table.num_rows for table in queue.take(10**6, 10**6)) == 9 - num_taken
-    assert queue.is_empty
-
-
-def test_integer_ids_are_integers_in_a_compaction(tmp_path: Path) -> None:
+def test_integer_ids_are_integers_in_a_compaction(tmp_path):
     corpus = Corpus(run_with_integer_ids(str(tmp_path / "run")), tmp_path / "out")
     corpus.compact(include_errors=True)
     ids = {folder: pq.read_table(corpus.out / folder)["id"].to_pylist() for folder in ("data", "errors")}

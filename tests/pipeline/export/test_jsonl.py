@@ -1,7 +1,5 @@
 """The plain export writes one JSON line for every generation; rows that failed are in a file of their own."""
 
-from __future__ import annotations
-
 import json
 from datetime import date
 from decimal import Decimal
@@ -24,9 +22,7 @@ def _lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line, parse_constant=pytest.fail) for line in path.read_text().splitlines()]
 
 
-def test_every_generation_has_a_line_in_order_and_every_failed_row_has_one_in_the_errors_file(
-    finished_run: RunDirectory, tmp_path: Path
-) -> None:
+def test_every_generation_has_a_line_in_order_and_every_failed_row_has_one_in_the_errors_file(finished_run, tmp_path):
     out, failed = tmp_path / "out.jsonl", tmp_path / "failed.jsonl"
     assert export_jsonl(finished_run, str(out), str(failed)) == (10, 1)
     lines = _lines(out)
@@ -39,7 +35,7 @@ def test_every_generation_has_a_line_in_order_and_every_failed_row_has_one_in_th
     assert (line["row_id"], line["id"], line["stage"], line["message"]) == ((1 << 32) + 1, "user-1", "read", "bad")
 
 
-def test_carried_json_text_is_exported_as_json(tmp_path: Path) -> None:
+def test_carried_json_text_is_exported_as_json(tmp_path):
     columns: dict[str, tuple[pa.DataType, Any, Any]] = {  # type, value, and what is exported
         "any": (JSON_TEXT, '{"a": [1, "ü"]}', {"a": [1, "ü"]}),
         "score": (pa.float64(), float("nan"), None),
@@ -62,14 +58,14 @@ def test_carried_json_text_is_exported_as_json(tmp_path: Path) -> None:
     assert full["text"] == "abcde"
 
 
-def test_a_failed_export_writes_no_file_of_failed_rows_either(finished_run: RunDirectory, tmp_path: Path) -> None:
+def test_a_failed_export_writes_no_file_of_failed_rows_either(finished_run, tmp_path):
     Path(finished_run.part_path(1).path).write_bytes(b"damaged")
     with pytest.raises(ValueError, match="damaged"):
         export_jsonl(finished_run, str(tmp_path / "out/a.jsonl"), str(tmp_path / "out/b.jsonl"))
     assert list((tmp_path / "out").iterdir()) == []
 
 
-def test_integer_ids_are_numbers_in_both_files(tmp_path: Path) -> None:
+def test_integer_ids_are_numbers_in_both_files(tmp_path):
     out, failed = tmp_path / "out.jsonl", tmp_path / "failed.jsonl"
     export_jsonl(run_with_integer_ids(str(tmp_path / "run")), str(out), str(failed))
     assert [line["id"] for line in _lines(out)] == [70]

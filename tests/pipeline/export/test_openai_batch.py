@@ -1,7 +1,5 @@
 """Every input row has one line of OpenAI batch output."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -19,9 +17,7 @@ def _export(run_directory: RunDirectory, codec: TextCodec, path: Path) -> list[d
     return lines
 
 
-def test_every_row_has_one_line_in_input_order_failed_rows_included(
-    finished_run: RunDirectory, codec: TextCodec, tmp_path: Path
-) -> None:
+def test_every_row_has_one_line_in_input_order_failed_rows_included(finished_run, codec, tmp_path):
     lines = _export(finished_run, codec, tmp_path / "out.jsonl")
     ids = [0, 1, 2, 1 << 32, None, (1 << 32) + 2]
     assert [line["custom_id"] for line in lines] == ["user-1" if row is None else f"user-{row}" for row in ids]
@@ -35,7 +31,7 @@ def test_every_row_has_one_line_in_input_order_failed_rows_included(
     assert body["choices"][0] == {"index": 0, "text": "abcde", "finish_reason": "length", "logprobs": None}
 
 
-def test_chat_rows_have_messages_and_logprobs_by_token(codec: TextCodec, tmp_path: Path) -> None:
+def test_chat_rows_have_messages_and_logprobs_by_token(codec, tmp_path):
     run_directory = RunDirectory.create(str(tmp_path / "run"), RUN, [unit(0, num_rows=1)])
     token_ids = codec.encode("the", is_chat=True)
     num = len(token_ids)
@@ -55,6 +51,6 @@ def test_chat_rows_have_messages_and_logprobs_by_token(codec: TextCodec, tmp_pat
     assert content[0]["top_logprobs"][0]["logprob"] == -0.5
 
 
-def test_a_custom_id_is_text_where_ids_are_integers(codec: TextCodec, tmp_path: Path) -> None:
+def test_a_custom_id_is_text_where_ids_are_integers(codec, tmp_path):
     lines = _export(run_with_integer_ids(str(tmp_path / "run")), codec, tmp_path / "out.jsonl")
     assert [line["custom_id"] for line in lines] == ["70", "71", "72"]

@@ -1,7 +1,5 @@
 """An export appears whole or not at all, whatever its format."""
 
-from __future__ import annotations
-
 import errno
 import os
 from collections.abc import Callable
@@ -27,9 +25,7 @@ def export(request: pytest.FixtureRequest, codec: TextCodec) -> Export:
     return lambda run_directory, path: export_batch(run_directory, path, "target", codec)
 
 
-def test_a_damaged_or_incomplete_run_leaves_the_older_file_and_writes_no_other(
-    export: Export, finished_run: RunDirectory, tmp_path: Path
-) -> None:
+def test_a_damaged_or_incomplete_run_leaves_the_older_file_and_writes_no_other(export, finished_run, tmp_path):
     folder, part = tmp_path / "out", finished_run.part_path(1)
     folder.mkdir()
     (folder / "a.jsonl").write_text("older")
@@ -46,9 +42,7 @@ def test_a_damaged_or_incomplete_run_leaves_the_older_file_and_writes_no_other(
     assert not (tmp_path / "new").exists()
 
 
-def test_a_repeated_export_and_one_to_a_store_give_the_same_file(
-    export: Export, finished_run: RunDirectory, tmp_path: Path, s3_folder: str
-) -> None:
+def test_a_repeated_export_and_one_to_a_store_give_the_same_file(export, finished_run, tmp_path, s3_folder):
     Location.parse(s3_folder).make_folder()
     remote = Location.parse(s3_folder).child("c").name
     for path in (str(tmp_path / "a"), str(tmp_path / "b"), remote):
@@ -57,8 +51,8 @@ def test_a_repeated_export_and_one_to_a_store_give_the_same_file(
 
 
 def test_a_missing_destination_folder_is_made_and_an_impossible_one_is_an_error_of_its_own(
-    export: Export, finished_run: RunDirectory, tmp_path: Path
-) -> None:
+    export, finished_run, tmp_path
+):
     export(finished_run, str(tmp_path / "new/deep/out.jsonl"))
     assert os.listdir(tmp_path / "new/deep") == ["out.jsonl"]
     (tmp_path / "file").write_text("x")
@@ -68,7 +62,7 @@ def test_a_missing_destination_folder_is_made_and_an_impossible_one_is_an_error_
         assert caught.value.errno in (errno.ENOTDIR, errno.EISDIR, errno.EEXIST)
 
 
-def test_an_export_replaces_no_link_or_device(export: Export, finished_run: RunDirectory, tmp_path: Path) -> None:
+def test_an_export_replaces_no_link_or_device(export, finished_run, tmp_path):
     (tmp_path / "link").symlink_to(tmp_path / "real.jsonl")
     export(finished_run, str(tmp_path / "link"))
     assert (tmp_path / "link").is_symlink()

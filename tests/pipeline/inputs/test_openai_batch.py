@@ -1,7 +1,5 @@
 """OpenAI batch lines are translated, or refused by the name of the field."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from typing import Any
@@ -63,7 +61,7 @@ def completion(**body: Any) -> Line:
         ),
     ],
 )
-def test_fields_of_the_body_become_sampling_parameters(read: Read, line: Line, overrides: Line | None) -> None:
+def test_fields_of_the_body_become_sampling_parameters(read, line, overrides):
     row = read(line)
     assert isinstance(row, InputRow)
     body = line["body"]
@@ -83,7 +81,7 @@ def test_fields_of_the_body_become_sampling_parameters(read: Read, line: Line, o
         ({**chat(), "custom_id": ""}, "read", "custom_id: expected a string of 1 to 512 characters"),
     ],
 )
-def test_an_unsupported_field_is_an_error_row_that_names_it(read: Read, line: Line, stage: str, message: str) -> None:
+def test_an_unsupported_field_is_an_error_row_that_names_it(read, line, stage, message):
     row = read(line)
     assert isinstance(row, ErrorRow)
     assert row.stage == stage
@@ -100,9 +98,7 @@ def test_an_unsupported_field_is_an_error_row_that_names_it(read: Read, line: Li
         ('{"prompt": "\\ud800"}', "the line has half of a surrogate pair (\\ud800 to \\udfff)."),
     ],
 )
-def test_a_line_that_no_endpoint_would_parse_is_an_error_row(
-    write: Callable[[str, bytes], str], body: str, message: str
-) -> None:
+def test_a_line_that_no_endpoint_would_parse_is_an_error_row(write, body, message):
     wrong = f'{{"custom_id": "a", "url": "/v1/completions", "body": {body}}}'
     path = write("batch.jsonl", f"{json.dumps(completion())}\n{wrong}".encode())
     _, row = read_all(list_files(path), InputOptions(format="openai_batch"), 2)

@@ -1,14 +1,14 @@
 """Tables as rows: what a column of each type is in a prompt, and that a carried one is what the table has, exactly."""
 
-from __future__ import annotations
-
 import json
+import uuid
 from collections.abc import Callable
 from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -31,8 +31,49 @@ from pipeline.run.directory import RunDirectory
 from pipeline.run.unit_rows import read_unit_rows, tally
 from pipeline.schema import errors_table, generations_table
 from pipeline.storage.location import Location
-from tests.pipeline.inputs.every_type import EVERY_TYPE
 from tests.pipeline.made_up import RUN, error, failed, generation, read_all, sound
+
+_IDS = pa.array([uuid.UUID(int=1).bytes, None, uuid.UUID(int=2).bytes], pa.uuid())
+_PRICES = [Decimal("1.50"), None, Decimal("-2")]
+
+EVERY_TYPE: dict[str, pa.Array] = {
+    **{f"int {type_}": pa.array([1, None, 2], type_) for type_ in (pa.int8(), pa.uint16(), pa.int64(), pa.uint64())},
+    **{f"float {type_}": pa.array([1.5, None, 2], type_) for type_ in (pa.float32(), pa.float64())},
+    "nan": pa.array([float("nan"), None, float("-inf")]),
+    "nans": pa.array([float("nan"), None, float("nan")]),
+    "half": pa.array([np.float16(1.5), None, np.float16(2)], pa.float16()),
+    "bool": pa.array([True, None, False]),
+    "bool8": pa.ExtensionArray.from_storage(pa.bool8(), pa.array([1, None, 0], pa.int8())),
+    "null": pa.nulls(3),
+    **{f"text {t}": pa.array(["é", None, "b"], t) for t in (pa.string(), pa.large_string(), pa.string_view())},
+    **{f"bytes {t}": pa.array([b"\xff", None, b"b"], t) for t in (pa.binary(), pa.large_binary(), pa.binary_view())},
+    "fixed bytes": pa.array([b"\xff\0", None, b"ab"], pa.binary(2)),
+    "category": pa.array(["a", None, "b"]).dictionary_encode(),
+    "categories": pa.array([["a"], None, ["b", None]], pa.list_(pa.dictionary(pa.int32(), pa.string()))),
+    "json": pa.ExtensionArray.from_storage(pa.json_(), pa.array(['{"a": 1}', None, "2"])),
+    "uuid": _IDS,
+    "uuids": pa.ListArray.from_arrays(pa.array([0, 1, None, 3], pa.int32()), _IDS),
+    **{f"decimal {t}": pa.array(_PRICES, t) for t in (pa.decimal32(5, 2), pa.decimal128(30, 2), pa.decimal256(60, 2))},
+    "date": pa.array([20_000, None, -1], pa.date32()),
+    "date64": pa.array([20_000 * 86_400_000, None, 0], pa.date64()),
+    "late date": pa.array([20_000, None, 2_932_896], pa.date32()),
+    **{f"time {t}": pa.array([1, None, 86_399], t) for t in (pa.time32("s"), pa.time32("ms"), pa.time64("ns"))},
+    **{f"at {u}": pa.array([1, None, 2], pa.timestamp(u)) for u in ("s", "ms", "us", "ns")},
+    "at utc": pa.array([1, None, -1], pa.timestamp("ns", "UTC")),
+    "at zone": pa.array([1, None, 1_750_000_000], pa.timestamp("s", "Europe/Berlin")),
+    **{f"took {u}": pa.array([1, None, -1], pa.duration(u)) for u in ("s", "ns")},
+    "list": pa.array([[1, None], None, []], pa.list_(pa.int32())),
+    "large list": pa.array([[1], None, [2, 3]], pa.large_list(pa.int32())),
+    "list view": pa.array([[1], None, [2, 3]], pa.list_view(pa.int32())),
+    "fixed list": pa.array([[1, 2], None, [2, 3]], pa.list_(pa.int32(), 2)),
+    "map": pa.array([[("a", 1), ("b", None)], None, []], pa.map_(pa.string(), pa.int64())),
+    "struct": pa.array([{"t": 1, "u": None}, None, {"t": None}], pa.struct([("t", pa.time64("ns")), ("u", pa.int8())])),
+    "deep": pa.array(
+        [[{"m": [("k", [1])]}], None, [None, {"m": None}]],
+        pa.list_(pa.struct([("m", pa.map_(pa.string(), pa.list_(pa.duration("ns"))))])),
+    ),
+}
+
 
 Write = Callable[[str, bytes], str]
 
@@ -62,14 +103,14 @@ STRUCTS: list[tuple[list[Any], list[Any]]] = [
 
 
 @pytest.mark.parametrize(("values", "expected"), STRUCTS)
-def test_an_object_has_the_fields_of_its_own_row_alone(values: list[Any], expected: list[Any]) -> None:
+def test_an_object_has_the_fields_of_its_own_row_alone(values, expected):
     array = pa.array(values)
     assert plain_values(array) == expected
     assert plain_values(array.slice(1)) == expected[1:]
     assert plain_values(pa.chunked_array([array, array.slice(1)])) == expected + expected[1:]
 
 
-def test_a_map_is_an_object_that_keeps_its_own_nulls() -> None:
+def test_a_map_is_an_object_that_keeps_its_own_nulls():
     type_ = pa.map_(pa.string(), pa.map_(pa.int32(), pa.float32()))
     cells = pa.array([[("a", [(1, 0.5), (2, None)]), ("b", None)], None, [("c", [])]], type_)
     expected = [{"a": {"1": 0.5, "2": None}, "b": None}, None, {"c": {}}]
@@ -88,7 +129,7 @@ BAD_CELLS = {
 
 
 @pytest.mark.parametrize("problem", BAD_CELLS)
-def test_a_cell_without_a_plain_value_fails_its_row_alone(problem: str) -> None:
+def test_a_cell_without_a_plain_value_fails_its_row_alone(problem):
     first, bad = to_rows(pa.table({"m": BAD_CELLS[problem]}))
     assert isinstance(bad, RowError)
     assert f"column 'm' cannot be read: {problem}" in bad.message
@@ -113,7 +154,7 @@ TEXTS = {
 
 
 @pytest.mark.parametrize("name", TEXTS)
-def test_a_typed_value_is_its_plain_text_in_prompts_ids_and_columns(name: str, rows_of: Any) -> None:
+def test_a_typed_value_is_its_plain_text_in_prompts_ids_and_columns(name, rows_of):
     cell, text = TEXTS[name]
     options = InputOptions(prompt_template="<{c}>", id_column="c", template_columns=("c",))
     (row,) = rows_of(pa.table({"c": cell}), options)
@@ -122,7 +163,7 @@ def test_a_typed_value_is_its_plain_text_in_prompts_ids_and_columns(name: str, r
 
 
 @pytest.mark.parametrize("column", ["prompt", "key", "mood", "messages", "sampling", "tools"])
-def test_bytes_that_are_no_text_are_refused_by_the_name_of_their_column(column: str, rows_of: Any) -> None:
+def test_bytes_that_are_no_text_are_refused_by_the_name_of_their_column(column, rows_of):
     plain = {"key": ["k"] * 2, "mood": ["m"] * 2, "prompt": ["p"] * 2}
     nested = [{"a": [b"x"]}, {"a": [b"\xff"]}]
     table = pa.table({**plain, column: [b"x", b"\xff"] if column in plain else nested})
@@ -132,7 +173,7 @@ def test_bytes_that_are_no_text_are_refused_by_the_name_of_their_column(column: 
     assert bad.id == (None if column == "key" else "k")
 
 
-def test_bytes_that_are_no_text_are_carried_beside_a_prompt_of_bytes(rows_of: Any) -> None:
+def test_bytes_that_are_no_text_are_carried_beside_a_prompt_of_bytes(rows_of):
     table = pa.table({"prompt": [b"hello"], "image": [b"\xff\0"]})
     (row,) = rows_of(table, InputOptions(carry_columns=("image",), template_columns=()))
     assert (sound(row).prompt, sound(row).carried["image"].to_pylist()) == ("hello", [b"\xff\0"])
@@ -149,7 +190,7 @@ CALLS = [
 ]
 
 
-def test_messages_tools_and_options_of_a_table_are_those_of_the_row_as_json_has_them(rows_of: Any) -> None:
+def test_messages_tools_and_options_of_a_table_are_those_of_the_row_as_json_has_them(rows_of):
     records = [
         {
             "messages": [
@@ -169,7 +210,7 @@ def test_messages_tools_and_options_of_a_table_are_those_of_the_row_as_json_has_
         assert sound(row).asked == {name: record[name] for name in ("tools", "chat_template_kwargs")}
 
 
-def test_messages_may_be_maps_and_json_text_keeps_its_own_nulls(rows_of: Any) -> None:
+def test_messages_may_be_maps_and_json_text_keeps_its_own_nulls(rows_of):
     pairs = [[("role", "user"), ("content", "hi")]]
     (row,) = rows_of(pa.table({"messages": pa.array([pairs], pa.list_(pa.map_(pa.string(), pa.string())))}))
     assert sound(row).messages == [{"role": "user", "content": "hi"}]
@@ -186,7 +227,7 @@ def test_messages_may_be_maps_and_json_text_keeps_its_own_nulls(rows_of: Any) ->
 WHOLE = {"max_tokens": 2.0, "seed": 7.0, "n": 1.0, "stop_token_ids": [5.0], "logit_bias": {"5": 2.0}, "top_p": 1.0}
 
 
-def test_whole_floats_of_sampling_are_integers_and_nan_is_none(rows_of: Any, write: Write) -> None:
+def test_whole_floats_of_sampling_are_integers_and_nan_is_none(rows_of, write):
     records = [{"prompt": "x", "sampling": WHOLE}, {"prompt": "y", "sampling": {"seed": float("nan"), "n": 1.5}}]
     lines = "\n".join(map(json.dumps, records)).encode()
     (unit,) = plan_units(list_files(write("p.jsonl", lines)), InputOptions(format="jsonl"), 9)
@@ -197,7 +238,7 @@ def test_whole_floats_of_sampling_are_integers_and_nan_is_none(rows_of: Any, wri
         assert type(whole["stop_token_ids"][0]) is int
 
 
-def test_a_schema_keeps_its_floats_and_a_float_too_large_to_be_exact_stays_one(rows_of: Any) -> None:
+def test_a_schema_keeps_its_floats_and_a_float_too_large_to_be_exact_stays_one(rows_of):
     sampling = {"structured": {"json_schema": {"const": 1.0}}, "seed": 2.0**54}
     (row,) = rows_of(pa.table({"prompt": ["x"], "sampling": [sampling]}))
     assert sound(row).overrides == sampling
@@ -206,7 +247,7 @@ def test_a_schema_keeps_its_floats_and_a_float_too_large_to_be_exact_stays_one(r
 
 
 @pytest.mark.parametrize("form", ["parquet", "jsonl"])
-def test_whole_ids_that_a_gap_made_floats_are_written_without_a_fraction(form: str, rows_of: Any) -> None:
+def test_whole_ids_that_a_gap_made_floats_are_written_without_a_fraction(form, rows_of):
     records = [{"prompt": "x", "key": key} for key in (1.0, None, float("nan"), 2.5, 1e16)]
     if form == "parquet":
         rows = rows_of(pa.Table.from_pylist(records), InputOptions(id_column="key"))
@@ -216,7 +257,7 @@ def test_whole_ids_that_a_gap_made_floats_are_written_without_a_fraction(form: s
     assert [sound(row).user_id for row in rows] == ["1", None, None, "2.5", "1e+16"]
 
 
-def test_a_gap_in_a_prompt_template_is_an_error_row(rows_of: Any) -> None:
+def test_a_gap_in_a_prompt_template_is_an_error_row(rows_of):
     table = pa.table({"x": [1.5, float("nan")]})
     good, gap = rows_of(table, InputOptions(prompt_template="{x}"))
     assert sound(good).prompt == "1.5"
@@ -227,7 +268,7 @@ def _generations(rows: list[InputRow | ErrorRow]) -> list[dict[str, Any]]:
     return [generation(sound(row).row_id) | {"draft_rounds": None} | sound(row).carried for row in rows]
 
 
-def test_a_carried_column_of_any_type_comes_out_as_it_was_from_every_command(rows_of: Any, tmp_path: Path) -> None:
+def test_a_carried_column_of_any_type_comes_out_as_it_was_from_every_command(rows_of, tmp_path):
     """The second of three rows, which is null, fails at first, and is added by a retry."""
     table = pa.table({"prompt": ["x"] * 3, **EVERY_TYPE})
     options = InputOptions(carry_columns=tuple(EVERY_TYPE), template_columns=())
@@ -281,7 +322,7 @@ def test_a_carried_column_of_any_type_comes_out_as_it_was_from_every_command(row
     ]
 
 
-def test_a_column_of_nothing_but_nulls_has_the_type_that_other_files_give_it(tmp_path: Path) -> None:
+def test_a_column_of_nothing_but_nulls_has_the_type_that_other_files_give_it(tmp_path):
     pq.write_table(pa.table({"prompt": ["x"], "kind": pa.nulls(1), "key": pa.nulls(1)}), tmp_path / "a.parquet")
     pq.write_table(pa.table({"prompt": ["y"], "kind": ["k"], "key": [7]}), tmp_path / "b.parquet")
     files = list_files(str(tmp_path))

@@ -1,7 +1,5 @@
 """Rows whose retry succeeded move from a unit's error rows to its part, whichever process dies meanwhile."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -66,7 +64,7 @@ def run_directory(tmp_path: Path) -> RunDirectory:
     return _run(str(tmp_path / "run"))
 
 
-def test_retried_rows_join_the_part_in_order_as_if_none_had_failed(run_directory: RunDirectory, tmp_path: Path) -> None:
+def test_retried_rows_join_the_part_in_order_as_if_none_had_failed(run_directory, tmp_path):
     receipt = _amend(run_directory, [1, 2], [])
     assert (receipt.counts.num_rows, receipt.counts.num_errors, receipt.counts.num_generations) == (2, 0, 4)
     assert _rows(run_directory) == [(row, sample) for row in (0, 1, 2) for sample in (0, 1)]
@@ -78,7 +76,7 @@ def test_retried_rows_join_the_part_in_order_as_if_none_had_failed(run_directory
     assert check_run(run_directory) == check_run(never_failed)
 
 
-def test_a_row_that_fails_again_has_its_newest_message_and_one_more_attempt(run_directory: RunDirectory) -> None:
+def test_a_row_that_fails_again_has_its_newest_message_and_one_more_attempt(run_directory):
     before = run_directory.part_path(1).read_bytes()
     assert _errors(run_directory) == [(1, "bad", 1), (2, "bad", 1)]
     receipt = _amend(run_directory, [], [1])
@@ -90,14 +88,14 @@ def test_a_row_that_fails_again_has_its_newest_message_and_one_more_attempt(run_
     assert check_run(run_directory).problems == []
 
 
-def test_a_row_that_was_not_tried_keeps_its_error_row(run_directory: RunDirectory) -> None:
+def test_a_row_that_was_not_tried_keeps_its_error_row(run_directory):
     _amend(run_directory, [2], [])
     assert _errors(run_directory) == [(1, "bad", 1)]
     assert check_run(run_directory).problems == check_run(run_directory).notes == []
     assert check_run(run_directory).counts.num_errors == 1
 
 
-def test_amending_again_with_the_same_rows_changes_nothing(run_directory: RunDirectory) -> None:
+def test_amending_again_with_the_same_rows_changes_nothing(run_directory):
     _amend(run_directory, [1, 2], [])
     before = os.stat(run_directory.part_path(1).path).st_ino
     assert _amend(run_directory, [1, 2], []).counts.num_rows == 0
@@ -105,7 +103,7 @@ def test_amending_again_with_the_same_rows_changes_nothing(run_directory: RunDir
     assert read_receipt(run_directory, 1).attempt == 2
 
 
-def test_stale_error_rows_are_deleted_by_the_next_amendment(run_directory: RunDirectory) -> None:
+def test_stale_error_rows_are_deleted_by_the_next_amendment(run_directory):
     stale = run_directory.errors_path(1).read_bytes()
     _amend(run_directory, [1], [])
     Path(run_directory.errors_path(1).path).write_bytes(stale)
@@ -119,19 +117,19 @@ def test_stale_error_rows_are_deleted_by_the_next_amendment(run_directory: RunDi
     assert not run_directory.errors_path(1).exists()
 
 
-def test_rows_of_the_part_are_never_replaced(run_directory: RunDirectory) -> None:
+def test_rows_of_the_part_are_never_replaced(run_directory):
     other = [row | {"text": "other"} for row in sound_rows(UNIT, [0, 1])]
     amend_part(run_directory, UNIT, generations(other), [])
     texts = [row["text"] for row in pq.read_table(run_directory.part_path(1).path).to_pylist()]
     assert texts == ["abcde", "abcde", "other", "other"]
 
 
-def test_an_error_of_another_kind_for_a_row_that_is_in_the_part_is_dropped(run_directory: RunDirectory) -> None:
+def test_an_error_of_another_kind_for_a_row_that_is_in_the_part_is_dropped(run_directory):
     assert _amend(run_directory, [1], [0]).counts.num_errors == 0
     assert _errors(run_directory) == [(2, "bad", 1)]
 
 
-def test_a_unit_whose_files_do_not_add_up_is_named_and_not_touched(run_directory: RunDirectory) -> None:
+def test_a_unit_whose_files_do_not_add_up_is_named_and_not_touched(run_directory):
     run_directory.errors_path(1).remove()
     before = run_directory.part_path(1).read_bytes()
     with pytest.raises(ValueError, match=r"part-000000001\.parquet: 2 rows in data and errors, and unit 1 has 3"):
@@ -175,9 +173,7 @@ def _die_at(step: str, path: str, again: list[int]) -> None:
 
 @pytest.mark.parametrize("again", [[], [2]], ids=["all come through", "one fails again"])
 @pytest.mark.parametrize("step", STEPS)
-def test_a_process_killed_at_any_step_of_an_amendment_loses_nothing_and_data_wins(
-    run_directory: RunDirectory, step: str, again: list[int], tmp_path: Path
-) -> None:
+def test_a_process_killed_at_any_step_of_an_amendment_loses_nothing_and_data_wins(run_directory, step, again, tmp_path):
     if step == "at errors" and not again:
         pytest.skip("the errors file is deleted then, by one call")
     assert exit_code_of(_die_at, step, run_directory.location.path, again) == 9
@@ -200,7 +196,7 @@ def test_a_process_killed_at_any_step_of_an_amendment_loses_nothing_and_data_win
     assert [row for row, *_ in _errors(run_directory)] == again
 
 
-def test_a_unit_in_an_object_store_is_amended_like_a_local_one(s3_folder: str, tmp_path: Path) -> None:
+def test_a_unit_in_an_object_store_is_amended_like_a_local_one(s3_folder, tmp_path):
     remote, local = _run(Location.parse(s3_folder)), _run(str(tmp_path / "run"))
     for run_directory in (remote, local):
         _amend(run_directory, [1], [2])
@@ -212,7 +208,7 @@ def test_a_unit_in_an_object_store_is_amended_like_a_local_one(s3_folder: str, t
     assert check_run(remote).problems == []
 
 
-def test_integer_ids_stay_integers_in_both_files(tmp_path: Path) -> None:
+def test_integer_ids_stay_integers_in_both_files(tmp_path):
     run_directory = run_with_integer_ids(str(tmp_path))
     before = read_unit_rows(run_directory, unit())
     assert (before.generations["id"].to_pylist(), before.errors["id"].to_pylist()) == ([70], [71, 72])
@@ -223,7 +219,7 @@ def test_integer_ids_stay_integers_in_both_files(tmp_path: Path) -> None:
     assert check_run(run_directory).problems == []
 
 
-def test_a_part_whose_ids_have_another_type_than_the_runs_is_named(tmp_path: Path) -> None:
+def test_a_part_whose_ids_have_another_type_than_the_runs_is_named(tmp_path):
     run_directory = run_with_integer_ids(str(tmp_path))
     path = run_directory.part_path(0).path
     table = pq.read_table(path)
@@ -232,9 +228,7 @@ def test_a_part_whose_ids_have_another_type_than_the_runs_is_named(tmp_path: Pat
 
 
 @pytest.mark.parametrize("moment", ["errors", "data"])
-def test_a_reader_of_a_unit_whose_rows_move_sees_each_row_once(
-    run_directory: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
-) -> None:
+def test_a_reader_of_a_unit_whose_rows_move_sees_each_row_once(run_directory, tmp_path, monkeypatch, moment):
     read_bytes = Location.read_bytes
     still: list[RunDirectory] = [run_directory, _run(str(tmp_path / "other"))]
 

@@ -1,7 +1,5 @@
 """A unit is committed whole, once, even if other processes try as well and some die."""
 
-from __future__ import annotations
-
 import errno
 import json
 import multiprocessing
@@ -18,7 +16,6 @@ from pipeline.run.check import check_run
 from pipeline.run.commit import commit_part, read_receipt
 from pipeline.run.directory import RunDirectory
 from pipeline.schema import errors_schema, generations_schema
-from pipeline.storage.location import Location
 from tests.pipeline.made_up import RUN, commit_rows, error, exit_code_of, generations, sound_rows, unit
 
 WHOLE = sound_rows(unit(), [0, 1, 2])
@@ -29,7 +26,7 @@ def run_directory(tmp_path: Path) -> RunDirectory:
     return RunDirectory.create(str(tmp_path / "run"), RUN, [unit()])
 
 
-def test_a_committed_part_holds_the_rows_and_the_receipt(run_directory: RunDirectory) -> None:
+def test_a_committed_part_holds_the_rows_and_the_receipt(run_directory):
     receipt = commit_rows(run_directory, unit(), WHOLE, [])
     assert not receipt.already_committed
     table = pq.read_table(run_directory.part_path(0).path)
@@ -39,7 +36,7 @@ def test_a_committed_part_holds_the_rows_and_the_receipt(run_directory: RunDirec
     assert not run_directory.errors_path(0).exists()
 
 
-def test_a_second_attempt_does_not_replace_the_part_and_reports_the_first_ones_counts(anywhere: Location) -> None:
+def test_a_second_attempt_does_not_replace_the_part_and_reports_the_first_ones_counts(anywhere):
     run_directory = RunDirectory.create(anywhere, RUN, [unit()])
     first = commit_rows(run_directory, unit(), WHOLE, [])
     content = run_directory.part_path(0).read_bytes()
@@ -51,22 +48,20 @@ def test_a_second_attempt_does_not_replace_the_part_and_reports_the_first_ones_c
     assert check_run(run_directory).is_complete
 
 
-def test_a_unit_whose_rows_all_failed_has_a_part_without_rows(run_directory: RunDirectory) -> None:
+def test_a_unit_whose_rows_all_failed_has_a_part_without_rows(run_directory):
     receipt = commit_rows(run_directory, unit(), [], [error(unit(), index) for index in range(3)])
     assert pq.read_table(run_directory.part_path(0).path).num_rows == 0
     assert (receipt.counts.num_rows, receipt.counts.num_errors) == (3, 3)
     assert check_run(run_directory).is_complete
 
 
-def test_a_commit_with_missing_rows_fails_an_assertion(run_directory: RunDirectory) -> None:
+def test_a_commit_with_missing_rows_fails_an_assertion(run_directory):
     with pytest.raises(AssertionError, match="rows in must equal rows out"):
         commit_rows(run_directory, unit(), sound_rows(unit(), [0, 1]), [])
 
 
 @pytest.mark.parametrize("second_fails", [True, False])
-def test_errors_of_an_attempt_that_died_before_its_part_do_not_survive(
-    run_directory: RunDirectory, monkeypatch: pytest.MonkeyPatch, second_fails: bool
-) -> None:
+def test_errors_of_an_attempt_that_died_before_its_part_do_not_survive(run_directory, monkeypatch, second_fails):
     def die(*_: Any) -> None:
         raise OSError(errno.ENOSPC, "disk full")
 
@@ -85,7 +80,7 @@ def test_errors_of_an_attempt_that_died_before_its_part_do_not_survive(
     assert report.problems == report.notes == []
 
 
-def test_without_hard_links_a_commit_is_a_rename(run_directory: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_hard_links_a_commit_is_a_rename(run_directory, monkeypatch):
     def refuse(*_: Any) -> None:
         raise OSError(errno.EPERM, "not permitted")
 
@@ -108,7 +103,7 @@ def _race(path: str, attempt: int, barrier: Any, results: Any) -> None:
         results.put((unit_id, commit_rows(run_directory, work_unit, rows, errors).already_committed))
 
 
-def test_of_two_processes_that_commit_a_unit_one_wins_and_its_errors_fit_its_part(tmp_path: Path) -> None:
+def test_of_two_processes_that_commit_a_unit_one_wins_and_its_errors_fit_its_part(tmp_path):
     run_directory = RunDirectory.create(str(tmp_path), RUN, [unit(i) for i in range(20)])
     context = multiprocessing.get_context("fork")
     barrier, results = context.Barrier(2), context.Queue()
@@ -136,7 +131,7 @@ def _die_at(step: str, path: str) -> None:
 
 
 @pytest.mark.parametrize("step", ["replace", "link", "unlink"])
-def test_a_process_killed_at_any_step_of_a_commit_leaves_all_or_nothing(run_directory: RunDirectory, step: str) -> None:
+def test_a_process_killed_at_any_step_of_a_commit_leaves_all_or_nothing(run_directory, step):
     assert exit_code_of(_die_at, step, run_directory.location.path) == 9
     assert run_directory.committed_unit_ids() == ({0} if step == "unlink" else set())
     commit_rows(run_directory, unit(), sound_rows(unit(), [0, 2]), [error(unit(), 1)])
@@ -145,7 +140,7 @@ def test_a_process_killed_at_any_step_of_a_commit_leaves_all_or_nothing(run_dire
     assert len(report.notes) == 1  # the temporary file is mentioned
 
 
-def test_reading_the_receipt_of_a_damaged_part_names_the_file(run_directory: RunDirectory) -> None:
+def test_reading_the_receipt_of_a_damaged_part_names_the_file(run_directory):
     commit_rows(run_directory, unit(), WHOLE, [])
     part = Path(run_directory.part_path(0).path)
     part.write_bytes(part.read_bytes()[:-5])
@@ -156,11 +151,11 @@ def test_reading_the_receipt_of_a_damaged_part_names_the_file(run_directory: Run
         read_receipt(run_directory, 0)
 
 
-def test_carried_columns_follow_the_own_columns() -> None:
+def test_carried_columns_follow_the_own_columns():
     assert generations_schema({"score": pa.float64()}).names[-2:] == ["draft_version", "score"]
 
 
-def test_a_part_describes_the_engine_that_generated_it(run_directory: RunDirectory) -> None:
+def test_a_part_describes_the_engine_that_generated_it(run_directory):
     rows = generations(sound_rows(unit(), [0, 1, 2]))
     facts = {"device": "cpu", "is_batch_invariant": True}
     no_errors = errors_schema().empty_table()

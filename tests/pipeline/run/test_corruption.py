@@ -1,7 +1,5 @@
 """Every corruption of a file is found by the check or harmless, and repair redoes exactly the damaged units."""
 
-from __future__ import annotations
-
 import json
 import random
 import shutil
@@ -68,9 +66,7 @@ def _tables(run: Path) -> dict[str, Any]:
     return {str(path.relative_to(run)): pq.ParquetFile(path).read().to_pylist() for path in parts}
 
 
-def test_every_corruption_is_found_or_harmless_and_repair_redoes_exactly_the_damaged_units(
-    pristine: Path, tmp_path: Path
-) -> None:
+def test_every_corruption_is_found_or_harmless_and_repair_redoes_exactly_the_damaged_units(pristine, tmp_path):
     expected, whole = _tables(pristine), content_hash(RunDirectory.open(str(pristine)))
     outcomes: Counter[tuple[str, str]] = Counter()
     for seed in SEEDS:
@@ -115,7 +111,7 @@ def test_every_corruption_is_found_or_harmless_and_repair_redoes_exactly_the_dam
 
 
 @pytest.mark.parametrize("column", ["text", "prompt", "id"])
-def test_a_flip_of_any_byte_in_a_column_is_found_or_harmless(pristine: Path, tmp_path: Path, column: str) -> None:
+def test_a_flip_of_any_byte_in_a_column_is_found_or_harmless(pristine, tmp_path, column):
     """A flip is found even in a column whose values only the page's checksum can verify."""
     run = tmp_path / "run"
     shutil.copytree(pristine, run)
@@ -134,14 +130,14 @@ def test_a_flip_of_any_byte_in_a_column_is_found_or_harmless(pristine: Path, tmp
     assert num_found > chunk.total_compressed_size // 2  # the rest is in page headers, which nothing needs
 
 
-def test_error_rows_with_a_renamed_column_are_damaged(finished_run: RunDirectory) -> None:
+def test_error_rows_with_a_renamed_column_are_damaged(finished_run):
     path = finished_run.errors_path(1).path
     table = pq.ParquetFile(path).read()
     pq.write_table(table.rename_columns([name.replace("message", "massage") for name in table.column_names]), path)
     assert list(check_run(finished_run).damaged) == ["data/part-000000001.parquet", "errors/part-000000001.parquet"]
 
 
-def test_repair_keeps_the_files_and_their_reasons_and_never_overwrites_an_older_one(anywhere: Location) -> None:
+def test_repair_keeps_the_files_and_their_reasons_and_never_overwrites_an_older_one(anywhere):
     run_directory = committed_run(anywhere)
     run_directory.mark_success()
     for number in ("", ".1"):
@@ -158,7 +154,7 @@ def test_repair_keeps_the_files_and_their_reasons_and_never_overwrites_an_older_
     assert quarantine(run_directory, {}) == []
 
 
-def test_a_foreign_file_goes_into_quarantine_and_the_run_is_complete(finished_run: RunDirectory) -> None:
+def test_a_foreign_file_goes_into_quarantine_and_the_run_is_complete(finished_run):
     Path(finished_run.location.child("data/notes.txt").path).write_text("mine")
     report = check_run(finished_run)
     assert report.damaged == {"data/notes.txt": "not a part of this run"}
@@ -167,7 +163,7 @@ def test_a_foreign_file_goes_into_quarantine_and_the_run_is_complete(finished_ru
     assert check_run(finished_run).is_complete
 
 
-def test_a_half_done_quarantine_can_be_repeated(finished_run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_half_done_quarantine_can_be_repeated(finished_run, monkeypatch):
     Path(finished_run.errors_path(1).path).write_bytes(b"")
     damaged = check_run(finished_run).damaged
     assert list(damaged) == ["data/part-000000001.parquet", "errors/part-000000001.parquet"]

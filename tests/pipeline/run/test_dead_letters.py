@@ -1,7 +1,5 @@
 """The failed rows of a run are counted, and those that are wanted are found again."""
 
-from __future__ import annotations
-
 import pickle
 from dataclasses import replace
 from pathlib import Path
@@ -31,7 +29,7 @@ def run_directory(tmp_path: Path) -> RunDirectory:
     return run_directory
 
 
-def test_failed_rows_are_counted_by_stage_and_type_with_an_example_of_each(run_directory: RunDirectory) -> None:
+def test_failed_rows_are_counted_by_stage_and_type_with_an_example_of_each(run_directory):
     letters = find_dead_letters(run_directory, Wanted())
     assert letters.num_rows == {("read", "ValueError"): 2, ("generate", "WorkerDied"): 1, ("generate", "ValueError"): 1}
     assert letters.examples["read", "ValueError"] == "read of 0"
@@ -49,32 +47,30 @@ def test_failed_rows_are_counted_by_stage_and_type_with_an_example_of_each(run_d
         (Wanted(error_types=("KeyError",)), {}),  # only the attempt that did not commit has this error
     ],
 )
-def test_only_rows_of_a_wanted_stage_and_type_are_wanted(
-    run_directory: RunDirectory, wanted: Wanted, expected: dict[int, int]
-) -> None:
+def test_only_rows_of_a_wanted_stage_and_type_are_wanted(run_directory, wanted, expected):
     letters = find_dead_letters(run_directory, wanted)
     assert letters.num_wanted == expected
     assert letters.num_rows.total() == 4
 
 
-def test_failed_rows_are_counted_by_message(run_directory: RunDirectory) -> None:
+def test_failed_rows_are_counted_by_message(run_directory):
     assert find_dead_letters(run_directory, Wanted()).messages.most_common(1) == [("read of 0", 1)]
     again = [_error(3, index, "read", "KeyError") for index in range(2)]
     commit_rows(run_directory, unit(3), [], [*again, replace(again[0], row_id=unit(3).row_id(2))])
     assert find_dead_letters(run_directory, Wanted()).messages.most_common(1) == [("read of 0", 3)]
 
 
-def test_a_run_in_which_no_row_failed_has_no_dead_letters(tmp_path: Path) -> None:
+def test_a_run_in_which_no_row_failed_has_no_dead_letters(tmp_path):
     assert find_dead_letters(RunDirectory.create(str(tmp_path), RUN, [unit(0)]), Wanted()) == DeadLetters()
 
 
-def test_damaged_error_rows_are_named(run_directory: RunDirectory) -> None:
+def test_damaged_error_rows_are_named(run_directory):
     Path(run_directory.errors_path(2).path).write_bytes(b"PAR1 no more PAR1")
     with pytest.raises(ValueError, match=r"errors/part-000000002\.parquet: damaged"):
         find_dead_letters(run_directory, Wanted())
 
 
-def test_every_iteration_yields_the_units_with_wanted_rows(run_directory: RunDirectory) -> None:
+def test_every_iteration_yields_the_units_with_wanted_rows(run_directory):
     letters = find_dead_letters(run_directory, Wanted(stages=("read",)))
     units = FailedUnits(run_directory.location.name, letters.num_wanted)
     assert (units.num_units, units.num_rows) == (2, 2)

@@ -1,7 +1,5 @@
 """A fingerprint changes with everything that could change the output, and with nothing else."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 
@@ -18,7 +16,7 @@ def model(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("name", ["config.json", "generation_config.json", "model-2.safetensors"])
-def test_a_changed_byte_of_a_model_changes_its_fingerprint(model: Path, name: str) -> None:
+def test_a_changed_byte_of_a_model_changes_its_fingerprint(model, name):
     before = model_fingerprint(model)
     (model / "README.md").write_text("other")
     assert model_fingerprint(model) == before
@@ -26,7 +24,7 @@ def test_a_changed_byte_of_a_model_changes_its_fingerprint(model: Path, name: st
     assert model_fingerprint(model) != before
 
 
-def test_swapped_shards_change_the_fingerprint(model: Path) -> None:
+def test_swapped_shards_change_the_fingerprint(model):
     before = model_fingerprint(model)
     (model / "model-1.safetensors").rename(model / "swap")
     (model / "model-2.safetensors").rename(model / "model-1.safetensors")
@@ -34,7 +32,7 @@ def test_swapped_shards_change_the_fingerprint(model: Path) -> None:
     assert model_fingerprint(model) != before
 
 
-def test_the_chat_template_is_part_of_the_tokenizers_fingerprint(tokenizer_path: Path, tmp_path: Path) -> None:
+def test_the_chat_template_is_part_of_the_tokenizers_fingerprint(tokenizer_path, tmp_path):
     copy = shutil.copytree(tokenizer_path, tmp_path / "copy")
     before = tokenizer_fingerprint(copy)
     assert before == tokenizer_fingerprint(tokenizer_path)
@@ -42,7 +40,7 @@ def test_the_chat_template_is_part_of_the_tokenizers_fingerprint(tokenizer_path:
     assert tokenizer_fingerprint(copy) != before
 
 
-def test_a_folder_without_a_model_or_a_tokenizer_is_refused(tmp_path: Path) -> None:
+def test_a_folder_without_a_model_or_a_tokenizer_is_refused(tmp_path):
     with pytest.raises(ValueError, match=r"holds config.json and \*.safetensors; found an empty folder"):
         model_fingerprint(tmp_path)
     with pytest.raises(ValueError, match="no tokenizer here"):

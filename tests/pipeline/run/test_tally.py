@@ -1,7 +1,5 @@
 """A tally counts each committed row once, under its values, and reads no more than that needs."""
 
-from __future__ import annotations
-
 import errno
 from dataclasses import replace
 from pathlib import Path
@@ -28,7 +26,7 @@ def _counts(run: RunDirectory, *by: str) -> dict[tuple[str, ...], Counts]:
     return tally(run, by, COUNTED_COLUMNS, count_generations)
 
 
-def test_groups_add_up_to_the_rows_of_all_parts(finished_run: RunDirectory) -> None:
+def test_groups_add_up_to_the_rows_of_all_parts(finished_run):
     by_sample = _counts(finished_run, "sample")
     assert list(by_sample) == [("0",), ("1",)]
     whole = replace(check_run(finished_run).counts, num_rows=5, num_errors=0)
@@ -36,7 +34,7 @@ def test_groups_add_up_to_the_rows_of_all_parts(finished_run: RunDirectory) -> N
     assert [*_counts(finished_run, "sample", "finish_reason")] == [("0", "length"), ("1", "length")]
 
 
-def test_numbers_are_in_the_order_of_numbers_and_texts_come_behind_them(tmp_path: Path) -> None:
+def test_numbers_are_in_the_order_of_numbers_and_texts_come_behind_them(tmp_path):
     carried = {"size": pa.float64(), "name": pa.string()}
     said = {**RUN, "task": "score", "has_draft_version": False, "carried": types_to_dict(carried)}
     run = RunDirectory.create(str(tmp_path / "run"), said, [unit(0), unit(1)])
@@ -58,7 +56,7 @@ def test_numbers_are_in_the_order_of_numbers_and_texts_come_behind_them(tmp_path
     assert [*tally(run, ["name"], SCORED_COLUMNS, count_scores)] == [("-6",), ("10",), ("2",)], "these are texts"
 
 
-def test_texts_are_not_read_and_a_damaged_part_is_named(finished_run: RunDirectory) -> None:
+def test_texts_are_not_read_and_a_damaged_part_is_named(finished_run):
     part = Path(finished_run.part_path(0).path)
     whole, content = _counts(finished_run), bytearray(part.read_bytes())
     text = next(column for column in _columns(part) if column.path_in_schema == "text")
@@ -70,9 +68,7 @@ def test_texts_are_not_read_and_a_damaged_part_is_named(finished_run: RunDirecto
         _counts(finished_run)
 
 
-def test_a_transient_error_of_the_storage_is_tried_again(
-    finished_run: RunDirectory, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_transient_error_of_the_storage_is_tried_again(finished_run, monkeypatch):
     patient = replace(finished_run.location, retries=RetryPolicy(first_wait_s=0.0))
     whole, real, failures = _counts(finished_run), pq.ParquetFile, [OSError(errno.EIO, "the disk is away")]
 
@@ -86,7 +82,7 @@ def test_a_transient_error_of_the_storage_is_tried_again(
     assert not failures
 
 
-def test_a_run_without_parts_has_no_groups_and_its_columns_are_known(tmp_path: Path) -> None:
+def test_a_run_without_parts_has_no_groups_and_its_columns_are_known(tmp_path):
     run = RunDirectory.create(str(tmp_path / "run"), RUN, [unit()])
     assert _counts(run, "sample") == _counts(run) == {}
     with pytest.raises(ValueError, match="no column 'colour'; it has row_id, sample, id"):

@@ -1,7 +1,5 @@
 """A run is read one unit at a time: each row once, in order, and damage is always noticed."""
 
-from __future__ import annotations
-
 import threading
 from pathlib import Path
 
@@ -9,12 +7,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline.run.directory import RunDirectory
-from pipeline.run.unit_rows import each_unit, in_row_order, read_ahead, read_unit_rows, without_rows_of
+from pipeline.run.unit_rows import each_unit, read_ahead, read_unit_rows
 from tests.pipeline.made_up import unit, write_errors
 
 
-def test_each_unit_has_its_rows_and_the_rows_that_failed(finished_run: RunDirectory) -> None:
+def test_each_unit_has_its_rows_and_the_rows_that_failed(finished_run):
     first, second = each_unit(finished_run, finished_run.units())
     assert first.generations["row_id"].to_pylist() == [0, 0, 1, 1, 2, 2]
     assert first.errors.num_rows == 0
@@ -24,14 +21,14 @@ def test_each_unit_has_its_rows_and_the_rows_that_failed(finished_run: RunDirect
         list(each_unit(finished_run, finished_run.units()))
 
 
-def test_a_row_in_data_and_in_errors_counts_as_generated(finished_run: RunDirectory) -> None:
+def test_a_row_in_data_and_in_errors_counts_as_generated(finished_run):
     write_errors(finished_run, 1, [2, 1])
     rows = read_unit_rows(finished_run, unit(1))
     assert rows.errors["row_id"].to_pylist() == [unit(1).row_id(1)]
     assert rows.num_stale_errors == 1
 
 
-def test_rows_are_read_in_order_however_they_were_written(finished_run: RunDirectory) -> None:
+def test_rows_are_read_in_order_however_they_were_written(finished_run):
     path = finished_run.part_path(0).path
     table = pq.read_table(path)
     pq.write_table(table.take([5, 0, 3, 2, 4, 1]), path)
@@ -40,7 +37,7 @@ def test_rows_are_read_in_order_however_they_were_written(finished_run: RunDirec
 
 
 @pytest.mark.parametrize("name", ["data/part-000000001.parquet", "errors/part-000000001.parquet"])
-def test_a_damaged_file_is_named_with_what_to_do(finished_run: RunDirectory, name: str) -> None:
+def test_a_damaged_file_is_named_with_what_to_do(finished_run, name):
     path = Path(finished_run.location.child(name).path)
     content = bytearray(path.read_bytes())
     content[40] ^= 1
@@ -50,7 +47,7 @@ def test_a_damaged_file_is_named_with_what_to_do(finished_run: RunDirectory, nam
             read_unit_rows(finished_run, unit(1))
 
 
-def test_a_table_with_other_columns_is_named(finished_run: RunDirectory) -> None:
+def test_a_table_with_other_columns_is_named(finished_run):
     part, errors = (Path(finished_run.location.child(f"{f}/part-000000001.parquet").path) for f in ("data", "errors"))
     errors.write_bytes(part.read_bytes())
     with pytest.raises(ValueError, match="its columns are not those of an errors table"):
@@ -61,7 +58,7 @@ def test_a_table_with_other_columns_is_named(finished_run: RunDirectory) -> None
         read_unit_rows(finished_run, unit(1))
 
 
-def test_reading_ahead_keeps_the_order_of_results_and_errors() -> None:
+def test_reading_ahead_keeps_the_order_of_results_and_errors():
     may_go_on = threading.Event()
 
     def read(number: int) -> int:
@@ -79,7 +76,7 @@ def test_reading_ahead_keeps_the_order_of_results_and_errors() -> None:
         next(results)
 
 
-def test_reading_ahead_keeps_few_results_in_memory() -> None:
+def test_reading_ahead_keeps_few_results_in_memory():
     asked: list[int] = []
     results = read_ahead(lambda number: number, (asked.append(i) or i for i in range(100)), num_at_once=3)
     for number in range(50):
@@ -89,20 +86,3 @@ def test_reading_ahead_keeps_few_results_in_memory() -> None:
 
 def _table(keys: list[tuple[int, int]]) -> pa.Table:
     return pa.table({"row_id": [row_id for row_id, _ in keys], "sample": [sample for _, sample in keys]})
-
-
-def _keys(table: pa.Table) -> list[tuple[int, int]]:
-    return list(zip(table["row_id"].to_pylist(), table["sample"].to_pylist(), strict=True))
-
-
-def test_tables_are_merged_by_row_and_sample() -> None:
-    merged = in_row_order(_table([(1, 0), (1, 1), (9, 0)]), _table([(4, 1), (4, 0), (0, 0)]))
-    assert _keys(merged) == [(0, 0), (1, 0), (1, 1), (4, 0), (4, 1), (9, 0)]
-    assert _keys(without_rows_of(_table([(4, 0), (9, 5)]), merged)) == [(0, 0), (1, 0), (1, 1)]
-
-
-def test_a_table_in_order_is_unchanged() -> None:
-    table = _table([(1, 0), (2, 0)])
-    assert in_row_order(table).equals(table)
-    assert in_row_order(table.slice(0, 0)).num_rows == 0
-    assert without_rows_of(table, table).num_rows == 0

@@ -1,7 +1,5 @@
 """A run survives passing failures of a store or a disk, and loses no unit by lasting ones."""
 
-from __future__ import annotations
-
 import errno
 import os
 import resource
@@ -60,16 +58,14 @@ def _commit(run_directory: RunDirectory) -> None:
     ],
     ids=str,
 )
-def test_a_commit_and_a_check_survive_a_store_that_fails_for_a_while(
-    run_directory: RunDirectory, proxy: FlakyProxy, failure: Failure
-) -> None:
+def test_a_commit_and_a_check_survive_a_store_that_fails_for_a_while(run_directory, proxy, failure):
     proxy.failures.append(replace(failure))
     _commit(run_directory)
     assert check_run(run_directory).is_complete
     assert proxy.failures[0].times == 0
 
 
-def test_the_error_of_a_store_staying_down_says_what_was_tried(run_directory: RunDirectory, proxy: FlakyProxy) -> None:
+def test_the_error_of_a_store_staying_down_says_what_was_tried(run_directory, proxy):
     proxy.failures.append(Failure("PUT .*/data/", 503, 1000))
     with pytest.raises(OSError, match=r"writing s3://.*/data/part-000000000.parquet\?.* failed 2 times in .*SLOW_DOWN"):
         _commit(run_directory)
@@ -79,7 +75,7 @@ def test_the_error_of_a_store_staying_down_says_what_was_tried(run_directory: Ru
     assert check_run(run_directory).is_complete
 
 
-def test_a_refused_request_is_not_tried_again(run_directory: RunDirectory, proxy: FlakyProxy) -> None:
+def test_a_refused_request_is_not_tried_again(run_directory, proxy):
     proxy.failures.append(Failure("PUT", 403, 1000))
     proxy.requests.clear()
     with pytest.raises(OSError, match="ACCESS_DENIED") as caught:
@@ -92,7 +88,7 @@ def test_a_refused_request_is_not_tried_again(run_directory: RunDirectory, proxy
     assert len(proxy.requests) <= 3
 
 
-def test_a_large_part_whose_upload_breaks_midway_does_not_exist(s3_folder: str, proxy: FlakyProxy) -> None:
+def test_a_large_part_whose_upload_breaks_midway_does_not_exist(s3_folder, proxy):
     place = _behind(proxy, s3_folder)
     place.make_folder()
     proxy.failures.append(Failure("PUT .*partNumber=2", 403, 1000))
@@ -118,7 +114,7 @@ def _commit_with_little_space(path: str, num_bytes: int) -> None:
 
 
 @pytest.mark.parametrize("num_bytes", [0, 100, 3500])
-def test_a_disk_that_runs_full_keeps_no_partial_file_and_loses_no_unit(tmp_path: Path, num_bytes: int) -> None:
+def test_a_disk_that_runs_full_keeps_no_partial_file_and_loses_no_unit(tmp_path, num_bytes):
     run_directory = RunDirectory.create(str(tmp_path), RUN, [unit()])
     assert exit_code_of(_commit_with_little_space, str(tmp_path), num_bytes) == 0
     assert run_directory.committed_unit_ids() == set()
@@ -128,7 +124,7 @@ def test_a_disk_that_runs_full_keeps_no_partial_file_and_loses_no_unit(tmp_path:
     assert check_run(run_directory).notes == []
 
 
-def test_a_write_to_a_full_device_fails_at_once_and_leaves_the_older_file(full_disk: Path) -> None:
+def test_a_write_to_a_full_device_fails_at_once_and_leaves_the_older_file(full_disk):
     place = Location.parse(str(full_disk))
     replace_file(place.child("small"), b"old", place)
     with pytest.raises(OSError, match="No space left") as caught:
@@ -139,7 +135,7 @@ def test_a_write_to_a_full_device_fails_at_once_and_leaves_the_older_file(full_d
     assert [path.name for path in full_disk.iterdir()] == ["small"]
 
 
-def test_a_run_on_a_full_disk_goes_on_when_space_is_made(full_disk: Path) -> None:
+def test_a_run_on_a_full_disk_goes_on_when_space_is_made(full_disk):
     ballast = full_disk / "ballast"
     run_directory = RunDirectory.create(str(full_disk / "run"), RUN, [unit(i) for i in range(3)])
     commit_rows(run_directory, unit(0), sound_rows(unit(0), [0, 1, 2]), [])
@@ -157,9 +153,7 @@ def test_a_run_on_a_full_disk_goes_on_when_space_is_made(full_disk: Path) -> Non
 
 @pytest.mark.parametrize("folder", ["data", "errors"])
 @pytest.mark.parametrize(("how", "text"), [(403, "ACCESS_DENIED"), (429, "failed 2 times")])
-def test_a_part_that_the_store_does_not_return_is_not_called_damaged(
-    run_directory: RunDirectory, proxy: FlakyProxy, how: int, text: str, folder: str
-) -> None:
+def test_a_part_that_the_store_does_not_return_is_not_called_damaged(run_directory, proxy, how, text, folder):
     _commit(run_directory)
     proxy.failures.append(Failure(f"GET .*/{folder}/part", how, 1000 if how == 403 else 2 * ONE_CLIENT_GIVES_UP))
     with pytest.raises(OSError, match=text):
@@ -168,7 +162,7 @@ def test_a_part_that_the_store_does_not_return_is_not_called_damaged(
     assert check_run(run_directory).is_complete
 
 
-def test_a_link_whose_response_was_lost_is_recognized_as_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_link_whose_response_was_lost_is_recognized_as_ours(tmp_path, monkeypatch):
     link = os.link
 
     def link_and_lose_the_answer(*paths: str) -> None:
@@ -211,9 +205,7 @@ class _Store:
     [({1: b"the other attempt's part, of another size"}, 0), ({1: b"a pa", 2: b""}, 2)],
     ids=["the file of another attempt is never deleted", "a truncated upload is removed and sent again"],
 )
-def test_of_two_attempts_that_put_a_file_at_once_one_is_there_whole(
-    tmp_path: Path, becomes: dict[int, bytes], num_deleted: int
-) -> None:
+def test_of_two_attempts_that_put_a_file_at_once_one_is_there_whole(tmp_path, becomes, num_deleted):
     store: Any = _Store(tmp_path, becomes)
     place = Location(store, "part", "store://part", RetryPolicy(max_tries=4, first_wait_s=0.001, max_wait_s=0.002))
     assert create_file(place, b"a part", place)

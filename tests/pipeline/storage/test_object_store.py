@@ -1,11 +1,8 @@
 """A run in an object store (servers of the S3 and gs:// protocols) is the same run as on a local disk."""
 
-from __future__ import annotations
-
 import json
 import multiprocessing
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -13,24 +10,20 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipeline.counts import COUNTED_COLUMNS, count_generations
-from pipeline.export.compacted_file import Cut
-from pipeline.export.compaction import Compaction
 from pipeline.inputs.files import list_files
 from pipeline.inputs.options import InputOptions
 from pipeline.run.check import check_run
 from pipeline.run.commit import read_receipt
 from pipeline.run.directory import RunDirectory
 from pipeline.run.fingerprint import content_hash
-from pipeline.run.progress.lease import LeaseHeld, hold_lease
 from pipeline.run.unit_rows import tally
 from pipeline.storage.location import Location
 from pipeline.storage.whole_file import replace_file, replacement
-from tests.pipeline.flaky_proxy import FlakyProxy
 from tests.pipeline.made_up import RUN, commit_rows, committed_run, error, put, read_all, sound_rows, unit, write_errors
 from tests.pipeline.stores import gcs_uri, s3_uri
 
 
-def test_a_run_in_a_store_has_the_content_of_the_local_one(store_folder: str, tmp_path: Path) -> None:
+def test_a_run_in_a_store_has_the_content_of_the_local_one(store_folder, tmp_path):
     local, remote = committed_run(tmp_path / "run"), committed_run(Location.parse(store_folder))
     assert list(remote.units()) == list(local.units()) == [unit(0), unit(1)]
     assert remote.committed_unit_ids() == {0, 1}
@@ -47,7 +40,7 @@ def test_a_run_in_a_store_has_the_content_of_the_local_one(store_folder: str, tm
 
 
 @pytest.mark.slow
-def test_more_parts_than_one_listing_returns_are_all_found(s3_folder: str) -> None:
+def test_more_parts_than_one_listing_returns_are_all_found(s3_folder):
     run_directory = RunDirectory.create(s3_folder, RUN, [unit(i) for i in range(1003)])
     with ThreadPoolExecutor(8) as threads:
         parts = [run_directory.part_path(unit_id) for unit_id in range(1001)]
@@ -56,7 +49,7 @@ def test_more_parts_than_one_listing_returns_are_all_found(s3_folder: str) -> No
     assert [u.unit_id for u in run_directory.missing_units()] == [1001, 1002]
 
 
-def test_errors_of_an_attempt_that_died_in_s3_before_its_part_do_not_count(s3_folder: str) -> None:
+def test_errors_of_an_attempt_that_died_in_s3_before_its_part_do_not_count(s3_folder):
     """These errors stay: without a lock they could be those of an attempt that commits at this moment."""
     run_directory = RunDirectory.create(s3_folder, RUN, [unit()])
     write_errors(run_directory, 0, [1])
@@ -67,7 +60,7 @@ def test_errors_of_an_attempt_that_died_in_s3_before_its_part_do_not_count(s3_fo
     assert "1 of its rows are in data and count as generated" in check.notes[0]
 
 
-def test_error_rows_are_written_to_s3_before_their_part(s3_server: str, s3_folder: str, proxy: FlakyProxy) -> None:
+def test_error_rows_are_written_to_s3_before_their_part(s3_server, s3_folder, proxy):
     run_directory = RunDirectory.create(s3_folder.replace(s3_server, proxy.address), RUN, [unit()])
     proxy.requests.clear()
     commit_rows(run_directory, unit(), sound_rows(unit(), [0, 2]), [error(unit(), 1)])
@@ -84,7 +77,7 @@ def _commit_all(uri: str, barrier: Any) -> None:
         commit_rows(run_directory, unit(unit_id), rows, errors)
 
 
-def test_two_processes_that_commit_the_same_units_to_s3_leave_whole_units(s3_folder: str) -> None:
+def test_two_processes_that_commit_the_same_units_to_s3_leave_whole_units(s3_folder):
     run_directory = RunDirectory.create(s3_folder, RUN, [unit(i) for i in range(5)])
     context = multiprocessing.get_context("spawn")  # pyarrow's S3 client does not survive a fork
     barrier = context.Barrier(2)
@@ -99,7 +92,7 @@ def test_two_processes_that_commit_the_same_units_to_s3_leave_whole_units(s3_fol
     assert (report.counts.num_rows, report.counts.num_errors) == (15, 5)
 
 
-def test_the_error_of_a_missing_bucket_names_it(s3_server: str, gcs_server: str) -> None:
+def test_the_error_of_a_missing_bucket_names_it(s3_server, gcs_server):
     uri = s3_uri(s3_server, "no-such-bucket/run").replace("&allow_bucket_creation=true", "")
     with pytest.raises(OSError, match="no-such-bucket"):
         RunDirectory.create(uri, RUN, [unit(0)])
@@ -107,24 +100,7 @@ def test_the_error_of_a_missing_bucket_names_it(s3_server: str, gcs_server: str)
         RunDirectory.create(gcs_uri(gcs_server, "run").replace("@bucket/", "@no-such-bucket/"), RUN, [unit(0)])
 
 
-def test_a_run_in_a_store_has_one_driver_at_a_time(store_folder: str) -> None:
-    run_directory = committed_run(Location.parse(store_folder))
-    with hold_lease(run_directory, 8.0, renew_every_s=0.02), pytest.raises(LeaseHeld), hold_lease(run_directory, 8.0):
-        raise AssertionError("two drivers at once")
-    with hold_lease(run_directory, 8.0):
-        pass
-
-
-def test_a_run_in_a_store_is_compacted_to_the_store(store_folder: str) -> None:
-    run_directory = committed_run(Location.parse(store_folder))
-    destination = Location.parse(store_folder.replace("/folder", "/compact"))
-    compaction = Compaction(run_directory, destination, Cut(max_rows=4), include_errors=True)
-    files = list(compaction.files())
-    assert [file.num_rows for file in files] == [4, 4, 2, 1]
-    assert compaction.finish(files).content_hash == content_hash(run_directory)
-
-
-def test_prompts_are_read_from_s3_as_from_a_disk(s3_folder: str, tmp_path: Path) -> None:
+def test_prompts_are_read_from_s3_as_from_a_disk(s3_folder, tmp_path):
     lines = "".join(json.dumps({"prompt": f"number {i}", "id": str(i)}) + "\n" for i in range(50)).encode()
     table = pa.table({"prompt": [f"number {i}" for i in range(50)], "id": [str(i) for i in range(50)]})
     sink = pa.BufferOutputStream()
@@ -141,7 +117,7 @@ def test_prompts_are_read_from_s3_as_from_a_disk(s3_folder: str, tmp_path: Path)
         assert read_all(remote, options, 8) == read_all(local, options, 8) != []
 
 
-def test_a_file_larger_than_one_request_is_whole_or_the_older_file_stays(store_folder: str) -> None:
+def test_a_file_larger_than_one_request_is_whole_or_the_older_file_stays(store_folder):
     place = Location.parse(store_folder).child("out.jsonl")
     put(place, b"old")
     with pytest.raises(KeyError, match="mine"):

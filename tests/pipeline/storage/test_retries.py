@@ -1,7 +1,5 @@
 """An operation is repeated, a bounded number of times, after transient errors only."""
 
-from __future__ import annotations
-
 import errno
 import os
 import time
@@ -27,20 +25,20 @@ class Flaky:
         return self.num_calls
 
 
-def test_an_operation_is_repeated_after_transient_errors_until_it_succeeds() -> None:
+def test_an_operation_is_repeated_after_transient_errors_until_it_succeeds():
     stale = OSError(errno.ESTALE, "Stale file handle")
     slow = OSError("When listing objects: AWS Error SLOW_DOWN during ListObjectsV2 operation: Please reduce your rate")
     assert QUICK.call("listing", Flaky(stale, slow)) == 3
 
 
-def test_after_the_last_try_the_error_says_what_was_tried_and_how_often() -> None:
+def test_after_the_last_try_the_error_says_what_was_tried_and_how_often():
     flaky = Flaky(*[OSError(errno.ETIMEDOUT, "timed out")] * 9)
     with pytest.raises(TimeoutError, match=r"writing out/x failed 4 times in 0\.\d s; the last time: .*timed out"):
         QUICK.call("writing out/x", flaky)
     assert flaky.num_calls == 4
 
 
-def test_tries_also_end_when_the_time_is_up() -> None:
+def test_tries_also_end_when_the_time_is_up():
     started = time.monotonic()
     policy = RetryPolicy(max_tries=1000, max_seconds=0.1, first_wait_s=0.02, max_wait_s=0.02)
     with pytest.raises(OSError, match=r"failed .* times"):
@@ -49,7 +47,7 @@ def test_tries_also_end_when_the_time_is_up() -> None:
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EACCES, errno.EROFS, errno.ENOENT, errno.EDQUOT, errno.EPERM])
-def test_an_error_that_is_not_transient_is_raised_at_once_as_it_is(number: int) -> None:
+def test_an_error_that_is_not_transient_is_raised_at_once_as_it_is(number):
     flaky = Flaky(OSError(number, os.strerror(number)))
     with pytest.raises(OSError, match=os.strerror(number)) as caught:
         QUICK.call("writing", flaky)
@@ -65,12 +63,12 @@ def test_an_error_that_is_not_transient_is_raised_at_once_as_it_is(number: int) 
         "Unexpected end of stream",
     ],
 )
-def test_a_refusal_by_a_store_and_a_damaged_file_are_not_transient(text: str) -> None:
+def test_a_refusal_by_a_store_and_a_damaged_file_are_not_transient(text):
     assert not is_transient(OSError(text))
     assert not is_transient(ValueError("AWS Error SLOW_DOWN"))
 
 
-def test_each_retry_is_logged_and_counted_but_not_the_first_try(caplog: pytest.LogCaptureFixture) -> None:
+def test_each_retry_is_logged_and_counted_but_not_the_first_try(caplog):
     before = num_retries()
     QUICK.call("writing out/x", Flaky(*[OSError(errno.ETIMEDOUT, "timed out")] * 2))
     QUICK.call("writing out/y", Flaky())

@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -51,7 +50,7 @@ def stream(source: Any, num_units: int, worker: type, **pool: Any) -> list[Recei
     return list(stream_units(source, num_units, worker, {}, ActorPool(**pool), 120.0))
 
 
-def test_each_unit_is_a_call_and_has_one_receipt_also_where_it_was_done_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_unit_is_a_call_and_has_one_receipt_also_where_it_was_done_twice(monkeypatch):
     remembered: list[list[int]] = []
 
     class Watching(block_statistics_cleaner()):  # type: ignore[misc]
@@ -67,7 +66,7 @@ def test_each_unit_is_a_call_and_has_one_receipt_also_where_it_was_done_twice(mo
     assert all(lengths == [0, 0] for lengths in remembered), "the driver grows with every unit"
 
 
-def test_the_stream_ends_with_the_last_unit_although_more_is_on_its_way() -> None:
+def test_the_stream_ends_with_the_last_unit_although_more_is_on_its_way():
     def endless() -> Iterator[UnitCall]:
         while True:
             yield from (UnitCall(unit(unit_id)) for unit_id in range(3))
@@ -83,12 +82,12 @@ def test_actors_that_hold_every_cpu_do_not_keep_the_units_away() -> None:
     assert len(stream(calls([0, 1]), 2, a_worker(), num_cpus=6)) == 2
 
 
-def test_a_failure_keeps_its_message() -> None:
+def test_a_failure_keeps_its_message():
     with pytest.raises(UnitError, match=r"^this one is refused$"):
         stream(calls(list(range(9))), 9, a_worker(refused=4))
 
 
-def test_a_source_whose_process_dies_is_read_again_and_loses_nothing(tmp_path: Path) -> None:
+def test_a_source_whose_process_dies_is_read_again_and_loses_nothing(tmp_path):
     def dying() -> Iterator[UnitCall]:
         for unit_id in range(20):
             if unit_id == 11 and not (tmp_path / "died").exists():
@@ -100,7 +99,7 @@ def test_a_source_whose_process_dies_is_read_again_and_loses_nothing(tmp_path: P
     assert (tmp_path / "died").exists()
 
 
-def test_actors_go_where_labels_and_resources_are() -> None:
+def test_actors_go_where_labels_and_resources_are():
     receipts = stream(
         calls([0, 1]),
         2,

@@ -1,13 +1,11 @@
 """Calls and thoughts in texts of each family, whole and streamed at every split point."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
 
 from pipeline.text.answer_parts import Answer, Thought, ToolCall, reasoning_tags
-from pipeline.text.answers import AnswerForm
+from pipeline.text.chat import AnswerForm, AnswerReader
 from pipeline.text.tools.format import FAMILIES
 
 GET, SET = ToolCall("get", '{"a": 1}'), ToolCall("set", "{}")
@@ -82,7 +80,7 @@ ROWS = [(family, *row) for family, rows in TABLE.items() for row in rows]
 
 
 def read(form: AnswerForm, *pieces: str) -> Answer:
-    answer, reader = Answer(), form.reader()
+    answer, reader = Answer(), AnswerReader(form)
     for piece in pieces:
         answer.add(reader.push(piece))
     answer.add(reader.finish())
@@ -90,9 +88,7 @@ def read(form: AnswerForm, *pieces: str) -> Answer:
 
 
 @pytest.mark.parametrize(("family", "text", "content", "calls"), ROWS)
-def test_an_answer_has_its_content_and_calls_wherever_its_text_is_split(
-    family: str, text: str, content: str | None, calls: list[ToolCall]
-) -> None:
+def test_an_answer_has_its_content_and_calls_wherever_its_text_is_split(family, text, content, calls):
     form = AnswerForm(family=FAMILIES[family], names=frozenset({"get", "set"}))
     expected = Answer(None, content, calls)
     assert form.read(text) == expected
@@ -110,7 +106,7 @@ FORCED = {
 
 
 @pytest.mark.parametrize("family", FORCED)
-def test_forced_calls_come_as_they_are_written_and_a_text_that_is_cut_off_keeps_what_it_has(family: str) -> None:
+def test_forced_calls_come_as_they_are_written_and_a_text_that_is_cut_off_keeps_what_it_has(family):
     form = AnswerForm(family=FAMILIES[family], names=frozenset({"get", "set"}), is_forced=True)
     text = FORCED[family]
     assert form.read(text) == Answer(None, None, [GET] if family == "llama3" else [GET, SET])
@@ -164,9 +160,7 @@ EITHER: dict[str, list[tuple[str, str | None, list[ToolCall]]]] = {
     ("family", "text", "content", "calls"), [(family, *row) for family, rows in EITHER.items() for row in rows]
 )
 @pytest.mark.parametrize("thought", ["", "<think>so <tool_call> so</think>\n\n"])
-def test_nothing_in_a_text_of_a_form_is_a_call_wherever_it_is_split(
-    family: str, text: str, content: str | None, calls: list[ToolCall], thought: str
-) -> None:
+def test_nothing_in_a_text_of_a_form_is_a_call_wherever_it_is_split(family, text, content, calls, thought):
     tags = reasoning_tags("think", None) if thought else None
     form = AnswerForm(tags, Thought.FREE, FAMILIES[family], frozenset({"get", "set"}), has_form=True)
     if thought and content is not None:
@@ -180,9 +174,9 @@ def test_nothing_in_a_text_of_a_form_is_a_call_wherever_it_is_split(
 
 
 @pytest.mark.parametrize("text", ['{"a": "<tool_call>", "b": ["<tool_call>"]}', "[1]", "[TOOL", "yes"])
-def test_a_text_of_a_form_is_sent_as_it_comes_once_it_can_be_no_call(text: str) -> None:
+def test_a_text_of_a_form_is_sent_as_it_comes_once_it_can_be_no_call(text):
     for family in FAMILIES.values():
-        reader = AnswerForm(family=family, names=frozenset({"get"}), has_form=True).reader()
+        reader = AnswerReader(AnswerForm(family=family, names=frozenset({"get"}), has_form=True))
         num_held = 0
         for index, character in enumerate(text):
             events = reader.push(character)
@@ -205,9 +199,7 @@ def test_a_text_of_a_form_is_sent_as_it_comes_once_it_can_be_no_call(text: str) 
         (Thought.CLOSED, "<think>a</think>b", None, "<think>a</think>b"),
     ],
 )
-def test_a_thought_is_told_from_the_answer_wherever_the_text_is_split(
-    thought: Thought, text: str, reasoning: str | None, content: str | None
-) -> None:
+def test_a_thought_is_told_from_the_answer_wherever_the_text_is_split(thought, text, reasoning, content):
     form, expected = AnswerForm(reasoning_tags("think", None), thought), Answer(reasoning, content)
     assert form.read(text) == expected
     for split in range(len(text) + 1):
@@ -215,18 +207,18 @@ def test_a_thought_is_told_from_the_answer_wherever_the_text_is_split(
     assert read(form, *text) == expected
 
 
-def test_a_call_inside_a_thought_is_none_and_one_behind_it_is() -> None:
+def test_a_call_inside_a_thought_is_none_and_one_behind_it_is():
     form = AnswerForm(reasoning_tags("think", None), Thought.OPEN, FAMILIES["hermes"], frozenset({"get"}))
     assert form.read(f"{H_GET}</think>{H_GET}") == Answer(H_GET, None, [GET])
 
 
-def test_ids_of_calls_are_those_that_templates_take() -> None:
+def test_ids_of_calls_are_those_that_templates_take():
     assert FAMILIES["mistral"].new_id("x").isalnum()
     assert len(FAMILIES["mistral"].new_id("x")) == 9
     assert FAMILIES["hermes"].new_id("x") == FAMILIES["hermes"].new_id("x") != FAMILIES["hermes"].new_id("y")
 
 
-def test_many_broken_calls_are_read_in_little_time() -> None:
+def test_many_broken_calls_are_read_in_little_time():
     text = '<tool_call>{"name": "' * 3000
     form = AnswerForm(family=FAMILIES["hermes"], names=frozenset({"get"}))
     assert form.read(text).content == text

@@ -1,19 +1,16 @@
 """TextCodec, IncrementalDecoder and StopStrings: prompts, tokens and text."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
 from datetime import datetime
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pipeline.errors import RowError
 from pipeline.text.codec import TextCodec
-from pipeline.text.text_behind import IncrementalDecoder, StopStrings
-from tests.pipeline.made_up import chat_prompt, input_row
+from pipeline.text.text_behind import StopStrings
+from tests.pipeline.made_up import input_row
 
 TEXT = "the cat sat, über Käse 日本語 🙂 stop the cat"
 
@@ -38,11 +35,11 @@ def _call(arguments: Any) -> dict[str, Any]:
     return {"type": "function", "function": {"name": "f", "arguments": arguments}}
 
 
-def test_a_plain_prompt_is_unchanged_and_has_no_system_prompt(codec: TextCodec) -> None:
+def test_a_plain_prompt_is_unchanged_and_has_no_system_prompt(codec):
     assert replace(codec, system_prompt="be kind").prompt(input_row(prompt=" {x} "))[0] == " {x} "
 
 
-def test_messages_go_through_the_chat_template(codec: TextCodec) -> None:
+def test_messages_go_through_the_chat_template(codec):
     with_system = replace(codec, system_prompt="be kind")
     assert codec.prompt(chat(USER))[0] == "<|user|>hi<|end|><|assistant|>"
     assert with_system.prompt(chat(USER))[0] == "<|system|>be kind<|end|><|user|>hi<|end|><|assistant|>"
@@ -50,17 +47,7 @@ def test_messages_go_through_the_chat_template(codec: TextCodec) -> None:
     assert with_system.prompt(chat(own, USER))[0] == "<|system|>own<|end|><|user|>hi<|end|><|assistant|>"
 
 
-def test_text_parts_are_one_text_in_a_row_and_in_a_request(codec: TextCodec) -> None:
-    parts = [PART, {"type": "text", "text": "i"}]
-    assert codec.prompt(chat(_user(parts))) == codec.prompt(chat(USER))
-    assert chat_prompt(codec, [_user(parts)]) == chat_prompt(codec, [_user("hi")])
-
-
-def test_a_last_message_of_the_assistant_is_continued(codec: TextCodec) -> None:
-    assert codec.prompt(chat(USER, ASSISTANT))[0] == "<|user|>hi<|end|><|assistant|>so"
-
-
-def test_template_variables_come_from_columns(codec: TextCodec) -> None:
+def test_template_variables_come_from_columns(codec):
     moody = replace(codec, template_columns={"mood": "state"})
     assert moody.prompt(chat(USER, columns={"state": "glad"}))[0].endswith("<|assistant|>glad")
     with pytest.raises(RowError, match=r"no column \['state'\]"):
@@ -69,59 +56,50 @@ def test_template_variables_come_from_columns(codec: TextCodec) -> None:
 
 @pytest.mark.parametrize(
     ("messages", "message"),
-    [
-        ([], "messages: expected a list of at least one message$"),
-        (["hi"], r"messages\[0\]: expected an object with role and content$"),
-        ([{"content": "x"}], r"messages\[0\].role: expected a word, .*, got None$"),
-        ([USER, _user(None)], r"messages\[1\].content: expected a string, or a list of text parts$"),
-        ([_user([])], r"messages\[0\].content: expected a string, or a list of text parts$"),
-        ([_user(["x"])], r"messages\[0\].content\[0\]: expected an object with type \"text\" and a text$"),
-        ([_user([{"type": "text"}])], r"messages\[0\].content\[0\].text: expected a string$"),
-        ([_user([PART, {"type": "audio"}])], r"content\[1\].type: 'audio' is not supported, only text parts are$"),
+    [  # tests/endpoint/requests/bad_chats.py has what JSON can say
         ([{"role": b"user", "content": "x"}], r"role: expected a word, .*, got b'user'"),
         ([{**USER, "at": datetime(2020, 1, 2)}], r"messages\[0\].at: JSON has no value of the type datetime"),
         ([{**USER, "x": {"y": [1, float("inf")]}}], r"messages\[0\].x.y\[1\]: inf is no number that JSON can say"),
         ([{**USER, "x": {1: "y"}}], r"messages\[0\].x: the name of a field is 1; JSON has strings only"),
-        ([{**USER, "refusal": "no"}], r"messages\[0\].refusal: it is not supported; leave it out$"),
         ([{**USER, "content": b"x"}], r"messages\[0\].content: JSON has no value of the type bytes"),
         ([{**ASSISTANT, "tool_calls": [_call('{"a": [1e400]}')]}], rf"messages\[0\]{ARGUMENTS}: expected JSON text of"),
         ([{**ASSISTANT, "tool_calls": [_call({"a": float("inf")})]}], rf"messages\[0\]{ARGUMENTS}\.a: inf is no"),
         ([{"role": "user", "content": "\ud800"}], "half a surrogate pair"),
     ],
 )
-def test_messages_of_the_wrong_shape_fail_their_row(codec: TextCodec, messages: list[Any], message: str) -> None:
+def test_messages_of_the_wrong_shape_fail_their_row(codec, messages, message):
     with pytest.raises(RowError, match=message) as caught:
         codec.prompt(chat(*messages))
     assert caught.value.stage == "template"
 
 
-def test_an_error_raised_by_a_template_fails_its_row_with_the_templates_message(codec: TextCodec) -> None:
+def test_an_error_raised_by_a_template_fails_its_row_with_the_templates_message(codec):
     with pytest.raises(RowError, match="the chat template failed: roles must alternate"):
         replace(codec, chat_template="{{ raise_exception('roles must alternate') }}").prompt(chat(USER))
     with pytest.raises(RowError, match="no chat template"):
         replace(codec, chat_template=None).prompt(chat(USER))
 
 
-def test_a_chat_templates_special_tokens_become_one_token_each(codec: TextCodec) -> None:
+def test_a_chat_templates_special_tokens_become_one_token_each(codec):
     token_ids = codec.encode("<|user|>the<|end|>", is_chat=True)
     assert [token_ids[0], token_ids[-1]] == codec.tokenizer.convert_tokens_to_ids(["<|user|>", "<|end|>"])
     assert codec.decode(token_ids) == "the"
 
 
-def test_a_plain_prompt_gets_the_tokenizers_own_special_tokens_and_a_chat_does_not(codec: TextCodec) -> None:
+def test_a_plain_prompt_gets_the_tokenizers_own_special_tokens_and_a_chat_does_not(codec):
     bos = codec.tokenizer.bos_token_id
     assert codec.encode("the", is_chat=False) == [bos, *codec.encode("the", is_chat=True)]
     assert bos not in codec.encode("the", is_chat=True)
 
 
 @pytest.mark.parametrize("is_chat", [True, False])
-def test_a_prompt_without_tokens_fails_its_row(codec: TextCodec, is_chat: bool) -> None:
+def test_a_prompt_without_tokens_fails_its_row(codec, is_chat):
     with pytest.raises(RowError, match="the prompt is empty") as caught:
         codec.encode("", is_chat)
     assert caught.value.stage == "encode"
 
 
-def test_a_folder_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
+def test_a_folder_without_a_tokenizer_is_refused(tmp_path):
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(
         ValueError, match=r"^no tokenizer in .* \(looked for tokenizer\.json, .*\); set models\.tokenizer$"
@@ -138,7 +116,7 @@ BAD_TOKENIZERS = {
 
 
 @pytest.mark.parametrize("name", BAD_TOKENIZERS)
-def test_a_tokenizer_that_cannot_be_loaded_is_told_in_one_line(tmp_path: Path, name: str) -> None:
+def test_a_tokenizer_that_cannot_be_loaded_is_told_in_one_line(tmp_path, name):
     files, reason = BAD_TOKENIZERS[name]
     vocabulary = {"vocab.json": '{"a": 0}', "merges.txt": "#version: 0.2\n", "config.json": "{}"}
     for file, content in {**vocabulary, **files}.items():
@@ -149,7 +127,7 @@ def test_a_tokenizer_that_cannot_be_loaded_is_told_in_one_line(tmp_path: Path, n
     assert "trust_remote_code" not in str(caught.value)
 
 
-def test_a_chat_template_may_mark_its_generations_as_transformers_allows(tokenizer_path: Path) -> None:
+def test_a_chat_template_may_mark_its_generations_as_transformers_allows(tokenizer_path):
     marked = "{% generation %}{{ messages[0].content }}{% endgeneration %}"
     assert TextCodec.load(str(tokenizer_path), chat_template=marked).prompt(chat(USER))[0] == "hi"
 
@@ -158,12 +136,12 @@ TAKEN = "add_generation_prompt continue_final_message tokenize chat_template con
 
 
 @pytest.mark.parametrize("name", TAKEN.split())
-def test_a_template_variable_with_a_reserved_name_is_refused_at_load(tokenizer_path: Path, name: str) -> None:
+def test_a_template_variable_with_a_reserved_name_is_refused_at_load(tokenizer_path, name):
     with pytest.raises(ValueError, match=rf"template_kwargs names \['{name}'\]"):
         TextCodec.load(str(tokenizer_path), template_kwargs={name: True, "mood": "x"})
 
 
-def test_tools_may_come_from_a_column_but_messages_may_not(tokenizer_path: Path) -> None:
+def test_tools_may_come_from_a_column_but_messages_may_not(tokenizer_path):
     codec = TextCodec.load(str(tokenizer_path), "{{ tools[0].name }}", template_columns={"tools": "functions"})
     assert codec.prompt(chat(USER, columns={"functions": [{"name": "add"}]}))[0] == "add"
     with pytest.raises(ValueError, match=r"template_columns names \['messages'\]"):
@@ -195,28 +173,6 @@ def any_codec(request: pytest.FixtureRequest) -> TextCodec:
     return codec
 
 
-def test_incremental_decoding_equals_whole_decoding_for_any_split(any_codec: TextCodec) -> None:
-    generator = random.Random(0)
-    for token_ids in _token_sequences(any_codec, 150, seed=1):
-        decoder = IncrementalDecoder(any_codec)
-        pieces, position = [], 0
-        while position < len(token_ids):
-            step = generator.randrange(1, 5)
-            pieces.append(decoder.push(token_ids[position : position + step]))
-            position += step
-        pieces.append(decoder.flush())
-        assert "".join(pieces) == any_codec.decode(token_ids)
-
-
-def test_no_piece_ends_within_a_character(codec: TextCodec) -> None:
-    decoder = IncrementalDecoder(codec)
-    text = TEXT + " ñ → 🙃"
-    pieces = [decoder.push([token_id]) for token_id in codec.encode(text, is_chat=True)]
-    assert "".join(pieces) == text
-    assert not any("\ufffd" in piece for piece in pieces)
-    assert "" in pieces  # some character does take several tokens
-
-
 def _first_stop(codec: TextCodec, token_ids: list[int], stop: tuple[str, ...]) -> int | None:
     """Return the number of tokens to keep, found the slow way: the first prefix whose text holds a stop string."""
     for num_kept in range(1, len(token_ids) + 1):
@@ -229,7 +185,7 @@ def _first_stop(codec: TextCodec, token_ids: list[int], stop: tuple[str, ...]) -
 @pytest.mark.parametrize(
     "stop", [("stop",), ("t",), (" the cat", "語 "), ("🙂",), ("🙂🙂🙂", "b"), ("é", "ü", "sat, ")]
 )
-def test_stop_strings_are_found_for_any_split_in_tokens_and_rounds(any_codec: TextCodec, stop: tuple[str, ...]) -> None:
+def test_stop_strings_are_found_for_any_split_in_tokens_and_rounds(any_codec, stop):
     generator = random.Random(2)
     num_found = 0
     for token_ids in _token_sequences(any_codec, 60, seed=3):
@@ -253,14 +209,14 @@ def _bytewise(codec: TextCodec, text: str) -> list[int]:
     return [token_id for character in text for token_id in codec.encode(character, is_chat=True)]
 
 
-def test_the_stop_string_that_ends_first_wins_and_of_two_that_end_together_the_longer(codec: TextCodec) -> None:
+def test_the_stop_string_that_ends_first_wins_and_of_two_that_end_together_the_longer(codec):
     token_ids = _bytewise(codec, "xabcd")
     assert StopStrings(codec, ("bcd", "ab")).find(token_ids, 0) == (3, "ab")
     assert StopStrings(codec, ("c", "abc")).find(token_ids, 0) == (4, "abc")
     assert StopStrings(codec, ("abc",)).cut(token_ids[:4], "abc") == "x"
 
 
-def test_a_stop_string_that_ends_within_the_checked_tokens_does_not_count(codec: TextCodec) -> None:
+def test_a_stop_string_that_ends_within_the_checked_tokens_does_not_count(codec):
     token_ids = _bytewise(codec, "a.b.c")
     stop_strings = StopStrings(codec, (".",))
     assert stop_strings.find(token_ids, 2) == (4, ".")
@@ -268,7 +224,7 @@ def test_a_stop_string_that_ends_within_the_checked_tokens_does_not_count(codec:
     assert stop_strings.find(token_ids, 4) is None
 
 
-def test_a_stop_string_is_found_in_a_long_run_of_bytes(any_codec: TextCodec) -> None:
+def test_a_stop_string_is_found_in_a_long_run_of_bytes(any_codec):
     token_ids = _bytewise(any_codec, "🙂" * 30 + "é")
     for num_checked in range(len(token_ids) - 8, len(token_ids)):
         assert StopStrings(any_codec, ("é",)).find(token_ids, num_checked) == (len(token_ids), "é")
@@ -276,7 +232,7 @@ def test_a_stop_string_is_found_in_a_long_run_of_bytes(any_codec: TextCodec) -> 
     assert StopStrings(any_codec, ("🙂abcs",)).find(token_ids, len(token_ids) - 1) == (len(token_ids), "🙂abcs")
 
 
-def test_bytes_that_are_no_characters_match_no_stop_string_and_raise_no_error(any_codec: TextCodec) -> None:
+def test_bytes_that_are_no_characters_match_no_stop_string_and_raise_no_error(any_codec):
     generator = random.Random(5)
     byte_tokens = _bytewise(any_codec, "🙂é")
     for _ in range(300):
@@ -289,7 +245,7 @@ def test_bytes_that_are_no_characters_match_no_stop_string_and_raise_no_error(an
             assert isinstance(stop_strings.cut(token_ids[: found[0]], found[1]), str)
 
 
-def test_finding_a_stop_string_decodes_only_the_end_of_the_output(codec: TextCodec) -> None:
+def test_finding_a_stop_string_decodes_only_the_end_of_the_output(codec):
     longest = 0
 
     class Watched:
@@ -304,6 +260,6 @@ def test_finding_a_stop_string_decodes_only_the_end_of_the_output(codec: TextCod
 
 
 @pytest.mark.parametrize("stop", [("",), (5,)])
-def test_an_empty_stop_string_is_refused(codec: TextCodec, stop: tuple[Any, ...]) -> None:
+def test_an_empty_stop_string_is_refused(codec, stop):
     with pytest.raises(ValueError, match="at least one character"):
         StopStrings(codec, stop)

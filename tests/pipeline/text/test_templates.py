@@ -138,14 +138,12 @@ def _with(codec: TextCodec, name: str) -> TextCodec:
 
 
 @pytest.mark.parametrize(("name", "messages", "right"), SAME + NEAREST)
-def test_a_prompt_is_that_of_transformers_for_the_same_messages_or_their_nearest_form(
-    codec: TextCodec, name: str, messages: Any, right: Any
-) -> None:
+def test_a_prompt_is_that_of_transformers_for_the_same_messages_or_their_nearest_form(codec, name, messages, right):
     of_name = _with(codec, name)
     assert _prompt(of_name, messages) == _of_transformers(of_name, right)
 
 
-def test_a_chat_of_strings_is_rendered_once(codec: TextCodec, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_chat_of_strings_is_rendered_once(codec, monkeypatch):
     rendered, render = list[Any](), ChatTemplate.render
     chat = [AS_SYSTEM[0], USER, {"role": "assistant", "content": "so"}, USER]
     assert codec.templates.pick(has_tools=False).reads_strings, "this is found out once"
@@ -156,7 +154,7 @@ def test_a_chat_of_strings_is_rendered_once(codec: TextCodec, monkeypatch: pytes
     assert [given[1] for given in rendered] == [chat]
 
 
-def test_a_call_whose_content_is_null_is_in_the_prompt_of_a_template_that_asks_for_null(codec: TextCodec) -> None:
+def test_a_call_whose_content_is_null_is_in_the_prompt_of_a_template_that_asks_for_null(codec):
     called = _called('{"a": 1}', content=None)
     assert '<|assistant|>weather{"a": 1}<|end|>' in _prompt(_with(codec, "null or text"), called)
     shown = '<tool_call>{"name": "weather", "arguments": {"a": 1}}</tool_call>'
@@ -174,7 +172,7 @@ LOST = {
 
 
 @pytest.mark.parametrize("lost", LOST)
-def test_what_a_template_leaves_out_is_named_in_an_error(codec: TextCodec, lost: str) -> None:
+def test_what_a_template_leaves_out_is_named_in_an_error(codec, lost):
     name, messages, where = LOST[lost]
     for system_prompt in (None, "be kind"):  # which stands before the row's own messages
         with pytest.raises(FieldError) as caught:
@@ -182,20 +180,20 @@ def test_what_a_template_leaves_out_is_named_in_an_error(codec: TextCodec, lost:
         assert (caught.value.where, caught.value.stage) == (where, "template")
 
 
-def test_a_system_prompt_that_a_template_leaves_out_is_named_as_the_runs_own(codec: TextCodec) -> None:
+def test_a_system_prompt_that_a_template_leaves_out_is_named_as_the_runs_own(codec):
     template = _each("{% if m.role == 'user' %}" + _PARTS + "{% endif %}")
     with pytest.raises(FieldError, match=r"^chat\.system_prompt: the chat template of this model leaves out"):
         _prompt(replace(codec, chat_template=template, system_prompt="be kind"), [USER])
 
 
-def test_a_name_that_also_stands_elsewhere_does_not_hide_a_lost_call(codec: TextCodec) -> None:
+def test_a_name_that_also_stands_elsewhere_does_not_hide_a_lost_call(codec):
     tools = [{"type": "function", "function": {"name": "weather"}}]
     of_name = replace(codec, chat_template=_TOOLS + TEMPLATES["null"] + "{# <tool_call> #}")
     with pytest.raises(FieldError, match=r"messages\[1\]\.tool_calls"):
         _prompt(of_name, _called({"weather": 1}, content="weather"), tools=tools)
 
 
-def test_a_templates_own_refusal_stays_its_own(codec: TextCodec) -> None:
+def test_a_templates_own_refusal_stays_its_own(codec):
     two = [{"function": {"name": "a"}}, {"function": {"name": "b"}}]
     with pytest.raises(TemplateError, match="one call"):
         _prompt(_with(codec, "one call"), [USER, {"role": "assistant", "content": "", "tool_calls": two}, RESULT])
@@ -223,13 +221,13 @@ def weather(city: str, days: list[int] | None = None) -> dict[str, float]:
         {"name": "f", "description": "d", "parameters": {"type": "object", "properties": {}}},
     ],
 )
-def test_a_tool_is_in_the_prompt_as_it_came(codec: TextCodec, tool: dict[str, Any]) -> None:
+def test_a_tool_is_in_the_prompt_as_it_came(codec, tool):
     of_name = _with(codec, "hermes")
     assert json.dumps(tool, ensure_ascii=False) in _prompt(of_name, [USER], tools=[tool])
     assert _prompt(of_name, [USER], tools=[tool]) == _of_transformers(of_name, [USER], tools=[tool])
 
 
-def test_variables_and_tools_that_json_cannot_say_are_refused_by_name(codec: TextCodec) -> None:
+def test_variables_and_tools_that_json_cannot_say_are_refused_by_name(codec):
     by_column = replace(codec, template_columns={"mood": "state"})
     with pytest.raises(FieldError, match=r"^mood: JSON has no value of the type bytes"):
         by_column.prompt(input_row(prompt=None, messages=[USER], columns={"state": b"glad"}))
@@ -240,7 +238,7 @@ def test_variables_and_tools_that_json_cannot_say_are_refused_by_name(codec: Tex
         _prompt(_with(codec, "hermes"), [USER], tools=tools)
 
 
-def test_nothing_of_messages_nested_too_deeply_is_read() -> None:
+def test_nothing_of_messages_nested_too_deeply_is_read():
     nested: Any = "x"
     for _ in range(100_000):
         nested = [nested]
@@ -248,7 +246,7 @@ def test_nothing_of_messages_nested_too_deeply_is_read() -> None:
         check_messages([{**USER, "x": nested}])
 
 
-def test_a_last_message_in_parts_is_continued(codec: TextCodec) -> None:
+def test_a_last_message_in_parts_is_continued(codec):
     begun = [USER, {"role": "assistant", "content": _parts("so it")}]
     of_name = _with(codec, "both")
     continued = {"continue_final_message": True, "add_generation_prompt": False}
@@ -281,7 +279,7 @@ def named_path(request: pytest.FixtureRequest, tokenizer_path: Path, tmp_path: P
     return folder
 
 
-def test_named_templates_are_picked_as_transformers_picks_them(named_path: Path) -> None:
+def test_named_templates_are_picked_as_transformers_picks_them(named_path):
     codec = TextCodec.load(str(named_path))
     assert _prompt(codec, [USER]).startswith("D<|user|>hi")
     for tools in (TOOL, []):
@@ -294,7 +292,7 @@ def test_named_templates_are_picked_as_transformers_picks_them(named_path: Path)
     assert codec.row_prompt(input_row(prompt=None, messages=[USER])).form.family is None
 
 
-def test_a_template_is_the_one_that_is_named(named_path: Path) -> None:
+def test_a_template_is_the_one_that_is_named(named_path):
     assert _prompt(TextCodec.load(str(named_path), template_name="rag"), [USER]) == "Rhi"
     default = TextCodec.load(str(named_path), template_name="default")
     assert default.templates.text == NAMED["default"] != TextCodec.load(str(named_path)).templates.text
@@ -306,14 +304,14 @@ def test_a_template_is_the_one_that_is_named(named_path: Path) -> None:
         TextCodec.load(str(named_path), "{{ messages }}", template_name="rag")
 
 
-def test_templates_without_a_default_fail_the_rows_that_need_it(codec: TextCodec) -> None:
+def test_templates_without_a_default_fail_the_rows_that_need_it(codec):
     of_two = replace(codec, chat_template={name: NAMED[name] for name in ("rag", "tool_use")})
     assert _prompt(of_two, [USER], tools=TOOL).startswith("T")
     with pytest.raises(RowError, match=r"templates rag, tool_use and no default; name one in chat\.template_name"):
         _prompt(of_two, [USER])
 
 
-def test_a_clock_stands_still_and_another_process_with_the_same_template_has_its_own(codec: TextCodec) -> None:
+def test_a_clock_stands_still_and_another_process_with_the_same_template_has_its_own(codec):
     source = "{% macro now() %}{{ strftime_now('%d %b %Y %H:%M:%S.%f') }}{% endmacro %}{{ now() }}"
     at = replace(codec, chat_template=source, moment=datetime(2026, 1, 31, 12, 30))
     assert _prompt(at, [USER]) == "31 Jan 2026 12:30:00.000000"
@@ -335,8 +333,8 @@ BAD_TEMPLATES = {
 
 @pytest.mark.parametrize("source", BAD_TEMPLATES)
 def test_a_template_that_draws_by_chance_or_is_no_jinja_is_refused_and_a_tokenizers_own_fails_chats_alone(
-    codec: TextCodec, source: str
-) -> None:
+    codec, source
+):
     refusal = f"^the chat template {BAD_TEMPLATES[source]}"
     with pytest.raises(ValueError, match=refusal):
         TextCodec.load(codec.tokenizer.name_or_path, chat_template=source)
@@ -347,14 +345,12 @@ def test_a_template_that_draws_by_chance_or_is_no_jinja_is_refused_and_a_tokeniz
         _prompt(own, [USER])
 
 
-def test_a_text_that_is_no_template_is_refused(codec: TextCodec) -> None:
+def test_a_text_that_is_no_template_is_refused(codec):
     with pytest.raises(ValueError, match=r"'own\.jinja', which is neither the path of a file nor Jinja"):
         TextCodec.load(codec.tokenizer.name_or_path, chat_template="own.jinja")
 
 
-def test_a_second_begin_token_is_told_once_and_a_chat_has_the_templates_own(
-    codec: TextCodec, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_second_begin_token_is_told_once_and_a_chat_has_the_templates_own(codec, caplog):
     begin = codec.tokenizer.bos_token_id
     for _ in range(2):
         assert codec.encode("<|bos|>the", is_chat=False)[:2] == [begin, begin], "as transformers reads it"

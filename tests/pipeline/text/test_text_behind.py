@@ -9,7 +9,7 @@ from tests.endpoint.answers.test_text import CODECS, make_codec, outputs
 
 
 @pytest.mark.parametrize("name", CODECS)
-def test_an_output_has_the_text_that_it_adds_to_its_prompt(name: str, tmp_path) -> None:
+def test_an_output_has_the_text_that_it_adds_to_its_prompt(name, tmp_path):
     codec = make_codec(name, tmp_path)
     num_long, num_compared, generator = 0, 0, random.Random(1)
     for prompt, tokens in zip(outputs(codec, 300, 60, seed=1), outputs(codec, 300, 20, seed=2), strict=True):
@@ -26,7 +26,7 @@ def test_an_output_has_the_text_that_it_adds_to_its_prompt(name: str, tmp_path) 
 
 
 @pytest.mark.parametrize("name", ["metaspace", "byte_fallback"])
-def test_a_decoder_that_drops_the_first_space_of_a_text_drops_none_behind_a_prompt(name: str, tmp_path) -> None:
+def test_a_decoder_that_drops_the_first_space_of_a_text_drops_none_behind_a_prompt(name, tmp_path):
     codec = make_codec(name, tmp_path)
     the = next(token for token in ("▁the", "▁") if token in codec.tokenizer.get_vocab())
     (first,) = codec.tokenizer.convert_tokens_to_ids([the])
@@ -40,7 +40,7 @@ def test_a_decoder_that_drops_the_first_space_of_a_text_drops_none_behind_a_prom
     assert codec.token_bytes(first) == text.encode()
 
 
-def test_a_prompt_of_bytes_alone_is_text_that_keeps_the_first_space(tmp_path) -> None:
+def test_a_prompt_of_bytes_alone_is_text_that_keeps_the_first_space(tmp_path):
     codec = make_codec("byte_fallback", tmp_path)
     prompt = codec.tokenizer.convert_tokens_to_ids(["<0xC3>", "<0xA9>"])
     space = codec.tokenizer.convert_tokens_to_ids(["▁"])
@@ -48,7 +48,7 @@ def test_a_prompt_of_bytes_alone_is_text_that_keeps_the_first_space(tmp_path) ->
     assert TextBehind(codec, prompt).decode(space) == " "
 
 
-def test_half_a_character_of_the_prompt_is_not_of_the_output(tmp_path) -> None:
+def test_half_a_character_of_the_prompt_is_not_of_the_output(tmp_path):
     codec = make_codec("byte_level", tmp_path)
     letter, first, second = (token_id for text in "aé" for token_id in codec.tokenizer(text)["input_ids"])
     assert TextBehind(codec, [letter, first]).decode([letter]) == "a"

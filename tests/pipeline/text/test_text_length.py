@@ -1,7 +1,5 @@
 """A text that cannot be written in `max_tokens` tokens is refused before it is tokenized, and no other is."""
 
-from __future__ import annotations
-
 import random
 import unicodedata
 from dataclasses import replace
@@ -46,7 +44,7 @@ def any_codec(request: pytest.FixtureRequest) -> TextCodec:
     return codec
 
 
-def test_a_text_that_fits_is_never_refused_as_too_long(any_codec: TextCodec) -> None:
+def test_a_text_that_fits_is_never_refused_as_too_long(any_codec):
     generator = random.Random(1)
     for _ in range(300):
         few = generator.sample(WORDS, 2)
@@ -55,7 +53,7 @@ def test_a_text_that_fits_is_never_refused_as_too_long(any_codec: TextCodec) -> 
         assert any_codec.encode(text, is_chat=True, max_tokens=len(token_ids)) == token_ids
 
 
-def test_the_length_is_that_of_the_normalized_text(codec: TextCodec) -> None:
+def test_the_length_is_that_of_the_normalized_text(codec):
     text = unicodedata.normalize("NFD", "각" * 400)
     token_ids = composing(codec).encode(text, is_chat=True)
     longest = max(map(len, codec.tokenizer.get_vocab()))
@@ -66,7 +64,7 @@ def test_the_length_is_that_of_the_normalized_text(codec: TextCodec) -> None:
 
 
 @pytest.mark.parametrize("as_chat", [False, True])
-def test_a_text_that_is_too_long_is_not_tokenized(codec: TextCodec, as_chat: bool) -> None:
+def test_a_text_that_is_too_long_is_not_tokenized(codec, as_chat):
     tokenizer, text = codec.tokenizer, "the cat" * 1000
 
     class Watched:
@@ -95,7 +93,7 @@ class Untouchable:
         raise AssertionError("it is normalized")
 
 
-def test_a_text_that_is_far_too_long_is_not_even_normalized(codec: TextCodec) -> None:
+def test_a_text_that_is_far_too_long_is_not_even_normalized(codec):
     class Watched:
         get_vocab = codec.tokenizer.get_vocab
 
@@ -110,7 +108,7 @@ def test_a_text_that_is_far_too_long_is_not_even_normalized(codec: TextCodec) ->
     length.check("x" * max_characters, 9)
 
 
-def test_messages_that_are_far_too_long_are_neither_masked_nor_rendered(codec: TextCodec) -> None:
+def test_messages_that_are_far_too_long_are_neither_masked_nor_rendered(codec):
     max_characters = 9 * max(map(len, codec.tokenizer.get_vocab()))
     unread = replace(codec, chat_template="{{ raise_exception('it is rendered') }}")
     halves = [{"role": "user", "content": "<" * (2 * max_characters)}] * 2

@@ -16,8 +16,6 @@ from training.corpus.corpus import Corpus
 from training.corpus.options import CorpusOptions
 from training.corpus.rows import is_held_out
 
-pytestmark = pytest.mark.ray
-
 
 @pytest.fixture
 def run(plain_run: Path) -> str:
@@ -67,6 +65,7 @@ def test_held_out_rows_and_the_others_are_the_whole_and_share_no_prompt(run, tex
     assert not {each.prompt_token_ids for each in held_out} & {each.prompt_token_ids for each in rest}
 
 
+@pytest.mark.ray
 def test_a_stream_has_the_same_rows_in_the_same_order(run, text_pair, ray_address):
     ray.init(address=ray_address, ignore_reinit_error=True, log_to_driver=False)
     corpus = opened(run, text_pair[0], held_out_share=0.4, kind_column="kind", max_rows=27)

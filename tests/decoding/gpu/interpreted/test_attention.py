@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from decoding.gpu import attention
-from decoding.gpu.attention import QueryKeyTransform, Rule, TokenRows, attend, split_and_store
+from decoding.gpu.attention import Rule, TokenRows, attend, split_and_store
 from tests.pairs_of_values import every_pair
 
 NUM_SLOTS, NUM_POSITIONS = 4, 600
@@ -148,7 +148,7 @@ def test_heads_are_turned_and_stored_where_they_are_written_and_nowhere_else(has
     signed_PD = torch.cat((-sin_PD[:, : size // 2], sin_PD[:, size // 2 :]), dim=1)
     norms = (torch.rand(size) + 0.5, torch.rand(size) + 0.5) if has_norms else (None, None)
     found = split_and_store(
-        qkv_NX, keys, values, rows, written_N, QueryKeyTransform(angles_PD.cos(), signed_PD, *norms, epsilon)
+        qkv_NX, keys, values, rows, written_N, (angles_PD.cos(), signed_PD), (*norms, epsilon) if has_norms else None
     )
 
     heads_NXD = qkv_NX.view(3, -1, size)

@@ -7,7 +7,7 @@ import torch
 
 from decoding.cache.features import Features, FeatureTap
 from decoding.drafters.base import NoDrafter
-from decoding.engine.make_lane import can_overlap
+from decoding.engine.rounds.lane import can_overlap
 from decoding.network.language_model import LanguageModel
 from decoding.sampling.rules import COUPLED
 from tests.decoding.fused.test_graphs import Again, num_recorded, with_graphs

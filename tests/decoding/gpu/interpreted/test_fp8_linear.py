@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from decoding.fp8 import exact
-from decoding.fp8.arithmetic import arithmetic_on
+from decoding.fp8.linear import arithmetic_on
 from decoding.gpu import fp8_linear
 from decoding.network.language_model import LanguageModel
 from decoding.network.probe import FP8_TOLERANCE

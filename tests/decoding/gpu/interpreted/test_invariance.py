@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from decoding import Engine, EngineOptions, SamplingParams
-from decoding.fused.invariant_linear import InvariantLinear
-from decoding.gpu import attention, linear, norms
+from decoding.fused.packed_linear import InvariantLinear
+from decoding.gpu import attention, linear
 from decoding.network import invariance
 from decoding.network.invariance import is_invariant
 from decoding.network.language_model import LanguageModel
@@ -206,7 +206,7 @@ def whole_measurement(monkeypatch) -> SimpleNamespace:
     monkeypatch.setattr(linear, "kernels", found.products)
     monkeypatch.setattr(attention, "kernels", found.attention)
     monkeypatch.setattr(attention, "split_heads", Launches())
-    monkeypatch.setattr(norms, "rms_norm", lambda x_NE, *_: x_NE)
+    monkeypatch.setattr(linear, "rms_norm", lambda x_NE, *_: x_NE)
     monkeypatch.setattr(torch.Tensor, "new_empty", torch.Tensor.new_zeros)
     monkeypatch.setattr(torch, "empty_like", torch.zeros_like)
     attend = attention.attend
@@ -231,7 +231,7 @@ def test_a_measurement_runs_every_kernel_in_each_of_its_ways(num_heads, num_kv_h
     model.exact = "on"
     model.speed_up()
     assert is_invariant(model), "all logits are 0"
-    assert whole_measurement.rules == {"attend_whole", "attend_chunks", "merge"}
+    assert whole_measurement.rules == {"attend", "merge"}
 
     layer, measured = model.network.model.layers[0], whole_measurement.products.found.copy()
     for product in (layer.self_attn.q_proj.fused, layer.self_attn.o_proj, layer.mlp.down_proj, model.network.lm_head):

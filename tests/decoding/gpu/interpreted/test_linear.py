@@ -5,9 +5,9 @@ import torch
 from torch.nn.functional import rms_norm as torch_rms_norm
 from torch.nn.functional import silu
 
-from decoding.fused.invariant_linear import InvariantLinear
+from decoding.fused.packed_linear import InvariantLinear
 from decoding.gpu import linear
-from decoding.gpu.norms import rms_norm
+from decoding.gpu.linear import rms_norm
 from tests.pairs_of_values import every_pair
 
 CUT = 2**-7  # the interpreter cuts numbers down to bfloat16, where a GPU rounds them

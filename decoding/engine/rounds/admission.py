@@ -1,0 +1,300 @@
+"""Admission: which sequences get a slot, and how their tokens get into the caches between the rounds.
+
+Tokens are read in chunks, packed end to end, a number of them between two rounds: rows that run wait for a chunk, not
+for a prompt. A chunk costs what the rows that wait for it could have written meanwhile, so the budget is that of a full
+engine and grows as fewer rows run; when none runs, as many budgets as there are slots are read at once.
+
+A row whose own tokens are scored (`decoding/engine/scored_text.py`) is read like a prompt, with the log-probabilities
+that it asks for, and ends then. It takes over what another row was told behind the tokens that both begin with.
+
+A sequence that lost its slot comes back with output. It is read like a prompt, all tokens but the newest, and goes on.
+
+The row that has waited longest gets half of a budget, the shortest rests share the other half: short prompts run soon
+and none waits for ever. A row that begins like another one of its scope copies the other's keys and values, in target
+and draft, or takes over its slot where that is free. If the other row is itself still being read, the newcomer waits
+for it. For a drafter that reads the target's features, the last token that they share is read again: what the drafter
+keeps of a token follows from the token behind it, too.
+
+Rounds read slots 0..B-1 in place, so rows that run must be there. A newcomer fills any free slot, most often the one
+that it will run in; when rows are about to run, a ready row beyond slot B-1 changes places with a row before it that is
+not ready. With prompts within the budget that happens only when a slot stays empty; else about once a prompt.
+"""
+
+from collections import deque
+from collections.abc import Iterator, Set
+from itertools import islice
+
+from decoding.drafters.base import Drafter
+from decoding.engine.rounds.prefix import Resident
+from decoding.network.target import Target
+from decoding.sampling.logprobs import Stretch
+from decoding.sequence import Sequence
+
+# A row waits for another that is being read if that saves at least this many tokens: it costs a forward of its own. One
+# that is only scored also waits for half of its tokens, since no later token of it waits.
+_WORTH_AWAITING = 32
+_NOT_FINITE = "the target's logits are not finite behind this text; its weights or its type of numbers are the reason"
+
+
+class Admission:
+    """The waiting sequences, the slots and the rows in them; nothing else fills caches with prompts."""
+
+    def __init__(
+        self, target: Target, drafter: Drafter, num_slots: int, max_prefill_tokens: int, waiting: deque[Sequence]
+    ) -> None:
+        """Read at most `max_prefill_tokens` between two rounds of full slots; several lanes may share `waiting`."""
+        self._target = target
+        self._drafter = drafter
+        self._max_prefill_tokens = max_prefill_tokens
+        self._waiting = waiting
+        self._residents: list[Resident | None] = [None] * num_slots
+        self._num_seated = 0
+        self._finished: list[Sequence] = []  # scored rows, not handed out yet
+        self._num_read_again = int(drafter.tap is not None)  # of the tokens that a newcomer shares, the last ones
+
+    def take_finished(self) -> list[Sequence]:
+        """Return the rows that have been scored, each once."""
+        finished, self._finished = self._finished, []
+        return finished
+
+    def forget(self, rows: Set[Sequence]) -> None:
+        """Take rows that are being read out of their slots, which may hold values that are not finite: clear them."""
+        assert self._target.cache is not None
+        for slot, resident in list(self._seated()):
+            if resident.sequence in rows:
+                self._residents[slot] = None
+                self._target.cache.zero(slot)
+
+    def remove(self, rows: Set[Sequence]) -> None:
+        self._residents = [None if r is not None and r.sequence in rows else r for r in self._residents]
+
+    def clear(self) -> None:
+        self._residents = [None] * len(self._residents)
+        self._finished.clear()
+
+    @property
+    def in_flight(self) -> list[Sequence]:
+        return [resident.sequence for _, resident in self._seated() if not resident.sequence.is_finished]
+
+    @property
+    def filling(self) -> list[Sequence]:
+        """The sequences whose tokens are being read."""
+        return [resident.sequence for _, resident in self._seated() if resident.is_filling]
+
+    def _seated(self) -> Iterator[tuple[int, Resident]]:
+        return ((slot, resident) for slot, resident in enumerate(self._residents) if resident is not None)
+
+    def _donors_for(self, newcomer: Resident) -> Iterator[tuple[int, Resident]]:
+        """Yield the other residents of the newcomer's scope, whose keys and values it may copy, with their slots."""
+        scope = newcomer.sequence.scope.prefixes
+        for slot, resident in self._seated():
+            if resident is not newcomer and resident.sequence.scope.prefixes == scope:
+                yield slot, resident
+
+    def advance(self, max_rows: int) -> list[Sequence]:
+        """Fill slots up to `max_rows` rows, read a budget of tokens and return the rows to run: row b is in slot b."""
+        if all(resident is not None and resident.is_running for resident in self._residents):
+            return [resident.sequence for resident in self._residents if resident is not None]
+        self._seat_newcomers(max_rows)
+        num_running = sum(resident.is_ready for _, resident in self._seated())
+        budget = self._max_prefill_tokens * len(self._residents) // max(1, num_running)
+        while True:
+            self._release_followers()
+            grants = self._grants(budget)
+            if not grants:
+                break
+            self._read(grants)
+            budget -= sum(grants.values())
+        return self._line_up()
+
+    def _seat_newcomers(self, max_rows: int) -> None:
+        # What has been finished for longest is the least likely to be continued.
+        free = [slot for slot, r in enumerate(self._residents) if r is None or r.sequence.is_finished]
+        free.sort(key=lambda slot: -1 if (resident := self._residents[slot]) is None else resident.number)
+        num_kept_free = max(0, len(self._residents) - max_rows)
+        while len(free) > num_kept_free and self._waiting:
+            newcomer = Resident(self._waiting[0], self._num_seated)
+            newcomer.leader, newcomer.num_awaited = self._leader_of(newcomer)
+            if newcomer.leader is not None:
+                self._residents[free.pop(0)] = newcomer
+            else:
+                donor, num_shared = self._donor_of(newcomer, free)
+                slot = donor if donor in free else free[0]
+                free.remove(slot)
+                self._begin(slot, newcomer, donor, num_shared)
+            self._waiting.popleft()  # not before it has its slot: what raises until then must not lose the row
+            self._num_seated += 1
+
+    def _release_followers(self) -> None:
+        """Begin with the rows whose leaders have read what they wait for; where a leader is gone, look for another."""
+        for slot, follower in self._seated():
+            if follower.leader is None:
+                continue
+            if follower.leader.num_filled < follower.num_awaited:
+                if follower.leader in self._residents:
+                    continue
+                follower.leader, follower.num_awaited = self._leader_of(follower)
+                if follower.leader is not None:
+                    continue
+            follower.leader = None
+            self._begin(slot, follower, *self._donor_of(follower, []))
+
+    def _leader_of(self, newcomer: Resident) -> tuple[Resident | None, int]:
+        """Find the resident that is reading what `newcomer` begins with, and how much of it to wait for.
+
+        Return (None, 0) where waiting does not pay. No row waits for a later one, so no rows wait in a circle.
+        """
+        if not any(resident.is_filling and resident.number < newcomer.number for _, resident in self._seated()):
+            return None, 0
+        tokens = newcomer.tokens_to_read
+        best, most, cached = None, 0, 0
+        for slot, resident in self._donors_for(newcomer):
+            if resident.number < newcomer.number:
+                common = resident.num_shareable(newcomer)
+                cached = max(cached, self._num_copyable(slot, newcomer, resident, common))
+                if resident.is_filling and common > most:
+                    best, most = resident, common
+        is_scored = newcomer.sequence.asked is not None
+        needs_no_forward = most == len(tokens) and (is_scored or not self._num_read_again)
+        worth_awaiting = min(_WORTH_AWAITING, len(tokens) / 2) if is_scored else _WORTH_AWAITING
+        if most > cached and (needs_no_forward or most - cached >= worth_awaiting):
+            return best, most  # all tokens, or enough of them
+        return None, 0
+
+    def _donor_of(self, newcomer: Resident, free: list[int]) -> tuple[int | None, int]:
+        """Find the slot with most tokens that the newcomer may copy, a free one if several will do, and how many."""
+        num_read_again = self._num_read_again if newcomer.sequence.asked is None else 0
+        donor, num_shared = None, 0
+        for slot, resident in self._donors_for(newcomer):
+            copyable = self._num_copyable(slot, newcomer, resident, resident.num_shareable(newcomer))
+            cached = max(0, copyable - num_read_again)
+            is_better = cached > num_shared or (cached == num_shared > 0 and slot in free)
+            if is_better and self._is_finite(slot, resident, cached):
+                donor, num_shared = slot, cached
+        return donor, num_shared
+
+    def _num_copyable(self, slot: int, newcomer: Resident, resident: Resident, num_in_common: int) -> int:
+        """Return how many of those tokens a newcomer may copy.
+
+        Where features are handed out it copies none that the drafter has missed: it could not draft, nor could a row
+        that copies from it.
+        """
+        num_cached = resident.num_cached(num_in_common)
+        if self._target.tap is None or newcomer.sequence.asked is not None:
+            return num_cached
+        return self._drafter.num_copyable(slot, num_cached)
+
+    def _is_finite(self, slot: int, resident: Resident, num_tokens: int) -> bool:
+        """Tell whether a slot may be copied: a value that is not finite would spread to prompts that are sound."""
+        if not resident.has_run and num_tokens > resident.num_finite:
+            assert self._target.cache is not None
+            if not self._target.cache.is_finite(slot, num_tokens):
+                return False
+            resident.num_finite = num_tokens
+        return True
+
+    def _begin(self, slot: int, newcomer: Resident, donor: int | None, num_shared: int) -> None:
+        assert self._target.cache is not None
+        if donor is not None and donor != slot:
+            self._target.cache.copy(donor, slot, num_shared)
+        asked = newcomer.sequence.asked
+        if asked is None:
+            self._drafter.begin(slot, donor, num_shared)
+        else:
+            self._drafter.begin(slot, None, 0)
+            source = None if donor is None else self._residents[donor]
+            if source is not None and source.sequence.asked is not None:
+                asked.take_over(source.sequence.asked, num_shared)
+        newcomer.num_filled = num_shared
+        if not newcomer.sequence.num_rounds:  # else it was counted when the row came for the first time
+            newcomer.sequence.num_cached_tokens = num_shared
+        self._residents[slot] = newcomer
+        if asked is not None and not newcomer.num_missing:  # another row has read all of it
+            self._end(newcomer.sequence)
+
+    def _end(self, scored: Sequence) -> None:
+        scored.finish_reason = "stop"
+        self._finished.append(scored)
+
+    def _grants(self, budget: int) -> dict[int, int]:
+        """Return how many tokens to read now, by slot."""
+        reading = {slot: resident for slot, resident in self._seated() if resident.is_filling and not resident.leader}
+        if not reading or budget <= 0:
+            return {}
+        oldest = min(reading, key=lambda slot: reading[slot].number)
+        grants = {oldest: min(reading[oldest].num_missing, -(-budget // 2))}
+        budget -= grants[oldest]
+        for slot in sorted(reading, key=lambda slot: reading[slot].num_missing - grants.get(slot, 0)):
+            granted = grants.get(slot, 0)
+            more = min(reading[slot].num_missing - granted, budget)
+            if more:
+                grants[slot] = granted + more
+                budget -= more
+        return grants
+
+    def _read(self, grants: dict[int, int]) -> None:
+        slots, chunks, starts, heads = [], [], [], []
+        scored = list[tuple[Resident, Stretch]]()
+        for slot, num_tokens in grants.items():
+            resident = self._residents[slot]
+            assert resident is not None
+            row, start, end = resident.sequence, resident.num_filled, resident.num_filled + num_tokens
+            if row.asked is not None:
+                end = max(end, row.asked.num_known)  # all at once: the slots may be lost again and again
+                scored.append((resident, Stretch.of_row(row, slot, start, end)))
+            else:
+                slots.append(slot)
+                starts.append(start)
+                chunks.append(row.token_ids[start:end])
+                heads.append(row.token_ids[:end])
+            resident.num_filled = end
+        if slots:
+            self._target.prefill(slots, chunks, starts)
+            self._drafter.prefill(slots, heads)
+        if scored:
+            self._score(scored)
+
+    def _score(self, rows: list[tuple[Resident, Stretch]]) -> None:
+        """Read stretches of scored rows, and take what they ask for. Their features are not handed out."""
+        tap, self._target.tap = self._target.tap, None
+        try:
+            found = self._target.logprobs([stretch for _, stretch in rows])
+        finally:
+            self._target.tap = tap
+        for (resident, _), logprobs in zip(rows, found, strict=True):
+            sequence = resident.sequence
+            assert sequence.asked is not None
+            if not sequence.asked.take(logprobs):
+                self.forget({sequence})
+                sequence.fail(_NOT_FINITE)
+                self._finished.append(sequence)
+            else:
+                if logprobs:
+                    resident.num_finite = resident.num_filled
+                if not resident.num_missing:
+                    self._end(sequence)
+
+    def _line_up(self) -> list[Sequence]:
+        """Move all rows that can run to slots 0..B-1, and return them."""
+        ready = [slot for slot, resident in self._seated() if resident.is_ready]
+        is_ready = set(ready)
+        gaps = [slot for slot in range(len(ready)) if slot not in is_ready]
+        for stray, gap in zip([slot for slot in ready if slot >= len(ready)], gaps, strict=True):
+            self._swap(stray, gap)
+        running = dict(islice(self._seated(), len(ready)))
+        newcomers = {slot: resident for slot, resident in running.items() if not resident.is_admitted}
+        for resident in newcomers.values():
+            resident.is_admitted = True
+        if newcomers:
+            self._drafter.admit(list(newcomers), [resident.sequence for resident in newcomers.values()])
+        return [resident.sequence for resident in running.values()]
+
+    def _swap(self, stray: int, gap: int) -> None:
+        """Let a row that can run change places with the row in `gap`, if there is one: it cannot run."""
+        assert self._target.cache is not None
+        moved, other = self._residents[stray], self._residents[gap]
+        assert moved is not None
+        num_kept = other.num_cached(len(other.sequence) - 1) if other is not None else 0
+        self._target.cache.swap(stray, gap, len(moved.sequence) - 1, num_kept)
+        self._drafter.swap(stray, gap)
+        self._residents[gap], self._residents[stray] = moved, other

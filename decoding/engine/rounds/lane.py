@@ -1,0 +1,166 @@
+"""Lane: rows that advance together, in slots of their own, a round at a time (`decoding/engine/rounds/round.py`).
+
+    admission.advance ->  the rows that run: a chunk of the waiting prompts is read between any two rounds
+    rounds.advance    ->  tokens and counts; a finished row's slot goes to a waiting row, before the next round
+
+A lane does one thing at a time. Where that is done in another process (a draft actor, the target's stages), the lane
+stops, and others go on meanwhile: with two lanes, one is drafted for while the other is verified.
+"""
+
+import os
+from collections import deque
+from collections.abc import Iterator, Set
+from collections.abc import Sequence as Seq
+
+from decoding.drafters import Drafter
+from decoding.drafters.base import NoDrafter
+from decoding.drafters.model import ModelDrafter
+from decoding.engine.rounds.admission import Admission
+from decoding.engine.rounds.commits import Commits
+from decoding.engine.rounds.host_rounds import HostRounds
+from decoding.engine.rounds.round import Rounds, Running, Starter
+from decoding.fused.recordings import cuda_recorder
+from decoding.gpu.available import kernels_run_on
+from decoding.network.language_model import LanguageModel
+from decoding.network.target import Target
+from decoding.pace.schedule import Schedule
+from decoding.sampling.rows import Rule
+from decoding.sequence import Sequence
+
+
+class Lane:
+    """Rows, their slots in a target and a drafter, and what is in flight of their round."""
+
+    def __init__(
+        self,
+        target: Target,
+        drafter: Drafter,
+        schedule: Schedule,
+        waiting: deque[Sequence],
+        *,
+        num_slots: int,
+        max_model_len: int,
+        max_prefill_tokens: int,
+        rule: Rule,
+        ahead: Starter | None = None,
+    ) -> None:
+        """Take rows from `waiting`, which lanes may share; target and drafter are this lane's own.
+
+        `ahead` starts those rounds that it can before the last one is read; the host starts the others.
+        """
+        self.target, self.drafter, self.schedule = target, drafter, schedule
+        self.running: Running = ()  # the rows of the last round
+        self.host, self.ahead = HostRounds(target, drafter, rule, num_slots), ahead
+        starters = [self.host] if ahead is None else [ahead, self.host]
+        self.rounds = Rounds(starters, Commits(target, drafter, rule))
+        self._max_model_len = max_model_len
+        self._num_slots = self._max_rows = num_slots
+        self.admission = Admission(target, drafter, num_slots, max_prefill_tokens, waiting)
+        target.allocate(num_slots, max_model_len)
+        target.hand_out(drafter.tap)
+        if self.host.has_dear_features:
+            schedule.heed_features()
+        self._turns: Iterator[None] | None = None  # where it stopped; None: before a round
+
+    def advance(self, max_rows: int) -> list[Sequence]:
+        """Go on until another process is asked, or to the end of a round; return the rows that have finished.
+
+        Rows are admitted as long as no more than `max_rows` are in flight.
+        """
+        self._max_rows = max_rows
+        if self._turns is None:
+            self._turns = self._work()
+        try:
+            next(self._turns)
+        except BaseException:
+            self._turns = None
+            raise
+        return [*self.admission.take_finished(), *self.rounds.take_finished()]
+
+    def evict(self, rows: Set[Sequence]) -> list[Sequence]:
+        """Take these rows out of their slots, and return them as they are, to be admitted again.
+
+        Rounds that are under way are dropped; the other rows begin them anew. Where an error ended one, some rows may
+        have finished in it: they are returned, too.
+        """
+        evicted = [sequence for sequence in self.admission.in_flight if sequence in rows]
+        if evicted:
+            self.admission.remove(set(evicted))
+            self.running, self._turns = (), None
+            self.rounds.drop()
+        return [*evicted, *self.admission.take_finished(), *self.rounds.take_finished()]
+
+    def renew(self) -> None:
+        """Begin with empty slots: the target has lost what was in them."""
+        self.clear()
+        self._forget_caches()
+        self.target.allocate(self._num_slots, self._max_model_len)
+
+    def renew_draft(self) -> None:
+        """Begin anew with a draft that has other weights: what was learned of the earlier one is forgotten."""
+        self.rounds.drop()
+        self.schedule.forget()
+        self.host.end_rest()
+        self.drafter.renew()
+        if not self.schedule.would_draft(self._num_slots):
+            self.drafter.rest()
+
+    def close(self) -> None:
+        """Give the slots' memory back."""
+        self.clear()
+        self._forget_caches()
+        self.target.release()
+
+    def clear(self) -> None:
+        """Forget every row, and what is in flight: what to do after an advance that raised."""
+        self.admission.clear()
+        self.rounds.drop()
+        self.rounds.take_finished()
+        self.running, self._turns = (), None
+
+    def _forget_caches(self) -> None:
+        if self.ahead is not None:
+            self.ahead.forget_caches()
+
+    def _work(self) -> Iterator[None]:
+        while True:
+            running = tuple(self.admission.advance(self._max_rows))
+            if running != self.running:
+                self.running = running
+            has_waited = bool(running) and (yield from self.rounds.advance(self.running, self.schedule))
+            if not has_waited:  # else the next round's request goes out first
+                yield
+
+
+def divide_slots(num_slots: int, num_lanes: int) -> Seq[int]:
+    """Return the slots of each lane: as equal as can be, and no lane without a slot."""
+    num_lanes = min(num_lanes, num_slots)
+    return [num_slots // num_lanes + (lane < num_slots % num_lanes) for lane in range(num_lanes)]
+
+
+def rounds_ahead(target: Target, drafter: Drafter, rule: Rule, num_slots: int) -> Starter | None:
+    """Return what starts rounds of these before the last one is read; None if nothing can (`can_overlap`)."""
+    if not kernels_run_on(target.device) or not can_overlap(target, drafter, rule):
+        return None
+    from decoding.engine.rounds.overlapped.rounds_ahead import RoundsAhead  # Triton is only where the kernels run
+
+    is_recorded = target.device.type == "cuda" and os.environ.get("DRAY_GRAPHS", "on") != "off"
+    assert isinstance(target, LanguageModel)
+    model_drafter = drafter if isinstance(drafter, ModelDrafter) else None
+    return RoundsAhead(target, model_drafter, num_slots, cuda_recorder() if is_recorded else None)
+
+
+def can_overlap(target: Target, drafter: Drafter, rule: Rule) -> bool:
+    """Tell whether rounds of these can be started before the last one is read.
+
+    The layers of target and draft must run on our GPU kernels, the draft must be a model with the target's tokens or
+    none, no close call may be decided by the host, and no drafter may read the target's features.
+    """
+    if rule.text_depends_on_draft or not isinstance(target, LanguageModel) or target.close_call or target.tap:
+        return False
+    models = [target]
+    if isinstance(drafter, ModelDrafter) and not drafter.vocabulary.is_mapped:
+        models.append(drafter.model)
+    elif not isinstance(drafter, NoDrafter):
+        return False
+    return all(model.fused is not None and model.fused.is_on_gpu for model in models)

@@ -1,0 +1,210 @@
+"""RoundsAhead: rounds on a GPU, each of which starts before the one before it is read.
+
+The rows of a round are on the device (`rounds.py` beside this file), so the GPU need not wait for Python between two
+rounds. What the host decides meanwhile comes a round later: a row that has finished takes part in one more
+round, whose verdict on it is thrown away, and the draft lengths are chosen by what was known then. Neither changes a
+token.
+
+A round with what a recording cannot do (log-probabilities, penalties, a bias, forbidden tokens, a grammar) is started
+by the host, after the one that is under way has been read.
+"""
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+
+from decoding.drafters.model import ModelDrafter
+from decoding.engine.rounds.overlapped.inputs import RoundInputs, Start
+from decoding.engine.rounds.overlapped.rounds import DeviceRounds
+from decoding.engine.rounds.round import Decided, Running, Started, Starter
+from decoding.fused.recordings import Recorder, Recordings
+from decoding.gpu.pick_table import PickTable
+from decoding.network.language_model import LanguageModel
+from decoding.pace.draft_lengths import DraftPlan
+from decoding.pace.schedule import Schedule
+from decoding.sampling_params import SamplingParams
+from decoding.sequence import Sequence
+
+_MOST_PREPARED = 8  # drafted tokens of the rounds that are recorded before the first one
+
+
+@dataclass
+class _RoundAhead(Started):
+    """A round on the device. `rows` has None also for a row whose state there is not the host's."""
+
+    drafter: ModelDrafter | None
+    is_level: list[bool]  # whether the draft lacked no more of a row than its two newest tokens
+
+    @property
+    def num_drafted(self) -> int:
+        """The steps of the draft. The first one reads two tokens of each row, and each later one a drafted token."""
+        return max(self.plan.lengths)
+
+    def read(self, running: Running, newer: Started | None) -> list[Decided]:
+        """Return the verdicts on rows that go on, and note how far the draft has read, which is known now."""
+        slots = {sequence: slot for slot, sequence in enumerate(running)}  # some rows may have changed theirs
+        num_fed = self.num_drafted - 1  # drafted tokens that the draft has read
+        decided, limits = [], []
+        for sequence, limit, is_level, verdict in zip(
+            self.rows, self.plan.lengths, self.is_level, self.verdicts.result(), strict=True
+        ):
+            if sequence is None or sequence.finish_reason is not None:
+                continue
+            slot = slots[sequence]
+            decided.append((slot, sequence, verdict))
+            limits.append(limit)
+            if not verdict.is_finite:
+                if newer is not None:
+                    newer.rows = tuple(None if row is sequence else row for row in newer.rows)
+            elif self.drafter is not None and is_level and num_fed >= 0:
+                self.drafter.slots.num_known[slot] = len(sequence) + min(verdict.num_accepted, num_fed)
+        self.plan = _plan_of(limits)
+        return decided
+
+
+class RoundsAhead(Starter):
+    """Rounds of a target and a drafter that `can_overlap` (`decoding/engine/rounds/lane.py`)."""
+
+    depth = 1
+
+    def __init__(
+        self, target: LanguageModel, drafter: ModelDrafter | None, num_slots: int, record: Recorder | None
+    ) -> None:
+        """Draft with a model or not at all; `record` makes the recordings (None: nothing is recorded)."""
+        self._target, self._drafter, self._num_slots = target, drafter, num_slots
+        self.record = record
+        self.device_rounds: DeviceRounds | None = None  # over the caches that are allocated now
+        self._postponed: dict[Sequence, int] | None = None  # draft lengths that waited for the round under way
+        self._running: Running = ()
+        self._can_be_recorded = False  # whether a round of the running rows can
+        self._table: PickTable | None = None  # of the running rows
+
+    def drop(self) -> None:
+        self._postponed, self._running, self._table = None, (), None
+
+    def forget_caches(self) -> None:
+        """Drop the recordings; their memory is given back."""
+        self.device_rounds = None
+
+    def can_start(self, rows: Running) -> bool:
+        """Tell whether a recording can do all that these rows ask for."""
+        if rows is not self._running:
+            self._running, self._table = rows, None
+            self._can_be_recorded = all(_can_be_recorded(sequence.params) for sequence in rows)
+        return self._can_be_recorded
+
+    def start(self, rows: Running, schedule: Schedule, before: Started | None) -> Started | None:
+        """Start a round of these rows; None if the verdicts of the round before are needed first."""
+        assert before is None or isinstance(before, _RoundAhead)
+        is_known = _known(rows, before)
+        if is_known is None:
+            return None
+        # A row that ends with the round under way, whatever that decides, takes no part in the next one.
+        takes_part = [not known or row.num_remaining_tokens > 1 for known, row in zip(is_known, rows, strict=True)]
+        if not any(takes_part):
+            return None
+        limits, drafter = self._limits(rows, takes_part, schedule), self._drafter
+        num_drafted, longest = max(limits), max(map(len, rows))
+        is_level = _levels(drafter, rows, is_known, before)
+        if num_drafted and drafter is not None:
+            behind = [slot for slot, limit in enumerate(limits) if limit and not is_level[slot]]
+            if behind and before is not None:
+                self._postponed = dict(zip(rows, limits, strict=True))
+                return None
+            drafter.catch_up([(slot, rows[slot]) for slot in behind])
+            for slot in behind:
+                is_level[slot] = True
+        starts = {slot: _start(rows[slot]) for slot, known in enumerate(is_known) if not known}
+        if self._table is None:
+            self._table = self._table_of(rows)
+        num_more = 0 if before is None else 1 + before.num_drafted  # tokens that a known row may have by now
+        num_visible = longest + num_more + num_drafted + 1
+        inputs = RoundInputs(limits, takes_part, starts)
+        verdicts = self._over_caches(schedule).start(inputs, self._table, num_visible)
+        taking_part: tuple[Sequence | None, ...] = rows
+        if not all(takes_part):
+            taking_part = tuple(row if takes else None for row, takes in zip(rows, takes_part, strict=True))
+        return _RoundAhead(taking_part, _plan_of(limits), verdicts, schedule, drafter, is_level)
+
+    def _limits(self, rows: Running, takes_part: Seq[bool], schedule: Schedule) -> Seq[int]:
+        """Plan the draft lengths by what the host knows: rows of the round under way may be longer by now."""
+        postponed, self._postponed = self._postponed, None
+        # Another plan would not have the probe that this one may have.
+        if postponed and not postponed.keys().isdisjoint(rows):
+            assert self._drafter is not None, "only drafts are postponed"
+            most = [min(row.num_remaining_tokens - 1, self._drafter.max_len - len(row)) for row in rows]
+            return [max(0, min(postponed.get(row, 0), limit)) for row, limit in zip(rows, most, strict=True)]
+        plan = schedule.plan(rows, None, self._drafter is not None)
+        if self._drafter is None:
+            return (0,) * len(rows)
+        limits, longest = plan.lengths, self._drafter.max_len
+        if not all(takes_part) or max(map(len, rows)) + schedule.ceiling > longest:
+            limits = tuple(
+                max(0, min(limit, longest - len(row))) if takes else 0
+                for limit, row, takes in zip(limits, rows, takes_part, strict=True)
+            )
+        self._drafter.count_drafting(limits)
+        return limits
+
+    def _over_caches(self, schedule: Schedule) -> DeviceRounds:
+        if self.device_rounds is None:
+            self.device_rounds = DeviceRounds(
+                self._target, self._drafter, self._num_slots, Recordings(self.record, "rounds")
+            )
+            if self.record is not None:
+                likely = Sequence.create([0], SamplingParams())  # with the model's own end tokens alone
+                table = self._table_of((likely,) * self._num_slots)
+                self.device_rounds.prepare(table, min(schedule.ceiling, _MOST_PREPARED))
+        return self.device_rounds
+
+    def _table_of(self, rows: Running) -> PickTable:
+        return PickTable.build(
+            [row.params for row in rows],
+            [row.noise_key for row in rows],
+            [row.stop_ids(self._target.eos_token_ids) for row in rows],
+            [len(row.prompt_token_ids) for row in rows],
+            self._target.device,
+        )
+
+
+def _known(rows: Running, before: _RoundAhead | None) -> list[bool] | None:
+    """Tell which rows the device will know after the round before; None if such a row has changed its slot."""
+    if before is None:
+        return [False] * len(rows)
+    if before.rows == rows:
+        return [True] * len(rows)
+    known = (*before.rows, *[None] * (len(rows) - len(before.rows)))
+    is_known = [row is other for row, other in zip(rows, known, strict=False)]
+    num_known = sum(row is not None and not row.is_finished for row in before.rows)
+    return is_known if sum(is_known) == num_known else None
+
+
+def _levels(drafter: ModelDrafter | None, rows: Running, is_known: Seq[bool], before: _RoundAhead | None) -> list[bool]:
+    """Tell of which rows the draft lacks no more than two tokens, the newest ones, when the round before is done.
+
+    A round with draft steps leaves it so, and one without them adds a token.
+    """
+    levels = []
+    for slot, (row, known) in enumerate(zip(rows, is_known, strict=True)):
+        if drafter is None:
+            levels.append(False)
+        elif known and before is not None and before.num_drafted:
+            levels.append(before.is_level[slot])
+        else:
+            if before is None:  # other rounds leave guesses behind a row's newest token
+                drafter.slots.roll_back(slot, len(row) - 1)
+            levels.append(drafter.slots.num_known[slot] >= len(row) + known - 2)
+    return levels
+
+
+def _plan_of(limits: Seq[int]) -> DraftPlan:
+    return DraftPlan(tuple(limits), (False,) * len(limits))
+
+
+def _can_be_recorded(params: SamplingParams) -> bool:
+    is_plain = params.logprobs is None and not params.uses_token_counts and not params.logit_bias
+    return is_plain and params.structured is None and not params.forbids_tokens
+
+
+def _start(row: Sequence) -> Start:
+    tokens = row.token_ids
+    return Start(len(tokens), tokens[-2] if len(tokens) > 1 else tokens[-1], tokens[-1])

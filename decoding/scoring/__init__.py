@@ -1,1 +1,0 @@
-"""Scoring: log-probabilities of given texts, many at a time, in forwards that write nothing."""
