@@ -6,10 +6,6 @@ from dataclasses import asdict
 from importlib.metadata import version
 from typing import Any
 
-import pyarrow as pa
-import torch
-import transformers
-
 from actors.engines import backend_of
 from actors.settings import ChatSettings, GeneratorSettings
 from decoding.checkpoint.gguf_file import origin
@@ -83,13 +79,12 @@ def described_run(settings: GeneratorSettings, identity: Mapping[str, Any], exac
         "identity": dict(identity),
         "has_draft_version": True,
         "models": asdict(settings.models),
-        "versions": {
-            "python": platform.python_version(),
-            "ray": version("ray"),
-            "torch": torch.__version__,
-            "transformers": transformers.__version__,
-            "pyarrow": pa.__version__,
-            **backend_of(settings).versions(),
-        },
+        "versions": {**library_versions(), **backend_of(settings).versions()},
         "exact": exact,
     }
+
+
+def library_versions() -> dict[str, str]:
+    """Return the versions of Python and of the libraries that runs and drafts are made with."""
+    names = ("ray", "torch", "transformers", "pyarrow")
+    return {"python": platform.python_version(), **{name: version(name) for name in names}}

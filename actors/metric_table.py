@@ -58,9 +58,13 @@ class Metric:
 
 @dataclass(frozen=True)
 class _Table:
-    """Metrics in the order of their declaration, which all have one tag in common."""
+    """Metrics in the order of their declaration, which all have one tag in common.
+
+    With `has_vllms_names` vLLM has metrics of the same names, with "vllm:" in place of "dray_", unless told otherwise.
+    """
 
     common_tag: str
+    has_vllms_names: bool = False
     metrics: list[Metric] = field(default_factory=list)
 
     def add(
@@ -72,10 +76,12 @@ class _Table:
         *tags: str,
         boundaries: tuple[float, ...] = (),
         values: tuple[tuple[str, ...], ...] = (),
-        vllm: tuple[str, ...] = (),
+        vllm: tuple[str, ...] | None = None,
         is_asked_for: bool = False,
     ) -> Metric:
         tags = self.common_tag, *tags
+        if vllm is None:
+            vllm = (name.replace("dray_", "vllm:"),) if self.has_vllms_names else ()
         self.metrics.append(Metric(name, kind, unit, description, tags, boundaries, values, vllm, is_asked_for))
         return self.metrics[-1]
 
@@ -160,7 +166,7 @@ ROWS_LEFT = _run.gauge("dray_rows_left", "rows", "Rows in them.")
 METRICS: tuple[Metric, ...] = tuple(_run.metrics)
 
 _LATENCIES = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
-_served = _Table("model_name")
+_served = _Table("model_name", has_vllms_names=True)
 HTTP_REQUESTS = _served.counter(
     "dray_http_requests",
     "requests",
@@ -168,20 +174,16 @@ HTTP_REQUESTS = _served.counter(
     "route",
     "method",
     "status",
+    vllm=(),
     values=(  # those that an alert is about
         ("/v1/completions", "/v1/chat/completions", "/v1/responses"),
         ("POST",),
         ("200", "500", "503", "504"),
     ),
 )
-REQUESTS_RUNNING = _served.gauge(
-    "dray_num_requests_running", "requests", "Requests that are being written.", vllm=("vllm:num_requests_running",)
-)
+REQUESTS_RUNNING = _served.gauge("dray_num_requests_running", "requests", "Requests that are being written.")
 REQUESTS_WAITING = _served.gauge(
-    "dray_num_requests_waiting",
-    "requests",
-    "Requests that no slot has been found for yet.",
-    vllm=("vllm:num_requests_waiting",),
+    "dray_num_requests_waiting", "requests", "Requests that no slot has been found for yet."
 )
 REQUESTS_FINISHED = _served.counter(
     "dray_requests_finished",
@@ -193,45 +195,27 @@ REQUESTS_FINISHED = _served.counter(
     vllm=("vllm:request_success",),
 )
 QUEUE_SECONDS = _served.histogram(
-    "dray_request_queue_time_seconds",
-    "seconds",
-    "From a request to its slot.",
-    boundaries=_LATENCIES,
-    vllm=("vllm:request_queue_time_seconds",),
+    "dray_request_queue_time_seconds", "seconds", "From a request to its slot.", boundaries=_LATENCIES
 )
 FIRST_TOKEN_SECONDS = _served.histogram(
-    "dray_time_to_first_token_seconds",
-    "seconds",
-    "From a request to its first tokens.",
-    boundaries=_LATENCIES,
-    vllm=("vllm:time_to_first_token_seconds",),
+    "dray_time_to_first_token_seconds", "seconds", "From a request to its first tokens.", boundaries=_LATENCIES
 )
 BETWEEN_TOKENS_SECONDS = _served.histogram(
     "dray_inter_token_latency_seconds",
     "seconds",
     "Between tokens of a sample; those that come together share the time since the last ones.",
     boundaries=_LATENCIES,
-    vllm=(
-        "vllm:inter_token_latency_seconds",
-        "vllm:time_per_output_token_seconds",
-    ),
+    vllm=("vllm:inter_token_latency_seconds", "vllm:time_per_output_token_seconds"),
 )
 REQUEST_SECONDS = _served.histogram(
-    "dray_e2e_request_latency_seconds",
-    "seconds",
-    "From a request to its end.",
-    boundaries=_LATENCIES,
-    vllm=("vllm:e2e_request_latency_seconds",),
+    "dray_e2e_request_latency_seconds", "seconds", "From a request to its end.", boundaries=_LATENCIES
 )
 SERVED_PROMPT_TOKENS = _served.counter(
     "dray_served_prompt_tokens",
     "tokens",
     "Prompt tokens, once a prompt whatever its samples; none of a prompt that nothing was written to (rejected, "
     "ended before its first token, or only scored).",
-    vllm=(
-        "vllm:prompt_tokens",
-        "vllm:prefix_cache_queries",
-    ),
+    vllm=("vllm:prompt_tokens", "vllm:prefix_cache_queries"),
 )
 SERVED_CACHED_TOKENS = _served.counter(
     "dray_served_cached_prompt_tokens",
@@ -246,26 +230,14 @@ SERVED_GENERATION_TOKENS = _served.counter(
     vllm=("vllm:generation_tokens",),
 )
 SERVED_DRAFTS = _served.counter(
-    "dray_spec_decode_num_drafts",
-    "drafts",
-    "Drafts: one for each sample and round in which one was made.",
-    vllm=("vllm:spec_decode_num_drafts",),
+    "dray_spec_decode_num_drafts", "drafts", "Drafts: one for each sample and round in which one was made."
 )
-SERVED_DRAFT_TOKENS = _served.counter(
-    "dray_spec_decode_num_draft_tokens", "tokens", "Tokens drafted.", vllm=("vllm:spec_decode_num_draft_tokens",)
-)
+SERVED_DRAFT_TOKENS = _served.counter("dray_spec_decode_num_draft_tokens", "tokens", "Tokens drafted.")
 SERVED_ACCEPTED_TOKENS = _served.counter(
-    "dray_spec_decode_num_accepted_tokens",
-    "tokens",
-    "Drafted tokens that were accepted.",
-    vllm=("vllm:spec_decode_num_accepted_tokens",),
+    "dray_spec_decode_num_accepted_tokens", "tokens", "Drafted tokens that were accepted."
 )
 SERVED_ACCEPTED_BY_POSITION = _served.counter(
-    "dray_spec_decode_num_accepted_tokens_per_pos",
-    "tokens",
-    "The same by position in the draft, from 0.",
-    "position",
-    vllm=("vllm:spec_decode_num_accepted_tokens_per_pos",),
+    "dray_spec_decode_num_accepted_tokens_per_pos", "tokens", "The same by position in the draft, from 0.", "position"
 )
 KV_CACHE_USAGE = _served.gauge(
     "dray_kv_cache_usage",

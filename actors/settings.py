@@ -127,10 +127,6 @@ class GeneratorSettings:
         for part in self.apart:
             part.check_hang_timeout(name, hang_timeout_s, self.num_lanes)
 
-    def with_context(self, max_model_len: int) -> GeneratorSettings:
-        """Return the settings with the context that an engine has settled on."""
-        return replace(self, engine=replace(self.engine, max_model_len=max_model_len))
-
     def at_temperature(self, temperature: float) -> GeneratorSettings:
         """Return these settings with another temperature."""
         return replace(self, sampling=replace(self.sampling, temperature=temperature))

@@ -156,7 +156,6 @@ class PlainRows(RowKind):
     scope: Scope = ONE_FOR_ALL
 
     def encode(self, row: InputRow, ordinal: int) -> EncodedRow:
-        """Return the row as sequences. Raises RowError."""
         encoded = encode_row(row, ordinal, self.codec, self._settings_in_ids, self.scope)
         check_row(row, encoded.sequences[0].params, self.engine.vocab_size)
         if ordinal in self.recorded_rows:
@@ -165,7 +164,6 @@ class PlainRows(RowKind):
         return encoded
 
     async def finish(self, rows: list[EncodedRow]) -> None:
-        """Return when all sequences of these rows are finished."""
         await self.write([sequence for row in rows for sequence in row.sequences])
 
     def decode(self, row: EncodedRow) -> list[dict[str, Any]]:
@@ -176,7 +174,8 @@ class PlainRows(RowKind):
     def _settings_in_ids(self) -> GeneratorSettings:
         """The settings with token ids for the texts of bad words, and the engine's context: the same for all rows."""
         sampling = with_bad_word_ids(self.settings.sampling, self.codec)
-        return replace(self.settings.with_context(self.engine.max_model_len), sampling=sampling)
+        engine = replace(self.settings.engine, max_model_len=self.engine.max_model_len)
+        return replace(self.settings, engine=engine, sampling=sampling)
 
 
 @dataclass(frozen=True)
@@ -187,11 +186,9 @@ class ScoredRows(RowKind):
     engine: LoadedEngine
 
     def encode(self, row: InputRow, ordinal: int) -> ScoredRow:
-        """Return the row ready to be scored. Raises RowError."""
         return encode_scored_row(row, self.engine.codec, self.options)
 
     async def finish(self, rows: list[ScoredRow]) -> None:
-        """Return when all texts of these rows are scored."""
         await self.engine.loop.score([row.scored for row in rows])
 
     def decode(self, row: ScoredRow) -> list[dict[str, Any]]:

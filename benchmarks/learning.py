@@ -21,8 +21,8 @@ from benchmarks.roofline.hardware import record
 from decoding import Engine, EngineOptions, Sequence
 from pipeline.counts import Counts
 from training.corpus.corpus import Corpus
-from training.corpus.example import Example
 from training.corpus.options import CorpusOptions
+from training.corpus.rows import Example
 
 TARGET = "examples/tiny_pair/target"
 _MAX_MODEL_LEN, _SLOTS, _NUM_DRAFT_TOKENS = 512, 16, 4

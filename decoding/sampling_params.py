@@ -49,20 +49,6 @@ class BadWordList:
         found: list[int] = ids_T[(ids_T < 0) | (ids_T >= vocab_size)].tolist()
         return found
 
-    def completed_by(self, output: Seq[int]) -> list[int]:
-        """Return the last token of each word whose tokens before it are the end of an output."""
-        found: list[int] = []
-        open_N = np.flatnonzero(self.num_before_W <= len(output))  # words that may still be completed
-        for distance in range(len(output) + 1):
-            if distance:
-                open_N = open_N[self.token_ids_T[self.ends_W[open_N] - 1 - distance] == output[-distance]]
-            is_whole_N = self.num_before_W[open_N] == distance
-            found += self.token_ids_T[self.ends_W[open_N[is_whole_N]] - 1].tolist()
-            open_N = open_N[~is_whole_N]
-            if not len(open_N):
-                break
-        return found
-
     def __reduce__(self) -> tuple[Any, ...]:
         """Send the words alone, so that equal lists are one object in another process, too."""
         # A function of the module: cloudpickle would send a class method by its code, and what the code holds.

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 import ray
 
 from training.corpus.corpus import Corpus
-from training.corpus.example import Example
 from training.corpus.options import CorpusOptions
+from training.corpus.rows import Example
 from training.evaluation.kind_score import DraftScore, GateVerdict, judge
 from training.evaluation.pair import Pair
 from training.evaluation.score import score
@@ -80,7 +80,7 @@ def _scores(lesson: Lesson, path: str, examples: Sequence[Example]) -> tuple[Dra
     """Score the draft before and the draft in `path`, over one target."""
     models = lesson.models
     assert models.draft is not None
-    before = Pair.load(models.draft, models.target, models.device, models.dtype)
-    after = Pair.load(path, models.target, models.device, models.dtype, before.target)
-    first, second = (score(pair, models.target, examples, lesson.num_draft_tokens) for pair in (before, after))
+    before = Pair(models.draft, models.target, models.device, models.dtype)
+    after = Pair(path, models.target, models.device, models.dtype, before.target)
+    first, second = (score(pair, examples, lesson.num_draft_tokens) for pair in (before, after))
     return first, second

@@ -6,6 +6,7 @@ colocated placement and is called in the same way.
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
+from itertools import chain
 
 import numpy as np
 import torch
@@ -20,7 +21,6 @@ from decoding.sampling.distribution import SamplingBatch
 from decoding.sampling.rows import Rows, sampling_batch
 from decoding.sampling.rules import RULES
 from decoding.sampling.token_history import TokenCounts
-from decoding.sampling.verdicts import Draft
 from decoding.sampling_params import SamplingParams
 from decoding.sequence import Sequence
 
@@ -71,11 +71,11 @@ class DraftMirror:
 
         Raises ValueError for a slot that the lane does not have.
         """
-        updates = list(request.updates())
-        last = max([*request.swaps_S2.ravel().tolist(), *(update.slot for update in updates)], default=0)
+        updates = request.updates
+        last = max([*chain.from_iterable(request.swaps), *(update.slot for update in updates)], default=0)
         if last >= self._terms.num_slots:
             raise ValueError(f"a row stands in slot {last}, and there are {self._terms.num_slots}")
-        for first, second in request.swaps_S2.tolist():
+        for first, second in request.swaps:
             self._rows[first], self._rows[second] = self._rows[second], self._rows[first]
             self._drafter.swap(first, second)
         for update in updates:
@@ -86,7 +86,7 @@ class DraftMirror:
         distributions = self._propose(limits) if any(limits.values()) else None
         rows = [self._rows[update.slot] for update in updates]
         drafts = [None if row is None else row.drafted for row in rows]
-        return DraftReply.of(drafts, distributions if any(drafts) else None)
+        return DraftReply(drafts, distributions if any(drafts) else None)
 
     def renew(self) -> None:
         """Let each row be read again before it drafts: the model's weights have been replaced."""
@@ -139,14 +139,12 @@ class DraftMirror:
 
         `before` is the row that held `slot` itself until now.
         """
-        best, most = None, 0
-        for other, row in enumerate(self._rows):
-            row = before if other == slot else row
-            if row is not None:
-                common = min(_num_shared(sequence, row.sequence), len(row.sequence) - 1)
-                if common > most:
-                    best, most = other, common
-        return best, most
+        rows = [*self._rows[:slot], before, *self._rows[slot + 1 :]]
+        lengths = [
+            0 if row is None else min(_num_shared(sequence, row.sequence), len(row.sequence) - 1) for row in rows
+        ]
+        most = max(lengths)
+        return (lengths.index(most), most) if most else (None, 0)
 
     def _propose(self, limits: dict[int, int]) -> Distributions | None:
         """Propose at most `limits[slot]` tokens in each slot. Return their distributions in that order, if any."""
@@ -161,12 +159,9 @@ class DraftMirror:
             row = self._rows[slot]
             assert row is not None
             row.drafted = tokens[slot][: counts[slot]]
-        return self._distributions(draft, [(slot, counts[slot]) for slot in limits])
-
-    def _distributions(self, draft: Draft, counts: list[tuple[int, int]]) -> Distributions | None:
         if draft.probs_BKV is None:
             return None
-        probs_NV = torch.cat([draft.probs_BKV[slot, :count] for slot, count in counts])
+        probs_NV = torch.cat([draft.probs_BKV[slot, : counts[slot]] for slot in limits])
         probs_NM, ids_NM = probs_NV.topk(min(self._terms.most_candidates or probs_NV.shape[1], probs_NV.shape[1]))
         return Distributions(ids_NM.cpu().numpy().astype(np.int32), probs_NM.float().cpu().numpy())
 

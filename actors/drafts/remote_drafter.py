@@ -17,7 +17,7 @@ import ray
 import torch
 
 from actors.drafts.link import DraftLink, LinkStats
-from actors.drafts.messages import Distributions, DraftReply, DraftRequest, RowOrigin, RowUpdate, num_bytes
+from actors.drafts.messages import Distributions, DraftReply, DraftRequest, RowOrigin, RowUpdate
 from actors.drafts.mirror import DraftTerms
 from actors.drafts.roster import BEAT_EVERY_S
 from actors.metrics import Heartbeat
@@ -88,13 +88,13 @@ class RemoteDrafter(Drafter):
             self._swaps = []
         limits = enumerate(zip(rows.sequences, rows.num_draft_tokens, strict=True))
         updates = [self._update(slot, sequence, limit) for slot, (sequence, limit) in limits if limit]
-        request = DraftRequest.of(self._swaps, updates)
+        request = DraftRequest(self._swaps, updates)
         self._swaps = []
         stats = self._link.stats
         stats.num_requests += 1
         stats.num_rows += len(updates)
         stats.num_new_row_bytes += request.num_new_row_bytes
-        stats.num_bytes_sent += num_bytes(request)
+        stats.num_bytes_sent += request.num_bytes
         reference = actor.draft.remote(self._lane, terms, request)
         slots = tuple(update.slot for update in updates)
         self._pending = _Pending(reference, self._generation, rows.sequences, slots, time.monotonic())
@@ -113,7 +113,7 @@ class RemoteDrafter(Drafter):
             self._link.stats.num_timeouts += self._pending is not None
         if pending is None or reply is None:
             return make_draft(rows, {}, None, self._terms.vocab_size)
-        drafted = dict(zip(pending.slots, (draft or [] for draft in reply.drafts()), strict=True))
+        drafted = dict(zip(pending.slots, (draft or [] for draft in reply.drafts), strict=True))
         return make_draft(rows, drafted, reply.distributions, self._terms.vocab_size)
 
     def swap(self, first: int, second: int) -> None:
@@ -133,7 +133,7 @@ class RemoteDrafter(Drafter):
         self._known[slot] = _Known(sequence, length)
         if known is None or known.sequence is not sequence or length < known.length:
             origin = RowOrigin(len(sequence.prompt_token_ids), sequence.params, sequence.noise_key, sequence.scope)
-            return RowUpdate(slot, limit, 0, sequence.token_ids, origin)
+            return RowUpdate(slot, limit, 0, list(sequence.token_ids), origin)
         return RowUpdate(slot, limit, known.length, sequence.token_ids[known.length :])
 
     def _collect(self, pending: _Pending, timeout_s: float) -> DraftReply | None:
@@ -158,9 +158,9 @@ class RemoteDrafter(Drafter):
         if reply is None:  # the actor was restarted, or has forgotten this lane
             self._generation = -1
             return None
-        self._link.stats.num_bytes_received += num_bytes(reply)
-        self._link.stats.num_distribution_bytes += num_bytes(reply.distributions)
-        for slot, draft in zip(pending.slots, reply.drafts(), strict=True):
+        self._link.stats.num_bytes_received += reply.num_bytes
+        self._link.stats.num_distribution_bytes += reply.num_distribution_bytes
+        for slot, draft in zip(pending.slots, reply.drafts, strict=True):
             if draft is None:
                 self._known[slot] = None
         return reply

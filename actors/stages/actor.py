@@ -109,7 +109,6 @@ class StageActor:
             return os.getpid()
 
     def speed_up(self) -> None:
-        """Make the stage faster (`Stage.speed_up`)."""
         self._stage.speed_up()
         give_back_freed_memory()
 
@@ -122,7 +121,6 @@ class StageActor:
         setattr(self._stage, attribute, value)
 
     def is_finite(self, session: int, slot: int, length: int) -> bool:
-        """Tell whether the first positions of a slot hold numbers only, in the layers here (`KVCache.is_finite`)."""
         return self._stage.cache(session).is_finite(slot, length)
 
     def do(self, work: Work, fed: Any, finish: Finish | None = None) -> Any:

@@ -24,7 +24,7 @@ from decoding.cache.features import FeatureTap, check_layer_ids
 from decoding.cache.prefill import batches, may_join_batch
 from decoding.device import to_device
 from decoding.network.target import PendingVerdicts, timed_start
-from decoding.sampling.judging import ScoreRequest
+from decoding.sampling.judging import ScoreRequest, behind
 from decoding.sampling.logprobs import Stretch, in_forwards
 from decoding.sampling.masks import TokenMasks
 from decoding.sampling.rows import Rows
@@ -37,27 +37,22 @@ _ON_HOST: Callable[[torch.Tensor], torch.Tensor] = methodcaller("cpu")
 
 
 class RemoteSlots:
-    """The slots of a session in all stages. Changes of them go out with the session's next step."""
+    """The slots of a session in all stages, as a KVCache has them. Changes go out with the session's next step."""
 
     def __init__(self, pipeline: StagePipeline, session: int) -> None:
-        """Begin with empty slots."""
         self._pipeline, self._session = pipeline, session
         self._changes: list[Change] = []
 
     def copy(self, source: int, target: int, length: int) -> None:
-        """Copy the first `length` positions of a slot, as `KVCache.copy`."""
         self._changes.append(methodcaller("copy", source, target, length))
 
     def swap(self, first: int, second: int, first_length: int, second_length: int) -> None:
-        """Exchange two slots, as `KVCache.swap`."""
         self._changes.append(methodcaller("swap", first, second, first_length, second_length))
 
     def zero(self, slot: int) -> None:
-        """Clear a slot, as `KVCache.zero`."""
         self._changes.append(methodcaller("zero", slot))
 
     def is_finite(self, slot: int, length: int) -> bool:
-        """Tell whether the first positions of a slot hold numbers only, as `KVCache.is_finite`."""
         if self._changes:
             self._pipeline.send(Work(self._session, self.take_changes()), [])
         return self._pipeline.is_finite(self._session, slot, length)
@@ -128,12 +123,10 @@ class ShardedModel:
         self.tap = tap
 
     def allocate(self, num_slots: int, num_positions: int) -> None:
-        """Reserve fresh slots, as `Target.allocate`."""
         self.pipeline.allocate(self._session, num_slots, num_positions)
         self.cache, self._size = RemoteSlots(self.pipeline, self._session), (num_slots, num_positions)
 
     def release(self) -> None:
-        """Give the slots back, as `Target.release`."""
         self.cache = None
         self.pipeline.release(self._session)
 
@@ -157,7 +150,6 @@ class ShardedModel:
             step.result()
 
     def score(self, request: ScoreRequest) -> PendingVerdicts:
-        """Send a draft to be judged, as `Target.score`."""
         tokens, num_positions = request.token_ids_BJ.tolist(), request.token_ids_BJ.shape[1]
         lengths = request.lengths or [num_positions] * len(tokens)
         return self._send(
@@ -171,11 +163,10 @@ class ShardedModel:
     def decide(
         self, rows: Rows, accepted: Seq[int], num_logprobs: int | None, in_slot: int | None = None
     ) -> RowVerdict:
-        """Decide a row's next token, as `Target.decide`."""
+        rows = behind(rows, accepted)
         (sequence,) = rows.sequences
-        token_ids = [*sequence.token_ids, *accepted]
-        masks = TokenMasks.of(rows.sequences, [list(accepted)], len(accepted), 1)
-        finish = partial(decided, to_send(rows, masks), tuple(accepted), num_logprobs)
+        token_ids = sequence.token_ids
+        finish = partial(decided, to_send(rows, TokenMasks.of(rows.sequences, [[]], 0, 1)), num_logprobs)
         if in_slot is None:
             work = Work(None, lengths=(len(token_ids),), num_logits=1)
             return self.pipeline.send(work, [token_ids], finish).result()
@@ -256,7 +247,7 @@ class ShardedModel:
     def _receive(
         self, tap: FeatureTap, slots: Seq[int], starts: Seq[int], lengths: Seq[int], token_ids: list[int], streams: Any
     ) -> None:
-        """Give the features of a step's tokens to those who wait for them."""
+        """Give the tap the features of a step's tokens."""
         features_NH = self._features(tap, streams)
         tap.receive(list(slots), list(starts), list(lengths), to_device(token_ids, self.device), features_NH)
 

@@ -52,9 +52,9 @@ def judged(request: ScoreRequest, logits_BJV: torch.Tensor) -> list[RowVerdict]:
     return judge(_moved(request, logits_BJV.device), logits_BJV).result()
 
 
-def decided(rows: Rows, accepted: Seq[int], num_logprobs: int | None, logits: torch.Tensor) -> RowVerdict:
+def decided(rows: Rows, num_logprobs: int | None, logits: torch.Tensor) -> RowVerdict:
     """Return the verdict on a single row's next token."""
-    return decide(_moved(rows, logits.device), accepted, logits.flatten(0, -2)[0], num_logprobs)
+    return decide(_moved(rows, logits.device), logits.flatten(0, -2)[0], num_logprobs)
 
 
 def scored(stretches: Seq[Stretch], logits_BJV: torch.Tensor) -> list[list[TokenLogprobs]]:
@@ -121,7 +121,6 @@ def request_to_send(request: ScoreRequest) -> ScoreRequest:
 
 
 def _moved(value: Any, device: torch.device) -> Any:
-    """Copy data with all tensors on `device`."""
     if isinstance(value, torch.Tensor):
         return value.to(device)
     if isinstance(value, tuple):

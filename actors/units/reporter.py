@@ -9,17 +9,14 @@ from collections.abc import Sequence as Seq
 from traceback import extract_tb
 from typing import TYPE_CHECKING, Any
 
-import ray
-
 from actors import metric_table as metrics
 from actors.metrics import Heartbeat, Metrics
 from actors.units.ledger import Attempt
 from pipeline.errors import ErrorRow
 from pipeline.inputs.rows import InputRow
 from pipeline.inputs.units import WorkUnit
-from pipeline.logs import Event, LogSettings, set_up_logs
+from pipeline.logs import Event, LogSettings
 from pipeline.run.commit import Receipt
-from pipeline.storage.location import Location
 
 if TYPE_CHECKING:  # it brings torch, which a worker without an engine does not need
     from actors.settings import ModelSettings
@@ -36,14 +33,6 @@ class Reporter:
         self._log_settings = log_settings
         self.metrics = Metrics(run)
         self._heartbeat = Heartbeat(self.metrics.add_storage_retries)
-
-    @classmethod
-    def of_run(cls, output: str, log_settings: LogSettings) -> Reporter:
-        """Set up the process's log, which goes to stderr (in Ray, a file of the process), and return a reporter."""
-        run, context = Location.parse(output).short_name, ray.get_runtime_context()
-        where = {"job": context.get_job_id(), "node": context.get_node_id(), "worker": context.get_worker_id()}
-        set_up_logs(log_settings, run=run, **where)
-        return cls(run, log_settings)
 
     def start(self, heartbeat: Heartbeat) -> None:
         """Start a heartbeat that publishes the engine's stats, and beat it at every commit."""

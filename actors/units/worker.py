@@ -22,10 +22,11 @@ from actors.units.unit_rows import Done, WholeUnits
 from pipeline.errors import ErrorRow, RowError
 from pipeline.inputs.rows import InputRow, RowPosition, result_or_error
 from pipeline.inputs.units import WorkUnit
-from pipeline.logs import LogSettings
+from pipeline.logs import LogSettings, set_up_logs
 from pipeline.run.commit import Receipt, Work
 from pipeline.run.directory import RunDirectory
 from pipeline.schema import generations_table
+from pipeline.storage.location import Location
 from pipeline.streaming.stream import UnitError, packed, unpacked
 
 
@@ -70,8 +71,11 @@ class Workplace:
 
     @classmethod
     def of_run(cls, run_path: str, log_settings: LogSettings) -> Workplace:
-        """Return the workplace of a process that works for one run alone; sets up its log."""
-        return cls(Reporter.of_run(run_path, log_settings), ray.get_runtime_context().get_node_id())
+        """Set up the log of a process that works for one run alone: stderr, in Ray a file. Return its workplace."""
+        run, context = Location.parse(run_path).short_name, ray.get_runtime_context()
+        node = context.get_node_id()
+        set_up_logs(log_settings, run=run, job=context.get_job_id(), node=node, worker=context.get_worker_id())
+        return cls(Reporter(run, log_settings), node)
 
     @classmethod
     def beside(cls, run: str, log_settings: LogSettings) -> Workplace:
@@ -173,7 +177,6 @@ class UnitWorker:
             await asyncio.gather(work, elsewhere, return_exceptions=True)
 
     async def _wait_until_committed(self, unit: WorkUnit) -> None:
-        """Return when another process has committed the unit."""
         while True:
             await asyncio.sleep(_LOOK_EVERY_S)
             if await self.ledger.is_finished.remote(unit.unit_id):

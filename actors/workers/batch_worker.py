@@ -6,12 +6,11 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from actors.engine.translation import EncodedRow
-from actors.settings import GeneratorSettings
+from actors.engines.loading import LoadedEngine
 from actors.tasks import PlainRows
 from actors.units.ledgers import LedgerOfRun
 from actors.units.unit_rows import WholeUnits
 from actors.units.worker import UnitWorker, Workplace, open_run
-from decoding.engine.token_engine import TokenEngine
 from decoding.sampling_params import SamplingParams
 from decoding.scope import Scope
 from decoding.sequence import Sequence
@@ -22,7 +21,6 @@ from pipeline.inputs.units import WorkUnit
 from pipeline.logs import LogSettings
 from pipeline.run.commit import Receipt
 from pipeline.streaming.stream import UnitError
-from pipeline.text.codec import TextCodec
 
 BATCH_INPUT = InputOptions(format="openai_batch")
 
@@ -43,10 +41,7 @@ class UnitOrder:
 class SharedEngine:
     """The engine of a replica, as units of batches see it."""
 
-    settings: GeneratorSettings
-    codec: TextCodec
-    engine: TokenEngine
-    footer: dict[str, str | bool | int]  # facts about the engine, for the footer of each part
+    engine: LoadedEngine
     scope_of: Callable[[str], Scope]  # of an owner's rows
     finish: Callable[[list[Sequence]], Awaitable[None]]  # in the background; cancelled, it drops what has not run
     workplace: Workplace = field(default_factory=lambda: Workplace.beside("batches", LogSettings()))
@@ -56,7 +51,6 @@ class _BatchRows(PlainRows):
     """Rows of one batch. They get the tokens that `jobs.generate` writes for them."""
 
     def encode(self, row: InputRow, ordinal: int) -> EncodedRow:
-        """Return the row as sequences that the engine can run. Raises RowError."""
         encoded = super().encode(row, ordinal)
         if (problem := self.engine.problem_with(encoded.sequences[0])) is not None:
             raise RowError("encode", problem)
@@ -65,12 +59,12 @@ class _BatchRows(PlainRows):
 
 def unit_worker(shared: SharedEngine, order: UnitOrder) -> UnitWorker:
     """Return a worker for the units of the order's batch. Raises ValueError if its run cannot be opened."""
-    run, codec = open_run(order.run_path), shared.codec
+    run, engine, codec = open_run(order.run_path), shared.engine, shared.engine.codec
     if (moment := run.run["identity"].get("moment")) is not None:
         codec = replace(codec, moment=datetime.fromisoformat(moment))
-    settings, scope = replace(shared.settings, sampling=order.sampling), shared.scope_of(order.owner)
-    rows = _BatchRows(settings, shared.engine, codec, shared.finish, scope=scope)
-    return UnitWorker(run, rows, WholeUnits(BATCH_INPUT, {}), order.ledger, shared.workplace, shared.footer)
+    settings, scope = replace(engine.settings, sampling=order.sampling), shared.scope_of(order.owner)
+    rows = _BatchRows(settings, engine.loop.engine, codec, shared.finish, scope=scope)
+    return UnitWorker(run, rows, WholeUnits(BATCH_INPUT, {}), order.ledger, shared.workplace, engine.footer)
 
 
 async def do_unit(shared: SharedEngine, order: UnitOrder) -> Receipt | UnitError | None:

@@ -71,10 +71,7 @@ class Replica:
         self._engine = LoadedEngine(settings, roster, self._settings.hang_timeout_s, self._settings.num_reserved)
         self._codec, self._loop = self._engine.codec, self._engine.loop
         self._shared = SharedEngine(
-            settings=settings,
-            codec=self._codec,
-            engine=self._loop.engine,
-            footer=self._engine.footer,
+            engine=self._engine,
             scope_of=self._settings.scope_of,
             finish=self._finish_in_background,
         )
@@ -204,7 +201,6 @@ class Replica:
         await asyncio.shield(self._trial)
 
     async def _try(self) -> None:
-        """Let the engine write a token."""
         probe = Sequence.create([0], _PROBE)
         try:
             await asyncio.wait_for(self._loop.finish([probe]), self._settings.probe_timeout_s)

@@ -11,7 +11,7 @@ from decoding.drafters.dflash import DFlashDrafter
 from decoding.drafters.eagle3 import Eagle3Drafter
 from decoding.drafters.hybrid import HybridDrafter
 from decoding.drafters.lookups import NGramDrafter, SuffixDrafter
-from decoding.drafters.model import MappedDraft, ModelDrafter
+from decoding.drafters.model import ModelDrafter
 from decoding.heads.dflash_head import DFlashHead
 from decoding.heads.eagle3_head import Eagle3Head
 from decoding.heads.format.head_config import Kind
@@ -28,7 +28,7 @@ __all__ = [
     "make_drafter",
 ]
 
-Draft = LanguageModel | MappedDraft | Eagle3Head | DFlashHead  # what a drafter of NEED_A_MODEL computes with
+Draft = LanguageModel | Eagle3Head | DFlashHead  # what a drafter of NEED_A_MODEL computes with
 DRAFTER_OF_HEAD: dict[Kind, DrafterName] = {"eagle3": "eagle3", "dflash": "dflash", "dspark": "dflash"}
 
 
@@ -43,20 +43,14 @@ def make_drafter(
             return NGramDrafter()
         case "suffix":
             return SuffixDrafter()
-        case "model" | "eagle3" | "dflash":
-            return _by_model(draft, vocab_size, num_slots, max_model_len)
         case "hybrid":
-            return HybridDrafter(SuffixDrafter(), _by_model(draft, vocab_size, num_slots, max_model_len))
+            return HybridDrafter(SuffixDrafter(), make_drafter("model", draft, vocab_size, num_slots, max_model_len))
+        case "model" | "eagle3" | "dflash":
+            assert draft is not None, "`EngineOptions.pick_drafter` refuses a drafter whose model is not named"
+            if isinstance(draft, LanguageModel):
+                return ModelDrafter(draft, vocab_size, num_slots, max_model_len)
+            if isinstance(draft, Eagle3Head):
+                return Eagle3Drafter(draft, num_slots, max_model_len)
+            return DFlashDrafter(draft, num_slots, max_model_len) if isinstance(draft, DFlashHead) else draft
         case _:
             assert_never(name)
-
-
-def _by_model(draft: Draft | Drafter | None, vocab_size: int, num_slots: int, max_model_len: int) -> Drafter:
-    assert draft is not None, "`EngineOptions.pick_drafter` refuses a drafter whose model is not named"
-    if isinstance(draft, LanguageModel | MappedDraft):
-        return ModelDrafter(draft, vocab_size, num_slots, max_model_len)
-    if isinstance(draft, Eagle3Head):
-        return Eagle3Drafter(draft, num_slots, max_model_len)
-    if isinstance(draft, DFlashHead):
-        return DFlashDrafter(draft, num_slots, max_model_len)
-    return draft

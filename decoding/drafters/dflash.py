@@ -73,10 +73,8 @@ class DFlashDrafter(HeadDrafter[DFlashHead]):
         for slot, sequence in enumerate(rows.sequences):
             self.slots.roll_back(slot, len(sequence) - 1)
             limits[slot] = limits[slot] if self.slots.num_known[slot] == len(sequence) - 1 else 0
-        return limits
-
-    def _begin_round(self, rows: Rows, limits: Seq[int]) -> None:
         self._block, self._num_wanted = None, max(limits)
+        return limits
 
     def _first_logits(self, part: Rows, slots: list[int], drafting: set[int]) -> torch.Tensor:
         starts = [len(row) - 1 for row in part.sequences]
@@ -86,9 +84,7 @@ class DFlashDrafter(HeadDrafter[DFlashHead]):
         self._num_paying_S.zero_()
         return self._logits(0, slots, newest_N)
 
-    def _next_logits(
-        self, step: int, part: Rows, slots: list[int], drafting: set[int], newest_N: torch.Tensor
-    ) -> torch.Tensor:
+    def _next_logits(self, step: int, slots: list[int], drafting: set[int], newest_N: torch.Tensor) -> torch.Tensor:
         assert self._block is not None
         before, block = self._block
         if before != slots:

@@ -47,7 +47,7 @@ class Eagle3Drafter(HeadDrafter[Eagle3Head]):
             kept = [(at, piece_NH[: start - at]) for at, piece_NH in self._held.get(slot, []) if at < start]
             # Behind a gap nothing is held: a row whose features were not handed out for a while drafts no more.
             has_gap = start > (_end(kept) if kept else self.slots.num_known[slot])
-            if start < self._max_len and not has_gap:
+            if start < self.max_len and not has_gap:
                 kept.append((start, features_NH[first : first + length]))
             self._held[slot] = kept
             first += length
@@ -64,7 +64,7 @@ class Eagle3Drafter(HeadDrafter[Eagle3Head]):
         """Return how many tokens have pairs to copy; a row beyond the head's context, which needs none, copies all."""
         held = self._held.get(slot)
         num_known = _end(held) if held else self.slots.num_known[slot]
-        return num_shared if num_known >= self._max_len else min(num_shared, num_known)
+        return num_shared if num_known >= self.max_len else min(num_shared, num_known)
 
     def prefill(self, slots: Seq[int], prompts: Seq[Seq[int]]) -> None:
         """Read all pairs of these prompts, whose features the target has just handed out."""
@@ -89,12 +89,10 @@ class Eagle3Drafter(HeadDrafter[Eagle3Head]):
         """Return how many tokens each row may draft; one that lacks pairs drafts none, nor does a row of one token."""
         limits = super()._limits(rows)
         ends = [_end(held) if (held := self._held.get(slot)) else 0 for slot in range(len(limits))]
-        return [
+        limits = [
             limit if 0 < len(sequence) - 1 <= end else 0
             for limit, sequence, end in zip(limits, rows.sequences, ends, strict=True)
         ]
-
-    def _begin_round(self, rows: Rows, limits: Seq[int]) -> None:
         self._rows.update(enumerate(rows.sequences))
         # Of a row that does not draft one pair is left: the row may stand between others that do.
         waiting = {
@@ -103,6 +101,7 @@ class Eagle3Drafter(HeadDrafter[Eagle3Head]):
             if not limit and len(row) - 1 - self.slots.num_known[slot] > _MOST_HELD
         }
         self._read(waiting)
+        return limits
 
     def _first_logits(self, part: Rows, slots: list[int], drafting: set[int]) -> torch.Tensor:
         starts, lengths, tokens, pieces, ends = [], [], [], [], {}
@@ -124,16 +123,14 @@ class Eagle3Drafter(HeadDrafter[Eagle3Head]):
             self._forget(slot, end)
         return self._logits(slots, states_NH)
 
-    def _next_logits(
-        self, step: int, part: Rows, slots: list[int], drafting: set[int], newest_N: torch.Tensor
-    ) -> torch.Tensor:
+    def _next_logits(self, step: int, slots: list[int], drafting: set[int], newest_N: torch.Tensor) -> torch.Tensor:
         before, states_NH = self._states
         if before != slots:
             # A row that does not draft may stand between those of this step and not of the last one: its state is zero.
             lines = {slot: line for line, slot in enumerate(before)}
             states_NH = torch.nn.functional.pad(states_NH, (0, 0, 0, 1))
             states_NH = states_NH[to_device([lines.get(slot, len(before)) for slot in slots], self.head.device)]
-        starts = [len(row) - 2 + step for row in part.sequences]
+        starts = [len(self._rows[slot]) - 2 + step for slot in slots]
         return self._logits(slots, self.head.read(newest_N, states_NH, starts, [1] * len(slots), slots))
 
     def _logits(self, slots: list[int], states_NH: torch.Tensor) -> torch.Tensor:

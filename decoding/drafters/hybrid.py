@@ -8,6 +8,11 @@ Behind the model's tokens the lookup continues the text as if they were accepted
 becomes longer than the model could make it in the time, and the model has led it past the place where texts differ.
 Under rejection these tokens are point masses that follow from the drafted ones before them. Whether one is proposed at
 all depends on those, too, but not on itself; losslessness asks for no more.
+
+Forced tokens, those that a row's grammar allows alone, or would without other white space, are drafted without a
+forward, whatever the drafter. Where the mask leaves nothing else the target accepts them; where white space is free
+they are guesses. Under rejection they are point masses that follow from the committed tokens. A row with forced tokens
+has no draft by a model; a draft that was looked up stays if it begins with them, since it may be longer.
 """
 
 from collections.abc import Sequence as Seq
@@ -121,3 +126,32 @@ class HybridDrafter(Drafter):
                     found[slot] = [*by_model, *extension.tokens]
                     counts[slot] = len(found[slot])
         return point_masses([row[:n] for row, n in zip(found, counts, strict=True)], rows.sampling.keys_B.device)
+
+
+def foreseen_tokens(sequences: Seq[Sequence], limits: Seq[int]) -> list[list[int]]:
+    """Return the forced tokens of each row and those foreseen behind them, at most `limits[b]` of row b.
+
+    It is an empty list if no row has any.
+    """
+    forced = [
+        row.matcher.foreseen(row.output_token_ids)[:limit] if row.matcher is not None and limit else []
+        for row, limit in zip(sequences, limits, strict=True)
+    ]
+    return forced if any(forced) else []
+
+
+def with_forced(draft: Draft, forced: Seq[list[int]]) -> tuple[Draft, list[list[int]]]:
+    """Return the draft in which rows have forced tokens alone, and these; they are none where a draft begins with them.
+
+    Such a draft was looked up, and may be longer.
+    """
+    drafted = zip(draft.token_ids_BK.tolist(), draft.num_draft_tokens_B.tolist(), strict=True)
+    replacing = [
+        [] if tokens == own[: min(len(tokens), count)] else tokens
+        for tokens, (own, count) in zip(forced, drafted, strict=True)
+    ]
+    points = point_masses(replacing, draft.token_ids_BK.device)
+    is_forced_B = points.num_draft_tokens_B > 0
+    num_draft_tokens_B = torch.where(is_forced_B, points.num_draft_tokens_B, draft.num_draft_tokens_B)
+    first_B = torch.where(is_forced_B, 0, draft.token_ids_BK.shape[1] + points.token_ids_BK.shape[1])
+    return with_points(draft, points, first_B, num_draft_tokens_B), replacing

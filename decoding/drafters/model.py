@@ -11,79 +11,40 @@ Shapes: N rows of a step, T tokens of the first step.
 """
 
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
-from typing import ClassVar, Self
 
 import torch
 
 from decoding.device import to_device
 from decoding.drafters.stepwise import StepwiseDrafter
-from decoding.fused.live_weights import LiveWeights
 from decoding.network.language_model import LanguageModel
 from decoding.sampling.rows import Rows
 from decoding.sequence import Sequence
 from decoding.vocabulary.draft_ids import DraftIds, MappedIds
-from decoding.vocabulary.vocabulary_map import VocabularyMap
 
 _MAX_IN_A_STEP = 32  # tokens that a row may lack and still read in the first step, beside the other rows
 _IDLE_ROUNDS = 16  # rounds with hardly a draft after which prompts are read only when a row drafts
 _FEW = 4  # if at most one row in this many drafts, there is hardly a draft
 
 
-@dataclass(frozen=True)
-class MappedDraft:
-    """A draft model with another tokenizer, and its tokens as the target has them."""
-
-    model: LanguageModel
-    vocabulary: VocabularyMap
-    block_tokens: ClassVar[int] = 0  # each token takes a forward
-
-    @property
-    def weights(self) -> LiveWeights:
-        """The model's weights."""
-        return self.model.weights
-
-    def share(self) -> Self:
-        """Return the same draft with a cache of its own."""
-        return type(self)(self.model.share(), self.vocabulary)
-
-    def seconds(self, num_rows: int, num_tokens: int) -> float:
-        """Measure one forward over `num_tokens` tokens of each row. The cache is overwritten."""
-        return self.model.seconds(num_rows, num_tokens)
-
-    def release(self) -> None:
-        """Free the cache's memory."""
-        self.model.release()
-
-
 class ModelDrafter(StepwiseDrafter):
     """Drafts with a model of its own, in a slot cache that mirrors the target's."""
 
     def __init__(
-        self,
-        draft: LanguageModel | MappedDraft,
-        vocab_size: int,
-        num_slots: int,
-        max_model_len: int,
-        most_candidates: int = 0,
+        self, model: LanguageModel, vocab_size: int, num_slots: int, max_model_len: int, most_candidates: int = 0
     ) -> None:
         """Allocate a cache. `vocab_size` is the target's; no other ids are proposed.
 
         `most_candidates` as in `StepwiseDrafter`.
         """
-        self.model = draft.model if isinstance(draft, MappedDraft) else draft
-        max_len = min(max_model_len, self.model.max_positions or max_model_len)
-        super().__init__(self.model, num_slots, max_len, most_candidates)
-        self.vocabulary = DraftIds(vocab_size, self.model.vocab_size)
-        if isinstance(draft, MappedDraft):
-            self.vocabulary = MappedIds(draft.vocabulary, self.model.device)
+        max_len = min(max_model_len, model.max_positions or max_model_len)
+        super().__init__(model, num_slots, max_len, most_candidates)
+        self.model = model
+        self.vocabulary = DraftIds(vocab_size, model.vocab_size)
+        if model.vocabulary_map is not None:
+            self.vocabulary = MappedIds(model.vocabulary_map, model.device)
         self._texts: list[Seq[int]] = []  # of the round's rows, in the draft's tokens
         self._num_idle_rounds = 0  # with hardly a draft, since the last one with more
-        self.model.allocate(num_slots, max_model_len)
-
-    @property
-    def weights(self) -> LiveWeights:
-        return self.model.weights
+        model.allocate(num_slots, max_model_len)
 
     def renew(self) -> None:
         """Forget all keys and values: each row is read again before it drafts."""
@@ -127,7 +88,7 @@ class ModelDrafter(StepwiseDrafter):
             self.slots.roll_back(slot, self.vocabulary.num_right(slot, sequence, num_known[slot]))
             text = self._read(slot, sequence.token_ids, is_needed=limit > 0)
             self._texts.append(text)
-            limits.append(max(0, min(limit, self._max_len - len(text))) if text else 0)
+            limits.append(max(0, min(limit, self.max_len - len(text))) if text else 0)
         self.count_drafting(limits)
         return limits
 
@@ -147,7 +108,7 @@ class ModelDrafter(StepwiseDrafter):
             slot for slot in slots if slot in drafting and len(self._texts[slot]) - num_known[slot] > _MAX_IN_A_STEP
         ]
         self._complete(behind, [self._texts[slot][:-1] for slot in behind])
-        ends = [min(len(text), self._max_len) for text in texts]
+        ends = [min(len(text), self.max_len) for text in texts]
         missing = [max(1, end - num_known[slot]) for slot, end in zip(slots, ends, strict=True)]
         width = max(number for number, slot in zip(missing, slots, strict=True) if slot in drafting)
         # Up to a width of two, all rows read equally many tokens, some again: a rectangle is cheaper than packing.
@@ -167,21 +128,19 @@ class ModelDrafter(StepwiseDrafter):
         packed = None if width <= 2 else lengths
         return self.vocabulary.to_target(self.model.forward(starts, tokens_NT, last_N1, slots=slots, lengths=packed))
 
-    def _next_logits(
-        self, step: int, part: Rows, slots: list[int], drafting: set[int], newest_N: torch.Tensor
-    ) -> torch.Tensor:
+    def _next_logits(self, step: int, slots: list[int], drafting: set[int], newest_N: torch.Tensor) -> torch.Tensor:
         starts = [max(0, len(self._texts[slot]) + step - 1) for slot in slots]
         tokens_N1 = self.vocabulary.known(newest_N)[:, None]
         logits_N1D = self.model.forward(starts, tokens_N1, torch.zeros_like(tokens_N1), slots=slots)
         for slot, start in zip(slots, starts, strict=True):
             if slot in drafting:  # their earlier drafts; rejected guesses are beyond the newest token
-                self.slots.num_known[slot] = min(start + 1, self._max_len)
+                self.slots.num_known[slot] = min(start + 1, self.max_len)
         return self.vocabulary.to_target(logits_N1D)
 
     def _complete(self, slots: Seq[int], texts: Seq[Seq[int]]) -> None:
         """Read what the slots lack of these texts, as far as the draft sees them."""
         num_known = self.slots.num_known
-        starts, ends = [num_known[slot] for slot in slots], [min(len(text), self._max_len) for text in texts]
+        starts, ends = [num_known[slot] for slot in slots], [min(len(text), self.max_len) for text in texts]
         missing = [text[start:end] for text, start, end in zip(texts, starts, ends, strict=True)]
         self.model.prefill(slots, list(map(self._known, missing)), starts)
         for slot, end in zip(slots, ends, strict=True):

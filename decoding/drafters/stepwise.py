@@ -8,7 +8,7 @@ Shapes: B rows, N of them in a step, K drafted tokens, V vocabulary of the targe
 
 from abc import abstractmethod
 from collections.abc import Sequence as Seq
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 import torch
 
@@ -18,21 +18,15 @@ from decoding.device import to_device
 from decoding.drafters.base import Drafter
 from decoding.fused.live_weights import LiveWeights
 from decoding.heads.slot_head import SlotHead
+from decoding.network.language_model import LanguageModel
 from decoding.sampling.rows import Rows
 from decoding.sampling.verdicts import Draft
-
-
-class Cached(Protocol):
-    """A draft model or head."""
-
-    device: torch.device
-    cache: KVCache | None  # None before it is allocated
 
 
 class SlotBook:
     """The slots of a draft, which mirror the target's."""
 
-    def __init__(self, draft: Cached, num_slots: int) -> None:
+    def __init__(self, draft: LanguageModel | SlotHead, num_slots: int) -> None:
         self._draft = draft
         self.num_known = [0] * num_slots  # of each slot: first positions that are written
         # From a row's newest token on they may be guesses, until `roll_back`.
@@ -97,20 +91,19 @@ class StepwiseDrafter(Drafter):
 
     has_model = True
 
-    def __init__(self, draft: Cached, num_slots: int, max_len: int, most_candidates: int = 0) -> None:
+    def __init__(self, draft: LanguageModel | SlotHead, num_slots: int, max_len: int, most_candidates: int = 0) -> None:
         """Draft for rows of up to `max_len` tokens with a model or head, whose cache is allocated behind this.
 
         Unless verification is coupled, a token is drawn from the `most_candidates` best ones (0: from all), and the
         stated distribution says so. That bounds the size of the distribution for a drafter that must send it to another
         process.
         """
-        self._max_len, self._most_candidates = max_len, most_candidates
-        self.slots = SlotBook(draft, num_slots)
+        self.max_len, self._most_candidates = max_len, most_candidates
+        self._draft, self.slots = draft, SlotBook(draft, num_slots)
 
     @property
-    def max_len(self) -> int:
-        """The longest row that is drafted for."""
-        return self._max_len
+    def weights(self) -> LiveWeights:
+        return self._draft.weights
 
     @abstractmethod
     def _first_logits(self, part: Rows, slots: list[int], drafting: set[int]) -> torch.Tensor:
@@ -120,13 +113,8 @@ class StepwiseDrafter(Drafter):
         """
 
     @abstractmethod
-    def _next_logits(
-        self, step: int, part: Rows, slots: list[int], drafting: set[int], newest_N: torch.Tensor
-    ) -> torch.Tensor:
+    def _next_logits(self, step: int, slots: list[int], drafting: set[int], newest_N: torch.Tensor) -> torch.Tensor:
         """Return logits [N, 1, V] for drafted token `step`, after `newest_N`: those that the last step drafted."""
-
-    def _begin_round(self, rows: Rows, limits: Seq[int]) -> None:
-        """Learn how many tokens each row will draft. Called in rounds without a draft, too."""
 
     def begin(self, slot: int, donor: int | None, num_shared: int) -> None:
         """Copy the donor's prefix, as far as it is known and finite."""
@@ -141,16 +129,15 @@ class StepwiseDrafter(Drafter):
         self.slots.clear(slot)
 
     def _limits(self, rows: Rows) -> list[int]:
-        """Return how many tokens each row may draft."""
+        """Return how many tokens each row may draft. Called in rounds without a draft, too."""
         return [
-            max(0, min(limit, self._max_len - len(sequence)))
+            max(0, min(limit, self.max_len - len(sequence)))
             for limit, sequence in zip(rows.num_draft_tokens, rows.sequences, strict=True)
         ]
 
     def propose(self, rows: Rows) -> Draft:
         """Draft tokens, and unless coupled state what each was drawn from; none for rows beyond the draft's context."""
         limits = self._limits(rows)
-        self._begin_round(rows, limits)
         keys_B, is_finite_S = rows.sampling.keys_B, self.slots.is_finite_S
         drafted_BK = keys_B.new_zeros(len(limits), max(limits))
         if not any(limits):
@@ -162,13 +149,15 @@ class StepwiseDrafter(Drafter):
         for step in range(max(limits)):
             still_drafting = [slot for slot, limit in enumerate(limits) if limit > step]
             if not stepping or 2 * len(still_drafting) <= len(stepping):
-                stepping = _in_place_or_gathered(still_drafting)
+                # All slots up to the last that drafts, or only those that draft if they are at most half.
+                in_place = list(range(still_drafting[-1] + 1))
+                stepping = still_drafting if 2 * len(still_drafting) <= len(in_place) else in_place
                 part, index_N = rows.take(stepping), to_device(stepping, keys_B.device)
             drafted_NK = drafted_BK[index_N]
             if step == 0:
                 logits_N1V = self._first_logits(part, stepping, set(still_drafting))
             else:
-                logits_N1V = self._next_logits(step, part, stepping, set(still_drafting), drafted_NK[:, step - 1])
+                logits_N1V = self._next_logits(step, stepping, set(still_drafting), drafted_NK[:, step - 1])
             num_left = [limits[slot] - step for slot in stepping]
             drawn = rows.rule.draw(part, logits_N1V, drafted_NK[:, :step], num_left, self._most_candidates)
             if drawn.probs_NV is not None:
@@ -192,12 +181,6 @@ class StepwiseDrafter(Drafter):
         )
 
 
-def _in_place_or_gathered(drafting: list[int]) -> list[int]:
-    """Return the slots of a step: all up to the last that drafts, or only those that draft if they are at most half."""
-    in_place = list(range(drafting[-1] + 1))
-    return drafting if 2 * len(drafting) <= len(in_place) else in_place
-
-
 _Head = TypeVar("_Head", bound=SlotHead)
 
 
@@ -214,10 +197,6 @@ class HeadDrafter(StepwiseDrafter, Generic[_Head]):
     def tap(self) -> FeatureTap:
         """What the target must hand out."""
         return FeatureTap(self.head.layer_ids, self.head.project, self.receive)
-
-    @property
-    def weights(self) -> LiveWeights:
-        return self.head.weights
 
     @abstractmethod
     def receive(

@@ -1,7 +1,6 @@
 """Parts: what an engine is made of. Models are loaded from paths, checked against each other and probed."""
 
 import logging
-from collections import deque
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -9,23 +8,16 @@ from decoding.checkpoint.loading import DType
 from decoding.checkpoint.supported import check_same_vocabulary, model_folder
 from decoding.device import Device
 from decoding.drafters import NEED_A_MODEL, Draft, Drafter, DrafterName, make_drafter
-from decoding.drafters.base import NoDrafter
-from decoding.drafters.model import MappedDraft
 from decoding.engine.options import DraftVocabulary, EngineOptions
-from decoding.engine.rounds.lane import Lane
 from decoding.fused.attention import Window
 from decoding.grammar.grammars import Grammars
 from decoding.grammar.token_table import TokenTable
-from decoding.heads.attach import attach
+from decoding.heads.attach import attach, drawn
 from decoding.heads.dflash_head import DFlashHead
 from decoding.heads.eagle3_head import Eagle3Head
 from decoding.network.language_model import LanguageModel
 from decoding.network.probe import check_model
 from decoding.network.target import Target, once_more
-from decoding.pace.schedule import FixedSchedule
-from decoding.sampling.rules import COUPLED
-from decoding.sampling_params import SamplingParams
-from decoding.sequence import Sequence
 from decoding.vocabulary.vocabulary_map import VocabularyMap, load_tokenizer
 
 _DEFAULT_MAX_MODEL_LEN = 4096
@@ -176,7 +168,7 @@ def _settle_draft_window(wanted: int | None, draft: LanguageModel, num_slots: in
     return _WINDOW if num_beyond * draft.fused.num_bytes_a_token > _WORTH * draft.num_bytes_read else 0
 
 
-def _map_draft(draft: LanguageModel, draft_path: str, target: Target, target_path: str) -> MappedDraft:
+def _map_draft(draft: LanguageModel, draft_path: str, target: Target, target_path: str) -> LanguageModel:
     """Return the draft with a map of its vocabulary. What is in the target's slots is lost.
 
     Raises ValueError, in one line, if the tokenizers cannot be compared, or if fewer than 60 % of the tokens that the
@@ -194,30 +186,19 @@ def _map_draft(draft: LanguageModel, draft_path: str, target: Target, target_pat
             "use a draft of the target's own family, or a draft head"
         )
     _log.info("the draft %r has %s", draft_path, described)
-    return MappedDraft(draft, vocabulary)
+    draft.vocabulary_map = vocabulary
+    return draft
 
 
 def _text_of(target: Target) -> list[int]:
     """Return tokens that the target writes at temperature 1, as texts of their own: always the same."""
     num_tokens = min(_NUM_TOKENS, (target.max_positions or _NUM_TOKENS + 2) - 2)
-    params = SamplingParams(max_tokens=num_tokens, seed=0)
     first = sorted(target.eos_token_ids)[:1] or [0]  # behind the end of a text another one begins
-    rows = deque(Sequence.create(first, params, row=row) for row in range(_NUM_ROWS))
-    texts = list(rows)
-    lane = Lane(
-        target,
-        NoDrafter(),
-        FixedSchedule(0),
-        rows,
-        num_slots=_NUM_ROWS,
-        max_model_len=num_tokens + 2,
-        max_prefill_tokens=_NUM_ROWS,
-        rule=COUPLED,
-    )
-    while not all(text.is_finished for text in texts):
-        lane.advance(_NUM_ROWS)
-    lane.close()
-    return [token_id for text in texts for token_id in text.output_token_ids]
+    try:
+        texts = drawn(target, first * _NUM_ROWS, num_tokens + 1)
+    finally:
+        target.release()
+    return [token_id for text in texts for token_id in text[1:]]
 
 
 def _load_head(path: str, target: Target, target_path: str, options: EngineOptions) -> Eagle3Head | DFlashHead:

@@ -20,10 +20,10 @@ from decoding.checkpoint.supported import load_config, model_folder
 from decoding.device import to_device
 from decoding.heads.dflash_head import DFlashHead
 from decoding.heads.eagle3_head import Eagle3Head
-from decoding.heads.fit import fitting_config, load_ends
+from decoding.heads.fit import fitting_config, load_ends, make_network
 from decoding.heads.format.folder import Head, read_head
 from decoding.heads.format.head_config import HeadConfig
-from decoding.heads.networks import Eagle3Network, make_network, target_ids_of
+from decoding.heads.format.networks import Eagle3Network
 from decoding.heads.slot_head import SlotHead
 from decoding.network.language_model import LanguageModel
 from decoding.network.slot_network import layers_to_read
@@ -84,8 +84,8 @@ def _readings(config: HeadConfig, num_target_layers: int) -> list[tuple[int, ...
 def _made(head: Head, target: Target, target_path: str, layer_ids: tuple[int, ...]) -> Eagle3Head | DFlashHead:
     network = make_network(head, partial(_lent, target, target_path), target.device, target.dtype)
     if isinstance(network, Eagle3Network):
-        return Eagle3Head(network, target_ids_of(head), layer_ids)
-    return DFlashHead(network, target_ids_of(head), layer_ids)
+        return Eagle3Head(network, head.target_ids, layer_ids)
+    return DFlashHead(network, head.target_ids, layer_ids)
 
 
 def _lent(target: Target, target_path: str) -> tuple[torch.Tensor, torch.Tensor]:
@@ -107,10 +107,9 @@ def agreements(head: SlotHead, target: Target, readings: Seq[Seq[int]]) -> list[
     kept: list[torch.Tensor] = []
     tap = FeatureTap(tuple(layer_ids), lambda stream_NX: stream_NX, lambda *given: kept.append(given[-1]))
     num_tokens = min(_NUM_TOKENS, target.max_positions or _NUM_TOKENS)
-    target.hand_out(None)  # an earlier drafter must not get what is written here
+    first = torch.randint(target.vocab_size, (_NUM_ROWS,), generator=torch.Generator().manual_seed(0)).tolist()
     try:
-        target.allocate(_NUM_ROWS, num_tokens)
-        texts = _drawn(target, num_tokens)
+        texts = drawn(target, first, num_tokens)
         target.hand_out(tap)
         scores = [target.logprobs([Stretch.over(0, 0, text, [*text[1:], text[0]], 1)])[0] for text in texts]
     finally:
@@ -127,16 +126,22 @@ def agreements(head: SlotHead, target: Target, readings: Seq[Seq[int]]) -> list[
     return found
 
 
-def _drawn(target: Target, num_tokens: int) -> list[list[int]]:
-    """Return texts that the target writes at temperature 1; each begins with another token, and none ends early."""
-    first = torch.randint(target.vocab_size, (_NUM_ROWS,), generator=torch.Generator().manual_seed(0)).tolist()
+@torch.inference_mode()
+def drawn(target: Target, first: Seq[int], num_tokens: int) -> list[list[int]]:
+    """Return texts that the target writes at temperature 1 behind these tokens; none ends early.
+
+    They are always the same. What is in the target's slots is lost, and so is its tap.
+    """
+    target.hand_out(None)  # an earlier drafter must not get what is written here
+    target.allocate(len(first), num_tokens)
     params = SamplingParams(max_tokens=num_tokens - 1, seed=0, ignore_eos=True)
     texts = tuple(Sequence.create([token], params, row=row) for row, token in enumerate(first))
-    rows = Rows(texts, sampling_batch(texts, frozenset(), target.device), (0,) * _NUM_ROWS, COUPLED)
+    nothing = (0,) * len(texts)
+    rows = Rows(texts, sampling_batch(texts, frozenset(), target.device), nothing, COUPLED)
     keys_B = rows.sampling.keys_B
-    nothing = Draft(keys_B.new_zeros(_NUM_ROWS, 0), torch.zeros_like(keys_B), max_draft_tokens_B=(0,) * _NUM_ROWS)
+    no_draft = Draft(keys_B.new_zeros(len(texts), 0), torch.zeros_like(keys_B), max_draft_tokens_B=nothing)
     for _ in range(num_tokens - 1):
-        request = ScoreRequest(replace(rows), nothing, (None,) * _NUM_ROWS)  # rows remember what is true of one round
+        request = ScoreRequest(replace(rows), no_draft, (None,) * len(texts))  # rows remember what is true of one round
         for text, verdict in zip(texts, target.score(request).result(), strict=True):
             text.commit([verdict.next_token], num_draft_tokens=0, eos_token_ids=frozenset())
     return [list(text.token_ids) for text in texts]

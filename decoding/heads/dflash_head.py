@@ -27,7 +27,7 @@ from decoding.fused.layers import Norm
 from decoding.fused.linear import KernelLinear
 from decoding.fused.live_weights import LiveWeights
 from decoding.fused.packed_linear import PackedLinear, pack, plain_linear
-from decoding.heads.networks import DFlashNetwork
+from decoding.heads.format.networks import DFlashNetwork
 from decoding.heads.slot_head import SlotHead
 from decoding.network.target import timed_start
 
@@ -99,11 +99,6 @@ class DFlashHead(SlotHead):
         self.cache = KVCache(num_slots, num_positions + self.block_size)
         if self._is_on_gpu and not self._cuts_blocks:  # our kernels read nothing that a row has not written
             self.cache = KVCache(num_slots, num_positions + self.block_size, self.device)
-
-    @torch.inference_mode()
-    def project(self, features_NX: torch.Tensor) -> torch.Tensor:
-        """Return what the head keeps of the target's features, [N, H]."""
-        return self.network.project(features_NX)
 
     @torch.inference_mode()
     def insert(self, features_NH: torch.Tensor, starts: Seq[int], lengths: Seq[int], slots: Seq[int]) -> None:
@@ -235,7 +230,7 @@ class DFlashHead(SlotHead):
     def _carried_into(self, states_NSH: torch.Tensor, newest_N: torch.Tensor) -> torch.Tensor:
         """Return what a recurrent Markov head has at the first place that predicts."""
         markov = self.network.markov_head
-        if markov is None or not markov.is_recurrent:
+        if markov is None or markov.kind != "rnn":
             return states_NSH.new_zeros(len(states_NSH), 0)
         before_NR = embedding(newest_N, markov.markov_w1.weight)
         carried_NR = torch.zeros_like(before_NR)

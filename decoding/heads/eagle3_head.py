@@ -17,7 +17,7 @@ from decoding.cache.kv_cache import Packing
 from decoding.device import seconds_of, to_device
 from decoding.fused.attention import Window, attention_here
 from decoding.fused.layers import Norm
-from decoding.heads.networks import Eagle3Network
+from decoding.heads.format.networks import Eagle3Network
 from decoding.heads.slot_head import SlotHead
 from decoding.network.target import timed_start
 
@@ -32,11 +32,6 @@ class Eagle3Head(SlotHead):
         self._residual_is_normed, self._carries_normed = config.norm_before_residual, config.norm_output
         first: Any = network.layers[0]
         self._hidden_norm = Norm(first.hidden_norm, self._norm)
-
-    @torch.inference_mode()
-    def project(self, features_NX: torch.Tensor) -> torch.Tensor:
-        """Return what the head keeps of the target's features, [N, H]."""
-        return self.network.project(features_NX)
 
     @torch.inference_mode()
     def read(

@@ -7,6 +7,7 @@ transformers' own names and types, but none of its layers is read.
 Shapes: N tokens, E hidden size, V vocabulary.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,10 +22,13 @@ from decoding.checkpoint.supported import check_same_vocabulary, load_config, mo
 from decoding.device import Device
 from decoding.heads.format.folder import Head, read_head_config
 from decoding.heads.format.head_config import READ_PAIRS, HeadConfig, Kind
+from decoding.heads.format.networks import DFlashNetwork, Eagle3Network, network_of
 from decoding.heads.format.tensors import expected_tensors, our_name
-from decoding.heads.networks import DFlashNetwork, Eagle3Network, make_network, target_ids_of
 
 DRAFTS_HERE: tuple[Kind, ...] = ("eagle3", "dflash", "dspark")  # the kinds that have a drafter
+_LENT = ("embed_tokens.weight", "lm_head.weight")
+_OF_VOCABULARY = ("d2t", "t2d")  # tensors that are no weights
+Lender = Callable[[], tuple[torch.Tensor, torch.Tensor]]  # of the target's embedding and its output layer's weight
 
 
 def fitting_config(path: str, target_config: PretrainedConfig, target_path: str) -> HeadConfig:
@@ -163,4 +167,31 @@ class TrainableHead:
         parts = TargetParts.load(target_path, device, dtype)
         embedding, output = parts.embed_tokens.weight, parts.lm_head.weight
         network = make_network(head, lambda: (embedding, output), output.device, output.dtype)
-        return cls(network, target_ids_of(head), config, parts)
+        return cls(network, head.target_ids, config, parts)
+
+
+def make_network(head: Head, lender: Lender, device: torch.device, dtype: torch.dtype) -> Eagle3Network | DFlashNetwork:
+    """Return the network of the head's kind; its own weights want a gradient, lent ones do not.
+
+    The lender is asked only if the head lacks something. Raises ValueError if what it lends has another shape.
+    """
+    network = network_of(head.config)
+    weights = {name: tensor for name, tensor in head.tensors.items() if name not in _OF_VOCABULARY}
+    lacking = [name for name in _LENT if name not in weights]
+    if lacking:
+        lent = dict(zip(_LENT, lender(), strict=True))
+        for name in lacking:
+            shared, expected = lent[name], network.get_parameter(name)
+            if shared.shape != expected.shape:
+                raise ValueError(
+                    f"the head lacks {name!r}, and that of its target has the shape {list(shared.shape)} in place of "
+                    f"{list(expected.shape)}; use a head that has its own"
+                )
+            weights[name] = shared
+    weights = {name: tensor.to(device, dtype) for name, tensor in weights.items()}
+    network.load_state_dict(weights, assign=True)
+    for name in lacking:
+        network.get_parameter(name).requires_grad_(False)
+    network.lent = tuple(lacking)
+    network.rotary_emb = type(network.rotary_emb)(network.layer_config).to(device)
+    return network

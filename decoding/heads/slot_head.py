@@ -19,7 +19,7 @@ from decoding.fused.layers import Layer, Norm, operations_on
 from decoding.fused.live_weights import LiveWeights
 from decoding.fused.packed_linear import pack_linears
 from decoding.gpu.available import kernels_run_on
-from decoding.heads.networks import HeadNetwork
+from decoding.heads.format.networks import HeadNetwork
 
 
 class SlotHead(ABC):
@@ -75,9 +75,10 @@ class SlotHead(ABC):
         """Free the cache's memory."""
         self.cache = None
 
-    @abstractmethod
+    @torch.inference_mode()
     def project(self, features_NX: torch.Tensor) -> torch.Tensor:
         """Return what the head keeps of the target's features, [N, H]."""
+        return self._network.project(features_NX)
 
     @abstractmethod
     def guesses(self, tokens_BT: torch.Tensor, features_BTX: torch.Tensor) -> tuple[torch.Tensor, list[int]]:

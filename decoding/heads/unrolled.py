@@ -18,7 +18,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention, silu
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
-from decoding.heads.networks import Eagle3Network
+from decoding.heads.format.networks import Eagle3Network
 
 
 def unrolled(

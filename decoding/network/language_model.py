@@ -27,6 +27,7 @@ from decoding.network.target import LocalTarget, timed_start
 from decoding.sampling.logprobs import Stretch, asked_logprobs
 from decoding.sampling.rules import close_call_margin
 from decoding.sequence import TokenLogprobs
+from decoding.vocabulary.vocabulary_map import VocabularyMap
 
 
 class LanguageModel(SlotNetwork, LocalTarget):
@@ -34,6 +35,7 @@ class LanguageModel(SlotNetwork, LocalTarget):
 
     vocab_size: int
     block_tokens = 0  # as a draft: each token takes a forward
+    vocabulary_map: VocabularyMap | None = None  # as a draft with another tokenizer: its tokens as the target has them
 
     def __init__(self, model: PreTrainedModel, eos_token_ids: frozenset[int]) -> None:
         """Take over `model`; it must have no other user (its head carries our hook)."""

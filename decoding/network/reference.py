@@ -105,7 +105,7 @@ class Reference:
         rows = self._rows(sequence)
         nothing_10 = rows.sampling.keys_B.new_zeros(1, 0)
         draft = Draft(nothing_10, torch.zeros_like(rows.sampling.keys_B))
-        return verify_rows(rows, draft, nothing_10, 0, logits_V[None, None], self._close_call)
+        return verify_rows(rows, draft, logits_V[None, None], self._close_call)
 
 
 def _logprobs(logits_V: torch.Tensor, token_id: int, num_top: int | None) -> list[TokenLogprobs]:

@@ -13,7 +13,7 @@ import torch
 
 from decoding.cache.features import FeatureTap
 from decoding.device import name_of, to_device
-from decoding.sampling.judging import MasksBeside, ScoreRequest, decide, judge
+from decoding.sampling.judging import MasksBeside, ScoreRequest, behind, decide, judge
 from decoding.sampling.logprobs import Stretch, asked_logprobs, in_forwards
 from decoding.sampling.rows import Rows
 from decoding.sampling.verdicts import RowVerdict, SentVerdicts
@@ -191,12 +191,12 @@ class LocalTarget(ABC):
         (sequence,) = rows.sequences
         token_ids = [*sequence.token_ids, *accepted]
         if in_slot is None:
-            return decide(rows, accepted, self.plain_logits(token_ids), num_logprobs)
+            return decide(behind(rows, accepted), self.plain_logits(token_ids), num_logprobs)
         *before, newest = token_ids
         self.prefill([in_slot], [before])
         newest_11 = to_device([[newest]], self.device)
         logits_V = self.forward([len(before)], newest_11, torch.zeros_like(newest_11), slots=[in_slot])[0, 0]
-        return decide(rows, accepted, logits_V, num_logprobs)
+        return decide(behind(rows, accepted), logits_V, num_logprobs)
 
     def logprobs(self, stretches: Seq[Stretch]) -> list[list[TokenLogprobs]]:
         found: list[list[TokenLogprobs]] = [[] for _ in stretches]

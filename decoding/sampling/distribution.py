@@ -158,7 +158,7 @@ def shape_logits(logits_BJV: torch.Tensor, sampling: SamplingBatch, history: Tok
 
     This is the argument itself if no row has any of these.
     """
-    shaped_BJV = forbid(logits_BJV, sampling, history)
+    shaped_BJV = logits_BJV if sampling.forbidden is None else sampling.forbidden.apply(logits_BJV, history)
     if sampling.biases is not None:
         ids_BE, values_BE = sampling.biases.ids_RE, sampling.biases.values_RE
         shape = (-1, logits_BJV.shape[1], -1)
@@ -168,11 +168,6 @@ def shape_logits(logits_BJV: torch.Tensor, sampling: SamplingBatch, history: Tok
     if sampling.min_length_B is not None:
         shaped_BJV = _forbid_early_stop(shaped_BJV, sampling.stop_ids_BS, sampling.min_length_B, history.lengths_BJ)
     return shaped_BJV
-
-
-def forbid(logits_BJV: torch.Tensor, sampling: SamplingBatch, history: TokenHistory) -> torch.Tensor:
-    """Return the logits with -inf for what allowed_token_ids and bad_words forbid; the argument itself if nothing."""
-    return logits_BJV if sampling.forbidden is None else sampling.forbidden.apply(logits_BJV, history)
 
 
 def truncate(scores_BJV: torch.Tensor, sampling: SamplingBatch) -> torch.Tensor:

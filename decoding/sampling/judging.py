@@ -29,7 +29,6 @@ from decoding.sampling.logprobs import RoundLogprobs
 from decoding.sampling.masks import NO_MASKS, TokenMasks
 from decoding.sampling.rows import Rows
 from decoding.sampling.verdicts import Draft, RowVerdict, SentVerdicts, Verdicts
-from decoding.sequence import Sequence
 
 
 @dataclass(frozen=True)
@@ -78,15 +77,6 @@ class ScoreRequest:
         return [1 + limit for limit in self.draft.max_draft_tokens_B]
 
 
-def _stands(sequence: Sequence, verdict: RowVerdict) -> bool:
-    """Return whether a row's grammar allows what was decided without it."""
-    matcher, next_token = sequence.matcher, verdict.next_token
-    assert matcher is not None, "only these are checked"
-    accepted = verdict.draft_token_ids[: verdict.num_accepted]
-    new = matcher.upto_end([*accepted, next_token]) if accepted else [next_token]
-    return not verdict.is_finite or matcher.allows(sequence.output_token_ids, new)
-
-
 def judge(request: ScoreRequest, logits_BJV: torch.Tensor, masks: TokenMasks | None = None) -> SentVerdicts:
     """Judge each row's draft by the target's logits: K drafted positions and the next one.
 
@@ -98,7 +88,7 @@ def judge(request: ScoreRequest, logits_BJV: torch.Tensor, masks: TokenMasks | N
     recheck = partial(_check, request, logits_BJV) if masks is None and rows.checked_later else None
     if masks is None:
         masks = request.masks(among=rows.masked_first)  # a device is at work on the forward meanwhile
-    verdicts = verify_rows(rows, draft, draft.token_ids_BK, 0, logits_BJV, request.close_call, masks)
+    verdicts = verify_rows(rows, draft, logits_BJV, request.close_call, masks)
     return send(verdicts, draft, logits_BJV, request.num_logprobs, recheck)
 
 
@@ -118,60 +108,52 @@ def send(
 
 def _check(request: ScoreRequest, logits_BJV: torch.Tensor, verdicts: list[RowVerdict]) -> None:
     """Judge those rows again that were judged without masks and got tokens which their grammars forbid."""
-    sequences = request.rows.sequences
-    wrong = [row for row in request.rows.checked_later if not _stands(sequences[row], verdicts[row])]
+    sequences, matchers, wrong = request.rows.sequences, request.rows.matchers, []
+    for row in request.rows.checked_later:
+        matcher, verdict = matchers[row], verdicts[row]
+        accepted = verdict.draft_token_ids[: verdict.num_accepted]
+        new = matcher.upto_end([*accepted, verdict.next_token]) if accepted else [verdict.next_token]
+        if verdict.is_finite and not matcher.allows(sequences[row].output_token_ids, new):
+            wrong.append(row)
     if not wrong:
         return
     part, logits_BJV = request.take(wrong), logits_BJV[to_device(wrong, logits_BJV.device)]
-    judged = verify_rows(part.rows, part.draft, part.draft.token_ids_BK, 0, logits_BJV, part.close_call)
+    judged = verify_rows(part.rows, part.draft, logits_BJV, part.close_call)
     again = send(judged, part.draft, logits_BJV, part.num_logprobs).result()
     for row, verdict in zip(wrong, again, strict=True):
-        matcher = sequences[row].matcher
-        assert matcher is not None, "only these are checked"
-        matcher.note_stray(len(sequences[row].output_token_ids))
+        matchers[row].note_stray(len(sequences[row].output_token_ids))
         verdicts[row] = verdict
 
 
-def decide(rows: Rows, accepted: Seq[int], logits_V: torch.Tensor, num_top: int | None) -> RowVerdict:
-    """Return the verdict on the only row after `accepted`, with an empty draft: `next_token` follows these tokens."""
-    rows = replace(rows, num_draft_tokens=(0,), round_noise=None)
+def behind(rows: Rows, accepted: Seq[int]) -> Rows:
+    """Return the only row with these tokens behind its own, to be decided with an empty draft."""
+    (sequence,) = rows.sequences
+    sequence = replace(sequence, output_token_ids=[*sequence.output_token_ids, *accepted])
+    return replace(rows, sequences=(sequence,), num_draft_tokens=(0,), round_noise=None)
+
+
+def decide(rows: Rows, logits_V: torch.Tensor, num_top: int | None) -> RowVerdict:
+    """Return the verdict on the only row with an empty draft: `next_token` follows its tokens."""
+    keys_B = rows.sampling.keys_B
+    nothing = Draft(keys_B.new_zeros(1, 0), torch.zeros_like(keys_B), max_draft_tokens_B=(0,))
+    request, logits_11V = ScoreRequest(rows, nothing, (num_top,)), logits_V[None, None]
     # As a round decides: whether a mask can be computed must not matter where none is needed.
     if rows.have_grammars and not rows.need_masks:
-        (sequence,) = rows.sequences
-        assert sequence.matcher is not None, "such rows have a grammar"
-        without = rows.with_masks(NO_MASKS)
-        verdict = _decided(without, accepted, logits_V, num_top)
-        if verdict.is_finite and sequence.matcher.allows(sequence.output_token_ids, [*accepted, verdict.next_token]):
+        (verdict,) = judge(request, logits_11V, NO_MASKS).result()
+        output = rows.sequences[0].output_token_ids
+        if verdict.is_finite and rows.matchers[0].allows(output, [verdict.next_token]):
             return verdict
-    return _decided(rows, accepted, logits_V, num_top)
-
-
-def _decided(rows: Rows, accepted: Seq[int], logits_V: torch.Tensor, num_top: int | None) -> RowVerdict:
-    accepted_1K = to_device([list(accepted)], logits_V.device, torch.int64)
-    nothing = Draft(accepted_1K[:, :0], torch.zeros_like(rows.sampling.keys_B))
-    logits_11V = logits_V[None, None]
-    verdicts = verify_rows(rows, nothing, accepted_1K, len(accepted), logits_11V)
-    (verdict,) = send(verdicts, nothing, logits_11V, [num_top]).result()
+    (verdict,) = judge(request, logits_11V, request.masks()).result()
     return verdict
 
 
 def verify_rows(
-    rows: Rows,
-    draft: Draft,
-    uncommitted_BK: torch.Tensor,
-    first: int,
-    logits_BJV: torch.Tensor,
-    close_call: float = 0.0,
-    masks: TokenMasks | None = None,
+    rows: Rows, draft: Draft, logits_BJV: torch.Tensor, close_call: float = 0.0, masks: TokenMasks | None = None
 ) -> Verdicts:
-    """Return the verdict on a draft by the rows' own rule.
-
-    The draft begins `first` tokens behind each row's committed ones. `uncommitted_BK` are these tokens and the drafted
-    ones: penalties count the tokens before a position. Without `masks` they are those of all rows.
-    """
+    """Return the verdict on a draft by the rows' own rule. Without `masks` they are those of all rows."""
     if masks is None:
-        masks = rows.masks(uncommitted_BK, first, logits_BJV.shape[1], draft.num_draft_tokens_B)
-    return rows.rule.judge(rows, draft, uncommitted_BK, first, logits_BJV, close_call, masks)
+        masks = rows.masks(draft.token_ids_BK, 0, logits_BJV.shape[1], draft.num_draft_tokens_B)
+    return rows.rule.judge(rows, draft, logits_BJV, close_call, masks)
 
 
 _MOST_WAITED = 0.5  # of the time of a forward, on average; a check of picks takes time, too
@@ -244,16 +226,12 @@ class MasksBeside:
 def masks_of(request: ScoreRequest) -> TokenMasks | None:
     """Return the masks of all rows with a grammar, as `TokenMasks.of` does; None where `masks_at_once` has none."""
     sequences, (drafted, num_drafted) = request.rows.sequences, request.draft_on_host
-    rows = tuple(row for row, sequence in enumerate(sequences) if sequence.matcher is not None)
     places = [
-        Place(sequence.matcher, sequence.output_token_ids, drafted[row][: num_drafted[row]])
-        for row, sequence in enumerate(sequences)
-        if sequence.matcher is not None
+        Place(matcher, sequences[row].output_token_ids, drafted[row][: num_drafted[row]])
+        for row, matcher in request.rows.matchers.items()
     ]
     packed = masks_at_once(places, 1 + max(map(len, drafted)))
-    if packed is None:
-        return None
-    return TokenMasks(rows, torch.from_numpy(packed))
+    return None if packed is None else TokenMasks(tuple(request.rows.matchers), torch.from_numpy(packed))
 
 
 class _Questions:

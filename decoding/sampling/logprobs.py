@@ -20,14 +20,6 @@ from decoding.sequence import Sequence, TokenLogprobs
 _AT_ONCE_ON_GPU = 1 << 26  # log-probabilities
 
 
-@dataclass(frozen=True)
-class _Group:
-    """The rows that ask for as many likely tokens."""
-
-    rows: list[int]
-    num_top: int
-
-
 class RoundLogprobs:
     """The log-probabilities of a round's accepted and next tokens, for the rows that ask for them.
 
@@ -45,7 +37,7 @@ class RoundLogprobs:
     ) -> None:
         """Compute them; `num_logprobs` says how many likely tokens each row asks for, None if it wants nothing."""
         self.packed: list[torch.Tensor] = []  # on the device, int64; floats are stored as the bits of float64
-        self._groups: list[_Group] = []
+        self._groups: list[tuple[list[int], int]] = []  # rows that ask for as many likely tokens, and how many
         asked = {num_top for num_top in num_logprobs if num_top is not None}
         if not asked:
             return
@@ -59,7 +51,7 @@ class RoundLogprobs:
         tokens_P = tokens_BJ.clamp(max=vocab_size - 1).flatten()
         for number in sorted(asked):
             rows = [row for row, num_top in enumerate(num_logprobs) if num_top == number]
-            group = _Group(rows, min(number, vocab_size))
+            num_top = min(number, vocab_size)
             starts_R = to_device([row * num_positions for row in rows], logits_BJV.device, torch.int64)
             parts: Seq[slice | torch.Tensor]
             if knows_counts:
@@ -69,22 +61,23 @@ class RoundLogprobs:
             else:
                 places_M = (starts_R[:, None] + index_J).flatten()
                 parts = torch.split(places_M, max(1, _AT_ONCE_ON_GPU // vocab_size))
-            found = _logprobs(logits_BJV.flatten(0, 1), tokens_P, parts, group.num_top)
+            found = _logprobs(logits_BJV.flatten(0, 1), tokens_P, parts, num_top)
             self.packed += [_bits(found[0]), _bits(found[1]), found[2].flatten()]
-            self._groups.append(group)
+            self._groups.append((rows, num_top))
 
     def of_rows(self, packed: torch.Tensor, num_tokens: Seq[int]) -> Iterator[tuple[int, list[TokenLogprobs]]]:
         """Yield each asking row and its log-probabilities, given the numbers on the host and each row's tokens."""
-        for group in self._groups:
-            widths = [num_tokens[row] if self._num_positions is None else self._num_positions for row in group.rows]
-            num_places, num_listed = sum(widths), sum(widths) * group.num_top
+        for rows, num_top in self._groups:
+            widths = [num_tokens[row] if self._num_positions is None else self._num_positions for row in rows]
+            num_places, num_listed = sum(widths), sum(widths) * num_top
             chosen_M, listed = packed[:num_places].view(torch.float64), packed[num_places:]
-            values_MT = listed[:num_listed].view(torch.float64).view(num_places, group.num_top)
-            ids_MT = listed[num_listed : 2 * num_listed].view(num_places, group.num_top)
+            values_MT = listed[:num_listed].view(torch.float64).view(num_places, num_top)
+            ids_MT = listed[num_listed : 2 * num_listed].view(num_places, num_top)
             packed = listed[2 * num_listed :]
-            found = _listed(chosen_M, values_MT, ids_MT)
+            places = zip(chosen_M.tolist(), ids_MT.tolist(), values_MT.tolist(), strict=True)
+            found = [TokenLogprobs(chosen, tuple(zip(ids, values, strict=True))) for chosen, ids, values in places]
             ends = torch.tensor(widths).cumsum(0).tolist()
-            for row, width, end in zip(group.rows, widths, ends, strict=True):
+            for row, width, end in zip(rows, widths, ends, strict=True):
                 yield row, found[end - width :][: num_tokens[row]]
 
 
@@ -108,13 +101,6 @@ def _knows_counts(device: torch.device) -> bool:
 
 def _bits(numbers: torch.Tensor) -> torch.Tensor:
     return numbers.double().view(torch.int64).flatten()
-
-
-def _listed(chosen_M: torch.Tensor, values_MT: torch.Tensor, ids_MT: torch.Tensor) -> list[TokenLogprobs]:
-    return [
-        TokenLogprobs(logprob, tuple(zip(ids, values, strict=True)))
-        for logprob, ids, values in zip(chosen_M.tolist(), ids_MT.tolist(), values_MT.tolist(), strict=True)
-    ]
 
 
 LOGITS_AT_ONCE = 1 << 24  # 64 MB in float32: the most logits, of positions x vocabulary, that scoring holds

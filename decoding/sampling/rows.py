@@ -19,8 +19,9 @@ from decoding.gpu.pick_table import PickTable
 from decoding.gpu.picks import Counted
 from decoding.gpu.picks import PickInputs as GpuInputs
 from decoding.gpu.picks import pick as pick_on_gpu
+from decoding.grammar.matcher import Matcher
 from decoding.picked import Picks
-from decoding.sampling.distribution import SamplingBatch, forbid, shape_logits
+from decoding.sampling.distribution import SamplingBatch, shape_logits
 from decoding.sampling.masks import TokenMasks
 from decoding.sampling.picks import RoundNoise, pick_tokens
 from decoding.sampling.token_history import TokenCounts, TokenHistory
@@ -45,7 +46,7 @@ class Rule:
     # Whether a draft states what its tokens were drawn from. Then another draft would make another text.
     text_depends_on_draft: bool
     draw: "Callable[[Rows, torch.Tensor, torch.Tensor, Seq[int], int], Drawn]"
-    judge: "Callable[[Rows, Draft, torch.Tensor, int, torch.Tensor, float, TokenMasks | None], Verdicts]"
+    judge: "Callable[[Rows, Draft, torch.Tensor, float, TokenMasks | None], Verdicts]"
 
 
 class ExtensionLimit(NamedTuple):
@@ -72,7 +73,7 @@ class Rows:
     round_noise: RoundNoise | None = field(default=None, compare=False)
     # For penalties on a GPU, of all rounds; without it a round counts the tokens of its rows anew.
     token_counts: TokenCounts | None = field(default=None, compare=False)
-    # The masks of the only question that will be asked, where they are known before it is (`with_masks`).
+    # The masks of the only question that will be asked, where they are known before it is.
     known_masks: TokenMasks | None = None
 
     def take(self, rows: Seq[int]) -> "Rows":
@@ -95,10 +96,6 @@ class Rows:
         limits = tuple(limit if may else 0 for limit, may in zip(self.num_draft_tokens, may_draft, strict=True))
         return replace(self, num_draft_tokens=limits, round_noise=self._round_noise)
 
-    def with_masks(self, masks: TokenMasks) -> "Rows":
-        """Return the same rows with the masks of the only question that they will be asked."""
-        return replace(self, known_masks=masks, round_noise=self._round_noise)
-
     def positions(self, first: int, num_positions: int) -> torch.Tensor:
         """Return the positions [B, J] of tokens to come: those from `len(sequence) + first` on."""
         return self._lengths_B[:, None] + torch.arange(first, first + num_positions, device=self._lengths_B.device)
@@ -114,9 +111,14 @@ class Rows:
         return TokenHistory(token_ids_BL.scatter_(1, index_BK, drafted_BK), self._prompt_lengths_B, positions_BJ)
 
     @cached_property
+    def matchers(self) -> dict[int, Matcher]:
+        """The matchers of the rows whose output has a grammar."""
+        return {row: each.matcher for row, each in enumerate(self.sequences) if each.matcher is not None}
+
+    @property
     def have_grammars(self) -> bool:
         """Whether the output of any row has a grammar."""
-        return any(sequence.matcher is not None for sequence in self.sequences)
+        return bool(self.matchers)
 
     @property
     def have_limits(self) -> bool:
@@ -130,35 +132,25 @@ class Rows:
         A cut is made among the tokens that the grammar allows, and rejection needs their probabilities. Of a row whose
         pick was just forbidden the next one probably is, too.
         """
-        if not self.have_grammars:
-            return frozenset()
         strays = {
             row
-            for row, sequence in enumerate(self.sequences)
-            if (matcher := sequence.matcher) is not None and len(sequence.output_token_ids) < matcher.masks_first_until
+            for row, matcher in self.matchers.items()
+            if len(self.sequences[row].output_token_ids) < matcher.masks_first_until
         }
         return self.need_masks | strays
 
     @cached_property
     def need_masks(self) -> frozenset[int]:
         """The rows whose tokens cannot be picked without masks."""
+        if self.rule.text_depends_on_draft:
+            return frozenset(self.matchers)
         cut = {row for kind in self.sampling.kinds if kind.cuts_any for row in kind.rows}
-        return frozenset(
-            row
-            for row, sequence in enumerate(self.sequences)
-            if sequence.matcher is not None and (self.rule.text_depends_on_draft or row in cut)
-        )
+        return frozenset(self.matchers.keys() & cut)
 
     @cached_property
     def checked_later(self) -> tuple[int, ...]:
         """The rows of which the grammar is asked about the picked tokens alone (`judging.judge`)."""
-        if not self.have_grammars:
-            return ()
-        return tuple(
-            row
-            for row, sequence in enumerate(self.sequences)
-            if sequence.matcher is not None and row not in self.masked_first
-        )
+        return tuple(row for row in self.matchers if row not in self.masked_first)
 
     def only_allowed(
         self, picks: Picks, logits_N1V: torch.Tensor, drafted_NK: torch.Tensor, may_draft: Seq[bool]
@@ -167,10 +159,8 @@ class Rows:
         picked, drafted = picks.token_ids_BJ[:, 0].tolist(), drafted_NK.tolist()
         wrong = [
             row
-            for row, sequence in enumerate(self.sequences)
-            if sequence.matcher is not None
-            and may_draft[row]
-            and not sequence.matcher.allows(sequence.output_token_ids, [*drafted[row], picked[row]])
+            for row, matcher in self.matchers.items()
+            if may_draft[row] and not matcher.allows(self.sequences[row].output_token_ids, [*drafted[row], picked[row]])
         ]
         if not wrong:
             return picks
@@ -227,7 +217,8 @@ class Rows:
             if masks is not None:
                 logits_BJV = masks.apply(logits_BJV)
             if self.sampling.forbidden is not None:  # which the kernels do not know
-                logits_BJV = forbid(logits_BJV, self.sampling, self.history(drafted_BK, first, num_positions))
+                history = self.history(drafted_BK, first, num_positions)
+                logits_BJV = self.sampling.forbidden.apply(logits_BJV, history)
             inputs = self._gpu_inputs(self.sampling.table, vocab_size, drafted_BK)
             return pick_on_gpu(logits_BJV, inputs, first)
         shaped_BJV = logits_BJV

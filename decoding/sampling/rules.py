@@ -215,13 +215,11 @@ def _pick(
 def _accept_what_is_equal(
     rows: Rows,
     draft: Draft,
-    uncommitted_BK: torch.Tensor,
-    first: int,
     logits_BJV: torch.Tensor,
     close_call: float,
     masks: TokenMasks | None,
 ) -> Verdicts:
-    picks = rows.pick(logits_BJV, uncommitted_BK, first, close_call, masks)
+    picks = rows.pick(logits_BJV, draft.token_ids_BK, 0, close_call, masks)
     return verify_coupled(picks, draft, rows.sampling, close_call)
 
 
@@ -244,8 +242,6 @@ def _draw_by_chance(
 def _accept_by_chance(
     rows: Rows,
     draft: Draft,
-    uncommitted_BK: torch.Tensor,
-    first: int,
     logits_BJV: torch.Tensor,
     close_call: float,
     masks: TokenMasks | None,
@@ -255,8 +251,8 @@ def _accept_by_chance(
     """Accept by chance; draw the token behind from what is left of the target's distribution without the draft's."""
     num_positions = logits_BJV.shape[1]
     masked_BJV = logits_BJV if masks is None else masks.apply(logits_BJV)
-    scores_BJV = process_logits(masked_BJV, rows.sampling, rows.history(uncommitted_BK, first, num_positions))
-    positions_BJ, removed = rows.positions(first, num_positions), taken_out(draft, is_adjusted=is_adjusted)
+    scores_BJV = process_logits(masked_BJV, rows.sampling, rows.history(draft.token_ids_BK, 0, num_positions))
+    positions_BJ, removed = rows.positions(0, num_positions), taken_out(draft, is_adjusted=is_adjusted)
     verdicts = verify_rejection(scores_BJV, draft, rows.sampling, positions_BJ, removed)
     # Numbers that are not finite must be cleared behind the new token, too.
     return replace(verdicts, is_finite_B=verdicts.is_finite_B & logits_BJV.amax(-1).isfinite().all(-1))

@@ -44,11 +44,9 @@ class TokenHistory:
 class ForbiddenTokens:
     """The allowed ids and the bad words of B rows. Where these stand is known to the host, too."""
 
-    allowed_rows: tuple[int, ...]  # A rows
-    list_of_row: tuple[int, ...]  # which of the U lists each of them has
+    list_of_row: dict[int, int]  # of A rows, which of the U lists each of them has
     allowed_ids: tuple[torch.Tensor, ...]  # U lists of token ids
-    word_rows: tuple[int, ...]  # R rows
-    words_of_row: tuple[int, ...]  # which of the lists of bad words each of them has
+    words_of_row: dict[int, int]  # of R rows, which of the lists of bad words each of them has
     words: "_Words"
     _dense: dict[int, torch.Tensor] = field(default_factory=dict, init=False, compare=False, repr=False)
 
@@ -57,18 +55,16 @@ class ForbiddenTokens:
         """Return what these rows' parameters forbid, in this order; None if they forbid nothing."""
         if not any(p.forbids_tokens for p in params):
             return None
-        allowed = [(row, p.allowed_token_ids) for row, p in enumerate(params) if p.allowed_token_ids is not None]
-        lists = {id(ids): ids for _, ids in allowed}  # most rows share their parameters
-        place_of = {name: place for place, name in enumerate(lists)}
-        words = [(row, p.bad_word_list) for row, p in enumerate(params) if p.bad_words]
-        word_lists = {id(own): own for _, own in words}
-        word_place_of = {name: place for place, name in enumerate(word_lists)}
+        allowed = {row: p.allowed_token_ids for row, p in enumerate(params) if p.allowed_token_ids is not None}
+        lists = {id(ids): ids for ids in allowed.values()}  # most rows share their parameters
+        words = {row: p.bad_word_list for row, p in enumerate(params) if p.bad_words}
+        word_lists = {id(own): own for own in words.values()}
+        place_of_list = {name: place for place, name in enumerate(lists)}
+        place_of_words = {name: place for place, name in enumerate(word_lists)}
         return cls(
-            allowed_rows=tuple(row for row, _ in allowed),
-            list_of_row=tuple(place_of[id(ids)] for _, ids in allowed),
+            list_of_row={row: place_of_list[id(ids)] for row, ids in allowed.items()},
             allowed_ids=tuple(to_device(list(ids), device, torch.int64) for ids in lists.values()),
-            word_rows=tuple(row for row, _ in words),
-            words_of_row=tuple(word_place_of[id(own)] for _, own in words),
+            words_of_row={row: place_of_words[id(own)] for row, own in words.items()},
             words=_Words.of(list(word_lists.values()), device),
         )
 
@@ -79,31 +75,25 @@ class ForbiddenTokens:
 
     def take(self, rows: Seq[int]) -> "ForbiddenTokens | None":
         """Return what is forbidden to `rows`, numbered by their place there; None if nothing is."""
-        list_of = dict(zip(self.allowed_rows, self.list_of_row, strict=True))
-        words_of = dict(zip(self.word_rows, self.words_of_row, strict=True))
-        allowed = [(new, list_of[row]) for new, row in enumerate(rows) if row in list_of]
-        words = [(new, words_of[row]) for new, row in enumerate(rows) if row in words_of]
-        if not allowed and not words:
-            return None
-        return replace(
-            self,
-            allowed_rows=tuple(new for new, _ in allowed),
-            list_of_row=tuple(number for _, number in allowed),
-            word_rows=tuple(new for new, _ in words),
-            words_of_row=tuple(number for _, number in words),
+        list_of_row, words_of_row = (
+            {new: of_row[row] for new, row in enumerate(rows) if row in of_row}
+            for of_row in (self.list_of_row, self.words_of_row)
         )
+        if not list_of_row and not words_of_row:
+            return None
+        return replace(self, list_of_row=list_of_row, words_of_row=words_of_row)
 
     def apply(self, logits_BJV: torch.Tensor, history: TokenHistory) -> torch.Tensor:
         """Return a copy of the logits in which forbidden tokens have -inf.
 
         The vocabulary of a draft may be smaller than the target's: ids outside it are no tokens of the draft.
         """
-        if self.allowed_rows:
-            rows_A = to_device(self.allowed_rows, logits_BJV.device, torch.int64)
-            lists_A = to_device(self.list_of_row, logits_BJV.device, torch.int64)
+        if self.list_of_row:
+            rows_A = to_device(list(self.list_of_row), logits_BJV.device, torch.int64)
+            lists_A = to_device(list(self.list_of_row.values()), logits_BJV.device, torch.int64)
             allowed_A1V = self._allowed(logits_BJV.shape[-1])[lists_A][:, None]
             logits_BJV = logits_BJV.index_copy(0, rows_A, torch.where(allowed_A1V, logits_BJV[rows_A], NEVER))
-        return self._without_bad_words(logits_BJV, history) if self.word_rows else logits_BJV
+        return self._without_bad_words(logits_BJV, history) if self.words_of_row else logits_BJV
 
     def _without_bad_words(self, logits_BJV: torch.Tensor, history: TokenHistory) -> torch.Tensor:
         num_positions, vocab_size = logits_BJV.shape[1:]
@@ -122,10 +112,11 @@ class ForbiddenTokens:
     def _row_words(self) -> tuple[torch.Tensor, torch.Tensor]:
         """The row of each of the Q bad words, and which of the W words it is."""
         starts = np.asarray(self.words.starts)
-        first_R = starts[list(self.words_of_row)]
-        num_R = starts[[number + 1 for number in self.words_of_row]] - first_R
+        numbers = list(self.words_of_row.values())
+        first_R = starts[numbers]
+        num_R = starts[[number + 1 for number in numbers]] - first_R
         words_Q = np.arange(num_R.sum()) + np.repeat(first_R - num_R.cumsum() + num_R, num_R)
-        rows_Q = np.repeat(np.asarray(self.word_rows, dtype=np.int64), num_R)
+        rows_Q = np.repeat(np.asarray(list(self.words_of_row), dtype=np.int64), num_R)
         device = self.words.ends_W.device
         return _moved(rows_Q, device), _moved(words_Q, device)
 
@@ -206,11 +197,11 @@ def dead_end(
     if not params.forbids_tokens:
         return None
     names = [name for name in ("allowed_token_ids", "bad_words") if getattr(params, name)]
-    allowed_V = np.ones(vocab_size, dtype=bool)
-    if params.allowed_token_ids is not None:
-        allowed_V[:] = False
-        allowed_V[list(params.allowed_token_ids)] = True
-    allowed_V[params.bad_word_list.completed_by(output)] = False
+    lengths_1 = torch.tensor([len(output)])
+    history = TokenHistory(torch.tensor([output or [0]]), torch.zeros_like(lengths_1), lengths_1[:, None])
+    forbidden = ForbiddenTokens.build([params], lengths_1.device)
+    assert forbidden is not None, "they forbid tokens"
+    allowed_V = forbidden.apply(torch.zeros(1, 1, vocab_size), history)[0, 0].isfinite().numpy()
     if len(output) < params.min_tokens:
         names.append("min_tokens")
         allowed_V[[token_id for token_id in stop_ids if token_id < vocab_size]] = False

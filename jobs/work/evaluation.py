@@ -21,9 +21,8 @@ from jobs.report_page.numbers import format_length, format_rate
 from training.corpus.corpus import Corpus
 from training.corpus.on_policy import check_is_targets_text
 from training.evaluation.kind_score import DraftScore, GateVerdict, KindScore, judge
-from training.evaluation.pair import Pair
+from training.evaluation.pair import Pair, RoundSeconds, measure_rounds
 from training.evaluation.score import score
-from training.evaluation.speed import RoundSeconds, measure_rounds
 from training.trainer.output import held_out_when_trained
 
 _LEGEND = (
@@ -75,7 +74,7 @@ class Evaluation:
         pairs: list[Pair] = []
         for draft in drafts:
             loaded = pairs[0].target if pairs else None
-            pairs.append(Pair.load(draft, models.target, models.device, models.dtype, loaded))
+            pairs.append(Pair(draft, models.target, models.device, models.dtype, loaded))
         target = pairs[0].target
         check_is_targets_text(
             self._corpus,
@@ -96,10 +95,10 @@ class Evaluation:
 
     def _scored(self, pair: Pair) -> tuple[DraftScore, RoundSeconds | None]:
         """Return a draft's score and what its rounds take, if that is asked for; print both."""
-        settings, models = self._config.eval, self._config.models
+        settings = self._config.eval
         is_hidden = not self._console.is_terminal
         examples = track(self._examples, pair.draft_path, console=self._console, transient=True, disable=is_hidden)
-        found = score(pair, models.target, examples, settings.num_draft_tokens)
+        found = score(pair, examples, settings.num_draft_tokens)
         seconds = measure_rounds(pair, settings.num_draft_tokens, settings.num_slots) if settings.costs else None
         self._console.print(_table(found, seconds))
         return found, seconds

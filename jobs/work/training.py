@@ -20,10 +20,10 @@ from jobs.driver.progress import format_seconds
 from jobs.driver.stopping import Exit, bad_configuration, graceful_stop, interrupted
 from jobs.driver.watches import watching
 from pipeline.storage.location import Location
+from training.trainer.checkpoint import TrainingProgress
 from training.trainer.options import WorkerOptions
 from training.trainer.output import finished_provenance
 from training.trainer.plan import TrainingPlan, measured_seconds
-from training.trainer.progress import TrainingProgress
 from training.trainer.train import TrainedDraft, TrainingInterrupted, train_planned
 
 _GOES_ON = "; the same command goes on from the last checkpoint"

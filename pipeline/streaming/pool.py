@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from pipeline.limits import check_numbers
+
 _OWN_FIELDS = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}
 
 
@@ -31,9 +33,7 @@ class ActorResources:
 
     def __post_init__(self) -> None:
         """Raise ValueError for what Ray would let no actor hold."""
-        for name in ("num_cpus", "num_gpus"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{self.section}.{name} must not be negative, got {getattr(self, name)}")
+        check_numbers(self, f"{self.section}.", not_negative=("num_cpus", "num_gpus"))
         if self.num_gpus > 1 and self.num_gpus != int(self.num_gpus):
             raise ValueError(
                 f"{self.section}.num_gpus must be a whole number, or a share of one GPU, got {self.num_gpus}"
@@ -107,10 +107,7 @@ class ActorPool(ActorResources):
                 f"actors.initial_actors must lie between min_actors {self.min_actors} and max_actors "
                 f"{self.max_actors}, got {self.initial_actors}"
             )
-        if self.units_in_flight < 1:
-            raise ValueError(f"actors.units_in_flight must be at least 1, got {self.units_in_flight}")
-        if self.num_cpus <= 0:
-            raise ValueError(f"actors.num_cpus must be above 0, got {self.num_cpus}")
+        check_numbers(self, "actors.", at_least_1=("units_in_flight",), above_0=("num_cpus",))
         if self.fallback_label_selectors and not self.label_selector:
             raise ValueError("actors.fallback_label_selectors come after actors.label_selector; set that one first")
         if not all(self.fallback_label_selectors):

@@ -16,7 +16,6 @@ from decoding.cache.kv_cache import KVCache
 from decoding.drafters import DRAFTERS, DrafterName, make_drafter
 from decoding.drafters.base import Drafter
 from decoding.drafters.hybrid import HybridDrafter
-from decoding.drafters.model import MappedDraft
 from decoding.grammar.grammars import Grammars
 from decoding.network.language_model import LanguageModel
 from decoding.pace.schedule import FixedSchedule
@@ -24,6 +23,7 @@ from decoding.sampling.rows import Rows, sampling_batch
 from decoding.sampling.rules import RULES
 from decoding.sampling.verdicts import Draft
 from decoding.sequence import Sequence
+from decoding.vocabulary.vocabulary_map import VocabularyMap
 
 VOCAB_SIZE = 48
 CONTEXT = 96
@@ -149,9 +149,15 @@ def engine_over(
     return Engine([(target, part)], options, max_model_len, grammars=grammars)
 
 
+def mapped(draft: LanguageModel, vocabulary: VocabularyMap) -> LanguageModel:
+    """Return a draft that has another tokenizer than its target."""
+    draft.vocabulary_map = vocabulary
+    return draft
+
+
 def drafter_over(
     name: DrafterName | Literal["mapped"],
-    draft: LanguageModel | MappedDraft | None,
+    draft: LanguageModel | None,
     target: LanguageModel,
     num_slots: int,
     max_model_len: int,
@@ -160,7 +166,7 @@ def drafter_over(
     if name == "mapped":
         from tests.decoding.vocabulary.tiny_tokenizers import nearly_the_same
 
-        draft = MappedDraft(draft, nearly_the_same(target.vocab_size))
+        draft = mapped(draft.share(), nearly_the_same(target.vocab_size))
         name = "model"
     if name == "eagle3":
         from tests.decoding.heads.tiny_heads import head_for, random_head

@@ -19,7 +19,7 @@ from pipeline.run.directory import RunDirectory
 from pipeline.run.progress.draft_versions import DraftVersions
 from tests.jobs.runs import content, generations, problems, wait_until
 from training import lesson as lessons
-from training.trainer.progress import TrainingProgress
+from training.trainer.checkpoint import TrainingProgress
 
 LEARN = ("--learn.every_rows=8", "--learn.max_trainings=1", "--learn.kind_column=kind", "--learn.held_out_share=0.3")
 TRAIN = ("--learn.train.seq_len=64", "--learn.train.tokens_per_step=256", "--learn.train.learning_rate=1e-3")

@@ -116,9 +116,9 @@ def test_a_batch_has_one_moment_in_every_process(job, tmp_path):
     assert moments[0] == moments[1]
     (unit,) = RunDirectory.open(path).units()
     order = UnitOrder(run_path=path.name, unit=unit, sampling=SamplingParams(), ledger=None)  # type: ignore[arg-type]
-    shared = SharedEngine(
-        settings=settings, codec=codec, engine=SimpleNamespace(max_model_len=64), footer={}, finish=None, scope_of=str
-    )  # type: ignore[arg-type]
+    loop = SimpleNamespace(engine=SimpleNamespace(max_model_len=64))
+    engine = SimpleNamespace(settings=settings, codec=codec, loop=loop, footer={})
+    shared = SharedEngine(engine=engine, finish=None, scope_of=str)  # type: ignore[arg-type]
     (prompt,) = {
         unit_worker(shared, order).rows.codec.prompt(input_row(prompt=None, messages=HELLO))[0] for _ in range(2)
     }

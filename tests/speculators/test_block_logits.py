@@ -11,8 +11,8 @@ from speculators.models.dspark import core as dspark_core
 from decoding.heads.dflash_head import DFlashHead
 from decoding.heads.format.folder import read_head
 from decoding.heads.format.head_config import Kind
+from decoding.heads.format.networks import DFlashNetwork
 from decoding.heads.format.tensors import target_ids
-from decoding.heads.networks import DFlashNetwork
 from tests.speculators.test_format import IDS, D, H, V, _theirs
 
 NUM_TOKENS, BLOCK = 20, 6

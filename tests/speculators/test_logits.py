@@ -7,8 +7,8 @@ import torch
 
 from decoding.heads.eagle3_head import Eagle3Head
 from decoding.heads.format.folder import read_head
+from decoding.heads.format.networks import Eagle3Network
 from decoding.heads.format.tensors import target_ids
-from decoding.heads.networks import Eagle3Network
 from decoding.heads.unrolled import unrolled
 from tests.decoding.heads.made_up import NORMS
 from tests.speculators.test_format import H, V, _theirs

@@ -14,7 +14,7 @@ from decoding.sampling_params import SamplingParams
 from decoding.sequence import Sequence
 from pipeline.text.codec import TextCodec
 from tests.pipeline.made_up import input_row
-from training.corpus.example import Example
+from training.corpus.rows import Example
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 TARGET, DRAFT, HEAD = (str(EXAMPLES / "tiny_pair" / name) for name in ("target", "draft", "head"))

@@ -7,8 +7,8 @@ import pytest
 from decoding.sampling_params import SamplingParams
 from tests.training.pair import DRAFT, TARGET
 from training import lesson as module
-from training.corpus.example import Example
 from training.corpus.options import CorpusOptions
+from training.corpus.rows import Example
 from training.lesson import Lesson, drawn
 from training.trainer.options import ModelOptions
 

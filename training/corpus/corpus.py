@@ -12,10 +12,9 @@ from decoding.checkpoint.supported import model_folder, read_config
 from pipeline.run.directory import RunDirectory
 from pipeline.run.fingerprint import model_fingerprint, tokenizer_fingerprint
 from pipeline.text.codec import TextCodec
-from training.corpus.example import Example
 from training.corpus.files import CorpusFile, RunFacts, parts_of_run, plain_files, refuse_missing
 from training.corpus.options import CorpusOptions
-from training.corpus.rows import RowReader
+from training.corpus.rows import Example, RowReader
 
 
 @dataclass(frozen=True)

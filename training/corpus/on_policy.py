@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain, islice
 from typing import TypeVar
 
 import torch
@@ -22,7 +23,8 @@ from decoding.sampling.rules import COUPLED
 from decoding.sequence import Sequence as Row
 from pipeline.counts import Sums
 from training.corpus.corpus import Corpus
-from training.corpus.example import Example
+from training.corpus.files import CorpusFile
+from training.corpus.rows import Example
 
 # logits_of(token_ids, num_logits): the target's logits [num_logits, V] behind the last of these tokens.
 LogitsOf = Callable[[Sequence[int], int], torch.Tensor]
@@ -136,20 +138,15 @@ def _excess(logp_JV: torch.Tensor, tokens_J: torch.Tensor) -> OnPolicy:
 
 def _sample(corpus: Corpus) -> dict[str, tuple[list[Example], bool]]:
     """Return some rows of each run and of each other file, and whether their tokens were computed in float32."""
-    pieces: dict[str, list[tuple[int, bool]]] = {}
-    for index, (file, _, _) in enumerate(corpus.pieces):
-        source = file.name if file.run is None else file.run.path
-        pieces.setdefault(source, []).append((index, file.run is None or file.run.dtype == "float32"))
+    pieces: dict[str, list[tuple[CorpusFile, int, int]]] = {}
+    for piece in corpus.pieces:
+        pieces.setdefault(piece[0].name if piece[0].run is None else piece[0].run.path, []).append(piece)
     sampled: dict[str, tuple[list[Example], bool]] = {}
     for source in _spread(list(pieces), _SOURCES):
-        chosen = _spread(pieces[source], _ROWS_OF_A_SOURCE)
-        examples: list[Example] = []
-        for index, _ in chosen:
-            file, group, num_rows = corpus.pieces[index]
-            wanted = -(-_ROWS_OF_A_SOURCE // len(chosen))
-            read = corpus.reader.examples(file, group, num_rows, None)
-            examples += [example for example, _ in zip(read, range(wanted), strict=False)]
-        sampled[source] = examples, pieces[source][0][1]
+        chosen, run = _spread(pieces[source], _ROWS_OF_A_SOURCE), pieces[source][0][0].run
+        wanted = -(-_ROWS_OF_A_SOURCE // len(chosen))
+        read = (islice(corpus.reader.examples(*piece, held_out=None), wanted) for piece in chosen)
+        sampled[source] = list(chain.from_iterable(read)), run is None or run.dtype == "float32"
     return sampled
 
 

@@ -1,4 +1,4 @@
-"""The translation of a corpus' rows into examples, the same in this process and in Ray's."""
+"""Example: one text of the target, as tokens, with what decided them; and the translation of rows into examples."""
 
 from __future__ import annotations
 
@@ -18,9 +18,25 @@ from pipeline.inputs.records import to_rows
 from pipeline.storage.location import Location
 from pipeline.storage.parquet import open_checked
 from pipeline.text.codec import TextCodec
-from training.corpus.example import Example
 from training.corpus.files import CorpusFile, RunFacts
 from training.corpus.options import CorpusOptions
+
+
+@dataclass(frozen=True)
+class Example:
+    """A prompt and what the target wrote behind it.
+
+    `noise_key` is that of the row in its run (`decoding.noise.noise_key`), so that the target's pick at each position
+    can be computed again; None where it is not known. `params` are those of the run, with `max_tokens` lowered where
+    the context ends first, as the engine lowers it.
+    """
+
+    prompt_token_ids: tuple[int, ...]
+    output_token_ids: tuple[int, ...]  # never empty
+    kind: str  # the value of corpus.kind_column, "all" without one
+    noise_key: int | None
+    params: SamplingParams
+
 
 _BATCH_ROWS = 256
 _OF_A_RUN = ("row_id", "sample", "prompt", "is_chat", "token_ids")
@@ -30,7 +46,7 @@ _SAMPLE_LIMIT = 1 << 30  # output tokens of texts whose limit is not known
 
 @dataclass(frozen=True)
 class RowReader:
-    """How rows become examples. It is small enough to send to other processes."""
+    """How rows become examples."""
 
     options: CorpusOptions
     tokenizer: str  # its folder

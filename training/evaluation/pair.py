@@ -14,12 +14,14 @@ import torch
 from decoding.cache.features import FeatureTap
 from decoding.checkpoint.loading import DType
 from decoding.device import Device, to_device
-from decoding.engine.load import Parts, load_parts
+from decoding.engine.engine import Engine
+from decoding.engine.load import load_parts
 from decoding.engine.options import EngineOptions
 from decoding.heads.eagle3_head import Eagle3Head
 from decoding.heads.format.folder import kind_of_head
 from decoding.heads.unrolled import unrolled
 from decoding.network.language_model import LanguageModel
+from decoding.pace.cost_table import CostTable
 from decoding.vocabulary.draft_ids import fitted
 
 
@@ -38,31 +40,9 @@ class Reading:
 class Pair:
     """A loaded target with its draft."""
 
-    def __init__(self, parts: Parts, draft: str) -> None:
-        """Take over what was loaded. Raises ValueError for a draft whose rounds cannot be replayed."""
-        assert isinstance(parts.target, LanguageModel)
-        self.parts, self.target, self.draft_path = parts, parts.target, draft
-        if isinstance(parts.draft, Eagle3Head):
-            if len(parts.draft.network.layers) != 1:
-                raise ValueError(
-                    f"{draft!r} is a head of {len(parts.draft.network.layers)} layers, and only heads of one layer can "
-                    "be evaluated on texts; compare it in a run (engine.draft_length fixed)"
-                )
-        elif not isinstance(parts.draft, LanguageModel):
-            raise ValueError(
-                f"{draft!r} is no draft that can be evaluated on texts; name a draft model or EAGLE-3 head"
-            )
-        self.draft: LanguageModel | Eagle3Head = parts.draft
-
-    @classmethod
-    def load(
-        cls,
-        draft: str,
-        target: str,
-        device: Device = "auto",
-        dtype: DType = "auto",
-        target_model: LanguageModel | None = None,
-    ) -> Pair:
+    def __init__(
+        self, draft: str, target: str, device: Device, dtype: DType, target_model: LanguageModel | None = None
+    ) -> None:
         """Load both as an engine does; `target_model` is the one at `target`, where that is loaded already.
 
         Raises ValueError for what the engine refuses, and for a draft whose rounds cannot be replayed from texts.
@@ -72,7 +52,15 @@ class Pair:
                 f"{draft!r} is a head of kind {kind!r}, and only draft models and EAGLE-3 heads can be evaluated on "
                 "texts; compare it in a run (engine.draft_length fixed)"
             )
-        return cls(load_parts(target, draft, EngineOptions(), device, dtype, target_model=target_model), draft)
+        parts = load_parts(target, draft, EngineOptions(), device, dtype, target_model=target_model)
+        assert isinstance(parts.target, LanguageModel)
+        assert isinstance(parts.draft, LanguageModel | Eagle3Head), "no other kind of draft came this far"
+        self.parts, self.target, self.draft, self.draft_path = parts, parts.target, parts.draft, draft
+        if isinstance(parts.draft, Eagle3Head) and len(parts.draft.network.layers) != 1:
+            raise ValueError(
+                f"{draft!r} is a head of {len(parts.draft.network.layers)} layers, and only heads of one layer can be "
+                "evaluated on texts; compare it in a run (engine.draft_length fixed)"
+            )
 
     @property
     def max_drafted_len(self) -> int | None:
@@ -124,3 +112,40 @@ class Pair:
                 return
             # The last pair's logits are for the token that follows the ones given, which is the output's last.
             yield head.spread(logits_1PD[0, logits_1PD.shape[1] - (num_output - step) :])[None]
+
+
+@dataclass(frozen=True)
+class RoundSeconds:
+    """Seconds of a round in which all slots write."""
+
+    plain: float  # without a draft
+    drafted: float  # with drafts of the whole length
+
+    def speed_up(self, tokens_a_round: float) -> float:
+        """Return how many times as fast rounds with this mean acceptance length write as plain decoding."""
+        return tokens_a_round * self.plain / self.drafted
+
+
+def measure_rounds(pair: Pair, num_draft_tokens: int, num_slots: int) -> RoundSeconds:
+    """Measure the costs of a pair as an engine does when it is loaded; what is in the caches is lost."""
+    options = EngineOptions(num_speculative_tokens=num_draft_tokens, num_slots=num_slots)
+    engine = Engine.over(pair.parts, options)
+    try:
+        costs = engine.lanes[0].schedule.costs
+        assert costs is not None, "drafts adapt by measured costs"
+        return round_seconds(costs, num_draft_tokens, num_slots)
+    finally:
+        for lane in engine.lanes:
+            lane.close()
+        pair.target.hand_out(None)
+
+
+def round_seconds(costs: CostTable, num_draft_tokens: int, num_rows: int) -> RoundSeconds:
+    """Return what rounds of this many rows take by a cost table."""
+
+    def seconds(num_drafted: int) -> float:
+        num_positions = num_rows * (1 + 2 * num_drafted)  # each drafted token is picked twice
+        own = costs.round_seconds + num_positions * costs.position_seconds
+        return own + costs.target_seconds(num_rows * (1 + num_drafted)) + costs.drafting_seconds(num_drafted, num_rows)
+
+    return RoundSeconds(seconds(0), seconds(num_draft_tokens))

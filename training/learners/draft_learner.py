@@ -74,7 +74,6 @@ class DraftLearner:
         return min(limits, default=None)
 
     def num_predictions(self, rows: PackedRows) -> int:
-        """Return how many tokens are taught."""
         return int(rows.is_taught_BT.sum())
 
     def step(self, rows: PackedRows, progress: float) -> StepResult:

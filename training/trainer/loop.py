@@ -24,12 +24,10 @@ import torch
 import torch.distributed
 from ray.train import Checkpoint
 
-from training.learners.packing import Learner, PackedRow, PackedRows
-from training.trainer.checkpoint import DRAFT, TrainingState, restore_weights, write_weights
+from training.learners.packing import Learner, PackedRow, PackedRows, RowStream
+from training.trainer.checkpoint import DRAFT, TrainingProgress, TrainingState, restore_weights, write_weights
 from training.trainer.optimizer import Optimizer, add_gradients
 from training.trainer.plan import TrainingPlan
-from training.trainer.progress import TrainingProgress
-from training.trainer.row_stream import RowStream, documents_of
 
 _CURVE_POINTS = 200
 
@@ -73,10 +71,8 @@ class _Loop:
         optimizer = Optimizer(learner.module, options.learning_rate, options.warmup, options.clip)
         if restored is not None:
             restore_weights(restored, learner, optimizer)
-        corpus, place = self._plan.corpus, self._state.place
-        stream = RowStream(
-            lambda: documents_of(corpus.examples(held_out=False)), options.seq_len, learner.max_len, options.seed, place
-        )
+        place = self._state.place
+        stream = RowStream(self._plan.documents, options.seq_len, learner.max_len, options.seed, place)
         learner.module.zero_grad()
         must_stop, began, before_s = False, time.monotonic(), self._state.seconds
         with ThreadPoolExecutor(1) as reader:  # it reads the rows of the next step while this one is computed
@@ -99,7 +95,7 @@ class _Loop:
                 if (is_due or must_stop) and self._progress() < 1.0:
                     self._report(learner, optimizer)
         if self._progress() >= 1.0:
-            self._state = self._state.finished()
+            self._state = replace(self._state, is_finished=True)
             self._report(learner, None)
         return self._state
 

@@ -1,7 +1,6 @@
 """Optimizer: AdamW with a warm-up, a cosine and clipped gradients."""
 
 import math
-from typing import Any
 
 import torch
 from torch import nn
@@ -18,7 +17,7 @@ class Optimizer:
         """Begin with no step done; `warmup` is a share of the training."""
         self.parameters = [weight for weight in module.parameters() if weight.requires_grad]
         self._learning_rate, self._warmup, self._clip = learning_rate, warmup, clip
-        self._adam = torch.optim.AdamW(self.parameters, lr=learning_rate, betas=_BETAS, weight_decay=_WEIGHT_DECAY)
+        self.adam = torch.optim.AdamW(self.parameters, lr=learning_rate, betas=_BETAS, weight_decay=_WEIGHT_DECAY)
 
     def step(self, progress: float) -> float:
         """Apply and drop the gradients, at a progress from 0 to 1; return their norm.
@@ -27,19 +26,11 @@ class Optimizer:
         """
         norm = float(nn.utils.clip_grad_norm_(self.parameters, self._clip))
         if math.isfinite(norm):
-            for group in self._adam.param_groups:
+            for group in self.adam.param_groups:
                 group["lr"] = self._learning_rate * learning_rate_factor(progress, self._warmup)
-            self._adam.step()
-        self._adam.zero_grad()
+            self.adam.step()
+        self.adam.zero_grad()
         return norm
-
-    def state(self) -> dict[str, Any]:
-        """Return what `restore` needs to go on."""
-        return self._adam.state_dict()
-
-    def restore(self, state: dict[str, Any]) -> None:
-        """Go on from a state."""
-        self._adam.load_state_dict(state)
 
 
 def learning_rate_factor(progress: float, warmup: float) -> float:

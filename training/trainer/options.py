@@ -65,7 +65,6 @@ class TrainOptions:
     seed: int = 0  # of the order of the texts, and of a new head's weights
 
     def __post_init__(self) -> None:
-        """Raise ValueError for the first value that is not allowed."""
         for name, allowed in (("what", WHATS), ("loss", LOSSES)):
             if getattr(self, name) not in allowed:
                 raise ValueError(f"train.{name} must be one of {', '.join(allowed)}, got {getattr(self, name)!r}")
@@ -103,7 +102,6 @@ class WorkerOptions:
     """Workers that may die before training fails; each time it goes on from the last checkpoint."""
 
     def __post_init__(self) -> None:
-        """Raise ValueError for the first value that is not allowed."""
         check_numbers(self, "workers.", at_least_1=("num",), not_negative=("num_gpus", "num_cpus", "max_failures"))
         if self.min_num is not None and not 1 <= self.min_num <= self.num:
             raise ValueError(f"workers.min_num must be from 1 to workers.num ({self.num}), got {self.min_num}")

@@ -6,6 +6,7 @@ import hashlib
 import json
 import time
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from math import ceil
@@ -25,13 +26,11 @@ from training.corpus.corpus import Corpus
 from training.corpus.on_policy import check_is_targets_text
 from training.corpus.options import CorpusOptions
 from training.learners.draft_learner import DraftLearner, trainable_model
-from training.learners.head_learner import HeadLearner, trainable_config
-from training.learners.new_head import coverage, special_tokens, tokens_to_know
-from training.learners.packing import Document, Learner, PackedRows
+from training.learners.head_learner import HeadLearner, coverage, special_tokens, tokens_to_know, trainable_config
+from training.learners.packing import Document, Learner, PackedRows, RowStream
 from training.learners.teacher import Teacher
 from training.trainer.optimizer import Optimizer, add_gradients
 from training.trainer.options import ModelOptions, TrainOptions, WorkerOptions, check_together
-from training.trainer.row_stream import RowStream, documents_of
 
 _WITHOUT_EFFECT = ("checkpoint_every", "gradient_checkpointing")  # on what a draft learns
 _BYTES_A_WEIGHT = 16  # float32: the weight, its gradient, and AdamW's two averages
@@ -151,6 +150,11 @@ class TrainingPlan:
         """Share of the texts' output tokens that the draft knows."""
         return 1.0 if self.known_ids is None else coverage(self.counts.of_tokens, self.known_ids)
 
+    def documents(self) -> Iterator[Document]:
+        """Yield the texts that are not held out, in the order of the corpus."""
+        for example in self.corpus.examples(held_out=False):
+            yield Document(example.prompt_token_ids, example.output_token_ids, example.params.temperature)
+
     def device(self) -> torch.device:
         """Return where this worker trains. Raises ValueError if that is not there."""
         if not self.workers.num_gpus:
@@ -244,11 +248,8 @@ def measured_seconds(plan: TrainingPlan) -> float:
     """
     options, learner, device = plan.options, plan.learner(), plan.device()
     optimizer = Optimizer(learner.module, options.learning_rate, options.warmup, options.clip)
-
-    def documents() -> list[Document]:
-        return list(documents_of(islice(plan.corpus.examples(held_out=False), _NUM_STEPS * options.tokens_per_step)))
-
-    stream = RowStream(documents, options.seq_len, learner.max_len, options.seed)
+    few = list(islice(plan.documents(), _NUM_STEPS * options.tokens_per_step))
+    stream = RowStream(lambda: few, options.seq_len, learner.max_len, options.seed)
     seconds = []
     for _ in range(_NUM_STEPS):
         began = time.perf_counter()

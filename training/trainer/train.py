@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import os
-import platform
 import threading
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import ray
-import torch
-import transformers
 from ray.train import (
     CheckpointConfig,
     ControllerError,
@@ -26,12 +22,12 @@ from ray.train import (
 from ray.train.torch import TorchTrainer
 from ray.train.v2.api.config import LoggingConfig
 
+from actors.identity import library_versions
 from pipeline.storage.location import Location
-from training.trainer.checkpoint import DRAFT, TrainingState
+from training.trainer.checkpoint import DRAFT, Board, TrainingProgress, TrainingState
 from training.trainer.loop import train_loop
 from training.trainer.output import finished_provenance, publish
 from training.trainer.plan import TrainingPlan
-from training.trainer.progress import Board, TrainingProgress
 
 _SNAPSHOT = "checkpoint_manager_snapshot.json"  # Ray Train's list of checkpoints
 _LOOKS_EVERY_S = 0.5
@@ -124,13 +120,7 @@ def provenance_of(plan: TrainingPlan, state: TrainingState) -> dict[str, Any]:
         "steps": state.step,
         "num_tokens": state.num_tokens,
         "seconds": state.seconds,
-        "versions": {
-            "python": platform.python_version(),
-            "ray": ray.__version__,
-            "torch": torch.__version__,
-            "transformers": transformers.__version__,
-            "pyarrow": pa.__version__,
-        },
+        "versions": library_versions(),
         "metrics": state.curve[-1] if state.curve else {},
         "curve": state.curve,
     }

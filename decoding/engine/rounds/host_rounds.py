@@ -13,7 +13,7 @@ import torch
 from decoding.cache.features import FeatureTap
 from decoding.drafters import Drafter
 from decoding.drafters.base import NoDrafter
-from decoding.drafters.forced import foreseen_tokens, to_replace, with_forced, without_model
+from decoding.drafters.hybrid import foreseen_tokens, with_forced
 from decoding.engine.rounds.round import Running, Started, Starter
 from decoding.network.target import Target
 from decoding.pace.draft_lengths import DraftPlan
@@ -73,7 +73,10 @@ class HostRounds(Starter):
         """Plan the draft, and ask for it."""
         planned, plan = self._plan(rows, schedule)
         forced = self._forced(planned, plan, schedule) if self._forces(planned) and schedule.foresees else []
-        asked = without_model(planned, forced) if forced else planned
+        asked = planned
+        if forced:  # a row with forced tokens may look up, and has no draft by a model
+            may_draft = [up or not tokens for up, tokens in zip(planned.uses_lookup, forced, strict=True)]
+            asked = planned.limited(may_draft)
         self._planned = planned, plan, asked, forced
         self._drafter.ask(asked)
         return self._drafter.is_remote
@@ -84,8 +87,8 @@ class HostRounds(Starter):
         (planned, plan, asked, forced), self._planned = self._planned, None
         draft = self._draft(asked)
         if forced:
-            forced = to_replace(draft, forced)
-            draft, plan = with_forced(draft, forced), plan.replaced([len(tokens) for tokens in forced])
+            draft, forced = with_forced(draft, forced)
+            plan = plan.replaced([len(tokens) for tokens in forced])
         pending = self._target.score(self._score_request(planned, draft))
         if self._drafter.is_remote or not pending.is_ready:
             schedule.never_rest()

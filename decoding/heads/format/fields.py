@@ -56,7 +56,6 @@ def _is_a(value: Any, kind: type) -> bool:
 _MODEL_TYPES = ("llama", "qwen3")
 _SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
 _NOT_OF_LAYERS = ("transformers_version", "architectures", "auto_map", "_name_or_path")
-_OPTIONAL_BIASES = {"llama": ("attention_bias", "mlp_bias"), "qwen3": ("attention_bias",)}
 
 
 def normalized(said: dict[str, Any], dtype: str | None = None) -> dict[str, Any]:
@@ -88,8 +87,3 @@ def normalized(said: dict[str, Any], dtype: str | None = None) -> dict[str, Any]
             f"has layers that transformers refuses: {in_one_line(error)}; correct its config.json"
         ) from error
     return {name: value for name, value in layers.items() if name not in _NOT_OF_LAYERS}
-
-
-def has_bias(layer_config: dict[str, Any], which: str) -> bool:
-    """Tell whether the attention ("attention_bias") or the MLP ("mlp_bias") of the layers has biases."""
-    return which in _OPTIONAL_BIASES[layer_config["model_type"]] and bool(layer_config.get(which))

@@ -40,6 +40,11 @@ class Head:
     config: HeadConfig
     tensors: dict[str, torch.Tensor]
 
+    @property
+    def target_ids(self) -> torch.Tensor | None:
+        """The target's ids of the head's tokens; None if they are the same ids."""
+        return target_ids(self.tensors["d2t"], self.config.vocab_size) if "d2t" in self.tensors else None
+
 
 def is_head(path: str) -> bool:
     """Tell whether the folder or hub model `path` is a draft head, rather than a model of its own.
@@ -133,7 +138,15 @@ def save_head(head: Head, path: str, form: Format) -> None:
         fields = write(head.config, str(head.tensors["fc.weight"].dtype).removeprefix("torch."))
     except ValueError as error:
         raise ValueError(f"cannot write {path!r} in the {form} format: the head {error}") from error
-    tensors = {_name(name, head.config, form): each.contiguous() for name, each in _with_marks(head).items()}
+    tensors = {name: each.contiguous() for name, each in head.tensors.items()}
+    if head.config.draft_vocab_size < head.config.vocab_size and "t2d" not in tensors:
+        vocab_size = head.config.vocab_size
+        tensors["t2d"] = membership(target_ids(tensors["d2t"], vocab_size), vocab_size)
+    if form == "eagle" and head.config.kind == "eagle3":
+        tensors = {
+            EAGLES_FIRST_LAYER + name.removeprefix(FIRST_LAYER) if name.startswith(FIRST_LAYER) else name: each
+            for name, each in tensors.items()
+        }
     folder.parent.mkdir(parents=True, exist_ok=True)
     unfinished = folder.parent / f".{folder.name}.{uuid4().hex}"
     try:
@@ -143,16 +156,3 @@ def save_head(head: Head, path: str, form: Format) -> None:
         os.replace(unfinished, folder)  # an empty folder is replaced, any other one is an error
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
-
-
-def _with_marks(head: Head) -> dict[str, torch.Tensor]:
-    config, tensors = head.config, head.tensors
-    if config.draft_vocab_size == config.vocab_size or "t2d" in tensors:
-        return tensors
-    return {**tensors, "t2d": membership(target_ids(tensors["d2t"], config.vocab_size), config.vocab_size)}
-
-
-def _name(name: str, config: HeadConfig, form: Format) -> str:
-    if form == "eagle" and config.kind == "eagle3" and name.startswith(FIRST_LAYER):
-        return EAGLES_FIRST_LAYER + name.removeprefix(FIRST_LAYER)
-    return name

@@ -27,6 +27,7 @@ OWN_FIELDS: dict[Kind, tuple[str, ...]] = {
     "dflash": _OF_BLOCKS,
     "dspark": (*_OF_BLOCKS, *OF_DSPARK),
 }
+_IN_WORDS = {"inputs": "the input of a layer", "outputs": "the output of a layer", "unknown": "input or output"}
 _NUM_DEFAULT_IDS = 3
 _MARKOV_TYPES = ("vanilla", "gated", "rnn")
 
@@ -106,8 +107,9 @@ class HeadConfig:
                 f"has markov_head_type {self.markov_head_type!r}, expected one of {', '.join(_MARKOV_TYPES)}; use "
                 "another version of the head"
             )
-        if self.layer_ids is not None:
-            _check_distinct(self.layer_ids)
+        ids = self.layer_ids
+        if ids is not None and (not ids or min(ids) < 0 or len(set(ids)) < len(ids)):
+            raise ValueError(f"has layer ids {list(ids)}, expected distinct numbers from 0 on; correct them")
 
     @property
     def vocab_size(self) -> int:
@@ -153,7 +155,7 @@ class HeadConfig:
         last = num_target_layers - (self.layer_ids_are == "outputs")
         if foreign := [each for each in self.layer_ids if not 0 <= each <= last]:
             raise ValueError(
-                f"reads layer {foreign[0]} (as {_in_words(self.layer_ids_are)}) of a target with {num_target_layers} "
+                f"reads layer {foreign[0]} (as {_IN_WORDS[self.layer_ids_are]}) of a target with {num_target_layers} "
                 f"layers, expected 0 to {last}; it is a head for another target, or its layer ids are wrong"
             )
         return settled
@@ -188,14 +190,3 @@ def default_num_speculative_tokens(kind: Kind, block_size: int | None, sample_fr
     if kind in READ_PAIRS:
         return 3 if kind == "eagle3" else 8
     return (block_size or 0) - (not sample_from_anchor)
-
-
-def _check_distinct(layer_ids: tuple[int, ...]) -> None:
-    if not layer_ids or min(layer_ids) < 0 or len(set(layer_ids)) < len(layer_ids):
-        raise ValueError(f"has layer ids {list(layer_ids)}, expected distinct numbers from 0 on; correct them")
-
-
-def _in_words(convention: LayerIdsAre) -> str:
-    return {"inputs": "the input of a layer", "outputs": "the output of a layer", "unknown": "input or output"}[
-        convention
-    ]

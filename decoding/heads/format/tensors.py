@@ -1,22 +1,21 @@
 """The tensors of a head: their names and shapes by its configuration, and how they are read and checked.
 
 Names are those of speculators 0.9.0 (speculators/models/*/core.py), where SafeAILab/EAGLE says `midlayer` for
-`layers.0`. Letters of shapes: H the head's width, E its target's width, A layers read, V and D tokens of target and
-head, Q and K widths of queries and keys, M of the MLP, R of the Markov head.
+`layers.0`; the modules of a head's network have them, too.
 
 A head may know some of its target's tokens only. `d2t` then holds offsets: token i of the head is token i + d2t[i] of
 the target. `t2d` marks the tokens of the target that the head knows, so it follows from `d2t`.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 from safetensors.torch import load_file
 
 from decoding.checkpoint.model_files import tensors_in, weight_files
-from decoding.heads.format.fields import has_bias
-from decoding.heads.format.head_config import READ_PAIRS, HeadConfig
+from decoding.heads.format.head_config import HeadConfig
+from decoding.heads.format.networks import network_of
 
 FIRST_LAYER, EAGLES_FIRST_LAYER = "layers.0.", "midlayer."
 _FLOATS = ("F32", "BF16", "F16")
@@ -38,73 +37,15 @@ def expected_tensors(config: HeadConfig) -> dict[str, Expected]:
     The embedding may be absent, and so may the output layer of a head that knows all tokens: they are the target's.
     Of a reduced vocabulary `t2d` may be absent, since it follows from `d2t`.
     """
-    H, E, A = config.hidden_size, config.target_hidden_size, config.num_features
-    V, D = config.vocab_size, config.draft_vocab_size
-    found = {
-        "fc.weight": Expected((H, A * E)),
-        "norm.weight": Expected((H,)),
-        "embed_tokens.weight": Expected((V, H), is_optional=True),
-        "lm_head.weight": Expected((D, H), is_optional=D == V),
-        "d2t": Expected((D,), is_optional=D == V, kind="ids"),
-        "t2d": Expected((V,), is_optional=True, kind="marks"),
-    }
-    for index in range(config.num_layers):
-        found |= _layer(config, index)
-    if config.kind in READ_PAIRS:
-        if config.norm_before_fc:
-            found["input_norm.weight"] = Expected((A * E,))
-        if config.fc_norm:
-            found |= {f"fc_norm.{index}.weight": Expected((E,)) for index in range(A)}
-        if config.kind == "peagle":
-            found["mask_hidden"] = Expected((1, 1, A * E))
-    else:
-        found["hidden_norm.weight"] = Expected((H,))
-        found |= _heads_of_dspark(config)
-    return found
-
-
-def _layer(config: HeadConfig, index: int) -> dict[str, Expected]:
-    layers, name = config.layer_config, f"layers.{index}."
-    H, M, head_dim = config.hidden_size, int(layers["intermediate_size"]), int(layers["head_dim"])
-    Q, K = int(layers["num_attention_heads"]) * head_dim, int(layers["num_key_value_heads"]) * head_dim
-    reads_pairs = config.kind in READ_PAIRS and index == 0  # the embedding of a token beside the hidden state
-    wide = 2 * H if reads_pairs else H
-    shapes = {
-        "input_layernorm.weight": (H,),
-        "post_attention_layernorm.weight": (H,),
-        "self_attn.q_proj.weight": (Q, wide),
-        "self_attn.k_proj.weight": (K, wide),
-        "self_attn.v_proj.weight": (K, wide),
-        "self_attn.o_proj.weight": (H, Q),
-        "mlp.gate_proj.weight": (M, H),
-        "mlp.up_proj.weight": (M, H),
-        "mlp.down_proj.weight": (H, M),
-    }
-    if reads_pairs:
-        shapes["hidden_norm.weight"] = (H,)
-    if layers["model_type"] == "qwen3":
-        shapes |= {f"self_attn.{part}_norm.weight": (head_dim,) for part in "qk"}
-    for field, room in (("attention_bias", "self_attn."), ("mlp_bias", "mlp.")):
-        if has_bias(layers, field):
-            matrices = [part for part, shape in shapes.items() if part.startswith(room) and len(shape) == 2]
-            shapes |= {part.removesuffix("weight") + "bias": shapes[part][:1] for part in matrices}
-    return {name + part: Expected(shape) for part, shape in shapes.items()}
-
-
-def _heads_of_dspark(config: HeadConfig) -> dict[str, Expected]:
-    H, R, found = config.hidden_size, config.markov_rank, dict[str, Expected]()
-    if R:
-        found["markov_head.markov_w1.weight"] = Expected((config.vocab_size, R))
-        found["markov_head.markov_w2.weight"] = Expected((config.draft_vocab_size, R))
-    if R and config.markov_head_type == "gated":
-        found["markov_head.gate_proj.weight"] = Expected((R, H + R))
-        found["markov_head.gate_proj.bias"] = Expected((R,))
-    if R and config.markov_head_type == "rnn":
-        found["markov_head.joint_proj.weight"] = Expected((3 * R, 2 * R + H))
-        found["markov_head.joint_proj.bias"] = Expected((3 * R,))
-    if config.enable_confidence_head:
-        found["confidence_head.proj.weight"] = Expected((1, H + R * config.confidence_head_with_markov))
-        found["confidence_head.proj.bias"] = Expected((1,))
+    vocab_size, draft_vocab_size = config.vocab_size, config.draft_vocab_size
+    is_whole = draft_vocab_size == vocab_size
+    found = {name: Expected(tuple(each.shape)) for name, each in network_of(config).named_parameters()}
+    for name, may_lack in (("embed_tokens.weight", True), ("lm_head.weight", is_whole)):
+        found[name] = replace(found[name], is_optional=may_lack)
+    found["d2t"] = Expected((draft_vocab_size,), is_optional=is_whole, kind="ids")
+    found["t2d"] = Expected((vocab_size,), is_optional=True, kind="marks")
+    if config.kind == "peagle":
+        found["mask_hidden"] = Expected((1, 1, config.num_features * config.target_hidden_size))
     return found
 
 

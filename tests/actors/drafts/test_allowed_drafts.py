@@ -53,7 +53,7 @@ class Actor:
             self._mirror = DraftMirror(self._model.share(), pickle.loads(pickle.dumps(terms)), self._grammars)
         assert self._mirror is not None
         reply = pickle.loads(pickle.dumps(self._mirror.draft(pickle.loads(pickle.dumps(request)))))
-        self.drafts += [draft for draft in reply.drafts() if draft]
+        self.drafts += [draft for draft in reply.drafts if draft]
         return Reference(reply)
 
 

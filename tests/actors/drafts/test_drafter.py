@@ -24,7 +24,7 @@ class DraftActor:
 
     def __init__(self) -> None:
         self.updates: list[list[RowUpdate]] = []
-        self.swaps: list[list[int]] = []
+        self.swaps: list[tuple[int, int]] = []
         self.num_begun = 0
         self.is_late = self.has_forgotten = False
         self.late: list[Reference] = []
@@ -35,11 +35,11 @@ class DraftActor:
         if self.has_forgotten:
             return Reference(None)
         self.num_begun += terms is not None
-        self.swaps += request.swaps_S2.tolist()
-        updates = list(request.updates())
+        self.swaps += request.swaps
+        updates = list(request.updates)
         self.updates.append(updates)
         drafts = [None if row.slot in self.unknown_slots else [7, 8, 9][: row.max_draft_tokens] for row in updates]
-        self.late.append(Reference(DraftReply.of(drafts), is_there=not self.is_late))
+        self.late.append(Reference(DraftReply(drafts), is_there=not self.is_late))
         return self.late[-1]
 
     def catch_up(self) -> None:
@@ -106,7 +106,7 @@ def test_rows_that_change_slots_are_not_sent_again(drafter: RemoteDrafter, actor
     for row in (first, second):
         row.output_token_ids += [7, 5]
     drafter.propose(rows_of([second, first], 3, 3))
-    assert actor.swaps == [[0, 1]]
+    assert actor.swaps == [(0, 1)]
     assert actor.updates[1] == [RowUpdate(0, 3, 1, [7, 5]), RowUpdate(1, 3, 1, [7, 5])]
 
 

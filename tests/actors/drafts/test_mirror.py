@@ -49,7 +49,7 @@ def more(slot: int, start: int, *token_ids: int) -> RowUpdate:
 
 
 def send(mirror: DraftMirror, *updates: RowUpdate, swaps: tuple[tuple[int, int], ...] = ()) -> list[list[int] | None]:
-    return mirror.draft(DraftRequest.of(swaps, updates)).drafts()
+    return mirror.draft(DraftRequest(swaps, updates)).drafts
 
 
 def fresh(model: LanguageModel, *texts: Tokens) -> list[list[int] | None]:
@@ -132,14 +132,14 @@ def test_a_reply_has_the_distributions_that_were_drawn_from(
     mirror = DraftMirror(model.share(), terms(model, verification, most_candidates))
     texts = [TEXT[:5], TEXT[5:7]]
     updates = [whole(slot, text, params) for slot, text in enumerate(texts)]
-    reply: DraftReply = mirror.draft(DraftRequest.of([], updates))
+    reply: DraftReply = mirror.draft(DraftRequest([], updates))
 
     drafter = ModelDrafter(model.share(), model.vocab_size, NUM_SLOTS, MAX_LEN, most_candidates)
     sequences = tuple(Sequence(text, params, 7) for text in texts)
     drafter.admit([0, 1], sequences)
     with torch.inference_mode():
         draft = drafter.propose(rows_over(sequences, (K, K), verification))
-    assert reply.drafts() == draft.token_ids_BK.tolist()
+    assert reply.drafts == draft.token_ids_BK.tolist()
     assert draft.probs_BKV is not None
     assert reply.distributions is not None
     ids_NM, probs_NM = (torch.from_numpy(part) for part in (reply.distributions.ids_NM, reply.distributions.probs_NM))

@@ -9,7 +9,7 @@ import torch
 from actors.engine.loop import EngineLoop
 from actors.run_notes import Rejection, RunNotes, WantedDraft
 from actors.settings import ModelSettings
-from actors.workers.draft_follower import DraftFollower
+from actors.workers.engine_worker import DraftFollower
 from decoding import Engine, EngineOptions, SamplingParams, Sequence
 from decoding.network.language_model import LanguageModel
 

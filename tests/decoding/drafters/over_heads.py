@@ -40,6 +40,6 @@ class Watched:
         ]
         return draft
 
-    def _begin_round(self, rows, limits):
-        self.limits = limits
-        super()._begin_round(rows, limits)
+    def _limits(self, rows):
+        self.limits = super()._limits(rows)
+        return self.limits

@@ -4,12 +4,13 @@ import pytest
 import torch
 
 from decoding import Engine, EngineOptions
-from decoding.drafters.model import MappedDraft, ModelDrafter
+from decoding.drafters.model import ModelDrafter
 from tests.decoding.tiny import (
     VOCAB_SIZE,
     build,
     llama_config,
     loaded,
+    mapped,
     noised,
     numbered,
     outputs,
@@ -78,9 +79,9 @@ def test_a_draft_whose_ids_are_permuted_drafts_as_if_they_were_not(networks, tar
     ids = torch.randperm(VOCAB_SIZE, generator=torch.Generator().manual_seed(3)).tolist()
     names = [LETTERS_48[k] for k in ids]
     draft = loaded(permuted(networks[1], ids), tmp_path / "permuted")
-    mapped = MappedDraft(draft, map_of(byte_level(LETTERS_48), byte_level(names)))
+    draft_with_map = mapped(draft, map_of(byte_level(LETTERS_48), byte_level(names)))
     params = {"temperature": temperature, "max_tokens": 20}
-    drafter = Watched(mapped, VOCAB_SIZE, 3, 80)
+    drafter = Watched(draft_with_map, VOCAB_SIZE, 3, 80)
     drafter.seen, drafter.fresh = [], draft.share()
     engine = engine_over(target, drafter)
     found = run(engine, numbered(PROMPTS, **params))
@@ -96,9 +97,7 @@ def test_a_draft_whose_ids_are_permuted_drafts_as_if_they_were_not(networks, tar
 def test_no_accepted_token_is_read_again(networks, target, tmp_path):
     """A round reads its newest token, and behind a draft that was accepted as a whole the last one, which it lacks."""
     draft = loaded(networks[0], tmp_path / "d")
-    drafter = ModelDrafter(
-        MappedDraft(draft, map_of(byte_level(LETTERS_48), byte_level(LETTERS_48))), VOCAB_SIZE, 3, 80
-    )
+    drafter = ModelDrafter(mapped(draft, map_of(byte_level(LETTERS_48), byte_level(LETTERS_48))), VOCAB_SIZE, 3, 80)
     forward, widths = draft.forward, []
 
     def watched_forward(starts, tokens_NT, *args, **kwargs):
@@ -127,9 +126,7 @@ def drafter_and_read(networks, tmp_path, monkeypatch):
         prefill(slots, token_ids, starts)
 
     monkeypatch.setattr(draft, "prefill", watched_prefill)
-    return ModelDrafter(
-        MappedDraft(draft, map_of(byte_level(LETTERS_48), byte_level(LETTERS_48))), VOCAB_SIZE, 2, 80
-    ), read
+    return ModelDrafter(mapped(draft, map_of(byte_level(LETTERS_48), byte_level(LETTERS_48))), VOCAB_SIZE, 2, 80), read
 
 
 def test_no_prompt_is_read_while_drafts_are_rare(drafter_and_read):
@@ -166,7 +163,7 @@ def test_the_cache_holds_the_text_in_the_drafts_own_tokens(
         schedule_at_random(monkeypatch, seed=num_slots)
     own, others = other_tokens()
     draft = loaded(permuted(networks[1], [own.index(each) if each in own else 0 for each in others]), tmp_path / "d")
-    drafter = Watched(MappedDraft(draft, map_of(byte_level(own), byte_level(others))), VOCAB_SIZE, num_slots, 80)
+    drafter = Watched(mapped(draft, map_of(byte_level(own), byte_level(others))), VOCAB_SIZE, num_slots, 80)
     drafter.seen, drafter.fresh = [], draft.share()
     engine = engine_over(target, drafter, num_slots=num_slots, verification=verification)
     found = run(engine, numbered(PROMPTS, temperature=0.7, max_tokens=20))
@@ -183,7 +180,7 @@ def test_a_text_that_the_draft_cannot_write_is_not_drafted_for(networks, target,
     own, others = other_tokens()
     others[others.index("7")] = "zz"  # a token made of two, so that no token of the draft writes a 7
     draft = loaded(networks[1], tmp_path / "d")
-    drafter = MappedDraft(draft, map_of(byte_level(own), byte_level(others)))
+    drafter = mapped(draft, map_of(byte_level(own), byte_level(others)))
     engine = engine_over(target, ModelDrafter(drafter, VOCAB_SIZE, 3, 80))
     with_seven, without = [own.index(each) for each in "a7b"], [own.index(each) for each in "acb"]
     only_letters = dict.fromkeys(range(20), 100.0)  # the target writes letters from a to t
@@ -196,7 +193,7 @@ def test_a_text_that_the_draft_cannot_write_is_not_drafted_for(networks, target,
 def test_a_text_longer_in_the_drafts_tokens_than_its_context_is_not_drafted_for(target, tmp_path):
     own, others = other_tokens()
     draft = loaded(build(llama_config(max_position_embeddings=24), seed=2), tmp_path / "d")
-    drafter = ModelDrafter(MappedDraft(draft, map_of(byte_level(own), byte_level(others))), VOCAB_SIZE, 3, 80)
+    drafter = ModelDrafter(mapped(draft, map_of(byte_level(own), byte_level(others))), VOCAB_SIZE, 3, 80)
     engine = engine_over(target, drafter)
     prompts = random_prompts([30, 20, 4])
     found = run(engine, numbered(prompts, max_tokens=40))

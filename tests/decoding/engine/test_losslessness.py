@@ -219,8 +219,8 @@ def _one_position_late(forbidden: ForbiddenTokens, logits, history):
 
 
 def _of_the_neighbour(forbidden: ForbiddenTokens, logits, history):
-    words = tuple((row + 1) % len(logits) for row in forbidden.word_rows)
-    return APPLY(replace(forbidden, word_rows=words), logits, history)
+    words = {(row + 1) % len(logits): words for row, words in forbidden.words_of_row.items()}
+    return APPLY(replace(forbidden, words_of_row=words), logits, history)
 
 
 APPLY = ForbiddenTokens.apply

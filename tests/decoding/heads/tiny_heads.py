@@ -12,7 +12,7 @@ from decoding.heads.eagle3_head import Eagle3Head
 from decoding.heads.format.fields import normalized
 from decoding.heads.format.folder import Head, save_head
 from decoding.heads.format.head_config import HeadConfig
-from decoding.heads.networks import DFlashNetwork, Eagle3Network, HeadNetwork
+from decoding.heads.format.networks import DFlashNetwork, Eagle3Network, HeadNetwork
 from decoding.network.language_model import LanguageModel
 from decoding.network.slot_network import layers_to_read
 from decoding.sampling.rows import Rows

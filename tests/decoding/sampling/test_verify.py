@@ -74,7 +74,9 @@ def _verdict(target: Language, drafts: Draft, rule: str, before: torch.Tensor | 
     tokens_BK = torch.cat([before_BK, drafted_BK], dim=1)
     logits = target.logits(_behind_the_prompt(tokens_BK), drafted_BK.shape[1] + 1)
     rows = target.rows(len(drafted_BK), rule)
-    return verify_rows(rows, drafts, tokens_BK, before_BK.shape[1], logits)
+    behind = zip(rows.sequences, before_BK.expand(len(drafted_BK), -1).tolist(), strict=True)
+    sequences = tuple(replace(row, output_token_ids=[*row.output_token_ids, *tokens]) for row, tokens in behind)
+    return verify_rows(replace(rows, sequences=sequences), drafts, logits)
 
 
 def _written(target: Language, drafts: Draft, rule: str) -> Counter[tuple[int, ...]]:
@@ -299,7 +301,7 @@ def test_close_calls_are_reported_at_the_first_position_where_the_best_two_nearl
     rows = Language(torch.zeros(3, 3), SamplingParams(temperature=0)).rows(2)
     drafts = Draft(torch.tensor([[0, 1], [0, 0]]), torch.tensor([2, 2]))
     for margin, expected in ((1e-4, [1, 3]), (0.0, [3, 3])):
-        verdict = verify_rows(rows, drafts, drafts.token_ids_BK, 0, logits, margin)
+        verdict = verify_rows(rows, drafts, logits, margin)
         assert verdict.first_close_call_B.tolist() == expected
 
 
@@ -310,7 +312,7 @@ def test_the_margin_of_a_close_call_is_in_logits_whatever_the_temperature():
         noise_11V = GumbelNoise.draw(rows.sampling.keys_B, _positions(0, 1, 1), 2, Stream.SHARED).dense(2)
         margin = float((logits / temperature + noise_11V).diff(dim=-1).abs() * temperature)
         for factor, expected in ((0.99, 1), (1.01, 0)):
-            verdict = verify_rows(rows, nothing, nothing.token_ids_BK, 0, logits, margin * factor)
+            verdict = verify_rows(rows, nothing, logits, margin * factor)
             assert verdict.first_close_call_B.item() == expected
 
 
@@ -323,7 +325,7 @@ def test_a_row_is_not_finite_if_one_of_its_positions_is_not(rule, position, pois
     drafts, rows = _draw_drafts(draft, rule, 2), target.rows(2, rule)
     logits = target.logits(_behind_the_prompt(drafts.token_ids_BK), NUM_DRAFT_TOKENS + 1).clone()
     logits[1, position] = poison
-    verdict = verify_rows(rows, drafts, drafts.token_ids_BK, 0, logits)
+    verdict = verify_rows(rows, drafts, logits)
     assert verdict.is_finite_B.tolist() == [True, False]
 
 
@@ -332,5 +334,5 @@ def test_a_row_whose_tokens_are_all_forbidden_is_not_finite(rule):
     params = SamplingParams(min_tokens=2, stop_token_ids=(0, 1, 2))
     language = Language(torch.zeros(3, 3), params)
     nothing = _no_draft(1)
-    verdict = verify_rows(language.rows(1, rule), nothing, nothing.token_ids_BK, 0, torch.zeros(1, 1, 3))
+    verdict = verify_rows(language.rows(1, rule), nothing, torch.zeros(1, 1, 3))
     assert verdict.is_finite_B.tolist() == [False]

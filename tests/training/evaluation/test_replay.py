@@ -1,7 +1,7 @@
 """Rounds replayed on a text, counted by hand."""
 
 from pipeline.counts import Counts
-from training.evaluation.replay import replay
+from training.evaluation.kind_score import replay
 
 TEXT = (10, 11, 12, 13, 14, 15, 16)
 END = 16

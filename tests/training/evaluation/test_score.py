@@ -11,9 +11,8 @@ from tests.decoding.heads.tiny_heads import perfect_blocks, save_perfect_pair
 from tests.training.conftest import PARAMS
 from tests.training.pair import DRAFT, HEAD, TARGET, Prompt, examples_of, written
 from training.evaluation.kind_score import DraftScore
-from training.evaluation.pair import Pair
+from training.evaluation.pair import Pair, measure_rounds
 from training.evaluation.score import score
-from training.evaluation.speed import measure_rounds
 
 MIXED = [
     SamplingParams(temperature=0.0, max_tokens=40),
@@ -35,8 +34,12 @@ def live(rows: list[Sequence]) -> Counts:
     return sum(of_rows, Counts())
 
 
+def loaded(draft: str | Pair) -> Pair:
+    return draft if isinstance(draft, Pair) else Pair(draft, TARGET, "cpu", "float32")
+
+
 def scored(draft: str | Pair, rows: list[Sequence], num_draft_tokens: int = 4) -> DraftScore:
-    return score(draft, TARGET, examples_of(rows), num_draft_tokens, "cpu", "float32")
+    return score(loaded(draft), examples_of(rows), num_draft_tokens)
 
 
 @pytest.mark.parametrize("draft", [DRAFT, HEAD], ids=["draft", "head"])
@@ -56,7 +59,7 @@ def test_the_rounds_are_those_of_the_engine(some_prompts, draft, params):
 def test_a_near_tie_of_the_target_ends_a_round_as_in_the_engine(some_prompts, draft):
     """Near ties are rare; with a wide margin there are many."""
     rows = written(some_prompts[:12], [PARAMS], draft, close_call=0.5)
-    pair = Pair.load(draft, TARGET, "cpu", "float32")
+    pair = Pair(draft, TARGET, "cpu", "float32")
     without = scored(pair, rows).all.rounds
     pair.target.close_call = 0.5
     rounds, counted = scored(pair, rows).all.rounds, live(rows)
@@ -95,9 +98,7 @@ def test_the_target_as_its_own_draft_is_accepted_whole(some_texts):
 
 def test_without_keys_acceptance_is_that_of_noise_that_fits_the_text(some_texts):
     with_keys = scored(DRAFT, some_texts).all
-    found = score(
-        DRAFT, TARGET, (replace(each, noise_key=None) for each in examples_of(some_texts)), 4, "cpu", "float32"
-    )
+    found = score(loaded(DRAFT), (replace(each, noise_key=None) for each in examples_of(some_texts)), 4)
     assert found.all.reproduced is None
     assert found.all.match_rate == pytest.approx(with_keys.match_rate, abs=0.02)
     assert found.all.tokens_a_round == pytest.approx(with_keys.tokens_a_round, abs=0.25)
@@ -105,7 +106,7 @@ def test_without_keys_acceptance_is_that_of_noise_that_fits_the_text(some_texts)
 
 
 def test_a_faster_round_or_a_better_draft_is_a_larger_speed_up():
-    pair = Pair.load(DRAFT, TARGET, "cpu", "float32")
+    pair = Pair(DRAFT, TARGET, "cpu", "float32")
     seconds = measure_rounds(pair, 4, 2)
     assert 0 < seconds.plain < seconds.drafted
     assert seconds.speed_up(4.0) == pytest.approx(4 * seconds.plain / seconds.drafted)
@@ -114,4 +115,4 @@ def test_a_faster_round_or_a_better_draft_is_a_larger_speed_up():
 def test_drafts_whose_rounds_cannot_be_replayed_are_refused(tmp_path):
     target, head = save_perfect_pair(tmp_path, perfect_blocks)
     with pytest.raises(ValueError, match=r"of kind 'dspark', and only draft models and EAGLE-3 heads can be evaluated"):
-        Pair.load(head, target, "cpu", "float32")
+        Pair(head, target, "cpu", "float32")

@@ -14,12 +14,10 @@ from decoding.heads.format.tensors import target_ids
 from decoding.speculator import Speculator
 from tests.training.pair import DRAFT, HEAD, TARGET
 from training.learners.draft_learner import DraftLearner
-from training.learners.head_learner import HeadLearner
-from training.learners.new_head import coverage, layers_to_read, special_tokens, tokens_to_know
-from training.learners.packing import Document, Learner, PackedRows, pack
+from training.learners.head_learner import HeadLearner, coverage, layers_to_read, special_tokens, tokens_to_know
+from training.learners.packing import Document, Learner, PackedRows, RowStream, pack
 from training.learners.teacher import Teacher
 from training.trainer.optimizer import Optimizer
-from training.trainer.row_stream import RowStream
 
 SEQ_LEN, NUM_HELD_OUT = 256, 24
 

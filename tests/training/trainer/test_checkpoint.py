@@ -8,11 +8,10 @@ import torch
 from tests.training.pair import DRAFT, TARGET
 from training.learners.draft_learner import DraftLearner
 from training.learners.head_learner import HeadLearner
-from training.learners.packing import Document, Learner
+from training.learners.packing import Document, Learner, Place, RowStream
 from training.learners.teacher import Teacher
 from training.trainer.checkpoint import TrainingState, restore_weights, write_weights
 from training.trainer.optimizer import Optimizer, add_gradients
-from training.trainer.row_stream import Place, RowStream
 
 NUM_STEPS = 6
 

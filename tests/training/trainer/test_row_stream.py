@@ -2,8 +2,7 @@
 
 import pytest
 
-from training.learners.packing import Document
-from training.trainer.row_stream import Place, RowStream
+from training.learners.packing import Document, Place, RowStream
 
 TEXTS = [Document((index, 1), tuple(range(2 + index % 5))) for index in range(40)]
 

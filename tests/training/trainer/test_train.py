@@ -23,10 +23,10 @@ from tests.training.pair import DRAFT, TARGET
 from training.corpus.options import CorpusOptions
 from training.corpus.rows import is_held_out
 from training.learners.packing import Document
+from training.trainer.checkpoint import TrainingProgress
 from training.trainer.options import ModelOptions, TrainOptions, WorkerOptions
 from training.trainer.plan import TrainingPlan
-from training.trainer.progress import TrainingProgress
-from training.trainer.train import TrainedDraft, TrainingInterrupted, _trainer, train_planned
+from training.trainer.train import TrainedDraft, TrainingInterrupted, train_planned
 
 pytestmark = pytest.mark.ray
 
@@ -71,14 +71,10 @@ def undisturbed(texts: str, ray_address: str, tmp_path_factory: pytest.TempPathF
     return output
 
 
-def test_workers_are_given_the_texts_that_are_not_held_out(
-    texts: str, documents: list[Document], ray_address: str, tmp_path: Path
-) -> None:
-    ray.init(address=ray_address, ignore_reinit_error=True, log_to_driver=False)
+def test_workers_read_the_texts_that_are_not_held_out(texts: str, documents: list[Document]) -> None:
     corpus = CorpusOptions(path=texts, temperature=0.8, held_out_share=0.3)
     plan = TrainingPlan.make(ModelOptions(target=TARGET, draft=DRAFT), corpus, OPTIONS, WorkerOptions())
-    (given,) = _trainer(plan, Location.parse(str(tmp_path / "checkpoints")), None).datasets.values()
-    prompts = [tuple(row["prompt_token_ids"]) for row in given.iter_rows()]
+    prompts = [each.prompt_token_ids for each in plan.documents()]
     assert not any(is_held_out(prompt, 0.3) for prompt in prompts)
     assert len(prompts) == plan.counts.num_rows < len(documents)
 

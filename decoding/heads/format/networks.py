@@ -17,7 +17,6 @@ Shapes: N tokens or pairs, A features of a token, E hidden size of the target, H
 target, D that of the head, R rank of the Markov head.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -26,9 +25,7 @@ from transformers import AutoConfig
 from transformers.models.llama import modeling_llama as llama
 from transformers.models.qwen3 import modeling_qwen3 as qwen3
 
-from decoding.heads.format.folder import Head
-from decoding.heads.format.head_config import HeadConfig
-from decoding.heads.format.tensors import target_ids
+from decoding.heads.format.head_config import READ_PAIRS, HeadConfig
 
 RMSNorm = llama.LlamaRMSNorm
 _CLASSES: dict[str, tuple[type[nn.Module], type[nn.Module]]] = {
@@ -56,6 +53,10 @@ class HeadNetwork(nn.Module):
         self.embed_tokens = nn.Embedding(config.vocab_size, hidden_size)
         self.rotary_emb = rotary_class(layer_config)
 
+    def project(self, features_NX: torch.Tensor) -> torch.Tensor:
+        """Return what the head keeps of a token's features, [N, H], from all of them side by side [N, A * E]."""
+        raise NotImplementedError
+
 
 class Eagle3Network(HeadNetwork):
     """The parameters of a head. Its layers are run over slots by `Eagle3Head`."""
@@ -76,7 +77,6 @@ class Eagle3Network(HeadNetwork):
             setattr(first.self_attn, name, wider)
 
     def project(self, features_NX: torch.Tensor) -> torch.Tensor:
-        """Return what the head keeps of a token's features, [N, H], from all of them side by side [N, A * E]."""
         features_NX = features_NX.to(self.norm.weight.dtype)  # asking a packed layer for its weight unpacks it
         if self.input_norm is not None:
             features_NX = self.input_norm(features_NX)
@@ -97,7 +97,6 @@ class DFlashNetwork(HeadNetwork):
         self.confidence_head = ConfidenceHead(config) if config.enable_confidence_head else None
 
     def project(self, features_NX: torch.Tensor) -> torch.Tensor:
-        """Return what the head keeps of a token's features, [N, H], from all of them side by side [N, A * E]."""
         projected_NH: torch.Tensor = self.hidden_norm(self.fc(features_NX.to(self.norm.weight.dtype)))
         return projected_NH
 
@@ -108,18 +107,13 @@ class MarkovHead(nn.Module):
     def __init__(self, config: HeadConfig) -> None:
         super().__init__()
         rank, hidden_size = config.markov_rank, config.hidden_size
-        self.kind = config.markov_head_type
+        self.kind = config.markov_head_type  # of "rnn", a token's bias depends on all earlier tokens of the block
         self.markov_w1 = nn.Embedding(config.vocab_size, rank)
         self.markov_w2 = nn.Linear(rank, config.draft_vocab_size, bias=False)
         if self.kind == "gated":
             self.gate_proj = nn.Linear(hidden_size + rank, rank)
         if self.kind == "rnn":
             self.joint_proj = nn.Linear(2 * rank + hidden_size, 3 * rank)
-
-    @property
-    def is_recurrent(self) -> bool:
-        """Whether a token's bias depends on all earlier tokens of the block."""
-        return self.kind == "rnn"
 
     def mix(
         self, states_NH: torch.Tensor, before_NR: torch.Tensor, carried_NR: torch.Tensor
@@ -155,41 +149,7 @@ class ConfidenceHead(nn.Module):
         return chances_N
 
 
-_LENT = ("embed_tokens.weight", "lm_head.weight")
-_OF_VOCABULARY = ("d2t", "t2d")  # tensors that are no weights
-Lender = Callable[[], tuple[torch.Tensor, torch.Tensor]]  # of the target's embedding and its output layer's weight
-
-
-def make_network(head: Head, lender: Lender, device: torch.device, dtype: torch.dtype) -> Eagle3Network | DFlashNetwork:
-    """Return the network of the head's kind; its own weights want a gradient, lent ones do not.
-
-    The lender is asked only if the head lacks something. Raises ValueError if what it lends has another shape.
-    """
+def network_of(config: HeadConfig) -> Eagle3Network | DFlashNetwork:
+    """Return a network without memory for its weights."""
     with torch.device("meta"):
-        network = Eagle3Network(head.config) if head.config.kind == "eagle3" else DFlashNetwork(head.config)
-    weights = {name: tensor for name, tensor in head.tensors.items() if name not in _OF_VOCABULARY}
-    lacking = [name for name in _LENT if name not in weights]
-    if lacking:
-        lent = dict(zip(_LENT, lender(), strict=True))
-        for name in lacking:
-            shared, expected = lent[name], network.get_parameter(name)
-            if shared.shape != expected.shape:
-                raise ValueError(
-                    f"the head lacks {name!r}, and that of its target has the shape {list(shared.shape)} in place of "
-                    f"{list(expected.shape)}; use a head that has its own"
-                )
-            weights[name] = shared
-    weights = {name: tensor.to(device, dtype) for name, tensor in weights.items()}
-    network.load_state_dict(weights, assign=True)
-    for name in lacking:
-        network.get_parameter(name).requires_grad_(False)
-    network.lent = tuple(lacking)
-    network.rotary_emb = type(network.rotary_emb)(network.layer_config).to(device)
-    return network
-
-
-def target_ids_of(head: Head) -> torch.Tensor | None:
-    """Return the target's ids of the head's tokens; None if they are the same ids."""
-    if "d2t" not in head.tensors:
-        return None
-    return target_ids(head.tensors["d2t"], head.config.vocab_size)
+        return Eagle3Network(config) if config.kind in READ_PAIRS else DFlashNetwork(config)
