@@ -82,8 +82,8 @@ KINDS = {
 class Case:
     """A random head of a kind, and the drafter with it."""
 
-    def __init__(self, kind: str, num_slots: int = 3, **flags: Any) -> None:
-        self.kind, self.flags = KINDS[kind], flags
+    def __init__(self, which: str, num_slots: int = 3, **flags: Any) -> None:
+        self.kind, self.flags = KINDS[which], flags
         self.config = self.kind.config(**flags)
         self.head, self.tensors = random_head(self.config)
         self.drafter = self.watched(num_slots)
