@@ -15,10 +15,9 @@ from endpoint.answers.texts import chat, complete
 from endpoint.batches.routes import add_batch_routes
 from endpoint.batches.service import BatchService
 from endpoint.http.errors import ApiError
-from endpoint.http.origin import origin_of, owner_of_request
+from endpoint.http.origin import Deadline, origin_of, owner_of_request
 from endpoint.requests import DetokenizeBody, TokenizeBody, body_of, documented
 from endpoint.service.backend import in_time
-from endpoint.service.deadline import Deadline
 from endpoint.service.service import Call, Models, Service, ServiceSettings
 from pipeline.requests.texts import ChatAsked, CompletionAsked, ResponseAsked
 

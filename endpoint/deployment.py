@@ -212,7 +212,7 @@ def deployed_mark() -> str | None:
 
 def _deployed_config(deployment: str) -> dict[str, Any]:
     deployments = serve_details(_REPLY_S)["applications"].get(APP_NAME, {}).get("deployments", {})
-    return deployments.get(deployment, {}).get("deployment_config", {}).get("user_config") or {}
+    return dict(deployments.get(deployment, {}).get("deployment_config", {}).get("user_config") or {})
 
 
 def deploy(application: Any) -> DeploymentHandle:

@@ -16,7 +16,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command that the first argument names, and return its exit code; 2 if there is no such command."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     if not given or given[0] in ("-h", "--help", "help"):
-        print(f"{_USAGE}\n\n{_listed()}\n\n`dray COMMAND --help` says what a command takes.")
+        listed = "\n".join(f"  {name:14} {summary(name)}" for name in commands())
+        print(f"{_USAGE}\n\n{listed}\n\n`dray COMMAND --help` says what a command takes.")
         return 0 if given else 2
     name = given[0].replace("-", "_")
     if name not in commands():
@@ -37,10 +38,6 @@ def summary(name: str) -> str:
     tree = ast.parse((_FOLDER / f"{name}.py").read_text(encoding="utf-8"))
     line = (ast.get_docstring(tree) or "").partition("\n")[0]
     return line.partition("`: ")[2]
-
-
-def _listed() -> str:
-    return "\n".join(f"  {name:14} {summary(name)}" for name in commands())
 
 
 if __name__ == "__main__":

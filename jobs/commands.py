@@ -42,8 +42,13 @@ def configured(name: str, kind: type[_Config], work: str, read: Callable[..., _C
             try:
                 config = read(kind, sys.argv[1:] if arguments is None else arguments, _program(name))
                 refuse_shadows_of_workers()
-                with _no_garbage_collection():
+                was_on = gc.isenabled()
+                gc.disable()  # all that modules make while they are imported stays, and looking at it costs an eighth
+                try:
                     do = resolve_name(work)
+                finally:
+                    if was_on:
+                        gc.enable()
             except (ValueError, OSError) as error:
                 return bad_configuration(error)
             except KeyboardInterrupt:
@@ -142,15 +147,3 @@ def _parsed(
 def _program(name: str) -> str:
     """Return how the command `name` was called, for its help: by `dray`, or as a module."""
     return f"dray {name}" if Path(sys.argv[0]).name == "dray" else f"python -m jobs.{name}"
-
-
-@contextmanager
-def _no_garbage_collection() -> Iterator[None]:
-    """Collect no garbage while the block imports: all that modules make stays, and looking at it costs an eighth."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()

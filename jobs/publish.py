@@ -16,7 +16,7 @@ cannot begin, 3 if it was interrupted.
 import argparse
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -149,9 +149,15 @@ def _publish(run_directory: RunDirectory, files: Mapping[str, Path], place: Dest
     present = place.present()
     older = sorted(name for name in present if name.startswith("data/") and name not in files)
     missing = {name: path for name, path in files.items() if present.get(name) not in place.says(path)}
-    _refuse_another(
-        run_directory, place, has_card=_CARD in present, foreign=[*older, *(missing.keys() & present.keys())]
-    )
+    # Data that this run does not have, and files that it would replace by others.
+    foreign = sorted([*older, *(missing.keys() & present.keys())])
+    run = run_of_card(place.read(_CARD).decode("utf-8", "replace")) if _CARD in present else None
+    if run is not None and run != run_directory.manifest.token:
+        raise ValueError(f"{place.name} holds another run (dray.run in its {_CARD}); use a new destination")
+    if foreign and run is None:  # no card says whose they are
+        raise ValueError(
+            f"{place.name} has {', '.join(foreign[:3])}, which this command has not put there; use a new destination"
+        )
     if is_dry_run:
         for name, path in files.items():
             print(f"{name}: {path.stat().st_size:,} bytes, {'to be uploaded' if name in missing else 'there'}")
@@ -167,21 +173,6 @@ def _publish(run_directory: RunDirectory, files: Mapping[str, Path], place: Dest
     removed = f", {len(older)} older ones removed" if older else ""
     num_there = len(files) - len(missing)
     print(f"OK: {place.name} has {len(files)} files; {len(missing)} uploaded, {num_there} were there{removed}")
-
-
-def _refuse_another(run_directory: RunDirectory, place: Destination, *, has_card: bool, foreign: Sequence[str]) -> None:
-    """Raise ValueError if the destination holds another run, or `foreign` files and no card that says whose they are.
-
-    Foreign are data that this run does not have, and files that it would replace by others.
-    """
-    run = run_of_card(place.read(_CARD).decode("utf-8", "replace")) if has_card else None
-    if run is not None and run != run_directory.manifest.token:
-        raise ValueError(f"{place.name} holds another run (dray.run in its {_CARD}); use a new destination")
-    if foreign and run is None:
-        raise ValueError(
-            f"{place.name} has {', '.join(sorted(foreign)[:3])}, which this command has not put there; "
-            "use a new destination"
-        )
 
 
 if __name__ == "__main__":

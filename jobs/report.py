@@ -9,7 +9,7 @@ import sys
 from rich.console import Console
 
 from jobs.commands import argument, on_run, refusals
-from jobs.driver.summary import acceptance_table, print_why_inexact, scores_table
+from jobs.driver.summary import print_why_inexact, tally_table
 from pipeline.run.directory import RunDirectory
 from pipeline.storage.location import Location
 
@@ -36,20 +36,19 @@ _WIDE = 200  # columns, where the output is no terminal: a file, or another prog
 def main(run_directory: RunDirectory, options: argparse.Namespace) -> int:
     """Print the report; return 0, or 2 if there is no such run or column."""
     columns = [name.strip() for name in options.by.split(",") if name.strip()]
-    has_scores = run_directory.has("scores")
     with refusals():
         if options.html is not None:
             from jobs.report_page.page import write_page  # here, since it draws charts, which a table does not need
 
             print(write_page(run_directory, columns or None, Location.parse(options.html) if options.html else None))
             return 0
-        table = (scores_table if has_scores else acceptance_table)(run_directory, columns)
+        table = tally_table(run_directory, columns)
         if not run_directory.committed_parts():
             print(f"{run_directory.location.name} has no parts yet: no unit of it is committed")
             return 0
     console = Console() if sys.stdout.isatty() else Console(width=_WIDE)
     console.print(table)
-    if not has_scores:
+    if not run_directory.has("scores"):
         console.print("rate: accepted / drafted tokens; length: tokens a round, 1 + accepted / rounds")
         print_why_inexact(run_directory)
     return 0

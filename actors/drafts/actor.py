@@ -12,8 +12,7 @@ from collections import OrderedDict
 
 import ray
 
-from actors.drafts.messages import DraftReply, DraftRequest
-from actors.drafts.mirror import DraftMirror, DraftTerms
+from actors.drafts.mirror import DraftMirror, DraftReply, DraftRequest, DraftTerms
 from actors.settings import ModelSettings
 from decoding.checkpoint.supported import check_same_vocabulary
 from decoding.engine.draft_folder import read_replacement

@@ -2,7 +2,7 @@
 
 `ask` sends the newly committed tokens and returns at once; `propose` waits a limited time for the reply. A row without
 a reply has no draft, which changes no token. The draft actor keeps the rows in the lane's own slots, so a request names
-a row by its slot and carries only the tokens that are new (`actors/drafts/messages.py`). Lanes use the actors in turn.
+a row by its slot and carries only the tokens that are new (`actors/drafts/mirror.py`). Lanes use the actors in turn.
 """
 
 import time
@@ -17,8 +17,7 @@ import ray
 import torch
 
 from actors.drafts.link import DraftLink, LinkStats
-from actors.drafts.messages import Distributions, DraftReply, DraftRequest, RowOrigin, RowUpdate
-from actors.drafts.mirror import DraftTerms
+from actors.drafts.mirror import Distributions, DraftReply, DraftRequest, DraftTerms, RowOrigin, RowUpdate
 from actors.drafts.roster import BEAT_EVERY_S
 from actors.metrics import Heartbeat
 from actors.settings import GeneratorSettings

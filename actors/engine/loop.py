@@ -26,7 +26,6 @@ from actors.engine.backlog import Backlog
 from actors.engine.deltas import Delta, DeltaStream
 from actors.engine.watchdog import Watchdog, end_process
 from decoding.device import is_out_of_memory
-from decoding.engine.draft_in_use import DraftRollback
 from decoding.engine.scored_text import ScoredText
 from decoding.engine.token_engine import TargetLostError, TokenEngine
 from decoding.sequence import Sequence
@@ -160,16 +159,6 @@ class EngineLoop:
             num_tokens=self._num_tokens + sum(len(each.output_token_ids) for each in list(self._unfinished)),
         )
 
-    @property
-    def draft_version(self) -> int:
-        """The version of the draft in use."""
-        return self.engine.draft_version
-
-    @property
-    def has_remote_drafts(self) -> bool:
-        """Whether the draft model is in another process."""
-        return self.engine.has_remote_drafts
-
     def replace_draft(self, weights: Mapping[str, torch.Tensor], version: int) -> None:
         """Replace the draft's weights between two steps, and wait for it; any thread but the event loop's may ask.
 
@@ -180,10 +169,6 @@ class EngineLoop:
     def draft_was_replaced(self, version: int) -> None:
         """Tell the engine, between two steps, that the draft in another process has other weights."""
         self._thread.submit(self.engine.draft_was_replaced, version).result()
-
-    def take_rollback(self) -> DraftRollback | None:
-        """Return a draft that the engine has taken back, each once; None if there is none."""
-        return self.engine.take_rollback()
 
     async def _run(self) -> None:
         while await self._advance():

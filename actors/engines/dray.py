@@ -119,7 +119,7 @@ def drafting_device(device: Device) -> Device:
 def load_sharded(models: ModelSettings, stages: StageSettings, device: Device = "cpu") -> ShardedModel:
     """Return the target in stages, loaded and probed. Its inputs are on `device`.
 
-    Raises ValueError for a model that cannot be run or cut, RuntimeError if the cluster has no room for it.
+    Raises ValueError for a model that cannot be run or cut, RuntimeError if its stages do not come up.
     """
     pipeline = StagePipeline(StageGroup(models.target, stages, models.device, models.dtype))
     try:

@@ -118,6 +118,7 @@ class UnitWorker:
     workplace: Workplace
     engine_facts: Mapping[str, str | bool | int] = field(default_factory=dict)  # for the footer of each part
     round_seconds: tuple[float, ...] = ()  # what a round takes by its draft length, where that was measured
+    failure: str | None = field(default=None, init=False)  # why no unit can run here: the first unit reports it
 
     async def __call__(self, batch: pa.Table) -> pa.Table:
         """Return the outcomes of a table of calls (`pipeline.streaming.stream`)."""
@@ -125,6 +126,8 @@ class UnitWorker:
 
     async def outcome(self, unit: WorkUnit, is_backup: bool = False) -> Receipt | UnitError | None:
         """Return the receipt of a unit, the reason why it could not be done, or None if it may not begin."""
+        if self.failure is not None:
+            return UnitError(self.failure)
         try:
             return await self._attempt(unit, is_backup)
         except Exception as error:  # noqa: BLE001 - handed to the driver, which stops the run with it
@@ -160,9 +163,13 @@ class UnitWorker:
         await self.ledger.finish.remote(unit.unit_id)
         return receipt
 
+    async def _finish(self, rows: list[Any]) -> None:
+        """Return when these rows have run. Cancelled, it drops the rows that have not. Fault tests take its place."""
+        await self.rows.finish(rows)
+
     async def _finish_first(self, unit: WorkUnit, rows: list[Any]) -> bool:
         """Run the rows. Return False, and drop the rest, if another process commits the unit first."""
-        work = asyncio.ensure_future(self.rows.finish(rows))
+        work = asyncio.ensure_future(self._finish(rows))
         elsewhere = asyncio.ensure_future(self._wait_until_committed(unit))
         try:
             await asyncio.wait({work, elsewhere}, return_when=asyncio.FIRST_COMPLETED)
@@ -195,8 +202,8 @@ class UnitWorker:
                 return None
             if not group.rows:
                 break
-            await self.rows.finish([unfinished.pop(index) for index in group.rows if index in unfinished])
-        await self.rows.finish([row for index, row in unfinished.items() if index not in group.condemned])
+            await self._finish([unfinished.pop(index) for index in group.rows if index in unfinished])
+        await self._finish([row for index, row in unfinished.items() if index not in group.condemned])
         errors: list[ErrorRow] = []
         for row in (by_index.pop(index).row for index in group.condemned if index in by_index):
             place = RowPosition(row.row_id, unit.file, row.row_number)

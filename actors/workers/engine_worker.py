@@ -18,11 +18,8 @@ from actors.tasks import Task
 from actors.units.unit_rows import WholeUnits
 from actors.units.worker import UnitWorker, Workplace, open_run
 from decoding.engine.draft_folder import read_replacement
-from pipeline.inputs.units import WorkUnit
 from pipeline.logs import Event, LogSettings, tell_warnings
-from pipeline.run.commit import Receipt
 from pipeline.run.row_sample import NO_ROWS, RowSample
-from pipeline.streaming.stream import UnitError
 
 LOOK_EVERY_S = 2.0
 _PATIENCE_S = 30.0  # for a reply
@@ -57,7 +54,7 @@ class DraftFollower:
     def look(self) -> None:
         """Compare what the engine uses with what the run wants, and replace it if that differs."""
         try:
-            rollback = self._loop.take_rollback()
+            rollback = self._loop.engine.take_rollback()
             if rollback is not None:
                 shares = f"{rollback.after:.3f} of its tokens were accepted, and {rollback.before:.3f} before"
                 self._reject(rollback.version, Rejection("rolled back", shares))
@@ -65,14 +62,14 @@ class DraftFollower:
         except Exception as error:  # noqa: BLE001 - the run is busy, or has just ended; the next look asks again
             _log.debug(Event("draft not looked for", failure=describe(error)))
             return
-        if wanted.number != self._loop.draft_version and wanted.number not in self._rejected:
+        if wanted.number != self._loop.engine.draft_version and wanted.number not in self._rejected:
             self._use(wanted)
 
     def _use(self, wanted: WantedDraft) -> None:
         models = self._models
         assert models.draft is not None, "a run without a draft has no offers"
         try:
-            if self._loop.has_remote_drafts:
+            if self._loop.engine.has_remote_drafts:
                 self._loop.draft_was_replaced(wanted.number)
             else:
                 path = wanted.path or models.draft
@@ -115,8 +112,6 @@ class WorkerSpec:
 class EngineWorker(UnitWorker):
     """A worker with an engine of its own."""
 
-    _failure: str | None = None  # the reason why no unit can run here, which the first unit reports
-
     def __init__(self, spec: WorkerSpec, ledger: Any, roster: Any = None, workplace: Workplace | None = None) -> None:
         """Load the models. `ledger` is the actor of the run's Ledger, or a LocalLedger; `roster` is its DraftRoster."""
         settings, workplace = spec.settings, workplace or Workplace.of_run(spec.run_path, spec.log_settings)
@@ -133,14 +128,10 @@ class EngineWorker(UnitWorker):
                 self._follower = DraftFollower(engine.loop, settings.models, *offers_of(ledger, roster))
                 self._follower.start()
         except Exception as error:  # noqa: BLE001 - the first unit reports it: Ray Data would wrap it beyond reading
-            self._failure = describe(error)
-            reporter.not_loaded(self._failure)
+            self.failure = describe(error)
+            reporter.not_loaded(self.failure)
         ledger.join.remote(workplace.process)
 
     def _tell(self, stats: EngineStats) -> None:
         """Tell the ledger how much this engine has written, of units that are not committed, too."""
         self.ledger.note_written.remote(self.workplace.process, stats.num_texts, stats.num_tokens)
-
-    async def outcome(self, unit: WorkUnit, is_backup: bool = False) -> Receipt | UnitError | None:
-        """Return what a UnitWorker does, or why there is no engine."""
-        return await super().outcome(unit, is_backup) if self._failure is None else UnitError(self._failure)

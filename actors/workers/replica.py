@@ -99,7 +99,7 @@ class Replica:
             await earlier
         models = self._models
         assert models.draft is not None, "an engine without a draft has none to replace"
-        version = self._loop.draft_version + 1
+        version = self._loop.engine.draft_version + 1
         try:
             weights = await asyncio.to_thread(read_replacement, draft, models.draft, models.dtype, models.target)
             await asyncio.to_thread(self._loop.replace_draft, weights, version)
@@ -191,7 +191,7 @@ class Replica:
 
         Ray Serve calls this regularly, and replaces a replica that raises several times in a row.
         """
-        if (rollback := self._loop.take_rollback()) is not None:
+        if (rollback := self._loop.engine.take_rollback()) is not None:
             shares = {"before": round(rollback.before, 3), "after": round(rollback.after, 3)}
             _log.warning(Event("draft rolled back", version=rollback.version, **shares))
         if time.monotonic() - self._last_token_at < self._settings.fresh_s:

@@ -93,7 +93,6 @@ def _sha256(path: str, size: int, changed_ns: int) -> str:
 
 
 def _unpack(file: Path, sha256: str, folder: Path, check: Callable[[PretrainedConfig, str], None]) -> None:
-    """Write the model in a GGUF file to a folder."""
     import gguf  # here, because it is needed once for each file
 
     _log.info("dequantizing %s", file)

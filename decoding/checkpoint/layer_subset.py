@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
+_SHARED_STATE = ("num_kv_shared_layers", "hidden_size_per_layer_input", "altup_num_inputs")
+
 
 @dataclass(frozen=True)
 class LayerRange:
@@ -59,9 +61,6 @@ def cut(num_layers: int, num_stages: int) -> list[LayerRange]:
     return [LayerRange(first, end, num_layers) for first, end in pairwise(accumulate(sizes, initial=0))]
 
 
-_SHARED_STATE = ("num_kv_shared_layers", "hidden_size_per_layer_input", "altup_num_inputs")
-
-
 class CannotCutError(ValueError):
     """The model's layers share more than hidden states."""
 
@@ -70,30 +69,20 @@ class _Absent(torch.nn.Module):
     """A stand-in for a module that is on another stage, with its plain attributes.
 
     Models choose the mask by a layer's attention_type; transformers' tensor parallelism reads a head's out_features.
+    A stand-in for a layer passes its input on. It returns a tuple, because some models unpack one; in others the next
+    stand-in gets it. Nothing computes with it.
     """
 
-    def __init__(self, module: torch.nn.Module) -> None:
+    def __init__(self, module: torch.nn.Module, *, is_layer: bool = False) -> None:
         super().__init__()
         for name, value in vars(module).items():
             if not name.startswith("_") and isinstance(value, str | int | float | bool | None):
                 setattr(self, name, value)
-
-
-class _StandIn(_Absent):
-    """A stand-in for a layer, which passes its input on.
-
-    It returns a tuple, because some models unpack one; in others the next stand-in gets it. Nothing computes with it.
-    """
+        self._is_layer = is_layer
 
     def forward(self, hidden_states: Any, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+        assert self._is_layer, "only the first stage embeds, and only the last one has a head"
         return hidden_states if isinstance(hidden_states, tuple) else (hidden_states,)
-
-
-class _Nothing(_Absent):
-    """A stand-in for an embedding or a head."""
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        raise AssertionError("only the first stage embeds, and only the last one has a head")
 
 
 def num_layers(config: PretrainedConfig) -> int:
@@ -173,13 +162,13 @@ def _drop_the_rest(network: PreTrainedModel, *, own: Container[int], has_embeddi
     network._keys_to_ignore_on_load_unexpected = {*(network._keys_to_ignore_on_load_unexpected or ()), *dropped}
     for index, layer in enumerate(modules):
         if index not in own:
-            modules[index] = _StandIn(layer)
+            modules[index] = _Absent(layer, is_layer=True)
     is_tied = bool(network.all_tied_weights_keys)
     if not has_head:
-        _replace(network, head, _Nothing(head))
+        _replace(network, head, _Absent(head))
         network.all_tied_weights_keys = {}  # nothing is left to be tied, and the loader would look for it
     if not has_embedding and not (has_head and is_tied):  # then it is the head's own weight
-        _replace(network, embedding, _Nothing(embedding))
+        _replace(network, embedding, _Absent(embedding))
 
 
 def _replace(network: torch.nn.Module, old: torch.nn.Module, new: torch.nn.Module) -> None:

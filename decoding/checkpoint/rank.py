@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import distributed
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, and not declared so
-from torch.distributed.tensor import DTensor
 from transformers import PretrainedConfig
 
 from decoding.checkpoint.fp8_format import fp8_format
@@ -91,8 +90,3 @@ def check_can_be_sharded(config: PretrainedConfig, name: str, num_ranks: int) ->
                 f"{name!r} cannot be shared out over {num_ranks} processes (stages.tensor_parallel): {field} is "
                 f"{num_heads}, which is no multiple of it"
             )
-
-
-def local_share(parameter: torch.Tensor) -> torch.Tensor:
-    """Return the part of a parameter that is in this process."""
-    return parameter.to_local() if isinstance(parameter, DTensor) else parameter

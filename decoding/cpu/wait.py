@@ -25,7 +25,6 @@ class Bell:
     """A number that threads change when they have put a question, and one thread waits for."""
 
     def __init__(self) -> None:
-        """Begin with no question put."""
         self._num_rung = ctypes.c_int64(0)
         self._last = time.perf_counter()  # when the last question came
         self._has_room = has_room()

@@ -7,8 +7,7 @@ from typing import assert_never
 
 from decoding.choices import DRAFTERS, NEED_A_HEAD, NEED_A_MODEL, DrafterName
 from decoding.drafters.base import Drafter, NoDrafter
-from decoding.drafters.dflash import DFlashDrafter
-from decoding.drafters.eagle3 import Eagle3Drafter
+from decoding.drafters.head_drafters import DFlashDrafter, Eagle3Drafter
 from decoding.drafters.hybrid import HybridDrafter
 from decoding.drafters.lookups import NGramDrafter, SuffixDrafter
 from decoding.drafters.model import ModelDrafter

@@ -23,6 +23,8 @@ the same to all prompts) share their noise, so such a row looks nothing up, exce
 draft is allowed.
 """
 
+from abc import abstractmethod
+from collections.abc import Hashable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from itertools import accumulate, count
@@ -39,55 +41,59 @@ _SIZES = (4, 3, 2)  # of the n-grams that are looked up, in this order
 _FIRST_GUESS = 0.5  # the assumed chance of acceptance before any token was tried
 
 
-@dataclass(frozen=True)
-class Match:
-    """What a lookup found for one row."""
+@dataclass
+class Offer:
+    """What a lookup found: tokens, the kind of match of each, the chance that all up to it are accepted."""
 
-    tokens: list[int]
-    size: int  # of the n-gram that matched; 0 if none did
+    tokens: list[int] = field(default_factory=list)
+    kinds: list[Hashable] = field(default_factory=list)
+    survival: list[float] = field(default_factory=list)
 
 
-class NGramDrafter(Drafter):
+class _LookupDrafter(Drafter):
+    """Proposes what is offered to each row."""
+
+    @abstractmethod
+    def _offers(self, rows: Rows) -> list[Offer]:
+        """Return what each row is offered, at least as many tokens as it may draft if as many are found."""
+
+    def lookup_survival(self, rows: Rows) -> list[list[float]]:
+        offers = self._offers(rows)
+        return [offer.survival[:limit] for offer, limit in zip(offers, rows.num_draft_tokens, strict=True)]
+
+    def propose(self, rows: Rows) -> Draft:
+        offers = self._offers(rows)
+        proposals = [offer.tokens[:limit] for offer, limit in zip(offers, rows.num_draft_tokens, strict=True)]
+        return point_masses(proposals, rows.sampling.keys_B.device)
+
+
+class NGramDrafter(_LookupDrafter):
     """Proposes point masses from an index of each row's own n-grams; no model, no memory to speak of."""
 
     def __init__(self) -> None:
         self._indexes: dict[int, _NGramIndex] = {}
-        self._calibration = Calibration()
-        self._sizes_matched: list[int] = []  # of this round's rows
+        self._calibration = Calibration()  # by the size of the n-gram that matched
+        self._offered: list[Offer] = []  # to this round's rows
 
     def admit(self, slots: Seq[int], sequences: Seq[Sequence]) -> None:
         self._indexes.update((slot, _NGramIndex()) for slot in slots)
 
-    def lookup_survival(self, rows: Rows) -> list[list[float]]:
-        """Estimate the chances from how often matches of the same size were right."""
-        matches = self._matches(rows)
-        rates = [self._calibration.rate(match.size, _FIRST_GUESS) for match in matches]
-        return [list(accumulate([rate] * len(match.tokens), mul)) for match, rate in zip(matches, rates, strict=True)]
-
-    def propose(self, rows: Rows) -> Draft:
-        """Draft the tokens that followed the row's newest n-gram before; none if it is new."""
-        matches = self._matches(rows)
-        self._sizes_matched = [match.size for match in matches]
-        return point_masses([match.tokens for match in matches], rows.sampling.keys_B.device)
-
     def observe(self, rows: Rows, num_drafted: Seq[int], num_accepted: Seq[int]) -> None:
-        for size, drafted, accepted in zip(self._sizes_matched, num_drafted, num_accepted, strict=True):
-            self._calibration.observe([size] * drafted, accepted)
+        for offer, drafted, accepted in zip(self._offered, num_drafted, num_accepted, strict=True):
+            self._calibration.observe(offer.kinds[:drafted], accepted)
 
     def swap(self, first: int, second: int) -> None:
         swap_entries(self._indexes, first, second)
 
-    def _matches(self, rows: Rows) -> list[Match]:
-        matches = [
-            self._indexes[slot].lookup(sequence.token_ids, limit) if limit else Match([], 0)
-            for slot, (sequence, limit) in enumerate(zip(rows.sequences, rows.num_draft_tokens, strict=True))
-        ]
-        if not rows.have_grammars:
-            return matches
-        return [
-            Match(allowed_part(sequence, match.tokens), match.size)
-            for sequence, match in zip(rows.sequences, matches, strict=True)
-        ]
+    def _offers(self, rows: Rows) -> list[Offer]:
+        self._offered = []
+        for slot, (sequence, limit) in enumerate(zip(rows.sequences, rows.num_draft_tokens, strict=True)):
+            tokens, size = self._indexes[slot].lookup(sequence.token_ids, limit) if limit else ([], 0)
+            tokens = allowed_part(sequence, tokens)
+            rate = self._calibration.rate(size, _FIRST_GUESS)
+            survival = list(accumulate([rate] * len(tokens), mul))
+            self._offered.append(Offer(tokens, [size] * len(tokens), survival))
+        return self._offered
 
 
 class _NGramIndex:
@@ -97,7 +103,8 @@ class _NGramIndex:
         self._end_of: dict[tuple[int, ...], int] = {}
         self._num_indexed = 0
 
-    def lookup(self, token_ids: list[int], limit: int) -> Match:
+    def lookup(self, token_ids: list[int], limit: int) -> tuple[list[int], int]:
+        """Return what followed the newest n-gram, and the size of the n-gram; 0 if none matched."""
         for end in range(self._num_indexed + 1, len(token_ids)):
             for size in _SIZES:
                 if size <= end:
@@ -107,8 +114,8 @@ class _NGramIndex:
             end_of_match = self._end_of.get(tuple(token_ids[-size:])) if size < len(token_ids) else None
             if end_of_match is not None:
                 period = token_ids[end_of_match:]
-                return Match((period * -(-limit // len(period)))[:limit], size)
-        return Match([], 0)
+                return (period * -(-limit // len(period)))[:limit], size
+        return [], 0
 
 
 SIZES = (12, 6, 3, 2, 1)  # tokens of context, longest first
@@ -117,15 +124,6 @@ _KEY_BITS = (1 << 60) - 1  # Python's ints up to here take less memory
 _ALL_PROMPTS = 0
 
 Kind = tuple[bool, int, int]  # same prompt, size of the context, eighths of its frequency
-
-
-@dataclass
-class Offer:
-    """What a lookup found: tokens, the kind of match of each, the chance that all up to it are accepted."""
-
-    tokens: list[int] = field(default_factory=list)
-    kinds: list[Kind] = field(default_factory=list)
-    survival: list[float] = field(default_factory=list)
 
 
 @dataclass
@@ -139,7 +137,7 @@ class _Writer:
     offer: Offer | None = None  # for the tokens committed so far
 
 
-class SuffixDrafter(Drafter):
+class SuffixDrafter(_LookupDrafter):
     """Proposes point masses from counts over the prompt's samples and over all outputs."""
 
     def __init__(self) -> None:
@@ -166,16 +164,6 @@ class SuffixDrafter(Drafter):
                 writer.tokens = []
                 self._learn(known, writer, prompt, [prompt_key])
             self._learn_output(writer)
-
-    def lookup_survival(self, rows: Rows) -> list[list[float]]:
-        """Return the frequencies of the continuations, corrected by experience."""
-        offers = self._offers(rows)
-        return [offer.survival[:limit] for offer, limit in zip(offers, rows.num_draft_tokens, strict=True)]
-
-    def propose(self, rows: Rows) -> Draft:
-        offers = self._offers(rows)
-        proposals = [offer.tokens[:limit] for offer, limit in zip(offers, rows.num_draft_tokens, strict=True)]
-        return point_masses(proposals, rows.sampling.keys_B.device)
 
     def observe(self, rows: Rows, num_drafted: Seq[int], num_accepted: Seq[int]) -> None:
         """Learn the rows' new tokens, and how many of the proposed ones were accepted."""

@@ -90,7 +90,9 @@ class KernelAttention:
         heads = self._heads
         # Zeros, since rows of padding are not written and must be finite.
         out_NX = qkv_NX.new_zeros(len(qkv_NX), heads.num_query_heads * heads.head_size) if is_wanted else None
-        self._functions.attention(self.described, layer_cache(slots, heads, norms, qkv_NX), qkv_NX, out_NX)
+        written = None if out_NX is None else out_NX.data_ptr()
+        layer = layer_cache(slots, heads, norms, qkv_NX)
+        self._functions.attention(self.described, layer, qkv_NX.data_ptr(), written)
         return out_NX
 
 

@@ -176,7 +176,6 @@ class FusedDecoder:
         return hidden_NE[:num_tokens]
 
     def _finish(self, features: Features | None, hidden_NE: torch.Tensor) -> None:
-        """Keep what leaves the last layer, and project."""
         if features is not None:
             features.keep(self._range.end, hidden_NE)
             features.project()

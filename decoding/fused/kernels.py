@@ -57,13 +57,9 @@ class DecoderLayer(ctypes.Structure):
 class Kernels:
     """The functions of cpu.cpp for one dtype."""
 
-    attention_function: Callable[..., None]
+    attention: Callable[..., None]  # rotates and stores qkv [N, (Q + 2 H) * D], writes the output [N, Q * D]
     rms_norm_function: Callable[..., None]
     layers_function: Callable[..., None] | None  # None without the products of `load_linear`
-
-    def attention(self, forward: Forward, layer: LayerCache, qkv: torch.Tensor, out: torch.Tensor | None) -> None:
-        """Rotate and store `qkv` [N, (Q + 2 H) * D], and write the attention's output to `out` [N, Q * D]."""
-        self.attention_function(forward, layer, qkv.data_ptr(), None if out is None else out.data_ptr())
 
     def rms_norm(self, x_NE: torch.Tensor, weight_E: torch.Tensor, epsilon: float) -> torch.Tensor:
         """Compute `x / rms(x) * weight` of each row."""

@@ -124,7 +124,7 @@ def _own_tensors(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 def _places_of(module: Any) -> Iterator[tuple[str, _Place]]:
     if isinstance(module, LinearSlice | KernelLinear | PackedLinear):
         for own in ("weight", "bias", "scales"):
-            if getattr(module, own, None) is not None:
+            if own == "weight" or getattr(module, own, None) is not None:
                 fused: Any = getattr(module, "fused", None)
                 yield fused.scaling.name if own == "scales" else own, _place(partial(getattr, module, own))
         return

@@ -161,7 +161,14 @@ class _Reader:
         elif sign == "]":
             self.depth = max(0, self.depth - 1)
         elif sign == "(" and not self.depth:
-            self.open()
+            self.skip()  # behind it is the group's name, or its flags, which can also stand without a group
+            flags = _FLAGS.match(self.expression, self.place)
+            if flags is None or flags[3] == ":":
+                self.outside.append(self.is_verbose)
+            if flags is not None:
+                self.is_verbose = (self.is_verbose or "x" in flags[1]) and "x" not in (flags[2] or "")
+            if found := flags or _NAME.match(self.expression, self.place):
+                self.keep(found.end() - self.place)
         elif sign == ")" and not self.depth and self.outside:
             self.is_verbose = self.outside.pop()
 
@@ -173,15 +180,3 @@ class _Reader:
         ignored = _IGNORED.match(self.expression, self.place)
         if self.is_verbose and ignored is not None:
             self.place = ignored.end()
-
-    def open(self) -> None:
-        """Read what is behind the bracket of a group: its name or its flags; flags can also stand without a group."""
-        self.skip()
-        flags = _FLAGS.match(self.expression, self.place)
-        if flags is None or flags[3] == ":":
-            self.outside.append(self.is_verbose)
-        if flags is not None:
-            self.is_verbose = (self.is_verbose or "x" in flags[1]) and "x" not in (flags[2] or "")
-        found = flags or _NAME.match(self.expression, self.place)
-        if found is not None:
-            self.keep(found.end() - self.place)

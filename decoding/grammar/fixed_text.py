@@ -72,7 +72,6 @@ def _literal(code: int) -> _Text:
 
 
 def _either(parts: list[_Text]) -> _Text:
-    """Return the text of alternatives."""
     if len(parts) == 1:
         return parts[0]
     firsts = {part.first for part in parts}
@@ -99,8 +98,6 @@ class FixedText(NamedTuple):
 
 
 class _Open:
-    """A group that is being read."""
-
     def __init__(self, start: int) -> None:
         self.start, self.last_start = start, start
         self.others: list[_Text] = []  # alternatives before the present one

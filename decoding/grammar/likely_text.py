@@ -78,7 +78,6 @@ class LikelyText:
         return tokens
 
     def _judge(self, committed: Seq[int]) -> None:
-        """Learn how good the last guess was."""
         made_at, tokens = self._guess
         written = committed[made_at : made_at + len(tokens)]
         for guessed, token_id in zip(tokens, written, strict=False):

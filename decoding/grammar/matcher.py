@@ -152,7 +152,6 @@ class Matcher:
         return reader.forced[place]
 
     def _compute(self, num_tokens: int) -> Mask:
-        """Return the mask behind the tokens that were read."""
         bits = self._reader.ask(lambda matcher: matcher.compute_bitmask())
         if bits is None:
             return self._nothing(f"{CANNOT_FOLLOW}: {self._reader.error}")

@@ -16,13 +16,13 @@ from itertools import accumulate
 from typing import Any
 
 import torch
+from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
 from decoding.cache import slot_attention as attention
 from decoding.cache.features import Features
 from decoding.cache.kv_cache import KVCache, Packing, Plan
 from decoding.checkpoint.layer_subset import CannotCutError, LayerRange, layer_list, num_layers
-from decoding.checkpoint.rank import local_share
 from decoding.checkpoint.supported import max_positions
 from decoding.choices import Exact as Exact
 from decoding.device import to_device
@@ -59,7 +59,8 @@ class SlotNetwork(ABC):
         # Whether each row has a forward of its own, in which all that the model asks of the cache is true of that row.
         self.runs_rows_apart = False
         # Counted now, while all weights are where the checkpoint put them.
-        self.num_weight_bytes: int = sum(w.numel() * w.element_size() for w in map(local_share, weights_of(network)))
+        own = (w.to_local() if isinstance(w, DTensor) else w for w in weights_of(network))  # what this process has
+        self.num_weight_bytes: int = sum(w.numel() * w.element_size() for w in own)
         self.fused: FusedDecoder | None = None  # runs instead of the network's own code if it fits
         self.graphs: ForwardGraphs | None = None  # of the fused network, on CUDA
         self.is_sped_up = False

@@ -100,7 +100,6 @@ class Trials:
             self._decide(counted, settled)
 
     def _decide(self, counted: list[Round], settled: list[Round]) -> None:
-        """Go on with what was tried, or go back."""
         self.is_trial = self.keeps_features = False
         self._lately.clear()
         needed = 1.0 if self.is_resting else _GAIN  # what is tried is done now

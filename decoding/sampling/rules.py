@@ -252,15 +252,11 @@ def _accept_by_chance(
     num_positions = logits_BJV.shape[1]
     masked_BJV = logits_BJV if masks is None else masks.apply(logits_BJV)
     scores_BJV = process_logits(masked_BJV, rows.sampling, rows.history(draft.token_ids_BK, 0, num_positions))
-    positions_BJ, removed = rows.positions(0, num_positions), taken_out(draft, is_adjusted=is_adjusted)
-    verdicts = verify_rejection(scores_BJV, draft, rows.sampling, positions_BJ, removed)
+    # What is taken out of the target's distribution behind a rejection: `unadjusted` takes out nothing.
+    removed = draft if is_adjusted else replace(draft, num_draft_tokens_B=torch.zeros_like(draft.num_draft_tokens_B))
+    verdicts = verify_rejection(scores_BJV, draft, rows.sampling, rows.positions(0, num_positions), removed)
     # Numbers that are not finite must be cleared behind the new token, too.
     return replace(verdicts, is_finite_B=verdicts.is_finite_B & logits_BJV.amax(-1).isfinite().all(-1))
-
-
-def taken_out(draft: Draft, *, is_adjusted: bool) -> Draft:
-    """Return what is taken out of the target's distribution behind a rejection: `unadjusted` takes out nothing."""
-    return draft if is_adjusted else replace(draft, num_draft_tokens_B=torch.zeros_like(draft.num_draft_tokens_B))
 
 
 COUPLED = Rule("coupled", False, _pick, _accept_what_is_equal)

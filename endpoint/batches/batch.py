@@ -174,29 +174,20 @@ class InputRules:
     max_line_bytes: int
 
 
-@dataclass(frozen=True, kw_only=True)
 class CheckedInput:
     """What was found in an input file: the first `MAX_ERRORS` errors, and which model its requests are for."""
 
-    num_rows: int = 0
-    model: str | None = None  # by its own name; None if no line has told
-    errors: tuple[BatchError, ...] = ()
-
-
-def check_input(location: Location, rules: InputRules) -> CheckedInput:
-    """Return what is in a file."""
-    checker = _Checker(rules)
-    errors = tuple(islice(checker.errors(location), MAX_ERRORS))
-    return CheckedInput(num_rows=checker.num_rows, model=checker.model, errors=errors)
-
-
-class _Checker:
-    def __init__(self, rules: InputRules) -> None:
-        self._rules, self.num_rows = rules, 0
-        self.model: str | None = None  # of the lines so far
+    def __init__(self, rules: InputRules, errors: tuple[BatchError, ...] = ()) -> None:
+        self._rules, self.num_rows, self.errors = rules, 0, errors
+        self.model: str | None = None  # by its own name; None while no line has told
         self._line_of: dict[str, int] = {}  # custom_id -> line
 
-    def errors(self, location: Location) -> Iterator[BatchError]:
+    def check(self, location: Location) -> CheckedInput:
+        """Return what is in a file."""
+        self.errors = tuple(islice(self._errors(location), MAX_ERRORS))
+        return self
+
+    def _errors(self, location: Location) -> Iterator[BatchError]:
         line_number = 0
         for record in split_lines(location):
             self.num_rows += 1

@@ -17,7 +17,7 @@ from actors.engine.requests import OtherModelError
 from actors.errors import describe
 from actors.units.ledgers import LedgerOfRun
 from actors.workers.batch_worker import UnitOrder
-from endpoint.batches.batch import Batch, BatchError, CheckedInput, Status, check_input
+from endpoint.batches.batch import Batch, BatchError, CheckedInput, Status
 from endpoint.batches.run import BatchModel, Workshop, receipts_of, sampling_of, write_results
 from pipeline.export.openai_batch import NotRun
 from pipeline.id_set import IdSet
@@ -86,9 +86,9 @@ class BatchDriver:
         batch, content = self._batch, self._shop.files.content(self._batch.owner, self._batch.input_file_id)
         rules = self._shop.rules(batch.endpoint)
         try:
-            found = await asyncio.to_thread(check_input, content, rules)
+            found = await asyncio.to_thread(CheckedInput(rules).check, content)
         except FileNotFoundError:
-            found = CheckedInput(errors=(BatchError(code="file_not_found", message="The input file is gone."),))
+            found = CheckedInput(rules, (BatchError(code="file_not_found", message="The input file is gone."),))
         adapter = found.model if found.model in self._shop.models else None
         self._batch = replace(batch, num_rows=found.num_rows, model=found.model or batch.model, adapter=adapter)
         if found.errors:

@@ -29,7 +29,7 @@ from actors.engine.requests import (
 )
 from decoding.sequence import TokenLogprobs
 from endpoint.http.errors import ApiError, generation_failed, model_replaced, model_unavailable, refusal, server_busy
-from endpoint.service.deadline import Deadline, DeadlineError
+from endpoint.http.origin import Deadline, DeadlineError
 from endpoint.service.resumption import Reached, Resumption
 from pipeline.logs import Event
 

@@ -12,10 +12,9 @@ from typing import Any
 from actors.engine.requests import EngineFacts, Generation
 from actors.engine.vocabulary import check_vocabulary
 from endpoint.http.errors import ApiError, context_exceeded, model_replaced, wrong
-from endpoint.http.origin import Origin
+from endpoint.http.origin import Deadline, Origin
 from endpoint.requests import params_of, prompts_of
 from endpoint.service.backend import Backend, in_time
-from endpoint.service.deadline import Deadline
 from endpoint.service.encoder import Encoder
 from endpoint.service.metrics import ServingMetrics
 from endpoint.service.resumption import Reached

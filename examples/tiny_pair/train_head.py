@@ -14,9 +14,8 @@ import torch
 from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 
-from decoding.heads.format.fields import normalized
 from decoding.heads.format.folder import Head, save_head
-from decoding.heads.format.head_config import HeadConfig
+from decoding.heads.format.head_config import HeadConfig, normalized
 from decoding.heads.format.networks import Eagle3Network
 from decoding.heads.format.tensors import offsets
 from decoding.heads.unrolled import unrolled

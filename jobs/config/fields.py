@@ -21,7 +21,6 @@ from textwrap import dedent
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
-TEXTS = ("chat_template", "system_prompt", "prompt_template")  # fields of sections
 _OF_FORMS = ("json_schema", "regex", "grammar")  # fields of `sampling.structured`
 _FILE_NAME = re.compile(r"[\w./~:-]+\.(jinja2?|j2|txt|md|json|lark|gbnf|ebnf|ya?ml)")
 _UNITS = {  # by the last word of a field's name
@@ -173,3 +172,7 @@ def form_of(value: Any) -> Any:
     if not isinstance(value, Mapping):
         return value
     return {name: text_of(each) if name in _OF_FORMS else each for name, each in value.items()}
+
+
+# By the names of fields of sections: what reads the files that their values name.
+READERS = {**dict.fromkeys(("chat_template", "system_prompt", "prompt_template"), text_of), "structured": form_of}

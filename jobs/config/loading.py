@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ByteSize, ConfigDict, ValidationError, create_model
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ByteSize, ConfigDict, ValidationError, create_model
 from pydantic import Field as ModelField
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, SettingsError
 
 from decoding.grammar.structured import Structured
-from jobs.config.fields import TEXTS, Field, Flat, all_fields, form_of, level_fields, own_fields, text_of
+from jobs.config.fields import READERS, Field, Flat, all_fields, level_fields, own_fields
 
 _ENV_PREFIX = "DRAY_"
 _ENGINE_VARIABLES = ("DRAY_CACHE", "DRAY_GRAPHS", "DRAY_KERNELS", "DRAY_KERNELS_MARCH")  # decoding reads these itself
@@ -64,7 +64,11 @@ def load(kind: type[_Config], arguments: Sequence[str], prog: str) -> _Config:
     sections = {each.name: each for each in level_fields(kind)}
     arguments = [_with_underscores(argument, sections) for argument in arguments]
     yaml_file = _config_file(arguments)
-    _check_environment(kind, _named_in(arguments, yaml_file))
+    # A variable whose name stands anywhere in the configuration may be read by it.
+    places = [*arguments, *(value for name, value in os.environ.items() if name.startswith(_ENV_PREFIX))]
+    if yaml_file is not None:
+        places.append(yaml_file.read_text(encoding="utf-8", errors="replace"))
+    _check_environment(kind, [name for name in os.environ if any(name in place for place in places)])
     from_file = {} if yaml_file is None else _read(yaml_file)
     model_fields = {name: _model_field(each) for name, each in sections.items()}
     settings: Any = create_model(kind.__name__, __base__=_Settings, __doc__=kind.__doc__, **model_fields)
@@ -106,13 +110,13 @@ def _model_field(field: Field) -> Any:
         annotation = Annotated[annotation, BeforeValidator(_no_bool)]
     default = ... if field.is_required else field.default
     if field.unit == "bytes":
-        annotation = ByteSize if annotation is int else ByteSize | None
-    elif _may_be_single(field):
-        annotation = annotation | get_args(annotation)[0]
-    elif field.name in TEXTS:
-        annotation = Annotated[annotation, BeforeValidator(text_of)]
-    elif field.name == "structured":
-        annotation = Annotated[annotation, BeforeValidator(form_of)]
+        size: Any = Annotated[ByteSize, AfterValidator(int)]
+        annotation = size if annotation is int else size | None
+    elif _may_be_single(field):  # a single string stands for a list of one
+        several = AfterValidator(lambda value: (value,) if isinstance(value, str) else value)
+        annotation = Annotated[annotation | get_args(annotation)[0], several]
+    elif field.name in READERS:
+        annotation = Annotated[annotation, BeforeValidator(READERS[field.name])]
     return annotation, ModelField(default, description=field.description)
 
 
@@ -143,17 +147,10 @@ def _value(kind: type[_Config], given: BaseModel, flat: Flat | None = None) -> _
             values[each.name] = _value(each.annotation, given, each.flat)
         elif flat is None or each.name not in flat.without:
             value = getattr(given, each.name if flat is None else flat.prefix + each.name)
-            values[each.name] = _value(each.annotation, value) if each.is_section else _plain(each, value)
+            values[each.name] = _value(each.annotation, value) if each.is_section else value
     if hasattr(kind, "names_given"):
         values["names_given"] = frozenset(given.model_fields_set)
     return kind(**values)
-
-
-def _plain(field: Field, value: Any) -> Any:
-    """Return a value without pydantic's types; a single string stands for a list of one."""
-    if isinstance(value, ByteSize):
-        return int(value)
-    return (value,) if _may_be_single(field) and isinstance(value, str) else value
 
 
 def _with_underscores(argument: str, sections: Iterable[str]) -> str:
@@ -164,20 +161,18 @@ def _with_underscores(argument: str, sections: Iterable[str]) -> str:
 
 
 def _config_file(arguments: Sequence[str]) -> Path | None:
-    for index, argument in enumerate(arguments):
-        name, has_value, value = argument.partition("=")
-        if name == "--config":
-            value = value if has_value else next(iter(arguments[index + 1 :]), "")
-            return _existing(value, f"--config {value!r}")
     variable = _variable("config")
-    from_environment = os.environ.get(variable)
-    return _existing(from_environment, f"{variable}={from_environment!r}") if from_environment else None
-
-
-def _existing(value: str, said: str) -> Path:
-    file = Path(value).expanduser()
+    value, said = os.environ.get(variable), f"{variable}="
+    for index, argument in enumerate(arguments):
+        name, has_value, given = argument.partition("=")
+        if name == "--config":
+            value, said = given if has_value else next(iter(arguments[index + 1 :]), ""), "--config "
+            break
+    if not value and said != "--config ":
+        return None
+    file = Path(value or "").expanduser()
     if not file.is_file():
-        raise ValueError(f"{said}: no such file")
+        raise ValueError(f"{said}{value!r}: no such file")
     return file
 
 
@@ -211,14 +206,6 @@ def _refuse_key_twice(yaml_file: Path, node: yaml.Node | None, section: str = ""
             raise ValueError(f"{yaml_file} has {name} twice, in the lines {lines[name]} and {line}; keep one of them")
         lines[name] = line
         _refuse_key_twice(yaml_file, value, f"{name}.")
-
-
-def _named_in(arguments: Sequence[str], yaml_file: Path | None) -> list[str]:
-    """Return the environment variables whose names stand anywhere in the configuration, which may read them."""
-    places = [*arguments, *(value for name, value in os.environ.items() if name.startswith(_ENV_PREFIX))]
-    if yaml_file is not None:
-        places.append(yaml_file.read_text(encoding="utf-8", errors="replace"))
-    return [name for name in os.environ if any(name in place for place in places)]
 
 
 def _check_environment(kind: type, own_variables: Collection[str]) -> None:

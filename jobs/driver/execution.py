@@ -6,7 +6,7 @@ import asyncio
 import logging
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack, nullcontext, suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -74,75 +74,55 @@ def execute(
 
     Each process of the plan's pool is an EngineWorker that is told `spec`. Without `backups` no unit has one, whatever
     `run.backup_units` says: for work that two processes must not do at once. Starts Ray, unless the run is local, shows
-    progress, tells the lease how many engines are up, and says what was repeated. Raises LeaseLost, and as
-    `stream_units` does.
+    progress, tells the lease how many engines are up, and says what was repeated. Raises what `stream_units` raises.
     """
     if not units.num_units:
         return
-    run = plan.config.run
+    run, settings, pool = plan.config.run, plan.settings, plan.pool
+    names = [Path(path).name for path in (settings.models.target, settings.models.draft) if path is not None]
+    most = f" (at most {pool.max_actors})" if pool.max_actors > pool.num_at_once else ""
+    engines = f"{pool.num_at_once} engine{'s' if pool.num_at_once > 1 else ''}{most}"
+    loading = f"loading {' and '.join(names)} in {engines}"
     with Progress(units.num_units, units.num_rows, run.progress) as progress:
         planned = f"planned: {units.num_units:,} units, {units.num_rows:,} rows"
         if run.local:
-            progress.say(f"{planned}; loading {_models(plan)} in this process ...")
+            progress.say(f"{planned}; {loading} in this process ...")
             yield from in_process(units, spec, plan, progress, lease)
             return
         progress.say(f"{planned}; starting Ray ...")
         start_ray(run.ray_address)
-        progress.say(f"{cluster_in_words(run.ray_address)}; loading {_models(plan)} ...")
-        yield from _on_ray(units, spec, plan, progress, lease, backups=backups)
-
-
-def _models(plan: Plan) -> str:
-    """Return which models how many engines load, for a reader."""
-    models, pool = plan.settings.models, plan.pool
-    names = [Path(path).name for path in (models.target, models.draft) if path is not None]
-    most = f" (at most {pool.max_actors})" if pool.max_actors > pool.num_at_once else ""
-    return f"{' and '.join(names)} in {pool.num_at_once} engine{'s' if pool.num_at_once > 1 else ''}{most}"
-
-
-def _on_ray(
-    units: MissingUnits | FailedUnits,
-    spec: WorkerSpec,
-    plan: Plan,
-    progress: Progress,
-    lease: Lease,
-    *,
-    backups: bool,
-) -> Iterator[Receipt]:
-    """Yield the receipts of `execute`, on the cluster that it has started or joined."""
-    config, settings, pool = plan.config, plan.settings, plan.pool
-    # Units that may wait behind those in work: one for each place of an actor, and as many on the way to it.
-    max_waiting = 2 * pool.max_actors * pool.units_in_flight + 16
-    ledger = start_ledger(pool.units_in_flight, max_waiting)
-    # Where two attempts may write different tokens the faster one is no fair draw: it wrote less.
-    # Two attempts at a program may meet different results of tools, and fail on different rows.
-    is_repeatable = backend_of(settings).is_repeatable and not plan.task.runs_programs
-    has_backups = backups and is_repeatable and config.run.backup_units and pool.max_actors > 1
-    feed = UnitFeed(units, ledger, backups=has_backups)
-    stop = graceful_stop(lambda: ray.get(ledger.stop.remote()), config.run.grace_period_s)
-    run = Location.parse(config.output.path).short_name
-    roster_context = roster_of(settings, run, config.run.logs, pool.num_at_once)
-    shortages = watching(watch_for_shortage, pool, ledger, settings)
-    orphans = watching(watch_for_orphans) if settings.stages.is_apart else nullcontext()
-    engines = watching(watch_for_engines, ledger, pool.num_at_once, progress)
-    watches = [shortages, orphans, engines, _published(progress, run, ledger, lease)]
-    with stop, roster_context as roster, ExitStack() as beside:
-        for watch in (*watches, watching(watch_for_drafts, config.output.path, settings, ledger, roster)):
-            beside.enter_context(watch)
-        given, timeout_s = {"spec": spec, "ledger": ledger, "roster": roster}, config.run.no_progress_timeout_s
-        try:
-            for receipt in _receipts(feed, units.num_units, given, pool, timeout_s):
-                progress.add(receipt.counts)
-                lease.refuse_if_lost()
-                yield receipt
-        except UnitError:
-            ledger.stop.remote()  # the units that are queued behind the one that failed must not begin
-            raise
-    with suppress(ValueError, OSError):  # the texts are there, whatever became of a draft
-        hand_out_drafts(DraftVersions(config.output.path), settings, ledger)  # since the last look
-    summary = ray.get(ledger.summary.remote())
-    if repeats := [f"{summary[name]} {text}" for name, text in _REPEATS.items() if summary[name]]:
-        print(", ".join(repeats), file=sys.stderr)
+        progress.say(f"{cluster_in_words(run.ray_address)}; {loading} ...")
+        # Units that may wait behind those in work: one for each place of an actor, and as many on the way to it.
+        ledger = start_ledger(pool.units_in_flight, 2 * pool.max_actors * pool.units_in_flight + 16)
+        # Where two attempts may write different tokens the faster one is no fair draw: it wrote less.
+        # Two attempts at a program may meet different results of tools, and fail on different rows.
+        is_repeatable = backend_of(settings).is_repeatable and not plan.task.runs_programs
+        has_backups = backups and is_repeatable and run.backup_units and pool.max_actors > 1
+        feed = UnitFeed(units, ledger, backups=has_backups)
+        output = plan.config.output.path
+        name = Location.parse(output).short_name
+        with (
+            graceful_stop(lambda: ray.get(ledger.stop.remote()), run.grace_period_s),
+            roster_of(settings, name, run.logs, pool.num_at_once) as roster,
+            watching(watch_for_shortage, pool, ledger, settings),
+            watching(watch_for_orphans) if settings.stages.is_apart else nullcontext(),
+            watching(watch_for_engines, ledger, pool.num_at_once, progress),
+            _published(progress, name, ledger, lease),
+            watching(watch_for_drafts, output, settings, ledger, roster),
+        ):
+            given = {"spec": spec, "ledger": ledger, "roster": roster}
+            try:
+                for receipt in _receipts(feed, units.num_units, given, pool, run.no_progress_timeout_s):
+                    progress.add(receipt.counts)
+                    yield receipt
+            except UnitError:
+                ledger.stop.remote()  # the units that are queued behind the one that failed must not begin
+                raise
+        with suppress(ValueError, OSError):  # the texts are there, whatever became of a draft
+            hand_out_drafts(DraftVersions(output), settings, ledger)  # since the last look
+        summary = ray.get(ledger.summary.remote())
+        if repeats := [f"{summary[what]} {text}" for what, text in _REPEATS.items() if summary[what]]:
+            print(", ".join(repeats), file=sys.stderr)
 
 
 def _published(progress: Progress, run: str, ledger: Any, lease: Lease) -> Heartbeat:
@@ -227,5 +207,4 @@ def in_process(
                     raise outcome
                 if outcome is not None:
                     progress.add(outcome.counts)
-                    lease.refuse_if_lost()
                     yield outcome

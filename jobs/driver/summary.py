@@ -1,7 +1,7 @@
 """What is said of a run at its end: tables of what it adds up to, some of its texts, and report.json."""
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
@@ -26,6 +26,7 @@ _MOST_LINES, _MOST_COLUMNS = 4, 280
 _MOST_CHARACTERS = 4 * _MOST_COLUMNS  # a text of accents alone fills no column
 _TAB_COLUMNS = 8
 _NUM_ON_A_TERMINAL = 3
+_BY_POSITION = "stood, by draft position"  # the column that may wrap
 
 
 def make_report(run_directory: RunDirectory, check: CheckReport, seconds: float) -> dict[str, Any]:
@@ -99,7 +100,7 @@ def print_summary(run_directory: RunDirectory, check: CheckReport, num_new_token
 
 def _print_scores(run_directory: RunDirectory, check: CheckReport, num_new_tokens: int, seconds: float) -> None:
     counts, console = check.counts, Console()
-    console.print(scores_table(run_directory, ()))
+    console.print(tally_table(run_directory, ()))
     exact = exactness_of(run_directory, check)
     line = f"{counts.num_rows:,} rows, {counts.num_errors:,} of them errors; {counts.num_prompt_tokens:,} prompt tokens"
     console.print(f"{line}, {counts.num_cached_tokens:,} of them copied; exact: {exact}", highlight=False)
@@ -107,68 +108,52 @@ def _print_scores(run_directory: RunDirectory, check: CheckReport, num_new_token
         console.print(f"this command: {num_new_tokens:,} scored tokens, {format_seconds(seconds)}", highlight=False)
 
 
-def acceptance_table(run_directory: RunDirectory, columns: Sequence[str]) -> Table:
-    """Return the acceptance in a run. Raises as `tally` does."""
-    groups = tally(run_directory, columns, COUNTED_COLUMNS, count_generations)
-    total = sum(groups.values(), Counts())
-    lines = {values or ("run",): _acceptance_cells(counts) for values, counts in groups.items()}
-    headings = [*_numbers("generations", "tokens", "rate", "length"), Column("stood, by draft position")]  # may wrap
-    title = f"Acceptance in {run_directory.location.name}"
-    return _table(title, columns or [""], headings, lines, _acceptance_cells(total) if columns else None)
+def tally_table(run_directory: RunDirectory, columns: Sequence[str]) -> Table:
+    """Return the acceptance in a run, or its scores, by groups of rows and in total. Raises as `tally` does."""
+    has_scores, groups = run_directory.has("scores"), dict[tuple[str, ...], Any]()
+    if has_scores:
+        groups |= tally(run_directory, columns, SCORED_COLUMNS, count_scores)
+        total = _score_cells(sum(groups.values(), Scores()))
+    else:
+        groups |= tally(run_directory, columns, COUNTED_COLUMNS, count_generations)
+        total = _acceptance_cells(sum(groups.values(), Counts()))
+    headings = [  # so that no number is cut off
+        Column(heading) if heading == _BY_POSITION else Column(heading, justify="right", no_wrap=True)
+        for heading in total
+    ]
+    labels = [Column(name, no_wrap=True) for name in columns or ([] if has_scores else [""])]
+    title = f"{'Scores' if has_scores else 'Acceptance'} in {run_directory.location.name}"
+    table = Table(*labels, *headings, title=title, title_justify="left")
+    for values, found in groups.items() if columns or not has_scores else ():
+        cells = _score_cells(found) if has_scores else _acceptance_cells(found)
+        table.add_row(*(Text(visible(value)) for value in values or ("run",)), *cells.values())
+    if columns or has_scores:
+        table.add_row(*["all", *[""] * (len(columns) - 1)][: len(columns)], *total.values(), style="bold")
+    return table
 
 
-def _acceptance_cells(counts: Counts) -> list[str]:
-    """Return generations, tokens, acceptance rate, mean acceptance length and acceptance by draft position as text."""
+def _acceptance_cells(counts: Counts) -> dict[str, str]:
     rounds = max(counts.num_rounds, 1)
     by_position = " ".join(f"{accepted / rounds:.2f}" for accepted in counts.accepted_per_position)
-    return [
-        f"{counts.num_generations:,}",
-        f"{counts.num_output_tokens:,}",
-        format_rate(counts.acceptance_rate),
-        format_length(counts.mean_acceptance_length),
-        by_position or "-",
-    ]
+    return {
+        "generations": f"{counts.num_generations:,}",
+        "tokens": f"{counts.num_output_tokens:,}",
+        "rate": format_rate(counts.acceptance_rate),
+        "length": format_length(counts.mean_acceptance_length),
+        _BY_POSITION: by_position or "-",
+    }
 
 
-def scores_table(run_directory: RunDirectory, columns: Sequence[str]) -> Table:
-    """Return the scores of a run. Raises as `tally` does."""
-    groups = tally(run_directory, columns, SCORED_COLUMNS, count_scores)
-    lines = {values: _score_cells(scores) for values, scores in groups.items() if columns}
-    headings = _numbers("texts", "tokens", "log-probability a text", "perplexity", "greedy", "best")
-    title = f"Scores in {run_directory.location.name}"
-    return _table(title, columns, headings, lines, _score_cells(sum(groups.values(), Scores())))
-
-
-def _score_cells(scores: Scores) -> list[str]:
-    perplexity, number = scores.perplexity, max(1, scores.num_texts)
-    return [
-        f"{scores.num_texts:,}",
-        f"{scores.num_tokens:,}",
-        f"{scores.logprob / number:.3f}",
-        "-" if perplexity is None else f"{perplexity:.3f}",
-        f"{scores.num_greedy / number:.3f}",
-        f"{scores.num_best / number:.3f}",
-    ]
-
-
-def _numbers(*headings: str) -> list[Column]:
-    return [Column(heading, justify="right", no_wrap=True) for heading in headings]  # so that no number is cut off
-
-
-def _table(
-    title: str,
-    columns: Sequence[str],
-    headings: Sequence[Column],
-    lines: Mapping[tuple[str, ...], Sequence[str]],
-    total: Sequence[str] | None,
-) -> Table:
-    """Return the table with a line for each group of rows, and the total below them."""
-    table = Table(*(Column(name, no_wrap=True) for name in columns), *headings, title=title, title_justify="left")
-    for values, cells in lines.items():
-        table.add_row(*(Text(visible(value)) for value in values), *cells)
-    if total is not None:
-        table.add_row(*["all", *[""] * (len(columns) - 1)][: len(columns)], *total, style="bold")
-    return table
+def _score_cells(scores: Scores) -> dict[str, str]:
+    number = max(1, scores.num_texts)
+    return {
+        "texts": f"{scores.num_texts:,}",
+        "tokens": f"{scores.num_tokens:,}",
+        "log-probability a text": f"{scores.logprob / number:.3f}",
+        "perplexity": format_rate(scores.perplexity),
+        "greedy": f"{scores.num_greedy / number:.3f}",
+        "best": f"{scores.num_best / number:.3f}",
+    }
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,8 @@ def throughput(timeline: Timeline) -> Markup:
     """Return tokens a second over the time of the run."""
     num_bins = max(6, min(_NUM_BINS, 2 * len(timeline)))
     edges, speeds = timeline.tokens_per_second(num_bins)
-    unit, seconds = _unit_of_time(float(edges[-1]))
+    units: Sequence[tuple[str, float]] = (("days", 86400.0), ("hours", 3600.0), ("minutes", 60.0))
+    unit, seconds = next((each for each in units if edges[-1] >= 2 * each[1]), ("seconds", 1.0))
 
     def draw(axes: Axes) -> None:
         axes.stairs(speeds, edges / seconds, fill=True, color=_FIRST, alpha=0.25, linewidth=0)
@@ -95,7 +96,8 @@ def draft_lengths(rounds: RecordedRounds) -> Markup:
 def mean_lengths(groups: Mapping[str, Group]) -> Markup:
     """Return the mean acceptance length of each kind, and what one constant chance of acceptance predicts."""
     shown = list(groups.items())[:_MAX_KINDS][::-1]
-    names = [_short(name or "all rows") for name, _ in shown]
+    names = [name or "all rows" for name, _ in shown]
+    names = [name if len(name) <= 22 else name[:21] + "…" for name in names]
     measured = [group.counts.mean_acceptance_length or 0.0 for _, group in shown]
     predicted = [(row, group.rounds.predicted_length) for row, (_, group) in enumerate(shown)]
 
@@ -171,12 +173,3 @@ def _legend(axes: Axes) -> None:
     axes.legend(
         loc="lower left", bbox_to_anchor=(-0.02, 1.0), ncols=2, handlelength=1.6, borderpad=0, columnspacing=1.4
     )
-
-
-def _short(name: str) -> str:
-    return name if len(name) <= 22 else name[:21] + "…"
-
-
-def _unit_of_time(seconds: float) -> tuple[str, float]:
-    units: Sequence[tuple[str, float]] = (("days", 86400.0), ("hours", 3600.0), ("minutes", 60.0))
-    return next(((name, length) for name, length in units if seconds >= 2 * length), ("seconds", 1.0))

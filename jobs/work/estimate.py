@@ -47,16 +47,6 @@ class Measured:
     lengths: tuple[int, ...]  # output tokens of each generation
     num_cut: int  # generations that ended at their limit
 
-    @property
-    def tokens_per_second(self) -> float:
-        """Output tokens a second of one engine."""
-        return self.counts.num_output_tokens / self.seconds
-
-    @property
-    def rows_per_second(self) -> float:
-        """Input rows a second of one engine."""
-        return self.counts.num_rows / self.seconds
-
     def tokens_per_row(self) -> tuple[float, float, float]:
         """Return the mean output tokens of an input row, and the ends of its interval."""
         tokens, rows = np.array(self.tokens_by_unit), np.array(self.rows_by_unit)
@@ -150,7 +140,10 @@ def estimated(config: GenerateConfig, plan: Plan, measured: Measured, num_rows: 
     """Yield for a reader what `num_rows` rows would take, and then what these figures cannot know."""
     counts, num_engines = measured.counts, plan.pool.max_actors
     mean, low, high = measured.tokens_per_row()
-    engine_hours = num_rows / measured.rows_per_second / 3600
+    tokens_per_second, rows_per_second = (
+        number / measured.seconds for number in (counts.num_output_tokens, counts.num_rows)
+    )
+    engine_hours = num_rows / rows_per_second / 3600
     ends = (engine_hours * low / mean, engine_hours * high / mean) if mean else (engine_hours, engine_hours)
     gpus = gpus_of_engine(plan)
     table = Table(title=f"Estimate for {num_rows:,} rows", show_header=False, title_justify="left")
@@ -158,7 +151,7 @@ def estimated(config: GenerateConfig, plan: Plan, measured: Measured, num_rows: 
     table.add_column()
     num_places = len(measured.rows_by_unit)
     table.add_row("measured", f"{counts.num_rows:,} rows from {num_places} places, {counts.num_errors} of them failed")
-    table.add_row("one engine", f"{measured.tokens_per_second:,.0f} tokens/s, {measured.rows_per_second:,.2f} rows/s")
+    table.add_row("one engine", f"{tokens_per_second:,.0f} tokens/s, {rows_per_second:,.2f} rows/s")
     table.add_row("acceptance rate", format_rate(counts.acceptance_rate))
     table.add_row("tokens a row", f"{mean:,.1f} ({low:,.1f} to {high:,.1f})")
     if measured.lengths:

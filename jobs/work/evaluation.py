@@ -15,7 +15,6 @@ from rich.table import Table
 
 from decoding.checkpoint.supported import model_folder
 from decoding.device import to_device
-from decoding.network.language_model import LanguageModel
 from jobs.config.train import EvalConfig
 from jobs.report_page.numbers import format_length, format_rate
 from training.corpus.corpus import Corpus
@@ -34,104 +33,81 @@ _LEGEND = (
 def evaluate(config: EvalConfig) -> int:
     """Return 0, 1 if the gate is not passed, or 2 for a wrong corpus or draft."""
     try:
-        return Evaluation(config).run()
+        return _evaluate(config)
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
 
 
-class Evaluation:
-    """The rows, and the drafts that are scored on them."""
-
-    def __init__(self, config: EvalConfig) -> None:
-        """Open the corpus and read the rows. Raises ValueError or OSError for what is wrong."""
-        self._config, self._console = config, Console()
-        self._corpus = Corpus.open(config.corpus, config.models.target, config.models.tokenizer)
-        held_out = True if config.eval.rows == "held_out" else None
-        json_path = config.eval.json_path
-        if json_path is not None and not Path(json_path).expanduser().absolute().parent.is_dir():
-            raise ValueError(f"eval.json_path is {json_path!r}, whose folder is not there; make it first")
-        self._examples = list(islice(self._corpus.examples(held_out), config.eval.max_rows))
-        if not self._examples:
-            raise ValueError(
-                f"none of the corpus' rows is held out (corpus.held_out_share is {config.corpus.held_out_share}); "
-                "raise that share, or set eval.rows to all"
-            )
-
-    def run(self) -> int:
-        """Score, print and record; return the exit code. Raises ValueError for a draft or texts that are refused."""
-        config, models = self._config, self._config.models
-        assert models.draft is not None
-        drafts = [models.draft, *([] if config.against is None else [config.against])]
-        share = config.corpus.held_out_share
-        for draft in drafts if config.eval.rows == "held_out" else ():
-            trained = held_out_when_trained(model_folder(draft))
-            if trained is not None and trained < share:
-                raise ValueError(
-                    f"{draft!r} was trained with corpus.held_out_share {trained:g}, so it has seen some of the rows "
-                    f"that {share:g} holds out; set corpus.held_out_share to {trained:g} or less, or eval.rows to all"
-                )
-        pairs: list[Pair] = []
-        for draft in drafts:
-            loaded = pairs[0].target if pairs else None
-            pairs.append(Pair(draft, models.target, models.device, models.dtype, loaded))
-        target = pairs[0].target
-        check_is_targets_text(
-            self._corpus,
-            lambda token_ids, num_logits: target.plain(to_device(list(token_ids), target.device), num_logits),
-            target.eos_token_ids,
-            target.dtype,
+def _evaluate(config: EvalConfig) -> int:
+    """Score the drafts on the rows, print and record it. Raises ValueError or OSError for what is wrong or refused."""
+    console, models, settings = Console(), config.models, config.eval
+    corpus = Corpus.open(config.corpus, models.target, models.tokenizer)
+    if settings.json_path is not None and not Path(settings.json_path).expanduser().absolute().parent.is_dir():
+        raise ValueError(f"eval.json_path is {settings.json_path!r}, whose folder is not there; make it first")
+    is_held_out, share = settings.rows == "held_out", config.corpus.held_out_share
+    examples = list(islice(corpus.examples(True if is_held_out else None), settings.max_rows))
+    if not examples:
+        raise ValueError(
+            f"none of the corpus' rows is held out (corpus.held_out_share is {share}); raise that share, or set "
+            "eval.rows to all"
         )
-        found = [self._scored(pair) for pair in pairs]
-        self._print_reproduced(found[0][0], target)
-        verdict: GateVerdict | None = None
-        if config.against is not None:
-            verdict = judge(found[1][0], found[0][0], gain=config.eval.min_gain, loss=config.eval.max_loss)
-            self._console.print(
-                f"gate: {'passed' if verdict.passes else 'not passed'}: {verdict.reason}", style="bold", soft_wrap=True
+    assert models.draft is not None
+    drafts = [models.draft, *([] if config.against is None else [config.against])]
+    for draft in drafts if is_held_out else ():
+        trained = held_out_when_trained(model_folder(draft))
+        if trained is not None and trained < share:
+            raise ValueError(
+                f"{draft!r} was trained with corpus.held_out_share {trained:g}, so it has seen some of the rows that "
+                f"{share:g} holds out; set corpus.held_out_share to {trained:g} or less, or eval.rows to all"
             )
-        self._record(found, verdict)
-        return int(verdict is not None and not verdict.passes)
-
-    def _scored(self, pair: Pair) -> tuple[DraftScore, RoundSeconds | None]:
-        """Return a draft's score and what its rounds take, if that is asked for; print both."""
-        settings = self._config.eval
-        is_hidden = not self._console.is_terminal
-        examples = track(self._examples, pair.draft_path, console=self._console, transient=True, disable=is_hidden)
-        found = score(pair, examples, settings.num_draft_tokens)
+    pairs: list[Pair] = []
+    for draft in drafts:
+        loaded = pairs[0].target if pairs else None
+        pairs.append(Pair(draft, models.target, models.device, models.dtype, loaded))
+    target = pairs[0].target
+    check_is_targets_text(
+        corpus,
+        lambda token_ids, num_logits: target.plain(to_device(list(token_ids), target.device), num_logits),
+        target.eos_token_ids,
+        target.dtype,
+    )
+    found: list[tuple[DraftScore, RoundSeconds | None]] = []
+    for pair in pairs:
+        shown = track(examples, pair.draft_path, console=console, transient=True, disable=not console.is_terminal)
+        of_pair = score(pair, shown, settings.num_draft_tokens)
         seconds = measure_rounds(pair, settings.num_draft_tokens, settings.num_slots) if settings.costs else None
-        self._console.print(_table(found, seconds))
-        return found, seconds
-
-    def _print_reproduced(self, found: DraftScore, target: LanguageModel) -> None:
-        what = "held-out rows" if self._config.eval.rows == "held_out" else "rows"
-        said = f"{len(self._examples):,} {what}, {found.all.num_tokens:,} output tokens"
-        if found.all.reproduced is None:
-            said += "; without the rows' noise keys, acceptance is that of noise drawn for the texts"
-        else:
-            dtype = str(target.dtype).removeprefix("torch.")
-            said += f"; the target, in {dtype}, reproduces {found.all.reproduced:.2%} of them"
-        self._console.print(said, highlight=False, soft_wrap=True)
-        self._console.print(_LEGEND, highlight=False, soft_wrap=True)
-        if self._config.eval.costs:
-            slots = self._config.eval.num_slots
-            self._console.print(
-                f"speed: times as fast as plain decoding, by the costs of rounds of {slots} rows here", soft_wrap=True
-            )
-
-    def _record(self, found: list[tuple[DraftScore, RoundSeconds | None]], verdict: GateVerdict | None) -> None:
-        if self._config.eval.json_path is None:
-            return
+        console.print(_table(of_pair, seconds))
+        found.append((of_pair, seconds))
+    own = found[0][0]
+    said = f"{len(examples):,} {'held-out rows' if is_held_out else 'rows'}, {own.all.num_tokens:,} output tokens"
+    if own.all.reproduced is None:
+        said += "; without the rows' noise keys, acceptance is that of noise drawn for the texts"
+    else:
+        dtype = str(target.dtype).removeprefix("torch.")
+        said += f"; the target, in {dtype}, reproduces {own.all.reproduced:.2%} of them"
+    console.print(said, highlight=False, soft_wrap=True)
+    console.print(_LEGEND, highlight=False, soft_wrap=True)
+    if settings.costs:
+        rows = f"rounds of {settings.num_slots} rows"
+        console.print(f"speed: times as fast as plain decoding, by the costs of {rows} here", soft_wrap=True)
+    verdict: GateVerdict | None = None
+    if config.against is not None:
+        verdict = judge(found[1][0], own, gain=settings.min_gain, loss=settings.max_loss)
+        outcome = "passed" if verdict.passes else "not passed"
+        console.print(f"gate: {outcome}: {verdict.reason}", style="bold", soft_wrap=True)
+    if settings.json_path is not None:
         result = {
-            "corpus": self._corpus.fingerprint(),
-            "num_rows": len(self._examples),
+            "corpus": corpus.fingerprint(),
+            "num_rows": len(examples),
             "drafts": [
                 {**each.as_dict(), "round_seconds": None if seconds is None else asdict(seconds)}
                 for each, seconds in found
             ],
             "gate": None if verdict is None else asdict(verdict),
         }
-        Path(self._config.eval.json_path).expanduser().write_text(json.dumps(result, indent=2) + "\n")
+        Path(settings.json_path).expanduser().write_text(json.dumps(result, indent=2) + "\n")
+    return int(verdict is not None and not verdict.passes)
 
 
 def _table(found: DraftScore, seconds: RoundSeconds | None) -> Table:

@@ -94,6 +94,7 @@ def _run(plan: Plan, run_directory: RunDirectory) -> Exit:
         log_run_started(run_directory, missing.num_units)
         with learning(plan.config.learn, plan, run_directory) as lessons:
             for receipt in execute(missing, worker_spec(plan, run_directory), plan, lease=lease):
+                lease.refuse_if_lost()
                 new += receipt.counts
                 num_done += 1
                 lessons.committed(receipt.counts.num_rows)
@@ -227,6 +228,7 @@ def _retry_wanted(plan: Plan, run_directory: RunDirectory, wanted: Wanted) -> Ex
         rows = FailedRows(plan.input_options, plan.carried, wanted)
         spec = replace(worker_spec(plan, run_directory), units=rows)
         for receipt in execute(units, spec, plan, lease=lease, backups=False):
+            lease.refuse_if_lost()
             tried += receipt.counts
             num_done += 1
         if num_done < units.num_units:

@@ -27,7 +27,6 @@ def served_models(config: ServeConfig, settings: GeneratorSettings) -> list[Serv
     Raises ValueError or OSError for an adapter that cannot be served; no weights are merged before all are looked at.
     """
     own = _own_name(config)
-    check_adapters(config)
     target = quick_model_fingerprint(settings.models.target)
     for name, folder in config.serve.adapters.items():
         with _naming(name):

@@ -251,18 +251,24 @@ def _until_a_signal(mark: str, drain_timeout_s: float) -> Exit:
     """Wait for a signal, then withdraw what was deployed with this mark; a later command's deployment stays."""
     try:
         print("ready; SIGTERM or Ctrl-C lets what is in flight finish, and ends", flush=True)
-        never = threading.Event()
-        while not never.wait(_LOOK_EVERY_S):
-            if not is_deployed():
-                print("error: the application was taken away", file=sys.stderr)  # by another command
-                return Exit.FAILED
+        _wait()
     except KeyboardInterrupt:
         if deployed_mark() != mark and is_deployed():
             print("ending: the endpoint was deployed again by another command, and is left to it", file=sys.stderr)
             return Exit.COMPLETE
         print("ending: nothing new is taken, what is in flight is finished", file=sys.stderr, flush=True)
         withdraw(drain_timeout_s)
-    return Exit.COMPLETE
+        return Exit.COMPLETE
+    return Exit.FAILED
+
+
+def _wait() -> None:
+    """Wait until the application is gone, removed by another command. A signal raises KeyboardInterrupt."""
+    never = threading.Event()
+    while not never.wait(_LOOK_EVERY_S):
+        if not is_deployed():
+            print("error: the application was taken away", file=sys.stderr)
+            return
 
 
 def hide_variables(names: Iterable[str]) -> None:

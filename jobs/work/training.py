@@ -6,7 +6,6 @@ Interrupted or killed, the same command goes on from the last checkpoint. Ctrl-C
 import sys
 import threading
 import time
-from collections.abc import Callable
 
 import ray
 from rich.console import Console
@@ -63,12 +62,16 @@ def train(config: TrainConfig) -> Exit:
 def _train(plan: TrainingPlan, config: TrainConfig) -> Exit:
     start_ray(config.run.ray_address)
     stop, has_begun = threading.Event(), threading.Event()
-    show = _lines() if config.run.progress == "lines" else None
+    last_line = float("-inf")
 
     def shown(progress: TrainingProgress) -> None:
+        """Print a line now and then, the first step's and the last one's among them."""
+        nonlocal last_line
         has_begun.set()
-        if show is not None:
-            show(progress)
+        now, is_last = time.monotonic(), progress.step == progress.num_steps
+        if config.run.progress == "lines" and (is_last or now - last_line >= _SECONDS_BETWEEN_LINES):
+            last_line = now
+            print(line(progress), file=sys.stderr, flush=True)
 
     with graceful_stop(stop.set, _SECONDS_TO_STOP), watching(tell_of_waiting, has_begun, plan.workers):
         trained = train_planned(plan, config.output.path, config.run.storage, shown, stop)
@@ -90,19 +93,6 @@ def tell_of_waiting(
                 flush=True,
             )
         patience_s = min(3 * patience_s, _LONGEST_PATIENCE_S)
-
-
-def _lines() -> Callable[[TrainingProgress], None]:
-    """Return what prints a line of progress now and then, the first step's and the last one's among them."""
-    last = [float("-inf")]
-
-    def show(progress: TrainingProgress) -> None:
-        now = time.monotonic()
-        if now - last[0] >= _SECONDS_BETWEEN_LINES or progress.step == progress.num_steps:
-            last[0] = now
-            print(line(progress), file=sys.stderr, flush=True)
-
-    return show
 
 
 def line(progress: TrainingProgress) -> str:

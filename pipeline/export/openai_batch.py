@@ -26,7 +26,6 @@ from pipeline.storage.location import Location
 from pipeline.storage.whole_file import replacement
 from pipeline.text.codec import TextCodec
 
-_Scored = tuple[int, float, list[dict[str, Any]]]  # an output token's id, its logprob, and the alternatives to it
 _FIELD = re.compile(r"(?:body|sampling)\.([A-Za-z_][^\s:]*)|([a-z_]+(?:[.\[][\w.\[\]]*)?): ")  # begins a message
 _ERROR_CODES: Mapping[Stage, str] = {
     "read": "invalid_request",
@@ -161,18 +160,32 @@ def _custom_id(row: Mapping[str, Any]) -> str | None:
 
 def _choice(sample: Mapping[str, Any], codec: TextCodec) -> dict[str, Any]:
     is_chat, text = sample["is_chat"], sample["text"]
-    finish_reason, logprobs = "tool_calls" if sample.get("tool_calls") else "stop", None
+    finish_reason, logprobs = "tool_calls" if sample.get("tool_calls") else "stop", dict[str, Any]()
     if sample["finish_reason"] == "length":
         finish_reason = "length"
     if sample["logprobs"] is not None:
         tops = sample["top_logprobs"] or [[] for _ in sample["token_ids"]]
-        scored = list(zip(sample["token_ids"], sample["logprobs"], tops, strict=True))
-        logprobs = (_chat_logprobs if is_chat else _completion_logprobs)(scored, codec)
+        if is_chat:
+            scored = zip(sample["token_ids"], sample["logprobs"], tops, strict=True)
+            content = [
+                _token(codec, token_id, logprob)
+                | {"top_logprobs": [_token(codec, top["token_id"], top["logprob"]) for top in others]}
+                for token_id, logprob, others in scored
+            ]
+            logprobs = {"content": content}
+        else:
+            logprobs = {
+                "tokens": [codec.token_text(token_id) for token_id in sample["token_ids"]],
+                "token_logprobs": sample["logprobs"],
+                "top_logprobs": [
+                    {codec.token_text(top["token_id"]): top["logprob"] for top in others} for others in tops
+                ],
+            }
     return {
         "index": sample["sample"],
         **({"message": _message(sample)} if is_chat else {"text": text}),
         "finish_reason": finish_reason,
-        "logprobs": logprobs,
+        "logprobs": logprobs or None,
     }
 
 
@@ -193,24 +206,6 @@ def _message(sample: Mapping[str, Any]) -> dict[str, Any]:
             for call in calls
         ]
     return message
-
-
-def _chat_logprobs(scored: list[_Scored], codec: TextCodec) -> dict[str, Any]:
-    return {
-        "content": [
-            _token(codec, token_id, logprob)
-            | {"top_logprobs": [_token(codec, top["token_id"], top["logprob"]) for top in tops]}
-            for token_id, logprob, tops in scored
-        ]
-    }
-
-
-def _completion_logprobs(scored: list[_Scored], codec: TextCodec) -> dict[str, Any]:
-    return {
-        "tokens": [codec.token_text(token_id) for token_id, _, _ in scored],
-        "token_logprobs": [logprob for _, logprob, _ in scored],
-        "top_logprobs": [{codec.token_text(top["token_id"]): top["logprob"] for top in tops} for _, _, tops in scored],
-    }
 
 
 def _token(codec: TextCodec, token_id: int, logprob: float) -> dict[str, Any]:

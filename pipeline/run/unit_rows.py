@@ -190,8 +190,9 @@ def refuse_unknown_columns(run_directory: RunDirectory, names: Sequence[str]) ->
 
 def _values(table: pa.Table, name: str) -> list[Value]:
     pairs = zip(plain_values(table[name]), shown_values(table[name]), strict=True)
-    return [Value(False, plain, shown) if _is_number(plain) else Value(True, shown, shown) for plain, shown in pairs]
-
-
-def _is_number(plain: Any) -> bool:
-    return isinstance(plain, int | float) and not math.isnan(plain)
+    return [
+        Value(False, plain, shown)
+        if isinstance(plain, int | float) and not math.isnan(plain)
+        else Value(True, shown, shown)
+        for plain, shown in pairs
+    ]

@@ -45,8 +45,12 @@ class Location:
                 f"{scheme}://...@{host}: a URI with a password would be written into the run directory; "
                 "pass credentials in the environment (AWS_ACCESS_KEY_ID, ...) instead"
             )
+        uri = name
+        if scheme == "s3" and "allow_delayed_open=" not in name:
+            # So that pyarrow writes a small object by one PUT, not by a multipart upload of one part.
+            uri += f"{'&' if '?' in name else '?'}allow_delayed_open=true"
         try:
-            filesystem, path = fs.FileSystem.from_uri(_one_request_a_file(name))
+            filesystem, path = fs.FileSystem.from_uri(uri)
         except (ValueError, OSError, NotImplementedError) as error:
             raise ValueError(f"cannot open {name!r}: {error}") from error
         return cls(filesystem, path, path if isinstance(filesystem, fs.LocalFileSystem) else name)
@@ -139,10 +143,3 @@ class Location:
 def file_version(info: fs.FileInfo) -> str:
     """Return a text that changes when the file is written again: its time of change in ns, or "" if unknown."""
     return "" if info.mtime_ns is None else str(info.mtime_ns)
-
-
-def _one_request_a_file(uri: str) -> str:
-    """Return the URI that makes pyarrow write a small S3 object by one PUT, not by a multipart upload of one part."""
-    if not uri.startswith("s3://") or "allow_delayed_open=" in uri:
-        return uri
-    return f"{uri}{'&' if '?' in uri else '?'}allow_delayed_open=true"

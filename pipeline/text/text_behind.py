@@ -70,18 +70,18 @@ class TextBehind:
             size *= 2
         if end or not self._text(0, len(prompt)):
             return list(prompt[:end])
-        return self.codec.a_letter
+        return list(self.codec.a_letter)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Return the text of these tokens right behind the prompt."""
-        return self.codec.decode([*self.context, *token_ids])[self._num_before :]
+        return str(self.codec.decode([*self.context, *token_ids]))[self._num_before :]
 
     @cached_property
     def _num_before(self) -> int:
         return len(self.codec.decode(self.context))
 
     def _text(self, start: int, end: int) -> str:
-        return self.codec.decode(self.prompt_token_ids[start:end])
+        return str(self.codec.decode(self.prompt_token_ids[start:end]))
 
 
 class IncrementalDecoder:
@@ -125,7 +125,7 @@ class IncrementalDecoder:
     def preview(self, token_ids: Sequence[int]) -> str:
         """Return the text that these tokens would add, special ones by their names; they are not added."""
         codec, before = self._codec.of_all_tokens, self._token_ids[self._context_start :]
-        known, text = codec.decode(before), codec.decode([*before, *token_ids])
+        known, text = str(codec.decode(before)), str(codec.decode([*before, *token_ids]))
         is_same = [one == other for one, other in zip(known, text, strict=False)]
         return text[(*is_same, False).index(False) :]
 
@@ -156,7 +156,8 @@ class IncrementalDecoder:
 
     def _decode(self, start: int, end: int) -> str:
         token_ids = self._token_ids[start:end]
-        return self._codec.decode_few(tuple(token_ids)) if len(token_ids) <= _FEW else self._codec.decode(token_ids)
+        few = len(token_ids) <= _FEW
+        return str(self._codec.decode_few(tuple(token_ids)) if few else self._codec.decode(token_ids))
 
 
 @dataclass(frozen=True)

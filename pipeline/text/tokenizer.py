@@ -120,7 +120,7 @@ class DecoderRules:
     def __init__(self, tokenizer: Any) -> None:
         backend = getattr(tokenizer, "backend_tokenizer", None)
         decoder = getattr(backend, "decoder", None)  # without one, tokens are joined with spaces
-        described = {"decoders": []} if decoder is None else json.loads(decoder.__getstate__())
+        described: dict[str, Any] = {"decoders": []} if decoder is None else json.loads(decoder.__getstate__())
         steps = described.get("decoders", [described])  # of a sequence, or the one that it is
         self.is_steady = backend is not None and (decoder is None or _is_steady(steps))
         self._has_bytes = backend is None or any(step["type"] == "ByteFallback" for step in steps)

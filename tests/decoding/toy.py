@@ -6,7 +6,7 @@ and the verifiers themselves. Shapes: N paths or rows, K drafted tokens, J = K +
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product
 
 import numpy as np
@@ -18,7 +18,7 @@ from decoding.choices import LOSSY, Verification
 from decoding.noise import noise_key
 from decoding.sampling.distribution import SamplingBatch, first_stop, keep_best, probabilities, process_logits
 from decoding.sampling.rows import Rows
-from decoding.sampling.rules import RULES, acceptance, recovery, taken_out
+from decoding.sampling.rules import RULES, acceptance, recovery
 from decoding.sampling.token_history import TokenHistory
 from decoding.sampling.verdicts import Draft
 from decoding.sequence import Sequence
@@ -108,7 +108,9 @@ def rejection_rule(
     The latter are distributions [B, J, V]. Both come from what `verify_rejection` draws with, so enumerating them
     enumerates the verifier.
     """
-    removed = taken_out(draft, is_adjusted=verification not in LOSSY)
+    removed = draft
+    if verification in LOSSY:
+        removed = replace(draft, num_draft_tokens_B=torch.zeros_like(draft.num_draft_tokens_B))
     num_rows, num_positions = target_probs_BJV.shape[:2]
     every_BJ = torch.arange(num_positions, device=target_probs_BJV.device).expand(num_rows, -1)
     return acceptance(target_probs_BJV, draft), recovery(target_probs_BJV, removed, every_BJ)

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from actors.workers import draft_follower
+from actors.workers import engine_worker
 from actors.workers.engine_worker import EngineWorker
 from jobs import report, swap_draft
 from jobs.driver import execution
@@ -35,7 +35,7 @@ def swapping(run: Path, draft: str, deaths: Path | None = None, behind: int = 1)
 
     class Swapping(EngineWorker):
         def __init__(self, *args: Any, **kwargs: Any) -> None:
-            draft_follower.LOOK_EVERY_S = 0.1
+            engine_worker.LOOK_EVERY_S = 0.1
             super().__init__(*args, **kwargs)
 
         def _read(self, unit: Any) -> Any:
@@ -43,7 +43,7 @@ def swapping(run: Path, draft: str, deaths: Path | None = None, behind: int = 1)
                 with suppress(FileExistsError):
                     (run.parent / "offered").touch(exist_ok=False)  # one process offers it
                     DraftVersions(str(run)).offer(draft)
-                wait_until(lambda: self.engine.loop.draft_version == 1)
+                wait_until(lambda: self.engine.loop.engine.draft_version == 1)
                 if deaths is not None and not (deaths / "died").exists():
                     (deaths / "died").touch()
                     os._exit(9)
@@ -191,7 +191,7 @@ def test_engines_that_took_a_draft_back_let_the_run_go_back_too(job, tmp_path, m
             if num_done < 4:
                 return super()._read(unit)
             if num_done >= 8:
-                wait_until(lambda: self.engine.loop.draft_version == 0)
+                wait_until(lambda: self.engine.loop.engine.draft_version == 0)
             return EngineWorker._read(self, unit)
 
     monkeypatch.setattr(execution, "EngineWorker", Judging)

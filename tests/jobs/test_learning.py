@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from actors.workers import draft_follower
+from actors.workers import engine_worker
 from actors.workers.engine_worker import EngineWorker
 from jobs.config.loading import load
 from jobs.config.run import RunConfig
@@ -33,7 +33,7 @@ def waiting(run: Path, is_over: Any) -> type[EngineWorker]:
 
     class Waiting(EngineWorker):
         def __init__(self, *args: Any, **kwargs: Any) -> None:
-            draft_follower.LOOK_EVERY_S = 0.1
+            engine_worker.LOOK_EVERY_S = 0.1
             super().__init__(*args, **kwargs)
 
         def _read(self, unit: Any) -> Any:
@@ -49,7 +49,7 @@ def waiting(run: Path, is_over: Any) -> type[EngineWorker]:
 def test_a_draft_that_has_learned_is_used_and_no_token_changes(job, plain_run, monkeypatch):
     job.source = plain_run / "in.jsonl"
     monkeypatch.setattr(
-        execution, "EngineWorker", waiting(job.output, lambda self: self.engine.loop.draft_version == 1)
+        execution, "EngineWorker", waiting(job.output, lambda self: self.engine.loop.engine.draft_version == 1)
     )
     assert job.generate(*ONE, *LEARN, *TRAIN, *ANY_GAIN) == 0, job.printed()
     said = job.printed()
@@ -94,7 +94,7 @@ def test_a_trainer_and_an_engine_that_are_killed_cost_no_token(job, plain_run, m
             with suppress(FileExistsError):
                 engine_died.touch(exist_ok=False)
                 os._exit(9)
-        return generator.engine.loop.draft_version == 1
+        return generator.engine.loop.engine.draft_version == 1
 
     monkeypatch.setattr(learning, "hold", hold)
     monkeypatch.setattr(execution, "EngineWorker", waiting(job.output, is_over))

@@ -17,9 +17,8 @@ from transformers import AutoTokenizer, PretrainedConfig
 
 from decoding.checkpoint.supported import model_folder, read_config
 from decoding.heads.fit import fitting_config, make_network
-from decoding.heads.format.fields import normalized
 from decoding.heads.format.folder import Head, read_head, save_head
-from decoding.heads.format.head_config import HeadConfig, default_layer_inputs
+from decoding.heads.format.head_config import HeadConfig, default_layer_inputs, normalized
 from decoding.heads.format.networks import Eagle3Network
 from decoding.heads.format.tensors import offsets, target_ids
 from decoding.heads.unrolled import unrolled

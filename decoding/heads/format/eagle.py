@@ -14,14 +14,15 @@ field; ids that are the default of the target are left out, since all of them th
 import re
 from typing import Any
 
-from decoding.heads.format.fields import Said, normalized
 from decoding.heads.format.head_config import (
     OF_DSPARK,
     OWN_FIELDS,
     HeadConfig,
     Kind,
+    Said,
     default_layer_inputs,
     default_num_speculative_tokens,
+    normalized,
 )
 
 _CLASSES: dict[tuple[Kind, str], str] = {

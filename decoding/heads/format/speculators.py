@@ -9,14 +9,15 @@ from typing import Any
 
 import transformers
 
-from decoding.heads.format.fields import Said, normalized
 from decoding.heads.format.head_config import (
     KINDS,
     OWN_FIELDS,
     READ_PAIRS,
     HeadConfig,
     Kind,
+    Said,
     default_num_speculative_tokens,
+    normalized,
 )
 
 _VERSION = "0.9.0"

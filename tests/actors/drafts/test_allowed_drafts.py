@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from actors.drafts.link import DraftLink
-from actors.drafts.messages import DraftRequest
-from actors.drafts.mirror import DraftMirror, DraftTerms
+from actors.drafts.mirror import DraftMirror, DraftRequest, DraftTerms
 from actors.drafts.remote_drafter import RemoteDrafter
 from actors.placement import DraftSettings
 from decoding import Engine, EngineOptions, SamplingParams, Sequence

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from actors.drafts.link import DraftLink
-from actors.drafts.messages import DraftReply, DraftRequest, RowUpdate
-from actors.drafts.mirror import DraftTerms
+from actors.drafts.mirror import DraftReply, DraftRequest, DraftTerms, RowUpdate
 from actors.drafts.remote_drafter import RemoteDrafter, make_draft
 from actors.placement import DraftSettings
 from decoding import SamplingParams, Sequence

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from ray import cloudpickle
 
-from actors.drafts.messages import Distributions, DraftReply, DraftRequest, RowOrigin, RowUpdate
+from actors.drafts.mirror import Distributions, DraftReply, DraftRequest, RowOrigin, RowUpdate
 from decoding import SamplingParams
 
 ORIGIN = RowOrigin(2, SamplingParams(temperature=0.5), 7)

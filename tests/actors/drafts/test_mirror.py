@@ -7,8 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from actors.drafts.messages import DraftReply, DraftRequest, RowOrigin, RowUpdate
-from actors.drafts.mirror import DraftMirror, DraftTerms
+from actors.drafts.mirror import DraftMirror, DraftReply, DraftRequest, DraftTerms, RowOrigin, RowUpdate
 from decoding import SamplingParams, Sequence
 from decoding.choices import Verification
 from decoding.drafters.model import ModelDrafter

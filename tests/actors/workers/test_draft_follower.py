@@ -49,16 +49,16 @@ def _write(loop: EngineLoop, number: int, first: int = 0) -> list[list[int]]:
 def test_an_engine_uses_the_newest_draft_and_goes_back_when_another_engine_rejects_it(followed, text_pair):
     follower, loop, run = followed
     follower.look()
-    assert loop.draft_version == 0
+    assert loop.engine.draft_version == 0
     run.drafts.offer_drafts({1: text_pair[1], 2: text_pair[1]})
     follower.look()
-    assert loop.draft_version == 2
+    assert loop.engine.draft_version == 2
     run.reject(2, Rejection("rolled back", "elsewhere"))
     follower.look()
-    assert loop.draft_version == 1
+    assert loop.engine.draft_version == 1
     run.drafts.offer_drafts({})
     follower.look()
-    assert loop.draft_version == 0
+    assert loop.engine.draft_version == 0
 
 
 def test_a_draft_that_cannot_be_used_is_rejected_and_the_engine_keeps_its_own(followed, tmp_path):
@@ -66,7 +66,7 @@ def test_a_draft_that_cannot_be_used_is_rejected_and_the_engine_keeps_its_own(fo
     run.drafts.offer_drafts({1: str(tmp_path / "nowhere")})
     follower.look()
     follower.look()
-    assert loop.draft_version == 0
+    assert loop.engine.draft_version == 0
     assert run.drafts.rejected_drafts()[1].state == "refused"
     assert "no model at" in run.drafts.rejected_drafts()[1].reason
 
@@ -84,10 +84,10 @@ def test_a_draft_that_an_engine_takes_back_is_rejected_for_all(followed, text_pa
     texts = _write(loop, 12)
     run.drafts.offer_drafts({1: str(tmp_path)})
     follower.look()
-    assert loop.draft_version == 1
+    assert loop.engine.draft_version == 1
     texts += _write(loop, 28, first=12)
     follower.look()
-    assert loop.draft_version == 0
+    assert loop.engine.draft_version == 0
     assert run.drafts.rejected_drafts()[1].state == "rolled back"
     assert run.wanted() == WantedDraft()
     assert texts == plain

@@ -12,8 +12,7 @@ import torch
 
 from decoding import Engine, EngineOptions, SamplingParams
 from decoding.drafters.base import NoDrafter
-from decoding.drafters.dflash import DFlashDrafter
-from decoding.drafters.eagle3 import Eagle3Drafter
+from decoding.drafters.head_drafters import DFlashDrafter, Eagle3Drafter
 from decoding.heads.format.head_config import HeadConfig
 from decoding.pace.cost_table import CostTable
 from decoding.pace.schedule import FixedSchedule

@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import pytest
 
-from decoding.drafters.eagle3 import Eagle3Drafter
+from decoding.drafters.head_drafters import Eagle3Drafter
 from decoding.drafters.hybrid import HybridDrafter
 from decoding.drafters.lookups import SuffixDrafter
 from decoding.network.language_model import LanguageModel

@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 
 from decoding import SamplingParams, Sequence
-from decoding.drafters.lookups import Match, NGramDrafter
+from decoding.drafters.lookups import _NGramIndex
 from decoding.gpu.available import is_interpreted
 from decoding.grammar.matcher import Matcher, Place, masks_at_once
 from decoding.grammar.structured import Structured
@@ -128,7 +128,7 @@ def test_forced_tokens_are_drafted_without_a_forward_and_all_accepted(ended, mon
 
     plain = written("none")
     assert all(sequence.num_draft_tokens == 0 for sequence in plain)
-    monkeypatch.setattr(NGramDrafter, "_matches", lambda self, rows: [Match([], 0)] * len(rows.sequences))
+    monkeypatch.setattr(_NGramIndex, "lookup", lambda *_: ([], 0))
     forced = written("ngram")
     assert outputs(forced) == outputs(plain)
     for rows in (forced, written("ngram", "rejection")):

@@ -8,9 +8,8 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from decoding.heads.format.fields import normalized
 from decoding.heads.format.folder import Head
-from decoding.heads.format.head_config import READ_PAIRS, HeadConfig, Kind, default_num_speculative_tokens
+from decoding.heads.format.head_config import READ_PAIRS, HeadConfig, Kind, default_num_speculative_tokens, normalized
 from decoding.heads.format.tensors import Expected, expected_tensors, membership, offsets
 
 V, D, H = 128, 64, 32

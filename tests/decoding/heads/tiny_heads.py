@@ -6,12 +6,11 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel
 
-from decoding.drafters.dflash import DFlashDrafter
+from decoding.drafters.head_drafters import DFlashDrafter
 from decoding.heads.dflash_head import DFlashHead
 from decoding.heads.eagle3_head import Eagle3Head
-from decoding.heads.format.fields import normalized
 from decoding.heads.format.folder import Head, save_head
-from decoding.heads.format.head_config import HeadConfig
+from decoding.heads.format.head_config import HeadConfig, normalized
 from decoding.heads.format.networks import DFlashNetwork, Eagle3Network, HeadNetwork
 from decoding.network.language_model import LanguageModel
 from decoding.network.slot_network import layers_to_read

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from endpoint.batches.batch import MAX_ERRORS, InputRules, check_input
+from endpoint.batches.batch import MAX_ERRORS, CheckedInput, InputRules
 from pipeline.storage.location import Location
 from tests.endpoint.batches.asking import CHAT, COMPLETIONS, content, line
 from tests.endpoint.in_process import MODEL
@@ -21,7 +21,7 @@ def without(name: str) -> dict[str, Any]:
 def check(folder: Path, lines: list[Any]) -> tuple[int, Any]:
     path = folder / "content"
     path.write_bytes(content(lines))
-    found = check_input(Location.parse(str(path)), RULES)
+    found = CheckedInput(RULES).check(Location.parse(str(path)))
     return found.num_rows, found.errors
 
 
@@ -77,4 +77,4 @@ def test_only_the_first_errors_are_listed(tmp_path):
     path = tmp_path / "content"
     path.write_bytes(b"{\n" * 5000)
     rules = InputRules(endpoint=COMPLETIONS, models={}, max_rows=9000, max_line_bytes=500)
-    assert len(check_input(Location.parse(str(path)), rules).errors) == MAX_ERRORS
+    assert len(CheckedInput(rules).check(Location.parse(str(path))).errors) == MAX_ERRORS

@@ -22,9 +22,8 @@ from endpoint.gate.answer import HeldBody
 from endpoint.gate.gate import Gate
 from endpoint.http.bodies import Bodies, Limits
 from endpoint.http.errors import ApiError
-from endpoint.http.origin import EXTENSION
+from endpoint.http.origin import EXTENSION, Deadline
 from endpoint.service.backend import Replicas
-from endpoint.service.deadline import Deadline
 from endpoint.service.metrics import ServingMetrics
 from endpoint.service.service import Models, Service, ServiceSettings
 from pipeline.text.codec import TextCodec

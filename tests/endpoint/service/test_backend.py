@@ -25,8 +25,8 @@ from actors.engine.requests import (
 )
 from decoding import SamplingParams
 from endpoint.http.errors import ApiError
+from endpoint.http.origin import Deadline, DeadlineError
 from endpoint.service.backend import EnginesLostError, Replicas, api_errors, as_api_error, ask
-from endpoint.service.deadline import Deadline, DeadlineError
 
 pytestmark = pytest.mark.anyio
 ENDING = Ending("length", None, None, 0)
@@ -341,7 +341,7 @@ async def test_an_unexpected_exception_is_raised_unchanged():
 
 async def test_replicas_share_one_deadline(monkeypatch):
     now = 100.0
-    monkeypatch.setattr("endpoint.service.deadline.time.monotonic", lambda: now)
+    monkeypatch.setattr("endpoint.http.origin.time.monotonic", lambda: now)
 
     class Slow(Handle):
         def remote(self, generation: Generation | Scoring) -> Handle:

@@ -6,14 +6,14 @@ from math import inf
 
 import pytest
 
-from endpoint.service.deadline import Deadline, DeadlineError
+from endpoint.http.origin import Deadline, DeadlineError
 from tests.clock import Clock
 
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr("endpoint.service.deadline.time.monotonic", clock)
+    monkeypatch.setattr("endpoint.http.origin.time.monotonic", clock)
     return clock
 
 

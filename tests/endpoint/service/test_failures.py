@@ -14,7 +14,7 @@ import pytest
 from actors.engine.deltas import Delta, Ending
 from actors.engine.requests import BusyError, EngineFacts, FailedError, Generation, RefusedError, Scoring
 from decoding.sequence import TokenLogprobs
-from endpoint.service.deadline import DeadlineError
+from endpoint.http.origin import DeadlineError
 from endpoint.service.metrics import ServingMetrics, page
 from tests.endpoint.in_process import MODEL, Server
 from tests.endpoint.web import samples_of

@@ -38,22 +38,14 @@ def test_a_second_driver_ends_with_one_line_that_names_the_first(begun):
 def test_a_driver_that_lost_its_lease_stops_at_the_next_unit(begun, monkeypatch):
     taken = []
 
-    def lose_the_lease_after_a_unit(*_: Any, **__: Any) -> Iterator[SimpleNamespace]:
+    def lose_the_lease_after_a_unit(*_: Any, lease: Any) -> Iterator[SimpleNamespace]:
         yield SimpleNamespace(counts=Counts(num_rows=8))
         taken.append(1)
-        lease_of_this_driver[0].lost_to = "host other, pid 5"
+        lease.lost_to = "host other, pid 5"
         yield SimpleNamespace(counts=Counts(num_rows=1))
         pytest.fail("went on without its lease")
 
-    lease_of_this_driver: list[Any] = []
-    run_alone = generation._run_alone
-
-    def remember_the_lease(*values: Any) -> Any:
-        lease_of_this_driver.append(values[-1])
-        return run_alone(*values)
-
     monkeypatch.setattr(generation, "execute", lose_the_lease_after_a_unit)
-    monkeypatch.setattr(generation, "_run_alone", remember_the_lease)
     assert begun.generate("--models.device=cpu") == Exit.FAILED
     assert "went to host other, pid 5. It stops here; what is committed stays" in begun.printed()
     assert taken == [1]

@@ -41,6 +41,12 @@ def test_the_predictions_of_output_tokens_are_taught_and_no_others() -> None:
     assert predicted.tolist() == [3, 4, 6, 8]  # before the 7 there is nothing
 
 
+def test_nothing_of_the_padding_is_taught() -> None:
+    rows = PackedRows.of([*pack([Document((1, 2), (3, 4))], seq_len=4), *pack([Document((5,), (6,))], seq_len=4)])
+    assert (rows.documents_BT.tolist()[1], rows.positions_BT.tolist()[1]) == ([0, 0, 1, 1], [0, 1, 0, 1])
+    assert rows.is_taught_BT.tolist()[1] == [True, False, False, False]
+
+
 def test_the_draft_gives_each_document_the_logits_that_it_has_alone(documents: list[Document]) -> None:
     network = AutoModelForCausalLM.from_pretrained(DRAFT, dtype=torch.float32).eval()
     check_packing(network, DRAFT)
