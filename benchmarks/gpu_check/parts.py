@@ -197,11 +197,21 @@ _LOSSLESSNESS = (
     _losslessness("lossless-hybrid", "lookups and a draft", "hybrid"),
     _losslessness("lossless-other-drafts", "drafts that seldom or always agree", _OTHER),
 )
+_COMPILED = Part(
+    name="kernels-compiled",
+    asks="programs for every kind of GPU",
+    line="pytest -p no:cacheprovider --confcutdir=tests/decoding -vv -rN --durations 10 "
+    "tests/decoding/gpu/test_compile.py tests/decoding/gpu/test_fp8_kernels.py tests/decoding/gpu/test_pick_kernels.py",
+    needs_gpu=False,
+    judge=findings.of_tests,
+    read=counts_so_far,
+)
 # The parts that can run without a GPU, in Triton's interpreter; the others stay, and are not measured.
 MINIATURE: tuple[Part, ...] = (
     _ENVIRONMENT,
     *_correctness(**_INTERPRETED),
     _TINY_EQUALITY,
     *_LOSSLESSNESS,
+    _COMPILED,
     *(part for part in PARTS if part not in (_ENVIRONMENT, *_correctness())),
 )

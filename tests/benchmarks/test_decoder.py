@@ -8,8 +8,6 @@ from benchmarks.decoder.__main__ import main, measure_all
 from benchmarks.decoder.options import parse
 from benchmarks.decoder.results import Report
 from benchmarks.decoder.runners import EngineRunner, Repeat
-from benchmarks.pair_factory import SHAPES
-from tests.benchmarks.conftest import SHAPE
 
 
 @pytest.fixture(scope="module")
@@ -38,15 +36,6 @@ def test_every_configuration_is_measured_at_every_batch_where_it_exists(report):
 def test_all_our_configurations_write_what_transformers_writes_in_float32(report):
     measured = [result for result in report.results if result.seconds]
     assert {(result.equal_to_transformers, result.equal_to_plain) for result in measured} == {(1.0, 1.0)}
-
-
-def test_counts_are_those_of_the_draft_length(report):
-    fixed = report.find("fixed-2", 3)
-    assert len(fixed.drafted_per_position) == 2
-    assert sum(fixed.drafted_per_position) == fixed.num_draft_tokens
-    assert sum(fixed.accepted_per_position) == fixed.num_accepted_tokens
-    assert 0.5 < fixed.acceptance_by_position[0] <= 1
-    assert fixed.num_output_tokens == fixed.num_accepted_tokens + fixed.num_rounds
 
 
 def test_the_forwards_alone_are_part_of_the_time(report):
@@ -104,22 +93,6 @@ def test_a_timed_pass_that_writes_another_text_is_seen(pair, monkeypatch):
     assert found == {"plain": (1.0, 1.0), "fixed-2": (0.75, 0.5)}
 
 
-def test_memory_is_measured_where_it_is_asked_for(report):
-    assert {result.label for result in report.results if result.memory} == {"adaptive@3"}
-    memory = report.find("adaptive", 3).memory
-    assert memory.weights == report.pair["target_bytes"] + report.pair["draft_bytes"]
-    assert memory.kv_slots > 0
-
-
-def test_the_tables_are_printed(pair, capsys):
-    arguments = f"--pair {pair} --dtype float32 --repeats 1 --batches 1 --new-tokens 4 --few 1 --no-raw --reference 0"
-    assert main([*arguments.split(), "--memory", "", "--only", "plain,adaptive", "--prompt-lengths", "3-9"]) == 0
-    printed = capsys.readouterr().out
-    assert "tokens/s" in printed
-    assert "host syncs" in printed
-    assert "copy" in printed
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -132,25 +105,3 @@ def test_options_that_contradict_the_pair_give_one_line_on_standard_error(pair, 
     errors = capsys.readouterr().err.splitlines()
     assert errors[-1].startswith("error: ")
     assert message in errors[-1]
-
-
-def test_the_names_of_all_configurations_are_listed(capsys):
-    assert main(["--list"]) == 0
-    printed = capsys.readouterr().out.splitlines()
-    assert "plain" in printed
-    assert "fixed-4-ngram  (only when named)" in printed
-
-
-@pytest.mark.slow
-def test_a_sweep_makes_a_pair_for_each_rate_and_compares_adaptive_with_fixed(tmp_path, monkeypatch, capsys):
-    monkeypatch.setitem(SHAPES, "tiny", SHAPE)
-    arguments = (
-        f"--size tiny --dtype float32 --cache {tmp_path} --sweep 0.3,0.9 --repeats 1 --batches 2 --new-tokens 4 "
-        f"--prompt-lengths 3-9 --only plain,fixed-1,adaptive --reference 0 --json {tmp_path}/sweep.json --memory none"
-    )
-    assert main(arguments.split()) == 0
-    printed = capsys.readouterr().out
-    assert "over fixed" in printed
-    files = [tmp_path / f"sweep-{rate}.json" for rate in ("0.3", "0.9")]
-    rates = [json.loads(file.read_text())["pair"]["acceptance"] for file in files]
-    assert rates == pytest.approx([0.3, 0.9], abs=0.08)

@@ -1,4 +1,4 @@
-"""What a form costs can be measured again; a grown target writes the same."""
+"""What a form costs can be measured; a grown target writes the same."""
 
 import json
 

@@ -13,7 +13,6 @@ from benchmarks.decoder.counts.work import Work
 from benchmarks.decoder.options import parse
 from benchmarks.gpu_check import findings, table
 from benchmarks.gpu_check.__main__ import main, run_missing
-from benchmarks.gpu_check.environment import describe
 from benchmarks.gpu_check.parts import MINIATURE, PARTS, Part, select
 from benchmarks.gpu_check.progress import counts_so_far
 from benchmarks.gpu_check.results import PartResult, keep, read_results
@@ -66,12 +65,6 @@ def test_a_part_that_takes_too_long_is_ended_and_what_it_has_told_is_kept(tmp_pa
     assert not Path(f"/proc/{(tmp_path / 'pid').read_text()}").exists()
 
 
-def test_a_part_that_is_ended_while_it_writes_its_file_has_its_log(tmp_path):
-    said = "repeat 1/2: plain@64 7,312.0 tokens/s"
-    kept = run([part("long", f"say={said}", "write-half", "hang")], tmp_path, limit_seconds=3.0)["long"]
-    assert (kept.status, kept.measured) == ("stopped", {"speeds_so_far": {"plain@64": 7312.0}})
-
-
 def test_a_part_that_was_killed_together_with_the_check_up_runs_again(tmp_path):
     (tmp_path / "killed.log").write_text("half of it")
     (tmp_path / "killed.measured.json").write_text('{"number":')
@@ -89,12 +82,6 @@ def test_what_needs_a_gpu_is_not_measured_without_one_and_runs_when_there_is_one
     assert run(parts, tmp_path, gpu=False)["fast"].status == "done", "what was measured stays"
 
 
-def test_a_file_that_is_no_result_is_named(tmp_path):
-    (tmp_path / "odd.json").write_text('{"part": "odd"}')
-    with pytest.raises(ValueError, match=r"odd\.json is no result of a part .*status.*; remove it"):
-        read_results(tmp_path)
-
-
 def test_without_a_gpu_the_check_up_says_what_it_can_do_instead(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     assert main(["--out", str(tmp_path)]) == 2
@@ -104,21 +91,6 @@ def test_without_a_gpu_the_check_up_says_what_it_can_do_instead(tmp_path, capsys
     for limit in ("0", "-1", "nan"):
         assert main(["--out", str(tmp_path), "--limit", limit]) == 2
         assert "--limit must be above 0 seconds, got" in capsys.readouterr().err
-
-
-def test_the_table_of_nothing_says_that_nothing_has_run(tmp_path, capsys):
-    assert main(["--out", str(tmp_path), "--table"]) == 0
-    printed = capsys.readouterr().out
-    assert printed.count("not run yet") == len(PARTS)
-    assert printed.endswith(f"0 pass, 0 FAIL, {len(PARTS)} ?\n")
-
-
-def test_the_commands_are_printed_as_they_can_be_typed(tmp_path, capsys):
-    assert main(["--out", str(tmp_path), "--list", "--part", "equal-bfloat16-unrecorded,tests-float32"]) == 0
-    tests, equality = [line for line in capsys.readouterr().out.splitlines() if not line.startswith("#")]
-    assert tests.startswith("python -m pytest -p no:cacheprovider --confcutdir=tests/gpu -m gpu")
-    assert equality.startswith("DRAY_GRAPHS=off python -m benchmarks.decoder --device cuda --size small")
-    assert f"--json {tmp_path}/equal-bfloat16-unrecorded.measured.json" in equality
 
 
 @pytest.mark.parametrize("measuring", DECODER_PARTS, ids=[part.name for part in DECODER_PARTS])
@@ -173,36 +145,11 @@ def test_speculation_must_be_this_much_faster_than_plain_decoding(batch, least):
         assert found[asked] == verdict
 
 
-@pytest.mark.parametrize(("least", "verdict"), [(3.21, "True"), (3.19, "False"), (None, "None")])
-def test_plain_decoding_must_reach_four_fifths_of_its_ideal(least, verdict):
-    assert verdicts("speed-128", speed_128=at(128, least=least))["plain@128 of its ideal"] == verdict
-
-
 @pytest.mark.parametrize(("share", "verdict"), [(1.0, "True"), (0.99, "False")])
 def test_one_row_that_is_not_as_plain_decoding_writes_it_is_a_failure(share, verdict):
     for name in ("speed-64", "equal-bfloat16"):
         found = verdicts(name, **{name.replace("-", "_"): at(64, equal_to_plain=share)})
         assert found["rows as plain decoding writes them"] == verdict
-
-
-def test_texts_of_products_that_promise_nothing_are_told_and_not_judged():
-    plain, drafted = made_up("plain", 64, equal_to_plain=1.0), made_up("fixed-2", 64, equal_to_plain=0.5)
-    found = verdicts("speed-64-library", speed_64_library=measured(plain, drafted, exact="off"))
-    assert "rows as plain decoding writes them" not in found
-
-
-@pytest.mark.parametrize(("name", "ratio"), [("speed-64-ragged", 0.9), ("speed-64-top-p", 0.95)])
-def test_prompts_and_sampling_are_compared_round_for_round_with_the_greedy_part(name, ratio):
-    """In the first case nothing is accepted: the tokens a second fall, the rounds a second do not."""
-    key = name.replace("-", "_")
-    base = measured(made_up("fixed-2", 64, seconds=(4.0,), num_rounds=40))
-    for change, verdict in ((1.0, "True"), (ratio + 0.01, "True"), (ratio - 0.01, "False")):
-        own = measured(made_up("fixed-2", 64, seconds=(12.0 / change,), num_rounds=120, equal_to_plain=1.0))
-        found = verdicts(name, speed_64=base, **{key: own})
-        (asked,) = [what for what in found if what.startswith("fixed-2@64, rounds/s over")]
-        assert found[asked] == verdict
-    alone = verdicts(name, **{key: base})
-    assert [verdict for what, verdict in alone.items() if "rounds/s" in what] == ["None"]
 
 
 def test_tests_are_counted_by_the_log_as_far_as_it_goes(tmp_path):
@@ -224,22 +171,6 @@ def test_tests_are_counted_by_the_log_as_far_as_it_goes(tmp_path):
     assert whole.is_met is True
     (none,) = findings.of_tests({"collected": 2, "passed": 0, "skipped": 2, "failed": []}, {})
     assert none.is_met is None
-
-
-def test_versions_that_are_too_old_are_a_failure():
-    versions = {"python": "3.12.1", "torch": "2.11.0+cu130", "triton": "3.6.0", "transformers": "5.17.0", "ray": None}
-    for name, old in (("torch", "2.10.1"), ("triton", "3.5.9"), ("transformers", None)):
-        for version, verdict in ((versions[name], True), (old, False)):
-            machine = {"versions": versions | {name: version}, "nvidia_smi": None}
-            found = {finding.what: finding for finding in findings.of_environment(machine, {})}
-            assert found["versions"].is_met is verdict
-    assert "ray absent" in found["versions"].found
-
-
-def test_the_machine_is_described_without_a_gpu():
-    facts = describe()
-    assert facts["versions"]["torch"] is not None
-    assert facts["machine"]["threads"] >= 1
 
 
 def test_the_table_fits_a_hundred_columns_and_counts_its_verdicts(tmp_path):

@@ -1,4 +1,4 @@
-"""What a draft and a head learn on the bundled pair can be measured again."""
+"""What a draft and a head learn on the bundled pair can be measured."""
 
 import json
 

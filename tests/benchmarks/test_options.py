@@ -2,9 +2,9 @@
 
 import pytest
 
-from benchmarks.decoder.configurations import CONFIGURATIONS, select
+from benchmarks.decoder.configurations import select
 from benchmarks.decoder.corpus import make_corpus
-from benchmarks.decoder.options import BenchOptions, parse
+from benchmarks.decoder.options import parse
 from benchmarks.decoder.transformers_runner import _sampling
 from decoding.drafters import DRAFTERS, NEED_A_HEAD
 
@@ -25,10 +25,6 @@ def test_a_pattern_names_configurations(patterns, names):
 def test_every_drafter_that_needs_no_head_has_an_adaptive_configuration():
     drafters = {c.drafter for c in select(["plain", "adaptive*"])}
     assert drafters == set(DRAFTERS) - set(NEED_A_HEAD)
-
-
-def test_names_are_unique():
-    assert len({c.name for c in CONFIGURATIONS}) == len(CONFIGURATIONS)
 
 
 @pytest.mark.parametrize(
@@ -59,30 +55,6 @@ def test_a_wrong_option_is_refused_before_any_work(arguments, message, capsys):
     assert message in capsys.readouterr().err
 
 
-def test_batch_1_gets_few_rows_and_others_two_for_each_slot():
-    options = BenchOptions(prompts=32, few=3)
-    assert [options.num_rows(batch) for batch in (1, 4, 16, 32)] == [3, 8, 32, 32]
-    assert BenchOptions(samples=8, temperature=1.0).num_rows(1) == 8  # all samples of a prompt
-
-
-def test_every_batch_size_gets_the_same_prompts_first(pair):
-    options = BenchOptions(pair=pair, prompt_lengths=(3, 9), new_tokens=4)
-    corpus = make_corpus(options, pair)
-    assert corpus.rows(8) == corpus.rows(32)[:8]
-    assert {len(prompt) for prompt in corpus.prompts} == set(range(3, 10))
-    assert make_corpus(options, pair) == corpus
-
-
-def test_templated_prompts_share_their_beginning_and_samples_are_neighbours(pair):
-    options = BenchOptions(pair=pair, corpus="templated", prefix=20, samples=4, temperature=0.8, batches=(4,))
-    corpus = make_corpus(options, pair)
-    rows = corpus.rows(8)
-    assert rows[0] == rows[3] != rows[4]
-    assert rows[0][:20] == rows[4][:20]
-    sequences = corpus.sequences(8)
-    assert len({sequence.noise_key for sequence in sequences}) == 8
-
-
 def test_rows_are_sampled_as_the_command_line_says(pair):
     arguments = f"--pair {pair} --temperature 0.8 --top-p 0.95 --top-k 40 --min-p 0.05 --new-tokens 7"
     options, _ = parse(arguments.split(), "bench")
@@ -91,11 +63,3 @@ def test_rows_are_sampled_as_the_command_line_says(pair):
     assert (params.temperature, params.top_p, params.top_k, params.min_p) == (0.8, 0.95, 40, 0.05)
     assert (params.max_tokens, params.ignore_eos) == (7, True)
     assert _sampling(params) == {"do_sample": True, "temperature": 0.8, "top_p": 0.95, "top_k": 40, "min_p": 0.05}
-
-
-def test_prompts_of_mixed_lengths_are_described_by_their_shortest_mean_and_longest(pair):
-    options, _ = parse(f"--pair {pair} --prompt-lengths 10-190 --new-tokens 4".split(), "bench")
-    corpus = make_corpus(options, pair)
-    lengths = [len(prompt) for prompt in corpus.prompts]
-    assert corpus.prompt_tokens == {"shortest": min(lengths), "mean": sum(lengths) / 64, "longest": max(lengths)}
-    assert corpus.prompt_tokens["longest"] > 150

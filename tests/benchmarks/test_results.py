@@ -7,13 +7,9 @@ from pathlib import Path
 import pytest
 
 from benchmarks.decoder.counts.work import Work
-from benchmarks.decoder.results import per_position, share_equal
+from benchmarks.decoder.results import share_equal
 from benchmarks.harness import write_json
 from tests.benchmarks.conftest import MEMORY, made_up, made_up_report
-
-
-def test_tokens_a_second_are_those_of_the_median_repeat():
-    assert made_up(seconds=(4.0, 100.0, 5.0)).tokens_per_second == 120 / 5.0
 
 
 def test_efficiency_is_the_forwards_share_of_each_repeats_time():
@@ -39,22 +35,6 @@ def test_acceptance_by_position_is_conditional_and_the_rate_is_not():
     assert made_up().tokens_per_round == 3.0
 
 
-def test_positions_are_counted_from_rounds_of_unequal_lengths():
-    rounds = [(3, 3), (3, 1), (2, 0), (0, 0), (1, 1)]
-    drafted, tried, accepted = per_position(rounds)
-    assert drafted == (4, 3, 2)
-    assert tried == (4, 2, 1)  # the second position: rounds 1 and 2; the third: round 1
-    assert accepted == (3, 1, 1)
-
-
-def test_the_bandwidth_share_is_that_of_a_step_without_prefill():
-    plain = made_up("plain", seconds=(3.5, 3.5))
-    report = made_up_report(plain)
-    assert plain.step_seconds == pytest.approx(0.3)
-    assert report.bandwidth_share(plain) == pytest.approx(300 / 1000 / 0.3)
-    assert report.bandwidth_share(made_up()) is None
-
-
 def test_the_roofline_is_the_runs_time_on_a_gpu_at_its_limits():
     work = Work(prefill_bytes=500, round_bytes=4000, roofline_seconds=1.5, roofline_round_seconds=1.0)
     result = made_up(work=work)
@@ -66,13 +46,6 @@ def test_the_roofline_is_the_runs_time_on_a_gpu_at_its_limits():
         work=Work(prefill_bytes=500, round_bytes=4000, roofline_seconds=None, roofline_round_seconds=None)
     )
     assert (unknown.bytes_per_round, unknown.roofline_share) == (400, None)
-
-
-def test_a_configuration_without_times_has_no_figures():
-    report = made_up_report(made_up("fixed-1", seconds=(), raw_prefill=(), raw_target=(), raw_draft=()))
-    figures = report.figures(report.results[0])
-    names = ("tokens_per_second", "speedup", "efficiency", "ideal_tokens_per_second", "spread")
-    assert [figures[name] for name in names] == [None] * 5
 
 
 def test_a_report_in_json_has_everything_and_the_figures(tmp_path):

@@ -55,21 +55,6 @@ def test_every_measure_is_taken_and_the_texts_are_those_of_the_engine_alone(
         assert told in ended.stderr
 
 
-@long
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--only", "speed"], "--only takes throughput, latency, refusals; got speed"),
-        (["--slots", "0"], "--slots must be at least 1, got 0"),
-        (["--pair", "nowhere"], "--pair must be a folder with target/, got nowhere"),
-    ],
-)
-def test_a_wrong_option_is_refused_before_any_work(arguments: list[str], message: str) -> None:
-    ended = bench(*arguments)
-    assert ended.returncode == 2
-    assert ended.stderr.splitlines()[-1] == f"error: {message}"
-
-
 HELP = """
 import sys
 from benchmarks.serving.__main__ import main

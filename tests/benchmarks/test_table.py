@@ -4,7 +4,7 @@ import pytest
 
 from benchmarks.decoder.counts.launches import Launches
 from benchmarks.decoder.counts.work import Work
-from benchmarks.decoder.table import HEADINGS, ROUND_HEADINGS, cells, round_rows, summary, sweep_rows
+from benchmarks.decoder.table import HEADINGS, ROUND_HEADINGS, cells, round_rows, sweep_rows
 from tests.benchmarks.conftest import MEMORY, made_up, made_up_report
 
 PLAIN = made_up("plain", seconds=(8.0, 10.0), raw_draft=(0.0, 0.0), raw_target=(6.0, 7.5))
@@ -41,18 +41,6 @@ def test_the_share_of_the_roofline_stands_beside_the_measured_speed():
     }
 
 
-def test_the_summary_says_how_long_prompts_are_and_how_tokens_are_sampled():
-    text = "\n".join(summary(made_up_report(PLAIN, temperature=0.8, top_p=0.95)))
-    assert "prompts of 3 to 9 (mean 6) tokens, 20 new tokens, temperature 0.8, top_p 0.95, 2 repeats" in text
-
-
-def test_the_summary_names_pair_machine_and_bandwidth():
-    text = "\n".join(summary(made_up_report(PLAIN)))
-    assert "abacus, 2 threads" in text
-    assert "target 0 MB" in text
-    assert "a forward reads" in text
-
-
 def test_adaptive_is_compared_with_the_best_fixed_length_of_the_draft_model():
     fixed = [
         made_up("fixed-2", seconds=(5.0, 6.0)),
@@ -64,7 +52,3 @@ def test_adaptive_is_compared_with_the_best_fixed_length_of_the_draft_model():
     assert row[3] == "fixed-3"
     assert row[6] == "2.50"  # draft tokens a round
     assert float(row[7]) == pytest.approx((3 / 4 + 4 / 5) / 2, abs=0.001)
-
-
-def test_without_a_fixed_length_there_is_nothing_to_compare_with():
-    assert not sweep_rows([made_up_report(PLAIN, made_up())])

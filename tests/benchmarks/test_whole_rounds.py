@@ -5,11 +5,10 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
-from benchmarks.decoder.counts.whole_rounds import forwards_of, with_states
+from benchmarks.decoder.counts.whole_rounds import forwards_of
 from benchmarks.roofline.model_size import Forward
 
 pytest.importorskip("triton")
@@ -44,12 +43,6 @@ def test_rounds_that_overlap_are_counted_though_the_host_starts_no_forward(found
 
 
 @pytest.mark.slow
-def test_a_replay_of_whole_rounds_takes_time(found):
-    assert found["raw"]["target"] > 0
-    assert found["raw"]["draft"] == 0  # it is part of the round
-
-
-@pytest.mark.slow
 def test_an_engine_that_keeps_its_recordings_begins_anew(found):
     assert found["keeps_recordings"]
     assert found["texts"][0] == found["texts"][1]
@@ -68,9 +61,3 @@ def test_the_target_reads_the_newest_token_and_the_draft_and_the_draft_one_token
     assert scored == Forward(3 + 2, 3 + 2, 12 + 6, (10 + 11 + 12) + (5 + 6))
     assert steps == [Forward(4, 2, 10 + 5, (9 + 10) + (4 + 5)), Forward(2, 2, 11 + 6, 11 + 6)]
     assert forwards_of(RoundInputs((0,), (True,), {0: Start(10, 7, 8)})) == (Forward(1, 1, 10, 10), [])
-
-
-def test_the_state_of_a_row_under_way_is_that_of_the_device():
-    rounds = SimpleNamespace(state=lambda: ([10, 20, 30], [[1, 2], [3, 4], [5, 6]]))
-    inputs = RoundInputs((2, 0, 1), (True, False, True), {0: Start(5, 8, 9)})
-    assert with_states(rounds, inputs).starts == {0: Start(5, 8, 9), 2: Start(30, 5, 6)}

@@ -7,9 +7,9 @@ from benchmarks.decoder.counts import work
 from benchmarks.decoder.counts.recorder import ForwardRecorder, size_of
 from benchmarks.decoder.counts.work import size_of_model, work_of
 from benchmarks.decoder.shared_models import SharedModels
-from benchmarks.roofline.gpus import GPUS, Gpu
+from benchmarks.roofline.gpus import Gpu
 from benchmarks.roofline.ideal import ROUND_SECONDS, STEP_SECONDS, forward_seconds
-from benchmarks.roofline.model_size import Forward, ModelSize
+from benchmarks.roofline.model_size import Forward
 from decoding import EngineOptions, SamplingParams
 
 SLOW = Gpu("slow", "Abacus", bandwidth=1e6, flops=1e12, memory=1e9)
@@ -59,21 +59,6 @@ def test_at_the_roofline_a_run_takes_the_time_of_its_forwards_and_what_a_round_t
     assert work_of(recorder).roofline_seconds == pytest.approx(beside + forwards)
 
 
-def test_only_a_known_gpu_in_16_bits_has_a_roofline(models, monkeypatch):
-    assert work._limits(models.target) is None
-    monkeypatch.setattr(models.target, "device", torch.device("cuda"))
-    monkeypatch.setattr(type(models.target), "runs_on", "NVIDIA H200", raising=False)
-    assert work._limits(models.target) is None  # float32
-    monkeypatch.setattr(models.target, "dtype", torch.bfloat16)
-    assert work._limits(models.target) is GPUS["h200"]
-
-
-def test_a_model_with_weights_that_its_size_leaves_out_has_no_work(models, monkeypatch):
-    recorder = recorded(models, 0)
-    monkeypatch.setattr(models.target, "num_weight_bytes", 2 * models.target.num_weight_bytes)
-    assert work_of(recorder) is None
-
-
 def test_ragged_rows_and_prompts_are_counted_token_by_token():
     tokens_BT = torch.zeros(2, 3, dtype=torch.int64)
     every = {"token_ids_BT": tokens_BT, "starts": [10, 20], "logits_at_BJ": tokens_BT}
@@ -81,8 +66,3 @@ def test_ragged_rows_and_prompts_are_counted_token_by_token():
     assert size_of(every | {"lengths": [3, 1]}) == Forward(4, 4, 13 + 21, 11 + 12 + 13 + 21)
     assert size_of(every | {"logits_at_BJ": tokens_BT[:, :0]}).num_logits == 0
     assert size_of({"token_ids": [1, 2, 3]}) == Forward(3, 1, 3, 1 + 2 + 3)
-
-
-def test_the_size_of_the_pair_is_that_of_its_weights(models):
-    assert isinstance(size_of_model(models.draft), ModelSize)
-    assert size_of_model(models.draft).weight_bytes == pytest.approx(models.draft.num_weight_bytes, rel=0.01)

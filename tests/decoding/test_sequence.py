@@ -34,19 +34,6 @@ def test_a_round_is_its_accepted_tokens_and_one_more():
     assert not sequence.is_finished
 
 
-def test_all_tokens_are_prompt_and_output_after_every_kind_of_change():
-    sequence = Sequence.create([1, 2], SamplingParams(stop=["x"]), stop_condition=lambda tokens, _: None)
-    assert sequence.token_ids == [1, 2]
-    _commit(sequence, 3, 4, 5)
-    assert sequence.token_ids == [1, 2, 3, 4, 5]
-    sequence.output_token_ids += [6]
-    assert sequence.token_ids == [1, 2, 3, 4, 5, 6]
-    sequence.stop_condition = lambda tokens, _: (5, "x")
-    _commit(sequence, 7, 8)  # cut inside the round
-    assert sequence.token_ids == [1, 2, 3, 4, 5, 6, 7] == [1, 2, *sequence.output_token_ids]
-    assert len(sequence) == 7
-
-
 @pytest.mark.parametrize(("offset", "accepted"), [(0, 1), (1, 2), (2, 3), (3, 3)])
 def test_an_accepted_end_token_counts_as_accepted_and_what_follows_does_not(offset, accepted):
     tokens = [3, 4, 5, 6]
@@ -56,12 +43,6 @@ def test_an_accepted_end_token_counts_as_accepted_and_what_follows_does_not(offs
     assert len(sequence.logprobs) == offset + 1
     assert sequence.finish_reason == "stop"
     assert _counts(sequence) == (1, 4, accepted, [1] * accepted)
-
-
-def test_the_length_limit_cuts_inside_a_round():
-    sequence = _commit(_sequence(max_tokens=2), 3, 4, 5, 6)
-    assert (sequence.output_token_ids, sequence.finish_reason) == ([3, 4], "length")
-    assert sequence.num_remaining_tokens == 0
 
 
 def test_an_end_token_that_is_also_a_stop_token_is_the_reason():
@@ -78,12 +59,6 @@ def test_a_stop_condition_is_asked_only_about_new_tokens_behind_min_tokens():
     assert asked == [([3, 4], 3), ([3, 4, 5, 6], 3), ([3, 4, 5, 6, 7], 4)]
 
 
-def test_a_failed_sequence_says_why():
-    sequence = _sequence()
-    sequence.fail("it broke")
-    assert (sequence.finish_reason, sequence.error, sequence.is_finished) == ("error", "it broke", True)
-
-
 def test_noise_comes_from_run_seed_row_and_sample_or_from_an_own_seed():
     params, seeded = SamplingParams(), SamplingParams(seed=5)
     assert Sequence.create([1], params, run_seed=1, row=2, sample=3).noise_key == noise_key(1, 2, 3)
@@ -93,10 +68,6 @@ def test_noise_comes_from_run_seed_row_and_sample_or_from_an_own_seed():
 def test_stop_ids_are_the_models_and_the_requests():
     assert _sequence(stop_token_ids=[4]).stop_ids(EOS) == {4, 9}
     assert _sequence(stop_token_ids=[4], ignore_eos=True).stop_ids(EOS) == {4}
-
-
-def test_sequences_are_told_apart_by_identity_not_by_content():
-    assert _sequence() != _sequence()
 
 
 def test_a_round_that_ends_the_text_records_what_was_drafted_behind_its_end():

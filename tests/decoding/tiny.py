@@ -81,10 +81,28 @@ def loaded(network: PreTrainedModel, folder: Path) -> LanguageModel:
 def poisoned_models(root: Path, value: float) -> SimpleNamespace:
     """A target and a draft that feeding POISON breaks, each on its own, and a healthy draft."""
     target = build(llama_config(), seed=1)
-    found = {"target": target, "good_draft": noised(target, 0.1), "poisoned_draft": noised(target, 0.1)}
-    for name in ("target", "poisoned_draft"):
+    names = ("target", "good_draft", "poisoned_draft", "unrelated_draft", "perfect_draft")
+    found = {name: noised(target, 0.0 if name in ("target", "perfect_draft") else 0.1) for name in names}
+    for name in ("target", "poisoned_draft", "unrelated_draft"):
         with torch.no_grad():
             found[name].get_input_embeddings().weight[POISON] = value
+    return SimpleNamespace(**{name: loaded(network, root / name) for name, network in found.items()})
+
+
+def tied_models(root: Path, how: str) -> SimpleNamespace:
+    """A target whose best tokens tie, always, in this way, and drafts that break the ties their own way."""
+    target = build(llama_config(), seed=1)
+    drafts = {"good_draft": noised(target, 0.02), "unrelated_draft": build(llama_config(), seed=2)}
+    with torch.no_grad():
+        head = target.get_output_embeddings().weight
+        if how == "duplicated":
+            head[24:] = head[:24]
+        elif how == "nearly duplicated":  # within rounding: exact ties fall the same way in every batch
+            generator = torch.Generator().manual_seed(0)
+            head[24:] = head[:24] * (1 + 1e-7 * torch.randn(24, head.shape[1], generator=generator))
+        else:
+            head.zero_()
+    found = {"target": target, "perfect_draft": target, **drafts}
     return SimpleNamespace(**{name: loaded(network, root / name) for name, network in found.items()})
 
 

@@ -100,16 +100,6 @@ def test_forced_calls_fulfil_their_schema_whole_and_streamed(server: Server, cho
     assert arguments == call.function.arguments
 
 
-def test_the_log_probabilities_of_a_prompt_have_ranks(server: Server) -> None:
-    chats, body = server.client().chat.completions, {"prompt_logprobs": 2}
-    answer = chats.create(model=MODEL, messages=HELLO, max_tokens=1, extra_body=body)
-    scores = (answer.model_extra or {})["prompt_logprobs"]
-    assert scores[0] is None
-    for position in scores[1:]:
-        assert 2 <= len(position) <= 3
-        assert {1, 2} <= {entry["rank"] for entry in position.values()}
-
-
 def test_a_client_that_leaves_frees_its_slot(server: Server) -> None:
     stream = server.client().completions.create(
         model=MODEL, prompt="Once upon a time", max_tokens=150, stream=True, temperature=0.0

@@ -89,16 +89,6 @@ def test_the_counts_of_every_row_agree(engine: Any, codec: TextCodec) -> None:
     assert (num_drafted > 0) == engine.has_drafts
 
 
-def test_drafts_of_a_row_are_counted_also_if_a_stop_string_ended_it(engine: Any, codec: TextCodec) -> None:
-    whole = written(engine, sequences_of(codec, GREEDY))[1]
-    text = codec.decode(whole.output_token_ids)
-    stop = text[len(text) // 2 :][:4]
-    (cut,) = written(engine, sequences_of(codec, SamplingParams(temperature=0.0, max_tokens=48, stop=(stop,)), 2)[1:])
-    assert (cut.finish_reason, cut.stop_reason) == ("stop", stop)
-    assert cut.output_token_ids == whole.output_token_ids[: len(cut.output_token_ids)]
-    assert (cut.num_draft_tokens > 0) == engine.has_drafts
-
-
 def test_limits_and_ends_are_those_of_drays_engine(engine: Any, plain: Engine, codec: TextCodec) -> None:
     eos = next(iter(plain.target.eos_token_ids))
     for params in (
@@ -177,10 +167,6 @@ def test_the_slots_may_become_fewer_and_not_more(engine: Any, codec: TextCodec) 
     engine.clear()
 
 
-def test_what_a_part_says_of_an_engine_is_the_same_for_equal_engines(engine: Any) -> None:
-    assert (engine.footer()["backend"], engine.footer()["variables"]) == ("vllm", "")
-
-
 def test_what_vllm_refuses_is_an_error_of_that_row(engine: Any, codec: TextCodec) -> None:
     rows = [
         *sequences_of(codec, SamplingParams(temperature=3.0, max_tokens=4), 1),
@@ -192,12 +178,6 @@ def test_what_vllm_refuses_is_an_error_of_that_row(engine: Any, codec: TextCodec
     assert "vLLM takes at most 2" in str(rows[0].error)
     assert "sampling.stop_token_ids names 1000000" in str(rows[1].error)
     assert [row.error for row in rows[2:]] == [None, None]
-
-
-def test_an_end_that_is_ignored_may_be_written_before_min_tokens(engine: Any, plain: Engine, codec: TextCodec) -> None:
-    params = SamplingParams(temperature=0.0, max_tokens=60, min_tokens=50, ignore_eos=True)
-    ours, theirs = (written(each, sequences_of(codec, params)) for each in (plain, engine))
-    assert [row.output_token_ids for row in theirs] == [row.output_token_ids for row in ours]
 
 
 def test_rows_wait_for_slots_and_can_be_dropped_before_and_while_they_run(engine: Any, codec: TextCodec) -> None:

@@ -1,13 +1,18 @@
 """The rows of text worlds: what is asked of them, and what they have in common."""
 
+import json
+from collections.abc import Sequence as Seq
 from dataclasses import replace
+from pathlib import Path
+
+from transformers import PreTrainedTokenizerFast
 
 from decoding import SamplingParams, Sequence
 from decoding.gpu.available import is_interpreted
 from decoding.grammar.structured import Structured
 from decoding.scope import Scope
 from tests.decoding.grammar.tiny_grammars import RECORD, STRUCTURED
-from tests.decoding.tiny import VOCAB_SIZE, numbered, random_prompts
+from tests.decoding.tiny import POISON, VOCAB_SIZE, numbered, random_prompts
 from tests.worlds.text_world import RUN_SEED, rows_of
 
 PAIRS = [(a, b) for a in range(VOCAB_SIZE) for b in range(VOCAB_SIZE) if (a + b) % 3 == 0]  # two in three may follow
@@ -36,6 +41,17 @@ PARAMS = [
     SamplingParams(max_tokens=24, temperature=0, structured=Structured(json_schema=RECORD)),
     SamplingParams(max_tokens=24, temperature=1.0, structured=Structured(grammar=BRACKETS), logprobs=2),
     SamplingParams(max_tokens=24, temperature=0.7, structured=Structured(regex="[a-d]{3,20}-[0-9]{2}"), top_p=0.9),
+]
+OBJECT = {"type": "object", "properties": {"id": {"type": "integer"}, "likes": {"type": "array"}}, "required": ["id"]}
+TRAINED_FORMS = [
+    Structured(json_object=True),
+    Structured(json_object=True, disable_any_whitespace=True),
+    Structured(json_schema={"type": "object", "additionalProperties": {"type": ["string", "object", "integer"]}}),
+    Structured(json_schema=OBJECT),
+    Structured(grammar='start: item+\nitem: "{" W (":" W)* "}" | " " W ":" W ";"\nW: /"[a-zA-Z ]*"/'),
+    Structured(regex=r"\{(\"[a-z ]+\": \"?[A-Za-z0-9 ]+\"?,? ?)+\}"),
+    Structured(choice=['{"order": "none"}', '{"id": 1, "name": "Ada"}', "no"]),
+    None,
 ]
 NUM_NEW_TOKENS, NUM_SAMPLES = 12, 5
 LENGTHS, MAX_MODEL_LEN = [1, 3, 60, 64, 65], 80
@@ -103,10 +119,57 @@ def limited() -> list[Sequence]:
     return rows
 
 
+def undecided() -> list[Sequence]:
+    """Rows for a target whose best tokens tie: greedy ones, and sampled ones to which few tokens are left."""
+    params = [
+        {"temperature": 0},
+        {"temperature": 0, "max_tokens": 12, "repetition_penalty": 1.3, "frequency_penalty": 0.2},
+        {"temperature": 0.7, "max_tokens": 15},
+        {"temperature": 0, "top_k": 3},
+        *({"top_k": 1}, {"top_k": 3}, {"min_p": 1.0}, {"top_p": 0.05}),
+    ]
+    prompts = random_prompts([5, 1, 9, 3, 14, 2, 6, 4], seed=8)
+    return rows_of(prompts, [SamplingParams(**{"max_tokens": 18, **fields}) for fields in params])
+
+
+def poisoned() -> list[Sequence]:
+    """Rows for a target that breaks on POISON: some have it in their prompts, some write it, and most do neither.
+
+    In the forward that reads it, a value that is not finite spreads to the positions before it; some prompts share
+    these.
+    """
+    prompts = random_prompts([6, 5, 1, 9, 4, 2, 7, 3], vocab_size=POISON, seed=9)
+    prompts[1][2] = prompts[4][-1] = prompts[5][0] = POISON
+    (head,) = random_prompts([34], vocab_size=POISON, seed=31)
+    prompts += [[*head, *tail] for tail in ([POISON, 1, 2], [3, 4], [5], [POISON], [6, 7, 8], [POISON, 1, 9])]
+    healthy = [SamplingParams(max_tokens=12, temperature=row % 2, logit_bias={POISON: -100.0}) for row in range(14)]
+    prompts += random_prompts([5, 3, 8, 1, 2, 6], vocab_size=POISON, seed=3)
+    return rows_of(prompts, [*healthy, *[SamplingParams(max_tokens=16, logit_bias={POISON: 1.0})] * 6])
+
+
+def json_prompts(tokenizer: PreTrainedTokenizerFast) -> list[list[int]]:
+    """The bundled prompts for records in JSON."""
+    rows = map(json.loads, Path("examples/prompts.jsonl").read_text().splitlines())
+    return [
+        tokenizer.apply_chat_template(row["messages"], add_generation_prompt=True, return_dict=False)
+        if "messages" in row
+        else tokenizer.encode(row["prompt"])
+        for row in rows
+        if row["kind"] == "json"
+    ]
+
+
+def trained_forms(prompts: Seq[Seq[int]]) -> list[Sequence]:
+    """Rows of JSON objects, in which texts of one shape meet, and then every form, some without noise."""
+    asked = [(TRAINED_FORMS[0], 0.8)] * 6 + [(form, 0.8 * (row % 3 > 0)) for row, form in enumerate(TRAINED_FORMS)]
+    params = [SamplingParams(structured=form, temperature=temperature, max_tokens=16) for form, temperature in asked]
+    return rows_of([prompts[row % len(prompts)] for row in range(len(asked))], params)
+
+
 def shared() -> list[Sequence]:
     """Prompts with a common head, prompts that begin like others' outputs might, repeats, and strangers.
 
-    The second half of the rows have scopes, whose rows share nothing with others.
+    The last rows have scopes, whose rows share nothing with others.
     """
     (head,) = random_prompts([40], seed=21)
     prompts = [
@@ -117,8 +180,10 @@ def shared() -> list[Sequence]:
         *random_prompts([50, 4], seed=25),
     ]
     prompts.insert(3, prompts[5])
-    params = [SamplingParams(max_tokens=4 + row % 9, temperature=row % 2) for row in range(2 * len(prompts))]
-    rows = rows_of(2 * prompts, params)
+    params = [
+        SamplingParams(max_tokens=4 + row % 9, temperature=row % 2) for row in range(len(prompts) + len(prompts[::2]))
+    ]
+    rows = rows_of([*prompts, *prompts[::2]], params)
     for number, row in enumerate(rows[len(prompts) :]):
         row.scope = Scope(str(number % 3), str(number % 2))
     return rows

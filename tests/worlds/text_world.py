@@ -10,7 +10,8 @@ import pytest
 
 from decoding import Engine, SamplingParams, Sequence
 from decoding.grammar.grammars import Grammars
-from tests.decoding.tiny import check_counts, engine_by, outputs, run
+from tests.decoding.tiny import check_counts, outputs, run
+from tests.worlds.lanes import PLACES, lanes_over
 
 RUN_SEED = 3
 
@@ -22,6 +23,7 @@ class TextWorld:
     models: SimpleNamespace
     rows: Callable[[], list[Sequence]]
     grammars: Grammars | None = None
+    max_model_len: int = 80
 
     @cached_property
     def each_alone(self) -> list[Sequence]:
@@ -34,9 +36,10 @@ class TextWorld:
         """The texts of the target alone."""
         return outputs(self.each_alone)
 
-    def engine(self, kind: str, **options: object) -> Engine:
-        """Return an engine in which this drafter, or the draft model of this name, drafts."""
-        return engine_by(self.models, kind, grammars=self.grammars, **options)
+    def engine(self, kind: str, place: str = "one lane", **options: object) -> Engine:
+        """Return an engine in which this drafter, or the draft model of this name, drafts: where, says `PLACES`."""
+        sizes = {"max_model_len": self.max_model_len, **options}
+        return lanes_over(self.models, kind, grammars=self.grammars, **PLACES[place], **sizes)[0]
 
     def check(self, engine: Engine) -> list[Sequence]:
         """Let an engine write the rows, and return them; raise AssertionError if their texts are others."""
@@ -50,9 +53,14 @@ class TextWorld:
             other = self.each_alone[row.tag]
             assert row.output_token_ids == other.output_token_ids, row.tag
             assert (row.finish_reason, row.stop_reason) == (other.finish_reason, other.stop_reason)
+            assert row.error == other.error
             assert [e.logprob for e in row.logprobs] == pytest.approx([e.logprob for e in other.logprobs], abs=1e-4)
             assert 0 <= row.num_cached_tokens < len(row.prompt_token_ids)
-            check_counts(row)
+            if row.error is None:
+                check_counts(row)
+            if row.num_speculative_tokens is not None:
+                assert row.num_draft_tokens <= row.num_speculative_tokens * row.num_rounds
+                assert len(row.accepted_per_position) <= row.num_speculative_tokens
 
 
 def rows_of(prompts: Seq[Seq[int]], params: Iterable[SamplingParams]) -> list[Sequence]:

@@ -11,9 +11,9 @@ from transformers import AutoModelForCausalLM
 
 from decoding import Engine, SamplingParams
 from decoding.checkpoint import adapter as adapters
-from decoding.checkpoint import model_files
 from decoding.checkpoint.supported import load_config, model_folder
 from decoding.engine.options import EngineOptions
+from tests.adapted import keep_merged_models_in, save_adapter
 from tests.decoding.tiny import build, llama_config, random_prompts, save
 
 peft = pytest.importorskip("peft")
@@ -23,7 +23,7 @@ PLAIN = EngineOptions(num_slots=2, max_model_len=64, drafter="none")
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The cache of merged models, empty."""
-    monkeypatch.setattr(model_files, "HF_HOME", str(tmp_path / "cache"))
+    keep_merged_models_in(tmp_path / "cache", monkeypatch)
     return tmp_path / "cache" / "dray" / "merged"
 
 
@@ -38,15 +38,7 @@ def base(tmp_path: Path) -> Path:
 @pytest.fixture
 def adapter(base: Path, tmp_path: Path) -> Path:
     """The folder of an adapter of that model which changes its texts."""
-    network = AutoModelForCausalLM.from_pretrained(base)
-    config = peft.LoraConfig(r=4, lora_alpha=16, target_modules=["q_proj", "down_proj"], task_type="CAUSAL_LM")
-    adapted = peft.get_peft_model(network, config)
-    torch.manual_seed(2)
-    for name, weight in adapted.named_parameters():
-        if "lora_" in name:
-            torch.nn.init.normal_(weight, std=0.3)
-    adapted.save_pretrained(str(tmp_path / "adapter"))
-    return tmp_path / "adapter"
+    return Path(save_adapter(base, tmp_path / "adapter", seed=2))
 
 
 def _say(adapter: Path, **fields: object) -> None:

@@ -67,15 +67,6 @@ def test_a_draft_with_more_or_fewer_ids_is_lossless(models, tmp_path, draft_size
     assert any(token >= 40 for text in outputs(plain) for token in text)
 
 
-@pytest.mark.parametrize("draft_size", [40, 64])
-def test_a_draft_that_lacks_ids_draws_only_ids_of_the_target_under_rejection(models, tmp_path, draft_size):
-    draft = loaded(build(llama_config(draft_size), seed=4), tmp_path)
-    engine = engine_over(models.target, draft, "model", verification="rejection")
-    for sequence in engine.generate(PROMPTS, SamplingParams(max_tokens=30)):
-        assert sequence.finish_reason == "length"
-        assert all(0 <= token < VOCAB_SIZE for token in sequence.output_token_ids)
-
-
 def test_a_pair_with_different_vocabularies_is_refused_at_load(tmp_path):
     other = ["zebra", *WORDS[1:]]
     paths = []
@@ -85,16 +76,6 @@ def test_a_pair_with_different_vocabularies_is_refused_at_load(tmp_path):
     with pytest.raises(ValueError, match="token id 0 is 'zebra'"):
         Engine.load(*paths, device="cpu")
     Engine.load(*paths, EngineOptions(drafter="ngram"), device="cpu")
-
-
-def test_a_padded_pair_loads_and_is_lossless(tmp_path, models):
-    paths = []
-    for name, size in (("target", VOCAB_SIZE), ("draft", 64)):
-        paths.append(save(build(llama_config(size), seed=1), tmp_path / name))
-        _save_tokenizer(tmp_path / name, WORDS[:46])
-    params = SamplingParams(max_tokens=12)
-    plain = outputs(Engine.load(paths[0], device="cpu").generate(PROMPTS, params))
-    assert outputs(Engine.load(*paths, device="cpu").generate(PROMPTS, params)) == plain
 
 
 @pytest.mark.parametrize("draft_context", [17, 20, 33])

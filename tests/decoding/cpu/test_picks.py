@@ -45,7 +45,7 @@ def test_picks_are_those_of_the_definition(logits, params):
         _check(_case(logits, params, vocab_size, seed))
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(4))
 def test_picks_of_random_mixtures_are_those_of_the_definition(seed):
     chance = random.Random(seed)
     rows = [SamplingParams(temperature=chance.choice([0, 0.01, 0.3, 1, 1.7, 50])) for _ in range(9)]

@@ -8,7 +8,7 @@ from itertools import product
 import pytest
 import torch
 
-from decoding import Engine, EngineOptions, SamplingParams, Sequence
+from decoding import Engine, SamplingParams, Sequence
 from decoding.drafters import make_drafter
 from decoding.drafters.base import NoDrafter
 from decoding.drafters.hybrid import HybridDrafter
@@ -72,14 +72,7 @@ def at_random(monkeypatch, seed: int) -> None:
     monkeypatch.setattr(FixedSchedule, "plan", plan)
 
 
-@pytest.mark.parametrize(
-    ("num_slots", "draft"),
-    [
-        (1, "good_draft"),
-        pytest.param(1, "unrelated_draft", marks=pytest.mark.slow),  # the others have that draft, and that slot
-        *product([4, 16], ["good_draft", "unrelated_draft"]),
-    ],
-)
+@pytest.mark.parametrize(("num_slots", "draft"), [(1, "good_draft"), (4, "unrelated_draft"), (16, "good_draft")])
 def test_eight_samples_of_templated_prompts_are_those_of_plain_decoding(models, draft, num_slots):
     params = SamplingParams(n=8, temperature=0.8, max_tokens=40, ignore_eos=True)
     expected = outputs(engine_over(models.target, num_slots=num_slots).generate(PROMPTS, params, seed=2))
@@ -98,16 +91,8 @@ def test_eight_samples_of_templated_prompts_are_those_of_plain_decoding(models, 
         assert total["accepted"] == pytest.approx(sum(s.num_accepted_tokens for s in sequences), rel=0.02)
 
 
-def test_tokens_of_all_sources_are_accepted(models):
-    engine = engine_over(models.target, models.good_draft, "hybrid", num_slots=8, num_speculative_tokens=8)
-    params = SamplingParams(n=8, temperature=0.5, max_tokens=60, ignore_eos=True)
-    counts = drafted_by_source(engine)
-    adaptive(engine).generate(PROMPTS, params, seed=2)
-    assert all(source["accepted"] for source in counts.values())
-
-
 @pytest.mark.parametrize("verification", ["coupled", "rejection"])
-@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (2, 3))])
+@pytest.mark.parametrize("seed", range(2))
 def test_both_caches_equal_fresh_prefills_in_rounds_that_leave_rows_out(models, fresh, seed, verification, monkeypatch):
     at_random(monkeypatch, seed)
     engine = tiny.engine_by(models, "hybrid", num_slots=5, num_speculative_tokens=6, verification=verification)
@@ -126,8 +111,7 @@ def drafted_by_a_perfect_model(models) -> Counter:
     return counts["model"]
 
 
-@pytest.mark.parametrize("max_in_a_step", [2, 5, 32])
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(("max_in_a_step", "seed"), [(2, 0), (5, 1), (32, 2)])
 def test_what_the_model_drafts_is_accepted_whichever_rows_were_left_out(models, seed, max_in_a_step, monkeypatch):
     """The draft is the target: any hole in its cache would show."""
     at_random(monkeypatch, seed)
@@ -247,17 +231,6 @@ def test_a_draft_model_that_never_drafts_never_runs(models, monkeypatch):
     list(engine.stream([]))
     assert outputs(sequences) == expected
     assert sum(s.num_accepted_tokens for s in sequences) > 20
-
-
-@pytest.mark.parametrize("drafter", ["model", "hybrid"])
-def test_an_adaptive_engine_measures_itself_and_leaves_no_trace_in_its_caches(folders, drafter):
-    engine = Engine.load(folders.target, folders.good_draft, EngineOptions(drafter=drafter, num_slots=4), device="cpu")
-    assert isinstance(engine.lanes[0].schedule, AdaptiveSchedule)
-    costs = engine.lanes[0].schedule.costs
-    assert costs.round_seconds + costs.position_seconds > 0  # other work on the machine may hide one of them
-    plain = Engine.load(folders.target, device="cpu")
-    params = SamplingParams(n=4, temperature=0.7, max_tokens=30)
-    assert outputs(engine.generate(PROMPTS, params)) == outputs(plain.generate(PROMPTS, params))
 
 
 def test_an_extension_may_depend_on_drafted_tokens_before_it_but_not_on_itself():

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from decoding import Engine, EngineOptions, SamplingParams
+from decoding import Engine, EngineOptions
 from decoding.drafters.model import ModelDrafter
 from tests.decoding.tiny import (
     VOCAB_SIZE,
@@ -153,23 +153,6 @@ def test_of_a_row_that_begins_like_another_only_the_rest_is_read(drafter_and_rea
     assert read == [([0], [[*SHARED, 11, 12]], [0]), ([1], [[14, 15]], [8]), ([1], [[17]], [8])]
 
 
-def test_a_slot_that_was_cleared_is_read_again(networks, target, tmp_path):
-    own, others = other_tokens()
-    draft = loaded(networks[1], tmp_path / "d")
-    drafter = Watched(mapped(draft, map_of(byte_level(own), byte_level(others))), VOCAB_SIZE, 3, 80)
-    drafter.seen, drafter.fresh = [], draft.share()
-    engine = engine_over(target, drafter)
-    rows = numbered(random_prompts([9, 5, 2]), max_tokens=30, ignore_eos=True)
-    engine.submit(rows)
-    for _ in range(3):
-        engine.step()
-    drafter.reset(1)
-    drafter.seen.clear()
-    while engine.has_work:
-        engine.step()
-    assert any(numbers[1] for _, numbers in drafter.seen)
-
-
 @pytest.mark.parametrize("verification", ["coupled", "rejection"])
 @pytest.mark.parametrize("num_slots", [1, 3])
 @pytest.mark.parametrize("is_by_chance", [False, True])
@@ -228,16 +211,3 @@ def test_options_refuse_a_map_of_nothing():
         options.check_draft_vocabulary("draft", "other")
     with pytest.raises(ValueError, match=r"draft_window is 64"):
         EngineOptions(draft_window=64).check_draft_vocabulary("draft", "map")
-
-
-def test_the_parameters_of_a_row_hold_for_what_is_drafted(networks, target, tmp_path):
-    own, others = other_tokens()
-    draft = loaded(networks[1], tmp_path / "d")
-    drafter = Watched(mapped(draft, map_of(byte_level(own), byte_level(others))), VOCAB_SIZE, 3, 80)
-    drafter.seen = []
-    params = SamplingParams(temperature=0.8, max_tokens=16, logit_bias=dict.fromkeys(range(20), -100.0))
-    engine = engine_over(target, drafter)
-    run(engine, numbered(PROMPTS[:3], temperature=params.temperature, max_tokens=16, logit_bias=params.logit_bias))
-    drafted = [t for tokens, numbers in drafter.seen for row, n in zip(tokens, numbers, strict=True) for t in row[:n]]
-    assert drafted
-    assert min(drafted) >= 20

@@ -11,7 +11,7 @@ from decoding.drafters.lookups import SuffixDrafter
 from decoding.sampling.rows import ExtensionLimit, Rows
 from decoding.sampling.rules import COUPLED
 from decoding.scope import Scope
-from tests.decoding.tiny import drafted, engine_over, outputs, rows_over
+from tests.decoding.tiny import drafted, rows_over
 
 PROMPT, OTHER = [1, 2, 3, 4], [9, 8, 7, 6]
 
@@ -171,16 +171,6 @@ def test_a_row_that_was_scored_again_is_not_learned_twice():
     before = drafter._known.of("").continuations.best(hash((5,)) & ((1 << 60) - 1))
     drafter.admit([0], [sequence])
     assert drafter._known.of("").continuations.best(hash((5,)) & ((1 << 60) - 1)) == before == (6, 1, 1)
-
-
-def test_samples_draft_from_each_other_and_write_what_they_would_alone(models):
-    params = SamplingParams(n=8, temperature=0, max_tokens=40, ignore_eos=True)
-    prompts = [[5, 6, 7, 8], [5, 6, 7, 9]]
-    expected = outputs(engine_over(models.target, num_slots=4).generate(prompts, params))
-    sequences = engine_over(models.target, None, "suffix", num_slots=4).generate(prompts, params)
-    assert outputs(sequences) == expected
-    # The first sample of each prompt leads, the others follow.
-    assert sum(s.num_accepted_tokens for s in sequences) > 0.4 * sum(len(s.output_token_ids) for s in sequences)
 
 
 def test_a_round_in_which_a_row_may_draft_nothing_does_not_decide_what_is_offered_in_the_next_one():

@@ -1,7 +1,6 @@
 """Prompts are read in chunks and copied where they repeat; the text never shows it, and no row waits for ever."""
 
 import math
-import random
 
 import pytest
 import torch
@@ -21,32 +20,9 @@ from tests.decoding.tiny import (
     random_prompts,
     run,
 )
-from tests.pairs_of_values import every_pair
+from tests.worlds.rows import shared
 
 HEAD = random_prompts([40], seed=21)[0]
-# Prompts with a common head, prompts that begin like others' outputs might, repeats, and strangers.
-PROMPTS = [
-    *(HEAD + tail for tail in random_prompts([3, 9, 1, 6], seed=22)),
-    *random_prompts([1, 30, 2, 17], seed=23),
-    *[HEAD[:20] + tail for tail in random_prompts([5, 12], seed=24)],
-    *[HEAD[:1], HEAD, HEAD, HEAD[:33]],
-    *random_prompts([50, 4], seed=25),
-]
-PROMPTS.insert(3, PROMPTS[5])
-
-
-def _sequences(temperature: float = 1.0, **params: object) -> list[Sequence]:
-    limits = [{"max_tokens": 4 + row % 9} for row in range(len(PROMPTS))]
-    return numbered(PROMPTS, limits, temperature=temperature, **params)
-
-
-@pytest.fixture(scope="module", params=[0.0, 1.0], ids=["greedy", "sampled"])
-def plain(request, models):
-    """Every row alone in an engine that shares nothing."""
-    sequences = _sequences(request.param)
-    for sequence in sequences:
-        run(_engine(models, "none", num_slots=1), [sequence])
-    return request.param, outputs(sequences)
 
 
 def _engine(models, drafter: str, *, budget: int = 512, **options: object) -> Engine:
@@ -62,18 +38,6 @@ def _alone(models, prompt: list[int], params: SamplingParams, row: int = 0) -> l
 def _strangers(lengths: list[int], seed: int = 0) -> list[list[int]]:
     """Prompts that share nothing: each begins with a token of its own."""
     return [[first, *tail] for first, tail in enumerate(random_prompts([n - 1 for n in lengths], seed=seed), start=2)]
-
-
-@pytest.mark.parametrize(("drafter", "num_slots", "budget"), every_pair(list(EVERY_DRAFTER), [1, 3, 8], [1, 7, 64]))
-def test_text_depends_neither_on_the_budget_nor_on_shared_prefixes(models, plain, drafter, num_slots, budget):
-    temperature, expected = plain
-    engine = _engine(models, drafter, budget=budget, num_slots=num_slots)
-    sequences = run(engine, _sequences(temperature))
-    assert outputs(sequences) == expected
-    for sequence in sequences:
-        tiny.check_counts(sequence)
-        assert 0 <= sequence.num_cached_tokens < len(sequence.prompt_token_ids)
-    assert sum(sequence.num_cached_tokens for sequence in sequences) > 100
 
 
 class Reads:
@@ -119,15 +83,6 @@ def test_a_prompt_is_read_once_for_each_scope(models, monkeypatch, num_slots, bu
     assert [row.num_cached_tokens for row in rows] == [0, 49, 49] * 2
 
 
-@pytest.mark.parametrize("drafter", EVERY_DRAFTER)
-def test_scopes_change_no_text(models, plain, drafter):
-    sequences = _sequences(plain[0])
-    for number, sequence in enumerate(sequences):
-        sequence.scope = Scope(str(number % 3), str(number % 2))
-    run(_engine(models, drafter, num_slots=3), sequences)
-    assert outputs(sequences) == plain[1]
-
-
 def test_prompts_with_a_common_head_compute_it_once(models, monkeypatch):
     target, draft = Reads(monkeypatch, models.target), Reads(monkeypatch, models.good_draft)
     prompts = [[*HEAD, token, *tail] for token, tail in enumerate(random_prompts([3, 8, 2, 5, 1], seed=7))]
@@ -160,14 +115,6 @@ def test_a_prompt_that_continues_a_finished_row_shares_what_that_row_wrote(model
     (found,) = engine.generate([follow_up], SamplingParams(temperature=0, max_tokens=8))
     assert found.num_cached_tokens == len(turn) - 1
     assert found.output_token_ids == _alone(models, follow_up, SamplingParams(temperature=0, max_tokens=8))
-
-
-def test_a_slot_that_was_overwritten_shares_its_new_content(models):
-    one, other = random_prompts([30, 30], seed=11)
-    params, prompts = SamplingParams(temperature=0, max_tokens=3), [one, other, one, [*one, 4]]
-    sequences = _engine(models, "none", num_slots=1).generate(prompts, params)
-    assert outputs(sequences) == [_alone(models, prompt, params) for prompt in prompts]
-    assert [sequence.num_cached_tokens for sequence in sequences] == [0, 0, 0, 30]
 
 
 # Budgets
@@ -244,45 +191,6 @@ def poisoned(tmp_path_factory):
     return tiny.poisoned_models(tmp_path_factory.mktemp("poisoned"), math.nan)
 
 
-@pytest.mark.parametrize("num_slots", [1, 2, 6])
-@pytest.mark.parametrize("budget", [3, 512])
-@pytest.mark.parametrize("drafter", EVERY_DRAFTER)
-def test_a_poisoned_slot_is_never_copied(poisoned, models, monkeypatch, drafter, budget, num_slots):
-    """In the forward that reads it, a value that is not finite spreads to the positions before it."""
-    head = random_prompts([34], vocab_size=POISON, seed=31)[0]
-    prompts = [[*head, *tail] for tail in ([POISON, 1, 2], [3, 4], [5], [POISON], [6, 7, 8], [POISON, 1, 9])]
-    params = SamplingParams(temperature=0, max_tokens=5, logit_bias={POISON: -100.0})
-    expected = [_alone(models, prompt, params) for prompt in prompts]
-    engine = engine_over(poisoned.target, models.good_draft, drafter, num_slots=num_slots, max_prefill_tokens=budget)
-    cache, real = engine.target.cache, engine.target.cache.copy
-
-    def copy(source: int, target: int, length: int) -> None:
-        assert cache.is_finite(source, length)
-        real(source, target, length)
-
-    monkeypatch.setattr(cache, "copy", copy)
-    for sequence, text in zip(engine.generate(prompts, params), expected, strict=True):
-        assert sequence.finish_reason == ("error" if POISON in sequence.prompt_token_ids else "length")
-        assert sequence.finish_reason == "error" or sequence.output_token_ids == text
-
-
-@pytest.mark.parametrize("num_slots", [1, 2, 6])
-@pytest.mark.parametrize("budget", [3, 512])
-def test_a_draft_that_breaks_on_one_prompt_still_drafts_for_those_that_begin_alike(poisoned, models, budget, num_slots):
-    head = random_prompts([34], vocab_size=POISON, seed=31)[0]
-    prompts = [[*head, *tail] for tail in ([POISON, 1, 2], [3, 4], [5], [6, 7, 8], [POISON, 1, 9])]
-    params = SamplingParams(temperature=0, max_tokens=12, logit_bias={POISON: -100.0})
-    expected = [_alone(models, prompt, params) for prompt in prompts]
-    engine = engine_over(
-        models.target, poisoned.poisoned_draft, "model", num_slots=num_slots, max_prefill_tokens=budget
-    )
-    sequences = engine.generate(prompts, params)
-    assert outputs(sequences) == expected
-    for sequence in sequences:
-        is_poisoned = POISON in sequence.prompt_token_ids
-        assert (sequence.num_draft_tokens == 0) if is_poisoned else (sequence.num_accepted_tokens > 0)
-
-
 def test_a_draft_that_broke_stays_with_its_row_when_slots_are_swapped(poisoned, models):
     drafter = make_drafter("model", poisoned.poisoned_draft, tiny.VOCAB_SIZE, 3, 80)
     broken, sound = [1, POISON, 2], [3, 4, 5]
@@ -307,16 +215,16 @@ def test_a_draft_that_broke_stays_with_its_row_when_slots_are_swapped(poisoned, 
 @pytest.mark.parametrize("drafter", EVERY_DRAFTER)
 def test_a_cleared_engine_has_no_rows_and_shares_nothing(models, drafter):
     engine = _engine(models, drafter, num_slots=3, budget=5)
-    engine.submit(_sequences())
+    engine.submit(shared())
     for _ in range(4):
         engine.step()
     assert engine.has_work
     engine.clear()
     assert (engine.num_running, engine.has_work, len(engine._waiting)) == (0, False, 0)
     params = SamplingParams(temperature=0, max_tokens=6)
-    (again,) = engine.generate([PROMPTS[0]], params)
+    (again,) = engine.generate([[*HEAD, 1, 2, 3]], params)
     assert again.num_cached_tokens == 0
-    assert again.output_token_ids == _alone(models, PROMPTS[0], params)
+    assert again.output_token_ids == _alone(models, [*HEAD, 1, 2, 3], params)
 
 
 def test_a_row_that_is_dropped_before_it_writes_is_not_read_and_ends_at_once(models, monkeypatch):
@@ -354,22 +262,3 @@ def test_rows_that_waited_for_a_dropped_prompt_share_with_the_next_of_them(model
     assert_each_once(list(engine.stream([])), [blocker, *sequences])
     assert target.num_tokens == num_read + 59, "each of the others read it again"
     assert outputs(sequences[1:]) == [_alone(models, prompt, SamplingParams(max_tokens=5), row) for row in (1, 2, 3)]
-
-
-@pytest.mark.parametrize("seed", range(6))
-@pytest.mark.parametrize("drafter", EVERY_DRAFTER)
-def test_rows_that_are_dropped_at_any_time_change_no_token_of_the_others(models, plain, drafter, seed):
-    temperature, expected = plain
-    chance = random.Random(seed)
-    engine = _engine(models, drafter, budget=chance.choice([3, 20]), num_slots=chance.choice([2, 5]))
-    sequences = _sequences(temperature)
-    unwanted = chance.sample(sequences, 9)
-    wanted = [sequence for sequence in sequences if sequence not in unwanted]
-    engine.submit(sequences)
-    finished: list[Sequence] = []
-    while engine.has_work:
-        finished += engine.step()
-        if unwanted and chance.random() < 0.4:
-            engine.drop([unwanted.pop()])
-    assert_each_once(finished, sequences)
-    assert [s.output_token_ids for s in wanted] == [expected[sequences.index(s)] for s in wanted]

@@ -19,7 +19,6 @@ from tests.decoding.tiny import build, engine_over, llama_config, noised, number
 PAIR = Path(__file__).parents[3] / "examples" / "tiny_pair"
 PROMPTS = random_prompts([7, 1, 12, 3, 25, 9, 2, 16, 5, 4, 31, 1], seed=4)
 PROMPTS[4] = [5, 6, 7, 8, 9] * 5  # something to look up
-SAMPLED = {"model": "good_draft", "eagle3": "head", "dflash": "block_head", "hybrid": "good_draft"}
 
 
 @pytest.fixture(params=["on", "off"])
@@ -52,21 +51,6 @@ def _run_swapping(engine: Engine, sequences: list[Sequence], seed: int) -> list[
             engine.replace_draft(_random_like(own, number) if number else own, num_swaps)
     assert num_swaps > 5
     return sequences
-
-
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
-@pytest.mark.parametrize("drafter", [*SAMPLED, "mapped"])
-@pytest.mark.usefixtures("_any_head")
-def test_swaps_at_any_round_change_no_token(folders, drafter, temperature):
-    if drafter == "mapped":
-        draft = LanguageModel.load(folders.good_draft, "cpu")
-        engine = engine_over(LanguageModel.load(folders.target, "cpu"), draft, drafter)
-    else:
-        engine = _engine(folders.target, getattr(folders, SAMPLED[drafter]), drafter)
-    params = {"max_tokens": 40, "temperature": temperature}
-    plain = outputs(run(engine_over(LanguageModel.load(folders.target, "cpu")), numbered(PROMPTS, **params)))
-    for seed in (0, 1):
-        assert outputs(_run_swapping(engine, numbered(PROMPTS, **params), seed)) == plain
 
 
 def _counts(sequences: list[Sequence]) -> list[tuple[object, ...]]:

@@ -1,5 +1,7 @@
 """A text ends where it should, at every offset inside a round, and the counts say so."""
 
+from itertools import product
+
 import pytest
 
 from decoding import SamplingParams, Sequence
@@ -52,39 +54,6 @@ def _generate(engine, seed: int, *, neighbour: bool = False, **params: object) -
     return [own, *others]
 
 
-@pytest.mark.parametrize("offset", OFFSETS)
-def test_a_token_after_a_stop_token_is_never_emitted(engine, noise_seed, text, offset):
-    sequence, _ = _generate(engine, noise_seed, stop_token_ids=[text[offset]], neighbour=True)
-    assert sequence.output_token_ids == text[: offset + 1]
-    assert (sequence.finish_reason, sequence.stop_reason) == ("stop", text[offset])
-
-
-@pytest.mark.parametrize("offset", OFFSETS)
-def test_a_token_after_the_end_token_is_never_emitted(engine, noise_seed, text, offset, monkeypatch):
-    monkeypatch.setattr(engine.target, "eos_token_ids", frozenset({text[offset], 47 if text[offset] != 47 else 46}))
-    sequence, _ = _generate(engine, noise_seed, neighbour=True)
-    ends = [text.index(token) for token in engine.target.eos_token_ids if token in text]
-    assert sequence.output_token_ids == text[: min(ends) + 1]
-    assert (sequence.finish_reason, sequence.stop_reason) == ("stop", None)
-
-
-@pytest.mark.parametrize("offset", OFFSETS)
-def test_a_token_beyond_the_length_limit_is_never_emitted(engine, noise_seed, text, offset):
-    sequence, _ = _generate(engine, noise_seed, max_tokens=offset + 1, neighbour=True)
-    assert sequence.output_token_ids == text[: offset + 1]
-    assert (sequence.finish_reason, sequence.stop_reason) == ("length", None)
-    assert len(sequence.output_token_ids) == sequence.num_accepted_tokens + sequence.num_rounds
-
-
-@pytest.mark.parametrize("offset", OFFSETS)
-def test_the_context_limit_cuts_like_the_length_limit(models, noise_seed, text, offset):
-    for drafter, draft in (("none", None), ("model", models.perfect_draft)):
-        engine = engine_over(models.target, draft, drafter, max_model_len=len(PROMPT) + offset + 1)
-        sequence = _generate(engine, noise_seed)[0]
-        assert sequence.output_token_ids == text[: offset + 1]
-        assert sequence.finish_reason == "length"
-
-
 def _stop_strings(*strings: str):
     """Text is one letter a token. Keeps up to the token that completes the first match, as the pipeline does."""
 
@@ -99,16 +68,32 @@ def _stop_strings(*strings: str):
     return find
 
 
-@pytest.mark.parametrize("length", [1, 2, 3])
-@pytest.mark.parametrize("offset", OFFSETS)
-def test_a_token_after_a_stop_string_is_never_emitted(engine, noise_seed, text, offset, length):
-    """Longer strings span rounds: they begin at tokens of one and are completed by a token of the next."""
-    start = max(0, offset + 1 - length)
-    string = "".join(LETTERS[token] for token in text[start : offset + 1])
-    sequence = _generate(engine, noise_seed, stop=[string, "not in the text"], logprobs=1)[0]
-    assert sequence.output_token_ids == text[: offset + 1]
-    assert len(sequence.logprobs) == offset + 1
-    assert (sequence.finish_reason, sequence.stop_reason) == ("stop", string)
+@pytest.mark.parametrize("ending", ["a stop token", "the end token", "the length limit", "a stop string"])
+def test_a_token_behind_an_end_is_never_emitted(engine, noise_seed, text, ending, monkeypatch):
+    """Stop strings span rounds: they begin at tokens of one and are completed by a token of the next."""
+    for offset, token in enumerate(text[: len(OFFSETS)]):
+        string = "".join(LETTERS[each] for each in text[max(0, offset - offset % 3) : offset + 1])
+        params, reason = {
+            "a stop token": ({"stop_token_ids": [token]}, ("stop", token)),
+            "the end token": ({}, ("stop", None)),
+            "the length limit": ({"max_tokens": offset + 1}, ("length", None)),
+            "a stop string": ({"stop": [string, "not in the text"], "logprobs": 1}, ("stop", string)),
+        }[ending]
+        with monkeypatch.context() as patched:
+            if ending == "the end token":
+                patched.setattr(engine.target, "eos_token_ids", frozenset({token}))
+            sequence = _generate(engine, noise_seed, neighbour=True, **params)[0]
+        assert sequence.output_token_ids == text[: offset + 1]
+        assert (sequence.finish_reason, sequence.stop_reason) == reason
+        assert len(sequence.logprobs) == (offset + 1) * ("logprobs" in params)
+
+
+def test_the_context_limit_cuts_like_the_length_limit(models, noise_seed, text):
+    for offset, (drafter, draft) in product(OFFSETS, (("none", None), ("model", models.perfect_draft))):
+        engine = engine_over(models.target, draft, drafter, max_model_len=len(PROMPT) + offset + 1)
+        sequence = _generate(engine, noise_seed)[0]
+        assert sequence.output_token_ids == text[: offset + 1]
+        assert sequence.finish_reason == "length"
 
 
 def test_the_earlier_of_a_stop_string_and_a_stop_token_ends_the_text(engine, noise_seed, text):
@@ -134,14 +119,13 @@ def test_ignore_eos_goes_on_after_the_models_end_token_but_after_no_stop_token(e
     assert (asked_for.output_token_ids, asked_for.stop_reason) == (text[:4], text[3])
 
 
-@pytest.mark.parametrize("min_tokens", OFFSETS)
-def test_no_stop_token_is_emitted_before_min_tokens(engine, noise_seed, min_tokens, models):
+def test_no_stop_token_is_emitted_before_min_tokens(engine, noise_seed, models):
     """Half the vocabulary would end the text; the first token after min_tokens is likely to."""
-    stop_ids = list(range(0, 48, 2))
-    output = _generate(engine, noise_seed, stop_token_ids=stop_ids, min_tokens=min_tokens)[0].output_token_ids
-    assert all(token % 2 == 1 for token in output[:min_tokens])
-    plain = _generate(engine_over(models.target), noise_seed, stop_token_ids=stop_ids, min_tokens=min_tokens)[0]
-    assert output == plain.output_token_ids
+    for min_tokens in OFFSETS:
+        params = {"stop_token_ids": list(range(0, 48, 2)), "min_tokens": min_tokens}
+        output = _generate(engine, noise_seed, **params)[0].output_token_ids
+        assert all(token % 2 == 1 for token in output[:min_tokens])
+        assert output == _generate(engine_over(models.target), noise_seed, **params)[0].output_token_ids
 
 
 def test_a_stop_string_before_min_tokens_does_not_end_the_text(engine, noise_seed, text):

@@ -4,63 +4,35 @@ from dataclasses import replace
 from functools import partial
 
 import pytest
-import torch
 from transformers.generation import logits_process as hf
 
 from decoding import SamplingParams, Sequence
 from decoding.drafters.stepwise import StepwiseDrafter
-from decoding.gpu.available import is_interpreted
 from decoding.sampling.rows import Rows
-from decoding.sampling.token_history import ForbiddenTokens
-from tests.decoding import tiny
 from tests.decoding.grammar.tiny_grammars import END, STRUCTURED, fulfils, grammars, text_of, with_end
 from tests.decoding.tiny import (
     EVERY_DRAFTER,
     VOCAB_SIZE,
-    check_counts,
     engine_by,
     generated,
     outputs,
     random_prompts,
     run,
 )
+from tests.worlds.rows import PAIRS, forbidden
+from tests.worlds.text_world import TextWorld
 
-PROMPTS = random_prompts([7, 1, 12, 3, 25, 9, 2, 16], seed=4)
-PAIRS = [(a, b) for a in range(VOCAB_SIZE) for b in range(VOCAB_SIZE) if (a + b) % 3 == 0]  # two in three may follow
-TRIPLES = [(a, a % 5 + b, c) for a in range(VOCAB_SIZE) for b in range(20) for c in (1, 17)]
-LISTS = [tuple(range(0, VOCAB_SIZE, 2)), tuple(range(20))]
 LETTERS_AND_DIGITS = STRUCTURED[2]
-SHAPES = [(1, 16), (4, 3), (8, 1)]
-if is_interpreted():
-    PROMPTS, SHAPES = PROMPTS[:4], [(3, 4)]
-KINDS = [
-    {"bad_words": PAIRS},
-    {"allowed_token_ids": LISTS[0], "bad_words": [*TRIPLES, (4,)]},
-    {},
-    {"allowed_token_ids": LISTS[1], "logprobs": 2},
-]
-
-
-def _params(row: int) -> SamplingParams:
-    """Every kind, greedy and sampled, beside other parameters."""
-    more = [{"temperature": 0}, {"temperature": 0.9}, {"top_k": 7}, {"top_p": 0.9, "repetition_penalty": 1.3}]
-    stops = {"stop_token_ids": (3, 8), "min_tokens": 4}
-    length = 6 if is_interpreted() else 26
-    return SamplingParams(max_tokens=length, **KINDS[row % 4], **more[(row + row // 4) % 4], **stops)
-
-
-def _sequences() -> list[Sequence]:
-    return [Sequence.create(prompt, _params(row), run_seed=3, row=row, tag=row) for row, prompt in enumerate(PROMPTS)]
+KINDS = [d for d in EVERY_DRAFTER if d != "model"] + ["good_draft", "perfect_draft"]
+PROMPTS = random_prompts([7, 1, 12, 3, 25, 9, 2, 16], seed=4)
 
 
 @pytest.fixture(scope="module")
-def plain(models) -> list[list[int]]:
-    """Each row's text alone, one token a round."""
-    engine = engine_by(models, "none", num_slots=1)
-    return [outputs(run(engine, [sequence]))[0] for sequence in _sequences()]
+def world(models) -> TextWorld:
+    return TextWorld(models, forbidden)
 
 
-@pytest.fixture(params=[d for d in EVERY_DRAFTER if d != "model"] + ["good_draft", "perfect_draft"])
+@pytest.fixture(params=KINDS)
 def make_engine(request, models):
     return partial(engine_by, models, request.param)
 
@@ -75,17 +47,8 @@ def _is_clean(sequence: Sequence) -> bool:
     return not has_bad and (params.allowed_token_ids is None or set(tokens) <= set(params.allowed_token_ids))
 
 
-@pytest.mark.parametrize(("length", "num_slots"), SHAPES)
-def test_the_text_does_not_depend_on_drafter_draft_length_or_slots(make_engine, plain, length, num_slots):
-    sequences = run(make_engine(num_speculative_tokens=length, num_slots=num_slots), _sequences())
-    assert outputs(sequences) == plain
-    for sequence in sequences:
-        check_counts(sequence)
-        assert _is_clean(sequence)
-
-
 def test_rejection_never_writes_what_is_forbidden(make_engine):
-    for sequence in run(make_engine(verification="rejection"), _sequences()):
+    for sequence in run(make_engine(verification="rejection"), forbidden()):
         assert sequence.error is None
         assert _is_clean(sequence)
 
@@ -101,13 +64,15 @@ def test_rejection_fails_as_many_rows_at_dead_ends_with_a_draft_as_without(model
     assert abs(num_written[0] - num_written[1]) < 20  # where accepted tokens were drawn again, the draft wrote 40 more
 
 
-def test_without_the_fields_the_texts_would_have_what_they_forbid(models, plain):
-    free = _sequences()
+def test_without_the_fields_the_texts_would_have_what_they_forbid(models, world):
+    free = forbidden()
     for sequence in free:
         sequence.params = replace(sequence.params, allowed_token_ids=None, bad_words=())
     texts = outputs(run(engine_by(models, "none", num_slots=1), free))
-    assert [text == own for text, own in zip(texts, plain, strict=True)][2::4] == [True, True], "these forbid nothing"
-    assert sum(text != own for text, own in zip(texts, plain, strict=True)) >= 5
+    assert [text == own for text, own in zip(texts, world.alone, strict=True)][2::4] == [True, True], (
+        "these forbid nothing"
+    )
+    assert sum(text != own for text, own in zip(texts, world.alone, strict=True)) >= 5
 
 
 def test_greedy_text_is_that_of_transformers_with_its_own_processors(models, folders):
@@ -136,51 +101,17 @@ def test_logprobs_are_those_of_the_raw_logits(models):
     assert held.logprobs[0].top[0][1] == pytest.approx(free.logprobs[0].logprob, abs=1e-5)
 
 
-def test_close_calls_are_decided_without_the_forbidden_tokens(models, plain, monkeypatch):
-    """Every pick is scored again alone, as if it were a close call."""
-    engine = engine_by(models, "good_draft")
-    monkeypatch.setattr(engine.target, "close_call", 1e6)
-    assert outputs(run(engine, _sequences())) == plain
-    assert tiny.num_rechecks(engine) > 50
-
-
-def test_a_draft_that_is_the_target_itself_is_accepted_whole(models):
-    sequences = run(engine_by(models, "perfect_draft"), _sequences())
-    drafted, accepted = (sum(getattr(s, f"num_{name}_tokens") for s in sequences) for name in ("draft", "accepted"))
-    assert drafted == accepted > 0
-
-
-def test_a_draft_that_knows_nothing_of_them_writes_the_same_text_and_is_accepted_less(models, plain, monkeypatch):
+def test_a_draft_that_knows_nothing_of_them_writes_the_same_text_and_is_accepted_less(models, world, monkeypatch):
     propose = StepwiseDrafter.propose
 
     def careless(drafter: StepwiseDrafter, rows: Rows):
         return propose(drafter, replace(rows, sampling=replace(rows.sampling, forbidden=None)))
 
-    accepted = [sum(s.num_accepted_tokens for s in run(engine_by(models, "perfect_draft"), _sequences()))]
+    accepted = [sum(s.num_accepted_tokens for s in run(engine_by(models, "perfect_draft"), forbidden()))]
     monkeypatch.setattr(StepwiseDrafter, "propose", careless)
-    sequences = run(engine_by(models, "perfect_draft"), _sequences())
-    assert outputs(sequences) == plain
+    sequences = run(engine_by(models, "perfect_draft"), forbidden())
+    world.compare(sequences)
     assert sum(s.num_accepted_tokens for s in sequences) < 0.8 * accepted[0]
-
-
-def _one_position_late(forbidden: ForbiddenTokens, logits, history):
-    earlier = replace(history, lengths_BJ=history.lengths_BJ - (torch.arange(logits.shape[1]) > 0).long())
-    return APPLY(forbidden, logits, earlier)
-
-
-def _of_the_neighbour(forbidden: ForbiddenTokens, logits, history):
-    num_rows = len(logits)
-    words = {(row + 1) % num_rows: words for row, words in forbidden.words_of_row.items()}
-    return APPLY(replace(forbidden, words_of_row=words), logits, history)
-
-
-APPLY = ForbiddenTokens.apply
-
-
-@pytest.mark.parametrize("bug", [_one_position_late, _of_the_neighbour])
-def test_a_planted_bug_changes_the_text(models, plain, monkeypatch, bug):
-    monkeypatch.setattr(ForbiddenTokens, "apply", bug)
-    assert outputs(run(engine_by(models, "good_draft"), _sequences())) != plain
 
 
 def test_a_word_that_begins_in_the_prompt_is_not_forbidden(models):
@@ -209,7 +140,7 @@ WRONG = {
 
 @pytest.mark.parametrize("message", WRONG)
 def test_what_leaves_no_first_token_is_refused_before_it_runs(models, message):
-    good, bad = _sequences()[:2]
+    good, bad = forbidden()[:2]
     bad.params = SamplingParams(**WRONG[message])
     run(engine_by(models, "none"), [good, bad])
     assert good.error is None
@@ -217,14 +148,14 @@ def test_what_leaves_no_first_token_is_refused_before_it_runs(models, message):
     assert bad.error.startswith(message)
 
 
-def test_a_row_that_has_no_token_left_fails_alone_and_says_why(make_engine, plain):
-    sequences = _sequences()
+def test_a_row_that_has_no_token_left_fails_alone_and_says_why(make_engine, world):
+    sequences = forbidden()
     bad = Sequence.create(
         PROMPTS[0], SamplingParams(allowed_token_ids=[1, 2], bad_words=[(1, 1), (1, 2), (2, 2), (2, 1)])
     )
     run(make_engine(), [*sequences, bad])
     assert bad.error == "sampling.allowed_token_ids and sampling.bad_words leave no token after 1 output token"
-    assert outputs(sequences) == plain
+    world.compare(sequences)
 
 
 @pytest.mark.parametrize("drafter", ["none", "ngram", "good_draft"])

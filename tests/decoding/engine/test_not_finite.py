@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from decoding import SamplingParams, Sequence
+from decoding import Sequence
 from tests.decoding import tiny
 from tests.decoding.tiny import (
     EVERY_DRAFTER,
@@ -17,7 +17,6 @@ from tests.decoding.tiny import (
     random_prompts,
     run,
 )
-from tests.pairs_of_values import every_pair
 
 KINDS = [*EVERY_DRAFTER, "poisoned_draft"]
 
@@ -35,41 +34,13 @@ def _sequences(never_draw_it: bool = True) -> list[Sequence]:
     return numbered(prompts, max_tokens=12, logit_bias=bias)
 
 
-@pytest.mark.parametrize(("kind", "num_slots", "verification"), every_pair(KINDS, [1, 2, 8], ["coupled", "rejection"]))
-def test_a_row_that_is_not_finite_fails_alone(trio, models, kind, num_slots, verification):
-    """Slots are reused on the way: the next occupant of a poisoned slot is right, too."""
-    engine = engine_by(trio, kind, num_slots=num_slots, verification=verification)
-    sequences = run(engine, _sequences())
-    assert [row for row, s in enumerate(sequences) if s.finish_reason == "error"] == [1, 4, 5]
-    assert all("not finite" in sequences[row].error and "bfloat16" in sequences[row].error for row in (1, 4, 5))
-    if verification == "coupled":
-        healthy = run(engine_over(models.target, num_slots=1), _sequences())
-        for sequence, expected in zip(sequences, healthy, strict=True):
-            if sequence.finish_reason != "error":
-                assert sequence.output_token_ids == expected.output_token_ids
-                check_counts(sequence)
-
-
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_text_that_reaches_a_poisonous_token_fails_there_under_every_drafter(trio, kind):
-    """The token is drawn now and then, and drafted more often than that: a guess must not fail a row."""
-    prompts = random_prompts([5, 3, 8, 1, 2, 6] * 4, vocab_size=POISON, seed=3)
-    params = SamplingParams(max_tokens=16, logit_bias={POISON: 1.0})
-
-    def results(engine) -> list[tuple]:
-        sequences = engine.generate(prompts, params, seed=4)
-        return [(s.finish_reason, s.output_token_ids) for s in sequences]
-
-    expected = results(engine_by(trio, "none", num_slots=1))
-    assert {reason for reason, _ in expected} == {"error", "length"}
-    assert results(engine_by(trio, kind, num_slots=3)) == expected
-
-
-def test_a_draft_that_is_not_finite_drafts_again_in_the_slots_next_text(trio):
-    """NaN left in the draft's cache would silence the drafter in that slot for ever."""
-    for sequence in run(engine_by(trio, "poisoned_draft", num_slots=1), _sequences()):
-        if sequence.finish_reason != "error":
-            assert sequence.num_draft_tokens > 0
+def test_under_rejection_a_row_that_is_not_finite_fails_alone(trio, kind):
+    """Slots are reused on the way: the next occupant of a poisoned slot is right, too."""
+    for num_slots in (1, 2, 8):
+        sequences = run(engine_by(trio, kind, num_slots=num_slots, verification="rejection"), _sequences())
+        assert [row for row, s in enumerate(sequences) if s.finish_reason == "error"] == [1, 4, 5]
+        assert all("not finite" in sequences[row].error and "bfloat16" in sequences[row].error for row in (1, 4, 5))
 
 
 def test_a_draft_that_is_not_finite_costs_its_row_the_draft_and_nothing_else(trio, models):

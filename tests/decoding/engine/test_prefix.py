@@ -9,14 +9,6 @@ from decoding.common_prefix import common_prefix
 from decoding.engine.rounds.prefix import Resident
 
 
-@pytest.mark.parametrize("length", [0, 1, 2, 15, 16, 17, 47, 48, 49, 300])
-def test_a_common_prefix_ends_at_the_first_difference(length):
-    tokens = tuple(range(1000, 1300))
-    for other in (tokens[:length], tokens[:length] + (7,) * 20, (*tokens[:length], 7, *tokens[length + 1 :])):
-        expected = 300 if other == tokens else length
-        assert common_prefix(tokens, other) == common_prefix(other, tokens) == expected
-
-
 def test_a_common_prefix_is_what_counting_one_by_one_finds():
     chance = random.Random(0)
     for _ in range(300):

@@ -4,7 +4,7 @@ import pytest
 
 from decoding.sampling.judging import ScoreRequest
 from decoding.sequence import Sequence
-from tests.decoding.tiny import EVERY_DRAFTER, check_counts, engine_by, numbered, random_prompts, run
+from tests.decoding.tiny import EVERY_DRAFTER, check_counts, engine_by, numbered, random_prompts
 
 PROMPTS = [*random_prompts([7, 1, 12, 3], seed=4), [5, 6, 7, 8, 9] * 5]
 DRAFTERS = [drafter for drafter in EVERY_DRAFTER if drafter != "model"] + ["good_draft"]
@@ -52,15 +52,3 @@ def test_recorded_rounds_are_the_drafts_that_were_scored(models, kind, verificat
         assert sum(round_.num_accepted for round_ in sequence.rounds) == sequence.num_accepted_tokens
         assert len(sequence.rounds) == sequence.num_rounds
     assert sequences[-1].rounds is None, "rounds are recorded only where a caller asks for them"
-
-
-def test_a_record_changes_no_token(models):
-    with_record, without = (numbered(PROMPTS, max_tokens=17, temperature=0.8) for _ in range(2))
-    for sequence in with_record:
-        sequence.rounds = []
-    texts = [
-        [sequence.output_token_ids for sequence in run(engine_by(models, "good_draft", num_slots=3), sequences)]
-        for sequences in (with_record, without)
-    ]
-    assert texts[0] == texts[1]
-    assert any(round_.rejected_token_ids for sequence in with_record for round_ in sequence.rounds)

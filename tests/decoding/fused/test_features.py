@@ -25,28 +25,6 @@ def test_fused_layers_hand_out_what_transformers_computes_and_compute_the_same(n
         check_tap(model, plain, layer_ids, tolerance=2e-5)
 
 
-def test_in_bfloat16_no_bit_changes(attention):
-    plain = network("qwen3").to(torch.bfloat16)
-    model = fused_model(copy.deepcopy(plain))
-    for layer_ids in PLACES:
-        check_tap(model, plain, layer_ids, tolerance=0.1)
-
-
-def test_two_threads_hand_out_what_one_does(attention):
-    model = fused_model(network("llama"))
-
-    def features(num_threads: int) -> list[torch.Tensor]:
-        torch.set_num_threads(num_threads)
-        try:
-            kept = check_tap(model, None, (1, 3))
-        finally:
-            torch.set_num_threads(1)
-        return [features for _, features in kept.at.values()]
-
-    if model.is_batch_invariant:
-        assert_equal(features(2), features(1))
-
-
 def test_a_prefill_leaves_the_last_layer_out_unless_what_leaves_it_is_read(attention, monkeypatch):
     model, wanted = fused_model(network("llama")), []
     real = KernelLayers._run_some

@@ -81,16 +81,9 @@ OPTIONS = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("options", "temperature"),
-    [  # forwards know no temperature
-        (OPTIONS[0], 0.0),
-        *((options, 0.8) for options in OPTIONS),
-        *(pytest.param(options, 0.0, marks=pytest.mark.slow) for options in OPTIONS[1:]),
-    ],
-)
-def test_replayed_forwards_write_the_same_text(options, temperature, pair):
-    params = SamplingParams(max_tokens=30, temperature=temperature, ignore_eos=True)
+@pytest.mark.parametrize("options", OPTIONS)
+def test_replayed_forwards_write_the_same_text(options, pair):
+    params = SamplingParams(max_tokens=30, temperature=0.8, ignore_eos=True)  # forwards know no temperature
     prompts = random_prompts((5, 1, 17, 9, 3, 40, 2, 2, 11))
 
     def generate(recording: type[Again] | None) -> tuple[list[list[int]], int]:
@@ -124,28 +117,7 @@ def test_forwards_of_few_shapes_are_replayed_and_prefills_are_not():
     assert shape.recording.num_replays == 9  # the first one is run as it is
 
 
-def test_padding_touches_no_keys_or_values_of_any_row():
-    def cache_after(recording: type[Again] | None) -> list[torch.Tensor]:
-        model = small_model()
-        if recording:
-            with_graphs(model, recording)
-        model.allocate(8, 60)
-        model.prefill(range(8), random_prompts((20,) * 8))
-        generator = torch.Generator().manual_seed(3)
-        ragged = ((5, [3, 1, 2, 3, 1]), (5, [1, 1, 3, 3, 1]), (8, None), (5, [2, 1, 1, 1, 1]))
-        for num_rows, lengths in ((5, None), *ragged):
-            tokens_BT = torch.randint(48, (num_rows, 3), generator=generator)
-            every_BT = torch.arange(3).expand(num_rows, -1)
-            for _ in range(3):
-                model.forward([20] * num_rows, tokens_BT, every_BT, lengths=lengths)
-        model.forward([20, 20, 20], tokens_BT[:3], every_BT[:3], slots=[7, 0, 5])
-        return [stored_SPHD[:, :60] for layer in model.cache.layers for stored_SPHD in layer.stored()]
-
-    for found, expected in zip(cache_after(Again), cache_after(None), strict=True):
-        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize("num_rows", [9, 11, 13])
+@pytest.mark.parametrize("num_rows", [9, 13])
 @pytest.mark.parametrize("is_packed", [True, False])
 def test_rows_of_padding_change_nothing_even_if_their_slots_hold_nan(num_rows, is_packed):
     generator = torch.Generator().manual_seed(3)

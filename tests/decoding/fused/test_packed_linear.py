@@ -14,7 +14,6 @@ from decoding.fused.packed_linear import (
     Packed,
     PackedLinear,
     can_pack,
-    pack,
     pack_linears,
     use_library_products,
 )
@@ -105,21 +104,6 @@ def test_input_of_another_kind_is_refused():
         layer(torch.zeros(2, 15))
     with pytest.raises(TypeError, match=r"cannot add \(1, 8\)"):
         layer.plus(torch.zeros(2, 16), torch.zeros(1, 8))
-
-
-def test_an_odd_number_of_inputs_is_left_to_others():
-    assert not isinstance(pack(torch.zeros(4, 5, dtype=torch.bfloat16), None), KernelLinear)
-
-
-def test_a_layer_does_not_depend_on_the_parameters_it_was_made_of():
-    linear = random_linear((33, 80), torch.bfloat16)
-    layer = kernel_layer(linear)
-    x = torch.randn(5, 80).bfloat16()
-    expected = layer(x)
-    for parameter in (linear.weight, linear.bias):
-        parameter.data = torch.full_like(parameter, float("nan"))
-    assert list(layer.parameters()) == []
-    assert torch.equal(layer(x), expected)
 
 
 def test_layers_of_a_gpu_give_way_to_torchs_own_over_the_same_weights():

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import pytest
 import torch
 import triton
 from triton import knobs
@@ -21,6 +22,8 @@ from triton.compiler import ASTSource
 
 # Bytes of shared memory that one program may have (CUDA C++ Programming Guide, "Compute Capabilities").
 SHARED_MEMORY = {80: 163 << 10, 89: 99 << 10, 90: 227 << 10, 100: 227 << 10}
+# One kind of GPU in `make test`, and each in `make gpu-miniature`.
+CAPABILITIES = [pytest.param(80, marks=pytest.mark.slow), 90, pytest.param(100, marks=pytest.mark.slow)]
 _TYPES = {
     torch.float32: "*fp32",
     torch.bfloat16: "*bf16",

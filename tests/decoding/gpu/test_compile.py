@@ -14,7 +14,7 @@ from decoding.gpu.available import is_interpreted
 from decoding.gpu.kernels import attention as attention_kernels
 from decoding.gpu.kernels import linear as linear_kernels
 from decoding.gpu.linear import rms_norm
-from tests.decoding.gpu.compiled import SHARED_MEMORY, Compiled, Launch, recorded
+from tests.decoding.gpu.compiled import CAPABILITIES, SHARED_MEMORY, Compiled, Launch, recorded
 
 pytestmark = pytest.mark.skipif(is_interpreted(), reason="a kernel is compiled or interpreted")
 
@@ -81,7 +81,7 @@ class Program(NamedTuple):
         return {re.sub(r"(m\d+)n\d+(k\d+)", r"\1\2", name) for name in self.compiled.tensor_core_instructions}
 
 
-@pytest.fixture(scope="module", params=[80, 90, 100])
+@pytest.fixture(scope="module", params=CAPABILITIES)
 def capability(request) -> int:
     return request.param
 

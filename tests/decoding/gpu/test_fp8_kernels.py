@@ -6,7 +6,7 @@ import torch
 from decoding.gpu import fp8_linear
 from decoding.gpu.available import is_interpreted
 from decoding.gpu.kernels import fp8_linear as kernels
-from tests.decoding.gpu.compiled import SHARED_MEMORY, Launch, recorded
+from tests.decoding.gpu.compiled import CAPABILITIES, SHARED_MEMORY, Launch, recorded
 from tests.decoding.gpu.operations import Operations
 
 pytestmark = pytest.mark.skipif(is_interpreted(), reason="a kernel is compiled or interpreted")
@@ -48,7 +48,7 @@ def test_a_layer_is_two_launches_with_one_tile_for_all_numbers_of_lines(size):
     assert [parameter.name for parameter in many[1].kernel.params if parameter.do_not_specialize] == ["num_lines"]
 
 
-@pytest.mark.parametrize("capability", INSTRUCTIONS)
+@pytest.mark.parametrize("capability", [pytest.param(89, marks=pytest.mark.slow), *CAPABILITIES[1:]])
 @pytest.mark.parametrize("size", SIZES.values(), ids=SIZES)
 def test_the_kernels_compile_for_every_gpu_with_fp8_without_spills(size, capability):
     quantize, multiply = (launch.compiled(capability) for launch in _launched(*size))

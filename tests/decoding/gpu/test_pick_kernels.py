@@ -8,7 +8,7 @@ from decoding.gpu.available import is_interpreted
 from decoding.gpu.kernels import picks as kernels
 from decoding.gpu.pick_table import PickTable
 from decoding.gpu.picks import Counted, PickInputs, pick
-from tests.decoding.gpu.compiled import SHARED_MEMORY, Launch, recorded
+from tests.decoding.gpu.compiled import CAPABILITIES, SHARED_MEMORY, Launch, recorded
 from tests.decoding.gpu.operations import Operations
 
 pytestmark = pytest.mark.skipif(is_interpreted(), reason="a kernel is compiled or interpreted")
@@ -37,7 +37,7 @@ def test_a_pick_is_two_launches_and_no_wait_whatever_the_batch():
         assert [launch.kernel.fn.__name__ for launch in launches] == ["summarize", "pick"]
 
 
-@pytest.mark.parametrize("capability", [80, 90, 100])
+@pytest.mark.parametrize("capability", CAPABILITIES)
 @pytest.mark.parametrize(
     ("vocab_size", "dtype"), [(151_936, torch.bfloat16), (128_256, torch.bfloat16), (151_936, torch.float32)]
 )

@@ -96,12 +96,11 @@ def _watched(engine: Engine, watch: Watch) -> Engine:
     return engine
 
 
-@pytest.mark.parametrize("temperature", [0, 0.8])
 @pytest.mark.parametrize("verification", ["coupled", "rejection"])
 @pytest.mark.parametrize("kind", DRAFTERS)
-def test_every_token_that_is_drafted_is_one_that_the_grammar_allows(ended, watch, kind, verification, temperature):
+def test_every_token_that_is_drafted_is_one_that_the_grammar_allows(ended, watch, kind, verification):
     engine = engine_by(ended, kind, grammars=GRAMMARS, verification=verification, num_slots=4, num_speculative_tokens=6)
-    run(_watched(engine, watch), _sequences(temperature))
+    run(_watched(engine, watch), _sequences(0.8 * (verification == "coupled")))
     assert watch.forbidden == []
     assert watch.num_by_drafter > 20
     assert watch.num_asked >= watch.num_by_drafter

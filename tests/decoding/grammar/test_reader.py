@@ -69,7 +69,7 @@ def test_llguidance_keeps_a_mask_behind_tokens_that_it_took_back():
     assert walker.allowed(b"[a") != walker.allowed(b"{a")
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("structured", FORMS, ids=lambda each: each.kind)
 def test_masks_of_a_row_are_those_of_fresh_matchers_whatever_was_drafted(structured, seed):
     assert walk(Walker(MARKED, structured), seed) > 0
@@ -77,7 +77,7 @@ def test_masks_of_a_row_are_those_of_fresh_matchers_whatever_was_drafted(structu
 
 @pytest.mark.parametrize("structured", STRUCTURED, ids=lambda each: each.kind)
 def test_the_same_with_tokens_of_many_bytes(structured):
-    assert sum(walk(Walker(grammars(), structured), seed) for seed in range(8)) > 8
+    assert sum(walk(Walker(grammars(), structured), seed) for seed in range(3)) > 8
 
 
 @pytest.mark.parametrize("structured", FORMS, ids=lambda each: each.kind)

@@ -82,15 +82,7 @@ def test_a_grammar_that_cannot_be_compiled_is_named_with_its_place(value, said):
     assert "\n" not in problem
 
 
-@pytest.mark.parametrize(
-    "value",
-    [
-        {"json_schema": {}},
-        {"json_object": True},
-        {"regex": "a*"},
-        {"choice": ["é", 'b\n"q\\']},
-        {"grammar": 'start: "a" start | "b"'},
-    ],
-)
-def test_a_grammar_that_can_be_compiled_has_no_problem(value):
-    assert problem_with(Structured(**value)) is None
+def test_a_grammar_that_can_be_compiled_has_no_problem():
+    forms = [{"json_schema": {}}, {"json_object": True}, {"regex": "a*"}, {"choice": ["é", 'b\n"q\\']}]
+    forms.append({"grammar": 'start: "a" start | "b"'})
+    assert [problem_with(Structured(**form)) for form in forms] == [None] * len(forms)

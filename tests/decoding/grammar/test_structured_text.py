@@ -11,7 +11,6 @@ from decoding.gpu.available import is_interpreted
 from decoding.grammar.matcher import Matcher, Place, masks_at_once
 from decoding.grammar.structured import Structured
 from decoding.grammar.token_table import Mask
-from decoding.pace.schedule import FixedSchedule
 from decoding.sampling.judging import MasksBeside
 from decoding.sampling.rows import Rows
 from tests.decoding.grammar.tiny_grammars import END, RECORD, fulfils, grammars, text_of
@@ -84,15 +83,6 @@ def test_whether_a_row_fails_whose_mask_cannot_be_computed_does_not_depend_on_wh
     assert num_tried > 4 or is_interpreted()
 
 
-def test_grammars_are_not_asked_what_they_foresee_where_the_schedule_says_so(world, monkeypatch):
-    asked = []
-    assert world.alone, "before anything is patched"
-    monkeypatch.setattr(FixedSchedule, "foresees", property(lambda _: False))
-    monkeypatch.setattr(Matcher, "foreseen", lambda *_: asked.append(1))
-    world.check(world.engine("good_draft", num_slots=4))
-    assert not asked
-
-
 @pytest.mark.parametrize("verification", ["coupled", "rejection"])
 def test_outputs_that_end_are_what_was_asked_for_and_others_are_cut_at_their_length(make_engine, verification):
     engine = make_engine(verification=verification, num_slots=4)
@@ -111,25 +101,10 @@ def test_outputs_that_end_are_what_was_asked_for_and_others_are_cut_at_their_len
             assert matcher.dead_end is None
 
 
-def test_a_draft_that_is_the_target_itself_is_accepted_whole_under_a_grammar(ended):
-    engine = engine_by(ended, "perfect_draft", num_slots=4, grammars=GRAMMARS)
-    sequences = run(engine, [s for s in forms() if s.params.structured is not None])
-    drafted, accepted = (sum(getattr(s, f"num_{name}_tokens") for s in sequences) for name in ("draft", "accepted"))
-    assert drafted == accepted > 0
-
-
 def test_a_grammar_without_a_tokenizer_is_refused(ended):
     (sequence,) = run(engine_by(ended, "none"), forms()[:1])
     assert sequence.finish_reason == "error"
     assert "no tokenizer" in sequence.error
-
-
-def test_a_grammar_that_cannot_be_compiled_fails_its_row_alone(ended):
-    good, bad = forms()[:2]
-    bad.params = SamplingParams(structured=Structured(json_schema={"properties": {"a": {"type": "objekt"}}}))
-    run(engine_by(ended, "none", grammars=GRAMMARS), [good, bad])
-    assert good.error is None
-    assert bad.error == "sampling.structured.json_schema cannot be compiled at /properties/a: Invalid type: objekt"
 
 
 def test_an_output_that_the_vocabulary_cannot_spell_fails_its_row_and_says_why(ended):

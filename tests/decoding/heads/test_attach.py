@@ -66,17 +66,6 @@ def test_a_perfect_head_of_some_tokens_is_accepted_always_where_the_others_are_b
     assert sum(row.num_accepted_tokens for row in found) == sum(row.num_draft_tokens for row in found) > 40
 
 
-@pytest.mark.parametrize("is_hybrid", [False, True])
-def test_an_adaptive_engine_over_a_head_measures_itself_and_writes_the_targets_text(pair, is_hybrid):
-    target, head, drafter = pair
-    options = EngineOptions(num_slots=4, drafter="hybrid" if is_hybrid else drafter)
-    engine = Engine.load(target, head, options, device="cpu")
-    plain = Engine.load(target, device="cpu")
-    params = SamplingParams(n=2, temperature=0.7, max_tokens=30)
-    found, expected = (each.generate(random_prompts([5, 2, 9, 3]), params) for each in (engine, plain))
-    assert [row.output_token_ids for row in found] == [row.output_token_ids for row in expected]
-
-
 @pytest.mark.parametrize("said", ["inputs", "outputs"])
 @pytest.mark.parametrize("kind", PAIRS)
 def test_the_layers_that_agree_are_read_whatever_the_folder_calls_them(tmp_path, caplog, kind, said):

@@ -84,24 +84,6 @@ def test_a_draft_is_that_of_a_textbook_head_in_ragged_rows_and_behind_rejected_o
         head.insert(features_NH, [other_length - 1, length - 1], lengths, [0, 2])
 
 
-@pytest.mark.parametrize("layers", LAYERS)
-def test_states_are_those_of_a_textbook_head_alone_and_beside_other_rows(layers):
-    config = block_config(layer=LAYERS[layers])
-    head, tensors = random_head(config)
-    reference = ReferenceBlocks(tensors, settings_of(config))
-    (first, first_NX), (other, other_NX) = text(), text(1)
-    for rows in ([(first, first_NX, 14)], [(first, first_NX, 14), (other, other_NX, 1), (other, other_NX, 7)]):
-        head.allocate(3, 32)
-        for slot, (_, features_NX, length) in enumerate(rows):
-            if length > 1:
-                head.insert(head.project(features_NX[: length - 1]), [0], [length - 1], [slot])
-        newest_N = torch.tensor([row[length - 1] for row, _, length in rows])
-        block = head.fill_in(newest_N, [length - 1 for _, _, length in rows], range(len(rows)), 4)
-        for (row, features_NX, length), states_KH in zip(rows, block.states_NKH, strict=True):
-            expected_SH = reference.block(row[:length], features_NX[: length - 1])
-            torch.testing.assert_close(states_KH, expected_SH[1:], atol=2e-5, rtol=0)
-
-
 @torch.no_grad()
 def test_a_permuted_vocabulary_drafts_the_same():
     config = block_config(kind="dspark")

@@ -60,17 +60,3 @@ def test_a_row_is_the_same_alone_and_beside_ragged_rows_and_in_pieces():
     tokens_N = torch.cat((other_N[4:5], first_N[6:]))
     both_NH = head.read(tokens_N, torch.cat((others_NH[3:4], states_NH[5:-1])), [3, 5], [1, 4], [0, 2])
     torch.testing.assert_close(both_NH[-4:], alone_NH[-4:], atol=1e-5, rtol=0)
-
-
-def test_entries_of_guesses_are_overwritten_by_true_pairs():
-    head, _ = random_head(head_config())
-    tokens_N, features_NX = pairs()
-    states_NH = head.project(features_NX)
-    head.allocate(1, 32)
-    expected_NH = head.read(tokens_N[1:], states_NH[:-1], [0], [9], [0])
-    head.allocate(1, 32)
-    _, guess_1H = head.logits(head.read(tokens_N[1:6], states_NH[:5], [0], [5], [0])[-1:])
-    for position in range(5, 9):
-        _, guess_1H = head.logits(head.read(torch.tensor([3]), guess_1H, [position], [1], [0]))
-    found_NH = head.read(tokens_N[6:], states_NH[5:-1], [5], [4], [0])
-    torch.testing.assert_close(found_NH, expected_NH[5:], atol=1e-5, rtol=0)

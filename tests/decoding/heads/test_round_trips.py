@@ -148,20 +148,6 @@ def test_a_head_is_told_from_a_model(form: str, tmp_path: Path) -> None:
         assert is_head(str(tmp_path / kind))
 
 
-def test_a_hub_name_is_downloaded_and_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    save_head(HEADS["eagle3"], str(tmp_path / "head"), "speculators")
-    asked = []
-
-    def download(name: str, allow_patterns: list[str]) -> Path:
-        asked.append(name)
-        assert "config.py" not in allow_patterns
-        return tmp_path / "head"
-
-    monkeypatch.setattr("decoding.checkpoint.supported.snapshot_download", download)
-    assert same_tensors(read_head("someone/head").tensors, HEADS["eagle3"].tensors)
-    assert set(asked) == {"someone/head"}
-
-
 def test_code_in_a_heads_folder_is_not_executed(tmp_path: Path) -> None:
     save_head(HEADS["eagle3"], str(tmp_path / "head"), "speculators")
     say(str(tmp_path / "head"), auto_map={"": "config.Eagle3SpeculatorConfig"})

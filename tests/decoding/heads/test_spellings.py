@@ -150,12 +150,6 @@ def test_dspark_is_read_as_deepseek_and_as_specforge_write_it(is_inside: bool) -
     assert (config.enable_confidence_head, config.confidence_head_with_markov) == (True, True)
 
 
-def test_a_sliding_window_counts_only_where_a_layer_has_one() -> None:
-    assert head_config("eagle3", {"sliding_window": 16}).sliding_window is None
-    sliding = head_config("eagle3", {"sliding_window": 16, "layer_types": ["sliding_attention"]})
-    assert sliding.sliding_window == 16
-
-
 def test_default_layer_ids_follow_from_the_number_of_layers_and_must_be_distinct() -> None:
     config = head_config("eagle3", layer_ids=None)
     assert config.settle_layer_ids(36).layer_ids_as("inputs") == (2, 18, 33)

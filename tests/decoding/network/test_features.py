@@ -54,34 +54,11 @@ def test_a_forward_hands_out_its_rows_end_to_end_and_no_padding(is_packed):
     assert max(kept.num_projected) >= 15, "a rectangle of three rows of five tokens"
 
 
-def test_rows_of_one_length_in_a_wider_rectangle_hand_out_no_padding():
-    model, network = plain_model()
-    kept = Kept(IDS)
-    model.hand_out(kept.tap)
-    model.allocate(3, 60)
-    model.forward([0, 0, 0], TOKENS_BT, torch.zeros(3, 0, dtype=torch.int64), lengths=[2, 2, 2])
-    assert [call[2:] for call in kept.calls] == [([2, 2, 2], TOKENS_BT[:, :2].flatten().tolist())]
-    for slot, row in enumerate(TOKENS_BT[:, :2].tolist()):
-        torch.testing.assert_close(kept.of(slot, row), expected(network, row, IDS), rtol=1e-5, atol=1e-5)
-
-
 def test_rows_that_run_apart_are_handed_out_together():
     model, network = plain_model("llama_yarn")
     model.runs_rows_apart, model.packs_rows = True, False
     kept = check_tap(model, network, IDS)
     assert (SLOTS, STARTS, LENGTHS) in [call[:3] for call in kept.calls]
-
-
-def test_prompts_that_take_several_forwards_are_projected_forward_by_forward(monkeypatch):
-    model, network = plain_model()
-    monkeypatch.setattr("decoding.cache.prefill.PREFILL_TOKENS", 7)
-    kept = Kept(IDS)
-    model.hand_out(kept.tap)
-    model.allocate(4, 60)
-    model.prefill(SLOTS, PROMPTS)
-    assert max(kept.num_projected) == 7
-    for slot, prompt in zip(SLOTS, PROMPTS, strict=True):
-        torch.testing.assert_close(kept.of(slot, prompt), expected(network, prompt, IDS), rtol=1e-5, atol=1e-5)
 
 
 def test_everything_that_writes_into_slots_hands_out_and_nothing_else_does():
@@ -127,23 +104,6 @@ def test_no_hook_is_left_behind_by_a_forward_or_by_one_that_fails(monkeypatch):
     with pytest.raises(ZeroDivisionError):
         written(model)
     assert num_hooks(model.network) == before
-
-
-def test_a_model_that_shares_the_network_has_a_tap_of_its_own():
-    model, _ = plain_model()
-    first, second = Kept((0,)), Kept((1,))
-    model.hand_out(first.tap)
-    twin = model.share()
-    assert twin.tap is None
-    for each in (model, twin):
-        each.allocate(1, 60)
-    twin.prefill([0], PROMPTS[:1])
-    assert first.calls == []
-    twin.hand_out(second.tap)
-    twin.prefill([0], PROMPTS[:1])
-    assert (len(first.calls), len(second.calls)) == (0, 1)
-    model.prefill([0], PROMPTS[:1])
-    assert (len(first.calls), len(second.calls)) == (1, 1)
 
 
 @pytest.mark.parametrize("layer_ids", [(), (0, 3), (-1,), (1, 1)])

@@ -23,8 +23,7 @@ def plain(folders):
     return logits
 
 
-@pytest.mark.parametrize("chunk", [1, 3, 10, 512])
-@pytest.mark.parametrize("slots", [[0, 1, 2, 3], [5, 2, 0, 3]])
+@pytest.mark.parametrize(("chunk", "slots"), [(1, [0, 1, 2, 3]), (3, [5, 2, 0, 3]), (512, [5, 2, 0, 3])])
 def test_logits_after_prefill_equal_a_plain_forward(models, plain, slots, chunk, monkeypatch):
     monkeypatch.setattr(prefill, "PREFILL_TOKENS", chunk)
     models.target.allocate(6, 20)
@@ -45,20 +44,6 @@ def test_only_the_wanted_positions_have_logits(models, plain):
         torch.testing.assert_close(row, plain(behind)[columns], rtol=1e-4, atol=1e-4)
 
 
-def test_a_row_goes_back_to_any_length_by_starting_there(models, plain):
-    models.target.allocate(1, 40)
-    tokens = ROWS[3]
-    models.target.prefill([0], [tokens])
-    every = torch.arange(3)[None]
-    for start in (10, 2, 7, 0):
-        models.target.prefill([0], [tokens[:start]])
-        junk = torch.tensor([[1, 2, 3]])
-        models.target.forward([start], junk, every)
-        real = torch.tensor([tokens[start : start + 3]])
-        found = models.target.forward([start], real, every)[0]
-        torch.testing.assert_close(found, plain(tokens[: start + 3])[start:], rtol=1e-4, atol=1e-4)
-
-
 def test_plain_logits_use_no_slot(models, plain):
     models.target.allocate(1, 20)
     models.target.prefill([0], [ROWS[0]])
@@ -67,13 +52,6 @@ def test_plain_logits_use_no_slot(models, plain):
     torch.testing.assert_close(found, plain(ROWS[3])[-1], rtol=1e-4, atol=1e-4)
     after = stored(models.target.cache, 0, 9)
     assert all(torch.equal(a, b) for x, y in zip(before, after, strict=True) for a, b in zip(x, y, strict=True))
-
-
-def test_a_fresh_cache_knows_nothing_of_an_earlier_one(models):
-    models.target.allocate(2, 20)
-    models.target.prefill([0], [ROWS[0]])
-    models.target.allocate(2, 20)
-    assert stored(models.target.cache, 0, 9) == []
 
 
 def test_weights_are_float32_on_a_cpu_and_what_is_asked_for_otherwise(tmp_path):

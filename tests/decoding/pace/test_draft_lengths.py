@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from decoding.pace.cost_table import CostTable
-from decoding.pace.draft_lengths import DraftPlan, best_lengths
+from decoding.pace.draft_lengths import best_lengths
 
 FLAT = CostTable(target=((1, 1.0), (1000, 1.0)), draft=((1, 0.05), (64, 0.05)))
 LINE = CostTable(target=((1, 1.0), (101, 11.0)), draft=((1, 0.05), (64, 0.05)), position_seconds=0.02)
@@ -92,11 +92,6 @@ def test_a_choice_of_sources_is_never_worse_than_either_source_alone(costs, by_m
     assert plan.speed >= 0.9 * max(best, alone[0])
 
 
-def test_nothing_is_drafted_where_nothing_may_be():
-    plan = best_lengths(np.zeros((2, 4)), np.zeros((2, 4)), FLAT, 2)
-    assert plan == DraftPlan((0, 0), (False, False), 2.0)
-
-
 def test_drafts_that_verification_hides_are_as_long_as_they_can_be():
     survival = np.array([[0.9, 0.3, 0.01]])
     here = CostTable(FLAT.target, ((1, 0.3), (64, 0.3)))
@@ -104,13 +99,6 @@ def test_drafts_that_verification_hides_are_as_long_as_they_can_be():
     assert best_lengths(survival, None, replace(here, is_overlapped=True), 1).lengths == (3,)
     assert best_lengths(survival, None, replace(here, is_overlapped=True, trip_seconds=0.3), 1).lengths == (2,)
     assert best_lengths(survival, None, replace(here, is_overlapped=True, trip_seconds=2.0), 1).lengths == (0,)
-
-
-def test_a_lookup_costs_no_draft_steps():
-    survival = np.array([[0.5, 0.25]])
-    dear = CostTable(FLAT.target, ((1, 10.0), (64, 10.0)))
-    assert best_lengths(survival, None, dear, 1).lengths == (0,)
-    assert best_lengths(None, survival, dear, 1).lengths == (2,)
 
 
 def test_no_row_drafts_more_of_a_model_than_its_block_holds():

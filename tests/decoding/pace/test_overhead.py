@@ -11,13 +11,6 @@ def line(overhead: Overhead, positions: int) -> float:
     return overhead.costs.round_seconds + positions * overhead.costs.position_seconds
 
 
-def test_it_starts_as_what_was_measured():
-    overhead = Overhead(COSTS, 16, 144)
-    assert overhead.costs.round_seconds == pytest.approx(0.01)
-    assert overhead.costs.position_seconds == pytest.approx(0.001)
-    assert overhead.costs.target == COSTS.target
-
-
 def test_rounds_of_different_shapes_give_another_line():
     overhead = Overhead(COSTS, 16, 144)
     for _ in range(200):

@@ -63,16 +63,7 @@ def test_a_row_never_drafts_more_than_its_limit_lets_it_keep(make, num_left):
         assert length == limit
 
 
-def test_every_row_gets_a_length_of_its_own():
-    assert lengths(FixedSchedule(6), rows(1, 3, 50)) == (0, 2, 6)
-
-
-def test_nothing_is_drafted_where_every_token_costs_its_full_price():
-    assert lengths(AdaptiveSchedule(STEEP, 8), rows(50, 50, 50), [[0.95] * 8] * 3) == (0, 0, 0)
-
-
-@pytest.mark.parametrize("rate", [0.1, 0.6, 0.9])
-@pytest.mark.parametrize("costs", [FLAT, LINE, DEAR_DRAFTS, KNEE])
+@pytest.mark.parametrize(("costs", "rate"), [(FLAT, 0.1), (LINE, 0.6), (DEAR_DRAFTS, 0.9), (KNEE, 0.6), (KNEE, 0.9)])
 def test_an_adaptive_schedule_is_about_as_fast_as_the_best_fixed_length(costs, rate):
     def speed(schedule: Schedule) -> float:
         chance, batch = random.Random(4), rows(*[5000] * 4)
@@ -91,13 +82,6 @@ def test_an_adaptive_schedule_is_about_as_fast_as_the_best_fixed_length(costs, r
 
     best = max(speed(FixedSchedule(length)) for length in range(9))
     assert speed(AdaptiveSchedule(costs, 8)) > 0.93 * best
-
-
-def test_a_row_that_accepted_more_drafts_more():
-    schedule, batch = AdaptiveSchedule(LINE, 8), rows(500, 500)
-    play(schedule, batch, lambda row, length: length if row == 0 else min(length, 1), 60)
-    more, less = lengths(schedule, batch)
-    assert more > less
 
 
 def test_drafts_end_near_the_depth_at_which_they_have_always_been_rejected():
@@ -161,29 +145,6 @@ def test_a_lookup_that_pays_does_not_keep_the_draft_model_from_being_probed():
     assert 1 <= num_probes <= 4
 
 
-@pytest.mark.parametrize("make", [FixedSchedule, lambda ceiling: AdaptiveSchedule(FLAT, ceiling)])
-def test_a_row_takes_the_source_with_more_expected_tokens(make):
-    schedule, batch = make(4), rows(500, 500, 500)
-    play(schedule, batch, lambda row, length: min(length, 2), 40)
-    plan = schedule.plan(batch, [[0.95, 0.9, 0.85, 0.8], [0.2], []], has_model=True)
-    assert plan.uses_lookup == (True, False, False)
-    assert plan.lengths[0] == 4
-
-
-def test_rejected_lookups_do_not_change_what_the_draft_model_drafts():
-    schedule, batch = AdaptiveSchedule(DEAR_DRAFTS, 8), rows(500, 500)
-    before = lengths(schedule, batch)
-    plans = play(schedule, batch, all_rejected, 50, [[0.99] * 8] * 2)
-    assert all(all(plan.uses_lookup) for plan in plans)
-    assert lengths(schedule, batch) == before
-
-
-def test_without_a_draft_model_only_what_was_looked_up_is_drafted():
-    plan = AdaptiveSchedule(FLAT, 8).plan(rows(50, 50), [[0.9, 0.5], []], has_model=False)
-    assert plan.lengths == (2, 0)
-    assert lengths(AdaptiveSchedule(FLAT, 8), rows(50, 50), None, has_model=False) == (0, 0)
-
-
 def test_measured_overhead_decides_whether_a_poor_draft_pays():
     """A position of verification that costs half a forward is not worth a poor draft; a cheap one is."""
     costs = CostTable(((1, 1.0), (9, 1.0)), ((1, 0.0), (64, 0.0)), round_seconds=0.1, position_seconds=0.1)
@@ -227,20 +188,6 @@ def test_sequences_that_were_dropped_are_not_kept_in_memory():
     del batch
     gc.collect()
     assert sum(reference() is not None for reference in dropped) <= 4
-
-
-@pytest.mark.parametrize("costs", [FLAT, STEEP, KNEE, LINE])
-@pytest.mark.parametrize("rate", [0.3, 0.6, 0.8, 0.95])
-def test_draft_lengths_never_fall_as_the_batch_drains(costs, rate):
-    """The last rows of a job draft the most: a forward over few rows has room for more tokens of each."""
-    survival_K = rate ** np.arange(1, 9)
-    longest = [
-        max(best_lengths(np.tile(survival_K, (num_rows, 1)), None, costs, num_rows).lengths)
-        for num_rows in (64, 48, 32, 16, 8, 4, 2, 1)
-    ]
-    assert longest == sorted(longest)
-    if costs is KNEE and rate > 0.5:
-        assert longest[-1] > longest[0]
 
 
 def test_a_token_must_pay_with_a_higher_chance_where_verification_costs_more():
@@ -321,33 +268,6 @@ def test_grammars_are_not_asked_what_they_foresee_where_that_takes_longer_than_i
 def test_grammars_are_asked_what_they_foresee_where_that_saves_more_than_it_takes(drafter_takes):
     assert share_of_foresight(1.2, 6, AdaptiveSchedule(LINE, 4), drafter_takes) > 0.85
     assert share_of_foresight(1.2, 9, AdaptiveSchedule(LINE, 4), drafter_takes) > 0.85, "much faster than plain rounds"
-
-
-def test_a_drafter_that_is_much_faster_than_plain_rounds_does_not_hide_what_foresight_costs():
-    assert share_of_foresight(1.2, 16, AdaptiveSchedule(LINE, 4), written_else=16) < 0.15
-
-
-def test_a_trial_of_foresight_that_rows_without_grammars_interrupt_does_not_keep_the_drafter_from_its_own():
-    schedule, num_observed = AdaptiveSchedule(LINE, 4), 0
-    while not schedule._foresight.is_trial:
-        schedule.observe_foresight(4, 4, LINE.target_seconds(4))
-        num_observed += 1
-    assert num_observed < 100
-    assert share_of_rest(lambda n: 1.4 * LINE.target_seconds(n), schedule=schedule) > 0.85
-
-
-def test_a_trial_of_the_drafter_that_rows_without_drafts_interrupt_does_not_keep_foresight_from_its_own():
-    schedule = AdaptiveSchedule(LINE, 4)
-    while not schedule._trials.is_trial:
-        schedule.observe_rest(4, 4, LINE.target_seconds(4))
-    batch, plan = rows(*[500] * 4), DraftPlan((1,) * 4, (True,) * 4)
-    schedule.observe(plan, batch, (0,) * 4, (0,) * 4, LINE.target_seconds(4))  # which no row could draft
-    num_asked = 0
-    for _ in range(1500):
-        num_asked += schedule.foresees
-        schedule.observe_foresight(4, 4, (1.3 if schedule.foresees else 1.0) * LINE.target_seconds(4))
-        schedule.observe(plan, batch, (0,) * 4, (0,) * 4, LINE.target_seconds(4))
-    assert num_asked < 0.15 * 1500
 
 
 def test_no_round_in_which_one_of_both_is_tried_counts_for_the_other():

@@ -17,20 +17,16 @@ def shares(speed_with, speed_without: float, num_rounds: int = 4000, noise: floa
     return rested
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 def test_a_drafter_that_is_slower_than_none_rests_in_nearly_all_rounds(seed):
     rested = shares(lambda _: 0.7, 1.0, seed=seed)
     assert sum(rested) / len(rested) > 0.97
     assert not all(rested[-3000:]), "it is tried again now and then"
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 def test_a_drafter_that_is_faster_than_none_hardly_ever_rests(seed):
     assert sum(shares(lambda _: 1.4, 1.0, seed=seed)) < 0.02 * 4000
-
-
-def test_a_drafter_that_is_clearly_faster_is_not_compared():
-    assert sum(shares(lambda _: 2.0, 1.0)) == 0
 
 
 def test_a_drafter_that_becomes_faster_is_found_out():
@@ -86,7 +82,7 @@ def test_features_go_on_in_a_trial_of_rest_until_it_could_be_the_faster_way(rest
     assert not trials.keeps_features, "a rest that is settled needs none"
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 def test_a_drafter_that_seems_a_little_faster_does_not_wake(seed):
     rested = shares(lambda number: 0.7 if number < 100 else 1.02, 1.0, noise=0.05, seed=seed)
     assert sum(rested) > 0.95 * len(rested)

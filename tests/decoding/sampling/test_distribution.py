@@ -1,6 +1,5 @@
 """Sampling equals transformers' own logits processors, per row, beside rows that use others."""
 
-import math
 import random
 from collections import Counter
 
@@ -116,56 +115,23 @@ def _assert_equal_to_transformers(params: list[SamplingParams], seed: int, num_p
             torch.testing.assert_close(found[row, j], expected, rtol=1e-5, atol=1e-4)
 
 
-@pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in FIELDS.items() for value in values])
-def test_each_field_equals_transformers_beside_rows_that_do_not_use_it(name, value):
+@pytest.mark.parametrize("name", FIELDS)
+def test_each_field_equals_transformers_beside_rows_that_do_not_use_it(name):
+    for value in FIELDS[name]:
+        _check_beside_others(name, value)
+
+
+def _check_beside_others(name: str, value: object) -> None:
     using = SamplingParams(stop_token_ids=STOP_IDS, **{name: value})
     neighbours = [SamplingParams(), SamplingParams(temperature=0), SamplingParams(top_k=3, top_p=0.7, min_p=0.1)]
     _assert_equal_to_transformers([neighbours[0], using, *neighbours[1:], using], seed=0)
     _assert_equal_to_transformers([using], seed=1)
 
 
-@pytest.mark.parametrize("seed", range(40))
-def test_mixed_batches_equal_transformers(seed):
-    chance = random.Random(1000 + seed)
-    _assert_equal_to_transformers([_random_params(chance) for _ in range(8)], seed)
-
-
-def test_a_row_gets_the_same_scores_alone_as_among_others():
-    chance = random.Random(3)
-    params = [_random_params(chance) for _ in range(10)]
-    texts, prompt_lengths = _random_texts(chance, 10)
-    logits = 3 * torch.randn(10, 2, VOCAB_SIZE, generator=torch.Generator().manual_seed(3))
-    together = _scores(logits, params, texts, prompt_lengths)
-    for row in range(10):
-        one = slice(row, row + 1)
-        alone = _scores(logits[one], params[one], texts[one], prompt_lengths[one])
-        assert torch.equal(alone[0], together[row])
-
-
-def test_penalties_at_a_position_see_the_drafted_tokens_before_it_and_none_behind():
-    params = SamplingParams(repetition_penalty=2.0, presence_penalty=0.5, frequency_penalty=0.25)
-    text = [1, 2, 7, 7, 3]  # a prompt of two tokens, then drafted ones
-    found = _scores(torch.full((1, 4, VOCAB_SIZE), 4.0), [params], [text], [2])[0]
-    in_prompt, once, twice = 2.0, 2.0 - 0.75, 2.0 - 1.0
-    assert found[:, 1].tolist() == [in_prompt] * 4
-    assert found[:, 7].tolist() == [4.0, once, twice, twice]
-    assert found[:, 3].tolist() == [4.0, 4.0, 4.0, once]
-    assert found[:, 5].tolist() == [4.0] * 4
-
-
-def test_padding_behind_a_short_row_is_not_penalized():
-    params = [SamplingParams(repetition_penalty=2.0, presence_penalty=1.0)] * 2
-    padding = VOCAB_SIZE - 1
-    found = _scores(torch.full((2, 1, VOCAB_SIZE), 4.0), params, [[1, 2], [1, 2, 3, 4, 5, 6]], [1, 1])
-    assert found[0, 0, padding] == 4.0
-    assert found[0, 0, 3] == 4.0
-
-
-def test_a_stop_id_can_be_drawn_at_min_tokens_and_not_one_token_before():
-    params = SamplingParams(min_tokens=3, stop_token_ids=(4, 500))
-    found = _scores(torch.zeros(1, 5, VOCAB_SIZE), [params], [[1, 2, 8, 8, 8, 8]], [2])[0]
-    assert found[:, 4].isinf().tolist() == [True, True, True, False, False]
-    assert found[:, 5].isfinite().all()
+def test_mixed_batches_equal_transformers():
+    for seed in range(12):
+        chance = random.Random(1000 + seed)
+        _assert_equal_to_transformers([_random_params(chance) for _ in range(8)], seed)
 
 
 def test_padding_of_stop_ids_forbids_nothing():
@@ -183,14 +149,6 @@ def test_a_greedy_row_is_a_point_mass_on_its_best_token(cuts):
     assert torch.equal(probs, torch.nn.functional.one_hot(logits.argmax(-1), VOCAB_SIZE).float())
 
 
-def test_a_greedy_row_obeys_penalties_and_bias():
-    params = SamplingParams(temperature=0, logit_bias={5: 50.0}, frequency_penalty=2.0)
-    logits = torch.zeros(1, 1, VOCAB_SIZE)
-    logits[0, 0, 5], logits[0, 0, 6] = -49.0, 0.5
-    assert _scores(logits, [params], [[1, 2]], [1]).argmax(-1).item() == 5
-    assert _scores(logits, [params], [[1, 2, 5]], [1]).argmax(-1).item() == 6
-
-
 def test_equal_logits_at_the_top_k_border_all_stay():
     logits = torch.tensor([[[3.0, 1.0, 1.0, 1.0, 0.0]]])
     scores = _scores(logits, [SamplingParams(top_k=2)], [[1]], [1])
@@ -205,15 +163,6 @@ def test_the_most_likely_token_stays_under_every_filter_at_its_strictest():
     assert likely.sum(-1).tolist() == [[1]] * 3
     assert torch.equal(likely.int().argmax(-1), logits.argmax(-1))
     assert torch.equal(scores.argmax(-1), logits.argmax(-1))
-
-
-def test_distributions_sum_to_one_and_forbidden_tokens_have_probability_zero():
-    params = [SamplingParams(top_k=4, temperature=t) for t in (0.01, 1.0, 100.0)]
-    logits = 20 * torch.randn(3, 2, VOCAB_SIZE, generator=torch.Generator().manual_seed(0))
-    scores = _scores(logits, params, [[1, 2]] * 3, [1] * 3)
-    probs = probabilities(scores, _sampling(params, [1] * 3))
-    torch.testing.assert_close(probs.sum(-1), torch.ones(3, 2))
-    assert (probs[scores == -math.inf] == 0).all()
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -69,7 +69,7 @@ def _request(rows: list[Sequence], drafts: list[list[int]] | None = None) -> Sco
     return ScoreRequest(Rows(tuple(rows), sampling, tuple(counts), COUPLED), draft, (None,) * len(rows))
 
 
-@pytest.mark.parametrize("seed", range(25))
+@pytest.mark.parametrize("seed", range(6))
 def test_the_masks_of_all_rows_at_once_are_those_of_each_row_alone_round_after_round(seed):
     chance = random.Random(seed)
     kinds = [*STRUCTURED, None] if seed % 2 else STRUCTURED
@@ -237,12 +237,6 @@ def test_a_process_that_forks_has_masks_in_both_of_its_halves():
     before, after, exit_code = map(int, done.stdout.split())
     assert after == before > 0
     assert exit_code == 0, "the child waited for a thread that only its parent has"
-
-
-def test_rows_without_a_grammar_ask_for_no_masks():
-    beside = MasksBeside()
-    beside.begin(_request([_row(None, [])]), _at_once)
-    assert beside.take() is None
 
 
 def test_a_forward_that_fails_does_not_leave_masks_under_way(models, monkeypatch):

@@ -39,32 +39,6 @@ def test_the_noise_of_a_round_is_what_it_would_be_drawn_anew(monkeypatch):
         assert torch.equal(torch.cat([getattr(step, name) for step in steps], 1), getattr(expected, name)), name
 
 
-def test_plain_decoding_draws_the_noise_of_one_position(monkeypatch):
-    rows, drawn = _rows(num_draft_tokens=9), []
-    real = GumbelNoise.draw.__func__
-    monkeypatch.setattr(GumbelNoise, "draw", classmethod(lambda *args: drawn.append(args[2]) or real(*args)))
-    rows.pick(_logits(1), torch.zeros(len(PARAMS), 0, dtype=torch.long), 0)
-    assert [positions_BJ.shape[1] for positions_BJ in drawn] == [1]
-
-
-def test_positions_behind_the_round_have_noise_of_their_own():
-    short, long = _rows(num_draft_tokens=0), _rows(num_draft_tokens=9)
-    logits_BJV, nothing = _logits(1), torch.zeros(len(PARAMS), 0, dtype=torch.long)
-    for first in range(6):
-        found, expected = (rows.pick(logits_BJV, nothing, first) for rows in (short, long))
-        assert torch.equal(found.best_BJ, expected.best_BJ)
-
-
-def test_the_next_round_has_other_noise():
-    logits_BJV, nothing = torch.zeros(len(PARAMS), 1, VOCAB_SIZE), torch.zeros(len(PARAMS), 0, dtype=torch.long)
-    rows = _rows()
-    before = rows.pick(logits_BJV, nothing, 1).best_BJ
-    for sequence in rows.sequences:
-        sequence.output_token_ids.append(1)
-    after = Rows(rows.sequences, rows.sampling, rows.num_draft_tokens, rows.rule).pick(logits_BJV, nothing, 0)
-    assert torch.equal(after.best_BJ, before)  # one token on, what was the second position is the first
-
-
 def test_the_history_is_each_rows_own_tokens_and_then_the_draft():
     rows = _rows(frequency_penalty=0.5)
     drafted_BK = torch.tensor([[11, 12], [13, 14], [15, 16], [17, 18]])

@@ -72,8 +72,3 @@ def test_rows_are_reused_and_the_table_does_not_move():
         tables.add(counts.of(rows, [True, True], VOCAB_SIZE).counts_RV.data_ptr())
         _assert_right(counts, rows)
     assert len(tables) == 1
-
-
-def test_rows_without_penalties_take_no_memory_of_the_table():
-    chance, counts = random.Random(0), TokenCounts(1, CPU)
-    _assert_right(counts, [_row(chance, penalty=0.0) for _ in range(5)] + [_row(chance)])

@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from decoding import SamplingParams, noise
 from decoding.noise import GumbelNoise, Stream, uniform
 from decoding.sampling import rules
-from decoding.sampling.distribution import first_stop, probabilities
+from decoding.sampling.distribution import probabilities
 from decoding.sampling.judging import verify_rows
 from decoding.sampling.rules import acceptance, draw_draft, recovery, verify_coupled, verify_rejection
 from decoding.sampling.verdicts import Draft, Verdicts
@@ -129,24 +129,6 @@ def test_unadjusted_tokens_do_not_follow_the_targets_distribution_but_the_one_of
     rule = partial(rejection_rule, verification="unadjusted")
     law = speculative_distribution(target, draft, NUM_DRAFT_TOKENS, 3, rule, shorten=first_round_only)
     assert is_plausible(written, law)
-
-
-@pytest.mark.parametrize("claims_point_mass", [False, True])
-def test_unadjusted_tokens_at_temperature_zero_are_the_targets(claims_point_mass):
-    target, draft = _pair("greedy")
-    written = _written(target, _draw_drafts(draft, "unadjusted", 50, claims_point_mass), "unadjusted")
-    assert written == Counter(dict.fromkeys(target.distribution(3), 50))
-
-
-def test_unadjusted_tokens_follow_the_targets_distribution_where_the_draft_has_it():
-    target, _ = _pair("top_k_top_p")
-    assert _writes_the_targets_distribution(target, target, "unadjusted")
-
-
-def test_coupled_tokens_are_those_of_no_draft_at_all():
-    target, draft = _pair("penalties")
-    nothing = Draft(torch.zeros(500, NUM_DRAFT_TOKENS, dtype=torch.long), torch.zeros(500, dtype=torch.long))
-    assert _written(target, _draw_drafts(draft, "coupled", 500), "coupled") == _written(target, nothing, "coupled")
 
 
 def _rule(probs, draft):
@@ -335,22 +317,6 @@ def test_the_margin_of_a_close_call_is_in_logits_whatever_the_temperature():
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_a_row_that_is_not_finite_is_reported_and_leaves_its_neighbours_alone(rule):
-    target, draft = _pair("plain")
-    drafts, rows = _draw_drafts(draft, rule, 4), target.rows(4, rule)
-    logits = target.logits(_behind_the_prompt(drafts.token_ids_BK), 3)
-    clean = verify_rows(rows, drafts, logits)
-    for poison in (float("nan"), float("inf"), -float("inf")):
-        dirty = logits.clone()
-        dirty[1] = poison
-        verdict = verify_rows(rows, drafts, dirty)
-        assert verdict.is_finite_B.tolist() == [True, False, True, True]
-        for row in (0, 2, 3):
-            assert verdict.next_token_B[row] == clean.next_token_B[row]
-            assert verdict.num_accepted_B[row] == clean.num_accepted_B[row]
-
-
-@pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("position", range(NUM_DRAFT_TOKENS + 1))
 @pytest.mark.parametrize("poison", [float("nan"), float("inf"), -float("inf")])
 def test_a_row_is_not_finite_if_one_of_its_positions_is_not(rule, position, poison):
@@ -370,25 +336,3 @@ def test_a_row_whose_tokens_are_all_forbidden_is_not_finite(rule):
     nothing = _no_draft(1)
     verdict = verify_rows(language.rows(1, rule), nothing, torch.zeros(1, 1, 3))
     assert verdict.is_finite_B.tolist() == [False]
-
-
-@pytest.mark.parametrize("rule", RULES)
-def test_a_verdict_does_not_depend_on_the_other_rows(rule):
-    target, draft = _pair("penalties")
-    drafts = _draw_drafts(draft, rule, 50)
-    logits = target.logits(_behind_the_prompt(drafts.token_ids_BK), 3)
-    together = _verdict(target, drafts, rule)
-    for row in range(0, 50, 7):
-        one = slice(row, row + 1)
-        probs = None if drafts.probs_BKV is None else drafts.probs_BKV[one]
-        draft_alone = Draft(drafts.token_ids_BK[one], drafts.num_draft_tokens_B[one], probs)
-        rows = target.rows(1, rule, first_row=row)
-        alone = verify_rows(rows, draft_alone, logits[one])
-        assert alone.num_accepted_B.item() == together.num_accepted_B[row]
-        assert alone.next_token_B.item() == together.next_token_B[row]
-
-
-def test_first_stop_counts_up_to_and_with_the_first_stop_id():
-    tokens = torch.tensor([[5, 6, 7], [9, 5, 9], [1, 2, 9], [0, 0, 0]])
-    assert first_stop(tokens, torch.tensor([[9, -1]] * 4)).tolist() == [3, 1, 3, 3]
-    assert first_stop(tokens, torch.tensor([[6, 5], [5, -1], [2, 1], [-1, -1]])).tolist() == [1, 2, 1, 3]

@@ -8,7 +8,7 @@ from transformers import PreTrainedTokenizerFast
 
 from decoding.vocabulary.draft_ids import RetokenizedText
 from decoding.vocabulary.vocabulary_map import VocabularyMap, load_tokenizer, token_bytes
-from tests.decoding.vocabulary.tiny_tokenizers import BYTES, LETTERS, byte_level, like_llama_2, map_of, other_tokens
+from tests.decoding.vocabulary.tiny_tokenizers import BYTES, byte_level, like_llama_2, map_of
 from tests.text_pair import save_byte_fallback_tokenizer, save_tokenizer
 
 TEXT = "the cat sat on the mat. hello, the hello cat; übergroß, naïve 你好 🙂 e\u0301 the end"
@@ -55,7 +55,7 @@ def test_one_token_of_the_draft_may_begin_and_end_a_text_and_be_the_unknown_one(
     assert vocabulary.draft_ids_V[target.eos_token_id] == draft.eos_token_id
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("family", ["byte level", "sentencepiece"])
 def test_a_text_that_grows_is_written_in_tokens_of_the_draft_that_spell_it(family, seed):
     chance = random.Random(seed)
@@ -143,15 +143,3 @@ def test_tokens_that_write_something_unknown_are_refused():
     bert = PreTrainedTokenizerFast(tokenizer_object=core, unk_token="[UNK]")
     with pytest.raises(ValueError, match=r"'the draft' writes its tokens in a way .*WordPiece.* target's own family"):
         map_of(byte_level([*BYTES]), bert)
-
-
-def test_a_folder_without_a_tokenizer_is_named(tmp_path):
-    with pytest.raises(ValueError, match=r"the tokenizer of '.*' cannot be loaded"):
-        load_tokenizer(str(tmp_path))
-
-
-def test_the_tiny_tokenizers_of_other_tests_share_their_letters():
-    own, others = other_tokens()
-    vocabulary = map_of(byte_level(own), byte_level(others))
-    assert vocabulary.num_common == len(LETTERS)
-    assert vocabulary.share_in_common([0, 1, 47]) == pytest.approx(2 / 3)

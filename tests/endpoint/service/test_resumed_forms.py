@@ -1,5 +1,7 @@
 """Forms that another engine goes on with, whose drafts are others, are those that the lost one would have written."""
 
+from pathlib import Path
+
 import pytest
 from ray.exceptions import ActorDiedError
 from transformers import AutoTokenizer
@@ -7,12 +9,13 @@ from transformers import AutoTokenizer
 from actors.engine.deltas import Delta, Growth
 from decoding import Engine, EngineOptions, SamplingParams, Sequence
 from decoding.engine.load import load_parts
-from tests.decoding.engine.test_forms import FORMS, PAIR, json_prompts
 from tests.decoding.tiny import check_counts
 from tests.endpoint.service.test_backend import Handle, read
+from tests.worlds.rows import TRAINED_FORMS, json_prompts
 
 pytestmark = pytest.mark.anyio
-ASKED = [FORMS[0], *FORMS[:-1]]
+PAIR = Path("examples/tiny_pair")
+ASKED = [TRAINED_FORMS[0], *TRAINED_FORMS[:-1]]
 Run = list[tuple[list[Delta], Sequence]]
 
 

@@ -47,13 +47,6 @@ def test_a_run_is_read_in_its_order_with_prompts_outputs_kinds_and_noise_keys(ru
     assert {example.params.max_tokens for example in found} == {12}
 
 
-def test_the_counts_are_those_of_the_rows(run, text_pair):
-    corpus = opened(run, text_pair[0])
-    examples = list(corpus.examples())
-    num_tokens = sum(len(example.output_token_ids) for example in examples)
-    assert (corpus.num_rows, corpus.num_output_tokens) == (len(examples), num_tokens)
-
-
 @pytest.mark.parametrize("max_rows", [1, 8, 13])
 def test_only_the_first_rows_are_taken_where_that_is_asked_for(run, text_pair, max_rows):
     whole, first = list(opened(run, text_pair[0]).examples()), opened(run, text_pair[0], max_rows=max_rows)

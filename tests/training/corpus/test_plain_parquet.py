@@ -66,12 +66,6 @@ def test_the_first_rows_are_those_of_the_first_row_groups(tmp_path):
     assert list(opened(path, max_rows=7).examples()) == whole[:7]
 
 
-def test_columns_have_the_names_that_are_asked_for(tmp_path):
-    path = saved(tmp_path / "a.parquet", question=["Once"], answer=["upon"], topic=["old"])
-    (example,) = opened(path, prompt_column="question", output_column="answer", kind_column="topic").examples()
-    assert example.kind == "old"
-
-
 @pytest.mark.parametrize(
     ("columns", "missing"),
     [
@@ -82,12 +76,6 @@ def test_columns_have_the_names_that_are_asked_for(tmp_path):
 def test_a_file_without_a_column_is_refused_with_the_columns_that_it_has(tmp_path, columns, missing):
     path = saved(tmp_path / "a.parquet", **columns)
     with pytest.raises(ValueError, match=f"a.parquet has no column {missing}: set corpus.prompt_column"):
-        opened(path)
-
-
-def test_files_without_rows_are_refused(tmp_path):
-    path = saved(tmp_path / "a.parquet", prompt=pa.array([], pa.string()), text=pa.array([], pa.string()))
-    with pytest.raises(ValueError, match="has no rows with a text: 1 files with 0 rows"):
         opened(path)
 
 

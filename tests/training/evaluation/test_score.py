@@ -1,12 +1,8 @@
 """A draft's score on texts: the rounds of a live run, without generating."""
 
-import shutil
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
-import torch
-from transformers import AutoModelForCausalLM
 
 from decoding.sampling_params import SamplingParams
 from decoding.sequence import Sequence
@@ -14,7 +10,7 @@ from pipeline.counts import Counts
 from tests.decoding.heads.tiny_heads import perfect_blocks, save_perfect_pair
 from tests.training.conftest import PARAMS
 from tests.training.pair import DRAFT, HEAD, TARGET, Prompt, examples_of, written
-from training.evaluation.kind_score import DraftScore, KindScore
+from training.evaluation.kind_score import DraftScore
 from training.evaluation.pair import Pair, measure_rounds
 from training.evaluation.score import score
 
@@ -59,12 +55,6 @@ def test_the_rounds_are_those_of_the_engine(some_prompts, draft, params):
     assert 0 <= rounds.num_draft_tokens - counted.num_draft_tokens < 0.02 * counted.num_draft_tokens
 
 
-def test_longer_drafts_than_the_head_was_trained_for_are_replayed_too(some_prompts):
-    rows = written(some_prompts[:12], [PARAMS], HEAD, num_draft_tokens=7)
-    rounds, counted = scored(HEAD, rows, 7).all.rounds, live(rows)
-    assert replace(rounds, num_draft_tokens=0) == replace(counted, num_draft_tokens=0)
-
-
 @pytest.mark.parametrize("draft", [DRAFT, HEAD], ids=["draft", "head"])
 def test_a_near_tie_of_the_target_ends_a_round_as_in_the_engine(some_prompts, draft):
     """Near ties are rare; with a wide margin there are many."""
@@ -106,14 +96,6 @@ def test_the_target_as_its_own_draft_is_accepted_whole(some_texts):
     assert found.all.rounds.num_accepted_tokens == found.all.rounds.num_draft_tokens
 
 
-def test_noise_of_other_positions_is_noticed(some_texts):
-    """The prompt is one token longer, so each token stands one position later than where it was picked."""
-    later = [replace(each, prompt_token_ids=(2, *each.prompt_token_ids)) for each in examples_of(some_texts)]
-    found = score(loaded(DRAFT), later, 4)
-    assert found.all.reproduced is not None
-    assert found.all.reproduced < 0.95
-
-
 def test_without_keys_acceptance_is_that_of_noise_that_fits_the_text(some_texts):
     with_keys = scored(DRAFT, some_texts).all
     found = score(loaded(DRAFT), (replace(each, noise_key=None) for each in examples_of(some_texts)), 4)
@@ -121,39 +103,6 @@ def test_without_keys_acceptance_is_that_of_noise_that_fits_the_text(some_texts)
     assert found.all.match_rate == pytest.approx(with_keys.match_rate, abs=0.02)
     assert found.all.tokens_a_round == pytest.approx(with_keys.tokens_a_round, abs=0.25)
     assert (found.all.agreement, found.all.overlap) == (with_keys.agreement, with_keys.overlap)
-
-
-def test_the_best_of_three_drafts_is_foretold(some_prompts, some_texts, tmp_path):
-    drafts = [DRAFT, *(noised(tmp_path, strength) for strength in (0.15, 0.4))]
-    foretold = [scored(draft, some_texts).all for draft in drafts]
-    rows = [written(some_prompts, [PARAMS], draft) for draft in drafts]
-    alive = [1 + counts.num_accepted_tokens / counts.num_rounds for counts in map(live, rows)]
-    assert [each.tokens_a_round for each in foretold] == alive
-    assert alive[0] > alive[1] > alive[2]
-    rates = [counts.num_accepted_tokens / counts.num_draft_tokens for counts in map(live, rows)]
-    for each, rate in zip(foretold, rates, strict=True):
-        assert each.acceptance_rate == pytest.approx(rate, abs=0.02)
-
-
-def noised(folder: Path, strength: float) -> str:
-    """Save the draft with noise in its weights, of this strength relative to them; return where."""
-    path = folder / f"noised-{strength}"
-    shutil.copytree(DRAFT, path)
-    network = AutoModelForCausalLM.from_pretrained(DRAFT, dtype=torch.float32)
-    generator = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for weight in network.parameters():
-            weight += strength * weight.std() * torch.randn(weight.shape, generator=generator)
-    network.save_pretrained(path)
-    return str(path)
-
-
-def test_both_drafts_are_scored_beside_one_target(some_texts):
-    first = Pair(HEAD, TARGET, "cpu", "float32")
-    alone = [scored(draft, some_texts[:8]) for draft in (HEAD, DRAFT)]
-    found = [scored(first, some_texts[:8])]
-    found.append(scored(Pair(DRAFT, TARGET, "cpu", "float32", first.target), some_texts[:8]))
-    assert found == alone
 
 
 def test_a_faster_round_or_a_better_draft_is_a_larger_speed_up():
@@ -167,8 +116,3 @@ def test_drafts_whose_rounds_cannot_be_replayed_are_refused(tmp_path):
     target, head = save_perfect_pair(tmp_path, perfect_blocks)
     with pytest.raises(ValueError, match=r"of kind 'dspark', and only draft models and EAGLE-3 heads can be evaluated"):
         Pair(head, target, "cpu", "float32")
-
-
-def test_scores_of_nothing_are_zero_not_an_error():
-    assert KindScore().acceptance_rate == KindScore().match_rate == 0
-    assert KindScore().tokens_a_round == 1

@@ -1,7 +1,6 @@
 """A draft and a head get nearer to the target when they learn from its texts, and what they write drafts."""
 
 import json
-import math
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,6 @@ from decoding.engine.draft_folder import check_replacement
 from decoding.heads.format.folder import read_head, read_head_config, save_head
 from decoding.heads.format.tensors import target_ids
 from decoding.speculator import Speculator
-from tests.decoding.heads.made_up import head as made_up_head
 from tests.training.pair import DRAFT, HEAD, TARGET
 from training.learners.draft_learner import DraftLearner
 from training.learners.head_learner import HeadLearner, coverage, layers_to_read, special_tokens, tokens_to_know
@@ -174,19 +172,12 @@ def test_a_head_that_does_not_say_which_layers_it_reads_is_refused_before_it_lea
         HeadLearner.load(str(tmp_path / "head"), teacher, steps_ahead=4)
 
 
-def test_a_head_of_another_kind_is_refused_by_name(teacher: Teacher, tmp_path: Path) -> None:
-    save_head(made_up_head("dflash"), str(tmp_path / "head"), "speculators")
-    with pytest.raises(ValueError, match="was trained for a target with"):
-        HeadLearner.load(str(tmp_path / "head"), teacher, steps_ahead=2)
-
-
-@pytest.mark.parametrize("num_layers", range(1, 40))
-def test_a_new_head_reads_distinct_layers_from_low_to_high(num_layers: int) -> None:
-    ids = layers_to_read(num_layers)
-    assert list(ids) == sorted(set(ids))
-    assert len(ids) == min(3, num_layers)
-    assert ids[0] >= 0
-    assert ids[-1] < num_layers
+def test_a_new_head_reads_distinct_layers_from_low_to_high() -> None:
+    for num_layers in range(1, 40):
+        ids = layers_to_read(num_layers)
+        assert list(ids) == sorted(set(ids))
+        assert len(ids) == min(3, num_layers)
+        assert set(ids) <= set(range(num_layers))
 
 
 def test_the_most_frequent_tokens_are_known_and_the_forced_ones() -> None:
@@ -195,11 +186,3 @@ def test_the_most_frequent_tokens_are_known_and_the_forced_ones() -> None:
     assert coverage([5, 0, 9, 0, 7, 7], [2, 3, 4, 5]) == pytest.approx(23 / 28)
     with pytest.raises(ValueError, match="fewer than the target's 2 end tokens and special tokens"):
         tokens_to_know([1, 1, 1], 1, forced=[0, 2])
-
-
-def test_the_mass_outside_of_a_heads_vocabulary_is_counted(teacher: Teacher, documents: list[Document]) -> None:
-    rows = PackedRows.of([*pack(documents[:4], SEQ_LEN)])
-    num_tokens = int(rows.is_taught_BT.sum())
-    few, all_tokens = HeadLearner.new(teacher, [0, 1, 2], 1), HeadLearner.new(teacher, None, 1)
-    assert float(few.step(rows, 0.0).outside) / num_tokens > 0.5
-    assert math.isclose(float(all_tokens.step(rows, 0.0).outside), 0.0, abs_tol=1e-6)

@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from tests.pairs_of_values import every_pair
 from training.learners.loss_names import LOSSES
 from training.learners.losses import TargetLaw, scaled, token_losses
 
@@ -25,10 +26,10 @@ def _definition(name: str, progress: float, q: list[float], p: list[float], own:
     return sum(a * math.log(a / b) for a, b in zip(p, q, strict=True))
 
 
-@pytest.mark.parametrize("known", [None, KNOWN])
-@pytest.mark.parametrize("temperature", [0.0, 0.8, 1.0, 2.0])
-@pytest.mark.parametrize("progress", [0.0, 0.79, 0.8])
-@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize(
+    ("name", "progress", "temperature", "known"),
+    every_pair(list(LOSSES), [0.0, 0.79, 0.8], [0.0, 0.8, 2.0], [None, KNOWN]),
+)
 def test_a_loss_is_its_definition(name: str, progress: float, temperature: float, known: list[int] | None) -> None:
     generator = torch.Generator().manual_seed(1)
     ids = known or list(range(VOCAB_SIZE))

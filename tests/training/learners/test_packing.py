@@ -25,11 +25,6 @@ def test_rows_hold_all_documents_and_no_row_is_too_long(documents: list[Document
     assert sorted(packed, key=repr) == sorted(documents, key=repr)
 
 
-def test_packing_wastes_little(documents: list[Document]) -> None:
-    rows = list(pack(documents * 4, SEQ_LEN))
-    assert sum(row.num_tokens for row in rows) > 0.9 * SEQ_LEN * len(rows)
-
-
 def test_a_document_that_is_too_long_loses_its_end() -> None:
     (row,) = pack([Document((1, 2), (3, 4, 5, 6))], seq_len=4)
     assert row.documents == [Document((1, 2), (3, 4))]

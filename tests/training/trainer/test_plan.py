@@ -17,7 +17,7 @@ from tests.training.pair import DRAFT, HEAD, TARGET
 from training.corpus.options import CorpusOptions
 from training.learners.packing import Document
 from training.trainer.optimizer import learning_rate_factor
-from training.trainer.options import ModelOptions, TrainOptions, WorkerOptions, Worth
+from training.trainer.options import ModelOptions, TrainOptions, WorkerOptions
 from training.trainer.plan import TrainingPlan, check_can_learn
 
 OPTIONS = TrainOptions(seq_len=128, tokens_per_step=512)
@@ -112,24 +112,11 @@ def test_drafts_that_are_not_trained_here_are_refused_by_their_folders(tmp_path:
         check_can_learn(DRAFT, target)
 
 
-def test_a_corpus_without_texts_is_refused(tmp_path: object) -> None:
-    path = f"{tmp_path}/empty.parquet"
-    columns = {"prompt": pa.array([], pa.string()), "text": pa.array([], pa.string())}
-    pq.write_table(pa.table(columns), path)
-    with pytest.raises(ValueError, match="no rows with a text"):
-        _plan(path)
-
-
 def test_a_step_that_has_no_row_for_a_worker_is_refused(texts: str) -> None:
     with pytest.raises(ValueError, match=r"a step has 4 rows .* for 5 workers"):
         TrainingPlan.make(
             ModelOptions(target=TARGET, draft=DRAFT), CorpusOptions(path=texts), OPTIONS, WorkerOptions(num=5)
         )
-
-
-def test_what_is_saved_is_the_share_of_rounds_that_are_not_needed() -> None:
-    assert Worth(1000, 10.0, 2.0, 4.0).seconds_saved == pytest.approx(50.0)
-    assert Worth(1000, 10.0, 2.0, 2.0).seconds_saved == 0
 
 
 def test_the_learning_rate_rises_and_falls_to_zero() -> None:

@@ -7,6 +7,7 @@ import torch
 
 from decoding.gpu import attention
 from decoding.gpu.attention import Rule, TokenRows, attend, split_and_store
+from tests.pairs_of_values import every_pair
 
 NUM_SLOTS, NUM_POSITIONS = 4, 600
 
@@ -58,9 +59,7 @@ CASES = [  # head size, query heads of a KV head, KV heads, rule
 ]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("case", CASES, ids=str)
-@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize(("case", "dtype", "seed"), every_pair(CASES, [torch.float32, torch.bfloat16], [0, 1]), ids=str)
 def test_attention_equals_its_definition_over_ragged_rows(case, dtype, seed):
     """Rows of 1 to 16 queries stand in any slots; an empty row is between them."""
     head_size, group, num_heads, rule = case

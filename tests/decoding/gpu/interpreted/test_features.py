@@ -70,27 +70,6 @@ def test_a_planned_forward_leaves_its_features_to_its_caller(plain):
         torch.testing.assert_close(found_NX[2 * row : 2 * row + 2], right_TX, rtol=2e-5, atol=2e-5)
 
 
-def test_a_recording_of_a_planned_forward_contains_its_features(plain):
-    model, (text,) = on_kernels(plain), random_prompts((6,))
-    model.allocate(1, 20)
-    model.prefill([0], [text])
-    tokens_N, positions_1T = torch.tensor([1, 2]), torch.tensor([[6, 7]])
-    plan, features_NX = model.cache.plan(None, positions_1T, 8, None), torch.zeros(2, 3 * 32)
-
-    def work() -> torch.Tensor:
-        features = Features(FeatureTap(IDS, lambda stream_NX: stream_NX, lambda *_: 1 / 0))
-        logits_MV = model.run_planned(tokens_N, torch.arange(2), plan, features)
-        features_NX.copy_(features.take())
-        return logits_MV
-
-    recording = Again(work)
-    for tokens in ([3, 4], [7, 8]):
-        tokens_N.copy_(torch.tensor(tokens))
-        recording.replay()
-        right_TX = expected(plain, [*text, *tokens], IDS)[6:]
-        torch.testing.assert_close(features_NX, right_TX, rtol=2e-5, atol=2e-5)
-
-
 def test_a_planned_forward_does_not_forget_a_tap_and_rounds_with_one_do_not_overlap(plain):
     model = on_kernels(plain)
     model.close_call = 0.0

@@ -97,13 +97,6 @@ def test_a_line_alone_is_the_line_in_a_batch_bit_for_bit(size):
         assert torch.equal(product(x_NI[first:last]), together_NO[first:last])
 
 
-def test_no_lines_have_no_products():
-    quantized_NI, scales_NG = fp8_linear.quantize(torch.zeros(0, 256, dtype=torch.bfloat16), 128)
-    assert scales_NG.shape == (0, 2)
-    out_NO = fp8_linear.multiply(quantized_NI, scales_NG, *weight(256, 256, "blocks", True), torch.bfloat16)
-    assert out_NO.shape == (0, 256)
-
-
 @pytest.mark.parametrize("kind", ["blocks", "rows"])
 def test_a_whole_network_runs_on_the_kernels_and_a_row_does_not_depend_on_its_neighbor(kind, tmp_path):
     model = LanguageModel.load(saved_fp8("qwen3", tmp_path, kind, num_hidden_layers=1), "cpu", exact="on")

@@ -122,26 +122,6 @@ def test_a_row_of_another_kind_makes_rounds_that_do_not_overlap_and_changes_no_t
 
 
 @pytest.mark.slow
-def test_a_row_that_may_not_draft_writes_the_same_text_and_others_know_what_was_rejected(pair, plain):
-    settings = EngineOptions(max_model_len=48, exact="on", num_slots=3, draft_length="fixed", num_speculative_tokens=2)
-    engine = Engine.load(*pair, settings, device="cpu", dtype="bfloat16")
-    rows = numbered(PROMPTS)
-    rows[1].num_speculative_tokens, seen, num_rejected = 0, dict.fromkeys(rows, (0, 0)), 0
-    engine.submit(rows)
-    while engine.has_work:
-        engine.step()
-        for row in rows:
-            drafted, accepted = row.num_draft_tokens - seen[row][0], row.num_accepted_tokens - seen[row][1]
-            seen[row] = (row.num_draft_tokens, row.num_accepted_tokens)
-            if drafted and not row.is_finished:
-                assert len(row.rejected_token_ids) == drafted - accepted
-                num_rejected += drafted - accepted
-    assert [row.output_token_ids for row in rows] == plain
-    assert rows[1].num_draft_tokens == 0
-    assert num_rejected
-
-
-@pytest.mark.slow
 def test_rows_that_are_taken_out_of_their_slots_go_on_with_the_same_text(pair, plain):
     target, draft = pair
     settings = EngineOptions(max_model_len=48, exact="on", num_slots=3, draft_length="fixed", num_speculative_tokens=2)
