@@ -15,6 +15,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from textwrap import dedent
@@ -119,6 +120,7 @@ def all_fields(kind: type, section: str = "") -> Iterator[Field]:
             yield replace(each, name=section + each.name)
 
 
+@cache  # a configuration asks for the same few types many times
 def _field_docstrings(kind: type) -> dict[str, str]:
     """Return the docstring of each field that has one, also of the fields that the dataclass inherits."""
     docstrings: dict[str, str] = {}
