@@ -1,1 +1,1 @@
-"""Keys and values in slots, and what a draft may read of the target."""
+"""Keys and values of rows, in slots, and what a draft may read of the target."""

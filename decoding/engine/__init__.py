@@ -1,1 +1,1 @@
-"""Rows through slots: the engine's loop, a round, who gets a free slot, near ties."""
+"""Rows through slots: who gets a free one, which common beginnings are shared, how many there are, near ties."""

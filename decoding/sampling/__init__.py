@@ -1,1 +1,1 @@
-"""From logits to tokens: what may be drawn, which token is drawn, which draft tokens stand."""
+"""From logits to tokens: what may be drawn, which token is drawn, and the judgement which draft tokens stand."""

@@ -1,1 +1,1 @@
-"""What surrounds the application: keys, names of hosts, limits, errors, metrics, the page."""
+"""What surrounds the application: keys, names of hosts, errors, metrics, the page."""

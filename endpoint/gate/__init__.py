@@ -1,1 +1,1 @@
-"""The server before Ray Serve's proxy: sizes, times, capacity, and requests whose ingress is lost."""
+"""The server before Ray Serve's proxy: limits of size and time, capacity, and requests whose ingress is lost."""

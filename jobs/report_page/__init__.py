@@ -1,1 +1,1 @@
-"""A run as a page to look at: facts, charts, and samples with what was drafted in them."""
+"""A run as a page to look at: its facts, from the tallies of `pipeline/run`, charts, and samples with their drafts."""

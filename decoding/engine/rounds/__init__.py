@@ -1,1 +1,1 @@
-"""Rows that advance together, a round at a time: how they get slots, what a round is, and in which order rounds go."""
+"""A round: its three steps, the order in which rounds go, and the rows that advance in them together."""

@@ -1,1 +1,1 @@
-"""A run while it goes on: who drives it, how far it is, what is left to do, and which drafts it was offered."""
+"""A run while it goes on: the lease of its only driver, how far it is, and which drafts it was offered."""
