@@ -93,8 +93,8 @@ class SharedModels:
         with (
             patch("decoding.engine.load.LanguageModel", self),
             patch("decoding.engine.load.check_model", self._check_model),
-            patch("decoding.engine.engine.measure_costs", self._measure_costs),
-            patch("decoding.engine.engine.with_overhead", self._with_overhead),
+            patch("decoding.engine.measured_costs.measure_costs", self._measure_costs),
+            patch("decoding.engine.measured_costs.with_overhead", self._with_overhead),
         ):
             return Engine.load(*self._folders, options, device=self._device, dtype=self._dtype)
 

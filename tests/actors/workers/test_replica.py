@@ -133,8 +133,10 @@ def test_a_replica_is_healthy_if_it_writes_a_token_now_or_has_lately(replica, ru
         with monkeypatch.context() as patch:
             patch.setattr(replica._loop.engine, "step", broken)
             await replica.check_health()  # a token came lately
-            replica._last_token_at = float("-inf")
-            await replica.score(scoring())
+        replica._last_token_at = float("-inf")
+        await replica.score(scoring())
+        with monkeypatch.context() as patch:
+            patch.setattr(replica._loop.engine, "step", broken)
             await replica.check_health()  # or was scored
             replica._last_token_at = float("-inf")
             with pytest.raises(RuntimeError, match="the engine failed: RuntimeError"):
