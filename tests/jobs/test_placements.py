@@ -138,7 +138,7 @@ def test_a_dry_run_prints_the_placement(job):
         ("colocated", "--stages.tensor_parallel=3", "which is no multiple of it"),
         ("colocated", "--stages.count=2 --stages.num_gpus=1 --models.device=cpu", "num_gpus is 1; drop one of them"),
         ("colocated", "--stages.count=2 --stages.strategy=ANY", "stages.strategy"),
-        ("colocated", "--stages.count=2 --stages.timeout_s=0", "stages.timeout_s is 0"),
+        ("colocated", "--stages.count=2 --stages.timeout_s=0", "stages.timeout_s must be above 0 seconds, got 0"),
         ("colocated", "--stages.count=2 --stages.start_timeout_s=600", "that replaces stages may need 960 seconds"),
     ],
 )

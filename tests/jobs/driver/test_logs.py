@@ -170,7 +170,7 @@ def test_workers_log_lines_of_text_and_a_warning_of_theirs_reaches_the_driver_on
     assert line.endswith("WARNING engine 0 is slow")
     assert "engine 1 is slow" in said
     assert f"INFO actor loaded target={job.pair[0]}" in said
-    assert "unit committed unit=0 attempt=0 rows=4 errors=1" in said
+    assert "unit committed unit=0 attempt=0 rows=5 errors=1" in said
 
 
 def test_an_error_is_an_event_in_json_and_a_line_in_text(job):
