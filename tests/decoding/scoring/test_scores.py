@@ -214,6 +214,17 @@ def test_rows_that_end_beside_texts_come_back_though_scoring_fails(path: str, mo
     assert row in engine.step()
 
 
+def test_a_text_whose_scoring_failed_is_scored_anew(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, (text,) = load(path, max_prefill_tokens=2), make_texts()[1:2]
+    with monkeypatch.context() as patched:
+        patched.setattr(LanguageModel, "logprobs", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            engine.score([text])
+    engine.clear()
+    engine.score([text, text])
+    assert_close(values([text]), expected_scores(path, [text]))
+
+
 def test_what_texts_share_is_read_once_though_all_of_it_is_scored(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def make() -> list[ScoredText]:
         asked = [*CONTINUATIONS, *CONTINUATIONS[:2]]  # two of them twice
