@@ -140,7 +140,7 @@ class StageGroup:
         """Return what every actor answers to this call. Raises StageLostError, or what the call itself raises."""
         until = time.monotonic() + self.settings.timeout_s
         asked = [(stage, answer) for stage in range(len(self.ranks)) for answer in self.run(stage, method, *args)]
-        return [self.get(stage, answer, until) for stage, answer in asked]
+        return [self._get(stage, answer, until) for stage, answer in asked]
 
     def end(self, stage: int) -> None:
         """End the processes of a stage: it hangs, or one of them is lost."""
@@ -227,11 +227,11 @@ class StageGroup:
         while pending:
             ready, pending = ray.wait(pending, num_returns=1, timeout=max(0.0, until - time.monotonic()))
             for reference in ready or pending[:1]:
-                self.get(stage, reference, until)
+                self._get(stage, reference, until)
 
-    def get(self, stage: int, reference: Any, until: float = inf) -> Any:
+    def _get(self, stage: int, reference: Any, until: float) -> Any:
         """Return what a call of a stage returned. Raises StageLostError, or what the call itself raised."""
-        timeout_s = None if until == inf else max(0.0, until - time.monotonic())
+        timeout_s = max(0.0, until - time.monotonic())
         try:
             return ray.get(reference, timeout=timeout_s)
         except exceptions.GetTimeoutError as error:

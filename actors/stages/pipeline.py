@@ -240,7 +240,12 @@ def answer_of(group: StageGroup, references: Seq[Seq[Any]], timeout_s: float | N
     torn = _wait(group, references, group.settings.timeout_s if timeout_s is None else timeout_s)
     if group.settings.tensor_parallel > 1:
         _look_at_all(group, references, torn)
-    return group.get(len(references) - 1, references[-1][0])
+    try:
+        return ray.get(references[-1][0])
+    except RayError as error:
+        if is_loss(error):  # of this stage, or of one before it, whose answer is its input
+            raise StageLostError(f"a stage is lost: {type(error).__name__}") from error
+        raise cause_of(error) from None
 
 
 def _wait(group: StageGroup, references: Seq[Seq[Any]], timeout_s: float) -> set[int]:

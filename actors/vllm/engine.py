@@ -168,8 +168,10 @@ class VllmEngine(TokenEngine):
         sequence = running.sequence
         if sequence.asked is not None:
             if output.prompt_logprobs is not None:
-                sequence.asked.take(asked_logprobs(output.prompt_logprobs, sequence.asked))
-                sequence.finish_reason = "stop"
+                if sequence.asked.take(asked_logprobs(output.prompt_logprobs, sequence.asked)):
+                    sequence.finish_reason = "stop"
+                else:
+                    sequence.fail("vLLM's logits are not finite behind this text")
                 self._end(output.request_id, output)
             return
         (completion,) = output.outputs

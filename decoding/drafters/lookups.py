@@ -37,7 +37,7 @@ from decoding.sampling.rows import ExtensionLimit, Rows, Rule
 from decoding.sampling.verdicts import Draft
 from decoding.sequence import Sequence
 
-_SIZES = (4, 3, 2)  # of the n-grams that are looked up, in this order
+_NGRAM_SIZES = (4, 3, 2)  # of the n-grams that are looked up, in this order
 _FIRST_GUESS = 0.5  # the assumed chance of acceptance before any token was tried
 
 
@@ -106,11 +106,11 @@ class _NGramIndex:
     def lookup(self, token_ids: list[int], limit: int) -> tuple[list[int], int]:
         """Return what followed the newest n-gram, and the size of the n-gram; 0 if none matched."""
         for end in range(self._num_indexed + 1, len(token_ids)):
-            for size in _SIZES:
+            for size in _NGRAM_SIZES:
                 if size <= end:
                     self._end_of[tuple(token_ids[end - size : end])] = end
         self._num_indexed = max(len(token_ids) - 1, 0)
-        for size in _SIZES:
+        for size in _NGRAM_SIZES:
             end_of_match = self._end_of.get(tuple(token_ids[-size:])) if size < len(token_ids) else None
             if end_of_match is not None:
                 period = token_ids[end_of_match:]
@@ -118,7 +118,7 @@ class _NGramIndex:
         return [], 0
 
 
-SIZES = (12, 6, 3, 2, 1)  # tokens of context, longest first
+_CONTEXT_SIZES = (12, 6, 3, 2, 1)  # tokens of context, longest first
 _MIN_SURVIVAL = 0.1  # what is less likely to be accepted is not offered
 _KEY_BITS = (1 << 60) - 1  # Python's ints up to here take less memory
 _ALL_PROMPTS = 0
@@ -201,7 +201,7 @@ class SuffixDrafter(_LookupDrafter):
         known = self._known.of(writer.sequence.scope.texts)
         if rule.text_depends_on_draft and known.continuations.holds_another(writer.sequence.noise_key, writer.number):
             return offer
-        window, survival = (writer.tokens[-SIZES[0] :] + drafted)[-SIZES[0] :], 1.0
+        window, survival = (writer.tokens[-_CONTEXT_SIZES[0] :] + drafted)[-_CONTEXT_SIZES[0] :], 1.0
         for _ in range(limit.max_tokens):
             found = _next(known, window, writer.prompt_key)
             if found is None:
@@ -230,7 +230,7 @@ class SuffixDrafter(_LookupDrafter):
     def _learn(self, known: KnownTexts, writer: _Writer, new: list[int], prompts: list[int]) -> None:
         tokens, add = writer.tokens, known.continuations.add
         for token in new:
-            for size in SIZES:
+            for size in _CONTEXT_SIZES:
                 if size <= len(tokens):
                     context = hash(tuple(tokens[-size:])) & _KEY_BITS
                     for prompt in prompts:
@@ -242,7 +242,7 @@ class SuffixDrafter(_LookupDrafter):
 def _next(known: KnownTexts, window: list[int], prompt_key: int) -> tuple[int, Kind, float] | None:
     """Return the most frequent token after the longest known context, from the prompt or all by the higher rate."""
     best = None
-    for size in SIZES:
+    for size in _CONTEXT_SIZES:
         if size > len(window):
             continue
         context = hash(tuple(window[-size:])) & _KEY_BITS

@@ -10,6 +10,7 @@ reading prompt and output (docs/adr/0020).
 from collections.abc import Iterable, Set
 from collections.abc import Sequence as Seq
 from dataclasses import replace
+from itertools import islice
 
 from decoding.checkpoint.loading import DType
 from decoding.device import Device, give_back_freed_memory
@@ -203,6 +204,12 @@ class Engine(TokenEngine):
     def round_seconds(self) -> float:
         """Seconds spent in rounds: drafting, scoring, verifying and committing, not reading prompts."""
         return self._earlier_round_seconds + sum(lane.rounds.seconds for lane in self.lanes)
+
+    def up_next(self) -> set[Sequence]:
+        """Return the waiting sequences that get a slot in the next step: one at most while scored rows run alone."""
+        if self._suspects:
+            return set(islice(tuple(self._waiting), max(0, 1 - len(self.in_flight))))
+        return super().up_next()
 
     def step(self) -> list[Sequence]:
         """Read a chunk of what waits, advance the rows that can run by one round at most, and return the finished ones.

@@ -47,7 +47,7 @@ class ScoredText:
         return max(map(len, self.continuations), default=0)
 
     def rows(self, *, asks_for_others: bool = True) -> list[Sequence]:
-        """Return the rows that score this text, none if nothing is asked for.
+        """Return new rows that score this text, none if nothing is asked for; those of an earlier call no longer count.
 
         Unless the engine can ask for tokens that do not follow, each row asks for its own alone.
         """
@@ -55,6 +55,7 @@ class ScoredText:
         begun = [number for number, continuation in enumerate(self.continuations) if continuation]
         longer = [number for number in begun if len(self.continuations[number]) > 1]
         reading = (longer or begun[:1]) if asks_for_others else begun
+        self._rows = []
         for place, number in enumerate(reading):
             firsts = [number] if not asks_for_others else [] if place else begun
             later = [(last + index, token) for index, token in enumerate(self.continuations[number]) if index]

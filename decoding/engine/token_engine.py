@@ -165,9 +165,11 @@ class TokenEngine(ABC):
         texts = list(texts)
         rows, others = self.rows_of(texts), list[Sequence]()
         self.submit(rows)
-        while not all(row.is_finished for row in rows):
-            others += (sequence for sequence in self.step() if sequence.asked is None)
-        self._ended += others
+        try:
+            while not all(row.is_finished for row in rows):
+                others += (sequence for sequence in self.step() if sequence.asked is None)
+        finally:
+            self._ended += others
         for text in texts:
             text.collect()
 
@@ -215,9 +217,9 @@ class TokenEngine(ABC):
         """
         unwanted = set(sequences)
         stopped = [sequence for sequence in (*self._waiting, *self._stoppable) if sequence in unwanted]
+        self._ended += stopped  # before they leave the others: at no moment is there nothing to do
         for sequence in stopped:
             sequence.fail(why)
-        self._ended += stopped  # before they leave the others: at no moment is there nothing to do
         kept = [sequence for sequence in self._waiting if sequence not in unwanted]
         self._waiting.clear()  # the same queue: lanes share it
         self._waiting.extend(kept)

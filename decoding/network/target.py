@@ -75,7 +75,7 @@ class Target(Protocol):
     max_positions: int | None  # the longest context; None: no limit
     eos_token_ids: frozenset[int]
     close_call: float  # the margin in logits within which rounding could decide between two tokens
-    tap: FeatureTap | None  # set by `hand_out`; None: no drafter reads features
+    tap: FeatureTap | None  # set by `hand_out`; None: no drafter reads features, or not of what is read at this moment
 
     @property
     def runs_on(self) -> str:

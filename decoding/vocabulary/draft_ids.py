@@ -22,8 +22,10 @@ _LOOK_BACK = 16  # tokens of the draft that are written anew with new text; the 
 
 def fitted(logits_JD: torch.Tensor, vocab_size: int) -> torch.Tensor:
     """Return the logits [..., V] of `vocab_size` ids, of which those that the draft lacks have -inf."""
-    num_missing = max(0, vocab_size - logits_JD.shape[-1])
-    return torch.nn.functional.pad(logits_JD, (0, num_missing), value=float("-inf"))[..., :vocab_size]
+    num_missing = vocab_size - logits_JD.shape[-1]
+    if num_missing > 0:
+        return torch.nn.functional.pad(logits_JD, (0, num_missing), value=float("-inf"))
+    return logits_JD[..., :vocab_size]  # `pad` would copy them all
 
 
 class DraftIds:
@@ -67,6 +69,9 @@ class DraftIds:
 
 class RetokenizedText:
     """The draft's tokens of one row. They write the same text as the target's, whatever the steps it came in.
+
+    New text changes the last tokens before it ("Hel" and "lo" become "Hello"), and no others: so the last ones are
+    written anew with it, and the row's earlier tokens stay.
 
     A tokenizer that begins each text with a space may put further ones behind bytes that are no characters.
     """

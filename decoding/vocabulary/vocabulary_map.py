@@ -1,9 +1,9 @@
 """VocabularyMap: which tokens of a draft are tokens of the target, where the two have different tokenizers.
 
-Tokens are the same if they write the same bytes, as ids and spellings differ. Only those can be drafted: this is the
-token-level intersection of Timor et al., arXiv 2502.05202, algorithm 4. The beginning and the end of a text are special
-tokens with different names in different families, so those that the tokenizers themselves declare are taken for the
-same.
+Tokens are the same if they write the same bytes, whatever their ids and spellings. Only those can be drafted: this is
+the token-level intersection of Timor et al., arXiv 2502.05202, algorithm 4. The beginning and the end of a text are
+special tokens with different names in different families, so those that the tokenizers themselves declare are taken for
+the same.
 
 A byte-level tokenizer (GPT-2, Llama 3, Qwen) spells each byte as a character of its own alphabet. One made by
 sentencepiece (Llama 2, Gemma, Mistral) writes spaces as "▁", and single bytes as "<0x0A>". Tokens that were added to

@@ -146,15 +146,16 @@ class Admission:
         """
         if not any(resident.is_filling and resident.number < newcomer.number for _, resident in self._seated()):
             return None, 0
-        tokens = newcomer.tokens_to_read
+        tokens, is_scored = newcomer.tokens_to_read, newcomer.sequence.asked is not None
         best, most, cached = None, 0, 0
         for slot, resident in self._donors_for(newcomer):
             if resident.number < newcomer.number:
                 common = resident.num_shareable(newcomer)
                 cached = max(cached, self._num_copyable(slot, newcomer, resident, common))
-                if resident.is_filling and common > most:
+                has_features = resident.sequence.asked is None  # else it may be copied only where none are needed
+                is_copied = has_features or is_scored or self._target.tap is None
+                if resident.is_filling and is_copied and common > most:
                     best, most = resident, common
-        is_scored = newcomer.sequence.asked is not None
         needs_no_forward = most == len(tokens) and (is_scored or not self._num_read_again)
         worth_awaiting = min(_WORTH_AWAITING, len(tokens) / 2) if is_scored else _WORTH_AWAITING
         if most > cached and (needs_no_forward or most - cached >= worth_awaiting):

@@ -1,4 +1,4 @@
-"""NETWORKS of heads as modules of torch, named as the tensors of their folders: what a trainer trains, and what drafts.
+"""Networks of heads as modules of torch, named as the tensors of their folders: what a trainer trains, and what drafts.
 
 EAGLE-3: a head reads pairs, a feature of the target at position i (its residual stream before some layers) and the
 token at position i + 1, and predicts the token at position i + 2. The first layer's queries, keys and values are

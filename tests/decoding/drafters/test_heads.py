@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from decoding import Engine, EngineOptions, SamplingParams
+from decoding import Engine, EngineOptions, SamplingParams, ScoredText, Sequence
 from decoding.drafters.base import NoDrafter
 from decoding.drafters.head_drafters import DFlashDrafter, Eagle3Drafter
 from decoding.heads.format.head_config import HeadConfig
@@ -293,3 +293,17 @@ def test_nothing_is_copied_from_a_slot_that_was_cleared(target):
     drafter.begin(1, 0, 4)
     assert drafter.num_copyable(1, 4) == 0
     target.hand_out(None)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_row_does_not_wait_for_a_text_that_is_scored_since_the_head_has_none_of_its_features(target, kind):
+    (prompt,) = random_prompts([60])
+    engine = engine_over(target, Case(kind).drafter, num_slots=2, max_prefill_tokens=8)
+    row = Sequence.create(prompt, SamplingParams(max_tokens=4, temperature=0))
+    engine.submit([*engine.rows_of([ScoredText.whole([*prompt, 5])]), row])
+    engine.step()
+    residents = engine.lanes[0].admission._residents
+    assert [resident.leader for resident in residents] == [None, None]
+    list(engine.stream([]))
+    assert outputs([row]) == text_of_the_target_alone(target, [prompt], SamplingParams(max_tokens=4, temperature=0))
+    assert row.num_draft_tokens > 0

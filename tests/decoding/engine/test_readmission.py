@@ -128,6 +128,20 @@ def test_a_text_over_which_the_target_is_lost_again_and_again_fails_alone(models
     assert "lost over this text, twice: planted" in texts[1].error
 
 
+def test_of_scored_rows_that_run_alone_after_a_loss_one_is_up_next(models, monkeypatch):
+    engine = engine_over(models.target.share(), num_slots=4)
+    rows = engine.rows_of([ScoredText.whole(prompt) for prompt in random_prompts([20, 30, 25], seed=7)])
+    engine.submit(rows)
+    with monkeypatch.context() as patched:
+        patched.setattr(LanguageModel, "logprobs", Mock(side_effect=SlotsLostError("planted")))
+        engine.step()
+    while engine.has_work:
+        announced = engine.up_next()
+        assert len(announced) <= 1
+        assert set(engine.step()) == announced
+    assert all(row.error is None for row in rows)
+
+
 @pytest.mark.parametrize(("drafter", "draft_length"), [("hybrid", "adaptive"), ("none", "fixed"), ("model", "fixed")])
 def test_an_engine_that_is_resized_in_mid_run_writes_the_same(folders, world, drafter, draft_length):
     options = EngineOptions(num_slots=4, max_model_len=80, drafter=drafter, draft_length=draft_length)

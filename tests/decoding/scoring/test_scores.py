@@ -11,6 +11,7 @@ from decoding import Engine, EngineOptions, SamplingParams, ScoredText
 from decoding.network.language_model import LanguageModel
 from decoding.sampling.logprobs import Stretch
 from decoding.scope import Scope
+from decoding.sequence import Sequence
 from tests.decoding.families import FAMILIES, FUSED, family_network
 from tests.decoding.tiny import POISON, engine_over, loaded, outputs, poisoned_models, random_prompts, save
 
@@ -173,6 +174,55 @@ def test_texts_that_are_dropped_do_not_come_back_and_spoil_nothing(path: str) ->
     for text in texts:
         text.collect()
     assert_close(values(texts), expected_scores(path, texts))
+
+
+def test_while_its_last_row_is_dropped_an_engine_says_that_it_has_work(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = load(path, num_slots=1, max_prefill_tokens=8)
+    rows = engine.rows_of([ScoredText.whole(SHARED)])
+    engine.submit(rows)
+    engine.step()
+    assert engine.in_flight == rows
+    fail, has_work = Sequence.fail, []
+
+    def failed(self: Sequence, message: str) -> None:
+        fail(self, message)
+        has_work.append(engine.has_work)  # as another thread may ask
+
+    monkeypatch.setattr(Sequence, "fail", failed)
+    engine.drop(rows)
+    assert has_work == [True]
+    assert engine.step() == rows
+
+
+def test_rows_that_end_beside_texts_come_back_though_scoring_fails(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = load(path, num_slots=2, max_prefill_tokens=8)
+    row = Sequence.create([5], SamplingParams(max_tokens=1))
+    engine.submit([row])
+    with monkeypatch.context() as patched:
+        logprobs = LanguageModel.logprobs
+
+        def failing(self: LanguageModel, stretches: Seq[Stretch]) -> list:
+            if row.is_finished:
+                raise RuntimeError("it fails")
+            return logprobs(self, stretches)
+
+        patched.setattr(LanguageModel, "logprobs", failing)
+        with pytest.raises(RuntimeError, match="it fails"):
+            engine.score([ScoredText.whole([*SHARED, *SHARED])])
+    assert row in engine.step()
+
+
+def test_a_text_whose_scoring_failed_is_scored_anew(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, (text,) = load(path, max_prefill_tokens=2), make_texts()[1:2]
+    with monkeypatch.context() as patched:
+        patched.setattr(LanguageModel, "logprobs", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            engine.score([text])
+    engine.clear()
+    engine.score([text, text])
+    assert_close(values([text]), expected_scores(path, [text]))
 
 
 def test_what_texts_share_is_read_once_though_all_of_it_is_scored(path: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,10 +3,11 @@
 import random
 
 import pytest
+import torch
 from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
-from decoding.vocabulary.draft_ids import RetokenizedText
+from decoding.vocabulary.draft_ids import DraftIds, RetokenizedText
 from decoding.vocabulary.vocabulary_map import VocabularyMap, load_tokenizer, token_bytes
 from tests.decoding.vocabulary.tiny_tokenizers import BYTES, byte_level, like_llama_2, map_of
 from tests.text_pair import save_byte_fallback_tokenizer, save_tokenizer
@@ -143,3 +144,12 @@ def test_tokens_that_write_something_unknown_are_refused():
     bert = PreTrainedTokenizerFast(tokenizer_object=core, unk_token="[UNK]")
     with pytest.raises(ValueError, match=r"'the draft' writes its tokens in a way .*WordPiece.* target's own family"):
         map_of(byte_level([*BYTES]), bert)
+
+
+def test_the_logits_of_a_draft_that_lacks_no_id_are_not_copied():
+    logits_NV = torch.randn(2, 7)
+    for size in (5, 7):
+        found = DraftIds(size, 7).to_target(logits_NV)
+        assert found.data_ptr() == logits_NV.data_ptr()
+        assert found.equal(logits_NV[:, :size])
+    assert DraftIds(9, 7).to_target(logits_NV)[:, 7:].eq(float("-inf")).all()
