@@ -1,8 +1,9 @@
 """The publication of a run: the files that others read of it, and what a destination may hold and lacks of them."""
 
 import argparse
+import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -16,7 +17,6 @@ from pipeline.export.destinations import Destination, Folder
 from pipeline.export.secret_scan import Secret, secrets_in_json, secrets_in_table
 from pipeline.run.check import check_run
 from pipeline.run.directory import RunDirectory
-from pipeline.run.fingerprint import files_digest
 from pipeline.storage.location import Location
 
 _CARD, _REPORTS = "README.md", ("report.json", "report.html")
@@ -50,8 +50,7 @@ def _staged(run_directory: RunDirectory, folder: Path, options: argparse.Namespa
     compaction = Compaction(run_directory, Location.parse(str(folder)), cut, is_partial=options.partial)
     compacted = list(compaction.files())
     totals = compaction.finish(compacted)
-    # Its name says what is in the files: others never have the same names.
-    data_folder = f"data/{files_digest(folder / file.name for file in compacted)[:16]}"
+    data_folder = _data_folder(folder / file.name for file in compacted)
     files = {f"{data_folder}/{Path(file.name).name}": folder / file.name for file in compacted}
     for name in _REPORTS:
         content = run_directory.location.child(name).read_if_there()
@@ -76,6 +75,18 @@ def _staged(run_directory: RunDirectory, folder: Path, options: argparse.Namespa
     title = options.title or run_directory.location.short_name
     (folder / _CARD).write_text(dataset_card(corpus, title, options.license), encoding="utf-8")
     return files | {_CARD: folder / _CARD}
+
+
+def _data_folder(files: Iterable[Path]) -> str:
+    """Return the folder of these files, whose name says what is in them: others never have the same names.
+
+    A publication that was begun by an older version goes on only as long as this name stays what it is.
+    """
+    digest = hashlib.sha256()
+    for file in files:
+        with file.open("rb") as stream:
+            digest.update(hashlib.file_digest(stream, "sha256").digest())
+    return f"data/{digest.hexdigest()[:16]}"
 
 
 def _secrets(run_directory: RunDirectory, files: Mapping[str, Path]) -> Iterator[Secret]:
