@@ -4,8 +4,8 @@ import pickle
 from dataclasses import replace
 from pathlib import Path
 
-from pipeline.run.dead_letters import MissingUnits
 from pipeline.run.directory import RunDirectory
+from pipeline.run.progress.missing import MissingUnits
 from tests.pipeline.made_up import RUN, commit_rows, committed_run, sound_rows, unit
 
 
