@@ -6,6 +6,8 @@ from dataclasses import asdict
 from importlib.metadata import version
 from typing import Any
 
+import torch
+
 from actors.engines import backend_of
 from actors.settings import ChatSettings, GeneratorSettings
 from decoding.checkpoint.gguf_file import origin
@@ -86,5 +88,5 @@ def described_run(settings: GeneratorSettings, identity: Mapping[str, Any], exac
 
 def library_versions() -> dict[str, str]:
     """Return the versions of Python and of the libraries that runs and drafts are made with."""
-    names = ("ray", "torch", "transformers", "pyarrow")
-    return {"python": platform.python_version(), **{name: version(name) for name in names}}
+    others = {name: version(name) for name in ("ray", "transformers", "pyarrow")}
+    return {"python": platform.python_version(), "torch": torch.__version__, **others}  # torch's says which CUDA it has

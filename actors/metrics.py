@@ -1,4 +1,4 @@
-"""Metrics: what one process publishes about a run through Ray."""
+"""Metrics: what one process publishes about a run through Ray; and Heartbeat, a thread that does so again and again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""GeneratorSettings: everything an engine needs to turn rows into generations, as plain data that travels to actors."""
+"""Settings as plain data that travels to actors: all that an engine needs to turn rows into generations, and the limits
+of programs and of replicas.
+"""
 
 from __future__ import annotations
 

@@ -9,14 +9,12 @@ A file appears whole or not at all; one that is there is replaced.
 """
 
 import argparse
-import os
 import sys
 
 from jobs.commands import argument, on_run, refusals
-from pipeline.export.jsonl import export_jsonl
+from jobs.runs.export import export_lines, is_device, refuse_senseless
 from pipeline.export.openai_batch import export_batch
 from pipeline.run.directory import RunDirectory
-from pipeline.storage.location import Location
 from pipeline.text.codec import TextCodec
 
 
@@ -43,46 +41,9 @@ def main(run_directory: RunDirectory, options: argparse.Namespace) -> int:
         num_lines = export_batch(run_directory, options.file, options.model or models["target"], codec)
         summary = f"{num_lines} lines in {options.file}"
     else:
-        errors_file = options.errors
-        if errors_file is None and not is_device(options.file):
-            beside = errors_beside(options.file)
-            if run_directory.failed_unit_ids() or Location.parse(beside).exists():  # an older file must not stay
-                errors_file = beside
-        num_generations, num_errors = export_jsonl(run_directory, options.file, errors_file)
-        where = f"are in {errors_file}" if errors_file else "are left out; --errors FILE writes them"
-        summary = f"{num_generations} generations in {options.file}"
-        summary += f"; {num_errors} failed rows {where}" if num_errors else ""
+        summary = export_lines(run_directory, options.file, options.errors)
     print(summary, file=sys.stderr if is_device(options.file) else sys.stdout)
     return 0
-
-
-def errors_beside(file: str) -> str:
-    """Return the file for the rows that failed, beside the generations: out.errors.jsonl for out.jsonl."""
-    path, mark, options = file.partition("?") if "://" in file else (file, "", "")
-    return f"{path.removesuffix('.jsonl')}.errors.jsonl{mark}{options}"
-
-
-def is_device(file: str) -> bool:
-    """Tell whether this is something like /dev/stdout, which has nothing beside it."""
-    return "://" not in file and os.path.exists(file) and not os.path.isfile(file) and not os.path.isdir(file)
-
-
-def refuse_senseless(options: argparse.Namespace, *, has_scores: bool) -> None:
-    """Raise ValueError for options that contradict each other or the run, or a file name that cannot be parsed."""
-    if options.model is not None and options.format != "openai-batch":
-        raise ValueError("--model is for --format openai-batch: plain lines name no model")
-    if options.errors is not None and options.format != "jsonl":
-        raise ValueError("--errors is for --format jsonl: in OpenAI batch output a failed row has a line of its own")
-    if options.errors is not None and Location.parse(options.errors).name == Location.parse(options.file).name:
-        raise ValueError(f"{options.file} is named both for generations and for rows that failed; name two files")
-    if has_scores and options.format == "openai-batch":
-        raise ValueError(f"{options.run} is a run of scores, which OpenAI batch output cannot hold; use --format jsonl")
-    for file in filter(None, (options.file, options.errors)):
-        if Location.parse(file).path.lower().endswith(".parquet"):
-            raise ValueError(
-                f"{file} has the name of a Parquet file, and this command writes JSON lines; name it .jsonl, or write "
-                "few large Parquet files with python -m jobs.compact"
-            )
 
 
 if __name__ == "__main__":

@@ -14,28 +14,12 @@ cannot begin, 3 if it was interrupted.
 """
 
 import argparse
-import json
 import sys
-from collections.abc import Iterator, Mapping
-from pathlib import Path
-from tempfile import TemporaryDirectory
-
-import pyarrow.parquet as pq
 
 from jobs.commands import argument, on_run, refusals, size
-from jobs.driver.summary import exactness_of
-from pipeline.export.compacted_file import Cut
-from pipeline.export.compaction import Compaction
-from pipeline.export.dataset_card import Corpus, dataset_card, run_of_card, unfinished_card
-from pipeline.export.destinations import Destination, Folder, destination
-from pipeline.export.secret_scan import Secret, secrets_in_json, secrets_in_table
-from pipeline.run.check import check_run
+from jobs.runs.publication import publish
+from pipeline.export.destinations import Folder, destination
 from pipeline.run.directory import RunDirectory
-from pipeline.run.fingerprint import files_digest
-from pipeline.storage.location import Location
-
-_CARD, _REPORTS = "README.md", ("report.json", "report.html")
-_CONFIGURATION = ("identity", "settings", "models")  # of run.json
 
 
 @on_run(
@@ -70,109 +54,13 @@ _CONFIGURATION = ("identity", "settings", "models")  # of run.json
     once_interrupted="the same command uploads what is missing",
 )
 def main(run_directory: RunDirectory, options: argparse.Namespace) -> int:
-    """Verify the run, upload what the destination lacks of it, and return the exit code."""
+    """Publish the run, and return the exit code."""
     with refusals():
         place = destination(options.destination, is_private=not options.public)
         if isinstance(place, Folder):
             run_directory.refuse_inside(place.location, "publish")
-    with TemporaryDirectory(prefix="dray-publish-", dir=options.staging) as folder:
-        files = _staged(run_directory, Path(folder), options)
-        _publish(run_directory, files, place, is_dry_run=options.dry_run)
+    publish(run_directory, place, options)
     return 0
-
-
-def _staged(run_directory: RunDirectory, folder: Path, options: argparse.Namespace) -> dict[str, Path]:
-    """Verify the run and write what is published of it to a folder; return the files by name, the card last.
-
-    Raises ValueError for a run that must not be published, and OSError.
-    """
-    check = check_run(run_directory)
-    if not check.is_complete and not options.partial:
-        raise ValueError(
-            f"{run_directory.location.name} is not complete: {check.problems[0]}; finish it with jobs.generate, or "
-            "give --partial to publish what there is"
-        )
-    if check.damaged:
-        raise ValueError(f"{len(check.damaged)} files of the run are damaged; jobs.verify --repair moves them away")
-    cut = Cut(num_bytes=options.bytes_per_file)
-    compaction = Compaction(run_directory, Location.parse(str(folder)), cut, is_partial=options.partial)
-    compacted = list(compaction.files())
-    totals = compaction.finish(compacted)
-    # Its name says what is in the files: others never have the same names.
-    data_folder = f"data/{files_digest(folder / file.name for file in compacted)[:16]}"
-    files = {f"{data_folder}/{Path(file.name).name}": folder / file.name for file in compacted}
-    for name in _REPORTS:
-        content = run_directory.location.child(name).read_if_there()
-        if content is not None:
-            (folder / name).write_bytes(content)
-            files[name] = folder / name
-    found = {field: what for field, what in _secrets(run_directory, files) if field not in options.allow_secrets_in}
-    if found:  # the fields are named, and not their values
-        raise ValueError(
-            f"what looks like secrets is in {'; '.join(found.values())}. Remove it from the input and use a "
-            f"new run, or say that it is meant: --allow-secrets-in {next(iter(found))}"
-        )
-    corpus = Corpus(
-        run_directory,
-        totals.counts,
-        exactness_of(run_directory, check),
-        totals.content_hash,
-        len(compacted),
-        is_partial=not check.is_complete,
-        data_folder=data_folder,
-    )
-    title = options.title or run_directory.location.short_name
-    (folder / _CARD).write_text(dataset_card(corpus, title, options.license), encoding="utf-8")
-    return files | {_CARD: folder / _CARD}
-
-
-def _secrets(run_directory: RunDirectory, files: Mapping[str, Path]) -> Iterator[Secret]:
-    said = {name: run_directory.run[name] for name in _CONFIGURATION if name in run_directory.run}
-    yield from secrets_in_json(said, "run.json")
-    for name, path in files.items():
-        if name.endswith(".parquet"):
-            parquet = pq.ParquetFile(path)
-            for group in range(parquet.num_row_groups):
-                yield from secrets_in_table(parquet.read_row_group(group), name)
-        else:
-            text = path.read_text(encoding="utf-8")
-            yield from secrets_in_json(json.loads(text) if name.endswith(".json") else text, name, name)
-
-
-def _publish(run_directory: RunDirectory, files: Mapping[str, Path], place: Destination, *, is_dry_run: bool) -> None:
-    """Upload what is missing or differs, and remove older data of this run. Raises ValueError for foreign data."""
-    if is_dry_run and not isinstance(place, Folder):
-        for name, path in files.items():
-            print(f"{name}: {path.stat().st_size:,} bytes")
-        print(f"{len(files)} files for {place.name}; without --dry-run those that the hub lacks are uploaded")
-        return
-    present = place.present()
-    older = sorted(name for name in present if name.startswith("data/") and name not in files)
-    missing = {name: path for name, path in files.items() if present.get(name) not in place.says(path)}
-    # Data that this run does not have, and files that it would replace by others.
-    foreign = sorted([*older, *(missing.keys() & present.keys())])
-    run = run_of_card(place.read(_CARD).decode("utf-8", "replace")) if _CARD in present else None
-    if run is not None and run != run_directory.manifest.token:
-        raise ValueError(f"{place.name} holds another run (dray.run in its {_CARD}); use a new destination")
-    if foreign and run is None:  # no card says whose they are
-        raise ValueError(
-            f"{place.name} has {', '.join(foreign[:3])}, which this command has not put there; use a new destination"
-        )
-    if is_dry_run:
-        for name, path in files.items():
-            print(f"{name}: {path.stat().st_size:,} bytes, {'to be uploaded' if name in missing else 'there'}")
-        print("".join(f"{name}: to be removed\n" for name in older), end="")
-        return
-    if not place.has_commits and _CARD not in present:  # or readers would take what is there for the whole
-        with TemporaryDirectory(prefix="dray-card-") as folder:
-            card = Path(folder) / _CARD
-            card.write_text(unfinished_card(run_directory), encoding="utf-8")
-            list(place.replace({_CARD: card}, ()))
-    for name in place.replace(missing, older):
-        print(f"{name}: uploaded", flush=True)
-    removed = f", {len(older)} older ones removed" if older else ""
-    num_there = len(files) - len(missing)
-    print(f"OK: {place.name} has {len(files)} files; {len(missing)} uploaded, {num_there} were there{removed}")
 
 
 if __name__ == "__main__":

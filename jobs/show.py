@@ -5,27 +5,14 @@ ID is the row's own id, or its row_id. Brackets say what the colours say: [[acce
 
 import argparse
 import sys
-from collections.abc import Sequence
 
-from rich.console import Console, Group, RenderableType
-from rich.padding import Padding
-from rich.rule import Rule
-from rich.table import Table
-from rich.text import Text
+from rich.console import Console
 
 from jobs.commands import argument, on_run, refusals
-from jobs.report_page.numbers import count, format_length, on_one_line
-from jobs.report_page.rounds import Mark, Piece
-from jobs.report_page.samples import Sample, codec_or_why_not, find_rows, samples_of_found
-from pipeline.inputs.values import visible
+from jobs.report_page.samples import codec_or_why_not, find_rows, samples_of_found
+from jobs.runs.row_text import row_text
 from pipeline.run.directory import RunDirectory
 
-_MARKS: dict[Mark, tuple[str, str, str]] = {  # before, behind, style
-    "accepted": ("[[", "]]", "green underline"),
-    "rejected": ("[-", "-]", "red strike"),
-    "corrected": ("{+", "+}", "bold yellow"),
-    "own": ("", "", ""),
-}
 _WIDE = 120  # columns, where the output is no terminal
 _MAX_ROWS = 5  # of one id
 
@@ -49,101 +36,6 @@ def main(run_directory: RunDirectory, options: argparse.Namespace) -> int:
         others = ", ".join(str(row_id) for _, row_id in found[_MAX_ROWS : 2 * _MAX_ROWS])
         print(f"{len(found) - _MAX_ROWS} more rows have this id; the row_ids of the next are {others}")
     return 0
-
-
-def row_text(sample: Sample, why_unmarked: str, *, has_column: bool) -> RenderableType:
-    """Return a sample as text; `has_column` says whether its run has a column for rounds."""
-    if sample.is_error:
-        return Group(_title(sample, ""), _facts(_facts_of_error(sample)), Text())
-    row = sample.row
-    parts = [_title(sample, f", sample {row['sample']}"), _facts(_facts_of(sample))]
-    parts += _section("Prompt", Text(visible(row["prompt"] or "")))
-    if sample.pieces:
-        heading = "Text: [[accepted]], [-rejected-], {+corrected+}, and the target's own"
-        parts += [*_section(heading, _marked(sample.pieces)), *_section("Round by round", _rounds(sample))]
-        return Group(*parts, Text())
-    why = "the rounds of this row were not recorded (output.rounds: all records those of every row; vLLM has none)"
-    if row["finish_reason"] == "scored":
-        why = "the text was given, and nothing was drafted"
-    elif not has_column:
-        why = "the run was begun before rounds were recorded"
-    parts += _section("Text", Text(visible(row["text"] or "")))
-    return Group(*parts, Text(f"Not marked: {why_unmarked or why}.", style="dim"), Text())
-
-
-def _title(sample: Sample, number: str) -> RenderableType:
-    return Rule(Text(f"Row {visible(sample.name)}{number}"), align="left")
-
-
-def _facts_of(sample: Sample) -> dict[str, str]:
-    row, length = sample.row, sample.acceptance_length
-    facts = {
-        "row_id": str(sample.row_id),
-        "tokens": f"{count(row['num_output_tokens'])}, behind {count(row['num_prompt_tokens'])} of the prompt",
-        "ended by": row["finish_reason"] + (f" ({visible(row['stop_reason'])})" if row["stop_reason"] else ""),
-    }
-    if length is not None:
-        drafted = f"{count(row['num_accepted_tokens'])} of {count(row['num_draft_tokens'])} drafted tokens accepted"
-        facts["rounds"] = f"{count(row['num_rounds'])}; {drafted}; {format_length(length)} tokens a round"
-    if row.get("draft_version"):
-        facts["draft version"] = str(row["draft_version"])
-    if row.get("logprob") is not None:
-        facts["log-probability"] = f"{row['logprob']:.4f}"
-    return facts
-
-
-def _facts_of_error(sample: Sample) -> dict[str, str]:
-    row = sample.row
-    return {
-        "row_id": str(sample.row_id),
-        "failed at": f"{row['stage']}, {row['error_type']}",
-        "message": visible(row["message"]),
-        "input": f"row {row['row_number']} of {row['file']}",
-        "tried again": f"{row['attempt']} times in vain (python -m jobs.retry)",
-    }
-
-
-def _facts(facts: dict[str, str]) -> Table:
-    table = Table.grid(padding=(0, 2))
-    for name, value in facts.items():
-        table.add_row(Text(name, style="dim"), Text(value))
-    return table
-
-
-def _section(heading: str, inside: RenderableType) -> list[RenderableType]:
-    return [Text(f"\n{heading}", style="bold"), Padding(inside, (0, 0, 0, 2))]
-
-
-def _marked(pieces: Sequence[Piece]) -> Text:
-    text = Text()
-    for piece in pieces:
-        before, behind, style = _MARKS[piece.mark]
-        shown = on_one_line(piece.text) if piece.mark == "rejected" else piece.text
-        text.append(f"{before}{visible(shown)}{behind}", style)
-    return text
-
-
-def _rounds(sample: Sample) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0))
-    for heading in ("round", "drafted", "accepted"):
-        table.add_column(heading, justify="right")
-    for heading in ("the draft's", "rejected", "the target's own"):
-        table.add_column(heading, overflow="fold")
-    texts: dict[tuple[int, Mark], str] = {}
-    for piece in sample.pieces:
-        texts[piece.round, piece.mark] = visible(on_one_line(piece.text))
-    for each in sample.rounds:
-        accepted, rejected = (texts.get((each.number, mark), "") for mark in ("accepted", "rejected"))
-        own = texts.get((each.number, "own")) or texts.get((each.number, "corrected"), "")
-        table.add_row(
-            str(each.number + 1),
-            str(each.num_drafted),
-            str(len(each.accepted)),
-            Text(accepted, style="green"),
-            Text(rejected, style="red"),
-            Text(own if each.own is not None else "(the text had ended)", style="" if each.own is not None else "dim"),
-        )
-    return table
 
 
 if __name__ == "__main__":

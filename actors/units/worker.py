@@ -1,4 +1,4 @@
-"""UnitWorker: what turns units into committed parts and receipts, whatever is done with their rows."""
+"""UnitWorker: what turns units into committed parts and receipts, whatever is done with their rows; its Workplace."""
 
 from __future__ import annotations
 

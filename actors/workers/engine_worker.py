@@ -1,4 +1,7 @@
-"""EngineWorker: an engine for the run that a WorkerSpec says: units in, parts and receipts out. Mostly a Ray actor."""
+"""EngineWorker: an engine for the run that a WorkerSpec says: units in, parts and receipts out. Mostly a Ray actor.
+
+Its DraftFollower lets the engine use the draft that the run wants.
+"""
 
 import logging
 from collections.abc import Callable

@@ -100,9 +100,9 @@ def _measure(options: argparse.Namespace, base: Path, way: str, batch: int) -> d
     if batch == 1:
         prompts = prompts[:: len(prompts) // 12 or 1]
     with ExitStack() as stack:
-        commits = {"base": Commit(base), "own": Commit(Path.cwd())}
+        folders = {"base": base, "own": Path.cwd()}
+        commits = {name: stack.enter_context(closing(Commit(folder))) for name, folder in folders.items()}
         for commit in commits.values():
-            stack.enter_context(closing(commit))
             commit.ask("load", drafter=drafter, num_slots=batch, prompts=prompts)
         ways = {name: _way_of(commit) for name, commit in commits.items()}
         one_repeat(ways, 0)  # the first one warms up

@@ -15,7 +15,7 @@ from actors.units.ledger import start_ledger
 from benchmarks.scale.runs import missing_units, plan_run, stream, write_prompts
 from benchmarks.scale.simulated import SimulatedRows, SimulatedWorker
 from pipeline.counts import Counts
-from pipeline.run.dead_letters import MissingUnits
+from pipeline.run.progress.missing import MissingUnits
 from pipeline.streaming.pool import ActorPool
 
 

@@ -11,8 +11,8 @@ from pipeline.inputs.files import list_files
 from pipeline.inputs.options import InputOptions, resolve_options
 from pipeline.inputs.units import plan_units
 from pipeline.run.commit import Receipt
-from pipeline.run.dead_letters import MissingUnits
 from pipeline.run.directory import RunDirectory
+from pipeline.run.progress.missing import MissingUnits
 from pipeline.streaming.pool import ActorPool
 from pipeline.streaming.stream import stream_units
 

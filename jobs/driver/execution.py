@@ -38,9 +38,10 @@ from pipeline.id_set import IdSet
 from pipeline.inputs.units import WorkUnit
 from pipeline.logs import Event
 from pipeline.run.commit import Receipt
-from pipeline.run.dead_letters import FailedUnits, MissingUnits
+from pipeline.run.dead_letters import FailedUnits
 from pipeline.run.progress.draft_versions import DraftVersions
 from pipeline.run.progress.lease import Lease
+from pipeline.run.progress.missing import MissingUnits
 from pipeline.storage.location import Location
 from pipeline.streaming.pool import ActorPool
 from pipeline.streaming.stream import UnitError, stream_units

@@ -25,9 +25,9 @@ from jobs.driver.stopping import Exit
 from jobs.report_page.numbers import format_rate
 from pipeline.counts import Counts
 from pipeline.inputs.units import WorkUnit, plan_units
-from pipeline.run.dead_letters import MissingUnits
 from pipeline.run.directory import RunDirectory
 from pipeline.run.progress.lease import hold_lease
+from pipeline.run.progress.missing import MissingUnits
 from pipeline.run.unit_rows import each_unit
 from pipeline.storage.location import Location
 

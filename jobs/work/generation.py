@@ -45,7 +45,6 @@ from pipeline.run.check import check_run, quarantine
 from pipeline.run.dead_letters import (
     DeadLetters,
     FailedUnits,
-    MissingUnits,
     Wanted,
     count_still_failing,
     find_dead_letters,
@@ -53,6 +52,7 @@ from pipeline.run.dead_letters import (
 )
 from pipeline.run.directory import RunDirectory, refuse_occupied
 from pipeline.run.progress.lease import hold_lease
+from pipeline.run.progress.missing import MissingUnits
 
 _MIN_ROWS_TO_STOP_EARLY = 100
 

@@ -1,4 +1,4 @@
-"""What is left to do of a run: its missing units, and its dead letters, which are the rows that failed and why."""
+"""The dead letters of a run: which rows failed, why, and which of them are to be tried again."""
 
 from __future__ import annotations
 
@@ -6,19 +6,16 @@ from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import Any
 
 import pyarrow as pa
 
 from pipeline.errors import Stage
-from pipeline.id_set import IdSet
 from pipeline.inputs.units import WorkUnit
 from pipeline.inputs.values import visible
 from pipeline.run.directory import RunDirectory
 from pipeline.run.unit_rows import read_ahead, read_errors
 
-_UNITS_PER_WINDOW = 10_000
 _MAX_MESSAGES = 10_000  # different ones: messages may quote their row
 _LONGEST_SHOWN = 100  # characters of a message
 
@@ -117,39 +114,3 @@ def _error_tables(run_directory: RunDirectory, unit_ids: Iterable[int]) -> Itera
     failed = sorted(run_directory.failed_unit_ids().intersection(unit_ids))
     tables = read_ahead(lambda unit_id: read_errors(run_directory, unit_id), failed, num_at_once=16)
     return zip(failed, tables, strict=True)
-
-
-@dataclass(frozen=True)
-class MissingUnits:
-    """The units of a run that were not committed when this was made. It is small enough to send to other processes.
-
-    Every iteration yields the same units in the same order: within each window of some thousand units the largest come
-    first, so that no large unit is left for the end. The windows are equal, since a short last one would end on large
-    units.
-    """
-
-    run_path: str
-    committed: IdSet
-    num_units: int
-    num_rows: int
-    tokens_per_row: int  # that a row may generate; a unit's size is estimated from these and its prompts' length
-
-    @classmethod
-    def of(cls, run_directory: RunDirectory, tokens_per_row: int) -> MissingUnits:
-        """Find the units that are missing now, with one listing of data/ and one reading of the manifest."""
-        committed = run_directory.committed_unit_ids()
-        num_units = num_rows = 0
-        for unit in run_directory.units():
-            if unit.unit_id not in committed:
-                num_units += 1
-                num_rows += unit.num_rows
-        return cls(run_directory.location.name, committed, num_units, num_rows, tokens_per_row)
-
-    def __iter__(self) -> Iterator[WorkUnit]:
-        units = (unit for unit in RunDirectory.open(self.run_path).units() if unit.unit_id not in self.committed)
-        num_windows = -(-self.num_units // _UNITS_PER_WINDOW)
-        while window := list(islice(units, -(-self.num_units // max(1, num_windows)))):
-            yield from sorted(window, key=self._max_tokens, reverse=True)
-
-    def _max_tokens(self, unit: WorkUnit) -> int:
-        return unit.estimated_tokens + unit.num_rows * self.tokens_per_row

@@ -34,7 +34,7 @@ class ActorResources:
     def __post_init__(self) -> None:
         """Raise ValueError for what Ray would let no actor hold."""
         check_numbers(self, f"{self.section}.", not_negative=("num_cpus", "num_gpus"))
-        if self.num_gpus > 1 and self.num_gpus != int(self.num_gpus):
+        if self.num_gpus > 1 and not float(self.num_gpus).is_integer():
             raise ValueError(
                 f"{self.section}.num_gpus must be a whole number, or a share of one GPU, got {self.num_gpus}"
             )
@@ -44,7 +44,7 @@ class ActorResources:
             if name in _OWN_FIELDS:
                 own = f"{self.section}.{_OWN_FIELDS[name]}"
                 raise ValueError(f"{self.section}.resources names {name!r}; that is what {own} is for")
-            if amount <= 0 or (amount > 1 and amount != int(amount)):
+            if not amount > 0 or (amount > 1 and not float(amount).is_integer()):
                 raise ValueError(
                     f"{self.section}.resources: {name!r} must be a whole number, or a share between 0 and 1, "
                     f"got {amount}"

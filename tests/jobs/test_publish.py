@@ -1,5 +1,6 @@
 """`jobs.publish`: a run in a folder, in a store and on a hub of these tests, without secrets, and only once."""
 
+import hashlib
 import os
 import shutil
 import signal
@@ -89,6 +90,15 @@ def test_a_second_call_uploads_only_what_is_missing_or_changed(tmp_path, capsys)
     assert publish.main([run.location.name, str(place)]) == 0  # one large file in place of the small ones
     assert [path.name for path in place.glob("data/**/*.parquet")] == ["part-00000.parquet"]
     assert pq.read_table(place / "data").num_rows == 10
+
+
+def test_the_folder_of_the_data_has_the_name_that_older_versions_gave_it(tmp_path):
+    run, place = _run(tmp_path), tmp_path / "published"
+    assert publish.main([run.location.name, str(place), "--bytes-per-file=1"]) == 0
+    (folder,) = (place / "data").iterdir()
+    contents = [hashlib.sha256(file.read_bytes()).digest() for file in sorted(folder.iterdir())]
+    assert len(contents) > 1
+    assert folder.name == hashlib.sha256(b"".join(contents)).hexdigest()[:16]
 
 
 @pytest.mark.parametrize(

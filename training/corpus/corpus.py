@@ -130,7 +130,10 @@ class Corpus:
 
 def _first_rows(files: list[CorpusFile], max_rows: int | None) -> Iterator[CorpusFile]:
     """Yield the files that hold the first `max_rows` rows, the last one cut to those of them that it has."""
-    left = sum(file.num_rows for file in files) if max_rows is None else max_rows
+    if max_rows is None:
+        yield from files  # also those without a row, which the fingerprint counts
+        return
+    left = max_rows
     for file in files:
         if left > 0:
             yield file if file.num_rows <= left else replace(file, num_rows=left, num_output_tokens=None)

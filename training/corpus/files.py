@@ -1,4 +1,4 @@
-"""The files of a corpus: the parts of runs that are committed now, and other Parquet; a fixed list."""
+"""The files of a corpus, a fixed list: the parts of runs that are committed now, what these say, and other Parquet."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pair: a target and a draft as the engine loads them, reading texts that are written already.
+"""Pair: a target and a draft as the engine loads them, reading texts that are written already, and their round seconds.
 
 Shapes: T tokens of a text, N of them the output's, P pairs of a token and the features before it, V vocabulary of the
 target, D of the head, X any number of features.

@@ -1,4 +1,4 @@
-"""Packing: documents of all lengths become rows of one length, several documents in a row.
+"""Packing: documents of all lengths become rows of one length, several documents in a row; and the Learner of them.
 
 Shapes: B rows, T tokens of each.
 """

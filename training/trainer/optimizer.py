@@ -1,4 +1,4 @@
-"""Optimizer: AdamW with a warm-up, a cosine and clipped gradients."""
+"""The gradients of a step, and the Optimizer that applies them: AdamW with a warm-up, a cosine and a clip."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""What a training is asked for: the models, how the draft learns, and on which workers."""
+"""What a training is asked for: the models, how the draft learns, on which workers, and whether that pays."""
 
 from __future__ import annotations
 

@@ -11,9 +11,9 @@ from jobs import verify
 from jobs.driver.stopping import Exit
 from jobs.work import generation
 from pipeline.counts import Counts
-from pipeline.run.dead_letters import MissingUnits
 from pipeline.run.directory import RunDirectory
 from pipeline.run.progress.lease import hold_lease
+from pipeline.run.progress.missing import MissingUnits
 from tests.jobs.conftest import Job
 from tests.pipeline.made_up import committed_run
 

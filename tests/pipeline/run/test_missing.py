@@ -4,8 +4,8 @@ import pickle
 from dataclasses import replace
 from pathlib import Path
 
-from pipeline.run.dead_letters import MissingUnits
 from pipeline.run.directory import RunDirectory
+from pipeline.run.progress.missing import MissingUnits
 from tests.pipeline.made_up import RUN, commit_rows, committed_run, sound_rows, unit
 
 
@@ -28,7 +28,7 @@ def test_iterating_yields_every_missing_unit_once_and_always_in_the_same_order(t
 
 
 def test_the_largest_units_come_first_and_the_last_window_is_as_long_as_the_others(tmp_path, monkeypatch):
-    monkeypatch.setattr("pipeline.run.dead_letters._UNITS_PER_WINDOW", 10)
+    monkeypatch.setattr("pipeline.run.progress.missing._UNITS_PER_WINDOW", 10)
     sizes = [10 + i * 7 % 13 for i in range(20)] + [1000]  # a window of 10, another, and one of the giant alone
     in_order = [each.estimated_tokens for each in MissingUnits.of(run_of_sizes(tmp_path / "run", sizes), 1)]
     assert sorted(in_order) == sorted(sizes)

@@ -34,6 +34,16 @@ def test_text_becomes_the_tokens_that_the_tokenizer_gives_it_behind_its_prompt_a
     assert (example.noise_key, example.kind, example.params.temperature) == (None, "all", 0.7)
 
 
+def test_a_last_file_without_rows_counts_in_the_fingerprint_as_in_older_versions(tmp_path):
+    saved(tmp_path / "a.parquet", prompt=["Once"], text=[" upon a time"])
+    alone = opened(str(tmp_path / "a.parquet"))
+    saved(tmp_path / "b.parquet", prompt=[], text=[])
+    both = opened(str(tmp_path))
+    assert [file.num_rows for file in both.files] == [1, 0]
+    assert both.fingerprint() != alone.fingerprint()
+    assert [file.num_rows for file in opened(str(tmp_path), max_rows=1).files] == [1]
+
+
 def test_a_text_that_ran_into_its_limit_or_a_stop_string_gets_no_end_token(tmp_path):
     path = saved(
         tmp_path / "a.parquet",
