@@ -22,6 +22,8 @@ from textwrap import dedent
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
+from decoding.grammar.structured import Structured
+
 _OF_FORMS = ("json_schema", "regex", "grammar")  # fields of `sampling.structured`
 _FILE_NAME = re.compile(r"[\w./~:-]+\.(jinja2?|j2|txt|md|json|lark|gbnf|ebnf|ya?ml)")
 _UNITS = {  # by the last word of a field's name
@@ -118,6 +120,21 @@ def all_fields(kind: type, section: str = "") -> Iterator[Field]:
             yield from all_fields(each.annotation, f"{section}{each.name}.")
         else:
             yield replace(each, name=section + each.name)
+
+
+def as_dict(config: Any, flat: Flat | None = None) -> dict[str, Any]:
+    """Return a configuration under the names that a YAML file has for it."""
+    values: dict[str, Any] = {}
+    for each in own_fields(type(config)):
+        value = getattr(config, each.name)
+        if each.flat is not None:
+            values |= as_dict(value, each.flat)
+        elif flat is None or each.name not in flat.without:
+            name = each.name if flat is None else flat.prefix + each.name
+            if isinstance(value, Structured):
+                value = value.as_dict()
+            values[name] = as_dict(value) if each.is_section else value
+    return values
 
 
 @cache  # a configuration asks for the same few types many times

@@ -16,7 +16,6 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ByteSize, Confi
 from pydantic import Field as ModelField
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, SettingsError
 
-from decoding.grammar.structured import Structured
 from jobs.config.fields import READERS, Field, Flat, all_fields, level_fields, own_fields
 
 _ENV_PREFIX = "DRAY_"
@@ -81,21 +80,6 @@ def load(kind: type[_Config], arguments: Sequence[str], prog: str) -> _Config:
     config = _value(kind, given)
     _check_environment(kind, getattr(config, "own_variables", ()))
     return config
-
-
-def as_dict(config: Any, flat: Flat | None = None) -> dict[str, Any]:
-    """Return a configuration under the names that a YAML file has for it."""
-    values: dict[str, Any] = {}
-    for each in own_fields(type(config)):
-        value = getattr(config, each.name)
-        if each.flat is not None:
-            values |= as_dict(value, each.flat)
-        elif flat is None or each.name not in flat.without:
-            name = each.name if flat is None else flat.prefix + each.name
-            if isinstance(value, Structured):
-                value = value.as_dict()
-            values[name] = as_dict(value) if each.is_section else value
-    return values
 
 
 def _model_field(field: Field) -> Any:
@@ -189,7 +173,10 @@ def _read(yaml_file: Path) -> dict[str, Any]:
     found = "a list" if isinstance(node, yaml.SequenceNode) else "a text"
     if node is not None and not isinstance(node, yaml.MappingNode):
         raise ValueError(f"{yaml_file} must hold sections (input:, output:, ...), got {found}")
-    return {str(name): value for name, value in (content or {}).items()}
+    sections = {str(name): value for name, value in (content or {}).items()}
+    if own := [name for name in sections if name.startswith("_")]:  # pydantic-settings has options of these names
+        raise ValueError(f"the configuration is wrong:\n  {own[0]}: is not a field (see --help)")
+    return sections
 
 
 def _refuse_key_twice(yaml_file: Path, node: yaml.Node | None, section: str = "") -> None:

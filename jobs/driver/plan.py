@@ -20,7 +20,7 @@ from actors.units.unit_rows import WholeUnits
 from actors.workers.engine_worker import WorkerSpec
 from decoding.checkpoint.supported import model_folder, read_config
 from decoding.grammar.definition import problem_with
-from jobs.config.loading import as_dict
+from jobs.config.fields import as_dict
 from jobs.config.run import RunConfig
 from jobs.driver.cluster import check_submitted, paths_of, pick_device
 from pipeline.inputs.carried import carried_types, id_type, types_from_dict, types_to_dict

@@ -40,7 +40,7 @@ from endpoint.deployment import (
     withdraw,
 )
 from endpoint.service.served_model import ServedModel
-from jobs.config.loading import as_dict
+from jobs.config.fields import as_dict
 from jobs.config.serve import ServeConfig
 from jobs.driver.cluster import check_submitted, paths_of, start_ray, starts_own_ray
 from jobs.driver.plan import settled

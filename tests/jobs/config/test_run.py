@@ -7,8 +7,7 @@ import pytest
 
 from actors.settings import EngineSettings
 from decoding import SamplingParams
-from jobs.config.fields import all_fields
-from jobs.config.loading import as_dict
+from jobs.config.fields import all_fields, as_dict
 from jobs.config.loading import load as load_any
 from jobs.config.run import RetryConfig, RunConfig
 from jobs.config.serve import ServeConfig
@@ -191,6 +190,12 @@ def test_unknown_and_missing_names_in_the_file_are_all_reported(yaml_file):
         "  input.forma: is not a field; did you mean input.format? (see --help)",
         "  modles: is not a field; did you mean models? (see --help)",
     }
+
+
+def test_a_section_with_the_name_of_an_option_of_the_library_is_no_field(yaml_file):
+    yaml_file.write_text("_env_file: .env\ninput: {path: in}\n")
+    with pytest.raises(ValueError, match="_env_file: is not a field"):
+        load(yaml_file)
 
 
 def test_an_unknown_environment_variable_is_named(yaml_file, monkeypatch):
