@@ -129,7 +129,9 @@ class _Writer:
             choice.reached = choice.reached._replace(num_events=first + len(found))
             return found
 
-        async with aclosing(grow(self._service, self._prepared, choices)) as growing:  # type: ignore[type-var]
+        # The last event has all items once more.
+        growing_whole = grow(self._service, self._prepared, choices, needs_whole=True)
+        async with aclosing(growing_whole) as growing:  # type: ignore[type-var]
             async for growth in growing:
                 if growth.is_known:
                     for _ in self._items.add(growth.read_by(reader)):
