@@ -47,7 +47,7 @@ def sampling_of(endpoint: str) -> SamplingParams:
 
 
 class UnitWriter(Protocol):
-    """A doer of units: `workshop.ReplicaUnits`, or `actors.workers.replica.Replica` in its own process."""
+    """A doer of units: `ReplicaUnits`, or `actors.workers.replica.Replica` in its own process."""
 
     async def write_unit(self, order: UnitOrder) -> Outcome:
         """Do a unit; return its receipt, why it could not be done, or None if it may not begin."""
