@@ -1,4 +1,4 @@
-"""Bodies of HTTP requests: how one is read, what the OpenAI document says of it, and which prompts it has."""
+"""Bodies of HTTP requests: how one is read, what the OpenAPI document says of it, and what the engine is asked."""
 
 from __future__ import annotations
 

@@ -123,9 +123,17 @@ def make_choices(service: Service, request: Asked, prepared: PreparedRequest, **
 
 
 async def grow(
-    service: Service, prepared: PreparedRequest, choices: list[Choice], known: Seq[Delta] = ()
+    service: Service,
+    prepared: PreparedRequest,
+    choices: list[Choice],
+    known: Seq[Delta] = (),
+    *,
+    needs_whole: bool = False,
 ) -> AsyncIterator[Growth]:
-    """Generate unless all is `known`, and yield how each step changes the choices. Raises ApiError."""
+    """Generate unless all is `known`, and yield how each step changes the choices. Raises ApiError.
+
+    A sample that the client has may fail when it is written again, unless the answer `needs_whole` samples at its end.
+    """
     generation, meter, resumption = prepared.generation, RequestMeter(service.metrics), Resumption()
     reason: FinishReason = "cancelled"
     try:
@@ -138,10 +146,10 @@ async def grow(
                 for delta in deltas:
                     choice = choices[delta.index]
                     failed = delta.ending if delta.ending and delta.ending.finish_reason == "error" else None
-                    if failed is not None and not choice.reached.has_ended:
+                    if failed is not None and (needs_whole or not choice.reached.has_ended):
                         raise _sample_failed(failed, prepared, delta.index)
                     had, new = resumption.split(delta, choice.reached)
-                    if failed is not None:  # when it was written again: the client has the whole of it
+                    if failed is not None:  # the client has the whole of it
                         choice.end_as_known()
                         continue
                     if had is not None:

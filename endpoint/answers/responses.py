@@ -129,7 +129,8 @@ class _Writer:
             choice.reached = choice.reached._replace(num_events=first + len(found))
             return found
 
-        async with aclosing(grow(self._service, self._prepared, choices)) as growing:  # type: ignore[type-var]
+        growths = grow(self._service, self._prepared, choices, needs_whole=True)  # the last event has all items again
+        async with aclosing(growths) as growing:  # type: ignore[type-var]
             async for growth in growing:
                 if growth.is_known:
                     for _ in self._items.add(growth.read_by(reader)):

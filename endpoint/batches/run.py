@@ -47,7 +47,7 @@ def sampling_of(endpoint: str) -> SamplingParams:
 
 
 class UnitWriter(Protocol):
-    """A doer of units: `workshop.ReplicaUnits`, or `actors.workers.replica.Replica` in its own process."""
+    """A doer of units: `ReplicaUnits`, or `actors.workers.replica.Replica` in its own process."""
 
     async def write_unit(self, order: UnitOrder) -> Outcome:
         """Do a unit; return its receipt, why it could not be done, or None if it may not begin."""
@@ -158,7 +158,7 @@ def write_results(
     Rows of units that are not in `committed` get `not_run`. Writing them again gives the same files. Raises OSError.
     """
     assert batch.model is not None, "the input was checked"
-    files, codec = shop.files, shop.models.get(batch.adapter, shop.models[None]).codec  # where the adapter is gone
+    files, codec = shop.files, shop.models.get(batch.adapter, shop.models[None]).codec  # the latter: an adapter is gone
     owner, output_id, errors_id = batch.owner, result_id(batch.id, "output"), result_id(batch.id, "errors")
     with files.writing(owner, output_id) as results, files.writing(owner, errors_id) as errors:
         num_results, num_errors = export_results(

@@ -2,9 +2,8 @@
 
 Before any application sees a request, the proxy obeys two headers of the client, buffers a body of any size, shows
 `/-/routes` to everyone, waits for headers without an end, and answers in its own words where it reaches no
-application. It takes middlewares only by
-name, from an environment variable of its process, so the gate's settings come that way too (`endpoint/deployment.py`,
-`start`).
+application. It takes middlewares only by name, from an environment variable of its process, so the gate's settings come
+that way too (`endpoint/deployment.py`, `start`).
 """
 
 from __future__ import annotations
@@ -186,7 +185,11 @@ def _without(names: Collection[bytes], scope: Scope) -> Scope:
 
 
 class TimedConnection(_Connection):  # type: ignore[misc]  # uvicorn picks its class at import
-    """One connection of uvicorn's (0.54), whatever it reads HTTP with."""
+    """One connection of uvicorn's (0.54), whatever it reads HTTP with.
+
+    uvicorn waits for headers without an end, so that a client that sends a byte now and then could hold as many
+    connections as the process may open.
+    """
 
     header_timeout_s: ClassVar[float] = 30.0
     _closing: asyncio.TimerHandle | None = None

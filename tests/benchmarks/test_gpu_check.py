@@ -136,6 +136,41 @@ def at(batch: int, **changes: Any) -> Any:
     return measured(plain, made_up("adaptive", batch, **{"seconds": (2.25, 2.25), "equal_to_plain": 1.0, **changes}))
 
 
+@pytest.mark.parametrize(("least", "verdict"), [(3.21, "True"), (3.19, "False"), (None, "None")])
+def test_plain_decoding_must_reach_four_fifths_of_its_ideal(least, verdict):
+    assert verdicts("speed-128", speed_128=at(128, least=least))["plain@128 of its ideal"] == verdict
+
+
+def test_texts_of_products_that_promise_nothing_are_told_and_not_judged():
+    plain, drafted = made_up("plain", 64, equal_to_plain=1.0), made_up("fixed-2", 64, equal_to_plain=0.5)
+    found = verdicts("speed-64-library", speed_64_library=measured(plain, drafted, exact="off"))
+    assert "rows as plain decoding writes them" not in found
+
+
+@pytest.mark.parametrize(("name", "ratio"), [("speed-64-ragged", 0.9), ("speed-64-top-p", 0.95)])
+def test_prompts_and_sampling_are_compared_round_for_round_with_the_greedy_part(name, ratio):
+    """In the first case nothing is accepted: the tokens a second fall, the rounds a second do not."""
+    key = name.replace("-", "_")
+    base = measured(made_up("fixed-2", 64, seconds=(4.0,), num_rounds=40))
+    for change, verdict in ((1.0, "True"), (ratio + 0.01, "True"), (ratio - 0.01, "False")):
+        own = measured(made_up("fixed-2", 64, seconds=(12.0 / change,), num_rounds=120, equal_to_plain=1.0))
+        found = verdicts(name, speed_64=base, **{key: own})
+        (asked,) = [what for what in found if what.startswith("fixed-2@64, rounds/s over")]
+        assert found[asked] == verdict
+    alone = verdicts(name, **{key: base})
+    assert [verdict for what, verdict in alone.items() if "rounds/s" in what] == ["None"]
+
+
+def test_versions_that_are_too_old_are_a_failure():
+    versions = {"python": "3.12.1", "torch": "2.11.0+cu130", "triton": "3.6.0", "transformers": "5.17.0", "ray": None}
+    for name, old in (("torch", "2.10.1"), ("triton", "3.5.9"), ("transformers", None)):
+        for version, verdict in ((versions[name], True), (old, False)):
+            machine = {"versions": versions | {name: version}, "nvidia_smi": None}
+            found = {finding.what: finding for finding in findings.of_environment(machine, {})}
+            assert found["versions"].is_met is verdict
+    assert "ray absent" in found["versions"].found
+
+
 @pytest.mark.parametrize(("batch", "least"), [(32, 1.6), (64, 1.5), (128, 1.3)])
 def test_speculation_must_be_this_much_faster_than_plain_decoding(batch, least):
     name, asked = f"speed-{batch}", f"adaptive@{batch} over plain"

@@ -55,6 +55,20 @@ def test_a_graph_is_one_replay_whatever_is_in_it(monkeypatch):
     assert counts(lambda: (torch.cuda.CUDAGraph.replay(SimpleNamespace()), X * 2)) == (1, 1, 0)
 
 
+def test_operations_on_another_device_are_not_counted():
+    assert counts(lambda: X + 1, LaunchCounter(torch.device("meta"))) == (0, 0, 0)
+    assert counts(lambda: torch.empty(3, device="meta") + 1, LaunchCounter(torch.device("meta"))) == (1, 0, 0)
+
+
+def test_each_count_begins_at_zero_and_nothing_stays_patched():
+    counter = LaunchCounter(CPU)
+    replay = torch.cuda.CUDAGraph.replay
+    assert counts(lambda: X + 1, counter) == counts(lambda: X + 1, counter) == (1, 0, 0)
+    X.add(1)
+    assert counter.counts.launches == 1
+    assert torch.cuda.CUDAGraph.replay is replay
+
+
 @pytest.fixture(scope="module")
 def models(pair) -> SharedModels:
     return SharedModels(str(pair / "target"), str(pair / "draft"), "cpu", "float32")

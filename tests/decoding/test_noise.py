@@ -6,7 +6,7 @@ import pytest
 import torch
 from scipy import stats
 
-from decoding.noise import BLOCK, GumbelNoise, Stream, _exponential, _mix, _mix_int, noise_key, uniform
+from decoding.noise import BLOCK, GumbelNoise, Stream, _exponential, _mix, _mix_int, _unit_interval, noise_key, uniform
 
 UNSIGNED = 2**64 - 1  # the bits of a number of 64 bits, without a sign
 
@@ -83,6 +83,12 @@ def test_gumbel_numbers_follow_the_gumbel_distribution_and_slightly_shifted_ones
     noise = gumbel(_keys(100), torch.arange(20).expand(100, -1), 50, Stream.SHARED).flatten().numpy()
     assert stats.kstest(noise, stats.gumbel_r.cdf).pvalue > 1e-6
     assert stats.kstest(noise + 0.03, stats.gumbel_r.cdf).pvalue < 1e-6
+
+
+def test_the_extremes_of_the_unit_interval_are_never_reached():
+    extremes = _unit_interval(torch.tensor([0, -1, 2**63 - 1, -(2**63)]))
+    assert extremes.min() > 0
+    assert extremes.max() < 1
 
 
 def test_gumbel_noise_is_finite_at_the_extremes():

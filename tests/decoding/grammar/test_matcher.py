@@ -52,6 +52,27 @@ def test_the_end_token_is_allowed_only_where_the_output_may_end():
     assert allowed(matcher.mask([a, b, c])) == [END]
 
 
+@pytest.mark.parametrize("structured", STRUCTURED, ids=lambda each: each.kind)
+def test_a_token_is_allowed_exactly_where_the_mask_has_it(structured):
+    chance = random.Random(5)
+    for _ in range(3):
+        tokens, matcher, num_committed = _written(structured, chance), GRAMMARS.matcher(structured), 0
+        for length in sorted(chance.sample(range(len(tokens)), min(4, len(tokens)))):
+            num_committed = chance.randint(num_committed, length)
+            committed, drafted = tokens[:num_committed], tokens[num_committed:length]
+            found = [token for token in range(len(TOKENS)) if matcher.allows(committed, [*drafted, token])]
+            assert found == allowed(GRAMMARS.matcher(structured).mask(tokens[:length]))
+
+
+def test_tokens_behind_an_end_token_are_not_allowed():
+    matcher = GRAMMARS.matcher(Structured(choice=["ab", "abc"]))
+    ab, c = TOKENS.index(b"ab"), TOKENS.index(b"c")
+    assert matcher.allows([], [ab, END])
+    assert not matcher.allows([], [ab, END, c])
+    assert not matcher.allows([], [ab, END, END])
+    assert matcher.allows([ab], [c, END])
+
+
 def test_forced_tokens_spell_what_alone_is_allowed():
     matcher = GRAMMARS.matcher(STRUCTURED[0])
     assert text_of(matcher.forced([])) == '{"ab":'

@@ -84,6 +84,54 @@ def test_an_adaptive_schedule_is_about_as_fast_as_the_best_fixed_length(costs, r
     assert speed(AdaptiveSchedule(costs, 8)) > 0.93 * best
 
 
+def test_nothing_is_drafted_where_every_token_costs_its_full_price():
+    assert lengths(AdaptiveSchedule(STEEP, 8), rows(50, 50, 50), [[0.95] * 8] * 3) == (0, 0, 0)
+
+
+def test_a_row_that_accepted_more_drafts_more():
+    schedule, batch = AdaptiveSchedule(LINE, 8), rows(500, 500)
+    play(schedule, batch, lambda row, length: length if row == 0 else min(length, 1), 60)
+    more, less = lengths(schedule, batch)
+    assert more > less
+
+
+@pytest.mark.parametrize("make", [FixedSchedule, lambda ceiling: AdaptiveSchedule(FLAT, ceiling)])
+def test_a_row_takes_the_source_with_more_expected_tokens(make):
+    schedule, batch = make(4), rows(500, 500, 500)
+    play(schedule, batch, lambda row, length: min(length, 2), 40)
+    plan = schedule.plan(batch, [[0.95, 0.9, 0.85, 0.8], [0.2], []], has_model=True)
+    assert plan.uses_lookup == (True, False, False)
+    assert plan.lengths[0] == 4
+
+
+def test_rejected_lookups_do_not_change_what_the_draft_model_drafts():
+    schedule, batch = AdaptiveSchedule(DEAR_DRAFTS, 8), rows(500, 500)
+    before = lengths(schedule, batch)
+    plans = play(schedule, batch, all_rejected, 50, [[0.99] * 8] * 2)
+    assert all(all(plan.uses_lookup) for plan in plans)
+    assert lengths(schedule, batch) == before
+
+
+def test_without_a_draft_model_only_what_was_looked_up_is_drafted():
+    plan = AdaptiveSchedule(FLAT, 8).plan(rows(50, 50), [[0.9, 0.5], []], has_model=False)
+    assert plan.lengths == (2, 0)
+    assert lengths(AdaptiveSchedule(FLAT, 8), rows(50, 50), None, has_model=False) == (0, 0)
+
+
+@pytest.mark.parametrize("costs", [FLAT, STEEP, KNEE, LINE])
+@pytest.mark.parametrize("rate", [0.3, 0.6, 0.8, 0.95])
+def test_draft_lengths_never_fall_as_the_batch_drains(costs, rate):
+    """The last rows of a job draft the most: a forward over few rows has room for more tokens of each."""
+    survival_K = rate ** np.arange(1, 9)
+    longest = [
+        max(best_lengths(np.tile(survival_K, (num_rows, 1)), None, costs, num_rows).lengths)
+        for num_rows in (64, 48, 32, 16, 8, 4, 2, 1)
+    ]
+    assert longest == sorted(longest)
+    if costs is KNEE and rate > 0.5:
+        assert longest[-1] > longest[0]
+
+
 def test_drafts_end_near_the_depth_at_which_they_have_always_been_rejected():
     schedule, batch = AdaptiveSchedule(CostTable(((1, 1.0), (101, 6.0)), ((1, 0.02), (64, 0.02))), 8), rows(500)
     play(schedule, batch, lambda row, length: min(length, 2), 100)

@@ -134,6 +134,18 @@ def test_mixed_batches_equal_transformers():
         _assert_equal_to_transformers([_random_params(chance) for _ in range(8)], seed)
 
 
+def test_a_row_gets_the_same_scores_alone_as_among_others():
+    chance = random.Random(3)
+    params = [_random_params(chance) for _ in range(10)]
+    texts, prompt_lengths = _random_texts(chance, 10)
+    logits = 3 * torch.randn(10, 2, VOCAB_SIZE, generator=torch.Generator().manual_seed(3))
+    together = _scores(logits, params, texts, prompt_lengths)
+    for row in range(10):
+        one = slice(row, row + 1)
+        alone = _scores(logits[one], params[one], texts[one], prompt_lengths[one])
+        assert torch.equal(alone[0], together[row])
+
+
 def test_padding_of_stop_ids_forbids_nothing():
     params = [SamplingParams(min_tokens=3, stop_token_ids=(1, 2, 3)), SamplingParams(min_tokens=3, stop_token_ids=(5,))]
     found = _scores(torch.zeros(2, 1, VOCAB_SIZE), params, [[1, 2], [1, 2]], [1, 1])

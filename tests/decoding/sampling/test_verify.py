@@ -131,6 +131,13 @@ def test_unadjusted_tokens_do_not_follow_the_targets_distribution_but_the_one_of
     assert is_plausible(written, law)
 
 
+@pytest.mark.parametrize("claims_point_mass", [False, True])
+def test_unadjusted_tokens_at_temperature_zero_are_the_targets(claims_point_mass):
+    target, draft = _pair("greedy")
+    written = _written(target, _draw_drafts(draft, "unadjusted", 50, claims_point_mass), "unadjusted")
+    assert written == Counter(dict.fromkeys(target.distribution(3), 50))
+
+
 def _rule(probs, draft):
     """The rule of the verifier, from its two parts as they are before a bug is planted."""
     every_BJ = torch.arange(probs.shape[1]).expand(len(probs), -1)
@@ -255,6 +262,38 @@ def test_greedy_rows_accept_exactly_the_leading_tokens_that_are_best(rule):
     verdict = _verdict(target, Draft(tokens, torch.tensor([2, 2, 2, 1, 0])), rule)
     assert verdict.num_accepted_B.tolist() == [2, 1, 0, 1, 0]
     assert verdict.next_token_B.tolist() == [third, second, first, second, first]
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_row_that_is_not_finite_is_reported_and_leaves_its_neighbours_alone(rule):
+    target, draft = _pair("plain")
+    drafts, rows = _draw_drafts(draft, rule, 4), target.rows(4, rule)
+    logits = target.logits(_behind_the_prompt(drafts.token_ids_BK), 3)
+    clean = verify_rows(rows, drafts, logits)
+    for poison in (float("nan"), float("inf"), -float("inf")):
+        dirty = logits.clone()
+        dirty[1] = poison
+        verdict = verify_rows(rows, drafts, dirty)
+        assert verdict.is_finite_B.tolist() == [True, False, True, True]
+        for row in (0, 2, 3):
+            assert verdict.next_token_B[row] == clean.next_token_B[row]
+            assert verdict.num_accepted_B[row] == clean.num_accepted_B[row]
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_verdict_does_not_depend_on_the_other_rows(rule):
+    target, draft = _pair("penalties")
+    drafts = _draw_drafts(draft, rule, 50)
+    logits = target.logits(_behind_the_prompt(drafts.token_ids_BK), 3)
+    together = _verdict(target, drafts, rule)
+    for row in range(0, 50, 7):
+        one = slice(row, row + 1)
+        probs = None if drafts.probs_BKV is None else drafts.probs_BKV[one]
+        draft_alone = Draft(drafts.token_ids_BK[one], drafts.num_draft_tokens_B[one], probs)
+        rows = target.rows(1, rule, first_row=row)
+        alone = verify_rows(rows, draft_alone, logits[one])
+        assert alone.num_accepted_B.item() == together.num_accepted_B[row]
+        assert alone.next_token_B.item() == together.next_token_B[row]
 
 
 @pytest.mark.parametrize("extreme", [0.0, 2.0**-54, 1 - 2.0**-53])

@@ -67,3 +67,9 @@ def test_health_reports_the_process_and_readiness_the_engine(server):
     finally:
         engine.step, server.replica._last_token_at = step, last
     assert httpx2.get(f"{server.url}/health/ready").status_code == 200
+
+
+def test_the_version_is_reported_and_every_route_is_described(server):
+    assert set(httpx2.get(f"{server.url}/version").json()) == {"version"}
+    routes = {"/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/models", "/tokenize", "/detokenize"}
+    assert routes <= httpx2.get(f"{server.url}/openapi.json").json()["paths"].keys()

@@ -136,6 +136,24 @@ def test_a_websocket_is_closed_before_it_opens():
         assert status_of(send_raw(port, request)) == 403
 
 
+def test_keys_come_from_files_and_variables(tmp_path, monkeypatch):
+    file = tmp_path / "keys"
+    file.write_text(f"# ours\n{KEY}\n\n  sk-with-spaces-around  \r\n")
+    monkeypatch.setenv("SOME_KEYS", f"{OTHER_KEY}, {KEY}")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    keys = load_keys(["~/keys"], ["SOME_KEYS"])
+    assert len(keys) == 3
+    assert all(keys.has(key) for key in (KEY.encode(), OTHER_KEY.encode(), b"sk-with-spaces-around"))
+    assert not keys.has(b"# ours")
+
+
+def test_a_missing_file_or_variable_is_named(tmp_path):
+    with pytest.raises(ValueError, match="nowhere cannot be read: FileNotFoundError"):
+        load_keys([tmp_path / "nowhere"])
+    with pytest.raises(ValueError, match="NOT_SET"):
+        load_keys(variables=["NOT_SET"])
+
+
 @pytest.mark.parametrize("text", ["short", "sk-with a space in it", "sk-öne-that-is-right", "x" * 600, "", "# only\n"])
 def test_a_malformed_key_is_refused_without_being_shown(tmp_path, text):
     file = tmp_path / "keys"

@@ -204,3 +204,36 @@ async def test_a_body_takes_up_room_until_it_is_answered():
     await asyncio.gather(*waiting)
     await ask_with(b"x" * 100)
     assert statuses == [429, 200, 200, 200]
+
+
+@pytest.mark.anyio
+async def test_an_upload_that_finds_no_room_gets_a_429_at_once_and_one_that_ends_makes_room(monkeypatch):
+    monkeypatch.setattr("endpoint.edge.install.MAX_UPLOADS", 2)
+    may_end, statuses, num_begun = asyncio.Event(), list[int](), 0
+
+    async def waits(scope: Scope, receive: Receive, send: Send) -> None:
+        nonlocal num_begun
+        num_begun += 1
+        await may_end.wait()
+        await Response()(scope, receive, send)
+
+    app = Edge(waits, EdgeSettings(keys=None, max_upload_bytes=100), ServingMetrics("m"))
+
+    async def upload() -> None:
+        async def receive() -> Message:
+            return {"type": "http.request", "body": b"x", "more_body": False}
+
+        async def send(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                statuses.append(message["status"])
+
+        await app({"type": "http", "method": "POST", "path": "/v1/files", "headers": []}, receive, send)
+
+    waiting = [asyncio.ensure_future(upload()) for _ in range(2)]
+    while num_begun < 2:
+        await asyncio.sleep(0)
+    await asyncio.wait_for(upload(), 60)
+    may_end.set()
+    await asyncio.gather(*waiting)
+    await upload()
+    assert statuses == [429, 200, 200, 200]

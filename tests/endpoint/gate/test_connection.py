@@ -74,11 +74,13 @@ def test_a_request_that_takes_longer_than_its_headers_may_is_answered(port):
         assert status_of(connection.recv(65536)) == 200
 
 
-def test_the_time_reaches_the_proxys_process_through_its_environment(monkeypatch):
+def test_the_limits_reach_the_proxys_process_through_its_environment(monkeypatch):
     monkeypatch.setattr(TimedConnection, "header_timeout_s", 0.0)
     monkeypatch.setitem(uvicorn.config.HTTP_PROTOCOLS, "auto", "")
-    for name, value in environment(Limits(header_timeout_s=7.5)).items():
+    limits = Limits(header_timeout_s=7.5, max_body_bytes=1000, body_timeout_s=2.25)
+    for name, value in environment(limits).items():
         monkeypatch.setenv(name, value)
     (gate,) = middlewares()
-    assert gate.kwargs["limits"].header_timeout_s == TimedConnection.header_timeout_s == 7.5
+    assert gate.kwargs["limits"] == limits
+    assert TimedConnection.header_timeout_s == 7.5
     assert uvicorn.config.HTTP_PROTOCOLS["auto"] == "endpoint.gate.gate:TimedConnection"

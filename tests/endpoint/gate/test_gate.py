@@ -13,7 +13,8 @@ import pytest
 from fastapi import FastAPI, Request
 from ray import serve
 
-from tests.endpoint.web import ask
+from endpoint.gate.gate import INGRESS_NAME
+from tests.endpoint.web import ask, send_raw, status_of
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 AT = "/mirror"
@@ -104,6 +105,23 @@ def test_no_header_that_steers_serve_reaches_the_application(behind_serve):
 def test_only_health_is_open_among_serves_own_paths(behind_serve):
     assert ask(behind_serve, "/-/routes").error["code"] == "unknown_url"
     assert ask(behind_serve, "/-/healthz").status == 200
+
+
+def test_a_large_body_stops_at_the_gate(behind_serve):
+    fits, too_large = (ask(behind_serve, f"{AT}/length", b"x" * num_bytes) for num_bytes in (100_000, 100_001))
+    assert (fits.body, too_large.error["code"]) == (b"100000", "body_too_large")
+
+
+def test_a_slow_body_stops_at_the_gate(behind_serve):
+    head = f"POST {AT}/length HTTP/1.1\r\nHost: h\r\nContent-Length: 10\r\n\r\n12345"
+    assert status_of(send_raw(behind_serve, head.encode())) == 408
+
+
+def test_a_request_that_kills_the_application_gets_a_503_without_serves_words(behind_serve):
+    serve.run(Mirror.options(name=INGRESS_NAME).bind(), name="mortal", route_prefix="/mortal")
+    answer = ask(behind_serve, "/mortal/die")
+    serve.delete("mortal")
+    assert (answer.status, answer.error["code"]) == (503, "model_unavailable")
 
 
 def test_without_an_application_clients_are_told_to_try_again(behind_serve):

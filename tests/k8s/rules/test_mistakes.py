@@ -20,11 +20,8 @@ _PLACES = {
     "WORKER": f"{_WORKERS}.template.spec.containers.0",
     "SUBMITTER": "spec.submitterPodTemplate.spec",
 }
-MISTAKES = {
-    what: (each["in"], mistake)
-    for each in load_objects((Path(__file__).parent / "mistakes.yaml").read_text())[0]
-    for what, mistake in each["mistakes"].items()
-}
+_SECTIONS = load_objects((Path(__file__).parent / "mistakes.yaml").read_text())[0]
+MISTAKES = {what: (each["in"], mistake) for each in _SECTIONS for what, mistake in each["mistakes"].items()}
 
 
 def plant(place: Any, change: dict[str, Any]) -> None:
@@ -48,6 +45,7 @@ def plant(place: Any, change: dict[str, Any]) -> None:
 
 @pytest.mark.timeout(900)
 def test_every_mistake_is_noticed():
+    assert len(MISTAKES) == sum(len(each["mistakes"]) for each in _SECTIONS), "two have the same name"
     missed = {}
     folders = {where["folder"] for where, _ in MISTAKES.values()}
     rendered = {folder: (render(folder), ground(folder)) for folder in folders}

@@ -79,6 +79,14 @@ def test_the_score_of_a_text_does_not_depend_on_who_drafted_for_it(some_prompts,
     assert scored(DRAFT, some_texts) == scored(DRAFT, written(some_prompts, [PARAMS], HEAD))
 
 
+def test_noise_of_other_positions_is_noticed(some_texts):
+    """The prompt is one token longer, so each token stands one position later than where it was picked."""
+    later = [replace(each, prompt_token_ids=(2, *each.prompt_token_ids)) for each in examples_of(some_texts)]
+    found = score(loaded(DRAFT), later, 4)
+    assert found.all.reproduced is not None
+    assert found.all.reproduced < 0.95
+
+
 def test_kinds_add_up_to_the_whole(some_texts):
     found = scored(DRAFT, some_texts)
     assert set(found.by_kind) == {row.tag for row in some_texts}
