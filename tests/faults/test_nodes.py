@@ -1,4 +1,4 @@
-"""Nodes of a run: killed, coming back, of several kinds, and brought and taken away by Ray's own autoscaler."""
+"""Nodes of a run: killed, coming back, and of several kinds."""
 
 from collections.abc import Iterator
 from typing import Any, NamedTuple
