@@ -236,7 +236,7 @@ def schedule_at_random(monkeypatch, seed: int) -> None:
 
     def lengths(self: FixedSchedule, sequences: Seq[Sequence]) -> tuple[int, ...]:
         is_plain = chance.random() < 0.3
-        ceilings = [min(self.ceiling, s.num_remaining_tokens - 1) for s in sequences]
+        ceilings = [min(self.ceiling, s.max_draft_tokens) for s in sequences]
         return tuple(0 if is_plain or chance.random() < 0.3 else chance.randint(0, c) for c in ceilings)
 
     monkeypatch.setattr(FixedSchedule, "lengths", lengths)

@@ -97,7 +97,11 @@ class Lane:
         self.target.allocate(self._num_slots, self._max_model_len)
 
     def renew_draft(self) -> None:
-        """Begin anew with a draft that has other weights: what was learned of the earlier one is forgotten."""
+        """Begin anew with a draft that has other weights: what was learned of the earlier one is forgotten.
+
+        A round that waits for a draft or for verdicts is dropped, too: what was planned for it is the earlier draft's.
+        """
+        self._turns = None
         self.rounds.drop()
         self.schedule.forget()
         self.host.end_rest()

@@ -132,7 +132,11 @@ def _slots_lost(world: TextWorld, engine: Engine, chance: random.Random) -> list
 
 
 def _draft_swapped(world: TextWorld, engine: Engine, chance: random.Random) -> list[Sequence]:
-    """The draft gets random weights, or its own again, behind two steps of five."""
+    """The draft gets random weights, or its own again, behind two steps of five: often enough to meet every state.
+
+    Not for ever: rows are read again for a new head, which takes many steps where each reads one token.
+    """
+    num_swaps = 0
     own, has_weights = world.rows(), engine.lanes[0].drafter.weights is not None
     weights = engine._live_weights().snapshot() if has_weights else {}
     engine.submit(own)
@@ -140,7 +144,8 @@ def _draft_swapped(world: TextWorld, engine: Engine, chance: random.Random) -> l
         if not engine.has_work:
             break
         engine.step()
-        if has_weights and chance.random() < 0.4:
+        if has_weights and num_swaps < 12 and chance.random() < 0.4:
+            num_swaps += 1
             generator = torch.Generator().manual_seed(version)
             is_random = chance.randrange(4)
             new = {name: 0.2 * torch.randn(each.shape, generator=generator) for name, each in weights.items()}

@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import pytest
 
-from decoding.drafters.head_drafters import Eagle3Drafter
+from decoding.drafters.head_drafters import Eagle3Drafter, _end
 from decoding.drafters.hybrid import HybridDrafter
 from decoding.drafters.lookups import SuffixDrafter
 from decoding.network.language_model import LanguageModel
@@ -87,7 +87,7 @@ def test_a_head_that_gets_features_in_its_rest_reads_them_and_drafts_at_once_aft
     rest[0] = True
     for _ in range(60):
         engine.step()
-        assert all(held[-1].end - drafter.slots.num_known[slot] <= 18 for slot, held in drafter._held.items())
+        assert all(_end(held) - drafter.slots.num_known[slot] <= 18 for slot, held in drafter._held.items())
     assert not any(row.num_draft_tokens for row in rows)
     rest[0] = False
     engine.step()
