@@ -42,12 +42,12 @@ demo-learn: setup  ## a draft that knows little learns while it drafts, on CPU: 
 serve-demo: setup  ## serve the bundled pair behind the OpenAI API at http://127.0.0.1:8000, on CPU
 	$(BIN)/python -m jobs.serve --config examples/configs/serve.yaml
 
-test: setup  ## run all default tests: no network, no GPU, about 20 minutes on 2 cores
+test: setup  ## run all default tests: no network, no GPU, about half an hour on 2 cores
 	$(BIN)/python $(TESTS_WITHOUT_RAY)
 	$(BIN)/python -m pytest -m "ray and not gpu and not slow and not real"
 	@echo "Tests with real models are not among these: make test-real fetches two and runs them."
 
-test-fast: setup  ## run the default tests that need no Ray, about 10 minutes on 2 cores
+test-fast: setup  ## run the default tests that need no Ray, about 20 minutes on 2 cores
 	$(BIN)/python $(TESTS_WITHOUT_RAY)
 
 # The same source on this processor, as a processor with AVX2 alone computes, without our kernels, with kernels that use AVX2 alone, with those of a processor without

@@ -43,8 +43,7 @@ class Admission:
         self, target: Target, drafter: Drafter, num_slots: int, max_prefill_tokens: int, waiting: deque[Sequence]
     ) -> None:
         """Read at most `max_prefill_tokens` between two rounds of full slots; several lanes may share `waiting`."""
-        self._target = target
-        self._drafter = drafter
+        self._target, self._drafter = target, drafter
         self._max_prefill_tokens = max_prefill_tokens
         self._waiting = waiting
         self._residents: list[Resident | None] = [None] * num_slots
