@@ -50,6 +50,15 @@ def test_an_end_token_that_is_also_a_stop_token_is_the_reason():
     assert _commit(_sequence(), 9).stop_reason is None
 
 
+@pytest.mark.parametrize("end", [{"stop_token_ids": (9,)}, {}])
+def test_an_end_counts_only_behind_min_tokens(end):
+    sequence = Sequence.create([1], SamplingParams(min_tokens=2, max_tokens=8, **end))
+    sequence.commit([4, 9], num_draft_tokens=1, eos_token_ids=frozenset({9}))
+    assert not sequence.is_finished
+    sequence.commit([9], num_draft_tokens=0, eos_token_ids=frozenset({9}))
+    assert sequence.finish_reason == "stop"
+
+
 def test_a_stop_condition_is_asked_only_about_new_tokens_behind_min_tokens():
     asked = []
     params = SamplingParams(min_tokens=3, stop=["x"])
