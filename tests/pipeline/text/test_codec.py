@@ -9,7 +9,7 @@ import pytest
 
 from pipeline.errors import RowError
 from pipeline.text.codec import TextCodec
-from pipeline.text.text_behind import StopStrings
+from pipeline.text.text_behind import IncrementalDecoder, StopStrings
 from tests.pipeline.made_up import input_row
 
 TEXT = "the cat sat, über Käse 日本語 🙂 stop the cat"
@@ -171,6 +171,28 @@ def _token_sequences(codec: TextCodec, num_sequences: int, seed: int) -> list[li
 def any_codec(request: pytest.FixtureRequest) -> TextCodec:
     codec: TextCodec = request.getfixturevalue(request.param)
     return codec
+
+
+def test_incremental_decoding_equals_whole_decoding_for_any_split(any_codec):
+    generator = random.Random(0)
+    for token_ids in _token_sequences(any_codec, 150, seed=1):
+        decoder = IncrementalDecoder(any_codec)
+        pieces, position = [], 0
+        while position < len(token_ids):
+            step = generator.randrange(1, 5)
+            pieces.append(decoder.push(token_ids[position : position + step]))
+            position += step
+        pieces.append(decoder.flush())
+        assert "".join(pieces) == any_codec.decode(token_ids)
+
+
+def test_no_piece_ends_within_a_character(codec):
+    decoder = IncrementalDecoder(codec)
+    text = TEXT + " ñ → 🙃"
+    pieces = [decoder.push([token_id]) for token_id in codec.encode(text, is_chat=True)]
+    assert "".join(pieces) == text
+    assert not any("\ufffd" in piece for piece in pieces)
+    assert "" in pieces  # some character does take several tokens
 
 
 def _first_stop(codec: TextCodec, token_ids: list[int], stop: tuple[str, ...]) -> int | None:
