@@ -83,7 +83,6 @@ _LOSSES = (
     exceptions.WorkerCrashedError,
 )
 _LONGEST_WAIT_S = 30.0
-_log = logging.getLogger(__name__)
 
 
 class StageLostError(RuntimeError):

@@ -9,17 +9,21 @@ Shapes: B rows, K drafted tokens, J positions, V vocabulary, R rows with masks, 
 """
 
 import ctypes
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from functools import cache
+from typing import Any, NamedTuple
 
 import torch
 
-from decoding.cpu.library import function
+from decoding.cpu.library import function, library
 from decoding.noise import BLOCK, Stream
 from decoding.picked import Picks
 
 _NAMES = {torch.float32: "dray_begin_picks_float32", torch.bfloat16: "dray_begin_picks_bfloat16"}
 _POINTER, _INTEGER = ctypes.c_void_p, ctypes.c_int64
+_POINTERS = _POINTER * 3
 
 
 class _Inputs(ctypes.Structure):
@@ -56,6 +60,21 @@ class PickInputs:
     mask_rows: Seq[int] = ()  # the rows that have these masks, in their order
 
 
+class _Functions(NamedTuple):
+    begin: Callable[..., int]
+    finish: Callable[..., None]
+    num_candidates: int  # that the kernel lists for each position
+
+
+@cache  # of what each round asks for
+def _functions(built: ctypes.CDLL, name: str) -> _Functions:
+    begin = function(name, _INTEGER, ctypes.POINTER(_Inputs), ctypes.POINTER(_Outputs))
+    finish = function("dray_finish_picks", None, ctypes.POINTER(_Outputs), _INTEGER, _POINTER)
+    num_candidates: Any = function("dray_num_candidates", _INTEGER)
+    assert begin is not None and finish is not None, "they are in every library"  # noqa: PT018
+    return _Functions(begin, finish, num_candidates())
+
+
 def pick(logits_BJV: torch.Tensor, inputs: PickInputs, first: int) -> Picks | None:
     """Pick at the J positions from `first` on, among the tokens that the masks allow, under the shared noise.
 
@@ -63,14 +82,13 @@ def pick(logits_BJV: torch.Tensor, inputs: PickInputs, first: int) -> Picks | No
     where more than a few tokens of a position lie too close together, or its scores overflow.
     """
     (num_rows, num_positions, vocab_size), masks_RJW = logits_BJV.shape, inputs.masks_RJW
-    name = _NAMES.get(logits_BJV.dtype, "")
-    begin = function(name, _INTEGER, ctypes.POINTER(_Inputs), ctypes.POINTER(_Outputs)) if name else None
+    built, name = library(), _NAMES.get(logits_BJV.dtype)
     num_words = 0 if masks_RJW is None else masks_RJW.shape[2]
-    if begin is None or logits_BJV.stride(2) != 1 or (masks_RJW is not None and num_words * 32 < vocab_size):
+    if built is None or name is None:
         return None
-    finish = function("dray_finish_picks", None, ctypes.POINTER(_Outputs), _INTEGER, _POINTER)
-    num_candidates = function("dray_num_candidates", _INTEGER)  # that the kernel lists for each position
-    assert finish is not None and num_candidates is not None, "they are beside the first one"  # noqa: PT018
+    if logits_BJV.stride(2) != 1 or (masks_RJW is not None and num_words * 32 < vocab_size):
+        return None
+    functions = _functions(built, name)
     assert len(inputs.temperature_B) == len(inputs.lengths_B) == len(inputs.keys_B) == num_rows, "all are of these rows"
     masks, mask_rows = None, None
     if masks_RJW is not None:
@@ -82,7 +100,7 @@ def pick(logits_BJV: torch.Tensor, inputs: PickInputs, first: int) -> Picks | No
             mask_rows = (_INTEGER * num_rows)(*(number_of.get(row, -1) for row in range(num_rows)))
 
     num_places = num_rows * num_positions
-    num_listed = num_places * num_candidates()
+    num_listed = num_places * functions.num_candidates
     integers = torch.empty(2 * num_places + num_listed, dtype=torch.int64)
     values = torch.empty(3 * num_places + 3 * num_listed, dtype=torch.float32)
     is_finite_BJ = torch.empty(num_rows, num_positions, dtype=torch.bool)
@@ -95,13 +113,13 @@ def pick(logits_BJV: torch.Tensor, inputs: PickInputs, first: int) -> Picks | No
         *(inputs.lengths_B.data_ptr(), first, int(Stream.SHARED), len(Stream), masks, mask_rows, num_words),
     )
     written = _Outputs(at_integer[0], *at_value[:3], is_finite_BJ.data_ptr(), *at_integer[1:], *at_value[3:])
-    num_open = begin(read, written)
+    num_open = functions.begin(read, written)
     if num_open < 0:
         return None
     if num_open:
         listed_3Q = values[3 * num_places :].view(3, num_listed)
         noised_Q = _noise(listed_3Q[1:]).add_(listed_3Q[0])
-        finish(written, num_places, noised_Q.data_ptr())
+        functions.finish(written, num_places, noised_Q.data_ptr())
     best_BJ, second_BJ, score_BJ = values[: 3 * num_places].view(3, num_rows, num_positions)
     return Picks(integers[:num_places].view(num_rows, num_positions), best_BJ, second_BJ, score_BJ, is_finite_BJ)
 
@@ -135,7 +153,7 @@ def verify_coupled(
 
     None where torch's own operations must do: without the kernels.
     """
-    verify = function("dray_verify_coupled", None, ctypes.POINTER(_Verified), _POINTER * 3)
+    verify = function("dray_verify_coupled", None, ctypes.POINTER(_Verified), _POINTERS)
     if verify is None:
         return None
     num_rows, num_positions = picked.token_ids_BJ.shape
@@ -151,6 +169,6 @@ def verify_coupled(
     )
     found_3B = torch.empty(3, num_rows, dtype=torch.int64)
     first = found_3B.data_ptr()
-    verify(read, (_POINTER * 3)(*(first + 8 * num_rows * number for number in range(3))))
+    verify(read, _POINTERS(*(first + 8 * num_rows * number for number in range(3))))
     num_accepted_B, next_token_B, first_close_call_B = found_3B
     return num_accepted_B, next_token_B, first_close_call_B

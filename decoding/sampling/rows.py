@@ -115,7 +115,7 @@ class Rows:
         """The matchers of the rows whose output has a grammar."""
         return {row: each.matcher for row, each in enumerate(self.sequences) if each.matcher is not None}
 
-    @property
+    @cached_property
     def have_grammars(self) -> bool:
         """Whether the output of any row has a grammar."""
         return bool(self.matchers)
@@ -132,6 +132,8 @@ class Rows:
         A cut is made among the tokens that the grammar allows, and rejection needs their probabilities. Of a row whose
         pick was just forbidden the next one probably is, too.
         """
+        if not self.matchers:
+            return frozenset()
         strays = {
             row
             for row, matcher in self.matchers.items()
