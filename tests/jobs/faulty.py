@@ -102,9 +102,12 @@ class DeadlyLedger:
     """The run's ledger, which kills its worker around some calls."""
 
     def __init__(self, generator: Any, ledger: Any) -> None:
-        self.join, self.is_finished, self.next_group = ledger.join, ledger.is_finished, ledger.next_group
+        self._ledger = ledger
         self.begin = _Call(generator, ledger.begin, after="after begin")
         self.finish = _Call(generator, ledger.finish, before="after commit")
+
+    def __getattr__(self, method: str) -> Any:
+        return getattr(self._ledger, method)
 
 
 class _Call:
