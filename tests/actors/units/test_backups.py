@@ -96,7 +96,13 @@ def test_a_process_does_not_back_up_a_unit_of_its_own():
     assert backup_of(ledger) == unit(0)
     assert ledger.begin(0, 3, "a", "node", True) is None
     assert backup_of(ledger) == unit(1), "the refused backup occupies no process"
-    assert ledger.summary() == {"num_repeated_units": 0, "num_deaths": 0, "num_condemned_rows": 0, "num_backups": 0, "num_handed_back": 0}
+    assert ledger.summary() == {
+        "num_repeated_units": 0,
+        "num_deaths": 0,
+        "num_condemned_rows": 0,
+        "num_backups": 0,
+        "num_handed_back": 0,
+    }
 
 
 def test_a_backup_is_no_death_and_no_attempt_begins_after_the_commit():
