@@ -91,7 +91,7 @@ class UnitWorker:
                     self.failure = describe(error)
                 await self.tell_failure(describe(error), unit)
             else:
-                if outcome is not Signal.WAIT:
+                if not isinstance(outcome, Signal):
                     return outcome
                 if not self.workplace.gives_back:
                     return UnitError(self.failure or "the place has failed")
@@ -200,8 +200,9 @@ class UnitWorker:
         """
         by_index = {unit.row_index(row.row.row_id): row for row in rows}
         unfinished = dict(by_index)
-        for number in count():
-            group: Group | None = await self.ledger.next_group.remote(unit.unit_id, call, number)
+        numbers = count()
+        while True:
+            group: Group | None = await self.ledger.next_group.remote(unit.unit_id, call, next(numbers))
             if group is None:
                 return None
             if not group.rows:

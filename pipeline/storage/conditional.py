@@ -13,21 +13,14 @@ from typing import TYPE_CHECKING
 from urllib.parse import parse_qs, urlsplit
 
 import obstore
-from obstore.exceptions import (
-    AlreadyExistsError,
-    BaseError,
-    GenericError,
-    NotSupportedError,
-    PermissionDeniedError,
-    UnauthenticatedError,
-)
+from obstore.exceptions import AlreadyExistsError, BaseError, GenericError
 from obstore.store import S3Store
 
 from pipeline.logs import Event
 from pipeline.storage.location import Location
 
 if TYPE_CHECKING:
-    from obstore.store import RetryConfig
+    from obstore.store import RetryConfig, S3Config
 
 _NOT_IMPLEMENTED = ("NotImplemented", "501")
 # As pyarrow's client does; `Location.retrying` covers longer failures.
@@ -52,37 +45,27 @@ def create_object(location: Location, content: bytes) -> bool | None:
         obstore.put(_store(location), location.path.partition("/")[2], content, mode="create", use_multipart=False)
     except AlreadyExistsError:  # perhaps by a try of ours whose answer was lost
         return location.read_bytes() == content
-    except (NotSupportedError, PermissionDeniedError, UnauthenticatedError) as error:
-        return _cannot(error)
-    except GenericError as error:
-        if any(word in str(error) for word in _NOT_IMPLEMENTED):
-            return _cannot(error)
-        raise OSError(f"HTTP status 503 or no answer: {_first_line(error)}") from error
     except BaseError as error:
-        return _cannot(error)
+        first_line = (str(error).splitlines() or [""])[0]
+        if isinstance(error, GenericError) and not any(word in first_line for word in _NOT_IMPLEMENTED):
+            raise OSError(f"HTTP status 503 or no answer: {first_line}") from error
+        if not _told.is_set():
+            _told.set()
+            _log.warning(Event("no conditional writes", failure=first_line))
+        return None
     return True
 
 
 def _store(location: Location) -> S3Store:
     """Return the bucket of a location, with what pyarrow was told about it; credentials come from the environment."""
     query = {name: values[-1] for name, values in parse_qs(urlsplit(location.name).query).items()}
-    options = {"region": query.get("region") or getattr(location.filesystem, "region", None) or "us-east-1"}
     scheme = query.get("scheme", "https")
+    config: S3Config = {"region": query.get("region") or getattr(location.filesystem, "region", None) or "us-east-1"}
     if endpoint := query.get("endpoint_override"):
-        options["endpoint"] = endpoint if "://" in endpoint else f"{scheme}://{endpoint}"
+        config["endpoint"] = endpoint if "://" in endpoint else f"{scheme}://{endpoint}"
     return S3Store(
         location.path.partition("/")[0],
+        config=config,
         client_options={"allow_http": scheme == "http", "timeout": "60s"},
         retry_config=_RETRIES,
-        **options,
     )
-
-
-def _cannot(error: BaseError) -> None:
-    if not _told.is_set():
-        _told.set()
-        _log.warning(Event("no conditional writes", failure=_first_line(error)))
-
-
-def _first_line(error: BaseError) -> str:
-    return (str(error).splitlines() or [""])[0]

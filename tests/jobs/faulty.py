@@ -141,6 +141,20 @@ def retry_dies_at_every_point(where: Path) -> type[EngineWorker]:
     return Dying
 
 
+def fails_at_a_place(where: Path, error: Exception, num_places: int = 1) -> type[EngineWorker]:
+    """Return a generator of which the first processes fail with this error whenever they are to commit a unit."""
+
+    class Sick(EngineWorker):
+        def _commit(self, *unit: Any) -> Any:
+            own = where / str(os.getpid())
+            if own.exists() or len(list(where.iterdir())) < num_places:
+                own.touch()
+                raise error
+            return super()._commit(*unit)
+
+    return Sick
+
+
 def fails_over(word: str) -> type[EngineWorker]:
     """Return a generator in which rows with this word in their prompt fail, and no others."""
 

@@ -49,7 +49,7 @@ class ClusterMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.clock, self.lost_nodes = Clock(), set[str]()
-        options = {"units_in_flight": 1, "max_waiting": 3, "num_places": 3, "clock": self.clock}
+        options: dict[str, Any] = {"units_in_flight": 1, "max_waiting": 3, "num_places": 3, "clock": self.clock}
         self.ledger = type(self).make(self.is_alive, **options)
         self.again = Ledger(self.is_alive, **options)  # hears the same, and must say the same
         self.processes = [Process(f"{letter}0", f"{letter}0") for letter in "abc"]

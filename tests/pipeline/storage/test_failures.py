@@ -48,7 +48,7 @@ def _commit(run_directory: RunDirectory) -> None:
     [
         Failure("PUT .*/data/", 503, ONE_CLIENT_GIVES_UP),
         pytest.param(Failure("PUT .*/data/", 500, ONE_CLIENT_GIVES_UP), marks=pytest.mark.slow),
-        Failure("PUT .*/data/", "reset", ONE_CLIENT_GIVES_UP),
+        Failure("PUT .*/data/", "reset"),
         Failure("PUT .*/(data|errors)/", "reset", 2, after_forwarding=True),  # a lost response
         Failure("HEAD .*/data/", 429),  # pyarrow's client gives up on most of these at once
         Failure("GET .*list-type=2", 429),
