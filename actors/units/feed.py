@@ -9,7 +9,7 @@ from typing import Any
 
 import ray
 
-from actors.units.ledger import Signal
+from actors.units.hand_outs import Signal
 from pipeline.id_set import IdSet
 from pipeline.inputs.units import WorkUnit
 from pipeline.streaming.calls import UnitCall

@@ -27,30 +27,17 @@ one bit is kept: the ledger grows with the units under way and with the deaths.
 import time
 from collections import Counter
 from collections.abc import Callable, Collection
-from enum import Enum
 from math import inf
-from typing import Any, TypeVar
 
 from actors.run_notes import RunNotes
+from actors.units.hand_outs import HandOuts, Signal
 from actors.units.places import PlaceTable
 from actors.units.unit_record import Attempt, Group, UnitRecord, Worker
-from pipeline.id_set import IdSet
-from pipeline.inputs.units import WorkUnit
-from pipeline.streaming.calls import UnitCall
 
 _CAREFUL_AFTER = 2  # deaths over a unit
-_Answer = TypeVar("_Answer")
 
 
-class Signal(Enum):
-    """The ledger's answer to a question whether something may be done now."""
-
-    GO = "do it"
-    WAIT = "ask again in a moment"
-    STOP = "do nothing more"
-
-
-class Ledger(RunNotes):
+class Ledger(HandOuts, RunNotes):
     """The record of one run's units, and its notes. Rows are numbered within their unit, from 0."""
 
     def __init__(
@@ -69,30 +56,14 @@ class Ledger(RunNotes):
         handed out and not begun. The run ends when all places have failed for `places_timeout_s`, or as many as were
         asked for at the start, `num_places`, and none has ever been well.
         """
-        super().__init__()
-        self._is_node_alive = is_node_alive
-        self._max_waiting, self._clock = max_waiting, clock
+        HandOuts.__init__(self, PlaceTable(units_in_flight, clock), max_waiting)
+        RunNotes.__init__(self)
+        self._is_node_alive, self._clock = is_node_alive, clock
         self._num_places, self._places_timeout_s = num_places, places_timeout_s
-        self._places = PlaceTable(units_in_flight, clock)
-        self._units: dict[int, UnitRecord] = {}  # handed out or begun, not finished
-        self._returned: dict[int, None] = {}  # to be handed out again, in this order
-        self._finished = IdSet()
         self._counts_of_finished = Counter(UnitRecord().counts())
         self._dead: set[str] = set()  # processes, each once, over however many units it died
         self._num_dead_reported = 0
-        self._num_waiting = 0
-        self._is_stopping = False
-        self._has_feed_ended = False
-        self._answered: tuple[str, Any] = ("", None)  # the feed's last request, and its answer
         self._dismissed: set[str] = set()  # processes that did not die over what they held
-
-    def stop(self) -> None:
-        """Stop the run: no unit begins any more."""
-        self._is_stopping = True
-
-    def is_stopping(self) -> bool:
-        """Return whether the run was stopped."""
-        return self._is_stopping
 
     def join(self, process: str, node: str = "", actor: str = "") -> None:
         """Add a process that is ready to work, in the place of the one that had its actor before."""
@@ -112,34 +83,6 @@ class Ledger(RunNotes):
         self._dismissed |= self._places.dismiss()
         self._returned.clear()  # a new feed hands out all that is not finished
         self._has_feed_ended = False
-
-    def hand_out(self, unit: WorkUnit, request: str = "") -> UnitCall | Signal:
-        """Return GO if the unit may be handed out now, or the call of a unit that was given back and goes first.
-
-        One that was handed out or is finished may be, again.
-        """
-        if self._is_stopping:
-            return Signal.STOP
-        if unit.unit_id in self._finished or unit.unit_id in self._units:
-            self._returned.pop(unit.unit_id, None)
-            return Signal.GO
-        if self._num_waiting >= self._max_waiting:
-            return Signal.WAIT
-        if (again := self._once(request, self._next_returned)) is not None:
-            return again
-        self._units[unit.unit_id] = UnitRecord(unit)
-        self._num_waiting += 1
-        return Signal.GO
-
-    def hand_out_again(self, backups: bool, request: str = "") -> UnitCall | Signal:
-        """Return the next call after all units were handed out once, or WAIT, or STOP: there will be none.
-
-        Units that were given back come first. Then come backups, if wanted: of units that have not begun (they wait
-        behind a slow unit), then of those that have run for longest.
-        """
-        answer = self._once(request, lambda: self._next_returned() or self._next_backup(backups))
-        self._has_feed_ended = answer is Signal.STOP
-        return answer
 
     def begin(
         self, unit_id: int, num_rows: int, process: str, node: str, is_backup: bool = False, call: str = ""
@@ -165,8 +108,8 @@ class Ledger(RunNotes):
             if before is None:
                 self._give_back(unit_id, unit)
             return Signal.WAIT
-        if before is not None and before.process != process and self._places.is_on_trial(process):
-            return None  # it is in good hands
+        if before is not None and self._places.are_of_two_actors(before.process, process):
+            return None  # this call is left from before the unit was handed out again; Ray repeats that of the other
         follows_death = before is not None and self._take_over(unit, before, process)
         if is_backup and (unit.num_deaths or (unit.worker is not None and unit.worker.process == process)):
             unit.is_declined = True
@@ -275,34 +218,6 @@ class Ledger(RunNotes):
             summary.update(unit.counts())
         return {**summary, "num_deaths": len(self._dead)}
 
-    def _once(self, request: str, answer: Callable[[], _Answer]) -> _Answer:
-        """Return the answer to a request of the feed: that of before, if it is the last one again."""
-        if not request or self._answered[0] != request:
-            self._answered = request, answer()
-        found: _Answer = self._answered[1]
-        return found
-
-    def _next_returned(self) -> UnitCall | None:
-        for unit_id in self._returned:
-            del self._returned[unit_id]
-            unit = self._units[unit_id].unit
-            assert unit is not None
-            return UnitCall(unit)
-        return None
-
-    def _next_backup(self, backups: bool) -> UnitCall | Signal:
-        if self._is_stopping or not self._units:
-            return Signal.STOP
-        candidates = [unit for unit in self._units.values() if backups and unit.may_be_backed_up]
-        if not candidates:  # what a place gives back goes to the others, which must not end before
-            return Signal.WAIT if self._places.failures() else Signal.STOP
-        if self._places.num_free_places() <= sum(unit.is_on_its_way for unit in self._units.values()):
-            return Signal.WAIT
-        chosen = min(candidates, key=lambda unit: -inf if unit.began == inf else unit.began)
-        assert chosen.unit is not None
-        chosen.is_backed_up = True
-        return UnitCall(chosen.unit, is_backup=True)
-
     def _new_deaths(self) -> int:
         """Return the number of known deaths that no attempt has reported yet."""
         num_new, self._num_dead_reported = len(self._dead) - self._num_dead_reported, len(self._dead)
@@ -331,7 +246,3 @@ class Ledger(RunNotes):
                 self._give_back(unit_id, unit)
             unit.end(worker, has_died=has_died)
             self._places.release(process, unit_id)
-
-    def _give_back(self, unit_id: int, unit: UnitRecord) -> None:
-        if unit.unit is not None:
-            self._returned.setdefault(unit_id)

@@ -132,6 +132,11 @@ class PlaceTable:
         place = self._places.get(process)
         return place is not None and place.failure is not None
 
+    def are_of_two_actors(self, process: str, other: str) -> bool:
+        """Tell whether both processes are there, and one is not the next life of the other."""
+        actors = [place.actor for name in (process, other) if (place := self._places.get(name)) is not None]
+        return all(actors) and len(set(actors)) == 2
+
     def all_failed_since(self, is_node_alive: Callable[[str], bool]) -> float:
         """Return since when all places on living nodes have failed; infinity if one has not, or if there is none."""
         failed_at = [place.failed_at for place in self._places.values() if place.failure is not None]

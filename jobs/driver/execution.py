@@ -18,7 +18,8 @@ from actors.engines import backend_of
 from actors.metric_table import ROWS_LEFT, UNITS_LEFT
 from actors.metrics import Heartbeat, Metrics
 from actors.units.feed import UnitFeed
-from actors.units.ledger import Ledger, Signal
+from actors.units.hand_outs import Signal
+from actors.units.ledger import Ledger
 from actors.units.ledgers import LocalLedger, start_ledger
 from actors.units.workplace import Workplace
 from actors.workers.engine_worker import EngineWorker, WorkerSpec

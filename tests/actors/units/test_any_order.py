@@ -7,7 +7,8 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from actors.units.ledger import Ledger, Signal
+from actors.units.hand_outs import HandOuts
+from actors.units.ledger import Ledger
 from actors.units.places import PlaceTable
 from actors.units.unit_record import UnitRecord
 from tests.actors.units.cluster_machine import ClusterMachine
@@ -41,31 +42,24 @@ def count_lost_nodes(self: Ledger, *arguments: Any) -> Any:
     return _take_over(self, *arguments)
 
 
-def keep_returned(self: Ledger, unit_id: int, process: str = "") -> None:
-    returned = dict(self._returned)
-    _finish(self, unit_id, process)
-    self._returned = returned
-
-
 _next_group, _begin, _end = UnitRecord.next_group, Ledger.begin, UnitRecord.end
-_take_over, _finish = Ledger._take_over, Ledger.finish
+_take_over = Ledger._take_over
 _FAULTS: dict[str, tuple[type, str, Any]] = {
-    "a call of the feed is popped again when it is repeated": (Ledger, "_once", forget_requests),
+    "a call of the feed is popped again when it is repeated": (HandOuts, "_once", forget_requests),
     "a group of rows is popped again when it is asked for again": (UnitRecord, "next_group", pop_each_time),
     "a repeated begin counts as another attempt": (Ledger, "begin", begin_each_time),
     "a begin that arrives late takes the unit back": (UnitRecord, "end", take_late_calls),
     "a late commit is let through": (Ledger, "holds", lambda self, unit_id, process: True),
     "a place that failed keeps its unit": (Ledger, "_take_back", lambda self, *_, **__: None),
-    "a unit that was given back is not handed out": (Ledger, "_give_back", lambda self, *_: None),
+    "a unit that was given back is not handed out": (HandOuts, "_give_back", lambda self, *_: None),
     "a lost node counts as a death over its units": (Ledger, "_take_over", count_lost_nodes),
-    "a finished unit is handed out again": (Ledger, "finish", keep_returned),
-    "one death condemns": (UnitRecord, "condemned", property(lambda self: tuple(self.deaths_alone) or (0,))),
-    "a place that rests never gets a trial": (PlaceTable, "may_begin", lambda self, process: not self.num_failed()),
-    "the feed ends while a place that failed holds a unit": (
-        Ledger,
-        "_next_backup",
-        lambda self, backups: Signal.STOP if self._units else Signal.WAIT,
+    "a drained node keeps its units": (Ledger, "drain", lambda self, nodes: self._places.drain(nodes) and None),
+    "neighbours of a row that kills are given up with it": (
+        UnitRecord,
+        "condemned",
+        property(lambda self: (0, 1, 2, 3) if self.deaths_alone else ()),
     ),
+    "a place that rests never gets a trial": (PlaceTable, "may_begin", lambda self, process: not self.num_failed()),
 }
 
 

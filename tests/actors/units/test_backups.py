@@ -5,7 +5,8 @@ from collections import deque
 
 import pytest
 
-from actors.units.ledger import Ledger, Signal
+from actors.units.hand_outs import Signal
+from actors.units.ledger import Ledger
 from actors.units.unit_record import Attempt
 from pipeline.inputs.units import WorkUnit
 from pipeline.streaming.calls import UnitCall
