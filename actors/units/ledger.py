@@ -185,6 +185,12 @@ class Ledger(HandOuts, RunNotes):
         if unit_id is not None:
             self._take_back(process, unit_id, has_died=is_broken)
 
+    def decline(self, unit_id: int) -> None:
+        """Let the feed hand a unit out again, which its process cannot begin."""
+        unit = self._units.get(unit_id)
+        if unit is not None and unit.worker is None:
+            self._give_back(unit_id, unit)
+
     def drain(self, nodes: Collection[str]) -> None:
         """Take the units of all processes on these nodes back, which are about to go."""
         for process in self._places.drain(nodes):

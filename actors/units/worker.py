@@ -82,7 +82,7 @@ class UnitWorker:
         """
         while True:
             try:
-                outcome = Signal.WAIT if self.failure is not None else await self._attempt(unit, is_backup)
+                outcome = await (self._attempt if self.failure is None else self._decline)(unit, is_backup)
             except Exception as error:  # noqa: BLE001 - handed to the driver, which stops the run with it
                 self.workplace.reporter.unit_failed(unit, error)
                 if not self.workplace.gives_back or not is_of_place(error):
@@ -115,6 +115,13 @@ class UnitWorker:
             is_broken=self.failure is not None,
             actor=place.actor,
         )
+
+    async def _decline(self, unit: WorkUnit, is_backup: bool) -> Signal | None:
+        """Give a unit back that this process cannot begin; a backup just ends."""
+        if is_backup:
+            return None
+        await self.ledger.decline.remote(unit.unit_id)
+        return Signal.WAIT
 
     async def _hold(self, unit: WorkUnit) -> Signal | str:
         """Hold a call while this place gets no units; return what the ledger says then."""
