@@ -97,7 +97,7 @@ class HandOuts:
             return Signal.WAIT
         chosen = min(candidates, key=lambda unit: -inf if unit.began == inf else unit.began)
         assert chosen.unit is not None
-        chosen.is_backed_up = True
+        chosen.is_backed_up, chosen.is_declined = True, False
         return UnitCall(chosen.unit, is_backup=True)
 
     def _give_back(self, unit_id: int, unit: UnitRecord) -> None:

@@ -75,8 +75,8 @@ class Ledger(HandOuts, RunNotes):
         return self._places.num_well()
 
     def place_failures(self, ever: bool = False) -> list[str]:
-        """Return why places get no units now, or all that was the matter with one in this run; each cause once."""
-        return list(self._places.causes) if ever else self._places.failures()
+        """Return why places get no units now, each cause once, or the last cause on each node where one ever failed."""
+        return list(self._places.causes.values()) if ever else self._places.failures()
 
     def dismiss(self) -> None:
         """Remove all processes, which will be replaced: the units that they leave count against no row."""
@@ -89,11 +89,11 @@ class Ledger(HandOuts, RunNotes):
     ) -> Attempt | Signal | None:
         """Let a process of a node begin a unit. Return None if it may not, and WAIT if its place has failed.
 
-        It may not if the run is stopping or the unit is finished. It may not begin a backup of its own unit, or of a
-        unit that a process died over. `call` names the attempt: the same one gets the same answer, and none after its
-        process has lost the unit. Raises UnitAbandoned after too many deaths.
+        It may not if the run is stopping, the unit is finished, or the process was replaced. It may not begin a backup
+        of its own unit, or of a unit that a process died over. `call` names the attempt: the same one gets the same
+        answer, and none after its process has lost the unit. Raises UnitAbandoned after too many deaths.
         """
-        if self._is_stopping or unit_id in self._finished:
+        if self._is_stopping or unit_id in self._finished or process in self._places.replaced:
             return None
         unit = self._units.setdefault(unit_id, UnitRecord())
         if call:
@@ -102,14 +102,11 @@ class Ledger(HandOuts, RunNotes):
             if call in unit.ended_calls:
                 return None
         before = unit.backup_worker if is_backup else unit.worker
-        if not self._places.may_begin(process):
-            if is_backup:
-                return None
-            if before is None:
-                self._give_back(unit_id, unit)
-            return Signal.WAIT
         if before is not None and self._places.are_of_two_actors(before.process, process):
             return None  # this call is left from before the unit was handed out again; Ray repeats that of the other
+        if not self._places.may_begin(process):
+            self.decline(unit_id, process)
+            return Signal.WAIT
         follows_death = before is not None and self._take_over(unit, before, process)
         if is_backup and (unit.num_deaths or (unit.worker is not None and unit.worker.process == process)):
             unit.is_declined = True
@@ -120,7 +117,8 @@ class Ledger(HandOuts, RunNotes):
         unit.began = min(unit.began, self._clock())
         is_trial = self._places.is_on_trial(process)
         self._places.take(process, unit_id, is_backup)
-        self._returned.pop(unit_id, None)
+        if not is_backup:  # that call is not repeated after a death, so the unit still needs another one
+            self._returned.pop(unit_id, None)
         is_careful = not is_backup and unit.num_deaths >= _CAREFUL_AFTER
         attempt = Attempt(unit.num_attempts, is_careful, follows_death, self._new_deaths(), is_trial)
         worker = Worker(process, node, call, attempt)
@@ -150,7 +148,6 @@ class Ledger(HandOuts, RunNotes):
         """Record that the unit is committed, and by which process, if that is known."""
         self._finished.add(unit_id)
         self._returned.pop(unit_id, None)
-        self._places.succeeded(process)
         unit = self._units.pop(unit_id, None)
         if unit is None:
             return  # a second backup ends, too
@@ -159,6 +156,8 @@ class Ledger(HandOuts, RunNotes):
         self._counts_of_finished.update(unit.counts())
         for worker in unit.workers:
             self._places.release(worker.process, unit_id)
+            if worker.process == process:  # and not one that found the unit committed
+                self._places.succeeded(process)
 
     def is_finished(self, unit_id: int) -> bool:
         """Return whether the unit is committed."""
@@ -181,15 +180,24 @@ class Ledger(HandOuts, RunNotes):
         failed, or models could not be loaded. A unit that a device failed over may be to blame, as if it had died.
         """
         self._places.join(process, node, actor)
-        self._places.fail(process, report, cause, is_broken)
-        if unit_id is not None:
+        if self._places.fail(process, report, cause, is_broken) and unit_id is not None:
             self._take_back(process, unit_id, has_died=is_broken)
+            self.decline(unit_id, process)  # it may have failed before it began
 
-    def decline(self, unit_id: int) -> None:
-        """Let the feed hand a unit out again, which its process cannot begin."""
-        unit = self._units.get(unit_id)
-        if unit is not None and unit.worker is None:
+    def decline(self, unit_id: int, process: str) -> None:
+        """Let the feed hand a unit out again, which its process cannot begin, unless another one has it.
+
+        The process before, in whose place this one is, may have died over it.
+        """
+        if (unit := self._units.get(unit_id)) is None or process in self._places.replaced:
+            return
+        before = unit.worker
+        if not (before is None or before.process == process or self._places.are_of_two_actors(before.process, process)):
+            self._take_over(unit, before, process)
+        if unit.worker is None:
             self._give_back(unit_id, unit)
+        else:
+            unit.is_declined = True  # if it was a backup, it is not on its way any more
 
     def drain(self, nodes: Collection[str]) -> None:
         """Take the units of all processes on these nodes back, which are about to go."""
@@ -203,7 +211,7 @@ class Ledger(HandOuts, RunNotes):
         WAIT: go on holding it. GO: begin again. STOP: end the call, the unit is in other hands. A text: the run ends
         with this cause.
         """
-        if self._is_stopping or unit_id in self._finished:
+        if self._is_stopping or unit_id in self._finished or process in self._places.replaced:
             return Signal.STOP
         since = self._places.all_failed_since(self._is_node_alive)
         causes = "; ".join(self._places.failures())

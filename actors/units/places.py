@@ -46,7 +46,8 @@ class PlaceTable:
         self._units_in_flight, self._clock = units_in_flight, clock
         self._places: dict[str, Place] = {}
         self._num_broken: dict[str, int] = {}  # processes in a row that could not go on, by node
-        self.causes: dict[str, None] = {}  # of all failures, each once
+        self.replaced: set[str] = set()  # processes in whose place is another one; they may not know it
+        self.causes: dict[str, str] = {}  # of the last failure on each node
         self._failures: set[tuple[str, str]] = set()  # that were reported, by process and report
         self.has_been_well = False
 
@@ -60,9 +61,12 @@ class PlaceTable:
 
     def join(self, process: str, node: str = "", actor: str = "") -> Place:
         """Add a process, if it is not there, in the place of the one that had its actor. Return its place."""
+        if process in self.replaced:
+            return Place(self._clock())
         for name in [name for name, place in self._places.items() if actor and place.actor == actor]:
             if name != process:
-                del self._places[name]
+                self.leave(name)
+                self.replaced.add(name)
         place = self._places.setdefault(process, Place(self._clock()))
         place.node, place.actor = node or place.node, actor or place.actor
         return place
@@ -74,6 +78,7 @@ class PlaceTable:
     def dismiss(self) -> set[str]:
         """Remove all processes, and return their names."""
         names = set(self._places)
+        self.replaced |= names
         self._places.clear()
         return names
 
@@ -96,22 +101,28 @@ class PlaceTable:
         """Record that a process has committed a unit, which ends its failure."""
         if (place := self._places.get(process)) is not None:
             self.has_been_well = True
-            place.failure, place.failed_at, place.num_failures = None, inf, 0
+            place.failure, place.failed_at, place.num_failures, place.rests_until = None, inf, 0, -inf
             self._num_broken.pop(place.node, None)
 
-    def fail(self, process: str, report: str, cause: str, is_broken: bool) -> None:
-        """Let a process rest, unless this report was taken before. `is_broken`: it ends after its rest."""
+    def fail(self, process: str, report: str, cause: str, is_broken: bool) -> bool:
+        """Let a process rest; return False if this report was taken before. `is_broken`: it ends after its rest.
+
+        Units that fail together, or while it rests, are one failure.
+        """
         if (process, report) in self._failures:
-            return
+            return False
         self._failures.add((process, report))
-        self.causes.setdefault(cause)
         place, now = self.join(process), self._clock()
+        if process in self.replaced or now < place.rests_until:
+            return True
+        self.causes[place.node or process] = cause
         place.failure, place.failed_at = cause, min(place.failed_at, now)
         place.num_failures += 1
         num = place.num_failures
         if is_broken:
             num = self._num_broken[place.node] = self._num_broken.get(place.node, 0) + 1
         place.rests_until = now + min(_FIRST_REST_S * 2.0 ** (num - 1), _LONGEST_REST_S)
+        return True
 
     def drain(self, nodes: Collection[str]) -> set[str]:
         """Let the processes of these nodes get no more units; return those that learn of it now."""

@@ -8,6 +8,7 @@ import resource
 import time
 import uuid
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
@@ -97,7 +98,12 @@ class UnitWorker:
                     return UnitError(self.failure or "the place has failed")
             answer = await self._hold(unit)
             if answer is Signal.STOP:
-                return None if self.failure is not None else await self.units.committed(self.run, unit, self.ledger)
+                if self.failure is None:
+                    with suppress(
+                        OSError, ValueError
+                    ):  # the storage may be what failed; the other call says what it did
+                        return await self.units.committed(self.run, unit, self.ledger)
+                return None
             if isinstance(answer, str):
                 return UnitError(answer)
             if self.failure is not None:
@@ -116,11 +122,9 @@ class UnitWorker:
             actor=place.actor,
         )
 
-    async def _decline(self, unit: WorkUnit, is_backup: bool) -> Signal | None:
-        """Give a unit back that this process cannot begin; a backup just ends."""
-        if is_backup:
-            return None
-        await self.ledger.decline.remote(unit.unit_id)
+    async def _decline(self, unit: WorkUnit, is_backup: bool) -> Signal:
+        """Give a unit back that this process cannot begin."""
+        await self.ledger.decline.remote(unit.unit_id, self.workplace.process)
         return Signal.WAIT
 
     async def _hold(self, unit: WorkUnit) -> Signal | str:

@@ -57,7 +57,7 @@ class ClusterMachine(RuleBasedStateMachine):
         self.drained: set[str] = set()
         self.asked: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
         self.fresh = [unit(unit_id, NUM_ROWS) for unit_id in range(NUM_UNITS)]
-        self.num_requests = self.num_lives = self.num_deaths = 0
+        self.num_requests = self.num_lives = self.num_deaths = self.num_reports = 0
         self.has_ended = False
         self.unlucky: set[int] = set()  # units over which a process died by chance, which happens once to each
         self.committed: dict[int, tuple[str, tuple[int, ...]]] = {}
@@ -177,22 +177,28 @@ class ClusterMachine(RuleBasedStateMachine):
     @rule()
     def come_back(self) -> None:
         """A process whose node was taken for dead does its next thing."""
-        process = next((each for each in self.gone if each.attempt is not None and each.calls), None)
+        process = next((each for each in reversed(self.gone) if each.calls), None)
         if process is not None:
             self.step(process, lambda: self.gone.remove(process))
 
     @rule(actor=_actors)
     def fail(self, actor: int) -> None:
-        """A place fails over its unit."""
-        process = self.processes[actor]
-        if process.attempt is None:
-            return
-        unit_id = process.calls[0].unit.unit_id
-        self.ask("place_failed", process.name, process.node, "disk full", report=process.call, unit_id=unit_id)
+        """A place fails over its unit, or before it begins it."""
+        if self.processes[actor].calls:
+            self.report_failure(self.processes[actor])
+
+    @rule()
+    def fail_elsewhere(self) -> None:
+        """A process whose node was taken for dead fails: it is cut off from the storage, too."""
+        if self.gone and self.gone[-1].calls:
+            self.report_failure(self.gone[-1])
+
+    def report_failure(self, process: Process) -> None:
+        unit_id, self.num_reports = process.calls[0].unit.unit_id, self.num_reports + 1
+        named = {"report": f"{self.num_reports}", "unit_id": unit_id, "actor": process.name[0]}
+        self.ask("place_failed", process.name, process.node, "disk full", **named)
         assert not self.ledger.holds(unit_id, process.name)
         process.attempt, process.is_held = None, True
-        if process.calls[0].is_backup:
-            self.end_call(process)
 
     @rule(actor=_actors)
     def drain(self, actor: int) -> None:

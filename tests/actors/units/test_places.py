@@ -113,7 +113,7 @@ def test_the_run_ends_at_once_if_no_process_could_load_its_models(clock: Clock) 
 def test_a_unit_goes_to_others_from_a_process_that_has_no_models(clock: Clock) -> None:
     ledger = ledger_of(clock, 1)
     fail(ledger, "a", None, "one", is_broken=True)
-    ledger.decline(0)
+    ledger.decline(0, "a")
     assert ledger.hand_out_again(True) == UnitCall(unit(0))
 
 
@@ -147,3 +147,87 @@ def test_a_call_left_from_before_ends_while_another_actor_has_the_unit(clock: Cl
     assert ledger.begin(0, 3, "a2", "another node", call="repeated by Ray") is None
     assert ledger.holds(0, "b")
     assert ledger.summary()["num_deaths"] == 0
+
+
+def test_a_unit_over_which_a_place_failed_before_it_began_goes_to_another(clock: Clock) -> None:
+    ledger = ledger_of(clock, 1)
+    fail(ledger, "a", 0, "it could not look for the part")
+    assert ledger.hand_out_again(False) == UnitCall(unit(0))
+
+
+@pytest.mark.parametrize("has_models", [True, False])
+def test_a_unit_goes_to_others_from_a_process_that_rests_when_the_one_before_died_over_it(clock, has_models) -> None:
+    ledger = ledger_of(clock, 1)
+    ledger.begin(0, 3, "a", "node of a", call="first")
+    ledger.place_failed("a2", "node of a", "sick", report="one", is_broken=not has_models, actor="actor of a")
+    if has_models:
+        assert ledger.begin(0, 3, "a2", "node of a", call="repeated by Ray") is Signal.WAIT
+    else:
+        ledger.decline(0, "a2")
+    assert ledger.hand_out_again(False) == UnitCall(unit(0))
+    assert ledger.summary()["num_deaths"] == 1
+
+
+def test_a_unit_of_which_only_a_backup_runs_is_still_handed_out(clock: Clock) -> None:
+    ledger = ledger_of(clock, 1)
+    fail(ledger, "a", 0, "one")
+    assert ledger.begin(0, 3, "b", "node of b", True, "backup") is not None
+    assert ledger.held(0, "b") is Signal.GO
+    assert ledger.hand_out_again(False) == UnitCall(unit(0)), "Ray would not repeat the backup after a death"
+
+
+def test_a_backup_that_a_resting_place_got_is_held_and_takes_no_place_of_others(clock: Clock) -> None:
+    ledger = ledger_of(clock)
+    for unit_id in range(2):
+        ledger.begin(unit_id, 3, "a", "node of a", call=f"{unit_id}")
+    clock.now = 5.0
+    assert ledger.hand_out_again(True) == UnitCall(unit(0), is_backup=True)
+    ledger.join("c", "node of c", "actor of c")
+    fail(ledger, "c", None, "one")
+    assert ledger.begin(0, 3, "c", "node of c", True, "backup") is Signal.WAIT
+    assert ledger.hand_out_again(True) == UnitCall(unit(1), is_backup=True)
+    clock.now += 10.0
+    assert ledger.held(0, "c") is Signal.STOP
+
+
+def test_late_words_of_a_process_that_was_replaced_change_no_place(clock: Clock) -> None:
+    ledger = ledger_of(clock)
+    ledger.join("a2", "another node", "actor of a")
+    ledger.begin(0, 3, "a2", "another node", call="first")
+    ledger.join("a", "node of a", "actor of a")
+    ledger.place_failed("a", "node of a", "cut off", report="late", unit_id=0, actor="actor of a")
+    assert (ledger.num_joined(), ledger.place_failures()) == (2, [])
+    assert ledger.begin(0, 3, "a", "node of a", call="its next one") is None
+    assert ledger.begin(0, 3, "b", "node of b", call="left") is None, "a2 is still known to be another actor"
+    assert ledger.holds(0, "a2")
+    assert ledger.held(0, "a") is Signal.STOP
+
+
+def test_units_that_fail_together_are_one_failure_of_their_place(clock: Clock) -> None:
+    ledger = ledger_of(clock, 3)
+    for unit_id in range(3):
+        ledger.begin(unit_id, 3, "a", "node of a", call=f"{unit_id}")
+    for unit_id in range(3):
+        fail(ledger, "a", unit_id, f"{unit_id}")
+    clock.now = 9.0
+    assert ledger.held(0, "a") is Signal.WAIT
+    clock.now = 10.0
+    assert ledger.held(0, "a") is Signal.GO
+
+
+def test_a_place_that_finds_a_unit_committed_is_not_well_yet(clock: Clock) -> None:
+    ledger = ledger_of(clock)
+    fail(ledger, "a", 0, "one")
+    ledger.finish(1, "a")
+    assert ledger.place_failures() == ["a: disk full"]
+
+
+def test_a_place_that_fails_again_after_it_was_well_rests_again(clock: Clock) -> None:
+    ledger = ledger_of(clock)
+    for unit_id in range(2):
+        ledger.begin(unit_id, 3, "a", "node of a", call=f"{unit_id}")
+    fail(ledger, "a", 0, "one")
+    ledger.finish(1, "a")
+    assert ledger.place_failures() == []
+    fail(ledger, "a", 0, "two")
+    assert ledger.held(0, "a") is Signal.WAIT
