@@ -7,10 +7,11 @@ the ledger right before it decides alone which of two attempts writes.
 from __future__ import annotations
 
 import logging
-import threading
+import re
 from datetime import timedelta
+from functools import lru_cache
 from typing import TYPE_CHECKING
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs, quote, urlsplit
 
 import obstore
 from obstore.exceptions import AlreadyExistsError, BaseError, GenericError
@@ -20,16 +21,16 @@ from pipeline.logs import Event
 from pipeline.storage.location import Location
 
 if TYPE_CHECKING:
-    from obstore.store import RetryConfig, S3Config
+    from obstore.store import ClientConfig, RetryConfig, S3Config
 
-_NOT_IMPLEMENTED = ("NotImplemented", "501")
+_REFUSED = re.compile(r"NotImplemented|status code: (501|4(?!08|29)\d\d)\b")
 # As pyarrow's client does; `Location.retrying` covers longer failures.
 _RETRIES: RetryConfig = {
     "max_retries": 15,
     "retry_timeout": timedelta(seconds=10),
     "backoff": {"init_backoff": timedelta(seconds=0.05), "max_backoff": timedelta(seconds=1), "base": 2},
 }
-_told = threading.Event()  # a process warns once
+_without: set[str] = set()  # buckets that get plain PUTs from this process, which said so once
 _log = logging.getLogger(__name__)
 
 
@@ -38,34 +39,39 @@ def create_object(location: Location, content: bytes) -> bool | None:
 
     Raises OSError, which may be transient, if the store fails.
     """
-    parts = urlsplit(location.name)
-    if parts.scheme != "s3":
+    bucket, _, key = location.path.partition("/")
+    address = urlsplit(location.name)
+    if address.scheme != "s3" or bucket in _without:
         return None
+    region = getattr(location.filesystem, "region", None) or "us-east-1"
+    minutes = 1 + len(content) // 1_500_000  # at 25 KB/s
     try:
-        obstore.put(_store(location), location.path.partition("/")[2], content, mode="create", use_multipart=False)
+        store = _store(bucket, address.query, region, minutes)
+        obstore.put(store, key, content, mode="create", use_multipart=False)
     except AlreadyExistsError:  # perhaps by a try of ours whose answer was lost
         return location.read_bytes() == content
-    except BaseError as error:
+    except (BaseError, ValueError) as error:  # ValueError: a key that obstore does not take, such as a//b
         first_line = (str(error).splitlines() or [""])[0]
-        if isinstance(error, GenericError) and not any(word in first_line for word in _NOT_IMPLEMENTED):
+        # Other requests are those for credentials, which pyarrow finds in more places.
+        is_of_object = isinstance(error, GenericError) and quote(location.short_name) in first_line
+        if is_of_object and not _REFUSED.search(first_line):
             raise OSError(f"HTTP status 503 or no answer: {first_line}") from error
-        if not _told.is_set():
-            _told.set()
-            _log.warning(Event("no conditional writes", failure=first_line))
+        _without.add(bucket)
+        _log.warning(Event("no conditional writes", bucket=bucket, failure=first_line))
         return None
     return True
 
 
-def _store(location: Location) -> S3Store:
-    """Return the bucket of a location, with what pyarrow was told about it; credentials come from the environment."""
-    query = {name: values[-1] for name, values in parse_qs(urlsplit(location.name).query).items()}
-    scheme = query.get("scheme", "https")
-    config: S3Config = {"region": query.get("region") or getattr(location.filesystem, "region", None) or "us-east-1"}
+@lru_cache
+def _store(bucket: str, query_text: str, region: str, minutes: int) -> S3Store:
+    """Return a bucket, with what pyarrow was told about it; credentials come from the environment.
+
+    A request may take some minutes. A store is kept, with its connections and what it was given as credentials.
+    """
+    query = {name: values[-1] for name, values in parse_qs(query_text).items()}
+    config: S3Config = {"region": query.get("region", region)}
     if endpoint := query.get("endpoint_override"):
-        config["endpoint"] = endpoint if "://" in endpoint else f"{scheme}://{endpoint}"
-    return S3Store(
-        location.path.partition("/")[0],
-        config=config,
-        client_options={"allow_http": scheme == "http", "timeout": "60s"},
-        retry_config=_RETRIES,
-    )
+        config["endpoint"] = endpoint if "://" in endpoint else f"{query.get('scheme', 'https')}://{endpoint}"
+    # An endpoint of the environment (AWS_ENDPOINT_URL) may be one of plain HTTP, too.
+    options: ClientConfig = {"allow_http": True, "timeout": timedelta(minutes=minutes)}
+    return S3Store(bucket, config=config, client_options=options, retry_config=_RETRIES)

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from obstore.exceptions import NotSupportedError
+from obstore.exceptions import GenericError, NotSupportedError
 
 from pipeline.counts import COUNTED_COLUMNS, count_generations
 from pipeline.inputs.files import list_files
@@ -19,6 +19,7 @@ from pipeline.run.commit import read_receipt
 from pipeline.run.directory import RunDirectory
 from pipeline.run.fingerprint import content_hash
 from pipeline.run.unit_rows import tally
+from pipeline.storage.conditional import create_object
 from pipeline.storage.location import Location
 from pipeline.storage.whole_file import create_file, replace_file, replacement
 from tests.pipeline.made_up import RUN, commit_rows, committed_run, error, put, read_all, sound_rows, unit, write_errors
@@ -107,17 +108,60 @@ def test_a_part_that_is_in_s3_is_not_replaced_by_a_writer_who_looked_before_it_w
     )
 
 
-def test_a_store_without_conditional_writes_gets_plain_ones(s3_folder, monkeypatch, caplog):
+_NO_ROLE = "Error performing PUT http://169.254.169.254/latest/api/token in 6.5ms - HTTP error: error sending request"
+_OF_PART = "Error performing PUT http://store/bucket/part-000501 in 6.5ms, after 15 retries"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        NotSupportedError("A header you provided implies functionality that is not implemented"),
+        GenericError(f"{_OF_PART} - Server returned non-2xx status code: 501 Not Implemented: "),
+        GenericError(f"{_OF_PART} - Server returned non-2xx status code: 400 Bad Request: InvalidArgument"),
+        GenericError(_NO_ROLE),
+        ValueError('Could not parse path: Path "a//b" contained empty path segment'),
+    ],
+    ids=["header", "501", "400", "no credentials", "key"],
+)
+def test_a_store_without_conditional_writes_gets_plain_ones_and_is_asked_once(s3_folder, monkeypatch, caplog, error):
     folder = Location.parse(s3_folder)
     folder.make_folder()
-    monkeypatch.setattr("obstore.put", refuse)
-    assert create_file(folder.child("part"), b"first", folder)
+    asked = []
+    monkeypatch.setattr("obstore.put", lambda *_, **__: refuse(asked, error))
+    for number in (501, 502):
+        part = folder.child(f"part-{number:06}")
+        assert create_file(part, b"first", folder)
+        assert part.read_bytes() == b"first"
+    assert len(asked) == caplog.text.count("no conditional writes") == 1
+
+
+def refuse(asked: list[Exception], error: Exception) -> None:
+    asked.append(error)
+    raise error
+
+
+def test_a_store_that_fails_over_a_part_whose_number_reads_like_a_refusal_is_asked_again(s3_folder, monkeypatch):
+    part = Location.parse(s3_folder).child("part-000501")
+    error = GenericError(f"{_OF_PART} - Server returned non-2xx status code: 503 Service Unavailable: ")
+    monkeypatch.setattr("obstore.put", lambda *_, **__: refuse([], error))
+    with pytest.raises(OSError, match="HTTP status 503 or no answer"):
+        create_object(part, b"first")
+
+
+def test_an_endpoint_of_the_environment_may_be_one_of_plain_http(s3_folder, s3_server, monkeypatch):
+    folder = Location.parse(s3_folder)
+    folder.make_folder()
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{s3_server}")
+    part = replace(folder.child("part"), name=f"s3://{folder.path}/part")
+    assert [create_object(part, content) for content in (b"first", b"second")] == [True, False]
+
+
+@pytest.mark.parametrize("name", ["a b", "run~1", "50%", "ü[1]", "a+b", "x%20y"])
+def test_a_part_in_a_folder_with_a_special_name_is_where_pyarrow_looks(s3_folder, name):
+    folder = Location.parse(s3_folder).child(name)
+    folder.make_folder()
+    assert [create_object(folder.child("part"), b"first"), create_object(folder.child("part"), b"x")] == [True, False]
     assert folder.child("part").read_bytes() == b"first"
-    assert "no conditional writes" in caplog.text
-
-
-def refuse(*_: Any, **__: Any) -> None:
-    raise NotSupportedError("A header you provided implies functionality that is not implemented")
 
 
 def test_the_error_of_a_missing_bucket_names_it(s3_server, gcs_server):
