@@ -48,10 +48,12 @@ def create_object(location: Location, content: bytes) -> bool | None:
     try:
         store = _store(bucket, address.query, region, minutes)
         obstore.put(store, key, content, mode="create", use_multipart=False)
-    except AlreadyExistsError:  # perhaps by a try of ours whose answer was lost
-        return location.read_bytes() == content
     except (BaseError, ValueError) as error:  # ValueError: a key that obstore does not take, such as a//b
         first_line = (str(error).splitlines() or [""])[0]
+        if isinstance(error, AlreadyExistsError):
+            if (found := location.read_if_there()) is None:  # HTTP status 409: others write or delete it now
+                raise OSError(f"HTTP status 503 or no answer: {first_line}") from error
+            return found == content  # perhaps by a try of ours whose answer was lost
         # Other requests are those for credentials, which pyarrow finds in more places.
         is_of_object = isinstance(error, GenericError) and quote(location.short_name) in first_line
         if is_of_object and not _REFUSED.search(first_line):

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from obstore.exceptions import GenericError, NotSupportedError
+from obstore.exceptions import AlreadyExistsError, GenericError, NotSupportedError
 
 from pipeline.counts import COUNTED_COLUMNS, count_generations
 from pipeline.inputs.files import list_files
@@ -140,9 +140,19 @@ def refuse(asked: list[Exception], error: Exception) -> None:
     raise error
 
 
-def test_a_store_that_fails_over_a_part_whose_number_reads_like_a_refusal_is_asked_again(s3_folder, monkeypatch):
-    part = Location.parse(s3_folder).child("part-000501")
-    error = GenericError(f"{_OF_PART} - Server returned non-2xx status code: 503 Service Unavailable: ")
+@pytest.mark.parametrize(
+    "error",
+    [
+        GenericError(f"{_OF_PART} - Server returned non-2xx status code: 503 Service Unavailable: "),
+        GenericError(f"{_OF_PART} - HTTP error: error sending request"),
+        AlreadyExistsError(f"{_OF_PART} - Server returned non-2xx status code: 409 Conflict: "),
+    ],
+    ids=["503", "connection", "409 without an object"],
+)
+def test_a_store_that_fails_over_a_part_whose_number_reads_like_a_refusal_is_asked_again(s3_folder, monkeypatch, error):
+    folder = Location.parse(s3_folder)
+    folder.make_folder()
+    part = folder.child("part-000501")
     monkeypatch.setattr("obstore.put", lambda *_, **__: refuse([], error))
     with pytest.raises(OSError, match="HTTP status 503 or no answer"):
         create_object(part, b"first")
