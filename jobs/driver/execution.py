@@ -29,6 +29,7 @@ from jobs.driver.stopping import graceful_stop
 from jobs.driver.watches import (
     hand_out_drafts,
     watch_for_drafts,
+    watch_for_drains,
     watch_for_engines,
     watch_for_orphans,
     watch_for_shortage,
@@ -108,6 +109,7 @@ def execute(
             watching(watch_for_shortage, pool, ledger, settings),
             watching(watch_for_orphans) if settings.stages.is_apart else nullcontext(),
             watching(watch_for_engines, ledger, pool.num_at_once, progress),
+            watching(watch_for_drains, ledger, roster),
             _published(progress, name, ledger, lease),
             watching(watch_for_drafts, output, settings, ledger, roster),
         ):
