@@ -53,6 +53,10 @@ class RayCluster:
         while len(self.workers) < num_workers:
             self.add_node()
 
+    def driver_command(self, words: list[str]) -> list[str]:
+        """Return the command that runs these words where drivers run."""
+        return words
+
     def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
         self._server.stdin.write(json.dumps(request) + "\n")
         self._server.stdin.flush()

@@ -130,7 +130,7 @@ class FaultRun:
         command = [sys.executable, "-m", "tests.faults.driver", generator, json.dumps(options), *self.arguments]
         command.append(f"--run.ray_address={self.cluster.address}")
         log = self.folder / f"driver-{len(self.drivers)}.log"
-        self.drivers.append(Driver(command, self.cluster.environment, log))
+        self.drivers.append(Driver(self.cluster.driver_command(command), self.cluster.environment, log))
         return self.drivers[-1]
 
     def end(self) -> None:
