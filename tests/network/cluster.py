@@ -1,94 +1,131 @@
-"""A Ray cluster whose nodes are hosts of a network: the first is the head, on which drivers run, too."""
+"""A Ray cluster whose nodes are hosts of a network: a head, a desk where a driver may run, and two that do the work."""
 
 from __future__ import annotations
 
-import json
+import shutil
+import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from signal import SIGCONT, SIGKILL
 
-from tests.faults.cluster import ROOT, cluster_environment
+from ray._private.services import GcsClient
+from ray.core.generated.gcs_pb2 import GcsNodeInfo
+
+from tests.faults.cluster import NOTICE_DEATH, cluster_environment
 from tests.jobs.runs import wait_until
 from tests.network.hosts import Host, Network, joined_hosts
 
-_PORT = 6379
+_PORT, _DASHBOARD_PORT = 6379, 8265
 _OBJECT_STORE_BYTES = 80_000_000
-_LIST = "import ray, json; ray.init('auto'); print(json.dumps([n['NodeManagerAddress'] for n in ray.nodes() if n['Alive']]))"
+_PATIENCE_S = 240.0
+# What systemd or Kubernetes does: a node that has ended, such as one that was declared dead, is started again.
+_SUPERVISOR = 'while :; do "$@"; sleep 1; done'
 
 
-@dataclass
+@dataclass(frozen=True)
 class NetworkCluster:
-    """A running cluster."""
+    """A running cluster. How soon it counts a node as dead is Ray's own: after about a minute without an answer."""
 
     network: Network
     folder: Path
     environment: dict[str, str]  # of the cluster's processes; drivers and commands take the same
-    raylets: dict[str, subprocess.Popen[Any]] = field(default_factory=dict)  # by host
+    driver_host: Host
 
     @property
     def head(self) -> Host:
-        """The host of the GCS and of drivers."""
+        """The host of the GCS."""
         return self.network.hosts[0]
+
+    @property
+    def desk(self) -> Host:
+        """The host of a driver that is not on the head."""
+        return self.network.hosts[1]
 
     @property
     def workers(self) -> list[Host]:
         """The hosts where the work is done."""
-        return self.network.hosts[1:]
+        return self.network.hosts[2:]
 
     @property
     def address(self) -> str:
         """The address of the GCS, for ray.init."""
         return f"{self.head.address}:{_PORT}"
 
+    @property
+    def dashboard(self) -> str:
+        """The host:port of the dashboard, for `ray job`."""
+        return f"{self.head.address}:{_DASHBOARD_PORT}"
+
     def driver_command(self, words: list[str]) -> list[str]:
         """Return the command that runs these words where drivers run."""
-        return self.head.command(*words)
+        return self.driver_host.command(*words)
 
-    def start(self, host: Host, num_cpus: int = 2) -> None:
-        """Start a node on a host. The head has no CPUs, so that work is done on the others."""
-        words = ["start", "--block", f"--node-ip-address={host.address}", f"--object-store-memory={_OBJECT_STORE_BYTES}"]
+    def driven_from(self, host: Host) -> NetworkCluster:
+        """Return the same cluster, whose drivers run on another host."""
+        return replace(self, driver_host=host)
+
+    def start(self, host: Host, **environment: str) -> None:
+        """Start a node on a host, and start it again whenever it ends. Only workers have CPUs."""
+        words = ["--block", f"--node-ip-address={host.address}", f"--object-store-memory={_OBJECT_STORE_BYTES}"]
+        words.append(f"--temp-dir={self.folder / host.name[-1]}")
         if host is self.head:
-            words += ["--head", f"--port={_PORT}", "--num-cpus=0", "--include-dashboard=false"]
-            words += [f"--temp-dir={self.folder / 'ray'}"]
+            words += ["--head", f"--port={_PORT}", "--dashboard-host=0.0.0.0", f"--dashboard-port={_DASHBOARD_PORT}"]
         else:
-            words += [f"--address={self.address}", f"--num-cpus={num_cpus}"]
+            words.append(f"--address={self.address}")
+        words.append("--num-cpus=2" if host in self.workers else "--num-cpus=0")
+        words.append('--resources={"desk": 1}' if host is self.desk else "--resources={}")
         ray = str(Path(sys.executable).parent / "ray")
+        command = host.command("sh", "-c", _SUPERVISOR, "supervisor", ray, "start", *words)
         with open(self.folder / f"{host.name}.log", "a") as log:
-            self.raylets[host.name] = subprocess.Popen(
-                host.command(ray, *words), stdout=log, stderr=log, cwd=ROOT, env=self.environment
-            )
+            subprocess.Popen(command, stdout=log, stderr=log, env=self.environment | environment)
 
-    def alive(self) -> set[str]:
-        """Return the addresses of the nodes that the GCS counts as alive."""
-        found = subprocess.run(
-            self.head.command(sys.executable, "-c", _LIST),
-            capture_output=True,
-            text=True,
-            cwd=ROOT,
-            env=self.environment | {"RAY_ADDRESS": self.address},
-        )
-        return set(json.loads(found.stdout.splitlines()[-1])) if not found.returncode else set()
+    def nodes(self) -> dict[str, str]:
+        """Return the addresses of the nodes that the GCS counts as alive, by node id."""
+        gcs = GcsClient(address=self.address)
+        found = gcs.get_all_node_info(timeout=30, state_filter=GcsNodeInfo.GcsNodeState.ALIVE)
+        return {node.node_id.hex(): node.node_manager_address for node in found.values()}
+
+    def host_of(self, process: int) -> Host:
+        """Return the host that a process is on."""
+        name = subprocess.run(["ip", "netns", "identify", str(process)], capture_output=True, text=True).stdout.strip()
+        return next(host for host in self.network.hosts if host.name == name)
+
+    def vanish(self, host: Host) -> None:
+        """End a host, as when its machine is taken away: nobody hears of it."""
+        self.network.shape(host, is_cut=True)
+        host.signal(SIGKILL)
+
+    def mend(self) -> None:
+        """Mend every line, wake and start every host, and wait until all are alive."""
+        for host in self.network.hosts:
+            self.network.mend(host)
+            host.signal(SIGCONT)
+            if not host.processes():
+                self.start(host)
+        addresses = [host.address for host in self.network.hosts]
+        wait_until(lambda: self._answers() and sorted(self.nodes().values()) == addresses, _PATIENCE_S, 0.5)
+
+    def _answers(self) -> bool:
+        with suppress(OSError), socket.create_connection((self.head.address, _PORT), 5):
+            return True
+        return False
 
 
 @contextmanager
-def running_network_cluster(folder: Path, count: int = 3) -> Iterator[NetworkCluster]:
-    """Run a cluster over `count` hosts as long as the block runs; `folder` has a short name (Ray's sockets)."""
-    with joined_hosts(count) as network:
-        cluster = NetworkCluster(network, folder, cluster_environment(folder))
-        try:
-            for host in network.hosts:
-                cluster.start(host)
-                wait_until(lambda host=host: host.address in cluster.alive(), 120.0, 0.5)
+def running_network_cluster() -> Iterator[NetworkCluster]:
+    """Run a cluster of four hosts as long as the block runs."""
+    folder = Path(tempfile.mkdtemp(prefix="ray-"))  # short: the paths of its sockets may have 107 bytes
+    environment = {name: value for name, value in cluster_environment(folder).items() if name not in NOTICE_DEATH}
+    try:
+        with joined_hosts(4) as network:
+            cluster = NetworkCluster(network, folder, environment, network.hosts[0])
+            cluster.start(cluster.head)
+            cluster.mend()
             yield cluster
-        finally:
-            for raylet in reversed(cluster.raylets.values()):
-                raylet.terminate()
-            for raylet in cluster.raylets.values():
-                try:
-                    raylet.wait(30)
-                except subprocess.TimeoutExpired:
-                    raylet.kill()
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
