@@ -23,6 +23,7 @@ from tests.network.hosts import Host, Network, joined_hosts
 _PORT, _DASHBOARD_PORT = 6379, 8265
 _OBJECT_STORE_BYTES = 80_000_000
 _PATIENCE_S = 240.0
+_NO_IDLE_WORKERS = {"RAY_enable_worker_prestart": "0", "RAY_prestart_worker_first_driver": "0"}
 # What systemd or Kubernetes does: a node that has ended, such as one that was declared dead, is started again.
 _SUPERVISOR = 'while :; do "$@"; sleep 1; done'
 
@@ -72,6 +73,7 @@ class NetworkCluster:
     def start(self, host: Host, **environment: str) -> None:
         """Start a node on a host, and start it again whenever it ends. Only workers have CPUs."""
         words = ["--block", f"--node-ip-address={host.address}", f"--object-store-memory={_OBJECT_STORE_BYTES}"]
+        words.append("--include-log-monitor=false")
         words.append(f"--temp-dir={self.folder / host.name[-1]}")
         if host is self.head:
             words += ["--head", f"--port={_PORT}", "--dashboard-host=0.0.0.0", f"--dashboard-port={_DASHBOARD_PORT}"]
@@ -121,6 +123,7 @@ def running_network_cluster() -> Iterator[NetworkCluster]:
     """Run a cluster of four hosts as long as the block runs."""
     folder = Path(tempfile.mkdtemp(prefix="ray-"))  # short: the paths of its sockets may have 107 bytes
     environment = {name: value for name, value in cluster_environment(folder).items() if name not in NOTICE_DEATH}
+    environment |= _NO_IDLE_WORKERS
     try:
         with joined_hosts(4) as network:
             cluster = NetworkCluster(network, folder, environment, network.hosts[0])

@@ -72,11 +72,11 @@ class Network:
         host.do("ip", "link", "set", DEVICE, "carrier", "on")
         host.do("ip", "link", "set", DEVICE, "up")
 
-    def end_connections(self, host: Host) -> None:
-        """End all TCP connections of a host, at both ends."""
+    def end_connections(self, host: Host, *which: str) -> None:
+        """End the TCP connections of a host, at both ends: all of them, or those that a filter of `ss` names."""
         for one in self.hosts:
             for peer in [host] if one is not host else [other for other in self.hosts if other is not host]:
-                one.do("ss", "--kill", "--no-header", "dst", peer.address)
+                one.do("ss", "--kill", "--no-header", "dst", peer.address, *which)
 
 
 def why_not() -> str | None:
@@ -114,15 +114,16 @@ def joined_hosts(count: int) -> Iterator[Network]:
             _set_up(host.command(), DEVICE, host.address)
         yield Network(hosts, f"{network}.254", wire)
     finally:
-        for host, keeper in zip(hosts, keepers, strict=False):
+        for host in hosts:
             host.signal(signal.SIGKILL)
-            keeper.kill()
-            keeper.wait(20)
-            subprocess.run(["ip", "netns", "delete", host.name], check=True)
         if wire is not None:
             assert wire.stdin is not None
             wire.stdin.close()
             wire.wait(20)
+        for host, keeper in zip(hosts, keepers, strict=False):
+            keeper.kill()
+            keeper.wait(20)
+            subprocess.run(["ip", "netns", "delete", host.name], check=True)
 
 
 def _set_up(where: list[str], device: str, address: str) -> None:

@@ -1,6 +1,7 @@
 """Links, hosts and single nodes that fail in a run over a wire: its corpus is that of a local run."""
 
 import os
+import re
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -24,19 +25,36 @@ IN_FLIGHT = UNITS_IN_FLIGHT * NUM_ACTORS
 Strike = Callable[[FaultRun, Host], AbstractContextManager[None]]  # does something to a host of the run
 
 
-def lost(seconds: float, end_connections: bool = False) -> Strike:
-    """The line loses all frames for a while. Neither end is told, unless the connections end, too."""
+def lost(seconds: float) -> Strike:
+    """The line loses all frames for a while, and neither end is told."""
 
     @contextmanager
     def strike(run: FaultRun, host: Host) -> Iterator[None]:
-        if end_connections:
-            run.cluster.network.end_connections(host)
         run.cluster.network.shape(host, is_cut=True)
         sleep(seconds)
         run.cluster.network.mend(host)
         yield
 
     return strike
+
+
+@contextmanager
+def lost_after_the_ledger(run: FaultRun, host: Host) -> Iterator[None]:
+    """As a cut of 20 s, in which the connections to the ledger alone end while units are waiting for its answers."""
+    network = run.cluster.network
+    listening = run.cluster.driver_host.do("ss", "--listening", "--tcp", "--numeric", "--processes", "--no-header")
+    port = next(re.search(r":(\d+) ", line)[1] for line in listening.splitlines() if re.search(r"ray::\w*Ledger", line))
+    committed = _num_committed(run, host)
+    network.shape(host, is_cut=True)
+    run.drivers[-1].wait_until(lambda: _num_committed(run, host) > committed)
+    network.end_connections(host, "and", "(", "sport", "=", f":{port}", "or", "dport", "=", f":{port}", ")")
+    sleep(20)
+    network.mend(host)
+    yield
+
+
+def _num_committed(run: FaultRun, host: Host) -> int:
+    return sum(entry.what == "committed" and entry.pid in host.processes() for entry in run.diary.entries())
 
 
 def card(*state: str, seconds: float) -> Strike:
@@ -161,13 +179,14 @@ class Fault:
 BOTH = ("folder", "S3")
 FAULTS = [
     *Fault("the card is down for 15 s", card("down", seconds=15), "head", IN_FLIGHT).cases(),
+    *Fault("the card is down for 20 s", card("down", seconds=20), "head", IN_FLIGHT).cases(),
     *Fault("the card is down for 15 s", card("down", seconds=15), "worker", IN_FLIGHT).cases(LONG),
     *Fault("no carrier for 15 s", card("carrier", "off", seconds=15), "worker", IN_FLIGHT, on=("S3",)).cases(LONG),
     *Fault("no carrier for 15 s", card("carrier", "off", seconds=15), "desk", IN_FLIGHT).cases(LONG),
     *Fault("5 % of the frames are dropped", line(loss=0.05), on=BOTH).cases(LONG),
     *Fault("connections end", connections_end, "worker", IN_FLIGHT, on=("S3",)).cases(),
     *Fault("connections end", connections_end, "head", IN_FLIGHT).cases(LONG),
-    *Fault("connections end, then a cut of 20 s", lost(20, True), "worker", IN_FLIGHT, on=BOTH).cases(LONG),
+    *Fault("a cut of 20 s in which connections end", lost_after_the_ledger, "worker", IN_FLIGHT, on=BOTH).cases(LONG),
     *Fault("10 ms of delay", line(delay_s=0.01), "head", on=BOTH).cases(LONG),
     *Fault("50 ms of delay", line(delay_s=0.05), "head").cases(LONG),
     *Fault("2 Mbit/s", line(bytes_per_s=250_000), on=BOTH).cases(LONG),
