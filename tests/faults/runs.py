@@ -124,13 +124,17 @@ class FaultRun:
         """Return the opened run directory."""
         return RunDirectory.open(self.output)
 
-    def start(self, generator: str = "paced", **options: Any) -> Driver:
-        """Start a driver with one of `generators` and return it."""
+    def command(self, generator: str = "paced", **options: Any) -> list[str]:
+        """Return the command of a driver with one of `generators`."""
         options = {"diary": str(self.diary.path), **options}
         command = [sys.executable, "-m", "tests.faults.driver", generator, json.dumps(options), *self.arguments]
-        command.append(f"--run.ray_address={self.cluster.address}")
+        return [*command, f"--run.ray_address={self.cluster.address}"]
+
+    def start(self, generator: str = "paced", **options: Any) -> Driver:
+        """Start a driver with one of `generators` and return it."""
+        command = self.cluster.driver_command(self.command(generator, **options))
         log = self.folder / f"driver-{len(self.drivers)}.log"
-        self.drivers.append(Driver(self.cluster.driver_command(command), self.cluster.environment, log))
+        self.drivers.append(Driver(command, self.cluster.environment, log))
         return self.drivers[-1]
 
     def end(self) -> None:

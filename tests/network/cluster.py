@@ -97,10 +97,22 @@ class NetworkCluster:
         name = subprocess.run(["ip", "netns", "identify", str(process)], capture_output=True, text=True).stdout.strip()
         return next(host for host in self.network.hosts if host.name == name)
 
+    def drain(self, node: str, seconds: int) -> None:
+        """Tell the cluster that a node will be taken away after so many seconds, as a spot machine's notice does."""
+        why = ["--reason=DRAIN_NODE_REASON_PREEMPTION", "--reason-message=notice"]
+        command = ["ray", "drain-node", f"--address={self.address}", f"--node-id={node}", *why]
+        subprocess.run([*command, f"--deadline-remaining-seconds={seconds}"], check=True, env=self.environment)
+
     def vanish(self, host: Host) -> None:
         """End a host, as when its machine is taken away: nobody hears of it."""
         self.network.shape(host, is_cut=True)
         host.signal(SIGKILL)
+
+    def restart(self, host: Host, **environment: str) -> None:
+        """Start the node of a host anew, with more in its environment."""
+        host.signal(SIGKILL)
+        self.start(host, **environment)
+        self.mend()
 
     def mend(self) -> None:
         """Mend every line, wake and start every host, and wait until all are alive."""

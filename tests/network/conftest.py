@@ -1,5 +1,7 @@
 """The fixtures of the network tests: a cluster over a wire, an input with its local run, a table at the end."""
 
+import re
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -7,6 +9,7 @@ from typing import Any
 import pytest
 
 from pipeline.storage.location import Location
+from tests.faults.conftest import REPEATED
 from tests.faults.conftest import new_run as new_run
 from tests.faults.conftest import say as say
 from tests.faults.runs import Corpus, undisturbed
@@ -69,3 +72,17 @@ def bucket(s3_server: str, tmp_path: Path) -> str:
     uri = s3_uri(s3_server, f"bucket/{tmp_path.name}")
     Location.parse(uri).make_folder()
     return uri
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Print a line for each test: how often it passed, how long it took, and what was repeated each time."""
+    reports = [report for name in ("passed", "failed") for report in terminalreporter.getreports(name)]
+    turns = defaultdict(list)
+    for report in reports:
+        if report.when == "call":
+            turns[re.sub(r"\d+ of \d+-?", "", report.nodeid.partition("::")[2])].append(report)
+    terminalreporter.section("how often each test passed, how long it took, and what its fault cost")
+    for name, of_test in turns.items():
+        passed, seconds = sum(report.passed for report in of_test), [f"{report.duration:.0f}" for report in of_test]
+        costs = [text for report in of_test for key, text in report.user_properties if key == REPEATED]
+        terminalreporter.write_line(f"{passed} of {len(of_test)}  {name}: {', '.join(seconds)} s; {'; '.join(costs)}")

@@ -179,14 +179,13 @@ class Fault:
 BOTH = ("folder", "S3")
 FAULTS = [
     *Fault("the card is down for 15 s", card("down", seconds=15), "head", IN_FLIGHT).cases(),
-    *Fault("the card is down for 20 s", card("down", seconds=20), "head", IN_FLIGHT).cases(),
     *Fault("the card is down for 15 s", card("down", seconds=15), "worker", IN_FLIGHT).cases(LONG),
     *Fault("no carrier for 15 s", card("carrier", "off", seconds=15), "worker", IN_FLIGHT, on=("S3",)).cases(LONG),
     *Fault("no carrier for 15 s", card("carrier", "off", seconds=15), "desk", IN_FLIGHT).cases(LONG),
     *Fault("5 % of the frames are dropped", line(loss=0.05), on=BOTH).cases(LONG),
     *Fault("connections end", connections_end, "worker", IN_FLIGHT, on=("S3",)).cases(),
     *Fault("connections end", connections_end, "head", IN_FLIGHT).cases(LONG),
-    *Fault("a cut of 20 s in which connections end", lost_after_the_ledger, "worker", IN_FLIGHT, on=BOTH).cases(LONG),
+    *Fault("a cut of 20 s in which connections end", lost_after_the_ledger, "worker", IN_FLIGHT).cases(LONG),
     *Fault("10 ms of delay", line(delay_s=0.01), "head", on=BOTH).cases(LONG),
     *Fault("50 ms of delay", line(delay_s=0.05), "head").cases(LONG),
     *Fault("2 Mbit/s", line(bytes_per_s=250_000), on=BOTH).cases(LONG),
