@@ -98,13 +98,13 @@ class NetworkCluster:
         return next(host for host in self.network.hosts if host.name == name)
 
     def drain(self, node: str, seconds: int) -> None:
-        """Tell the cluster that a node will be taken away after so many seconds, as a spot machine's notice does."""
+        """Tell the cluster that a node will be taken away in `seconds`, as the notice of a spot machine does."""
         why = ["--reason=DRAIN_NODE_REASON_PREEMPTION", "--reason-message=notice"]
         command = ["ray", "drain-node", f"--address={self.address}", f"--node-id={node}", *why]
         subprocess.run([*command, f"--deadline-remaining-seconds={seconds}"], check=True, env=self.environment)
 
     def vanish(self, host: Host) -> None:
-        """End a host, as when its machine is taken away: nobody hears of it."""
+        """End a host, as when its machine is taken away, with no word to the others."""
         self.network.shape(host, is_cut=True)
         host.signal(SIGKILL)
 

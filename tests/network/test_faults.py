@@ -40,13 +40,13 @@ def lost(seconds: float) -> Strike:
 
 @contextmanager
 def lost_after_the_ledger(run: FaultRun, host: Host) -> Iterator[None]:
-    """As a cut of 20 s, in which the connections to the ledger alone end while units are waiting for its answers."""
+    """The line is cut for 20 s, in which the connections to the ledger alone end while units are waiting for its answers."""
     network = run.cluster.network
     listening = run.cluster.driver_host.do("ss", "--listening", "--tcp", "--numeric", "--processes", "--no-header")
     port = next(re.search(r":(\d+) ", line)[1] for line in listening.splitlines() if re.search(r"ray::\w*Ledger", line))
     committed = _num_committed(run, host)
     network.shape(host, is_cut=True)
-    run.drivers[-1].wait_until(lambda: _num_committed(run, host) > committed)
+    run.drivers[-1].wait_until(lambda: _num_committed(run, host) > committed, every_s=0.1)
     network.end_connections(host, "and", "(", "sport", "=", f":{port}", "or", "dport", "=", f":{port}", ")")
     sleep(20)
     network.mend(host)
@@ -54,7 +54,8 @@ def lost_after_the_ledger(run: FaultRun, host: Host) -> Iterator[None]:
 
 
 def _num_committed(run: FaultRun, host: Host) -> int:
-    return sum(entry.what == "committed" and entry.pid in host.processes() for entry in run.diary.entries())
+    processes = host.processes()
+    return sum(entry.what == "committed" and entry.pid in processes for entry in run.diary.entries())
 
 
 def card(*state: str, seconds: float) -> Strike:
