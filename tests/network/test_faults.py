@@ -40,7 +40,7 @@ def lost(seconds: float) -> Strike:
 
 @contextmanager
 def lost_after_the_ledger(run: FaultRun, host: Host) -> Iterator[None]:
-    """The line is cut for 20 s, in which the connections to the ledger alone end while units are waiting for its answers."""
+    """The line is cut for 20 s, in which connections to the ledger alone end while units wait for it."""
     network = run.cluster.network
     listening = run.cluster.driver_host.do("ss", "--listening", "--tcp", "--numeric", "--processes", "--no-header")
     port = next(re.search(r":(\d+) ", line)[1] for line in listening.splitlines() if re.search(r"ray::\w*Ledger", line))
