@@ -22,8 +22,8 @@ from tests.network.hosts import Host, Network, joined_hosts
 
 _PORT, _DASHBOARD_PORT = 6379, 8265
 _OBJECT_STORE_BYTES = 80_000_000
-_PATIENCE_S = 240.0
-_NO_IDLE_WORKERS = {"RAY_enable_worker_prestart": "0", "RAY_prestart_worker_first_driver": "0"}
+_PATIENCE_S = 400.0  # on a machine with much else to do
+_SPARING = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_enable_worker_prestart": "0", "RAY_prestart_worker_first_driver": "0"}
 # What systemd or Kubernetes does: a node that has ended, such as one that was declared dead, is started again.
 _SUPERVISOR = 'while :; do "$@"; sleep 1; done'
 
@@ -122,7 +122,11 @@ class NetworkCluster:
             if not host.processes():
                 self.start(host)
         addresses = [host.address for host in self.network.hosts]
-        wait_until(lambda: self._answers() and sorted(self.nodes().values()) == addresses, _PATIENCE_S, 0.5)
+        try:
+            wait_until(lambda: self._answers() and sorted(self.nodes().values()) == addresses, _PATIENCE_S, 0.5)
+        except AssertionError:
+            logs = [f"{path.name}: {path.read_text()[-800:]}" for path in sorted(self.folder.glob("*.log"))]
+            raise AssertionError(f"not all hosts joined: {self._answers() and self.nodes()}", *logs) from None
 
     def _answers(self) -> bool:
         with suppress(OSError), socket.create_connection((self.head.address, _PORT), 5):
@@ -135,7 +139,7 @@ def running_network_cluster() -> Iterator[NetworkCluster]:
     """Run a cluster of four hosts as long as the block runs."""
     folder = Path(tempfile.mkdtemp(prefix="ray-"))  # short: the paths of its sockets may have 107 bytes
     environment = {name: value for name, value in cluster_environment(folder).items() if name not in NOTICE_DEATH}
-    environment |= _NO_IDLE_WORKERS
+    environment |= _SPARING
     try:
         with joined_hosts(4) as network:
             cluster = NetworkCluster(network, folder, environment, network.hosts[0])
