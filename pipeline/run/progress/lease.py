@@ -10,7 +10,7 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
@@ -47,6 +47,7 @@ class Holder:
     num_renewals: int
     timeout_s: float
     num_engines: int | None = None  # that have loaded their models; None until the driver knows
+    failed_places: Sequence[str] = ()  # why places do no units now
 
     @classmethod
     def from_bytes(cls, content: bytes | None) -> Holder | None:
@@ -72,7 +73,8 @@ class Lease:
     temporary: Location
     holder: Holder
     lost_to: str | None = None
-    num_engines: int | None = None  # that the next sign of life tells of
+    num_engines: int | None = None  # that the next sign of life tells of, as of these
+    failed_places: Sequence[str] = ()
     _writing: threading.Lock = field(default_factory=threading.Lock)
 
     def renew(self) -> None:
@@ -87,7 +89,11 @@ class Lease:
                 _log.warning(Event("lease lost", lease=self.location.name, to=self.lost_to))
                 return
             self.holder = replace(
-                self.holder, renewed=_now(), num_renewals=self.holder.num_renewals + 1, num_engines=self.num_engines
+                self.holder,
+                renewed=_now(),
+                num_renewals=self.holder.num_renewals + 1,
+                num_engines=self.num_engines,
+                failed_places=self.failed_places,
             )
             self.write()
 
