@@ -46,8 +46,11 @@ def test_a_job_whose_drivers_host_dies_fails_and_goes_on_when_it_is_submitted_ag
         "entrypoint_resources": {"desk": 1},
         "runtime_env": {"env_vars": {"PYTHONPATH": str(ROOT)}},
     }
+
+    def is_over(job_id: str) -> bool:
+        return client.get_job_status(job_id).is_terminal()
+
     first = client.submit_job(**job)
-    is_over = lambda job: client.get_job_status(job).is_terminal()  # noqa: E731
     wait_until(lambda: len(run.commits()) >= 3 or is_over(first), PATIENCE_S, 0.1)
     assert not is_over(first), client.get_job_logs(first)
     cluster.vanish(cluster.desk)
