@@ -80,7 +80,7 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
     turns = defaultdict(list)
     for report in reports:
         if report.when == "call":
-            turns[re.sub(r"\d+ of \d+-?", "", report.nodeid.partition("::")[2])].append(report)
+            turns[re.sub(r"\[?\d+ of \d+[-\]]", "[", report.nodeid.partition("::")[2]).rstrip("[")].append(report)
     terminalreporter.section("how often each test passed, how long it took, and what its fault cost")
     for name, of_test in turns.items():
         passed, seconds = sum(report.passed for report in of_test), [f"{report.duration:.0f}" for report in of_test]

@@ -59,7 +59,7 @@ def test_a_line_that_is_cut_and_a_card_without_carrier_reach_nothing_until_they_
 
 
 @pytest.mark.parametrize(
-    ("line", "num_bytes", "seconds"), [({"delay_s": 0.05}, 1, 0.2), ({"bytes_per_s": 250_000}, 100_000, 0.8)]
+    ("line", "num_bytes", "seconds"), [({"delay_s": 0.05}, 1, 0.2), ({"bytes_per_s": 250_000}, 100_000, 0.4)]
 )
 def test_a_line_takes_its_delay_and_its_rate_in_both_directions(line, num_bytes, seconds, network):
     network.shape(network.hosts[0], **line)
