@@ -7,14 +7,15 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from signal import SIGCONT, SIGKILL
 
 from ray._private.services import GcsClient
 from ray.core.generated.gcs_pb2 import GcsNodeInfo
+from ray.exceptions import RpcError
 
 from tests.faults.cluster import NOTICE_DEATH, cluster_environment
 from tests.jobs.runs import wait_until
@@ -23,7 +24,13 @@ from tests.network.hosts import Host, Network, joined_hosts
 _PORT, _DASHBOARD_PORT = 6379, 8265
 _OBJECT_STORE_BYTES = 80_000_000
 _PATIENCE_S = 400.0  # on a machine with much else to do
-_SPARING = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_enable_worker_prestart": "0", "RAY_prestart_worker_first_driver": "0"}
+# On a machine with much else to do a node takes its time to start, and workers that are not asked for cost too much.
+_SPARING = {
+    "RAY_raylet_start_wait_time_s": "180",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_enable_worker_prestart": "0",
+    "RAY_prestart_worker_first_driver": "0",
+}
 # What systemd or Kubernetes does: a node that has ended, such as one that was declared dead, is started again.
 _SUPERVISOR = 'while :; do "$@"; sleep 1; done'
 
@@ -87,9 +94,13 @@ class NetworkCluster:
             subprocess.Popen(command, stdout=log, stderr=log, env=self.environment | environment)
 
     def nodes(self) -> dict[str, str]:
-        """Return the addresses of the nodes that the GCS counts as alive, by node id."""
-        gcs = GcsClient(address=self.address)
-        found = gcs.get_all_node_info(timeout=30, state_filter=GcsNodeInfo.GcsNodeState.ALIVE)
+        """Return the addresses of the nodes that the GCS counts as alive, by node id; none while it cannot be asked."""
+        try:
+            socket.create_connection((self.head.address, _PORT), 5).close()
+            gcs = GcsClient(address=self.address)
+            found = gcs.get_all_node_info(timeout=30, state_filter=GcsNodeInfo.GcsNodeState.ALIVE)
+        except (OSError, RpcError):
+            return {}
         return {node.node_id.hex(): node.node_manager_address for node in found.values()}
 
     def host_of(self, process: int) -> Host:
@@ -119,19 +130,19 @@ class NetworkCluster:
         for host in self.network.hosts:
             self.network.mend(host)
             host.signal(SIGCONT)
+        for host in self.network.hosts:  # one after the other, the head first
             if not host.processes():
                 self.start(host)
+                self._wait_for(lambda host=host: host.address in self.nodes().values())
         addresses = [host.address for host in self.network.hosts]
+        self._wait_for(lambda: sorted(self.nodes().values()) == addresses)
+
+    def _wait_for(self, condition: Callable[[], bool]) -> None:
         try:
-            wait_until(lambda: self._answers() and sorted(self.nodes().values()) == addresses, _PATIENCE_S, 0.5)
+            wait_until(condition, _PATIENCE_S, 0.5)
         except AssertionError:
             logs = [f"{path.name}: {path.read_text()[-800:]}" for path in sorted(self.folder.glob("*.log"))]
-            raise AssertionError(f"not all hosts joined: {self._answers() and self.nodes()}", *logs) from None
-
-    def _answers(self) -> bool:
-        with suppress(OSError), socket.create_connection((self.head.address, _PORT), 5):
-            return True
-        return False
+            raise AssertionError(f"not all hosts joined: {self.nodes()}", *logs) from None
 
 
 @contextmanager
@@ -143,7 +154,6 @@ def running_network_cluster() -> Iterator[NetworkCluster]:
     try:
         with joined_hosts(4) as network:
             cluster = NetworkCluster(network, folder, environment, network.hosts[0])
-            cluster.start(cluster.head)
             cluster.mend()
             yield cluster
     finally:
