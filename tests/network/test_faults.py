@@ -38,13 +38,14 @@ def cut_after_the_ledger(run: FaultRun, host: Host) -> None:
     listening = run.cluster.driver_host.do("ss", "--listening", "--tcp", "--numeric", "--processes", "--no-header")
     port = next(re.search(r":(\d+) ", line)[1] for line in listening.splitlines() if re.search(r"ray::\w*Ledger", line))
 
-    def num_committed() -> int:
-        processes = host.processes()
-        return sum(entry.what == "committed" and entry.pid in processes for entry in run.diary.entries())
+    def waits_for_an_answer() -> bool:
+        connections = host.do("ss", "--tcp", "--numeric", "--no-header", f"dport = :{port}").splitlines()
+        return any(
+            int(connection.split()[2]) for connection in connections
+        )  # bytes that the ledger has not acknowledged
 
-    committed = num_committed()
     run.cluster.network.shape(host, is_cut=True)
-    run.drivers[-1].wait_until(lambda: num_committed() > committed, every_s=0.1)
+    run.drivers[-1].wait_until(waits_for_an_answer, every_s=0.1)
     run.cluster.network.end_connections(host, "and", "(", "sport", "=", f":{port}", "or", "dport", "=", f":{port}", ")")
     cut(20)(run, host)
 
