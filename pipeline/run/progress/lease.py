@@ -10,7 +10,7 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
@@ -47,7 +47,7 @@ class Holder:
     num_renewals: int
     timeout_s: float
     num_engines: int | None = None  # that have loaded their models; None until the driver knows
-    failed_places: Sequence[str] = ()  # why places do no units now
+    failed_places: list[str] = field(default_factory=list)  # why places do no units now
 
     @classmethod
     def from_bytes(cls, content: bytes | None) -> Holder | None:
@@ -74,7 +74,7 @@ class Lease:
     holder: Holder
     lost_to: str | None = None
     num_engines: int | None = None  # that the next sign of life tells of, as of these
-    failed_places: Sequence[str] = ()
+    failed_places: list[str] = field(default_factory=list)
     _writing: threading.Lock = field(default_factory=threading.Lock)
 
     def renew(self) -> None:
