@@ -81,7 +81,8 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
     for report in reports:
         if report.when == "call":
             turns[re.sub(r"\[?\d+ of \d+[-\]]", "[", report.nodeid.partition("::")[2]).rstrip("[")].append(report)
-    terminalreporter.section("how often each test passed, how long it took, and what its fault cost")
+    if turns:
+        terminalreporter.section("how often each test passed, how long it took, and what its fault cost")
     for name, of_test in turns.items():
         passed, seconds = sum(report.passed for report in of_test), [f"{report.duration:.0f}" for report in of_test]
         costs = [text for report in of_test for key, text in report.user_properties if key == REPEATED]
