@@ -124,6 +124,8 @@ def execute(
         summary = ray.get(ledger.summary.remote())
         if repeats := [f"{summary[what]} {text}" for what, text in _REPEATS.items() if summary[what]]:
             print(", ".join(repeats), file=sys.stderr)
+        if draft_work := ray.get(ledger.draft_work.remote()):
+            print(draft_work, file=sys.stderr)
 
 
 def _published(progress: Progress, run: str, ledger: Any, lease: Lease) -> Heartbeat:
@@ -141,6 +143,7 @@ def _published(progress: Progress, run: str, ledger: Any, lease: Lease) -> Heart
         metrics.add_storage_retries()
         with suppress(ray.exceptions.RayError):  # the ledger is busy, or the run has just ended
             lease.num_engines = ray.get(ledger.num_joined.remote(), timeout=_TELL_WITHIN_S)
+            lease.draft_work = ray.get(ledger.draft_work.remote(), timeout=_TELL_WITHIN_S)
             for text in ray.get(ledger.warnings.remote(), timeout=_TELL_WITHIN_S):
                 if text not in told:
                     _log.warning(text)
