@@ -206,7 +206,8 @@ class DraftRoster:
 def start_roster(settings: GeneratorSettings, run: str, log_settings: LogSettings, num_generators: int) -> Any:
     """Return a new roster as an actor on the driver's node, where it lives as long as the driver."""
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-    actor = ray.remote(DraftRoster).options(num_cpus=0, scheduling_strategy=here)
+    # Each of its methods may be called twice, as where a connection broke before the answer came.
+    actor = ray.remote(DraftRoster).options(num_cpus=0, max_task_retries=-1, scheduling_strategy=here)
     return actor.remote(settings, run, log_settings, num_generators)
 
 

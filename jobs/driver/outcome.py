@@ -28,7 +28,8 @@ from pipeline.run.dead_letters import Wanted, find_dead_letters, shown
 from pipeline.run.directory import RunDirectory
 from pipeline.run.progress.lease import LeaseHeld, LeaseLost
 from pipeline.storage.location import Location
-from pipeline.streaming.stream import NoProgress, UnitError
+from pipeline.streaming.calls import UnitError
+from pipeline.streaming.stream import NoProgress
 
 _log = logging.getLogger(__name__)
 _Config = TypeVar("_Config", bound=RunConfig)

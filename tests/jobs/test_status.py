@@ -60,6 +60,14 @@ def test_a_run_whose_driver_gives_signs_of_life_is_running(run, capsys):
     assert told["seconds_left"] == pytest.approx(6 / (3 / 20))
 
 
+def test_a_running_run_names_the_places_that_get_no_units_and_why(run, capsys):
+    with hold_lease(run) as lease:
+        lease.failed_places = ["10.0.0.3: OSError: [Errno 30] Read-only file system"]
+        lease.renew()
+        assert status.main([run.location.name]) == 3
+    assert "at rest:   10.0.0.3: OSError: [Errno 30] Read-only file system" in capsys.readouterr().out
+
+
 def test_a_driver_on_this_machine_whose_process_is_gone_is_dead_at_once(run):
     _write(run, run_by := _dead_here())
     state = read_state(run, patience_s=600.0)
