@@ -222,8 +222,9 @@ class ShardedModel:
         slots, starts, tokens = range(num_rows), [start] * num_rows, [[0] * num_tokens] * num_rows
         steps: list[Any] = [self._send(slots, starts, tokens, num_tokens) for _ in range(num_forwards)]
         self.pipeline.drain()
-        for step in steps if self.tap is not None else ():
-            self._features(self.tap, step.streams)
+        if self.tap is not None:
+            for step in steps:
+                self._features(self.tap, step.streams)
         return time.perf_counter() - started
 
     def logits(self, slots: Seq[int], starts: Seq[int], token_ids: Seq[Seq[int]]) -> torch.Tensor:

@@ -23,7 +23,7 @@ def best_num_lanes(costs: CostTable, num_slots: int, lengths: Seq[int], least: i
     def speed(num_lanes: int) -> float:
         among, num_rows = replace(costs, num_lanes=num_lanes), -(-num_slots // num_lanes)
         tokens_a_second = [(1 + survival_K[:n].sum()) / among.of_round(num_rows, n) for n in lengths]
-        return num_slots / num_lanes * max(tokens_a_second)
+        return num_slots / num_lanes * float(max(tokens_a_second))
 
     speeds = {num_lanes: speed(num_lanes) for num_lanes in range(least, 1 + max(least, min(most, num_slots)))}
     best = max(speeds.values())

@@ -2,7 +2,7 @@
 
 python -m tests.network.placements --ways split:4,2-stages:4 --delays 0,10,50 --batches 256
 
-A way is a placement and a draft length. The engine is on one host, and the draft actor on another one, whose line is
+A way is a placement, a draft length and, if not as many as pay, a number of lanes (split:4:2). The engine is on one host, and the draft actor on another one, whose line is
 delayed; of stages it is the line of the last one. Every repeat runs all ways at all delays in an order of its own. The
 costs are measured anew before each, as where an engine is loaded. "times without" is a ratio within repeats.
 """
@@ -33,8 +33,7 @@ from tests.network.hosts import Host, why_not
 
 _NEW_NETWORK = 0x40000000  # CLONE_NEWNET
 COLUMNS = (
-    ("placement", "placement", ""),
-    ("draft", "draft", ""),
+    ("way", "way", ""),
     ("batch", "batch", ""),
     ("round trip, ms", "trip_ms", ",.0f"),
     ("lanes", "num_lanes", ""),
@@ -92,8 +91,9 @@ def measure(cluster: NetworkCluster, options: BenchOptions, batch: int, given: A
     with ExitStack() as stack:
         turns = {}
         for way in given.ways:
-            name, _, length = way.partition(":")
+            name, length, *lanes = way.split(":")
             engine = engine_configuration(length).engine_options(batch, corpus.max_model_len)
+            engine = replace(engine, num_lanes=int(lanes[0]) if lanes else None)
             settings, threads = placed(
                 GeneratorSettings(models=models, engine=EngineSettings(**vars(engine))),
                 name,
@@ -110,8 +110,7 @@ def measure(cluster: NetworkCluster, options: BenchOptions, batch: int, given: A
     for way, trip_ms in turns:
         passes, without = table.passes[way, trip_ms], table.passes[way, given.delays[0]]
         yield {
-            "placement": way.partition(":")[0],
-            "draft": way.partition(":")[2],
+            "way": way,
             "batch": batch,
             "trip_ms": trip_ms,
             "num_lanes": passes[-1].num_lanes,
