@@ -2,9 +2,10 @@
 
 python -m tests.network.placements --ways split:4,2-stages:4 --delays 0,10,50 --batches 256
 
-A way is a placement, a draft length and, if not as many as pay, a number of lanes (split:4:2). The engine is on one host, and the draft actor on another one, whose line is
-delayed; of stages it is the line of the last one. Every repeat runs all ways at all delays in an order of its own. The
-costs are measured anew before each, as where an engine is loaded. "times without" is a ratio within repeats.
+A way is a placement, a draft length and, if not as many as pay, a number of lanes (split:4:2). The engine is on one
+host, and the draft actor on another one, whose line is delayed; of stages it is the line of the last one. Every repeat
+runs all ways at all delays in an order of its own. The costs are measured anew before each, as where an engine is
+loaded. "times without" is a ratio within repeats.
 """
 
 import ctypes
@@ -93,14 +94,18 @@ def measure(cluster: NetworkCluster, options: BenchOptions, batch: int, given: A
         for way in given.ways:
             name, length, *lanes = way.split(":")
             engine = engine_configuration(length).engine_options(batch, corpus.max_model_len)
-            engine = replace(engine, num_lanes=int(lanes[0]) if lanes else None)
             settings, threads = placed(
                 GeneratorSettings(models=models, engine=EngineSettings(**vars(engine))),
                 name,
                 threads=2,
                 draft_threads=1,
             )
-            settings = replace(settings, stages=replace(settings.stages, strategy="STRICT_SPREAD"))
+            settings = replace(
+                settings,
+                engine=replace(settings.engine, num_lanes=int(lanes[0]) if lanes else None),
+                stages=replace(settings.stages, strategy="STRICT_SPREAD"),
+                drafts=replace(settings.drafts, timeout_s=3.0),  # with longer ones an engine makes fewer lanes
+            )
             say(f"loading {way} ...")
             side = stack.enter_context(closing(Side(way, settings, threads)))
             delayed = cluster.workers if settings.has_draft_actors else cluster.workers[-1:]
