@@ -247,7 +247,7 @@ def roster_of(settings: GeneratorSettings, run: str, log_settings: LogSettings, 
 
 def max_lanes(settings: GeneratorSettings) -> int:
     """Return how many lanes a draft actor keeps a cache for, over all generators that share it."""
-    return (settings.num_lanes + _SPARE_LANES) * settings.drafts.num_sharing
+    return (settings.most_lanes + _SPARE_LANES) * settings.drafts.num_sharing
 
 
 def _start(options: dict[str, Any], settings: GeneratorSettings, run: str, log_settings: LogSettings) -> Any:
