@@ -5,6 +5,10 @@ from __future__ import annotations
 import ray
 
 
+class DeviceFault(RuntimeError):
+    """A GPU failed. Its process can compute nothing more."""
+
+
 def describe(error: BaseException) -> str:
     """Return an exception's message; a type comes before it unless it is a ValueError, whose message says enough."""
     if isinstance(error, ray.exceptions.RayTaskError):  # an actor's exception, wrapped in a traceback

@@ -56,6 +56,11 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and any(words in str(error).lower() for words in _OUT_OF_MEMORY)
 
 
+def is_device_fault(error: BaseException) -> bool:
+    """Tell whether an exception says that a device failed, after which its process can compute nothing more."""
+    return isinstance(error, torch.AcceleratorError) and not is_out_of_memory(error)
+
+
 def give_back_freed_memory() -> None:
     """Return freed host memory to the operating system; the C library (glibc) would keep it for later.
 

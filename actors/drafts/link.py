@@ -52,6 +52,7 @@ class LinkStats(Sums):
     num_bytes_received: int = 0  # of the arrays in replies
     num_distribution_bytes: int = 0  # of those: distributions, unless coupled
     wait_seconds: float = 0.0  # that rounds waited for drafts
+    draft_seconds: float = 0.0  # that the actor took for them
 
 
 class DraftLink:
@@ -156,7 +157,7 @@ class DraftLink:
         if isinstance(error, ray.exceptions.RayActorError) and not is_alive:
             self._forget_actor()
         _log.warning(Event("draft actor lost", error_type=type(error).__name__, failures=self._num_failures + 1))
-        self._fail()
+        self._fail(is_alive)
 
     def _meet(self, vocab_size: int, deadline: float) -> None:
         if self._actor is None:
@@ -190,9 +191,11 @@ class DraftLink:
             self._forget_actor()
             self._fail()
 
-    def _fail(self) -> None:
+    def _fail(self, is_alive: bool = False) -> None:
+        """Begin anew after a failure. One of the wire to an actor that is alive does not lead to giving it up."""
         now = self._clock()
-        self._num_failures = 1 if now - self._failed_at > _FORGIVEN_AFTER_S else self._num_failures + 1
+        if not is_alive:
+            self._num_failures = 1 if now - self._failed_at > _FORGIVEN_AFTER_S else self._num_failures + 1
         self._failed_at, self._overdue, self._has_answered = now, [], False
         self._pause()
         self.generation += 1

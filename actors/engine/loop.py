@@ -25,7 +25,8 @@ import torch
 from actors.engine.backlog import Backlog
 from actors.engine.deltas import Delta, DeltaStream
 from actors.engine.watchdog import Watchdog, end_process
-from decoding.device import is_out_of_memory
+from actors.errors import DeviceFault
+from decoding.device import is_device_fault, is_out_of_memory
 from decoding.engine.scored_text import ScoredText
 from decoding.engine.token_engine import TargetLostError, TokenEngine
 from decoding.sequence import Sequence
@@ -195,7 +196,7 @@ class EngineLoop:
                 clear_frames(error.__traceback__)
                 self._num_out_of_memory += 1
             if not is_memory or not await self._halve():
-                await self._fail_all(error)
+                await self._fail_all(DeviceFault(str(error)) if is_device_fault(error) else error)
                 return False
         for stream in self._streams:
             stream.look(len(self._streams) / _MAX_SENT_PER_S)

@@ -1,27 +1,39 @@
-"""Ledgers: the ledgers of several runs in one actor, for a process that drives them side by side; or in no actor."""
+"""Ledgers as actors: that of a run, those of several runs that one process drives side by side, or one in no actor."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
-from actors.units.ledger import Ledger, on_this_node
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from actors.units.ledger import Ledger
+
+
+class RunLedger(Ledger):
+    """A ledger that sees the clock and the nodes of the cluster."""
+
+    def __init__(self, **options: Any) -> None:
+        """Begin an empty record; `options` are those of a Ledger."""
+        super().__init__(_is_node_alive, time.monotonic, **options)
 
 
 class Ledgers:
     """A ledger for each run that is asked about, by the run's path."""
 
-    def __init__(self, make: Callable[[], Ledger] = Ledger) -> None:
+    def __init__(self, make: Callable[[], Ledger] = RunLedger) -> None:
         """Begin without runs; `make` returns the empty ledger of another one."""
         self._make = make
         self._by_run: dict[str, Ledger] = {}
 
-    def call(self, run: str, method: str, *arguments: Any) -> Any:
+    def call(self, run: str, method: str, *arguments: Any, **named: Any) -> Any:
         """Return what this method of the run's ledger returns."""
-        return getattr(self._by_run.setdefault(run, self._make()), method)(*arguments)
+        return getattr(self._by_run.setdefault(run, self._make()), method)(*arguments, **named)
 
     def forget(self, run: str) -> None:
         """Drop the ledger of a run that has ended."""
@@ -49,7 +61,7 @@ class LocalLedger:
 
     def __getattr__(self, method: str) -> Any:
         called = getattr(self.ledger, method)
-        return SimpleNamespace(remote=lambda *arguments: _Answer(called(*arguments)))
+        return SimpleNamespace(remote=lambda *arguments, **named: _Answer(called(*arguments, **named)))
 
 
 @dataclass(frozen=True)
@@ -64,3 +76,22 @@ class _Answer:
 def start_ledgers() -> Any:
     """Return ledgers as an actor on this node, which lives as long as this process and is replaced if it dies."""
     return on_this_node(Ledgers, max_restarts=-1).remote()
+
+
+def start_ledger(**options: Any) -> Any:
+    """Return a new Ledger, with these options, as an actor on the driver's node, where it lives as long as the driver.
+
+    Ray repeats the calls to it, whose connection may break, as long as it lives.
+    """
+    return on_this_node(RunLedger).remote(**options)
+
+
+def on_this_node(actor_class: type, **options: Any) -> Any:
+    """Return a class of actors that take no CPU and live on this node. Calls to them must be safe to repeat."""
+    # Not `soft`: an actor without CPUs would then be placed on any node, and die with it.
+    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    return ray.remote(actor_class).options(num_cpus=0, max_task_retries=-1, scheduling_strategy=here, **options)
+
+
+def _is_node_alive(node: str) -> bool:
+    return any(known["NodeID"] == node and known["Alive"] for known in ray.nodes())

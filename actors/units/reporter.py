@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from actors import metric_table as metrics
 from actors.metrics import Heartbeat, Metrics
-from actors.units.ledger import Attempt
+from actors.units.unit_record import Attempt
 from pipeline.errors import ErrorRow
 from pipeline.inputs.rows import InputRow
 from pipeline.inputs.units import WorkUnit

@@ -3,91 +3,41 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import resource
 import time
 import uuid
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import count
 from typing import Any, Protocol
 
 import pyarrow as pa
 import ray
 
-from actors.errors import describe
-from actors.units.ledger import Attempt, Group
-from actors.units.reporter import Reporter
+from actors.engine.watchdog import end_process
+from actors.errors import DeviceFault, describe
+from actors.units.hand_outs import Signal
+from actors.units.unit_record import Attempt, Group
 from actors.units.unit_rows import Done, WholeUnits
+from actors.units.workplace import Workplace
 from pipeline.errors import ErrorRow, RowError
 from pipeline.inputs.rows import InputRow, RowPosition, result_or_error
 from pipeline.inputs.units import WorkUnit
-from pipeline.logs import LogSettings, set_up_logs
+from pipeline.logs import Event
 from pipeline.run.commit import Receipt, Work
 from pipeline.run.directory import RunDirectory
 from pipeline.schema import generations_table
-from pipeline.storage.location import Location
-from pipeline.streaming.stream import UnitError, packed, unpacked
-
-
-class SharedLock:
-    """A lock of one event loop. A task that waits for it alone is not overtaken by tasks that come later."""
-
-    def __init__(self) -> None:
-        self._entry = asyncio.Lock()  # wakes its waiters in the order in which they came
-        self._num_holders = 0
-        self._is_free = asyncio.Event()
-        self._is_free.set()
-
-    @asynccontextmanager
-    async def shared(self) -> AsyncIterator[None]:
-        """Hold the lock together with other tasks."""
-        async with self._entry:
-            self._num_holders += 1
-            self._is_free.clear()
-        try:
-            yield
-        finally:
-            self._num_holders -= 1
-            if not self._num_holders:
-                self._is_free.set()
-
-    @asynccontextmanager
-    async def exclusive(self) -> AsyncIterator[None]:
-        """Hold the lock alone: keep other tasks from entering, and wait until those inside have left."""
-        async with self._entry:
-            await self._is_free.wait()
-            yield
-
-
-@dataclass(frozen=True)
-class Workplace:
-    """A process as its ledger knows it, with the lock and the reporter that all units in it share."""
-
-    reporter: Reporter
-    node: str
-    process: str = field(default_factory=lambda: uuid.uuid4().hex)
-    lock: SharedLock = field(default_factory=SharedLock)
-
-    @classmethod
-    def of_run(cls, run_path: str, log_settings: LogSettings) -> Workplace:
-        """Set up the log of a process that works for one run alone: stderr, in Ray a file. Return its workplace."""
-        run, context = Location.parse(run_path).short_name, ray.get_runtime_context()
-        node = context.get_node_id()
-        set_up_logs(log_settings, run=run, job=context.get_job_id(), node=node, worker=context.get_worker_id())
-        return cls(Reporter(run, log_settings), node)
-
-    @classmethod
-    def beside(cls, run: str, log_settings: LogSettings) -> Workplace:
-        """Return the workplace of a process that has a log of its own, and does units beside something else."""
-        node = ray.get_runtime_context().get_node_id() if ray.is_initialized() else ""
-        return cls(Reporter(run, log_settings), node)
-
+from pipeline.streaming.calls import UnitError, packed, unpacked
 
 _CONDEMNED = (
     "the process that ran this row alone died, twice; out of memory, or a fault in a kernel that this row sets off"
 )
 _LOOK_EVERY_S = 2.0  # between two looks whether another process has committed a unit that runs here
+
+
+_log = logging.getLogger(__name__)
 
 
 class RowKind(Protocol):
@@ -118,59 +68,118 @@ class UnitWorker:
     workplace: Workplace
     engine_facts: Mapping[str, str | bool | int] = field(default_factory=dict)  # for the footer of each part
     round_seconds: tuple[float, ...] = ()  # what a round takes by its draft length, where that was measured
-    failure: str | None = field(default=None, init=False)  # why no unit can run here: the first unit reports it
+    failure: str | None = field(default=None, init=False)  # why no unit can be done here until the process is replaced
 
     async def __call__(self, batch: pa.Table) -> pa.Table:
-        """Return the outcomes of a table of calls (`pipeline.streaming.stream`)."""
+        """Return the outcomes of a table of calls (`pipeline.streaming.calls`)."""
         return packed([await self.outcome(call.unit, call.is_backup) for call in unpacked(batch)])
 
     async def outcome(self, unit: WorkUnit, is_backup: bool = False) -> Receipt | UnitError | None:
-        """Return the receipt of a unit, the reason why it could not be done, or None if it may not begin."""
-        if self.failure is not None:
-            return UnitError(self.failure)
-        try:
-            return await self._attempt(unit, is_backup)
-        except Exception as error:  # noqa: BLE001 - handed to the driver, which stops the run with it
-            self.workplace.reporter.unit_failed(unit, error)
-            return UnitError(f"unit {unit.unit_id} of {unit.file}: {describe(error)}")
+        """Return the receipt of a unit, the reason why it could not be done, or None if it is not done here.
 
-    async def _attempt(self, unit: WorkUnit, is_backup: bool) -> Receipt | None:
-        """Return the unit's receipt, or None if the unit may not begin: the run is stopping, or needs no backup."""
+        It is not if the run is stopping, or if another process does it: the call was a backup that is not needed, or
+        this place failed and gave the unit back.
+        """
+        while True:
+            try:
+                outcome = await (self._attempt if self.failure is None else self._decline)(unit, is_backup)
+            except Exception as error:  # noqa: BLE001 - handed to the driver, which stops the run with it
+                self.workplace.reporter.unit_failed(unit, error)
+                if not self.workplace.gives_back or not is_of_place(error):
+                    return UnitError(f"unit {unit.unit_id} of {unit.file}: {describe(error)}")
+                if isinstance(error, DeviceFault):
+                    self.failure = describe(error)
+                await self.tell_failure(describe(error), unit)
+            else:
+                if not isinstance(outcome, Signal):
+                    return outcome
+                if not self.workplace.gives_back:
+                    return UnitError(self.failure or "the place has failed")
+            answer = await self._hold(unit)
+            if answer is Signal.STOP:
+                return None if self.failure is not None else await self.units.committed(self.run, unit, self.ledger)
+            if isinstance(answer, str):
+                return UnitError(answer)
+            if self.failure is not None:
+                end_process(Event("process replaced", failure=self.failure))  # Ray starts another one
+
+    def tell_failure(self, cause: str, unit: WorkUnit | None = None) -> Any:
+        """Tell the ledger that this place failed, over a unit or before any; return what can be awaited."""
+        place = self.workplace
+        return self.ledger.place_failed.remote(
+            place.process,
+            place.node,
+            f"{place.host}: {cause}" if place.host else cause,
+            report=uuid.uuid4().hex,
+            unit_id=None if unit is None else unit.unit_id,
+            is_broken=self.failure is not None,
+            actor=place.actor,
+        )
+
+    async def _decline(self, unit: WorkUnit, is_backup: bool) -> Signal | None:
+        """Give a unit back that this process cannot begin; a backup just ends."""
+        if is_backup:
+            return None
+        await self.ledger.decline.remote(unit.unit_id)
+        return Signal.WAIT
+
+    async def _hold(self, unit: WorkUnit) -> Signal | str:
+        """Hold a call while this place gets no units; return what the ledger says then."""
+        while True:
+            answer: Signal | str = await self.ledger.held.remote(unit.unit_id, self.workplace.process)
+            if answer is not Signal.WAIT:
+                return answer
+            await asyncio.sleep(_LOOK_EVERY_S)
+
+    async def _attempt(self, unit: WorkUnit, is_backup: bool) -> Receipt | Signal | None:
+        """Return the unit's receipt, None if it is not done here, or WAIT if this place gets no units now."""
         committed = partial(self.units.committed, self.run, unit, self.ledger)
         receipt = await committed()
         if receipt is not None:
-            await self.ledger.finish.remote(unit.unit_id)  # the process that committed it may have died before this
+            await self._tell_finished(unit)  # the process that committed it may have died before this
             return receipt
-        attempt: Attempt | None = await self.ledger.begin.remote(
-            unit.unit_id, unit.num_rows, self.workplace.process, self.workplace.node, is_backup
+        call, place = uuid.uuid4().hex, self.workplace
+        attempt: Attempt | Signal | None = await self.ledger.begin.remote(
+            unit.unit_id, unit.num_rows, place.process, place.node, is_backup, call
         )
         if attempt is None:
             return await committed()
-        self.workplace.reporter.begun(unit, attempt, is_backup)
+        if isinstance(attempt, Signal):
+            return attempt
+        place.reporter.begun(unit, attempt, is_backup)
         started = time.monotonic()
-        async with self.workplace.lock.exclusive() if attempt.is_careful else self.workplace.lock.shared():
+        if attempt.is_trial:
+            await asyncio.to_thread(self.run.try_writing)
+        async with place.lock.exclusive() if attempt.is_careful else place.lock.shared():
             rows, errors = await asyncio.to_thread(self._read, unit)
             if attempt.is_careful:
-                finished = await self._finish_carefully(unit, rows)
+                finished = await self._finish_carefully(unit, rows, call)
             else:
                 finished = (rows, []) if await self._finish_first(unit, rows) else None
-            if finished is None:
+            # Who was thought dead and has come back must write nothing, so nothing is written without an answer.
+            if finished is None or not await self.ledger.holds.remote(unit.unit_id, place.process):
                 return await committed()
             rows, condemned = finished
             errors += condemned
             receipt = await asyncio.to_thread(self._commit, unit, rows, errors, attempt.number, started)
-        self.workplace.reporter.committed(receipt, errors)
-        await self.ledger.finish.remote(unit.unit_id)
+        place.reporter.committed(receipt, errors)
+        await self._tell_finished(unit)
         return receipt
+
+    async def _tell_finished(self, unit: WorkUnit) -> None:
+        try:
+            await self.ledger.finish.remote(unit.unit_id, self.workplace.process)
+        except ray.exceptions.RayError:  # the ledger is gone; the driver, if it is there, gets the receipt
+            _log.warning(Event("commit not told", unit=unit.unit_id))
 
     async def _finish(self, rows: list[Any]) -> None:
         """Return when these rows have run. Cancelled, it drops the rows that have not. Fault tests take its place."""
         await self.rows.finish(rows)
 
     async def _finish_first(self, unit: WorkUnit, rows: list[Any]) -> bool:
-        """Run the rows. Return False, and drop the rest, if another process commits the unit first."""
+        """Run the rows. Return False, and drop the rest, if another process commits the unit first or is to do it."""
         work = asyncio.ensure_future(self._finish(rows))
-        elsewhere = asyncio.ensure_future(self._wait_until_committed(unit))
+        elsewhere = asyncio.ensure_future(self._wait_until_lost(unit))
         try:
             await asyncio.wait({work, elsewhere}, return_when=asyncio.FIRST_COMPLETED)
             if work.done():
@@ -183,21 +192,24 @@ class UnitWorker:
             elsewhere.cancel()
             await asyncio.gather(work, elsewhere, return_exceptions=True)
 
-    async def _wait_until_committed(self, unit: WorkUnit) -> None:
+    async def _wait_until_lost(self, unit: WorkUnit) -> None:
         while True:
             await asyncio.sleep(_LOOK_EVERY_S)
-            if await self.ledger.is_finished.remote(unit.unit_id):
+            if not await self.ledger.holds.remote(unit.unit_id, self.workplace.process):
                 return
 
-    async def _finish_carefully(self, unit: WorkUnit, rows: list[Any]) -> tuple[list[Any], list[ErrorRow]] | None:
+    async def _finish_carefully(
+        self, unit: WorkUnit, rows: list[Any], call: str
+    ) -> tuple[list[Any], list[ErrorRow]] | None:
         """Run the groups of rows that the ledger names; return the rows that finished, and errors for the condemned.
 
-        Return None if another process has committed the unit.
+        Return None if another process has committed the unit or is to do it.
         """
         by_index = {unit.row_index(row.row.row_id): row for row in rows}
         unfinished = dict(by_index)
+        numbers = count()
         while True:
-            group: Group | None = await self.ledger.next_group.remote(unit.unit_id)
+            group: Group | None = await self.ledger.next_group.remote(unit.unit_id, call, next(numbers))
             if group is None:
                 return None
             if not group.rows:
@@ -247,6 +259,11 @@ class UnitWorker:
         receipt = self.units.write(self.run, unit, table, errors, Done(attempt, work, self.engine_facts))
         self.rows.committed(unit.unit_id, {row_id for row_id in table["row_id"].to_pylist() if row_id is not None})
         return receipt
+
+
+def is_of_place(error: Exception) -> bool:
+    """Tell whether an error is the failure of a process or its node, not of the unit that it came over."""
+    return isinstance(error, OSError | DeviceFault)
 
 
 def open_run(path: str) -> RunDirectory:

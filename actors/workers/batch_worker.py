@@ -10,7 +10,8 @@ from actors.engines.loading import LoadedEngine
 from actors.tasks import PlainRows
 from actors.units.ledgers import LedgerOfRun
 from actors.units.unit_rows import WholeUnits
-from actors.units.worker import UnitWorker, Workplace, open_run
+from actors.units.worker import UnitWorker, open_run
+from actors.units.workplace import Workplace
 from decoding.sampling_params import SamplingParams
 from decoding.scope import Scope
 from decoding.sequence import Sequence
@@ -20,7 +21,7 @@ from pipeline.inputs.rows import InputRow
 from pipeline.inputs.units import WorkUnit
 from pipeline.logs import LogSettings
 from pipeline.run.commit import Receipt
-from pipeline.streaming.stream import UnitError
+from pipeline.streaming.calls import UnitError
 
 BATCH_INPUT = InputOptions(format="openai_batch")
 

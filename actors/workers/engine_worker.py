@@ -19,7 +19,8 @@ from actors.run_notes import Rejection, WantedDraft
 from actors.settings import GeneratorSettings, ModelSettings
 from actors.tasks import Task
 from actors.units.unit_rows import WholeUnits
-from actors.units.worker import UnitWorker, Workplace, open_run
+from actors.units.worker import UnitWorker, open_run
+from actors.units.workplace import Workplace
 from decoding.engine.draft_folder import read_replacement
 from pipeline.logs import Event, LogSettings, tell_warnings
 from pipeline.run.row_sample import NO_ROWS, RowSample
@@ -119,6 +120,7 @@ class EngineWorker(UnitWorker):
         """Load the models. `ledger` is the actor of the run's Ledger, or a LocalLedger; `roster` is its DraftRoster."""
         settings, workplace = spec.settings, workplace or Workplace.of_run(spec.run_path, spec.log_settings)
         reporter = workplace.reporter
+        self.ledger, self.workplace = ledger, workplace
         tell_warnings(lambda kind, text: ledger.warn.remote(kind, text))
         try:
             run = open_run(spec.run_path)
@@ -130,11 +132,16 @@ class EngineWorker(UnitWorker):
             if spec.follows_drafts and backend_of(settings).why_draft_stays is None:
                 self._follower = DraftFollower(engine.loop, settings.models, *offers_of(ledger, roster))
                 self._follower.start()
-        except Exception as error:  # noqa: BLE001 - the first unit reports it: Ray Data would wrap it beyond reading
+        except Exception as error:  # noqa: BLE001 - told to the ledger: Ray Data would wrap it beyond reading
             self.failure = describe(error)
             reporter.not_loaded(self.failure)
-        ledger.join.remote(workplace.process)
+            self.tell_failure(self.failure)
+        else:
+            ledger.join.remote(workplace.process, workplace.node, workplace.actor)
 
     def _tell(self, stats: EngineStats) -> None:
         """Tell the ledger how much this engine has written, of units that are not committed, too."""
         self.ledger.note_written.remote(self.workplace.process, stats.num_texts, stats.num_tokens)
+        if self.engine.links is not None:
+            work = self.engine.links.work(stats.busy_seconds)
+            self.ledger.note_draft_work.remote(self.workplace.process, work)

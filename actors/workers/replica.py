@@ -44,7 +44,7 @@ from decoding.sequence import Sequence, TokenLogprobs
 from pipeline.logs import Event, LogSettings, failure_event, set_up_logs
 from pipeline.ray_internals import keep_serve_on_loopback
 from pipeline.run.commit import Receipt
-from pipeline.streaming.stream import UnitError
+from pipeline.streaming.calls import UnitError
 from pipeline.text.text_behind import StopStrings
 
 _BATCH_SIGN_S = 1.0  # between two signs of life of batches' rows

@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 import ray
 
-from actors.units.ledger import start_ledger
+from actors.units.ledgers import start_ledger
 from benchmarks.scale.runs import missing_units, plan_run, stream, write_prompts
 from benchmarks.scale.simulated import SimulatedRows, SimulatedWorker
 from pipeline.counts import Counts
@@ -54,7 +54,9 @@ def measure_actors(
 
     That is what the driver and the ledger took from the first receipt to the last one.
     """
-    ledger = start_ledger(pool.units_in_flight, 2 * pool.max_actors * pool.units_in_flight + 16)
+    ledger = start_ledger(
+        units_in_flight=pool.units_in_flight, max_waiting=2 * pool.max_actors * pool.units_in_flight + 16
+    )
     ready_at: list[float] = []
 
     def watch() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import ray
 
-from actors.units.ledger import start_ledger
+from actors.units.ledgers import start_ledger
 from benchmarks.scale.runs import missing_units, plan_run, start_own_ray, stream, write_prompts
 from benchmarks.scale.simulated import EmptyWorker
 from pipeline.streaming.pool import ActorPool

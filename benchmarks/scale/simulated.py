@@ -8,13 +8,14 @@ from typing import Any
 import pyarrow as pa
 
 from actors.units.unit_rows import WholeUnits
-from actors.units.worker import RowKind, UnitWorker, Workplace, open_run
+from actors.units.worker import RowKind, UnitWorker, open_run
+from actors.units.workplace import Workplace
 from pipeline.counts import Counts
 from pipeline.inputs.options import InputOptions
 from pipeline.inputs.rows import InputRow
 from pipeline.logs import LogSettings
 from pipeline.run.commit import Receipt
-from pipeline.streaming.stream import packed, unpacked
+from pipeline.streaming.calls import packed, unpacked
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from pipeline.logs import Event
 from pipeline.run.commit import Receipt
 from pipeline.run.directory import RunDirectory
 from pipeline.run.progress.lease import Lease, hold_lease
-from pipeline.streaming.stream import UnitError
+from pipeline.streaming.calls import UnitError
 
 _SAVE_EVERY_S = 1.0  # the counts, while units are done
 _LOOK_EVERY_S = 5.0  # whether the lease is lost

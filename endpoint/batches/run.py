@@ -33,7 +33,7 @@ from pipeline.run.commit import Receipt, read_receipt
 from pipeline.run.directory import RunDirectory
 from pipeline.run.unit_rows import read_ahead
 from pipeline.storage.location import Location
-from pipeline.streaming.stream import UnitError
+from pipeline.streaming.calls import UnitError
 from pipeline.text.codec import TextCodec
 
 Outcome = Receipt | UnitError | OtherModelError | None

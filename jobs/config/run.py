@@ -117,6 +117,9 @@ class RunSettings:
     """Share of all rows that may fail before the run is a failure; stops early after 100 rows."""
     no_progress_timeout_s: Annotated[float, pydantic.Field(gt=0)] = 3600.0
     """Seconds without a committed unit after which the run fails."""
+    places_timeout_s: Annotated[float, pydantic.Field(ge=0)] = 60.0
+    """Seconds without a place that can do units after which the run fails: each has a full or read-only disk, a storage
+    that it cannot reach, or a broken device. One such place among others rests, and is tried again."""
     hang_timeout_s: Annotated[float, pydantic.Field(gt=0)] = 900.0
     """Seconds for one step of an engine; a process that takes longer hangs, and is ended."""
     grace_period_s: Annotated[float, pydantic.Field(ge=0)] = 120.0

@@ -18,9 +18,10 @@ from actors.engines import backend_of
 from actors.metric_table import ROWS_LEFT, UNITS_LEFT
 from actors.metrics import Heartbeat, Metrics
 from actors.units.feed import UnitFeed
-from actors.units.ledger import FeedSignal, Ledger, start_ledger
-from actors.units.ledgers import LocalLedger
-from actors.units.worker import Workplace
+from actors.units.hand_outs import Signal
+from actors.units.ledger import Ledger
+from actors.units.ledgers import LocalLedger, start_ledger
+from actors.units.workplace import Workplace
 from actors.workers.engine_worker import EngineWorker, WorkerSpec
 from jobs.driver.cluster import cluster_in_words, start_ray
 from jobs.driver.plan import Plan
@@ -29,6 +30,7 @@ from jobs.driver.stopping import graceful_stop
 from jobs.driver.watches import (
     hand_out_drafts,
     watch_for_drafts,
+    watch_for_drains,
     watch_for_engines,
     watch_for_orphans,
     watch_for_shortage,
@@ -43,8 +45,9 @@ from pipeline.run.progress.draft_versions import DraftVersions
 from pipeline.run.progress.lease import Lease
 from pipeline.run.progress.missing import MissingUnits
 from pipeline.storage.location import Location
+from pipeline.streaming.calls import UnitError, UnitsLeft
 from pipeline.streaming.pool import ActorPool
-from pipeline.streaming.stream import UnitError, stream_units
+from pipeline.streaming.stream import stream_units
 
 _Outcome = Receipt | UnitError | None
 _MAX_POOLS = 8  # in a row that are lost without a unit done in between
@@ -58,6 +61,7 @@ _REPEATS = {  # what `Ledger.summary` counts, for a reader
     "num_deaths": "worker processes died over units",
     "num_repeated_units": "attempts were repeated",
     "num_condemned_rows": "rows were given up because they kill their process",
+    "num_handed_back": "units were given back by places that failed or were drained",
     "num_backups": "units were also begun by idle actors (run.backup_units)",
 }
 _log = logging.getLogger(__name__)
@@ -94,7 +98,12 @@ def execute(
         start_ray(run.ray_address)
         progress.say(f"{cluster_in_words(run.ray_address)}; {loading} ...")
         # Units that may wait behind those in work: one for each place of an actor, and as many on the way to it.
-        ledger = start_ledger(pool.units_in_flight, 2 * pool.max_actors * pool.units_in_flight + 16)
+        ledger = start_ledger(
+            units_in_flight=pool.units_in_flight,
+            max_waiting=2 * pool.max_actors * pool.units_in_flight + 16,
+            num_places=pool.num_at_once,
+            places_timeout_s=run.places_timeout_s,
+        )
         # Where two attempts may write different tokens the faster one is no fair draw: it wrote less.
         # Two attempts at a program may meet different results of tools, and fail on different rows.
         is_repeatable = backend_of(settings).is_repeatable and not plan.task.runs_programs
@@ -108,6 +117,7 @@ def execute(
             watching(watch_for_shortage, pool, ledger, settings),
             watching(watch_for_orphans) if settings.stages.is_apart else nullcontext(),
             watching(watch_for_engines, ledger, pool.num_at_once, progress),
+            watching(watch_for_drains, ledger, roster),
             _published(progress, name, ledger, lease),
             watching(watch_for_drafts, output, settings, ledger, roster),
         ):
@@ -124,6 +134,10 @@ def execute(
         summary = ray.get(ledger.summary.remote())
         if repeats := [f"{summary[what]} {text}" for what, text in _REPEATS.items() if summary[what]]:
             print(", ".join(repeats), file=sys.stderr)
+        if draft_work := ray.get(ledger.draft_work.remote()):
+            print(draft_work, file=sys.stderr)
+        for cause in ray.get(ledger.place_failures.remote(ever=True)):
+            print(f"a place that failed: {cause}", file=sys.stderr)
 
 
 def _published(progress: Progress, run: str, ledger: Any, lease: Lease) -> Heartbeat:
@@ -140,8 +154,10 @@ def _published(progress: Progress, run: str, ledger: Any, lease: Lease) -> Heart
             metrics.set(metric, number)
         metrics.add_storage_retries()
         with suppress(ray.exceptions.RayError):  # the ledger is busy, or the run has just ended
-            lease.num_engines = ray.get(ledger.num_joined.remote(), timeout=_TELL_WITHIN_S)
-            for text in ray.get(ledger.warnings.remote(), timeout=_TELL_WITHIN_S):
+            asked = ledger.num_joined, ledger.place_failures, ledger.draft_work, ledger.warnings
+            found = ray.get([question.remote() for question in asked], timeout=_TELL_WITHIN_S)
+            lease.num_engines, lease.failed_places, lease.draft_work, warnings = found
+            for text in warnings:
                 if text not in told:
                     _log.warning(text)
                     told.add(text)
@@ -165,8 +181,11 @@ def _receipts(
                 if done.add(receipt.unit_id):
                     num_in_a_row = 0
                     yield receipt
-            return
-        except _LOST_FOR_GOOD as error:
+            if len(done) == num_units or ray.get(feed.ledger.is_stopping.remote()):
+                return
+            # A place gave a unit back when the feed had ended.
+            raise UnitsLeft("; ".join(ray.get(feed.ledger.place_failures.remote())) or "units were not done")
+        except (*_LOST_FOR_GOOD, UnitsLeft) as error:
             num_in_a_row += 1
             if num_in_a_row > _MAX_POOLS:
                 raise
@@ -193,7 +212,7 @@ def in_process(
     async def outcomes() -> list[_Outcome]:
         """Return what became of the units that are done next; an empty list when no unit is left."""
         while len(in_flight) < plan.pool.units_in_flight and (unit := next(todo, None)) is not None:
-            if ledger.hand_out(unit) is FeedSignal.STOP:  # it has none to wait for: all units in flight are here
+            if ledger.hand_out(unit) is Signal.STOP:  # it has none to wait for: all units in flight are here
                 break
             in_flight.add(asyncio.ensure_future(worker.outcome(unit)))
         done, rest = await asyncio.wait(in_flight, return_when=asyncio.FIRST_COMPLETED) if in_flight else ((), ())

@@ -28,7 +28,8 @@ from pipeline.run.dead_letters import Wanted, find_dead_letters, shown
 from pipeline.run.directory import RunDirectory
 from pipeline.run.progress.lease import LeaseHeld, LeaseLost
 from pipeline.storage.location import Location
-from pipeline.streaming.stream import NoProgress, UnitError
+from pipeline.streaming.calls import UnitError
+from pipeline.streaming.stream import NoProgress
 
 _log = logging.getLogger(__name__)
 _Config = TypeVar("_Config", bound=RunConfig)
@@ -68,7 +69,10 @@ def _outcome_of(work: Callable[[], Exit]) -> Exit:
         return work()
     except KeyboardInterrupt:
         return interrupted()
-    except (TooManyErrors, LeaseHeld, LeaseLost) as error:
+    except LeaseHeld as error:
+        print(f"error: {error}", file=sys.stderr)
+        return Exit.HELD
+    except (TooManyErrors, LeaseLost) as error:
         print(f"error: {error}", file=sys.stderr)
     except (UnitError, NoProgress, ValueError, OSError, ray.exceptions.RayError) as error:
         print(f"error: {_explain(error)}", file=sys.stderr)

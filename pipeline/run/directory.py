@@ -19,6 +19,7 @@ import hashlib
 import json
 import re
 import secrets
+import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 from functools import cached_property
@@ -220,6 +221,12 @@ class RunDirectory:
         inside, whole = (f"{each.path.rstrip('/')}/" for each in (place, self.location))
         if place.is_local == self.location.is_local and inside.startswith(whole):
             raise ValueError(f"{place.name} is inside the run; {doing} it to a folder of its own")
+
+    def try_writing(self) -> None:
+        """Write a small file and delete it. Raises OSError if nothing can be written from here."""
+        trial = self.temporary.child(f"trial-{uuid.uuid4().hex}")
+        replace_file(trial, b"trial", self.temporary)
+        trial.remove()
 
     def write_report(self, report: Mapping[str, Any]) -> None:
         """Write report.json, in place of an older one."""

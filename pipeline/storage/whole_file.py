@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import IO, Any, NoReturn
 
+from pipeline.storage.conditional import create_object
 from pipeline.storage.location import Location
 
 # The errors of a mount without hard links (some FUSE and SMB ones).
@@ -22,14 +23,15 @@ def create_file(location: Location, content: bytes, temporary: Location) -> bool
     """Create the file; return True, or False if another writer's file was there first (theirs stays).
 
     On a local disk: a temporary file in the folder `temporary`, fsync, and a link to the final name, which fails if the
-    name is taken. On an object store: one PUT to the final name, which replaces an older file. S3 could refuse a second
-    one (`If-None-Match: *`), but pyarrow cannot send that header (26.0: `metadata=` knows a few others and drops it).
-    That is harmless, because two writers of one part write the same generations. Raises OSError, and leaves nothing
-    behind then.
+    name is taken. On S3: one PUT that fails if the name is taken (pipeline/storage/conditional.py). On other object
+    stores: one PUT, which replaces an older file; that is harmless where two writers of one part write the same
+    generations. Raises OSError, and leaves nothing behind then.
     """
     if not location.is_local:
-        location.retrying("writing", lambda: _put(location, content))
-        return True
+        is_ours = location.retrying("writing", lambda: create_object(location, content))
+        if is_ours is None:
+            location.retrying("writing", lambda: _put(location, content))
+        return is_ours is not False
     with _scratch_file(location, content, temporary) as scratch:
         return location.retrying("writing", lambda: _link(scratch, location))
 

@@ -11,13 +11,10 @@ Data's own backpressure counts bytes, which a hundred thousand descriptors hardl
 from __future__ import annotations
 
 import logging
-import pickle
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
-import pyarrow as pa
 import ray.data
 from ray.data import DataContext
 from ray.data.block import BlockMetadata
@@ -25,36 +22,13 @@ from ray.data.datasource import Datasource, ReadTask
 from ray.data.exceptions import ExecutionTimeoutError
 
 from pipeline.id_set import IdSet
-from pipeline.inputs.units import WorkUnit
 from pipeline.ray_internals import block_statistics_cleaner
 from pipeline.run.commit import Receipt
+from pipeline.streaming.calls import UnitCall, UnitError, packed, unpacked
 from pipeline.streaming.pool import ActorPool
 
 # What `stream_units` raises when no unit was committed for its `no_progress_timeout_s`.
 NoProgress = ExecutionTimeoutError
-
-
-@dataclass(frozen=True)
-class UnitCall:
-    """A unit on its way to an actor: for the first time, or as a backup for an idle process."""
-
-    unit: WorkUnit
-    is_backup: bool = False
-
-
-class UnitError(RuntimeError):
-    """A worker could not do its unit. The message is the worker's own; nothing of the unit is committed."""
-
-
-def packed(objects: Iterable[Any]) -> pa.Table:
-    """Return a table with a row for each object, pickled as Ray does with what it hands to actors."""
-    return pa.table({"pickled": pa.array(map(pickle.dumps, objects), pa.binary())})
-
-
-def unpacked(table: pa.Table) -> list[Any]:
-    """Return the objects in a table."""
-    pickled: list[Any] = table["pickled"].to_pylist()
-    return list(map(pickle.loads, pickled))
 
 
 def stream_units(

@@ -18,6 +18,7 @@ from tests.small_disk import fill, small_disk
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(900)]
 LEASE_TIMEOUT_S = 5
+_SOON = "--run.places_timeout_s=2"
 # What comes over the wire in a run, and fails: so often that pyarrow's own client gives up (31 requests), so that its
 # answer is lost after the deed, or at once and for good to the client (429).
 FAILURES = [
@@ -38,7 +39,7 @@ def disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_a_run_whose_disk_fills_up_fails_clean_and_goes_on_when_there_is_room(disk, new_run, say):
-    run, ballast = new_run(output=str(disk / "out")), disk / "ballast"
+    run, ballast = new_run(_SOON, output=str(disk / "out")), disk / "ballast"
     driver = run.start()
     run.wait_for_commits(3, driver)
     fill(ballast)
@@ -46,7 +47,7 @@ def test_a_run_whose_disk_fills_up_fails_clean_and_goes_on_when_there_is_room(di
 
 
 def test_a_run_whose_files_may_not_grow_fails_clean_and_goes_on_when_they_may(new_run, tmp_path, say):
-    run, flag = new_run(), tmp_path / "small"
+    run, flag = new_run(_SOON), tmp_path / "small"
     driver = run.start("on_small_disk", flag=str(flag), num_bytes=1000)
     run.wait_for_commits(3, driver)
     flag.touch()

@@ -102,9 +102,12 @@ class DeadlyLedger:
     """The run's ledger, which kills its worker around some calls."""
 
     def __init__(self, generator: Any, ledger: Any) -> None:
-        self.join, self.is_finished, self.next_group = ledger.join, ledger.is_finished, ledger.next_group
+        self._ledger = ledger
         self.begin = _Call(generator, ledger.begin, after="after begin")
         self.finish = _Call(generator, ledger.finish, before="after commit")
+
+    def __getattr__(self, method: str) -> Any:
+        return getattr(self._ledger, method)
 
 
 class _Call:
@@ -136,6 +139,20 @@ def retry_dies_at_every_point(where: Path) -> type[EngineWorker]:
             self.ledger = DeadlyLedger(self, self.ledger)
 
     return Dying
+
+
+def fails_at_a_place(where: Path, error: Exception, num_places: int = 1) -> type[EngineWorker]:
+    """Return a generator of which the first processes fail with this error whenever they are to commit a unit."""
+
+    class Sick(EngineWorker):
+        def _commit(self, *unit: Any) -> Any:
+            own = where / str(os.getpid())
+            if own.exists() or len(list(where.iterdir())) < num_places:
+                own.touch()
+                raise error
+            return super()._commit(*unit)
+
+    return Sick
 
 
 def fails_over(word: str) -> type[EngineWorker]:

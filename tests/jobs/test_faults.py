@@ -1,12 +1,14 @@
 """Processes that die, slow actors, rows that kill their process and runs that are stopped lose and repeat nothing."""
 
+import errno
 import re
 import signal
 
 import pytest
 
+from actors.errors import DeviceFault
 from jobs.driver import execution
-from tests.jobs.faulty import POINTS, dies_at_every_point, dies_over, hangs_once, never_finishes
+from tests.jobs.faulty import POINTS, dies_at_every_point, dies_over, fails_at_a_place, hangs_once, never_finishes
 from tests.jobs.runs import commits, content, errors, generations, problems, prompts, wait_until
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.usefixtures("ray_address")]
@@ -75,6 +77,43 @@ def test_a_run_ends_without_its_slow_actor_as_idle_ones_do_its_units_once(job, t
     assert job.generate(*two) == 0
     assert "Nothing left to do" in job.printed()
     assert commits(job.output) == before
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (OSError(errno.EROFS, "Read-only file system"), "OSError: [Errno 30] Read-only file system"),
+        (DeviceFault("CUDA error: an illegal memory access was encountered"), "DeviceFault: CUDA error: an illegal"),
+    ],
+    ids=["storage", "device"],
+)
+def test_a_place_that_fails_gives_its_units_to_the_others(job, tmp_path, plain_run, monkeypatch, error, said):
+    job.source = plain_run / "in.jsonl"
+    places = tmp_path / "places"
+    places.mkdir()
+    monkeypatch.setattr(execution, "EngineWorker", fails_at_a_place(places, error))
+    assert job.generate("--actors.min_actors=2", "--actors.max_actors=2", "--actors.units_in_flight=1") == 0
+    assert len(list(places.iterdir())) == 1
+    printed = job.printed()
+    assert re.search(r"[1-9]\d* units were given back by places that failed or were drained", printed), printed
+    assert said in printed
+    assert content(job.output) == content(plain_run / "out")
+    assert problems(job.output) == []
+
+
+def test_a_run_without_a_place_that_can_write_ends_with_the_cause_and_goes_on_later(
+    job, tmp_path, plain_run, monkeypatch
+):
+    job.source = plain_run / "in.jsonl"
+    places = tmp_path / "places"
+    places.mkdir()
+    full = OSError(errno.ENOSPC, "No space left on device")
+    with monkeypatch.context() as patched:
+        patched.setattr(execution, "EngineWorker", fails_at_a_place(places, full, num_places=8))
+        assert job.generate("--run.places_timeout_s=1") == 1
+    assert re.search(r"error: no place was left for units for .*No space left on device", job.printed())
+    assert job.generate() == 0
+    assert content(job.output) == content(plain_run / "out")
 
 
 @pytest.mark.parametrize("asked", [signal.SIGTERM, signal.SIGINT])

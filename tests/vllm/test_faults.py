@@ -31,7 +31,7 @@ def step_fails_over(word: str) -> type[EngineWorker]:
     class Failing(EngineWorker):
         async def _finish(self, rows: list[Any]) -> None:
             engine: Any = self.engine.loop.engine
-            doomed = {sequence for row in rows if word in row.prompt for sequence in row.sequences}
+            doomed = {sequence for row in rows if word in row.prompt.text for sequence in row.sequences}
             take = engine._take
 
             def failing(output: Any) -> None:

@@ -47,6 +47,8 @@ class Holder:
     num_renewals: int
     timeout_s: float
     num_engines: int | None = None  # that have loaded their models; None until the driver knows
+    failed_places: list[str] = field(default_factory=list)  # why places do no units now
+    draft_work: str = ""  # what draft actors do, in words; empty without any
 
     @classmethod
     def from_bytes(cls, content: bytes | None) -> Holder | None:
@@ -72,7 +74,9 @@ class Lease:
     temporary: Location
     holder: Holder
     lost_to: str | None = None
-    num_engines: int | None = None  # that the next sign of life tells of
+    num_engines: int | None = None  # that the next sign of life tells of, as of these
+    failed_places: list[str] = field(default_factory=list)
+    draft_work: str = ""
     _writing: threading.Lock = field(default_factory=threading.Lock)
 
     def renew(self) -> None:
@@ -87,7 +91,12 @@ class Lease:
                 _log.warning(Event("lease lost", lease=self.location.name, to=self.lost_to))
                 return
             self.holder = replace(
-                self.holder, renewed=_now(), num_renewals=self.holder.num_renewals + 1, num_engines=self.num_engines
+                self.holder,
+                renewed=_now(),
+                num_renewals=self.holder.num_renewals + 1,
+                num_engines=self.num_engines,
+                failed_places=self.failed_places,
+                draft_work=self.draft_work,
             )
             self.write()
 

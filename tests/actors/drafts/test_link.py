@@ -97,6 +97,14 @@ def test_after_too_many_losses_the_link_asks_the_roster_no_more(link: DraftLink,
     assert len(roster.lost) == num_asked
 
 
+def test_a_wire_that_breaks_again_and_again_does_not_lead_to_giving_its_actor_up(link: DraftLink, clock: Clock) -> None:
+    first = link.actor()
+    for _ in range(20):
+        link.failed(link.generation, UNAVAILABLE)
+        clock.now += 100.0
+    assert link.actor() is first
+
+
 def test_losses_of_an_hour_ago_no_longer_count(link: DraftLink, clock: Clock) -> None:
     for _ in range(20):
         assert link.actor() is not None

@@ -1,6 +1,9 @@
 """Attempts at units whose rows may kill the process: only the deaths are simulated."""
 
-from actors.units.ledger import Attempt, Ledger
+from itertools import count
+
+from actors.units.ledger import Ledger
+from actors.units.unit_record import Attempt
 
 
 class Died(Exception):
@@ -10,11 +13,14 @@ class Died(Exception):
         self.rows = rows
 
 
-def run(ledger: Ledger, attempt: Attempt, unit_id: int, num_rows: int, killers: set[int]) -> set[int] | None:
+def run(
+    ledger: Ledger, attempt: Attempt, unit_id: int, num_rows: int, killers: set[int], call: str = ""
+) -> set[int] | None:
     """Run the rows as a worker does; return the condemned ones, or None if the unit was committed meanwhile."""
     rows, condemned = set(range(num_rows)), set[int]()
     if attempt.is_careful:
-        while (group := ledger.next_group(unit_id)) is not None and group.rows:
+        numbers = count()
+        while (group := ledger.next_group(unit_id, call, next(numbers))) is not None and group.rows:
             if killers.intersection(group.rows):
                 raise Died(group.rows)
             rows -= set(group.rows)

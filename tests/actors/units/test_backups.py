@@ -5,7 +5,11 @@ from collections import deque
 
 import pytest
 
-from actors.units.ledger import Attempt, FeedSignal, Ledger
+from actors.units.hand_outs import Signal
+from actors.units.ledger import Ledger
+from actors.units.unit_record import Attempt
+from pipeline.inputs.units import WorkUnit
+from pipeline.streaming.calls import UnitCall
 from tests.actors.units.attempts import Died, run
 from tests.clock import Clock
 from tests.pipeline.made_up import unit
@@ -16,22 +20,28 @@ def ledger_of(num_units: int, units_in_flight: int = 1) -> tuple[Ledger, Clock]:
     clock = Clock()
     ledger = Ledger(lambda node: node != "lost", units_in_flight=units_in_flight, clock=clock)
     for unit_id in range(num_units):
-        assert ledger.hand_out(unit(unit_id)) is FeedSignal.GO
+        assert ledger.hand_out(unit(unit_id)) is Signal.GO
     return ledger, clock
+
+
+def backup_of(ledger: Ledger) -> WorkUnit | Signal:
+    """Return the unit that the ledger hands out a second time, or its signal."""
+    call = ledger.hand_out_again(backups=True)
+    return call.unit if isinstance(call, UnitCall) else call
 
 
 def test_no_more_than_max_waiting_units_wait():
     ledger = Ledger(lambda node: True, max_waiting=2)
-    assert [ledger.hand_out(unit(unit_id)) for unit_id in range(3)] == [FeedSignal.GO, FeedSignal.GO, FeedSignal.WAIT]
+    assert [ledger.hand_out(unit(unit_id)) for unit_id in range(3)] == [Signal.GO, Signal.GO, Signal.WAIT]
     ledger.begin(1, 3, "a", "node")
-    assert [ledger.hand_out(unit(unit_id)) for unit_id in (2, 3)] == [FeedSignal.GO, FeedSignal.WAIT]
+    assert [ledger.hand_out(unit(unit_id)) for unit_id in (2, 3)] == [Signal.GO, Signal.WAIT]
     ledger.finish(0)  # without having begun: its part was there
-    assert ledger.hand_out(unit(3)) is FeedSignal.GO
-    assert ledger.hand_out(unit(4)) is FeedSignal.WAIT
+    assert ledger.hand_out(unit(3)) is Signal.GO
+    assert ledger.hand_out(unit(4)) is Signal.WAIT
     again = [ledger.hand_out(unit(unit_id)) for unit_id in (0, 1, 2)]
-    assert again == [FeedSignal.GO] * 3, "a source that begins again"
+    assert again == [Signal.GO] * 3, "a source that begins again"
     ledger.stop()
-    assert ledger.hand_out(unit(4)) is FeedSignal.STOP
+    assert ledger.hand_out(unit(4)) is Signal.STOP
 
 
 def test_only_a_process_that_was_idle_for_a_moment_gets_a_backup():
@@ -39,12 +49,12 @@ def test_only_a_process_that_was_idle_for_a_moment_gets_a_backup():
     ledger.begin(0, 3, "a", "node")
     ledger.begin(1, 3, "b", "node")
     clock.now = 60.0
-    assert ledger.next_backup() is FeedSignal.WAIT, "both are at work"
+    assert backup_of(ledger) is Signal.WAIT, "both are at work"
     ledger.finish(1)
-    assert ledger.next_backup() is FeedSignal.WAIT, "b may be about to get another"
+    assert backup_of(ledger) is Signal.WAIT, "b may be about to get another"
     clock.now = 62.0
-    assert ledger.next_backup() == unit(0)
-    assert ledger.next_backup() is FeedSignal.STOP, "one backup is enough"
+    assert backup_of(ledger) == unit(0)
+    assert backup_of(ledger) is Signal.STOP, "one backup is enough"
 
 
 def test_a_process_that_is_ready_and_never_had_a_unit_gets_a_backup():
@@ -52,7 +62,7 @@ def test_a_process_that_is_ready_and_never_had_a_unit_gets_a_backup():
     ledger.begin(0, 3, "a", "node")
     ledger.join("b")
     clock.now = 2.0
-    assert ledger.next_backup() == unit(0)
+    assert backup_of(ledger) == unit(0)
 
 
 def test_units_that_have_not_begun_are_backed_up_first_then_those_that_have_run_for_longest():
@@ -62,7 +72,7 @@ def test_units_that_have_not_begun_are_backed_up_first_then_those_that_have_run_
         ledger.begin(unit_id, 3, "slow", "node")
     ledger.join("idle")
     clock.now = 9.0
-    assert [ledger.next_backup() for _ in range(5)] == [unit(3), unit(2), unit(0), unit(1), FeedSignal.STOP]
+    assert [backup_of(ledger) for _ in range(5)] == [unit(3), unit(2), unit(0), unit(1), Signal.STOP]
 
 
 def test_an_idle_process_gets_as_many_backups_as_it_has_calls():
@@ -71,11 +81,11 @@ def test_an_idle_process_gets_as_many_backups_as_it_has_calls():
         ledger.begin(unit_id, 3, "slow", "node")
     ledger.join("idle")
     clock.now = 2.0
-    assert [ledger.next_backup() for _ in range(3)] == [unit(0), unit(1), FeedSignal.WAIT]
+    assert [backup_of(ledger) for _ in range(3)] == [unit(0), unit(1), Signal.WAIT]
     assert ledger.begin(0, 3, "idle", "node", True) == Attempt(1, is_careful=False)
-    assert ledger.next_backup() is FeedSignal.WAIT, "the other backup is still on its way"
+    assert backup_of(ledger) is Signal.WAIT, "the other backup is still on its way"
     ledger.finish(0)
-    assert ledger.next_backup() == unit(2)
+    assert backup_of(ledger) == unit(2)
 
 
 def test_a_process_does_not_back_up_a_unit_of_its_own():
@@ -84,10 +94,16 @@ def test_a_process_does_not_back_up_a_unit_of_its_own():
     ledger.begin(1, 3, "a", "node")
     ledger.join("b")
     clock.now = 2.0
-    assert ledger.next_backup() == unit(0)
+    assert backup_of(ledger) == unit(0)
     assert ledger.begin(0, 3, "a", "node", True) is None
-    assert ledger.next_backup() == unit(1), "the refused backup occupies no process"
-    assert ledger.summary() == {"num_repeated_units": 0, "num_deaths": 0, "num_condemned_rows": 0, "num_backups": 0}
+    assert backup_of(ledger) == unit(1), "the refused backup occupies no process"
+    assert ledger.summary() == {
+        "num_repeated_units": 0,
+        "num_deaths": 0,
+        "num_condemned_rows": 0,
+        "num_backups": 0,
+        "num_handed_back": 0,
+    }
 
 
 def test_a_backup_is_no_death_and_no_attempt_begins_after_the_commit():
@@ -99,7 +115,7 @@ def test_a_backup_is_no_death_and_no_attempt_begins_after_the_commit():
     assert ledger.is_finished(0)
     assert ledger.begin(0, 3, "c", "node") is None
     assert ledger.begin(0, 3, "c", "node", True) is None
-    assert ledger.next_group(0) is None, "a careful attempt learns that it is over"
+    assert ledger.next_group(0, "", 0) is None, "a careful attempt learns that it is over"
     ledger.finish(0)
     assert (ledger.summary()["num_deaths"], ledger.summary()["num_backups"]) == (0, 1)
 
@@ -111,7 +127,7 @@ def test_a_backup_that_kills_counts_and_is_not_repeated():
     assert ledger.begin(0, 4, "b2", "node", True) is None
     assert ledger.summary()["num_deaths"] == 1
     assert ledger.begin(0, 4, "a2", "node") == Attempt(1, is_careful=True), "two processes died over it"
-    assert ledger.next_group(0) is not None
+    assert ledger.next_group(0, "", 0) is not None
 
 
 def test_a_backup_whose_node_was_lost_may_begin_again():
@@ -128,7 +144,7 @@ def test_a_unit_that_a_process_died_over_gets_no_backup():
     ledger.join("idle")
     ledger.begin(0, 4, "b", "node")
     clock.now = 5.0
-    assert ledger.next_backup() is FeedSignal.STOP
+    assert backup_of(ledger) is Signal.STOP
 
 
 def test_a_run_that_stops_begins_and_backs_up_no_unit():
@@ -137,13 +153,13 @@ def test_a_run_that_stops_begins_and_backs_up_no_unit():
     clock.now = 5.0
     ledger.stop()
     assert ledger.begin(0, 4, "idle", "node") is None
-    assert ledger.next_backup() is FeedSignal.STOP
+    assert backup_of(ledger) is Signal.STOP
 
 
 def test_a_finished_unit_is_forgotten():
     ledger = Ledger(lambda node: True)
     for unit_id in range(1000):
-        assert ledger.hand_out(unit(unit_id)) is FeedSignal.GO
+        assert ledger.hand_out(unit(unit_id)) is Signal.GO
         ledger.begin(unit_id, 3, f"a{unit_id}", "node")
         ledger.begin(unit_id, 3, "b", "node")
         ledger.finish(unit_id)
@@ -179,8 +195,8 @@ def test_every_unit_ends_and_only_killers_are_condemned_whatever_dies_or_is_slow
         chance.choice(actors).calls.append((unit_id, False))
     for _ in range(5000):
         clock.now += 1.0
-        backup = ledger.next_backup()
-        if not isinstance(backup, FeedSignal):
+        backup = backup_of(ledger)
+        if not isinstance(backup, Signal):
             min(actors, key=lambda actor: len(actor.calls)).calls.append((backup.unit_id, True))
         actor = chance.choice(actors)
         if not actor.calls:

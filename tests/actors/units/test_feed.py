@@ -6,8 +6,8 @@ import pytest
 import ray
 
 from actors.units.feed import UnitFeed
-from actors.units.ledger import start_ledger
-from pipeline.streaming.stream import UnitCall
+from actors.units.ledgers import start_ledger
+from pipeline.streaming.calls import UnitCall
 from tests.pipeline.made_up import unit
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_address")]

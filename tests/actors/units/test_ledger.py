@@ -4,7 +4,8 @@ import random
 
 import pytest
 
-from actors.units.ledger import MAX_DEATHS, Attempt, Ledger, UnitAbandoned
+from actors.units.ledger import Ledger
+from actors.units.unit_record import MAX_DEATHS, Attempt, UnitAbandoned
 from tests.actors.units.attempts import Died, run
 
 
@@ -51,7 +52,7 @@ def test_a_unit_without_killers_that_lost_two_processes_loses_no_row(ledger):
     assert ledger.begin(0, 4, "b", "node") == Attempt(1, is_careful=False)
     assert ledger.begin(0, 4, "c", "node") == Attempt(2, is_careful=True)
     groups = []
-    while (group := ledger.next_group(0)) is not None and group.rows:
+    while (group := ledger.next_group(0, "", len(groups))) is not None and group.rows:
         groups.append(group.rows)
     assert groups == [(0, 1), (2, 3)]
     assert group is not None
@@ -61,11 +62,11 @@ def test_a_unit_without_killers_that_lost_two_processes_loses_no_row(ledger):
 def test_one_death_alone_condemns_no_row(ledger):
     for process in "abc":
         ledger.begin(0, 1, process, "node")
-    assert ledger.next_group(0).rows == (0,)
+    assert ledger.next_group(0, "", 0).rows == (0,)
     ledger.begin(0, 1, "d", "node")
-    again = ledger.next_group(0)
+    again = ledger.next_group(0, "", 0)
     assert (again.rows, again.condemned) == ((0,), ())
-    assert ledger.next_group(0).condemned == ()
+    assert ledger.next_group(0, "", 1).condemned == ()
 
 
 def test_a_death_with_the_node_counts_against_no_row():
@@ -74,10 +75,10 @@ def test_a_death_with_the_node_counts_against_no_row():
     for process in ("a", "b"):
         ledger.begin(0, 9, process, "other")
     ledger.begin(0, 9, "c", "spot")
-    assert ledger.next_group(0).rows == (0, 1, 2)
+    assert ledger.next_group(0, "", 0).rows == (0, 1, 2)
     alive.remove("spot")
     assert ledger.begin(0, 9, "d", "other") == Attempt(3, is_careful=True)
-    assert ledger.next_group(0).rows == (0, 1, 2), "the group is tried as it was"
+    assert ledger.next_group(0, "", 0).rows == (0, 1, 2), "the group is tried as it was"
     assert ledger.summary()["num_deaths"] == 2
 
 

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from actors.units.worker import SharedLock
+from actors.units.workplace import SharedLock
 
 
 def test_no_other_task_holds_an_exclusive_lock():

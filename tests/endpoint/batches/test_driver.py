@@ -25,7 +25,7 @@ from endpoint.service.service import ServiceSettings
 from pipeline.inputs.files import list_files
 from pipeline.inputs.rows import InputRow, read_unit
 from pipeline.inputs.units import plan_units
-from pipeline.streaming.stream import UnitError
+from pipeline.streaming.calls import UnitError
 from tests.clock import Clock
 from tests.endpoint.batches.asking import COMPLETIONS, content, line, texts
 from tests.endpoint.batches.driving import batch_model, make_batches

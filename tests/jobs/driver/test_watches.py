@@ -3,7 +3,7 @@
 import pytest
 import ray
 
-from actors.units.ledger import start_ledger
+from actors.units.ledgers import start_ledger
 from jobs.driver.progress import Progress
 from jobs.driver.watches import watch_for_engines, watch_for_shortage, watching
 from pipeline.streaming.pool import ActorPool

@@ -3,11 +3,13 @@
 import json
 import multiprocessing
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from obstore.exceptions import NotSupportedError
 
 from pipeline.counts import COUNTED_COLUMNS, count_generations
 from pipeline.inputs.files import list_files
@@ -18,7 +20,7 @@ from pipeline.run.directory import RunDirectory
 from pipeline.run.fingerprint import content_hash
 from pipeline.run.unit_rows import tally
 from pipeline.storage.location import Location
-from pipeline.storage.whole_file import replace_file, replacement
+from pipeline.storage.whole_file import create_file, replace_file, replacement
 from tests.pipeline.made_up import RUN, commit_rows, committed_run, error, put, read_all, sound_rows, unit, write_errors
 from tests.pipeline.stores import gcs_uri, s3_uri
 
@@ -90,6 +92,32 @@ def test_two_processes_that_commit_the_same_units_to_s3_leave_whole_units(s3_fol
     report = check_run(run_directory)
     assert report.problems == []
     assert (report.counts.num_rows, report.counts.num_errors) == (15, 5)
+
+
+def test_a_part_that_is_in_s3_is_not_replaced_by_a_writer_who_looked_before_it_was_there(s3_folder, monkeypatch):
+    run_directory = RunDirectory.create(s3_folder, RUN, [unit()])
+    first = commit_rows(run_directory, unit(), sound_rows(unit(), [0, 1, 2]), [])
+    before = run_directory.part_path(0).read_bytes()
+    monkeypatch.setattr(Location, "exists", lambda self: False)  # what the late writer saw
+    late = commit_rows(run_directory, unit(), sound_rows(unit(), [0, 2]), [error(unit(), 1)])
+    assert late == replace(first, already_committed=True)
+    assert run_directory.part_path(0).read_bytes() == before
+    assert create_file(run_directory.part_path(0), before, run_directory.temporary), (
+        "the answer to our own PUT was lost"
+    )
+
+
+def test_a_store_without_conditional_writes_gets_plain_ones(s3_folder, monkeypatch, caplog):
+    folder = Location.parse(s3_folder)
+    folder.make_folder()
+    monkeypatch.setattr("obstore.put", refuse)
+    assert create_file(folder.child("part"), b"first", folder)
+    assert folder.child("part").read_bytes() == b"first"
+    assert "no conditional writes" in caplog.text
+
+
+def refuse(*_: Any, **__: Any) -> None:
+    raise NotSupportedError("A header you provided implies functionality that is not implemented")
 
 
 def test_the_error_of_a_missing_bucket_names_it(s3_server, gcs_server):

@@ -14,8 +14,9 @@ from pipeline.counts import Counts
 from pipeline.ray_internals import block_statistics_cleaner
 from pipeline.run.commit import Receipt
 from pipeline.streaming import stream as dataset
+from pipeline.streaming.calls import UnitCall, UnitError, packed, unpacked
 from pipeline.streaming.pool import ActorPool
-from pipeline.streaming.stream import UnitCall, UnitError, packed, stream_units, unpacked
+from pipeline.streaming.stream import stream_units
 from tests.jobs.runs import wait_until
 from tests.pipeline.made_up import unit
 

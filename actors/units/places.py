@@ -1,0 +1,159 @@
+"""PlaceTable: the processes of a run as places of work, with their units, their failures, and how many are idle.
+
+A place that fails (its disk is full, its storage read-only, its device broken, its models cannot be loaded) is not
+a fault of its units. It rests, longer after each failure in a row, and then gets one unit as a trial.
+"""
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+from math import inf
+
+# Seconds after which an idle process gets a backup: a unit that was just handed out takes some time to reach it.
+_IDLE_AFTER_S = 1.0
+_FIRST_REST_S, _LONGEST_REST_S = 10.0, 300.0
+_DRAINED = "its node is being drained"
+
+
+@dataclass
+class Place:
+    """A process. `failure` is why it gets no units now, and `leaves` whether its node is being drained."""
+
+    idle_since: float
+    node: str = ""
+    actor: str = ""  # a process that joins with the same one has taken its place
+    units: set[int] = field(default_factory=set)
+    backups: set[int] = field(default_factory=set)
+    failure: str | None = None
+    failed_at: float = inf
+    rests_until: float = -inf
+    num_failures: int = 0  # in a row
+    leaves: bool = False
+
+    @property
+    def is_well(self) -> bool:
+        """Whether it gets units."""
+        return self.failure is None and not self.leaves
+
+
+class PlaceTable:
+    """Places by their process; each works on `units_in_flight` units at once, of its own or backups of others' units.
+
+    A process that cannot go on ends, and another one takes its place: failures of such processes add up by node.
+    """
+
+    def __init__(self, units_in_flight: int, clock: Callable[[], float]) -> None:
+        """Begin without places. `clock` returns seconds."""
+        self._units_in_flight, self._clock = units_in_flight, clock
+        self._places: dict[str, Place] = {}
+        self._num_broken: dict[str, int] = {}  # processes in a row that could not go on, by node
+        self.causes: dict[str, None] = {}  # of all failures, each once
+        self._failures: set[tuple[str, str]] = set()  # that were reported, by process and report
+        self.has_been_well = False
+
+    def num_well(self) -> int:
+        """Return the number of places that get units."""
+        return sum(place.is_well for place in self._places.values())
+
+    def num_failed(self) -> int:
+        """Return the number of places that have failed."""
+        return sum(place.failure is not None for place in self._places.values())
+
+    def join(self, process: str, node: str = "", actor: str = "") -> Place:
+        """Add a process, if it is not there, in the place of the one that had its actor. Return its place."""
+        for name in [name for name, place in self._places.items() if actor and place.actor == actor]:
+            if name != process:
+                del self._places[name]
+        place = self._places.setdefault(process, Place(self._clock()))
+        place.node, place.actor = node or place.node, actor or place.actor
+        return place
+
+    def leave(self, process: str) -> None:
+        """Remove a process that has died."""
+        self._places.pop(process, None)
+
+    def dismiss(self) -> set[str]:
+        """Remove all processes, and return their names."""
+        names = set(self._places)
+        self._places.clear()
+        return names
+
+    def take(self, process: str, unit_id: int, is_backup: bool) -> None:
+        """Record that a process begins a unit."""
+        place = self.join(process)
+        (place.backups if is_backup else place.units).add(unit_id)
+
+    def release(self, process: str, unit_id: int) -> None:
+        """Record that a process has left a unit, if it worked on it."""
+        place = self._places.get(process)
+        if place is None:
+            return
+        place.backups.discard(unit_id)
+        if unit_id in place.units:
+            place.units.remove(unit_id)
+            place.idle_since = self._clock()
+
+    def succeeded(self, process: str) -> None:
+        """Record that a process has committed a unit, which ends its failure."""
+        if (place := self._places.get(process)) is not None:
+            self.has_been_well = True
+            place.failure, place.failed_at, place.num_failures = None, inf, 0
+            self._num_broken.pop(place.node, None)
+
+    def fail(self, process: str, report: str, cause: str, is_broken: bool) -> None:
+        """Let a process rest, unless this report was taken before. `is_broken`: it ends after its rest."""
+        if (process, report) in self._failures:
+            return
+        self._failures.add((process, report))
+        self.causes.setdefault(cause)
+        place, now = self.join(process), self._clock()
+        place.failure, place.failed_at = cause, min(place.failed_at, now)
+        place.num_failures += 1
+        num = place.num_failures
+        if is_broken:
+            num = self._num_broken[place.node] = self._num_broken.get(place.node, 0) + 1
+        place.rests_until = now + min(_FIRST_REST_S * 2.0 ** (num - 1), _LONGEST_REST_S)
+
+    def drain(self, nodes: Collection[str]) -> set[str]:
+        """Let the processes of these nodes get no more units; return those that learn of it now."""
+        leaving = {name for name, place in self._places.items() if place.node in nodes and not place.leaves}
+        for name in leaving:
+            self._places[name].leaves = True
+        return leaving
+
+    def may_begin(self, process: str) -> bool:
+        """Tell whether a process may begin a unit: it is well, or it has rested and has no other unit."""
+        place = self._places.get(process)
+        if place is None or place.is_well:
+            return True
+        return not place.leaves and not place.units and self._clock() >= place.rests_until
+
+    def is_on_trial(self, process: str) -> bool:
+        """Tell whether a process has failed and nothing has shown yet that it is well again."""
+        place = self._places.get(process)
+        return place is not None and place.failure is not None
+
+    def are_of_two_actors(self, process: str, other: str) -> bool:
+        """Tell whether both processes are there, and one is not the next life of the other."""
+        actors = [place.actor for name in (process, other) if (place := self._places.get(name)) is not None]
+        return all(actors) and len(set(actors)) == 2
+
+    def all_failed_since(self, is_node_alive: Callable[[str], bool]) -> float:
+        """Return since when all places on living nodes have failed; infinity if one has not, or if there is none."""
+        failed_at = [place.failed_at for place in self._places.values() if place.failure is not None]
+        others = (place for place in self._places.values() if place.failure is None)
+        return inf if not failed_at or any(is_node_alive(place.node) for place in others) else max(failed_at)
+
+    def failures(self) -> list[str]:
+        """Return why places get no units now, each cause once, in the order in which they failed."""
+        failed = sorted(self._places.values(), key=lambda place: place.failed_at)
+        causes = (place.failure or f"{_DRAINED}: {place.node}" for place in failed if not place.is_well)
+        return list(dict.fromkeys(causes))
+
+    def num_free_places(self) -> int:
+        """Return the free places of well processes that have had no unit of their own for a moment."""
+        now = self._clock()
+        return sum(
+            self._units_in_flight - len(place.backups)
+            for place in self._places.values()
+            if place.is_well and not place.units and now - place.idle_since >= _IDLE_AFTER_S
+        )

@@ -1,0 +1,39 @@
+"""UnitCall and UnitError: what travels to the actors and back. A table has a row for each, pickled."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from pipeline.inputs.units import WorkUnit
+
+
+@dataclass(frozen=True)
+class UnitCall:
+    """A unit on its way to an actor: for the first time, again after a place gave it back, or as a backup."""
+
+    unit: WorkUnit
+    is_backup: bool = False
+
+
+class UnitError(RuntimeError):
+    """A worker could not do its unit. The message is the worker's own; nothing of the unit is committed."""
+
+
+class UnitsLeft(UnitError):
+    """Actors have ended without these units, which their places gave back. Others may do them."""
+
+
+def packed(objects: Iterable[Any]) -> pa.Table:
+    """Return a table with a row for each object, pickled as Ray does with what it hands to actors."""
+    return pa.table({"pickled": pa.array(map(pickle.dumps, objects), pa.binary())})
+
+
+def unpacked(table: pa.Table) -> list[Any]:
+    """Return the objects in a table."""
+    pickled: list[Any] = table["pickled"].to_pylist()
+    return list(map(pickle.loads, pickled))

@@ -1,0 +1,149 @@
+"""A place that fails rests, gives its units to the others, and comes back; the run ends when none is left."""
+
+from math import inf
+
+import pytest
+
+from actors.units.hand_outs import Signal
+from actors.units.ledger import Ledger
+from pipeline.streaming.calls import UnitCall
+from tests.clock import Clock
+from tests.pipeline.made_up import unit
+
+
+@pytest.fixture
+def clock() -> Clock:
+    """A clock that stands still."""
+    return Clock()
+
+
+def ledger_of(clock: Clock, num_units: int = 2, places_timeout_s: float = inf) -> Ledger:
+    """Return a ledger with processes a and b, which has handed out these units."""
+    ledger = Ledger(lambda node: node != "lost", clock, num_places=2, places_timeout_s=places_timeout_s)
+    for process in "ab":
+        ledger.join(process, f"node of {process}", f"actor of {process}")
+    for unit_id in range(num_units):
+        assert ledger.hand_out(unit(unit_id)) is Signal.GO
+    return ledger
+
+
+def fail(ledger: Ledger, process: str, unit_id: int | None, report: str, *, is_broken: bool = False) -> None:
+    """Let a process report that its disk is full, or that it cannot go on."""
+    cause = f"{process}: {'no device' if is_broken else 'disk full'}"
+    ledger.place_failed(process, f"node of {process}", cause, report=report, unit_id=unit_id, is_broken=is_broken)
+
+
+def test_the_unit_of_a_place_that_failed_goes_to_another_before_units_that_were_never_handed_out(clock: Clock) -> None:
+    ledger = ledger_of(clock, 1)
+    assert ledger.begin(0, 3, "a", "node of a", call="first") is not None
+    fail(ledger, "a", 0, "one")
+    assert not ledger.holds(0, "a"), "it may not commit it any more"
+    assert ledger.hand_out(unit(1)) == UnitCall(unit(0))
+    assert ledger.hand_out(unit(1)) is Signal.GO
+    assert ledger.held(0, "a") is Signal.WAIT
+    assert ledger.begin(0, 3, "b", "node of b", call="second") is not None
+    ledger.finish(0, "b")
+    assert ledger.held(0, "a") is Signal.STOP
+    assert ledger.summary()["num_handed_back"] == 1
+    assert ledger.summary()["num_deaths"] == ledger.summary()["num_repeated_units"] == 0
+
+
+def test_a_place_gets_one_unit_as_a_trial_after_a_rest_that_grows_and_is_well_after_a_commit(clock: Clock) -> None:
+    ledger = ledger_of(clock)
+    rests = []
+    for number in range(7):
+        assert ledger.begin(0, 3, "a", "node of a", call=f"{number}").is_trial == bool(number)
+        assert ledger.begin(1, 3, "a", "node of a", call=f"other {number}") is not None or number
+        began = clock.now
+        fail(ledger, "a", 0, f"{number}")
+        while ledger.held(0, "a") is Signal.WAIT:
+            clock.now += 1.0
+            if number == 0:
+                ledger.finish(1, "b")
+        rests.append(clock.now - began)
+    assert rests == [10.0, 20.0, 40.0, 80.0, 160.0, 300.0, 300.0]
+    assert ledger.place_failures() == ["a: disk full"]
+    ledger.begin(0, 3, "a", "node of a", call="last")
+    ledger.finish(0, "a")
+    assert ledger.place_failures() == []
+    assert ledger.place_failures(ever=True) == ["a: disk full"]
+
+
+def test_a_place_that_rests_gives_back_what_it_is_asked_to_begin(clock: Clock) -> None:
+    ledger = ledger_of(clock)
+    ledger.begin(0, 3, "a", "node of a", call="first")
+    fail(ledger, "a", 0, "one")
+    assert ledger.begin(1, 3, "a", "node of a", call="second") is Signal.WAIT
+    assert [ledger.hand_out_again(False), ledger.hand_out_again(False)] == [UnitCall(unit(0)), UnitCall(unit(1))]
+    assert ledger.hand_out_again(False) is Signal.WAIT, "the others must not end before"
+
+
+def test_the_run_ends_when_all_places_have_failed_for_long_with_all_their_causes(clock: Clock) -> None:
+    ledger = ledger_of(clock, places_timeout_s=60.0)
+    ledger.begin(0, 3, "a", "node of a", call="first")
+    fail(ledger, "a", 0, "one")
+    clock.now = 1000.0
+    assert ledger.held(0, "a") is Signal.GO, "b is well, and has not taken it"
+    fail(ledger, "a", None, "two")
+    fail(ledger, "b", None, "three")
+    assert ledger.held(0, "a") is Signal.WAIT
+    clock.now += 60.0
+    said = ledger.held(0, "a")
+    assert isinstance(said, str)
+    assert "for run.places_timeout_s, 60 seconds: a: disk full; b: disk full" in said
+
+
+def test_a_place_on_a_node_that_is_gone_is_no_place_that_is_left(clock: Clock) -> None:
+    ledger = ledger_of(clock, places_timeout_s=60.0)
+    ledger.join("b", "lost")
+    fail(ledger, "a", None, "one")
+    clock.now += 60.0
+    assert isinstance(ledger.held(0, "a"), str)
+
+
+def test_the_run_ends_at_once_if_no_process_could_load_its_models(clock: Clock) -> None:
+    ledger = Ledger(clock=clock, num_places=2, places_timeout_s=60.0)
+    ledger.hand_out(unit(0))
+    fail(ledger, "a", None, "one", is_broken=True)
+    assert ledger.held(0, "a") is Signal.WAIT, "another may be well"
+    fail(ledger, "b", None, "two", is_broken=True)
+    assert ledger.held(0, "a") == "a: no device; b: no device"
+
+
+def test_a_unit_goes_to_others_from_a_process_that_has_no_models(clock: Clock) -> None:
+    ledger = ledger_of(clock, 1)
+    fail(ledger, "a", None, "one", is_broken=True)
+    ledger.decline(0)
+    assert ledger.hand_out_again(True) == UnitCall(unit(0))
+
+
+def test_a_device_that_fails_counts_as_a_death_over_its_unit_and_not_over_others(clock: Clock) -> None:
+    ledger = ledger_of(clock)
+    for number, process in enumerate("ab"):
+        ledger.begin(0, 4, process, f"node of {process}", call=process)
+        fail(ledger, process, 0, f"{number}", is_broken=True)
+    clock.now += 1000.0
+    assert ledger.begin(0, 4, "a", "node of a", call="careful").is_careful
+    assert not ledger.begin(1, 4, "b", "node of b", call="other").is_careful
+
+
+def test_a_node_that_is_drained_gives_its_units_back_at_once_and_gets_no_more(clock: Clock) -> None:
+    ledger = ledger_of(clock)
+    ledger.begin(0, 3, "a", "node of a", call="first")
+    ledger.drain(["node of a"])
+    assert not ledger.holds(0, "a")
+    assert ledger.hand_out_again(False) == UnitCall(unit(0))
+    assert ledger.begin(1, 3, "a", "node of a", call="second") is Signal.WAIT
+    clock.now += 1e6
+    assert ledger.held(1, "a") is Signal.WAIT, "it never gets a trial"
+
+
+def test_a_call_left_from_before_ends_while_another_actor_has_the_unit(clock: Clock) -> None:
+    ledger = ledger_of(clock)
+    ledger.begin(0, 3, "a", "node of a", call="first")
+    ledger.drain(["node of a"])
+    ledger.begin(0, 3, "b", "node of b", call="second")
+    ledger.join("a2", "another node", "actor of a")
+    assert ledger.begin(0, 3, "a2", "another node", call="repeated by Ray") is None
+    assert ledger.holds(0, "b")
+    assert ledger.summary()["num_deaths"] == 0
