@@ -48,6 +48,12 @@ class RayCluster:
         del self.workers[node_id]
         self._ask({"kill": node_id})
 
+    def drain_node(self, node_id: str, notice_s: int = 30) -> None:
+        """Tell the cluster that a node will go, as `drain.sh` does in a pod of a spot machine."""
+        words = ["drain-node", "--address", self.address, "--node-id", node_id, "--reason-message", "it is taken away"]
+        words += ["--reason", "DRAIN_NODE_REASON_PREEMPTION", "--deadline-remaining-seconds", str(notice_s)]
+        subprocess.run(["ray", *words], env=self.environment, check=True, capture_output=True, timeout=120)
+
     def grow_to(self, num_workers: int) -> None:
         """Add nodes until there are `num_workers` beside the head."""
         while len(self.workers) < num_workers:
