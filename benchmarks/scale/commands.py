@@ -36,7 +36,7 @@ class Cost:
 
 
 def measure_commands(folder: Path, num_units: int, rows_per_unit: int, delays_ms: list[float]) -> Iterator[Cost]:
-    """Make a run of so many parts, and measure each command on a disk, and with each delay on a store."""
+    """Make a run of this many parts, and measure each command on a disk, and with each delay on a store."""
     run = make_run(folder, num_units, rows_per_unit).location.path
     size = num_units, num_units * rows_per_unit
     for delay_ms in [None, *delays_ms]:

@@ -19,7 +19,7 @@ from pipeline.storage.parquet import to_parquet
 
 PAIR = Path(__file__).parents[2] / "examples/tiny_pair"
 _UNITS_AT_ONCE = 1000
-_UNITS_PER_ERROR = 500  # one of so many units has a row that failed
+_UNITS_PER_ERROR = 500  # one unit of these has a row that failed
 _NUM_ROUNDS, _ACCEPTED = 20, [18, 13, 8, 1]  # of a row, and so 60 tokens
 
 
