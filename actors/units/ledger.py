@@ -108,6 +108,10 @@ class Ledger(HandOuts, RunNotes):
             if before is None:
                 self._give_back(unit_id, unit)
             return Signal.WAIT
+        if before is not None and before.process != process and self._places.is_leaving(before.process):
+            unit.end(before, has_died=False)
+            self._places.release(before.process, unit_id)
+            before = None
         if before is not None and self._places.are_of_two_actors(before.process, process):
             return None  # this call is left from before the unit was handed out again; Ray repeats that of the other
         follows_death = before is not None and self._take_over(unit, before, process)
@@ -192,10 +196,15 @@ class Ledger(HandOuts, RunNotes):
             self._give_back(unit_id, unit)
 
     def drain(self, nodes: Collection[str]) -> None:
-        """Take the units of all processes on these nodes back, which are about to go."""
-        for process in self._places.drain(nodes):
-            for unit_id in list(self._units):
-                self._take_back(process, unit_id, has_died=False)
+        """Let others begin the units of all processes on these nodes, which are about to go.
+
+        A process goes on with its unit until another one begins it: if none does, it may be done in time.
+        """
+        leaving = self._places.drain(nodes)
+        for unit_id, unit in self._units.items():
+            if unit.worker is not None and unit.worker.process in leaving:
+                unit.num_handed_back += 1
+                self._give_back(unit_id, unit)
 
     def held(self, unit_id: int, process: str) -> Signal | str:
         """Return what a process does with a call that it holds because its place has failed.

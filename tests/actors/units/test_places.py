@@ -131,8 +131,11 @@ def test_a_node_that_is_drained_gives_its_units_back_at_once_and_gets_no_more(cl
     ledger = ledger_of(clock)
     ledger.begin(0, 3, "a", "node of a", call="first")
     ledger.drain(["node of a"])
-    assert not ledger.holds(0, "a")
     assert ledger.hand_out_again(False) == UnitCall(unit(0))
+    assert ledger.holds(0, "a"), "it may yet be done in time"
+    assert ledger.begin(0, 3, "b", "node of b", call="second") is not None
+    assert not ledger.holds(0, "a")
+    assert ledger.summary()["num_deaths"] == ledger.summary()["num_repeated_units"] == 0
     assert ledger.begin(1, 3, "a", "node of a", call="second") is Signal.WAIT
     clock.now += 1e6
     assert ledger.held(1, "a") is Signal.WAIT, "it never gets a trial"
