@@ -10,9 +10,9 @@ export RAY_AUTH_MODE ?= disabled
 export RAY_memory_monitor_refresh_ms ?= 0
 
 # Tests without Ray run side by side, neighbours in one process (they share models); the others share one Ray.
-TESTS_WITHOUT_RAY := -m pytest -m "not gpu and not slow and not ray and not kubernetes and not real" -n auto --maxprocesses 4 --dist worksteal
+TESTS_WITHOUT_RAY := -m pytest -m "not gpu and not slow and not ray and not network and not kubernetes and not real" -n auto --maxprocesses 4 --dist worksteal
 
-.PHONY: help setup rooms demo demo-head demo-learn serve-demo test test-fast test-processors test-faults test-endpoint test-clients test-page test-kubernetes test-real \
+.PHONY: help setup rooms demo demo-head demo-learn serve-demo test test-fast test-processors test-faults test-network test-endpoint test-clients test-page test-kubernetes test-real \
   test-autoscaling test-all prove prove-long prove-asked models check pages docs fmt bench bench-quick bench-serve bench-pairs gpu-check gpu-miniature setup-vllm test-vllm test-speculators peers picture picture-report clean
 help:  ## list the commands
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 18
@@ -66,6 +66,12 @@ test-faults: setup  ## run the fault tests, the slow ones too: about an hour on 
 	  tests/jobs/test_placements.py tests/jobs/driver/test_stopping.py tests/actors/drafts/test_split.py \
 	  tests/actors/stages/test_target.py tests/actors/stages/test_ranks.py
 
+# Hosts in network namespaces, joined by a wire of our own. NETWORK picks among the tests: CI leaves out the slow ones.
+NETWORK ?= network
+REPEAT ?= 1
+test-network: setup  ## run the tests of links and single nodes that fail, REPEAT times each: root needed, half an hour on 2 cores
+	$(BIN)/python -m pytest -m "$(NETWORK)" -rs --durations 0 --repeat $(REPEAT) tests/network
+
 test-endpoint: setup  ## run the endpoint's tests, the slow ones too; the page's need Debian's chromium and chromium-driver (clients: test-clients)
 	$(BIN)/python -m pytest -m "not gpu" --durations 10 tests/endpoint
 
@@ -113,7 +119,7 @@ test-autoscaling: setup  ## run k8s/'s demo as KubeRay's autoscaler scales it, a
 	$(BIN)/python -m pytest --durations 0 tests/k8s/scaling/test_autoscaling.py tests/k8s/test_service.py
 
 test-all: setup test-kubernetes  ## run all tests, the slow ones too: well over an hour on 2 cores
-	$(BIN)/python -m pytest -m "not gpu and not ray and not kubernetes and not real" -n auto --maxprocesses 4 --dist loadgroup
+	$(BIN)/python -m pytest -m "not gpu and not ray and not network and not kubernetes and not real" -n auto --maxprocesses 4 --dist loadgroup
 	$(BIN)/python -m pytest -m "ray and not gpu and not real"
 
 prove: setup  ## compare every drafter with transformers' own code on the bundled pair, with forms and more: some minutes

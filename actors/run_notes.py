@@ -3,6 +3,10 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from pipeline.counts import Sums
+
+_IDLE = 0.01  # of the time: a draft actor that drafts less only tries now and then
+
 
 @dataclass(frozen=True)
 class WantedDraft:
@@ -20,6 +24,25 @@ class Rejection:
     reason: str
 
 
+@dataclass(frozen=True)
+class DraftWork(Sums):
+    """The seconds of engines and of their draft actors, and what they did with them."""
+
+    engine_seconds: float = 0.0  # in which engines worked
+    actor_seconds: float = 0.0  # the same of all draft actors: each is there as long as its engine works
+    wait_seconds: float = 0.0  # that engines waited for drafts
+    draft_seconds: float = 0.0  # that draft actors drafted
+
+    def __str__(self) -> str:
+        """Return it in words; an empty text where there are no draft actors."""
+        if not self.engine_seconds:
+            return ""
+        drafting, waiting = self.draft_seconds / self.actor_seconds, self.wait_seconds / self.engine_seconds
+        words = f"draft actors drafted {drafting:.0%} of the engines' time, and engines waited for them {waiting:.0%}"
+        is_idle = drafting < _IDLE
+        return words + "; they stand idle, since drafts do not pay at this delay (docs/placements.md)" * is_idle
+
+
 class RunNotes:
     """Notes of one run. Offers of drafts come from the driver, all else from the processes of engines."""
 
@@ -28,6 +51,7 @@ class RunNotes:
         self._rejections: dict[int, Rejection] = {}  # the first one of a version counts for all engines
         self._warnings: dict[str, str] = {}  # the first text of each kind
         self._written: dict[str, tuple[int, int]] = {}  # by process: the texts and tokens that it has written
+        self._draft_work: dict[str, DraftWork] = {}  # by process
 
     def offer_drafts(self, paths: Mapping[int, str]) -> WantedDraft:
         """Take the versions that may be used now, in place of those before; return the one that engines are to use."""
@@ -58,6 +82,14 @@ class RunNotes:
     def note_written(self, process: str, num_texts: int, num_tokens: int) -> None:
         """Remember how much the engine of a process has written since it was loaded."""
         self._written[process] = num_texts, num_tokens
+
+    def note_draft_work(self, process: str, work: DraftWork) -> None:
+        """Remember what the engine of a process and its draft actors did since it was loaded."""
+        self._draft_work[process] = work
+
+    def draft_work(self) -> str:
+        """Return in words how much draft actors were at work, and how much engines waited; empty without any."""
+        return str(sum(self._draft_work.values(), DraftWork()))
 
     def written(self) -> tuple[int, int]:
         """Return the texts and tokens that all engines have written, those of units that are not committed, too."""

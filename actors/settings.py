@@ -11,12 +11,14 @@ from typing import Any, Literal
 
 from actors.placement import DraftSettings, StageSettings
 from decoding.choices import Device, DType
-from decoding.engine.options import DraftVocabulary, EngineOptions
+from decoding.engine.options import MOST_LANES, DraftVocabulary, EngineOptions
 from decoding.sampling_params import SamplingParams
 from decoding.scope import Scope
 from pipeline.limits import check_numbers
 from pipeline.text.answer_parts import ReasoningName
 from pipeline.text.tools.format import FamilyName
+
+_LONGEST_STEP_S = 60.0  # that an engine may wait for drafts of all its lanes, if it chooses their number
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,6 +108,11 @@ class GeneratorSettings:
         if self.placement not in ("colocated", "split"):
             raise ValueError(f"placement must be 'colocated' or 'split', got {self.placement!r}")
         self.engine.check_draft_vocabulary(self.models.draft, self.models.draft_vocabulary)
+        if self.engine.num_lanes is not None and not self.apart:
+            raise ValueError(
+                f"engine.num_lanes is {self.engine.num_lanes}, for engines whose draft or layers are in other "
+                "processes, but this one is whole; leave it out, or use placement 'split' or stages.count"
+            )
 
     @property
     def has_draft_actors(self) -> bool:
@@ -119,15 +126,26 @@ class GeneratorSettings:
 
     @property
     def num_lanes(self) -> int:
-        """Lanes of an engine: enough that every process of it has something to do."""
+        """Lanes of an engine at least: enough that every process of it has something to do."""
+        if self.engine.num_lanes is not None:
+            return self.engine.num_lanes
         if not self.has_draft_actors:
             return self.stages.count
         return max(2, self.drafts.num_per_generator, self.stages.count + 1)
 
+    @property
+    def most_lanes(self) -> int:
+        """Lanes that an engine may have where their number follows from a measured delay.
+
+        A step of them all, each of which may wait for drafts, is no longer than a minute.
+        """
+        by_patience = int(_LONGEST_STEP_S // self.drafts.timeout_s) if self.has_draft_actors else MOST_LANES
+        return self.engine.num_lanes or max(self.num_lanes, min(MOST_LANES, by_patience))
+
     def check_hang_timeout(self, name: str, hang_timeout_s: float) -> None:
         """Raise ValueError if the timeout `name` would end a process that waits for drafts or replaces stages."""
         for part in self.apart:
-            part.check_hang_timeout(name, hang_timeout_s, self.num_lanes)
+            part.check_hang_timeout(name, hang_timeout_s, self.most_lanes)
 
     def at_temperature(self, temperature: float) -> GeneratorSettings:
         """Return these settings with another temperature."""

@@ -42,6 +42,7 @@ COLUMNS = (
     ("placement", "placement", ""),
     ("draft", "draft", ""),
     ("batch", "batch", ""),
+    ("lanes", "num_lanes", ""),
     ("tokens/s", "tokens_per_second", ",.1f"),
     ("times the first", "times_the_first", ".2f"),
     ("efficiency", "efficiency", ".2f"),
@@ -67,6 +68,7 @@ class PlacedPass(Pass):
     bytes_per_row: float
     outputs: list[list[int]]
     acceptance_rate: float
+    num_lanes: int
 
 
 class Side:
@@ -107,6 +109,7 @@ class Side:
             bytes_per_row=(_crossing(after) - _crossing(before)) / num_crossed if num_crossed else 0.0,
             outputs=[sequence.output_token_ids for sequence in sequences],
             acceptance_rate=sum(sequence.num_accepted_tokens for sequence in sequences) / max(num_drafted, 1),
+            num_lanes=len(self.engine.lanes),
         )
 
     def _check_drafts(self) -> None:
@@ -168,7 +171,7 @@ def measure(
                 ways = {}
                 for name in placements:
                     say(f"loading {name} {length}@{batch} ...")
-                    side = Side(f"{name} {length}", *_placed(settings, name, threads, draft_threads))
+                    side = Side(f"{name} {length}", *placed(settings, name, threads, draft_threads))
                     stack.enter_context(closing(side))
                     ways[name] = whole(partial(side.repeat, corpus, options.num_rows(batch), batch))
                 table = interleaved(ways, options.repeats, f"{length}@{batch}")
@@ -176,7 +179,7 @@ def measure(
                 yield {"placement": name, "draft": length, "batch": batch, **_figures(table, name, placements[0])}
 
 
-def _placed(settings: GeneratorSettings, name: str, threads: int, draft_threads: int) -> tuple[GeneratorSettings, int]:
+def placed(settings: GeneratorSettings, name: str, threads: int, draft_threads: int) -> tuple[GeneratorSettings, int]:
     """Return the settings of a placement, and the threads of this process."""
     found = _PLACEMENT.fullmatch(name)
     if name == "split":
@@ -195,6 +198,7 @@ def _figures(table: Table[PlacedPass], name: str, first: str) -> dict[str, Any]:
     ideals = [max(each.seconds - each.wait_seconds, each.draft_seconds) / each.seconds for each in passes]
     hidden = [1 - min(each.wait_seconds / each.draft_seconds, 1.0) for each in passes if each.draft_seconds]
     return {
+        "num_lanes": last.num_lanes,
         "tokens_per_second": table.speed(name),
         "times_the_first": median(table.ratios(name, first)),
         "efficiency": median(ideals) if is_split else None,

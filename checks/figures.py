@@ -5,8 +5,9 @@ examples/demo.csv and examples/demo-head.csv, which have a line for each bundled
 sums those lines, as `--write` does without runs. The speeds in docs/speed.md come from benchmarks/results/bundled-
 drafts.json (`python -m benchmarks.drafts --json FILE`), what a draft learned, in docs/learning.md, from learning.json
 beside it (`python -m benchmarks.learning --json FILE`), and what a form costs, in docs/structured.md, from forms.json,
-forms-fixed.json and forms-grown.json (`python -m benchmarks.forms --json FILE`). Without arguments it compares the
-pages with these files and returns 1 if they differ, or if a file does not show what is claimed of it.
+forms-fixed.json and forms-grown.json (`python -m benchmarks.forms --json FILE`). What the commands on a large run take,
+in docs/scale.md, comes from scale.json (`python -m benchmarks.scale commands --json FILE`). Without arguments it
+compares the pages with these files and returns 1 if they differ, or if a file does not show what is claimed of it.
 tests/jobs/test_demo.py compares the lines with a demo.
 """
 
@@ -27,8 +28,11 @@ LINES = {"draft model": ROOT / "examples/demo.csv", "EAGLE-3 head": ROOT / "exam
 SPEED = ROOT / "benchmarks/results/bundled-drafts.json"
 LEARNED = ROOT / "benchmarks/results/learning.json"
 FORMS = [ROOT / f"benchmarks/results/forms{name}.json" for name in ("", "-fixed", "-grown")]
+SCALE = ROOT / "benchmarks/results/scale.json"
 README, SPEEDS = ROOT / "README.md", ROOT / "docs/speed.md"
 LEARNING, STRUCTURED = ROOT / "docs/learning.md", ROOT / "docs/structured.md"
+LARGE = ROOT / "docs/scale.md"
+_BEGIN_SCALE = "<!-- figures of scale: written by python -m checks.figures --write -->\n"
 _BEGIN_FORMS = "<!-- figures of forms: written by python -m checks.figures --write -->\n"
 _BEGIN_LEARNED = "<!-- figures of learning: written by python -m checks.figures --write -->\n"
 _BEGIN_SPEEDS = "<!-- figures of speed: written by python -m checks.figures --write -->\n"
@@ -63,6 +67,7 @@ def main(arguments: Sequence[str]) -> int:
         (SPEEDS, _BEGIN_SPEEDS, speed_table(json.loads(SPEED.read_text()))),
         (LEARNING, _BEGIN_LEARNED, learned_table(learned) if learned else ""),
         (STRUCTURED, _BEGIN_FORMS, forms_table(forms)),
+        (LARGE, _BEGIN_SCALE, scale_table(json.loads(SCALE.read_text()))),
     ):
         before = page.read_text()
         written = _with_table(page.name, before, begin, shown)
@@ -71,7 +76,7 @@ def main(arguments: Sequence[str]) -> int:
             print(shown, end="")
         elif written != before:
             is_stale = True
-            sources = ", ".join(path.name for path in (*LINES.values(), SPEED, LEARNED, *FORMS))
+            sources = ", ".join(path.name for path in (*LINES.values(), SPEED, LEARNED, *FORMS, SCALE))
             print(f"the figures in {page.name} are not what {sources} say; {_COMMAND}", file=sys.stderr)
     lost = [claim for claim, holds in claims(json.loads(SPEED.read_text()), learned, forms) if not holds]
     for claim in lost:
@@ -228,6 +233,31 @@ def forms_table(runs: Sequence[dict[str, Any]]) -> str:
         "tokens a round, times those of a run in which forced tokens are no drafts. Each schema is compiled once, "
         f"before all rounds, in at most {1000 * compiled:.1f} ms here.\n\n" + _markdown(rows)
     )
+
+
+def scale_table(found: dict[str, Any]) -> str:
+    """Return what docs/scale.md says of the commands on a run: seconds, seconds of CPU and megabytes of each."""
+    costs, machine = found["costs"], found["machine"]
+    sizes = dict.fromkeys((cost["num_units"], cost["num_rows"], cost["delay_ms"]) for cost in costs)
+    by_command = {(cost["command"], cost["num_units"], cost["num_rows"], cost["delay_ms"]): cost for cost in costs}
+    heading = ["command"]
+    for units, rows, delay in sizes:
+        where = "disk" if delay is None else f"a store, {delay:g} ms a request"
+        heading.append(f"{units:,} parts, {rows:,} rows, {where}")
+    lines = [heading]
+    for command in dict.fromkeys(cost["command"] for cost in costs):
+        of_command = [by_command.get((command, *size)) for size in sizes]
+        lines.append([f"`{command}`", *("-" if cost is None else _cost(cost) for cost in of_command)])
+    loads = [cost["load"] for cost in costs]
+    return (
+        f"Seconds, seconds of CPU and megabytes (`python -m benchmarks.scale commands`; {machine['processor']}, "
+        f"{machine['cpus']} CPUs, {found['date']}). Beside it {min(loads):.0f} to {max(loads):.0f} processes wanted "
+        "these CPUs, so the seconds of CPU are what to compare.\n\n" + _markdown(lines)
+    )
+
+
+def _cost(cost: dict[str, Any]) -> str:
+    return f"{cost['seconds']:.0f} s, {cost['cpu_seconds']:.1f} s, {cost['megabytes']:.0f} MB"
 
 
 def _forced_tokens(line: dict[str, Any]) -> str:

@@ -24,7 +24,14 @@ from endpoint.ingress import Ingress
 from endpoint.service.served_model import DeploymentSettings as DeploymentSettings
 from endpoint.service.served_model import ServedModel, deployment_name
 from pipeline.logs import LogSettings
-from pipeline.ray_internals import begin_deleting, serve_details, serve_http_options, with_version
+from pipeline.ray_internals import (
+    begin_deleting,
+    has_direct_ingress,
+    has_haproxy,
+    serve_details,
+    serve_http_options,
+    with_version,
+)
 
 APP_NAME = "dray"  # of our application, on a Serve that may have others
 _REPLY_S = 30.0  # for the controller or a proxy to reply
@@ -34,6 +41,11 @@ REPLICA_NAME, BATCHES_NAME = "Replica", "Batches"
 _UNITS_PER_REPLICA = 2  # of batches under way at once: one ends while the next one fills its slots
 _MARK = "mark"  # a key of the configuration that Serve keeps for a deployment
 _INGRESS_PERIOD_S = 1.0  # between looks at an ingress: it is asked nothing that costs, and is soon replaced
+_WITHOUT_PROXIES = (
+    "clients would be connected to Ray's HAProxy, or to an ingress, and not to Serve's own proxies, which alone hold "
+    "the endpoint's gate (docs/serving.md). Unset RAY_SERVE_ENABLE_HA_PROXY, RAY_SERVE_ENABLE_DIRECT_INGRESS and "
+    "RAY_SERVE_THROUGHPUT_OPTIMIZED"
+)
 _INGRESS_ONGOING = 10_000  # far more than replicas take: they refuse in the API's form, Serve would not
 
 
@@ -157,17 +169,28 @@ def start(host: str, port: int, limits: Limits, request_timeout_s: float | None 
     )
 
 
+def refuse_direct_ingress() -> None:
+    """Raise ValueError if the environment of this process would let Serve do without its own proxies."""
+    if has_direct_ingress():
+        raise ValueError(f"{_WITHOUT_PROXIES} in the environment, and run this command again")
+
+
 def check_gate(limits: Limits) -> None:
     """Raise ValueError if the Serve of this cluster has a proxy without the gate, as another program may start it.
 
     Raises it also for the gate of another release or with other limits, and RuntimeError if a proxy does not reply.
     """
     try:
-        proxies = serve_http_options(_REPLY_S)
+        is_haproxy, proxies = has_haproxy(_REPLY_S), serve_http_options(_REPLY_S)
         has_gate = bool(proxies) and all(_has_gate(options, limits) for options in proxies)
     except (RayError, ValueError) as error:  # the latter where there is no controller
         kind = type(error).__name__
         raise RuntimeError(f"the Ray Serve of this cluster cannot be asked for its gate ({kind}); try again") from error
+    if is_haproxy:
+        raise ValueError(
+            f"{_WITHOUT_PROXIES} where the nodes of this cluster are started, end its Serve (`serve shutdown`) and run "
+            "this command again; or serve on another cluster (serve.ray_address)"
+        )
     if not has_gate:
         raise ValueError(
             "the Ray Serve that runs on this cluster was started without this endpoint's gate, or with that of another "

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import reduce
 from itertools import zip_longest
 from typing import Any, Self
@@ -63,7 +63,7 @@ class Counts(Sums):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the counts (no rates) as a JSON-ready dict."""
-        return asdict(self) | {"accepted_per_position": list(self.accepted_per_position)}
+        return {**vars(self), "accepted_per_position": list(self.accepted_per_position)}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Counts:
@@ -99,7 +99,7 @@ SCORED_COLUMNS = ["num_output_tokens", "logprob", "is_greedy", "is_best"]
 def count_generations(generations: pa.Table, num_errors: int = 0) -> Counts:
     """Count a table of generation rows and `num_errors` rows that failed beside them."""
     generations = generations.select(COUNTED_COLUMNS)  # a filter does not know every type of a carried column
-    once_per_prompt = generations.filter(pc.field("sample") == 0)
+    once_per_prompt = generations.filter(pc.equal(generations["sample"], pa.scalar(0, pa.int32())))
     accepted = (tuple(positions or ()) for positions in generations["accepted_per_position"].to_pylist())
     return Counts(
         num_rows=once_per_prompt.num_rows + num_errors,

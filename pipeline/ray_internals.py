@@ -77,6 +77,23 @@ def is_actor_dead(actor_id: str) -> bool:
     return bool(actors(actor_id).get("State", "DEAD") == "DEAD")
 
 
+def node_of_actor(actor_id: str) -> str:
+    """Return the id of the node that an actor is on; one of zeros, or no text, while it is on none."""
+    from ray._private.state import actors
+
+    return str(actors(actor_id).get("Address", {}).get("NodeID", ""))
+
+
+def draining_nodes() -> set[str]:
+    """Return the ids of the nodes that are about to go: by `ray drain-node`, an autoscaler, or a spot machine's notice.
+
+    One question to the cluster's control process; the public API shows such nodes only through the dashboard.
+    """
+    from ray._private.state import state
+
+    return set(state.get_draining_nodes())
+
+
 def block_statistics_cleaner() -> type:
     """Return an execution callback for Ray Data that keeps the driver small.
 
@@ -104,6 +121,23 @@ def serve_http_options(timeout_s: float) -> list[Any]:
     """
     proxies = ray.get(serve_controller().get_proxies.remote(), timeout=timeout_s)
     return [proxy._get_http_options.remote() for proxy in proxies.values()]
+
+
+def has_haproxy(timeout_s: float) -> bool:
+    """Return whether HAProxies stand in the place of this cluster's Serve proxies. Raises as `serve_http_options`."""
+    proxies = ray.get(serve_controller().get_proxies.remote(), timeout=timeout_s)
+    classes = {proxy._ray_actor_creation_function_descriptor.class_name for proxy in proxies.values()}
+    return "HAProxyManager" in classes
+
+
+def has_direct_ingress() -> bool:
+    """Return whether the environment lets a Serve that this process starts do without its own proxies.
+
+    RAY_SERVE_ENABLE_DIRECT_INGRESS, RAY_SERVE_ENABLE_HA_PROXY and RAY_SERVE_THROUGHPUT_OPTIMIZED do so.
+    """
+    from ray.serve._private import constants
+
+    return bool(constants.RAY_SERVE_ENABLE_DIRECT_INGRESS)
 
 
 def serve_details(timeout_s: float) -> dict[str, Any]:

@@ -78,8 +78,9 @@ class DraftActor:
             except Exception:
                 self.leave(lane)  # half of the request may have been applied
                 raise
-        self._draft_seconds += time.perf_counter() - started
-        return reply
+        seconds = time.perf_counter() - started
+        self._draft_seconds += seconds
+        return reply._replace(seconds=seconds)
 
     @ray.method(concurrency_group=WEIGHTS)  # type: ignore[untyped-decorator]  # Ray has no types
     def use_draft(self, path: str | None) -> None:

@@ -52,6 +52,7 @@ class LinkStats(Sums):
     num_bytes_received: int = 0  # of the arrays in replies
     num_distribution_bytes: int = 0  # of those: distributions, unless coupled
     wait_seconds: float = 0.0  # that rounds waited for drafts
+    draft_seconds: float = 0.0  # that the actor took for them
 
 
 class DraftLink:

@@ -85,6 +85,7 @@ class DraftReply(NamedTuple):
 
     drafts: Seq[list[int] | None]
     distributions: Distributions | None = None  # unless verification is coupled
+    seconds: float = 0.0  # that it took to make
 
     @property
     def num_bytes(self) -> int:

@@ -20,6 +20,7 @@ from actors.drafts.link import DraftLink, LinkStats
 from actors.drafts.mirror import Distributions, DraftReply, DraftRequest, DraftTerms, RowOrigin, RowUpdate
 from actors.drafts.roster import BEAT_EVERY_S
 from actors.metrics import Heartbeat
+from actors.run_notes import DraftWork
 from actors.settings import GeneratorSettings
 from decoding.drafters.base import Drafter
 from decoding.network.target import Target
@@ -157,6 +158,7 @@ class RemoteDrafter(Drafter):
         if reply is None:  # the actor was restarted, or has forgotten this lane
             self._generation = -1
             return None
+        self._link.stats.draft_seconds += reply.seconds
         self._link.stats.num_bytes_received += reply.num_bytes
         self._link.stats.num_distribution_bytes += reply.num_distribution_bytes
         for slot, draft in zip(pending.slots, reply.drafts, strict=True):
@@ -196,7 +198,8 @@ class DraftLinks:
     def __init__(self, settings: GeneratorSettings, roster: Any) -> None:
         """Ask `roster`, the actor of the run's DraftRoster, for the draft actors."""
         self._drafts, self._verification = settings.drafts, settings.engine.verification
-        self.num_lanes = settings.num_lanes  # one is drafted for while another is verified
+        # One is drafted for while another is verified; more of them hide a delay.
+        self.num_lanes, self.most_lanes = settings.num_lanes, settings.most_lanes
         self._generator = uuid.uuid4().hex
         self._roster = roster
         self._links = [
@@ -210,6 +213,11 @@ class DraftLinks:
     def stats(self) -> LinkStats:
         """Return the sums over all links. Any thread may call this."""
         return sum((link.stats for link in self._links), LinkStats())
+
+    def work(self, engine_seconds: float) -> DraftWork:
+        """Return what the draft actors did in the time that the engine worked. Any thread may call this."""
+        stats, actor_seconds = self.stats, engine_seconds * self._drafts.per_target
+        return DraftWork(engine_seconds, actor_seconds, stats.wait_seconds, stats.draft_seconds)
 
     def actor_stats(self) -> list[dict[str, float]]:
         """Wait for the draft actors within reach, and return the `DraftActor.stats` of each."""

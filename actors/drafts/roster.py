@@ -7,7 +7,7 @@ ended. Draft actors belong to the process of the roster, so they end with it, an
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -22,7 +22,7 @@ from actors.placement import DraftSettings
 from actors.run_notes import Rejection, WantedDraft
 from actors.settings import GeneratorSettings
 from pipeline.logs import Event, LogSettings, set_up_logs
-from pipeline.ray_internals import actor_id_of
+from pipeline.ray_internals import actor_id_of, node_of_actor
 
 BEAT_EVERY_S = 10.0  # how often a generator gives a sign of life
 _SILENT_S = 60.0  # without one the generator counts as gone; draft actors without a generator end after as long
@@ -50,6 +50,7 @@ class _DraftActor:
     clients: set[Client] = field(default_factory=set)
     unused_since: float = 0.0
     swap: Any = None  # the reference of the call that gives it the draft that is wanted; None: it began with that
+    successor: Any = None  # a reference that comes once the draft actor in its place is ready; its node is about to go
 
     @property
     def actor_id(self) -> str:
@@ -67,13 +68,14 @@ class DraftRoster:
         num_generators: int = 1,
         start: Callable[..., Any] | None = None,
         clock: Callable[[], float] = time.monotonic,
+        node_of: Callable[[str], str] = node_of_actor,
     ) -> None:
         """Begin without draft actors. Those of the first `num_generators` are placed together."""
         set_up_logs(log_settings, run=run)
         self._drafts: DraftSettings = settings.drafts
         self._num_placed_next = self._drafts.num_for(num_generators)  # later ones are placed one by one
         self._start = start or (lambda options: _start(options, settings, run, log_settings))
-        self._clock = clock
+        self._clock, self._node_of = clock, node_of
         self._actors: list[_DraftActor] = []
         self._groups: list[_Group] = []
         self._beats: dict[str, float] = {}  # when each generator gave its last sign of life
@@ -93,7 +95,11 @@ class DraftRoster:
         for actor in self._actors:
             if client in actor.clients:
                 return actor.handle
-        room = [actor for actor in self._actors if self._num_served(actor) < self._drafts.num_sharing]
+        room = [
+            actor
+            for actor in self._actors
+            if actor.successor is None and self._num_served(actor) < self._drafts.num_sharing
+        ]
         actor = min(room, key=self._num_served) if room else self._add()
         actor.clients.add(client)
         return actor.handle
@@ -141,6 +147,21 @@ class DraftRoster:
             if had and not self._num_served(actor):
                 actor.unused_since = float("-inf")
         self._end_unused()
+
+    def drain(self, nodes: Collection[str]) -> None:
+        """Start another draft actor for each one on these nodes, which ends once its successor has loaded its model.
+
+        Its generators then find it lost and ask for another, so that hardly a round has no draft.
+        """
+        for actor in list(self._actors):
+            if actor.successor is not None:
+                if _arrived([actor.successor]):
+                    _log.info(Event("draft actor moved", actor=actor.actor_id))
+                    self._remove(actor)
+            elif actor.clients and self._node_of(actor.actor_id) in nodes:
+                successor = self._add()
+                successor.clients, actor.clients = actor.clients, set()
+                actor.successor = successor.handle.__ray_ready__.remote()
 
     def _num_served(self, actor: _DraftActor) -> int:
         """Return the number of its clients that are alive."""
@@ -226,7 +247,7 @@ def roster_of(settings: GeneratorSettings, run: str, log_settings: LogSettings, 
 
 def max_lanes(settings: GeneratorSettings) -> int:
     """Return how many lanes a draft actor keeps a cache for, over all generators that share it."""
-    return (settings.num_lanes + _SPARE_LANES) * settings.drafts.num_sharing
+    return (settings.most_lanes + _SPARE_LANES) * settings.drafts.num_sharing
 
 
 def _start(options: dict[str, Any], settings: GeneratorSettings, run: str, log_settings: LogSettings) -> Any:

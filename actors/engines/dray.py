@@ -173,6 +173,7 @@ def load_facts(engine: Engine, draft: str | None) -> dict[str, Any]:
         "drafter": engine.options.pick_drafter(draft),
         **target.facts(),
         "slots": engine.options.num_slots,
+        "lanes": len(engine.lanes),
         "max_model_len": engine.max_model_len,
     }
     if costs is not None:  # milliseconds of a target forward by tokens, and of a draft step by rows

@@ -208,18 +208,23 @@ class ShardedModel:
 
     def seconds(self, num_rows: int, num_tokens: int) -> float:
         """Time a forward through all stages, as `Target.seconds`; again in fresh slots if a stage is lost over it."""
-        return self.pipeline.repeat(partial(self._seconds, num_rows, num_tokens))
+        return self.seconds_of_several(num_rows, num_tokens, 1)
 
-    def _seconds(self, num_rows: int, num_tokens: int) -> float:
+    def seconds_of_several(self, num_rows: int, num_tokens: int, num_forwards: int) -> float:
+        return self.pipeline.repeat(partial(self._seconds, num_rows, num_tokens, num_forwards))
+
+    def _seconds(self, num_rows: int, num_tokens: int, num_forwards: int) -> float:
         if not self.pipeline.has_slots(self._session):
             self.allocate(*self._size)
         start = timed_start(self._size[1], num_tokens)
         self.pipeline.drain()
         started = time.perf_counter()
-        step: Any = self._send(range(num_rows), [start] * num_rows, [[0] * num_tokens] * num_rows, num_tokens)
+        slots, starts, tokens = range(num_rows), [start] * num_rows, [[0] * num_tokens] * num_rows
+        steps: list[Any] = [self._send(slots, starts, tokens, num_tokens) for _ in range(num_forwards)]
         self.pipeline.drain()
         if self.tap is not None:
-            self._features(self.tap, step.streams)
+            for step in steps:
+                self._features(self.tap, step.streams)
         return time.perf_counter() - started
 
     def logits(self, slots: Seq[int], starts: Seq[int], token_ids: Seq[Seq[int]]) -> torch.Tensor:

@@ -102,11 +102,16 @@ class Ledger(HandOuts, RunNotes):
             if call in unit.ended_calls:
                 return None
         before = unit.backup_worker if is_backup else unit.worker
-        if before is not None and self._places.are_of_two_actors(before.process, process):
+        is_leaving = before is not None and before.process != process and self._places.is_leaving(before.process)
+        if before is not None and not is_leaving and self._places.are_of_two_actors(before.process, process):
             return None  # this call is left from before the unit was handed out again; Ray repeats that of the other
         if not self._places.may_begin(process):
             self.decline(unit_id, process)
             return Signal.WAIT
+        if before is not None and is_leaving:
+            unit.end(before, has_died=False)
+            self._places.release(before.process, unit_id)
+            before = None
         follows_death = before is not None and self._take_over(unit, before, process)
         if is_backup and (unit.num_deaths or (unit.worker is not None and unit.worker.process == process)):
             unit.is_declined = True
@@ -192,18 +197,24 @@ class Ledger(HandOuts, RunNotes):
         if (unit := self._units.get(unit_id)) is None or process in self._places.replaced:
             return
         before = unit.worker
-        if not (before is None or before.process == process or self._places.are_of_two_actors(before.process, process)):
+        is_here = before is None or before.process == process
+        if before is not None and not is_here and not self._places.are_of_two_actors(before.process, process):
             self._take_over(unit, before, process)
-        if unit.worker is None:
+        if unit.worker is None or (not is_here and self._places.is_leaving(unit.worker.process)):
             self._give_back(unit_id, unit)
         else:
             unit.is_declined = True  # if it was a backup, it is not on its way any more
 
     def drain(self, nodes: Collection[str]) -> None:
-        """Take the units of all processes on these nodes back, which are about to go."""
-        for process in self._places.drain(nodes):
-            for unit_id in list(self._units):
-                self._take_back(process, unit_id, has_died=False)
+        """Let others begin the units of all processes on these nodes, which are about to go.
+
+        A process goes on with its unit until another one begins it: if none does, it may be done in time.
+        """
+        leaving = self._places.drain(nodes)
+        for unit_id, unit in self._units.items():
+            if unit.worker is not None and unit.worker.process in leaving:
+                unit.num_handed_back += 1
+                self._give_back(unit_id, unit)
 
     def held(self, unit_id: int, process: str) -> Signal | str:
         """Return what a process does with a call that it holds because its place has failed.

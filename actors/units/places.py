@@ -131,6 +131,11 @@ class PlaceTable:
             self._places[name].leaves = True
         return leaving
 
+    def is_leaving(self, process: str) -> bool:
+        """Tell whether the node of a process is being drained."""
+        place = self._places.get(process)
+        return place is not None and place.leaves
+
     def may_begin(self, process: str) -> bool:
         """Tell whether a process may begin a unit: it is well, or it has rested and has no other unit."""
         place = self._places.get(process)

@@ -142,3 +142,6 @@ class EngineWorker(UnitWorker):
     def _tell(self, stats: EngineStats) -> None:
         """Tell the ledger how much this engine has written, of units that are not committed, too."""
         self.ledger.note_written.remote(self.workplace.process, stats.num_texts, stats.num_tokens)
+        if self.engine.links is not None:
+            work = self.engine.links.work(stats.busy_seconds)
+            self.ledger.note_draft_work.remote(self.workplace.process, work)

@@ -27,6 +27,7 @@ class Spread:
     num_units: int
     seconds: float
     ideal_seconds: float
+    control_seconds: float = 0.0  # of CPU, in the driver and the ledger, until the last receipt
 
 
 def simulate(
@@ -41,15 +42,18 @@ def simulate(
         "rows": SimulatedRows(round_s, rounds_per_row),
     }
     pool = ActorPool(min_actors=num_actors, max_actors=num_actors, num_cpus=1 / 64)
-    seconds, counts = measure_actors(missing, SimulatedWorker, arguments, pool)
+    seconds, counts, control = measure_actors(missing, SimulatedWorker, arguments, pool)
     assert counts.num_rows == missing.num_rows
-    return Spread(num_actors, missing.num_units, seconds, units_per_actor * rounds_per_row * round_s)
+    return Spread(num_actors, missing.num_units, seconds, units_per_actor * rounds_per_row * round_s, control)
 
 
 def measure_actors(
     missing: MissingUnits, worker: type, worker_arguments: Mapping[str, Any], pool: ActorPool
-) -> tuple[float, Counts]:
-    """Return the seconds from the moment when all actors are ready to the last receipt, and the counts."""
+) -> tuple[float, Counts, float]:
+    """Return the seconds from the moment when all actors are ready to the last receipt, the counts, and control's CPU.
+
+    That is what the driver and the ledger took from the first receipt to the last one.
+    """
     ledger = start_ledger(
         units_in_flight=pool.units_in_flight, max_waiting=2 * pool.max_actors * pool.units_in_flight + 16
     )
@@ -62,12 +66,18 @@ def measure_actors(
 
     watcher = threading.Thread(target=watch, daemon=True)
     watcher.start()
-    counts, ended = Counts(), 0.0
+    counts, ended, used = Counts(), 0.0, list[float]()
     for receipt in stream(missing, ledger, _begin_together(worker, pool.max_actors), worker_arguments, pool):
+        used = used or [_control_seconds(ledger)]
         counts += receipt.counts
         ended = time.perf_counter()
     watcher.join()
-    return ended - ready_at[0], counts
+    return ended - ready_at[0], counts, _control_seconds(ledger) - used[0]
+
+
+def _control_seconds(ledger: Any) -> float:
+    """Return the seconds of CPU that this process and the ledger's have used."""
+    return time.process_time() + float(ray.get(ledger.__ray_call__.remote(lambda _: time.process_time())))
 
 
 def _begin_together(worker: type, num_actors: int) -> type:

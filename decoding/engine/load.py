@@ -8,7 +8,7 @@ from decoding.checkpoint.loading import DType
 from decoding.checkpoint.supported import check_same_vocabulary, model_folder
 from decoding.device import Device
 from decoding.drafters import NEED_A_MODEL, Draft, Drafter, DrafterName, make_drafter
-from decoding.engine.options import DraftVocabulary, EngineOptions
+from decoding.engine.options import MOST_LANES, DraftVocabulary, EngineOptions
 from decoding.fused.attention import Window
 from decoding.grammar.grammars import Grammars
 from decoding.grammar.token_table import TokenTable
@@ -17,7 +17,7 @@ from decoding.heads.dflash_head import DFlashHead
 from decoding.heads.eagle3_head import Eagle3Head
 from decoding.network.language_model import LanguageModel
 from decoding.network.probe import check_model
-from decoding.network.target import Target, once_more
+from decoding.network.target import LocalTarget, Target, once_more
 from decoding.vocabulary.vocabulary_map import VocabularyMap, load_tokenizer
 
 _DEFAULT_MAX_MODEL_LEN = 4096
@@ -38,7 +38,8 @@ _log = logging.getLogger(__name__)
 class RemoteDrafts(Protocol):
     """A draft model in other processes."""
 
-    num_lanes: int  # of an engine, so that one is drafted for while others are verified
+    num_lanes: int  # of an engine at least, so that one is drafted for while others are verified
+    most_lanes: int  # that one may have
 
     def connect(self, target: Target) -> bool:
         """Wait a while for the processes; return whether they came; raise ValueError if they cannot draft for it."""
@@ -55,9 +56,10 @@ class Parts:
     draft: Draft | None
     drafter_name: DrafterName
     max_model_len: int
-    num_lanes: int = 1
+    num_lanes: int = 1  # at least
     remote: RemoteDrafts | None = None  # in place of `draft`
     grammars: Grammars | None = None  # None: the engine has no tokenizer, and no output can have a grammar
+    most_lanes: int = 1  # where more than `num_lanes` may hide what rounds wait for
 
     def target_of(self, lane: int) -> Target:
         """Return the target with a cache of this lane's own."""
@@ -112,8 +114,8 @@ def load_parts(
     if drafter_name in NEED_A_MODEL and remote is not None:
         remote.connect(target_model)
         # one lane more than the target has work for: that one is drafted for
-        num_lanes = max(remote.num_lanes, num_lanes + 1)
-        return Parts(target_model, None, drafter_name, max_model_len, num_lanes, remote, grammars)
+        num_lanes, most_lanes = _lanes(options, max(remote.num_lanes, num_lanes + 1), remote.most_lanes)
+        return Parts(target_model, None, drafter_name, max_model_len, num_lanes, remote, grammars, most_lanes)
     if drafter_name in NEED_A_MODEL and draft is not None:
         if options.drafts_with_a_head(draft):
             draft_model = _load_head(draft, target_model, target, options)
@@ -124,7 +126,14 @@ def load_parts(
             else:
                 check_same_vocabulary(target, draft, target_model.vocab_size, model.vocab_size)
                 draft_model = model
-    return Parts(target_model, draft_model, drafter_name, max_model_len, num_lanes, grammars=grammars)
+    most_lanes = num_lanes if isinstance(target_model, LocalTarget) else MOST_LANES
+    num_lanes, most_lanes = _lanes(options, num_lanes, most_lanes)
+    return Parts(target_model, draft_model, drafter_name, max_model_len, num_lanes, None, grammars, most_lanes)
+
+
+def _lanes(options: EngineOptions, least: int, most: int) -> tuple[int, int]:
+    """Return the fewest and the most lanes of an engine: as many as are asked for, if any."""
+    return (options.num_lanes or least, options.num_lanes or max(least, most))
 
 
 def grammars_of(tokenizer: str, vocab_size: int, eos_token_ids: frozenset[int]) -> Grammars:

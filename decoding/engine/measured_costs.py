@@ -8,6 +8,7 @@ machine only ever adds, and comes and goes.
 import logging
 import time
 from collections import deque
+from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import replace
 from itertools import accumulate, chain
@@ -24,6 +25,7 @@ from decoding.engine.options import EngineOptions
 from decoding.engine.rounds.lane import Lane, divide_slots
 from decoding.network.target import LocalTarget, Target
 from decoding.pace.cost_table import CostTable
+from decoding.pace.lane_count import best_num_lanes, why_delayed
 from decoding.pace.schedule import FixedSchedule
 from decoding.sampling.rows import Rows, Rule, sampling_batch
 from decoding.sampling.rules import COUPLED, RULES
@@ -33,6 +35,7 @@ from decoding.sequence import Sequence
 
 _REPEATS = 4
 _ROUND_REPEATS = 6
+_NUM_BEHIND = 3  # forwards behind a first one, to see what the busiest process of a target takes
 _DRAFT_STEPS = 3  # in a row: the target has just pushed the draft's weights out of the caches
 _MAX_MODEL_LEN = 64  # of the rows whose rounds are timed
 _PROMPT = (0,) * 16
@@ -52,20 +55,36 @@ class TimedDraft(Protocol):
 
 
 def measured(parts: Parts, options: EngineOptions) -> tuple[list[tuple[Target, Drafter]], CostTable | None]:
-    """Return a target and a drafter for each lane, and what they cost where draft lengths adapt."""
+    """Return a target and a drafter for each lane, and what they cost where draft lengths adapt.
+
+    The lanes are as few as the parts have, or as many as it takes to hide what is measured to be on the way.
+    """
     costs: CostTable | None = None
     slots, most = divide_slots(options.num_slots, parts.num_lanes), options.num_speculative_tokens
-    if options.draft_length == "adaptive" and parts.drafter_name != "none":
-        parts.target.allocate(slots[0], parts.max_model_len)
-        drafter = parts.make_drafter(0, slots[0])
-        parts.target.hand_out(drafter.tap)
-        costs = measure_costs(parts.target, parts.draft, slots[0], most)
-        timed_drafter = drafter if parts.draft is not None else None
-        costs = with_overhead(costs, parts.target, timed_drafter, slots[0], most, RULES[options.verification])
-        if drafter.is_remote:
-            costs = with_remote_drafts(costs, drafter, parts.target.device, slots[0], most)
+    is_adaptive = options.draft_length == "adaptive" and parts.drafter_name != "none"
+    if is_adaptive or parts.most_lanes > parts.num_lanes:
+        costs = _costs_of(parts, options, slots[0])
+        has_model = parts.draft is not None or parts.remote is not None
+        lengths = range(0 if is_adaptive or not has_model else most, 1 + most * has_model)
+        num_lanes = best_num_lanes(costs, options.num_slots, lengths, parts.num_lanes, parts.most_lanes)
+        slots = divide_slots(options.num_slots, num_lanes)
+        costs = replace(costs, num_lanes=len(slots))
+        if (delayed := why_delayed(costs, options.num_slots, most * has_model)) is not None:
+            _log.warning(delayed)
     pairs = [(parts.target_of(lane), parts.make_drafter(lane, num_slots)) for lane, num_slots in enumerate(slots)]
-    return pairs, costs
+    return pairs, costs if is_adaptive else None
+
+
+def _costs_of(parts: Parts, options: EngineOptions, num_slots: int) -> CostTable:
+    """Measure what rounds of a lane of `num_slots` rows cost."""
+    target, most = parts.target, options.num_speculative_tokens
+    target.allocate(num_slots, parts.max_model_len)
+    drafter = parts.make_drafter(0, num_slots)
+    target.hand_out(drafter.tap)
+    costs = measure_costs(target, parts.draft, num_slots, most)
+    timed_drafter = drafter if parts.draft is not None else None
+    costs = with_overhead(costs, target, timed_drafter, num_slots, most, RULES[options.verification])
+    return with_remote_drafts(costs, drafter, target.device, num_slots, most) if drafter.is_remote else costs
 
 
 def measure_costs(target: Target, draft: TimedDraft | None, num_slots: int, num_draft_tokens: int) -> CostTable:
@@ -79,15 +98,23 @@ def measure_costs(target: Target, draft: TimedDraft | None, num_slots: int, num_
     if num_slots > 1:
         shapes.append((1, 1 + num_draft_tokens))
     target_seconds, draft_seconds = dict.fromkeys(shapes, float("inf")), dict.fromkeys(rows, float("inf"))
-    for _ in range(1 + _REPEATS):  # the first time warms up, and is hardly ever the least
+    several_seconds = dict(target_seconds)
+    for repeat in range(1 + _REPEATS):  # the first time warms up, and is hardly ever the least
         for shape in shapes:
             target_seconds[shape] = min(target_seconds[shape], target.seconds(*shape))
+            several = target.seconds_of_several(*shape, 1 + _NUM_BEHIND) if repeat % 2 else None
+            if several is not None:
+                several_seconds[shape] = min(several_seconds[shape], several)
         for num_rows in rows:
             steps = _draft_seconds(target, draft, num_rows) if draft else 0.0
             draft_seconds[num_rows] = min(draft_seconds[num_rows], steps)
+    # Of forwards that are sent one behind the other, each adds what the busiest process takes; the rest is on the way.
+    busiest = {shape: min((several_seconds[shape] - one) / _NUM_BEHIND, one) for shape, one in target_seconds.items()}
+    chain = {shape: one - busiest[shape] for shape, one in target_seconds.items()}
     return CostTable(
-        _ascending([(num_rows * num_tokens, seconds) for (num_rows, num_tokens), seconds in target_seconds.items()]),
+        _by_tokens(busiest),
         _ascending(list(draft_seconds.items())),
+        chain=_by_tokens(chain),
         block_tokens=draft.block_tokens if draft else 0,
     )
 
@@ -191,6 +218,10 @@ def _remote_seconds(drafter: Drafter, sequences: Seq[Sequence], length: int, dev
     draft = drafter.propose(rows)
     took = time.perf_counter() - started
     return took if draft.token_ids_BK.shape[1] == length else float("inf")
+
+
+def _by_tokens(seconds: Mapping[tuple[int, int], float]) -> tuple[tuple[int, float], ...]:
+    return _ascending([(num_rows * num_tokens, took) for (num_rows, num_tokens), took in seconds.items()])
 
 
 def _ascending(table: list[tuple[int, float]]) -> tuple[tuple[int, float], ...]:

@@ -5,6 +5,7 @@ from typing import Literal, get_args
 
 from decoding.choices import DRAFTERS, NEED_A_HEAD, NEED_A_MODEL, DrafterName, Exact, Verification
 
+MOST_LANES = 16  # of an engine, where their number follows from a measured delay
 DraftLength = Literal["adaptive", "fixed"]
 DraftVocabulary = Literal["same", "map"]
 
@@ -29,6 +30,9 @@ class EngineOptions:
     there to compare with, does neither: it draws anew from all tokens where a drafted one is rejected."""
     num_slots: int = 16
     """Rows that an engine works on at once."""
+    num_lanes: int | None = None
+    """Groups of rows that take turns where drafts or layers are in other processes, so that one goes on while others
+    wait; unless given, as many as hide the delay that is measured when the engine is loaded."""
     max_prefill_tokens: int | None = None
     """Prompt tokens read between two rounds of full slots; unless given 512, on CUDA 2048."""
     exact: Exact = "auto"
@@ -40,7 +44,7 @@ class EngineOptions:
 
     def __post_init__(self) -> None:
         """Check every field."""
-        for name, least in (("num_slots", 1), ("max_model_len", 2), ("max_prefill_tokens", 1)):
+        for name, least in (("num_slots", 1), ("num_lanes", 1), ("max_model_len", 2), ("max_prefill_tokens", 1)):
             value = getattr(self, name)
             if value is not None and value < least:
                 raise ValueError(f"engine.{name} must be at least {least}, got {value}")

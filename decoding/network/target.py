@@ -132,6 +132,12 @@ class Target(Protocol):
     def seconds(self, num_rows: int, num_tokens: int) -> float:
         """Measure one forward over `num_tokens` tokens of each row, as in a round. The cache is overwritten."""
 
+    def seconds_of_several(self, num_rows: int, num_tokens: int, num_forwards: int) -> float | None:
+        """Measure such forwards, sent one behind the other as by several lanes, up to the last answer.
+
+        None if a forward takes this process, so that no other one goes on meanwhile.
+        """
+
 
 class LocalTarget(ABC):
     """Requests served from logits that are computed in this process."""
@@ -176,6 +182,9 @@ class LocalTarget(ABC):
         finally:
             masks = self._masks_beside.take()
         return judge(request, logits_BJV, masks)
+
+    def seconds_of_several(self, num_rows: int, num_tokens: int, num_forwards: int) -> float | None:
+        return None
 
     def when_busy(self, begin: Callable[[], None]) -> None:
         """Call `begin` when the next forward leaves the interpreter to other threads; now, if that is not known."""

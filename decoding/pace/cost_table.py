@@ -29,12 +29,21 @@ class CostTable:
     draft: tuple[tuple[int, float], ...]  # (rows, seconds)
     round_seconds: float = 0.0
     position_seconds: float = 0.0
-    # Drafting happens in another process while this one verifies other rows: a round takes the longer of the two times.
-    # `draft` is then the whole time of a step there, and each draft costs `trip_seconds` more, however long it is.
+    # Drafting happens in another process while this one verifies other rows: of the two the busier one sets the pace.
+    # `draft` is then the whole time of a step there, and each draft is on its way for `trip_seconds` more, however long
+    # it is.
     is_overlapped: bool = False
     trip_seconds: float = 0.0
+    # Where the target is in other processes, `target` is the time of the busiest one, and the rest passes on the way.
+    chain: tuple[tuple[int, float], ...] = ((1, 0.0),)  # (tokens, seconds)
+    num_lanes: int = 1  # groups of rows that take turns: what is on the way is hidden behind the rounds of others
     # A draft of at most this many tokens takes one forward, whose time is in `draft`; 0: each token takes a forward.
     block_tokens: int = 0
+
+    @property
+    def is_chain(self) -> bool:
+        """Whether the target is in other processes."""
+        return self.chain[-1][1] > 0
 
     def target_seconds(self, num_tokens: int) -> float:
         """Return the time of one target forward over `num_tokens` tokens, interpolated."""
@@ -47,19 +56,25 @@ class CostTable:
     def drafting_seconds(self, num_steps: int, num_rows: int) -> float:
         """Return the time of drafting `num_steps` tokens of `num_rows` rows, without their positions' overhead."""
         num_forwards = min(num_steps, 1) if self.block_tokens else num_steps
-        return num_forwards * self.draft_seconds(num_rows) + self.trip_seconds if num_steps else 0.0
+        return num_forwards * self.draft_seconds(num_rows) if num_steps else 0.0
 
     def of_round(self, num_rows: int, num_drafted: int) -> float:
-        """Return the time of a round in which each row drafts as many tokens; where drafting is not overlapped."""
-        num_positions = num_rows * (1 + 2 * num_drafted)  # of verification, and of the draft's steps
-        overhead = self.round_seconds + num_positions * self.position_seconds
-        return (
-            self.target_seconds(num_rows * (1 + num_drafted)) + self.drafting_seconds(num_drafted, num_rows) + overhead
-        )
+        """Return the time of a round in which each row of a lane drafts as many tokens."""
+        num_tokens, drafting = num_rows * (1 + num_drafted), self.drafting_seconds(num_drafted, num_rows)
+        verifying = self.target_seconds(num_tokens) + self.round_seconds + num_tokens * self.position_seconds
+        if not self.is_overlapped:
+            drafting += num_rows * num_drafted * self.position_seconds  # of the draft's steps
+        busiest = max(verifying, drafting) if self.is_overlapped else verifying + drafting
+        on_the_way = self.trip_seconds * (num_drafted > 0) + _interpolate(self.chain, num_tokens)
+        return max(busiest, (verifying + drafting + on_the_way) / self.num_lanes)
 
     def target_by_tokens(self, max_tokens: int) -> npt.NDArray[np.float64]:
         """Tabulate `target_seconds` for 0 to `max_tokens` tokens."""
         return _tabulate(self.target, max_tokens)
+
+    def chain_by_tokens(self, max_tokens: int) -> npt.NDArray[np.float64]:
+        """Tabulate what a forward is on its way for, for 0 to `max_tokens` tokens."""
+        return _tabulate(self.chain, max_tokens)
 
     def draft_by_rows(self, max_rows: int) -> npt.NDArray[np.float64]:
         """Tabulate `draft_seconds` for 0 to `max_rows` rows; a step of no rows costs nothing."""

@@ -78,8 +78,7 @@ def best_lengths(by_model_BK: Floats | None, by_lookup_BK: Floats | None, costs:
         survival_SBK[0, :, costs.block_tokens :] = 0.0
     target_seconds = costs.target_by_tokens(num_rows * (1 + num_positions))
     round_seconds, position_seconds = costs.round_seconds, costs.position_seconds
-    plain_seconds = round_seconds + num_rows * position_seconds + target_seconds[num_rows]
-    nothing = DraftPlan.nothing(num_rows, num_rows / plain_seconds)
+    nothing = DraftPlan.nothing(num_rows, num_rows / costs.of_round(num_rows, 0))
     order_N = np.argsort(-survival_SBK, axis=None, kind="stable")[: np.count_nonzero(survival_SBK)]
     if not len(order_N):
         return nothing
@@ -100,14 +99,17 @@ def best_lengths(by_model_BK: Floats | None, by_lookup_BK: Floats | None, costs:
     tokens_CN = may_CN.cumsum(1)
     expected_CN = num_rows + (may_CN * survival_N).cumsum(1)
     forwards_C = np.minimum(steps_C, 1) if costs.block_tokens else steps_C
-    drafting_C = forwards_C * costs.draft_by_rows(num_rows)[num_steppers_C] + costs.trip_seconds * (steps_C > 0)
+    drafting_C = forwards_C * costs.draft_by_rows(num_rows)[num_steppers_C]
     verifying_CN = target_seconds[num_rows + tokens_CN]
     verifying_CN = verifying_CN + (round_seconds + position_seconds * num_rows * (1 + width_C))[:, None]
+    if not costs.is_overlapped:
+        drafting_C = drafting_C + position_seconds * steps_C * num_steppers_C
+    seconds_CN = verifying_CN + drafting_C[:, None]  # as in `CostTable.of_round`
+    chain_CN = costs.chain_by_tokens(num_rows * (1 + num_positions))[num_rows + tokens_CN]
+    whole_CN = seconds_CN + chain_CN + costs.trip_seconds * (steps_C > 0)[:, None]
     if costs.is_overlapped:
-        speed_CN = expected_CN / np.maximum(verifying_CN, drafting_C[:, None])
-    else:
-        drafting_C += position_seconds * steps_C * num_steppers_C
-        speed_CN = expected_CN / (verifying_CN + drafting_C[:, None])
+        seconds_CN = np.maximum(verifying_CN, drafting_C[:, None])
+    speed_CN = expected_CN / np.maximum(seconds_CN, whole_CN / costs.num_lanes)
     best_c, best_n = np.unravel_index(speed_CN.argmax(), speed_CN.shape)
     if speed_CN[best_c, best_n] <= nothing.speed:
         return nothing

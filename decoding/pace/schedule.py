@@ -212,13 +212,12 @@ class AdaptiveSchedule(Schedule):
         forwards = self.costs.target_seconds(num_rows + sum(num_drafted))
         drafting = self.costs.drafting_seconds(steps, num_steppers)
         num_positions = num_rows * (1 + max(num_drafted))
-        if self.costs.is_overlapped:  # this lane waited only for the part that verification of other rows did not hide
-            costs = self._overhead.costs
-            drafting -= forwards + costs.round_seconds + num_positions * costs.position_seconds
-            drafting = max(drafting, 0.0)
+        if self.costs.is_overlapped:  # `seconds` are those of this process
+            drafting = 0.0
         else:
             num_positions += steps * num_steppers
-        self._overhead.observe(num_positions, seconds - forwards - drafting)
+        if not self.costs.is_chain:  # else a wait for its answer cannot be told from work
+            self._overhead.observe(num_positions, seconds - forwards - drafting)
         # Rows that cannot draft, since the drafter has missed a part of them, or may not, do not show what it is worth.
         num_unable = sum(
             not n and (length > 0 or sequence.num_speculative_tokens == 0)

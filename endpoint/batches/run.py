@@ -31,7 +31,7 @@ from pipeline.logs import Event
 from pipeline.requests.texts import KINDS
 from pipeline.run.commit import Receipt, read_receipt
 from pipeline.run.directory import RunDirectory
-from pipeline.run.unit_rows import read_ahead
+from pipeline.run.reading import read_ahead
 from pipeline.storage.location import Location
 from pipeline.streaming.calls import UnitError
 from pipeline.text.codec import TextCodec

@@ -29,7 +29,7 @@ from pipeline.errors import FieldError, shown_name
 from pipeline.requests.asked import LABELS
 from pipeline.requests.body import Body, asks, integer, one_of, options, text
 from pipeline.requests.texts import KINDS
-from pipeline.run.unit_rows import read_ahead
+from pipeline.run.reading import read_ahead
 
 EXPIRY = options("anchor", "seconds", anchor=one_of("created_at"), seconds=integer(ge=3600, le=30 * 86_400))
 _FIELDS = frozenset({"file", "purpose", "expires_after[anchor]", "expires_after[seconds]"})

@@ -30,6 +30,7 @@ from jobs.driver.stopping import graceful_stop
 from jobs.driver.watches import (
     hand_out_drafts,
     watch_for_drafts,
+    watch_for_drains,
     watch_for_engines,
     watch_for_orphans,
     watch_for_shortage,
@@ -116,6 +117,7 @@ def execute(
             watching(watch_for_shortage, pool, ledger, settings),
             watching(watch_for_orphans) if settings.stages.is_apart else nullcontext(),
             watching(watch_for_engines, ledger, pool.num_at_once, progress),
+            watching(watch_for_drains, ledger, roster),
             _published(progress, name, ledger, lease),
             watching(watch_for_drafts, output, settings, ledger, roster),
         ):
@@ -132,6 +134,8 @@ def execute(
         summary = ray.get(ledger.summary.remote())
         if repeats := [f"{summary[what]} {text}" for what, text in _REPEATS.items() if summary[what]]:
             print(", ".join(repeats), file=sys.stderr)
+        if draft_work := ray.get(ledger.draft_work.remote()):
+            print(draft_work, file=sys.stderr)
         for cause in ray.get(ledger.place_failures.remote(ever=True)):
             print(f"a place that failed: {cause}", file=sys.stderr)
 
@@ -150,8 +154,9 @@ def _published(progress: Progress, run: str, ledger: Any, lease: Lease) -> Heart
             metrics.set(metric, number)
         metrics.add_storage_retries()
         with suppress(ray.exceptions.RayError):  # the ledger is busy, or the run has just ended
-            asked = ledger.num_joined.remote(), ledger.place_failures.remote(), ledger.warnings.remote()
-            lease.num_engines, lease.failed_places, warnings = ray.get(list(asked), timeout=_TELL_WITHIN_S)
+            asked = ledger.num_joined, ledger.place_failures, ledger.draft_work, ledger.warnings
+            found = ray.get([question.remote() for question in asked], timeout=_TELL_WITHIN_S)
+            lease.num_engines, lease.failed_places, lease.draft_work, warnings = found
             for text in warnings:
                 if text not in told:
                     _log.warning(text)

@@ -69,7 +69,10 @@ def _outcome_of(work: Callable[[], Exit]) -> Exit:
         return work()
     except KeyboardInterrupt:
         return interrupted()
-    except (TooManyErrors, LeaseHeld, LeaseLost) as error:
+    except LeaseHeld as error:
+        print(f"error: {error}", file=sys.stderr)
+        return Exit.HELD
+    except (TooManyErrors, LeaseLost) as error:
         print(f"error: {error}", file=sys.stderr)
     except (UnitError, NoProgress, ValueError, OSError, ray.exceptions.RayError) as error:
         print(f"error: {_explain(error)}", file=sys.stderr)

@@ -110,6 +110,7 @@ class Exit(IntEnum):
     FAILED = 1  # what is committed stays
     BAD_CONFIGURATION = 2
     INCOMPLETE = 3  # stopped or interrupted; the same command goes on
+    HELD = 4  # another process writes this output, and was left to it
 
 
 def bad_configuration(error: ValueError | OSError) -> Exit:

@@ -1,5 +1,6 @@
-"""Watches: threads beside a run. They report missing room on the cluster, give back what dead actors held, and hand the
-drafts of the run's folder to its engines; what became of these drafts is written back.
+"""Watches: threads beside a run. They report missing room on the cluster, give back what dead actors held, move work
+from nodes that are about to go, and hand the drafts of the run's folder to its engines; what became of these drafts is
+written back.
 """
 
 import logging
@@ -17,6 +18,7 @@ from actors.settings import GeneratorSettings
 from actors.stages.group import give_back_orphans
 from jobs.driver.progress import Progress
 from pipeline.logs import Event
+from pipeline.ray_internals import draining_nodes
 from pipeline.run.progress.draft_versions import DraftVersions
 from pipeline.streaming.pool import ActorPool
 
@@ -91,6 +93,24 @@ def watch_for_orphans(ended: threading.Event, period_s: float = 30.0) -> None:
             give_back_orphans()
         except Exception:  # noqa: BLE001 - the cluster is busy, or the run has just ended; it looks again
             _log.debug(Event("orphans not looked for"), exc_info=True)
+
+
+def watch_for_drains(ended: threading.Event, ledger: Any, roster: Any = None, period_s: float = 2.0) -> None:
+    """Tell the ledger, and a roster, which nodes are about to go, as spot machines are 30 to 120 s before they do.
+
+    They are told at every look: an actor may still come up on such a node, and the roster ends what it has replaced.
+    """
+    told = set[str]()
+    while not ended.wait(period_s):
+        try:
+            leaving = draining_nodes()
+            if leaving:
+                ray.get([each.drain.remote(leaving) for each in (ledger, roster) if each is not None])
+            for node in sorted(leaving - told):
+                _log.info(Event("node drains", node=node))
+            told |= leaving
+        except Exception:  # noqa: BLE001 - the cluster is busy, or the run has just ended; it looks again
+            _log.debug(Event("draining nodes not looked for"), exc_info=True)
 
 
 def watch_for_drafts(

@@ -20,7 +20,8 @@ from jobs.report_page.rounds import RecordedRounds, count_rounds
 from pipeline.counts import COUNTED_COLUMNS, SCORED_COLUMNS, Counts, Scores, Sums, count_generations, count_scores
 from pipeline.run.commit import receipt_of, work_of
 from pipeline.run.directory import RunDirectory
-from pipeline.run.unit_rows import grouped, read_ahead, refuse_unknown_columns
+from pipeline.run.reading import read_ahead
+from pipeline.run.unit_rows import grouped, refuse_unknown_columns
 from pipeline.storage.parquet import read_columns
 
 

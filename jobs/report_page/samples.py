@@ -14,8 +14,9 @@ from jobs.report_page.rounds import Piece, RoundOfText, marked_text, rounds_of
 from pipeline.inputs.units import WorkUnit
 from pipeline.inputs.values import shown_rows
 from pipeline.run.directory import RunDirectory
+from pipeline.run.reading import read_ahead
 from pipeline.run.row_sample import NUM_SAMPLED, RowSample
-from pipeline.run.unit_rows import UnitRows, read_ahead, read_unit_rows
+from pipeline.run.unit_rows import UnitRows, read_unit_rows
 from pipeline.storage.location import Location
 from pipeline.storage.parquet import read_columns
 from pipeline.text.codec import TextCodec

@@ -27,5 +27,7 @@ def lines_of(name: str, state: RunState) -> Iterator[str]:
     elif holder is not None:
         driver += f"; the last one died or was cut off: {holder}"
     yield f"  driver:    {driver}"
+    if holder is not None and state.state == "running" and holder.draft_work:
+        yield f"  drafts:    {holder.draft_work}"
     for cause in holder.failed_places if holder is not None and state.state == "running" else ():
         yield f"  at rest:   {cause}"

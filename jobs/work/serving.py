@@ -36,6 +36,7 @@ from endpoint.deployment import (
     deployed_version,
     is_deployed,
     make_application,
+    refuse_direct_ingress,
     start,
     withdraw,
 )
@@ -78,6 +79,7 @@ def application_of(config: ServeConfig) -> Any:
 
 def settled_models(config: ServeConfig) -> tuple[list[ServedModel], DeploymentSettings]:
     """Return the models as they will be served, the endpoint's own first, and what each engine then holds."""
+    refuse_direct_ingress()
     check_submitted({"serve.batches_path": config.serve.batches.path}, paths_of(config.generator.models))
     check_adapters(config)  # before a model is looked at, or downloaded
     _check_sharing(config)

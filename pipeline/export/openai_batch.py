@@ -21,7 +21,8 @@ from pipeline.inputs.options import InputOptions
 from pipeline.inputs.rows import read_unit
 from pipeline.inputs.units import WorkUnit
 from pipeline.run.directory import RunDirectory
-from pipeline.run.unit_rows import UnitRows, each_unit, read_ahead, read_unit_rows, refuse_incomplete
+from pipeline.run.reading import read_ahead
+from pipeline.run.unit_rows import UnitRows, each_unit, read_unit_rows, refuse_incomplete
 from pipeline.storage.location import Location
 from pipeline.storage.whole_file import replacement
 from pipeline.text.codec import TextCodec

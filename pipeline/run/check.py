@@ -1,4 +1,4 @@
-"""Prove a run complete and consistent from what is on disk, one part at a time; move what is damaged to quarantine."""
+"""Prove a run complete and consistent from what is on disk, part by part; move what is damaged to quarantine."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from itertools import count, groupby, pairwise
 from typing import Any
 
@@ -17,6 +18,7 @@ from pipeline.counts import Counts, count_generations
 from pipeline.inputs.units import WorkUnit
 from pipeline.run.commit import engine_of, receipt_of
 from pipeline.run.directory import COMMIT_LOCK, DRIVER_LOCK, RunDirectory
+from pipeline.run.reading import READS_AT_ONCE, by_chunks, read_ahead
 from pipeline.run.unit_rows import without_rows_of
 from pipeline.schema import GENERATION_COLUMNS
 from pipeline.storage.location import Location
@@ -25,6 +27,7 @@ from pipeline.storage.whole_file import replace_file
 
 _MAX_PROBLEMS_PER_UNIT = 20
 _UNCHECKED_COLUMNS = {"id", "prompt", "is_chat", "text", "stop_reason", "top_logprobs", "draft_version"}
+_Listed = tuple[WorkUnit, str, bool, bool]  # a unit, the name of its files, and whether data/ and errors/ have it
 _CHECKED_COLUMNS = [column.name for column in GENERATION_COLUMNS if column.name not in _UNCHECKED_COLUMNS]
 
 
@@ -46,6 +49,16 @@ class CheckReport:
     # The different engines that wrote the parts, as their footers say.
     engines: list[dict[str, str | bool | int]] = field(default_factory=list)
 
+    def add(self, other: CheckReport) -> None:
+        """Add what was found in other units, which come behind those of this report."""
+        self.problems += other.problems
+        self.notes += other.notes
+        self.counts += other.counts
+        self.num_units += other.num_units
+        self.num_committed_units += other.num_committed_units
+        self.damaged |= other.damaged
+        self.engines += [engine for engine in other.engines if engine not in self.engines]
+
     @property
     def is_complete(self) -> bool:
         """Whether every row is in data or in errors, once, and all counts agree."""
@@ -60,56 +73,75 @@ def check_run(run_directory: RunDirectory) -> CheckReport:
     """
     location = run_directory.location
     # data/ is listed first: the error rows of a part are written before it, so errors/ then has them.
-    names = {folder: {info.base_name for info in location.child(folder).list()} for folder in ("data", "errors")}
-    expected, report = set(), CheckReport()
+    foreign = {folder: {info.base_name for info in location.child(folder).list()} for folder in ("data", "errors")}
+    report = CheckReport()
+    for found in by_chunks(_check_units, run_directory, _listed(run_directory, foreign), len(foreign["data"])):
+        report.add(found)
+    names = [f"{folder}/{name}" for folder in foreign for name in sorted(foreign[folder])]
+    report.problems += [f"{name}: not a part of this run; move it away" for name in names]
+    report.damaged |= dict.fromkeys(names, "not a part of this run")
+    leftovers = sorted({info.base_name for info in run_directory.temporary.list()} - {COMMIT_LOCK, DRIVER_LOCK})
+    report.notes += [f"_tmp/{name}: left by a process that died while writing; safe to delete" for name in leftovers]
+    return report
+
+
+def _listed(run_directory: RunDirectory, names: Mapping[str, set[str]]) -> Iterator[_Listed]:
+    """Yield each unit, and take its files from these names of each folder."""
     for unit in run_directory.units():
         name = f"part-{unit.unit_id:09d}.parquet"
-        expected.add(name)
-        if name not in names["data"]:
+        has_part, has_errors = name in names["data"], name in names["errors"]
+        for of_folder in names.values():
+            of_folder.discard(name)
+        yield unit, name, has_part, has_errors
+
+
+def _check_units(run_directory: RunDirectory, units: list[_Listed]) -> CheckReport:
+    """Return what is wrong with these units, and what they hold."""
+    report = CheckReport(num_units=len(units), num_committed_units=sum(has_part for _, _, has_part, _ in units))
+    read = partial(_read, run_directory)
+    contents = read_ahead(read, units, READS_AT_ONCE)
+    for (unit, name, has_part, has_errors), found in zip(units, contents, strict=True):
+        if not has_part:
             report.problems.append(
                 f"unit {unit.unit_id} (rows {unit.row_start} on of {unit.file}) is missing; run again"
             )
             continue
-        has_errors = name in names["errors"]
-        problems = [*_problems_of_unit(run_directory, unit, report, has_errors=has_errors)]
+        problems = [*_problems_of_unit(run_directory, unit, name, report, *found)]
         if problems:
             folders = ("data", "errors") if has_errors else ("data",)
             report.damaged |= {f"{folder}/{name}": problems[0] for folder in folders}
         report.problems += problems[:_MAX_PROBLEMS_PER_UNIT]
         if len(problems) > _MAX_PROBLEMS_PER_UNIT:
             report.problems.append(f"data/{name}: and {len(problems) - _MAX_PROBLEMS_PER_UNIT} more problems")
-    foreign = [f"{folder}/{name}" for folder in names for name in sorted(names[folder] - expected)]
-    report.problems += [f"{name}: not a part of this run; move it away" for name in foreign]
-    report.damaged |= dict.fromkeys(foreign, "not a part of this run")
-    leftovers = sorted({info.base_name for info in run_directory.temporary.list()} - {COMMIT_LOCK, DRIVER_LOCK})
-    report.notes += [f"_tmp/{name}: left by a process that died while writing; safe to delete" for name in leftovers]
-    report.num_units, report.num_committed_units = len(expected), len(expected & names["data"])
     return report
 
 
+def _read(run_directory: RunDirectory, listed: _Listed) -> tuple[bytes, bytes | None]:
+    """Return the bytes of a unit's part and of its error rows, if it has them."""
+    # They are not parsed here, so that a store that does not answer is not taken for damage. The error rows are read
+    # before the part, so that a row that a retry moves meanwhile is seen in both files, not in neither. They may be
+    # gone since they were listed: a retry has moved the last of them to data.
+    unit, _, has_part, has_errors = listed
+    errors = run_directory.errors_path(unit.unit_id).read_if_there() if has_part and has_errors else None
+    return run_directory.part_path(unit.unit_id).read_bytes() if has_part else b"", errors
+
+
 def _problems_of_unit(
-    run_directory: RunDirectory, unit: WorkUnit, report: CheckReport, *, has_errors: bool
+    run: RunDirectory, unit: WorkUnit, name: str, report: CheckReport, part_bytes: bytes, errors_bytes: bytes | None
 ) -> Iterator[str]:
     """Yield what is wrong with a unit's files; add to the report what they hold, and who wrote them."""
-    part, errors_path = run_directory.part_path(unit.unit_id), run_directory.errors_path(unit.unit_id)
-    name = part.path.rpartition("/")[2]
-    # The bytes are read before they are parsed, so that a store that does not answer is not taken for damage. The error
-    # rows are read before the part, so that a row that a retry moves meanwhile is seen in both files, not in neither.
-    # They may be gone since they were listed: a retry has moved the last of them to data.
-    errors_bytes = errors_path.read_if_there() if has_errors else None
-    part_bytes = part.read_bytes()
     try:
         generations = table_of(part_bytes)
         receipt = receipt_of(generations.schema)
     except (OSError, pa.ArrowException, ValueError, KeyError, TypeError) as error:
         yield f"data/{name}: damaged, or no part of a run ({type(error).__name__}: {error})"
         return
-    if not generations.schema.equals(run_directory.generations_schema):
+    if not generations.schema.equals(run.generations_schema):
         yield f"data/{name}: its columns are not those of a generations table: {generations.schema.names}"
         return
     try:
-        errors = run_directory.errors_schema.empty_table() if errors_bytes is None else table_of(errors_bytes)
-        if not errors.schema.equals(run_directory.errors_schema):
+        errors = run.errors_schema.empty_table() if errors_bytes is None else table_of(errors_bytes)
+        if not errors.schema.equals(run.errors_schema):
             raise ValueError(f"its columns are not those of an errors table: {errors.schema.names}")
     except (OSError, pa.ArrowException, ValueError) as error:
         yield f"errors/{name}: damaged ({error})"

@@ -14,7 +14,8 @@ from pipeline.errors import Stage
 from pipeline.inputs.units import WorkUnit
 from pipeline.inputs.values import visible
 from pipeline.run.directory import RunDirectory
-from pipeline.run.unit_rows import read_ahead, read_errors
+from pipeline.run.reading import read_ahead
+from pipeline.run.unit_rows import read_errors
 
 _MAX_MESSAGES = 10_000  # different ones: messages may quote their row
 _LONGEST_SHOWN = 100  # characters of a message

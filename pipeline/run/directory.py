@@ -22,6 +22,7 @@ import secrets
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
+from functools import cached_property
 from typing import Any, Literal
 
 import pyarrow as pa
@@ -136,13 +137,13 @@ class RunDirectory:
         """Which optional columns data/ has."""
         return [name for name in OPTIONAL_COLUMNS if self.has(name)]
 
-    @property
+    @cached_property
     def generations_schema(self) -> pa.Schema:
         """The schema of every part in data/."""
         types = types_from_dict(self.run["carried"]), self.id_type
         return generations_schema(*types, self.column_sets, has_draft_version=self.has("draft_version"))
 
-    @property
+    @cached_property
     def errors_schema(self) -> pa.Schema:
         """The schema of every file in errors/."""
         return errors_schema(self.id_type)

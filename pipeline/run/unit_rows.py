@@ -7,10 +7,9 @@ row is in both files: data wins, and the stale error row is left out here.
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
 from typing import Any, NamedTuple, TypeVar
 
@@ -20,12 +19,11 @@ from pipeline.counts import Sums
 from pipeline.inputs.units import WorkUnit
 from pipeline.inputs.values import plain_values, shown_values
 from pipeline.run.directory import RunDirectory
+from pipeline.run.reading import READS_AT_ONCE, by_chunks, read_ahead
 from pipeline.storage.location import Location
 from pipeline.storage.parquet import read_columns, table_of
 
 _Sum = TypeVar("_Sum", bound=Sums)
-_Item = TypeVar("_Item")
-_Result = TypeVar("_Result")
 
 
 class IncompleteRunError(FileNotFoundError):
@@ -82,21 +80,6 @@ def each_unit(
         return read_unit_rows(run_directory, unit, has_errors=unit.unit_id in failed, columns=columns)
 
     return read_ahead(read, units)
-
-
-def read_ahead(read: Callable[[_Item], _Result], items: Iterable[_Item], num_at_once: int = 4) -> Iterator[_Result]:
-    """Yield `read(item)` for each item, in order; threads read up to `num_at_once` items ahead, as stores answer late.
-
-    No more results than that are in memory. An error of `read` is raised here when it is that item's turn.
-    """
-    with ThreadPoolExecutor(num_at_once, thread_name_prefix="read-ahead") as pool:
-        waiting: deque[Future[_Result]] = deque()
-        for item in items:
-            waiting.append(pool.submit(read, item))
-            if len(waiting) == num_at_once:
-                yield waiting.popleft().result()
-        while waiting:
-            yield waiting.popleft().result()
 
 
 def refuse_incomplete(run_directory: RunDirectory) -> None:
@@ -161,13 +144,31 @@ def tally(
     that the output does not have and for a damaged part, which it names, and OSError.
     """
     refuse_unknown_columns(run_directory, by)
-    wanted, sums = [*dict.fromkeys([*by, *columns])], dict[tuple[Value, ...], _Sum]()
-    parts = map(run_directory.part_path, run_directory.committed_unit_ids())
-    for table in read_ahead(lambda part: read_columns(part, wanted), parts):
-        for values, rows in grouped(table, by):
-            found = count(rows)
-            sums[values] = sums[values] + found if values in sums else found
+    unit_ids = run_directory.committed_unit_ids()
+    count_parts = partial(_tally, by, [*dict.fromkeys([*by, *columns])], count)
+    sums: dict[tuple[Value, ...], _Sum] = {}
+    for found in by_chunks(count_parts, run_directory, unit_ids, len(unit_ids)):
+        _add(sums, found.items())
     return {tuple(value.shown for value in values): sums[values] for values in sorted(sums)}
+
+
+def _tally(
+    by: Sequence[str],
+    wanted: Sequence[str],
+    count: Callable[[pa.Table], _Sum],
+    run_directory: RunDirectory,
+    unit_ids: Iterable[int],
+) -> dict[tuple[Value, ...], _Sum]:
+    sums: dict[tuple[Value, ...], _Sum] = {}
+    parts = map(run_directory.part_path, unit_ids)
+    for table in read_ahead(lambda part: read_columns(part, wanted), parts, READS_AT_ONCE):
+        _add(sums, ((values, count(rows)) for values, rows in grouped(table, by)))
+    return sums
+
+
+def _add(sums: dict[tuple[Value, ...], _Sum], found: Iterable[tuple[tuple[Value, ...], _Sum]]) -> None:
+    for values, counted in found:
+        sums[values] = sums[values] + counted if values in sums else counted
 
 
 def grouped(table: pa.Table, by: Sequence[str]) -> Iterator[tuple[tuple[Value, ...], pa.Table]]:

@@ -112,8 +112,9 @@ class Location:
         """Read the whole content of this file. Raises FileNotFoundError, or another OSError."""
 
         def read() -> bytes:
-            with self.filesystem.open_input_stream(self.path) as stream:
-                return bytes(stream.read())
+            # Of a stream pyarrow asks a store for 256 KiB at a time, of a file for all of it at once.
+            with self.filesystem.open_input_file(self.path) as file:
+                return bytes(file.read())
 
         return self.retrying("reading", read)
 

@@ -88,6 +88,8 @@ def make_engine(
 ) -> Engine:
     """Load an engine over stages, or over the same target in this process; with `links`, draft actors draft."""
     settings = {"num_slots": 5, "max_model_len": 120, "num_speculative_tokens": 4, "draft_length": "fixed", **options}
+    if model is not None:
+        settings.setdefault("num_lanes", num_lanes)
     return Engine.load(
         pair[0],
         pair[1] if drafter == "model" else None,
@@ -96,7 +98,6 @@ def make_engine(
         dtype="float32",
         remote=links,
         target_model=model,
-        num_lanes=1 if model is None else num_lanes,
     )
 
 

@@ -17,7 +17,7 @@ from tests.pipeline.stores import CREDENTIALS
 
 ROOT = Path(__file__).resolve().parents[2]
 _OBJECT_STORE_BYTES = 80_000_000  # about the least that Ray takes
-_NOTICE_DEATH = {  # Ray's own values let a minute pass
+NOTICE_DEATH = {  # Ray's own values let a minute pass
     "RAY_health_check_initial_delay_ms": "1000",
     "RAY_health_check_period_ms": "500",
     "RAY_health_check_timeout_ms": "2000",
@@ -48,10 +48,20 @@ class RayCluster:
         del self.workers[node_id]
         self._ask({"kill": node_id})
 
+    def drain_node(self, node_id: str, notice_s: int = 30) -> None:
+        """Tell the cluster that a node will go, as `drain.sh` does in a pod of a spot machine."""
+        words = ["drain-node", "--address", self.address, "--node-id", node_id, "--reason-message", "it is taken away"]
+        words += ["--reason", "DRAIN_NODE_REASON_PREEMPTION", "--deadline-remaining-seconds", str(notice_s)]
+        subprocess.run(["ray", *words], env=self.environment, check=True, capture_output=True, timeout=120)
+
     def grow_to(self, num_workers: int) -> None:
         """Add nodes until there are `num_workers` beside the head."""
         while len(self.workers) < num_workers:
             self.add_node()
+
+    def driver_command(self, words: list[str]) -> list[str]:
+        """Return the command that runs these words where drivers run."""
+        return words
 
     def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
         self._server.stdin.write(json.dumps(request) + "\n")
@@ -108,7 +118,7 @@ def cluster_environment(folder: Path) -> dict[str, str]:
         "RAY_memory_monitor_refresh_ms": "0",
         "PYTHONPATH": str(ROOT),
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-        **_NOTICE_DEATH,
+        **NOTICE_DEATH,
         **CREDENTIALS,
     }
 

@@ -13,7 +13,7 @@ from tests.faults.runs import Corpus, FaultRun, NewRun, Say, undisturbed
 from tests.jobs.runs import prompts, write_jsonl
 
 Pair = tuple[str, str]
-_REPEATED = "what was repeated"
+REPEATED = "what was repeated"
 
 
 @pytest.fixture(scope="session")
@@ -57,7 +57,7 @@ def new_run(cluster: RayCluster, corpus: Corpus, text_pair: Pair, tmp_path: Path
 @pytest.fixture
 def say(record_property: Callable[[str, object], None]) -> Say:
     """Return a function that writes a line into the table at the end of the tests."""
-    return lambda text: record_property(_REPEATED, text)
+    return lambda text: record_property(REPEATED, text)
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
@@ -67,7 +67,7 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
         f"{report.nodeid.rpartition('::')[2]}: {text}"
         for report in reports
         for name, text in report.user_properties
-        if name == _REPEATED and report.when == "call"
+        if name == REPEATED and report.when == "call"
     ]
     if lines:
         terminalreporter.section("what the faults cost")

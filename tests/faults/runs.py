@@ -31,14 +31,14 @@ NUM_ACTORS = 2
 PATIENCE_S = 240.0  # of a wait on a busy machine; nothing takes so long when all is well
 
 _SUMMARY = ("worker processes died over units", "attempts were repeated", "rows were given up")
-FLAGS = (
-    "--models.device=cpu",
-    "--run.rows_per_unit=2",
+_POOL = (
     f"--actors.min_actors={NUM_ACTORS}",
     f"--actors.max_actors={NUM_ACTORS}",
     f"--actors.units_in_flight={UNITS_IN_FLIGHT}",
     "--no-run.backup_units",  # backups of slow units are no work repeated by a fault
 )
+_OF_UNITS = ("--models.device=cpu", "--run.rows_per_unit=2")
+FLAGS = (*_OF_UNITS, *_POOL)
 
 
 @dataclass(frozen=True)
@@ -124,11 +124,15 @@ class FaultRun:
         """Return the opened run directory."""
         return RunDirectory.open(self.output)
 
-    def start(self, generator: str = "paced", **options: Any) -> Driver:
-        """Start a driver with one of `generators` and return it."""
+    def command(self, generator: str = "paced", **options: Any) -> list[str]:
+        """Return the command of a driver with one of `generators`."""
         options = {"diary": str(self.diary.path), **options}
         command = [sys.executable, "-m", "tests.faults.driver", generator, json.dumps(options), *self.arguments]
-        command.append(f"--run.ray_address={self.cluster.address}")
+        return [*command, f"--run.ray_address={self.cluster.address}"]
+
+    def start(self, generator: str = "paced", **options: Any) -> Driver:
+        """Start a driver with one of `generators` and return it."""
+        command = self.cluster.driver_command(self.command(generator, **options))
         log = self.folder / f"driver-{len(self.drivers)}.log"
         self.drivers.append(Driver(command, self.cluster.environment, log))
         return self.drivers[-1]
@@ -178,9 +182,12 @@ class FaultRun:
 NewRun = Callable[..., FaultRun]  # flags of the command -> a run that is not begun
 
 
-def undisturbed(source: Path, output: Path, pair: Pair, *flags: str) -> Corpus:
-    """Return an input with the result of a run in this process's own Ray, far from the cluster and its faults."""
-    assert generate.main(arguments(source, output, pair, *FLAGS, *flags)) == Exit.COMPLETE
+def undisturbed(source: Path, output: Path, pair: Pair, *flags: str, pool: tuple[str, ...] = _POOL) -> Corpus:
+    """Return an input with the result of a run in this process's own Ray, far from the cluster and its faults.
+
+    With a pool of ("--run.local",) it is that of a run in this process.
+    """
+    assert generate.main(arguments(source, output, pair, *_OF_UNITS, *pool, *flags)) == Exit.COMPLETE
     directory = RunDirectory.open(str(output))
     return Corpus(str(source), directory.manifest.num_units, content_hash(directory), read_errors(directory))
 

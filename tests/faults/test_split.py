@@ -110,9 +110,9 @@ def test_a_run_that_dies_split_goes_on_colocated_and_the_other_way_round(new_spl
     say(f"split, colocated, split: {run.prove_nothing_lost(2 * UNITS_IN_FLIGHT * NUM_ACTORS)}")
 
 
-def draft_actors(cluster: RayCluster) -> set[int]:
-    """The living processes of draft actors on the cluster's nodes."""
-    raylets, found = set(cluster.workers.values()), set[int]()
+def draft_actors(cluster: RayCluster, node: str | None = None) -> set[int]:
+    """The living processes of draft actors on the cluster's nodes, or on one of them."""
+    raylets, found = {raylet for each, raylet in cluster.workers.items() if node in (None, each)}, set[int]()
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             title = (folder / "cmdline").read_bytes()

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from actors.run_notes import DraftWork
 from jobs import status
 from pipeline.run.directory import RunDirectory
 from pipeline.run.progress.lease import Holder, hold_lease
@@ -45,8 +46,12 @@ def test_a_run_that_no_driver_works_on_is_stopped(run, capsys):
 
 def test_a_run_whose_driver_gives_signs_of_life_is_running(run, capsys):
     with hold_lease(run) as lease:
-        lease.num_engines = 2
+        lease.num_engines, lease.draft_work = 2, str(DraftWork(20.0, 40.0, 5.0, 0.1))
         lease.renew()
+        assert status.main([run.location.name]) == 3
+        assert "drafted 0% of the engines' time, and engines waited for them 25%; they stand idle" in (
+            capsys.readouterr().out
+        )
         assert status.main([run.location.name, "--json"]) == 3
     told = json.loads(capsys.readouterr().out)
     assert (told["state"], told["num_committed_rows"], told["num_error_rows"]) == ("running", 6, 1)

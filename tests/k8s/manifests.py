@@ -77,7 +77,7 @@ def render(folder: str) -> list[Object]:
 @cache
 def all_overlays() -> tuple[Object, ...]:
     """Return the objects of all overlays, which must not be changed."""
-    return tuple(each for folder in OVERLAYS for each in render(folder))
+    return tuple(each for folder in OVERLAYS for each in made(render(folder)))
 
 
 def ground(overlay: str = "") -> list[Object]:
@@ -103,6 +103,21 @@ def as_here(text: str, config_home: Path) -> str:
     return text.replace(IMAGE_HOME, str(ROOT)).replace(CONFIG_HOME, str(config_home))
 
 
+def made(objects: list[Object]) -> list[Object]:
+    """Return objects and the RayJobs that RayCronJobs among them make, named as KubeRay names them."""
+    jobs = []
+    for each in objects:
+        if each["kind"] == "RayCronJob":
+            named = {**each["metadata"], "name": f"{each['metadata']['name']}-29000000"}
+            jobs.append({**each, "kind": "RayJob", "metadata": named, "spec": each["spec"]["jobTemplate"]})
+    return [*objects, *(job for job in jobs if job not in objects)]
+
+
+def command_of(job: Object) -> str:
+    """Return the command of a RayJob, whatever script runs it."""
+    return str(job["spec"]["entrypoint"]).replace(f"/bin/bash {IMAGE_HOME}/k8s/watchdog.sh", "python -m jobs.generate")
+
+
 def of_kind(objects: list[Object], kind: str) -> Object:
     """Return the only object of a kind."""
     (found,) = [each for each in objects if each["kind"] == kind]
@@ -110,8 +125,8 @@ def of_kind(objects: list[Object], kind: str) -> Object:
 
 
 def ray_objects(objects: list[Object]) -> list[Object]:
-    """Return every RayCluster, RayJob and RayService among objects."""
-    return [each for each in objects if each["kind"] in _CLUSTER_SPEC]
+    """Return every RayCluster, RayJob and RayService among objects, and those that they make."""
+    return [each for each in made(objects) if each["kind"] in _CLUSTER_SPEC]
 
 
 def cluster_spec(ray: Object) -> Object:

@@ -16,6 +16,8 @@ from tests.jobs.runs import prompts, write_jsonl
 from tests.k8s.manifests import (
     OVERLAYS,
     as_here,
+    command_of,
+    made,
     of_kind,
     render,
     serve_config,
@@ -25,6 +27,7 @@ pytestmark = pytest.mark.kubernetes
 Pair = tuple[str, str]
 JOBS = (
     "overlays/cpu-demo",
+    "overlays/history",
     "overlays/job",
     "overlays/job-64",
     "overlays/kueue",
@@ -33,8 +36,9 @@ JOBS = (
     "overlays/split",
     "overlays/spot",
     "overlays/stages",
+    "overlays/watchdog",
 )
-SERVICES = ("overlays/head-ft", "overlays/service")
+SERVICES = ("overlays/head-ft", "overlays/head-ft-embedded", "overlays/service", "overlays/service-incremental")
 
 
 @pytest.fixture(autouse=True)
@@ -44,17 +48,17 @@ def _as_in_a_pod(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_every_overlay_but_the_bare_cluster_is_a_job_or_a_service():
-    kinds = {folder: {each["kind"] for each in render(folder)} for folder in OVERLAYS}
+    kinds = {folder: {each["kind"] for each in made(render(folder))} for folder in OVERLAYS}
     assert tuple(folder for folder in OVERLAYS if "RayJob" in kinds[folder]) == JOBS
     assert tuple(folder for folder in OVERLAYS if "RayService" in kinds[folder]) == SERVICES
 
 
 def command(folder: str, home: Path) -> list[str]:
     """The command line of a job, with its ConfigMap's files in `home`."""
-    objects = render(folder)
+    objects = made(render(folder))
     for name, text in of_kind(objects, "ConfigMap")["data"].items():
         (home / name).write_text(as_here(text, home))
-    return shlex.split(as_here(of_kind(objects, "RayJob")["spec"]["entrypoint"], home))
+    return shlex.split(as_here(command_of(of_kind(objects, "RayJob")), home))
 
 
 def elsewhere(folder: str, tmp_path: Path, pair: Pair) -> list[str]:

@@ -26,9 +26,9 @@ def gcs_uri(address: str, path: str) -> str:
     return f"gs://anonymous@bucket/{path}?endpoint_override={address}&scheme=http&retry_limit_seconds=10"
 
 
-def running_s3_server() -> AbstractContextManager[str]:
-    """Run an S3 server while the block lasts; yield its host:port."""
-    return _running("moto.server", "-H", "127.0.0.1", "-p")
+def running_s3_server(host: str = "127.0.0.1") -> AbstractContextManager[str]:
+    """Run an S3 server on an address of this machine while the block lasts; yield its host:port."""
+    return _running("moto.server", "-H", host, "-p", host=host)
 
 
 def running_gcs_server() -> AbstractContextManager[str]:
@@ -38,17 +38,17 @@ def running_gcs_server() -> AbstractContextManager[str]:
 
 
 @contextmanager
-def _running(*module: str) -> Iterator[str]:
+def _running(*module: str, host: str = "127.0.0.1") -> Iterator[str]:
     """Run a module whose last argument, which is added here, is the port."""
     with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
+        probe.bind((host, 0))
         address = probe.getsockname()
     process = subprocess.Popen(
         [sys.executable, "-m", *module, str(address[1])], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
     try:
         _wait_for(address, process)
-        yield f"127.0.0.1:{address[1]}"
+        yield f"{host}:{address[1]}"
     finally:
         process.terminate()
         process.wait(20)

@@ -19,6 +19,7 @@ DATA, SERVE = "ray.data._internal.execution", "ray.serve._private"
 USED = [
     ("ray.actor", "ActorHandle", "_actor_id"),
     ("ray._private.state", "actors", "actor_id"),
+    ("ray._private.state", "GlobalState", "get_draining_nodes"),
     ("ray.data", "DataContext", "custom_execution_callback_classes"),
     (f"{DATA}.execution_callback", "ExecutionCallback", "on_execution_step"),
     (f"{DATA}.streaming_executor", "StreamingExecutor", "_topology"),
@@ -26,6 +27,8 @@ USED = [
     (f"{SERVE}.controller", "ServeController", "get_proxies"),
     (f"{SERVE}.controller", "ServeController", "get_serve_instance_details"),
     (f"{SERVE}.proxy", "ProxyActor", "_get_http_options"),
+    (f"{SERVE}.haproxy", "HAProxyManager", "_get_http_options"),
+    ("ray.actor", "ActorHandle", "_ray_actor_creation_function_descriptor"),
     ("ray.serve", "delete", "_blocking"),
     ("ray._common.tls_utils", "add_port_to_grpc_server", "address"),
     (f"{SERVE}.replica", "Replica", "add_port_to_grpc_server"),
@@ -33,6 +36,7 @@ USED = [
 ]
 CONSTANTS = [("SERVE_CONTROLLER_NAME", SERVE_CONTROLLER), ("SERVE_NAMESPACE", SERVE_NAMESPACE)]
 ATTRIBUTES = {"_actor_id", "_topology", "_output_blocks_stats", "_get_http_options", "_blocking"}
+ATTRIBUTES |= {"_ray_actor_creation_function_descriptor"}
 
 
 def names_in(found: Any) -> set[str]:

@@ -17,6 +17,7 @@ PLACES: dict[str, dict[str, object]] = {
     "drafts elsewhere": {"is_remote": True},
     "verdicts elsewhere": {"is_staged": True},
     "both elsewhere": {"num_lanes": 3, "is_remote": True, "is_staged": True},
+    "a lane for each row or two": {"num_lanes": 8, "is_remote": True, "is_staged": True},
 }
 USES = {"prefill", "score", "decide", "logprobs", "is_finite"}  # what needs slots, or decides
 
@@ -72,7 +73,7 @@ def lanes_over(
     settings = {"num_slots": 5, "max_model_len": 80, "num_speculative_tokens": 4, **options}
     asked = EngineOptions(drafter="model" if name == "mapped" else name, **settings)
     parts, diary = [], []
-    for letter in "abc"[: min(num_lanes, asked.num_slots)]:
+    for letter in "abcdefgh"[: min(num_lanes, asked.num_slots)]:
         target = models.target.share()
         part = drafter_over(name, draft.share(), models.target, asked.num_slots, asked.max_model_len)
         target = Elsewhere(target, letter, diary) if is_staged else target

@@ -17,7 +17,7 @@ from pipeline.inputs.files import InputFile, list_files
 from pipeline.inputs.units import WorkUnit
 from pipeline.run.commit import receipt_of
 from pipeline.run.directory import RunDirectory
-from pipeline.run.unit_rows import read_ahead
+from pipeline.run.reading import read_ahead
 from pipeline.storage.location import Location
 from pipeline.text.codec import TextCodec
 from training.corpus.options import CorpusOptions

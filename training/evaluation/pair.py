@@ -142,10 +142,4 @@ def measure_rounds(pair: Pair, num_draft_tokens: int, num_slots: int) -> RoundSe
 
 def round_seconds(costs: CostTable, num_draft_tokens: int, num_rows: int) -> RoundSeconds:
     """Return what rounds of this many rows take by a cost table."""
-
-    def seconds(num_drafted: int) -> float:
-        num_positions = num_rows * (1 + 2 * num_drafted)  # each drafted token is picked twice
-        own = costs.round_seconds + num_positions * costs.position_seconds
-        return own + costs.target_seconds(num_rows * (1 + num_drafted)) + costs.drafting_seconds(num_drafted, num_rows)
-
-    return RoundSeconds(seconds(0), seconds(num_draft_tokens))
+    return RoundSeconds(costs.of_round(num_rows, 0), costs.of_round(num_rows, num_draft_tokens))

@@ -4,6 +4,7 @@ drafter.propose  ->  K tokens a row, guessed cheaply; the tokens that a grammar 
 target.score     ->  the logits at all K + 1 positions in one pass, judged: a few numbers a row
 """
 
+import time
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
@@ -34,6 +35,7 @@ class _HostRound(Started):
     asked: Rows  # as the drafter got them
     forced: Seq[list[int]]  # drafted tokens of each row that a grammar forced; empty if no row has any
     may_force: bool
+    waited_seconds: float  # for a draft from another process, which is no work of the round
 
     def learn(
         self, rows: Seq[Sequence], num_drafted: Seq[int], num_accepted: Seq[int], stop: Callable[[], float]
@@ -43,7 +45,7 @@ class _HostRound(Started):
             if self.forced:  # it learns of its own tokens alone
                 own = [0 if forced else n for forced, n in zip(self.forced, num_drafted, strict=True)]
             self.drafter.observe(self.asked, own, num_accepted)
-        seconds, num_tokens = stop(), len(rows) + sum(num_accepted)
+        seconds, num_tokens = stop() - self.waited_seconds, len(rows) + sum(num_accepted)
         if self.may_force:
             self.schedule.observe_foresight(len(rows), num_tokens, seconds)
         if self.drafter is None:
@@ -85,7 +87,9 @@ class HostRounds(Starter):
         """Draft, and let the target score and judge."""
         assert self._planned is not None, "`ask` comes first"
         (planned, plan, asked, forced), self._planned = self._planned, None
+        began = time.perf_counter()
         draft = self._draft(asked)
+        waited_seconds = (time.perf_counter() - began) * self._drafter.is_remote
         if forced:
             draft, forced = with_forced(draft, forced)
             plan = plan.replaced([len(tokens) for tokens in forced])
@@ -93,7 +97,8 @@ class HostRounds(Starter):
         if self._drafter.is_remote or not pending.is_ready:
             schedule.never_rest()
         drafter = None if self._num_rested else self._drafter
-        return _HostRound(rows, plan, pending, schedule, drafter, asked, forced, self._forces(planned))
+        is_forcing = self._forces(planned)
+        return _HostRound(rows, plan, pending, schedule, drafter, asked, forced, is_forcing, waited_seconds)
 
     def drop(self) -> None:
         self._running, self._sampling, self._planned = (), None, None

@@ -48,6 +48,7 @@ class Holder:
     timeout_s: float
     num_engines: int | None = None  # that have loaded their models; None until the driver knows
     failed_places: list[str] = field(default_factory=list)  # why places do no units now
+    draft_work: str = ""  # what draft actors do, in words; empty without any
 
     @classmethod
     def from_bytes(cls, content: bytes | None) -> Holder | None:
@@ -75,6 +76,7 @@ class Lease:
     lost_to: str | None = None
     num_engines: int | None = None  # that the next sign of life tells of, as of these
     failed_places: list[str] = field(default_factory=list)
+    draft_work: str = ""
     _writing: threading.Lock = field(default_factory=threading.Lock)
 
     def renew(self) -> None:
@@ -94,6 +96,7 @@ class Lease:
                 num_renewals=self.holder.num_renewals + 1,
                 num_engines=self.num_engines,
                 failed_places=self.failed_places,
+                draft_work=self.draft_work,
             )
             self.write()
 

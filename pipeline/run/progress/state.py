@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 
 from pipeline.run.directory import RunDirectory
 from pipeline.run.progress.lease import Holder
+from pipeline.run.reading import READS_AT_ONCE, read_ahead
 from pipeline.storage.location import Location
 
 State = Literal["complete", "running", "stopped"]
@@ -49,29 +50,28 @@ def read_state(run_directory: RunDirectory, patience_s: float | None = None) -> 
     A driver that looks silent is watched for `patience_s` seconds (by default, a little more than it takes to renew its
     lease). Raises ValueError for a damaged manifest, and OSError if the storage does not answer.
     """
-    parts = run_directory.committed_parts()
     # In this order a run that completes meanwhile is told of as running or complete, never as stopped.
     lease = run_directory.location.child("_LEASE")
     content = lease.read_if_there()
     is_running = _is_alive(lease, content, patience_s)
     is_success = run_directory.is_success()
-    committed = run_directory.committed_unit_ids()
+    parts = run_directory.committed_parts()
     num_rows = num_committed_rows = 0
     commits: list[tuple[datetime, int]] = []
     for unit in run_directory.units():
         num_rows += unit.num_rows
-        if unit.unit_id in committed:
+        if (part := parts.get(unit.unit_id)) is not None:
             num_committed_rows += unit.num_rows
-            if unit.unit_id in parts and (when := parts[unit.unit_id].mtime) is not None:
-                commits.append((when, unit.num_rows))
+            if part.mtime is not None:
+                commits.append((part.mtime, unit.num_rows))
     commits.sort()
-    is_complete = is_success and len(committed) == run_directory.manifest.num_units
+    is_complete = is_success and len(parts) == run_directory.manifest.num_units
     pace = _rows_per_second(commits)
-    failed = run_directory.failed_unit_ids() & {*committed}
+    failed = run_directory.failed_unit_ids() & parts.keys()
     return RunState(
         state="running" if is_running else "complete" if is_complete else "stopped",
         num_units=run_directory.manifest.num_units,
-        num_committed_units=len(committed),
+        num_committed_units=len(parts),
         num_rows=num_rows,
         num_committed_rows=num_committed_rows,
         rows_per_second=pace,
@@ -92,14 +92,15 @@ def _rows_per_second(commits: Sequence[tuple[datetime, int]]) -> float | None:
 
 def _num_error_rows(run_directory: RunDirectory, unit_ids: set[int]) -> int:
     """Count the rows of these errors files by their footers; a file that a retry deletes meanwhile has none."""
-    total = 0
-    for unit_id in unit_ids:
+
+    def count(unit_id: int) -> int:
         try:
             with run_directory.errors_path(unit_id).open_file() as stream:
-                total += pq.read_metadata(stream).num_rows
+                return int(pq.read_metadata(stream).num_rows)
         except FileNotFoundError:
-            continue
-    return total
+            return 0
+
+    return sum(read_ahead(count, unit_ids, READS_AT_ONCE))
 
 
 def _is_alive(lease: Location, content: bytes | None, patience_s: float | None) -> bool:

@@ -25,10 +25,19 @@ class Stage:
         settings = GeneratorSettings(
             models=ModelSettings(target="t", draft="d"), placement="split", drafts=DraftSettings(**drafts)
         )
-        self.roster = DraftRoster(settings, "test", LogSettings(), num_generators, self._start, lambda: self.now)
+        self.ready = set[str]()  # draft actors that have loaded their models
+        self.roster = DraftRoster(
+            settings, "test", LogSettings(), num_generators, self._start, lambda: self.now, self.node_of
+        )
 
     def _start(self, options: dict[str, Any]) -> Any:
-        return SimpleNamespace(_actor_id=bytes([next(self._numbers)]), options=options)
+        handle = SimpleNamespace(_actor_id=bytes([next(self._numbers)]), options=options)
+        handle.__ray_ready__ = SimpleNamespace(remote=lambda: name(handle))
+        return handle
+
+    def node_of(self, actor: str) -> str:
+        """Odd draft actors are on one node, even ones on another."""
+        return "spot" if int(actor) % 2 else "steady"
 
     def group(self, bundles: list[dict[str, float]], strategy: str, bundle_label_selector: Any = None) -> Any:
         self.groups.append(SimpleNamespace(bundles=bundles, strategy=strategy, is_placed=self.is_room))
@@ -56,6 +65,7 @@ def new_stage(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Stage]:
             fakes |= {
                 "placement_group": stage.group,
                 "remove_placement_group": stage.removed.append,
+                "_arrived": lambda names: [each for each in names if each in stage.ready],
                 "_is_placed": lambda group: group.is_placed,
                 "PlacementGroupSchedulingStrategy": lambda *place: place,
             }
@@ -91,6 +101,20 @@ def test_a_lost_draft_actor_is_replaced_once_for_all_its_generators(new_stage: N
     assert [stage.ask("a", lost="01"), stage.ask("b", lost="01"), stage.ask("b", lost="01")] == ["02", "02", "02"]
     assert stage.killed == ["01"]
     assert len(stage.groups) == 1
+
+
+def test_a_draft_actor_on_a_node_that_drains_ends_once_its_successor_is_ready(new_stage: NewStage) -> None:
+    stage = new_stage(per_target=0.5)
+    assert [stage.ask("a"), stage.ask("b"), stage.ask("c")] == ["01", "01", "02"]
+    stage.roster.drain({"another"})
+    stage.roster.drain({"spot"})
+    assert [stage.ask("a"), stage.ask("c"), stage.ask("d")] == ["03", "02", "02"]
+    stage.roster.drain(set())
+    assert stage.killed == [], "the successor loads its model yet"
+    stage.ready.add("03")
+    stage.roster.drain(set())
+    assert stage.killed == ["01"]
+    assert [stage.ask("b", lost="01"), stage.ask("e")] == ["03", "04"]
 
 
 def test_a_generator_that_gives_no_sign_of_life_leaves_its_draft_actor_to_others(new_stage: NewStage) -> None:

@@ -85,7 +85,7 @@ def settings(text_pair: Pair) -> GeneratorSettings:
     return GeneratorSettings(
         models=ModelSettings(target=text_pair[0], draft=text_pair[1], device="cpu", dtype="float32"),
         engine=EngineSettings(
-            num_slots=NUM_SLOTS, max_model_len=MAX_LEN, num_speculative_tokens=K, draft_length="fixed"
+            num_slots=NUM_SLOTS, num_lanes=2, max_model_len=MAX_LEN, num_speculative_tokens=K, draft_length="fixed"
         ),
         placement="split",
         drafts=DraftSettings(num_cpus=0, timeout_s=60.0),
@@ -155,8 +155,12 @@ def plain(target: LanguageModel) -> Plain:
 
 @pytest.mark.parametrize("name", PARAMS)
 def test_two_lanes_over_a_draft_actor_write_what_the_target_writes_alone(run: Run, plain: Plain, name: str) -> None:
+    before = run.links.work(1.0)
     assert run.write(PARAMS[name]) == plain[name]
     assert run.num_accepted > 40
+    after = run.links.work(1.0)
+    assert after.draft_seconds > before.draft_seconds, "its actor says how long it drafted"
+    assert after.actor_seconds == 1.0
 
 
 @pytest.mark.parametrize("drafter", ["model", "hybrid"])

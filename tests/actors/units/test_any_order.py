@@ -67,6 +67,6 @@ _FAULTS: dict[str, tuple[type, str, Any]] = {
 def test_a_planted_fault_is_found(fault, monkeypatch):
     owner, name, planted = _FAULTS[fault]
     monkeypatch.setattr(owner, name, planted)
-    quick = settings(_QUICK, max_examples=400, phases=[Phase.generate], derandomize=True)
+    quick = settings(_QUICK, max_examples=1000, phases=[Phase.generate], derandomize=True)
     with pytest.raises(Exception):  # noqa: B017, PT011 - an assertion of the machine, or an error of the broken ledger
         run_state_machine_as_test(ClusterMachine, settings=quick)

@@ -131,8 +131,11 @@ def test_a_node_that_is_drained_gives_its_units_back_at_once_and_gets_no_more(cl
     ledger = ledger_of(clock)
     ledger.begin(0, 3, "a", "node of a", call="first")
     ledger.drain(["node of a"])
-    assert not ledger.holds(0, "a")
     assert ledger.hand_out_again(False) == UnitCall(unit(0))
+    assert ledger.holds(0, "a"), "it may yet be done in time"
+    assert ledger.begin(0, 3, "b", "node of b", call="second") is not None
+    assert not ledger.holds(0, "a")
+    assert ledger.summary()["num_deaths"] == ledger.summary()["num_repeated_units"] == 0
     assert ledger.begin(1, 3, "a", "node of a", call="second") is Signal.WAIT
     clock.now += 1e6
     assert ledger.held(1, "a") is Signal.WAIT, "it never gets a trial"
@@ -231,3 +234,14 @@ def test_a_place_that_fails_again_after_it_was_well_rests_again(clock: Clock) ->
     assert ledger.place_failures() == []
     fail(ledger, "a", 0, "two")
     assert ledger.held(0, "a") is Signal.WAIT
+
+
+def test_a_unit_of_a_node_that_drains_stays_with_the_feed_when_a_resting_place_gets_it(clock: Clock) -> None:
+    ledger = ledger_of(clock, 1)
+    ledger.begin(0, 3, "a", "node of a", call="first")
+    ledger.drain(["node of a"])
+    assert ledger.hand_out_again(False) == UnitCall(unit(0))
+    fail(ledger, "b", None, "one")
+    assert ledger.begin(0, 3, "b", "node of b", call="second") is Signal.WAIT
+    assert ledger.holds(0, "a"), "it goes on until another one begins"
+    assert ledger.hand_out_again(False) == UnitCall(unit(0))

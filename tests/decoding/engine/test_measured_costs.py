@@ -49,7 +49,7 @@ def test_a_trip_and_a_step_are_told_apart(measure):
     assert costs.is_overlapped
     assert costs.trip_seconds == pytest.approx(0.7)
     assert dict(costs.draft) == pytest.approx({1: 0.21, 2: 0.22, 4: 0.24})
-    assert costs.drafting_seconds(3, 2) == pytest.approx(0.7 + 3 * 0.22)
+    assert costs.drafting_seconds(3, 2) == pytest.approx(3 * 0.22)
     assert costs.drafting_seconds(0, 0) == 0
 
 

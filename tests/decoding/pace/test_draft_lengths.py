@@ -20,9 +20,10 @@ COSTS = {
     "line": LINE,
     "stairs": STAIRS,
     "cheap drafts": CostTable(((1, 1.0), (6, 1.1), (7, 1.9)), ((1, 0.01), (4, 0.06)), position_seconds=0.001),
-    "elsewhere": replace(STAIRS, is_overlapped=True, trip_seconds=0.4),
+    "elsewhere": replace(STAIRS, is_overlapped=True, trip_seconds=0.4, num_lanes=2),
+    "target elsewhere": replace(STAIRS, chain=((1, 0.5), (8, 2.0)), num_lanes=2),
     "one forward": replace(STAIRS, block_tokens=4),
-    "far away": replace(LINE, draft=((1, 0.5), (64, 2.0)), is_overlapped=True, trip_seconds=0.7),
+    "far away": replace(LINE, draft=((1, 0.5), (64, 2.0)), is_overlapped=True, trip_seconds=0.7, num_lanes=3),
 }
 RATES = st.sampled_from([0.2, 0.5, 0.8, 0.95, 1.0]) | st.floats(0.01, 1.0)
 over_costs = pytest.mark.parametrize("costs", COSTS.values(), ids=COSTS)
@@ -49,10 +50,14 @@ def speed(costs: CostTable, by_model, by_lookup, lengths, uses_lookup) -> float:
     seconds = costs.round_seconds + costs.target_seconds(num_rows + sum(lengths))
     seconds += costs.position_seconds * num_rows * (1 + max(lengths))
     forwards = min(steps, 1) if costs.block_tokens else steps
-    drafting = forwards * costs.draft_seconds(steppers) + costs.trip_seconds if steps else 0.0
+    drafting = forwards * costs.draft_seconds(steppers) if steps else 0.0
+    (few, least), (many, most) = costs.chain[0], costs.chain[-1]
+    on_the_way = least + (most - least) * (num_rows + sum(lengths) - few) / max(many - few, 1)
+    on_the_way += costs.trip_seconds if steps else 0.0
     if costs.is_overlapped:
-        return expected / max(seconds, drafting)
-    return expected / (seconds + drafting + costs.position_seconds * steps * steppers)
+        return expected / max(seconds, drafting, (seconds + drafting + on_the_way) / costs.num_lanes)
+    seconds += drafting + costs.position_seconds * steps * steppers
+    return expected / max(seconds, (seconds + on_the_way) / costs.num_lanes)
 
 
 def best_speed(costs: CostTable, by_model, by_lookup, uses_lookup) -> float:
@@ -96,9 +101,11 @@ def test_drafts_that_verification_hides_are_as_long_as_they_can_be():
     survival = np.array([[0.9, 0.3, 0.01]])
     here = CostTable(FLAT.target, ((1, 0.3), (64, 0.3)))
     assert best_lengths(survival, None, here, 1).lengths == (1,)
-    assert best_lengths(survival, None, replace(here, is_overlapped=True), 1).lengths == (3,)
-    assert best_lengths(survival, None, replace(here, is_overlapped=True, trip_seconds=0.3), 1).lengths == (2,)
-    assert best_lengths(survival, None, replace(here, is_overlapped=True, trip_seconds=2.0), 1).lengths == (0,)
+    there = replace(here, is_overlapped=True, num_lanes=2)
+    assert best_lengths(survival, None, there, 1).lengths == (3,)
+    assert best_lengths(survival, None, replace(there, trip_seconds=0.3), 1).lengths == (2,)
+    assert best_lengths(survival, None, replace(there, trip_seconds=5.0), 1).lengths == (0,)
+    assert best_lengths(survival, None, replace(there, trip_seconds=5.0, num_lanes=8), 1).lengths == (3,)
 
 
 def test_no_row_drafts_more_of_a_model_than_its_block_holds():

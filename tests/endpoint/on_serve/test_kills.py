@@ -136,7 +136,7 @@ class Killed(Asked):
         """Return when it is over, in whatever way."""
         try:
             await self.end()
-        except httpx2.TransportError:
+        except (httpx2.TransportError, ValueError):  # HAProxy's own answers are no JSON
             self.has_broken = True
 
     async def _ask(self, client: httpx2.AsyncClient) -> None:

@@ -1,5 +1,8 @@
 """Messages of the commands about a second driver, a lost lease and damaged files, which need no Ray."""
 
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,6 +20,8 @@ from pipeline.run.progress.missing import MissingUnits
 from tests.jobs.conftest import Job
 from tests.pipeline.made_up import committed_run
 
+ROOT = Path(__file__).parents[3]
+
 
 @pytest.fixture
 def begun(job: Job) -> Job:
@@ -26,13 +31,25 @@ def begun(job: Job) -> Job:
     return job
 
 
-def test_a_second_driver_ends_with_one_line_that_names_the_first(begun):
+def test_a_second_driver_ends_with_a_code_of_its_own_and_one_line_that_names_the_first(begun):
     with hold_lease(RunDirectory.open(str(begun.output))) as lease:
-        assert begun.generate("--models.device=cpu") == Exit.FAILED
+        assert begun.generate("--models.device=cpu") == Exit.HELD
         assert f"error: another driver works on this run (host {lease.holder.host}, pid" in begun.printed()
         assert begun.generate("--models.device=cpu", "--dry-run") == Exit.COMPLETE
         assert verify.main([str(begun.output)]) == 1
         lease.refuse_if_lost()
+
+
+def test_a_watchdog_counts_an_output_that_is_held_as_done_and_a_wrong_configuration_as_wrong(begun):
+    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+
+    def watchdog(*flags: str) -> int:
+        words = ["bash", "k8s/watchdog.sh", *begun.command("--models.device=cpu", *flags)]
+        return subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, timeout=120).returncode
+
+    with hold_lease(RunDirectory.open(str(begun.output))):
+        assert watchdog() == 0
+        assert watchdog("--engine.num_slots=0") == Exit.BAD_CONFIGURATION
 
 
 def test_a_driver_that_lost_its_lease_stops_at_the_next_unit(begun, monkeypatch):

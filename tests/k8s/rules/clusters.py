@@ -38,6 +38,9 @@ def problems_with(ray: Object, objects: list[Object]) -> Iterator[str]:
     yield from _budget(objects, ray)
     if ray["kind"] == "RayJob":
         yield from _job(ray["spec"])
+    steps = ray["spec"].get("upgradeStrategy", {}).get("clusterUpgradeOptions", {})
+    if steps.get("stepSizePercent", 0) > steps.get("maxSurgePercent", 100):
+        yield "upgradeStrategy: KubeRay refuses a stepSizePercent above maxSurgePercent"
     if ray["kind"] == "RayService" and not ray["spec"].get("excludeHeadPodFromServeSvc"):
         yield "excludeHeadPodFromServeSvc: a head without CPUs has no proxy that would answer"
 

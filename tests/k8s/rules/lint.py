@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from tests.k8s.manifests import Object, all_overlays, name_of, pod_templates, ray_objects
+from tests.k8s.manifests import Object, all_overlays, made, name_of, pod_templates, ray_objects
 from tests.k8s.rules import clusters, pods, reachability, schemas, texts
 
 _CLUSTER_WIDE = ("Namespace", "PriorityClass", "ClusterQueue", "ResourceFlavor")
@@ -19,6 +19,7 @@ def problems_with(objects: list[Object], ground: list[Object]) -> list[str]:
     by_schema = [f"{name_of(each)}: {problem}" for each in objects for problem in schemas.problems_with(each)]
     if by_schema:
         return by_schema
+    objects = made(objects)
     names = {name_of(each) for each in objects}
     there = [*objects, *(each for each in ground if name_of(each) not in names)]
     found = [*_names(objects), *_reachable(objects, there)]

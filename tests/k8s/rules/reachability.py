@@ -6,7 +6,8 @@ from ipaddress import ip_address, ip_network
 
 from tests.k8s.manifests import Object, cluster_spec, groups, name_of, pod_templates, ray_objects
 
-_EVERY = (22, 53, 80, 443, 6379, 6443, 8000, 8080, 8265, 8443, 10001, 44217, 44227, 52365, 31000)
+_EVERY = (22, 53, 80, 443, 6379, 6443, 8000, 8080, 8265, 8443, 10001, 44217, 44227, 52365)
+_EVERY += (8404, 9101, 30000, 31000)  # Ray's HAProxy: its statistics, and the processes that it leads to
 _ALL = frozenset(_EVERY)
 _NAME = "kubernetes.io/metadata.name"
 
@@ -50,7 +51,7 @@ def pods_of(objects: list[Object]) -> Iterator[Pod]:
                 labels |= of_ray_node(name, "head" if name == "head" else "worker")
             yield Pod(name_of(each), name, labels)
         # The Job by which KubeRay clears Redis after a cluster has the labels of the head.
-        if clusters and "gcsFaultToleranceOptions" in cluster_spec(each):
+        if clusters and cluster_spec(each).get("gcsFaultToleranceOptions", {}).get("backend") == "redis":
             labels = dict(clusters["head"]["template"]["metadata"]["labels"])
             yield Pod(name_of(each), "redis-cleanup", {**labels, "ray.io/node-type": "redis-cleanup"})
 

@@ -24,7 +24,7 @@ from tests.k8s.monitoring.promtool import problems_with_rules
 
 KUBERNETES = "1.34.0"
 VARIABLE = "KUBERAY_CRDS"
-_KUBERAY = {"RayCluster": "rayclusters", "RayJob": "rayjobs", "RayService": "rayservices"}
+_KUBERAY = {f"Ray{kind}": f"ray{kind.lower()}s" for kind in ("Cluster", "CronJob", "Job", "Service")}
 _OF_OTHERS = ("kueue.x-k8s.io/v1beta2", "monitoring.coreos.com/v1")  # their schemas are in no package
 _OURS: Object = yaml.safe_load((Path(__file__).parent / "rules.yaml").read_text())
 

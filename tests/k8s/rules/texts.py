@@ -18,7 +18,7 @@ from endpoint.service.served_model import deployment_name
 from jobs.config.loading import load
 from jobs.config.run import RunConfig
 from jobs.config.serve import ServeConfig
-from tests.k8s.manifests import IMAGE_HOME, ROOT, Object, cluster_spec, groups, pod_templates
+from tests.k8s.manifests import IMAGE_HOME, ROOT, Object, cluster_spec, command_of, groups, pod_templates
 from tests.k8s.rules import known
 from tests.k8s.rules.pods import mount_at, variables_in
 
@@ -80,7 +80,9 @@ def problems_with_job(job: Object, config_maps: dict[str, Object]) -> Iterator[s
     variables = environment.get("env_vars", {})
     yield from variables_in([{"name": name, "value": value} for name, value in variables.items()])
     yield from _time_to_stop(job, variables, config_maps)
-    python, dash_m, module, *arguments = [*shlex.split(spec["entrypoint"]), "", "", ""]
+    if re.search(r"[;&|<>$`]", spec["entrypoint"]):
+        yield f"entrypoint: the submitter's shell would take a part of it as its own: {spec['entrypoint']}"
+    python, dash_m, module, *arguments = [*shlex.split(command_of(job)), "", "", ""]
     if (python, dash_m) != ("python", "-m") or not module or importlib.util.find_spec(module) is None:
         yield f"entrypoint: no command of ours: {spec['entrypoint']}"
     flags = dict(pairwise(arguments))

@@ -46,7 +46,9 @@ EXPECTED: dict[str, dict[str, tuple[dict[str, int], int, int, float, int | None]
         "draft": ({"CPU": 4, "GPU": 1, "memory": 16 * GIB}, 0, 8, 120.0, None),
     },
     "overlays/service": {"gpu": (GPU, 1, 8, 120.0, None)},
-    "overlays/head-ft": {"gpu": (GPU, 1, 8, 120.0, None)},
+    **{f"overlays/{name}": {"gpu": (GPU, 1, 8, 120.0, None)} for name in ("head-ft", "head-ft-embedded")},
+    "overlays/service-incremental": {"gpu": (GPU, 1, 8, 120.0, None)},
+    **{f"overlays/{name}": {"gpu": (GPU, 0, 8, 120.0, None)} for name in ("history", "watchdog")},
     "overlays/cpu-demo": {"cpu": ({"CPU": 1, "memory": 3 * GIB}, 0, 2, 30.0, None)},
 }
 

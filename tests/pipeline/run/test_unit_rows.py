@@ -7,7 +7,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline.run.unit_rows import each_unit, read_ahead, read_unit_rows
+from pipeline.run.reading import read_ahead
+from pipeline.run.unit_rows import each_unit, read_unit_rows
 from tests.pipeline.made_up import unit, write_errors
 
 

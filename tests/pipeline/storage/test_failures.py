@@ -43,6 +43,14 @@ def _commit(run_directory: RunDirectory) -> None:
     commit_rows(run_directory, unit(), sound_rows(unit(), [0, 2]), [error(unit(), 1)])
 
 
+def test_a_large_file_is_read_by_one_request_behind_the_one_for_its_size(run_directory, proxy):
+    file = run_directory.location.child("large")
+    replace_file(file, bytes(2_000_000), file)
+    proxy.requests.clear()
+    assert file.read_bytes() == bytes(2_000_000)
+    assert [request.split()[0] for request in proxy.requests] == ["HEAD", "GET"]
+
+
 @pytest.mark.parametrize(
     "failure",
     [
