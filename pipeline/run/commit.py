@@ -2,8 +2,9 @@
 
 Error rows are written before the part, so a reader that sees the part sees the error rows that belong to it. On a local
 disk a lock file keeps the two together when two attempts at one unit end in the same moment; without the lock, the link
-still lets only one attempt win. On an object store both attempts put the same generations. If they failed on different
-rows, `check.check_run` names a row that is then in neither place, and a row in both places counts as generated.
+still lets only one attempt win. On S3 the part that is put first stays (`pipeline/storage/conditional.py`); on stores
+without conditional writes both attempts put the same generations. If they failed on different rows, `check.check_run`
+names a row that is then in neither place, and a row in both places counts as generated.
 
 Only `amend_part` replaces a part, after rows that had failed were tried again: they move from the unit's error rows to
 its part. The new part replaces the old one whole, and only then the error rows are replaced or deleted. A process that

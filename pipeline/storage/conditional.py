@@ -1,7 +1,7 @@
 """A PUT to an S3 store that fails if the object is there (`If-None-Match: *`), by obstore: pyarrow cannot send that.
 
-Stores that do not know the header, or whose credentials obstore does not find, get a plain PUT. Then the question to
-the ledger right before it decides alone which of two attempts writes.
+Stores that refuse it, or whose credentials obstore does not find (it reads no profile files), get a plain PUT. Then the
+question to the ledger right before it decides alone which of two attempts writes.
 """
 
 from __future__ import annotations

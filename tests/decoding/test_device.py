@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from decoding.device import give_back_freed_memory
+from decoding.device import give_back_freed_memory, is_device_fault
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems are left alone")
@@ -24,3 +24,9 @@ def test_freed_memory_goes_back_to_the_operating_system():
 
 def _resident() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+
+def test_a_device_fault_is_an_error_of_the_device_and_not_a_lack_of_its_memory():
+    assert is_device_fault(torch.AcceleratorError("CUDA error: an illegal memory access was encountered"))
+    assert not is_device_fault(torch.AcceleratorError("CUDA error: out of memory"))
+    assert not is_device_fault(RuntimeError("CUDA error: an illegal memory access was encountered"))
