@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import resource
 import time
 import uuid
@@ -90,7 +91,7 @@ class UnitWorker:
                     return UnitError(f"unit {unit.unit_id} of {unit.file}: {describe(error)}")
                 if isinstance(error, DeviceFault):
                     self.failure = describe(error)
-                await self.tell_failure(describe(error), unit)
+                await self.tell_failure(_cause(error), unit)
             else:
                 if not isinstance(outcome, Signal):
                     return outcome
@@ -268,6 +269,14 @@ class UnitWorker:
 def is_of_place(error: Exception) -> bool:
     """Tell whether an error is the failure of a process or its node, not of the unit that it came over."""
     return isinstance(error, OSError | DeviceFault)
+
+
+def _cause(error: Exception) -> str:
+    """Return what is the matter with a place, without the name of a file: the same cause is told once."""
+    if isinstance(error, OSError) and error.strerror is not None and isinstance(error.filename, str):
+        folder = os.path.dirname(error.filename)
+        return f"{type(error).__name__}: [Errno {error.errno}] {error.strerror}, in {folder}"
+    return describe(error)
 
 
 def open_run(path: str) -> RunDirectory:
