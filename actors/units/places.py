@@ -160,10 +160,14 @@ class PlaceTable:
         return inf if not failed_at or any(is_node_alive(place.node) for place in others) else max(failed_at)
 
     def failures(self) -> list[str]:
-        """Return why places get no units now, each cause once, in the order in which they failed."""
-        failed = sorted(self._places.values(), key=lambda place: place.failed_at)
-        causes = (place.failure or f"{_DRAINED}: {place.node}" for place in failed if not place.is_well)
-        return list(dict.fromkeys(causes))
+        """Return why places get no units now, one cause a node, in the order in which they failed."""
+        failed = sorted(self._places.items(), key=lambda item: item[1].failed_at)
+        causes = {
+            place.node or name: place.failure or f"{_DRAINED}: {place.node}"
+            for name, place in failed
+            if not place.is_well
+        }
+        return list(causes.values())
 
     def num_free_places(self) -> int:
         """Return the free places of well processes that have had no unit of their own for a moment."""

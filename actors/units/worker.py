@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import resource
 import time
 import uuid
@@ -91,7 +90,7 @@ class UnitWorker:
                     return UnitError(f"unit {unit.unit_id} of {unit.file}: {describe(error)}")
                 if isinstance(error, DeviceFault):
                     self.failure = describe(error)
-                await self.tell_failure(_cause(error), unit)
+                await self.tell_failure(f"{describe(error)} (over unit {unit.unit_id} of {unit.file})", unit)
             else:
                 if not isinstance(outcome, Signal):
                     return outcome
@@ -100,9 +99,8 @@ class UnitWorker:
             answer = await self._hold(unit)
             if answer is Signal.STOP:
                 if self.failure is None:
-                    with suppress(
-                        OSError, ValueError
-                    ):  # the storage may be what failed; the other call says what it did
+                    # The storage may be what failed. The other call, or a new pool, then brings the receipt.
+                    with suppress(OSError, ValueError):
                         return await self.units.committed(self.run, unit, self.ledger)
                 return None
             if isinstance(answer, str):
@@ -269,14 +267,6 @@ class UnitWorker:
 def is_of_place(error: Exception) -> bool:
     """Tell whether an error is the failure of a process or its node, not of the unit that it came over."""
     return isinstance(error, OSError | DeviceFault)
-
-
-def _cause(error: Exception) -> str:
-    """Return what is the matter with a place, without the name of a file: the same cause is told once."""
-    if isinstance(error, OSError) and error.strerror is not None and isinstance(error.filename, str):
-        folder = os.path.dirname(error.filename)
-        return f"{type(error).__name__}: [Errno {error.errno}] {error.strerror}, in {folder}"
-    return describe(error)
 
 
 def open_run(path: str) -> RunDirectory:

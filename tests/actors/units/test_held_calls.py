@@ -53,7 +53,7 @@ def test_a_call_whose_place_reaches_no_storage_gives_its_unit_back_and_ends_when
         return await outcome
 
     assert asyncio.run(run_elsewhere()) is None
-    assert ledger.place_failures() == ["OSError: [Errno 5] Input/output error"]
+    assert ledger.place_failures() == ["OSError: [Errno 5] Input/output error (over unit 0 of prompts.jsonl)"]
 
 
 @pytest.mark.parametrize("is_backup", [False, True])
