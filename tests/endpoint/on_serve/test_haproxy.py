@@ -10,7 +10,6 @@ import random
 import subprocess
 import sys
 
-import psutil
 import pytest
 import ray
 
@@ -40,12 +39,11 @@ def what_clients_meet(num_kills: int) -> dict[str, object]:
             deployed.wait_until_whole()
             wait_until(lambda: len(running_ingresses()) == 2, 180, every_s=0.1)
             asyncio.run(kills.kill_once(deployed, number, moments, running_ingresses))
-        listening = {c.laddr.ip for c in psutil.net_connections("tcp") if c.status == "LISTEN" and c.laddr.port == port}
         lost = {is_stream: [0, 0] for is_stream in (False, True)}
         for one in kills.asked:
             lost[one.body["stream"]][0] += not one.has_succeeded
             lost[one.body["stream"]][1] += 1
-        found = {"plain": lost[False], "streams": lost[True], "listens": sorted(listening)}
+        found = {"plain": lost[False], "streams": lost[True]}
         return {**found, "refusal": refusal, "routes": ask(port, "/-/routes").status}
 
 
@@ -74,10 +72,10 @@ def test_haproxy_loses_what_the_gate_keeps_and_opens_what_it_closes(capsys):
             sys.stdout.write(f"\n{'HAProxy' if haproxy else 'gate'}: {found[-1]}\n")
     gate, bare = found
     assert (gate["plain"], gate["streams"]) == ([0, 10], [0, 20]), "lost and asked"
-    assert (gate["refusal"], gate["routes"], gate["listens"]) == (None, 404, ["127.0.0.1"])
+    assert (gate["refusal"], gate["routes"]) == (None, 404)
     assert min(bare["plain"][0], bare["streams"][0]) > 0
     assert "Ray's HAProxy" in bare["refusal"]
-    assert (bare["routes"], bare["listens"] != ["127.0.0.1"]) == (200, True)
+    assert bare["routes"] == 200
 
 
 if __name__ == "__main__":
