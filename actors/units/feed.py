@@ -37,7 +37,7 @@ class UnitFeed:
 
         def answer(method: Any, *arguments: Any) -> UnitCall | Signal:
             while True:
-                found: UnitCall | Signal = ray.get(method.remote(*arguments, f"{name}-{next(numbers)}"))
+                found: UnitCall | Signal = ray.get(method.remote(*arguments, (name, next(numbers))))
                 if found is not Signal.WAIT:
                     return found
                 time.sleep(_MOMENT_S)

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from enum import Enum
 from math import inf
-from typing import Any, TypeVar
 
 from actors.units.places import PlaceTable
 from actors.units.unit_record import UnitRecord
@@ -11,7 +10,7 @@ from pipeline.id_set import IdSet
 from pipeline.inputs.units import WorkUnit
 from pipeline.streaming.calls import UnitCall
 
-_Answer = TypeVar("_Answer")
+Request = tuple[str, int]  # a feed, and the number of its request
 
 
 class Signal(Enum):
@@ -34,7 +33,7 @@ class HandOuts:
         self._num_waiting = 0
         self._is_stopping = False
         self._has_feed_ended = False
-        self._answered: tuple[str, Any] = ("", None)  # the feed's last request, and its answer
+        self._answered: tuple[Request, UnitCall | Signal] = (("", -1), Signal.WAIT)  # the feed's last request
 
     def stop(self) -> None:
         """Stop the run: no unit begins any more."""
@@ -44,11 +43,14 @@ class HandOuts:
         """Return whether the run was stopped."""
         return self._is_stopping
 
-    def hand_out(self, unit: WorkUnit, request: str = "") -> UnitCall | Signal:
+    def hand_out(self, unit: WorkUnit, request: Request | None = None) -> UnitCall | Signal:
         """Return GO if the unit may be handed out now, or the call of a unit that was given back and goes first.
 
-        One that was handed out or is finished may be, again.
+        One that was handed out or is finished may be, again. Requests of one feed have rising numbers.
         """
+        return self._once(request, lambda: self._hand_out(unit))
+
+    def _hand_out(self, unit: WorkUnit) -> UnitCall | Signal:
         if self._is_stopping:
             return Signal.STOP
         if unit.unit_id in self._finished or unit.unit_id in self._units:
@@ -56,28 +58,36 @@ class HandOuts:
             return Signal.GO
         if self._num_waiting >= self._max_waiting:
             return Signal.WAIT
-        if (again := self._once(request, self._next_returned)) is not None:
+        if (again := self._next_returned()) is not None:
             return again
         self._units[unit.unit_id] = UnitRecord(unit)
         self._num_waiting += 1
         return Signal.GO
 
-    def hand_out_again(self, backups: bool, request: str = "") -> UnitCall | Signal:
+    def hand_out_again(self, backups: bool, request: Request | None = None) -> UnitCall | Signal:
         """Return the next call after all units were handed out once, or WAIT, or STOP: there will be none.
 
         Units that were given back come first. Then come backups, if wanted: of units that have not begun (they wait
         behind a slow unit), then of those that have run for longest.
         """
-        answer = self._once(request, lambda: self._next_returned() or self._next_backup(backups))
+        return self._once(request, lambda: self._hand_out_again(backups))
+
+    def _hand_out_again(self, backups: bool) -> UnitCall | Signal:
+        answer = self._next_returned() or self._next_backup(backups)
         self._has_feed_ended = answer is Signal.STOP
         return answer
 
-    def _once(self, request: str, answer: Callable[[], _Answer]) -> _Answer:
-        """Return the answer to a request of the feed: that of before, if it is the last one again."""
-        if not request or self._answered[0] != request:
-            self._answered = request, answer()
-        found: _Answer = self._answered[1]
-        return found
+    def _once(self, request: Request | None, answer: Callable[[], UnitCall | Signal]) -> UnitCall | Signal:
+        """Return the answer to a request of the feed: that of before if it comes again, none that counts if late."""
+        if request is None:
+            return answer()
+        last, known = self._answered
+        if request == last:
+            return known
+        if request[0] == last[0] and request[1] < last[1]:
+            return Signal.WAIT  # nothing waits for it any more
+        self._answered = request, answer()
+        return self._answered[1]
 
     def _next_returned(self) -> UnitCall | None:
         for unit_id in self._returned:

@@ -83,7 +83,7 @@ class ClusterMachine(RuleBasedStateMachine):
 
     def give(self, process: Process) -> None:
         self.num_requests += 1
-        request = f"feed-{self.num_requests}"
+        request = ("feed", self.num_requests)
         if not self.fresh:
             answer = self.ask("hand_out_again", True, request)
             self.has_ended = answer is Signal.STOP
@@ -216,7 +216,7 @@ class ClusterMachine(RuleBasedStateMachine):
     @rule(back=st.integers(1, 12))
     def repeat_late(self, back: int) -> None:
         """A question arrives once more, long after it was answered."""
-        late = [each for each in self.asked if each[0] in ("begin", "place_failed")]
+        late = [each for each in self.asked if each[0] in ("begin", "place_failed", "hand_out", "hand_out_again")]
         if len(late) < back:
             return
         method, arguments, named = late[-back]

@@ -245,3 +245,14 @@ def test_a_unit_of_a_node_that_drains_stays_with_the_feed_when_a_resting_place_g
     assert ledger.begin(0, 3, "b", "node of b", call="second") is Signal.WAIT
     assert ledger.holds(0, "a"), "it goes on until another one begins"
     assert ledger.hand_out_again(False) == UnitCall(unit(0))
+
+
+def test_a_request_of_the_feed_that_arrives_late_takes_no_unit_away(clock: Clock) -> None:
+    ledger = ledger_of(clock, 1)
+    assert ledger.hand_out_again(False, ("feed", 1)) is Signal.STOP
+    assert ledger.hand_out(unit(1), ("feed", 2)) is Signal.GO
+    ledger.begin(0, 3, "a", "node of a", call="first")
+    fail(ledger, "a", 0, "one")
+    assert ledger.hand_out_again(False, ("feed", 1)) is Signal.WAIT
+    assert ledger.hand_out(unit(2), ("feed", 3)) == UnitCall(unit(0))
+    assert ledger.hand_out(unit(2), ("feed", 3)) == UnitCall(unit(0)), "the same again: the answer was lost"
