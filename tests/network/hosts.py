@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -90,15 +91,19 @@ def why_not() -> str | None:
     return None
 
 
+_NUMBERS = count()  # of the networks of this process, which may be there at once
+
+
 @contextmanager
-def joined_hosts(count: int) -> Iterator[Network]:
+def joined_hosts(num_hosts: int) -> Iterator[Network]:
     """Make hosts and join them, as long as the block runs. At its end all processes in them are killed."""
-    own, network = f"dray{os.getpid()}", f"10.77.{os.getpid() % 256}"
+    number = next(_NUMBERS)
+    own, network = f"dray{os.getpid()}x{number}", f"10.{77 + number}.{os.getpid() % 256}"
     hosts: list[Host] = []
     keepers: list[subprocess.Popen[bytes]] = []
     wire = None
     try:
-        for number in range(1, count + 1):
+        for number in range(1, num_hosts + 1):
             name = f"{own}-{number}"
             subprocess.run(["ip", "netns", "add", name], check=True)
             keepers.append(subprocess.Popen(["ip", "netns", "exec", name, "sleep", "infinity"]))
