@@ -104,7 +104,7 @@ class Ledger(HandOuts, RunNotes):
         before = unit.backup_worker if is_backup else unit.worker
         is_leaving = before is not None and before.process != process and self._places.is_leaving(before.process)
         if before is not None and not is_leaving and self._places.are_of_two_actors(before.process, process):
-            return None  # this call is left from before the unit was handed out again; Ray repeats that of the other
+            return None  # this call is from before the unit was handed out again; Ray repeats that of the other
         if not self._places.may_begin(process):
             self.decline(unit_id, process)
             return Signal.WAIT

@@ -159,7 +159,7 @@ class UnitWorker:
                 finished = await self._finish_carefully(unit, rows, call)
             else:
                 finished = (rows, []) if await self._finish_first(unit, rows) else None
-            # Who was thought dead and has come back must write nothing, so nothing is written without an answer.
+            # A process that was thought dead and has come back must write nothing: it asks, and waits for the answer.
             if finished is None or not await self.ledger.holds.remote(unit.unit_id, place.process):
                 return await committed()
             rows, condemned = finished

@@ -18,7 +18,7 @@ from pathlib import Path
 from urllib.parse import parse_qs, unquote, urlsplit
 
 CREDENTIALS = {
-    "AWS_ACCESS_KEY_ID": "nobody",
+    "AWS_ACCESS_KEY_ID": "benchmark",
     "AWS_SECRET_ACCESS_KEY": "nothing",
     "AWS_DEFAULT_REGION": "us-east-1",
     "AWS_EC2_METADATA_DISABLED": "true",

@@ -77,7 +77,7 @@ class NetworkCluster:
         """Return the same cluster, whose drivers run on another host."""
         return replace(self, driver_host=host)
 
-    def start(self, host: Host, **environment: str) -> None:
+    def start(self, host: Host) -> None:
         """Start a node on a host, and start it again whenever it ends. Only workers have CPUs."""
         words = ["--block", f"--node-ip-address={host.address}", f"--object-store-memory={_OBJECT_STORE_BYTES}"]
         words.append("--include-log-monitor=false")
@@ -91,7 +91,7 @@ class NetworkCluster:
         ray = str(Path(sys.executable).parent / "ray")
         command = host.command("sh", "-c", _SUPERVISOR, "supervisor", ray, "start", *words)
         with open(self.folder / f"{host.name}.log", "a") as log:
-            subprocess.Popen(command, stdout=log, stderr=log, env=self.environment | environment)
+            subprocess.Popen(command, stdout=log, stderr=log, env=self.environment)
 
     def nodes(self) -> dict[str, str]:
         """Return the addresses of the nodes that the GCS counts as alive, by node id; none while it cannot be asked."""
@@ -118,12 +118,6 @@ class NetworkCluster:
         """End a host, as when its machine is taken away, with no word to the others."""
         self.network.shape(host, is_cut=True)
         host.signal(SIGKILL)
-
-    def restart(self, host: Host, **environment: str) -> None:
-        """Start the node of a host anew, with more in its environment."""
-        host.signal(SIGKILL)
-        self.start(host, **environment)
-        self.mend()
 
     def mend(self) -> None:
         """Mend every line, wake and start every host, and wait until all are alive."""
