@@ -125,7 +125,7 @@ def _some_dropped(world: TextWorld, engine: Engine, chance: random.Random) -> li
 
 def _slots_lost(world: TextWorld, engine: Engine, chance: random.Random) -> list[Sequence]:
     """The target loses what its slots hold, and each row is read again."""
-    processes = Processes(engine, every=23, max_losses=2)  # a third one is an error if no row wrote in between
+    processes = Processes(engine, every=11, max_losses=2)  # a third one is an error if no row wrote in between
     own = run(engine, world.rows())
     assert processes.num_losses
     return list(own)
