@@ -21,14 +21,10 @@ def kill_random_workers(run: FaultRun, driver: Driver, seed: int, num_kills: int
     for _ in range(num_kills):
         num_entries = len(run.diary.entries()) + rng.randint(1, _MOST_ENTRIES_BETWEEN)
 
-        victims: list[int] = []  # as they were when it was time: the next look may find none
+        def victims(num_entries: int = num_entries) -> list[int]:
+            return _victims(run, deaths) if len(run.diary.entries()) >= num_entries else []
 
-        def is_time(num_entries: int = num_entries, victims: list[int] = victims) -> bool:
-            victims[:] = _victims(run, deaths)
-            return len(run.diary.entries()) >= num_entries and bool(victims)
-
-        driver.wait_until(is_time)
-        victim = rng.choice(victims)
+        victim = rng.choice(driver.wait_until(victims))
         deaths.update(run.diary.in_flight().get(victim, set()))
         kill(victim)
     return deaths.total()
@@ -43,17 +39,15 @@ def kill(pid: int) -> None:
 def wait_for_work(run: FaultRun, driver: Driver, node: str | None = None) -> tuple[str, set[int]]:
     """Wait until a node (this one, if given) has processes with units in flight; return the node and the processes."""
 
-    nodes: dict[str, set[int]] = defaultdict(set)
-
-    def is_at_work() -> bool:
+    def at_work() -> dict[str, set[int]]:
+        nodes: dict[str, set[int]] = defaultdict(set)
         processes = run.diary.processes()
         for pid in run.diary.in_flight():
             if pid in processes and node in (None, processes[pid]):
                 nodes[processes[pid]].add(pid)
-        return bool(nodes)
+        return nodes
 
-    driver.wait_until(is_at_work)
-    return next(iter(nodes.items()))
+    return next(iter(driver.wait_until(at_work).items()))
 
 
 def _victims(run: FaultRun, deaths: Counter[int]) -> list[int]:
