@@ -13,7 +13,7 @@ from actors.engine.translation import EncodedRow, decode_row, encode_row
 from actors.engine.vocabulary import check_row, with_bad_word_ids
 from actors.engines.backend import Backend, Exactness
 from actors.engines.loading import LoadedEngine
-from actors.engines.unloaded import ReadPrompt, UnloadedEngine
+from actors.engines.unloaded import UnloadedEngine
 from actors.programs.program import Program
 from actors.programs.program_rows import ProgramRows, params_of
 from actors.settings import GeneratorSettings, ProgramSettings
@@ -31,6 +31,8 @@ from pipeline.run.directory import RunDirectory
 from pipeline.run.row_sample import NO_ROWS, RowSample
 from pipeline.schema import ColumnSet
 from pipeline.text.codec import TextCodec
+
+PromptReader = Callable[[InputRow, int], tuple[list[int], int]]
 
 
 @dataclass(frozen=True)
@@ -70,18 +72,19 @@ class Task:
         """
         return PlainRows(engine.settings, engine.loop.engine, engine.codec, engine.loop.finish, recorded_rows)
 
-    def prompts(self, engine: UnloadedEngine) -> Callable[[InputRow, int], ReadPrompt]:
-        """Return what reads the prompt of a row, given its place in the input, as a loaded engine would.
+    def prompts(self, engine: UnloadedEngine) -> PromptReader:
+        """Return what reads a row as a loaded engine would, given its place in the input.
 
-        It raises RowError for a row that would fail before anything is generated.
+        It returns the tokens of the prompt and the most that follow, and raises RowError for a row that would fail
+        before anything is generated.
         """
         rows = PlainRows(engine.settings, engine.limits, engine.codec, _write_nothing)
 
-        def read(row: InputRow, ordinal: int) -> ReadPrompt:
+        def read(row: InputRow, ordinal: int) -> tuple[list[int], int]:
             sequence = rows.encode(row, ordinal).sequences[0]
             if (problem := engine.problem_with(sequence)) is not None:
                 raise RowError("generate", problem)
-            return ReadPrompt(sequence.prompt_token_ids, sequence.max_tokens)
+            return list(sequence.prompt_token_ids), sequence.max_tokens
 
         return read
 
@@ -139,12 +142,12 @@ class Score(Task):
             )
         return ScoredRows(self.options, engine)
 
-    def prompts(self, engine: UnloadedEngine) -> Callable[[InputRow, int], ReadPrompt]:
-        def read(row: InputRow, ordinal: int) -> ReadPrompt:
+    def prompts(self, engine: UnloadedEngine) -> PromptReader:
+        def read(row: InputRow, ordinal: int) -> tuple[list[int], int]:
             scored = encode_scored_row(row, engine.codec, self.options).scored
             if (problem := engine.limits.problem_with_text(scored)) is not None:
                 raise RowError("generate", problem)
-            return ReadPrompt((*scored.prompt_token_ids, *max(scored.continuations, key=len)), 0)
+            return [*scored.prompt_token_ids, *max(scored.continuations, key=len)], 0
 
         return read
 
@@ -171,12 +174,12 @@ class RunProgram(Task):
     def rows(self, engine: LoadedEngine, run: RunDirectory, recorded_rows: RowSample) -> RowKind:
         return ProgramRows(self.program, engine.settings, run, engine.loop, engine.codec, recorded_rows)
 
-    def prompts(self, engine: UnloadedEngine) -> Callable[[InputRow, int], ReadPrompt]:
+    def prompts(self, engine: UnloadedEngine) -> PromptReader:
         """Return what checks a row's parameters: what its program will ask for is not known before it runs."""
 
-        def read(row: InputRow, ordinal: int) -> ReadPrompt:
+        def read(row: InputRow, ordinal: int) -> tuple[list[int], int]:
             params_of(row, engine.settings.sampling, engine.codec)
-            return ReadPrompt((), 0)
+            return [], 0
 
         return read
 

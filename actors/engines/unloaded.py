@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from actors.engines import backend_of
 from actors.engines.loading import load_codec
@@ -16,13 +14,6 @@ from decoding.engine.token_engine import Limits
 from decoding.grammar.grammars import Grammars
 from decoding.sequence import Sequence
 from pipeline.text.codec import TextCodec
-
-
-class ReadPrompt(NamedTuple):
-    """The prompt of a row that an engine would take, and the most tokens that it would write behind it."""
-
-    token_ids: Seq[int]
-    max_tokens: int
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,6 @@ from pipeline.inputs.records import line_numbers
 from pipeline.inputs.rows import InputRow, read_unit, result_or_error
 from pipeline.inputs.units import WorkUnit
 from pipeline.storage.location import Location
-from pipeline.text.tokenizer import begins_twice
 
 MOST_ROWS, _MOST_BYTES = 10_000, 32 << 20  # that are all read; of a larger input a sample is
 _NUM_LONGEST = 3
@@ -70,8 +69,8 @@ class InputCheck:
                     prompt = row
                 if isinstance(prompt, ErrorRow):
                     self.errors.append(prompt)
-                elif isinstance(row, InputRow) and prompt.token_ids:
-                    self._add(place, list(prompt.token_ids), prompt.max_tokens)
+                elif isinstance(row, InputRow) and prompt[0]:
+                    self._add(place, *prompt)
                     self.num_marked += row.messages is None and bool(plan.input_options.text_marks)
 
     def _add(self, place: Place, token_ids: list[int], max_tokens: int) -> None:
@@ -83,7 +82,7 @@ class InputCheck:
             _NUM_LONGEST, [*self.longest, (len(token_ids), place)], key=lambda found: found[0]
         )
         self.num_cut += len(token_ids) + max_tokens > self.engine.limits.max_model_len
-        self.num_begun_twice += begins_twice(codec.tokenizer, token_ids)
+        self.num_begun_twice += token_ids[:2] == 2 * [codec.tokenizer.bos_token_id]
 
 
 def check_input(plan: Plan, units: Sequence[WorkUnit], num_rows: int, num_bytes: int) -> InputCheck:

@@ -20,15 +20,7 @@ from pipeline.text.control_tokens import ControlTokens
 from pipeline.text.templates.chat_template import ChatTemplate, ChatTemplates, Sources, sources_of
 from pipeline.text.templates.messages import check_messages, content_text, messages_as_read
 from pipeline.text.text_behind import TextBehind
-from pipeline.text.tokenizer import (
-    DecoderRules,
-    TextLength,
-    bad_words_ids,
-    begins_twice,
-    byte_of_character,
-    load_tokenizer,
-    special_tokens,
-)
+from pipeline.text.tokenizer import DecoderRules, TextLength, bad_words_ids, load_tokenizer, special_tokens
 from pipeline.text.tools.grammar import GrammarWriter
 
 # Names of the chat in templates; the parameters of apply_chat_template are reserved, too.
@@ -145,7 +137,7 @@ class TextCodec:
         token_ids = self._tokenized(text, not is_chat)
         if not token_ids:
             raise RowError("encode", "the prompt has no tokens: the tokenizer drops all of its characters")
-        if begins_twice(self.tokenizer, token_ids):
+        if len(token_ids) > 1 and token_ids[0] == token_ids[1] == getattr(self.tokenizer, "bos_token_id", None):
             _warn_of_second_begin(str(self.tokenizer.bos_token), is_chat)
         return token_ids
 
@@ -204,7 +196,7 @@ class TextCodec:
         spelled = str(self.tokenizer.convert_ids_to_tokens(token_id))
         if spelled.startswith("<0x") and spelled.endswith(">"):
             return bytes([int(spelled[3:-1], 16)])
-        table = byte_of_character()
+        table = _byte_of_character()
         if all(character in table for character in spelled):
             return bytes(table[character] for character in spelled)
         return None
@@ -285,6 +277,14 @@ def _whole_characters(text: str) -> str:
     except UnicodeEncodeError as error:
         raise RowError("template", f"the prompt holds half a surrogate pair: {error}", "UnicodeEncodeError") from error
     return text
+
+
+@cache
+def _byte_of_character() -> dict[str, int]:
+    """Return the byte that each character spells in byte-level tokenizers (GPT-2)."""
+    from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+    return {character: byte for byte, character in bytes_to_unicode().items()}
 
 
 def _taken(tokenizer: Any) -> Set[str]:

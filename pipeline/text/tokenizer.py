@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
-from functools import cache, cached_property
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -146,19 +145,6 @@ def special_tokens(tokenizer: Any) -> dict[int, str]:
     added = getattr(tokenizer, "added_tokens_decoder", {}).items()
     special = {token_id: str(token.content) for token_id, token in added if token.special}
     return {token_id: str(token) for token_id, token in own} | special
-
-
-def begins_twice(tokenizer: Any, token_ids: Sequence[int]) -> bool:
-    """Tell whether a prompt begins with two begin tokens."""
-    return len(token_ids) > 1 and token_ids[0] == token_ids[1] == getattr(tokenizer, "bos_token_id", None)
-
-
-@cache
-def byte_of_character() -> dict[str, int]:
-    """Return the byte that each character spells in byte-level tokenizers (GPT-2)."""
-    from transformers.convert_slow_tokenizer import bytes_to_unicode
-
-    return {character: byte for byte, character in bytes_to_unicode().items()}
 
 
 def _is_steady(steps: list[dict[str, Any]]) -> bool:

@@ -23,7 +23,7 @@ CPU, AUTO = "--models.device=cpu", "--input.prompts_are=auto"
 HELLO = [{"role": "user", "content": "hello"}]
 # Each line of the input, and what its error row says; None: it is written.
 LINES: list[tuple[Any, str | None]] = [
-    ({"id": "a", "prompt": "Tell me a story."}, None),
+    ({"id": "a", "kind": "a", "prompt": "Tell me a story."}, None),
     ('{"id": "torn", "prompt": "half', "not a JSON line"),
     ("", None),  # a blank line is no row
     ({"prompt": 5}, "column 'prompt': expected a string, got int"),
