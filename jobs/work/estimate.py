@@ -87,7 +87,7 @@ def spread_units(plan: Plan, num_rows: int) -> Iterator[WorkUnit]:
 
 
 def evenly(units: Iterable[WorkUnit], most: int) -> list[WorkUnit]:
-    """Return at most so many of these units, spread evenly; all of them if they are no more.
+    """Return at most `most` of these units, spread evenly; all of them if they are no more.
 
     At most twice as many are held: whenever there are more, every other one is dropped, and from then on every other
     one is taken.

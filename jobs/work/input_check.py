@@ -52,7 +52,7 @@ class InputCheck:
         return {each: places for each, places in self.places_of_ids.items() if len(places) > 1}
 
     def read(self, plan: Plan, units: Iterable[WorkUnit], most: int) -> None:
-        """Read at most so many rows of each unit. Raises ValueError for a file that has changed or cannot be read."""
+        """Read at most `most` rows of each unit. Raises ValueError for a file that has changed or cannot be read."""
         prompt_of, run = plan.task.prompts(self.engine), plan.run_directory
         ids = id_type(plan.files, plan.input_options) if run is None else run.id_type
         for unit in units:
