@@ -24,7 +24,7 @@ _NUM_LONGEST = 3
 
 
 class Place(NamedTuple):
-    """Where a row is: the file, and its number there, from 0."""
+    """The place of a row: its file, and its number there, from 0."""
 
     file: str
     row_number: int
