@@ -72,7 +72,7 @@ def test_the_plan_tells_the_very_rows_that_become_error_rows(job):
     said = " ".join(job.printed().split())
     assert f"errors: {len(faults)} of these rows would be error rows:" in said
     told = re.findall(
-        r"in\.jsonl:(\d+): (?:read|template|encode|params|generate): (.*?)(?= in\.jsonl:\d+: | warning: )", said
+        r"in\.jsonl:(\d+): (?:read|template|encode|params|generate): (.*?)(?= in\.jsonl:\d+: | first: )", said
     )
     assert [int(line) for line, _ in told] == [line for line, _ in faults]
     for (line, message), (_, part) in zip(told, faults, strict=True):
