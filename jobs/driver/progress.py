@@ -170,11 +170,8 @@ class Progress:
 
 
 def _short(number: int) -> str:
-    """Return a number in at most nine letters."""
-    for unit, sign in ((10**12, "T"), (10**9, "G"), (10**7, "M")):
-        if number >= unit:
-            return f"{number / (10**6 if sign == 'M' else unit):,.1f}{sign}"
-    return f"{number:,}"
+    """Return a number with its thousands apart, a large one in millions."""
+    return f"{number:,}" if number < 10**7 else f"{number / 10**6:,.1f}M"
 
 
 def format_seconds(seconds: float) -> str:

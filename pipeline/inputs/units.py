@@ -47,10 +47,13 @@ class WorkUnit:
         return row_id - self.row_id(0)
 
     def row_name(self, row_id: int, user_id: str | int | None) -> str:
-        """Return the name of a row for a reader: its own id, or else its file and its number in it, counted from 1."""
-        if user_id is not None:
-            return visible(str(user_id))
-        return f"{visible(Location.parse(self.file).short_name)}:{self.row_start + self.row_index(row_id) + 1}"
+        """Return the name of a row for a reader: its own id, or else its file and its number there from 1."""
+        return row_name(user_id, self.file, self.row_start + self.row_index(row_id))
+
+
+def row_name(user_id: str | int | None, file: str, row_number: int) -> str:
+    """Return the name of a row for a reader, given its own id, and its file and its number there from 0."""
+    return visible(f"{Location.parse(file).short_name}:{row_number + 1}" if user_id is None else str(user_id))
 
 
 def plan_units(files: Sequence[InputFile], options: InputOptions, rows_per_unit: int) -> Iterator[WorkUnit]:
