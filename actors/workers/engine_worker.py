@@ -24,7 +24,6 @@ from actors.units.unit_rows import WholeUnits
 from actors.units.worker import UnitWorker, open_run
 from actors.units.workplace import Workplace
 from decoding.engine.draft_folder import read_replacement
-from pipeline.errors import RowError
 from pipeline.logs import Event, LogSettings, tell_warnings
 from pipeline.run.row_sample import NO_ROWS, RowSample
 
@@ -158,7 +157,7 @@ class EngineWorker(UnitWorker):
         for unit, rows in list(self.under_way.values()):
             for row in rows:
                 if isinstance(row, EncodedRow) and self.engine.loop.has_finished(row.sequences):
-                    with suppress(RowError):  # a row that failed
+                    with suppress(Exception):  # a row that fails is told at its commit
                         found = self.rows.decode(row)[0]
                         name = unit.row_name(row.row.row_id, found["id"])
                         return WrittenText(name, found["prompt"] or "", found["text"])

@@ -91,14 +91,16 @@ class Plan:
     def pool_for(self, units: MissingUnits | FailedUnits) -> ActorPool:
         """Return the pool with the units that an actor works on at once, unless they are given.
 
-        All but one of them fill the slots, so that none is empty while the last row of a unit is written. They are no
-        more than an actor's share of all units, which the others would lack.
+        All but one of them fill the slots, so that none is empty while the last row of a unit is written. Of several
+        actors none holds more than its share of all units, as the others would lack them: it holds twice as many as it
+        works on.
         """
         if self.pool.units_in_flight is not None or not units.num_units:
             return self.pool
         num_sequences = units.num_rows / units.num_units * self.settings.sampling.n
         filling = 1 + ceil(self.settings.engine.num_slots / num_sequences)
-        share = ceil(units.num_units / self.pool.max_actors)
+        num_actors = self.pool.max_actors
+        share = units.num_units if num_actors == 1 else ceil(units.num_units / (2 * num_actors))
         return replace(self.pool, units_in_flight=max(self.pool.num_units_at_once, min(filling, share)))
 
 
