@@ -56,6 +56,7 @@ class Progress:
             TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True, overflow="ellipsis")),
             console=self.console,
             transient=True,
+            refresh_per_second=4,
             redirect_stdout=sys.stdout.isatty(),  # else what is printed into a file would go to the terminal
         )
         self._task = self._bar.add_task(step, total=None)
@@ -144,7 +145,7 @@ class Progress:
             "rows": f"{done:,}/{self._num_rows:,} rows",
             "tokens": f"{_short(num_tokens)} tokens",
             "pace": f"{_short(round(num_tokens / seconds))} tokens/s",
-            "length": f"{format_length(counts.mean_acceptance_length)} a round" if counts.num_rounds else "",
+            "length": f"{format_length(counts.mean_acceptance_length)} a round" if counts.num_draft_tokens else "",
             "failed": f"{counts.num_errors:,} failed" if counts.num_errors else "",
             "left": f"{format_seconds(seconds / done * (self._num_rows - done)) if done else '?'} left",
         }

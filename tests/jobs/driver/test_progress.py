@@ -14,7 +14,7 @@ from tests.clock import Clock
 
 UNIT = Counts(num_rows=10, num_generations=10, num_output_tokens=500)
 MANY = Counts(
-    num_rows=999_000, num_generations=10**9, num_output_tokens=10**12, num_rounds=4 * 10**11, num_accepted_tokens=1,
+    num_rows=999_000, num_generations=10**9, num_output_tokens=10**12, num_rounds=4 * 10**11, num_draft_tokens=2,
     num_errors=123_456,
 )  # fmt: skip
 
