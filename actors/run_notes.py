@@ -25,6 +25,15 @@ class Rejection:
 
 
 @dataclass(frozen=True)
+class WrittenText:
+    """A finished text for a person to look at."""
+
+    row: str  # its name
+    prompt: str
+    text: str
+
+
+@dataclass(frozen=True)
 class DraftWork(Sums):
     """The seconds of engines and of their draft actors, and what they did with them."""
 
@@ -52,6 +61,7 @@ class RunNotes:
         self._warnings: dict[str, str] = {}  # the first text of each kind
         self._written: dict[str, tuple[int, int]] = {}  # by process: the texts and tokens that it has written
         self._draft_work: dict[str, DraftWork] = {}  # by process
+        self._first_text: WrittenText | None = None
 
     def offer_drafts(self, paths: Mapping[int, str]) -> WantedDraft:
         """Take the versions that may be used now, in place of those before; return the one that engines are to use."""
@@ -82,6 +92,14 @@ class RunNotes:
     def note_written(self, process: str, num_texts: int, num_tokens: int) -> None:
         """Remember how much the engine of a process has written since it was loaded."""
         self._written[process] = num_texts, num_tokens
+
+    def note_text(self, text: WrittenText) -> None:
+        """Keep a finished text, if it is the first."""
+        self._first_text = self._first_text or text
+
+    def first_text(self) -> WrittenText | None:
+        """Return the first finished text that an engine has told, perhaps of a unit that is not committed."""
+        return self._first_text
 
     def note_draft_work(self, process: str, work: DraftWork) -> None:
         """Remember what the engine of a process and its draft actors did since it was loaded."""

@@ -1,6 +1,7 @@
 """`python -m jobs.show OUTPUT --row ID [--sample N]`: a row of a run, with what was drafted, accepted and rejected.
 
-ID is the row's own id, or its row_id. Brackets say what the colours say: [[accepted]], [-rejected-], {+corrected+}.
+ID is the row's own id, its file and number there (questions.jsonl:17), or its row_id.
+Brackets say what the colours say: [[accepted]], [-rejected-], {+corrected+}.
 """
 
 import argparse
@@ -20,7 +21,7 @@ _MAX_ROWS = 5  # of one id
 @on_run(
     "show",
     __doc__,
-    argument("--row", required=True, metavar="ID", help="the row's own id, or its row_id"),
+    argument("--row", required=True, metavar="ID", help="the row's own id, or FILE:NUMBER"),
     argument("--sample", type=int, metavar="N", help="only this one of its samples, from 0"),
 )
 def main(run_directory: RunDirectory, options: argparse.Namespace) -> int:
@@ -33,8 +34,8 @@ def main(run_directory: RunDirectory, options: argparse.Namespace) -> int:
             for sample in samples_of_found(run_directory, unit, row_id, codec, options.sample):
                 console.print(row_text(sample, why_unmarked, has_column=run_directory.has("rounds")))
     if len(found) > _MAX_ROWS:
-        others = ", ".join(str(row_id) for _, row_id in found[_MAX_ROWS : 2 * _MAX_ROWS])
-        print(f"{len(found) - _MAX_ROWS} more rows have this id; the row_ids of the next are {others}")
+        others = ", ".join(unit.row_name(row_id, None) for unit, row_id in found[_MAX_ROWS : 2 * _MAX_ROWS])
+        print(f"{len(found) - _MAX_ROWS} more rows have this id; the next are {others}")
     return 0
 
 

@@ -142,6 +142,10 @@ class EngineLoop:
             del self._unfinished[sequence]
         self._thread.submit(self.engine.drop, dropped - waiting)  # between two steps, not in one
 
+    def has_finished(self, sequences: Seq[Sequence]) -> bool:
+        """Tell whether nothing of these sequences will change any more; any thread may ask."""
+        return all(each.is_finished and each not in self._unfinished for each in sequences)
+
     def stats(self) -> EngineStats:
         """Return the statistics as they are now; any thread may ask."""
         engine = self.engine

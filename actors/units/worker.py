@@ -70,6 +70,7 @@ class UnitWorker:
     engine_facts: Mapping[str, str | bool | int] = field(default_factory=dict)  # for the footer of each part
     round_seconds: tuple[float, ...] = ()  # what a round takes by its draft length, where that was measured
     failure: str | None = field(default=None, init=False)  # why no unit can be done here until the process is replaced
+    under_way: dict[str, tuple[WorkUnit, list[Any]]] = field(default_factory=dict, init=False)  # by call: units, rows
 
     async def __call__(self, batch: pa.Table) -> pa.Table:
         """Return the outcomes of a table of calls (`pipeline.streaming.calls`)."""
@@ -155,17 +156,21 @@ class UnitWorker:
             await asyncio.to_thread(self.run.try_writing)
         async with place.lock.exclusive() if attempt.is_careful else place.lock.shared():
             rows, errors = await asyncio.to_thread(self._read, unit)
-            if attempt.is_careful:
-                finished = await self._finish_carefully(unit, rows, call)
-            else:
-                finished = (rows, []) if await self._finish_first(unit, rows) else None
-            # A process that was thought dead and has come back must write nothing: it asks, and waits for the answer.
-            if finished is None or not await self.ledger.holds.remote(unit.unit_id, place.process):
-                return await committed()
-            rows, condemned = finished
-            errors += condemned
-            receipt = await asyncio.to_thread(self._commit, unit, rows, errors, attempt.number, started)
-        place.reporter.committed(receipt, errors)
+            self.under_way[call] = unit, rows
+            try:
+                if attempt.is_careful:
+                    finished = await self._finish_carefully(unit, rows, call)
+                else:
+                    finished = (rows, []) if await self._finish_first(unit, rows) else None
+                # A process that was thought dead and has come back must write nothing: it asks, and waits to hear.
+                if finished is None or not await self.ledger.holds.remote(unit.unit_id, place.process):
+                    return await committed()
+                rows, condemned = finished
+                errors += condemned
+                receipt = await asyncio.to_thread(self._commit, unit, rows, errors, attempt.number, started)
+                place.reporter.committed(receipt, errors)
+            finally:
+                del self.under_way[call]
         await self._tell_finished(unit)
         return receipt
 

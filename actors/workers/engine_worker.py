@@ -5,17 +5,19 @@ Its DraftFollower lets the engine use the draft that the run wants.
 
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 import ray
 
 from actors.engine.loop import EngineLoop, EngineStats
+from actors.engine.translation import EncodedRow
 from actors.engines import backend_of
 from actors.engines.loading import LoadedEngine, publish_engine
 from actors.errors import describe
 from actors.metrics import Heartbeat
-from actors.run_notes import Rejection, WantedDraft
+from actors.run_notes import Rejection, WantedDraft, WrittenText
 from actors.settings import GeneratorSettings, ModelSettings
 from actors.tasks import Task
 from actors.units.unit_rows import WholeUnits
@@ -111,6 +113,7 @@ class WorkerSpec:
     follows_drafts: bool = True  # that are offered to the run while it goes on
     hang_timeout_s: float
     log_settings: LogSettings
+    tells_text: bool = False  # whether the ledger is told a finished text, to show while the run goes on
 
 
 class EngineWorker(UnitWorker):
@@ -120,7 +123,7 @@ class EngineWorker(UnitWorker):
         """Load the models. `ledger` is the actor of the run's Ledger, or a LocalLedger; `roster` is its DraftRoster."""
         settings, workplace = spec.settings, workplace or Workplace.of_run(spec.run_path, spec.log_settings)
         reporter = workplace.reporter
-        self.ledger, self.workplace = ledger, workplace
+        self.ledger, self.workplace, self._owes_text = ledger, workplace, spec.tells_text
         tell_warnings(lambda kind, text: ledger.warn.remote(kind, text))
         try:
             run = open_run(spec.run_path)
@@ -145,3 +148,17 @@ class EngineWorker(UnitWorker):
         if self.engine.links is not None:
             work = self.engine.links.work(stats.busy_seconds)
             self.ledger.note_draft_work.remote(self.workplace.process, work)
+        if self._owes_text and (text := self._finished_text()) is not None:
+            self._owes_text = False
+            self.ledger.note_text.remote(text)
+
+    def _finished_text(self) -> WrittenText | None:
+        """Return the text of a row that has run, of a unit that need not be done; None if there is none yet."""
+        for unit, rows in list(self.under_way.values()):
+            for row in rows:
+                if isinstance(row, EncodedRow) and self.engine.loop.has_finished(row.sequences):
+                    with suppress(Exception):  # a row that fails is told at its commit
+                        found = self.rows.decode(row)[0]
+                        name = unit.row_name(row.row.row_id, found["id"])
+                        return WrittenText(name, found["prompt"] or "", found["text"])
+        return None

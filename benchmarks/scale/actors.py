@@ -55,7 +55,7 @@ def measure_actors(
     That is what the driver and the ledger took from the first receipt to the last one.
     """
     ledger = start_ledger(
-        units_in_flight=pool.units_in_flight, max_waiting=2 * pool.max_actors * pool.units_in_flight + 16
+        units_in_flight=pool.num_units_at_once, max_waiting=2 * pool.max_actors * pool.num_units_at_once + 16
     )
     ready_at: list[float] = []
 

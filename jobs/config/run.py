@@ -111,8 +111,8 @@ class RunSettings:
     """Whether the texts must be exact: required refuses what would make `exact` in report.json `no`, by the
     configuration or when an engine is loaded."""
     rows_per_unit: Annotated[int, pydantic.Field(ge=1)] | None = None
-    """Input rows in a work unit: what a crash can cost at most. Unless given 256, and fewer where an input is so small
-    that some engines would have no unit, or all of them few."""
+    """Input rows in a work unit: what a crash can cost at most. Unless given 256, and fewer so that each engine has
+    several units, and writes one in a minute even if each text has sampling.max_tokens."""
     max_error_rate: Annotated[float, pydantic.Field(ge=0, le=1)] = 0.5
     """Share of all rows that may fail before the run is a failure; stops early after 100 rows."""
     no_progress_timeout_s: Annotated[float, pydantic.Field(gt=0)] = 3600.0
@@ -130,9 +130,10 @@ class RunSettings:
     """At the end, idle actors begin backups of the units that others still work on; the first commit wins. Not under
     verification 'rejection' or 'unadjusted' and with vLLM, where the faster of two texts is no fair draw."""
     progress: Literal["auto", "bar", "lines", "none"] = "auto"
-    """Progress: a bar on a terminal, else lines."""
+    """Progress: a bar at the bottom of a terminal, else lines that are at most ten seconds apart."""
     show_texts: Annotated[int, pydantic.Field(ge=0)] | None = None
-    """Generated texts to print at the end; unless given 3 on a terminal, and none elsewhere."""
+    """Generated texts to print at the end; unless given 3 on a terminal, and none elsewhere. A terminal shows the first
+    one that is finished, too, unless this is 0."""
     logs: Annotated[LogSettings, Flat(prefix="log_")] = field(default_factory=LogSettings)
     local: bool = False
     """Do the run in the process of the command, with one engine and without Ray: for a small corpus."""

@@ -10,9 +10,9 @@ import socket
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TextIO, TypeVar
 
 import ray
 import torch
@@ -137,11 +137,17 @@ def _answers(address: str, tries: int) -> bool:
 
 @contextmanager
 def _without_stderr() -> Iterator[None]:
-    """Drop what native code writes to stderr: Ray's notice about the log level above. Exceptions pass through."""
+    """Drop what native code writes to stderr: Ray's notice about the log level above. Exceptions pass through.
+
+    What Python writes there still comes, such as the progress of the command, unless it goes to a log.
+    """
     saved, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    is_plain = getattr(sys.stderr, "rich_proxied_file", sys.stderr) is sys.__stderr__
+    kept: TextIO = open(os.dup(2), "w", buffering=1) if is_plain else sys.stderr  # noqa: SIM115 - threads may hold it
     try:
         os.dup2(nowhere, 2)
-        yield
+        with redirect_stderr(kept):
+            yield
     finally:
         os.dup2(saved, 2)
         os.close(saved)

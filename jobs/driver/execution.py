@@ -34,6 +34,7 @@ from jobs.driver.watches import (
     watch_for_engines,
     watch_for_orphans,
     watch_for_shortage,
+    watch_for_texts,
     watching,
 )
 from pipeline.id_set import IdSet
@@ -83,24 +84,27 @@ def execute(
     """
     if not units.num_units:
         return
-    run, settings, pool = plan.config.run, plan.settings, plan.pool
-    names = [Path(path).name for path in (settings.models.target, settings.models.draft) if path is not None]
+    run, settings, pool = plan.config.run, plan.settings, plan.pool_for(units)
+    models = plan.config.generator.models
+    names = [Path(path).name for path in (models.target, models.draft) if path is not None]
     most = f" (at most {pool.max_actors})" if pool.max_actors > pool.num_at_once else ""
     engines = f"{pool.num_at_once} engine{'s' if pool.num_at_once > 1 else ''}{most}"
-    loading = f"loading {' and '.join(names)} in {engines}"
-    with Progress(units.num_units, units.num_rows, run.progress) as progress:
-        planned = f"planned: {units.num_units:,} units, {units.num_rows:,} rows"
+    loading = f"loading {' and '.join(names)} in {'this process' if run.local else engines}"
+    progress = Progress(run.progress, loading if run.local else "starting Ray")
+    progress.planned(units.num_units, units.num_rows, plan.texts_per_row)
+    with progress:
+        is_watched = progress.console.is_terminal and progress.mode != "none"  # not in a log, which others may read
+        spec = replace(spec, tells_text=is_watched and run.show_texts != 0)
         if run.local:
-            progress.say(f"{planned}; {loading} in this process ...")
-            yield from in_process(units, spec, plan, progress, lease)
+            yield from in_process(units, spec, plan, pool.num_units_at_once, progress, lease)
             return
-        progress.say(f"{planned}; starting Ray ...")
         start_ray(run.ray_address)
-        progress.say(f"{cluster_in_words(run.ray_address)}; {loading} ...")
+        progress.note(cluster_in_words(run.ray_address))
+        progress.say(loading)
         # Units that may wait behind those in work: one for each place of an actor, and as many on the way to it.
         ledger = start_ledger(
-            units_in_flight=pool.units_in_flight,
-            max_waiting=2 * pool.max_actors * pool.units_in_flight + 16,
+            units_in_flight=pool.num_units_at_once,
+            max_waiting=2 * pool.max_actors * pool.num_units_at_once + 16,
             num_places=pool.num_at_once,
             places_timeout_s=run.places_timeout_s,
         )
@@ -196,13 +200,13 @@ def _receipts(
 
 
 def in_process(
-    units: Iterable[WorkUnit], spec: WorkerSpec, plan: Plan, progress: Progress, lease: Lease
+    units: Iterable[WorkUnit], spec: WorkerSpec, plan: Plan, num_at_once: int, progress: Progress, lease: Lease
 ) -> Iterator[Receipt]:
     """Yield one receipt for each unit as it is committed; fewer if Ctrl-C or SIGTERM stops the run.
 
-    Raises UnitError at the first unit that cannot be done.
+    The engine works on `num_at_once` units at once. Raises UnitError at the first unit that cannot be done.
     """
-    ledger, run = Ledger(units_in_flight=plan.pool.units_in_flight), plan.config.run
+    ledger, run = Ledger(units_in_flight=num_at_once), plan.config.run
     workplace = Workplace.beside(Location.parse(spec.run_path).short_name, run.logs)
     worker = EngineWorker(replace(spec, follows_drafts=False), LocalLedger(ledger), workplace=workplace)
     lease.num_engines = 1
@@ -211,7 +215,7 @@ def in_process(
 
     async def outcomes() -> list[_Outcome]:
         """Return what became of the units that are done next; an empty list when no unit is left."""
-        while len(in_flight) < plan.pool.units_in_flight and (unit := next(todo, None)) is not None:
+        while len(in_flight) < num_at_once and (unit := next(todo, None)) is not None:
             if ledger.hand_out(unit) is Signal.STOP:  # it has none to wait for: all units in flight are here
                 break
             in_flight.add(asyncio.ensure_future(worker.outcome(unit)))
@@ -219,9 +223,13 @@ def in_process(
         in_flight.intersection_update(rest)
         return [task.result() for task in done]
 
-    with graceful_stop(ledger.stop, run.grace_period_s), asyncio.Runner() as runner:
+    with (
+        graceful_stop(ledger.stop, run.grace_period_s),
+        watching(watch_for_texts, ledger, progress),
+        asyncio.Runner() as runner,
+    ):
         while done := runner.run(outcomes()):
-            progress.written(*ledger.written())
+            progress.written(*ledger.written(), ledger.first_text())
             for outcome in done:
                 if isinstance(outcome, UnitError):
                     raise outcome

@@ -19,6 +19,7 @@ from actors.engines import backend_of
 from actors.errors import describe
 from jobs.config.run import RunConfig
 from jobs.driver.plan import Plan, make_plan
+from jobs.driver.progress import Progress
 from jobs.driver.stopping import Exit, bad_configuration, interrupted
 from jobs.driver.summary import exactness_of, make_report, print_ending, print_summary
 from pipeline.counts import Counts
@@ -48,7 +49,8 @@ def run_command(config: _Config, begin: Callable[[_Config, Plan], Callable[[], E
     with ExitStack() as logs:
         try:
             logs.enter_context(command_logs(config.run.logs, Location.parse(config.output.path).short_name))
-            plan = make_plan(config)
+            with Progress(config.run.progress, "reading the models' files and the input"):
+                plan = make_plan(config)
             if warning := backend_of(plan.settings).lossy:
                 print(f"warning: {warning}", file=sys.stderr)
             work = begin(config, plan)
@@ -93,7 +95,7 @@ def conclude(run_directory: RunDirectory, config: RunConfig, new: Counts, starte
     `new` counts what this command did since `started`, of `time.monotonic`. Raises TooManyErrors, and ValueError for
     texts that are not as run.exact requires.
     """
-    seconds, check = time.monotonic() - started, check_run(run_directory)
+    seconds, check = time.monotonic() - started, checked(run_directory, config)
     _log.info(
         Event(
             "run finished",
@@ -123,9 +125,10 @@ def conclude(run_directory: RunDirectory, config: RunConfig, new: Counts, starte
     run_directory.mark_success()
     if config.output.report_html:
         try:
-            from jobs.report_page.page import write_page  # here, since only runs that are complete draw charts
+            with Progress(config.run.progress, "drawing report.html"):
+                from jobs.report_page.page import write_page  # here, since only runs that are complete draw charts
 
-            write_page(run_directory)
+                write_page(run_directory)
         except Exception as error:  # noqa: BLE001 - the corpus is complete, whatever becomes of its picture
             print(f"warning: report.html could not be written: {describe(error)}", file=sys.stderr)
     if check.counts.num_errors:
@@ -136,6 +139,12 @@ def conclude(run_directory: RunDirectory, config: RunConfig, new: Counts, starte
         )
     print_ending(run_directory, config.run)
     return Exit.COMPLETE
+
+
+def checked(run_directory: RunDirectory, config: RunConfig) -> CheckReport:
+    """Return what is found in the whole run, and show meanwhile that it is verified."""
+    with Progress(config.run.progress, f"verifying {run_directory.manifest.num_rows:,} rows"):
+        return check_run(run_directory)
 
 
 def refuse_inexact_parts(run_directory: RunDirectory, check: CheckReport, config: RunConfig) -> None:

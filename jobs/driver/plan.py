@@ -18,6 +18,7 @@ from actors.settings import GeneratorSettings
 from actors.tasks import RunProgram, Score, Task
 from actors.units.unit_rows import WholeUnits
 from actors.workers.engine_worker import WorkerSpec
+from decoding.checkpoint.model_files import weight_files
 from decoding.checkpoint.supported import model_folder, read_config
 from decoding.grammar.definition import problem_with
 from jobs.config.fields import as_dict
@@ -27,15 +28,22 @@ from pipeline.inputs.carried import carried_types, id_type, types_from_dict, typ
 from pipeline.inputs.files import InputFile, list_files
 from pipeline.inputs.options import InputOptions, resolve_options, settle_prompts
 from pipeline.inputs.units import WorkUnit, count_rows, plan_units
+from pipeline.run.dead_letters import FailedUnits
 from pipeline.run.directory import RunDirectory
+from pipeline.run.progress.missing import MissingUnits
 from pipeline.run.row_sample import NO_ROWS, NUM_SAMPLED, RowSample
 from pipeline.schema import ColumnSet
 from pipeline.streaming.pool import ActorPool, ActorResources
 from pipeline.text.codec import TextCodec
 
 _ASKED = ("dry_run", "estimate", "price_per_hour")  # fields that say nothing about the run itself
-_ROWS_PER_UNIT = 256  # of a large input
-_UNITS_PER_ENGINE = 4  # fewest, of a small one
+_ROWS_PER_UNIT = 256  # at most
+_UNITS_PER_ENGINE = 4  # at least, if there are as many rows
+_UNITS_PER_SLOTS = 8  # at most, to fill an engine's slots: each unit under way costs calls to the ledger
+_SECONDS_PER_UNIT = 60.0  # at most, at the pace that is expected
+# Bytes of a target's weights times tokens a second of an engine with all slots in use, as first guesses: two CPUs reach
+# about 2e11 with a model of 135 million parameters, a GPU with memory of 3 TB/s and 16 slots 5e13.
+_PACE = {"cpu": 1e11, "cuda": 5e13}
 _Actors = TypeVar("_Actors", bound=ActorResources)
 
 
@@ -64,14 +72,37 @@ class Plan:
         """Yield the units of a run that does not exist yet."""
         return plan_units(self.files, self.input_options, self.config.run.rows_per_unit or self._rows_per_unit)
 
+    @property
+    def texts_per_row(self) -> int:
+        """Texts that engines write for a row; 0 if that is not known before."""
+        return 0 if self.config.is_scoring or self.task.runs_programs else self.settings.sampling.n
+
     @cached_property
     def _rows_per_unit(self) -> int:
-        """Rows in a unit, so that each engine has several and the units that it works on at once fill its slots."""
-        num_engines, num_samples = self.pool.max_actors, self.settings.sampling.n
-        most = _ROWS_PER_UNIT * _UNITS_PER_ENGINE * num_engines
-        num_rows = count_rows(self.files, self.input_options, most)
-        fewest = ceil(self.settings.engine.num_slots / (self.pool.units_in_flight * num_samples))
-        return min(_ROWS_PER_UNIT, max(1, fewest, ceil(num_rows / (_UNITS_PER_ENGINE * num_engines))))
+        """Rows in a unit, so that each engine has several units, and commits one a minute even if texts are long."""
+        models, num_samples = self.settings.models, self.settings.sampling.n
+        most_units = _UNITS_PER_ENGINE * self.pool.max_actors
+        num_rows = count_rows(self.files, self.input_options, _ROWS_PER_UNIT * most_units)
+        num_bytes = sum(file.stat().st_size for file in weight_files(Path(models.target)))
+        tokens = _SECONDS_PER_UNIT * _PACE[models.device] / num_bytes
+        fewest = ceil(self.settings.engine.num_slots / (_UNITS_PER_SLOTS * num_samples))
+        of_a_minute = max(fewest, int(tokens / max(1, self.tokens_per_row)))
+        return max(1, min(_ROWS_PER_UNIT, of_a_minute, ceil(num_rows / most_units)))
+
+    def pool_for(self, units: MissingUnits | FailedUnits) -> ActorPool:
+        """Return the pool with the units that an actor works on at once, unless they are given.
+
+        All but one of them fill the slots, so that none is empty while the last row of a unit is written. Of several
+        actors none holds more than its share of all units, as the others would lack them: it holds twice as many as it
+        works on.
+        """
+        if self.pool.units_in_flight is not None or not units.num_units:
+            return self.pool
+        num_sequences = units.num_rows / units.num_units * self.settings.sampling.n
+        filling = 1 + ceil(self.settings.engine.num_slots / num_sequences)
+        num_actors = self.pool.max_actors
+        share = units.num_units if num_actors == 1 else ceil(units.num_units / (2 * num_actors))
+        return replace(self.pool, units_in_flight=max(self.pool.num_units_at_once, min(filling, share)))
 
 
 def make_plan(config: RunConfig) -> Plan:

@@ -16,6 +16,7 @@ from actors.engines import backend_of
 from actors.resources import shortage
 from actors.settings import GeneratorSettings
 from actors.stages.group import give_back_orphans
+from actors.units.ledger import Ledger
 from jobs.driver.progress import Progress
 from pipeline.logs import Event
 from pipeline.ray_internals import draining_nodes
@@ -45,15 +46,22 @@ def watch_for_engines(
     num_up, pause_s = 0, look_every_s
     while not ended.wait(pause_s):
         try:
-            now_up, written = ray.get([ledger.num_joined.remote(), ledger.written.remote()])
+            asked = ledger.num_joined, ledger.written, ledger.first_text
+            now_up, (num_texts, num_tokens), first_text = ray.get([question.remote() for question in asked])
         except Exception:  # noqa: BLE001 - the run has just ended, and Ray with it
             return
         if num_up < min(now_up, num_wanted):
             num_up = min(now_up, num_wanted)
             progress.engines_up(num_up, num_wanted)
         elif num_up:
-            progress.written(*written)
+            progress.written(num_texts, num_tokens, first_text)
         pause_s = look_every_s if num_up < num_wanted else _BETWEEN_LOOKS_S
+
+
+def watch_for_texts(ended: threading.Event, ledger: Ledger, progress: Progress) -> None:
+    """Show what an engine in this process writes, which its ledger is told."""
+    while not ended.wait(_BETWEEN_LOOKS_S):
+        progress.written(*ledger.written(), ledger.first_text())
 
 
 def watch_for_shortage(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from jobs.report_page.rounds import Piece, RoundOfText, marked_text, rounds_of
 from pipeline.inputs.units import WorkUnit
-from pipeline.inputs.values import shown_rows
+from pipeline.inputs.values import shown_rows, visible
 from pipeline.run.directory import RunDirectory
 from pipeline.run.reading import read_ahead
 from pipeline.run.row_sample import NUM_SAMPLED, RowSample
@@ -31,7 +31,7 @@ _OPTIONAL = ["draft_version", "draft_rounds", "turns", "logprob"]
 
 
 def find_rows(run_directory: RunDirectory, wanted: str) -> list[tuple[WorkUnit, int]]:
-    """Return the committed rows with this id of their own, or, if there are none, the one with this row_id.
+    """Return the committed rows with this id of their own or, if there are none, this name (`in.jsonl:17`) or row_id.
 
     Each is its unit and its row_id. Only ids are read, of one part after the other. Raises ValueError, in one line, if
     there is no such row, and OSError.
@@ -44,12 +44,12 @@ def find_rows(run_directory: RunDirectory, wanted: str) -> list[tuple[WorkUnit, 
     for table in read_ahead(_ids, chain(parts, errors)):
         for row_id, user_id in zip(table["row_id"].to_pylist(), table["id"].to_pylist(), strict=True):
             assert row_id is not None, "no file of a run has a row without one"
-            if user_id is not None and str(user_id) == wanted:
+            if user_id is not None and wanted in (str(user_id), visible(str(user_id))):
                 found[row_id] = None
             elif user_id is not None and len(examples) < _MAX_EXAMPLES and str(user_id) not in examples:
                 examples.append(str(user_id))
-    if not found and wanted.isascii() and wanted.isdigit():
-        found[int(wanted)] = None
+    if not found:
+        found |= dict.fromkeys(_row_ids(run_directory, wanted))
     of_unit: dict[int, list[int]] = {}
     for row_id in found:
         of_unit.setdefault(row_id >> _BITS_OF_ROW, []).append(row_id)
@@ -61,13 +61,27 @@ def find_rows(run_directory: RunDirectory, wanted: str) -> list[tuple[WorkUnit, 
     ]
     if not rows:
         num_missing = run_directory.manifest.num_units - len(committed)
-        known = "its rows have no ids of their own (input.id_column), so give a row_id of data/"
+        known = "its rows have no ids of their own (input.id_column), so give file and number, such as in.jsonl:17"
         if examples:
             known = f"its ids are such as {', '.join(map(repr, examples))}; a row_id of data/ is taken as well"
         if num_missing:
             known += f"; {num_missing} of its units are not committed yet, and it may be in one of them"
         raise ValueError(f"{run_directory.location.name}: no row {wanted!r}: {known}")
     return rows
+
+
+def _row_ids(run_directory: RunDirectory, name: str) -> Iterator[int]:
+    """Yield the row_id that a name is, or those of the rows with this place in a file of this name."""
+    file, _, number = name.rpartition(":")
+    if not (number.isascii() and number.isdigit()):
+        return
+    if not file:
+        yield int(number)
+        return
+    for unit in run_directory.units():
+        index = int(number) - 1 - unit.row_start
+        if 0 <= index < unit.num_rows and f"/{unit.file}".endswith(f"/{file}"):
+            yield unit.row_id(index)
 
 
 def _ids(location: Location) -> pa.Table:
@@ -82,18 +96,13 @@ class Sample:
     """A generation, or a row that failed (`error` is then its error row)."""
 
     row_id: int
-    user_id: str | None
+    name: str
     kind: str
     row: Mapping[str, Any]
     rounds: list[RoundOfText] = field(default_factory=list)
     pieces: list[Piece] = field(default_factory=list)  # none: nothing was recorded, or no tokenizer can be had
     is_cut: bool = False  # whether the pieces are the beginning of the text
     is_error: bool = False
-
-    @property
-    def name(self) -> str:
-        """The row's own id, or else its row_id."""
-        return str(self.row_id) if self.user_id is None else self.user_id
 
     @property
     def acceptance_length(self) -> float | None:
@@ -130,20 +139,26 @@ def read_samples(run_directory: RunDirectory, codec: TextCodec | None, by: Seque
             continue
         for ordinal in wanted[begin:end]:
             row_id = unit.row_id(ordinal - unit.first_ordinal)
-            samples += samples_of_row(rows, row_id, codec, by, max_tokens=_MAX_TOKENS)[:1]
+            samples += samples_of_row(rows, unit, row_id, codec, by, max_tokens=_MAX_TOKENS)[:1]
     return samples
 
 
 def samples_of_row(
-    rows: UnitRows, row_id: int, codec: TextCodec | None, by: Sequence[str], *, max_tokens: int | None = None
+    rows: UnitRows,
+    unit: WorkUnit,
+    row_id: int,
+    codec: TextCodec | None,
+    by: Sequence[str],
+    *,
+    max_tokens: int | None = None,
 ) -> list[Sample]:
     """Return the samples of a row of a unit, or the one that stands for its error; [] if the row is in neither."""
     table = _with_id(rows.generations, row_id)
     kinds = map(", ".join, shown_rows(table, by))
     own = table.select([name for name in table.column_names if name in (*_COLUMNS, *_OPTIONAL)]).to_pylist()
-    found = [_sample(row, kind, codec, max_tokens) for row, kind in zip(own, kinds, strict=True)]
+    found = [_sample(row, unit, kind, codec, max_tokens) for row, kind in zip(own, kinds, strict=True)]
     return found or [
-        Sample(row_id, None if row["id"] is None else str(row["id"]), row["stage"], row, is_error=True)
+        Sample(row_id, unit.row_name(row_id, row["id"]), row["stage"], row, is_error=True)
         for row in _with_id(rows.errors, row_id).to_pylist()
     ]
 
@@ -152,13 +167,14 @@ def samples_of_found(
     run_directory: RunDirectory, unit: WorkUnit, row_id: int, codec: TextCodec | None, number: int | None
 ) -> list[Sample]:
     """Return the samples of a row that was found, or one of them. Raises ValueError if that one is not there."""
+    name = unit.row_name(row_id, None)
     try:
         rows = read_unit_rows(run_directory, unit, columns=_columns_of(run_directory))
     except FileNotFoundError as error:
-        raise ValueError(f"row {row_id} is in unit {unit.unit_id}, which is not committed yet") from error
-    samples = samples_of_row(rows, row_id, codec, ())
+        raise ValueError(f"row {name} is in unit {unit.unit_id}, which is not committed yet") from error
+    samples = samples_of_row(rows, unit, row_id, codec, ())
     if not samples:
-        raise ValueError(f"row {row_id} is neither in data nor in errors; python -m jobs.verify says more")
+        raise ValueError(f"row {name} is neither in data nor in errors; python -m jobs.verify says more")
     if number is None or samples[0].is_error:
         return samples
     if not 0 <= number < len(samples):
@@ -173,7 +189,9 @@ def _columns_of(run_directory: RunDirectory, by: Sequence[str] = ()) -> list[str
     return [*_COLUMNS, *(name for name in dict.fromkeys([*_OPTIONAL, *by]) if name in there and name not in _COLUMNS)]
 
 
-def _sample(row: Mapping[str, Any], kind: str, codec: TextCodec | None, max_tokens: int | None) -> Sample:
+def _sample(
+    row: Mapping[str, Any], unit: WorkUnit, kind: str, codec: TextCodec | None, max_tokens: int | None
+) -> Sample:
     turns = row.get("turns") or [{"num_output_tokens": row["num_output_tokens"]}]
     lengths = [turn["num_output_tokens"] for turn in turns]
     rounds = list(rounds_of(row.get("draft_rounds") or (), lengths))
@@ -183,8 +201,7 @@ def _sample(row: Mapping[str, Any], kind: str, codec: TextCodec | None, max_toke
     is_cut = len(token_ids) < len(row["token_ids"])
     if max_tokens is not None:
         row = {**row, "prompt": _beginning(prompt, _MAX_PROMPT), "text": _beginning(row["text"] or "", 6 * max_tokens)}
-    user_id = None if row["id"] is None else str(row["id"])
-    return Sample(row["row_id"], user_id, kind, row, rounds, pieces, is_cut)
+    return Sample(row["row_id"], unit.row_name(row["row_id"], row["id"]), kind, row, rounds, pieces, is_cut)
 
 
 def _beginning(text: str, length: int) -> str:

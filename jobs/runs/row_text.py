@@ -42,7 +42,7 @@ def row_text(sample: Sample, why_unmarked: str, *, has_column: bool) -> Renderab
 
 
 def _title(sample: Sample, number: str) -> RenderableType:
-    return Rule(Text(f"Row {visible(sample.name)}{number}"), align="left")
+    return Rule(Text(f"Row {sample.name}{number}"), align="left")
 
 
 def _facts_of(sample: Sample) -> dict[str, str]:
@@ -68,7 +68,7 @@ def _facts_of_error(sample: Sample) -> dict[str, str]:
         "row_id": str(sample.row_id),
         "failed at": f"{row['stage']}, {row['error_type']}",
         "message": visible(row["message"]),
-        "input": f"row {row['row_number']} of {row['file']}",
+        "input": f"{row['file']}:{row['row_number'] + 1}",
         "tried again": f"{row['attempt']} times in vain (python -m jobs.retry)",
     }
 

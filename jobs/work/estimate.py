@@ -20,7 +20,7 @@ from jobs.config.run import GenerateConfig
 from jobs.driver.execution import execute
 from jobs.driver.outcome import stopped
 from jobs.driver.plan import Plan, create_run, worker_spec
-from jobs.driver.progress import format_seconds
+from jobs.driver.progress import Progress, format_seconds
 from jobs.driver.stopping import Exit
 from jobs.report_page.numbers import format_rate
 from pipeline.counts import Counts
@@ -59,9 +59,10 @@ class Measured:
 def estimate(config: GenerateConfig, plan: Plan) -> Exit:
     """Do some rows of the plan, print what the missing rows of the run would take, and return the exit code."""
     assert config.estimate is not None
-    units = list(spread_units(plan, config.estimate))
-    to_do = plan.run_directory.missing_units() if plan.run_directory else plan.new_units()
-    num_rows_to_do = sum(unit.num_rows for unit in to_do)
+    with Progress(config.run.progress, "choosing rows"):
+        units = list(spread_units(plan, config.estimate))
+        to_do = plan.run_directory.missing_units() if plan.run_directory else plan.new_units()
+        num_rows_to_do = sum(unit.num_rows for unit in to_do)
     if not units:
         print("the input has no rows, so there is nothing to estimate")
         return Exit.COMPLETE

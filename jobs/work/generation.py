@@ -3,8 +3,8 @@
 import sys
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import replace
-from math import ceil
 
 from rich.console import Console
 from rich.table import Table
@@ -15,6 +15,7 @@ from jobs.config.run import GenerateConfig, RetryConfig
 from jobs.driver.execution import execute
 from jobs.driver.learning import learning, refuse_learning
 from jobs.driver.outcome import (
+    checked,
     conclude,
     log_run_started,
     refuse_inexact_parts,
@@ -23,12 +24,13 @@ from jobs.driver.outcome import (
     stopped,
 )
 from jobs.driver.plan import Plan, create_run, worker_spec
+from jobs.driver.progress import Progress
 from jobs.driver.stopping import Exit
 from jobs.driver.summary import print_ending, print_summary
 from jobs.work.estimate import estimate
 from jobs.work.plan_text import print_plan, prompts_in_words
 from pipeline.counts import Counts
-from pipeline.run.check import check_run, quarantine
+from pipeline.run.check import quarantine
 from pipeline.run.dead_letters import (
     DeadLetters,
     FailedUnits,
@@ -58,7 +60,9 @@ def _begin(config: GenerateConfig, plan: Plan) -> Callable[[], Exit]:
         return lambda: Exit.COMPLETE
     if config.estimate is not None:
         return lambda: estimate(config, plan)
-    run_directory, options = create_run(plan), plan.input_options
+    with Progress(config.run.progress, "dividing the input into units"):
+        run_directory = create_run(plan)
+    options = plan.input_options
     if plan.run_directory is None and options.prompts_are == "auto" and options.text_marks is not None:
         print(prompts_in_words(plan))
     return lambda: _run(plan, run_directory)
@@ -67,19 +71,22 @@ def _begin(config: GenerateConfig, plan: Plan) -> Callable[[], Exit]:
 def _run(plan: Plan, run_directory: RunDirectory) -> Exit:
     """Generate what is missing, as the only driver, and verify the whole."""
     if run_directory.is_success() and not any(run_directory.missing_units()):
-        check = check_run(run_directory)
+        check = checked(run_directory, plan.config)
         if check.is_complete:
             print(f"Nothing left to do: {run_directory.location.name} is complete.")
             print_summary(run_directory, check)
             refuse_inexact_parts(run_directory, check, plan.config)
             print_ending(run_directory, plan.config.run)
             return Exit.COMPLETE
-    with hold_lease(run_directory, plan.config.run.lease_timeout_s) as lease:
-        started, new, num_done = time.monotonic(), Counts(), 0
-        run_directory.unmark_success()
-        for name in quarantine(run_directory, run_directory.truncated_parts()):
+    with ExitStack() as resources:
+        with Progress(plan.config.run.progress, "looking for what is missing"):  # it may wait for another driver's end
+            lease = resources.enter_context(hold_lease(run_directory, plan.config.run.lease_timeout_s))
+            started, new, num_done = time.monotonic(), Counts(), 0
+            run_directory.unmark_success()
+            moved = quarantine(run_directory, run_directory.truncated_parts())
+            missing = MissingUnits.of(run_directory, plan.tokens_per_row)
+        for name in moved:
             print(f"{name}: was too short to be a part, and was moved there; its unit is done again")
-        missing = MissingUnits.of(run_directory, plan.tokens_per_row)
         log_run_started(run_directory, missing.num_units)
         with learning(plan.config.learn, plan, run_directory) as lessons:
             for receipt in execute(missing, worker_spec(plan, run_directory), plan, lease=lease):
@@ -111,8 +118,10 @@ def _begin_retry(config: RetryConfig, plan: Plan) -> Callable[[], Exit]:
 
 def _retry_wanted(plan: Plan, run_directory: RunDirectory, wanted: Wanted) -> Exit:
     """Try the wanted rows again, as the only driver, and verify the whole."""
-    with hold_lease(run_directory, plan.config.run.lease_timeout_s) as lease:
-        letters = find_dead_letters(run_directory, wanted)
+    with ExitStack() as resources:
+        with Progress(plan.config.run.progress, "looking for failed rows"):
+            lease = resources.enter_context(hold_lease(run_directory, plan.config.run.lease_timeout_s))
+            letters = find_dead_letters(run_directory, wanted)
         if not letters.num_wanted:
             why = "none of the failed rows is asked for" if letters.num_rows else "no row failed"
             print(f"Nothing to try again: {why}.")
@@ -124,12 +133,8 @@ def _retry_wanted(plan: Plan, run_directory: RunDirectory, wanted: Wanted) -> Ex
         run_directory.unmark_success()
         log_run_started(run_directory, len(letters.num_wanted))
         units = FailedUnits(run_directory.location.name, letters.num_wanted)
-        if units.num_units and "WorkerDied" not in letters.wanted_types:
-            # Enough units at once in an actor that their few failed rows fill the engine's slots; but not beside a row
-            # that kills, whose deaths they would share.
-            sequences_per_unit = units.num_rows / units.num_units * plan.settings.sampling.n
-            num_at_once = ceil(plan.settings.engine.num_slots / sequences_per_unit)
-            plan = replace(plan, pool=replace(plan.pool, units_in_flight=max(plan.pool.units_in_flight, num_at_once)))
+        if "WorkerDied" in letters.wanted_types:  # beside a row that kills, many units would share its deaths
+            plan = replace(plan, pool=replace(plan.pool, units_in_flight=plan.pool.num_units_at_once))
         rows = FailedRows(plan.input_options, plan.carried, wanted)
         spec = replace(worker_spec(plan, run_directory), units=rows)
         for receipt in execute(units, spec, plan, lease=lease, backups=False):

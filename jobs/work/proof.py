@@ -87,7 +87,8 @@ class Proof:
                 else:
                     problem = row.message
                 if problem is not None:
-                    self._console.print(f"row {row.row_number} of {unit.file} is left out: {problem}", highlight=False)
+                    where = f"row {unit.row_name(row.row_id, None)}"
+                    self._console.print(f"{where} is left out: {problem}", highlight=False)
 
     def _asking(self, rows: list[PlacedInput], name: AskedName) -> list[PlacedInput]:
         """Return the rows with this asked of them; print which cannot be written so. Raises ValueError if none can."""
@@ -97,7 +98,7 @@ class Proof:
             if problem is None:
                 found.append(placed)
             else:
-                where = f"row {placed.row.row_id} with {placed.asked} asked of it"
+                where = f"row {placed.ordinal + 1} of the input, with {placed.asked} asked of it,"
                 self._console.print(f"{where} is left out: {problem}", highlight=False)
         if not found:
             raise ValueError(f"prove.asked has {name!r}, and no row of the input can be written with it")

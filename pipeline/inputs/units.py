@@ -11,7 +11,7 @@ from pipeline.errors import RowError
 from pipeline.inputs.files import InputFile, refuse_unreadable
 from pipeline.inputs.options import InputOptions, first_object
 from pipeline.inputs.records import file_columns, parquet_schema, parquet_size, read_records, split_records
-from pipeline.inputs.values import is_text
+from pipeline.inputs.values import is_text, visible
 from pipeline.storage.location import Location
 
 _NUM_SAMPLED_ROWS = 100
@@ -45,6 +45,15 @@ class WorkUnit:
     def row_index(self, row_id: int) -> int:
         """Return the number in the unit of the row with this run-wide id."""
         return row_id - self.row_id(0)
+
+    def row_name(self, row_id: int, user_id: str | int | None) -> str:
+        """Return the name of a row for a reader: its own id, or else its file and its number there from 1."""
+        return row_name(user_id, self.file, self.row_start + self.row_index(row_id))
+
+
+def row_name(user_id: str | int | None, file: str, row_number: int) -> str:
+    """Return the name of a row for a reader, given its own id, and its file and its number there from 0."""
+    return visible(f"{Location.parse(file).short_name}:{row_number + 1}" if user_id is None else str(user_id))
 
 
 def plan_units(files: Sequence[InputFile], options: InputOptions, rows_per_unit: int) -> Iterator[WorkUnit]:

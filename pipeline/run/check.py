@@ -103,7 +103,7 @@ def _check_units(run_directory: RunDirectory, units: list[_Listed]) -> CheckRepo
     for (unit, name, has_part, has_errors), found in zip(units, contents, strict=True):
         if not has_part:
             report.problems.append(
-                f"unit {unit.unit_id} (rows {unit.row_start} on of {unit.file}) is missing; run again"
+                f"unit {unit.unit_id} (rows {unit.row_start + 1} on of {unit.file}) is missing; run again"
             )
             continue
         problems = [*_problems_of_unit(run_directory, unit, name, report, *found)]
@@ -157,7 +157,7 @@ def _problems_of_unit(
             f"errors/{name}: {num_stale} of its rows are in data and count as generated; a retry died before it "
             "deleted them here, and the next jobs.retry does"
         )
-    problems = [*_row_problems(generations, failed_ids, unit), *_count_problems(generations)]
+    problems = [*_row_problems(generations, failed_ids, unit), *_count_problems(generations, unit)]
     if receipt.unit_id != unit.unit_id:
         problems.append(f"its footer says unit {receipt.unit_id}")
     written, found = receipt.counts.to_dict(), counts.to_dict()
@@ -178,22 +178,22 @@ def _row_problems(generations: pa.Table, failed_ids: list[int], unit: WorkUnit) 
         generated_ids.add(row_id)
         samples = [sample for _, sample in group]
         if samples != list(range(len(samples))):
-            yield f"row {row_id} has samples {samples}, expected {list(range(len(samples)))}"
+            yield f"row {_some({row_id}, unit)} has samples {samples}, expected {list(range(len(samples)))}"
     if twice := {row_id for row_id, num_times in Counter(failed_ids).items() if num_times > 1}:
-        yield f"rows {_some(twice)} are in errors more than once"
+        yield f"rows {_some(twice, unit)} are in errors more than once"
     if missing := expected - generated_ids - set(failed_ids):
-        yield f"rows {_some(missing)} are neither in data nor in errors"
+        yield f"rows {_some(missing, unit)} are neither in data nor in errors"
     if foreign := (generated_ids | set(failed_ids)) - expected:
-        yield f"rows {_some(foreign)} are not of this unit"
+        yield f"rows {_some(foreign, unit)} are not of this unit"
 
 
-def _count_problems(generations: pa.Table) -> Iterator[str]:
+def _count_problems(generations: pa.Table, unit: WorkUnit) -> Iterator[str]:
     """Yield a sentence for each row whose counts contradict each other."""
     columns = [*_CHECKED_COLUMNS, *({"draft_version", "num_turns", "draft_rounds"} & set(generations.schema.names))]
     for batch in generations.select(columns).to_batches(max_chunksize=1024):
         for row in batch.to_pylist():
             for problem in contradictions(row):
-                yield f"row {row['row_id']} sample {row['sample']}: {problem}"
+                yield f"row {_some({row['row_id']}, unit)} sample {row['sample']}: {problem}"
 
 
 def contradictions(row: Mapping[str, Any]) -> Iterator[str]:
@@ -255,8 +255,10 @@ def _contradictions_of_rounds(row: Mapping[str, Any]) -> Iterator[str]:
             yield f"{name} is {row[name]} and its draft_rounds say {number}"
 
 
-def _some(row_ids: set[int]) -> str:
-    shown = ", ".join(map(str, sorted(row_ids)[:5]))
+def _some(row_ids: set[int], unit: WorkUnit) -> str:
+    """Name some rows of a unit; of a foreign one only its number is known."""
+    own = range(unit.row_id(0), unit.row_id(0) + unit.num_rows)
+    shown = ", ".join(unit.row_name(each, None) if each in own else str(each) for each in sorted(row_ids)[:5])
     return shown if len(row_ids) <= 5 else f"{shown} and {len(row_ids) - 5} more"
 
 

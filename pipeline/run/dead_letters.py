@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 
 from pipeline.errors import Stage
-from pipeline.inputs.units import WorkUnit
+from pipeline.inputs.units import WorkUnit, row_name
 from pipeline.inputs.values import visible
 from pipeline.run.directory import RunDirectory
 from pipeline.run.reading import read_ahead
@@ -39,7 +39,7 @@ class Wanted:
 class DeadLetters:
     """Counts of failed rows by (stage, error type) and by message, and the wanted rows of each unit.
 
-    `examples` has the first message of each kind. `messages` counts the first thousands of different messages.
+    `examples` has the first row and message of each kind. `messages` counts the first thousands of different messages.
     """
 
     num_rows: Counter[tuple[str, str]] = field(default_factory=Counter)
@@ -51,10 +51,11 @@ class DeadLetters:
 
     def add(self, unit_id: int, errors: pa.Table, wanted: Wanted) -> None:
         """Count the error rows of one more unit."""
-        for error in errors.select(["row_id", "stage", "error_type", "message"]).to_pylist():
+        for error in errors.to_pylist():
             kind = (error["stage"], error["error_type"])
             self.num_rows[kind] += 1
-            self.examples.setdefault(kind, error["message"])
+            name = row_name(error["id"], error["file"], error["row_number"])
+            self.examples.setdefault(kind, f"{name}: {error['message']}")
             if error["message"] in self.messages or len(self.messages) < _MAX_MESSAGES:
                 self.messages[error["message"]] += 1
             if wanted.takes(error):

@@ -89,7 +89,7 @@ def refuse_incomplete(run_directory: RunDirectory) -> None:
         num_missing = 1 + sum(1 for _ in missing)
         raise IncompleteRunError(
             f"{run_directory.location.name}: {num_missing} of {run_directory.manifest.num_units} units are missing, "
-            f"the first is unit {first.unit_id} (rows {first.row_start} on of {first.file}); "
+            f"the first is unit {first.unit_id} (rows {first.row_start + 1} on of {first.file}); "
             "jobs.generate with the run's configuration does them"
         )
 

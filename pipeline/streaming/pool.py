@@ -92,8 +92,9 @@ class ActorPool(ActorResources):
     """Actors to ask for at once, and to keep while units wait; min_actors unless given."""
     fallback_label_selectors: tuple[Mapping[str, str], ...] = ()
     """Labels of the nodes to use where no node has those of label_selector, in order of preference."""
-    units_in_flight: int = 2  # more than one leaves no gap between them
-    """Work units that an actor works on at once."""
+    units_in_flight: int | None = None
+    """Work units that an actor works on at once; unless given 2, and more where they are so small that all but one of
+    them would not fill its slots."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -119,6 +120,11 @@ class ActorPool(ActorResources):
         return self.initial_actors or self.min_actors
 
     @property
+    def num_units_at_once(self) -> int:
+        """Units that an actor works on at once; unless given 2, since a second one leaves no gap between them."""
+        return self.units_in_flight or 2
+
+    @property
     def demand(self) -> dict[str, float]:
         """What the scheduler sets aside for an actor: Ray Data adds one CPU to an actor that holds GPUs."""
         return super().demand | ({"CPU": 1.0} if self.num_gpus else {})
@@ -133,9 +139,9 @@ class ActorPool(ActorResources):
             # after asking for it, so an initial size only holds as a minimum. At the end it goes below any minimum.
             min_size=self.num_at_once,
             max_size=self.max_actors,
-            max_concurrent_calls_per_actor=self.units_in_flight,
+            max_concurrent_calls_per_actor=self.num_units_at_once,
             # The pool grows while tasks in flight exceed 1.75 times the concurrent calls.
-            max_tasks_in_flight_per_actor=2 * self.units_in_flight,
+            max_tasks_in_flight_per_actor=2 * self.num_units_at_once,
         )
         options = self.actor_options
         del options["num_cpus" if self.num_gpus else "num_gpus"]  # Ray Data warns about an actor with both

@@ -1,13 +1,23 @@
 """run.local: a run in the process of its command, without Ray, whose rows, parts and report are those of any run."""
 
+import asyncio
 import json
+from dataclasses import replace
 
 import pytest
 
+from actors.run_notes import WrittenText
+from actors.units.ledger import Ledger
+from actors.units.ledgers import LocalLedger
+from actors.units.workplace import Workplace
+from actors.workers.engine_worker import EngineWorker
 from jobs.config.loading import load
 from jobs.config.run import RunConfig
+from jobs.driver.plan import create_run, make_plan, worker_spec
+from pipeline.logs import LogSettings
+from pipeline.run.commit import Receipt
 from tests.jobs.conftest import Job
-from tests.jobs.runs import arguments, commits, content, errors, problems, prompts
+from tests.jobs.runs import arguments, commits, content, errors, generations, problems, prompts
 
 
 def local(job: Job, *flags: str) -> int:
@@ -60,3 +70,25 @@ def test_a_run_on_ray_writes_the_same_rows(job, plain_run):
     job.source = plain_run / "in.jsonl"
     assert job.generate("--engine.num_slots=5", "--engine.draft_length=fixed") == 0, job.printed()
     assert content(job.output) == content(plain_run / "out")
+
+
+def test_a_finished_text_is_told_while_the_unit_that_it_is_in_goes_on(job):
+    row = {"id": None, "kind": "a", "prompt": "hello"}
+    job.read([{**row, "sampling": {"max_tokens": most, "ignore_eos": True}} for most in (400, 1)])
+    plan = make_plan(load(RunConfig, job.command(), "test"))
+    run_directory, ledger = create_run(plan), Ledger()
+    spec = replace(worker_spec(plan, run_directory), follows_drafts=False, tells_text=True)
+    worker = EngineWorker(spec, LocalLedger(ledger), workplace=Workplace.beside("out", LogSettings()))
+
+    async def work() -> WrittenText | None:
+        unit = asyncio.ensure_future(worker.outcome(next(plan.new_units())))
+        while ledger.first_text() is None and not unit.done():
+            await asyncio.sleep(0)  # between two steps of the engine
+            worker._tell(worker.engine.loop.stats())
+        assert not unit.done(), "the text was told at the commit"
+        assert isinstance(await unit, Receipt)
+        return ledger.first_text()
+
+    told = asyncio.run(work())
+    (row,) = (row for row in generations(job.output) if row["num_output_tokens"] == 1)
+    assert told == WrittenText("in.jsonl:2", "hello", row["text"])

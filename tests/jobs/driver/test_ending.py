@@ -5,9 +5,11 @@ from typing import Any
 
 import pytest
 
+from actors.run_notes import WrittenText
 from jobs.config.run import RunSettings
-from jobs.driver import summary
-from jobs.driver.summary import Sample, print_ending, samples, shortened
+from jobs.driver import summary, texts
+from jobs.driver.summary import print_ending
+from jobs.driver.texts import samples, shortened
 from pipeline.run.directory import RunDirectory
 from tests.pipeline.made_up import RUN, commit_rows, error, generation, unit
 
@@ -36,7 +38,7 @@ def test_no_text_is_printed_where_the_output_is_no_terminal(run, capsys):
 
 def test_texts_are_printed_on_a_terminal_or_when_asked_for(run, capsys, monkeypatch):
     print_ending(run, RunSettings(show_texts=1))
-    assert capsys.readouterr().out.split("\n") == [f"row {unit(4, num_rows=1).row_id(0)}", "> Say it", "text 4", "", ""]
+    assert capsys.readouterr().out.split("\n") == ["row user-17179869184", "> Say it", "text 4", "", ""]
     monkeypatch.setenv("FORCE_COLOR", "1")  # by which rich takes any output for a terminal
     print_ending(run, RunSettings())
     assert "text 1" in capsys.readouterr().out
@@ -73,7 +75,7 @@ def test_a_text_of_characters_that_fill_no_column_is_cut_as_well():
 
 
 def test_a_generated_text_cannot_send_a_terminal_a_command(run, capsys, monkeypatch):
-    hostile = Sample(1, "\x1b]0;title\x07 \x9b2J", "\x1b[31mred\x1b[0m\r\x08 \u202e[bold]b[/bold]")
+    hostile = WrittenText("1", "\x1b]0;title\x07 \x9b2J", "\x1b[31mred\x1b[0m\r\x08 \u202e[bold]b[/bold]")
     monkeypatch.setattr(summary, "samples", lambda *_: [hostile])
     print_ending(run, RunSettings(show_texts=1))
     printed = capsys.readouterr().out
@@ -85,6 +87,6 @@ def test_texts_that_cannot_be_read_do_not_fail_a_run_that_is_complete(run, capsy
     def fail(*_: Any, **__: Any) -> None:
         raise OSError("the storage does not answer")
 
-    monkeypatch.setattr(summary, "read_unit_rows", fail)
+    monkeypatch.setattr(texts, "read_unit_rows", fail)
     print_ending(run, RunSettings(show_texts=2))
     assert capsys.readouterr().err == "note: its texts cannot be shown: the storage does not answer\n"

@@ -83,7 +83,7 @@ def test_verify_names_damaged_files_and_repair_moves_them(tmp_path, capsys):
     assert verify.main([path, "--repair"]) == 1
     printed, moved = capsys.readouterr().out, "quarantine/data/part-000000000.parquet"
     assert f"moved to {moved} (why: {moved}.json)" in printed
-    assert "unit 0 (rows 0 on of prompts.jsonl) is missing; run again" in printed
+    assert "unit 0 (rows 1 on of prompts.jsonl) is missing; run again" in printed
     assert [unit.unit_id for unit in run_directory.missing_units()] == [0]
 
 

@@ -12,8 +12,10 @@ from jobs.config.loading import load
 from jobs.config.run import RunConfig
 from jobs.driver.outcome import TooManyErrors, refuse_too_many_errors
 from jobs.driver.plan import make_plan
+from pipeline.id_set import IdSet
 from pipeline.run.check import check_run
 from pipeline.run.directory import RunDirectory
+from pipeline.run.progress.missing import MissingUnits
 from tests.decoding.fp8.checkpoints import save_fp8
 from tests.jobs.conftest import Job
 from tests.pipeline.made_up import committed_run
@@ -100,10 +102,9 @@ def test_float32_beside_fp8_weights_is_refused_by_the_plan(job, fp8_target):
 @pytest.mark.parametrize(
     ("num_rows", "most_engines", "num_samples", "given", "sizes"),
     [
-        (72, 2, 1, None, [9] * 8),  # two units of 9 rows fill 16 slots
-        (72, 1, 1, None, [18] * 4),
-        (20, 8, 1, None, [8, 8, 4]),  # smaller ones would leave slots empty
-        (20, 8, 4, None, [2] * 10),
+        (40, 1, 1, None, [10] * 4),
+        (300, 2, 1, None, [38] * 7 + [34]),
+        (20, 8, 4, None, [1] * 20),
         (20, 8, 1, 16, [16, 4]),
         (2100, 2, 1, None, [256] * 8 + [52]),
     ],
@@ -116,3 +117,34 @@ def test_the_units_of_a_small_input_are_so_small_that_each_engine_has_several(
     config = load(RunConfig, job.command(CPU, *flags), prog="test")
     plan = make_plan(replace(config, run=replace(config.run, rows_per_unit=given)))
     assert [unit.num_rows for unit in plan.new_units()] == sizes
+
+
+@pytest.mark.parametrize(
+    ("device", "num_bytes", "num_rows", "engines", "max_tokens", "rows_per_unit", "at_once"),
+    [
+        ("cpu", 540 * 10**6, 40, 1, 256, 10, 3),  # 135 million parameters
+        ("cpu", 540 * 10**6, 300, 2, 256, 38, 2),
+        ("cpu", 7 * 10**9, 40, 1, 256, 3, 7),  # 1.7 billion: slow, but eight units fill 16 slots
+        ("cuda", 16 * 10**9, 70_000, 64, 1024, 183, 2),
+        ("cuda", 16 * 10**9, 70_000, 64, 8192, 22, 2),
+        ("cuda", 140 * 10**9, 70_000, 64, 32_768, 2, 9),
+    ],
+)
+def test_the_units_of_a_slow_target_are_small_and_so_many_are_under_way_that_slots_are_full(
+    job, tmp_path, device, num_bytes, num_rows, engines, max_tokens, rows_per_unit, at_once
+):
+    job.read([{"id": 1, "kind": "a", "prompt": "hello"}] * num_rows)
+    flags = (f"--actors.max_actors={engines}", f"--sampling.max_tokens={max_tokens}")
+    plan = make_plan(load(RunConfig, job.command(CPU, *flags), prog="test"))
+    (tmp_path / "config.json").write_text("{}")
+    with (tmp_path / "model.safetensors").open("wb") as weights:
+        weights.truncate(num_bytes)  # a hole, which takes no room
+    models = replace(plan.settings.models, device=device, target=str(tmp_path))
+    config = replace(plan.config, run=replace(plan.config.run, rows_per_unit=None))
+    plan = replace(plan, config=config, settings=replace(plan.settings, models=models))
+    units = list(plan.new_units())
+    assert units[0].num_rows == rows_per_unit
+    missing = MissingUnits("", IdSet(), len(units), num_rows, max_tokens)
+    assert plan.pool_for(missing).units_in_flight == at_once
+    given = replace(plan, pool=replace(plan.pool, units_in_flight=1))
+    assert given.pool_for(missing).units_in_flight == 1

@@ -34,7 +34,7 @@ def test_engines_are_shown_as_they_come_up(capsys):
         printed.append(capsys.readouterr().err)
         return text in "".join(printed)
 
-    with watching(watch_for_engines, ledger, 2, Progress(1, 1, "lines"), 0.05):
+    with watching(watch_for_engines, ledger, 2, Progress("lines", "loading"), 0.05):
         ray.get(ledger.join.remote("one"))
         wait_until(lambda: has_shown("1 of 2 engines up after"))
         ray.get(ledger.join.remote("two"))

@@ -32,7 +32,7 @@ def run_directory(tmp_path: Path) -> RunDirectory:
 def test_failed_rows_are_counted_by_stage_and_type_with_an_example_of_each(run_directory):
     letters = find_dead_letters(run_directory, Wanted())
     assert letters.num_rows == {("read", "ValueError"): 2, ("generate", "WorkerDied"): 1, ("generate", "ValueError"): 1}
-    assert letters.examples["read", "ValueError"] == "read of 0"
+    assert letters.examples["read", "ValueError"] == "user-0: read of 0"
     assert letters.num_wanted == {0: 3, 2: 1}
 
 
