@@ -135,7 +135,7 @@ def _column_types(files: Sequence[InputFile], options: InputOptions) -> dict[str
     """Return the type of each column, with the first file where it has it; several types are from Parquet files."""
     assert options.format != "auto", "resolve_options settles the format"
     if options.format in ("jsonl", "openai_batch"):
-        types = _common_types(islice(_json_rows(files, options), _NUM_SAMPLED_ROWS))
+        types = common_types(islice(_json_rows(files, options), _NUM_SAMPLED_ROWS))
         return {name: {type_: files[0].path} for name, type_ in types.items()}
     found: dict[str, dict[pa.DataType, str]] = {}
     for file in files:
@@ -185,7 +185,7 @@ def _json_rows(files: Sequence[InputFile], options: InputOptions) -> Iterator[Co
             yield from (record for record in records if not isinstance(record, RowError))
 
 
-def _common_types(rows: Iterable[Columns]) -> dict[str, pa.DataType]:
+def common_types(rows: Iterable[Columns]) -> dict[str, pa.DataType]:
     """Return for each column the type that all of its values fit."""
     kinds: dict[str, set[str]] = {}
     for row in rows:
