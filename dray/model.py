@@ -38,7 +38,8 @@ class Model:
         self._engine = LoadedEngine(self.settings, None, HANG_TIMEOUT_S)
         self._events = asyncio.new_event_loop()  # in a thread of its own: that of a notebook runs already
         Thread(target=_run, args=[self._events], name="dray", daemon=True).start()
-        weakref.finalize(self, self._events.call_soon_threadsafe, self._events.stop)
+        end = weakref.finalize(self, self._events.call_soon_threadsafe, self._events.stop)
+        end.atexit = False  # a loop that is left until then still tells it to drop its rows
 
     def __repr__(self) -> str:
         """Return the names of the models, with the device and the dtype in which they run."""
