@@ -2,7 +2,7 @@
 
 import platform
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from importlib.metadata import version
 from typing import Any
 
@@ -40,8 +40,10 @@ def rows_identity(settings: GeneratorSettings, options: InputOptions, files: lis
     read = asdict(options)
     if read["csv_separator"] == ",":  # runs were begun before there was another
         del read["csv_separator"]
+    marks = read.pop("text_marks")
+    read["prompts_are"] = "text" if marks is None else "chat"
     return {
-        "input": {**read, "files": inputs_digest(files)},
+        "input": {**read, **({"text_marks": marks} if marks else {}), "files": inputs_digest(files)},
         "sampling": sampling,
         "seed": settings.seed,
     }
@@ -72,7 +74,15 @@ def as_begun(identity: Mapping[str, Any], begun: Mapping[str, Any]) -> dict[str,
     own = {name: value for name, value in identity.items() if name != "moment" or name in begun}
     if "drafter" in own and "draft_length" not in begun.get("drafter", {}):
         own["drafter"] = {name: value for name, value in own["drafter"].items() if name != "draft_length"}
+    if own.get("input", {}).get("prompts_are") == "text" and "prompts_are" not in begun.get("input", {}):
+        own["input"] = {name: value for name, value in own["input"].items() if name != "prompts_are"}
     return own
+
+
+def prompts_as_begun(options: InputOptions, begun: Mapping[str, Any]) -> InputOptions:
+    """Return the options with prompts as they are in the run of identity `begun`; at first they were always texts."""
+    is_text = begun["input"].get("prompts_are", "text") == "text"
+    return replace(options, text_marks=None if is_text else tuple(begun["input"].get("text_marks", ())))
 
 
 def described_run(settings: GeneratorSettings, identity: Mapping[str, Any], exact: str) -> dict[str, Any]:

@@ -6,18 +6,19 @@ from collections.abc import Awaitable, Callable
 from collections.abc import Sequence as Seq
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 from actors.engine.score_translation import ScoredRow, decode_scored_row, encode_scored_row
 from actors.engine.translation import EncodedRow, decode_row, encode_row
 from actors.engine.vocabulary import check_row, with_bad_word_ids
 from actors.engines.backend import Backend, Exactness
 from actors.engines.loading import LoadedEngine
+from actors.engines.unloaded import UnloadedEngine
 from actors.programs.program import Program
-from actors.programs.program_rows import ProgramRows
+from actors.programs.program_rows import ProgramRows, params_of
 from actors.settings import GeneratorSettings, ProgramSettings
 from actors.units.worker import RowKind
-from decoding.engine.token_engine import TokenEngine
+from decoding.engine.token_engine import Limits, TokenEngine
 from decoding.sampling_params import SamplingParams
 from decoding.scope import ONE_FOR_ALL, Scope
 from decoding.sequence import Sequence
@@ -31,12 +32,15 @@ from pipeline.run.row_sample import NO_ROWS, RowSample
 from pipeline.schema import ColumnSet
 from pipeline.text.codec import TextCodec
 
+PromptReader = Callable[[InputRow, int], tuple[list[int], int]]
+
 
 @dataclass(frozen=True)
 class Task:
     """What a run does with each row. These are the answers of one that writes texts; others have others."""
 
     runs_programs = False  # so that two attempts at a row may differ, and a row has several generations
+    why_text: ClassVar[str | None] = None  # why a row's prompt is never a user's message, if it never is
 
     def check(self, files: Seq[InputFile], options: InputOptions, codec: TextCodec) -> None:
         """Raise ValueError for an input that this cannot be done with."""
@@ -68,12 +72,29 @@ class Task:
         """
         return PlainRows(engine.settings, engine.loop.engine, engine.codec, engine.loop.finish, recorded_rows)
 
+    def prompts(self, engine: UnloadedEngine) -> PromptReader:
+        """Return what reads a row as a loaded engine would, given its place in the input.
+
+        It returns the tokens of the prompt and the most that follow, and raises RowError for a row that would fail
+        before anything is generated.
+        """
+        rows = PlainRows(engine.settings, engine.limits, engine.codec, _write_nothing)
+
+        def read(row: InputRow, ordinal: int) -> tuple[list[int], int]:
+            sequence = rows.encode(row, ordinal).sequences[0]
+            if (problem := engine.problem_with(sequence)) is not None:
+                raise RowError("generate", problem)
+            return list(sequence.prompt_token_ids), sequence.max_tokens
+
+        return read
+
 
 @dataclass(frozen=True)
 class Score(Task):
     """Texts are scored; none is written."""
 
     options: ScoreOptions
+    why_text = "task 'score' takes a prompt as the text that it is"
 
     def check(self, files: Seq[InputFile], options: InputOptions, codec: TextCodec) -> None:
         """Raise ValueError for columns that are not there, and for labels that are the same tokens, or none."""
@@ -121,6 +142,15 @@ class Score(Task):
             )
         return ScoredRows(self.options, engine)
 
+    def prompts(self, engine: UnloadedEngine) -> PromptReader:
+        def read(row: InputRow, ordinal: int) -> tuple[list[int], int]:
+            scored = encode_scored_row(row, engine.codec, self.options).scored
+            if (problem := engine.limits.problem_with_text(scored)) is not None:
+                raise RowError("generate", problem)
+            return [*scored.prompt_token_ids, *max(scored.continuations, key=len)], 0
+
+        return read
+
 
 @dataclass(frozen=True)
 class RunProgram(Task):
@@ -128,6 +158,7 @@ class RunProgram(Task):
 
     program: ProgramSettings
     runs_programs = True
+    why_text = "a program gets a row's prompt as it is"
 
     def identity(self) -> dict[str, Any]:
         assert self.program.function is not None, "without a program rows are generations"
@@ -143,13 +174,22 @@ class RunProgram(Task):
     def rows(self, engine: LoadedEngine, run: RunDirectory, recorded_rows: RowSample) -> RowKind:
         return ProgramRows(self.program, engine.settings, run, engine.loop, engine.codec, recorded_rows)
 
+    def prompts(self, engine: UnloadedEngine) -> PromptReader:
+        """Return what checks a row's parameters: what its program will ask for is not known before it runs."""
+
+        def read(row: InputRow, ordinal: int) -> tuple[list[int], int]:
+            params_of(row, engine.settings.sampling, engine.codec)
+            return [], 0
+
+        return read
+
 
 @dataclass(frozen=True)
 class PlainRows(RowKind):
     """Rows that are one prompt with its samples, which `write` lets the engine write."""
 
     settings: GeneratorSettings
-    engine: TokenEngine
+    engine: TokenEngine | Limits
     codec: TextCodec
     write: Callable[[list[Sequence]], Awaitable[None]]
     recorded_rows: RowSample = NO_ROWS
@@ -176,6 +216,10 @@ class PlainRows(RowKind):
         sampling = with_bad_word_ids(self.settings.sampling, self.codec)
         engine = replace(self.settings.engine, max_model_len=self.engine.max_model_len)
         return replace(self.settings, engine=engine, sampling=sampling)
+
+
+async def _write_nothing(sequences: list[Sequence]) -> None:
+    raise AssertionError("an engine that is not loaded writes nothing")
 
 
 @dataclass(frozen=True)

@@ -57,8 +57,9 @@ def generate(
     `rows` is a list of prompts, of chats (lists of messages) or of dicts; a table or a column of any library with the
     Arrow interface (pyarrow, pandas, polars, DuckDB); or the path or glob of files, which are read as a run reads them.
     `options` are fields of the sections `sampling` and `input` of the configuration (`temperature`, `max_tokens`, `n`,
-    `stop`, `structured`; `prompt_column`, `id_column`, `carry_columns`), and those of `load_model`. The texts are those
-    of `dray generate` over the same rows with the same `seed`, token for token.
+    `stop`, `structured`; `prompt_column`, `id_column`, `carry_columns`), and those of `load_model`. A prompt is asked,
+    as the message of a user, where the model has a chat template; `prompts_are="text"` lets the model go on with it.
+    The texts are those of `dray generate` over the same rows with the same `seed`, token for token.
 
     `row_id` is the number of the row, from 0, and `sample` that of the text. A row that fails (a prompt that is too
     long, a message without a role) loses no other: it is one row of the table with `error_stage` and `error_message`,
@@ -139,7 +140,7 @@ def _begin(
             gc.collect()  # before the next one is loaded: both may not fit
             _kept.model, _kept.settings = Model(settings), settings
         model = _kept.model
-    source = Source.of(rows, input_of(model.settings, values))
+    source = Source.of(rows, input_of(model.settings, values), model.template_marks)
     return source, model.finished(source, sampling, seed)
 
 

@@ -13,7 +13,7 @@ import pyarrow as pa
 from pipeline.errors import ErrorRow, RowError, wrong_type
 from pipeline.inputs.carried import carried_types, common_types, id_type
 from pipeline.inputs.files import list_files
-from pipeline.inputs.options import InputOptions, resolve_options
+from pipeline.inputs.options import InputOptions, resolve_options, settle_prompts
 from pipeline.inputs.records import Columns, to_rows
 from pipeline.inputs.rows import InputRow, RowPosition, read_row, read_unit, used_columns
 from pipeline.inputs.units import WorkUnit, plan_units
@@ -46,10 +46,14 @@ class Source:
     num_rows: int | None  # where it is known before
 
     @classmethod
-    def of(cls, given: Rows, options: InputOptions) -> Source:
-        """Return the rows of what was given. Raises ValueError for what cannot be read at all."""
+    def of(cls, given: Rows, options: InputOptions, template_marks: tuple[str, ...] | None) -> Source:
+        """Return the rows of what was given, for a model whose chat template has these marks, None if it has none.
+
+        Raises ValueError for what cannot be read at all.
+        """
         if isinstance(given, str | os.PathLike):
-            return cls._of_files(os.fspath(given), options)
+            return cls._of_files(os.fspath(given), options, template_marks)
+        options, _ = settle_prompts(options, template_marks)
         if hasattr(given, "__arrow_c_stream__"):
             cells = pa.chunked_array(given)
             if pa.types.is_struct(cells.type):
@@ -60,12 +64,12 @@ class Source:
         return cls._of_items(given, options)
 
     @classmethod
-    def _of_files(cls, path: str, options: InputOptions) -> Source:
+    def _of_files(cls, path: str, options: InputOptions, template_marks: tuple[str, ...] | None) -> Source:
         try:
             files = list_files(path)
         except ValueError as error:
             raise ValueError(f"{error}. A single prompt is a list of one: [{path[:40]!r}]") from error
-        options = resolve_options(files, options)
+        options, _ = settle_prompts(resolve_options(files, options), template_marks)
         types = carried_types(files, options, ["parts"]), id_type(files, options)
         units = list(plan_units(files, options, _ROWS_PER_READ))
 

@@ -46,6 +46,11 @@ class Model:
         models = self.settings.models
         return f"<dray.Model {models.target!r}, draft {models.draft!r}, {models.device}, {models.dtype}>"
 
+    @property
+    def template_marks(self) -> tuple[str, ...] | None:
+        """The marks of the chat template, by which a prompt is known that was rendered already; None without one."""
+        return self._engine.codec.template_marks
+
     def finished(self, source: Source, sampling: SamplingParams, seed: int) -> Iterator[tuple[int, Out]]:
         """Yield the number of each row with its output rows, as soon as it has finished.
 

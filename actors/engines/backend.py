@@ -14,6 +14,7 @@ from decoding.choices import LOSSY, NEED_A_MODEL, TEXT_DEPENDS_ON_DRAFT, TEXT_IS
 if TYPE_CHECKING:
     from actors.drafts.remote_drafter import DraftLinks
     from actors.engines.loaded import Loaded
+    from decoding.sampling_params import SamplingParams
 
 
 # proved: the texts are the target's own, token for token, whatever drafts, batch or crash (docs/promise.md).
@@ -67,6 +68,10 @@ class Backend:
 
     def check_gpus(self, section: str, num_gpus: float) -> None:
         """Raise ValueError if the engine cannot use the GPUs that an actor holds, as `section` says."""
+
+    def problem_with(self, params: SamplingParams, vocab_size: int) -> str | None:
+        """Return which of a row's parameters the engine does not have; None if it has all of them."""
+        return None
 
     def settled_engine(self) -> EngineSettings:
         """Return the settings of the engine with absolute folders, as actors may start elsewhere."""

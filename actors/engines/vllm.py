@@ -15,6 +15,7 @@ from decoding.choices import NEED_A_HEAD
 if TYPE_CHECKING:
     from actors.drafts.remote_drafter import DraftLinks
     from actors.engines.loaded import Loaded
+    from decoding.sampling_params import SamplingParams
 
 _INVARIANCE = "VLLM_BATCH_INVARIANT"
 # Arguments of vLLM that say how much memory it may take, and not what is computed.
@@ -81,6 +82,11 @@ class Vllm(Backend):
         from actors.vllm.arguments import check_gpus
 
         check_gpus(self.settings, section, num_gpus)
+
+    def problem_with(self, params: SamplingParams, vocab_size: int) -> str | None:
+        from actors.vllm.arguments import problem_with, speculative_config
+
+        return problem_with(params, speculative_config(self.settings) is not None, vocab_size)
 
     def settled_engine(self) -> EngineSettings:
         from decoding.checkpoint.model_files import check_links

@@ -37,6 +37,14 @@ class ProgramRow:
     samples: list[RunningSample] = field(default_factory=list)
 
 
+def params_of(row: InputRow, default: SamplingParams, codec: TextCodec) -> SamplingParams:
+    """Return the parameters of a row. Raises RowError for those that are wrong, or that no program can have."""
+    if (others := RowOptions.of(row).given()) or isinstance(row.prompt, list):
+        name = next(iter(others), "prompt")
+        raise RowError("params", f"body.{name}: the rows of this run are programs, which get texts; leave it out")
+    return row_params(default, row.overrides, codec)
+
+
 class ProgramRows:
     """Runs the program of each row. Rows advance together: their turns share the engine's slots."""
 
@@ -62,11 +70,8 @@ class ProgramRows:
         self._loop, self._codec, self._recorded_rows = loop, codec, recorded_rows
 
     def encode(self, row: InputRow, ordinal: int) -> ProgramRow:
-        """Return the row ready to run. Raises RowError for parameters that are wrong, or that no program can have."""
-        if (others := RowOptions.of(row).given()) or isinstance(row.prompt, list):
-            name = next(iter(others), "prompt")
-            raise RowError("params", f"body.{name}: the rows of this run are programs, which get texts; leave it out")
-        return ProgramRow(row, row_params(self._generator_settings.sampling, row.overrides, self._codec), ordinal)
+        """Return the row ready to run. Raises RowError as `params_of` does."""
+        return ProgramRow(row, params_of(row, self._generator_settings.sampling, self._codec), ordinal)
 
     async def finish(self, rows: list[ProgramRow]) -> None:
         """Run the programs of these rows to their ends. Raises what the engine fails with."""

@@ -23,7 +23,7 @@ from actors.tasks import PlainRows
 from actors.workers.loose_rows import LooseRows, loose_schema
 from pipeline.counts import COUNTED_COLUMNS, count_generations
 from pipeline.errors import ErrorRow, RowError
-from pipeline.inputs.options import InputOptions
+from pipeline.inputs.options import InputOptions, settle_prompts
 from pipeline.inputs.records import Columns, to_rows
 from pipeline.inputs.rows import InputRow, RowPosition, read_row, used_columns
 from pipeline.logs import LogSettings
@@ -73,8 +73,9 @@ class DatasetGenerator:
 
     def __init__(self, settings: GeneratorSettings, input_options: InputOptions, roster: Any = None) -> None:
         """Load the models once. `roster` is the actor of a DraftRoster under placement "split"."""
-        self._options = replace(input_options, template_columns=tuple(settings.chat.template_columns.values()))
         self._engine = LoadedEngine(settings, roster, HANG_TIMEOUT_S)
+        options = replace(input_options, template_columns=tuple(settings.chat.template_columns.values()))
+        self._options, _ = settle_prompts(options, self._engine.codec.template_marks)
         loop = self._engine.loop
         self._rows = LooseRows(PlainRows(settings, loop.engine, self._engine.codec, loop.finish))
         self._metrics = Metrics(_RUN)

@@ -13,7 +13,7 @@ import pyarrow as pa
 from actors.engine.vocabulary import with_bad_word_ids
 from actors.engines import backend_of
 from actors.engines.loading import load_codec
-from actors.identity import as_begun, described_run, run_identity
+from actors.identity import as_begun, described_run, prompts_as_begun, run_identity
 from actors.settings import GeneratorSettings
 from actors.tasks import RunProgram, Score, Task
 from actors.units.unit_rows import WholeUnits
@@ -25,7 +25,7 @@ from jobs.config.run import RunConfig
 from jobs.driver.cluster import check_submitted, paths_of, pick_device
 from pipeline.inputs.carried import carried_types, id_type, types_from_dict, types_to_dict
 from pipeline.inputs.files import InputFile, list_files
-from pipeline.inputs.options import InputOptions, resolve_options
+from pipeline.inputs.options import InputOptions, resolve_options, settle_prompts
 from pipeline.inputs.units import WorkUnit, count_rows, plan_units
 from pipeline.run.directory import RunDirectory
 from pipeline.run.row_sample import NO_ROWS, NUM_SAMPLED, RowSample
@@ -53,6 +53,7 @@ class Plan:
     files: list[InputFile]
     identity: dict[str, Any]
     run_directory: RunDirectory | None
+    why_prompts: str  # why prompts are what `input_options` say
 
     @property
     def tokens_per_row(self) -> int:
@@ -98,6 +99,9 @@ def make_plan(config: RunConfig) -> Plan:
     codec = load_codec(settings)
     _check_token_ids(settings, codec)
     task = task_of(config)
+    options, why_prompts = settle_prompts(options, codec.template_marks, task.why_text)
+    if run_directory is not None and options.prompts_are == "auto":
+        options, why_prompts = prompts_as_begun(options, run_directory.run["identity"]), "as the run began with them"
     task.check(files, options, codec)
     parts = options.format == "openai_batch" if config.output.parts is None else config.output.parts
     column_sets = task.column_sets(parts) if run_directory is None else run_directory.column_sets
@@ -120,7 +124,9 @@ def make_plan(config: RunConfig) -> Plan:
             f"output.rounds is 'all', but the run in {path} was begun without a column for rounds; leave it out, or "
             "use a new output directory"
         )
-    plan = Plan(config, task, pool, settings, options, column_sets, carried, files, identity, run_directory)
+    plan = Plan(
+        config, task, pool, settings, options, column_sets, carried, files, identity, run_directory, why_prompts
+    )
     units = run_directory.units() if run_directory else plan.new_units()
     if not config.input.allow_empty and next(units, None) is None:
         raise ValueError(

@@ -6,7 +6,7 @@ is deleted afterwards. The interval is that of a cluster bootstrap over those un
 
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from secrets import token_hex
@@ -31,7 +31,7 @@ from pipeline.run.progress.missing import MissingUnits
 from pipeline.run.unit_rows import each_unit
 from pipeline.storage.location import Location
 
-_NUM_PLACES = 32  # of the input, at most, from which rows are taken
+NUM_PLACES = 32  # of the input, at most, from which rows are taken
 _NUM_RESAMPLES = 2000
 _ROUNDS_OF_SLOTS = 4  # rows for each slot of an engine, below which its slots are half empty for much of the time
 
@@ -78,22 +78,30 @@ def estimate(config: GenerateConfig, plan: Plan) -> Exit:
 def spread_units(plan: Plan, num_rows: int) -> Iterator[WorkUnit]:
     """Yield small units with about `num_rows` rows together, from places that are spread evenly over the input.
 
-    The input is planned once. At most twice as many units as are needed are held: whenever there are more, every other
-    one is dropped, and from then on every other one is taken.
+    The input is planned once.
     """
-    num_places = min(num_rows, _NUM_PLACES)
+    num_places = min(num_rows, NUM_PLACES)
     units = plan_units(plan.files, plan.input_options, max(1, num_rows // num_places))
+    for place, unit in enumerate(evenly(units, num_places)):
+        yield replace(unit, unit_id=place)
+
+
+def evenly(units: Iterable[WorkUnit], most: int) -> list[WorkUnit]:
+    """Return at most `most` of these units, spread evenly; all of them if they are no more.
+
+    At most twice as many are held: whenever there are more, every other one is dropped, and from then on every other
+    one is taken.
+    """
     held: list[WorkUnit] = []
     stride = 1
     for number, unit in enumerate(units):
         if number % stride:
             continue
         held.append(unit)
-        if len(held) > 2 * num_places:
+        if len(held) > 2 * most:
             held, stride = held[::2], 2 * stride
-    num = min(num_places, len(held))
-    for place in range(num):
-        yield replace(held[(2 * place + 1) * len(held) // (2 * num)], unit_id=place)
+    num = min(most, len(held))
+    return [held[(2 * place + 1) * len(held) // (2 * num)] for place in range(num)]
 
 
 @contextmanager

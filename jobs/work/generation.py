@@ -2,28 +2,15 @@
 
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from math import ceil
-from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from actors.engines import backend_of
-from actors.resources import describe_placement
 from actors.units.unit_rows import FailedRows
-from decoding.checkpoint.generation import sampling_of
-from decoding.checkpoint.gguf_file import origin_in_words
-from decoding.checkpoint.loading import Footprint, footprint_of
-from decoding.checkpoint.supported import load_config as load_model_config
-from decoding.checkpoint.supported import max_positions
-from decoding.drafters import NEED_A_MODEL
-from decoding.engine.load import settle_max_model_len
-from decoding.heads.fit import fitting_config, head_footprint
-from decoding.heads.format.folder import is_head
-from decoding.vocabulary.vocabulary_map import VocabularyMap
 from jobs.config.run import GenerateConfig, RetryConfig
 from jobs.driver.execution import execute
 from jobs.driver.learning import learning, refuse_learning
@@ -39,8 +26,8 @@ from jobs.driver.plan import Plan, create_run, worker_spec
 from jobs.driver.stopping import Exit
 from jobs.driver.summary import print_ending, print_summary
 from jobs.work.estimate import estimate
+from jobs.work.plan_text import print_plan, prompts_in_words
 from pipeline.counts import Counts
-from pipeline.id_set import IdSet
 from pipeline.run.check import check_run, quarantine
 from pipeline.run.dead_letters import (
     DeadLetters,
@@ -71,7 +58,9 @@ def _begin(config: GenerateConfig, plan: Plan) -> Callable[[], Exit]:
         return lambda: Exit.COMPLETE
     if config.estimate is not None:
         return lambda: estimate(config, plan)
-    run_directory = create_run(plan)
+    run_directory, options = create_run(plan), plan.input_options
+    if plan.run_directory is None and options.prompts_are == "auto" and options.text_marks is not None:
+        print(prompts_in_words(plan))
     return lambda: _run(plan, run_directory)
 
 
@@ -103,90 +92,6 @@ def _run(plan: Plan, run_directory: RunDirectory) -> Exit:
         if num_done < missing.num_units:
             return stopped(missing.num_units - num_done, "; the same command goes on from what is committed")
         return conclude(run_directory, plan.config, new, started)
-
-
-def print_plan(plan: Plan) -> None:
-    """Print what the run would do."""
-    console, path = Console(), plan.config.output.path
-    if plan.run_directory is None:
-        units, committed = plan.new_units(), IdSet()
-        console.print(f"New run in {path}")
-    else:
-        units, committed = plan.run_directory.units(), plan.run_directory.committed_unit_ids()
-        console.print(f"Run in {path}, {len(committed)} of {plan.run_directory.manifest.num_units} units committed")
-    num_units = num_rows = largest = num_missing = missing_rows = missing_tokens = 0
-    for unit in units:
-        num_units, num_rows, largest = num_units + 1, num_rows + unit.num_rows, max(largest, unit.num_rows)
-        if unit.unit_id not in committed:
-            num_missing, missing_rows = num_missing + 1, missing_rows + unit.num_rows
-            missing_tokens += unit.estimated_tokens
-    models, engine, backend = plan.settings.models, plan.settings.engine, backend_of(plan.settings)
-    drafter = engine.pick_drafter(models.draft)
-    console.print(f"  input:   {len(plan.files)} files ({plan.input_options.format}), {num_rows:,} rows")
-    made_of = origin_in_words(models.target)
-    console.print(f"  target:  {models.target} ({models.device}, {models.dtype}{made_of})")
-    has_model = drafter in NEED_A_MODEL
-    for what, said in zip(("taken", "not applied"), _said_by_model(plan), strict=True):
-        if said:
-            console.print(f"  {what} of the model's generation_config.json: {said}", highlight=False)
-    console.print(f"  engine:  {backend.describe()}", highlight=False)
-    if has_model:
-        made_of = origin_in_words(models.draft or "")
-        console.print(f"  draft:   {models.draft}{made_of}{_draft_in_words(plan)}", highlight=False)
-    placement = describe_placement(plan.settings, plan.pool.max_actors)
-    console.print(f"  placement: {'in this process, without Ray' if plan.config.run.local else placement}")
-    if plan.config.learn.every_rows:
-        console.print(f"  learns:  after every {plan.config.learn.every_rows:,} committed rows")
-    for name, model in (("target", models.target), ("draft", models.draft if has_model else None)):
-        if model is not None and backend.plans_memory:
-            console.print(f"  memory of an engine's {name}: {_footprint(plan, model)}")
-    console.print(f"  units:   {num_units:,} of at most {largest:,} rows; {num_missing:,} missing")
-    console.print(f"  prompts: about {missing_tokens:,} tokens to read (bytes / 4)")
-    console.print(f"  {plan.task.describe(missing_rows, plan.settings.sampling)}", highlight=False)
-
-
-def _footprint(plan: Plan, model: str) -> Footprint:
-    """Return the memory of a model with all of an engine's slots; the stages of a target divide it among themselves."""
-    engine, models = plan.settings.engine, plan.settings.models
-    length = settle_max_model_len(engine.max_model_len, max_positions(load_model_config(models.target)))
-    if model != models.target and is_head(model):
-        config = fitting_config(model, load_model_config(models.target), models.target)
-        return head_footprint(model, config, models.dtype, engine.num_slots, length)
-    return footprint_of(load_model_config(model), models.dtype, engine.num_slots, length)
-
-
-def _draft_in_words(plan: Plan) -> str:
-    """Return for a reader what a head drafts and reads, and which tokens a mapped draft has; else nothing."""
-    models = plan.settings.models
-    draft, target = models.draft, models.target
-    if draft is None or not backend_of(plan.settings).plans_memory:
-        return ""
-    if models.draft_vocabulary == "map":
-        sizes = [load_model_config(path).get_text_config().vocab_size for path in (target, draft)]
-        vocabulary = VocabularyMap.between(target, draft, sizes[0], sizes[1])
-        return f" (mapped: has {vocabulary.num_common:,} of {sizes[0]:,} tokens)"
-    if not is_head(draft):
-        return ""
-    config = fitting_config(draft, load_model_config(target), target)
-    layers = ", ".join(map(str, config.layer_ids or ()))
-    kind = f"{config.kind} head in the {config.format} format"
-    tokens = f"{config.draft_vocab_size:,} of {config.vocab_size:,} tokens"
-    return f" ({kind}; {tokens}, {config.layer_ids_are} of layers {layers})"
-
-
-def _said_by_model(plan: Plan) -> tuple[str, str]:
-    """Name what `generate` would take from the model's file: what this run takes, and what it does not."""
-    chosen, asked = plan.settings.sampling, plan.config.sampling
-    ours, others = sampling_of(plan.settings.models.target)
-    if ours.get("temperature") == 0 and not asked.from_model:  # every file that does not say do_sample
-        del ours["temperature"]
-    taken = {name for name in ours if asked.from_model and not asked.is_given(name)}
-    missed = {name: value for name, value in ours.items() if getattr(chosen, name) != value} | others
-    return _listed({name: ours[name] for name in sorted(taken)}), _listed(missed)
-
-
-def _listed(said: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name} {value}" for name, value in said.items())
 
 
 def retry(config: RetryConfig) -> Exit:

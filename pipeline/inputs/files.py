@@ -150,7 +150,7 @@ class TextRecord(NamedTuple):
 
 def split_lines(location: Location, byte_start: int = 0, byte_end: int | None = None) -> Iterator[TextRecord]:
     """Yield the lines of a byte range that are not blank; the range begins and ends where lines do."""
-    return (line for line in _all_lines(location, byte_start, byte_end) if line.data.strip())
+    return (line for line in all_lines(location, byte_start, byte_end) if line.data.strip())
 
 
 def split_csv(
@@ -163,7 +163,7 @@ def split_csv(
     pulled: list[TextRecord] = []
 
     def pull() -> Iterator[str]:
-        for line in _all_lines(location, byte_start, byte_end):
+        for line in all_lines(location, byte_start, byte_end):
             pulled.append(line)
             yield line.data.decode("utf-8", errors="surrogateescape")
 
@@ -191,7 +191,8 @@ def compression_of(path: str) -> str | None:
     return next((codec for ending, codec in COMPRESSIONS.items() if path.lower().endswith(ending)), None)
 
 
-def _all_lines(location: Location, byte_start: int, byte_end: int | None) -> Iterator[TextRecord]:
+def all_lines(location: Location, byte_start: int = 0, byte_end: int | None = None) -> Iterator[TextRecord]:
+    """Yield the lines of a byte range, blank ones too."""
     with _open_at(location, byte_start) as stream:
         position = byte_start
         while (byte_end is None or position < byte_end) and (data := stream.readline()):

@@ -17,6 +17,7 @@ from pipeline.inputs.values import whole
 from pipeline.storage.location import Location
 
 Format = Literal["auto", "parquet", "jsonl", "csv", "text", "openai_batch"]
+PromptsAre = Literal["auto", "chat", "text"]
 _ALL = ("all",)  # of carry_columns
 _REQUEST_COLUMNS = {"custom_id", "method", "url", "body"}  # of a line of an OpenAI batch
 
@@ -90,6 +91,9 @@ class InputOptions:
     """Column with the prompt as text."""
     messages_column: str = "messages"
     """Column with chat messages; a row has a prompt or messages."""
+    prompts_are: PromptsAre = "auto"
+    """What a prompt is: chat, a user's message that the model answers; text, which it continues as it is. auto is chat
+    where the model has a chat template and texts are written, but not for a prompt that bears marks of the template."""
     prompt_template: str | None = None
     """Prompt made from columns, in place of prompt_column, such as "Question: {question}", or the path of a file."""
     id_column: str | None = None
@@ -103,10 +107,16 @@ class InputOptions:
     # The columns that the chat template's variables come from. Where this is set, also to (), Parquet reads them and
     # the columns named above, and no others; None reads all, and a row then fails by any cell that cannot be read.
     template_columns: tuple[str, ...] | None = None
+    # What `prompts_are` means for the model (`settle_prompts`). None: prompts are texts. Else each is a user's message,
+    # unless it has one of these marks.
+    text_marks: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         if self.format not in get_args(Format):
             raise ValueError(f"input format {self.format!r}: choose one of {', '.join(get_args(Format))}")
+        if self.prompts_are not in get_args(PromptsAre):
+            choices = ", ".join(get_args(PromptsAre))
+            raise ValueError(f"input prompts_are {self.prompts_are!r}: choose one of {choices}")
         if self.csv_separator == "\\t":
             object.__setattr__(self, "csv_separator", "\t")
         if len(self.csv_separator) != 1 or self.csv_separator in '"\r\n':
@@ -124,6 +134,11 @@ class InputOptions:
         used |= _REQUEST_COLUMNS if self.format == "openai_batch" else set()
         used |= {self.prompt_column} if self.template is None else set()
         return tuple(name for name in columns if name not in used)
+
+    def asks(self, prompt: str) -> bool:
+        """Tell whether a prompt is a user's message. An empty one is not: as a text it is refused, as it should be."""
+        marks = self.text_marks
+        return marks is not None and prompt != "" and not any(mark in prompt for mark in marks)
 
     @cached_property
     def template(self) -> PromptTemplate | None:
@@ -148,6 +163,29 @@ def resolve_options(files: Sequence[InputFile], options: InputOptions) -> InputO
         if {"custom_id", "url", "body"} <= first.keys():
             format_ = "openai_batch"
     return replace(options, format=format_)
+
+
+def settle_prompts(
+    options: InputOptions, template_marks: tuple[str, ...] | None, why_text: str | None = None
+) -> tuple[InputOptions, str]:
+    """Return the options with what `prompts_are` means for a model and a task, and the reason in words.
+
+    `template_marks` are those of the model's chat template, None if it has none; `why_text` says why the task takes
+    prompts as texts, if it does. Raises ValueError for chats that cannot be.
+    """
+    if why_text is None and options.format == "openai_batch":
+        why_text = "each line of an OpenAI batch file says what it asks for"
+    elif why_text is None and template_marks is None:
+        why_text = "the model has no chat template (chat.chat_template gives it one)"
+    if options.prompts_are == "text":
+        return replace(options, text_marks=None), "as input.prompts_are says"
+    if options.prompts_are == "auto":
+        return replace(options, text_marks=None if why_text else template_marks), (
+            f"since {why_text or 'the model has a chat template'}"
+        )
+    if why_text is not None:
+        raise ValueError(f"input.prompts_are is 'chat', but {why_text}; leave it out, or set it to 'text'")
+    return replace(options, text_marks=()), "as input.prompts_are says"
 
 
 def first_object(file: InputFile) -> dict[str, Any] | None:

@@ -5,15 +5,15 @@ from __future__ import annotations
 import csv
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import accumulate, pairwise
+from collections.abc import Iterator, Mapping, Sequence, Set
+from itertools import accumulate, islice, pairwise
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline.errors import RowError
-from pipeline.inputs.files import TextRecord, parse_csv, split_csv, split_lines
+from pipeline.inputs.files import TextRecord, all_lines, parse_csv, split_csv, split_lines
 from pipeline.inputs.options import InputOptions
 from pipeline.inputs.values import plain_values
 from pipeline.requests.strict_json import JsonError, parse_object
@@ -54,6 +54,17 @@ def read_records(
             yield _parse(record.data, options, header)
         except RowError as error:
             yield error
+
+
+def line_numbers(location: Location, options: InputOptions, rows: Set[int]) -> dict[int, int]:
+    """Return the lines, counted from 1, on which these rows of a file begin; none for Parquet, which has no lines."""
+    if options.format == "parquet" or not rows:
+        return {}
+    records = islice(enumerate(split_records(location, options)), max(rows) + 1)
+    row_at = {record.byte_start: row for row, record in records if row in rows}
+    lines = enumerate(all_lines(location), start=1)
+    found = ((row_at[line.byte_start], number) for number, line in lines if line.byte_start in row_at)
+    return dict(islice(found, len(row_at)))
 
 
 def parse_json(text: str) -> Any:

@@ -191,7 +191,10 @@ def _request(
         raise wrong_type("read", f"column {options.prompt_column!r}", "a string", prompt)
     given = _given(structure(columns, options.override_column, "params", dict, "an object") or {})
     if messages is None:
-        return prompt, None, given, {}
+        assert isinstance(prompt, str), "checked above"
+        if not options.asks(prompt):
+            return prompt, None, given, {}
+        messages = [{"role": "user", "content": prompt}]
     own = {name: value for name, value in columns.items() if name not in (options.template_columns or ())}
     return None, messages, given, chat_fields(own)
 

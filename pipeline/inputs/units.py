@@ -15,7 +15,7 @@ from pipeline.inputs.values import is_text
 from pipeline.storage.location import Location
 
 _NUM_SAMPLED_ROWS = 100
-_BYTES_PER_TOKEN = 4  # a rule of thumb for English; it only orders units and fills the plan's estimate
+BYTES_PER_TOKEN = 4  # a rule of thumb for English; it only orders units and fills the plan's estimate
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +89,7 @@ def _parquet_ranges(location: Location, options: InputOptions, rows_per_unit: in
     num_rows, num_bytes = parquet_size(location, prompt_columns(options))
     for start in range(0, num_rows, rows_per_unit):
         size = min(rows_per_unit, num_rows - start)
-        tokens = num_bytes * size // num_rows // _BYTES_PER_TOKEN
+        tokens = num_bytes * size // num_rows // BYTES_PER_TOKEN
         yield {"row_start": start, "num_rows": size, "byte_start": None, "byte_end": None, "estimated_tokens": tokens}
 
 
@@ -98,7 +98,7 @@ def _text_ranges(location: Location, options: InputOptions, rows_per_unit: int) 
     spans = ((record.byte_start, record.byte_end) for record in split_records(location, options))
     while rows := list(islice(spans, rows_per_unit)):
         start, end = rows[0][0], rows[-1][1]
-        rows_of = {"row_start": row_start, "num_rows": len(rows), "estimated_tokens": (end - start) // _BYTES_PER_TOKEN}
+        rows_of = {"row_start": row_start, "num_rows": len(rows), "estimated_tokens": (end - start) // BYTES_PER_TOKEN}
         yield {**rows_of, "byte_start": start, "byte_end": end}
         row_start += len(rows)
 

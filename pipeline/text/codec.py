@@ -213,6 +213,11 @@ class TextCodec:
         return ChatTemplates(self.chat_template, self.tool_calls, self.reasoning, fixed)
 
     @cached_property
+    def template_marks(self) -> tuple[str, ...] | None:
+        """The marks by which a prompt is known to be a rendered chat (`ChatTemplates.marks_of_turns`)."""
+        return self.templates.marks_of_turns(self._control_tokens.texts)
+
+    @cached_property
     def special_ids(self) -> Mapping[int, str]:
         """The special tokens, which texts leave out."""
         return special_tokens(self.tokenizer)

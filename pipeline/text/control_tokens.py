@@ -60,6 +60,7 @@ class ControlTokens:
         }
         # In some tokenizers runs of spaces and line breaks are added tokens, too; they control nothing.
         self._ids = {content: token_id for token_id, content in added.items() if content.strip()}
+        self.texts = frozenset(self._ids)
         self._any = _pattern(self._ids)
         self._special = _pattern([content for content in self._ids if content in special])
         normalizer = getattr(getattr(tokenizer, "backend_tokenizer", None), "normalizer", None)

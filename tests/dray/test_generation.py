@@ -68,10 +68,14 @@ def written(tmp_path_factory):
     return str(source), folder / "run"
 
 
-def test_texts_and_chats_may_stand_side_by_side(model):
-    table = dray.generate(["Once upon a time", QUESTION, {"prompt": "The fox"}], model, max_tokens=4)
-    assert table["is_chat"].to_pylist() == [False, True, False]
-    assert table["num_output_tokens"].to_pylist() == [4, 4, 4]
+def test_a_prompt_is_asked_unless_it_is_to_be_gone_on_with(model):
+    rows = ["Once upon a time", QUESTION, {"prompt": "The fox"}]
+    asked = dray.generate(rows, model, max_tokens=4)
+    assert asked["prompt"][0].as_py() == "<|user|>Once upon a time<|end|><|assistant|>"
+    assert asked["is_chat"].to_pylist() == [True, True, True]
+    gone_on = dray.generate(rows, model, max_tokens=4, prompts_are="text")
+    assert gone_on["prompt"].to_pylist()[::2] == ["Once upon a time", "The fox"]
+    assert gone_on["is_chat"].to_pylist() == [False, True, False]
 
 
 def test_a_row_that_fails_loses_no_other_and_is_warned_of(model):

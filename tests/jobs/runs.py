@@ -38,6 +38,7 @@ def arguments(source: Path | str, output: Path | str, pair: tuple[str, str], *mo
         f"--input.path={source}",
         "--input.id_column=id",
         "--input.carry_columns=[kind]",
+        "--input.prompts_are=text",
         f"--output.path={output}",
         f"--models.target={target}",
         f"--models.draft={draft}",

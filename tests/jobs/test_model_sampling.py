@@ -10,7 +10,7 @@ from decoding import SamplingParams
 from jobs.config.loading import load
 from jobs.config.run import RunConfig
 from jobs.driver.plan import make_plan
-from jobs.work.generation import print_plan
+from jobs.work.plan_text import print_plan
 from tests.jobs.runs import arguments, prompts, write_jsonl
 
 SAID = {"do_sample": True, "temperature": 0.6, "top_p": 0.95, "repetition_penalty": 1.1, "no_repeat_ngram_size": 3}

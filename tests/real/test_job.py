@@ -38,7 +38,12 @@ def test_no_draft_changes_a_row_whatever_is_asked_of_it(model, num_rows, flags, 
     asked = (ASKED * num_rows)[:num_rows]
     rows = [{"prompt": f"Question: {text}\nAnswer:"} if model == "gemma3" else chat(text) for text in asked]
     write_jsonl(tmp_path / "in.jsonl", rows)
-    own = ("--sampling.max_tokens=24", "--engine.max_model_len=512", "--prove.draft_lengths=4")
+    own = (
+        "--input.prompts_are=text",
+        "--sampling.max_tokens=24",
+        "--engine.max_model_len=512",
+        "--prove.draft_lengths=4",
+    )
     command = [f"--input.path={tmp_path / 'in.jsonl'}", f"--output.path={tmp_path / 'out'}", *own, *flags]
     command += [f"--models.target={path_of(model)}", f"--prove.json_path={tmp_path / 'proof.json'}"]
     assert prove.main(command) == 0

@@ -46,6 +46,7 @@ class VllmRun:
             f"--input.path={self.folder / 'in.jsonl'}",
             "--input.id_column=id",
             "--input.carry_columns=[kind]",
+            "--input.prompts_are=text",
             f"--output.path={self.output}",
             f"--models.target={PAIR / 'target'}",
             f"--models.draft={PAIR / 'draft'}",

@@ -6,6 +6,7 @@ ChatTemplates: those of a tokenizer by name, and which of them writes a chat.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence, Set
 from datetime import datetime
 from functools import cached_property
@@ -25,6 +26,7 @@ _MAX_REASON = 300  # characters of its own error message that a user is shown
 _CLOCKS = Lock()  # transformers keeps one compiled template for each text, with its clock
 # Folders of a tokenizer with templates besides the default. transformers reads the first.
 FOLDERS = ("additional_chat_templates", "chat_templates")
+_MARKS_AS_TEXT = re.compile(r"<\|[^|<>\s]+\|>|\[/?INST\]")  # of Zephyr, and of Llama 2
 _DEFAULT, _WITH_TOOLS = "default", "tool_use"  # names that transformers knows
 
 Sources = str | Mapping[str, str] | None
@@ -233,6 +235,20 @@ class ChatTemplates:
     def marks(self) -> frozenset[str]:
         """The tokens that mark calls and thoughts in any of them."""
         return frozenset[str]().union(*(template.marks for template in self._templates.values()))
+
+    def marks_of_turns(self, control_tokens: Set[str]) -> tuple[str, ...] | None:
+        """Return the marks around the turns of a chat, which no question has; None if no template writes one.
+
+        They are what the templates spell of these tokens, and of marks that a tokenizer reads as text, but not the
+        marks of thoughts and calls: a question may be about those.
+        """
+        try:
+            self.pick(has_tools=False)
+        except RowError:
+            return None
+        sources = self._sources.values()
+        spelled = {token for token in control_tokens if any(token in source for source in sources)}
+        return tuple(sorted(spelled.union(*map(_MARKS_AS_TEXT.findall, sources)) - self.marks))
 
     @property
     def reads_clock(self) -> bool:

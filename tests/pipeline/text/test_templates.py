@@ -16,7 +16,7 @@ from transformers.utils import get_json_schema
 
 from pipeline.errors import FieldError, RowError, TemplateError
 from pipeline.text.codec import TextCodec
-from pipeline.text.templates.chat_template import ChatTemplate
+from pipeline.text.templates.chat_template import ChatTemplate, ChatTemplates
 from pipeline.text.templates.messages import check_messages
 from pipeline.text.tools.format import FAMILIES
 from tests.pipeline.made_up import input_row
@@ -360,3 +360,20 @@ def test_a_second_begin_token_is_told_once_and_a_chat_has_the_templates_own(code
     own = replace(codec, chat_template="{{ bos_token }}{{ messages[0].content }}")
     ids = own.prompt(input_row(prompt=None, messages=[{"role": "user", "content": "<|bos|>the"}]))[1]
     assert ids.count(begin) == 1
+
+
+@pytest.mark.parametrize(
+    ("source", "tokens", "marks"),
+    [
+        ("<|im_start|>{{ m }}<|im_end|>", {"<|im_end|>", "<|endoftext|>"}, ("<|im_end|>", "<|im_start|>")),
+        ("{{ bos_token }}<start_of_turn>{{ m }}", {"<bos>", "<s>", "<start_of_turn>"}, ("<start_of_turn>",)),
+        ("{{ bos_token }}[INST] {{ m }} [/INST]", {"<s>"}, ("[/INST]", "[INST]")),
+        ("<|user|>{{ m }}", {"</s>"}, ("<|user|>",)),
+        ("<|a|>{{ m }}<think></think><tool_call>", {"<think>", "</think>", "<tool_call>"}, ("<|a|>",)),
+        (None, {"<s>"}, None),
+        ({"tool_use": "<|user|>{{ m }}"}, {"<s>"}, None),
+    ],
+    ids=["chatml", "gemma", "llama 2", "zephyr", "thoughts and calls", "none", "no default"],
+)
+def test_the_marks_of_turns_are_what_no_question_has(source, tokens, marks):
+    assert ChatTemplates(source, "auto", "auto", {}).marks_of_turns(tokens) == marks

@@ -1,0 +1,192 @@
+"""What `--dry-run` prints: what a run would do, without a model."""
+
+from collections.abc import Iterator, Mapping
+from itertools import islice
+from textwrap import fill, shorten
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from actors.engines import backend_of
+from actors.resources import describe_placement
+from decoding.checkpoint.generation import sampling_of
+from decoding.checkpoint.gguf_file import origin_in_words
+from decoding.checkpoint.loading import Footprint, footprint_of
+from decoding.checkpoint.supported import load_config as load_model_config
+from decoding.checkpoint.supported import max_positions
+from decoding.drafters import NEED_A_MODEL
+from decoding.engine.load import settle_max_model_len
+from decoding.heads.fit import fitting_config, head_footprint
+from decoding.heads.format.folder import is_head
+from decoding.vocabulary.vocabulary_map import VocabularyMap
+from jobs.driver.plan import Plan
+from jobs.work.estimate import evenly
+from jobs.work.input_check import MOST_ROWS, InputCheck, Place, check_input, shown_places
+from pipeline.id_set import IdSet
+from pipeline.inputs.units import BYTES_PER_TOKEN, WorkUnit
+from pipeline.inputs.values import visible
+
+_MOST_ERRORS, _MOST_IDS = 20, 3  # that are shown
+_WRAPPED: dict[str, Any] = {"break_on_hyphens": False, "replace_whitespace": False}
+_MOST_LINES, _MOST_COLUMNS = 6, 400  # of a prompt's begin and of its end, and of each line
+
+
+def print_plan(plan: Plan) -> None:
+    """Print what the run would do."""
+    console, path = Console(), plan.config.output.path
+    if plan.run_directory is None:
+        units, committed = plan.new_units(), IdSet()
+        console.print(f"New run in {path}")
+    else:
+        units, committed = plan.run_directory.units(), plan.run_directory.committed_unit_ids()
+        console.print(f"Run in {path}, {len(committed)} of {plan.run_directory.manifest.num_units} units committed")
+    num_units = num_rows = largest = num_missing = missing_rows = missing_tokens = 0
+
+    def missing() -> Iterator[WorkUnit]:
+        """Yield the units that are missing, and count all."""
+        nonlocal num_units, num_rows, largest, num_missing, missing_rows, missing_tokens
+        for unit in units:
+            num_units, num_rows, largest = num_units + 1, num_rows + unit.num_rows, max(largest, unit.num_rows)
+            if unit.unit_id not in committed:
+                num_missing, missing_rows = num_missing + 1, missing_rows + unit.num_rows
+                missing_tokens += unit.estimated_tokens
+                yield unit
+
+    to_check = evenly(missing(), MOST_ROWS)
+    models, engine, backend = plan.settings.models, plan.settings.engine, backend_of(plan.settings)
+    drafter = engine.pick_drafter(models.draft)
+    console.print(f"  input:   {len(plan.files)} files ({plan.input_options.format}), {num_rows:,} rows")
+    console.print(f"  {prompts_in_words(plan)}", highlight=False)
+    made_of = origin_in_words(models.target)
+    console.print(f"  target:  {models.target} ({models.device}, {models.dtype}{made_of})")
+    has_model = drafter in NEED_A_MODEL
+    for what, said in zip(("taken", "not applied"), _said_by_model(plan), strict=True):
+        if said:
+            console.print(f"  {what} of the model's generation_config.json: {said}", highlight=False)
+    console.print(f"  engine:  {backend.describe()}", highlight=False)
+    if has_model:
+        made_of = origin_in_words(models.draft or "")
+        console.print(f"  draft:   {models.draft}{made_of}{_draft_in_words(plan)}", highlight=False)
+    placement = describe_placement(plan.settings, plan.pool.max_actors)
+    console.print(f"  placement: {'in this process, without Ray' if plan.config.run.local else placement}")
+    if plan.config.learn.every_rows:
+        console.print(f"  learns:  after every {plan.config.learn.every_rows:,} committed rows")
+    for name, model in (("target", models.target), ("draft", models.draft if has_model else None)):
+        if model is not None and backend.plans_memory:
+            console.print(f"  memory of an engine's {name}: {_footprint(plan, model)}")
+    console.print(f"  units:   {num_units:,} of at most {largest:,} rows; {num_missing:,} missing")
+    console.print(f"  {plan.task.describe(missing_rows, plan.settings.sampling)}", highlight=False)
+    if missing_rows:
+        check = check_input(plan, to_check, missing_rows, missing_tokens * BYTES_PER_TOKEN)
+        for line in _found_in_input(plan, check, missing_rows, missing_tokens):
+            indent = 4 * " " + "| " * line.startswith("    |") if line.startswith("    ") else 11 * " "
+            console.print(Text(fill(line, console.width, subsequent_indent=indent, **_WRAPPED)))
+
+
+def prompts_in_words(plan: Plan) -> str:
+    """Return in a line or two what a prompt of this run is, why, and how that is changed."""
+    options = plan.input_options
+    if options.text_marks is None:
+        return f"prompts: sent as they are, {plan.why_prompts}"
+    how = "\n           (input.prompts_are: text continues them as they are)" if options.prompts_are == "auto" else ""
+    return f"prompts: asked as a user's message, {plan.why_prompts}{how}"
+
+
+def _found_in_input(plan: Plan, check: InputCheck, num_rows: int, num_tokens: int) -> Iterator[str]:
+    """Yield what was found in the rows to do; `num_tokens` is the guess by their bytes."""
+    repeated = dict(islice(check.repeated_ids.items(), _MOST_IDS))
+    errors = [(Place(error.file, error.row_number), error) for error in check.errors[:_MOST_ERRORS]]
+    asked_for = [place for _, place in check.longest] + [place for place, _ in errors]
+    asked_for += [place for places in repeated.values() for place in places[:2]]
+    at = shown_places(plan, [*asked_for, *([check.first[0]] if check.first else [])])
+    num_read, num_good, context = check.num_rows, check.num_rows - len(check.errors), check.engine.limits.max_model_len
+    yield f"  read:    {'all' if check.is_whole else f'a sample of {num_read:,} of'} {num_rows:,} rows, without a model"
+    if check.num_tokens == 0:
+        yield f"  tokens:  about {num_tokens:,} of prompts to read (bytes / 4)"
+    else:
+        number = check.num_tokens if check.is_whole else round(check.num_tokens / num_good * num_rows)
+        about = "" if check.is_whole else "about "
+        longest = ", ".join(f"{length:,} ({at[place]})" for length, place in check.longest)
+        yield f"  tokens:  {about}{number:,} of prompts to read"
+        yield f"  longest: {longest} of the {context:,} of the context"
+    if check.num_cut:
+        yield (
+            f"  warning: behind {check.num_cut:,} of these prompts the context ends before sampling.max_tokens; raise "
+            "engine.max_model_len, or these texts end sooner"
+        )
+    if check.num_marked:
+        marks = ", ".join(plan.input_options.text_marks or ())
+        yield f"  note:    {check.num_marked:,} of these prompts have marks of the template ({marks}): sent as they are"
+    if check.num_begun_twice:
+        yield (
+            f"  warning: {check.num_begun_twice:,} of these prompts begin with two begin tokens: the tokenizer adds "
+            f"{check.engine.codec.tokenizer.bos_token}, and they (or the chat template) have it already; leave it out"
+        )
+    if check.repeated_ids:
+        shown_ids = ", ".join(f"{each!r} ({at[places[0]]}, {at[places[1]]})" for each, places in repeated.items())
+        yield f"  warning: ids of several rows, {len(check.repeated_ids):,} in all, such as {shown_ids}"
+    if errors:
+        yield f"  errors:  {len(check.errors):,} of these rows would be error rows:"
+        for place, error in errors:
+            message = shorten(visible(error.message), _MOST_COLUMNS, placeholder=" ...")
+            yield f"    {at[place]}: {error.stage}: {message}"
+        if len(check.errors) > len(errors):
+            yield f"    and {len(check.errors) - len(errors):,} more"
+    if len(check.errors) > plan.config.run.max_error_rate * num_read:
+        yield f"  warning: that is more than run.max_error_rate {plan.config.run.max_error_rate}: the run would fail"
+    if check.first:
+        yield f"  first:   the prompt of {at[check.first[0]]} as the model reads it:"
+        yield from (f"    | {line}" for line in _cut(check.first[1]))
+
+
+def _cut(text: str) -> list[str]:
+    """Return the first and the last lines of a text, long ones cut."""
+    lines = [
+        line if len(line) <= _MOST_COLUMNS else line[:_MOST_COLUMNS] + " ..." for line in visible(text).split("\n")
+    ]
+    return lines if len(lines) <= 2 * _MOST_LINES else [*lines[:_MOST_LINES], "...", *lines[-_MOST_LINES:]]
+
+
+def _footprint(plan: Plan, model: str) -> Footprint:
+    """Return the memory of a model with all of an engine's slots; the stages of a target divide it among themselves."""
+    engine, models = plan.settings.engine, plan.settings.models
+    length = settle_max_model_len(engine.max_model_len, max_positions(load_model_config(models.target)))
+    if model != models.target and is_head(model):
+        config = fitting_config(model, load_model_config(models.target), models.target)
+        return head_footprint(model, config, models.dtype, engine.num_slots, length)
+    return footprint_of(load_model_config(model), models.dtype, engine.num_slots, length)
+
+
+def _draft_in_words(plan: Plan) -> str:
+    """Return for a reader what a head drafts and reads, and which tokens a mapped draft has; else nothing."""
+    models = plan.settings.models
+    draft, target = models.draft, models.target
+    if draft is None or not backend_of(plan.settings).plans_memory:
+        return ""
+    if models.draft_vocabulary == "map":
+        sizes = [load_model_config(path).get_text_config().vocab_size for path in (target, draft)]
+        vocabulary = VocabularyMap.between(target, draft, sizes[0], sizes[1])
+        return f" (mapped: has {vocabulary.num_common:,} of {sizes[0]:,} tokens)"
+    if not is_head(draft):
+        return ""
+    config = fitting_config(draft, load_model_config(target), target)
+    layers = ", ".join(map(str, config.layer_ids or ()))
+    kind = f"{config.kind} head in the {config.format} format"
+    tokens = f"{config.draft_vocab_size:,} of {config.vocab_size:,} tokens"
+    return f" ({kind}; {tokens}, {config.layer_ids_are} of layers {layers})"
+
+
+def _said_by_model(plan: Plan) -> tuple[str, str]:
+    """Name what `generate` would take from the model's file: what this run takes, and what it does not."""
+    chosen, asked = plan.settings.sampling, plan.config.sampling
+    ours, others = sampling_of(plan.settings.models.target)
+    if ours.get("temperature") == 0 and not asked.from_model:  # every file that does not say do_sample
+        del ours["temperature"]
+    taken = {name for name in ours if asked.from_model and not asked.is_given(name)}
+    missed = {name: value for name, value in ours.items() if getattr(chosen, name) != value} | others
+    return _listed({name: ours[name] for name in sorted(taken)}), _listed(missed)
+
+
+def _listed(said: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in said.items())
