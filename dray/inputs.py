@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
-from itertools import chain, islice
+from itertools import chain, count, islice
 from typing import Any, Protocol, TypeAlias
 
 import pyarrow as pa
 
 from pipeline.errors import ErrorRow, RowError, wrong_type
-from pipeline.inputs.carried import carried_types, common_types, id_type
+from pipeline.inputs.carried import carried_types, common_types, id_type, plain_type
 from pipeline.inputs.files import list_files
 from pipeline.inputs.options import InputOptions, resolve_options, settle_prompts
 from pipeline.inputs.records import Columns, to_rows
@@ -80,7 +80,7 @@ class Source:
 
     @classmethod
     def _of_table(cls, table: pa.Table, options: InputOptions) -> Source:
-        types = {field.name: field.type for field in table.schema}
+        types = {field.name: plain_type(field.type) for field in table.schema}
         wanted = {*used_columns(options), *options.carried_of(types)}
         records = to_rows(table.select([name for name in types if name in wanted]))
         return cls._of_records(records, types, options, table.num_rows)
@@ -103,17 +103,26 @@ class Source:
         options: InputOptions,
         num_rows: int | None,
     ) -> Source:
-        carried = options.carried_of(types)
-        prompts = options.template.columns if options.template else [options.prompt_column]
-        needed = {*carried, *([options.id_column] if options.id_column else [])}
-        needed |= set() if options.messages_column in types else set(prompts)
+        names = options.carried_of(types)
+        needed = {*names, *([options.id_column] if options.id_column else [])}
+        if options.messages_column not in types:
+            needed |= set(options.template.columns if options.template else [options.prompt_column])
         if types and (missing := sorted(needed - set(types))):
-            raise ValueError(f"the rows have no {', '.join(map(repr, missing))}; they have {', '.join(types)}")
-        of_carried = {name: types[name] for name in carried if name in types}
-        of_id = types.get(options.id_column or "", TEXT)
+            raise ValueError(
+                f"the rows have no {', '.join(map(repr, missing))}; they have {', '.join(types)} "
+                "(prompt_column, messages_column and id_column name other columns)"
+            )
+        carried, of_id = {name: types[name] for name in names if types}, types.get(options.id_column or "", TEXT)
         id_type = pa.int64() if pa.types.is_integer(of_id) and of_id != pa.uint64() else TEXT
-        rows = (_read(record, number, options, of_carried, id_type) for number, record in enumerate(records))
-        return cls(rows, of_carried, id_type, num_rows)
+
+        def read(number: int, record: Columns | RowError) -> InputRow | ErrorRow:
+            position = RowPosition(number, "", number)
+            try:
+                return read_row(record, position, options, carried, id_type)
+            except (TypeError, ValueError, OverflowError) as error:  # of an object that no file can hold
+                return position.error(RowError("read", str(error), type(error).__name__), None)
+
+        return cls(map(read, count(), records), carried, id_type, num_rows)
 
 
 def _record(item: Any, options: InputOptions) -> Columns | RowError:
@@ -124,17 +133,3 @@ def _record(item: Any, options: InputOptions) -> Columns | RowError:
     if isinstance(item, Mapping):
         return dict(item)
     return wrong_type("read", "a row", "a text, a list of messages or a dict", item)
-
-
-def _read(
-    record: Columns | RowError,
-    number: int,
-    options: InputOptions,
-    carried: Mapping[str, pa.DataType],
-    id_type: pa.DataType,
-) -> InputRow | ErrorRow:
-    position = RowPosition(number, "", number)
-    try:
-        return read_row(record, position, options, carried, id_type)
-    except (TypeError, ValueError, OverflowError) as error:  # of an object that no file can hold
-        return position.error(RowError("read", str(error), type(error).__name__), None)

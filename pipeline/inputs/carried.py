@@ -149,7 +149,7 @@ def _table_types(file: InputFile, options: InputOptions) -> dict[str, pa.DataTyp
     location = Location.parse(file.path)
     with refuse_unreadable(file.path, options.format):
         if options.format == "parquet":
-            return {field.name: _plain(field.type) for field in parquet_schema(location)}
+            return {field.name: plain_type(field.type) for field in parquet_schema(location)}
         names = [options.prompt_column] if options.format == "text" else file_columns(location, options)
         return dict.fromkeys(names or [], pa.string())
 
@@ -166,7 +166,7 @@ def _only_type(name: str, types: Mapping[pa.DataType, str]) -> pa.DataType:
     return next(iter(types))
 
 
-def _plain(type_: pa.DataType) -> pa.DataType:
+def plain_type(type_: pa.DataType) -> pa.DataType:
     """Return the type of a column's values, whatever encoding they were stored in.
 
     A type that is not Arrow's own, and that another process may not know, is stored as another one.

@@ -42,7 +42,7 @@ def test_the_rows_are_those_that_the_command_writes(form, model, written, tmp_pa
     rows = {
         "dicts": lambda: ROWS,
         "arrow": lambda: TABLE,
-        "pandas": lambda: pd.DataFrame(ROWS),
+        "pandas": lambda: pd.DataFrame(ROWS).astype({"kind": "category"}),
         "jsonl": lambda: source,
         "parquet": lambda: pq.write_table(TABLE, parquet) or str(parquet),
         "iterator": lambda: iter(ROWS),
