@@ -22,7 +22,8 @@ def load(run: str | os.PathLike[str]) -> ds.Dataset:
         corpus.to_table(columns=["row_id", "text"]).to_pandas()
         duckdb.sql("select finish_reason, avg(num_output_tokens) from corpus group by all").show()
 
-    So do `polars.scan_pyarrow_dataset(corpus)` and, for a local run, `datasets.Dataset.from_parquet(corpus.files)`.
+    polars reads it by `polars.scan_pyarrow_dataset(corpus)`, and `datasets`, of a local run, by
+    `datasets.Dataset.from_parquet(corpus.files)`.
     """
     directory = RunDirectory.open(os.fspath(run))
     options = ds.ParquetFragmentScanOptions(page_checksum_verification=True)

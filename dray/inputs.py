@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from itertools import chain, count, islice
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, cast
 
 import pyarrow as pa
 
@@ -55,7 +55,7 @@ class Source:
             return cls._of_files(os.fspath(given), options, template_marks)
         options, _ = settle_prompts(options, template_marks)
         if hasattr(given, "__arrow_c_stream__"):
-            cells = pa.chunked_array(given)
+            cells: Any = pa.chunked_array(cast(Any, given))
             if pa.types.is_struct(cells.type):
                 return cls._of_table(pa.Table.from_struct_array(cells), options)
             given = plain_values(cells)  # a column of texts or chats
