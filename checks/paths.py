@@ -13,7 +13,7 @@ from checks import ROOT, print_violations, tracked_files
 _HISTORY = ("CHANGELOG.md", "docs/adr/0", "docs/log.md", "benchmarks/results/")
 _PATH = re.compile(
     r"`((?:[\w.-]+/)+[\w.-]+\.(?:py|md|yaml|sh|svg|png|csv|jsonl)|(?:{})/(?:[\w-]+/)*)`".format(
-        "actors|benchmarks|checks|decoding|endpoint|examples|jobs|k8s|pipeline|tests|training"
+        "actors|benchmarks|checks|decoding|dray|endpoint|examples|jobs|k8s|pipeline|tests|training"
     )
 )
 

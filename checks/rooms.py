@@ -12,7 +12,7 @@ from pathlib import PurePath
 
 from checks import ROOT, print_violations, tracked_files
 
-PACKAGES = ("jobs", "endpoint", "actors", "training", "pipeline", "decoding", "benchmarks", "checks")
+PACKAGES = ("dray", "jobs", "endpoint", "actors", "training", "pipeline", "decoding", "benchmarks", "checks")
 _MOST_MODULES, _MOST_LINES = 10, 300
 _ENTRANCES = ("__init__.py", "__main__.py")
 _UNCOUNTED = ("jobs",)  # one module for each command

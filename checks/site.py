@@ -11,7 +11,7 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).parents[1]
-_PUBLISHED = frozenset((".md", ".css", ".png", ".svg", ".sh", ".yaml", ".csv"))
+_PUBLISHED = frozenset((".md", ".css", ".png", ".svg", ".sh", ".yaml", ".csv", ".ipynb"))
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:

@@ -1,4 +1,4 @@
-"""The examples in README.md and docs/python.md run, and the figures in README.md are those of the demo."""
+"""The examples in README.md run, and the figures in README.md are those of the demo."""
 
 import re
 from pathlib import Path
@@ -50,18 +50,6 @@ def test_the_yaml_example_is_a_valid_configuration(tmp_path: Path) -> None:
     path.write_text(example)
     config = load(RunConfig, [f"--config={path}"], prog="test")
     assert config.generator.models.target == yaml.safe_load(example)["models"]["target"]
-
-
-@pytest.mark.ray
-def test_the_python_examples_run(text_pair: tuple[str, str], ray_address: str) -> None:
-    engine_example, dataset_example = _blocks("python", "docs/python.md")
-    names: dict[str, object] = {}
-    exec(engine_example.replace("path/to/target", text_pair[0]).replace("path/to/draft", text_pair[1]), names)
-    for path in text_pair:
-        dataset_example = dataset_example.replace('"..."', repr(path), 1)
-    exec(dataset_example, names)
-    (row,) = names["rows"].take_all()  # type: ignore[attr-defined]
-    assert row["num_output_tokens"] == len(row["token_ids"])
 
 
 @pytest.mark.ray

@@ -61,7 +61,7 @@ class LoadedEngine:
         self.facts = {**loaded.facts, "seconds": round(time.monotonic() - started, 3)}  # for the log
 
     def __del__(self) -> None:
-        if ray.is_initialized():
+        if ray is not None and ray.is_initialized():  # None: the interpreter ends, and has cleared this module
             self._close()
 
     def _close(self) -> None:

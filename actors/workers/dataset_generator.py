@@ -20,19 +20,19 @@ from actors.engines.loading import LoadedEngine, publish_engine
 from actors.metrics import Metrics
 from actors.settings import GeneratorSettings
 from actors.tasks import PlainRows
+from actors.workers.loose_rows import LooseRows, loose_schema
 from pipeline.counts import COUNTED_COLUMNS, count_generations
 from pipeline.errors import ErrorRow, RowError
 from pipeline.inputs.options import InputOptions, settle_prompts
 from pipeline.inputs.records import Columns, to_rows
-from pipeline.inputs.rows import InputRow, RowPosition, read_row, result_or_error, used_columns
+from pipeline.inputs.rows import InputRow, RowPosition, read_row, used_columns
 from pipeline.logs import LogSettings
-from pipeline.schema import generations_schema, generations_table
+from pipeline.schema import generations_table
 from pipeline.streaming.pool import ActorPool
 
 if TYPE_CHECKING:
     from ray.data import Dataset  # only its name: its import takes seconds
 
-_ERROR_FIELDS = [pa.field("error_stage", pa.string()), pa.field("error_message", pa.string())]
 _RUN = "dataset"  # the tag "run" of its metrics: it has no output of its own to be named after
 
 
@@ -44,7 +44,7 @@ def generate(
     pool: ActorPool | None = None,
     rows_per_batch: int = 64,
 ) -> Dataset:
-    """Return the generations of a dataset's rows: the columns of `data/part-*.parquet`, error_stage and error_message.
+    """Return the generations of a dataset's rows, with the columns of `loose_schema`.
 
     Each input row comes out as its n samples, or as one row with an error. Nothing is written and nothing can be
     resumed: a crash repeats what Ray Data repeats, up to everything, and row_id is null. A dataset has no fixed
@@ -77,7 +77,7 @@ class DatasetGenerator:
         options = replace(input_options, template_columns=tuple(settings.chat.template_columns.values()))
         self._options, _ = settle_prompts(options, self._engine.codec.template_marks)
         loop = self._engine.loop
-        self._rows = PlainRows(settings, loop.engine, self._engine.codec, loop.finish)
+        self._rows = LooseRows(PlainRows(settings, loop.engine, self._engine.codec, loop.finish))
         self._metrics = Metrics(_RUN)
         self._heartbeat = publish_engine(self._metrics, loop, self._engine.links)
         self._heartbeat.start()
@@ -91,12 +91,11 @@ class DatasetGenerator:
                 f"carry_columns {missing} are not in the dataset, which has {', '.join(batch.column_names)}"
             )
         carried = {name: batch.schema.field(name).type for name in names}
-        schema = pa.schema([*(field.with_nullable(True) for field in generations_schema(carried)), *_ERROR_FIELDS])
         wanted = {*used_columns(self._options), *carried}
         read = batch.select([name for name in batch.column_names if name in wanted])
         rows = [self._encode(record, carried) for record in to_rows(read)]
-        await self._rows.finish([row for row in rows if isinstance(row, EncodedRow)])
-        table = generations_table([out for row in rows for out in self._decode(row)], schema)
+        await self._rows.rows.finish([row for row in rows if isinstance(row, EncodedRow)])
+        table = generations_table([out for row in rows for out in self._rows.decode(row, None)], loose_schema(carried))
         self._count(table)
         return table
 
@@ -109,15 +108,7 @@ class DatasetGenerator:
 
     def _encode(self, record: Columns | RowError, carried: Mapping[str, pa.DataType]) -> EncodedRow | ErrorRow:
         row = read_row(record, RowPosition(row_id=0, file="", row_number=0), self._options, carried)
-        if isinstance(row, ErrorRow):
-            return row
-        return result_or_error("encode", row, "", self._rows.encode, row, _stable_ordinal(row))
-
-    def _decode(self, row: EncodedRow | ErrorRow) -> list[dict[str, Any]]:
-        decoded = row if isinstance(row, ErrorRow) else result_or_error("generate", row.row, "", self._rows.decode, row)
-        if isinstance(decoded, ErrorRow):
-            return [{"id": decoded.id, "error_stage": decoded.stage, "error_message": decoded.message}]
-        return [{**generation, "row_id": None} for generation in decoded]
+        return self._rows.encode(row, 0 if isinstance(row, ErrorRow) else _stable_ordinal(row))
 
 
 def _stable_ordinal(row: InputRow) -> int:

@@ -135,7 +135,7 @@ def _column_types(files: Sequence[InputFile], options: InputOptions) -> dict[str
     """Return the type of each column, with the first file where it has it; several types are from Parquet files."""
     assert options.format != "auto", "resolve_options settles the format"
     if options.format in ("jsonl", "openai_batch"):
-        types = _common_types(islice(_json_rows(files, options), _NUM_SAMPLED_ROWS))
+        types = common_types(islice(_json_rows(files, options), _NUM_SAMPLED_ROWS))
         return {name: {type_: files[0].path} for name, type_ in types.items()}
     found: dict[str, dict[pa.DataType, str]] = {}
     for file in files:
@@ -149,7 +149,7 @@ def _table_types(file: InputFile, options: InputOptions) -> dict[str, pa.DataTyp
     location = Location.parse(file.path)
     with refuse_unreadable(file.path, options.format):
         if options.format == "parquet":
-            return {field.name: _plain(field.type) for field in parquet_schema(location)}
+            return {field.name: plain_type(field.type) for field in parquet_schema(location)}
         names = [options.prompt_column] if options.format == "text" else file_columns(location, options)
         return dict.fromkeys(names or [], pa.string())
 
@@ -166,7 +166,7 @@ def _only_type(name: str, types: Mapping[pa.DataType, str]) -> pa.DataType:
     return next(iter(types))
 
 
-def _plain(type_: pa.DataType) -> pa.DataType:
+def plain_type(type_: pa.DataType) -> pa.DataType:
     """Return the type of a column's values, whatever encoding they were stored in.
 
     A type that is not Arrow's own, and that another process may not know, is stored as another one.
@@ -185,7 +185,7 @@ def _json_rows(files: Sequence[InputFile], options: InputOptions) -> Iterator[Co
             yield from (record for record in records if not isinstance(record, RowError))
 
 
-def _common_types(rows: Iterable[Columns]) -> dict[str, pa.DataType]:
+def common_types(rows: Iterable[Columns]) -> dict[str, pa.DataType]:
     """Return for each column the type that all of its values fit."""
     kinds: dict[str, set[str]] = {}
     for row in rows:
