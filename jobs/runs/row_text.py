@@ -69,7 +69,7 @@ def _facts_of_error(sample: Sample) -> dict[str, str]:
         "failed at": f"{row['stage']}, {row['error_type']}",
         "message": visible(row["message"]),
         "input": f"row {row['row_number']} of {row['file']}",
-        "tried again": f"{row['attempt']} times in vain (python -m jobs.retry)",
+        "tried again": f"{row['attempt']} times in vain (dray retry)",
     }
 
 
