@@ -1,11 +1,12 @@
 """Names of the commands, in groups, and what each does. No command is imported for that."""
 
 import ast
+from collections.abc import Sequence
 from pathlib import Path
 
 _FOLDER = Path(__file__).parent
 _NO_COMMANDS = ("__init__", "__main__", "commands", "names", "shadows")
-GROUPS = {
+GROUPS: dict[str, Sequence[str]] = {
     "make": ("init", "generate", "retry", "best", "compact", "export", "publish"),
     "look": ("status", "show", "report", "doctor", "completion"),
     "draft": ("train_draft", "eval_draft", "swap_draft", "convert_draft"),

@@ -1,6 +1,7 @@
 """What one line leaves open, chosen for this machine, and said: type of numbers, drafter, and whether Ray is needed."""
 
 from dataclasses import replace
+from textwrap import indent
 from typing import Any, TypeVar
 
 import torch
@@ -75,26 +76,19 @@ def _dtype(config: RunConfig) -> tuple[Any, str]:
 
 
 def print_chosen(config: RunConfig) -> None:
-    """Print what was chosen and why, and the file; nothing for a configuration that comes from a file or flags."""
-    if config.chosen is None:
-        return
+    """Print what was chosen, and why."""
     console = Console(highlight=False, soft_wrap=True)
-    console.print("  chosen for this machine:")
-    for name, why in config.chosen.items():
-        console.print(f"    {name} {_shown(config, name)}: {why}", markup=False)
-    console.print("  this line as a file (dray init writes it, with comments):")
-    for line in as_yaml(config, ASKED_OF_COMMAND).splitlines():
-        console.print(f"    {line}", markup=False)
+    if config.chosen:
+        console.print("  chosen for this machine:")
+    for name, why in (config.chosen or {}).items():
+        value = value_in(config, name)
+        shown = str(value).lower() if isinstance(value, bool) else value
+        console.print(f"    {name} {shown}: {why}", markup=False)
 
 
-def print_chosen_shortly(config: RunConfig) -> None:
-    """Print in one line what was chosen, if anything and if a person reads along."""
-    console = Console(highlight=False, soft_wrap=True)
-    if config.chosen and console.is_terminal:
-        words = ", ".join(f"{name} {_shown(config, name)}" for name in config.chosen)
-        console.print(f"chosen for this machine: {words} (--dry-run says why)", markup=False)
-
-
-def _shown(config: RunConfig, name: str) -> str:
-    value = value_in(config, name)
-    return str(value).lower() if isinstance(value, bool) else str(value)
+def print_as_file(config: RunConfig) -> None:
+    """Print the file that says what one line says; nothing for a configuration that comes from a file or flags."""
+    if config.chosen is not None:
+        console = Console(highlight=False, soft_wrap=True)
+        console.print("  this line as a file (dray init writes it, with comments):")
+        console.print(indent(as_yaml(config, ASKED_OF_COMMAND).rstrip(), "    "), markup=False)

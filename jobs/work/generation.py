@@ -25,7 +25,7 @@ from decoding.heads.fit import fitting_config, head_footprint
 from decoding.heads.format.folder import is_head
 from decoding.vocabulary.vocabulary_map import VocabularyMap
 from jobs.config.run import GenerateConfig, RetryConfig
-from jobs.driver.chosen import print_chosen, print_chosen_shortly
+from jobs.driver.chosen import print_as_file, print_chosen
 from jobs.driver.execution import execute
 from jobs.driver.learning import learning, refuse_learning
 from jobs.driver.outcome import (
@@ -70,10 +70,12 @@ def _begin(config: GenerateConfig, plan: Plan) -> Callable[[], Exit]:
     if config.dry_run:
         print_plan(plan)
         print_chosen(plan.config)
+        print_as_file(plan.config)
         return lambda: Exit.COMPLETE
     if config.estimate is not None:
         return lambda: estimate(config, plan)
-    print_chosen_shortly(plan.config)
+    if sys.stdout.isatty():
+        print_chosen(plan.config)
     run_directory = create_run(plan)
     return lambda: _run(plan, run_directory)
 
