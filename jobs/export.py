@@ -1,4 +1,4 @@
-"""`python -m jobs.export OUTPUT FILE`: a complete run as one JSONL file, in the order of its input.
+"""`dray export OUTPUT FILE`: a complete run as one JSONL file, in the order of its input.
 
 --format openai-batch  the output of the OpenAI batch API: a line for every input row, its samples as choices; a row
                        that failed has its line, too, with "error" in place of "response"

@@ -1,4 +1,4 @@
-"""`python -m jobs.models [TYPE ...]`: which of transformers' language models the engine runs exactly.
+"""`dray models [TYPE ...]`: which of transformers' language models the engine runs exactly.
 
 Builds a tiny random model of every causal language model class in the installed transformers, and more with options as
 models of the class were published, lets the probe decide whether the engine may run it, and compares what every drafter

@@ -1,8 +1,8 @@
-"""`python -m jobs.publish RUN DEST`: a run as a dataset: Parquet, a card and the report, on the hub or in a folder.
+"""`dray publish RUN DEST`: a run as a dataset with a card, on the hub or in a folder.
 
 DEST is hf://datasets/OWNER/NAME (a private dataset is made unless it is there; --public makes a public one), or
 .../NAME@BRANCH (made, without files, unless it is there), or a folder, local or a URI (s3://, gs://). There come
-data/DIGEST/part-00000.parquet and on (as jobs.compact writes them; DIGEST is that of their content), report.json and
+data/DIGEST/part-00000.parquet and on (as dray compact writes them; DIGEST is that of their content), report.json and
 report.html if the run has them, and last README.md, the card. It says which files are the data, and what decides the
 texts: models, seed, hashes. Older data of the run are removed after it, so that the data that the card names are always
 whole: datasets.load_dataset, which goes by the card, reads no row twice and misses none. On the hub all is one commit.

@@ -1,4 +1,4 @@
-"""`python -m jobs.serve --config FILE`: serve the model behind the OpenAI API, on Ray Serve, until a signal comes.
+"""`dray serve --config FILE`: serve the model behind the OpenAI API until a signal comes.
 
 After SIGTERM or Ctrl-C it accepts no new request, finishes those in flight, and ends. A second one ends it at once.
 """

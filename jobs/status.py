@@ -1,4 +1,4 @@
-"""`python -m jobs.status RUN`: what a run is doing now, read from its directory on any machine, without Ray.
+"""`dray status RUN`: what a run is doing now, by its directory alone, without Ray.
 
 Units, rows, rows a second and the time left (by the newest commits), engines, failed rows, and the driver at work. The
 exit code is 0 if the run is complete, 3 if it is running, 4 if it is stopped and incomplete, 2 if there is no run, 1 if

@@ -1,4 +1,4 @@
-"""`python -m jobs.swap_draft OUTPUT DRAFT`: let a run go on with another draft of the same architecture.
+"""`dray swap_draft OUTPUT DRAFT`: let a run go on with another draft of the same architecture.
 
 No token changes. The engines of a run that is under way take the draft within seconds, between two rounds; a run that
 is continued later begins with it. If it drafts much worse than the one before, the engines go back to that one.
@@ -27,12 +27,12 @@ def main(run_directory: RunDirectory, options: argparse.Namespace) -> int:
         holder = Holder.from_bytes(run_directory.location.child("_LEASE").read_if_there())
     print(f"{draft} is version {version.number} of the draft of {run_directory.location.name}.")
     if holder is None:
-        print("No driver works on the run now; the next `python -m jobs.generate` of it begins with this version.")
+        print("No driver works on the run now; the next `dray generate` of it begins with this version.")
     else:
         print(
             f"The engines of the driver on {holder.host} take it within seconds of each other, between two rounds "
             "(a run without Ray: when it goes on with Ray); "
-            "`python -m jobs.report OUTPUT --by draft_version` compares the versions."
+            "`dray report OUTPUT --by draft_version` compares the versions."
         )
     return 0
 

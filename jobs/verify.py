@@ -1,4 +1,4 @@
-"""`python -m jobs.verify OUTPUT`: prove a run complete and consistent. Exit code 0, or 1 with the reasons."""
+"""`dray verify OUTPUT`: prove a run complete and consistent. Exit code 0, or 1 with the reasons."""
 
 import argparse
 import sys
@@ -18,7 +18,7 @@ from pipeline.run.progress.lease import hold_lease
     argument(
         "--repair",
         action="store_true",
-        help="move damaged and foreign files to quarantine/, so that jobs.generate redoes their units",
+        help="move damaged and foreign files to quarantine/, so that dray generate redoes their units",
     ),
 )
 def main(run_directory: RunDirectory, options: argparse.Namespace) -> int:

@@ -102,8 +102,13 @@ class KernelLinear(torch.nn.Module):
 
 def kernel_function(weight_OI: torch.Tensor) -> kernels.LinearFunction | None:
     """Return the kernel that multiplies such weights here; None if there is none or oneDNN is faster."""
-    if weight_OI.device.type != "cpu" or weight_OI.dtype not in _DEPTHS or weight_OI.shape[1] % 2:
+    return kernel_for(weight_OI.dtype, weight_OI.shape[1]) if weight_OI.device.type == "cpu" else None
+
+
+def kernel_for(dtype: torch.dtype, num_inputs: int) -> kernels.LinearFunction | None:
+    """Return the kernel that multiplies weights on the CPU with this number of inputs; None as `kernel_function`."""
+    if dtype not in _DEPTHS or num_inputs % 2:
         return None
-    if weight_OI.dtype == torch.bfloat16 and torch.cpu._is_amx_tile_supported():  # sixteen lines for the price of one
+    if dtype == torch.bfloat16 and torch.cpu._is_amx_tile_supported():  # sixteen lines for the price of one
         return None
-    return kernels.load_linear(weight_OI.dtype)
+    return kernels.load_linear(dtype)

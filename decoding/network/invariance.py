@@ -9,8 +9,12 @@ Shapes: B rows, T tokens of each, V vocabulary.
 """
 
 import torch
+from transformers import AutoModelForCausalLM, PretrainedConfig
 
 from decoding.device import to_device
+from decoding.fused import kernels
+from decoding.fused.decoder import FusedDecoder
+from decoding.fused.linear import kernel_for
 from decoding.network.language_model import LanguageModel
 
 # Rows and tokens of each in a forward, so that products have every tile (`decoding/gpu/linear.py`): 5 and 16 lines of
@@ -19,6 +23,18 @@ _FORWARDS = ((1, 16), (2, 1), (1, 5), (4, 4), (2, 16), (16, 4), (8, 16), (16, 16
 _NUM_SCORED = 16  # tokens of a row
 # Tokens: the prompt crosses the end of a chunk of keys (`decoding/gpu/attention.py`), and the scored ones another.
 _LONGEST_PROMPT = 506
+
+
+def is_invariant_on_cpu(config: PretrainedConfig, dtype: torch.dtype) -> bool:
+    """Tell before weights are read whether only our CPU kernels will run a model, which makes it invariant there."""
+    with torch.device("meta"):
+        network = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    if not FusedDecoder.fits(network):
+        return False
+    head_size, hidden_size = network.model.layers[0].self_attn.head_dim, config.get_text_config().hidden_size
+    sizes = {module.in_features for module in network.modules() if isinstance(module, torch.nn.Linear)}
+    has_kernels = kernels.load(dtype, head_size, hidden_size) is not None
+    return has_kernels and all(kernel_for(dtype, size) is not None for size in sizes)
 
 
 @torch.inference_mode()

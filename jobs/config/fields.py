@@ -15,7 +15,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
-from functools import cache
+from functools import cache, reduce
 from itertools import pairwise
 from pathlib import Path
 from textwrap import dedent
@@ -137,6 +137,11 @@ def as_dict(config: Any, flat: Flat | None = None) -> dict[str, Any]:
     return values
 
 
+def value_in(config: Any, name: str) -> Any:
+    """Return the value of a field by its dotted name, as `as_dict` has it."""
+    return reduce(lambda values, part: values[part], name.split("."), as_dict(config))
+
+
 @cache  # a configuration asks for the same few types many times
 def _field_docstrings(kind: type) -> dict[str, str]:
     """Return the docstring of each field that has one, also of the fields that the dataclass inherits."""
@@ -151,6 +156,11 @@ def _field_docstrings(kind: type) -> dict[str, str]:
                 case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
                     docstrings[name] = " ".join(text.split())
     return docstrings
+
+
+def members_of(annotation: Any) -> list[Any]:
+    """Return the types that an annotation is made of, such as int and None of `int | None`."""
+    return [member for each in get_args(annotation) for member in members_of(each)] or [annotation]
 
 
 def _type_name(annotation: Any) -> str:

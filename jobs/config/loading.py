@@ -6,7 +6,9 @@ pydantic-settings checks names and types; the dataclasses check their values, an
 
 import os
 import re
+import sys
 from collections.abc import Collection, Iterable, Sequence
+from contextlib import suppress
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
@@ -16,7 +18,8 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ByteSize, Confi
 from pydantic import Field as ModelField
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, SettingsError
 
-from jobs.config.fields import READERS, Field, Flat, all_fields, level_fields, own_fields
+from jobs.config.arguments import help_of, shorts_of, spelled_out
+from jobs.config.fields import READERS, Field, Flat, all_fields, level_fields, members_of, own_fields
 
 _ENV_PREFIX = "DRAY_"
 _ENGINE_VARIABLES = ("DRAY_CACHE", "DRAY_GRAPHS", "DRAY_KERNELS", "DRAY_KERNELS_MARCH")  # decoding reads these itself
@@ -61,16 +64,21 @@ def load(kind: type[_Config], arguments: Sequence[str], prog: str) -> _Config:
     the docstring of `kind`, and exits.
     """
     sections = {each.name: each for each in level_fields(kind)}
-    arguments = [_with_underscores(argument, sections) for argument in arguments]
-    yaml_file = _config_file(arguments)
+    arguments = spelled_out(arguments, kind)
+    yaml_file = config_file(arguments)
     # A variable whose name stands anywhere in the configuration may be read by it.
     places = [*arguments, *(value for name, value in os.environ.items() if name.startswith(_ENV_PREFIX))]
     if yaml_file is not None:
         places.append(yaml_file.read_text(encoding="utf-8", errors="replace"))
     _check_environment(kind, [name for name in os.environ if any(name in place for place in places)])
-    from_file = {} if yaml_file is None else _read(yaml_file)
+    from_file = {} if yaml_file is None else read_sections(yaml_file)
     model_fields = {name: _model_field(each) for name, each in sections.items()}
     settings: Any = create_model(kind.__name__, __base__=_Settings, __doc__=kind.__doc__, **model_fields)
+    settings.model_config["cli_shortcuts"] = {name: short for short, name in shorts_of(kind).items()}
+    if not {"-h", "--help"}.isdisjoint(arguments):
+        with suppress(OSError):  # a reader that has seen enough
+            print(help_of(settings, kind, prog))
+        sys.exit()
     try:
         given = settings(**from_file, _cli_parse_args=list(arguments), _cli_prog_name=prog)
     except ValidationError as error:
@@ -89,7 +97,7 @@ def _model_field(field: Field) -> Any:
         section = create_model(field.name, __config__=ConfigDict(frozen=True, extra="forbid"), **inside)
         return section, ModelField(... if field.is_required else section(), description=field.description)
     annotation: Any = field.annotation
-    members = _members(annotation)
+    members = members_of(annotation)
     if (int in members or float in members) and bool not in members:
         annotation = Annotated[annotation, BeforeValidator(_no_bool)]
     default = ... if field.is_required else field.default
@@ -102,11 +110,6 @@ def _model_field(field: Field) -> Any:
     elif field.name in READERS:
         annotation = Annotated[annotation, BeforeValidator(READERS[field.name])]
     return annotation, ModelField(default, description=field.description)
-
-
-def _members(annotation: Any) -> list[Any]:
-    """Return the types that an annotation is made of, such as int and None of `int | None`."""
-    return [member for each in get_args(annotation) for member in _members(each)] or [annotation]
 
 
 def _no_bool(value: Any) -> Any:
@@ -137,15 +140,9 @@ def _value(kind: type[_Config], given: BaseModel, flat: Flat | None = None) -> _
     return kind(**values)
 
 
-def _with_underscores(argument: str, sections: Iterable[str]) -> str:
-    """Return `--dry-run` under the name of its field, and any other argument as it is."""
-    name, equals, value = argument.partition("=")
-    field = name.removeprefix("--").replace("-", "_")
-    return f"--{field}{equals}{value}" if name.startswith("--") and field in sections else argument
-
-
-def _config_file(arguments: Sequence[str]) -> Path | None:
-    variable = _variable("config")
+def config_file(arguments: Sequence[str]) -> Path | None:
+    """Return the file that `--config` or DRAY_CONFIG names; None without one. Raises ValueError if it is not there."""
+    variable = variable_of("config")
     value, said = os.environ.get(variable), f"{variable}="
     for index, argument in enumerate(arguments):
         name, has_value, given = argument.partition("=")
@@ -160,7 +157,7 @@ def _config_file(arguments: Sequence[str]) -> Path | None:
     return file
 
 
-def _read(yaml_file: Path) -> dict[str, Any]:
+def read_sections(yaml_file: Path) -> dict[str, Any]:
     """Return the sections in a file. Raises ValueError."""
     try:
         text = yaml_file.read_text(encoding="utf-8")
@@ -173,7 +170,8 @@ def _read(yaml_file: Path) -> dict[str, Any]:
     found = "a list" if isinstance(node, yaml.SequenceNode) else "a text"
     if node is not None and not isinstance(node, yaml.MappingNode):
         raise ValueError(f"{yaml_file} must hold sections (input:, output:, ...), got {found}")
-    sections = {str(name): value for name, value in (content or {}).items()}
+    # A section whose fields are all comments holds nothing.
+    sections = {str(name): value for name, value in (content or {}).items() if value is not None}
     if own := [name for name in sections if name.startswith("_")]:  # pydantic-settings has options of these names
         raise ValueError(f"the configuration is wrong:\n  {own[0]}: is not a field (see --help)")
     return sections
@@ -198,13 +196,13 @@ def _refuse_key_twice(yaml_file: Path, node: yaml.Node | None, section: str = ""
 def _check_environment(kind: type, own_variables: Collection[str]) -> None:
     """Raise ValueError for a variable that begins as ours do, names no field, and is not among `own_variables`."""
     fields = (*level_fields(kind), *all_fields(kind))
-    variables = {_variable("config"), *_ENGINE_VARIABLES, *(_variable(each.name) for each in fields)}
+    variables = {variable_of("config"), *_ENGINE_VARIABLES, *(variable_of(each.name) for each in fields)}
     for name in sorted(os.environ.keys() - own_variables):
         # A part of a field may follow it: DRAY_ACTORS__LABEL_SELECTOR__ZONE.
         if name.startswith(_ENV_PREFIX) and "__".join(name.upper().split("__")[:2]) not in variables:
             raise ValueError(
                 f"environment variable {name} names no field{_meant(name, variables, 0.7)}; "
-                f"{_variable('engine.num_slots')} is how engine.num_slots is set"
+                f"{variable_of('engine.num_slots')} is how engine.num_slots is set"
             )
 
 
@@ -244,7 +242,7 @@ def _meant(name: str, names: Iterable[str], cutoff: float) -> str:
     return f"; did you mean {near[0]}?" if near else ""
 
 
-def _variable(name: str) -> str:
+def variable_of(name: str) -> str:
     """Return the environment variable of a field or a section."""
     return f"{_ENV_PREFIX}{name.upper().replace('.', '__')}"
 
@@ -266,7 +264,8 @@ def _explain_arguments(message: str, kind: type) -> str:
     switch = re.search(r"argument (--\S+)/(--\S+): ignored explicit argument", message)
     if switch is not None:
         return f"{switch[1]} takes no value; write {switch[1]} or {switch[2]}"
-    flags = [f"--{each.name if '.' in each.name else each.name.replace('_', '-')}" for each in all_fields(kind)]
+    flags = [f"--{short}" for short in shorts_of(kind)]
+    flags += [f"--{each.name if '.' in each.name else each.name.replace('_', '-')}" for each in all_fields(kind)]
     for word in message.replace("=", " ").split():
         if word.startswith("--") and word not in flags:
             return f"{word} is not a flag{_meant(word, flags, 0.5)} (--help lists them all)"
@@ -275,11 +274,13 @@ def _explain_arguments(message: str, kind: type) -> str:
 
 def _explain_variables(name: str, kind: type) -> str:
     """Return which environment variables of a section, or of a field outside of sections, should hold JSON."""
-    variable = _variable(name)
+    variable = variable_of(name)
     if variable in os.environ and any(each.is_section and each.name == name for each in level_fields(kind)):
-        return f"environment variable {variable} is a section; set its fields, such as {_variable(_first(kind, name))}"
+        return (
+            f"environment variable {variable} is a section; set its fields, such as {variable_of(_first(kind, name))}"
+        )
     of_json = {
-        _variable(each.name)
+        variable_of(each.name)
         for each in all_fields(kind)
         if each.name.partition(".")[0] == name and each.type.startswith(("list of", "map from"))
     }

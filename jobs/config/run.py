@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import pydantic
 
@@ -55,6 +56,10 @@ class InputSettings:
     allow_empty: bool = False
     """Accept an input without rows, which makes an empty corpus; else it is refused."""
     options: Annotated[InputOptions, Flat()] = field(default_factory=InputOptions)
+
+    def __post_init__(self) -> None:
+        if isinstance(self.path, list) and len(self.path) == 1:  # as a command line gives every path
+            object.__setattr__(self, "path", self.path[0])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,11 +145,15 @@ class RunSettings:
     ray_address: str | None = None
     """Ray cluster; unless given RAY_ADDRESS, one that `ray start` started on this machine, or one of its own (which
     "local" always means)."""
+    names_given: frozenset[str] | None = field(default=None, compare=False)  # of the fields that are set, where known
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
     """Generates a corpus: prompts in, Parquet with acceptance counts out, exactly once, resumable."""
+
+    usage: ClassVar[tuple[str, ...]] = ("FILE OUT --model MODEL [--draft DRAFT]", "--config RUN.yaml")
+    example: ClassVar[str] = "questions.jsonl out/ --model Qwen/Qwen3-0.6B"
 
     dry_run: bool = False
     """Print the plan and stop; no model is loaded, nothing is written."""
@@ -167,6 +176,8 @@ class RunConfig:
     """A draft that learns from the run's own texts while the run goes on."""
     run: RunSettings = field(default_factory=RunSettings)
     """The run as a whole."""
+    # What one line leaves open, by the names of fields, and why it is as it is; None: a file or flags say all.
+    chosen: Mapping[str, str] | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         backend = backend_of(self.generator)
@@ -177,8 +188,10 @@ class RunConfig:
                 f"output.rounds is 'all', but engine.backend is {self.generator.engine.backend!r}, which does not tell "
                 "the tokens that it rejects; leave it out, or use engine.backend 'dray'"
             )
-        if self.run.local:
-            self._refuse_what_needs_ray()
+        if self.run.local and self.asks_for_ray:
+            raise ValueError(
+                f"run.local is set, for a run without Ray, but {self.asks_for_ray[0]} asks for Ray; drop one of them"
+            )
         if self.is_scoring:
             self._refuse_what_writes()
         elif self.score != ScoreOptions():
@@ -189,9 +202,10 @@ class RunConfig:
         """Whether texts are scored, and none is written."""
         return self.task == "score"
 
-    def _refuse_what_needs_ray(self) -> None:
-        """Raise ValueError for a field that asks for other processes, of which a local run has none."""
-        wrong = {
+    @property
+    def asks_for_ray(self) -> list[str]:
+        """The fields that ask for other processes, of which a local run has none."""
+        asking = {
             "actors.max_actors": self.actors.max_actors > 1,
             "actors.label_selector": bool(self.actors.label_selector),
             "actors.fallback_label_selectors": bool(self.actors.fallback_label_selectors),
@@ -200,8 +214,7 @@ class RunConfig:
             "run.ray_address": self.run.ray_address is not None,
             **{part.asked_by: True for part in self.generator.apart},
         }
-        if found := [name for name, is_wrong in wrong.items() if is_wrong]:
-            raise ValueError(f"run.local is set, for a run without Ray, but {found[0]} asks for Ray; drop one of them")
+        return [name for name, asks in asking.items() if asks]
 
     def _refuse_what_writes(self) -> None:
         """Raise ValueError for a field that says how texts are written, of which a run of scores has none."""

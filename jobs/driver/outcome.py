@@ -115,8 +115,8 @@ def conclude(run_directory: RunDirectory, config: RunConfig, new: Counts, starte
         for problem in check.problems:
             print(f"problem: {problem}", file=sys.stderr)
         print(
-            "the run is not complete; `python -m jobs.verify OUTPUT --repair` moves damaged files away, "
-            "and jobs.generate then redoes their units",
+            "the run is not complete; `dray verify OUTPUT --repair` moves damaged files away, "
+            "and dray generate then redoes their units",
             file=sys.stderr,
         )
         return Exit.FAILED
@@ -135,7 +135,7 @@ def conclude(run_directory: RunDirectory, config: RunConfig, new: Counts, starte
         where = run_directory.location.child("errors").name
         print(
             f"{check.counts.num_errors} rows failed and are in {where}, each with its stage and message; "
-            "python -m jobs.retry runs them again"
+            "dray retry runs them again"
         )
     print_ending(run_directory, config.run)
     return Exit.COMPLETE
@@ -164,8 +164,8 @@ def refuse_too_many_errors(run_directory: RunDirectory, counts: Counts, config: 
             f"{counts.num_errors} of {counts.num_rows} rows failed, more than run.max_error_rate "
             f"{config.run.max_error_rate}{_commonest_error(run_directory, config.run.logs)}. All messages are in "
             f"{run_directory.location.child('errors').name}. If the cause can be "
-            "mended without other input or sampling (storage, memory, a fault of ours), mend it, and `python -m "
-            "jobs.retry` runs the failed rows again; else mend the input or the configuration and use a new output "
+            "mended without other input or sampling (storage, memory, a fault of ours), mend it, and "
+            "`dray retry` runs the failed rows again; else mend the input or the configuration and use a new output "
             "directory. Or accept them with a higher run.max_error_rate"
         )
 

@@ -23,6 +23,7 @@ from decoding.checkpoint.supported import model_folder, read_config
 from decoding.grammar.definition import problem_with
 from jobs.config.fields import as_dict
 from jobs.config.run import RunConfig
+from jobs.driver.chosen import ASKED_OF_COMMAND, chosen_here
 from jobs.driver.cluster import check_submitted, paths_of, pick_device
 from pipeline.inputs.carried import carried_types, id_type, types_from_dict, types_to_dict
 from pipeline.inputs.files import InputFile, list_files
@@ -36,7 +37,6 @@ from pipeline.schema import ColumnSet
 from pipeline.streaming.pool import ActorPool, ActorResources
 from pipeline.text.codec import TextCodec
 
-_ASKED = ("dry_run", "estimate", "price_per_hour")  # fields that say nothing about the run itself
 _ROWS_PER_UNIT = 256  # at most
 _UNITS_PER_ENGINE = 4  # at least, if there are as many rows
 _UNITS_PER_SLOTS = 8  # at most, to fill an engine's slots: each unit under way costs calls to the ledger
@@ -107,6 +107,7 @@ class Plan:
 
 def make_plan(config: RunConfig) -> Plan:
     """Return the plan of a configuration. Raises ValueError or OSError for what fails before any model is loaded."""
+    config = chosen_here(config)
     outputs = {"output.path": config.output.path, "learn.path": config.learn.path}
     check_submitted(outputs, {"input.path": config.input.path, **paths_of(config.generator.models)})
     settings = config.generator_settings()
@@ -176,7 +177,7 @@ def create_run(plan: Plan, units: Iterable[WorkUnit] | None = None) -> RunDirect
         "id_type": str(id_type(plan.files, plan.input_options)),
         **{f"has_{name}": True for name in plan.column_sets if name != "scores"},
         "task": plan.config.task,
-        "settings": {name: value for name, value in as_dict(plan.config).items() if name not in _ASKED},
+        "settings": {name: value for name, value in as_dict(plan.config).items() if name not in ASKED_OF_COMMAND},
         **described_run(plan.settings, plan.identity, plan.task.exactness(backend_of(plan.settings))),
     }
     return RunDirectory.create(plan.config.output.path, run, plan.new_units() if units is None else units)

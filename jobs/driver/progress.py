@@ -22,8 +22,8 @@ from rich.table import Column
 
 from actors.metrics import Heartbeat
 from actors.run_notes import WrittenText
-from jobs.driver.texts import text_to_show
 from jobs.report_page.numbers import format_length
+from jobs.report_page.texts import text_to_show
 from pipeline.counts import Counts
 
 COLUMNS = 80  # of a line

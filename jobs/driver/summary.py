@@ -12,8 +12,8 @@ from actors.engines.backend import Exactness, exactness_found, why_inexact
 from decoding.choices import TEXT_DEPENDS_ON_DRAFT, TEXT_IS_THE_TARGETS
 from jobs.config.run import RunSettings
 from jobs.driver.progress import format_seconds
-from jobs.driver.texts import samples, text_to_show
 from jobs.report_page.numbers import format_length, format_rate
+from jobs.report_page.texts import samples, text_to_show
 from pipeline.counts import COUNTED_COLUMNS, SCORED_COLUMNS, Counts, Scores, count_generations, count_scores
 from pipeline.inputs.values import visible
 from pipeline.run.check import CheckReport

@@ -194,5 +194,5 @@ def _read_part(run_directory: RunDirectory, unit_id: int, columns: Sequence[str]
         receipt_of(table.schema)
     except (OSError, ValueError, KeyError, TypeError) as error:
         why = type(error.__cause__ or error).__name__
-        return f"part {unit_id} could not be read ({why}); python -m jobs.verify says more"
+        return f"part {unit_id} could not be read ({why}); dray verify says more"
     return table

@@ -174,7 +174,7 @@ def samples_of_found(
         raise ValueError(f"row {name} is in unit {unit.unit_id}, which is not committed yet") from error
     samples = samples_of_row(rows, unit, row_id, codec, ())
     if not samples:
-        raise ValueError(f"row {name} is neither in data nor in errors; python -m jobs.verify says more")
+        raise ValueError(f"row {name} is neither in data nor in errors; dray verify says more")
     if number is None or samples[0].is_error:
         return samples
     if not 0 <= number < len(samples):

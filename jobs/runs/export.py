@@ -44,5 +44,5 @@ def refuse_senseless(options: argparse.Namespace, *, has_scores: bool) -> None:
         if Location.parse(file).path.lower().endswith(".parquet"):
             raise ValueError(
                 f"{file} has the name of a Parquet file, and this command writes JSON lines; name it .jsonl, or write "
-                "few large Parquet files with python -m jobs.compact"
+                "few large Parquet files with dray compact"
             )

@@ -41,11 +41,11 @@ def _staged(run_directory: RunDirectory, folder: Path, options: argparse.Namespa
     check = check_run(run_directory)
     if not check.is_complete and not options.partial:
         raise ValueError(
-            f"{run_directory.location.name} is not complete: {check.problems[0]}; finish it with jobs.generate, or "
+            f"{run_directory.location.name} is not complete: {check.problems[0]}; finish it with dray generate, or "
             "give --partial to publish what there is"
         )
     if check.damaged:
-        raise ValueError(f"{len(check.damaged)} files of the run are damaged; jobs.verify --repair moves them away")
+        raise ValueError(f"{len(check.damaged)} files of the run are damaged; dray verify --repair moves them away")
     cut = Cut(num_bytes=options.bytes_per_file)
     compaction = Compaction(run_directory, Location.parse(str(folder)), cut, is_partial=options.partial)
     compacted = list(compaction.files())

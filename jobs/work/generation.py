@@ -12,6 +12,7 @@ from rich.text import Text
 
 from actors.units.unit_rows import FailedRows
 from jobs.config.run import GenerateConfig, RetryConfig
+from jobs.driver.chosen import print_as_file, print_chosen
 from jobs.driver.execution import execute
 from jobs.driver.learning import learning, refuse_learning
 from jobs.driver.outcome import (
@@ -57,9 +58,13 @@ def _begin(config: GenerateConfig, plan: Plan) -> Callable[[], Exit]:
     refuse_learning(config.learn, plan)
     if config.dry_run:
         print_plan(plan)
+        print_chosen(plan.config)
+        print_as_file(plan.config)
         return lambda: Exit.COMPLETE
     if config.estimate is not None:
         return lambda: estimate(config, plan)
+    if sys.stdout.isatty():
+        print_chosen(plan.config)
     with Progress(config.run.progress, "dividing the input into units"):
         run_directory = create_run(plan)
     options = plan.input_options
@@ -109,7 +114,7 @@ def retry(config: RetryConfig) -> Exit:
 def _begin_retry(config: RetryConfig, plan: Plan) -> Callable[[], Exit]:
     run_directory, wanted = plan.run_directory, Wanted(config.stage, config.error_type)
     if run_directory is None:
-        raise ValueError(f"{config.output.path}: no run here; python -m jobs.generate makes one")
+        raise ValueError(f"{config.output.path}: no run here; dray generate makes one")
     if config.dry_run:
         print_dead_letters(find_dead_letters(run_directory, wanted))
         return lambda: Exit.COMPLETE
@@ -153,7 +158,7 @@ def _retry_wanted(plan: Plan, run_directory: RunDirectory, wanted: Wanted) -> Ex
             print(f"retried: {units.num_rows} rows; now succeed: {units.num_rows - failing}; still fail: {failing}")
         if num_missing := sum(1 for _ in run_directory.missing_units()):
             print(
-                f"{num_missing} units of the run were never finished: python -m jobs.generate goes on with them",
+                f"{num_missing} units of the run were never finished: dray generate goes on with them",
                 file=sys.stderr,
             )
             return Exit.INCOMPLETE

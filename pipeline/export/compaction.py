@@ -105,7 +105,7 @@ class Compaction:
         """
         if _state(self.run_directory, self.include_errors) != self._note["state"]:
             raise ValueError(
-                f"{self.run_directory.location.name} changed while it was compacted (is jobs.generate or jobs.retry at "
+                f"{self.run_directory.location.name} changed while it was compacted (is dray generate or dray retry at "
                 f"work on it?); delete {self.destination.name}, and compact it when they are done"
             )
         if others := sorted(self.destination.files().keys() - {file.name for file in files} - {_NOTE}):

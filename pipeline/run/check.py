@@ -155,7 +155,7 @@ def _problems_of_unit(
     if num_stale := errors.num_rows - failed.num_rows:
         report.notes.append(
             f"errors/{name}: {num_stale} of its rows are in data and count as generated; a retry died before it "
-            "deleted them here, and the next jobs.retry does"
+            "deleted them here, and the next dray retry does"
         )
     problems = [*_row_problems(generations, failed_ids, unit), *_count_problems(generations, unit)]
     if receipt.unit_id != unit.unit_id:

@@ -193,7 +193,7 @@ def amend_part(
         if counts.num_rows != unit.num_rows:
             raise ValueError(
                 f"{part.name}: {counts.num_rows} rows in data and errors, and unit {unit.unit_id} has {unit.num_rows}; "
-                "jobs.verify says which, jobs.verify --repair moves the unit's files away"
+                "dray verify says which, dray verify --repair moves the unit's files away"
             )
         attempt = read_receipt(run_directory, unit.unit_id).attempt + 1
         if added.num_rows:

@@ -9,7 +9,7 @@ drafts/version-*.json      the drafts that were offered to the run after it bega
 report.json  _SUCCESS      written at the end, and
 report.html                a page about the run, which may be written at any time
 _LEASE                     names the driver that works on the run, while one does
-quarantine/                damaged and foreign files, each with its reason beside it (jobs.verify --repair)
+quarantine/                damaged and foreign files, each with its reason beside it (dray verify --repair)
 _tmp/                      unfinished files (local disks only)
 """
 

@@ -90,7 +90,7 @@ def refuse_incomplete(run_directory: RunDirectory) -> None:
         raise IncompleteRunError(
             f"{run_directory.location.name}: {num_missing} of {run_directory.manifest.num_units} units are missing, "
             f"the first is unit {first.unit_id} (rows {first.row_start + 1} on of {first.file}); "
-            "jobs.generate with the run's configuration does them"
+            "dray generate with the run's configuration does them"
         )
 
 
@@ -113,8 +113,8 @@ def _read(location: Location, columns: Sequence[str] | None) -> pa.Table:
         return table_of(content, columns)
     except (OSError, pa.ArrowException) as error:
         raise ValueError(
-            f"{location.name}: damaged, or no Parquet file ({error}); jobs.verify --repair moves it away, "
-            "and jobs.generate then redoes its unit"
+            f"{location.name}: damaged, or no Parquet file ({error}); dray verify --repair moves it away, "
+            "and dray generate then redoes its unit"
         ) from error
 
 

@@ -37,7 +37,7 @@ def read_columns(location: Location, columns: Sequence[str]) -> pa.Table:
     try:
         return location.retrying("reading", read)
     except pa.ArrowException as error:
-        raise ValueError(f"{location.name}: damaged ({error}); python -m jobs.verify says more") from error
+        raise ValueError(f"{location.name}: damaged ({error}); dray verify says more") from error
 
 
 def table_of(content: bytes, columns: Sequence[str] | None = None) -> pa.Table:

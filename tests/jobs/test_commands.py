@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from jobs.__main__ import commands, main, summary
+from jobs.__main__ import main
+from jobs.names import commands, summary
 
 _HELP_OF_ALL = """
 import contextlib, io, sys
@@ -41,8 +42,10 @@ def test_dray_lists_every_command_with_what_it_does(capsys):
     printed = capsys.readouterr().out
     assert {"generate", "serve", "report", "verify"} <= set(commands())
     for name in commands():
-        assert summary(name), f"the docstring of jobs/{name}.py does not begin with `python -m ...`: what it does"
+        assert summary(name), f"the docstring of jobs/{name}.py does not begin with `dray ...`: what it does"
         assert summary(name) in printed
+    assert "other:" not in printed, "each command has a group, in jobs/names.py"
+    assert max(map(len, printed.splitlines())) <= 80
 
 
 @pytest.mark.parametrize(

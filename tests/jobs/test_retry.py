@@ -116,14 +116,14 @@ def test_a_run_without_success_mark_is_verified_even_if_no_row_matches(failed):
     success = failed.output / "_SUCCESS"
     success.unlink()
     assert failed.retry(*FLAGS, "--stage=params", "--run.max_error_rate=0.1") == 1
-    assert "`python -m jobs.retry` runs the failed rows again" in failed.printed()
+    assert "`dray retry` runs the failed rows again" in failed.printed()
     assert not success.exists()
     assert failed.retry(*FLAGS, "--stage=params") == 0
     assert success.exists()
     success.unlink()
     (failed.output / "data/part-000000003.parquet").unlink()
     assert failed.retry(*FLAGS, "--stage=params") == 3
-    assert "1 units of the run were never finished: python -m jobs.generate goes on" in failed.printed()
+    assert "1 units of the run were never finished: dray generate goes on" in failed.printed()
     assert not success.exists()
 
 
@@ -135,7 +135,7 @@ def test_a_run_without_success_mark_is_verified_even_if_no_row_matches(failed):
         ("--stage=reading", "stage.0: input should be 'read', 'template'"),
         ("--error_types=KeyError", "did you mean --error-type?"),
         ("--stages=read", "--stages is a section; set its fields, such as --stages.count"),
-        ("--output.path=/nowhere/at/all", "no run here; python -m jobs.generate makes one"),
+        ("--output.path=/nowhere/at/all", "no run here; dray generate makes one"),
     ],
 )
 def test_flags_that_would_change_tokens_or_make_no_sense_are_refused(failed, flag, message):

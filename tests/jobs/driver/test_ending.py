@@ -9,7 +9,7 @@ from actors.run_notes import WrittenText
 from jobs.config.run import RunSettings
 from jobs.driver import summary, texts
 from jobs.driver.summary import print_ending
-from jobs.driver.texts import samples, shortened
+from jobs.report_page.texts import samples, shortened
 from pipeline.run.directory import RunDirectory
 from tests.pipeline.made_up import RUN, commit_rows, error, generation, unit
 

@@ -127,7 +127,7 @@ def test_a_part_that_cannot_be_read_is_named_and_the_others_are_shown(hostile_ru
     assert report.main([str(tmp_path / "run"), "--html"]) == 0
     facts = gather(RunDirectory.open(str(tmp_path / "run")))
     assert facts.num_committed == 2
-    assert facts.notes == ["part 1 could not be read (ArrowInvalid); python -m jobs.verify says more"]
+    assert facts.notes == ["part 1 could not be read (ArrowInvalid); dray verify says more"]
 
 
 def test_without_its_tokenizer_a_run_has_a_page_that_says_so(hostile_run, monkeypatch):

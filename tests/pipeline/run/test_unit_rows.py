@@ -44,7 +44,7 @@ def test_a_damaged_file_is_named_with_what_to_do(finished_run, name):
     content[40] ^= 1
     for damaged in (content, content[:-4], b"PAR1"):
         path.write_bytes(damaged)
-        with pytest.raises(ValueError, match=rf"(?s){name}: damaged, or no Parquet file.*jobs.verify --repair"):
+        with pytest.raises(ValueError, match=rf"(?s){name}: damaged, or no Parquet file.*dray verify --repair"):
             read_unit_rows(finished_run, unit(1))
 
 

@@ -1,0 +1,22 @@
+"""`dray completion bash|zsh|fish`: print the script by which a shell completes words.
+
+bash:  dray completion bash > ~/.local/share/bash-completion/completions/dray
+zsh:   dray completion zsh > ~/.dray-completion, and in ~/.zshrc: source ~/.dray-completion
+fish:  dray completion fish > ~/.config/fish/completions/dray.fish
+
+What is no flag is completed as a file. The script is as new as the Dray that printed it.
+"""
+
+import sys
+
+from jobs.commands import argument, with_options
+
+main = with_options(
+    "completion",
+    __doc__,
+    "jobs.machine.completion:print_script",
+    argument("shell", choices=("bash", "zsh", "fish"), help="the shell that reads the script"),
+)
+
+if __name__ == "__main__":
+    sys.exit(main())

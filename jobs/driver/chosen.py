@@ -1,0 +1,94 @@
+"""What one line leaves open, chosen for this machine, and said: type of numbers, drafter, and whether Ray is needed."""
+
+from dataclasses import replace
+from textwrap import indent
+from typing import Any, TypeVar
+
+import torch
+from rich.console import Console
+
+from actors.engines import backend_of
+from actors.engines.backend import dtype_of
+from decoding.checkpoint.fp8_format import fp8_format
+from decoding.checkpoint.gguf_file import origin_in_words
+from decoding.checkpoint.supported import load_config, model_folder
+from decoding.fused.kernels import linear_kind
+from decoding.network.invariance import is_invariant_on_cpu
+from jobs.config.as_yaml import as_yaml
+from jobs.config.fields import value_in
+from jobs.config.run import RunConfig
+from jobs.driver.cluster import starts_own_ray, submitted_copy
+from pipeline.run.directory import RunDirectory
+
+ASKED_OF_COMMAND = ("dry_run", "estimate", "price_per_hour")  # fields that say nothing about the run itself
+_Config = TypeVar("_Config", bound=RunConfig)
+
+
+def chosen_here(config: _Config) -> _Config:
+    """Return the configuration with what one line leaves open, and why in `chosen`; another one is returned as it is.
+
+    The text does not depend on any of it but the type of numbers, for which a run that has begun keeps its own.
+    """
+    if config.chosen is None:
+        return config
+    why = dict[str, str]()
+    generator, run = config.generator, config.run
+    is_here = starts_own_ray(run.ray_address) and submitted_copy() is None
+    backend = backend_of(generator)
+    if backend.plans_memory and is_here and generator.models.dtype == "auto" and not _will_use_gpu(config):
+        dtype, why["models.dtype"] = _dtype(config)
+        generator = replace(generator, models=replace(generator.models, dtype=dtype))
+    if generator.models.draft is None and generator.engine.drafter is None and _may_look_up(config):
+        generator = replace(generator, engine=replace(generator.engine, drafter="suffix"))
+        why["engine.drafter"] = "looks drafts up in texts, and rests where that costs"
+    if "local" not in (run.names_given or ()) and is_here and not config.asks_for_ray and torch.cuda.device_count() < 2:
+        run = replace(run, local=True)
+        why["run.local"] = "one engine needs no Ray; --no-run.local starts it"
+    return replace(config, generator=generator, run=run, chosen=why)
+
+
+def _will_use_gpu(config: RunConfig) -> bool:
+    device = config.generator.models.device
+    return device == "cuda" or (device == "auto" and torch.cuda.is_available())
+
+
+def _may_look_up(config: RunConfig) -> bool:
+    return backend_of(config.generator).is_repeatable and not config.is_scoring
+
+
+def _dtype(config: RunConfig) -> tuple[Any, str]:
+    """Return the type of weights and arithmetic on this processor, and why it is this one."""
+    if RunDirectory.exists(config.output.path):
+        begun: dict[str, Any] = RunDirectory.open(config.output.path).run["identity"]
+        return begun["dtype"], "the run has begun with it"
+    target = model_folder(config.generator.models.target)
+    of_model = load_config(target)
+    own = dtype_of(of_model)
+    if fp8_format(of_model) is not None:
+        return own, "the model's own, beside FP8"
+    if made_of := origin_in_words(target):
+        return "float32", f"the model is{made_of.removeprefix(',')}"
+    if own != "bfloat16":
+        return "float32", "the model's own" if own == "float32" else f"exact; the model's own is {own}"
+    if is_invariant_on_cpu(of_model, torch.bfloat16):
+        return own, f"the model's own, and exact here ({linear_kind(torch.bfloat16)})"
+    return "float32", "exact; in bfloat16, the model's own, it would not be here"
+
+
+def print_chosen(config: RunConfig) -> None:
+    """Print what was chosen, and why."""
+    console = Console(highlight=False, soft_wrap=True)
+    if config.chosen:
+        console.print("  chosen for this machine:")
+    for name, why in (config.chosen or {}).items():
+        value = value_in(config, name)
+        shown = str(value).lower() if isinstance(value, bool) else value
+        console.print(f"    {name} {shown}: {why}", markup=False)
+
+
+def print_as_file(config: RunConfig) -> None:
+    """Print the file that says what one line says; nothing for a configuration that comes from a file or flags."""
+    if config.chosen is not None:
+        console = Console(highlight=False, soft_wrap=True)
+        console.print("  this line as a file (dray init writes it, with comments):")
+        console.print(indent(as_yaml(config, ASKED_OF_COMMAND).rstrip(), "    "), markup=False)

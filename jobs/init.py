@@ -1,0 +1,11 @@
+"""`dray init [RUN.yaml] [FILE] [OUT] [--model MODEL]`: write what one line says as a file, with comments."""
+
+import sys
+
+from jobs.commands import configured
+from jobs.config.init import InitConfig, load_init
+
+main = configured("init", InitConfig, "jobs.machine.written:write", load_init)
+
+if __name__ == "__main__":
+    sys.exit(main())
