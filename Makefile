@@ -25,22 +25,22 @@ $(VENV)/installed: pyproject.toml constraints.txt
 	touch $@
 
 demo: setup  ## generate the bundled prompts with the bundled pair, on CPU
-	$(BIN)/python -m jobs.generate --config examples/configs/demo.yaml
+	$(BIN)/dray generate --config examples/configs/demo.yaml
 
 demo-head: setup  ## the same with the bundled draft head in place of the draft model
-	$(BIN)/python -m jobs.generate --config examples/configs/demo.yaml --models.draft examples/tiny_pair/head \
+	$(BIN)/dray generate --config examples/configs/demo.yaml --models.draft examples/tiny_pair/head \
 	  --output.path out/demo-head
 
 demo-learn: setup  ## a draft that knows little learns while it drafts, on CPU: about eight minutes
 	mkdir -p out
 	$(BIN)/python -m examples.tiny_pair.beginner --out out/beginner
 	$(BIN)/python -m examples.tiny_pair.prompts --seed more --per-kind 140 > out/more-prompts.jsonl
-	$(BIN)/python -m jobs.generate --config examples/configs/demo_learn.yaml
-	$(BIN)/python -m jobs.report out/demo-learn --by draft_version,kind
+	$(BIN)/dray generate --config examples/configs/demo_learn.yaml
+	$(BIN)/dray report out/demo-learn --by draft_version,kind
 	$(BIN)/python -m examples.same_text out/demo-learn
 
 serve-demo: setup  ## serve the bundled pair behind the OpenAI API at http://127.0.0.1:8000, on CPU
-	$(BIN)/python -m jobs.serve --config examples/configs/serve.yaml
+	$(BIN)/dray serve --config examples/configs/serve.yaml
 
 test: setup  ## run all default tests: no network, no GPU, about half an hour on 2 cores
 	$(BIN)/python $(TESTS_WITHOUT_RAY)
@@ -136,23 +136,23 @@ test-all: setup test-kubernetes  ## run all tests, the slow ones too: well over 
 	$(BIN)/python -m pytest -m "ray and not gpu and not real"
 
 prove: setup  ## compare every drafter with transformers' own code on the bundled pair, with forms and more: some minutes
-	$(BIN)/python -m jobs.prove --config examples/configs/demo.yaml --output.path out/prove
+	$(BIN)/dray prove --config examples/configs/demo.yaml --output.path out/prove
 
 prove-long: setup  ## the same over more than a million tokens, greedy and sampled: about an hour on 2 cores
-	$(BIN)/python -m jobs.prove --config examples/configs/demo.yaml --output.path out/prove --prove.num_prompts 300 \
+	$(BIN)/dray prove --config examples/configs/demo.yaml --output.path out/prove --prove.num_prompts 300 \
 	  --prove.num_slots=4 --prove.num_slots=16 --prove.temperatures=0 --prove.temperatures=0.8 --prove.temperatures=1.2 \
 	  --prove.asked=[nothing,mixed] --prove.json_path=out/prove.json
 
 # Every kind of form on 60 prompts, and on 12 all else that may be asked of a row (jobs/proving/asked.py).
 ASKED := json_tight,hermes_forced,llama3_forced,mistral_forced,mistral_named_forced,hermes_auto,llama3_auto,mistral_auto,mistral_named_auto,hermes_or_form,llama3_or_form,mistral_or_form,mistral_named_or_form,thought,open_thought,stop,penalties,min_tokens,logprobs,bad_words,all_at_once
 prove-asked: setup  ## the same with each form, call, thought, stop string and more asked of the rows: about 20 minutes on 2 cores
-	$(BIN)/python -m jobs.prove --config examples/configs/demo.yaml --output.path out/prove --prove.num_prompts 60 \
+	$(BIN)/dray prove --config examples/configs/demo.yaml --output.path out/prove --prove.num_prompts 60 \
 	  --prove.temperatures=0 --prove.temperatures=0.8 --prove.asked=[choice,json_object,json_schema,regex,grammar]
-	$(BIN)/python -m jobs.prove --config examples/configs/demo.yaml --output.path out/prove --prove.num_prompts 12 \
+	$(BIN)/dray prove --config examples/configs/demo.yaml --output.path out/prove --prove.num_prompts 12 \
 	  --prove.temperatures=0 --prove.temperatures=0.8 --prove.asked=[mixed,$(ASKED)]
 
 models: setup  ## try tiny models of each of transformers' classes, and write docs/models.md: about half an hour on 2 cores
-	$(BIN)/python -m jobs.models --write docs/models.md
+	$(BIN)/dray models --write docs/models.md
 
 rooms:  ## print every folder with its sentence, and what breaks the rules of rooms
 	$(BIN)/python -m checks.rooms

@@ -1,7 +1,7 @@
 """What a draft learns from a corpus of its target: `python -m benchmarks.learning`, before and after, by kind.
 
 The bundled target writes texts alone; a draft that knows little is distilled on them, and a head is trained from
-scratch (`jobs.train_draft`). On held-out prompts both are scored by the rows' noise keys (`jobs.eval_draft`), then they
+scratch (`dray train-draft`). On held-out prompts both are scored by the rows' noise keys (`dray eval-draft`), then they
 draft live, and speeds are measured in turns. Folders and runs are in --out, and are used again by the next call.
 """
 

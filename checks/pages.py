@@ -35,28 +35,28 @@ def main(arguments: Sequence[str]) -> int:
 _CONFIGURATION_HEAD = """\
 A field is a line of the YAML file (`engine: {num_slots: 32}`), a flag (`--engine.num_slots 32`) and an environment
 variable (`DRAY_ENGINE__NUM_SLOTS=32`). Flags override the environment, and the environment overrides the file. Unknown
-names are refused. `python -m jobs.generate --help` prints the same list. [Your own run](running.md) has an example.
+names are refused. `dray generate --help` prints the same list. [Your own run](running.md) has an example.
 """
-_GENERATE_HEAD = "## A run: `jobs.generate`\n"
+_GENERATE_HEAD = "## A run: `dray generate`\n"
 _RETRY_HEAD = """\
-## Failed rows: `jobs.retry`
+## Failed rows: `dray retry`
 
-`jobs.retry` takes the fields of the run, without `estimate` and `price_per_hour`, and these:
+`dray retry` takes the fields of the run, without `estimate` and `price_per_hour`, and these:
 """
 _SERVE_HEAD = """\
-## The endpoint: `jobs.serve`
+## The endpoint: `dray serve`
 
-`jobs.serve` takes the fields of `jobs.generate` except INPUT, and these:
+`dray serve` takes the fields of `dray generate` except INPUT, and these:
 """
 _EVAL_HEAD = """\
-## Evaluating a draft: `jobs.eval_draft`
+## Evaluating a draft: `dray eval-draft`
 
-`jobs.eval_draft` takes the section `models` of `jobs.generate`, and these:
+`dray eval-draft` takes the section `models` of `dray generate`, and these:
 """
 _TRAIN_HEAD = """\
-## Training a draft: `jobs.train_draft`
+## Training a draft: `dray train-draft`
 
-`jobs.train_draft` has fields of its own:
+`dray train-draft` has fields of its own:
 """
 
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
 from importlib import import_module
 
-from jobs.names import GROUPS, commands, summary
+from jobs.names import GROUPS, commands, summary, typed
 
 _USAGE = """usage: dray COMMAND [ARGUMENT ...]
 
@@ -20,7 +20,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0 if given else 2
     name = given[0].replace("-", "_")
     if name not in commands():
-        near = get_close_matches(name, commands(), n=1, cutoff=0.5)
+        near = get_close_matches(given[0], map(typed, commands()), n=1, cutoff=0.5)
         meant = f"; did you mean {near[0]}?" if near else ""
         print(f"error: {given[0]!r} is no command{meant} (dray --help lists them all)", file=sys.stderr)
         return 2
@@ -32,7 +32,7 @@ def _listed() -> Iterator[list[str]]:
     named = [name for group in GROUPS.values() for name in group]
     others = [name for name in commands() if name not in named]
     for title, names in (GROUPS | ({"other": others} if others else {})).items():
-        yield [f"{title}:", *(f"  {name:14} {summary(name)}" for name in names)]
+        yield [f"{title}:", *(f"  {typed(name):14} {summary(name)}" for name in names)]
 
 
 if __name__ == "__main__":

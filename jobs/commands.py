@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import pyarrow as pa
 
 from jobs.driver.stopping import Exit, bad_configuration, interrupted, sigterm_interrupts
+from jobs.names import called
 from jobs.shadows import refuse_shadows_of_workers
 from pipeline.run.directory import RunDirectory
 from pipeline.run.progress.lease import LeaseHeld
@@ -39,7 +40,7 @@ def configured(name: str, kind: type[_Config], work: str, read: Callable[..., _C
         with sigterm_interrupts():
             try:
                 reader = resolve_name("jobs.config.loading:load") if read is None else read
-                config = reader(kind, sys.argv[1:] if arguments is None else arguments, f"dray {name}")
+                config = reader(kind, sys.argv[1:] if arguments is None else arguments, called(name))
                 refuse_shadows_of_workers()
                 was_on = gc.isenabled()
                 gc.disable()  # all that modules make while they are imported stays, and looking at it costs an eighth
@@ -138,7 +139,7 @@ def _parsed(
     name: str, explanation: str | None, arguments: Sequence[_Add], given: Sequence[str] | None
 ) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog=f"dray {name}", description=explanation, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog=called(name), description=explanation, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     for add in arguments:
         add(parser)

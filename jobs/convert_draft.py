@@ -1,4 +1,4 @@
-"""`dray convert_draft SRC OUT --target T`: a draft head (EAGLE-3, DFlash, ...) in another format.
+"""`dray convert-draft SRC OUT --target T`: a draft head (EAGLE-3, DFlash, ...) in another format.
 
 --format speculators  the format of vllm-project/speculators, which `vllm serve OUT` reads
 --format eagle        the format of the authors of EAGLE-3, DFlash and DSpark, which SGLang reads

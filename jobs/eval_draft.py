@@ -1,4 +1,4 @@
-"""`dray eval_draft --config FILE [--against DRAFT]`: how much of a draft a run would accept, by its texts."""
+"""`dray eval-draft --config FILE [--against DRAFT]`: how much of a draft a run would accept, by its texts."""
 
 import sys
 

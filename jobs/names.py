@@ -20,6 +20,16 @@ def commands() -> list[str]:
     return sorted(path.stem for path in _FOLDER.glob("*.py") if path.stem not in _NO_COMMANDS)
 
 
+def typed(name: str) -> str:
+    """Return the name of a command as it is typed, such as train-draft."""
+    return name.replace("_", "-")
+
+
+def called(name: str) -> str:
+    """Return how a command is called."""
+    return f"dray {typed(name)}"
+
+
 def summary(name: str) -> str:
     """Return what a command does: the first line of its docstring behind the colon. The command is not imported."""
     tree = ast.parse((_FOLDER / f"{name}.py").read_text(encoding="utf-8"))

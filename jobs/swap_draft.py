@@ -1,4 +1,4 @@
-"""`dray swap_draft OUTPUT DRAFT`: let a run go on with another draft of the same architecture.
+"""`dray swap-draft OUTPUT DRAFT`: let a run go on with another draft of the same architecture.
 
 No token changes. The engines of a run that is under way take the draft within seconds, between two rounds; a run that
 is continued later begins with it. If it drafts much worse than the one before, the engines go back to that one.

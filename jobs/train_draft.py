@@ -1,4 +1,4 @@
-"""`dray train_draft --config FILE`: train a draft, or a head, on the texts of its target.
+"""`dray train-draft --config FILE`: train a draft, or a head, on the texts of its target.
 
 Interrupted or killed, the same command goes on from the last checkpoint. Ctrl-C or SIGTERM lets training write one.
 """

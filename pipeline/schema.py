@@ -160,7 +160,7 @@ ERROR_COLUMNS = (
     ),
     Column("error_type", pa.string(), "Name of the exception, such as `ValueError`.", nullable=False),
     Column("message", pa.string(), "What was wrong.", nullable=False),
-    Column("attempt", pa.int32(), "How often `jobs.retry` has tried the row again in vain.", nullable=False),
+    Column("attempt", pa.int32(), "How often `dray retry` has tried the row again in vain.", nullable=False),
 )
 
 MANIFEST_COLUMNS = (

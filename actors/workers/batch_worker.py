@@ -49,7 +49,7 @@ class SharedEngine:
 
 
 class _BatchRows(PlainRows):
-    """Rows of one batch. They get the tokens that `jobs.generate` writes for them."""
+    """Rows of one batch. They get the tokens that `dray generate` writes for them."""
 
     def encode(self, row: InputRow, ordinal: int) -> EncodedRow:
         encoded = super().encode(row, ordinal)

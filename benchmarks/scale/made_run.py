@@ -1,4 +1,4 @@
-"""Runs with many parts, as `jobs.generate` would have left them: planned by it, with parts of sound made-up rows."""
+"""Runs with many parts, as `dray generate` would have left them: planned by it, with parts of sound made-up rows."""
 
 import time
 from concurrent.futures import ProcessPoolExecutor
@@ -24,7 +24,7 @@ _NUM_ROUNDS, _ACCEPTED = 20, [18, 13, 8, 1]  # of a row, and so 60 tokens
 
 
 def arguments_of(folder: Path, run: str, rows_per_unit: int) -> list[str]:
-    """Return the arguments of `jobs.generate` for a run over the prompts in a folder."""
+    """Return the arguments of `dray generate` for a run over the prompts in a folder."""
     given = {"input.path": str(folder / "prompts.jsonl"), "output.path": run, "run.rows_per_unit": str(rows_per_unit)}
     given |= {"models.target": str(PAIR / "target"), "models.draft": str(PAIR / "draft"), "run.progress": "none"}
     given |= {"models.device": "cpu"}  # else a cluster that is there is asked

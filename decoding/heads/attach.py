@@ -66,7 +66,7 @@ def attach(path: str, target: Target, target_path: str, head: Head | None = None
     if shares[best] < LEAST_AGREEMENT:
         raise ValueError(
             f"{path!r} agrees with {target_path!r} on {described}, expected at least {LEAST_AGREEMENT:.0%}: it was "
-            "trained for another target, or for other layers (dray convert_draft writes other ones)"
+            "trained for another target, or for other layers (dray convert-draft writes other ones)"
         )
     _log.info("the head %r agrees with its target on %s", path, described)
     own.layer_ids = readings[best]

@@ -3,7 +3,7 @@
 Nothing of what makes the engine fast is used: no slots, no batch, no draft, none of our layers, and no state of a row
 but its tokens: each row's grammar is compiled for it alone, and read forward (`ForwardMatcher`). Only the rule that
 turns logits into a token is shared, with its noise and its margin: where rounding could decide between two tokens, one
-forward without a cache does, here as in the engine. `jobs.prove` compares the engine's texts with these.
+forward without a cache does, here as in the engine. `dray prove` compares the engine's texts with these.
 """
 
 from collections.abc import Iterator

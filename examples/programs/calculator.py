@@ -1,6 +1,6 @@
 """A calculator loop: the model writes a sum up to its equals sign, a tool computes it, and the model goes on behind it.
 
-`python -m jobs.generate --config examples/configs/calculator.yaml`
+`dray generate --config examples/configs/calculator.yaml`
 """
 
 import ast

@@ -1,6 +1,6 @@
 """Self-refinement (Madaan et al., arXiv 2303.17651): the model writes, says what is wrong, and writes again.
 
-`python -m jobs.generate --config examples/configs/self_refine.yaml`
+`dray generate --config examples/configs/self_refine.yaml`
 """
 
 from typing import Any

@@ -1,6 +1,6 @@
 """Prints the command by which vLLM serves a target with a draft that was trained here.
 
-`python -m examples.recipes.vllm_serve TARGET DRAFT`, where DRAFT is a draft model or a head, such as `jobs.train_draft`
+`python -m examples.recipes.vllm_serve TARGET DRAFT`, where DRAFT is a draft model or a head, such as `dray train-draft`
 writes. vLLM verifies by rejection, so its texts follow the target's distribution, and are not Dray's token for token.
 """
 

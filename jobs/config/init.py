@@ -1,4 +1,4 @@
-"""InitConfig: what `jobs.init` writes to a file."""
+"""InitConfig: what `dray init` writes to a file."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

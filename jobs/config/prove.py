@@ -1,4 +1,4 @@
-"""ProveConfig: the configuration of `jobs.prove`, which is that of a run and what to compare."""
+"""ProveConfig: the configuration of `dray prove`, which is that of a run and what to compare."""
 
 from __future__ import annotations
 

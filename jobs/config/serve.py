@@ -1,4 +1,4 @@
-"""ServeConfig: the configuration of `jobs.serve`."""
+"""ServeConfig: the configuration of `dray serve`."""
 
 from __future__ import annotations
 

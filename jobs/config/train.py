@@ -1,4 +1,4 @@
-"""TrainConfig and EvalConfig: the configurations of `jobs.train_draft` and `jobs.eval_draft`."""
+"""TrainConfig and EvalConfig: the configurations of `dray train-draft` and `dray eval-draft`."""
 
 from __future__ import annotations
 

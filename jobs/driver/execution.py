@@ -147,7 +147,7 @@ def execute(
 def _published(progress: Progress, run: str, ledger: Any, lease: Lease) -> Heartbeat:
     """Return a context in which metrics tell how much of the run is left, and the driver's storage retries.
 
-    The lease tells how many engines are up, for `jobs.status`.
+    The lease tells how many engines are up, for `dray status`.
 
     Warnings of the processes, whose own logs are files of Ray, are logged here too, once for all processes.
     """

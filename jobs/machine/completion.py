@@ -1,4 +1,4 @@
-"""The work of `jobs.completion`: scripts for shells, from what each command's own help says of its flags."""
+"""The work of `dray completion`: scripts for shells, from what each command's own help says of its flags."""
 
 import argparse
 import io
@@ -7,7 +7,7 @@ from contextlib import redirect_stdout, suppress
 from importlib import import_module
 
 from jobs.driver.stopping import Exit
-from jobs.names import commands, summary
+from jobs.names import commands, summary, typed
 
 _FLAG = re.compile(r"(?<![\w-])--\w[\w.-]*")
 _BASH = """_dray() {
@@ -32,13 +32,18 @@ def print_script(options: argparse.Namespace) -> Exit:
     if options.shell == "fish":
         for name, own in flags.items():
             said = summary(name).replace("'", "\\'")
-            print(f"complete -c dray -n __fish_use_subcommand -a {name} -d '{said}'")
+            print(f"complete -c dray -n __fish_use_subcommand -a {typed(name)} -d '{said}'")
             print(
-                *(f"complete -c dray -n '__fish_seen_subcommand_from {name}' -l {flag[2:]}" for flag in own), sep="\n"
+                *(f"complete -c dray -n '__fish_seen_subcommand_from {typed(name)}' -l {flag[2:]}" for flag in own),
+                sep="\n",
             )
         return Exit.COMPLETE
     cases = "\n".join(_CASE.format(name=name, flags=" ".join(own)) for name, own in flags.items())
-    print(*([_ZSH] if options.shell == "zsh" else []), _BASH % {"commands": " ".join(flags), "cases": cases}, sep="\n")
+    print(
+        *([_ZSH] if options.shell == "zsh" else []),
+        _BASH % {"commands": " ".join(map(typed, flags)), "cases": cases},
+        sep="\n",
+    )
     return Exit.COMPLETE
 
 

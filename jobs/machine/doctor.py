@@ -1,4 +1,4 @@
-"""The work of `jobs.doctor`: this machine in lines for a reader, each with what to do if something is not as it should.
+"""The work of `dray doctor`: this machine in lines for a reader, each with what to do if something is not as it should.
 
 The promise is not looked up but measured, on a tiny model that is computed as a real one is.
 """

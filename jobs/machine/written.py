@@ -1,4 +1,4 @@
-"""The work of `jobs.init`: a file of configuration is written, and none is written over."""
+"""The work of `dray init`: a file of configuration is written, and none is written over."""
 
 from pathlib import Path
 

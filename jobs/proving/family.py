@@ -1,4 +1,4 @@
-"""The work of `jobs.models`: a tiny random model of each of transformers' causal language models is built and compared.
+"""The work of `dray models`: a tiny random model of each of transformers' causal language models is built and compared.
 
 A class is tried with its default options, made tiny, and with options as models of it were published, which are tiny in
 `published_options.json` already: kinds of attention, positions, layers and norms are those of a published model.

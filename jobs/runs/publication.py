@@ -26,7 +26,7 @@ _CONFIGURATION = ("identity", "settings", "models")  # of run.json
 def publish(run_directory: RunDirectory, place: Destination, options: argparse.Namespace) -> None:
     """Verify the run, and upload what the destination lacks of it. Raises ValueError if it must not be, and OSError.
 
-    The options are those of `jobs.publish`.
+    The options are those of `dray publish`.
     """
     with TemporaryDirectory(prefix="dray-publish-", dir=options.staging) as folder:
         files = _staged(run_directory, Path(folder), options)

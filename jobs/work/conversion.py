@@ -1,4 +1,4 @@
-"""The work of `jobs.convert_draft`: a draft head is written in another format, and what was decided is printed."""
+"""The work of `dray convert-draft`: a draft head is written in another format, and what was decided is printed."""
 
 import argparse
 import sys

@@ -1,4 +1,4 @@
-"""The estimate of `jobs.generate --estimate N`: some rows are done for real, and say what all of them would take.
+"""The estimate of `dray generate --estimate N`: some rows are done for real, and say what all of them would take.
 
 The rows are whole small units from all over the input. One engine does them in a run directory beside the output, which
 is deleted afterwards. The interval is that of a cluster bootstrap over those units (Efron 1979): 95 %, percentiles.

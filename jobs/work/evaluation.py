@@ -1,4 +1,4 @@
-"""The work of `jobs.eval_draft`: how much of a draft a run would accept, by its texts."""
+"""The work of `dray eval-draft`: how much of a draft a run would accept, by its texts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The work of `jobs.generate` and `jobs.retry`: what is missing of a corpus is generated, or failed rows run again."""
+"""The work of `dray generate` and `dray retry`: what is missing of a corpus is generated, or failed rows run again."""
 
 import sys
 import time

@@ -1,4 +1,4 @@
-"""The work of `jobs.prove`: what every drafter writes is compared with what the target writes alone."""
+"""The work of `dray prove`: what every drafter writes is compared with what the target writes alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The work of `jobs.serve`: the models are served behind the OpenAI API, on Ray Serve, until a signal comes.
+"""The work of `dray serve`: the models are served behind the OpenAI API, on Ray Serve, until a signal comes.
 
 After SIGTERM or Ctrl-C it accepts no new request, finishes those in flight, and ends. A second one ends it at once.
 """

@@ -1,4 +1,4 @@
-"""The work of `jobs.train_draft`: a draft, or a head, is trained on the texts that its target has written.
+"""The work of `dray train-draft`: a draft, or a head, is trained on the texts that its target has written.
 
 Interrupted or killed, the same command goes on from the last checkpoint. Ctrl-C or SIGTERM lets training write one.
 """

@@ -1,6 +1,6 @@
 """OpenAI batch output: one JSON line for every input row, generated or failed, in input order.
 
-`export_batch` writes one file, as `jobs.export` does. `export_results` writes two, as the Batch API does: results, and
+`export_batch` writes one file, as `dray export` does. `export_results` writes two, as the Batch API does: results, and
 errors with the answer that the endpoint would have given.
 
 Format: https://platform.openai.com/docs/api-reference/batch/request-output

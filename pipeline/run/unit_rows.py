@@ -1,6 +1,6 @@
 """The rows of committed units, in order, generations and rows that failed; and tallies of what they add up to.
 
-A row is in one of the two. If a `jobs.retry` died between writing a row's generations and deleting its error row, the
+A row is in one of the two. If a `dray retry` died between writing a row's generations and deleting its error row, the
 row is in both files: data wins, and the stale error row is left out here.
 """
 

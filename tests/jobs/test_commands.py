@@ -52,7 +52,7 @@ def test_dray_lists_every_command_with_what_it_does(capsys):
     ("given", "said"),
     [
         ("generat", "'generat' is no command; did you mean generate?"),
-        ("swap-drat", "'swap-drat' is no command; did you mean swap_draft?"),
+        ("swap-drat", "'swap-drat' is no command; did you mean swap-draft?"),
         ("shadows", "'shadows' is no command"),
     ],
 )

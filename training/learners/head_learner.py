@@ -171,7 +171,7 @@ def trainable_config(path: str, target_config: PretrainedConfig, target_path: st
     try:
         return replace(config, layer_ids=config.layer_ids_as("inputs"), layer_ids_are="inputs")
     except ValueError as error:
-        raise ValueError(f"{path!r} {error} by dray convert_draft") from error
+        raise ValueError(f"{path!r} {error} by dray convert-draft") from error
 
 
 def head_config(teacher: Teacher, num_known: int, steps_ahead: int) -> HeadConfig:

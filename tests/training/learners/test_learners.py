@@ -168,7 +168,7 @@ def test_a_head_that_does_not_say_which_layers_it_reads_is_refused_before_it_lea
     fields = json.loads((tmp_path / "head" / "config.json").read_text())
     del fields["eagle_config"]["aux_hidden_state_layer_ids_are"]
     (tmp_path / "head" / "config.json").write_text(json.dumps(fields))
-    with pytest.raises(ValueError, match=r"does not say whether its layer ids .* by dray convert_draft"):
+    with pytest.raises(ValueError, match=r"does not say whether its layer ids .* by dray convert-draft"):
         HeadLearner.load(str(tmp_path / "head"), teacher, steps_ahead=4)
 
 
