@@ -1,46 +1,14 @@
-"""Metrics: what one process publishes about a run through Ray; and Heartbeat, a thread that does so again and again."""
+"""Metrics: what one process publishes about a run through Ray."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from actors import metric_table as table
 from actors.metric_table import METRICS, Metric
 from pipeline.counts import Counts
 from pipeline.storage.retries import num_retries
-
-
-class Heartbeat:
-    """A thread that calls `beat` at once, then every `every_s` seconds, and once more at the end."""
-
-    def __init__(self, beat: Callable[[], None], every_s: float = 5.0) -> None:
-        """Prepare the thread. Ray drops a gauge that was not set for 20 s, so the default is well below that."""
-        self.beat, self._every_s = beat, every_s
-        self._end = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
-
-    def start(self) -> None:
-        """Begin. A heartbeat that lasts as long as its process is never ended."""
-        self._thread.start()
-
-    def end(self) -> None:
-        """End a heartbeat that was started, after a last beat."""
-        self._end.set()
-        self._thread.join()
-
-    def __enter__(self) -> Heartbeat:
-        self.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.end()
-
-    def _run(self) -> None:
-        self.beat()
-        while not self._end.wait(self._every_s):
-            self.beat()
-        self.beat()
 
 
 class Metrics:
@@ -65,7 +33,7 @@ class Metrics:
         self.add(metric, max(0.0, total - published))
 
     def set(self, metric: Metric, value: float) -> None:
-        """Set a gauge. Ray drops one that is not set again within 20 s (`Heartbeat`)."""
+        """Set a gauge. Ray drops one that is not set again within 20 s (`actors.heartbeat`)."""
         self._of_ray[metric.name].set(value)
 
     def observe(self, metric: Metric, value: float) -> None:

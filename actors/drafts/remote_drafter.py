@@ -19,7 +19,7 @@ import torch
 from actors.drafts.link import DraftLink, LinkStats
 from actors.drafts.mirror import Distributions, DraftReply, DraftRequest, DraftTerms, RowOrigin, RowUpdate
 from actors.drafts.roster import BEAT_EVERY_S
-from actors.metrics import Heartbeat
+from actors.heartbeat import Heartbeat
 from actors.run_notes import DraftWork
 from actors.settings import GeneratorSettings
 from decoding.drafters.base import Drafter

@@ -14,7 +14,8 @@ from actors.drafts.remote_drafter import DraftLinks
 from actors.engine.loop import EngineLoop, EngineStats
 from actors.engines import backend_of
 from actors.engines.loaded import Loaded
-from actors.metrics import Heartbeat, Metrics
+from actors.heartbeat import Heartbeat
+from actors.metrics import Metrics
 from actors.settings import GeneratorSettings
 from decoding.checkpoint.supported import model_folder
 from pipeline.text.codec import TextCodec

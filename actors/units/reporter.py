@@ -10,7 +10,8 @@ from traceback import extract_tb
 from typing import TYPE_CHECKING, Any
 
 from actors import metric_table as metrics
-from actors.metrics import Heartbeat, Metrics
+from actors.heartbeat import Heartbeat
+from actors.metrics import Metrics
 from actors.units.unit_record import Attempt
 from pipeline.errors import ErrorRow
 from pipeline.inputs.rows import InputRow

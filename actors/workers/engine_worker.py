@@ -16,7 +16,7 @@ from actors.engine.translation import EncodedRow
 from actors.engines import backend_of
 from actors.engines.loading import LoadedEngine, publish_engine
 from actors.errors import describe
-from actors.metrics import Heartbeat
+from actors.heartbeat import Heartbeat
 from actors.run_notes import Rejection, WantedDraft, WrittenText
 from actors.settings import GeneratorSettings, ModelSettings
 from actors.tasks import Task

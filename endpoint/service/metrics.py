@@ -18,7 +18,7 @@ from prometheus_client.samples import Sample
 
 from actors import metric_table as table
 from actors.engine.loop import EngineStats
-from actors.metrics import Heartbeat
+from actors.heartbeat import Heartbeat
 
 Family = prometheus.Metric  # the samples of one metric
 _VLLM_NAMES = {metric.name: metric.vllm for metric in table.SERVING_METRICS}

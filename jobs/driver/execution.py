@@ -15,8 +15,9 @@ import ray
 
 from actors.drafts.roster import roster_of
 from actors.engines import backend_of
+from actors.heartbeat import Heartbeat
 from actors.metric_table import ROWS_LEFT, UNITS_LEFT
-from actors.metrics import Heartbeat, Metrics
+from actors.metrics import Metrics
 from actors.units.feed import UnitFeed
 from actors.units.hand_outs import Signal
 from actors.units.ledger import Ledger

@@ -20,7 +20,7 @@ from rich.progress import BarColumn, TextColumn
 from rich.progress import Progress as Bar
 from rich.table import Column
 
-from actors.metrics import Heartbeat
+from actors.heartbeat import Heartbeat
 from actors.run_notes import WrittenText
 from jobs.report_page.numbers import format_length
 from jobs.report_page.texts import text_to_show

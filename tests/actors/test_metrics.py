@@ -16,8 +16,9 @@ from actors import metric_table as metrics
 from actors.drafts.link import LinkStats
 from actors.engine.loop import EngineStats
 from actors.engines.loading import publish_engine
+from actors.heartbeat import Heartbeat
 from actors.metric_table import METRICS, SERVING_METRICS, Metric
-from actors.metrics import Heartbeat, Metrics
+from actors.metrics import Metrics
 from endpoint.service.metrics import FinishReason
 from pipeline.errors import Stage
 from pipeline.storage.retries import RetryPolicy

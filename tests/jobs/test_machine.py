@@ -6,7 +6,7 @@ import subprocess
 import pytest
 
 from jobs import completion, doctor
-from jobs.names import commands
+from jobs.names import commands, typed
 
 
 def test_the_doctor_names_what_is_promised_here_and_what_is_missing(monkeypatch, capsys):
@@ -25,7 +25,7 @@ def test_a_script_for_a_shell_has_every_command_and_its_flags(shell, capsys):
     assert completion.main([shell]) == 0
     script = capsys.readouterr().out
     for name in commands():
-        assert re.search(rf"\b{name}\b", script)
+        assert re.search(rf"\b{typed(name)}\b", script)
     assert re.search(r"\bgenerate\b.*\bsampling\.top_k\b", script, re.DOTALL)
 
 

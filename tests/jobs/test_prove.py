@@ -93,7 +93,7 @@ def test_rows_that_cannot_be_written_or_asked_for_it_are_left_out_and_without_a_
     assert prove.main(command) == 0
     printed = " ".join(capsys.readouterr().out.split())
     assert printed.count("is left out: ") == 3
-    assert "row 2 with choice asked of it is left out: sampling.ignore_eos is True" in printed
+    assert "row 3 of the input, with choice asked of it, is left out: sampling.ignore_eos is True" in printed
     assert "identical: " in printed
     write_jsonl(tmp_path / "in.jsonl", [own])
     assert prove.main(command) == 2

@@ -7,8 +7,9 @@ import pytest
 
 from actors.run_notes import WrittenText
 from jobs.config.run import RunSettings
-from jobs.driver import summary, texts
+from jobs.driver import summary
 from jobs.driver.summary import print_ending
+from jobs.report_page import texts
 from jobs.report_page.texts import samples, shortened
 from pipeline.run.directory import RunDirectory
 from tests.pipeline.made_up import RUN, commit_rows, error, generation, unit

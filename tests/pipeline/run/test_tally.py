@@ -64,7 +64,7 @@ def test_texts_are_not_read_and_a_damaged_part_is_named(finished_run):
     part.write_bytes(content)
     assert _counts(finished_run) == whole
     part.write_bytes(b"PAR1 and no more")
-    with pytest.raises(ValueError, match=r"part-000000000\.parquet: damaged .*jobs\.verify says more"):
+    with pytest.raises(ValueError, match=r"part-000000000\.parquet: damaged .*dray verify says more"):
         _counts(finished_run)
 
 
