@@ -62,7 +62,7 @@ def load(kind: type[_Config], arguments: Sequence[str], prog: str) -> _Config:
     """
     sections = {each.name: each for each in level_fields(kind)}
     arguments = [_with_underscores(argument, sections) for argument in arguments]
-    yaml_file = _config_file(arguments)
+    yaml_file = config_file(arguments)
     # A variable whose name stands anywhere in the configuration may be read by it.
     places = [*arguments, *(value for name, value in os.environ.items() if name.startswith(_ENV_PREFIX))]
     if yaml_file is not None:
@@ -144,7 +144,8 @@ def _with_underscores(argument: str, sections: Iterable[str]) -> str:
     return f"--{field}{equals}{value}" if name.startswith("--") and field in sections else argument
 
 
-def _config_file(arguments: Sequence[str]) -> Path | None:
+def config_file(arguments: Sequence[str]) -> Path | None:
+    """Return the file that `--config` or DRAY_CONFIG names; None without one. Raises ValueError if it is not there."""
     variable = _variable("config")
     value, said = os.environ.get(variable), f"{variable}="
     for index, argument in enumerate(arguments):

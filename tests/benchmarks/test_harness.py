@@ -4,7 +4,8 @@ from collections.abc import Generator
 
 import pytest
 
-from benchmarks.harness import Pass, Table, interleaved, one_repeat, whole
+from benchmarks.harness import interleaved
+from decoding.turns import Pass, Table, one_repeat, whole
 
 
 def test_ways_give_way_to_each_other_until_each_has_ended():
