@@ -29,7 +29,7 @@ _GRID_REPEATS, _GRID_FINALISTS, _GRID_FINALS = 3, 3, 9
 
 
 def tune(config: TuneConfig) -> Exit:
-    """Tune, and return the exit code."""
+    """Find the fastest setting, and return the exit code."""
     return run_command(config, _begin)
 
 
@@ -116,7 +116,7 @@ def _file_to_write(config: TuneConfig) -> Path | None:
         file = Path(config.tune.write).expanduser()
         if own is None and not file.exists():
             raise ValueError(
-                f"tune.write is {config.tune.write!r}, a new file, which begins as a copy of the one in --config; give it"
+                f"tune.write is {config.tune.write!r}, which is not there, and there is no --config whose copy it could be"
             )
         return file
     if own is None:
@@ -151,4 +151,4 @@ def _tell_grid(axes: Axes, trials: Trials, best: Setting, say: Callable[[str], N
     top = max(few, key=lambda setting: again[setting])
     say(f"grid: {len(every)} settings; the best: {top}: {again[top]:.3f} times plain")
     say(f"the choice: {best}: {again[best]:.3f} times plain, {again[best] / again[top]:.3f} of the best")
-    say(f"noise: {median(abs(ratio - 1) for ratio in trials.twin[-_GRID_FINALS:]):.1%}, at most {trials.noise:.1%}")
+    say(f"the plain setting and its twin: {median(trials.twin[-_GRID_FINALS:]):.3f}; noise {trials.noise:.1%}")

@@ -31,18 +31,18 @@ def shown(trials: Trials, settings: Seq[Setting], best: Setting) -> Iterator[Tab
     for heading in ("slots", "thr", "dtype", "tok/s", "times", "spread", "len", "GiB", "1M rows"):
         table.add_column(heading, justify="right", no_wrap=True)
     for setting in settings:
-        spread, found, speed = trials.spread(setting), trials.passes[setting][-1], trials.speed(setting)
+        spread, counts = trials.spread(setting), trials.passes[setting][-1].counts
         table.add_row(
             setting.drafts,
             str(setting.slots),
             str(setting.threads),
             setting.dtype,
-            f"{speed:,.0f}",
+            f"{trials.speed(setting):,.0f}",
             format_length(trials.times_plain(setting)),
             f"{min(spread):.2f}-{max(spread):.2f}" if len(spread) > 1 else "once",
-            format_length(found.counts.mean_acceptance_length),
+            format_length(counts.mean_acceptance_length),
             f"{_memory(setting, trials.settings) / 2**30:.2f}",
-            f"{trials.rows.measured(found, speed).engine_hours(_MILLION)[0]:,.1f} h",
+            f"{trials.measured(setting).engine_hours(_MILLION)[0]:,.1f} h",
             style="bold" if setting == best else "",
         )
     yield table
@@ -55,7 +55,7 @@ def shown(trials: Trials, settings: Seq[Setting], best: Setting) -> Iterator[Tab
     yield _LEGEND
     yield from _cautions(trials)
     yield from _promises(trials, settings)
-    yield f"noise: two equal settings differed by at most {trials.noise:.1%} ({len(trials.twin)} repeats)"
+    yield f"noise: two equal settings differed by up to {trials.noise:.1%} (nine of ten of {len(trials.twin)} repeats)"
     yield Text(_verdict(trials, best), style="bold")
 
 
@@ -63,9 +63,10 @@ def _verdict(trials: Trials, best: Setting) -> str:
     """Return what to take, and why."""
     spread = trials.spread(best)
     rate = f"{trials.times_plain(best):.2f} times plain ({min(spread):.2f} to {max(spread):.2f})"
+    other = "" if best.dtype == trials.plain.dtype else f"; in {best.dtype} the target writes another text"
     if best.drafter == "none":
-        return f"take none: no draft pays beyond the noise. Best: {best}: {rate}"
-    return f"take {best}: {rate}"
+        return f"take none: no draft pays beyond the noise. The best: {best}: {rate}{other}"
+    return f"take {best}: {rate}{other}"
 
 
 def _promises(trials: Trials, settings: Seq[Setting]) -> Iterator[str]:
@@ -86,8 +87,8 @@ def _memory(setting: Setting, run: GeneratorSettings) -> int:
 
 def _cautions(trials: Trials) -> Iterator[str]:
     """Yield what the figures are of, and what they do not contain."""
-    measured = trials.rows.measured(trials.passes[trials.plain][-1], 1.0)
-    num_rows, num_tokens = measured.counts.num_rows, sum(measured.lengths)
+    measured = trials.measured(trials.plain)
+    num_rows, num_tokens = measured.counts.num_rows, measured.counts.num_output_tokens
     yield f"measured: {num_rows} rows from all over the input, {num_tokens:,} tokens"
     if trials.rows.left_out:
         yield f"left out: {len(trials.rows.left_out)} rows that cannot be written; the first: {trials.rows.left_out[0]}"

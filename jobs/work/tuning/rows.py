@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
+from collections.abc import Sequence as Seq
 from functools import partial
 from math import ceil
 
@@ -14,7 +14,7 @@ from jobs.driver.plan import Plan
 from jobs.proving.asked import Codecs, good_inputs
 from jobs.proving.comparison import problem_with_row, rows_of
 from jobs.work.estimate import Measured, spread_units
-from jobs.work.tuning.engine_turns import EnginePass
+from pipeline.counts import Counts
 
 _LEAST_TOKENS = 16  # of a text, in which drafts are measured
 
@@ -61,13 +61,13 @@ class SampledRows:
     def _sequences_of_all(self) -> list[Sequence]:
         return rows_of(self._rows, self._codecs, self._settings, self._max_model_len)
 
-    def measured(self, found: EnginePass, tokens_per_second: float) -> Measured:
-        """Return what the rows were and took with this speed, as an estimate does; each row is a place of its own."""
-        lengths = [len(text) for text in found.outputs]
+    def measured(self, texts: Seq[Seq[int]], tokens_per_second: float) -> Measured:
+        """Return what these texts of the rows take at a speed, as an estimate does; each row is a place of its own."""
+        lengths = list(map(len, texts))
         per_row = len(lengths) // len(self._rows)
         tokens = [sum(lengths[first : first + per_row]) for first in range(0, len(lengths), per_row)]
         return Measured(
-            counts=replace(found.counts, num_rows=len(tokens)),
+            counts=Counts(num_rows=len(tokens), num_output_tokens=sum(lengths)),
             seconds=sum(lengths) / tokens_per_second,
             rows_by_unit=(1,) * len(tokens),
             tokens_by_unit=tuple(tokens),

@@ -31,7 +31,7 @@ class Setting:
 
     @property
     def drafts(self) -> str:
-        """Where its drafts come from, for a reader."""
+        """The drafter and its draft, for a reader."""
         return self.drafter if self.draft is None else f"{Path(self.draft).name} ({self.drafter})"
 
     def __str__(self) -> str:

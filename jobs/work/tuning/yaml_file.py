@@ -20,9 +20,7 @@ def with_fields(text: str, fields: Mapping[str, Any]) -> str:
         text = _with_field(text, section, field, yaml.safe_dump(value, default_flow_style=True).split("\n")[0])
     if yaml.safe_load(text) != expected:
         listed = ", ".join(f"{name}: {value}" for name, value in fields.items())
-        raise ValueError(
-            f"the file has aliases or the like, which are not edited; set in it yourself: {listed}"
-        )
+        raise ValueError(f"the file has aliases or the like, which are not edited; set in it yourself: {listed}")
     return text
 
 

@@ -41,7 +41,7 @@ def test_every_drafter_has_a_line_all_texts_are_the_same_and_the_best_setting_ca
     assert len(set(lines)) == len(lines)
     assert f"identical, token for token, in {len(lines)} settings (float32)" in printed
     assert "left out: 1 rows" in printed
-    assert "noise: two equal settings differed by at most" in printed
+    assert "noise: two equal settings differed by up to" in printed
     assert "dray tune" in picture.read_text()
     tuned = config.with_name("run.tuned.yaml")
     written = load(GenerateConfig, ["--config", str(tuned)], "test")
