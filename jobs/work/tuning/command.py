@@ -116,7 +116,7 @@ def _file_to_write(config: TuneConfig) -> Path | None:
         file = Path(config.tune.write).expanduser()
         if own is None and not file.exists():
             raise ValueError(
-                f"tune.write is {config.tune.write!r}, which is not there, and there is no --config whose copy it could be"
+                f"tune.write is {config.tune.write!r}, a new file, which needs a --config whose copy it can be"
             )
         return file
     if own is None:

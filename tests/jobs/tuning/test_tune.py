@@ -18,8 +18,9 @@ DRAFTERS = ("none", "ngram", "suffix", "draft (model)", "draft (hybrid)")
 
 
 @pytest.fixture
-def config(job: Job) -> Path:
+def config(job: Job, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Write the input, and the configuration as a user would."""
+    monkeypatch.setenv("COLUMNS", "200")  # no cell is folded
     target, draft = job.pair
     write_jsonl(job.source, [*prompts(5), "no JSON"])
     file = job.folder / "run.yaml"
