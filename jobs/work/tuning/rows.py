@@ -24,11 +24,8 @@ class SampledRows:
 
     def __init__(self, plan: Plan, engine: Engine, most_slots: int) -> None:
         """Read rows that `engine` can write. Raises ValueError if there are none."""
-        self._codecs, self._settings, self._max_model_len = (
-            Codecs(load_codec(plan.settings)),
-            plan.settings,
-            engine.max_model_len,
-        )
+        self._settings, self._max_model_len = plan.settings, engine.max_model_len
+        self._codecs = Codecs(load_codec(plan.settings))
         check = partial(problem_with_row, codecs=self._codecs, settings=plan.settings, problem_with=engine.problem_with)
         self.left_out: list[str] = []
         self._fewest = ceil(most_slots / plan.settings.sampling.n)  # which fill the slots

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, fields, replace
@@ -13,6 +12,7 @@ import torch
 
 from actors.settings import GeneratorSettings
 from decoding.choices import DrafterName, DType
+from decoding.cpu.wait import num_cpus
 from jobs.config.tune import TuneConfig
 from jobs.driver.plan import Plan
 
@@ -44,8 +44,11 @@ class Setting:
 
     def of(self, settings: GeneratorSettings) -> GeneratorSettings:
         """Return the settings of a run with this one in them."""
-        models = replace(settings.models, draft=self.draft, dtype=self.dtype)
-        engine = replace(settings.engine, drafter=self.drafter, num_slots=self.slots)
+        models = settings.models
+        vocabulary = models.draft_vocabulary if self.draft == models.draft else "same"
+        models = replace(models, draft=self.draft, dtype=self.dtype, draft_vocabulary=vocabulary)
+        window = None if self.draft is None else settings.engine.draft_window
+        engine = replace(settings.engine, drafter=self.drafter, num_slots=self.slots, draft_window=window)
         return replace(settings, models=models, engine=engine)
 
 
@@ -67,7 +70,7 @@ def axes_to_try(config: TuneConfig, plan: Plan, plain: Setting) -> Axes:
     tune, models = config.tune, plan.settings.models
     is_on_cpu, threads = models.device == "cpu", list[int]()
     if is_on_cpu and not config.run.local:  # where Ray gives an engine as many as its actor holds
-        most = len(os.sched_getaffinity(0)) // plan.pool.max_actors
+        most = num_cpus() / plan.pool.max_actors
         threads = [*tune.threads] or [2**power for power in range(10) if 2**power <= most]
     is_open = config.generator.models.dtype == "auto" and plan.run_directory is None and plain.dtype == "float32"
     dtypes = tune.dtypes or ("bfloat16",) * (is_open and is_on_cpu)

@@ -21,7 +21,6 @@ from jobs.work.tuning.engine_turns import EnginePass, engine_way
 from jobs.work.tuning.rows import SampledRows
 from jobs.work.tuning.setting import Setting
 
-_TWIN = "the plain setting again"
 _NUM_AT_ONCE = 5  # settings in turns beside the plain one and its twin, each with a cache of its own
 _PASS_SHARE = 1 / 60  # of the time, for the plain setting to write the rows once
 _PATIENCE = 3.0  # times what the plain setting takes, after which another one gives up
@@ -53,7 +52,7 @@ class Trials:
         self.rows = SampledRows(plan, Engine.over(self.parts_of(plain).beside(), options), most_slots)
         looks = [one_repeat({"plain": self._way(plain, float("inf"))}, 0)["plain"].seconds for _ in range(2)]
         self.rows.settle(seconds * _PASS_SHARE / min(looks))
-        self._started = time.monotonic()
+        self._took[plain] = seconds * _PASS_SHARE
 
     def parts_of(self, setting: Setting) -> Parts:
         """Return what engines with this draft and dtype are made of. Raises ValueError if they cannot be loaded."""
@@ -67,13 +66,15 @@ class Trials:
                 models.device,
                 models.dtype,
                 target_model=loaded and loaded.target.share(),  # type: ignore[arg-type]
-                draft_vocabulary=models.draft_vocabulary if models.draft == self.settings.models.draft else "same",
+                draft_vocabulary=models.draft_vocabulary,
                 tokenizer=models.tokenizer,
             )
         return self._parts[key]
 
     def run(self, stage: str, settings: Seq[Setting], until: float) -> bool:
         """Measure each setting once more; return False without it if that would take beyond this part of the time."""
+        if not self.passes:
+            self._started = time.monotonic()
         plain = self._took[self.plain]
         guess = sum(self._took.get(setting, 1.5 * plain) for setting in settings)
         guess += 2 * plain * -(-len(settings) // _NUM_AT_ONCE)
@@ -89,13 +90,12 @@ class Trials:
     def _run_together(self, others: Seq[Setting]) -> None:
         """Let these settings, the plain one and its twin write the rows in turns."""
         most_seconds = _PATIENCE * self._took[self.plain]
-        ways = {str(setting): self._way(setting, most_seconds) for setting in others}
-        ways |= {name: self._way(self.plain, float("inf")) for name in (str(self.plain), _TWIN)}
-        found = one_repeat(ways, len(self.twin))
-        plain, twin = found[str(self.plain)], found[_TWIN]
+        ways = [self._way(self.plain, float("inf")) for _ in range(2)]  # the plain setting, and its twin
+        ways += [self._way(setting, most_seconds) for setting in others]
+        by_name = one_repeat({str(index): way for index, way in enumerate(ways)}, len(self.twin))
+        plain, twin, *found = (by_name[str(index)] for index in range(len(ways)))
         self.twin.append(_rate(twin) / _rate(plain))
-        for setting in (self.plain, *others):
-            own = found[str(setting)]
+        for setting, own in zip((self.plain, *others), (plain, *found), strict=True):
             self._compare(setting, own.outputs)
             self.passes.setdefault(setting, []).append(own)
             self._ratios.setdefault(setting, []).append(_rate(own) / _rate(plain))
