@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from actors.settings import GeneratorSettings
+from decoding.checkpoint.supported import model_folder
 from decoding.choices import DrafterName, DType
 from decoding.cpu.wait import num_cpus
 from jobs.config.tune import TuneConfig
@@ -78,7 +79,7 @@ def axes_to_try(config: TuneConfig, plan: Plan, plain: Setting) -> Axes:
     drafters = [{"drafter": name, "draft": None} for name in ("none", "ngram", "suffix")]
     for draft in dict.fromkeys((models.draft, *tune.drafts)):
         if draft is not None:
-            own = replace(plan.settings.engine, drafter=None).pick_drafter(draft)
+            own = replace(plan.settings.engine, drafter=None).pick_drafter(model_folder(draft))
             drafters += [{"drafter": name, "draft": draft} for name in (own, "hybrid")]
     return {
         "dtype": [{"dtype": dtype} for dtype in dict.fromkeys((plain.dtype, *dtypes))],
