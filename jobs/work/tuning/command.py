@@ -72,13 +72,14 @@ def _tune(config: TuneConfig, plan: Plan, plain: Setting, axes: Axes, file: Path
 
 def _possible(axes: Axes, trials: Trials, say: Callable[[str], None]) -> Axes:
     """Return what can be tried: drafts that fit, dtypes in which the promise holds, slots for which there are rows."""
-    plain, drafters = trials.plain, []
-    for each in axes["drafter"]:
+    plain, unfit = trials.plain, set[str]()
+    for draft, each in {each["draft"]: each for each in axes["drafter"]}.items():
         try:
             trials.parts_of(replace(plain, **each))
-            drafters.append(each)
         except ValueError as error:
-            say(f"left out: {each['draft']}: {error}")
+            unfit.add(draft)
+            say(f"left out: {draft}: {error}")
+    drafters = [each for each in axes["drafter"] if each["draft"] not in unfit]
     dtypes = [each for each in axes["dtype"] if each["dtype"] == plain.dtype or trials.is_promised(each["dtype"])]
     if left_out := [each["dtype"] for each in axes["dtype"] if each not in dtypes]:
         say(f"left out: {', '.join(left_out)}: texts would depend on the batch here (docs/promise.md)")
