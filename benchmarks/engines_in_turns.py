@@ -1,93 +1,16 @@
-"""Engines that generate in turns: over one target's weights, each with a cache of its own."""
+"""Drafts over one target, measured in turns with plain decoding."""
 
-import time
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
-from functools import partial, reduce
-from operator import add
+from functools import partial
 from statistics import median
 from typing import Any
 
-from benchmarks.harness import Pass, Table, Way, interleaved, seconds_of
+from benchmarks.harness import interleaved
 from decoding import Engine, EngineOptions, Sequence
-from decoding.engine.load import Parts, load_parts
-from decoding.network.target import Target
-from pipeline.counts import Counts
-
-TURN_SECONDS = 0.05
-
-
-@dataclass(frozen=True, kw_only=True)
-class EnginePass(Pass):
-    """One repeat of an engine. What is done are tokens, which are counted as long as its rounds are timed."""
-
-    cpu_seconds: float  # of all threads meanwhile
-    num_rounds: int
-    counts: Counts  # of the rows to their ends
-    outputs: list[list[int]]  # of each row
-
-
-def load_beside(
-    target: str, drafts: Iterable[tuple[str | None, EngineOptions]], device: str = "cpu", dtype: str = "float32"
-) -> list[Parts]:
-    """Return what an engine with each of these drafts is made of, over the weights of one target."""
-    found: list[Parts] = []
-    shared: Target | None = None
-    for draft, options in drafts:
-        parts = load_parts(target, draft, options, device, dtype, target_model=shared and shared.share())  # type: ignore[arg-type]
-        shared = parts.target
-        found.append(parts)
-    return found
-
-
-def engine_way(
-    make_engine: Callable[[], Engine], rows: Callable[[int], list[Sequence]], least_rows: int = 1
-) -> Way[EnginePass]:
-    """Return the way to generate the rows of a repeat by an engine, timed as long as `least_rows` are left."""
-
-    def way(repeat: int) -> Generator[None, None, EnginePass]:
-        engine, own = make_engine(), rows(repeat)
-        engine.submit(own)
-        num_left, num_rounds, seconds, cpu_seconds = len(own), 0, 0.0, 0.0
-
-        def turn() -> None:
-            nonlocal num_left, num_rounds
-            until = time.perf_counter() + TURN_SECONDS
-            while num_left >= least_rows and time.perf_counter() < until:
-                num_left -= len(engine.step())
-                num_rounds += 1
-
-        while num_left >= least_rows:
-            cpu_seconds -= time.process_time()
-            seconds += seconds_of(turn, engine.target.device)
-            cpu_seconds += time.process_time()
-            yield
-        num_tokens = sum(len(row.output_token_ids) for row in own)
-        while engine.has_work:
-            engine.step()
-        failed = [row.error for row in own if row.error]
-        assert not failed, failed[0]
-        return EnginePass(
-            seconds=seconds,
-            done=num_tokens,
-            cpu_seconds=cpu_seconds,
-            num_rounds=num_rounds,
-            counts=reduce(add, map(counts_of, own)),
-            outputs=[row.output_token_ids for row in own],
-        )
-
-    return way
-
-
-def counts_of(sequence: Sequence) -> Counts:
-    """Return what a finished sequence counted, of which a benchmark computes rates."""
-    return Counts(
-        num_output_tokens=len(sequence.output_token_ids),
-        num_rounds=sequence.num_rounds,
-        num_draft_tokens=sequence.num_draft_tokens,
-        num_accepted_tokens=sequence.num_accepted_tokens,
-    )
+from decoding.engine.load import Parts
+from decoding.turns import Table
+from jobs.work.tuning.engine_turns import EnginePass, engine_way
 
 
 def over_plain(

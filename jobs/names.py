@@ -7,7 +7,7 @@ from pathlib import Path
 _FOLDER = Path(__file__).parent
 _NO_COMMANDS = ("__init__", "__main__", "commands", "names", "shadows")
 GROUPS: dict[str, Sequence[str]] = {
-    "make": ("init", "generate", "retry", "best", "compact", "export", "publish"),
+    "make": ("init", "tune", "generate", "retry", "best", "compact", "export", "publish"),
     "look": ("status", "show", "report", "doctor", "completion"),
     "draft": ("train_draft", "eval_draft", "swap_draft", "convert_draft"),
     "serve": ("serve",),

@@ -14,9 +14,10 @@ from benchmarks.decoder.counts.whole_rounds import begin_anew, rounds_of
 from benchmarks.decoder.counts.work import work_of
 from benchmarks.decoder.results import Result, per_position
 from benchmarks.decoder.shared_models import SharedModels
-from benchmarks.harness import Pass, seconds_of
+from benchmarks.harness import seconds_of
 from decoding import Engine
 from decoding.network.slot_network import Exact
+from decoding.turns import Pass
 
 WarmUp = tuple[Result, list[list[int]]]
 

@@ -17,10 +17,10 @@ from actors.engine.loop import EngineLoop
 from actors.engines import backend_of
 from actors.engines.loading import in_own_thread
 from actors.settings import GeneratorSettings
-from benchmarks.harness import Pass
 from decoding.engine.scored_text import ScoredText
 from decoding.sampling_params import SamplingParams
 from decoding.sequence import Sequence
+from decoding.turns import Pass
 
 How = Literal["dray", "vllm", "LLM.generate"]
 Prompt = tuple[int, tuple[int, ...]]  # a row's place in the input, and its tokens

@@ -63,12 +63,15 @@ class Bell:
 
 def has_room() -> bool:
     """Return whether this process may use a CPU more than torch's threads do."""
+    return num_cpus() >= torch.get_num_threads() + 1
+
+
+def num_cpus() -> float:
+    """Return how many CPUs this process may use."""
     affinity = getattr(os, "sched_getaffinity", None)  # which some systems do not have
-    num_cpus = float(os.cpu_count() or 1) if affinity is None else float(len(affinity(0)))
+    found = float(os.cpu_count() or 1) if affinity is None else float(len(affinity(0)))
     try:
         quota, period = _QUOTA.read_text().split()
     except (OSError, ValueError):
         quota, period = "max", "1"
-    if quota != "max":
-        num_cpus = min(num_cpus, int(quota) / int(period))
-    return num_cpus >= torch.get_num_threads() + 1
+    return found if quota == "max" else min(found, int(quota) / int(period))

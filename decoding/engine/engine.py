@@ -103,9 +103,9 @@ class Engine(TokenEngine):
         return cls.over(parts, options)
 
     @classmethod
-    def over(cls, parts: Parts, options: EngineOptions) -> "Engine":
-        """Make an engine over models that are loaded, which it then owns; costs are measured where drafts adapt."""
-        pairs, costs = measured(parts, options)
+    def over(cls, parts: Parts, options: EngineOptions, costs: CostTable | None = None) -> "Engine":
+        """Make an engine over models that are loaded, which it then owns; `costs` are measured unless given."""
+        pairs, costs = measured(parts, options, costs)
         engine = cls(pairs, options, parts.max_model_len, costs, parts.grammars)
         engine._parts = parts
         give_back_freed_memory()

@@ -1,7 +1,7 @@
 """Parts: what an engine is made of. Models are loaded from paths, checked against each other and probed."""
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from decoding.checkpoint.loading import DType
@@ -64,6 +64,10 @@ class Parts:
     def target_of(self, lane: int) -> Target:
         """Return the target with a cache of this lane's own."""
         return self.target if lane == 0 else self.target.share()
+
+    def beside(self) -> "Parts":
+        """Return the parts of another engine, over the same weights with caches of its own."""
+        return replace(self, target=self.target.share(), draft=self.draft and self.draft.share())
 
     def make_drafter(self, lane: int, num_slots: int) -> Drafter:
         """Make a fresh drafter for `num_slots` rows of this lane."""

@@ -54,15 +54,17 @@ class TimedDraft(Protocol):
         """Measure one forward over `num_tokens` tokens of each row. The cache is overwritten."""
 
 
-def measured(parts: Parts, options: EngineOptions) -> tuple[list[tuple[Target, Drafter]], CostTable | None]:
+def measured(
+    parts: Parts, options: EngineOptions, costs: CostTable | None = None
+) -> tuple[list[tuple[Target, Drafter]], CostTable | None]:
     """Return a target and a drafter for each lane, and what they cost where draft lengths adapt.
 
-    The lanes are as few as the parts have, or as many as it takes to hide what is measured to be on the way.
+    The lanes are as few as the parts have, or as many as it takes to hide what is measured to be on the way. Nothing is
+    measured if `costs` are given.
     """
-    costs: CostTable | None = None
     slots, most = divide_slots(options.num_slots, parts.num_lanes), options.num_speculative_tokens
     is_adaptive = options.draft_length == "adaptive" and parts.drafter_name != "none"
-    if is_adaptive or parts.most_lanes > parts.num_lanes:
+    if costs is None and (is_adaptive or parts.most_lanes > parts.num_lanes):
         costs = _costs_of(parts, options, slots[0])
         has_model = parts.draft is not None or parts.remote is not None
         lengths = range(0 if is_adaptive or not has_model else most, 1 + most * has_model)

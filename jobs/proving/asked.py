@@ -7,13 +7,15 @@ small template with the marks of one family.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import cycle
 from typing import Any, NamedTuple
 
 from jobs.config.prove import AskedName
-from pipeline.inputs.rows import InputRow
+from jobs.driver.plan import Plan
+from pipeline.inputs.rows import InputRow, read_unit
+from pipeline.inputs.units import WorkUnit
 from pipeline.text.answer_parts import ReasoningName, ReasoningTags, Thought
 from pipeline.text.codec import TextCodec
 from pipeline.text.tools.format import FamilyName
@@ -112,6 +114,26 @@ class PlacedInput(NamedTuple):
     row: InputRow
     ordinal: int
     asked: str = "nothing"  # a name of CASES
+
+
+def good_inputs(
+    plan: Plan,
+    units: Iterable[WorkUnit],
+    problem_with: Callable[[PlacedInput], str | None],
+    leave_out: Callable[[str], object],
+) -> Iterator[PlacedInput]:
+    """Yield the rows of these units that an engine can write; `leave_out` gets a line about each other one."""
+    for unit in units:
+        for row in read_unit(unit, plan.input_options, plan.carried):
+            if isinstance(row, InputRow):
+                placed = PlacedInput(row, unit.first_ordinal + unit.row_index(row.row_id))
+                problem = problem_with(placed)
+                if problem is None:
+                    yield placed
+            else:
+                problem = row.message
+            if problem is not None:
+                leave_out(f"row {unit.row_name(row.row_id, None)} is left out: {problem}")
 
 
 def asking(inputs: Iterable[PlacedInput], name: AskedName) -> list[PlacedInput]:

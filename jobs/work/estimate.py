@@ -55,6 +55,12 @@ class Measured:
         low, high = np.percentile(means, [2.5, 97.5])
         return float(tokens.sum() / rows.sum()), float(low), float(high)
 
+    def engine_hours(self, num_rows: int) -> tuple[float, float, float]:
+        """Return the hours that one engine takes for this number of rows, and the ends of their interval."""
+        mean, low, high = self.tokens_per_row()
+        hours = num_rows / self.counts.num_rows * self.seconds / 3600
+        return (hours, hours * low / mean, hours * high / mean) if mean else (hours, hours, hours)
+
 
 def estimate(config: GenerateConfig, plan: Plan) -> Exit:
     """Do some rows of the plan, print what the missing rows of the run would take, and return the exit code."""
@@ -152,8 +158,7 @@ def estimated(config: GenerateConfig, plan: Plan, measured: Measured, num_rows: 
     tokens_per_second, rows_per_second = (
         number / measured.seconds for number in (counts.num_output_tokens, counts.num_rows)
     )
-    engine_hours = num_rows / rows_per_second / 3600
-    ends = (engine_hours * low / mean, engine_hours * high / mean) if mean else (engine_hours, engine_hours)
+    engine_hours, *ends = measured.engine_hours(num_rows)
     gpus = gpus_of_engine(plan)
     table = Table(title=f"Estimate for {num_rows:,} rows", show_header=False, title_justify="left")
     table.add_column(style="bold")

@@ -9,15 +9,13 @@ from rich.console import Console
 from rich.text import Text
 
 from actors.engines import backend_of
+from actors.engines.footprint import footprint
 from actors.resources import describe_placement
 from decoding.checkpoint.generation import sampling_of
 from decoding.checkpoint.gguf_file import origin_in_words
-from decoding.checkpoint.loading import Footprint, footprint_of
 from decoding.checkpoint.supported import load_config as load_model_config
-from decoding.checkpoint.supported import max_positions
 from decoding.drafters import NEED_A_MODEL
-from decoding.engine.load import settle_max_model_len
-from decoding.heads.fit import fitting_config, head_footprint
+from decoding.heads.fit import fitting_config
 from decoding.heads.format.folder import is_head
 from decoding.vocabulary.vocabulary_map import VocabularyMap
 from jobs.driver.plan import Plan
@@ -56,10 +54,12 @@ def print_plan(plan: Plan) -> None:
     to_check = evenly(missing(), MOST_ROWS)
     models, engine, backend = plan.settings.models, plan.settings.engine, backend_of(plan.settings)
     drafter = engine.pick_drafter(models.draft)
-    console.print(f"  input:   {len(plan.files)} files ({plan.input_options.format}), {num_rows:,} rows")
+    num_files = f"{len(plan.files):,} file{'s' * (len(plan.files) != 1)}"
+    console.print(f"  input:   {num_files} ({plan.input_options.format}), {num_rows:,} rows")
     console.print(f"  {prompts_in_words(plan)}", highlight=False)
     made_of = origin_in_words(models.target)
-    console.print(f"  target:  {models.target} ({models.device}, {models.dtype}{made_of})")
+    named = plan.config.generator.models.target
+    console.print(f"  target:  {named} ({models.device}, {models.dtype}{made_of})", highlight=False)
     has_model = drafter in NEED_A_MODEL
     for what, said in zip(("taken", "not applied"), _said_by_model(plan), strict=True):
         if said:
@@ -74,7 +74,7 @@ def print_plan(plan: Plan) -> None:
         console.print(f"  learns:  after every {plan.config.learn.every_rows:,} committed rows")
     for name, model in (("target", models.target), ("draft", models.draft if has_model else None)):
         if model is not None and backend.plans_memory:
-            console.print(f"  memory of an engine's {name}: {_footprint(plan, model)}")
+            console.print(f"  memory of an engine's {name}: {footprint(plan.settings, model)}")
     console.print(f"  units:   {num_units:,} of at most {largest:,} rows; {num_missing:,} missing")
     console.print(f"  {plan.task.describe(missing_rows, plan.settings.sampling)}", highlight=False)
     if missing_rows:
@@ -146,16 +146,6 @@ def _cut(text: str) -> list[str]:
         line if len(line) <= _MOST_COLUMNS else line[:_MOST_COLUMNS] + " ..." for line in visible(text).split("\n")
     ]
     return lines if len(lines) <= 2 * _MOST_LINES else [*lines[:_MOST_LINES], "...", *lines[-_MOST_LINES:]]
-
-
-def _footprint(plan: Plan, model: str) -> Footprint:
-    """Return the memory of a model with all of an engine's slots; the stages of a target divide it among themselves."""
-    engine, models = plan.settings.engine, plan.settings.models
-    length = settle_max_model_len(engine.max_model_len, max_positions(load_model_config(models.target)))
-    if model != models.target and is_head(model):
-        config = fitting_config(model, load_model_config(models.target), models.target)
-        return head_footprint(model, config, models.dtype, engine.num_slots, length)
-    return footprint_of(load_model_config(model), models.dtype, engine.num_slots, length)
 
 
 def _draft_in_words(plan: Plan) -> str:

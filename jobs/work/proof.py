@@ -24,11 +24,10 @@ from jobs.config.prove import AskedName, ProveConfig
 from jobs.driver.outcome import run_command
 from jobs.driver.plan import Plan
 from jobs.driver.stopping import Exit
-from jobs.proving.asked import PlacedInput, asking
+from jobs.proving.asked import PlacedInput, asking, good_inputs
 from jobs.proving.comparison import Difference, Finding, Setting, some_of
 from jobs.proving.dray_texts import DrayTexts
 from jobs.proving.vllm_texts import VllmTexts
-from pipeline.inputs.rows import InputRow, read_unit
 
 _TEXTS: dict[str, type[DrayTexts | VllmTexts]] = {"dray": DrayTexts, "vllm": VllmTexts}
 _Step = TypeVar("_Step")
@@ -46,7 +45,8 @@ class Proof:
         """Load what runs in this process, and read the prompts. Raises ValueError or OSError for what is wrong."""
         self._config, self._plan, self._console = config, plan, Console()
         self._texts = _TEXTS[plan.settings.engine.backend](plan, config.prove)
-        rows = list(islice(self._good_rows(), config.prove.num_prompts))
+        good = good_inputs(plan, plan.new_units(), self._texts.problem_with, self._leave_out)
+        rows = list(islice(good, config.prove.num_prompts))
         if not rows:
             raise ValueError("no row of the input can be written, so there is nothing to compare")
         names = config.prove.asked or self._texts.asked_by_default
@@ -75,20 +75,8 @@ class Proof:
         self._record(found, num_tokens, time.monotonic() - started)
         return Exit.FAILED if differences and texts.is_promised else Exit.COMPLETE
 
-    def _good_rows(self) -> Iterator[PlacedInput]:
-        """Yield the rows that an engine can write, with their places in the input; print why others are left out."""
-        for unit in self._plan.new_units():
-            for row in read_unit(unit, self._plan.input_options, self._plan.carried):
-                if isinstance(row, InputRow):
-                    placed = PlacedInput(row, unit.first_ordinal + unit.row_index(row.row_id))
-                    problem = self._texts.problem_with(placed)
-                    if problem is None:
-                        yield placed
-                else:
-                    problem = row.message
-                if problem is not None:
-                    where = f"row {unit.row_name(row.row_id, None)}"
-                    self._console.print(f"{where} is left out: {problem}", highlight=False)
+    def _leave_out(self, line: str) -> None:
+        self._console.print(line, highlight=False)
 
     def _asking(self, rows: list[PlacedInput], name: AskedName) -> list[PlacedInput]:
         """Return the rows with this asked of them; print which cannot be written so. Raises ValueError if none can."""

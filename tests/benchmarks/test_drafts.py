@@ -2,14 +2,15 @@
 
 import json
 
-from benchmarks import drafts, engines_in_turns
+from benchmarks import drafts
 from checks.figures import SPEED, speed_table
+from jobs.work.tuning import engine_turns
 
 RECORDED = json.loads(SPEED.read_text())
 
 
 def test_every_draft_writes_the_plain_text_in_its_turns(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(engines_in_turns, "TURN_SECONDS", 1e-4)  # a step at a time: else each ends in its first turn
+    monkeypatch.setattr(engine_turns, "TURN_SECONDS", 1e-4)  # a step at a time: else each ends in its first turn
     few = ["--one-in", "100", "--batches", "2", "--new-tokens", "12", "--repeats", "1", "--num-draft-tokens", "3"]
     drafts.main([*few, "--json", str(tmp_path / "found.json")])
     found = json.loads((tmp_path / "found.json").read_text())

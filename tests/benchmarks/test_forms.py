@@ -5,10 +5,10 @@ import json
 import pytest
 
 from benchmarks import forms
-from benchmarks.engines_in_turns import engine_way
-from benchmarks.harness import one_repeat
 from checks import figures
 from decoding import Engine, EngineOptions, SamplingParams, Sequence
+from decoding.turns import one_repeat
+from jobs.work.tuning.engine_turns import engine_way
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])

@@ -34,7 +34,7 @@ def test_an_input_without_rows_is_refused_before_anything_is_written(job, flags)
 def test_an_input_without_rows_makes_an_empty_corpus_where_that_is_allowed(job):
     job.source.write_text("")
     assert job.generate(CPU, "--input.allow_empty", "--dry-run") == 0
-    assert "1 files (jsonl), 0 rows" in job.printed()
+    assert "1 file (jsonl), 0 rows" in job.printed()
     assert job.generate(CPU, "--input.allow_empty") == 0
     assert (job.output / "_SUCCESS").exists()
     assert job.generate(CPU) == 2, "the run that is there has no rows either"

@@ -1,0 +1,175 @@
+"""Trials: engines with different settings write the same rows in turns."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator
+from collections.abc import Sequence as Seq
+from dataclasses import replace
+from statistics import median
+
+import torch
+
+from decoding.choices import NEED_A_MODEL, TEXT_IS_THE_TARGETS, DType
+from decoding.engine.engine import Engine
+from decoding.engine.load import Parts, load_parts
+from decoding.pace.cost_table import CostTable
+from decoding.turns import Way, one_repeat
+from jobs.driver.plan import Plan
+from jobs.work.estimate import Measured
+from jobs.work.tuning.engine_turns import EnginePass, engine_way
+from jobs.work.tuning.rows import SampledRows
+from jobs.work.tuning.setting import Setting
+
+_NUM_AT_ONCE = 5  # settings in turns beside the plain one and its twin, each with a cache of its own
+_PASS_SHARE = 1 / 60  # of the time, for the plain setting to write the rows once
+_PATIENCE = 3.0  # times what the plain setting takes, after which another one gives up
+_TELL_EVERY_S = 10.0
+
+
+class TextsDiffer(Exception):
+    """A setting wrote another text, where none may."""
+
+
+class Trials:
+    """What was measured of each setting."""
+
+    def __init__(self, plan: Plan, plain: Setting, most_slots: int, seconds: float, say: Callable[[str], None]) -> None:
+        """Load the target and read the rows. `seconds` is the time for all that is measured then.
+
+        Raises ValueError or OSError for what is wrong with them.
+        """
+        self.settings, self.plain, self._seconds, self._say = plan.settings, plain, seconds, say
+        self._started = self._told = time.monotonic()
+        self._parts: dict[tuple[DType, str | None], Parts] = {}
+        self._costs: dict[tuple[object, ...], CostTable | None] = {}
+        self._took: dict[Setting, float] = {}  # seconds of the last pass, with all that is not timed
+        self._texts: dict[DType, list[list[int]]] = {}  # the longest so far
+        self._ratios: dict[Setting, list[float]] = {}
+        self.passes: dict[Setting, list[EnginePass]] = {}
+        self.twin: list[float] = []  # ratios of a setting that equals the plain one
+        options = replace(plan.settings.engine, drafter="none", num_slots=1)
+        self.rows = SampledRows(plan, Engine.over(self.parts_of(plain).beside(), options), most_slots)
+        looks = [one_repeat({"plain": self._way(plain, float("inf"))}, 0)["plain"].seconds for _ in range(2)]
+        self.rows.settle(seconds * _PASS_SHARE / min(looks))
+        self._took[plain] = seconds * _PASS_SHARE
+
+    def parts_of(self, setting: Setting) -> Parts:
+        """Return what engines with this draft and dtype are made of. Raises ValueError if they cannot be loaded."""
+        if (key := (setting.dtype, setting.draft)) not in self._parts:
+            settings = setting.of(self.settings)
+            models, loaded = settings.models, self._parts.get((setting.dtype, None))
+            self._parts[key] = load_parts(
+                models.target,
+                models.draft,
+                settings.engine,
+                models.device,
+                models.dtype,
+                target_model=loaded and loaded.target.share(),  # type: ignore[arg-type]
+                draft_vocabulary=models.draft_vocabulary,
+                tokenizer=models.tokenizer,
+            )
+        return self._parts[key]
+
+    def run(self, stage: str, settings: Seq[Setting], until: float) -> bool:
+        """Measure each setting once more; return False without it if that would take beyond this part of the time."""
+        if not self.passes:
+            self._started = time.monotonic()
+        plain = self._took[self.plain]
+        guess = sum(self._took.get(setting, 1.5 * plain) for setting in settings)
+        guess += 2 * plain * -(-len(settings) // _NUM_AT_ONCE)
+        spent = time.monotonic() - self._started
+        if self.passes and spent + guess > until * self._seconds:
+            return False
+        self._say(f"{stage}: {len(settings)} settings, about {guess:.0f} s ({spent:.0f} of {self._seconds:.0f} s)")
+        others = [setting for setting in settings if setting != self.plain]
+        for first in range(0, max(1, len(others)), _NUM_AT_ONCE):
+            self._run_together(others[first : first + _NUM_AT_ONCE])
+        return True
+
+    def _run_together(self, others: Seq[Setting]) -> None:
+        """Let these settings, the plain one and its twin write the rows in turns."""
+        most_seconds = _PATIENCE * self._took[self.plain]
+        ways = [self._way(self.plain, float("inf")) for _ in range(2)]  # the plain setting, and its twin
+        ways += [self._way(setting, most_seconds) for setting in others]
+        by_name = one_repeat({str(index): way for index, way in enumerate(ways)}, len(self.twin))
+        plain, twin, *found = (by_name[str(index)] for index in range(len(ways)))
+        self.twin.append(_rate(twin) / _rate(plain))
+        for setting, own in zip((self.plain, *others), (plain, *found), strict=True):
+            self._compare(setting, own.outputs)
+            self.passes.setdefault(setting, []).append(own)
+            self._ratios.setdefault(setting, []).append(_rate(own) / _rate(plain))
+
+    def _way(self, setting: Setting, most_seconds: float) -> Way[EnginePass]:
+        """Return the way in which a setting writes the rows on its threads; it says that the work goes on."""
+        way = engine_way(lambda: self._engine(setting), lambda _: self.rows.sequences(), most_seconds=most_seconds)
+
+        def own(repeat: int) -> Generator[None, None, EnginePass]:
+            turns, took = way(repeat), 0.0
+            while True:
+                torch.set_num_threads(setting.threads)
+                began = time.monotonic()
+                try:
+                    next(turns)
+                except StopIteration as end:
+                    found: EnginePass = end.value
+                    return found
+                finally:
+                    took += time.monotonic() - began
+                    self._took[setting] = took
+                if time.monotonic() - self._told > _TELL_EVERY_S:
+                    self._told = time.monotonic()
+                    self._say(f"  {self._told - self._started:.0f} of {self._seconds:.0f} s: {setting} ...")
+                yield
+
+        return own
+
+    def _engine(self, setting: Setting) -> Engine:
+        """Return a fresh engine, which has learned from no text. What rounds cost is measured once for all alike."""
+        longest = max(len(row.prompt_token_ids) + row.max_tokens for row in self.rows.sequences())
+        parts = replace(self.parts_of(setting).beside(), drafter_name=setting.drafter, max_model_len=longest)
+        looks_up = setting.drafter not in NEED_A_MODEL and setting.drafter != "none"
+        key = setting.dtype, setting.draft, "lookup" if looks_up else setting.drafter, setting.slots, setting.threads
+        engine = Engine.over(parts, setting.of(self.settings).engine, self._costs.get(key))
+        self._costs[key] = engine.lanes[0].schedule.costs
+        return engine
+
+    def _compare(self, setting: Setting, outputs: list[list[int]]) -> None:
+        """Raise TextsDiffer if a text is another one than with an earlier setting of this dtype, where none may be."""
+        texts = self._texts.setdefault(setting.dtype, [[] for _ in outputs])
+        for index, (text, found) in enumerate(zip(texts, outputs, strict=True)):
+            num = min(len(text), len(found))
+            if text[:num] != found[:num] and self.is_promised(setting.dtype):
+                raise TextsDiffer(f"text {index} with {setting} is not that of an earlier setting")
+            texts[index] = max(text, found, key=len)
+
+    def is_promised(self, dtype: DType) -> bool:
+        """Tell whether every setting must write the same text in this dtype."""
+        is_exact = dtype == "float32" or self.parts_of(replace(self.plain, dtype=dtype)).target.is_batch_invariant
+        return is_exact and self.settings.engine.verification in TEXT_IS_THE_TARGETS
+
+    def times_plain(self, setting: Setting) -> float | None:
+        """Return the median of the ratios of a setting to the plain one; None if it was not measured."""
+        return median(self._ratios[setting]) if setting in self._ratios else None
+
+    def spread(self, setting: Setting) -> Seq[float]:
+        """Return the ratios of a setting to the plain one; of that one those of its twin."""
+        return self.twin if setting == self.plain else self._ratios[setting]
+
+    @property
+    def noise(self) -> float:
+        """The share by which the plain setting and its twin differed at most, in nine of ten repeats."""
+        differences = sorted(abs(ratio - 1) for ratio in self.twin)
+        return differences[round(0.9 * (len(differences) - 1))]
+
+    def measured(self, setting: Setting) -> Measured:
+        """Return what the rows take with a setting: all texts of its dtype, also if it gave up before their ends."""
+        return self.rows.measured(self._texts[setting.dtype], self.speed(setting))
+
+    def speed(self, setting: Setting) -> float:
+        """Return tokens a second: the median speed of the plain setting, times the median ratio."""
+        return median(map(_rate, self.passes[self.plain])) * median(self._ratios[setting])
+
+
+def _rate(found: EnginePass) -> float:
+    return found.done / found.seconds
