@@ -18,7 +18,7 @@ main = configured("serve", ServeConfig, "jobs.work.serving:serve", lambda _, *gi
 def application(sections: dict[str, Any]) -> Any:
     """Return the application for a configuration file of Serve, as KubeRay takes it.
 
-    There `import_path` is `dray serve:application`, `args` are the sections, and Serve itself sets host and port.
+    There `import_path` is `jobs.serve:application`, `args` are the sections, and Serve itself sets host and port.
     Raises ValueError or OSError for what is known to be wrong before anything starts.
     """
     from jobs.work.serving import application_of
