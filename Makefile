@@ -151,6 +151,7 @@ rooms:  ## print every folder with its sentence, and what breaks the rules of ro
 	$(BIN)/python -m checks.rooms
 
 check: setup  ## lint, format, types, imports, docstrings, and the documents: generated pages, figures, links
+	@! git grep -nE '^(<<<<<<<|>>>>>>>) ' || { echo 'error: a merge left these marks of a conflict' >&2; exit 1; }
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy

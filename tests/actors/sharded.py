@@ -130,8 +130,12 @@ def kill(model: ShardedModel, stage: int, rank: int = 0) -> None:
 
 def kill_and_wait(model: ShardedModel, stage: int) -> None:
     """Kill a stage, and return when its process has ended: a call that was made before that may still be answered."""
-    actor = model.pipeline.group.actors[stage]
-    kill(model, stage)
+    kill_actor_and_wait(model.pipeline.group.actors[stage])
+
+
+def kill_actor_and_wait(actor: Any) -> None:
+    """Kill the actor of a stage, and return when its process has ended."""
+    ray.kill(actor, no_restart=True)
     while True:
         try:
             ray.get(actor.pid.remote())

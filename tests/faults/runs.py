@@ -22,7 +22,7 @@ from pipeline.run.fingerprint import content_hash
 from pipeline.storage.location import Location
 from tests.faults.cluster import ROOT, RayCluster
 from tests.faults.diary import Diary
-from tests.jobs.runs import arguments, wait_until
+from tests.jobs.runs import Found, arguments, wait_until
 
 Pair = tuple[str, str]
 Say = Callable[[str], None]  # writes a line into the table at the end of the tests
@@ -80,10 +80,11 @@ class Driver:
         self.process.send_signal(signal.SIGKILL)
         self.process.wait(60)
 
-    def wait_until(self, is_time: Callable[[], bool], every_s: float = 0.02) -> None:
-        """Wait until it is time to disturb the command, which must not have ended before."""
-        wait_until(lambda: is_time() or self.has_ended, PATIENCE_S, every_s)
+    def wait_until(self, is_time: Callable[[], Found], every_s: float = 0.02) -> Found:
+        """Wait until it is time to disturb the command, which must not have ended before; return what was found."""
+        found = wait_until(lambda: (seen,) if (seen := is_time()) or self.has_ended else (), PATIENCE_S, every_s)
         self.refuse_ended()
+        return found[0]
 
     def refuse_ended(self) -> None:
         """Assert that the command still runs: the test would disturb nothing otherwise."""

@@ -21,11 +21,10 @@ def kill_random_workers(run: FaultRun, driver: Driver, seed: int, num_kills: int
     for _ in range(num_kills):
         num_entries = len(run.diary.entries()) + rng.randint(1, _MOST_ENTRIES_BETWEEN)
 
-        def is_time(num_entries: int = num_entries) -> bool:
-            return len(run.diary.entries()) >= num_entries and bool(_victims(run, deaths))
+        def victims(num_entries: int = num_entries) -> list[int]:
+            return _victims(run, deaths) if len(run.diary.entries()) >= num_entries else []
 
-        driver.wait_until(is_time)
-        victim = rng.choice(_victims(run, deaths))
+        victim = rng.choice(driver.wait_until(victims))
         deaths.update(run.diary.in_flight().get(victim, set()))
         kill(victim)
     return deaths.total()
@@ -48,8 +47,7 @@ def wait_for_work(run: FaultRun, driver: Driver, node: str | None = None) -> tup
                 nodes[processes[pid]].add(pid)
         return nodes
 
-    driver.wait_until(lambda: bool(at_work()))
-    return next(iter(at_work().items()))
+    return next(iter(driver.wait_until(at_work).items()))
 
 
 def _victims(run: FaultRun, deaths: Counter[int]) -> list[int]:

@@ -126,8 +126,7 @@ def draft_actors(cluster: RayCluster, node: str | None = None) -> set[int]:
 
 def next_draft_actor(cluster: RayCluster, driver: Driver, killed: set[int]) -> int:
     """A draft actor that was not killed yet, as soon as there is one."""
-    driver.wait_until(lambda: bool(draft_actors(cluster) - killed))
-    return min(draft_actors(cluster) - killed)
+    return min(driver.wait_until(lambda: draft_actors(cluster) - killed))
 
 
 def tokens_of(run: FaultRun) -> tuple[int, int]:

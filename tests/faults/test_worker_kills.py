@@ -109,8 +109,7 @@ def test_a_run_whose_processes_freeze_fails_when_nothing_is_committed_and_goes_o
 def test_a_frozen_process_is_not_waited_for_as_idle_actors_take_copies_of_its_units(new_run, say):
     run = new_run("--run.backup_units")
     driver = run.start()
-    driver.wait_until(lambda: bool(run.diary.in_flight()))
-    frozen = next(iter(run.diary.in_flight()))
+    frozen = next(iter(driver.wait_until(run.diary.in_flight)))
     os.kill(frozen, signal.SIGSTOP)
     driver.wait(0)
     say(run.prove_nothing_lost(2 * UNITS_IN_FLIGHT * NUM_ACTORS))

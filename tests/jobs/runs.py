@@ -4,13 +4,15 @@ import json
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow.dataset as ds
 
 from pipeline.run.check import check_run
 from pipeline.run.directory import RunDirectory
 from pipeline.run.fingerprint import content_hash
+
+Found = TypeVar("Found")
 
 
 def write_jsonl(path: Path, rows: list[Any]) -> Path:
@@ -74,9 +76,10 @@ def commits(output: Path) -> dict[str, tuple[int, int]]:
     return {part.name: (part.stat().st_ino, part.stat().st_mtime_ns) for part in output.glob("data/*.parquet")}
 
 
-def wait_until(condition: Callable[[], bool], seconds: float = 120.0, every_s: float = 0.02) -> None:
-    """Wait until the condition holds."""
+def wait_until(condition: Callable[[], Found], seconds: float = 120.0, every_s: float = 0.02) -> Found:
+    """Wait until the condition holds, and return what it found: another look may find something else."""
     deadline = time.monotonic() + seconds
-    while not condition():
+    while not (found := condition()):
         assert time.monotonic() < deadline, "waited too long"
         time.sleep(every_s)
+    return found

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-import ray
 
 from actors.engine.translation import EncodedRow
 from actors.stages.target import ShardedModel
@@ -14,6 +13,7 @@ from actors.workers.engine_worker import EngineWorker
 from decoding.sequence import Sequence
 from jobs import generate
 from jobs.driver import execution
+from tests.actors.sharded import kill_and_wait
 from tests.decoding.heads.tiny_heads import save_perfect_pair
 from tests.decoding.vocabulary.tiny_tokenizers import LETTERS, byte_level
 from tests.jobs.conftest import Job
@@ -83,16 +83,16 @@ def test_a_run_in_stages_drafts_with_a_head_and_writes_the_same_corpus(tmp_path,
 
 
 class KilledStages(EngineWorker):
-    """A generator whose first stage dies before every step in which a poisoned row is in flight."""
+    """A generator whose first stage dies before every step that would read a poisoned row or write for it."""
 
     async def _finish(self, rows: list[EncodedRow]) -> None:
         engine = self.engine.loop.engine
         step, poisoned = engine.step, {s for row in rows if "poison" in row.prompt.text for s in row.sequences}
 
         def kill_and_step() -> list[Sequence]:
-            if poisoned.intersection(engine.in_flight):
+            if not poisoned.isdisjoint({*engine.in_flight, *engine.up_next()}):
                 assert isinstance(engine.target, ShardedModel)
-                ray.kill(engine.target.pipeline.group.actors[0], no_restart=True)
+                kill_and_wait(engine.target, 0)
             return step()
 
         engine.step = kill_and_step  # type: ignore[method-assign]

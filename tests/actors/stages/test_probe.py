@@ -4,13 +4,12 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-import ray
 import torch
 
 from actors.stages.actor import StageActor
 from actors.stages.group import StageGroup
 from decoding.cache.kv_cache import KVCache, Plan
-from tests.actors.sharded import sharded
+from tests.actors.sharded import kill_actor_and_wait, sharded
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_address")]
 
@@ -59,7 +58,7 @@ class DyingGroup(StageGroup):
 
     def tell_all(self, method: str, *args: Any) -> None:
         if method == "speed_up":
-            ray.kill(self.actors[0], no_restart=True)
+            kill_actor_and_wait(self.actors[0])
         super().tell_all(method, *args)
 
 
