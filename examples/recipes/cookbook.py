@@ -31,7 +31,7 @@ class Recipe:
         """Run the commands in a folder that has `examples`, and return the lines that the last one printed."""
         shutil.rmtree(folder / "out" / "recipes" / self.name, ignore_errors=True)
         paths = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
-        environment = {"HF_HOME": ".real-models/kept", **os.environ, **paths, "OMP_NUM_THREADS": "1"}
+        environment = {"HF_HOME": ".real-models/kept", **os.environ, **paths}
         for command in self.commands[:-1]:
             print(f"$ {command}", flush=True)
             subprocess.run(command, shell=True, check=True, cwd=folder, env=environment)
