@@ -54,8 +54,8 @@ def test_sql_prints_a_json_line_for_each_row_of_each_statement(
 ) -> None:
     file = tmp_path / "look.sql"
     file.write_text(
-        f"create view some as select unnest([1, 2]) as a, 'é' as b;"
-        f"copy (from some) to '{tmp_path / 'some.parquet'}'; from '{tmp_path / 'some.parquet'}'; select 0.25 as c;"
+        f"create view pair as select unnest([1, 2]) as a, 'é' as b;"
+        f"copy (from pair) to '{tmp_path / 'some.parquet'}'; from '{tmp_path / 'some.parquet'}'; select 0.25 as c;"
     )
     sql.main(str(file))
     assert capsys.readouterr().out == '{"a": 1, "b": "é"}\n{"a": 2, "b": "é"}\n{"c": 0.25}\n'
