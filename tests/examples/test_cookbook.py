@@ -1,0 +1,61 @@
+"""The recipes of examples/recipes/README.md, without their model: the bundled pair's tokenizer reads their inputs."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from examples.recipes import sql
+from examples.recipes.cookbook import README, ROOT, recipes
+from jobs.config.loading import load
+from jobs.config.run import RunConfig
+from jobs.driver.plan import make_plan
+from jobs.work.input_check import check_input
+from pipeline.inputs.units import BYTES_PER_TOKEN
+
+FOLDER = README.parent
+CONFIGS = sorted(FOLDER.glob("*/*.yaml"))
+
+
+def test_each_folder_is_a_recipe_whose_commands_name_all_of_its_files() -> None:
+    commands = {name: " ".join(recipe.commands) for name, recipe in recipes().items()}
+    assert sorted(commands) == sorted({path.parent.name for path in CONFIGS})
+    for name in commands:
+        named = commands[name] + "".join(path.read_text() for path in FOLDER.glob(f"{name}/*.yaml"))
+        for path in (FOLDER / name).glob("*.*"):
+            file = path.relative_to(ROOT)
+            assert str(file) in named or ".".join(file.with_suffix("").parts) in named, file
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: f"{path.parent.name}/{path.stem}")
+def test_every_row_of_a_recipe_can_be_asked(path: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(ROOT)
+    own = [f"--output.path={tmp_path / 'out'}", "--models.target=examples/tiny_pair/target", "--models.device=cpu"]
+    config = load(RunConfig, [f"--config={path}", *own], prog="test")
+    plan = make_plan(config)
+    units = list(plan.new_units())
+    num_rows, num_tokens = (sum(getattr(unit, name) for unit in units) for name in ("num_rows", "estimated_tokens"))
+    check = check_input(plan, units, num_rows, num_tokens * BYTES_PER_TOKEN)
+    assert check.errors == []
+    assert check.repeated_ids == {}
+    assert check.num_rows >= 30
+
+
+def test_what_the_readme_shows_is_of_the_inputs() -> None:
+    for recipe in recipes().values():
+        ids = {
+            json.loads(line)["id"] for path in FOLDER.glob("*/input.jsonl") for line in path.read_text().splitlines()
+        }
+        assert {shown["id"] for shown in map(json.loads, recipe.shown) if "id" in shown} <= ids, recipe.name
+
+
+def test_sql_prints_a_json_line_for_each_row_of_each_statement(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "look.sql"
+    file.write_text(
+        f"create view pair as select unnest([1, 2]) as a, 'é' as b;"
+        f"copy (from pair) to '{tmp_path / 'some.parquet'}'; from '{tmp_path / 'some.parquet'}'; select 0.25 as c;"
+    )
+    sql.main(str(file))
+    assert capsys.readouterr().out == '{"a": 1, "b": "é"}\n{"a": 2, "b": "é"}\n{"c": 0.25}\n'
