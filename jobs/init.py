@@ -3,7 +3,7 @@
 import sys
 
 from jobs.commands import configured
-from jobs.config.init import InitConfig, load_init
+from jobs.machine.init_config import InitConfig, load_init
 
 main = configured("init", InitConfig, "jobs.machine.written:write", load_init)
 

@@ -1,4 +1,4 @@
-"""`dray tune FILE --model MODEL`: find what makes your run fastest here: drafter, slots, threads, dtype."""
+"""`dray tune FILE OUT --model MODEL`: find the drafter, slots and threads that are fastest here."""
 
 import sys
 from collections.abc import Sequence

@@ -3,9 +3,9 @@
 from pathlib import Path
 
 from jobs.config.as_yaml import as_commented_yaml
-from jobs.config.init import InitConfig
 from jobs.driver.chosen import ASKED_OF_COMMAND, chosen_here
 from jobs.driver.stopping import Exit, bad_configuration
+from jobs.machine.init_config import InitConfig
 
 # Fields that many runs set; those that are not set are comments in the file.
 _USUAL = (

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from jobs.config.as_yaml import as_commented_yaml, as_yaml
-from jobs.config.init import InitConfig, load_init
 from jobs.config.loading import load
 from jobs.config.one_line import load_run
 from jobs.config.run import GenerateConfig, RunConfig
+from jobs.machine.init_config import InitConfig, load_init
 
 
 @pytest.fixture
