@@ -26,7 +26,7 @@ _LEGEND = (
 
 def shown(trials: Trials, settings: Seq[Setting], best: Setting) -> Iterator[Table | Text | str]:
     """Yield a table with a line for each setting, bars, and what a reader should know of them."""
-    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False, pad_edge=False)
+    table = Table(box=SIMPLE_HEAD, padding=0, show_edge=False, pad_edge=False)
     table.add_column("drafter", overflow="fold")
     for heading in ("slots", "thr", "dtype", "tok/s", "times", "spread", "len", "GiB", "1M rows"):
         table.add_column(heading, justify="right", no_wrap=True)

@@ -119,7 +119,7 @@ class Trials:
                     self._took[setting] = took
                 if time.monotonic() - self._told > _TELL_EVERY_S:
                     self._told = time.monotonic()
-                    self._say(f"  {self._told - self._started:.0f} of {self._seconds:.0f} s: {setting} ...")
+                    self._say(f"  {self._told - self._started:.0f} s: {setting} ...")
                 yield
 
         return own
