@@ -69,7 +69,7 @@ def _begin(config: GenerateConfig, plan: Plan) -> Callable[[], Exit]:
         run_directory = create_run(plan)
     options = plan.input_options
     if plan.run_directory is None and options.prompts_are == "auto" and options.text_marks is not None:
-        print(prompts_in_words(plan))
+        print(f"  {prompts_in_words(plan)}")
     return lambda: _run(plan, run_directory)
 
 
