@@ -4,6 +4,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
 from importlib import import_module
+from pathlib import Path
 
 from jobs.names import GROUPS, commands, summary, typed
 
@@ -18,6 +19,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not given or given[0] in ("-h", "--help", "help"):
         print("\n\n".join([_USAGE, *map("\n".join, _listed()), "`dray COMMAND --help` says what a command takes."]))
         return 0 if given else 2
+    if (here := str(Path.cwd())) not in sys.path and "" not in sys.path:
+        sys.path.append(here)  # a program of the user's is found there, as with python -m
     name = given[0].replace("-", "_")
     if name not in commands():
         near = get_close_matches(given[0], map(typed, commands()), n=1, cutoff=0.5)

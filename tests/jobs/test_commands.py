@@ -9,6 +9,7 @@ import pytest
 from jobs.__main__ import main
 from jobs.names import commands, summary
 
+PAIR = Path(__file__).parents[2] / "examples" / "tiny_pair"
 _HELP_OF_ALL = """
 import contextlib, io, sys
 from jobs.__main__ import commands, main
@@ -73,6 +74,15 @@ def test_dray_works_beside_a_folder_of_the_user_that_is_named_jobs(tmp_path):
     # -P: the working directory is not searched for packages, as it is not by the script `dray`.
     ended = _run(tmp_path, "-P", "-m", "jobs", "generate", "--config=none.yaml")
     assert (ended.returncode, ended.stderr) == (2, "error: --config 'none.yaml': no such file\n")
+
+
+def test_the_script_dray_finds_a_program_in_the_working_directory(tmp_path):
+    (tmp_path / "mine.py").write_text("async def talk(row): pass\n")
+    (tmp_path / "in.jsonl").write_text('{"prompt": "a"}\n')
+    model, program = f"--model={PAIR / 'target'}", "--program.function=mine:talk"
+    ended = _run(tmp_path, "-P", "-m", "jobs", "generate", "in.jsonl", "out", model, program, "--dry-run")
+    assert ended.returncode == 2
+    assert "it is called with two arguments" in ended.stderr
 
 
 def test_a_folder_that_shadows_a_package_of_the_workers_is_named(tmp_path):
