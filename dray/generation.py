@@ -7,6 +7,7 @@ import sys
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from threading import Lock
 from typing import TYPE_CHECKING, Any, overload
 
 import pyarrow as pa
@@ -36,7 +37,7 @@ class _Kept:
     model: Model | None = None
 
 
-_kept = _Kept()
+_kept, _loading = _Kept(), Lock()
 
 
 @overload
@@ -135,11 +136,12 @@ def _begin(
     else:
         values = by_section(given, *OF_MODEL, *OF_ROWS)
         settings, sampling = settings_of(model, draft, values), _sampling(values)
-        if _kept.model is None or _kept.settings != settings:
-            _kept.settings = _kept.model = None
-            gc.collect()  # before the next one is loaded: both may not fit
-            _kept.model, _kept.settings = Model(settings), settings
-        model = _kept.model
+        with _loading:
+            if _kept.model is None or _kept.settings != settings:
+                _kept.settings = _kept.model = None
+                gc.collect()  # before the next one is loaded: both may not fit
+                _kept.model, _kept.settings = Model(settings), settings
+            model = _kept.model
     source = Source.of(rows, input_of(model.settings, values), model.template_marks)
     return source, model.finished(source, sampling, seed)
 

@@ -87,4 +87,9 @@ def _take(under_way: dict[Future[None], tuple[int, EncodedRow]], rows: LooseRows
 
 def _run(events: asyncio.AbstractEventLoop) -> None:
     events.run_forever()
+    left = asyncio.all_tasks(events)
+    for task in left:
+        task.cancel()
+    if left:
+        events.run_until_complete(asyncio.wait(left))
     events.close()

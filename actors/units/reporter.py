@@ -67,7 +67,7 @@ class Reporter:
             shown["message"] = error.message
             if row is not None:
                 shown["prompt"] = str(row.messages if row.prompt is None else row.prompt)[:_EXCERPT]
-        place = {"row": f"{error.file}:{error.row_number + 1}", "row_id": error.row_id}
+        place = {"row": f"{error.file}#{error.row_number + 1}", "row_id": error.row_id}
         _log.warning(Event("row failed", **place, stage=error.stage, error_type=error.error_type, **shown))
 
     def committed(self, receipt: Receipt, errors: Seq[ErrorRow]) -> None:

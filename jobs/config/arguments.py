@@ -50,6 +50,8 @@ def spelled_out(arguments: Sequence[str], kind: type) -> list[str]:
             name = full_names.get(flag[2:].replace("-", "_"), flag[2:])
             if (other := typed.setdefault(name, flag)) != flag:
                 raise ValueError(f"{other} and {flag} are two names of one field, {name}; keep one of them")
+            if flag.startswith("--no-") and (switch := full_names.get(flag[5:].replace("-", "_"))) is not None:
+                name = f"no-{switch}"
             argument = f"--{name}{equals}{value}"
         spelled.append(argument)
     return spelled

@@ -1,6 +1,7 @@
 """One line in place of a file: `dray generate FILE OUT --model MODEL`. FILE may be several, and OUT is the last."""
 
 import os
+import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 from difflib import get_close_matches
@@ -34,7 +35,8 @@ def load_run(kind: type[_Config], arguments: Sequence[str], prog: str) -> _Confi
         return load(kind, flags, prog)
     file = config_file(flags)
     sections: dict[str, Any] = {} if file is None else read_sections(file)
-    given = _places_as_fields(places, flags)
+    has_input = gives(flags, "input.path") or variable_of("input.path") in os.environ
+    given = _places_as_fields(places, has_input or _in_file(sections, "input.path") is not None)
     for name, values in given.items():
         shown, known = " ".join(values), _in_file(sections, name)
         if gives(flags, name):
@@ -56,15 +58,19 @@ def load_run(kind: type[_Config], arguments: Sequence[str], prog: str) -> _Confi
     if missing and file is None:
         load(kind, [*flags, *(f"--{name}=x" for name in (*given, *missing))], prog)  # what else is wrong comes first
         raise ValueError(_explain(missing, given, flags, prog))
-    flags += [f"--{name}={value}" for name, values in given.items() for value in values]
-    config = load(kind, flags, prog)
+    # Names of files do not go through pydantic-settings, which takes commas, brackets and quotes for marks of its own.
+    config = load(kind, [*flags, *(f"--{name}=x" for name in given)], prog)
+    if "input.path" in given:
+        config = replace(config, input=replace(config.input, path=given["input.path"]))
+    if "output.path" in given:
+        config = replace(config, output=replace(config.output, path=given["output.path"][0]))
     return replace(config, chosen={}) if given and file is None else config
 
 
-def _places_as_fields(places: list[str], flags: list[str]) -> dict[str, list[str]]:
-    """Return FILE and OUT by the names of their fields. One alone is OUT only where the input is given by its name."""
+def _places_as_fields(places: list[str], has_input: bool) -> dict[str, list[str]]:
+    """Return FILE and OUT by the names of their fields. One alone is OUT only where the input is given elsewhere."""
     if len(places) == 1:
-        return {"output.path" if gives(flags, "input.path") else "input.path": places}
+        return {"output.path" if has_input else "input.path": places}
     *files, out = places or [""]
     fields = {"input.path": files, "output.path": [out]}
     return fields if places else {}
@@ -98,7 +104,11 @@ def _explain(missing: list[str], given: dict[str, list[str]], flags: list[str], 
     """Return what is missing, and the line that would have it, with what was given in its place."""
     names = {name: short for short, name in SHORTS.items()}
     words = [
-        *(" ".join(given.get(name, [_WHAT[name][0]])) for name in _WHAT if name in given or name in missing),
+        *(
+            " ".join(map(shlex.quote, given[name])) if name in given else _WHAT[name][0]
+            for name in _WHAT
+            if name in given or name in missing
+        ),
         *(f"--{names[each[2:]]}" if each[2:] in names else each for each in flags),
     ]
     return f"{_WHAT[missing[0]][1]}; type\n  {prog} {' '.join(words)}"

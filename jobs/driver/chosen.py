@@ -35,7 +35,9 @@ def chosen_here(config: _Config) -> _Config:
     generator, run = config.generator, config.run
     is_here = starts_own_ray(run.ray_address) and submitted_copy() is None
     backend = backend_of(generator)
-    if backend.plans_memory and is_here and generator.models.dtype == "auto" and not _will_use_gpu(config):
+    has_begun = RunDirectory.exists(config.output.path)
+    may_choose = has_begun or (is_here and not _will_use_gpu(config))
+    if backend.plans_memory and generator.models.dtype == "auto" and may_choose:
         dtype, why["models.dtype"] = _dtype(config)
         generator = replace(generator, models=replace(generator.models, dtype=dtype))
     if generator.models.draft is None and generator.engine.drafter is None and _may_look_up(config):

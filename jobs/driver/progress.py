@@ -30,6 +30,7 @@ COLUMNS = 80  # of a line
 _SECONDS_BETWEEN_LINES = 10.0
 _BETWEEN_BEATS_S = 1.0
 _BAR_COLUMNS = 16
+_FEWEST_COLUMNS = 8  # of a step, on a terminal that is too narrow for it
 _READING = "reading prompts"
 Mode = Literal["auto", "bar", "lines", "none"]
 
@@ -138,7 +139,7 @@ class Progress:
         """Return the state as one line; what matters least is left out where there is no room."""
         if not self._is_writing:
             taken = f" ({format_seconds(self._clock() - self._began)})"
-            return shorten(self._step, width - len(taken), placeholder=" ...") + taken
+            return shorten(self._step, max(width - len(taken), _FEWEST_COLUMNS), placeholder=" ...") + taken
         counts, done, seconds = self._counts, self._rows_done, max(self._clock() - self._begin_of_work, 1e-9)
         num_tokens = max(self._num_tokens, counts.num_output_tokens)
         parts = {

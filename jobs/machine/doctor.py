@@ -13,6 +13,7 @@ import sys
 import urllib.request
 from collections.abc import Iterator
 from contextlib import suppress
+from http.client import HTTPException
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -114,7 +115,7 @@ def _hub() -> Iterator[tuple[str, str]]:
     try:
         with urllib.request.urlopen(address, timeout=_HUB_WITHIN_S):
             yield "hub", f"{address} answers"
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, HTTPException) as error:
         why = getattr(error, "reason", error)
         yield "hub", f"{address} cannot be reached ({why}); name models by folders or .gguf files"
 

@@ -28,7 +28,8 @@ def load_init(kind: type[InitConfig], arguments: Sequence[str], prog: str) -> In
     places = [place for place in places if place not in files]
     has_model = gives(flags, "models.target")
     flags += [] if has_model else ["--models.target=MODEL"]
-    flags += [] if places or gives(flags, "input.path") else ["--input.path=questions.jsonl"]
-    flags += [] if len(places) > 1 or gives(flags, "output.path") else ["--output.path=out/"]
+    has_input = gives(flags, "input.path")
+    flags += [] if places or has_input else ["--input.path=questions.jsonl"]
+    flags += [] if len(places) + has_input > 1 or gives(flags, "output.path") else ["--output.path=out/"]
     config = load_run(kind, [*places, *flags], prog)
     return replace(config, chosen={}, file=files[0] if files else InitConfig.file, has_model=has_model)

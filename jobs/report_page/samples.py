@@ -61,7 +61,7 @@ def find_rows(run_directory: RunDirectory, wanted: str) -> list[tuple[WorkUnit, 
     ]
     if not rows:
         num_missing = run_directory.manifest.num_units - len(committed)
-        known = "its rows have no ids of their own (input.id_column), so give file and number, such as in.jsonl:17"
+        known = "its rows have no ids of their own (input.id_column), so give file and number, such as in.jsonl#17"
         if examples:
             known = f"its ids are such as {', '.join(map(repr, examples))}; a row_id of data/ is taken as well"
         if num_missing:
@@ -72,7 +72,7 @@ def find_rows(run_directory: RunDirectory, wanted: str) -> list[tuple[WorkUnit, 
 
 def _row_ids(run_directory: RunDirectory, name: str) -> Iterator[int]:
     """Yield the row_id that a name is, or those of the rows with this place in a file of this name."""
-    file, _, number = name.rpartition(":")
+    file, _, number = name.rpartition("#")
     if not (number.isascii() and number.isdigit()):
         return
     if not file:

@@ -68,7 +68,7 @@ def _facts_of_error(sample: Sample) -> dict[str, str]:
         "row_id": str(sample.row_id),
         "failed at": f"{row['stage']}, {row['error_type']}",
         "message": visible(row["message"]),
-        "input": f"{row['file']}:{row['row_number'] + 1}",
+        "input": f"{row['file']}#{row['row_number'] + 1}",
         "tried again": f"{row['attempt']} times in vain (dray retry)",
     }
 

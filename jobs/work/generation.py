@@ -63,8 +63,7 @@ def _begin(config: GenerateConfig, plan: Plan) -> Callable[[], Exit]:
         return lambda: Exit.COMPLETE
     if config.estimate is not None:
         return lambda: estimate(config, plan)
-    if sys.stdout.isatty():
-        print_chosen(plan.config)
+    print_chosen(plan.config)
     with Progress(config.run.progress, "dividing the input into units"):
         run_directory = create_run(plan)
     options = plan.input_options

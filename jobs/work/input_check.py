@@ -95,7 +95,7 @@ def check_input(plan: Plan, units: Sequence[WorkUnit], num_rows: int, num_bytes:
     check, most = InputCheck(engine=UnloadedEngine.of(plan.settings), is_whole=is_whole), num_rows
     if not is_whole:
         units = evenly(units, NUM_PLACES)
-        most = max(1, min(MOST_ROWS, num_rows * _MOST_BYTES // num_bytes) // len(units))
+        most = max(1, min(MOST_ROWS, num_rows * _MOST_BYTES // max(1, num_bytes)) // len(units))
     check.read(plan, units, most)
     return check
 

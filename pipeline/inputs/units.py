@@ -53,7 +53,7 @@ class WorkUnit:
 
 def row_name(user_id: str | int | None, file: str, row_number: int) -> str:
     """Return the name of a row for a reader, given its own id, and its file and its number there from 0."""
-    return visible(f"{Location.parse(file).short_name}:{row_number + 1}" if user_id is None else str(user_id))
+    return visible(f"{Location.parse(file).short_name}#{row_number + 1}" if user_id is None else str(user_id))
 
 
 def plan_units(files: Sequence[InputFile], options: InputOptions, rows_per_unit: int) -> Iterator[WorkUnit]:

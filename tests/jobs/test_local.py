@@ -91,4 +91,4 @@ def test_a_finished_text_is_told_while_the_unit_that_it_is_in_goes_on(job):
 
     told = asyncio.run(work())
     (row,) = (row for row in generations(job.output) if row["num_output_tokens"] == 1)
-    assert told == WrittenText("in.jsonl:2", "hello", row["text"])
+    assert told == WrittenText("in.jsonl#2", "hello", row["text"])

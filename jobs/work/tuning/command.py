@@ -47,7 +47,7 @@ def _tune(config: TuneConfig, plan: Plan, plain: Setting, axes: Axes, file: Path
     console, num_threads = Console(), torch.get_num_threads()
 
     def say(line: object) -> None:
-        console.print(line, highlight=False)
+        console.print(line, highlight=False, markup=False)
 
     try:
         say(f"loading {Path(plan.settings.models.target).name}, and looking how fast it is ...")

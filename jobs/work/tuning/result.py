@@ -64,6 +64,8 @@ def _verdict(trials: Trials, best: Setting) -> str:
     spread = trials.spread(best)
     rate = f"{trials.times_plain(best):.2f} times plain ({min(spread):.2f} to {max(spread):.2f})"
     other = "" if best.dtype == trials.plain.dtype else f"; in {best.dtype} the target writes another text"
+    if all(setting.drafter == "none" for setting in trials.passes):
+        return f"no draft was tried in this time; give more (--tune.seconds). The best without: {best}: {rate}{other}"
     if best.drafter == "none":
         return f"take none: no draft pays beyond the noise. The best: {best}: {rate}{other}"
     return f"take {best}: {rate}{other}"

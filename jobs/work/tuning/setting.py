@@ -70,11 +70,10 @@ def axes_to_try(config: TuneConfig, plan: Plan, plain: Setting) -> Axes:
     """
     tune, models = config.tune, plan.settings.models
     is_on_cpu, threads = models.device == "cpu", list[int]()
-    if is_on_cpu and not config.run.local:  # where Ray gives an engine as many as its actor holds
+    if is_on_cpu and not plan.config.run.local:  # where Ray gives an engine as many as its actor holds
         most = num_cpus() / plan.pool.max_actors
         threads = [*tune.threads] or [2**power for power in range(10) if 2**power <= most]
-    is_unset = config.generator.models.dtype == "auto" or "models.dtype" in (config.chosen or {})
-    is_open = is_unset and plan.run_directory is None and plain.dtype == "float32"
+    is_open = config.generator.models.dtype == "auto" and plan.run_directory is None and plain.dtype == "float32"
     dtypes = tune.dtypes or ("bfloat16",) * (is_open and is_on_cpu)
     slots = tune.slots or (max(1, plain.slots // 2), 2 * plain.slots)
     drafters = [{"drafter": name, "draft": None} for name in ("none", "ngram", "suffix")]

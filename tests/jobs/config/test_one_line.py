@@ -46,6 +46,22 @@ def test_one_line_says_what_its_long_names_say_wherever_file_and_out_stand(file,
     assert said.chosen is None, "long names alone mean what they always meant"
 
 
+@pytest.mark.parametrize("name", ["a,b.jsonl", "[x].jsonl", "{a}.jsonl", '"q".jsonl'])
+def test_a_file_is_the_one_that_is_named_whatever_signs_are_in_its_name(file, name):
+    Path(name).write_text('{"prompt": "a"}\n')
+    assert one_line(name, "out", "--model", "t").input.path == name
+
+
+def test_one_place_is_the_output_where_a_file_or_a_flag_has_the_input(file):
+    Path("in.yaml").write_text("input: {path: other.jsonl}\nmodels: {target: t}\n")
+    assert one_line("out", "--config", "in.yaml").output.path == "out"
+    assert load_init(InitConfig, ["my.yml", "--model=t", "--input.path=q.jsonl", "out"], "test").output.path == "out"
+
+
+def test_a_switch_that_is_turned_off_takes_no_file_as_its_value(file):
+    assert one_line("--no-dry-run", "questions.jsonl", "out", "--model", "t").input.path == "questions.jsonl"
+
+
 def test_several_files_are_read_and_the_last_word_is_the_output(file):
     config = one_line("questions.jsonl", "*.txt", "out", "--model", "t")
     assert (config.input.path, config.output.path) == (["questions.jsonl", "*.txt"], "out")

@@ -115,6 +115,13 @@ def test_a_line_of_a_large_run_is_as_narrow_as_is_asked_and_still_has_rows_and_t
     assert line.endswith("6:00 left")
 
 
+@pytest.mark.parametrize("width", [1, 12, 26])
+def test_a_terminal_that_is_too_narrow_for_a_step_still_shows_a_bar(clock, width):
+    console = Console(file=io.StringIO(), force_terminal=True, width=width, color_system=None)
+    with Progress("bar", "reading the models' files and the input", console=console, clock=clock) as shown:
+        shown.say("loading")
+
+
 def test_what_is_noted_is_wrapped_at_eighty_columns_without_losing_a_word(make, capsys):
     said = "Ray joined at 10.0.0.1:6379 (`ray start` started it on this machine; RAY_ADDRESS=local begins another)"
     make(1, 1).note(said)
@@ -130,12 +137,12 @@ def test_a_terminal_of_eighty_columns_has_a_bar_and_above_it_the_first_text_once
         shown.planned(1, 10, 1)
         shown.engines_up(1, 1)
         clock.now = 5.0
-        shown.written(1, 100, WrittenText("questions.jsonl:7", "Say it", "It is said.\x1b[2J"))
-        shown.written(2, 200, WrittenText("questions.jsonl:8", "Say it again", "Again."))
+        shown.written(1, 100, WrittenText("questions.jsonl#7", "Say it", "It is said.\x1b[2J"))
+        shown.written(2, 200, WrittenText("questions.jsonl#8", "Say it again", "Again."))
     printed = screen.getvalue()
-    assert printed.count("row questions.jsonl:7") == 1
+    assert printed.count("row questions.jsonl#7") == 1
     assert "It is said.␛[2J" in printed
-    assert "questions.jsonl:8" not in printed
+    assert "questions.jsonl#8" not in printed
     assert "2/10 rows" in printed
     assert "━" in printed
     assert capsys.readouterr().err == ""

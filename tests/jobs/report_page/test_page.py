@@ -162,11 +162,11 @@ def test_show_prints_a_row_that_failed(hostile_run, capsys):
     assert show.main([hostile_run.location.path, "--row", "bad"]) == 0
     out = capsys.readouterr().out
     assert "failed at    read, " in out
-    assert "in.jsonl:21" in out
+    assert "in.jsonl#21" in out
 
 
 def test_show_takes_a_row_by_its_file_and_number(hostile_run, capsys):
-    assert show.main([hostile_run.location.path, "--row", "in.jsonl:4", "--sample", "1"]) == 0
+    assert show.main([hostile_run.location.path, "--row", "in.jsonl#4", "--sample", "1"]) == 0
     out = capsys.readouterr().out
     assert "Row row-3 " in out
     assert "row-4 " not in out
@@ -175,7 +175,7 @@ def test_show_takes_a_row_by_its_file_and_number(hostile_run, capsys):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--row", "in.jsonl:99"], "no row 'in.jsonl:99'"),
+        (["--row", "in.jsonl#99"], "no row 'in.jsonl#99'"),
         (["--row", "nobody"], "no row 'nobody': its ids are such as "),
         (["--row", "99"], "no row '99'"),
         (["--row", "0", "--sample", "2"], "has 2 samples, 0 to 1; there is no sample 2"),

@@ -36,7 +36,7 @@ def test_every_drafter_has_a_line_all_texts_are_the_same_and_the_best_setting_ca
     picture = job.folder / "tune.svg"
     assert tune.main(["--config", str(config), *SMALL, f"--tune.picture={picture}"]) == 0
     printed = " ".join(job.printed().split())
-    lines = re.findall(r"(none|ngram|suffix|draft \(\w+\)) (\d+) 1 float32", printed)
+    lines = re.findall(r"(none|ngram|suffix|draft \(\w+\)) (\d+) \d+ float32", printed)
     assert {name for name, _ in lines} == set(DRAFTERS)
     assert len(set(lines)) == len(lines)
     assert f"identical, token for token, in {len(lines)} settings (float32)" in printed

@@ -41,7 +41,7 @@ def test_a_sound_run_has_no_problems_and_its_counts_are_those_of_its_rows(finish
     ("change", "problem"),
     [
         (lambda rows: [*rows, rows[0]], "has samples [0, 0, 1], expected [0, 1, 2]"),
-        (lambda rows: rows[2:], "rows prompts.jsonl:4 are neither in data nor in errors"),
+        (lambda rows: rows[2:], "rows prompts.jsonl#4 are neither in data nor in errors"),
         (lambda rows: rows[1:], "has samples [1], expected [0]"),
         (lambda rows: [*rows, generation(4294967297)], "num_errors is 1 in the footer and 0 in the rows"),
         (lambda rows: [*rows, generation(0)], "rows 0 are not of this unit"),
@@ -106,7 +106,7 @@ DATA, ERRORS = "data/part-00000000{}.parquet", "errors/part-00000000{}.parquet"
     [
         (DATA.format(1), DATA.format(0), "its footer says unit 0"),
         (ERRORS.format(0), ERRORS.format(1), "rows 4294967297 are not of this unit"),
-        (ERRORS.format(1), ERRORS.format(0), "rows prompts.jsonl:5 are neither in data nor in errors"),
+        (ERRORS.format(1), ERRORS.format(0), "rows prompts.jsonl#5 are neither in data nor in errors"),
     ],
     ids=["a part under another unit's name", "errors of another part", "missing errors"],
 )
