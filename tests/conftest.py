@@ -14,7 +14,20 @@ from tests.pipeline.stores import CREDENTIALS
 from tests.text_pair import save_text_pair
 
 # Where there is no Ray, such as on a machine with a GPU and torch alone, the tests of what needs it are not collected.
-_NEED_RAY = ["actors", "dray", "endpoint", "faults", "jobs", "k8s", "network", "pipeline", "real", "training", "vllm"]
+_NEED_RAY = [
+    "actors",
+    "dray",
+    "endpoint",
+    "examples/test_cookbook.py",
+    "faults",
+    "jobs",
+    "k8s",
+    "network",
+    "pipeline",
+    "real",
+    "training",
+    "vllm",
+]
 _NEED_RAY += ["test_checks.py", "test_readme.py"]
 _NEED_RAY += ["benchmarks/test_scale.py", "benchmarks/test_serving.py"]
 collect_ignore = [] if find_spec("ray") else _NEED_RAY
