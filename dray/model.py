@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import replace
 from datetime import datetime
-from threading import Thread
+from threading import Thread, current_thread
 from typing import Any
 
 from actors.engine.loop import HANG_TIMEOUT_S
@@ -37,9 +37,9 @@ class Model:
         self.settings, _ = settled(settings, ActorPool(), "local")
         self._engine = LoadedEngine(self.settings, None, HANG_TIMEOUT_S)
         self._events = asyncio.new_event_loop()  # in a thread of its own: that of a notebook runs already
-        Thread(target=_run, args=[self._events], name="dray", daemon=True).start()
-        end = weakref.finalize(self, self._events.call_soon_threadsafe, self._events.stop)
-        end.atexit = False  # a loop that is left until then still tells it to drop its rows
+        thread = Thread(target=_run, args=[self._events], name="dray", daemon=True)
+        thread.start()
+        weakref.finalize(self, _end, self._events, thread)  # also where a program ends with a stream that is open
 
     def __repr__(self) -> str:
         """Return the names of the models, with the device and the dtype in which they run."""
@@ -83,6 +83,12 @@ def _take(under_way: dict[Future[None], tuple[int, EncodedRow]], rows: LooseRows
         row_id, encoded = under_way.pop(work)
         work.result()
         yield row_id, rows.decode(encoded, row_id)
+
+
+def _end(events: asyncio.AbstractEventLoop, thread: Thread) -> None:
+    events.call_soon_threadsafe(events.stop)
+    if thread is not current_thread():
+        thread.join()
 
 
 def _run(events: asyncio.AbstractEventLoop) -> None:

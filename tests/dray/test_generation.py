@@ -1,5 +1,7 @@
 """dray.generate and dray.stream: the rows of a run without a run."""
 
+import subprocess
+import sys
 import warnings
 from itertools import count
 
@@ -145,3 +147,12 @@ def test_the_bar_counts_rows_and_tokens(model, capsys):
     assert "6 tokens" in shown
     dray.generate(["Once"], model, max_tokens=3)
     assert capsys.readouterr().err == "", "no terminal"
+
+
+def test_a_program_may_end_while_a_stream_is_open():
+    program = (
+        f"import dray\nrows = dray.stream(['Once'] * 30, {str(TARGET)!r}, max_tokens=100)\nprint(next(rows)['text'])"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 0
+    assert "Traceback" not in ended.stderr
