@@ -55,7 +55,9 @@ def __dir__() -> list[str]:
 def _refuse_other_jobs() -> None:
     """Raise ImportError if a folder of the user, such as `pipeline` beside a notebook, hides one of our packages."""
     jobs = import_module("jobs")  # looks for the others
-    if (found := Path(next(iter(jobs.__path__))).resolve()) != Path(__file__).resolve().parents[1] / "jobs":
+    # It is a folder, or a file jobs.py, which has no __path__.
+    found = Path(next(iter(getattr(jobs, "__path__", [str(jobs.__file__)])))).resolve()
+    if found != Path(__file__).resolve().parents[1] / "jobs":
         raise ImportError(
             f"{found} has the name of Dray's package 'jobs', and Python imports it in its place; rename it"
         )

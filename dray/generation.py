@@ -60,7 +60,7 @@ def generate(
     `options` are fields of the sections `sampling` and `input` of the configuration (`temperature`, `max_tokens`, `n`,
     `stop`, `structured`; `prompt_column`, `id_column`, `carry_columns`), and those of `load_model`. A prompt is asked,
     as the message of a user, where the model has a chat template; `prompts_are="text"` lets the model go on with it.
-    The texts are those of `dray generate` over the same rows with the same `seed`, token for token.
+    The texts are those of `dray generate` over the same rows with the same `seed` and `dtype`, token for token.
 
     `row_id` is the number of the row, from 0, and `sample` that of the text. A row that fails (a prompt that is too
     long, a message without a role) loses no other: it is one row of the table with `error_stage` and `error_message`,

@@ -23,6 +23,7 @@ from jobs.driver.plan import settled
 from pipeline.streaming.pool import ActorPool
 
 Out = list[dict[str, Any]]  # the output rows of an input row
+_MOST_SECONDS_TO_END = 10.0  # that a program waits for its open streams
 _READ_AHEAD = 4  # rows for each slot of the engine
 
 
@@ -88,7 +89,7 @@ def _take(under_way: dict[Future[None], tuple[int, EncodedRow]], rows: LooseRows
 def _end(events: asyncio.AbstractEventLoop, thread: Thread) -> None:
     events.call_soon_threadsafe(events.stop)
     if thread is not current_thread():
-        thread.join()
+        thread.join(_MOST_SECONDS_TO_END)
 
 
 def _run(events: asyncio.AbstractEventLoop) -> None:

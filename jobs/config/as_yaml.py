@@ -37,8 +37,6 @@ def _lines(
         indent = "  " * len(section.split(".")) if section else ""
         if has_comments:
             yield from _comment(field, indent)
-        if isinstance(value, list) and len(value) == 1 and isinstance(value[0], str):  # it may be given alone
-            (value,) = value
         text = yaml.safe_dump({name: value}, allow_unicode=True, sort_keys=False, width=_COLUMNS).splitlines()
         yield from (f"{indent}{'' if is_set else '# '}{line}" for line in text)
 

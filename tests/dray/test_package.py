@@ -32,6 +32,12 @@ def test_a_folder_beside_a_script_that_hides_our_packages_is_named(name, tmp_pat
     assert f"ImportError: {tmp_path}/{name} has the name of Dray's package '{name}'" in ended.stderr
 
 
+def test_a_file_beside_a_script_that_hides_our_packages_is_named(tmp_path):
+    (tmp_path / "jobs.py").touch()
+    ended = _python(tmp_path, f"import sys; sys.path.append({str(Path.cwd())!r}); import dray; dray.load")
+    assert f"ImportError: {tmp_path}/jobs.py has the name of Dray's package 'jobs'" in ended.stderr
+
+
 def test_every_public_name_is_there():
     assert [name for name in dray.__all__ if getattr(dray, name) is None] == []
     assert dir(dray) == sorted(dray.__all__)
