@@ -20,8 +20,10 @@ import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from decoding.cache.huge_pages import zeros_in_small_pages
+from decoding.cache.row_states import RowStates, StateName
 from decoding.device import to_device
 
+RECENT_STATES = 8  # of each row, where a model keeps states: a few more than are verified at once
 LENGTH_BUCKET = 64  # visible positions are rounded up to this, so that few different shapes occur
 
 
@@ -69,8 +71,17 @@ class Packing:
 class KVCache(Cache):  # type: ignore[misc]
     """Slots x positions of keys and values, allocated layer by layer when the model first writes them."""
 
-    def __init__(self, num_slots: int, num_positions: int, moves_by_name: torch.device | None = None) -> None:
+    def __init__(
+        self,
+        num_slots: int,
+        num_positions: int,
+        moves_by_name: torch.device | None = None,
+        *,
+        num_recent_states: int = 0,
+    ) -> None:
         """Plan room for `num_slots` rows of `num_positions` tokens each; the first write of a layer allocates it.
+
+        With `num_recent_states` some layers keep states; that many of them are kept of the last tokens of each row.
 
         With `moves_by_name` (the device) two slots change places by changing names, and nothing is copied. It needs an
         attention that finds each token's slot by `Plan.slots_N` and reads no position that its row has not written:
@@ -90,6 +101,7 @@ class KVCache(Cache):  # type: ignore[misc]
             self._places = list(range(num_slots))
             self.places_S = torch.arange(num_slots, device=moves_by_name)
         self._plan: Plan | None = None
+        self.states = RowStates(num_slots, num_recent_states) if num_recent_states else None
 
     def plan(
         self,
@@ -136,6 +148,8 @@ class KVCache(Cache):  # type: ignore[misc]
     @torch.inference_mode()
     def copy(self, source: int, target: int, length: int) -> None:
         """Make the first `length` positions of slot `target` those of slot `source`."""
+        if self.states is not None:
+            self.states.copy(source, target, length)
         source, target = self._place(source), self._place(target)
         for stored_SPHD in self._stored():
             stored_SPHD[target, :length] = stored_SPHD[source, :length]
@@ -143,6 +157,8 @@ class KVCache(Cache):  # type: ignore[misc]
     @torch.inference_mode()
     def swap(self, first: int, second: int, first_length: int, second_length: int) -> None:
         """Exchange the first positions of two slots, as many of each as given; a length of 0 makes it a copy."""
+        if self.states is not None:
+            self.states.book.swap(first, second)
         if self._places is not None and self.places_S is not None:
             places = self._places
             places[first], places[second] = places[second], places[first]
@@ -156,16 +172,28 @@ class KVCache(Cache):  # type: ignore[misc]
     @torch.inference_mode()
     def is_finite(self, slot: int, length: int) -> bool:
         """Tell whether the first `length` positions of a slot are finite. One value is copied from the device."""
+        sums = [] if self.states is None else self.states.sums(slot, length)
         slot = self._place(slot)
-        sums = [stored_SPHD[slot, :length].sum(dtype=torch.float32) for stored_SPHD in self._stored()]
+        sums += [stored_SPHD[slot, :length].sum(dtype=torch.float32) for stored_SPHD in self._stored()]
         return not sums or bool(torch.stack(sums).isfinite().all())
 
     @torch.inference_mode()
     def zero(self, slot: int) -> None:
         """Clear a slot: a NaN left in a masked position would still spoil the next row's logits (0 * NaN)."""
+        if self.states is not None:
+            self.states.book.forget(slot)
         slot = self._place(slot)
         for stored_SPHD in self._stored():
             stored_SPHD[slot].zero_()
+
+    @property
+    def has_states(self) -> bool:
+        """Whether some layers keep states, so that a row can go on only from lengths at which they were kept."""
+        return self.states is not None
+
+    def longest(self, slot: int, length: int) -> int:
+        """Return how many of the first `length` tokens in a slot a row can go on from: all, or those with a state."""
+        return length if self.states is None else self.states.book.longest(slot, length)
 
     @property
     def hides_unwritten(self) -> bool:
@@ -177,7 +205,8 @@ class KVCache(Cache):  # type: ignore[misc]
 
     @property
     def num_bytes(self) -> int:
-        return sum(stored.numel() * stored.element_size() for stored in self._stored())
+        num_bytes = sum(stored.numel() * stored.element_size() for stored in self._stored())
+        return num_bytes + (0 if self.states is None else self.states.num_bytes)
 
     def get_query_offset(self, layer_idx: int = 0) -> torch.Tensor:
         """Return all query positions, [B, 1, T, 1]: transformers passes them to our mask function unchanged."""
@@ -194,6 +223,39 @@ class KVCache(Cache):  # type: ignore[misc]
         no other forward of the model depends on it. For that it `misleads` the model.
         """
         return self._current.num_visible - self._current.positions_BT.shape[1] + self.misleads
+
+    def has_previous_state(self, layer_idx: int | None = None, state_idx: int | None = None) -> bool:
+        return self._states.has_previous
+
+    def is_recording_past(self, layer_idx: int) -> bool:
+        return False
+
+    def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> torch.Tensor | None:
+        return self._states.get(StateName(layer_idx, "conv", state_idx))
+
+    def update_conv_state(
+        self,
+        conv_states: torch.Tensor,
+        layer_idx: int,
+        state_idx: int = 0,
+        conv_kernel_size: int | None = None,
+        **_: object,
+    ) -> torch.Tensor:
+        return self._states.extend_window(StateName(layer_idx, "conv", state_idx), conv_states, conv_kernel_size)
+
+    def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> torch.Tensor | None:
+        return self._states.get(StateName(layer_idx, "recurrent", state_idx))
+
+    def update_recurrent_state(
+        self, recurrent_states: torch.Tensor, layer_idx: int, state_idx: int = 0, **_: object
+    ) -> torch.Tensor:
+        self._states.put(StateName(layer_idx, "recurrent", state_idx), recurrent_states)
+        return recurrent_states
+
+    @property
+    def _states(self) -> RowStates:
+        assert self.states is not None, "the network keeps states, so its cache must"
+        return self.states
 
     @property
     def _current(self) -> Plan:

@@ -4,10 +4,12 @@ These checks only make errors clearer and earlier (before any weight is read); t
 (`decoding/network/probe.py`). A draft must also share the target's vocabulary.
 """
 
+import inspect
 import os
 from pathlib import Path
 from typing import Any
 
+import torch
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, StrictDataclassError
 from transformers import AutoConfig, AutoTokenizer, PretrainedConfig
@@ -26,6 +28,7 @@ NETWORK_FAILURES = (*LOAD_FAILURES, RuntimeError, IndexError, AssertionError, Ar
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt")
 _ATTENTION_TYPES = {"full_attention", "sliding_attention", "chunked_attention"}
 _LAYER_TYPES_WITH_ROLLBACK = _ATTENTION_TYPES | {"moe", "mlp", "dense", "sparse"}
+_LAYER_TYPES_WITH_STATES = {"linear_attention", "conv", "hybrid", "hybrid_sliding", "mamba", "attention", "recurrent"}
 _ROPE_TYPES_THAT_SEE_THE_BATCH = {"longrope", "dynamic"}
 
 
@@ -104,16 +107,12 @@ def check_config(config: PretrainedConfig, path: str) -> None:
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         remote = "; Dray never runs a model's own code (auto_map)" if getattr(config, "auto_map", None) else ""
         raise ValueError(f"{path!r} ({name}) is not a causal language model that transformers knows{remote}")
-    text_config = config.get_text_config()
-    layer_types = set(getattr(text_config, "layer_types", None) or ())
-    foreign = sorted(layer_types - _LAYER_TYPES_WITH_ROLLBACK)
-    model_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
-    model_class = model_class[0] if isinstance(model_class, tuple | list) else model_class
-    if foreign or (getattr(model_class, "_is_stateful", False) and not layer_types):
-        what = f"layers of type {', '.join(foreign)}" if foreign else "a recurrent state"
+    layer_types = set(getattr(config.get_text_config(), "layer_types", None) or ())
+    foreign = sorted(layer_types - _LAYER_TYPES_WITH_ROLLBACK - _LAYER_TYPES_WITH_STATES)
+    if foreign:
         raise ValueError(
-            f"{path!r} ({name}) has {what}, which cannot be rolled back to an earlier token; "
-            "speculative decoding needs that, so choose a target and a draft with plain attention"
+            f"{path!r} ({name}) has layers of type {', '.join(foreign)}, which cannot be rolled back to an earlier "
+            "token here; speculative decoding needs that, so choose a target and a draft with other layers"
         )
 
 
@@ -155,6 +154,11 @@ def check_same_vocabulary(target: str, draft: str, target_size: int, draft_size:
                 f"{draft_tokens[token_id]!r} to the draft and {target_tokens[token_id]!r} to the target; "
                 "use a draft of the same family, models.draft_vocabulary 'map', or drafter 'ngram'"
             )
+
+
+def cache_argument(network: torch.nn.Module) -> str:
+    """Return the name under which a network takes its cache, and under which its output has it."""
+    return "past_key_values" if "past_key_values" in inspect.signature(network.forward).parameters else "cache_params"
 
 
 def rope_parameters(text_config: PretrainedConfig) -> list[dict[str, Any]]:

@@ -104,6 +104,9 @@ class ModelDrafter(StepwiseDrafter):
         The other rows of the step read as much of what they lack as fits beside them; their logits have no meaning.
         """
         texts, num_known = [self._texts[slot] for slot in slots], self.slots.num_known
+        if self.model.has_states:  # each row reads its newest token, from a state before it
+            for slot, text in zip(slots, texts, strict=True):
+                self.slots.roll_back(slot, max(0, min(len(text), self.max_len) - 1))
         behind = [
             slot for slot in slots if slot in drafting and len(self._texts[slot]) - num_known[slot] > _MAX_IN_A_STEP
         ]
@@ -112,7 +115,8 @@ class ModelDrafter(StepwiseDrafter):
         missing = [max(1, end - num_known[slot]) for slot, end in zip(slots, ends, strict=True)]
         width = max(number for number, slot in zip(missing, slots, strict=True) if slot in drafting)
         # Up to a width of two, all rows read equally many tokens, some again: a rectangle is cheaper than packing.
-        counts = [width if width <= 2 else min(number, width) for number in missing]
+        is_rectangle = width == 1 or (width == 2 and not self.model.has_states)
+        counts = [width if is_rectangle else min(number, width) for number in missing]
         starts = [
             max(min(num_known[slot], end - count), 0) for slot, end, count in zip(slots, ends, counts, strict=True)
         ]
@@ -125,11 +129,14 @@ class ModelDrafter(StepwiseDrafter):
         tokens_NT = to_device([row + [0] * (width - len(row)) for row in reading], self.model.device)
         lengths = [max(1, len(row)) for row in reading]  # a row that does not draft may have no text yet
         last_N1 = to_device([[length - 1] for length in lengths], self.model.device)
-        packed = None if width <= 2 else lengths
+        packed = None if is_rectangle else lengths
         return self.vocabulary.to_target(self.model.forward(starts, tokens_NT, last_N1, slots=slots, lengths=packed))
 
     def _next_logits(self, step: int, slots: list[int], drafting: set[int], newest_N: torch.Tensor) -> torch.Tensor:
         starts = [max(0, len(self._texts[slot]) + step - 1) for slot in slots]
+        if self.model.has_states:  # a row that does not draft may have none there
+            known = self.slots.num_known
+            starts = [start if slot in drafting else known[slot] for slot, start in zip(slots, starts, strict=True)]
         tokens_N1 = self.vocabulary.known(newest_N)[:, None]
         logits_N1D = self.model.forward(starts, tokens_N1, torch.zeros_like(tokens_N1), slots=slots)
         for slot, start in zip(slots, starts, strict=True):

@@ -50,7 +50,7 @@ class SlotBook:
             is_finite_S[slot] = True
         elif not is_finite_S[slot]:
             self.clear(slot)
-        length = 0 if donor is None else min(num_shared, self.num_known[donor])
+        length = 0 if donor is None else cache.longest(donor, min(num_shared, self.num_known[donor]))
         if donor is not None and length:
             if cache.hides_unwritten:  # a copy that is not finite is a guess that is rejected
                 is_finite_S[slot] = is_finite_S[donor]
@@ -61,8 +61,8 @@ class SlotBook:
         self.num_known[slot] = length
 
     def roll_back(self, slot: int, length: int) -> None:
-        """Forget the slot from position `length` on: guesses, which may have been rejected."""
-        self.num_known[slot] = min(self.num_known[slot], length)
+        """Forget the slot from position `length` on, or from an earlier one: guesses, which may have been rejected."""
+        self.num_known[slot] = self.cache.longest(slot, min(self.num_known[slot], length))
 
     def swap(self, first: int, second: int) -> None:
         """Exchange what is known of two slots: all positions if some are not finite, so that none of those stays."""

@@ -15,7 +15,7 @@ import torch
 from transformers import PreTrainedModel
 
 from decoding.cache.features import Features, FeatureTap, check_layer_ids
-from decoding.cache.kv_cache import KVCache, Packing, Plan
+from decoding.cache.kv_cache import RECENT_STATES, KVCache, Packing, Plan
 from decoding.cache.prefill import Piece, batches, may_join_batch
 from decoding.checkpoint.loading import DType, load_network
 from decoding.device import Device, seconds_of, to_device
@@ -82,7 +82,10 @@ class LanguageModel(SlotNetwork, LocalTarget):
         if self.graphs is not None:  # recordings have the addresses of the earlier cache
             self.graphs.forget()
         is_on_gpu = self.fused is not None and self.fused.is_on_gpu
-        self.cache = KVCache(num_slots, num_positions, self.device if is_on_gpu else None)
+        num_states = RECENT_STATES if self.has_states else 0
+        self.cache = KVCache(
+            num_slots, num_positions, self.device if is_on_gpu else None, num_recent_states=num_states
+        )
 
     def release(self) -> None:
         self.cache = None
@@ -114,6 +117,7 @@ class LanguageModel(SlotNetwork, LocalTarget):
                 tokens_BT.new_zeros(len(batch), 0),
                 slots=[slot for _, slot, _ in batch],
                 lengths=[len(row) for row, _, _ in batch],
+                is_prompt=True,
             )
 
     def _batches(
@@ -171,16 +175,20 @@ class LanguageModel(SlotNetwork, LocalTarget):
         logits_at_BJ: torch.Tensor,
         slots: Seq[int] | None = None,
         lengths: Seq[int] | None = None,
+        *,
+        is_prompt: bool = False,
     ) -> torch.Tensor:
         """Return logits [B, J, V] at the given token indexes of each row (0..T-1); keys and values are written first.
 
         Row b's tokens have positions starts[b], starts[b] + 1, ... of its slot (by default slot b) and see everything
         before them there. Row b has `lengths[b]` of the T tokens (by default all): ragged rows are packed end to end,
         so that padding costs nothing; logits beyond a row's tokens are those of its last one. The features of
-        the rows' own tokens are handed out before this returns.
+        the rows' own tokens are handed out before this returns. The next forward of a row may start behind any of these
+        tokens, or with `is_prompt` behind the last one alone.
         """
         features = self._features()
-        logits_BJV, tokens_N = self._read(starts, token_ids_BT, logits_at_BJ, slots, lengths, features)
+        fed = starts, token_ids_BT, logits_at_BJ, slots, lengths, features
+        logits_BJV, tokens_N = self._read(*fed, is_prompt=is_prompt)
         if features is not None:
             own = [token_ids_BT.shape[1]] * len(starts) if lengths is None else list(lengths)
             features_NH = features.take()
@@ -204,6 +212,8 @@ class LanguageModel(SlotNetwork, LocalTarget):
         slots: Seq[int] | None,
         lengths: Seq[int] | None,
         features: Features | None,
+        *,
+        is_prompt: bool = False,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the logits of `forward`, and the N tokens that were fed; theirs are the features."""
         assert self.cache is not None, "allocate() comes first"
@@ -217,7 +227,8 @@ class LanguageModel(SlotNetwork, LocalTarget):
         if lengths is not None and is_ragged:
             packing = Packing.of(lengths, self.device, width, is_read_back=is_read_back)
         tokens_N = token_ids_BT.flatten() if packing is None else token_ids_BT.flatten()[packing.packed_N]
-        return self._forward(tokens_N, starts, width, packing, logits_at_BJ, slots, self.cache, features), tokens_N
+        of_rows = starts, width, packing, logits_at_BJ, slots, self.cache, features, lengths
+        return self._forward(tokens_N, *of_rows, is_prompt=is_prompt), tokens_N
 
     @torch.inference_mode()
     def run_planned(
@@ -248,6 +259,10 @@ class LanguageModel(SlotNetwork, LocalTarget):
         start = timed_start(self.cache.num_positions, num_tokens)
         tokens_BT = torch.zeros(num_rows, num_tokens, dtype=torch.int64, device=self.device)
         every_BT = torch.arange(num_tokens, device=self.device).expand(num_rows, -1)
+        if self.cache.states is not None:  # of any numbers: the time is asked for
+            self.prefill(range(num_rows), [[0]] * num_rows)
+            for slot in range(num_rows):
+                self.cache.states.book.pretend(slot, start)
         fed = [start] * num_rows, tokens_BT, every_BT, None, None, self._features()
         return seconds_of(lambda: self._read(*fed), self.device)
 

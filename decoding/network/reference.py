@@ -13,6 +13,7 @@ import torch
 from transformers import Cache, PreTrainedModel
 
 from decoding.checkpoint.loading import DType, load_network
+from decoding.checkpoint.supported import cache_argument
 from decoding.device import Device, to_device
 from decoding.grammar.grammars import Grammars
 from decoding.noise import GumbelNoise, Stream
@@ -70,10 +71,11 @@ class Reference:
     @torch.inference_mode()
     def _finish(self, sequence: Sequence) -> None:
         cache: Cache | None = None  # the model makes its own
+        cache_name = cache_argument(self._network)
         fed = sequence.token_ids
         while not sequence.is_finished:
-            output = self._network(input_ids=self._tokens(fed), past_key_values=cache, use_cache=True)
-            cache = output.past_key_values
+            output = self._network(input_ids=self._tokens(fed), use_cache=True, **{cache_name: cache})
+            cache = output[cache_name]
             logits_V = output.logits[0, -1]
             verdict = self._verdict(sequence, logits_V)
             if verdict.first_close_call_B.item() == 0:

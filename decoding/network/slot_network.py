@@ -23,7 +23,7 @@ from decoding.cache import slot_attention as attention
 from decoding.cache.features import Features
 from decoding.cache.kv_cache import KVCache, Packing, Plan
 from decoding.checkpoint.layer_subset import CannotCutError, LayerRange, layer_list, num_layers
-from decoding.checkpoint.supported import max_positions
+from decoding.checkpoint.supported import cache_argument, max_positions
 from decoding.choices import Exact as Exact
 from decoding.device import to_device
 from decoding.fp8.linear import Fp8Linear, weights_of
@@ -31,6 +31,7 @@ from decoding.fused.decoder import FUSED_LINEARS, FusedDecoder
 from decoding.fused.graphs import ForwardGraphs, Inputs
 from decoding.fused.packed_linear import pack_linears
 from decoding.gpu.available import kernels_run_on
+from decoding.network import state_layers
 
 
 class SlotNetwork(ABC):
@@ -45,6 +46,8 @@ class SlotNetwork(ABC):
         """Take over `network`, of which these layers are here (default: all); its head gets our hook."""
         self.network = network.eval().requires_grad_(False)
         attention.install(self.network)
+        self.has_states: bool = state_layers.install(self.network)
+        self._cache_argument = cache_argument(self.network)
         self.eos_token_ids = eos_token_ids
         # Read in every round; the network's own properties go through its parameters each time.
         self.device: torch.device = network.device
@@ -118,12 +121,16 @@ class SlotNetwork(ABC):
         slots: Seq[int] | None,
         cache: KVCache,
         features: Features | None = None,
+        lengths: Seq[int] | None = None,
+        *,
+        is_prompt: bool = False,
     ) -> torch.Tensor:
         """Write the rows' keys and values; return logits [B, J, V], or hidden states of all tokens [..., H].
 
         `fed_N` are the rows' tokens end to end, packed, or `width` of each; their positions are starts[b],
-        starts[b] + 1, ... of slot slots[b] (by default slot b). `wanted_BJ` are indexes into each row's tokens. The
-        features of all that is fed, padding included, are left in `features`.
+        starts[b] + 1, ... of slot slots[b] (by default slot b). Row b has `lengths[b]` of them (by default all).
+        `wanted_BJ` are indexes into each row's tokens. The features of all that is fed, padding included, are left in
+        `features`. A row of a prompt is never rolled back to one of its tokens but the last.
         """
         if self.runs_rows_apart and (len(starts) > 1 or packing is not None):
             ends = accumulate([width] * len(starts)) if packing is None else packing.row_first[1:].tolist()
@@ -131,14 +138,18 @@ class SlotNetwork(ABC):
             for row, end in enumerate(ends):
                 own_N, wanted_1J = fed_N[first:end], wanted_BJ[row : row + 1].clamp(max=end - first - 1)
                 slot, first = row if slots is None else slots[row], end
-                outputs.append(
-                    self._forward(own_N, [starts[row]], len(own_N), None, wanted_1J, [slot], cache, features)
-                )
+                own = own_N, [starts[row]], len(own_N), None, wanted_1J, [slot], cache, features
+                length = None if lengths is None else [lengths[row]]
+                outputs.append(self._forward(*own, length, is_prompt=is_prompt))
             return torch.cat(outputs, dim=1 if self.vocab_size is None else 0)
         plan, positions_BT = self._planned(starts, width, packing, slots, cache)
+        if cache.states is not None:
+            own = [width] * len(starts) if lengths is None else lengths
+            of_rows = range(len(starts)) if slots is None else slots
+            cache.states.plan(of_rows, starts, own, width if packing is None else None, keeps_each=not is_prompt)
         if self.fused is None and packing is None:
             fed_BT = fed_N.view(*positions_BT.shape, *fed_N.shape[1:])
-            return self._run(fed_BT, positions_BT, wanted_BJ, features, past_key_values=cache, use_cache=True)
+            return self._run(fed_BT, positions_BT, wanted_BJ, features, use_cache=True, **{self._cache_argument: cache})
         positions_N = positions_BT.flatten()
         if packing is None:
             wanted_at_BJ = wanted_BJ + torch.arange(0, len(fed_N), width, device=self.device)[:, None]
@@ -150,7 +161,7 @@ class SlotNetwork(ABC):
             out = run(Inputs(fed_N, positions_N, wanted_at_BJ, plan, features), cache)
         else:
             wanted_1J = wanted_at_BJ.flatten()[None]
-            arguments = {"past_key_values": cache, "use_cache": True, "slot_plan": plan}
+            arguments = {self._cache_argument: cache, "use_cache": True, "slot_plan": plan}
             out = self._run(fed_N[None], positions_N[None], wanted_1J, features, **arguments)
         return out if self.vocab_size is None else out.view(*wanted_BJ.shape, self.vocab_size)
 

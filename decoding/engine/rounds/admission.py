@@ -164,17 +164,18 @@ class Admission:
     def _donor_of(self, newcomer: Resident, free: list[int]) -> tuple[int | None, int]:
         """Find the slot with most tokens that the newcomer may copy, a free one if several will do, and how many."""
         num_read_again = self._num_read_again if newcomer.sequence.asked is None else 0
+        assert self._target.cache is not None
         donor, num_shared = None, 0
         for slot, resident in self._donors_for(newcomer):
             copyable = self._num_copyable(slot, newcomer, resident, resident.num_shareable(newcomer))
-            cached = max(0, copyable - num_read_again)
+            cached = self._target.cache.longest(slot, max(0, copyable - num_read_again))
             is_better = cached > num_shared or (cached == num_shared > 0 and slot in free)
             if is_better and self._is_finite(slot, resident, cached):
                 donor, num_shared = slot, cached
         return donor, num_shared
 
     def _num_copyable(self, slot: int, newcomer: Resident, resident: Resident, num_in_common: int) -> int:
-        """Return how many of those tokens a newcomer may copy.
+        """Return how many of those tokens a newcomer may copy, if the slot has the states that it needs behind them.
 
         Where features are handed out it copies none that the drafter has missed: it could not draft, nor could a row
         that copies from it.
@@ -222,15 +223,26 @@ class Admission:
         if not reading or budget <= 0:
             return {}
         oldest = min(reading, key=lambda slot: reading[slot].number)
-        grants = {oldest: min(reading[oldest].num_missing, -(-budget // 2))}
+        wanted = {slot: self._num_to_read(resident) for slot, resident in reading.items()}
+        grants = {oldest: min(wanted[oldest], -(-budget // 2))}
         budget -= grants[oldest]
         for slot in sorted(reading, key=lambda slot: reading[slot].num_missing - grants.get(slot, 0)):
             granted = grants.get(slot, 0)
-            more = min(reading[slot].num_missing - granted, budget)
+            more = min(wanted[slot] - granted, budget)
             if more:
                 grants[slot] = granted + more
                 budget -= more
         return grants
+
+    def _num_to_read(self, resident: Resident) -> int:
+        """Return how many tokens to read before a row that waits for some of them goes on with a copy of the slot.
+
+        Only a slot with states needs that: what is read at once has a state behind its end alone.
+        """
+        assert self._target.cache is not None
+        awaited = [each.num_awaited for _, each in self._seated() if each.leader is resident]
+        ends = [each - resident.num_filled for each in awaited if each > resident.num_filled]
+        return min(resident.num_missing, *ends) if ends and self._target.cache.has_states else resident.num_missing
 
     def _read(self, grants: dict[int, int]) -> None:
         slots, chunks, starts, heads = [], [], [], []
