@@ -88,7 +88,7 @@ class KVCache(Cache):  # type: ignore[misc]
         that of our GPU kernels.
         """
         # Layers refer to the cache weakly: its memory is freed with its last user, not by the garbage collector.
-        super().__init__(layer_class_to_replicate=partial(SlotLayer, ref(self)))
+        Cache.__init__(self, layer_class_to_replicate=partial(SlotLayer, ref(self)))
         self.num_slots = num_slots
         self.num_positions = num_positions
         # One spare position in each slot receives what is written past the end (the padding of ragged rows).

@@ -35,6 +35,10 @@ _SIZES: tuple[tuple[str, int], ...] = (
     (r"moe_intermediate_size.*|.*expert_intermediate_size|moe_.*_hidden_size|expert_ffn_.*size", 24),
     (r"mamba_n_heads", 4),
     (r"mamba_d_head|mamba_d_state|mamba_chunk_size", 16),
+    (r"mamba_d_ssm|attention_hidden_size", 64),
+    (r"expand", 1),  # of Mamba 2: as many heads as fill the hidden size
+    (r"(attn|expert)_layer_period", 2),
+    (r"(attn|expert)_layer_offset", 1),
     (r"(.*_)?intermediate_size.*|.*ffn_dim|n_inner|ffn_(hidden_)?size|dim_ff|d_ff|feed_forward.*size|d_inner", 48),
     (r"hidden_size_per_layer_input|altup_.*_size|laurel_rank", 8),
     (r"hidden_size|d_model|n_embd|dim|word_embed_proj_dim|embedding_size|dim_model|emb_dim|hidden_dim", 32),
@@ -42,7 +46,7 @@ _SIZES: tuple[tuple[str, int], ...] = (
     (r"num_experts_per_tok(en)?|top_k_experts|moe_top_?k|moe_k|.*experts_per_tok.*", 2),
     (r"n_group|topk_group|num_expert_group|n_groups|n_shared_experts", 1),
     (r"first_k_dense_replace|moe_layer_start_index|num_dense_layers", 1),
-    (r"max_position_embeddings|n_positions|n_ctx|max_seq_len|max_sequence_length|seq_length", NUM_POSITIONS),
+    (r"max_position_embeddings|model_max_length|n_positions|n_ctx|max_seq_len|max_sequence_length|seq_length", NUM_POSITIONS),
 )
 _PATTERNS = [(re.compile(pattern), size) for pattern, size in _SIZES]
 _KEY_HEADS = re.compile(r"num_(global_)?key_value_heads|n_head_kv|num_kv_heads|kv_n_heads|multi_query_group_num")
@@ -93,7 +97,7 @@ def _shrunk(config: PretrainedConfig) -> dict[str, Any]:
             settings[name] = min(value, _NUM_HEADS // 2)
         elif isinstance(value, int) and not isinstance(value, bool):
             settings[name] = _size(name, value)
-        elif isinstance(value, list) and value and name.endswith("layer_types"):
+        elif isinstance(value, list) and value and name.endswith(("layer_types", "layers_block_type")):
             settings[name] = _kinds(value)
         elif _TURNED.fullmatch(name) and isinstance(value, float):
             settings[name] = _turned(value)

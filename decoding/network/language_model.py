@@ -15,7 +15,7 @@ import torch
 from transformers import PreTrainedModel
 
 from decoding.cache.features import Features, FeatureTap, check_layer_ids
-from decoding.cache.kv_cache import RECENT_STATES, KVCache, Packing, Plan
+from decoding.cache.kv_cache import KVCache, Packing, Plan
 from decoding.cache.prefill import Piece, batches, may_join_batch
 from decoding.checkpoint.loading import DType, load_network
 from decoding.device import Device, seconds_of, to_device
@@ -82,10 +82,7 @@ class LanguageModel(SlotNetwork, LocalTarget):
         if self.graphs is not None:  # recordings have the addresses of the earlier cache
             self.graphs.forget()
         is_on_gpu = self.fused is not None and self.fused.is_on_gpu
-        num_states = RECENT_STATES if self.has_states else 0
-        self.cache = KVCache(
-            num_slots, num_positions, self.device if is_on_gpu else None, num_recent_states=num_states
-        )
+        self.cache = self.new_cache(num_slots, num_positions, self.device if is_on_gpu else None)
 
     def release(self) -> None:
         self.cache = None

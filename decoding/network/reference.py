@@ -6,6 +6,7 @@ turns logits into a token is shared, with its noise and its margin: where roundi
 forward without a cache does, here as in the engine. `dray prove` compares the engine's texts with these.
 """
 
+import inspect
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 
@@ -71,11 +72,12 @@ class Reference:
     @torch.inference_mode()
     def _finish(self, sequence: Sequence) -> None:
         cache: Cache | None = None  # the model makes its own
-        cache_name = cache_argument(self._network)
+        cache_name, num_fed = cache_argument(self._network), 0
         fed = sequence.token_ids
         while not sequence.is_finished:
-            output = self._network(input_ids=self._tokens(fed), use_cache=True, **{cache_name: cache})
-            cache = output[cache_name]
+            arguments = {"use_cache": True, cache_name: cache, **self._positions(num_fed, len(fed))}
+            output = self._network(input_ids=self._tokens(fed), **arguments)
+            cache, num_fed = output[cache_name], num_fed + len(fed)
             logits_V = output.logits[0, -1]
             verdict = self._verdict(sequence, logits_V)
             if verdict.first_close_call_B.item() == 0:
@@ -93,6 +95,12 @@ class Reference:
         """Return logits [V] after these tokens, by a forward without a cache."""
         logits_V: torch.Tensor = self._network(input_ids=self._tokens(token_ids), use_cache=False).logits[0, -1]
         return logits_V
+
+    def _positions(self, start: int, num_tokens: int) -> dict[str, torch.Tensor]:
+        """Return the positions of tokens, which `generate` states: without them some models count from 0 again."""
+        if "position_ids" not in inspect.signature(self._network.forward).parameters:
+            return {}
+        return {"position_ids": self._tokens(range(start, start + num_tokens))}
 
     def _tokens(self, token_ids: Seq[int]) -> torch.Tensor:
         return to_device([list(token_ids)], self._network.device)

@@ -21,7 +21,7 @@ from transformers import PreTrainedModel
 
 from decoding.cache import slot_attention as attention
 from decoding.cache.features import Features
-from decoding.cache.kv_cache import KVCache, Packing, Plan
+from decoding.cache.kv_cache import RECENT_STATES, KVCache, Packing, Plan
 from decoding.checkpoint.layer_subset import CannotCutError, LayerRange, layer_list, num_layers
 from decoding.checkpoint.supported import cache_argument, max_positions
 from decoding.choices import Exact as Exact
@@ -76,6 +76,14 @@ class SlotNetwork(ABC):
             head = network.get_output_embeddings()
             self.vocab_size = head.weight.shape[0]
             head.register_forward_pre_hook(self._wanted.keep)
+
+    def new_cache(self, num_slots: int, num_positions: int, moves_by_name: torch.device | None = None) -> KVCache:
+        """Return an empty cache for this network; `moves_by_name` as in `KVCache`."""
+        kind = KVCache
+        if self.network.config.get_text_config().model_type == "minimax":
+            from decoding.cache.minimax_cache import MiniMaxRows as kind
+        num_states = RECENT_STATES if self.has_states else 0
+        return kind(num_slots, num_positions, moves_by_name, num_recent_states=num_states)
 
     @property
     def is_batch_invariant(self) -> bool:

@@ -109,7 +109,7 @@ class Stage(SlotNetwork):
 
     def allocate(self, num_slots: int, num_positions: int, session: int = 0) -> None:
         """Reserve a fresh cache of slots x positions for a session; the contents of its earlier one are lost."""
-        self._caches[session] = cache = KVCache(num_slots, num_positions)
+        self._caches[session] = cache = self.new_cache(num_slots, num_positions)
         cache.misleads = self.misleads
 
     def release(self, session: int = 0) -> None:

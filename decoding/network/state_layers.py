@@ -74,11 +74,12 @@ class StateLayer:
         calls = list(_calls(states))
         if len(calls) == 1 and calls[0].places == list(range(len(hidden_NH))):
             with states.batch(calls[0].reads, calls[0].written):
-                (places_BT,) = (torch.arange(len(hidden_NH)).view(len(calls[0].reads), -1),)
-                out = self._call(bound, hidden_NH.view(*places_BT.shape, -1), hidden_BTH.shape[:2], places_BT)
-            return _map(out, lambda each: each.reshape(*hidden_BTH.shape[:2], *each.shape[2:]))
+                places_BT = torch.arange(len(hidden_NH), device=hidden_NH.device).view(len(calls[0].reads), -1)
+                part_BTH = hidden_NH.view(*places_BT.shape, -1)
+                outputs = [self._call(bound, part_BTH, hidden_BTH.shape[:2], places_BT)]
+            return _of_shape(_joined(outputs, places_BT.flatten(), len(hidden_NH)), hidden_BTH.shape[:2])
         before = {name: self._module.get_submodule(name)(hidden_NH) for name in self._over_input or ()}
-        outputs: list[Any] = []
+        outputs = []
         for call in calls:
             places_BT = to_device(call.places, hidden_NH.device).view(len(call.reads), -1)
             part_BTH = hidden_NH[places_BT]
@@ -88,7 +89,7 @@ class StateLayer:
         out = _joined(outputs, placed_N, len(hidden_NH))
         if self._last is not None:
             out = self._module.get_submodule(self._last)(out)
-        return _map(out, lambda each: each.view(*hidden_BTH.shape[:2], *each.shape[1:]))
+        return _of_shape(out, hidden_BTH.shape[:2])
 
     def _call(
         self, bound: inspect.BoundArguments, part_BTH: torch.Tensor, shape: torch.Size, places_BT: torch.Tensor
@@ -198,18 +199,24 @@ def _replaced(module: torch.nn.Module, forward: Any) -> Iterator[None]:
 
 
 def _joined(outputs: Seq[Any], placed_N: torch.Tensor, num_tokens: int) -> Any:
-    """Put the outputs of all calls [B, T, ...] in the order of the tokens that are fed; padding has zeros."""
+    """Put the outputs of all calls [B, T, ...] in the order of the tokens that are fed; padding has zeros.
+
+    Of what is no output of tokens, such as a state, nothing is returned: no layer reads it.
+    """
     if isinstance(outputs[0], tuple):
         return tuple(_joined(parts, placed_N, num_tokens) for parts in zip(*outputs, strict=True))
-    if outputs[0] is None:
+    if outputs[0] is None or sum(each.shape[0] * each.shape[1] for each in outputs) != len(placed_N):
         return None
     joined = torch.cat([each.flatten(0, 1) for each in outputs])
+    if len(outputs) == 1 and len(joined) == num_tokens:  # in order
+        return joined
     placed = joined.new_zeros(num_tokens, *joined.shape[1:])
     placed[placed_N] = joined
     return placed
 
 
-def _map(out: Any, change: Any) -> Any:
+def _of_shape(out: Any, shape: torch.Size) -> Any:
+    """Return outputs of N tokens as [B, T, ...]."""
     if isinstance(out, tuple):
-        return tuple(_map(each, change) for each in out)
-    return None if out is None else change(out)
+        return tuple(_of_shape(each, shape) for each in out)
+    return None if out is None else out.view(*shape, *out.shape[1:])
