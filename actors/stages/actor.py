@@ -32,6 +32,7 @@ class StageFacts:
     is_fused: bool  # our own layers run
     attends_in_place: bool  # and our own attention in them, which needs no rectangle
     is_batch_invariant: bool
+    has_states: bool  # some of its layers keep states
 
 
 class RankFailedError(RuntimeError):
@@ -101,6 +102,7 @@ class StageActor:
             is_fused=stage.fused is not None,
             attends_in_place=stage.fused is not None and stage.fused.attends_in_place,
             is_batch_invariant=stage.is_batch_invariant,
+            has_states=stage.has_states,
         )
 
     def pid(self) -> int:

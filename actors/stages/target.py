@@ -21,7 +21,9 @@ from actors.stages.actor import unpacked
 from actors.stages.pipeline import StagePipeline, Step
 from actors.stages.work import Change, Work, decided, judged, request_to_send, scored, to_send
 from decoding.cache.features import FeatureTap, check_layer_ids
+from decoding.cache.kv_cache import RECENT_STATES
 from decoding.cache.prefill import batches, may_join_batch
+from decoding.cache.state_book import StateBook
 from decoding.device import to_device
 from decoding.network.target import PendingVerdicts, timed_start
 from decoding.sampling.judging import ScoreRequest, behind
@@ -39,18 +41,43 @@ _ON_HOST: Callable[[torch.Tensor], torch.Tensor] = methodcaller("cpu")
 class RemoteSlots:
     """The slots of a session in all stages, as a KVCache has them. Changes go out with the session's next step."""
 
-    def __init__(self, pipeline: StagePipeline, session: int) -> None:
-        self._pipeline, self._session = pipeline, session
+    def __init__(self, pipeline: StagePipeline, session: int, states: StateBook | None) -> None:
+        """Begin with empty slots; `states` is kept as the stages keep theirs."""
+        self._pipeline, self._session, self._states = pipeline, session, states
         self._changes: list[Change] = []
 
+    @property
+    def has_states(self) -> bool:
+        return self._states is not None
+
+    def longest(self, slot: int, length: int) -> int:
+        return length if self._states is None else self._states.longest(slot, length)
+
+    def extend(self, work: Work) -> None:
+        """Learn what the stages keep of the states of these rows."""
+        if self._states is not None:
+            for slot, start, length in zip(work.slots, work.starts, work.lengths, strict=True):
+                self._states.extend(slot, start, length, keeps_each=not work.is_prompt)
+
     def copy(self, source: int, target: int, length: int) -> None:
+        if self._states is not None:
+            self._states.copy(source, target, length)
         self._changes.append(methodcaller("copy", source, target, length))
 
     def swap(self, first: int, second: int, first_length: int, second_length: int) -> None:
+        if self._states is not None:
+            self._states.swap(first, second)
         self._changes.append(methodcaller("swap", first, second, first_length, second_length))
 
     def zero(self, slot: int) -> None:
+        if self._states is not None:
+            self._states.forget(slot)
         self._changes.append(methodcaller("zero", slot))
+
+    def pretend(self, slot: int, length: int) -> None:
+        if self._states is not None:
+            self._states.pretend(slot, length)
+        self._changes.append(methodcaller("pretend", slot, length))
 
     def is_finite(self, slot: int, length: int) -> bool:
         if self._changes:
@@ -124,7 +151,9 @@ class ShardedModel:
 
     def allocate(self, num_slots: int, num_positions: int) -> None:
         self.pipeline.allocate(self._session, num_slots, num_positions)
-        self.cache, self._size = RemoteSlots(self.pipeline, self._session), (num_slots, num_positions)
+        has_states = any(facts.has_states for facts in self.facts_of_stages)
+        states = StateBook(num_slots, RECENT_STATES) if has_states else None
+        self.cache, self._size = RemoteSlots(self.pipeline, self._session, states), (num_slots, num_positions)
 
     def release(self) -> None:
         self.cache = None
@@ -140,7 +169,10 @@ class ShardedModel:
         tapped: deque[Step[None]] = deque()
         for batch in batches(slots, token_ids, starts, may_join):
             step: Step[None] = self._send(
-                [piece.slot for piece in batch], [piece.start for piece in batch], [piece.tokens for piece in batch]
+                [piece.slot for piece in batch],
+                [piece.start for piece in batch],
+                [piece.tokens for piece in batch],
+                is_prompt=True,
             )
             if self.tap is not None:
                 tapped.append(step)
@@ -201,6 +233,7 @@ class ShardedModel:
                 [stretch.token_ids for stretch in here],
                 1 + max(stretch.places[-1] for stretch in here),
                 partial(scored, here),
+                is_prompt=True,
             )
             for (number, _), logprobs in zip(forward, step.result(), strict=True):
                 found[asking[number]] += logprobs
@@ -217,6 +250,11 @@ class ShardedModel:
         if not self.pipeline.has_slots(self._session):
             self.allocate(*self._size)
         start = timed_start(self._size[1], num_tokens)
+        assert self.cache is not None
+        if self.cache.has_states:
+            self.prefill(range(num_rows), [[0]] * num_rows)
+            for slot in range(num_rows):
+                self.cache.pretend(slot, start)
         self.pipeline.drain()
         started = time.perf_counter()
         slots, starts, tokens = range(num_rows), [start] * num_rows, [[0] * num_tokens] * num_rows
@@ -238,6 +276,8 @@ class ShardedModel:
         token_ids: Seq[Seq[int]],
         num_logits: int = 0,
         finish: Callable[[torch.Tensor], _T] | None = None,
+        *,
+        is_prompt: bool = False,
     ) -> Step[_T]:
         assert self.cache is not None, "allocate() comes first"
         changes, lengths = self.cache.take_changes(), tuple(map(len, token_ids))
@@ -245,7 +285,9 @@ class ShardedModel:
         layer_ids = () if tap is None else tuple(sorted(tap.layer_ids))
         if tap is not None:
             receive = partial(self._receive, tap, slots, starts, lengths, list(chain.from_iterable(token_ids)))
-        work = Work(self._session, changes, tuple(slots), tuple(starts), lengths, num_logits, layer_ids=layer_ids)
+        of_rows = tuple(slots), tuple(starts), lengths, num_logits, is_prompt
+        work = Work(self._session, changes, *of_rows, layer_ids=layer_ids)
+        self.cache.extend(work)
         return self.pipeline.send(work, token_ids, finish, receive=receive)
 
     @torch.inference_mode()

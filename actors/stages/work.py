@@ -35,6 +35,7 @@ class Work:
     starts: tuple[int, ...] = ()
     lengths: tuple[int, ...] = ()  # tokens of each row; no rows: no forward
     num_logits: int = 0  # positions of each row whose logits are wanted: its first ones; without slots its last ones
+    is_prompt: bool = False  # no row is rolled back to one of these tokens but the last
     by_default: bool = False  # without slots: by transformers' default attention
     layer_ids: tuple[int, ...] = ()  # in order; the streams that enter these layers are wanted of all tokens
 
@@ -84,7 +85,8 @@ def do(
         out = (stage.plain_by_default if work.by_default else stage.plain)(fed, work.num_logits)
     else:
         every_BJ = torch.arange(work.num_logits).expand(len(work.lengths), -1)
-        out = stage.forward(fed, work.starts, work.lengths, every_BJ, work.slots, work.session, features)
+        of_rows = work.starts, work.lengths, every_BJ, work.slots, work.session, features
+        out = stage.forward(fed, *of_rows, is_prompt=work.is_prompt)
     if features is not None:
         own_NX = features.take().cpu()
         streams_NX = own_NX if streams_NX is None else torch.cat((streams_NX, own_NX), dim=1)

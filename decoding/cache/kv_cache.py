@@ -195,6 +195,11 @@ class KVCache(Cache):  # type: ignore[misc]
         """Return how many of the first `length` tokens in a slot a row can go on from: all, or those with a state."""
         return length if self.states is None else self.states.book.longest(slot, length)
 
+    def pretend(self, slot: int, length: int) -> None:
+        """Let a row be timed behind that many tokens, whatever is in its slot: a forward has read some there."""
+        if self.states is not None:
+            self.states.book.pretend(slot, length)
+
     @property
     def hides_unwritten(self) -> bool:
         """Whether no forward reads what its row has not written, so that values left in a slot do no harm."""

@@ -259,7 +259,7 @@ class LanguageModel(SlotNetwork, LocalTarget):
         if self.cache.states is not None:  # of any numbers: the time is asked for
             self.prefill(range(num_rows), [[0]] * num_rows)
             for slot in range(num_rows):
-                self.cache.states.book.pretend(slot, start)
+                self.cache.pretend(slot, start)
         fed = [start] * num_rows, tokens_BT, every_BT, None, None, self._features()
         return seconds_of(lambda: self._read(*fed), self.device)
 

@@ -150,13 +150,15 @@ class Stage(SlotNetwork):
         slots: Seq[int] | None = None,
         session: int = 0,
         features: Features | None = None,
+        *,
+        is_prompt: bool = False,
     ) -> torch.Tensor:
         """Write the rows' keys and values; return hidden states [N, H], or logits [B, J, V] of the last stage.
 
         `fed_N` are the rows' tokens end to end, `lengths[b]` of them for row b, or the output of the stage before.
         Their positions are starts[b], starts[b] + 1, ... of slot slots[b] (by default slot b). `wanted_BJ` are indexes
         into each row's tokens; an index beyond the last token means that one. What is read of the N tokens is left in
-        `features` (see `reader`).
+        `features` (see `reader`). `is_prompt` as in `LanguageModel.forward`.
         """
         fed_N, packing = fed_N.to(self.device), Packing.of(lengths, self.device)
         if wanted_BJ is None:
@@ -167,7 +169,8 @@ class Stage(SlotNetwork):
         rectangle = None if self.packs_rows or self.runs_rows_apart or self.fused is not None else packing
         if rectangle is not None:
             fed_N, packing = fed_N[rectangle.unpacked_BT.flatten()], None
-        out = self._forward(fed_N, starts, max(lengths), packing, wanted_BJ, slots, self._caches[session], features)
+        of_rows = starts, max(lengths), packing, wanted_BJ, slots, self._caches[session], features, lengths
+        out = self._forward(fed_N, *of_rows, is_prompt=is_prompt)
         if features is not None and rectangle is not None:
             features.add(features.take()[rectangle.packed_N])
         if self.layers.has_head:

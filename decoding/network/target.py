@@ -158,6 +158,8 @@ class LocalTarget(ABC):
         logits_at_BJ: torch.Tensor,
         slots: Seq[int] | None = None,
         lengths: Seq[int] | None = None,
+        *,
+        is_prompt: bool = False,
     ) -> torch.Tensor:
         """Return logits [B, J, V]; see `LanguageModel.forward`."""
 
@@ -227,4 +229,5 @@ class LocalTarget(ABC):
             to_device(wanted, self.device, torch.int64),
             slots=[stretch.slot for stretch in stretches],
             lengths=lengths,
+            is_prompt=True,
         )

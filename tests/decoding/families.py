@@ -36,6 +36,26 @@ FAMILIES: dict[str, tuple[str, dict[str, object]]] = {
     "gptj": ("GPTJConfig", {**GPT, "n_positions": 96, "rotary_dim": 4}),
 }
 
+# Networks whose layers keep states. Chunks are shorter than the texts.
+HYBRID = {**GROUPED, "num_hidden_layers": 4, "head_dim": 8}
+_DELTA = {f"linear_num_{each}_heads": n for each, n in (("key", 2), ("value", 4))}
+_DELTA |= {"linear_key_head_dim": 8, "linear_value_head_dim": 8, "linear_conv_kernel_dim": 4}
+_MAMBA_2 = {"ssm_state_size": 8, "mamba_num_heads": 4, "mamba_head_dim": 8, "n_groups": 2, "chunk_size": 8}
+_LAYERS = ["linear_attention", "linear_attention", "full_attention", "linear_attention"]
+STATES: dict[str, tuple[str, dict[str, object]]] = {
+    "gated delta": ("Qwen3_5TextConfig", {**HYBRID, **_DELTA, "layer_types": _LAYERS}),
+    "mamba 2": (
+        "NemotronHConfig",
+        {**GROUPED, **_MAMBA_2, "head_dim": 8, "layers_block_type": ["linear_attention", "mlp", "full_attention"]},
+    ),
+    "convolutions": ("Lfm2Config", {**HYBRID, "layer_types": ["conv", "conv", "full_attention", "conv"]}),
+    "lightning": (
+        "MiniMaxConfig",
+        {**HYBRID, "num_local_experts": 2, "num_experts_per_tok": 1, "block_size": 8, "layer_types": _LAYERS},
+    ),
+}
+FAMILIES |= STATES
+
 # Networks whose layers run in our few large operations.
 WIDE = {**GROUPED, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3}
 LLAMA_3_ROPE = {

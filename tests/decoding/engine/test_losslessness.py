@@ -27,8 +27,9 @@ from decoding.network.language_model import LanguageModel
 from decoding.sampling.judging import MasksBeside, ScoreRequest
 from decoding.sampling.token_history import ForbiddenTokens
 from tests.decoding import tiny
+from tests.decoding.families import STATES, family_network
 from tests.decoding.grammar.tiny_grammars import grammars
-from tests.decoding.tiny import EVERY_DRAFTER, assert_each_once, engine_over, numbered, outputs, run
+from tests.decoding.tiny import EVERY_DRAFTER, assert_each_once, engine_over, loaded, noised, numbered, outputs, run
 from tests.pairs_of_values import covering
 from tests.worlds import rows
 from tests.worlds.lanes import PLACES, Processes
@@ -47,7 +48,7 @@ if is_interpreted():
 ROWS = {"mixed": rows.mixed, "samples": rows.samples, "near limits": rows.near_limits, "limited": rows.limited}
 # Rows for models of their own: whose best tokens tie within rounding, or all; which break on one token; and
 # the bundled pair, since a random model seldom writes text of which a library could keep a wrong mask.
-OTHERS = ["nearly duplicated", "all zero", "nan", "trained"]
+OTHERS = ["nearly duplicated", "all zero", "nan", "trained", *STATES]
 if not is_interpreted():
     ROWS |= {"forms": rows.forms, "forbidden": rows.forbidden, "shared": rows.shared}
 WORLDS = [*ROWS, *([] if is_interpreted() else OTHERS)]
@@ -61,7 +62,17 @@ def worlds(ended, tmp_path_factory) -> dict[str, TextWorld]:
     for name in ("nearly duplicated", "all zero"):
         found[name] = TextWorld(tiny.tied_models(tmp_path_factory.mktemp("tied"), name), rows.undecided)
     poisoned = tiny.poisoned_models(tmp_path_factory.mktemp("poisoned"), math.nan)
-    return found | {"nan": TextWorld(poisoned, rows.poisoned), "trained": _trained()}
+    found |= {"nan": TextWorld(poisoned, rows.poisoned), "trained": _trained()}
+    folder = tmp_path_factory.mktemp("states")
+    return found | {name: TextWorld(_with_states(name, folder / name), rows.mixed) for name in STATES}
+
+
+def _with_states(name: str, folder: Path) -> SimpleNamespace:
+    """A target whose layers keep states, and drafts that keep some, too."""
+    target, unrelated = family_network(name, STATES), family_network("convolutions", STATES)
+    drafts = {"good_draft": noised(target, 0.1), "unrelated_draft": unrelated, "perfect_draft": target}
+    found = {"target": target, **drafts}
+    return SimpleNamespace(**{each: loaded(network, folder / each) for each, network in found.items()})
 
 
 def _trained() -> TextWorld:
