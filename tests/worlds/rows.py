@@ -166,12 +166,12 @@ def trained_forms(prompts: Seq[Seq[int]]) -> list[Sequence]:
     return rows_of([prompts[row % len(prompts)] for row in range(len(asked))], params)
 
 
-def shared() -> list[Sequence]:
+def shared(head_length: int = 40) -> list[Sequence]:
     """Prompts with a common head, prompts that begin like others' outputs might, repeats, and strangers.
 
     The last rows have scopes, whose rows share nothing with others.
     """
-    (head,) = random_prompts([40], seed=21)
+    (head,) = random_prompts([head_length], seed=21)
     prompts = [
         *(head + tail for tail in random_prompts([3, 9, 1, 6], seed=22)),
         *random_prompts([1, 30, 2, 17], seed=23),

@@ -64,7 +64,8 @@ def worlds(ended, tmp_path_factory) -> dict[str, TextWorld]:
     poisoned = tiny.poisoned_models(tmp_path_factory.mktemp("poisoned"), math.nan)
     found |= {"nan": TextWorld(poisoned, rows.poisoned), "trained": _trained()}
     folder = tmp_path_factory.mktemp("states")
-    return found | {name: TextWorld(_with_states(name, folder / name), rows.mixed) for name in STATES}
+    made = {**dict.fromkeys(STATES, rows.mixed), "gated delta": partial(rows.shared, 12)}
+    return found | {name: TextWorld(_with_states(name, folder / name), make_rows) for name, make_rows in made.items()}
 
 
 def _with_states(name: str, folder: Path) -> SimpleNamespace:
