@@ -36,6 +36,48 @@ class RowSpan(NamedTuple):
     num_tokens: int
 
 
+class PackedStates:
+    """Where the states of a forward's packed rows are; padding belongs to its row, and keeps no state."""
+
+    def __init__(self, spans: Seq[RowSpan], reads: Seq[int | None], written: Seq[Seq[int | None]], num_fed: int) -> None:
+        """Lay the entries out, for `num_fed` tokens in all."""
+        ends = [*(span.first for span in spans[1:]), num_fed]
+        self._firsts = [span.first for span in spans]
+        self._lengths = [end - first for first, end in zip(self._firsts, ends, strict=True)]
+        entries = [[*own, *[None] * (length - len(own))] for own, length in zip(written, self._lengths, strict=True)]
+        self.row_first = torch.tensor([*self._firsts, num_fed])  # [B + 1]
+        self.read = torch.tensor([-1 if entry is None else entry for entry in reads])  # [B]
+        self.written = torch.tensor([-1 if entry is None else entry for own in entries for entry in own])  # [N]
+        self._columns: dict[int, torch.Tensor] = {}
+
+    def columns(self, size: int) -> torch.Tensor:
+        """Return the last `size` columns [N, size] that each token sees, its own behind the others.
+
+        They are counted over the columns before each row, `size - 1` of each, and all tokens behind them.
+        """
+        if size not in self._columns:
+            firsts, lengths = torch.tensor(self._firsts), torch.tensor(self._lengths)
+            rows_N = torch.arange(len(lengths)).repeat_interleave(lengths)
+            nth_N = torch.arange(len(rows_N)) - firsts[rows_N]
+            back_NT = nth_N[:, None] + torch.arange(1 - size, 1)
+            before_NT = rows_N[:, None] * (size - 1) + (size - 1) + back_NT
+            own_NT = len(lengths) * (size - 1) + firsts[rows_N][:, None] + back_NT
+            self._columns[size] = torch.where(back_NT < 0, before_NT, own_NT)
+        return self._columns[size]
+
+
+class StateHandle:
+    """The states of all rows of a forward, in the hands of a model file that asks for them."""
+
+    def __init__(self, states: "RowStates", name: StateName) -> None:
+        """Stand for the states of this name."""
+        self.states, self.name = states, name
+
+    def to(self, *_: object) -> "StateHandle":
+        """Return this: a model file may ask for another type of numbers."""
+        return self
+
+
 @dataclass
 class StateBatch:
     """The states of the rows of one call of a layer."""
@@ -53,12 +95,15 @@ class RowStates:
         self.spans: list[RowSpan] = []  # of the next forward
         self.written: list[list[int | None]] = []  # of each span: the entry for the state behind each token
         self.reads: list[int | None] = []
+        self.num_fed = 0
         self._stored: dict[StateName, torch.Tensor] = {}  # [E, ...]
         self._batch: StateBatch | None = None
+        self._packed: PackedStates | None = None
+        self._hands_out_handles = False
 
     def plan(self, slots: Seq[int], starts: Seq[int], lengths: Seq[int], width: int | None, *, keeps_each: bool) -> None:
         """Say which rows the next forward extends; row b's tokens begin at `b * width`, or end to end without one."""
-        self.spans, self.written, self.reads = [], [], []
+        self.spans, self.written, self.reads, self._packed = [], [], [], None
         first = 0
         for slot, start, length in zip(slots, starts, lengths, strict=True):
             self.spans.append(RowSpan(slot, start, first, length))
@@ -66,6 +111,23 @@ class RowStates:
             self.reads.append(read)
             self.written.append(written)
             first += length if width is None else width
+        self.num_fed = first
+
+    @property
+    def packed(self) -> PackedStates:
+        """The entries of the planned forward, for layers that take all of its tokens at once."""
+        if self._packed is None:
+            self._packed = PackedStates(self.spans, self.reads, self.written, self.num_fed)
+        return self._packed
+
+    @contextmanager
+    def handles(self) -> Iterator[None]:
+        """Hand out handles in place of states: the layer knows what to do with them."""
+        self._hands_out_handles = True
+        try:
+            yield
+        finally:
+            self._hands_out_handles = False
 
     @contextmanager
     def batch(self, reads: Seq[int | None], written: Seq[int | None]) -> Iterator[None]:
@@ -82,7 +144,7 @@ class RowStates:
     def _keep(self, batch: StateBatch, written: Seq[int | None]) -> None:
         places = [number for number, entry in enumerate(written) if entry is not None]
         for name, state in batch.states.items():
-            stored = self._storage(name, state)
+            stored = self.storage(name, state)
             if len(places) < len(written):
                 state = state[to_device(places, state.device)]
             stored[to_device([written[place] for place in places], state.device)] = state.to(stored.dtype)
@@ -90,12 +152,16 @@ class RowStates:
     @property
     def has_previous(self) -> bool:
         """Whether the rows of the call have tokens before; outside of a call, whether any row of the forward has."""
+        if self._hands_out_handles:
+            return True
         if self._batch is not None:
             return self._batch.has_states
         return any(read is not None for read in self.reads)
 
-    def get(self, name: StateName) -> torch.Tensor | None:
+    def get(self, name: StateName) -> torch.Tensor | StateHandle | None:
         """Return the state of the call's rows [B, ...], which may be changed in place; None if they have none."""
+        if self._hands_out_handles:
+            return StateHandle(self, name)
         assert self._batch is not None, "a layer with states runs in a batch"
         if not self._batch.has_states:
             return None
@@ -104,8 +170,10 @@ class RowStates:
             self._batch.states[name] = stored[to_device(list(self._reads), stored.device)]
         return self._batch.states[name]
 
-    def put(self, name: StateName, state: torch.Tensor) -> None:
+    def put(self, name: StateName, state: torch.Tensor | StateHandle) -> None:
         """Take the new state of the call's rows."""
+        if isinstance(state, StateHandle):  # what it stands for has been changed
+            return
         assert self._batch is not None, "a layer with states runs in a batch"
         self._batch.states[name] = state
 
@@ -115,6 +183,7 @@ class RowStates:
         Before the first token of a row there are zeros, as transformers' `update_conv_state` has them.
         """
         window_BCK = self.get(name)
+        assert not isinstance(window_BCK, StateHandle), "who has handles convolves by them"
         size = new_BCT.shape[-1] if size is None else size
         if window_BCK is not None:
             all_BCT = torch.cat([window_BCK, new_BCT], dim=-1)
@@ -141,8 +210,8 @@ class RowStates:
     def num_bytes(self) -> int:
         return sum(stored.numel() * stored.element_size() for stored in self._stored.values())
 
-    def _storage(self, name: StateName, state: torch.Tensor) -> torch.Tensor:
-        """Return the memory of a state [E, ...], as large as the book says."""
+    def storage(self, name: StateName, state: torch.Tensor) -> torch.Tensor:
+        """Return the memory of a state [E, ...], as large as the book says; `state` [B, ...] is one of its kind."""
         stored = self._stored.get(name)
         if stored is None or len(stored) < self.book.num_entries:
             before, shape = stored, (self.book.num_entries, *state.shape[1:])

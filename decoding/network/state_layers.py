@@ -24,6 +24,7 @@ import torch
 from decoding.cache.kv_cache import KVCache
 from decoding.cache.row_states import RowStates
 from decoding.device import to_device
+from decoding.network import packed_steps
 
 _STATE_CALLS = ("update_conv_state(", "update_recurrent_state(", "set_linear_cache(")
 
@@ -51,6 +52,7 @@ class StateLayer:
         """Take the place of the module's own forward."""
         self._module, self._plain = module, module.forward
         self._signature = inspect.signature(module.forward)
+        self._is_packed = packed_steps.installed(module)
         self._hidden = next(iter(self._signature.parameters))
         # Names of the linear layers over the module's input, and of the one whose output it returns; None: not known.
         self._over_input: tuple[str, ...] | None = None
@@ -64,6 +66,11 @@ class StateLayer:
         assert cache.states is not None, "a network with states has a cache for them"
         bound = self._signature.bind(*args, **kwargs)
         hidden_BTH = bound.arguments[self._hidden]
+        if self._is_packed:
+            with cache.states.handles():
+                every_N1 = torch.arange(cache.states.num_fed, device=hidden_BTH.device)[:, None]
+                out = self._call(bound, hidden_BTH.flatten(0, 1)[:, None], hidden_BTH.shape[:2], every_N1)
+            return out.view(*hidden_BTH.shape[:2], -1)
         if self._over_input is None:
             self._find_products(bound, hidden_BTH)
         return self._run(cache.states, bound, hidden_BTH)

@@ -7,6 +7,7 @@
 #include "attention.h"
 #include "decoder.h"
 #include "picks.h"
+#include "recurrence.h"
 #include "verify.h"
 #include "wait.h"
 
@@ -40,6 +41,8 @@ void dray_finish_picks(const PickOutputs* out, int64_t num_places, const float* 
 }
 
 void dray_verify_coupled(const VerifyInputs* in, const VerifyOutputs* out) { verify_coupled(*in, *out); }
+
+void dray_recur(const Recurrence* r, float* out) { recur(*r, out); }
 
 bool dray_wait_for_change(const int64_t* number, int64_t seen, int64_t sleep_ns, int64_t look_ns) {
   return wait_for_change(number, seen, sleep_ns, look_ns);
