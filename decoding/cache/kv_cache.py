@@ -9,10 +9,7 @@ head size, L visible positions.
 """
 
 from collections.abc import Iterator
-from collections.abc import Sequence as Seq
-from dataclasses import dataclass
 from functools import partial
-from itertools import accumulate, pairwise
 from weakref import ref
 
 import numpy as np
@@ -20,55 +17,16 @@ import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from decoding.cache.huge_pages import zeros_in_small_pages
-from decoding.cache.row_states import RowStates, StateName
+from decoding.cache.plan import Packing, Plan
+from decoding.cache.row_states import RowStates
+from decoding.cache.state_calls import StateCalls
 from decoding.device import to_device
 
 RECENT_STATES = 8  # of each row, where a model keeps states: a few more than are verified at once
 LENGTH_BUCKET = 64  # visible positions are rounded up to this, so that few different shapes occur
 
 
-@dataclass(frozen=True)
-class Plan:
-    """The slots and positions that one forward reads and writes."""
-
-    slots_B: torch.Tensor | None  # None: slots 0..B-1, read in place without a copy
-    positions_BT: torch.Tensor  # of each row's tokens: the last ones that they see
-    row_first: torch.Tensor  # [B + 1]: row b has the tokens from row_first[b] up to row_first[b + 1]
-    slots_N: torch.Tensor  # of each token
-    positions_N: torch.Tensor  # of each token
-    written_N: torch.Tensor  # where its key and value are written: its position, or the spare one beyond the end
-    num_visible: int  # L
-    packing: "Packing | None"  # None: all rows have T tokens, and the model sees [B, T]
-
-
-@dataclass(frozen=True)
-class Packing:
-    """The mapping between N tokens of ragged rows, laid end to end, and a B x T rectangle."""
-
-    packed_N: torch.Tensor  # the index of each packed token in the flattened rectangle
-    unpacked_BT: torch.Tensor  # the packed token at each place; behind the end of a row, its last one
-    row_first: torch.Tensor  # [B + 1]: where each row's packed tokens begin, and the last one's end
-
-    @classmethod
-    def of(
-        cls, lengths: Seq[int], device: torch.device, width: int | None = None, *, is_read_back: bool = True
-    ) -> "Packing | None":
-        """Return the packing of rows of these lengths in a rectangle (default width: the longest); None if equal.
-
-        Unless `is_read_back`, nothing is asked for by its place in the rectangle: `unpacked_BT` has no columns.
-        """
-        if len(set(lengths)) == 1:
-            return None
-        width = width or max(lengths)
-        assert 1 <= min(lengths) <= max(lengths) <= width, "each row has a token, and none more than the rectangle"
-        row_first = list(accumulate(lengths, initial=0))
-        packed = [row * width + index for row, length in enumerate(lengths) for index in range(length)]
-        columns = range(width if is_read_back else 0)
-        unpacked = [[min(first + index, end - 1) for index in columns] for first, end in pairwise(row_first)]
-        return cls(*(to_device(values, device, torch.int64) for values in (packed, unpacked, row_first)))
-
-
-class KVCache(Cache):  # type: ignore[misc]
+class KVCache(StateCalls, Cache):  # type: ignore[misc]
     """Slots x positions of keys and values, allocated layer by layer when the model first writes them."""
 
     def __init__(
@@ -228,39 +186,6 @@ class KVCache(Cache):  # type: ignore[misc]
         no other forward of the model depends on it. For that it `misleads` the model.
         """
         return self._current.num_visible - self._current.positions_BT.shape[1] + self.misleads
-
-    def has_previous_state(self, layer_idx: int | None = None, state_idx: int | None = None) -> bool:
-        return self._states.has_previous
-
-    def is_recording_past(self, layer_idx: int) -> bool:
-        return False
-
-    def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> torch.Tensor | None:
-        return self._states.get(StateName(layer_idx, "conv", state_idx))
-
-    def update_conv_state(
-        self,
-        conv_states: torch.Tensor,
-        layer_idx: int,
-        state_idx: int = 0,
-        conv_kernel_size: int | None = None,
-        **_: object,
-    ) -> torch.Tensor:
-        return self._states.extend_window(StateName(layer_idx, "conv", state_idx), conv_states, conv_kernel_size)
-
-    def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> torch.Tensor | None:
-        return self._states.get(StateName(layer_idx, "recurrent", state_idx))
-
-    def update_recurrent_state(
-        self, recurrent_states: torch.Tensor, layer_idx: int, state_idx: int = 0, **_: object
-    ) -> torch.Tensor:
-        self._states.put(StateName(layer_idx, "recurrent", state_idx), recurrent_states)
-        return recurrent_states
-
-    @property
-    def _states(self) -> RowStates:
-        assert self.states is not None, "the network keeps states, so its cache must"
-        return self.states
 
     @property
     def _current(self) -> Plan:

@@ -16,6 +16,7 @@ import torch
 
 from decoding.cache.huge_pages import zeros_in_small_pages
 from decoding.cache.state_book import StateBook
+from decoding.cpu.recurrence import StateRows
 from decoding.device import to_device
 
 
@@ -24,7 +25,7 @@ class StateName(NamedTuple):
 
     layer: int
     kind: str  # "conv", "recurrent" or "linear", as transformers' caches call them
-    index: int = 0
+    number: int = 0  # among those of this kind in the layer
 
 
 class RowSpan(NamedTuple):
@@ -37,17 +38,21 @@ class RowSpan(NamedTuple):
 
 
 class PackedStates:
-    """Where the states of a forward's packed rows are; padding belongs to its row, and keeps no state."""
+    """The entries of the states of a forward's packed rows are; padding belongs to its row, and keeps no state."""
 
-    def __init__(self, spans: Seq[RowSpan], reads: Seq[int | None], written: Seq[Seq[int | None]], num_fed: int) -> None:
+    def __init__(
+        self, spans: Seq[RowSpan], reads: Seq[int | None], written: Seq[Seq[int | None]], num_fed: int
+    ) -> None:
         """Lay the entries out, for `num_fed` tokens in all."""
         ends = [*(span.first for span in spans[1:]), num_fed]
         self._firsts = [span.first for span in spans]
         self._lengths = [end - first for first, end in zip(self._firsts, ends, strict=True)]
         entries = [[*own, *[None] * (length - len(own))] for own, length in zip(written, self._lengths, strict=True)]
-        self.row_first = torch.tensor([*self._firsts, num_fed])  # [B + 1]
-        self.read = torch.tensor([-1 if entry is None else entry for entry in reads])  # [B]
-        self.written = torch.tensor([-1 if entry is None else entry for own in entries for entry in own])  # [N]
+        self.rows = StateRows(
+            torch.tensor([*self._firsts, num_fed]),
+            torch.tensor([-1 if entry is None else entry for entry in reads]),
+            torch.tensor([-1 if entry is None else entry for own in entries for entry in own]),
+        )
         self._columns: dict[int, torch.Tensor] = {}
 
     def columns(self, size: int) -> torch.Tensor:
@@ -70,7 +75,7 @@ class StateHandle:
     """The states of all rows of a forward, in the hands of a model file that asks for them."""
 
     def __init__(self, states: "RowStates", name: StateName) -> None:
-        """Stand for the states of this name."""
+        """Remember which states this stands for."""
         self.states, self.name = states, name
 
     def to(self, *_: object) -> "StateHandle":
@@ -101,8 +106,10 @@ class RowStates:
         self._packed: PackedStates | None = None
         self._hands_out_handles = False
 
-    def plan(self, slots: Seq[int], starts: Seq[int], lengths: Seq[int], width: int | None, *, keeps_each: bool) -> None:
-        """Say which rows the next forward extends; row b's tokens begin at `b * width`, or end to end without one."""
+    def plan(
+        self, slots: Seq[int], starts: Seq[int], lengths: Seq[int], width: int | None, *, keeps_each: bool
+    ) -> None:
+        """Plan which rows the next forward extends; row b's tokens begin at `b * width`, or end to end without one."""
         self.spans, self.written, self.reads, self._packed = [], [], [], None
         first = 0
         for slot, start, length in zip(slots, starts, lengths, strict=True):
@@ -122,7 +129,7 @@ class RowStates:
 
     @contextmanager
     def handles(self) -> Iterator[None]:
-        """Hand out handles in place of states: the layer knows what to do with them."""
+        """Give handles in place of states to a layer that knows what to do with them."""
         self._hands_out_handles = True
         try:
             yield
@@ -131,7 +138,7 @@ class RowStates:
 
     @contextmanager
     def batch(self, reads: Seq[int | None], written: Seq[int | None]) -> Iterator[None]:
-        """Hand out the states in some entries, all or none of them given, and keep what has become of them."""
+        """Give out the states in some entries, all or none of them given, and keep what has become of them."""
         has_states = reads[0] is not None
         assert all((read is not None) == has_states for read in reads), "rows with and without states do not mix"
         self._reads, self._batch = reads, StateBatch(has_states)

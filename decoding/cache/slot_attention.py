@@ -19,7 +19,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.masking_utils import eager_mask, sdpa_mask
 from transformers.utils import logging
 
-from decoding.cache.kv_cache import Plan
+from decoding.cache.plan import Plan
 from decoding.gpu.available import kernels_run_on
 
 # The name is neutral on purpose: transformers searches it for "sdpa", "flash" and the like.

@@ -43,7 +43,7 @@ class StateBook:
         return self.num_slots * (NUM_SHARED_ENTRIES + self._num_recent)
 
     def lengths(self, slot: int) -> list[int]:
-        """Return the lengths at which a slot's states are kept, in order; 0, which needs no state, is not among them."""
+        """Return the lengths at which a slot's states are kept, in order, without 0, which needs no state."""
         kept = self._slots[slot]
         return sorted({*kept.recent, *kept.shared})
 

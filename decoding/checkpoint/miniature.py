@@ -46,7 +46,10 @@ _SIZES: tuple[tuple[str, int], ...] = (
     (r"num_experts_per_tok(en)?|top_k_experts|moe_top_?k|moe_k|.*experts_per_tok.*", 2),
     (r"n_group|topk_group|num_expert_group|n_groups|n_shared_experts", 1),
     (r"first_k_dense_replace|moe_layer_start_index|num_dense_layers", 1),
-    (r"max_position_embeddings|model_max_length|n_positions|n_ctx|max_seq_len|max_sequence_length|seq_length", NUM_POSITIONS),
+    (
+        r"max_position_embeddings|model_max_length|n_positions|n_ctx|max_seq_len|max_sequence_length|seq_length",
+        NUM_POSITIONS,
+    ),
 )
 _PATTERNS = [(re.compile(pattern), size) for pattern, size in _SIZES]
 _KEY_HEADS = re.compile(r"num_(global_)?key_value_heads|n_head_kv|num_kv_heads|kv_n_heads|multi_query_group_num")

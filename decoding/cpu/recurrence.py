@@ -1,4 +1,4 @@
-"""The recurrence of packed rows on CPU; the formula, its shapes and the fields are explained in kernels/recurrence.h."""
+"""The recurrence of packed rows on CPU; kernels/recurrence.h explains the formula, its shapes and the fields."""
 
 import ctypes
 from collections.abc import Callable
@@ -21,7 +21,7 @@ class _Recurrence(ctypes.Structure):
 
 @dataclass(frozen=True)
 class StateRows:
-    """Where the states of packed rows are: on CPU, int64."""
+    """The entries of the states of packed rows: on CPU, int64."""
 
     row_first: torch.Tensor  # [B + 1]
     read: torch.Tensor  # [B]; -1: the row has no state before

@@ -277,6 +277,8 @@ class _Instant(LocalTarget):
         logits_at_BJ: torch.Tensor,
         slots: Seq[int] | None = None,
         lengths: Seq[int] | None = None,
+        *,
+        is_prompt: bool = False,
     ) -> torch.Tensor:
         num_rows, width = token_ids_BT.shape
         if self.tap is not None:

@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 import torch
 from torch.nn.functional import rms_norm, scaled_dot_product_attention
 
-from decoding.cache.kv_cache import KVCache, Plan, SlotLayer
+from decoding.cache.kv_cache import KVCache, SlotLayer
+from decoding.cache.plan import Plan
 from decoding.fused import kernels
 from decoding.gpu.available import kernels_run_on
 

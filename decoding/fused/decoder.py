@@ -20,7 +20,8 @@ from torch.nn.functional import embedding
 from transformers import PreTrainedModel
 
 from decoding.cache.features import Features
-from decoding.cache.kv_cache import KVCache, Plan
+from decoding.cache.kv_cache import KVCache
+from decoding.cache.plan import Plan
 from decoding.checkpoint.layer_subset import LayerRange
 from decoding.fp8.linear import may_join
 from decoding.fused.attention import Heads, KernelAttention, RotaryTables, Window, attention_here

@@ -16,7 +16,8 @@ from typing import Any
 import torch
 
 from decoding.cache.features import Features
-from decoding.cache.kv_cache import LENGTH_BUCKET, KVCache, Packing, Plan
+from decoding.cache.kv_cache import LENGTH_BUCKET, KVCache
+from decoding.cache.plan import Packing, Plan
 from decoding.fused.recordings import Recorder, Recordings, rounded
 
 _MAX_TOKENS = 16  # of a row; a forward with more is a prefill, which keeps a GPU busy by itself

@@ -20,7 +20,8 @@ from typing import Any
 import torch
 from torch.nn.functional import embedding, pad, rms_norm
 
-from decoding.cache.kv_cache import KVCache, Packing, Plan
+from decoding.cache.kv_cache import KVCache
+from decoding.cache.plan import Packing, Plan
 from decoding.device import seconds_of, to_device
 from decoding.fused.attention import SlotAttention, TorchAttention, Window, attention_here
 from decoding.fused.layers import Norm

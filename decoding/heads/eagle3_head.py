@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.nn.functional import embedding
 
-from decoding.cache.kv_cache import Packing
+from decoding.cache.plan import Packing
 from decoding.device import seconds_of, to_device
 from decoding.fused.attention import Window, attention_here
 from decoding.fused.layers import Norm

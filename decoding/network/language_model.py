@@ -15,7 +15,8 @@ import torch
 from transformers import PreTrainedModel
 
 from decoding.cache.features import Features, FeatureTap, check_layer_ids
-from decoding.cache.kv_cache import KVCache, Packing, Plan
+from decoding.cache.kv_cache import KVCache
+from decoding.cache.plan import Packing, Plan
 from decoding.cache.prefill import Piece, batches, may_join_batch
 from decoding.checkpoint.loading import DType, load_network
 from decoding.device import Device, seconds_of, to_device

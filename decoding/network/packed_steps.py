@@ -60,19 +60,21 @@ def _window(
     bias: torch.Tensor | None,
     activation: str | None,
 ) -> torch.Tensor:
-    """Convolve packed tokens [N, C, 1] with the columns before them; return [N, C, 1]."""
+    """Return the convolution [N, C, 1] of packed tokens [N, C, 1] with the columns before them."""
     new_NC, states = hidden_states[..., 0], conv_state.states
+    packed = states.packed
+    rows = packed.rows
     size = weight.shape[-1]
     stored_ETC = states.storage(conv_state.name, new_NC.new_empty(1, size - 1, new_NC.shape[1]))
-    before_BTC = stored_ETC[states.packed.read.clamp(min=0)]
-    before_BTC[states.packed.read < 0] = 0
+    before_BTC = stored_ETC[rows.read.clamp(min=0)]
+    before_BTC[rows.read < 0] = 0
     columns_MC = torch.cat([before_BTC.flatten(0, 1), new_NC])
-    places_NT = states.packed.columns(size)
+    places_NT = packed.columns(size)
     out_NC = torch.zeros_like(new_NC, dtype=weight.dtype) if bias is None else bias.expand_as(new_NC)
     for column in range(size):
         out_NC = torch.addcmul(out_NC, columns_MC[places_NT[:, column]].to(weight.dtype), weight[:, column])
-    kept_N = (states.packed.written >= 0).nonzero()[:, 0]
-    stored_ETC[states.packed.written[kept_N]] = columns_MC[places_NT[kept_N, 1:]]
+    kept_N = (rows.written >= 0).nonzero()[:, 0]
+    stored_ETC[rows.written[kept_N]] = columns_MC[places_NT[kept_N, 1:]]
     if activation is not None:
         out_NC = ACT2FN[activation](out_NC)
     return out_NC.to(hidden_states.dtype)[..., None]
@@ -128,10 +130,12 @@ def _mamba_2(
     return out_NHV.to(hidden_states.dtype)
 
 
-def _recurred(handle: StateHandle, query_NGK: torch.Tensor, key_NGK: torch.Tensor, value_NHV: torch.Tensor, *decay: Any) -> torch.Tensor:
+def _recurred(
+    handle: StateHandle, query_NGK: torch.Tensor, key_NGK: torch.Tensor, value_NHV: torch.Tensor, *decay: Any
+) -> torch.Tensor:
     num_heads, value_size = value_NHV.shape[1:]
     stored_EHKV = handle.states.storage(handle.name, torch.empty(1, num_heads, key_NGK.shape[-1], value_size))
-    return recur(handle.states.packed, stored_EHKV, query_NGK, key_NGK, value_NHV, *decay)
+    return recur(handle.states.packed.rows, stored_EHKV, query_NGK, key_NGK, value_NHV, *decay)
 
 
 _WINDOW = "causal_conv1d_update"

@@ -21,7 +21,8 @@ from transformers import PreTrainedModel
 
 from decoding.cache import slot_attention as attention
 from decoding.cache.features import Features
-from decoding.cache.kv_cache import RECENT_STATES, KVCache, Packing, Plan
+from decoding.cache.kv_cache import RECENT_STATES, KVCache
+from decoding.cache.plan import Packing, Plan
 from decoding.checkpoint.layer_subset import CannotCutError, LayerRange, layer_list, num_layers
 from decoding.checkpoint.supported import cache_argument, max_positions
 from decoding.choices import Exact as Exact
@@ -152,9 +153,10 @@ class SlotNetwork(ABC):
             return torch.cat(outputs, dim=1 if self.vocab_size is None else 0)
         plan, positions_BT = self._planned(starts, width, packing, slots, cache)
         if cache.states is not None:
-            own = [width] * len(starts) if lengths is None else lengths
-            of_rows = range(len(starts)) if slots is None else slots
-            cache.states.plan(of_rows, starts, own, width if packing is None else None, keeps_each=not is_prompt)
+            num_tokens = [width] * len(starts) if lengths is None else lengths
+            row_slots = range(len(starts)) if slots is None else slots
+            place = width if packing is None else None
+            cache.states.plan(row_slots, starts, num_tokens, place, keeps_each=not is_prompt)
         if self.fused is None and packing is None:
             fed_BT = fed_N.view(*positions_BT.shape, *fed_N.shape[1:])
             return self._run(fed_BT, positions_BT, wanted_BJ, features, use_cache=True, **{self._cache_argument: cache})

@@ -17,7 +17,8 @@ from transformers import PreTrainedModel
 
 from decoding.cache import slot_attention as attention
 from decoding.cache.features import Features, FeatureTap
-from decoding.cache.kv_cache import KVCache, Packing
+from decoding.cache.kv_cache import KVCache
+from decoding.cache.plan import Packing
 from decoding.checkpoint.layer_subset import (
     CannotCutError,
     LayerRange,

@@ -107,7 +107,7 @@ class StateLayer:
             if isinstance(value, torch.Tensor) and value.shape[:2] == shape:
                 arguments[name] = value.flatten(0, 1)[places_BT]
         arguments[self._hidden] = part_BTH
-        given = inspect.BoundArguments(self._signature, arguments)  # type: ignore[arg-type]
+        given = inspect.BoundArguments(self._signature, arguments)
         return self._plain(*given.args, **given.kwargs)
 
     @contextmanager
@@ -124,7 +124,7 @@ class StateLayer:
             yield
 
     def _find_products(self, bound: inspect.BoundArguments, hidden_BTH: torch.Tensor) -> None:
-        """See which linear layers take the module's input, and which one's output it returns, in a call without states."""
+        """Find the linear layers over the module's input, and the one whose output it returns, without states."""
         inputs: dict[str, Any] = {}
         outputs: dict[str, Any] = {}
         part_BTH = hidden_BTH[:1, :1]
@@ -136,11 +136,9 @@ class StateLayer:
             for name, linear in self._module.named_modules():
                 if isinstance(linear, torch.nn.Linear):
                     hooks.callback(linear.register_forward_hook(partial(keep, name)).remove)
-            arguments = {
-                name: None if isinstance(value, KVCache) else value for name, value in bound.arguments.items()
-            }
+            arguments = {name: None if isinstance(value, KVCache) else value for name, value in bound.arguments.items()}
             arguments[self._hidden] = part_BTH
-            given = inspect.BoundArguments(self._signature, arguments)  # type: ignore[arg-type]
+            given = inspect.BoundArguments(self._signature, arguments)
             returned = self._plain(*given.args, **given.kwargs)
         self._over_input = tuple(name for name, given in inputs.items() if given is part_BTH)
         self._last = next((name for name, out in outputs.items() if out is returned), None)

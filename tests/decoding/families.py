@@ -46,7 +46,13 @@ STATES: dict[str, tuple[str, dict[str, object]]] = {
     "gated delta": ("Qwen3_5TextConfig", {**HYBRID, **_DELTA, "layer_types": _LAYERS}),
     "mamba 2": (
         "NemotronHConfig",
-        {**GROUPED, **_MAMBA_2, "head_dim": 8, "initializer_range": 0.08, "layers_block_type": ["linear_attention", "mlp", "full_attention"]},
+        {
+            **GROUPED,
+            **_MAMBA_2,
+            "head_dim": 8,
+            "initializer_range": 0.08,
+            "layers_block_type": ["linear_attention", "mlp", "full_attention"],
+        },
     ),
     "convolutions": ("Lfm2Config", {**HYBRID, "layer_types": ["conv", "conv", "full_attention", "conv"]}),
     "lightning": (

@@ -26,7 +26,7 @@ from itertools import islice
 
 from decoding.drafters.base import Drafter
 from decoding.engine.rounds.prefix import Resident
-from decoding.network.target import Target
+from decoding.network.target import SlotCache, Target
 from decoding.sampling.logprobs import Stretch
 from decoding.sequence import Sequence
 
@@ -51,6 +51,11 @@ class Admission:
         self._finished: list[Sequence] = []  # scored rows, not handed out yet
         self._num_read_again = int(drafter.tap is not None)  # of the tokens that a newcomer shares, the last ones
 
+    @property
+    def _cache(self) -> SlotCache:
+        assert self._target.cache is not None, "the target's slots are allocated"
+        return self._target.cache
+
     def take_finished(self) -> list[Sequence]:
         """Return the rows that have been scored, each once."""
         finished, self._finished = self._finished, []
@@ -58,11 +63,10 @@ class Admission:
 
     def forget(self, rows: Set[Sequence]) -> None:
         """Take rows that are being read out of their slots, which may hold values that are not finite: clear them."""
-        assert self._target.cache is not None
         for slot, resident in list(self._seated()):
             if resident.sequence in rows:
                 self._residents[slot] = None
-                self._target.cache.zero(slot)
+                self._cache.zero(slot)
 
     def remove(self, rows: Set[Sequence]) -> None:
         self._residents = [None if r is not None and r.sequence in rows else r for r in self._residents]
@@ -164,21 +168,19 @@ class Admission:
     def _donor_of(self, newcomer: Resident, free: list[int]) -> tuple[int | None, int]:
         """Find the slot with most tokens that the newcomer may copy, a free one if several will do, and how many."""
         num_read_again = self._num_read_again if newcomer.sequence.asked is None else 0
-        assert self._target.cache is not None
         donor, num_shared = None, 0
         for slot, resident in self._donors_for(newcomer):
             copyable = self._num_copyable(slot, newcomer, resident, resident.num_shareable(newcomer))
-            cached = self._target.cache.longest(slot, max(0, copyable - num_read_again))
+            cached = self._cache.longest(slot, max(0, copyable - num_read_again))
             is_better = cached > num_shared or (cached == num_shared > 0 and slot in free)
             if is_better and self._is_finite(slot, resident, cached):
                 donor, num_shared = slot, cached
         return donor, num_shared
 
     def _num_copyable(self, slot: int, newcomer: Resident, resident: Resident, num_in_common: int) -> int:
-        """Return how many of those tokens a newcomer may copy, if the slot has the states that it needs behind them.
+        """Return how many of those tokens a newcomer may copy, if there is a state behind them.
 
-        Where features are handed out it copies none that the drafter has missed: it could not draft, nor could a row
-        that copies from it.
+        Where features are handed out it copies none that the drafter missed: neither it nor a copy of it could draft.
         """
         num_cached = resident.num_cached(num_in_common)
         if self._target.tap is None or newcomer.sequence.asked is not None:
@@ -188,16 +190,14 @@ class Admission:
     def _is_finite(self, slot: int, resident: Resident, num_tokens: int) -> bool:
         """Tell whether a slot may be copied: a value that is not finite would spread to prompts that are sound."""
         if not resident.has_run and num_tokens > resident.num_finite:
-            assert self._target.cache is not None
-            if not self._target.cache.is_finite(slot, num_tokens):
+            if not self._cache.is_finite(slot, num_tokens):
                 return False
             resident.num_finite = num_tokens
         return True
 
     def _begin(self, slot: int, newcomer: Resident, donor: int | None, num_shared: int) -> None:
-        assert self._target.cache is not None
         if donor is not None and donor != slot:
-            self._target.cache.copy(donor, slot, num_shared)
+            self._cache.copy(donor, slot, num_shared)
         asked = newcomer.sequence.asked
         if asked is None:
             self._drafter.begin(slot, donor, num_shared)
@@ -223,7 +223,8 @@ class Admission:
         if not reading or budget <= 0:
             return {}
         oldest = min(reading, key=lambda slot: reading[slot].number)
-        wanted = {slot: self._num_to_read(resident) for slot, resident in reading.items()}
+        followers = [each for _, each in self._seated() if each.leader and self._cache.has_states]
+        wanted = {slot: resident.num_until_awaited(followers) for slot, resident in reading.items()}
         grants = {oldest: min(wanted[oldest], -(-budget // 2))}
         budget -= grants[oldest]
         for slot in sorted(reading, key=lambda slot: reading[slot].num_missing - grants.get(slot, 0)):
@@ -233,16 +234,6 @@ class Admission:
                 grants[slot] = granted + more
                 budget -= more
         return grants
-
-    def _num_to_read(self, resident: Resident) -> int:
-        """Return how many tokens to read before a row that waits for some of them goes on with a copy of the slot.
-
-        Only a slot with states needs that: what is read at once has a state behind its end alone.
-        """
-        assert self._target.cache is not None
-        awaited = [each.num_awaited for _, each in self._seated() if each.leader is resident]
-        ends = [each - resident.num_filled for each in awaited if each > resident.num_filled]
-        return min(resident.num_missing, *ends) if ends and self._target.cache.has_states else resident.num_missing
 
     def _read(self, grants: dict[int, int]) -> None:
         slots, chunks, starts, heads = [], [], [], []
@@ -303,10 +294,9 @@ class Admission:
 
     def _swap(self, stray: int, gap: int) -> None:
         """Let a row that can run change places with the row in `gap`, if there is one: it cannot run."""
-        assert self._target.cache is not None
         moved, other = self._residents[stray], self._residents[gap]
         assert moved is not None
         num_kept = other.num_cached(len(other.sequence) - 1) if other is not None else 0
-        self._target.cache.swap(stray, gap, len(moved.sequence) - 1, num_kept)
+        self._cache.swap(stray, gap, len(moved.sequence) - 1, num_kept)
         self._drafter.swap(stray, gap)
         self._residents[gap], self._residents[stray] = moved, other

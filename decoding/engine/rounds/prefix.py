@@ -1,5 +1,6 @@
 """Prefixes: how many of a sequence's first tokens are in a slot already, so that they need not be computed."""
 
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
 from decoding.common_prefix import common_prefix
@@ -36,6 +37,14 @@ class Resident:
     def num_missing(self) -> int:
         """How many of the tokens to read are not in the slot yet."""
         return self._num_to_read - self.num_filled
+
+    def num_until_awaited(self, followers: "Seq[Resident]") -> int:
+        """Return how many tokens to read next: all, or those up to the first length for which a follower waits.
+
+        Only a slot with states needs that. What is read at once leaves a state behind its end alone.
+        """
+        awaited = [each.num_awaited - self.num_filled for each in followers if each.leader is self]
+        return min([self.num_missing, *(num_tokens for num_tokens in awaited if num_tokens > 0)])
 
     @property
     def is_ready(self) -> bool:

@@ -8,7 +8,8 @@ import torch
 
 from actors.stages.actor import StageActor
 from actors.stages.group import StageGroup
-from decoding.cache.kv_cache import KVCache, Plan
+from decoding.cache.kv_cache import KVCache
+from decoding.cache.plan import Plan
 from tests.actors.sharded import kill_actor_and_wait, sharded
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_address")]

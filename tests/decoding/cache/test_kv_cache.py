@@ -6,7 +6,8 @@ import weakref
 import pytest
 import torch
 
-from decoding.cache.kv_cache import LENGTH_BUCKET, KVCache, Packing
+from decoding.cache.kv_cache import LENGTH_BUCKET, KVCache
+from decoding.cache.plan import Packing
 from tests.decoding.tiny import stored
 
 HEADS, SIZE = 2, 3

@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 import torch
 
-from decoding.cache.kv_cache import Plan
+from decoding.cache.plan import Plan
 from decoding.drafters.model import ModelDrafter
 from decoding.engine.rounds.overlapped.inputs import Given, InputBuffers, RoundInputs, reach_of, rounded_width
 from decoding.fused.recordings import Key, Recordings, power_of_two, rounded
