@@ -4,7 +4,7 @@ from operator import methodcaller
 
 from actors.stages.pipeline import StagePipeline
 from actors.stages.work import Change, Work
-from decoding.cache.state_book import StateBook
+from decoding.states.book import StateBook
 
 
 class RemoteSlots:

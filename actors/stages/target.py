@@ -22,9 +22,7 @@ from actors.stages.pipeline import StagePipeline, Step
 from actors.stages.remote_slots import RemoteSlots
 from actors.stages.work import Work, decided, judged, request_to_send, scored, to_send
 from decoding.cache.features import FeatureTap, check_layer_ids
-from decoding.cache.kv_cache import RECENT_STATES
 from decoding.cache.prefill import batches, may_join_batch
-from decoding.cache.state_book import StateBook
 from decoding.device import to_device
 from decoding.network.target import PendingVerdicts, timed_start
 from decoding.sampling.judging import ScoreRequest, behind
@@ -34,6 +32,7 @@ from decoding.sampling.rows import Rows
 from decoding.sampling.rules import close_call_margin
 from decoding.sampling.verdicts import RowVerdict
 from decoding.sequence import TokenLogprobs
+from decoding.states.book import RECENT_STATES, StateBook
 
 _T = TypeVar("_T")
 _ON_HOST: Callable[[torch.Tensor], torch.Tensor] = methodcaller("cpu")

@@ -16,13 +16,12 @@ import numpy as np
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from decoding.cache.huge_pages import zeros_in_small_pages
 from decoding.cache.plan import Packing, Plan
-from decoding.cache.row_states import RowStates
-from decoding.cache.state_calls import StateCalls
+from decoding.cpu.huge_pages import zeros_in_small_pages
 from decoding.device import to_device
+from decoding.states.calls import StateCalls
+from decoding.states.rows import RowStates
 
-RECENT_STATES = 8  # of each row, where a model keeps states: a few more than are verified at once
 LENGTH_BUCKET = 64  # visible positions are rounded up to this, so that few different shapes occur
 
 

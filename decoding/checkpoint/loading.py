@@ -22,6 +22,7 @@ from decoding.choices import DType as DType
 from decoding.device import pick_device
 from decoding.fp8 import exact
 from decoding.fp8.linear import arithmetic_on, weights_of
+from decoding.states.shapes import state_bytes
 
 GIB = 2**30
 
@@ -87,6 +88,9 @@ def load_network(
     return model if num_ranks > 1 else model.to(place), end_token_ids(model)
 
 
+_WITHOUT_KEYS = {"linear_attention", "conv", "mamba", "recurrent", "moe", "mlp"}  # layers that keep no keys
+
+
 @dataclass(frozen=True)
 class Footprint:
     """Numbers of bytes. What a forward needs for a moment depends on device and shapes, and is not included."""
@@ -95,11 +99,12 @@ class Footprint:
     cache_per_token: int  # keys and values of one token in one slot, over all layers
     num_slots: int
     max_model_len: int
+    states_per_slot: int = 0  # what recurrent layers keep of one row, for all lengths to which it can be rolled back
 
     @property
     def cache(self) -> int:
-        """Bytes of keys and values of all slots, each with a spare position beyond its end."""
-        return self.cache_per_token * self.num_slots * (self.max_model_len + 1)
+        """Bytes of keys and values of all slots, each with a spare position beyond its end, and of their states."""
+        return self.num_slots * (self.cache_per_token * (self.max_model_len + 1) + self.states_per_slot)
 
     @property
     def total(self) -> int:
@@ -131,6 +136,7 @@ def footprint_of(config: PretrainedConfig, dtype: str, num_slots: int, max_model
         cache_per_token=_cache_per_token(config, kind),
         num_slots=num_slots,
         max_model_len=max_model_len,
+        states_per_slot=state_bytes(network),
     )
 
 
@@ -141,6 +147,10 @@ def cache_of(config: PretrainedConfig, dtype: str, num_slots: int, max_model_len
 
 def _cache_per_token(config: PretrainedConfig, dtype: torch.dtype) -> int:
     text = config.get_text_config()
+    types = getattr(text, "layer_types", None) or getattr(text, "layers_block_type", None)
+    num_layers = sum(each not in _WITHOUT_KEYS for each in types) if types else text.num_hidden_layers
+    if not num_layers:
+        return 0
     heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
     head_size = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
-    return int(2 * text.num_hidden_layers * heads * head_size * dtype.itemsize)
+    return int(2 * num_layers * heads * head_size * dtype.itemsize)

@@ -11,7 +11,7 @@ import ctypes
 
 import torch
 
-from decoding.cache.huge_pages import HugePages
+from decoding.cpu.huge_pages import HugePages
 from decoding.fused import kernels
 
 _DEPTHS = {torch.float32: 1, torch.bfloat16: 2}

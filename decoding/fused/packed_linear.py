@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from decoding.cache.huge_pages import HugePages
+from decoding.cpu.huge_pages import HugePages
 from decoding.fp8.linear import Fp8Linear
 from decoding.fused.linear import KernelLinear, kernel_function
 

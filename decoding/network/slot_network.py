@@ -21,7 +21,7 @@ from transformers import PreTrainedModel
 
 from decoding.cache import slot_attention as attention
 from decoding.cache.features import Features
-from decoding.cache.kv_cache import RECENT_STATES, KVCache
+from decoding.cache.kv_cache import KVCache
 from decoding.cache.plan import Packing, Plan
 from decoding.checkpoint.layer_subset import CannotCutError, LayerRange, layer_list, num_layers
 from decoding.checkpoint.supported import cache_argument, max_positions
@@ -32,7 +32,8 @@ from decoding.fused.decoder import FUSED_LINEARS, FusedDecoder
 from decoding.fused.graphs import ForwardGraphs, Inputs
 from decoding.fused.packed_linear import pack_linears
 from decoding.gpu.available import kernels_run_on
-from decoding.network import state_layers
+from decoding.states import layers as state_layers
+from decoding.states.book import RECENT_STATES
 
 
 class SlotNetwork(ABC):

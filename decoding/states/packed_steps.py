@@ -17,23 +17,33 @@ import torch
 from torch.nn import functional
 from transformers.activations import ACT2FN
 
-from decoding.cache.row_states import StateHandle
 from decoding.cpu.recurrence import kernel, recur
+from decoding.states.rows import StateHandle
 
 
-def installed(module: torch.nn.Module) -> bool:
-    """Let a module's model file run packed tokens; tell whether it can, by functions that are known here."""
-    model_file, source = sys.modules[type(module).__module__], inspect.getsource(type(module).forward)
-    recurrences = [name for name in _STEPS if name != _WINDOW and f"{name}(" in source]
-    is_known = f"{_WINDOW}(" in source and bool(recurrences) == ("update_recurrent_state(" in source)
-    device = next(module.parameters()).device.type
-    if not is_known or device != "cpu" or (recurrences and kernel() is None):
+def is_packed(module: torch.nn.Module) -> bool:
+    """Tell whether a module can run packed tokens here, by functions of its model file that are known."""
+    source = inspect.getsource(type(module).forward)
+    recurrences = _recurrences(source)
+    if f"{_WINDOW}(" not in source or bool(recurrences) != ("update_recurrent_state(" in source):
         return False
-    for name in (_WINDOW, *recurrences):
+    return next(module.parameters()).device.type in ("cpu", "meta") and (not recurrences or kernel() is not None)
+
+
+def install(module: torch.nn.Module) -> bool:
+    """Let the model file of a module run packed tokens, if it can; tell whether it does."""
+    if not is_packed(module):
+        return False
+    model_file = sys.modules[type(module).__module__]
+    for name in (_WINDOW, *_recurrences(inspect.getsource(type(module).forward))):
         own = getattr(model_file, name)
         if not hasattr(own, "dray_own"):
             setattr(model_file, name, _for_handles(own, *_STEPS[name]))
     return True
+
+
+def _recurrences(source: str) -> list[str]:
+    return [name for name in _STEPS if name != _WINDOW and f"{name}(" in source]
 
 
 def _for_handles(own: Callable[..., Any], state: str, step: Callable[..., Any]) -> Callable[..., Any]:

@@ -21,20 +21,26 @@ from typing import Any
 
 import torch
 
-from decoding.cache.kv_cache import KVCache
-from decoding.cache.row_states import RowStates
 from decoding.device import to_device
-from decoding.network import packed_steps
+from decoding.states import packed_steps
+from decoding.states.calls import StateCalls
+from decoding.states.rows import RowStates
 
+CACHE_ARGUMENTS = {"cache_params", "past_key_values"}  # by which a module is given the cache
 _STATE_CALLS = ("update_conv_state(", "update_recurrent_state(", "set_linear_cache(")
 
 
 def install(network: torch.nn.Module) -> bool:
-    """Let the modules of `network` that keep states find those of each row in a `KVCache`; tell whether it has any."""
-    found = [module for module in network.modules() if _keeps_states(type(module))]
+    """Let the modules of `network` that keep states find those of each row in a cache; tell whether it has any."""
+    found = state_modules(network)
     for module in found:
         StateLayer(module)
     return bool(found)
+
+
+def state_modules(network: torch.nn.Module) -> list[torch.nn.Module]:
+    """Return the modules of a network that keep states."""
+    return [module for module in network.modules() if _keeps_states(type(module))]
 
 
 def _keeps_states(kind: type[torch.nn.Module]) -> bool:
@@ -52,7 +58,7 @@ class StateLayer:
         """Take the place of the module's own forward."""
         self._module, self._plain = module, module.forward
         self._signature = inspect.signature(module.forward)
-        self._is_packed = packed_steps.installed(module)
+        self._is_packed = packed_steps.install(module)
         self._hidden = next(iter(self._signature.parameters))
         # Names of the linear layers over the module's input, and of the one whose output it returns; None: not known.
         self._over_input: tuple[str, ...] | None = None
@@ -60,7 +66,7 @@ class StateLayer:
         module.forward = self._forward
 
     def _forward(self, *args: Any, **kwargs: Any) -> Any:
-        cache = next((each for each in (*args, *kwargs.values()) if isinstance(each, KVCache)), None)
+        cache = next((each for each in (*args, *kwargs.values()) if isinstance(each, StateCalls)), None)
         if cache is None:
             return self._plain(*args, **kwargs)
         assert cache.states is not None, "a network with states has a cache for them"
@@ -136,7 +142,9 @@ class StateLayer:
             for name, linear in self._module.named_modules():
                 if isinstance(linear, torch.nn.Linear):
                     hooks.callback(linear.register_forward_hook(partial(keep, name)).remove)
-            arguments = {name: None if isinstance(value, KVCache) else value for name, value in bound.arguments.items()}
+            arguments = {
+                name: None if isinstance(value, StateCalls) else value for name, value in bound.arguments.items()
+            }
             arguments[self._hidden] = part_BTH
             given = inspect.BoundArguments(self._signature, arguments)
             returned = self._plain(*given.args, **given.kwargs)

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from decoding.cache.state_book import NUM_SHARED_ENTRIES, StateBook
+from decoding.states.book import NUM_SHARED_ENTRIES, StateBook
 
 NUM_SLOTS, NUM_RECENT = 3, 3
 _SLOTS = st.integers(0, NUM_SLOTS - 1)

@@ -5,7 +5,7 @@ import mmap
 import pytest
 import torch
 
-from decoding.cache.huge_pages import HugePages
+from decoding.cpu.huge_pages import HugePages
 
 
 def test_copies_lie_beside_each_other_and_keep_their_values():

@@ -11,6 +11,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+RECENT_STATES = 8  # of each slot, to begin with: a few more than are verified at once
 NUM_SHARED_ENTRIES = 4  # of each slot: states for rows that begin alike
 
 

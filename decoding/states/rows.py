@@ -14,10 +14,10 @@ from typing import NamedTuple
 
 import torch
 
-from decoding.cache.huge_pages import zeros_in_small_pages
-from decoding.cache.state_book import StateBook
+from decoding.cpu.huge_pages import zeros_in_small_pages
 from decoding.cpu.recurrence import StateRows
 from decoding.device import to_device
+from decoding.states.book import StateBook
 
 
 class StateName(NamedTuple):

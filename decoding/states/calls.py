@@ -2,7 +2,7 @@
 
 import torch
 
-from decoding.cache.row_states import RowStates, StateHandle, StateName
+from decoding.states.rows import RowStates, StateHandle, StateName
 
 State = torch.Tensor | StateHandle | None
 
