@@ -167,11 +167,10 @@ class Admission:
 
     def _donor_of(self, newcomer: Resident, free: list[int]) -> tuple[int | None, int]:
         """Find the slot with most tokens that the newcomer may copy, a free one if several will do, and how many."""
-        num_read_again = self._num_read_again if newcomer.sequence.asked is None else 0
-        donor, num_shared = None, 0
+        donor, num_shared, again = None, 0, self._num_read_again if newcomer.sequence.asked is None else 0
         for slot, resident in self._donors_for(newcomer):
             copyable = self._num_copyable(slot, newcomer, resident, resident.num_shareable(newcomer))
-            cached = self._cache.longest(slot, max(0, copyable - num_read_again))
+            cached = self._cache.longest(slot, max(0, copyable - again))
             is_better = cached > num_shared or (cached == num_shared > 0 and slot in free)
             if is_better and self._is_finite(slot, resident, cached):
                 donor, num_shared = slot, cached
@@ -189,11 +188,9 @@ class Admission:
 
     def _is_finite(self, slot: int, resident: Resident, num_tokens: int) -> bool:
         """Tell whether a slot may be copied: a value that is not finite would spread to prompts that are sound."""
-        if not resident.has_run and num_tokens > resident.num_finite:
-            if not self._cache.is_finite(slot, num_tokens):
-                return False
+        if not resident.has_run and num_tokens > resident.num_finite and self._cache.is_finite(slot, num_tokens):
             resident.num_finite = num_tokens
-        return True
+        return resident.has_run or num_tokens <= resident.num_finite
 
     def _begin(self, slot: int, newcomer: Resident, donor: int | None, num_shared: int) -> None:
         if donor is not None and donor != slot:
