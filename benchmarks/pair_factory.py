@@ -17,10 +17,24 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, PretrainedConfig, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    PretrainedConfig,
+    PreTrainedModel,
+    Qwen3_5ForCausalLM,
+    Qwen3_5TextConfig,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 
 _Pair = tuple[PreTrainedModel, PreTrainedModel, Callable[[float], None]]
-_FAMILIES = {"llama": (LlamaConfig, LlamaForCausalLM), "qwen3": (Qwen3Config, Qwen3ForCausalLM)}
+_FAMILIES = {
+    "llama": (LlamaConfig, LlamaForCausalLM),
+    "qwen3": (Qwen3Config, Qwen3ForCausalLM),
+    "qwen3_5": (Qwen3_5TextConfig, Qwen3_5ForCausalLM),
+}
+_LINEAR_HEAD_SIZE = 128  # of the layers with states, as in Qwen3.5
 
 
 @dataclass(frozen=True)
@@ -36,7 +50,8 @@ class Shape:
     draft_layers: int = 0
     head_size: int | None = None  # None: hidden / heads
     draft: "Shape | None" = None
-    family: Literal["llama", "qwen3"] = "llama"  # qwen3 normalizes each head's queries and keys
+    # qwen3 normalizes each head's queries and keys; in qwen3_5 three layers of four keep states
+    family: Literal["llama", "qwen3", "qwen3_5"] = "llama"
 
     def config(self) -> PretrainedConfig:
         """Return the configuration of a model of this shape, which has no end token."""
@@ -53,7 +68,15 @@ class Shape:
             tie_word_embeddings=False,
             eos_token_id=None,
             bos_token_id=None,
+            **self._of_states(),
         )
+
+    def _of_states(self) -> dict[str, int]:
+        if self.family != "qwen3_5":
+            return {}
+        num_heads = self.hidden // _LINEAR_HEAD_SIZE
+        sizes = dict.fromkeys(("linear_key_head_dim", "linear_value_head_dim"), _LINEAR_HEAD_SIZE)
+        return {"linear_num_key_heads": num_heads // 2, "linear_num_value_heads": num_heads, **sizes}
 
     def network(self) -> PreTrainedModel:
         """Return a model of this shape, as transformers initializes it."""
@@ -67,6 +90,7 @@ SHAPES = {
     "tiny": Shape(256, 8, 4, 2, 704, 4096, 1),
     "small": Shape(1024, 14, 16, 8, 2816, 8192, 1),  # 182 M, draft 29 M
     "medium": Shape(1024, 22, 16, 8, 2816, 8192, 1),  # 276 M, draft 29 M
+    "hybrid": Shape(1024, 24, 16, 8, 2816, 8192, 4, family="qwen3_5"),  # 313 M, draft 66 M: four layers
     "nested-tiny": Shape(128, 3, 8, 2, 256, 512, head_size=16, draft=Shape(64, 2, 4, 2, 96, 512, head_size=16)),
     "8b": Shape(4096, 36, 32, 8, 12288, 151936, head_size=128, draft=_QWEN_DRAFT, family="qwen3"),  # Qwen3-8B's sizes
 }
@@ -157,7 +181,8 @@ def _nested(shape: Shape, draft_shape: Shape, dtype: torch.dtype, seed: int) -> 
 
 def _outputs(layer: Any) -> tuple[torch.nn.Linear, torch.nn.Linear]:
     """Return what writes the share of a layer into the hidden state."""
-    return layer.self_attn.o_proj, layer.mlp.down_proj
+    mixer = layer.self_attn.o_proj if hasattr(layer, "self_attn") else layer.linear_attn.out_proj
+    return mixer, layer.mlp.down_proj
 
 
 def _random_model(shape: Shape) -> PreTrainedModel:
