@@ -2,12 +2,12 @@
 
 import ctypes
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cache
 
 import torch
 
 from decoding.cpu.library import function
+from decoding.state_rows import StateRows
 
 
 class _Recurrence(ctypes.Structure):
@@ -17,15 +17,6 @@ class _Recurrence(ctypes.Structure):
         *[(name, ctypes.c_void_p) for name in ("row_first", "read", "written", "query", "key", "value")],
         *[(name, ctypes.c_void_p) for name in ("decay", "beta", "states")],
     ]
-
-
-@dataclass(frozen=True)
-class StateRows:
-    """The entries of the states of packed rows: on CPU, int64."""
-
-    row_first: torch.Tensor  # [B + 1]
-    read: torch.Tensor  # [B]; -1: the row has no state before
-    written: torch.Tensor  # [N]; -1: the state is not kept
 
 
 @cache

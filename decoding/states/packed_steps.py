@@ -18,6 +18,7 @@ from torch.nn import functional
 from transformers.activations import ACT2FN
 
 from decoding.cpu.recurrence import kernel, recur
+from decoding.gpu.available import kernels_run_on
 from decoding.states.rows import StateHandle
 
 
@@ -27,7 +28,9 @@ def is_packed(module: torch.nn.Module) -> bool:
     recurrences = _recurrences(source)
     if f"{_WINDOW}(" not in source or bool(recurrences) != ("update_recurrent_state(" in source):
         return False
-    return next(module.parameters()).device.type in ("cpu", "meta") and (not recurrences or kernel() is not None)
+    device = next(module.parameters()).device
+    has_kernel = kernels_run_on(device) or (device.type in ("cpu", "meta") and kernel() is not None)
+    return not recurrences or has_kernel
 
 
 def install(module: torch.nn.Module) -> bool:
@@ -72,7 +75,7 @@ def _window(
 ) -> torch.Tensor:
     """Return the convolution [N, C, 1] of packed tokens [N, C, 1] with the columns before them."""
     new_NC, states = hidden_states[..., 0], conv_state.states
-    packed = states.packed
+    packed = states.packed(new_NC.device)
     rows = packed.rows
     size = weight.shape[-1]
     stored_ETC = states.storage(conv_state.name, new_NC.new_empty(1, size - 1, new_NC.shape[1]))
@@ -144,8 +147,19 @@ def _recurred(
     handle: StateHandle, query_NGK: torch.Tensor, key_NGK: torch.Tensor, value_NHV: torch.Tensor, *decay: Any
 ) -> torch.Tensor:
     num_heads, value_size = value_NHV.shape[1:]
-    stored_EHKV = handle.states.storage(handle.name, torch.empty(1, num_heads, key_NGK.shape[-1], value_size))
-    return recur(handle.states.packed.rows, stored_EHKV, query_NGK, key_NGK, value_NHV, *decay)
+    device = value_NHV.device
+    like_1HKV = torch.empty(1, num_heads, key_NGK.shape[-1], value_size, device=device)
+    stored_EHKV = handle.states.storage(handle.name, like_1HKV)
+    rows = handle.states.packed(device).rows
+    return _kernel_on(device)(rows, stored_EHKV, query_NGK, key_NGK, value_NHV, *decay)
+
+
+def _kernel_on(device: torch.device) -> Callable[..., torch.Tensor]:
+    if not kernels_run_on(device):
+        return recur
+    from decoding.gpu import recurrence  # Triton is only where the kernels run
+
+    return recurrence.recur
 
 
 _WINDOW = "causal_conv1d_update"

@@ -15,8 +15,8 @@ from typing import NamedTuple
 import torch
 
 from decoding.cpu.huge_pages import zeros_in_small_pages
-from decoding.cpu.recurrence import StateRows
 from decoding.device import to_device
+from decoding.state_rows import StateRows
 from decoding.states.book import StateBook
 
 
@@ -41,17 +41,22 @@ class PackedStates:
     """The entries of the states of a forward's packed rows are; padding belongs to its row, and keeps no state."""
 
     def __init__(
-        self, spans: Seq[RowSpan], reads: Seq[int | None], written: Seq[Seq[int | None]], num_fed: int
+        self,
+        spans: Seq[RowSpan],
+        reads: Seq[int | None],
+        written: Seq[Seq[int | None]],
+        num_fed: int,
+        device: torch.device,
     ) -> None:
-        """Lay the entries out, for `num_fed` tokens in all."""
+        """Lay the entries out on a device, for `num_fed` tokens in all."""
         ends = [*(span.first for span in spans[1:]), num_fed]
         self._firsts = [span.first for span in spans]
         self._lengths = [end - first for first, end in zip(self._firsts, ends, strict=True)]
         entries = [[*own, *[None] * (length - len(own))] for own, length in zip(written, self._lengths, strict=True)]
         self.rows = StateRows(
-            torch.tensor([*self._firsts, num_fed]),
-            torch.tensor([-1 if entry is None else entry for entry in reads]),
-            torch.tensor([-1 if entry is None else entry for own in entries for entry in own]),
+            to_device([*self._firsts, num_fed], device, torch.int64),
+            to_device([-1 if entry is None else entry for entry in reads], device, torch.int64),
+            to_device([-1 if entry is None else entry for own in entries for entry in own], device, torch.int64),
         )
         self._columns: dict[int, torch.Tensor] = {}
 
@@ -67,7 +72,7 @@ class PackedStates:
             back_NT = nth_N[:, None] + torch.arange(1 - size, 1)
             before_NT = rows_N[:, None] * (size - 1) + (size - 1) + back_NT
             own_NT = len(lengths) * (size - 1) + firsts[rows_N][:, None] + back_NT
-            self._columns[size] = torch.where(back_NT < 0, before_NT, own_NT)
+            self._columns[size] = torch.where(back_NT < 0, before_NT, own_NT).to(self.rows.read.device)
         return self._columns[size]
 
 
@@ -120,11 +125,10 @@ class RowStates:
             first += length if width is None else width
         self.num_fed = first
 
-    @property
-    def packed(self) -> PackedStates:
-        """The entries of the planned forward, for layers that take all of its tokens at once."""
+    def packed(self, device: torch.device) -> PackedStates:
+        """Return the entries of the planned forward, for layers that take all of its tokens at once."""
         if self._packed is None:
-            self._packed = PackedStates(self.spans, self.reads, self.written, self.num_fed)
+            self._packed = PackedStates(self.spans, self.reads, self.written, self.num_fed, device)
         return self._packed
 
     @contextmanager

@@ -68,10 +68,9 @@ def state_bytes(network: PreTrainedModel) -> int:
     for module in state_modules(network):
         weight, kept = next(module.parameters()), _Kept(is_packed(module))
         hidden, *others = inspect.signature(module.forward).parameters.values()
-        arguments = {
-            each.name: None for each in others if each.default is each.empty and each.kind is not each.VAR_KEYWORD
-        }
-        arguments |= {each.name: kept for each in others if each.name in CACHE_ARGUMENTS}
+        needed = [each for each in others if each.default is each.empty and each.kind is not each.VAR_KEYWORD]
+        arguments: dict[str, object] = dict.fromkeys(each.name for each in needed)
+        arguments.update({each.name: kept for each in others if each.name in CACHE_ARGUMENTS})
         module(**{hidden.name: torch.empty(1, _TOKENS, size, dtype=weight.dtype, device=weight.device)}, **arguments)
         num_bytes += sum(kept.num_bytes.values())
     return num_bytes * (RECENT_STATES + NUM_SHARED_ENTRIES)

@@ -9,18 +9,20 @@ from typing import NamedTuple
 import pytest
 import torch
 
-from decoding.gpu import attention, linear
+from decoding.gpu import attention, linear, recurrence
 from decoding.gpu.available import is_interpreted
 from decoding.gpu.kernels import attention as attention_kernels
 from decoding.gpu.kernels import linear as linear_kernels
+from decoding.gpu.kernels import recurrence as recurrence_kernels
 from decoding.gpu.linear import rms_norm
+from decoding.state_rows import StateRows
 from tests.decoding.gpu.compiled import CAPABILITIES, SHARED_MEMORY, Compiled, Launch, recorded
 
 pytestmark = pytest.mark.skipif(is_interpreted(), reason="a kernel is compiled or interpreted")
 
 LINEAR = {"multiply"}
 ATTENTION = {"attend"}
-OTHERS = {"add_parts", "merge", "rms_norm", "split_heads"}
+OTHERS = {"add_parts", "merge", "recur", "rms_norm", "split_heads"}
 FORWARDS = [(1, 1), (64, 1), (128, 1), (128, 5), (2, 1024)]  # rows, and tokens of each
 HEAD_SIZE = 128
 NUM_POSITIONS, NUM_VISIBLE = 4097, 1088
@@ -58,7 +60,14 @@ def _launches(model: Model, num_rows: int, num_tokens: int) -> list[Launch]:
     rows = attention.TokenRows(row_first, places_N, places_N, num_tokens, NUM_VISIBLE)
     table_PD = _empty(NUM_POSITIONS, HEAD_SIZE)
     norms = (_empty(HEAD_SIZE), _empty(HEAD_SIZE), 1e-6) if model.has_head_norms else None
-    with recorded(attention, attention_kernels, linear_kernels) as launches:
+    heads = (num_lines, model.num_query_heads, HEAD_SIZE), (num_lines, model.num_kv_heads, HEAD_SIZE)
+    value_NHV, key_NGK = (_empty(*shape, dtype=torch.float32) for shape in heads)
+    states_EHKV = _empty(2, model.num_query_heads, HEAD_SIZE, HEAD_SIZE, dtype=torch.float32)
+    with recorded(attention, attention_kernels, linear_kernels, recurrence_kernels) as launches:
+        for decay in (value_NHV, value_NHV[..., 0]):
+            for beta_NH in (value_NHV[..., 0], None):
+                state_rows = StateRows(row_first, places_N[:num_rows], places_N)
+                recurrence.recur(state_rows, states_EHKV, key_NGK, key_NGK, value_NHV, decay, beta_NH)
         rms_norm(hidden_NE, _empty(model.hidden_size), 1e-6)
         qkv_NX = linear.multiply(hidden_NE, _empty(qkv_size, model.hidden_size), None)
         query_NQD = attention.split_and_store(qkv_NX, keys_SHPD, keys_SHPD, rows, places_N, (table_PD, table_PD), norms)

@@ -13,6 +13,7 @@ _ROOT = Path(__file__).parents[3]
 _FILES = sorted((Path(__file__).parent / "interpreted").glob("test_*.py"))
 # Heads run on the same kernels.
 _FILES += [_ROOT / f"tests/decoding/heads/test_{kind}_head.py" for kind in ("eagle3", "dflash")]
+_FILES += [_ROOT / "tests/decoding/states/test_recurrence.py"]
 
 
 @pytest.mark.timeout(900)
