@@ -26,7 +26,9 @@ def test_a_script_for_a_shell_has_every_command_and_its_flags(shell, capsys):
     script = capsys.readouterr().out
     for name in commands():
         assert re.search(rf"\b{typed(name)}\b", script)
-    assert re.search(r"\bgenerate\b.*\bsampling\.top_k\b", script, re.DOTALL)
+    of_command = {"fish": "^complete .* '__fish_seen_subcommand_from %s' -l "}.get(shell, r"^ +%s\) .*--")
+    assert re.search(of_command % "generate" + r"sampling\.top_k\b", script, re.MULTILINE)
+    assert not re.search(of_command % "export" + r"sampling\.top_k\b", script, re.MULTILINE)
 
 
 def test_bash_completes_a_flag_of_the_command_that_was_typed(capsys):
