@@ -71,7 +71,8 @@ def generate(
 
     Of a `ray.data.Dataset` it returns a Dataset, which Ray Data streams through engines in actors and never collects;
     `options` may then be fields of the section `actors` too (`max_actors`, `num_gpus`). A dataset has no order, so
-    there `row_id` is null and the noise of a row comes from its id, or from its prompt.
+    there `row_id` is null and the noise of a row comes from its id, or from its prompt. On CPUs `dtype` is float32
+    unless given: engines may be on machines of other kinds.
 
         table = dray.generate(["Once upon a time"], "path/to/target", "path/to/draft", temperature=0.8, max_tokens=50)
         print(table["text"][0])

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from difflib import get_close_matches
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 
@@ -88,12 +89,13 @@ def load(kind: type[_Config], arguments: Sequence[str], prog: str) -> _Config:
 def checked(kind: type[_Config], values: Mapping[str, Any], where: str) -> _Config:
     """Return the dataclass with these values, checked as those of a file are. Raises ValueError that names `where`."""
     try:
-        given = _model(kind, kind.__name__)(**values)
+        given = _model(kind, kind.__name__)(**values)  # type: ignore[arg-type]  # of mypy, to which no class is hashable
     except ValidationError as error:
         raise ValueError(_explain(error, kind, "options are", where)) from error
     return _value(kind, given)
 
 
+@cache
 def _model(kind: type, name: str) -> type[BaseModel]:
     fields: Any = {each.name: _model_field(each) for each in level_fields(kind)}
     return create_model(name, __config__=ConfigDict(frozen=True, extra="forbid"), **fields)

@@ -18,7 +18,7 @@ from actors.settings import GeneratorSettings
 from actors.tasks import RunProgram, Score, Task
 from actors.units.unit_rows import WholeUnits
 from actors.workers.engine_worker import WorkerSpec
-from decoding.checkpoint.expert_weights import num_bytes_read
+from decoding.checkpoint.model_files import num_bytes_read
 from decoding.checkpoint.supported import model_folder, read_config
 from decoding.grammar.definition import problem_with
 from jobs.config.fields import as_dict
@@ -83,7 +83,8 @@ class Plan:
         models, num_samples = self.settings.models, self.settings.sampling.n
         most_units = _UNITS_PER_ENGINE * self.pool.max_actors
         num_rows = count_rows(self.files, self.input_options, _ROWS_PER_UNIT * most_units)
-        tokens = _SECONDS_PER_UNIT * _PACE[models.device] / num_bytes_read(Path(models.target))
+        num_bytes = num_bytes_read(Path(models.target), read_config(models.target))
+        tokens = _SECONDS_PER_UNIT * _PACE[models.device] / num_bytes
         fewest = ceil(self.settings.engine.num_slots / (_UNITS_PER_SLOTS * num_samples))
         of_a_minute = max(fewest, int(tokens / max(1, self.tokens_per_row)))
         return max(1, min(_ROWS_PER_UNIT, of_a_minute, ceil(num_rows / most_units)))

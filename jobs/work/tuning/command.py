@@ -37,8 +37,14 @@ def tune(config: TuneConfig) -> Exit:
 
 def _begin(config: TuneConfig, plan: Plan) -> Callable[[], Exit]:
     own, file = own_setting(plan), TunedFile.of(config, plan)
-    if file is not None:
-        file.with_fields(own.fields_beside(own))  # refuses what it would refuse after minutes
+    try:  # what would fail after minutes
+        if file is not None:
+            file.with_fields(own.fields_beside(own))
+    except ValueError as error:
+        if config.tune.write is not None:
+            raise
+        print(f"nothing will be written: {error}", file=sys.stderr)
+        file = None
     axes = axes_to_try(config, plan, own)
     if config.dry_run:
         print(f"would try {in_words(axes)}; would write {file.path if file else 'no file'}")

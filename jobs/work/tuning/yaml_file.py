@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -58,7 +59,7 @@ class TunedFile:
 
         Raises ValueError where that cannot be done in place.
         """
-        try:
+        with suppress(yaml.YAMLError, AttributeError, TypeError):  # no YAML, or no sections
             expected, text = yaml.safe_load(self.text) or {}, self.text
             for name, value in fields.items():
                 section, field = name.split(".")
@@ -66,11 +67,10 @@ class TunedFile:
                 text = _with_field(text, section, field, yaml.safe_dump(value, default_flow_style=True).split("\n")[0])
             if yaml.safe_load(text) == expected:
                 return text
-            why = "has aliases or the like"
-        except (yaml.YAMLError, AttributeError, TypeError) as error:  # no YAML, or no sections
-            why = f"has no sections that can be read ({type(error).__name__})"
-        listed = ", ".join(fields)
-        raise ValueError(f"{self.path} {why}, so that {listed} cannot be set in it; name another file in tune.write")
+        raise ValueError(
+            f"{self.path} cannot get {', '.join(fields)}: it has aliases there, or is no YAML with sections; write it "
+            "without aliases, or leave tune.write out: the best setting is printed as flags, too"
+        )
 
 
 def _with_field(text: str, section: str, field: str, value: str) -> str:

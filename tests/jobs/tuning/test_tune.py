@@ -109,6 +109,16 @@ def test_a_setting_with_which_memory_runs_out_is_left_out(config, job, monkeypat
     assert "memory runs out with the run's own setting (none, 4 slots" in job.printed()
 
 
+def test_a_file_with_aliases_gets_nothing_which_is_said_before_anything_is_measured(config, job):
+    config.write_text(config.read_text() + "engine: {num_slots: &n 4, num_speculative_tokens: *n}\n")
+    assert tune.main(["--config", str(config), "--dry-run"]) == 0
+    printed = " ".join(job.printed().split())
+    assert "nothing will be written: " in printed
+    assert "would write no file" in printed
+    assert tune.main(["--config", str(config), "--dry-run", f"--tune.write={config}"]) == 2
+    assert "cannot get engine.drafter, engine.num_slots: it has aliases there" in " ".join(job.printed().split())
+
+
 def test_a_tune_that_is_interrupted_says_that_nothing_was_written(config, job, monkeypatch):
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
