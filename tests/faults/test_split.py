@@ -63,8 +63,6 @@ def test_draft_actors_that_are_killed_change_no_token(cluster, new_split_run, te
     run = new_split_run(temperature, *SPLIT, SHARED)
     driver = run.start(pause_s=9.0)
     rng, killed = random.Random(int(float(temperature) * 10)), set[int]()
-    run.wait_for_commits(1, driver)
-    driver.wait_until(lambda: tokens_of(run)[1] > 0)  # the first draft actor has drafted
     for _ in range(NUM_KILLS):
         victim = next_draft_actor(cluster, driver, killed)
         num_entries = len(run.diary.entries()) + rng.randint(0, 2)
@@ -133,5 +131,5 @@ def next_draft_actor(cluster: RayCluster, driver: Driver, killed: set[int]) -> i
 
 def tokens_of(run: FaultRun) -> tuple[int, int]:
     """Output tokens of a run, and how many of them had been drafted."""
-    counts = list(read_columns(run.directory, "data", *_COUNTS))
-    return sum(num_tokens for num_tokens, _ in counts), sum(num_accepted for _, num_accepted in counts)
+    num_tokens, num_accepted = zip(*read_columns(run.directory, "data", *_COUNTS), strict=True)
+    return sum(num_tokens), sum(num_accepted)
