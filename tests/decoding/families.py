@@ -60,7 +60,7 @@ STATES: dict[str, tuple[str, dict[str, object]]] = {
         {**HYBRID, "num_local_experts": 2, "num_experts_per_tok": 1, "block_size": 8, "layer_types": _LAYERS},
     ),
 }
-FAMILIES |= STATES
+EVERY_FAMILY = FAMILIES | STATES
 
 # Networks whose layers run in our few large operations.
 WIDE = {**GROUPED, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3}
@@ -86,13 +86,13 @@ FUSED = {
 }
 
 
-def family_config(name: str, table=FAMILIES, **overrides: object) -> transformers.PretrainedConfig:
+def family_config(name: str, table=EVERY_FAMILY, **overrides: object) -> transformers.PretrainedConfig:
     """Return the configuration of a family."""
     class_name, settings = table[name]
     return getattr(transformers, class_name)(**{**settings, **overrides})
 
 
-def family_network(name: str, table=FAMILIES, **overrides: object) -> transformers.PreTrainedModel:
+def family_network(name: str, table=EVERY_FAMILY, **overrides: object) -> transformers.PreTrainedModel:
     """Build a random model of a family."""
     return build(family_config(name, table, **overrides), seed=3)
 
@@ -100,10 +100,10 @@ def family_network(name: str, table=FAMILIES, **overrides: object) -> transforme
 NUM_LAYERS = 5  # of a saved model, so that it can be cut into stages of different sizes
 
 
-def saved(name: str, folder, table=FAMILIES, **overrides: object) -> str:
+def saved(name: str, folder, table=EVERY_FAMILY, **overrides: object) -> str:
     """Save a random model of a family with NUM_LAYERS layers; return its folder."""
     _, settings = table[name]
     overrides["n_layer" if "n_layer" in settings else "num_hidden_layers"] = NUM_LAYERS
-    if "layer_types" in settings:
-        overrides["layer_types"] = (settings["layer_types"] * NUM_LAYERS)[:NUM_LAYERS]
+    for types in {"layer_types", "layers_block_type"} & settings.keys():
+        overrides[types] = (settings[types] * NUM_LAYERS)[:NUM_LAYERS]
     return save(family_network(name, table, **overrides), folder)

@@ -11,7 +11,7 @@ from decoding import SamplingParams, Sequence
 from decoding.drafters import DRAFTERS
 from decoding.network.language_model import LanguageModel
 from decoding.network.probe import check_model
-from tests.decoding.families import FAMILIES, family_network
+from tests.decoding.families import EVERY_FAMILY, family_network
 from tests.decoding.tiny import check_counts, engine_over, loaded, noised, outputs, random_prompts, save
 
 PROMPTS = random_prompts([9, 1, 4, 17, 1, 30, 2])
@@ -57,7 +57,7 @@ def _favourites(texts: list[list[int]]) -> list[int]:
     return sorted(range(48), key=num_ended_inside)[-2:]
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+@pytest.fixture(scope="module", params=EVERY_FAMILY)
 def family(request, tmp_path_factory) -> Family:
     root = tmp_path_factory.mktemp(request.param)
     network = family_network(request.param)

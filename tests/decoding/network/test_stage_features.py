@@ -9,7 +9,7 @@ from decoding.cache.features import Features, FeatureTap
 from decoding.fused import kernels
 from decoding.network.language_model import LanguageModel
 from decoding.network.stage import Stage
-from tests.decoding.families import FAMILIES, FUSED, NUM_LAYERS, saved
+from tests.decoding.families import FAMILIES, FUSED, NUM_LAYERS, STATES, saved
 from tests.decoding.network.test_stage import load_chain, packed, plain
 from tests.decoding.tapped import EVERY_BT, LENGTHS, PROMPTS, SLOTS, STARTS, TOKENS_BT
 from tests.pairs_of_values import every_pair
@@ -18,42 +18,44 @@ Written = tuple[torch.Tensor, list[torch.Tensor]]  # logits, and the streams of 
 EVERY_ID = tuple(range(NUM_LAYERS + 1))
 
 
-def of_whole(model: LanguageModel, layer_ids: Seq[int]) -> Written:
+def of_whole(model: LanguageModel, layer_ids: Seq[int], starts: list[int]) -> Written:
     """A ragged prefill into scattered slots, and ragged rows over a rolled-back part of it."""
     streams: list[torch.Tensor] = []
     model.hand_out(FeatureTap(tuple(layer_ids), lambda stream_NX: stream_NX, lambda *given: streams.append(given[-1])))
     model.allocate(4, 60)
     for slot, prompt in zip(SLOTS, PROMPTS, strict=True):
         model.prefill([slot], [prompt])
-    logits_BJV = model.forward(STARTS, TOKENS_BT, EVERY_BT, slots=SLOTS, lengths=LENGTHS)
+    logits_BJV = model.forward(starts, TOKENS_BT, EVERY_BT, slots=SLOTS, lengths=LENGTHS)
     model.hand_out(None)
     return logits_BJV, streams
 
 
-def of_chain(stages: list[Stage], layer_ids: Seq[int]) -> Written:
+def of_chain(stages: list[Stage], layer_ids: Seq[int], starts: list[int]) -> Written:
     """The same through a chain."""
     streams: list[torch.Tensor] = []
     for stage in stages:
         stage.allocate(4, 60)
 
-    def through(fed: torch.Tensor, *places: object) -> torch.Tensor:
+    def through(fed: torch.Tensor, *places: object, is_prompt: bool = False) -> torch.Tensor:
         parts = []
         for stage in stages:
             features = stage.reader(layer_ids)
-            fed = stage.forward(fed, *places, features=features)
+            fed = stage.forward(fed, *places, features=features, is_prompt=is_prompt)
             parts += [] if features is None else [features.take()]
         if parts:
             streams.append(torch.cat(parts, dim=1))
         return fed
 
     for slot, prompt in zip(SLOTS, PROMPTS, strict=True):
-        through(torch.tensor(prompt), [0], [len(prompt)], None, [slot])
-    return through(packed(TOKENS_BT, LENGTHS), STARTS, LENGTHS, EVERY_BT, SLOTS), streams
+        through(torch.tensor(prompt), [0], [len(prompt)], None, [slot], is_prompt=True)
+    return through(packed(TOKENS_BT, LENGTHS), starts, LENGTHS, EVERY_BT, SLOTS), streams
 
 
-def check(whole: LanguageModel, stages: list[Stage], layer_ids: Seq[int] = EVERY_ID) -> None:
-    untapped, _ = of_chain(stages, ())
-    (logits, found), (right, expected) = of_chain(stages, layer_ids), of_whole(whole, layer_ids)
+def check(
+    whole: LanguageModel, stages: list[Stage], layer_ids: Seq[int] = EVERY_ID, starts: list[int] = STARTS
+) -> None:
+    untapped, _ = of_chain(stages, (), starts)
+    (logits, found), (right, expected) = of_chain(stages, layer_ids, starts), of_whole(whole, layer_ids, starts)
     assert torch.equal(logits, untapped), "the logits are the same with a tap and without"
     for row, other, length in zip(logits, right, LENGTHS, strict=True):
         assert torch.equal(row[:length], other[:length])
@@ -68,6 +70,13 @@ def test_the_streams_and_logits_of_stages_are_those_of_the_whole_model(family, t
     path = saved(family, tmp_path)
     whole, stages = LanguageModel.load(path, "cpu"), load_chain(path, 3)
     check(whole, stages)
+
+
+@pytest.mark.parametrize("family", STATES)
+def test_stages_keep_the_states_of_their_own_layers(family, tmp_path):
+    path = saved(family, tmp_path, STATES)
+    whole, stages = LanguageModel.load(path, "cpu"), load_chain(path, 3)
+    check(whole, stages, starts=[len(prompt) for prompt in PROMPTS])
     assert (plain(stages, PROMPTS[0], "plain_by_default") - whole.plain_logits(PROMPTS[0])).abs().max() < 1e-5
 
 
