@@ -17,6 +17,7 @@ import torch
 from torch.nn import functional
 from transformers.activations import ACT2FN
 
+from decoding.cpu import convolution
 from decoding.cpu.recurrence import kernel, recur
 from decoding.gpu.available import kernels_run_on
 from decoding.states.rows import StateHandle
@@ -79,6 +80,9 @@ def _window(
     rows = packed.rows
     size = weight.shape[-1]
     stored_ETC = states.storage(conv_state.name, new_NC.new_empty(1, size - 1, new_NC.shape[1]))
+    if new_NC.device.type == "cpu" and activation in (None, "silu") and convolution.kernel(new_NC.dtype) is not None:
+        has_silu = activation == "silu"
+        return convolution.convolve(rows, stored_ETC, new_NC, weight, bias, has_silu=has_silu)[..., None]
     before_BTC = stored_ETC[rows.read.clamp(min=0)]
     before_BTC[rows.read < 0] = 0
     columns_MC = torch.cat([before_BTC.flatten(0, 1), new_NC])

@@ -5,6 +5,7 @@
 // products of linear.h exist only if the processor has AVX2 with FMA, or AVX-512.
 
 #include "attention.h"
+#include "convolution.h"
 #include "decoder.h"
 #include "picks.h"
 #include "recurrence.h"
@@ -41,6 +42,14 @@ void dray_finish_picks(const PickOutputs* out, int64_t num_places, const float* 
 }
 
 void dray_verify_coupled(const VerifyInputs* in, const VerifyOutputs* out) { verify_coupled(*in, *out); }
+
+void dray_convolve_float32(const Convolution* c, const float* x, float* windows, float* out) {
+  convolve(*c, x, windows, out);
+}
+
+void dray_convolve_bfloat16(const Convolution* c, const BFloat16* x, BFloat16* windows, BFloat16* out) {
+  convolve(*c, x, windows, out);
+}
 
 void dray_recur(const Recurrence* r, float* out) { recur(*r, out); }
 

@@ -9,6 +9,10 @@
 
 #pragma once
 
+#ifdef __AVX512F__
+#include <immintrin.h>
+#endif
+
 #include <vector>
 
 #include "vectors.h"
@@ -30,62 +34,78 @@ struct Recurrence {
 
 constexpr int kColumnsAtOnce = 4 * kLanes;
 
-// Advances the columns from `first` on, at most kColumnsAtOnce, of one head's state by one token.
-inline void advance(const Recurrence& r, const float* in, float* out_state, const float* q, const float* k, const float* v,
-                    const float* decay, float beta, int64_t first, float* out) {
-  const int64_t size = r.value_size, num = r.value_size - first < kColumnsAtOnce ? r.value_size - first : kColumnsAtOnce;
+// Writes what is not read again soon past the caches, if it is aligned.
+inline void store_past_caches(float* p, Floats x, int num) {
+#ifdef __AVX512F__
+  if (num == kLanes && reinterpret_cast<uintptr_t>(p) % sizeof(Floats) == 0) return _mm512_stream_ps(p, (__m512)x);
+#endif
+  store(p, x, num);
+}
+
+// Some columns of one head's state, at most kColumnsAtOnce: in an entry, where lines lie `stride` numbers apart.
+struct Columns {
+  const float* at;  // null: zeros
+  int64_t stride;
+};
+
+// Advances columns by one token; they go to `next` (unless it is null), and to `kept` (unless that is null).
+inline void advance(const Recurrence& r, Columns in, float* next, float* kept, int64_t num, const float* q, const float* k,
+                    const float* v, const float* decay, float beta, float* out) {
   const int num_vectors = (num + kLanes - 1) / kLanes;
   Floats change[4], found[4];
   int width[4];
   for (int j = 0; j < num_vectors; ++j) {
     width[j] = num - j * kLanes < kLanes ? num - j * kLanes : kLanes;
-    change[j] = load(v + first + j * kLanes, width[j]);
+    change[j] = load(v + j * kLanes, width[j]);
     found[j] = all(0.0f);
   }
-  const int64_t stride = r.has_decay_of_keys;
+  const int64_t decay_stride = r.has_decay_of_keys;
   if (r.is_delta) {
     Floats known[4] = {};
-    if (in)
+    if (in.at)
       for (int64_t i = 0; i < r.key_size; ++i)
         for (int j = 0; j < num_vectors; ++j)
-          known[j] += (load(in + i * size + first + j * kLanes, width[j]) * decay[i * stride]) * k[i];
+          known[j] += (load(in.at + i * in.stride + j * kLanes, width[j]) * decay[i * decay_stride]) * k[i];
     for (int j = 0; j < num_vectors; ++j) change[j] = (change[j] - known[j]) * beta;
   }
   for (int64_t i = 0; i < r.key_size; ++i)
     for (int j = 0; j < num_vectors; ++j) {
-      const int64_t place = i * size + first + j * kLanes;
       Floats state = change[j] * k[i];
-      if (in) state += load(in + place, width[j]) * decay[i * stride];
-      store(out_state + place, state, width[j]);
+      if (in.at) state += load(in.at + i * in.stride + j * kLanes, width[j]) * decay[i * decay_stride];
+      if (next) store(next + i * kColumnsAtOnce + j * kLanes, state);
+      if (kept) store_past_caches(kept + i * r.value_size + j * kLanes, state, width[j]);
       found[j] += state * q[i];
     }
-  for (int j = 0; j < num_vectors; ++j) store(out + first + j * kLanes, found[j], width[j]);
+  for (int j = 0; j < num_vectors; ++j) store(out + j * kLanes, found[j], width[j]);
 }
 
 inline void recur(const Recurrence& r, float* out) {
   const int64_t state_size = r.key_size * r.value_size, per_head = r.num_heads / r.num_key_heads;
   const int64_t decay_size = r.has_decay_of_keys ? r.key_size : 1;
-#pragma omp parallel for collapse(2) schedule(dynamic)
-  for (int64_t row = 0; row < r.num_rows; ++row)
-    for (int64_t head = 0; head < r.num_heads; ++head) {
-      std::vector<float> scratch;  // of states that are not kept
-      const float* in = r.read[row] < 0 ? nullptr : r.states + (r.read[row] * r.num_heads + head) * state_size;
-      for (int64_t n = r.row_first[row]; n < r.row_first[row + 1]; ++n) {
-        float* state;
-        if (r.written[n] >= 0) {
-          state = r.states + (r.written[n] * r.num_heads + head) * state_size;
-        } else {
-          scratch.resize(state_size);
-          state = scratch.data();
+  const int64_t num_blocks = (r.value_size + kColumnsAtOnce - 1) / kColumnsAtOnce;
+#pragma omp parallel
+  {
+    std::vector<float> work(r.key_size * kColumnsAtOnce);  // the columns of the token before
+#pragma omp for collapse(3) schedule(dynamic)
+    for (int64_t row = 0; row < r.num_rows; ++row)
+      for (int64_t head = 0; head < r.num_heads; ++head)
+        for (int64_t block = 0; block < num_blocks; ++block) {
+          const int64_t column = block * kColumnsAtOnce, end = r.row_first[row + 1];
+          const int64_t num = r.value_size - column < kColumnsAtOnce ? r.value_size - column : kColumnsAtOnce;
+          auto entry = [&](int64_t number) {
+            return number < 0 ? nullptr : r.states + (number * r.num_heads + head) * state_size + column;
+          };
+          Columns in = {entry(r.read[row]), r.value_size};
+          for (int64_t n = r.row_first[row]; n < end; ++n) {
+            const int64_t line = n * r.num_heads + head, key_line = n * r.num_key_heads + head / per_head;
+            const float *q = r.query + key_line * r.key_size, *k = r.key + key_line * r.key_size;
+            float* next = n + 1 < end ? work.data() : nullptr;
+            advance(r, in, next, entry(r.written[n]), num, q, k, r.value + line * r.value_size + column,
+                    r.decay + line * decay_size, r.beta ? r.beta[line] : 1.0f, out + line * r.value_size + column);
+            in = {next, kColumnsAtOnce};
+          }
         }
-        const int64_t line = n * r.num_heads + head, key_line = n * r.num_key_heads + head / per_head;
-        const float *q = r.query + key_line * r.key_size, *k = r.key + key_line * r.key_size;
-        for (int64_t first = 0; first < r.value_size; first += kColumnsAtOnce)
-          advance(r, in, state, q, k, r.value + line * r.value_size, r.decay + line * decay_size,
-                  r.beta ? r.beta[line] : 1.0f, first, out + line * r.value_size);
-        in = state;
-      }
-    }
+  }
 }
 
 }  // namespace
