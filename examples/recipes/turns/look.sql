@@ -1,0 +1,5 @@
+create view sentences as select id, result->>'sentence' as sentence, (result->>'turns')::int as turns,
+  result->'missing' = '[]'::json as is_right from (select id, result::json as result from 'out/recipes/turns/data/*.parquet');
+select id, sentence, turns from sentences order by turns desc, id limit 2;
+select count(*) filter (is_right and turns = 1) as right_at_once, count(*) filter (is_right) as right_in_the_end,
+  count(*) as sentences from sentences;
