@@ -96,13 +96,13 @@ def test_a_document_drafts_its_own_rewriting_which_keeps_its_facts(made):
     assert num_nearest_to_their_own(rows, "document") >= 28
 
 
+@pytest.mark.slow
 def test_translations_are_english_and_most_are_nearest_to_what_a_person_says(made):
     rows = rows_of(made("translate"))
     assert not {row["text"].strip() for row in rows} & {row["french"] for row in rows}
     assert num_nearest_to_their_own(rows, "english") >= 20
 
 
-@pytest.mark.slow
 def test_each_call_names_a_tool_that_was_offered_and_its_arguments_fulfil_the_schema(made):
     rows = rows_of(made("tools"))
     asked = [json.loads(line) for line in (ROOT / "examples/recipes/tools/input.jsonl").read_text().splitlines()]
