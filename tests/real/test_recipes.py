@@ -75,7 +75,7 @@ def test_an_evaluation_gives_each_answer_a_share_and_is_far_better_than_chance(m
 @pytest.mark.slow
 def test_thoughts_are_apart_from_answers_and_what_is_kept_is_right(made):
     run = made("distill")
-    answers = {row["question"]: row["answer"] for row in rows_of(run, 60)}
+    answers = {row["question"]: row["answer"] for row in rows_of(run, 120)}
     for row in generations(run):
         assert row["content"].isdigit()
         assert row["reasoning"].endswith(".")
