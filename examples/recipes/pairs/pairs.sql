@@ -6,4 +6,5 @@ copy (
   from scores group by question having chosen <> rejected order by question
 ) to 'out/recipes/pairs/pairs.parquet';
 select prompt, chosen, rejected from 'out/recipes/pairs/pairs.parquet' limit 3;
-select count(*) as pairs from 'out/recipes/pairs/pairs.parquet';
+select count(*) as pairs, round(median(chosen_perplexity), 1) as perplexity_of_chosen,
+  round(median(rejected_perplexity), 1) as of_rejected from 'out/recipes/pairs/pairs.parquet';

@@ -18,14 +18,12 @@ def missing(text: str, words: list[str]) -> list[str]:
 async def write(generate: Any, row: dict[str, Any]) -> dict[str, Any]:
     """Return the last sentence, the words that it lacks, and how many turns it took."""
 
-    def asked(words: list[str]) -> dict[str, str]:
-        text = f"Write one short sentence about {row['scene']} with the words {' and '.join(words)}."
-        return {"role": "user", "content": text}
-
-    messages, num_turns, lacks = [asked(row["words"])], 0, row["words"]
+    wish = f"Write one short sentence about {row['scene']} with the words {' and '.join(row['words'])}."
+    messages, num_turns, lacks = [{"role": "user", "content": wish}], 0, row["words"]
     while lacks and num_turns < MOST_TURNS:
         turn = await generate(messages)
         num_turns += 1
         lacks = await generate.call(missing, text=turn.text, words=row["words"])
-        messages += [turn.message, asked(lacks)]
+        again = f"The sentence lacks {' and '.join(lacks)}. {wish}"
+        messages += [turn.message, {"role": "user", "content": again}]
     return {"sentence": turn.text, "missing": lacks, "turns": num_turns}
