@@ -33,6 +33,7 @@ TOPICS = (
     "a farm", "poetry",
 )  # fmt: skip
 _LEAST_MINUTES = 1.0  # of training, after lessons that took long
+_STARTING_MINUTES = 0.5  # until a training takes its first step
 
 
 def main() -> int:
@@ -57,7 +58,7 @@ def teach(out: Path, minutes: float) -> None:
     lessons.write_text("\n".join(lines) + "\n")
     answers = [f"--input.path={lessons}", f"--output.path={out / 'lessons'}", "--run.show_texts=0"]
     _dray("generate", "--config", CONFIG, *answers)
-    left = max(_LEAST_MINUTES, minutes - (time.monotonic() - began) / 60)
+    left = max(_LEAST_MINUTES, minutes - _STARTING_MINUTES - (time.monotonic() - began) / 60)
     target = model_folder(yaml.safe_load(Path(CONFIG).read_text())["models"]["target"])
     texts = [f"--corpus.path={out / 'lessons'}", f"--models.target={target}", f"--output.path={out / 'head'}"]
     learns = ["--train.what=eagle3", "--train.epochs=20", "--train.learning_rate=1e-3", "--train.steps_ahead=4"]
