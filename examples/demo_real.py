@@ -46,7 +46,8 @@ def main() -> int:
     head = options.out / "head"
     if not head.exists():
         teach(options.out, options.minutes)
-    return _dray("generate", *fastest(CONFIG, head, options.out / "run.yaml", options.seconds))
+    flags = fastest(CONFIG, head, options.out / "run.yaml", options.seconds)
+    return _dray("generate", *flags, f"--output.path={options.out / 'answers'}")
 
 
 def teach(out: Path, minutes: float) -> None:
