@@ -107,8 +107,9 @@ class RunNotes:
 
     def draft_work(self) -> str:
         """Return in words how much draft actors were at work, and how much engines waited; empty without any."""
-        return str(sum(self._draft_work.values(), DraftWork()))
+        return str(sum(list(self._draft_work.values()), DraftWork()))
 
     def written(self) -> tuple[int, int]:
         """Return the texts and tokens that all engines have written, those of units that are not committed, too."""
-        return sum(texts for texts, _ in self._written.values()), sum(tokens for _, tokens in self._written.values())
+        by_process = list(self._written.values())  # at once: in a local run another thread notes more meanwhile
+        return sum(texts for texts, _ in by_process), sum(tokens for _, tokens in by_process)

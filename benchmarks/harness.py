@@ -15,6 +15,7 @@ import torch
 from rich.console import Console
 from rich.table import Table as RichTable
 
+from decoding.device import synchronize
 from decoding.turns import P, Table, Way, one_repeat
 
 CPU = torch.device("cpu")
@@ -52,12 +53,6 @@ def median_seconds(work: Callable[[], object], device: torch.device = CPU, repea
     """Return the median seconds of `work`, which is done once more before, untimed."""
     work()
     return median(seconds_of(work, device) for _ in range(repeats))
-
-
-def synchronize(device: torch.device) -> None:
-    """Wait until the device, which may still be busy with earlier work, has done everything it was told to."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def parser_of(name: str, about: str | None) -> argparse.ArgumentParser:

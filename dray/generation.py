@@ -11,19 +11,16 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any, overload
 
 import pyarrow as pa
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn, TimeRemainingColumn
+from tqdm.auto import tqdm
 
 from actors.settings import GeneratorSettings
 from actors.workers.loose_rows import loose_schema
-from decoding.grammar.definition import problem_with
-from decoding.sampling_params import SamplingParams
 from dray.inputs import Rows, Source
 from dray.model import Model, Out
-from dray.options import OF_MODEL, OF_ROWS, by_section, input_of, settings_of
+from dray.options import CallOptions, DatasetOptions, ModelOptions, RowOptions, options_of
+from jobs.driver.chosen import choose_drafter
 from jobs.driver.plan import settled
 from pipeline.schema import generations_table
-from pipeline.streaming.pool import ActorPool
 
 if TYPE_CHECKING:
     import ray.data
@@ -60,7 +57,8 @@ def generate(
     `options` are fields of the sections `sampling` and `input` of the configuration (`temperature`, `max_tokens`, `n`,
     `stop`, `structured`; `prompt_column`, `id_column`, `carry_columns`), and those of `load_model`. A prompt is asked,
     as the message of a user, where the model has a chat template; `prompts_are="text"` lets the model go on with it.
-    The texts are those of `dray generate` over the same rows with the same `seed` and `dtype`, token for token.
+    The texts are those of one line, `dray generate FILE OUT --model MODEL`, over the same rows with the same `seed`,
+    token for token: what is not given is chosen by the same rules, `dtype` among them.
 
     `row_id` is the number of the row, from 0, and `sample` that of the text. A row that fails (a prompt that is too
     long, a message without a role) loses no other: it is one row of the table with `error_stage` and `error_message`,
@@ -73,7 +71,8 @@ def generate(
 
     Of a `ray.data.Dataset` it returns a Dataset, which Ray Data streams through engines in actors and never collects;
     `options` may then be fields of the section `actors` too (`max_actors`, `num_gpus`). A dataset has no order, so
-    there `row_id` is null and the noise of a row comes from its id, or from its prompt.
+    there `row_id` is null and the noise of a row comes from its id, or from its prompt. On CPUs `dtype` is float32
+    unless given: engines may be on machines of other kinds.
 
         table = dray.generate(["Once upon a time"], "path/to/target", "path/to/draft", temperature=0.8, max_tokens=50)
         print(table["text"][0])
@@ -82,12 +81,13 @@ def generate(
         return _over_dataset(rows, model, draft, seed, options)
     source, finished = _begin(rows, model, draft, seed, options)
     outs: dict[int, Out] = {}
-    with _bar(progress) as bar:
-        task, num_tokens = bar.add_task("", total=source.num_rows, tokens=0), 0
+    with _bar(source.num_rows, progress) as bar:
+        num_tokens = 0
         for row_id, out in finished:
             outs[row_id] = out
             num_tokens += sum(row.get("num_output_tokens", 0) for row in out)
-            bar.update(task, advance=1, tokens=num_tokens)
+            bar.set_postfix_str(f"{num_tokens:,} tokens", refresh=False)
+            bar.update()
     if failed := [row_id for row_id in sorted(outs) if "error_message" in outs[row_id][0]]:
         first = f"of row {failed[0]}: {outs[failed[0]][0]['error_message']}"
         warnings.warn(f"{len(failed)} of {len(outs)} rows failed; error_message says why, {first}", stacklevel=2)
@@ -121,36 +121,28 @@ def load_model(model: str, draft: str | None = None, **options: Any) -> Model:
         writer = dray.load_model("path/to/target", drafter="suffix", num_slots=32)
         table = dray.generate(["Once upon a time"], writer, temperature=0.8)
     """
-    return Model(settings_of(model, draft, by_section(options, *OF_MODEL)))
+    return Model(options_of(ModelOptions, options, target=model, draft=draft).settings)
 
 
 def _begin(
     rows: Rows, model: str | Model, draft: str | None, seed: int, given: Mapping[str, Any]
 ) -> tuple[Source, Iterator[tuple[int, Out]]]:
     """Return the rows, and what the model makes of each. Raises ValueError for what is wrong with the call."""
+    options: RowOptions
     if isinstance(model, Model):
         if draft is not None:
             raise ValueError("the model is loaded already, with a draft or without; give the draft to load_model")
-        values = by_section(given, *OF_ROWS)
-        sampling = _sampling(values)
+        options = options_of(RowOptions, given, seed=seed)
     else:
-        values = by_section(given, *OF_MODEL, *OF_ROWS)
-        settings, sampling = settings_of(model, draft, values), _sampling(values)
+        options = call = options_of(CallOptions, given, target=model, draft=draft, seed=seed)
         with _loading:
-            if _kept.model is None or _kept.settings != settings:
+            if _kept.model is None or _kept.settings != call.settings:
                 _kept.settings = _kept.model = None
                 gc.collect()  # before the next one is loaded: both may not fit
-                _kept.model, _kept.settings = Model(settings), settings
+                _kept.model, _kept.settings = Model(call.settings), call.settings
             model = _kept.model
-    source = Source.of(rows, input_of(model.settings, values), model.template_marks)
-    return source, model.finished(source, sampling, seed)
-
-
-def _sampling(values: Mapping[str, dict[str, Any]]) -> SamplingParams:
-    sampling = SamplingParams(**values["sampling"])
-    if sampling.structured is not None and (problem := problem_with(sampling.structured)):
-        raise ValueError(problem)
-    return sampling
+    source = Source.of(rows, options.input_of(model.settings), model.template_marks)
+    return source, model.finished(source, options.sampling, options.seed)
 
 
 def _over_dataset(dataset: Any, model: str | Model, draft: str | None, seed: int, given: Mapping[str, Any]) -> Any:
@@ -159,14 +151,13 @@ def _over_dataset(dataset: Any, model: str | Model, draft: str | None, seed: int
 
     if isinstance(model, Model):
         raise ValueError("a Dataset is written by engines in actors of their own; name the model, by its path")
-    values = by_section(given, *OF_MODEL, *OF_ROWS, "actors")
-    settings, pool = settled(settings_of(model, draft, values), ActorPool(**values["actors"]), None)
-    settings = replace(settings, sampling=_sampling(values), seed=seed)
-    return generate_dataset(dataset, settings, input_options=input_of(settings, values), pool=pool)
+    options = options_of(DatasetOptions, given, target=model, draft=draft, seed=seed)
+    settings, pool = settled(choose_drafter(options.settings)[0], options.actors, None)
+    settings = replace(settings, sampling=options.sampling, seed=options.seed)
+    return generate_dataset(dataset, settings, input_options=options.input_of(settings), pool=pool)
 
 
-def _bar(is_wanted: bool | None) -> Progress:
-    console = Console(stderr=True)
-    is_shown = (console.is_terminal or console.is_jupyter) if is_wanted is None else is_wanted
-    columns = ("rows", MofNCompleteColumn(), BarColumn(20), "{task.fields[tokens]:,} tokens", TimeElapsedColumn())
-    return Progress(*columns, TimeRemainingColumn(), console=console, disable=not is_shown)
+def _bar(num_rows: int | None, is_wanted: bool | None) -> Any:
+    """Return a bar, which in a notebook without ipywidgets is a line of text."""
+    is_shown = sys.stderr.isatty() or "ipykernel" in sys.modules if is_wanted is None else is_wanted
+    return tqdm(total=num_rows, unit=" rows", disable=not is_shown, file=sys.stderr)

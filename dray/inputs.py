@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import chain, count, islice
 from typing import Any, Protocol, TypeAlias, cast
 
+import numpy as np
 import pyarrow as pa
 
 from pipeline.errors import ErrorRow, RowError, wrong_type
@@ -54,6 +55,8 @@ class Source:
         if isinstance(given, str | os.PathLike):
             return cls._of_files(os.fspath(given), options, template_marks)
         options, _ = settle_prompts(options, template_marks)
+        if not hasattr(given, "__arrow_c_stream__") and hasattr(given, "__arrow_c_array__"):
+            given = pa.chunked_array([pa.array(cast(Any, given))])
         if hasattr(given, "__arrow_c_stream__"):
             cells: Any = pa.chunked_array(cast(Any, given))
             if pa.types.is_struct(cells.type):
@@ -126,10 +129,18 @@ class Source:
 
 
 def _record(item: Any, options: InputOptions) -> Columns | RowError:
+    item = _plain(item)
     if isinstance(item, str):
         return {options.prompt_column: item}
     if isinstance(item, list | tuple):
         return {options.messages_column: list(item)}
     if isinstance(item, Mapping):
-        return dict(item)
+        return {name: _plain(value) for name, value in item.items()}
     return wrong_type("read", "a row", "a text, a list of messages or a dict", item)
+
+
+def _plain(value: Any) -> Any:
+    """Return what Python has for a value of numpy or Arrow, such as the id of a row; all else as it is."""
+    if isinstance(value, pa.Scalar):
+        return value.as_py()
+    return value.tolist() if isinstance(value, np.generic | np.ndarray) else value

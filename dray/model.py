@@ -19,6 +19,7 @@ from actors.tasks import PlainRows
 from actors.workers.loose_rows import LooseRows
 from decoding.sampling_params import SamplingParams
 from dray.inputs import Source
+from jobs.driver.chosen import choose_drafter, choose_dtype
 from jobs.driver.plan import settled
 from pipeline.streaming.pool import ActorPool
 
@@ -35,6 +36,7 @@ class Model:
 
     def __init__(self, settings: GeneratorSettings) -> None:
         """Load the models. Raises ValueError with the reason why they cannot be run."""
+        settings, _ = choose_drafter(choose_dtype(settings)[0])  # as one line of the command chooses them
         self.settings, _ = settled(settings, ActorPool(), "local")
         self._engine = LoadedEngine(self.settings, None, HANG_TIMEOUT_S)
         self._events = asyncio.new_event_loop()  # in a thread of its own: that of a notebook runs already

@@ -56,7 +56,7 @@ def configured(name: str, kind: type[_Config], work: str, read: Callable[..., _C
             try:
                 return int(do(config))
             except KeyboardInterrupt:  # of a command that has nothing to end well
-                return interrupted("")
+                return interrupted()
 
     return main
 

@@ -4,9 +4,10 @@ bash:  dray completion bash > ~/.local/share/bash-completion/completions/dray
 zsh:   dray completion zsh > ~/.dray-completion, and in ~/.zshrc: source ~/.dray-completion
 fish:  dray completion fish > ~/.config/fish/completions/dray.fish
 
-What is no flag is completed as a file. The script is as new as the Dray that printed it.
+What is no flag is completed as a file.
 """
 
+import argparse
 import sys
 
 from jobs.commands import argument, with_options
@@ -14,8 +15,9 @@ from jobs.commands import argument, with_options
 main = with_options(
     "completion",
     __doc__,
-    "jobs.machine.completion:print_script",
-    argument("shell", choices=("bash", "zsh", "fish"), help="the shell that reads the script"),
+    "jobs.machine.completion:complete",
+    argument("shell", choices=("bash", "zsh", "fish", "words"), metavar="bash|zsh|fish", help="who reads the script"),
+    argument("said", nargs=argparse.REMAINDER, help=argparse.SUPPRESS),  # what bash says beside COMP_LINE
 )
 
 if __name__ == "__main__":

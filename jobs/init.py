@@ -3,9 +3,9 @@
 import sys
 
 from jobs.commands import configured
-from jobs.machine.init_config import InitConfig, load_init
+from jobs.machine.starting_file import InitConfig, load_init
 
-main = configured("init", InitConfig, "jobs.machine.written:write", load_init)
+main = configured("init", InitConfig, "jobs.machine.starting_file:write", load_init)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -1,4 +1,7 @@
-"""Memory of the models of an engine, as far as it is known before they are loaded."""
+"""Memory of the models of an engine, as far as it is known before they are loaded, and how much there is."""
+
+import psutil
+import torch
 
 from actors.settings import GeneratorSettings
 from decoding.checkpoint.loading import Footprint, footprint_of
@@ -16,3 +19,8 @@ def footprint(settings: GeneratorSettings, model: str) -> Footprint:
         config = fitting_config(model, load_config(models.target), models.target)
         return head_footprint(model, config, models.dtype, engine.num_slots, length)
     return footprint_of(load_config(model), models.dtype, engine.num_slots, length)
+
+
+def free_memory(device: str) -> int:
+    """Return the bytes that are free on a device, "cpu" or "cuda"; for the CPU those of its machine."""
+    return int(torch.cuda.mem_get_info()[0] if device == "cuda" else psutil.virtual_memory().available)

@@ -5,6 +5,7 @@ import os
 import re
 import tempfile
 from collections.abc import Callable
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from transformers import CONFIG_MAPPING
 from decoding.checkpoint.fp8_format import Fp8Format, fp8_format
 
 _WEIGHTS = ["model.safetensors", "model.safetensors.index.json"]  # the first of them that is there is loaded
+_NUM_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")  # names of one field in configurations
 _LFS_POINTER = b"version https://git-lfs"
 _FP8 = "F8_E4M3"
 _EXACT_IN_FLOAT32 = ("F32", "BF16", "F16")
@@ -133,6 +135,19 @@ def tensors_in(file: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
             f"{str(file)!r} is cut off or damaged: safetensors says {str(error)!r} of its {file.stat().st_size} bytes; "
             "copy or download it again"
         ) from error
+
+
+def num_bytes_read(folder: Path, config: Any) -> int:
+    """Return the bytes of a model's weights that a token reads: of its experts those that work on it, else all."""
+    text, files = config.get_text_config(), weight_files(folder)
+    num_bytes = sum(file.stat().st_size for file in files)
+    num_active = getattr(text, "num_experts_per_tok", None)
+    num_experts = next((num for name in _NUM_EXPERTS if (num := getattr(text, name, None))), None)
+    if not num_active or not num_experts:
+        return num_bytes
+    sizes = {name: prod(shape) for file in files for name, (_, shape) in tensors_in(file).items()}
+    share = sum(size for name, size in sizes.items() if ".experts." in name) / sum(sizes.values())
+    return int(num_bytes * (1 - share * (1 - num_active / num_experts)))
 
 
 def _check_fp8(folder: Path, dtypes: dict[str, str], form: Fp8Format | None) -> None:

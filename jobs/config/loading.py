@@ -7,9 +7,10 @@ pydantic-settings checks names and types; the dataclasses check their values, an
 import os
 import re
 import sys
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from difflib import get_close_matches
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 
@@ -45,13 +46,8 @@ class _Settings(BaseSettings):
     )
 
     @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,
-        file_secret_settings: PydanticBaseSettingsSource,
+    def settings_customise_sources(  # type: ignore[override]
+        cls, settings_cls: Any, init_settings: Any, env_settings: Any, **others: Any
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """Return the sources, the strongest first; the command line goes before them, and the file is given."""
         return env_settings, init_settings
@@ -90,11 +86,25 @@ def load(kind: type[_Config], arguments: Sequence[str], prog: str) -> _Config:
     return config
 
 
+def checked(kind: type[_Config], values: Mapping[str, Any], where: str) -> _Config:
+    """Return the dataclass with these values, checked as those of a file are. Raises ValueError that names `where`."""
+    try:
+        given = _model(kind, kind.__name__)(**values)  # type: ignore[arg-type]  # of mypy, to which no class is hashable
+    except ValidationError as error:
+        raise ValueError(_explain(error, kind, "options are", where)) from error
+    return _value(kind, given)
+
+
+@cache
+def _model(kind: type, name: str) -> type[BaseModel]:
+    fields: Any = {each.name: _model_field(each) for each in level_fields(kind)}
+    return create_model(name, __config__=ConfigDict(frozen=True, extra="forbid"), **fields)
+
+
 def _model_field(field: Field) -> Any:
     """Return the field of a pydantic model, as `create_model` takes it."""
     if field.is_section:
-        inside = {each.name: _model_field(each) for each in level_fields(field.annotation)}
-        section = create_model(field.name, __config__=ConfigDict(frozen=True, extra="forbid"), **inside)
+        section = _model(field.annotation, field.name)
         return section, ModelField(... if field.is_required else section(), description=field.description)
     annotation: Any = field.annotation
     members = members_of(annotation)
@@ -206,7 +216,7 @@ def _check_environment(kind: type, own_variables: Collection[str]) -> None:
             )
 
 
-def _explain(error: ValidationError, kind: type) -> str:
+def _explain(error: ValidationError, kind: type, what_is: str = "configuration is", where: str = "--help") -> str:
     """Return a line for each field that is wrong: what is wrong with it, and what it got."""
     names = [each.name for each in (*level_fields(kind), *all_fields(kind))]
     problems: dict[str, list[str]] = {}
@@ -220,7 +230,7 @@ def _explain(error: ValidationError, kind: type) -> str:
             case "missing":
                 what = "is required"
             case "extra_forbidden":
-                what = f"is not a field{_meant(name, names, 0.8)} (see --help)"
+                what = f"is not a field{_meant(name, names, 0.8)} (see {where})"
             case "model_type":
                 what = f"is a section, whose fields are set one by one, such as {_first(kind, name)}"
             case "value_error":  # the field's own words
@@ -230,10 +240,12 @@ def _explain(error: ValidationError, kind: type) -> str:
         if problem["type"] not in ("missing", "extra_forbidden"):
             got[name] = f", got {problem['input']!r}"
             if isinstance(problem["input"], bool) or what == _NO_NUMBER:
-                got[name] += " (YAML takes yes, no, on and off for true and false: put them in quotes)"
+                got[name] += " (YAML takes yes, no, on and off for true and false: put them in quotes)" * (
+                    where == "--help"
+                )
         problems.setdefault(name, []).append(what)
     lines = [f"  {name}: {' or '.join(whats)}{got.get(name, '')}" for name, whats in problems.items()]
-    return "\n".join(["the configuration is wrong:", *lines])
+    return "\n".join([f"the {what_is} wrong:", *lines])
 
 
 def _meant(name: str, names: Iterable[str], cutoff: float) -> str:

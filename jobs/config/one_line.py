@@ -35,8 +35,11 @@ def load_run(kind: type[_Config], arguments: Sequence[str], prog: str) -> _Confi
         return load(kind, flags, prog)
     file = config_file(flags)
     sections: dict[str, Any] = {} if file is None else read_sections(file)
-    has_input = gives(flags, "input.path") or variable_of("input.path") in os.environ
-    given = _places_as_fields(places, has_input or _in_file(sections, "input.path") is not None)
+
+    def is_said(name: str) -> bool:
+        return gives(flags, name) or variable_of(name) in os.environ or _in_file(sections, name) is not None
+
+    given = _places_as_fields(places, is_said("input.path"))
     for name, values in given.items():
         shown, known = " ".join(values), _in_file(sections, name)
         if gives(flags, name):
@@ -47,14 +50,7 @@ def load_run(kind: type[_Config], arguments: Sequence[str], prog: str) -> _Confi
                 f"write --{name} {shown}"
             )
         _check(name, values)
-    missing = [
-        name
-        for name in _WHAT
-        if name not in given
-        and not gives(flags, name)
-        and variable_of(name) not in os.environ
-        and _in_file(sections, name) is None
-    ]
+    missing = [name for name in _WHAT if name not in given and not is_said(name)]
     if missing and file is None:
         load(kind, [*flags, *(f"--{name}=x" for name in (*given, *missing))], prog)  # what else is wrong comes first
         raise ValueError(_explain(missing, given, flags, prog))

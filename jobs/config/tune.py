@@ -31,8 +31,9 @@ class TuneSettings:
     """Types to try; unless given the run's own, and on a CPU bfloat16 where models.dtype is auto, no text is written
     yet, and the promise holds in it. Another type is another text."""
     write: str | None = None
-    """YAML file to write the best setting into: all else stays, comments too. It may be the file of --config. Unless
-    given a new file beside that one (run.yaml becomes run.tuned.yaml); nothing is written without --config."""
+    """YAML file to write the best setting into: all else stays, comments too. It may be the file of --config. A new one
+    gets what that file or the command line says. Unless given a new file beside that of --config (run.yaml becomes
+    run.tuned.yaml), and none without it: the best setting is printed as flags, too."""
     picture: str | None = None
     """File for the table and its bars as an SVG."""
     grid: bool = False

@@ -9,6 +9,7 @@ from rich.console import Console
 
 from actors.engines import backend_of
 from actors.engines.backend import dtype_of
+from actors.settings import GeneratorSettings
 from decoding.checkpoint.fp8_format import fp8_format
 from decoding.checkpoint.gguf_file import origin_in_words
 from decoding.checkpoint.supported import load_config, model_folder
@@ -32,47 +33,56 @@ def chosen_here(config: _Config) -> _Config:
     if config.chosen is None:
         return config
     why = dict[str, str]()
-    generator, run = config.generator, config.run
+    generator, run, path = config.generator, config.run, config.output.path
     is_here = starts_own_ray(run.ray_address) and submitted_copy() is None
-    backend = backend_of(generator)
-    has_begun = RunDirectory.exists(config.output.path)
-    may_choose = has_begun or (is_here and not _will_use_gpu(config))
-    if backend.plans_memory and generator.models.dtype == "auto" and may_choose:
-        dtype, why["models.dtype"] = _dtype(config)
-        generator = replace(generator, models=replace(generator.models, dtype=dtype))
-    if generator.models.draft is None and generator.engine.drafter is None and _may_look_up(config):
-        generator = replace(generator, engine=replace(generator.engine, drafter="suffix"))
-        why["engine.drafter"] = "looks drafts up in texts, and rests where that costs"
+    if RunDirectory.exists(path) and generator.models.dtype == "auto" and backend_of(generator).plans_memory:
+        begun: Any = RunDirectory.open(path).run["identity"]
+        generator = replace(generator, models=replace(generator.models, dtype=begun["dtype"]))
+        why["models.dtype"] = "the run has begun with it"
+    elif is_here:
+        generator, why = choose_dtype(generator)
+    if not config.is_scoring:
+        generator, why_drafter = choose_drafter(generator)
+        why |= why_drafter
     if "local" not in (run.names_given or ()) and is_here and not config.asks_for_ray and torch.cuda.device_count() < 2:
         run = replace(run, local=True)
         why["run.local"] = "one engine needs no Ray; --no-run.local starts it"
     return replace(config, generator=generator, run=run, chosen=why)
 
 
-def _will_use_gpu(config: RunConfig) -> bool:
-    device = config.generator.models.device
-    return device == "cuda" or (device == "auto" and torch.cuda.is_available())
+def choose_dtype(settings: GeneratorSettings) -> tuple[GeneratorSettings, dict[str, str]]:
+    """Return the settings with the type of numbers for engines on this machine's CPU, and why; none that is given.
+
+    A GPU has the model's own, without a choice.
+    """
+    models = settings.models
+    is_on_gpu = models.device == "cuda" or (models.device == "auto" and torch.cuda.is_available())
+    if models.dtype != "auto" or is_on_gpu or not backend_of(settings).plans_memory:
+        return settings, {}
+    dtype, why = _dtype_on_cpu(model_folder(models.target))
+    return replace(settings, models=replace(models, dtype=dtype)), {"models.dtype": why}
 
 
-def _may_look_up(config: RunConfig) -> bool:
-    return backend_of(config.generator).is_repeatable and not config.is_scoring
+def choose_drafter(settings: GeneratorSettings) -> tuple[GeneratorSettings, dict[str, str]]:
+    """Return the settings with the drafter that needs no model, and why, where none is given and the text allows it."""
+    engine = settings.engine
+    if settings.models.draft is not None or engine.drafter is not None or not backend_of(settings).is_repeatable:
+        return settings, {}
+    why = "looks drafts up in texts, and rests where that costs"
+    return replace(settings, engine=replace(engine, drafter="suffix")), {"engine.drafter": why}
 
 
-def _dtype(config: RunConfig) -> tuple[Any, str]:
+def _dtype_on_cpu(target: str) -> tuple[Any, str]:
     """Return the type of weights and arithmetic on this processor, and why it is this one."""
-    if RunDirectory.exists(config.output.path):
-        begun: dict[str, Any] = RunDirectory.open(config.output.path).run["identity"]
-        return begun["dtype"], "the run has begun with it"
-    target = model_folder(config.generator.models.target)
-    of_model = load_config(target)
-    own = dtype_of(of_model)
-    if fp8_format(of_model) is not None:
+    config = load_config(target)
+    own = dtype_of(config)
+    if fp8_format(config) is not None:
         return own, "the model's own, beside FP8"
     if made_of := origin_in_words(target):
         return "float32", f"the model is{made_of.removeprefix(',')}"
     if own != "bfloat16":
         return "float32", "the model's own" if own == "float32" else f"exact; the model's own is {own}"
-    if is_invariant_on_cpu(of_model, torch.bfloat16):
+    if is_invariant_on_cpu(config, torch.bfloat16):
         return own, f"the model's own, and exact here ({linear_kind(torch.bfloat16)})"
     return "float32", "exact; in bfloat16, the model's own, it would not be here"
 

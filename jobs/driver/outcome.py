@@ -40,10 +40,13 @@ class TooManyErrors(Exception):
     """More rows failed than run.max_error_rate allows."""
 
 
-def run_command(config: _Config, begin: Callable[[_Config, Plan], Callable[[], Exit]]) -> Exit:
+def run_command(
+    config: _Config, begin: Callable[[_Config, Plan], Callable[[], Exit]], kept: str = "what is committed stays"
+) -> Exit:
     """Do what `begin` returns for this configuration and its plan, and return the exit code.
 
-    What the plan or `begin` refuses is printed as a bad configuration, what the work raises as its failure.
+    What the plan or `begin` refuses is printed as a bad configuration, what the work raises as its failure, with what
+    is `kept` of it.
     """
     started = time.monotonic()
     with ExitStack() as logs:
@@ -57,20 +60,20 @@ def run_command(config: _Config, begin: Callable[[_Config, Plan], Callable[[], E
         except (ValueError, OSError) as error:
             exit_code = bad_configuration(error)
         except KeyboardInterrupt:
-            exit_code = interrupted()
+            exit_code = interrupted(f"; {kept}; run the same command again")
         else:
-            exit_code = _outcome_of(work)
+            exit_code = _outcome_of(work, kept)
         seconds = round(time.monotonic() - started, 3)
         _log.info(Event("run ended", outcome=exit_code.name.lower(), exit_code=int(exit_code), seconds=seconds))
         return exit_code
 
 
-def _outcome_of(work: Callable[[], Exit]) -> Exit:
-    """Do the work and return its exit code; if it raises, print a line that says why."""
+def _outcome_of(work: Callable[[], Exit], kept: str) -> Exit:
+    """Do the work and return its exit code; if it raises, print a line that says why, and what is kept."""
     try:
         return work()
     except KeyboardInterrupt:
-        return interrupted()
+        return interrupted(f"; {kept}; run the same command again")
     except LeaseHeld as error:
         print(f"error: {error}", file=sys.stderr)
         return Exit.HELD
@@ -78,7 +81,7 @@ def _outcome_of(work: Callable[[], Exit]) -> Exit:
         print(f"error: {error}", file=sys.stderr)
     except (UnitError, NoProgress, ValueError, OSError, ray.exceptions.RayError) as error:
         print(f"error: {_explain(error)}", file=sys.stderr)
-        print("what is committed stays; mend the cause and run the same command again", file=sys.stderr)
+        print(f"{kept}; mend the cause and run the same command again", file=sys.stderr)
     return Exit.FAILED
 
 

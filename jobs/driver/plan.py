@@ -18,7 +18,7 @@ from actors.settings import GeneratorSettings
 from actors.tasks import RunProgram, Score, Task
 from actors.units.unit_rows import WholeUnits
 from actors.workers.engine_worker import WorkerSpec
-from decoding.checkpoint.model_files import weight_files
+from decoding.checkpoint.model_files import num_bytes_read
 from decoding.checkpoint.supported import model_folder, read_config
 from decoding.grammar.definition import problem_with
 from jobs.config.fields import as_dict
@@ -41,8 +41,8 @@ _ROWS_PER_UNIT = 256  # at most
 _UNITS_PER_ENGINE = 4  # at least, if there are as many rows
 _UNITS_PER_SLOTS = 8  # at most, to fill an engine's slots: each unit under way costs calls to the ledger
 _SECONDS_PER_UNIT = 60.0  # at most, at the pace that is expected
-# Bytes of a target's weights times tokens a second of an engine with all slots in use, as first guesses: two CPUs reach
-# about 2e11 with a model of 135 million parameters, a GPU with memory of 3 TB/s and 16 slots 5e13.
+# Bytes of weights that a token reads, times tokens a second of an engine with all slots in use, as first guesses: two
+# CPUs reach about 2e11 with a model of 135 million parameters, a GPU with memory of 3 TB/s and 16 slots 5e13.
 _PACE = {"cpu": 1e11, "cuda": 5e13}
 _Actors = TypeVar("_Actors", bound=ActorResources)
 
@@ -83,20 +83,21 @@ class Plan:
         models, num_samples = self.settings.models, self.settings.sampling.n
         most_units = _UNITS_PER_ENGINE * self.pool.max_actors
         num_rows = count_rows(self.files, self.input_options, _ROWS_PER_UNIT * most_units)
-        num_bytes = sum(file.stat().st_size for file in weight_files(Path(models.target)))
+        num_bytes = num_bytes_read(Path(models.target), read_config(models.target))
         tokens = _SECONDS_PER_UNIT * _PACE[models.device] / num_bytes
         fewest = ceil(self.settings.engine.num_slots / (_UNITS_PER_SLOTS * num_samples))
         of_a_minute = max(fewest, int(tokens / max(1, self.tokens_per_row)))
         return max(1, min(_ROWS_PER_UNIT, of_a_minute, ceil(num_rows / most_units)))
 
     def pool_for(self, units: MissingUnits | FailedUnits) -> ActorPool:
-        """Return the pool with the units that an actor works on at once, unless they are given.
+        """Return the pool with the units that an actor works on at once, unless these or their rows are given.
 
-        All but one of them fill the slots, so that none is empty while the last row of a unit is written. Of several
-        actors none holds more than its share of all units, as the others would lack them: it holds twice as many as it
-        works on.
+        Beside a row that kills its process, many small units would share its deaths. All but one of them fill the
+        slots, so that none is empty while the last row of a unit is written. Of several actors none holds more than its
+        share of all units, as the others would lack them: it holds twice as many as it works on.
         """
-        if self.pool.units_in_flight is not None or not units.num_units:
+        is_given = self.pool.units_in_flight is not None or self.config.run.rows_per_unit is not None
+        if is_given or not units.num_units:
             return self.pool
         num_sequences = units.num_rows / units.num_units * self.settings.sampling.n
         filling = 1 + ceil(self.settings.engine.num_slots / num_sequences)

@@ -120,7 +120,7 @@ def bad_configuration(error: ValueError | OSError) -> Exit:
     return Exit.BAD_CONFIGURATION
 
 
-def interrupted(what_next: str = "; the same command goes on from what is committed") -> Exit:
+def interrupted(what_next: str = "") -> Exit:
     """Print that the command was interrupted, and return its exit code."""
     print(f"\ninterrupted{what_next}", file=sys.stderr)
     return Exit.INCOMPLETE

@@ -1,50 +1,43 @@
-"""The work of `dray completion`: scripts for shells, from what each command's own help says of its flags."""
+"""The work of `dray completion`: shells ask it for words, which come from the names of commands and their own help."""
 
 import argparse
 import io
+import os
 import re
 from contextlib import redirect_stdout, suppress
 from importlib import import_module
 
 from jobs.driver.stopping import Exit
-from jobs.names import commands, summary, typed
+from jobs.names import commands, typed
 
 _FLAG = re.compile(r"(?<![\w-])--\w[\w.-]*")
-_BASH = """_dray() {
-  local word=${COMP_WORDS[COMP_CWORD]}
-  COMPREPLY=()
-  if [ "$COMP_CWORD" -eq 1 ]; then
-    COMPREPLY=($(compgen -W "%(commands)s" -- "$word"))
-  elif [[ $word == -* ]]; then
-    case ${COMP_WORDS[1]//-/_} in
-%(cases)s
-    esac
-  fi
+_BASH = "complete -o bashdefault -o default -C 'dray completion words' dray"
+_SCRIPTS = {
+    "bash": _BASH,
+    "zsh": f"autoload -U +X compinit && compinit\nautoload -U +X bashcompinit && bashcompinit\n{_BASH}",
+    "fish": "complete -c dray -a '(env COMP_LINE=(commandline -cp | string collect) dray completion words)'",
 }
-complete -o bashdefault -o default -F _dray dray"""
-_CASE = """      {name}) COMPREPLY=($(compgen -W "{flags}" -- "$word")) ;;"""
-_ZSH = "autoload -U +X compinit && compinit\nautoload -U +X bashcompinit && bashcompinit"
 
 
-def print_script(options: argparse.Namespace) -> Exit:
-    """Print the script for a shell, and return the exit code."""
-    flags = {name: flags_of(name) for name in commands()}
-    if options.shell == "fish":
-        for name, own in flags.items():
-            said = summary(name).replace("'", "\\'")
-            print(f"complete -c dray -n __fish_use_subcommand -a {typed(name)} -d '{said}'")
-            print(
-                *(f"complete -c dray -n '__fish_seen_subcommand_from {typed(name)}' -l {flag[2:]}" for flag in own),
-                sep="\n",
-            )
-        return Exit.COMPLETE
-    cases = "\n".join(_CASE.format(name=name, flags=" ".join(own)) for name, own in flags.items())
-    print(
-        *([_ZSH] if options.shell == "zsh" else []),
-        _BASH % {"commands": " ".join(map(typed, flags)), "cases": cases},
-        sep="\n",
-    )
+def complete(options: argparse.Namespace) -> Exit:
+    """Print the script for a shell, or the words that the line in COMP_LINE may go on with; return the exit code."""
+    if options.shell in _SCRIPTS:
+        print(_SCRIPTS[options.shell])
+    else:
+        print(*words_after(os.environ.get("COMP_LINE", "")), sep="\n")
     return Exit.COMPLETE
+
+
+def words_after(line: str) -> list[str]:
+    """Return the words that the last one of a line may become: commands, then flags; what is no flag is a file."""
+    *before, last = line.split(" ")
+    given = [word for word in before if word]
+    known = [typed(name) for name in commands()]
+    if len(given) == 1:
+        return [name for name in known if name.startswith(last)]
+    if last.startswith("-") and given[1:] and given[1] in known:
+        return [flag for flag in flags_of(given[1].replace("-", "_")) if flag.startswith(last)]
+    return []
 
 
 def flags_of(name: str) -> list[str]:

@@ -63,8 +63,9 @@ def _processor() -> Iterator[tuple[str, str]]:
 
     from decoding.fused.kernels import linear_kind
 
-    names = [line.partition(": ")[2] for line in _lines("/proc/cpuinfo") if line.startswith("model name")]
-    yield "processor", f"{names[0] if names else platform.machine()}; {torch.get_num_threads()} threads"
+    info = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
+    names = (line.partition(": ")[2] for line in info if line.startswith("model name"))
+    yield "processor", f"{next(names, platform.machine())}; {torch.get_num_threads()} threads"
     compiler = next((path for name in ("g++", "c++") if (path := shutil.which(os.environ.get("CXX") or name))), None)
     yield "compiler", compiler or "none; apt-get install g++ lets Dray build its kernels, which are faster"
     kinds = {linear_kind(dtype) for dtype in (torch.float32, torch.bfloat16)} - {""}
@@ -81,22 +82,16 @@ def _gpus() -> Iterator[tuple[str, str]]:
 
 
 def _memory() -> Iterator[tuple[str, str]]:
-    free = next(
-        (int(line.split()[1]) * 1024 / _GIB for line in _lines("/proc/meminfo") if line.startswith("MemAvailable")),
-        None,
-    )
-    little = free is not None and free < _FEWEST_GIB
-    advice = "; end other programs, or take a smaller model" if little else ""
-    yield "free memory", "unknown" if free is None else f"{free:.1f} GiB{advice}"
+    from actors.engines.footprint import free_memory
+
+    free = free_memory("cpu") / _GIB
+    advice = "; end other programs, or take a smaller model" if free < _FEWEST_GIB else ""
+    yield "free memory", f"{free:.1f} GiB{advice}"
     cache = Path(os.environ.get("HF_HOME") or Path.home() / ".cache/huggingface").expanduser()
     here = next(folder for folder in (cache, *cache.parents) if folder.exists())
     yield "free disk", f"{shutil.disk_usage(here).free / _GIB:.0f} GiB for models, in {cache} (HF_HOME)"
     if not os.access(here, os.W_OK):
         raise CannotRun(f"{here} cannot be written; set HF_HOME to a folder that can")
-
-
-def _lines(path: str) -> list[str]:
-    return Path(path).read_text().splitlines() if Path(path).exists() else []
 
 
 def _ray() -> Iterator[tuple[str, str]]:

@@ -49,7 +49,7 @@ _MIN_ROWS_TO_STOP_EARLY = 100
 
 def generate(config: GenerateConfig) -> Exit:
     """Generate, and return the exit code."""
-    return run_command(config, _begin)
+    return run_command(config, _begin, "what is committed stays" if config.estimate is None else "nothing was kept")
 
 
 def _begin(config: GenerateConfig, plan: Plan) -> Callable[[], Exit]:

@@ -35,7 +35,7 @@ _Step = TypeVar("_Step")
 
 def prove(config: ProveConfig) -> Exit:
     """Return 0 if no token differs, 1 if one does where none may, 2 for a wrong configuration."""
-    return run_command(config, lambda config, plan: Proof(config, plan).run)
+    return run_command(config, lambda config, plan: Proof(config, plan).run, "nothing was written")
 
 
 class Proof:

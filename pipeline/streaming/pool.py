@@ -93,8 +93,8 @@ class ActorPool(ActorResources):
     fallback_label_selectors: tuple[Mapping[str, str], ...] = ()
     """Labels of the nodes to use where no node has those of label_selector, in order of preference."""
     units_in_flight: int | None = None
-    """Work units that an actor works on at once; unless given 2, and more where they are so small that all but one of
-    them would not fill its slots."""
+    """Work units that an actor works on at once; unless given 2, and more where run.rows_per_unit is not given either
+    and they are so small that all but one of them would not fill its slots."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -4,7 +4,9 @@ import subprocess
 import sys
 import warnings
 from itertools import count
+from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -13,6 +15,9 @@ import pytest
 import dray
 from dray.generation import _kept
 from jobs import generate
+from jobs.config.one_line import load_run
+from jobs.config.run import GenerateConfig
+from jobs.driver.chosen import chosen_here
 from tests.dray.conftest import DRAFT, TARGET
 from tests.jobs.runs import errors, generations, write_jsonl
 
@@ -114,8 +119,10 @@ def test_a_stream_yields_the_rows_as_they_finish_and_reads_no_further_than_it_mu
         ("Tell me a story", {}, r"no input file at 'Tell me a story'.*a list of one: \['Tell me a story'\]"),
         (QUESTION, {}, r"messages of one chat; .* put it into a list: \[chat\]"),
         ({"prompt": "x"}, {}, "rows are a list, a table or the path of a file, got dict"),
-        (["x"], {"temprature": 0}, "no option 'temprature' here; did you mean 'temperature'"),
-        (["x"], {"num_slots": 8}, "no option 'num_slots' here.*: sampling, input"),
+        (["x"], {"temprature": 0}, "temprature: is not a field; did you mean temperature?"),
+        (["x"], {"num_slots": 8}, "num_slots: is not a field .*: sampling, input"),
+        (["x"], {"max_tokens": "many"}, "max_tokens: .*integer.*got 'many'"),
+        (["x"], {"seed": None}, "seed: .*integer.*got None"),
         (["x"], {"temperature": -1}, "sampling.temperature must be 0"),
         (["x"], {"structured": {"regex": "("}}, "regex"),
         ([{"prompt": "x"}], {"carry_columns": ["y"]}, "the rows have no 'y'; they have prompt"),
@@ -130,6 +137,41 @@ def test_a_stream_yields_the_rows_as_they_finish_and_reads_no_further_than_it_mu
 def test_what_is_wrong_with_the_call_is_said_before_any_row(rows, options, message, model):
     with pytest.raises(ValueError, match=message):
         dray.stream(rows, model, **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_slots": "many"}, "num_slots: .*integer.*got 'many'"),
+        ({"dtype": "float8"}, "dtype: .*'bfloat16'.*got 'float8'"),
+        ({"draft": 7}, "draft: .*string.*got 7"),
+        ({"system_prompt": ["x"]}, "system_prompt: .*string"),
+        ({"target": "x"}, "another name of the argument model"),
+    ],
+)
+def test_what_is_wrong_with_a_model_is_said_before_it_is_loaded(options, message):
+    with pytest.raises(ValueError, match=message):
+        dray.load_model(TARGET, **options)
+
+
+@pytest.mark.parametrize("is_exact", [True, False])
+def test_numbers_and_drafter_are_chosen_as_one_line_of_the_command_chooses_them(is_exact, tmp_path, monkeypatch):
+    monkeypatch.setattr("jobs.driver.chosen.is_invariant_on_cpu", lambda *_: is_exact)
+    source = write_jsonl(tmp_path / "rows.jsonl", ROWS)
+    line = load_run(GenerateConfig, [str(source), str(tmp_path / "out"), "--model", TARGET], "dray generate")
+    chosen, loaded = chosen_here(line).generator, dray.load_model(Path(TARGET)).settings
+    assert loaded.models.dtype == chosen.models.dtype == ("bfloat16" if is_exact else "float32")
+    assert loaded.engine.drafter == chosen.engine.drafter == "suffix"
+
+
+def test_arrays_of_texts_and_ids_of_numpy_are_rows(model):
+    texts = dray.generate(["Once", "The fox"], model, max_tokens=4)["text"]
+    array = pa.array(["Once", "The fox"])
+    for rows in (array, list(array), pa.record_batch({"prompt": array}), array.to_numpy(zero_copy_only=False)):
+        assert dray.generate(rows, model, max_tokens=4)["text"] == texts
+    rows = [{"id": np.int64(number), "prompt": text.as_py()} for number, text in enumerate(array)]
+    table = dray.generate(rows, model, max_tokens=4, id_column="id")
+    assert (table["id"].to_pylist(), table["text"]) == ([0, 1], texts)
 
 
 def test_a_model_that_is_named_stays_loaded_until_another_one_is():
@@ -147,6 +189,12 @@ def test_the_bar_counts_rows_and_tokens(model, capsys):
     assert "6 tokens" in shown
     dray.generate(["Once"], model, max_tokens=3)
     assert capsys.readouterr().err == "", "no terminal"
+
+
+def test_a_notebook_without_ipywidgets_has_a_line_of_progress(model, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "ipykernel", sys)
+    dray.generate(["Once", "The fox"], model, max_tokens=3)
+    assert "2/2" in capsys.readouterr().err
 
 
 def test_a_program_may_end_while_a_stream_is_open():

@@ -9,8 +9,6 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from actors.engines.footprint import footprint
-from actors.settings import GeneratorSettings
 from jobs.report_page.numbers import format_length
 from jobs.work.tuning.setting import Setting
 from jobs.work.tuning.trials import Trials
@@ -41,8 +39,8 @@ def shown(trials: Trials, settings: Seq[Setting], best: Setting) -> Iterator[Tab
             format_length(trials.times_plain(setting)),
             f"{min(spread):.2f}-{max(spread):.2f}" if len(spread) > 1 else "once",
             format_length(counts.mean_acceptance_length),
-            f"{_memory(setting, trials.settings) / 2**30:.2f}",
-            f"{trials.measured(setting).engine_hours(_MILLION)[0]:,.1f} h",
+            f"{sum(each.total for each in setting.footprints(trials.settings)) / 2**30:.2f}",
+            f"{trials.hours(setting, _MILLION):,.1f} h",
             style="bold" if setting == best else "",
         )
     yield table
@@ -55,7 +53,7 @@ def shown(trials: Trials, settings: Seq[Setting], best: Setting) -> Iterator[Tab
     yield _LEGEND
     yield from _cautions(trials)
     yield from _promises(trials, settings)
-    yield f"noise: two equal settings differed by up to {trials.noise:.1%} (nine of ten of {len(trials.twin)} repeats)"
+    yield f"noise: {trials.noise_in_words}"
     yield Text(_verdict(trials, best), style="bold")
 
 
@@ -81,22 +79,16 @@ def _promises(trials: Trials, settings: Seq[Setting]) -> Iterator[str]:
             yield f"texts: not compared in {dtype}: here they may depend on drafts and batch (docs/promise.md)"
 
 
-def _memory(setting: Setting, run: GeneratorSettings) -> int:
-    """Return the bytes of an engine's weights and caches."""
-    settings = setting.of(run)
-    return sum(footprint(settings, model).total for model in (settings.models.target, setting.draft) if model)
-
-
 def _cautions(trials: Trials) -> Iterator[str]:
     """Yield what the figures are of, and what they do not contain."""
-    measured = trials.measured(trials.plain)
-    num_rows, num_tokens = measured.counts.num_rows, measured.counts.num_output_tokens
-    yield f"measured: {num_rows} rows from all over the input, {num_tokens:,} tokens"
-    if trials.rows.left_out:
-        yield f"left out: {len(trials.rows.left_out)} rows that cannot be written; the first: {trials.rows.left_out[0]}"
-    if trials.rows.is_cut:
+    rows, lengths = trials.rows, list(map(len, trials.texts[trials.plain.dtype]))
+    yield f"measured: {rows.num_rows} rows from all over the input, {sum(lengths):,} tokens"
+    if rows.left_out:
+        yield f"left out: {len(rows.left_out)} rows that cannot be written; the first: {rows.left_out[0]}"
+    if trials.ruled_out:
+        yield f"left out, as memory ran out: {'; '.join(map(str, trials.ruled_out))}"
+    if rows.is_cut:
         yield (
-            f"cut: {measured.num_cut} of {len(measured.lengths)} texts end after {trials.rows.max_tokens} tokens, to "
-            "save time; whole ones take longer, and drafts that are looked up gain more in them "
-            "(--tune.seconds)"
+            f"cut: {lengths.count(rows.max_tokens)} of {len(lengths)} texts end after {rows.max_tokens} tokens, to "
+            "save time; whole ones take longer, and drafts that are looked up gain more in them (--tune.seconds)"
         )

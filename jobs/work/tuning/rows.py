@@ -13,8 +13,7 @@ from decoding.sequence import Sequence
 from jobs.driver.plan import Plan
 from jobs.proving.asked import Codecs, good_inputs
 from jobs.proving.comparison import problem_with_row, rows_of
-from jobs.work.estimate import Measured, spread_units
-from pipeline.counts import Counts
+from jobs.work.estimate import spread_units
 
 _LEAST_TOKENS = 16  # of a text, in which drafts are measured
 
@@ -58,16 +57,11 @@ class SampledRows:
     def _sequences_of_all(self) -> list[Sequence]:
         return rows_of(self._rows, self._codecs, self._settings, self._max_model_len)
 
-    def measured(self, texts: Seq[Seq[int]], tokens_per_second: float) -> Measured:
-        """Return what these texts of the rows take at a speed, as an estimate does; each row is a place of its own."""
-        lengths = list(map(len, texts))
-        per_row = len(lengths) // len(self._rows)
-        tokens = [sum(lengths[first : first + per_row]) for first in range(0, len(lengths), per_row)]
-        return Measured(
-            counts=Counts(num_rows=len(tokens), num_output_tokens=sum(lengths)),
-            seconds=sum(lengths) / tokens_per_second,
-            rows_by_unit=(1,) * len(tokens),
-            tokens_by_unit=tuple(tokens),
-            lengths=tuple(lengths),
-            num_cut=sum(length == self.max_tokens for length in lengths),
-        )
+    def engine_hours(self, texts: Seq[Seq[int]], tokens_per_second: float, num_rows: int) -> float:
+        """Return the hours that `num_rows` rows take one engine at a speed, if their texts are as long as these."""
+        return sum(map(len, texts)) / len(self._rows) * num_rows / tokens_per_second / 3600
+
+    @property
+    def num_rows(self) -> int:
+        """How many they are."""
+        return len(self._rows)

@@ -13,15 +13,15 @@ _MOST_REPEATS = 3  # of the best settings of a stage
 _NUM_LEADERS = 2  # settings that go from stage to stage
 _NUM_FINALISTS = 3
 _MOST_FINALS = 7
-# The part of the time after which no repeat of a stage begins, and after which no stage begins.
-_STAGES, _BEFORE_FINAL = (0.15, 0.25, 0.45, 0.6, 0.7), 0.75
+# The parts of the time for the repeats of each stage. A first repeat may take more, but leaves some to later stages.
+_STAGES, _MORE_AT_FIRST, _BEFORE_FINAL = (0.15, 0.25, 0.45, 0.6, 0.7), 0.3, 0.75
 
 
 class Rates(Protocol):
     """Measured rates, over that of the plain setting."""
 
     def run(self, stage: str, settings: Seq[Setting], until: float) -> bool:
-        """Measure each setting once more; return False without it if that would take beyond this part of the time."""
+        """Measure each setting once more, the first ones first; return False at the end of this part of the time."""
 
     def times_plain(self, setting: Setting) -> float | None:
         """Return the median so far; None for a setting that was not measured."""
@@ -35,7 +35,7 @@ def search(plain: Setting, axes: Axes, rates: Rates) -> None:
     leaders, seen = [plain], {plain: None}
     for until, (name, values) in zip(_STAGES, axes.items(), strict=False):
         if len(values) > 1:
-            tried = dict.fromkeys([*leaders, *(replace(leader, **each) for each in values for leader in leaders)])
+            tried = dict.fromkeys([*leaders, *(replace(leader, **each) for leader in leaders for each in values)])
             leaders, seen = race(name, list(tried), rates, until), seen | tried
     around = dict.fromkeys([*leaders, *(replace(leaders[0], **each) for values in axes.values() for each in values)])
     race("all around the best", list(around), rates, _STAGES[-1])
@@ -49,21 +49,22 @@ def race(stage: str, settings: Seq[Setting], rates: Rates, until: float) -> list
     """Return the best of these settings, the fastest first."""
     left = list(settings)
     for repeat in range(_MOST_REPEATS):
-        if not rates.run(stage, left, max(until, _BEFORE_FINAL if repeat == 0 else 0.0)):
+        at_first = max(until, min(until + _MORE_AT_FIRST, _BEFORE_FINAL))
+        if not rates.run(stage, left, at_first if repeat == 0 else until):
             break
         left = fastest(left, rates)[: max(_NUM_LEADERS, (1 + len(left)) // 2)]
     return fastest(settings, rates)[:_NUM_LEADERS]
 
 
-def choose(plain: Setting, measured: Iterable[Setting], rates: Rates, noise: float) -> Setting:
+def choose(own: Setting, measured: Iterable[Setting], rates: Rates, noise: float) -> Setting:
     """Return the setting to take: of all that are as fast as the fastest, but for the noise, the simplest.
 
-    Plain decoding is simpler than any draft, and what the run has simpler than what it has not. `noise` is the share by
-    which two equal settings may differ.
+    Plain decoding is simpler than any draft, and what is the run's own simpler than what is not. `noise` is the share
+    by which two equal settings may differ.
     """
     best, *others = fastest(measured, rates)
     as_fast = [each for each in (best, *others) if _rate(each, rates) * (1 + noise) >= _rate(best, rates)]
-    return min(as_fast, key=lambda each: (each.drafter != "none", each.num_changes(plain), -_rate(each, rates)))
+    return min(as_fast, key=lambda each: (each.drafter != "none", len(each.changes(own)), -_rate(each, rates)))
 
 
 def fastest(settings: Iterable[Setting], rates: Rates) -> list[Setting]:

@@ -10,9 +10,11 @@ from typing import Any
 
 import torch
 
+from actors.engines.footprint import footprint
 from actors.settings import GeneratorSettings
+from decoding.checkpoint.loading import Footprint
 from decoding.checkpoint.supported import model_folder
-from decoding.choices import DrafterName, DType
+from decoding.choices import NEED_A_MODEL, DrafterName, DType
 from decoding.cpu.wait import num_cpus
 from jobs.config.tune import TuneConfig
 from jobs.driver.plan import Plan
@@ -39,9 +41,22 @@ class Setting:
         slots = f"{self.slots} slot{'s' * (self.slots > 1)}"
         return f"{self.drafts}, {slots}, {self.threads} thread{'s' * (self.threads > 1)}, {self.dtype}"
 
-    def num_changes(self, other: Setting) -> int:
-        """Return how many fields differ."""
-        return sum(getattr(self, each.name) != getattr(other, each.name) for each in fields(self))
+    @property
+    def without_draft(self) -> Setting:
+        """The same with plain decoding, with which all are compared."""
+        return replace(self, drafter="none", draft=None)
+
+    def fields_beside(self, own: Setting) -> dict[str, Any]:
+        """Return the fields of a configuration that make this setting of the run's own."""
+        named: dict[str, Any] = {"engine.drafter": self.drafter, "engine.num_slots": self.slots}
+        for field, name in (("draft", "models.draft"), ("dtype", "models.dtype"), ("threads", "actors.num_cpus")):
+            if field in self.changes(own) and getattr(self, field) is not None:
+                named[name] = getattr(self, field)
+        return named
+
+    def changes(self, own: Setting) -> list[str]:
+        """Return which of its fields differ from those of the run's own setting."""
+        return [each.name for each in fields(self) if getattr(self, each.name) != getattr(own, each.name)]
 
     def of(self, settings: GeneratorSettings) -> GeneratorSettings:
         """Return the settings of a run with this one in them."""
@@ -52,18 +67,24 @@ class Setting:
         engine = replace(settings.engine, drafter=self.drafter, num_slots=self.slots, draft_window=window)
         return replace(settings, models=models, engine=engine)
 
+    def footprints(self, settings: GeneratorSettings) -> list[Footprint]:
+        """Return the memory of the models of such an engine of a run."""
+        own = self.of(settings)
+        return [footprint(own, model) for model in (own.models.target, self.draft) if model]
 
-def plain_setting(plan: Plan) -> Setting:
-    """Return the run's own setting with plain decoding, with which all are compared."""
+
+def own_setting(plan: Plan) -> Setting:
+    """Return the setting that the run has without tuning."""
     settings, threads = plan.settings, max(1, int(plan.pool.num_cpus))
-    if plan.config.run.local or settings.models.device != "cpu":
+    engine, models = settings.engine, settings.models
+    if plan.config.run.local or models.device != "cpu":
         threads = torch.get_num_threads()
-    return Setting(
-        drafter="none", draft=None, slots=settings.engine.num_slots, threads=threads, dtype=settings.models.dtype
-    )
+    drafter = engine.pick_drafter(models.draft)
+    draft = models.draft if drafter in NEED_A_MODEL else None
+    return Setting(drafter=drafter, draft=draft, slots=engine.num_slots, threads=threads, dtype=models.dtype)
 
 
-def axes_to_try(config: TuneConfig, plan: Plan, plain: Setting) -> Axes:
+def axes_to_try(config: TuneConfig, plan: Plan, own: Setting) -> Axes:
     """Return what is tried; first what all settings compute with, since it decides whether drafts pay.
 
     Raises ValueError for a draft that is not there.
@@ -73,19 +94,19 @@ def axes_to_try(config: TuneConfig, plan: Plan, plain: Setting) -> Axes:
     if is_on_cpu and not plan.config.run.local:  # where Ray gives an engine as many as its actor holds
         most = num_cpus() / plan.pool.max_actors
         threads = [*tune.threads] or [2**power for power in range(10) if 2**power <= most]
-    is_open = config.generator.models.dtype == "auto" and plan.run_directory is None and plain.dtype == "float32"
+    is_open = config.generator.models.dtype == "auto" and plan.run_directory is None and own.dtype == "float32"
     dtypes = tune.dtypes or ("bfloat16",) * (is_open and is_on_cpu)
-    slots = tune.slots or (max(1, plain.slots // 2), 2 * plain.slots)
+    slots = tune.slots or (max(1, own.slots // 2), 2 * own.slots)
     drafters = [{"drafter": name, "draft": None} for name in ("none", "ngram", "suffix")]
     for draft in dict.fromkeys((models.draft, *tune.drafts)):
         if draft is not None:
-            own = replace(plan.settings.engine, drafter=None).pick_drafter(model_folder(draft))
-            drafters += [{"drafter": name, "draft": draft} for name in (own, "hybrid")]
+            drafter = replace(plan.settings.engine, drafter=None).pick_drafter(model_folder(draft))
+            drafters += [{"drafter": name, "draft": draft} for name in (drafter, "hybrid")]
     return {
-        "dtype": [{"dtype": dtype} for dtype in dict.fromkeys((plain.dtype, *dtypes))],
-        "threads": [{"threads": number} for number in sorted({plain.threads, *threads})],
+        "dtype": [{"dtype": dtype} for dtype in dict.fromkeys((own.dtype, *dtypes))],
+        "threads": [{"threads": number} for number in sorted({own.threads, *threads})],
         "drafter": drafters,
-        "slots": [{"slots": number} for number in sorted({plain.slots, *slots})],
+        "slots": [{"slots": number} for number in sorted({own.slots, *slots})],
     }
 
 

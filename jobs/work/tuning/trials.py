@@ -7,24 +7,28 @@ from collections.abc import Callable, Generator
 from collections.abc import Sequence as Seq
 from dataclasses import replace
 from statistics import median
+from traceback import clear_frames
 
 import torch
 
 from decoding.choices import NEED_A_MODEL, TEXT_IS_THE_TARGETS, DType
+from decoding.device import is_out_of_memory
 from decoding.engine.engine import Engine
 from decoding.engine.load import Parts, load_parts
 from decoding.pace.cost_table import CostTable
 from decoding.turns import Way, one_repeat
 from jobs.driver.plan import Plan
-from jobs.work.estimate import Measured
 from jobs.work.tuning.engine_turns import EnginePass, engine_way
 from jobs.work.tuning.rows import SampledRows
 from jobs.work.tuning.setting import Setting
+from pipeline.counts import Counts
 
-_NUM_AT_ONCE = 5  # settings in turns beside the plain one and its twin, each with a cache of its own
+_NUM_AT_ONCE = 5  # settings in turns beside the plain one and its twin, each with a cache of its own, if memory allows
 _PASS_SHARE = 1 / 60  # of the time, for the plain setting to write the rows once
+_TOO_LARGE = "memory runs out with the run's own setting ({}); lower engine.num_slots"
 _PATIENCE = 3.0  # times what the plain setting takes, after which another one gives up
-_TELL_EVERY_S = 10.0
+_FEWEST_PAIRS, _NOISE_OF_FEW = 3, 0.05  # fewer may agree by chance, so that noise is taken as at least so much
+_NOTHING = EnginePass(seconds=1.0, done=0.0, cpu_seconds=0.0, num_rounds=0, counts=Counts(), outputs=[])
 
 
 class TextsDiffer(Exception):
@@ -40,18 +44,21 @@ class Trials:
         Raises ValueError or OSError for what is wrong with them.
         """
         self.settings, self.plain, self._seconds, self._say = plan.settings, plain, seconds, say
-        self._started = self._told = time.monotonic()
+        self._started, self._at_once = time.monotonic(), _NUM_AT_ONCE
         self._parts: dict[tuple[DType, str | None], Parts] = {}
         self._costs: dict[tuple[object, ...], CostTable | None] = {}
         self._took: dict[Setting, float] = {}  # seconds of the last pass, with all that is not timed
-        self._texts: dict[DType, list[list[int]]] = {}  # the longest so far
+        self.texts: dict[DType, list[list[int]]] = {}  # the longest so far
+        self.ruled_out: list[Setting] = []  # memory runs out with them alone
         self._ratios: dict[Setting, list[float]] = {}
         self.passes: dict[Setting, list[EnginePass]] = {}
         self.twin: list[float] = []  # ratios of a setting that equals the plain one
         options = replace(plan.settings.engine, drafter="none", num_slots=1)
         self.rows = SampledRows(plan, Engine.over(self.parts_of(plain).beside(), options), most_slots)
-        looks = [one_repeat({"plain": self._way(plain, float("inf"))}, 0)["plain"].seconds for _ in range(2)]
-        self.rows.settle(seconds * _PASS_SHARE / min(looks))
+        looks = [one_repeat({"plain": self._way(plain, float("inf"))}, 0)["plain"] for _ in range(2)]
+        if _NOTHING in looks:
+            raise ValueError(_TOO_LARGE.format(plain))
+        self.rows.settle(seconds * _PASS_SHARE / min(look.seconds for look in looks))
         self._took[plain] = seconds * _PASS_SHARE
 
     def parts_of(self, setting: Setting) -> Parts:
@@ -72,36 +79,60 @@ class Trials:
         return self._parts[key]
 
     def run(self, stage: str, settings: Seq[Setting], until: float) -> bool:
-        """Measure each setting once more; return False without it if that would take beyond this part of the time."""
+        """Measure each setting once more, the first ones first; return False at the end of this part of the time.
+
+        If memory runs out, settings are measured one by one from then on, and left out if that does not help.
+        """
+        left = [setting for setting in settings if setting != self.plain and setting not in self.ruled_out]
+        while True:
+            group = left[: self._at_once]
+            while not self._is_in_time(group, until):
+                if len(group) <= 1:
+                    return False
+                group.pop()
+            spent = time.monotonic() - self._started
+            self._say(f"{stage}: {len(left)} settings to measure ({spent:.0f} of {self._seconds:.0f} s)")
+            left, too_large = left[len(group) :], self._run_together(group)
+            if too_large and len(group) > 1:
+                self._at_once, left = 1, [*too_large, *left]
+            else:
+                self.ruled_out += too_large
+            if not left:
+                return True
+
+    def _is_in_time(self, group: Seq[Setting], until: float) -> bool:
+        """Tell whether these settings can be measured before this part of the time is over; the first ones may be."""
         if not self.passes:
             self._started = time.monotonic()
+            return True
         plain = self._took[self.plain]
-        guess = sum(self._took.get(setting, 1.5 * plain) for setting in settings)
-        guess += 2 * plain * -(-len(settings) // _NUM_AT_ONCE)
-        spent = time.monotonic() - self._started
-        if self.passes and spent + guess > until * self._seconds:
-            return False
-        self._say(f"{stage}: {len(settings)} settings, about {guess:.0f} s ({spent:.0f} of {self._seconds:.0f} s)")
-        others = [setting for setting in settings if setting != self.plain]
-        for first in range(0, max(1, len(others)), _NUM_AT_ONCE):
-            self._run_together(others[first : first + _NUM_AT_ONCE])
-        return True
+        guess = 2 * plain + sum(self._took.get(setting, 1.5 * plain) for setting in group)
+        return time.monotonic() - self._started + guess <= until * self._seconds
 
-    def _run_together(self, others: Seq[Setting]) -> None:
-        """Let these settings, the plain one and its twin write the rows in turns."""
+    def _run_together(self, others: Seq[Setting]) -> list[Setting]:
+        """Let these settings, the plain one and its twin write the rows in turns; return those too large for memory.
+
+        Raises ValueError if memory is too small for the plain one and its twin alone.
+        """
         most_seconds = _PATIENCE * self._took[self.plain]
         ways = [self._way(self.plain, float("inf")) for _ in range(2)]  # the plain setting, and its twin
         ways += [self._way(setting, most_seconds) for setting in others]
         by_name = one_repeat({str(index): way for index, way in enumerate(ways)}, len(self.twin))
         plain, twin, *found = (by_name[str(index)] for index in range(len(ways)))
+        if _NOTHING in (plain, twin):
+            if not others:
+                raise ValueError(_TOO_LARGE.format(self.plain))
+            return list(others)
         self.twin.append(_rate(twin) / _rate(plain))
         for setting, own in zip((self.plain, *others), (plain, *found), strict=True):
-            self._compare(setting, own.outputs)
-            self.passes.setdefault(setting, []).append(own)
-            self._ratios.setdefault(setting, []).append(_rate(own) / _rate(plain))
+            if own is not _NOTHING:
+                self._compare(setting, own.outputs)
+                self.passes.setdefault(setting, []).append(own)
+                self._ratios.setdefault(setting, []).append(_rate(own) / _rate(plain))
+        return [setting for setting, own in zip(others, found, strict=True) if own is _NOTHING]
 
     def _way(self, setting: Setting, most_seconds: float) -> Way[EnginePass]:
-        """Return the way in which a setting writes the rows on its threads; it says that the work goes on."""
+        """Return the way in which a setting writes the rows on its threads; _NOTHING comes of it if memory runs out."""
         way = engine_way(lambda: self._engine(setting), lambda _: self.rows.sequences(), most_seconds=most_seconds)
 
         def own(repeat: int) -> Generator[None, None, EnginePass]:
@@ -114,12 +145,14 @@ class Trials:
                 except StopIteration as end:
                     found: EnginePass = end.value
                     return found
+                except Exception as error:
+                    if not is_out_of_memory(error):
+                        raise
+                    clear_frames(error.__traceback__)  # which hold the engine's memory
+                    return _NOTHING
                 finally:
                     took += time.monotonic() - began
                     self._took[setting] = took
-                if time.monotonic() - self._told > _TELL_EVERY_S:
-                    self._told = time.monotonic()
-                    self._say(f"  {self._told - self._started:.0f} s: {setting} ...")
                 yield
 
         return own
@@ -136,7 +169,7 @@ class Trials:
 
     def _compare(self, setting: Setting, outputs: list[list[int]]) -> None:
         """Raise TextsDiffer if a text is another one than with an earlier setting of this dtype, where none may be."""
-        texts = self._texts.setdefault(setting.dtype, [[] for _ in outputs])
+        texts = self.texts.setdefault(setting.dtype, [[] for _ in outputs])
         for index, (text, found) in enumerate(zip(texts, outputs, strict=True)):
             num = min(len(text), len(found))
             if text[:num] != found[:num] and self.is_promised(setting.dtype):
@@ -158,13 +191,25 @@ class Trials:
 
     @property
     def noise(self) -> float:
-        """The share by which the plain setting and its twin differed at most, in nine of ten repeats."""
+        """The share by which the plain setting and its twin differed at most, in nine of ten repeats; more of few."""
         differences = sorted(abs(ratio - 1) for ratio in self.twin)
-        return differences[round(0.9 * (len(differences) - 1))]
+        found = differences[round(0.9 * (len(differences) - 1))]
+        return found if len(differences) >= _FEWEST_PAIRS else max(found, _NOISE_OF_FEW)
 
-    def measured(self, setting: Setting) -> Measured:
-        """Return what the rows take with a setting: all texts of its dtype, also if it gave up before their ends."""
-        return self.rows.measured(self._texts[setting.dtype], self.speed(setting))
+    @property
+    def noise_in_words(self) -> str:
+        """The noise for a reader, with how it is known."""
+        num = len(self.twin)
+        if num >= _FEWEST_PAIRS:
+            return f"two equal settings differed by up to {self.noise:.1%} (nine of ten of {num} repeats)"
+        return (
+            f"taken as {self.noise:.1%}: two equal settings were measured beside each other only "
+            f"{'once' if num == 1 else 'twice'}; more time (--tune.seconds) tells more"
+        )
+
+    def hours(self, setting: Setting, num_rows: int) -> float:
+        """Return the hours of one engine for `num_rows` rows, by all texts of its dtype, whether or not it gave up."""
+        return self.rows.engine_hours(self.texts[setting.dtype], self.speed(setting), num_rows)
 
     def speed(self, setting: Setting) -> float:
         """Return tokens a second: the median speed of the plain setting, times the median ratio."""

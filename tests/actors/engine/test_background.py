@@ -1,6 +1,7 @@
 """Sequences in the background get the slots that others leave."""
 
 import asyncio
+from threading import Event
 
 import pytest
 
@@ -20,6 +21,13 @@ def engine(text_pair: Pair) -> Engine:
 def test_requests_that_come_later_run_before_the_background(text_pair: Pair, engine: Engine) -> None:
     background, online = sequences(12, PARAMS), sequences(4, PARAMS, first_row=12)
     ended: list[Sequence] = []
+    has_begun, all_queued = Event(), Event()
+
+    def wait_for_all() -> None:  # in the engine's thread, so that no load of the machine lets a row end before
+        has_begun.set()
+        all_queued.wait()
+
+    around_step(engine, before=wait_for_all)
 
     async def scenario() -> None:
         loop = EngineLoop(engine, num_reserved=1)
@@ -31,10 +39,11 @@ def test_requests_that_come_later_run_before_the_background(text_pair: Pair, eng
         async with asyncio.TaskGroup() as tasks:
             for sequence in background:
                 tasks.create_task(note(sequence, in_background=True))
-            while not engine.in_flight:
-                await asyncio.sleep(0)
+            await asyncio.to_thread(has_begun.wait)
             for sequence in online:
                 tasks.create_task(note(sequence, in_background=False))
+            await asyncio.sleep(0)  # in which they queue
+            all_queued.set()
 
     asyncio.run(scenario())
     last_online = max(ended.index(sequence) for sequence in online)

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from jobs.config.as_yaml import as_commented_yaml, as_yaml
+from jobs.config.as_yaml import as_yaml
 from jobs.config.loading import load
 from jobs.config.one_line import load_run
 from jobs.config.run import GenerateConfig, RunConfig
-from jobs.machine.init_config import InitConfig, load_init
+from jobs.machine.starting_file import InitConfig, load_init
 
 
 @pytest.fixture
@@ -112,7 +112,7 @@ def test_a_file_written_for_a_line_says_the_same_with_comments_and_without(file)
         *("questions.jsonl", "out", "--model", "t", "--temperature", "0.5", '--sampling.stop=["a: b", "c"]'),
         *("--learn.train.max_hours=0.5", '--chat.template_kwargs={"thinking": false}', "--run.no_progress_timeout_s=5"),
     )
-    for text in (as_yaml(config), as_commented_yaml(config, (), ["engine.num_slots", "learn.every_rows", "task"])):
+    for text in (as_yaml(config), as_yaml(config, (), ["engine.num_slots", "learn.every_rows", "task"])):
         Path("written.yaml").write_text(text)
         assert load(GenerateConfig, ["--config=written.yaml"], "test") == config, text
     assert "  # Temperature; 0 is greedy.\n  temperature: 0.5\n" in text

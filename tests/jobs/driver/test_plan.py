@@ -136,7 +136,7 @@ def test_the_units_of_a_slow_target_are_small_and_so_many_are_under_way_that_slo
     job.read([{"id": 1, "kind": "a", "prompt": "hello"}] * num_rows)
     flags = (f"--actors.max_actors={engines}", f"--sampling.max_tokens={max_tokens}")
     plan = make_plan(load(RunConfig, job.command(CPU, *flags), prog="test"))
-    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
     with (tmp_path / "model.safetensors").open("wb") as weights:
         weights.truncate(num_bytes)  # a hole, which takes no room
     models = replace(plan.settings.models, device=device, target=str(tmp_path))
@@ -148,3 +148,5 @@ def test_the_units_of_a_slow_target_are_small_and_so_many_are_under_way_that_slo
     assert plan.pool_for(missing).units_in_flight == at_once
     given = replace(plan, pool=replace(plan.pool, units_in_flight=1))
     assert given.pool_for(missing).units_in_flight == 1
+    small = replace(plan, config=replace(config, run=replace(config.run, rows_per_unit=1)))
+    assert small.pool_for(missing).num_units_at_once == 2, "no more share the deaths of a row that kills"

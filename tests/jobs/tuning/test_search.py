@@ -31,10 +31,10 @@ class Planted:
         self.measured: dict[Setting, int] = {}
 
     def run(self, stage: str, settings: list[Setting], until: float) -> bool:
-        if self.spent + self.costs * len(settings) > until:
-            return False
-        self.spent += self.costs * len(settings)
         for setting in settings:
+            if self.spent + self.costs > until:
+                return False
+            self.spent += self.costs
             self.measured[setting] = self.measured.get(setting, 0) + 1
         return True
 
@@ -90,8 +90,21 @@ def test_of_settings_that_are_as_fast_the_one_with_fewer_changes_is_taken():
     assert choose(PLAIN, planted.rates, planted, 0.02) == wide
 
 
+def test_the_runs_own_setting_is_taken_before_another_one_that_is_as_fast():
+    others = [replace(PLAIN, drafter=name, slots=slots) for name in ("ngram", "suffix") for slots in (16, 32)]
+    planted = _of_all({PLAIN: 1.0, **dict.fromkeys(others, 1.5)})
+    assert [choose(own, planted.rates, planted, 0.02) for own in others] == others
+
+
+@pytest.mark.parametrize("costs", [0.03, 0.05, 0.08])
+def test_a_search_with_little_time_still_tries_drafts(costs):
+    planted = Planted({setting: _rate(setting, 3.0) for setting in GRID}, costs)
+    search(PLAIN, AXES, planted)
+    assert {setting.drafter for setting in planted.measured} > {"none"}
+
+
 def test_a_search_without_time_measures_the_plain_setting_alone():
-    planted = Planted(dict.fromkeys(GRID, 1.0), costs=0.4)
+    planted = Planted(dict.fromkeys(GRID, 1.0), costs=0.8)
     planted.run("first", [PLAIN], 1.0)
     search(PLAIN, AXES, planted)
     assert choose(PLAIN, planted.measured, planted, 0.0) == PLAIN

@@ -6,9 +6,12 @@ from pathlib import Path
 import pytest
 import yaml
 
+from decoding.engine.engine import Engine
 from jobs import tune
 from jobs.config.loading import load
 from jobs.config.run import GenerateConfig
+from jobs.work.tuning.setting import Setting
+from jobs.work.tuning.trials import Trials
 from tests.jobs.conftest import Job
 from tests.jobs.runs import prompts, write_jsonl
 
@@ -74,6 +77,55 @@ def test_the_file_of_the_configuration_is_written_into_only_if_it_is_named(confi
     assert after == before
     assert config.read_text().startswith("# mine")
     assert other.read_text() == "# by hand\n"
+
+
+def test_one_line_prints_flags_and_writes_the_file_that_is_named(config, job, tmp_path):
+    line = [str(job.source), str(job.output), "--model", job.pair[0], "--sampling.max_tokens=6", "--models.device=cpu"]
+    file = tmp_path / "new.yaml"
+    few = ("--tune.seconds=1e-3", "--tune.slots=2", "--engine.num_slots=2", "--run.progress=none")
+    assert tune.main([*line, *few, f"--tune.write={file}"]) == 0
+    printed = " ".join(job.printed().split())
+    assert "noise: taken as" in printed, "one pair may agree by chance"
+    written = load(GenerateConfig, ["--config", str(file)], "test")
+    assert f"as flags: --engine.drafter={written.generator.engine.drafter} --engine.num_slots=2" in printed
+    assert (written.input.path, written.sampling.params.max_tokens) == (str(job.source), 6)
+    assert "tune" not in yaml.safe_load(file.read_text())
+
+
+def test_a_setting_with_which_memory_runs_out_is_left_out(config, job, monkeypatch):
+    make = Trials._engine
+
+    def engine(trials: Trials, setting: Setting) -> Engine:
+        if setting.slots == 4:
+            raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+        return make(trials, setting)
+
+    monkeypatch.setattr(Trials, "_engine", engine)
+    assert tune.main(["--config", str(config), *SMALL[:1], "--engine.num_slots=2", "--tune.slots=4"]) == 0
+    printed = " ".join(job.printed().split())
+    assert re.search(r"left out, as memory ran out: [\w ()]+, 4 slots", printed)
+    assert re.search(r"as flags: .*--engine.num_slots=2", printed)
+    assert tune.main(["--config", str(config), *SMALL[:1], "--engine.num_slots=4"]) == 1
+    assert "memory runs out with the run's own setting (none, 4 slots" in job.printed()
+
+
+def test_a_file_with_aliases_gets_nothing_which_is_said_before_anything_is_measured(config, job):
+    config.write_text(config.read_text() + "engine: {num_slots: &n 4, num_speculative_tokens: *n}\n")
+    assert tune.main(["--config", str(config), "--dry-run"]) == 0
+    printed = " ".join(job.printed().split())
+    assert "nothing will be written: " in printed
+    assert "would write no file" in printed
+    assert tune.main(["--config", str(config), "--dry-run", f"--tune.write={config}"]) == 2
+    assert "cannot get engine.drafter, engine.num_slots: it has aliases there" in " ".join(job.printed().split())
+
+
+def test_a_tune_that_is_interrupted_says_that_nothing_was_written(config, job, monkeypatch):
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Trials, "_run_together", interrupt)
+    assert tune.main(["--config", str(config), *SMALL]) == 3
+    assert "interrupted; nothing was written" in job.printed()
 
 
 @pytest.mark.parametrize(
