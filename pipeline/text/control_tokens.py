@@ -54,19 +54,16 @@ class ControlTokens:
     def __init__(self, tokenizer: Any) -> None:
         """Read the tokenizer's added tokens; the twin is made when it is first needed."""
         self._tokenizer = tokenizer
-        added = {token_id: str(token.content) for token_id, token in tokenizer.added_tokens_decoder.items()}
-        special = set(tokenizer.all_special_tokens) | {
-            str(token.content) for token in tokenizer.added_tokens_decoder.values() if token.special
-        }
+        added = tokenizer.added_tokens_decoder  # made anew each time that it is asked for; Gemma 3 has thousands
+        special = {*tokenizer.all_special_tokens, *(str(token.content) for token in added.values() if token.special)}
         # In some tokenizers runs of spaces and line breaks are added tokens, too; they control nothing.
-        self._ids = {content: token_id for token_id, content in added.items() if content.strip()}
+        texts = {token_id: str(token.content) for token_id, token in added.items()}
+        self._ids = {content: token_id for token_id, content in texts.items() if content.strip()}
         self.texts = frozenset(self._ids)
         self._any = _pattern(self._ids)
         self._special = _pattern([content for content in self._ids if content in special])
         normalizer = getattr(getattr(tokenizer, "backend_tokenizer", None), "normalizer", None)
-        self._may_appear = normalizer is not None and any(
-            tokenizer.added_tokens_decoder[token_id].normalized for token_id in self._ids.values()
-        )
+        self._may_appear = normalizer is not None and any(added[token_id].normalized for token_id in self._ids.values())
         self._nonce = "".join(chr(_FIRST_DIGIT + 16 + secrets.randbelow(16)) for _ in range(16))
 
     def mask(self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> Masked:
