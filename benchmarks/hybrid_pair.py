@@ -84,8 +84,8 @@ def main() -> None:
             )
 
         print(name, flush=True)
-        optimize(model, batches(tokenizer, name, asked.steps), asked.steps, _LEARNING_RATE, loss)  # type: ignore[arg-type]
-        save(model, tokenizer, asked.out / name)  # type: ignore[arg-type]
+        optimize(model, batches(tokenizer, name, asked.steps), asked.steps, _LEARNING_RATE, loss)
+        save(model, tokenizer, asked.out / name)
     print(f"took {time.perf_counter() - started:.0f} s", flush=True)
 
 
