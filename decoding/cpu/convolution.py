@@ -7,7 +7,7 @@ from functools import cache
 import torch
 
 from decoding.cpu.library import function
-from decoding.state_rows import StateRows
+from decoding.cpu.recurrence import StateRows
 
 _NAMES = {torch.float32: "dray_convolve_float32", torch.bfloat16: "dray_convolve_bfloat16"}
 
@@ -42,8 +42,8 @@ def convolve(
     bias_C = None if bias_C is None else bias_C.to(torch.float32).contiguous()
     out_NC = torch.empty_like(x_NC)
     packed = _Convolution(
-        *(len(rows.read), x_NC.shape[1], len(weight_TC), int(has_silu)),
-        *(each.data_ptr() for each in (rows.row_first, rows.read, rows.written, weight_TC)),
+        *(len(rows[1]), x_NC.shape[1], len(weight_TC), int(has_silu)),
+        *(each.data_ptr() for each in (*rows, weight_TC)),
         None if bias_C is None else bias_C.data_ptr(),
     )
     run(ctypes.byref(packed), x_NC.data_ptr(), windows_ETC.data_ptr(), out_NC.data_ptr())

@@ -7,7 +7,10 @@ from functools import cache
 import torch
 
 from decoding.cpu.library import function
-from decoding.state_rows import StateRows
+
+# Of B packed rows with N tokens in all, int64: the first token of each [B + 1], the entry of the state before it [B]
+# (-1: there is none, and it is zero), and the entry for the state behind each token [N] (-1: it is not kept).
+StateRows = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 class _Recurrence(ctypes.Structure):
@@ -46,9 +49,9 @@ def recur(
     query, key, value, decay = inputs[:4]
     out_NHV = torch.empty(num_tokens, num_heads, value_size)
     packed = _Recurrence(
-        *(len(rows.read), num_heads, key.shape[1], key.shape[2], value_size),
+        *(len(rows[1]), num_heads, key.shape[1], key.shape[2], value_size),
         *(int(decay.dim() == 3), int(beta_NH is not None)),
-        *(each.data_ptr() for each in (rows.row_first, rows.read, rows.written, query, key, value, decay)),
+        *(each.data_ptr() for each in (*rows, query, key, value, decay)),
         None if beta_NH is None else inputs[4].data_ptr(),
         states_EHKV.data_ptr(),
     )

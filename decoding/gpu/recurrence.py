@@ -7,8 +7,10 @@ of the model.
 import torch
 
 from decoding.gpu.kernels import recurrence as kernels
-from decoding.state_rows import StateRows
 
+# Of B packed rows with N tokens in all, int64: the first token of each [B + 1], the entry of the state before it [B]
+# (-1: there is none, and it is zero), and the entry for the state behind each token [N] (-1: it is not kept).
+StateRows = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 _VALUES = 32  # columns of a program: with 128 keys it holds 4,096 numbers
 _NUM_WARPS = 4
 
@@ -30,10 +32,10 @@ def recur(
     inputs = [each.to(torch.float32).contiguous() for each in given]
     (_, num_heads, value_size), (num_key_heads, key_size) = value_NHV.shape, key_NGK.shape[1:]
     out_NHV = torch.empty(value_NHV.shape, dtype=torch.float32, device=value_NHV.device)
-    grid = len(rows.read), num_heads, -(-value_size // _VALUES)
+    grid = len(rows[1]), num_heads, -(-value_size // _VALUES)
     kernels.recur[grid](
         *inputs,
-        *(states_EHKV, rows.row_first, rows.read, rows.written, out_NHV),
+        *(states_EHKV, *rows, out_NHV),
         *(num_heads, num_key_heads, key_size, value_size),
         KEYS=max(16, 1 << (key_size - 1).bit_length()),
         VALUES=_VALUES,

@@ -16,7 +16,6 @@ import torch
 
 from decoding.cpu.huge_pages import zeros_in_small_pages
 from decoding.device import to_device
-from decoding.state_rows import StateRows
 from decoding.states.book import StateBook
 
 
@@ -35,6 +34,14 @@ class RowSpan(NamedTuple):
     start: int  # tokens of the row before them
     first: int  # the place of the first one among all that are fed
     num_tokens: int
+
+
+class StateRows(NamedTuple):
+    """The entries of packed rows, for the kernels that advance their states; int64."""
+
+    row_first: torch.Tensor  # [B + 1]: row b has the tokens row_first[b] up to row_first[b + 1]
+    read: torch.Tensor  # [B]: the state before the first token; -1: there is none, and it is zero
+    written: torch.Tensor  # [N]: where the state behind the token goes; -1: it is not kept
 
 
 class PackedStates:

@@ -15,7 +15,7 @@ from decoding.gpu.kernels import attention as attention_kernels
 from decoding.gpu.kernels import linear as linear_kernels
 from decoding.gpu.kernels import recurrence as recurrence_kernels
 from decoding.gpu.linear import rms_norm
-from decoding.state_rows import StateRows
+from decoding.states.rows import StateRows
 from tests.decoding.gpu.compiled import CAPABILITIES, SHARED_MEMORY, Compiled, Launch, recorded
 
 pytestmark = pytest.mark.skipif(is_interpreted(), reason="a kernel is compiled or interpreted")

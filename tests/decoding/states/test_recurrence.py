@@ -5,7 +5,7 @@ import torch
 
 from decoding.cpu.recurrence import kernel
 from decoding.gpu.available import is_interpreted
-from decoding.state_rows import StateRows
+from decoding.states.rows import StateRows
 
 if is_interpreted():
     from decoding.gpu.recurrence import recur

@@ -1,6 +1,6 @@
 """Trains a small pair whose layers keep states on the texts of the bundled pair, for `dray prove`.
 
-    python -m benchmarks.hybrid_pair qwen3_5 --out DIR
+    python -m examples.tiny_pair.with_states qwen3_5 --out DIR
 
 It takes some minutes on two cores, and has the bundled pair's tokenizer. The draft is of the same family.
 """
