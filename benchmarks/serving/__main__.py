@@ -15,7 +15,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 MEASURES = ("throughput", "latency", "refusals")
-_SIZES = ("tiny", "small", "medium", "nested-tiny", "8b")  # those of `benchmarks/pair_factory.py`, which loads torch
+# Those of `benchmarks/pair_factory.py`, which loads torch.
+_SIZES = ("tiny", "small", "medium", "hybrid", "nested-tiny", "8b")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

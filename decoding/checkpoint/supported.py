@@ -19,6 +19,7 @@ from decoding.checkpoint.adapter import CONFIG as ADAPTER_CONFIG
 from decoding.checkpoint.adapter import base_of, is_adapter, merged_folder
 from decoding.checkpoint.gguf_file import unpacked_folder
 from decoding.checkpoint.model_files import check_kind, check_links, check_weights
+from decoding.states.layers import asks_cache_for_states
 
 _HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "*.txt", "tokenizer.model"]
 # What transformers raises for a folder that it cannot load: a value or a package is missing, or has an odd type.
@@ -113,6 +114,13 @@ def check_config(config: PretrainedConfig, path: str) -> None:
         raise ValueError(
             f"{path!r} ({name}) has layers of type {', '.join(foreign)}, which cannot be rolled back to an earlier "
             "token here; speculative decoding needs that, so choose a target and a draft with other layers"
+        )
+    model_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    model_class = model_class[0] if isinstance(model_class, tuple | list) else model_class
+    if getattr(model_class, "_is_stateful", False) and not asks_cache_for_states(model_class):
+        raise ValueError(
+            f"{path!r} ({name}) has a recurrent state that its code keeps outside of the cache, so that it cannot be "
+            "rolled back to an earlier token; speculative decoding needs that, so choose another target and draft"
         )
 
 

@@ -12,6 +12,7 @@ Shapes: B rows, T tokens of each in a call, N tokens in all, H hidden size.
 """
 
 import inspect
+import sys
 from collections import defaultdict
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
@@ -41,6 +42,12 @@ def install(network: torch.nn.Module) -> bool:
 def state_modules(network: torch.nn.Module) -> list[torch.nn.Module]:
     """Return the modules of a network that keep states."""
     return [module for module in network.modules() if _keeps_states(type(module))]
+
+
+def asks_cache_for_states(network: type[torch.nn.Module]) -> bool:
+    """Tell whether the model file of a network's class keeps states in the cache that it is given."""
+    source = inspect.getsource(sys.modules[network.__module__])
+    return any(call in source for call in _STATE_CALLS)
 
 
 def _keeps_states(kind: type[torch.nn.Module]) -> bool:

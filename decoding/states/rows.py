@@ -45,7 +45,7 @@ class StateRows(NamedTuple):
 
 
 class PackedStates:
-    """The entries of the states of a forward's packed rows are; padding belongs to its row, and keeps no state."""
+    """The entries of a forward's packed rows. Padding belongs to its row, and keeps no state."""
 
     def __init__(
         self,

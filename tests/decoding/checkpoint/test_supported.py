@@ -20,9 +20,8 @@ HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2}
 REFUSED = {
     "encoder-decoder": ("T5Config", {"vocab_size": 32, "d_model": 16, "num_layers": 1}, "t5"),
     "recurrent state": ("RwkvConfig", {"vocab_size": 32, "hidden_size": 16, "num_hidden_layers": 1}, "rwkv"),
-    "cannot be rolled back": ("MambaConfig", {"vocab_size": 32, "hidden_size": 16, "num_hidden_layers": 1}, "mamba"),
-    "linear_attention": ("Qwen3NextConfig", {**SMALL, **HEADS}, "qwen3_next"),
-    "conv": ("Lfm2Config", {**SMALL, **HEADS, "layer_types": ["conv", "full_attention"]}, "lfm2"),
+    "outside of the cache": ("RecurrentGemmaConfig", {**SMALL, **HEADS}, "recurrent_gemma"),
+    "indexed_attention": ("DeepseekV32Config", {**SMALL, "num_attention_heads": 4}, "deepseek_v32"),
     "not a causal language model": ("ViTConfig", {"hidden_size": 16, "num_hidden_layers": 1}, "vit"),
 }
 
