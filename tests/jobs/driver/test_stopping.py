@@ -90,7 +90,7 @@ def test_sigterm_while_a_run_is_planned_is_exit_code_3(job, monkeypatch, receive
     listener = signal.getsignal(signal.SIGTERM)
     job.read(2)
     assert command(job) == 3
-    assert "interrupted; the same command goes on" in job.printed()
+    assert "interrupted; what is committed stays; run the same command again" in job.printed()
     assert not job.output.exists()
     assert received == []
     assert signal.getsignal(signal.SIGTERM) is listener
@@ -117,5 +117,5 @@ def test_sigterm_between_the_start_of_ray_and_the_first_unit_is_exit_code_3(job,
     program = [sys.executable, "-c", _STOPPED_AFTER_RAY, *job.command(), f"--run.ray_address={ray_address}"]
     done = subprocess.run(program, stderr=subprocess.PIPE, text=True)
     assert done.returncode == 3, done.stderr
-    assert "interrupted; the same command goes on" in done.stderr
+    assert "interrupted; what is committed stays; run the same command again" in done.stderr
     assert not list((job.output / "data").iterdir())
