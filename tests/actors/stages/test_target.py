@@ -32,7 +32,8 @@ from tests.actors.sharded import (
     sharded,
     texts,
 )
-from tests.decoding.tiny import random_prompts, rows_over
+from tests.decoding.families import STATES, family_network
+from tests.decoding.tiny import noised, random_prompts, rows_over, save
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_address", "one_thread")]
 GREEDY = replace(PARAMS, temperature=0.0)
@@ -63,6 +64,18 @@ def test_the_text_is_the_one_of_the_same_target_in_one_process(pair, model, draf
     assert texts(engine, sequences) == expected
     assert len(engine.lanes) == 2
     assert sum(s.num_cached_tokens for s in sequences) > 40, "prompts that begin alike share what was read"
+
+
+def test_a_target_whose_layers_keep_states_writes_the_same_in_stages(ray_address, tmp_path):
+    target = family_network("gated delta", STATES)
+    pair = save(target, tmp_path / "target"), save(noised(target, 0.1), tmp_path / "draft")
+    params, settings = replace(SAMPLED, n=2), {"max_model_len": 96, "max_prefill_tokens": 7}
+    expected = texts(make_engine(pair, None, **settings), make_sequences(params))
+    with sharded(pair[0], 2) as model:
+        sequences = make_sequences(params)
+        assert texts(make_engine(pair, model, **settings), sequences) == expected
+    assert sum(s.num_accepted_tokens for s in sequences) > 20
+    assert sum(s.num_cached_tokens for s in sequences) > 40, "samples of a prompt share the state at its end"
 
 
 @pytest.mark.parametrize("verification", ["coupled", "rejection"])
