@@ -136,8 +136,15 @@ def footprint_of(config: PretrainedConfig, dtype: str, num_slots: int, max_model
         cache_per_token=_cache_per_token(config, kind),
         num_slots=num_slots,
         max_model_len=max_model_len,
-        states_per_slot=state_bytes(network),
+        states_per_slot=_state_bytes(network),
     )
+
+
+def _state_bytes(network: PreTrainedModel) -> int:
+    try:
+        return state_bytes(network)
+    except NETWORK_FAILURES:  # such a network is refused when it is probed
+        return 0
 
 
 def cache_of(config: PretrainedConfig, dtype: str, num_slots: int, max_model_len: int) -> int:

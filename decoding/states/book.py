@@ -53,7 +53,7 @@ class StateBook:
         return max((each for each in self.lengths(slot) if each <= length), default=0)
 
     def extend(self, slot: int, start: int, num_tokens: int, *, keeps_each: bool) -> Extension:
-        """Plan a forward over tokens of one row: it goes on from `start` tokens, and what was kept behind them goes.
+        """Plan a forward over tokens of one row from `start` tokens on; what was kept behind them is forgotten.
 
         The state behind the last token is kept, for rows that begin alike, or with `keeps_each` behind every token.
         """

@@ -25,7 +25,7 @@ import torch
 from decoding.device import to_device
 from decoding.states import packed_steps
 from decoding.states.calls import StateCalls
-from decoding.states.rows import RowStates
+from decoding.states.rows import RowSpan, RowStates
 
 CACHE_ARGUMENTS = {"cache_params", "past_key_values"}  # by which a module is given the cache
 _STATE_CALLS = ("update_conv_state(", "update_recurrent_state(", "set_linear_cache(")
@@ -50,6 +50,12 @@ def asks_cache_for_states(network: type[torch.nn.Module]) -> bool:
     return any(call in source for call in _STATE_CALLS)
 
 
+def _goes_on_at_once(source: str) -> bool:
+    """Tell whether a module takes many tokens of a row that has a state; Mamba 1 begins anew with them."""
+    keeps_only_windows = not any(call in source for call in _STATE_CALLS[1:])
+    return keeps_only_windows or "initial_state" in source
+
+
 def _keeps_states(kind: type[torch.nn.Module]) -> bool:
     try:
         source = inspect.getsource(kind.forward)
@@ -66,6 +72,7 @@ class StateLayer:
         self._module, self._plain = module, module.forward
         self._signature = inspect.signature(module.forward)
         self._is_packed = packed_steps.install(module)
+        self._goes_on_at_once = _goes_on_at_once(inspect.getsource(type(module).forward))
         self._hidden = next(iter(self._signature.parameters))
         # Names of the linear layers over the module's input, and of the one whose output it returns; None: not known.
         self._over_input: tuple[str, ...] | None = None
@@ -91,7 +98,7 @@ class StateLayer:
     def _run(self, states: RowStates, bound: inspect.BoundArguments, hidden_BTH: torch.Tensor) -> Any:
         """Run all rows of the planned forward; return what the module would return."""
         hidden_NH = hidden_BTH.flatten(0, 1)
-        calls = list(_calls(states))
+        calls = list(_calls(states, goes_on_at_once=self._goes_on_at_once))
         if len(calls) == 1 and calls[0].places == list(range(len(hidden_NH))):
             with states.batch(calls[0].reads, calls[0].written):
                 places_BT = torch.arange(len(hidden_NH), device=hidden_NH.device).view(len(calls[0].reads), -1)
@@ -149,12 +156,11 @@ class StateLayer:
             for name, linear in self._module.named_modules():
                 if isinstance(linear, torch.nn.Linear):
                     hooks.callback(linear.register_forward_hook(partial(keep, name)).remove)
-            arguments = {
-                name: None if isinstance(value, StateCalls) else value for name, value in bound.arguments.items()
-            }
-            arguments[self._hidden] = part_BTH
-            given = inspect.BoundArguments(self._signature, arguments)
-            returned = self._plain(*given.args, **given.kwargs)
+            given = self._signature.bind(*bound.args, **bound.kwargs)
+            for name, value in given.arguments.items():
+                given.arguments[name] = None if isinstance(value, StateCalls) else value
+            first_11 = torch.zeros(1, 1, dtype=torch.int64, device=hidden_BTH.device)
+            returned = self._call(given, part_BTH, hidden_BTH.shape[:2], first_11)
         self._over_input = tuple(name for name, given in inputs.items() if given is part_BTH)
         self._last = next((name for name, out in outputs.items() if out is returned), None)
 
@@ -168,28 +174,32 @@ class _Call:
         self.written: list[int | None] = []
 
 
-def _calls(states: RowStates) -> Iterator[_Call]:
-    """Yield the calls of a module in a planned forward: whole rows, or one token of each where each state is kept."""
-    num_steps = 0
+def _calls(states: RowStates, *, goes_on_at_once: bool) -> Iterator[_Call]:
+    """Yield the calls of a module in a planned forward: whole rows, or one token of each where each state is kept.
+
+    Unless it `goes_on_at_once`, a row that has a state goes on token by token, too.
+    """
+    stepping: list[tuple[RowSpan, int | None, list[int | None]]] = []
     whole: dict[tuple[int, bool], _Call] = defaultdict(_Call)
     for span, read, written in zip(states.spans, states.reads, states.written, strict=True):
-        if span.num_tokens > 1 and written[0] is not None:
-            num_steps = max(num_steps, span.num_tokens)
+        is_stepping = written[0] is not None or (read is not None and not goes_on_at_once)
+        if span.num_tokens > 1 and is_stepping:  # what is not kept is in the last entry until the next step
+            stepping.append((span, read, [written[-1] if entry is None else entry for entry in written]))
             continue
         call = whole[span.num_tokens, read is None]
         call.places += range(span.first, span.first + span.num_tokens)
         call.reads.append(read)
         call.written.append(written[-1])
     yield from whole.values()
-    for step in range(num_steps):
+    for step in range(max((span.num_tokens for span, *_ in stepping), default=0)):
         steps: dict[bool, _Call] = defaultdict(_Call)
-        for span, read, written in zip(states.spans, states.reads, states.written, strict=True):
-            if span.num_tokens > step and span.num_tokens > 1 and written[0] is not None:
-                before = written[step - 1] if step else read
+        for span, read, entries in stepping:
+            if span.num_tokens > step:
+                before = entries[step - 1] if step else read
                 call = steps[before is None]
                 call.places.append(span.first + step)
                 call.reads.append(before)
-                call.written.append(written[step])
+                call.written.append(entries[step])
         yield from steps.values()
 
 

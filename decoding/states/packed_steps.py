@@ -29,6 +29,9 @@ def is_packed(module: torch.nn.Module) -> bool:
     recurrences = _recurrences(source)
     if f"{_WINDOW}(" not in source or bool(recurrences) != ("update_recurrent_state(" in source):
         return False
+    # Where its steps are limited, a model file limits those of many tokens alone, and packed tokens have one formula.
+    if tuple(getattr(module, "time_step_limit", _NO_LIMIT)) != _NO_LIMIT:
+        return False
     device = next(module.parameters()).device
     has_kernel = kernels_run_on(device) or (device.type in ("cpu", "meta") and kernel() is not None)
     return not recurrences or has_kernel
@@ -166,6 +169,7 @@ def _kernel_on(device: torch.device) -> Callable[..., torch.Tensor]:
     return recurrence.recur
 
 
+_NO_LIMIT = (0.0, float("inf"))
 _WINDOW = "causal_conv1d_update"
 # By their names in model files: which argument has the states, and what computes packed tokens.
 _STEPS: dict[str, tuple[str, Callable[..., Any]]] = {

@@ -55,6 +55,18 @@ STATES: dict[str, tuple[str, dict[str, object]]] = {
         },
     ),
     "convolutions": ("Lfm2Config", {**HYBRID, "layer_types": ["conv", "conv", "full_attention", "conv"]}),
+    "mamba 1": (
+        "JambaConfig",
+        {
+            **GROUPED,
+            "num_hidden_layers": 4,
+            "num_experts": 2,
+            "mamba_d_state": 8,
+            "mamba_dt_rank": 4,
+            "attn_layer_period": 4,
+            "attn_layer_offset": 2,
+        },
+    ),
     "lightning": (
         "MiniMaxConfig",
         {**HYBRID, "num_local_experts": 2, "num_experts_per_tok": 1, "block_size": 8, "layer_types": _LAYERS},
