@@ -1,11 +1,12 @@
 """StateLayers: the modules of a network that keep a state of each row, run as if each row were alone.
 
 transformers has two formulas for such a module: one for many tokens, and one for a single token of a row that has a
-state, which is what `generate` computes for every token that it writes. They add in different orders. So tokens that
-are verified go through the module one by one, all rows at once, and each leaves a state to which a row can be rolled
-back. A prompt goes through at once, each row by itself; rows of equal lengths share a call.
+state, which is what `generate` computes for every token that it writes. They add in different orders. A module whose
+functions are known takes all tokens of a forward at once, by the formula for one (`packed_steps.py`).
 
-The large products of a module are of single tokens. Those over its input are computed for all tokens before, and the
+In any other module, tokens that are verified go through one by one, all rows at once, and each leaves a state to which
+a row can be rolled back. A prompt goes through at once, each row by itself; rows of equal lengths share a call. The
+large products of such a module are of single tokens. Those over its input are computed for all tokens before, and the
 last one for all tokens behind, so that a weight is read once in a forward.
 
 Shapes: B rows, T tokens of each in a call, N tokens in all, H hidden size.
@@ -28,7 +29,8 @@ from decoding.states.calls import StateCalls
 from decoding.states.rows import RowSpan, RowStates
 
 CACHE_ARGUMENTS = {"cache_params", "past_key_values"}  # by which a module is given the cache
-_STATE_CALLS = ("update_conv_state(", "update_recurrent_state(", "set_linear_cache(")
+_RECURRENT_CALLS = ("update_recurrent_state(", "set_linear_cache(")
+_STATE_CALLS = ("update_conv_state(", *_RECURRENT_CALLS)
 
 
 def install(network: torch.nn.Module) -> bool:
@@ -52,7 +54,7 @@ def asks_cache_for_states(network: type[torch.nn.Module]) -> bool:
 
 def _goes_on_at_once(source: str) -> bool:
     """Tell whether a module takes many tokens of a row that has a state; Mamba 1 begins anew with them."""
-    keeps_only_windows = not any(call in source for call in _STATE_CALLS[1:])
+    keeps_only_windows = not any(call in source for call in _RECURRENT_CALLS)
     return keeps_only_windows or "initial_state" in source
 
 

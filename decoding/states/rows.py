@@ -201,7 +201,7 @@ class RowStates:
         Before the first token of a row there are zeros, as transformers' `update_conv_state` has them.
         """
         window_BCK = self.get(name)
-        assert not isinstance(window_BCK, StateHandle), "who has handles convolves by them"
+        assert not isinstance(window_BCK, StateHandle), "a layer with handles convolves by them"
         size = new_BCT.shape[-1] if size is None else size
         if window_BCK is not None:
             all_BCT = torch.cat([window_BCK, new_BCT], dim=-1)

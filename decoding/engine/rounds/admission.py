@@ -154,7 +154,8 @@ class Admission:
         for slot, resident in self._donors_for(newcomer):
             if resident.number < newcomer.number:
                 common = resident.num_shareable(newcomer)
-                cached = max(cached, self._num_copyable(slot, newcomer, resident, common))
+                copyable = self._num_copyable(slot, newcomer, resident, common)
+                cached = max(cached, self._cache.longest(slot, copyable))
                 has_features = resident.sequence.asked is None  # else it may be copied only where none are needed
                 is_copied = has_features or is_scored or self._target.tap is None
                 if resident.is_filling and is_copied and common > most:
