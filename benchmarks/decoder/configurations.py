@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Literal
 
-from decoding.drafters import DRAFTERS, NEED_A_HEAD, DrafterName
+from decoding.drafters import DRAFTERS, NEED_A_HEAD, NEED_A_MODEL, DrafterName
 from decoding.engine.options import DraftLength, EngineOptions
 from decoding.network.slot_network import Exact
 
@@ -34,8 +34,10 @@ class Configuration:
         """Tell whether this way of generating exists at this batch size."""
         return batch == 1 if self.batch_1_only else not (self.mode == "batched" and batch == 1)
 
-    def engine_options(self, batch: int, max_model_len: int, exact: Exact = "auto") -> EngineOptions:
-        """Return what our engine is made with."""
+    def engine_options(
+        self, batch: int, max_model_len: int, exact: Exact = "auto", draft_window: int | None = None
+    ) -> EngineOptions:
+        """Return what our engine is made with; the window is for a draft model."""
         return EngineOptions(
             num_slots=batch,
             max_model_len=max_model_len,
@@ -43,6 +45,7 @@ class Configuration:
             num_speculative_tokens=self.num_draft_tokens,
             draft_length=self.draft_length,
             exact=exact,
+            draft_window=draft_window if self.drafter in NEED_A_MODEL else None,
         )
 
 

@@ -93,7 +93,7 @@ class _Bench:
     def _runner(self, configuration: Configuration, batch: int) -> Runner:
         what = (configuration, batch, self._corpus, self._options.num_rows(batch))
         if configuration.system == "engine":
-            return EngineRunner(*what, self._models, self._options.raw, self._options.exact)
+            return EngineRunner(*what, self._models, self._options.raw, self._options.exact, self._options.draft_window)
         if configuration.system == "transformers":
             return TransformersRunner(*what, self._transformers)
         return PeerRunner(*what, self._peers)
@@ -143,7 +143,8 @@ class _Bench:
         if runner.configuration.system != "engine" or not is_wanted:
             return None
         say(f"memory: {runner.label}")
-        options = runner.configuration.engine_options(runner.batch, self._corpus.max_model_len, self._options.exact)
+        how = runner.batch, self._corpus.max_model_len, self._options.exact, self._options.draft_window
+        options = runner.configuration.engine_options(*how)
         device, dtype = self._options.device, self._options.dtype
         return measure_memory(self._corpus, runner.num_rows, self._pair, device, dtype, options)
 

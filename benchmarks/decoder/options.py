@@ -47,6 +47,7 @@ class BenchOptions:
     device: Literal["cpu", "cuda"] = _flag("cpu", choices=("cpu", "cuda"))
     dtype: Literal["float32", "bfloat16"] = _flag("bfloat16", choices=DTYPES)
     exact: Exact = _flag("auto", "GPU products in which no row depends on the batch", choices=get_args(Exact))
+    draft_window: int | None = _count(None, "positions that a draft model sees (default: the engine's choice; 0: all)")
     threads: int | None = _count(None, "CPU threads (default: torch's)")
 
     only: tuple[str, ...] = _flag((), "configurations, by name or glob, with commas", type=listed(str), metavar="NAMES")

@@ -71,11 +71,13 @@ class EngineRunner(Runner):
     models: SharedModels
     with_raw: bool
     exact: Exact = "auto"
+    draft_window: int | None = None
     _recorder: ForwardRecorder | None = field(default=None, init=False)
 
     def engine(self) -> Engine:
         """Return a new engine of this configuration."""
-        return self.models.engine(self.configuration.engine_options(self.batch, self.corpus.max_model_len, self.exact))
+        how = self.batch, self.corpus.max_model_len, self.exact, self.draft_window
+        return self.models.engine(self.configuration.engine_options(*how))
 
     def warm_up(self) -> WarmUp:
         """Run once, with the recorder in front of the models; then some rounds, whose launches are counted."""

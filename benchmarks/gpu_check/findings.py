@@ -16,6 +16,7 @@ SPECULATION = {32: 1.6, 64: 1.5, 128: 1.3}  # adaptive drafts over plain decodin
 TOP_P_OF_GREEDY = 0.95  # of its rounds a second
 RAGGED_OF_EQUAL = 0.90  # of the rounds a second with prompts of one length
 MOST_WAITS, MOST_LAUNCHES = 1.0, 60.0  # of the host for the device, and outside recordings, a round
+MOST_LOST = 0.05  # of a kernel's time, by a tile that is not the fastest
 _MOST_NAMED = 3
 
 
@@ -119,12 +120,37 @@ def of_speed_beside(other: str, what: str, least: float | None) -> Judge:
     return judge
 
 
+def of_kernels(measured: Measured, kept: Kept) -> Iterator[Finding]:
+    """Tell how our products and attention do beside the library and the memory, and where another tile is faster."""
+    for each in measured["products"]:
+        yield from _of_tiles(
+            f"{each['product']}, {each['lines']} lines", each, f"{each['library_us']:.0f} us, the library"
+        )
+    for each in measured["attention"]:
+        speed = f"{each['gb'] / each['present_us'] * 1e6:,.0f} GB/s"
+        yield from _of_tiles(f"attention, {each['rows']} x {each['tokens']}", each, speed)
+
+
+def _of_tiles(what: str, measured: Measured, beside: str) -> Iterator[Finding]:
+    best, present = measured["tiles"][0], measured["present_us"]
+    others = "" if present <= (1 + MOST_LOST) * best["us"] else f"; {best['us']:.0f} us with {best['tile']}"
+    yield Finding(what, f"{present:.0f} us; {beside}{others}")
+
+
 def of_profile(measured: Measured, kept: Kept) -> Iterator[Finding]:
-    """Tell where the time of a round goes."""
+    """Tell where the time of a round goes, without a draft and with one."""
+    for profile in measured["profiles"]:
+        yield from _of_rounds(profile, f"{profile['drafted']} drafted")
+
+
+def _of_rounds(measured: Measured, what: str) -> Iterator[Finding]:
     milliseconds, busy = measured["seconds_per_round"] * 1e3, measured["busy_share"]
-    yield Finding("a round", f"{milliseconds:.2f} ms, the GPU works for {busy:.0%} of it")
+    speed = measured["tokens_per_round"] / measured["seconds_per_round"]
+    yield Finding(f"{what}, a round", f"{milliseconds:.2f} ms, {speed:,.0f} tokens/s, the GPU works for {busy:.0%}")
+    yield Finding(f"{what}, prompts", f"{measured['prompt_tokens_per_second']:,.0f} tokens/s")
     waits, launches = measured["waits_per_round"], measured["launches_per_round"]
-    yield Finding("waits of the host a round", f"{waits:.1f}", f"<= {MOST_WAITS:g}", waits <= MOST_WAITS)
+    most = MOST_WAITS + 1 / measured["num_rounds"]  # the profiler waits once, at its end
+    yield Finding("waits of the host a round", f"{waits:.1f}", f"<= {MOST_WAITS:g}", waits <= most)
     beside = f"{launches:.1f}, and {measured['replays_per_round']:.1f} recordings"
     yield Finding("launches a round", beside, f"<= {MOST_LAUNCHES:g}", launches <= MOST_LAUNCHES)
     for kernel in measured["kernels"][:6]:

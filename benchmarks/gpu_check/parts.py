@@ -113,7 +113,11 @@ _EQUAL_PROMPTS = "--prompt-lengths 1024-1024"
 def _speed(
     name: str, asks: str, batch: int, words: str, judge: Judge = findings.of_speed, prompts: str = _EQUAL_PROMPTS
 ) -> Part:
-    decoder = f"benchmarks.decoder --device cuda --size 8b --acceptance 0.8 --cache {{pairs}} --batches {batch}"
+    # Random weights look at every position alike, so a draft that sees a window of them agrees with no target.
+    decoder = (
+        "benchmarks.decoder --device cuda --size 8b --acceptance 0.8 --draft-window 0 --cache {pairs} "
+        f"--batches {batch}"
+    )
     line = f"{decoder} --prompts {2 * batch} {prompts} --new-tokens 128 --reference 0 --memory none {words}"
     return Part(name=name, asks=asks, line=f"{line} --json {{measured}}", judge=judge)
 
@@ -153,14 +157,20 @@ _SPEEDS = (
         findings.of_speed_beside("speed-64", "our products", None),
     ),
 )
+_KERNELS = Part(
+    name="kernels",
+    asks="products and attention alone, with every tile",
+    line="benchmarks.gpu_check.kernels --json {measured}",
+    judge=findings.of_kernels,
+)
 _PROFILE = Part(
     name="profile-64",
-    asks="20 rounds of 64 rows, 2 drafted, top_p 0.95",
+    asks="20 rounds of 64 rows, plain and 2 drafted, top_p 0.95",
     line="benchmarks.gpu_check.round_profile --cache {pairs} --json {measured}",
     judge=findings.of_profile,
 )
 
-PARTS: tuple[Part, ...] = (_ENVIRONMENT, *_correctness(), *_EQUALITY, _PAIR, *_SPEEDS, _PROFILE)
+PARTS: tuple[Part, ...] = (_ENVIRONMENT, *_correctness(), *_EQUALITY, _KERNELS, _PAIR, _PROFILE, *_SPEEDS)
 
 _INTERPRETED = {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
 _TINY_EQUALITY = Part(

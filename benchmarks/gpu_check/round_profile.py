@@ -8,20 +8,22 @@ import sys
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
 from benchmarks.gpu_check.pair import ACCEPTANCE, DTYPE, SIZE
-from benchmarks.harness import write_json
+from benchmarks.harness import listed, write_json
 from benchmarks.pair_factory import SHAPES, cached_pair
 from decoding import Engine, EngineOptions, SamplingParams
 from decoding import Sequence as Row
+from decoding.engine.load import Parts, load_parts
 
 _NUM_ROUNDS = 20
 _WARM_UP = 12  # rounds: each shape is run, recorded and replayed
-_PROMPT_TOKENS, _NEW_TOKENS = 1024, 256  # 256: no row ends in the rounds that are run
+_PROMPT_TOKENS, _NEW_TOKENS = 1024, 512  # 512: no row ends in the rounds that are run
 _WAITS = ("cudaStreamSynchronize", "cudaEventSynchronize", "cudaDeviceSynchronize", "cuStreamSynchronize")
 _REPLAYS = ("cudaGraphLaunch", "cuGraphLaunch")
 _LAUNCHES = ("LaunchKernel", "Memcpy", "Memset")  # parts of the names of calls, by the runtime or the driver
@@ -77,33 +79,66 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu_check.round_profile")
     parser.add_argument("--cache", type=Path, default=Path("out/pairs"), metavar="FOLDER")
     parser.add_argument("--batch", type=int, default=64, metavar="ROWS")
+    parser.add_argument("--drafted", type=listed(int), default=(0, 2), metavar="TOKENS", help="default 0,2")
     parser.add_argument("--json", type=Path, required=True, metavar="FILE")
     given = parser.parse_args(arguments)
     pair = cached_pair(given.cache, SIZE, ACCEPTANCE, DTYPE, device="cuda")
-    engine = _writing(pair, given.batch)
-    events, seconds = _profiled(engine)
-    write_json(given.json, {"batch": given.batch, **summary(events, _NUM_ROUNDS, seconds)})
+    parts = load_parts(str(pair / "target"), str(pair / "draft"), _options(given.batch, 2), "cuda", DTYPE)
+    profiles = []
+    for num_drafted in given.drafted:
+        profiles.append({"drafted": num_drafted, **_profile(parts, given.batch, num_drafted)})
+        write_json(given.json, {"batch": given.batch, "profiles": profiles})
     return 0
 
 
-def _writing(pair: Path, batch: int) -> Engine:
-    """Return an engine whose rows all write."""
-    options = EngineOptions(
+def _options(batch: int, num_drafted: int) -> EngineOptions:
+    return EngineOptions(
         num_slots=batch,
         max_model_len=_PROMPT_TOKENS + _NEW_TOKENS,
-        num_speculative_tokens=2,
+        num_speculative_tokens=max(1, num_drafted),
         draft_length="fixed",
+        drafter="model" if num_drafted else "none",
+        draft_window=0 if num_drafted else None,  # random weights depend on every position alike
     )
-    engine = Engine.load(str(pair / "target"), str(pair / "draft"), options, device="cuda", dtype=DTYPE)
+
+
+def _profile(parts: Parts, batch: int, num_drafted: int) -> dict[str, Any]:
+    """Return the speed of reading prompts and of writing, and what the rounds did."""
+    if not num_drafted:
+        parts = replace(parts, draft=None, drafter_name="none")
+    engine = Engine.over(parts, _options(batch, num_drafted))
+    _read_prompts(engine, batch)
+    engine.clear()
+    prompts_seconds = _read_prompts(engine, batch)
+    for _ in range(_WARM_UP):
+        engine.step()
+    written = _num_written(engine)
+    events, seconds = _profiled(engine)
+    found = summary(events, _NUM_ROUNDS, seconds)
+    for lane in engine.lanes:
+        lane.close()
+    return {
+        "prompt_tokens_per_second": batch * _PROMPT_TOKENS / prompts_seconds,
+        "tokens_per_round": (_num_written(engine) - written) / (2 * _NUM_ROUNDS),
+        **found,
+    }
+
+
+def _num_written(engine: Engine) -> int:
+    return sum(len(row.output_token_ids) for row in engine.in_flight)
+
+
+def _read_prompts(engine: Engine, batch: int) -> float:
+    """Let all rows write; return the seconds until they do."""
     params = SamplingParams(temperature=0.8, top_p=0.95, max_tokens=_NEW_TOKENS, ignore_eos=True)
     generator = torch.Generator().manual_seed(0)
     prompts_BT = torch.randint(SHAPES[SIZE].vocab, (batch, _PROMPT_TOKENS), generator=generator)
+    torch.cuda.synchronize()
+    began = time.perf_counter()
     engine.submit(Row.create(prompt, params, row=row) for row, prompt in enumerate(prompts_BT.tolist()))
     while not all(row.num_rounds for row in engine.in_flight) or engine.up_next():
         engine.step()
-    for _ in range(_WARM_UP):
-        engine.step()
-    return engine
+    return time.perf_counter() - began
 
 
 def _profiled(engine: Engine) -> tuple[list[Event], float]:

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, StrictDataclassError
-from transformers import AutoConfig, AutoTokenizer, PretrainedConfig
+from transformers import AutoConfig, AutoTokenizer, Cache, PretrainedConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from decoding.checkpoint.adapter import CONFIG as ADAPTER_CONFIG
@@ -117,7 +118,13 @@ def check_config(config: PretrainedConfig, path: str) -> None:
         )
     model_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
     model_class = model_class[0] if isinstance(model_class, tuple | list) else model_class
-    if getattr(model_class, "_is_stateful", False) and not asks_cache_for_states(model_class):
+    asks_for_states = asks_cache_for_states(model_class)
+    if asks_for_states and not hasattr(Cache, "get_conv_state"):
+        raise ValueError(
+            f"{path!r} ({name}) has layers with states, which Dray reads by calls that transformers has from 5.21 on, "
+            f"and this is transformers {transformers.__version__}; update it, or choose a model with attention alone"
+        )
+    if getattr(model_class, "_is_stateful", False) and not asks_for_states:
         raise ValueError(
             f"{path!r} ({name}) has a recurrent state that its code keeps outside of the cache, so that it cannot be "
             "rolled back to an earlier token; speculative decoding needs that, so choose another target and draft"

@@ -41,7 +41,7 @@ class ForwardGraphs:
     """The recordings of one network over one cache at a time."""
 
     def __init__(self, forward: Forward, record: Recorder) -> None:
-        """Use `record` (see `cuda_recorder` in recordings.py) to make recordings of `forward`."""
+        """Use `record` (see `CudaRecorder` in recordings.py) to make recordings of `forward`."""
         self._forward = forward
         self._cache: weakref.ref[KVCache] | None = None
         self.recordings = Recordings[_Shape](record, "forwards")

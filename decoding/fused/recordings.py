@@ -3,7 +3,10 @@
 A recording reads and writes fixed addresses: what it reads is copied into tensors of its own before a replay.
 """
 
+import gc
 import logging
+import threading
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any, Generic, Protocol, TypeVar
@@ -94,30 +97,54 @@ class Recordings(Generic[_Inputs]):
         self._shapes.clear()
 
 
+class CudaRecorder:
+    """Records CUDA graphs that share their memory, since one of them runs at a time.
+
+    They are captured on a stream of their own: the library's products keep a workspace for each stream, and the end of
+    another recorder's graphs may take that of its stream away. Memory that is shared ends with the last graph in it:
+    the next recording begins anew, in a new pool, because torch takes no more graphs into one that has lost all.
+    """
+
+    _one_at_a_time = threading.Lock()  # torch captures one graph at a time in a process
+
+    def __init__(self) -> None:
+        self._stream: torch.cuda.Stream | None = None
+        self._pool: Any = None
+        self._living = weakref.WeakSet[_CudaRecording]()
+
+    def __call__(self, run: Callable[[], torch.Tensor]) -> Recording:
+        """Record `run`, which has run before."""
+        with self._one_at_a_time:
+            if self._stream is None:
+                self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+            if not self._living:
+                self._pool = torch.cuda.graph_pool_handle()
+            recording = _CudaRecording(run, self._pool, self._stream)
+            self._living.add(recording)
+        return recording
+
+
 class _CudaRecording:
     """A CUDA graph: a recorded run."""
 
     output: torch.Tensor
 
-    def __init__(self, run: Callable[[], torch.Tensor], pool: Any) -> None:
-        """Record `run`, which has run before; recordings with the same pool share their memory."""
+    def __init__(self, run: Callable[[], torch.Tensor], pool: Any, stream: torch.cuda.Stream) -> None:
         self._graph = torch.cuda.CUDAGraph()
-        stream = torch.cuda.current_stream()
+        before, collects = torch.cuda.current_stream(), gc.isenabled()
+        gc.disable()  # what is collected may free memory of the device, which a capture does not allow
         try:
-            with torch.cuda.graph(self._graph, pool=pool, capture_error_mode="thread_local"):
+            with torch.cuda.graph(self._graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
                 self.output = run()
         except RuntimeError:
-            torch.cuda.set_stream(stream)  # a capture that fails leaves its own stream current
+            torch.cuda.set_stream(before)  # a capture that fails leaves its own stream current
             raise
+        finally:
+            if collects:
+                gc.enable()
 
     def replay(self) -> None:
         self._graph.replay()
-
-
-def cuda_recorder() -> Recorder:
-    """Return a recorder of CUDA graphs that share their memory, since one runs at a time."""
-    pool = torch.cuda.graph_pool_handle()
-    return lambda run: _CudaRecording(run, pool)
 
 
 def rounded(number: int) -> int:

@@ -19,7 +19,7 @@ from decoding.gpu.kernels import attention as kernels
 from decoding.gpu.kernels.heads import split_heads
 
 CHUNK = 256  # positions; a chunk's part is computed by itself, and parts are added in order
-_ENOUGH_PROGRAMS = 1024  # some for each multiprocessor of the largest GPUs: fewer are divided into one for each chunk
+_ENOUGH_PROGRAMS = 256  # about two for each multiprocessor: fewer are divided into one for each chunk
 _MOST_PART_BYTES = 1 << 28
 _LINES_OF_A_MERGE = 8
 _HEADS_AT_ONCE = 8
@@ -72,7 +72,8 @@ class _Tile:
         lines = 32 if group <= 4 else 64
         numbers_at_once = 8192 if dtype.itemsize <= 2 else 2048
         keys = max(16, min(64, numbers_at_once // padded_size))
-        return cls(padded_size, lines, keys, num_warps=8, num_stages=3 if padded_size <= 128 else 2)
+        num_warps = 4 if lines == 32 and padded_size <= 128 else 8  # their numbers fit the registers, without spills
+        return cls(padded_size, lines, keys, num_warps, num_stages=3 if padded_size <= 128 else 2)
 
 
 def attend(

@@ -41,6 +41,16 @@ def is_interpreted() -> bool:
     return os.environ.get("TRITON_INTERPRET") == "1"
 
 
+@cache
+def shared_memory() -> int:
+    """Return the bytes of fast memory that one program may have; in the interpreter, those of an H100."""
+    if not torch.cuda.is_available():
+        return 227 << 10
+    from triton.runtime import driver
+
+    return int(driver.active.utils.get_device_properties(torch.cuda.current_device())["max_shared_mem"])
+
+
 def gpu_kind(device_name: str) -> str:
     """Return what decides how the kernels round on a GPU: its name, and the compiler."""
     import triton  # it is here if a kernel ran

@@ -6,17 +6,21 @@ the text would depend on the batch. `decoding/gpu/kernels/linear.py` adds in an 
 Shapes: N lines, I inputs, O outputs, C parts, E numbers of a line.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
-from decoding.gpu.available import is_interpreted
+from decoding.gpu.available import is_interpreted, shared_memory
 from decoding.gpu.kernels import linear as kernels
 
 _OUTPUTS = 64  # of a tile: the rows of one instruction of Hopper's tensor cores
 _MANY = 128  # lines of a tile, and its outputs where there are more lines than that
 _FEW_LINES = (16, 32, 64, _MANY)  # of a tile
 _ENOUGH_PROGRAMS = 256  # about two for each multiprocessor
+# Of tiles with more outputs or lines: fewer would leave multiprocessors without one.
+_WORTH_MORE_OUTPUTS, _WORTH_MOST_LINES = 80, 1024
+_ROOMY = 200 << 10  # bytes that a program may have on an H100 and later; on an A100, four stages spill registers
+_STEP_OF_16_BITS = 64  # inputs of one step of a sum
 _LEAST_PART = 512  # inputs: a smaller part costs more to add than it saves
 _ADDED_AT_ONCE = 1024  # outputs
 _NUMBERS_OF_A_WARP = 512  # of a norm
@@ -32,14 +36,32 @@ class _Tile:
     num_stages: int
 
     @classmethod
-    def of(cls, num_lines: int, num_outputs: int, dtype: torch.dtype, num_weights: int = 1) -> "_Tile":
-        """Choose a tile for this many lines; `num_weights` products are computed at once."""
+    def of(
+        cls, num_lines: int, num_outputs: int, dtype: torch.dtype, num_weights: int = 1, num_parts: int = 1
+    ) -> "_Tile":
+        """Choose a tile for this many lines; `num_weights` products are computed at once, in this many parts.
+
+        The choices are those that were the fastest on an H100 (`python -m benchmarks.gpu_check.kernels`).
+        """
         if dtype.itemsize > 2:  # no tensor cores: a tile's numbers are in registers
             return cls(_OUTPUTS, 32, num_warps=8, num_stages=2)
-        if num_lines > _MANY and -(-num_lines // _MANY) * -(-num_outputs // _MANY) >= _ENOUGH_PROGRAMS // 2:
-            return cls(_MANY // num_weights, _MANY, num_warps=8, num_stages=3)
+        if num_lines > _MANY:
+            outputs, num_stages = _OUTPUTS if num_weights == 2 else _MANY, 3
+            least_programs = {_MANY: _WORTH_MORE_OUTPUTS}  # by the lines of a tile
+            if shared_memory() >= _ROOMY:
+                num_stages = 4
+                least_programs = {2 * _MANY: _WORTH_MOST_LINES // num_weights**2, **least_programs}
+            for lines, least in least_programs.items():
+                if -(-num_lines // lines) * -(-num_outputs // outputs) >= least:
+                    return cls(outputs, lines, num_warps=8, num_stages=num_stages)._fitting(num_weights)
         lines = next((lines for lines in _FEW_LINES if num_lines <= lines), _MANY)
-        return cls(_OUTPUTS, lines, num_warps=8 if lines == _MANY else 4, num_stages=5 if lines <= 32 else 4)
+        num_stages = 5 if lines <= 32 else 4 if num_parts > 1 or num_lines > _MANY else 3
+        return cls(_OUTPUTS, lines, num_warps=8 if lines == _MANY else 4, num_stages=num_stages)._fitting(num_weights)
+
+    def _fitting(self, num_weights: int) -> "_Tile":
+        """Return this with as many stages as the GPU's memory of a program has room for."""
+        bytes_of_stage = (self.outputs * num_weights + self.lines) * _STEP_OF_16_BITS * 2
+        return replace(self, num_stages=max(2, min(self.num_stages, shared_memory() // bytes_of_stage)))
 
     def options(self, weight_OI: torch.Tensor) -> dict[str, int | bool]:
         """Return the sizes as the kernels take them."""
@@ -66,7 +88,7 @@ def multiply(
         return out_NO
     part_size = _part_size(weight_OI) if gate is None else num_inputs
     num_parts = -(-num_inputs // part_size)
-    tile = _Tile.of(num_lines, num_outputs, x_NI.dtype, num_weights=1 if gate is None else 2)
+    tile = _Tile.of(num_lines, num_outputs, x_NI.dtype, 1 if gate is None else 2, num_parts)
     bias = weight_OI if bias_O is None else bias_O
     gate_OI, gate_bias_O = (weight_OI, None) if gate is None else gate
     added = out_NO if added_NO is None else added_NO.contiguous()
@@ -92,7 +114,7 @@ def multiply(
 
 def _step(weight_OI: torch.Tensor) -> int:
     """Return the inputs of one step of a sum."""
-    return 64 if weight_OI.dtype.itemsize <= 2 else 32
+    return _STEP_OF_16_BITS if weight_OI.dtype.itemsize <= 2 else 32
 
 
 def _part_size(weight_OI: torch.Tensor) -> int:

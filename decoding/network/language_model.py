@@ -22,7 +22,7 @@ from decoding.checkpoint.loading import DType, load_network
 from decoding.device import Device, seconds_of, to_device
 from decoding.fused.graphs import ForwardGraphs
 from decoding.fused.live_weights import LiveWeights
-from decoding.fused.recordings import cuda_recorder
+from decoding.fused.recordings import CudaRecorder
 from decoding.network.slot_network import Exact, SlotNetwork, layers_to_read
 from decoding.network.target import LocalTarget, timed_start
 from decoding.sampling.logprobs import Stretch, asked_logprobs
@@ -63,13 +63,14 @@ class LanguageModel(SlotNetwork, LocalTarget):
         return LiveWeights(self.network)
 
     def facts(self) -> dict[str, bool | int]:
-        return {"fused": self.fused is not None, "graphs": self.graphs is not None}
+        is_recorded = self.graphs is not None and self.graphs.recordings.record is not None
+        return {"fused": self.fused is not None, "graphs": is_recorded}
 
     def share(self) -> "LanguageModel":
         twin = copy(self)
         twin.cache, twin.tap = None, None
         if self.graphs is not None:  # recordings contain the addresses of one cache
-            twin.graphs = ForwardGraphs(self._run_fused, cuda_recorder())
+            twin.graphs = ForwardGraphs(self._run_fused, CudaRecorder())
         return twin
 
     def hand_out(self, tap: FeatureTap | None) -> None:
@@ -102,7 +103,7 @@ class LanguageModel(SlotNetwork, LocalTarget):
             return
         self._lay_out()
         if self.fused is not None and self.device.type == "cuda" and os.environ.get("DRAY_GRAPHS", "on") != "off":
-            self.graphs = ForwardGraphs(self._run_fused, cuda_recorder())
+            self.graphs = ForwardGraphs(self._run_fused, CudaRecorder())
 
     def prefill(self, slots: Seq[int], token_ids: Seq[Seq[int]], starts: Seq[int] | None = None) -> None:
         """Write the keys and values of each row's tokens, as `Target.prefill` says, in the forwards of `batches`."""

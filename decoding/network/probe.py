@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, PretrainedConfig
 from decoding.cache import slot_attention as attention
 from decoding.checkpoint.miniature import lengths_in, miniature
 from decoding.checkpoint.supported import NETWORK_FAILURES, in_one_line, max_positions
-from decoding.device import to_device
+from decoding.device import is_device_fault, is_out_of_memory, to_device
 from decoding.fused.packed_linear import use_library_products
 from decoding.gpu.available import kernel_errors
 from decoding.network.invariance import is_invariant
@@ -62,6 +62,8 @@ def check_model(model: LanguageModel, name: str) -> float:
         try:
             fused_deviation = _measured(model, plain, rows)
         except NETWORK_FAILURES + kernel_errors() as error:
+            if is_out_of_memory(error) or is_device_fault(error):  # neither says anything about our layers
+                raise
             _log.warning("%r cannot run fused here: %s", name, in_one_line(error))
             fused_deviation = float("inf")
         if not fused_deviation <= FUSED_TOLERANCE.get(model.dtype, tolerance_of(model.dtype, model.is_fp8)):
@@ -183,7 +185,7 @@ def _measured(model: LanguageModel, plain: list[torch.Tensor], rows: ProbeRows) 
     junk_BJ, real_BJ = to_device(rows.junk, model.device), to_device(rows.real, model.device)
     model.forward(rows.starts, junk_BJ, _every(junk_BJ), slots=SLOTS)
     for _ in range(_num_times(model)):
-        found_BJV = model.forward(rows.starts, real_BJ, _every(real_BJ), slots=SLOTS)
+        found_BJV = model.forward(rows.starts, real_BJ, _every(real_BJ), slots=SLOTS).clone()  # a recording's are lent
     if model.fused is None and not model.runs_rows_apart and _is_misled(model, rows.starts, real_BJ, found_BJV):
         model.runs_rows_apart = True
         return _measured(model, plain, rows)

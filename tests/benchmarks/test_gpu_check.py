@@ -240,8 +240,22 @@ def test_a_profile_tells_the_share_of_the_time_in_which_the_gpu_works():
     assert rates == {"waits": 1.0, "replays": 2.0, "launches": 4.0}
     assert [(kernel["name"], kernel["per_round"]) for kernel in found["kernels"]] == [("gemm", 1.0), ("norm", 0.5)]
     assert found["kernels"][0]["share"] == pytest.approx(60 / 70)
-    busy, waits, launches, *_ = findings.of_profile(found, {})
-    assert "works for 60% of it" in busy.found
+    found |= {"drafted": 2, "tokens_per_round": 3.0, "prompt_tokens_per_second": 9e3}
+    busy, prompts, waits, launches, *_ = findings.of_profile({"profiles": [found]}, {})
+    assert busy.found == "0.05 ms, 60,000 tokens/s, the GPU works for 60%"
+    assert prompts.found == "9,000 tokens/s"
     assert (waits.is_met, launches.is_met) == (True, True)
-    _, waits, launches, *_ = findings.of_profile(found | {"waits_per_round": 2.0, "launches_per_round": 61.0}, {})
+    found |= {"waits_per_round": 2.0, "launches_per_round": 61.0}
+    _, _, waits, launches, *_ = findings.of_profile({"profiles": [found]}, {})
     assert (waits.is_met, launches.is_met) == (False, False)
+
+
+def test_a_tile_that_another_one_beats_is_named():
+    tiles = [{"tile": [64, 128, 4, 3], "us": 80.0, "is_same": True}]
+    product = {"product": "qkv", "lines": 128, "library_us": 70.0, "tiles": tiles}
+    attention = {"rows": 64, "tokens": 1, "gb": 0.3, "present_us": 100.0, "tiles": tiles}
+    measured = {"products": [product | {"present_us": 83.0}, product | {"present_us": 90.0}], "attention": [attention]}
+    good, poor, attended = findings.of_kernels(measured, {})
+    assert good.found == "83 us; 70 us, the library"
+    assert poor.found == "90 us; 70 us, the library; 80 us with [64, 128, 4, 3]"
+    assert attended.found.startswith("100 us; 3,000 GB/s; 80 us")

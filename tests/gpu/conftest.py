@@ -16,7 +16,8 @@ from decoding.fused.graphs import ForwardGraphs
 from decoding.gpu.available import is_interpreted
 from decoding.network import invariance, language_model
 from tests import interpreter
-from tests.gpu.engines import Case, MakeEngine, Models, ReplayedRun, engine_over, load_models, plain_texts
+from tests.decoding.recorded_run import RecordedRun
+from tests.gpu.engines import Case, MakeEngine, Models, engine_over, load_models, plain_texts
 from tests.gpu.rows import HAS_GPU
 
 # One of each: float32 with close calls (what `exact: auto` means there), float32 and bfloat16 on our kernels alone.
@@ -51,7 +52,7 @@ def _miniature(device: str) -> Iterator[None]:
         if device == "cpu":
             from decoding.gpu import linear
 
-            patch.setattr(language_model, "cuda_recorder", lambda: ReplayedRun)
+            patch.setattr(language_model, "CudaRecorder", lambda: RecordedRun)
             patch.setattr(linear, "_FEW_LINES", (32,))
             patch.setattr(linear, "_MANY", 32)
             patch.setattr(invariance, "_LONGEST_PROMPT", 6)
@@ -81,12 +82,12 @@ def make_engine(models: Models, monkeypatch: pytest.MonkeyPatch) -> MakeEngine:
             if not is_recorded:
                 monkeypatch.setattr(model, "graphs", None)
             elif not HAS_GPU:
-                monkeypatch.setattr(model, "graphs", ForwardGraphs(model._run_fused, ReplayedRun))
+                monkeypatch.setattr(model, "graphs", ForwardGraphs(model._run_fused, RecordedRun))
         monkeypatch.setenv("DRAY_GRAPHS", "on" if is_recorded else "off")
         engine = engine_over(models, drafter, **options)
         for lane in engine.lanes if is_recorded and not HAS_GPU else ():
             if lane.ahead is not None:
-                monkeypatch.setattr(lane.ahead, "record", ReplayedRun)
+                monkeypatch.setattr(lane.ahead, "record", RecordedRun)
         return engine
 
     return make

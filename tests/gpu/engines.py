@@ -1,12 +1,10 @@
 """Models and engines of the check-up's tests."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
 
 import pytest
-import torch
 from transformers import PretrainedConfig, Qwen3Config
 
 from decoding import Engine, EngineOptions
@@ -45,21 +43,6 @@ class MakeEngine(Protocol):
     """The fixture `make_engine`."""
 
     def __call__(self, drafter: str = "none", *, is_recorded: bool = True, **options: object) -> Engine: ...
-
-
-class ReplayedRun:
-    """A recording of a device that has no graphs: like a graph, it works when it is replayed, and only then."""
-
-    output: torch.Tensor
-
-    def __init__(self, run: Callable[[], torch.Tensor]) -> None:
-        self._run = run
-
-    def replay(self) -> None:
-        found = self._run()
-        if not hasattr(self, "output"):
-            self.output = torch.empty_like(found)
-        self.output.copy_(found)
 
 
 def config(family: str) -> PretrainedConfig:

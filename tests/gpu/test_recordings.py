@@ -7,11 +7,12 @@ import pytest
 import torch
 
 from decoding.device import is_out_of_memory
-from decoding.fused.recordings import cuda_recorder
+from decoding.fused.recordings import CudaRecorder
 from tests.decoding import tiny
+from tests.decoding.recorded_run import RecordedRun
 from tests.decoding.tiny import outputs, run
 from tests.gpu import rows
-from tests.gpu.engines import Case, Models, ReplayedRun, engine_over, load_models
+from tests.gpu.engines import Case, Models, engine_over, load_models
 
 pytestmark = pytest.mark.gpu
 needs_a_gpu = pytest.mark.usefixtures("_needs_a_gpu")
@@ -42,7 +43,7 @@ def test_text_is_the_same_when_slots_are_taken_away_and_given_back(make_engine, 
 def test_text_is_the_same_where_nothing_can_be_recorded(make_engine, plain, drafter, monkeypatch):
     """A driver that refuses to record makes the engine slower, never wrong."""
 
-    def refuse(run: object) -> ReplayedRun:
+    def refuse(run: object) -> RecordedRun:
         raise RuntimeError("operation not permitted when stream is capturing")
 
     engine = make_engine(drafter, num_slots=3, num_speculative_tokens=2)
@@ -55,7 +56,7 @@ def test_text_is_the_same_where_nothing_can_be_recorded(make_engine, plain, draf
 @needs_a_gpu
 @pytest.mark.parametrize("how", ["it reads a value", "it takes all memory"])
 def test_after_a_capture_that_fails_memory_can_be_had_and_other_captures_work(how):
-    record, one = cuda_recorder(), torch.ones(8, device="cuda")
+    record, one = CudaRecorder(), torch.ones(8, device="cuda")
     stream, free_before = torch.cuda.current_stream(), torch.cuda.mem_get_info()[0]
 
     def fails() -> torch.Tensor:

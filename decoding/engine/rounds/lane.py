@@ -19,7 +19,7 @@ from decoding.engine.rounds.admission import Admission
 from decoding.engine.rounds.commits import Commits
 from decoding.engine.rounds.host_rounds import HostRounds
 from decoding.engine.rounds.round import Rounds, Running, Starter
-from decoding.fused.recordings import cuda_recorder
+from decoding.fused.recordings import CudaRecorder
 from decoding.gpu.available import kernels_run_on
 from decoding.network.language_model import LanguageModel
 from decoding.network.target import Target
@@ -151,7 +151,7 @@ def rounds_ahead(target: Target, drafter: Drafter, rule: Rule, num_slots: int) -
     is_recorded = target.device.type == "cuda" and os.environ.get("DRAY_GRAPHS", "on") != "off"
     assert isinstance(target, LanguageModel)
     model_drafter = drafter if isinstance(drafter, ModelDrafter) else None
-    return RoundsAhead(target, model_drafter, num_slots, cuda_recorder() if is_recorded else None)
+    return RoundsAhead(target, model_drafter, num_slots, CudaRecorder() if is_recorded else None)
 
 
 def can_overlap(target: Target, drafter: Drafter, rule: Rule) -> bool:

@@ -12,6 +12,7 @@ from transformers import LlamaConfig
 from decoding.checkpoint.supported import max_positions
 from decoding.network.language_model import LanguageModel
 from decoding.network.stage import Stage
+from tests.decoding.families import family_config
 from tests.decoding.tiny import build, llama_config, save
 
 SMALL = {"vocab_size": 32, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
@@ -41,6 +42,13 @@ def test_a_model_that_cannot_roll_back_is_refused_by_name_before_its_weights_are
         LanguageModel.load(path, "cpu")
     assert name in str(caught.value)
     assert str(tmp_path) in str(caught.value)
+
+
+def test_layers_with_states_are_refused_where_transformers_lacks_the_calls_for_them(tmp_path, monkeypatch):
+    monkeypatch.delattr(transformers.Cache, "get_conv_state")
+    path = _folder_without_weights(tmp_path, family_config("convolutions"))
+    with pytest.raises(ValueError, match=rf"from 5\.21 on, and this is transformers {transformers.__version__}"):
+        LanguageModel.load(path, "cpu")
 
 
 @pytest.mark.parametrize("path", ["/no/such/folder", "./nothing", "~/nothing", "no-such-model", "a/b/c"])

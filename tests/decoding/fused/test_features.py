@@ -10,7 +10,8 @@ from decoding.fused.layers import KernelLayers
 from decoding.network.language_model import LanguageModel
 from tests.decoding.families import FUSED
 from tests.decoding.fused.test_decoder import fused_model, network
-from tests.decoding.fused.test_graphs import Again, Refuses, num_recorded, with_graphs
+from tests.decoding.fused.test_graphs import Refuses, num_recorded, with_graphs
+from tests.decoding.recorded_run import RecordedRun
 from tests.decoding.tapped import EVERY_BT, TOKENS_BT, Kept, assert_equal, check_tap, expected, written
 from tests.decoding.tiny import random_prompts
 
@@ -70,7 +71,7 @@ def test_replayed_forwards_hand_out_their_own_features_without_padding():
 
 
 @pytest.mark.usefixtures("_torch_attention")
-@pytest.mark.parametrize("recording", [Again, Refuses])
+@pytest.mark.parametrize("recording", [RecordedRun, Refuses])
 def test_recorded_forwards_compute_the_same_with_and_without_a_tap(recording):
     plain = network("llama")
     model = fused_model(copy.deepcopy(plain))

@@ -14,22 +14,11 @@ from decoding.fused.recordings import rounded
 from decoding.network.language_model import LanguageModel
 from decoding.network.probe import check_model
 from decoding.pace.schedule import FixedSchedule
+from tests.decoding.recorded_run import RecordedRun
 from tests.decoding.tiny import build, llama_config, random_prompts, save
 
 
-class Again:
-    """A recording that writes to the same output each time."""
-
-    def __init__(self, run: Callable[[], torch.Tensor]) -> None:
-        self._run, self.output = run, run().clone()
-        self.num_replays = 0
-
-    def replay(self) -> None:
-        self.num_replays += 1
-        self.output.copy_(self._run())
-
-
-class Refuses(Again):
+class Refuses(RecordedRun):
     def __init__(self, run: Callable[[], torch.Tensor]) -> None:
         raise RuntimeError("operation not permitted when stream is capturing")
 
@@ -58,7 +47,7 @@ class EverOther(FixedSchedule):
         return tuple(min(limit, (self._round + row) % (self.ceiling + 1)) for row, limit in enumerate(most))
 
 
-def with_graphs(model: LanguageModel, recording: type[Again] = Again) -> ForwardGraphs:
+def with_graphs(model: LanguageModel, recording: type[RecordedRun] = RecordedRun) -> ForwardGraphs:
     model.graphs = ForwardGraphs(model._run_fused, recording)
     return model.graphs
 
@@ -86,7 +75,7 @@ def test_replayed_forwards_write_the_same_text(options, pair):
     params = SamplingParams(max_tokens=30, temperature=0.8, ignore_eos=True)  # forwards know no temperature
     prompts = random_prompts((5, 1, 17, 9, 3, 40, 2, 2, 11))
 
-    def generate(recording: type[Again] | None) -> tuple[list[list[int]], int]:
+    def generate(recording: type[RecordedRun] | None) -> tuple[list[list[int]], int]:
         engine = Engine.load(*pair, EngineOptions(**options), device="cpu")
         engine.lanes[0].schedule = EverOther(engine.options.num_speculative_tokens)
         models = [engine.target, getattr(engine.lanes[0].drafter, "model", None)]
@@ -95,7 +84,7 @@ def test_replayed_forwards_write_the_same_text(options, pair):
         return texts, min((num_recorded(g) for g in graphs), default=0)
 
     expected, _ = generate(None)
-    replayed, num_replayed = generate(Again)
+    replayed, num_replayed = generate(RecordedRun)
     assert replayed == expected
     assert 0 < num_replayed < 60
     refused, none_recorded = generate(Refuses)
@@ -125,7 +114,7 @@ def test_rows_of_padding_change_nothing_even_if_their_slots_hold_nan(num_rows, i
     every_BT = torch.arange(3).expand(num_rows, -1)
     lengths = [1 + row % 3 for row in range(num_rows)] if is_packed else None
 
-    def logits_of(recording: type[Again] | None) -> list[torch.Tensor]:
+    def logits_of(recording: type[RecordedRun] | None) -> list[torch.Tensor]:
         model = small_model()
         graphs = with_graphs(model, recording) if recording else None
         model.allocate(14, 60)
@@ -138,7 +127,7 @@ def test_rows_of_padding_change_nothing_even_if_their_slots_hold_nan(num_rows, i
         assert graphs is None or num_recorded(graphs) == 1
         return found
 
-    for found, expected in zip(logits_of(Again), logits_of(None), strict=True):
+    for found, expected in zip(logits_of(RecordedRun), logits_of(None), strict=True):
         assert expected.isfinite().all()
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
@@ -169,7 +158,7 @@ def test_a_new_cache_forgets_what_was_recorded():
 
 @pytest.mark.parametrize("is_right", [True, False])
 def test_the_probe_measures_what_is_replayed(is_right, monkeypatch):
-    class Shifted(Again):
+    class Shifted(RecordedRun):
         def replay(self) -> None:
             super().replay()
             self.output += 0.0 if is_right else 0.1

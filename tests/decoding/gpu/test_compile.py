@@ -98,9 +98,14 @@ def capability(request) -> int:
 @pytest.fixture(scope="module")
 def programs(capability) -> list[Program]:
     """All programs that the forwards run, each once."""
-    every = {
-        launch.program: launch for model in MODELS.values() for rows in FORWARDS for launch in _launches(model, *rows)
-    }
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(linear, "shared_memory", lambda: SHARED_MEMORY[capability])
+        every = {
+            launch.program: launch
+            for model in MODELS.values()
+            for rows in FORWARDS
+            for launch in _launches(model, *rows)
+        }
     return [Program(name, launch, launch.compiled(capability)) for (name, _), launch in every.items()]
 
 

@@ -9,6 +9,7 @@ import torch
 from decoding import Engine, EngineOptions, SamplingParams, Sequence
 from decoding.engine import load
 from decoding.network import probe
+from tests.decoding.recorded_run import RecordedRun
 from tests.decoding.tiny import build, llama_config, noised, save
 
 PROMPTS = [[1, 2, 3, 4] * 6, [7], [5, 6, 5, 6], [9, 1, 2]]
@@ -33,21 +34,12 @@ def numbered(prompts: list[list[int]]) -> list[Sequence]:
     return [Sequence.create(prompt, PARAMS, run_seed=1, row=row) for row, prompt in enumerate(prompts)]
 
 
-class Again:
-    """A recording that runs again, into the tensor of the first time: all of a CUDA graph but CUDA."""
-
+class Counted(RecordedRun):
     num_made = 0
 
     def __init__(self, run) -> None:
-        self._run, self.output = run, torch.empty(0)
-        Again.num_made += 1
-
-    def replay(self) -> None:
-        output = self._run()
-        if self.output.numel():
-            self.output.copy_(output)
-        else:
-            self.output = output.clone()
+        super().__init__(run)
+        Counted.num_made += 1
 
 
 def texts(pair, params: SamplingParams = PARAMS, **options: object) -> list[list[int]]:
@@ -84,17 +76,17 @@ def test_text_does_not_depend_on_draft_slots_or_window(pair, plain, options):
 def test_recorded_rounds_write_the_same_text_and_those_of_full_slots_are_recorded_first(pair, plain, monkeypatch):
     settings = EngineOptions(max_model_len=48, exact="on", num_slots=4, draft_length="fixed", num_speculative_tokens=2)
     engine = Engine.load(*pair, settings, device="cpu", dtype="bfloat16")
-    monkeypatch.setattr(engine.lanes[0].ahead, "record", Again)
-    monkeypatch.setattr(Again, "num_made", 0)
+    monkeypatch.setattr(engine.lanes[0].ahead, "record", Counted)
+    monkeypatch.setattr(Counted, "num_made", 0)
     rows = numbered(PROMPTS)
     engine.submit(rows)
     engine.step()
-    num_prepared = Again.num_made
+    num_prepared = Counted.num_made
     assert num_prepared == 2 * 2 + 1  # drafts of 1 and 2 tokens, and verdicts on 0 to 2
     while engine.has_work:
         engine.step()
     assert [row.output_token_ids for row in rows] == plain
-    assert Again.num_made <= num_prepared + 12
+    assert Counted.num_made <= num_prepared + 12
 
 
 @pytest.mark.slow
