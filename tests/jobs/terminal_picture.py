@@ -1,0 +1,104 @@
+"""Command that takes the pictures of the terminal: a run's plan, a run that is half done, and the table of `dray tune`.
+
+python -m tests.jobs.terminal_picture docs/pictures out/pictures
+
+The commands run as a user types them, in a terminal of 100 columns and in the second folder: two on the bundled pair,
+and the run with a real model, whose answers stay there.
+"""
+
+import fcntl
+import io
+import os
+import pty
+import re
+import shlex
+import shutil
+import struct
+import subprocess
+import sys
+import termios
+from pathlib import Path
+
+from rich._export_format import CONSOLE_SVG_FORMAT
+from rich.console import Console
+from rich.text import Text
+
+from benchmarks.roofline.hardware import describe_machine
+
+ROOT = Path(__file__).parents[2]
+COLUMNS = 100
+PAIR = "--model examples/tiny_pair/target --draft examples/tiny_pair/draft"
+REAL = ".real-models/SmolLM2-135M-Instruct.Q4_1.gguf"
+COMMANDS = {
+    "plan": f"dray generate examples/prompts.jsonl corpus/ --dry-run \\\n  {PAIR}",
+    "run": f"dray generate examples/questions.jsonl answers/ --max-tokens 100 --temperature 0.2 \\\n  --model {REAL}",
+    "tune": f"dray tune examples/prompts.jsonl corpus/ \\\n  {PAIR}",
+}
+_BAR = re.compile(r"([\d,]+)/([\d,]+) rows")
+_CLEARED = "\x1b[2K"  # the line, before the bar is drawn again
+_BAR_ENDED = re.compile(r"[^\n]*\n\r?\x1b\[1A\x1b\[2K")
+_WEB_FONT = re.compile(r"@font-face \{\{.*?\}\}", re.DOTALL)
+
+
+def main() -> None:
+    """Write the pictures into the folder that is named."""
+    pictures, folder = map(Path, sys.argv[1:])
+    machine = describe_machine()
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    for name, command in COMMANDS.items():
+        states = screens(command, folder)
+        screen = next(filter(is_half_done, states)) if name == "run" else states[-1]
+        title = f"{machine['processor']}, {machine['cpus']} CPUs"
+        (pictures / f"{name}.svg").write_text(drawn(f"$ {command}\n{screen}", title))
+
+
+def screens(command: str, folder: Path) -> list[str]:
+    """Return what a terminal shows of a command each time that it draws something, and at its end."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 50, COLUMNS, 0, 0))
+    environment = os.environ | {"TERM": "xterm-256color", "COLORTERM": "truecolor", "PYTHONPATH": str(ROOT)}
+    said, found = b"", list[str]()
+    for name in ("examples", ".real-models"):
+        if not (folder / name).is_symlink():
+            (folder / name).symlink_to(ROOT / name)
+    words = [sys.executable, "-m", "jobs", *shlex.split(command.replace("\\\n", ""))[1:]]
+    process = subprocess.Popen(words, cwd=folder, env=environment, stdin=theirs, stdout=theirs, stderr=theirs)
+    os.close(theirs)
+    while some := _read(ours):
+        said += some
+        found.append(_on_screen(said.decode(errors="ignore")))
+    os.close(ours)
+    assert process.wait() == 0, found[-1]
+    return found
+
+
+def _read(terminal: int) -> bytes:
+    try:
+        return os.read(terminal, 65536)
+    except OSError:  # the command has ended
+        return b""
+
+
+def _on_screen(said: str) -> str:
+    """Return the lines that are on the screen, with their colours: the bar is drawn over and over in the last one."""
+    lines = _BAR_ENDED.sub("", said.replace("\r\n", "\n")).split("\n")
+    return "\n".join(line.rpartition(_CLEARED)[2] for line in lines)
+
+
+def is_half_done(screen: str) -> bool:
+    """Tell whether the bar at the bottom of a screen says that half of the rows are written."""
+    found = _BAR.search(screen.rpartition("\n")[2])
+    done, of = map(int, found.groups()) if found else (0, 1)
+    return 2 * done >= of
+
+
+def drawn(screen: str, title: str) -> str:
+    """Return an SVG of a terminal, which asks no other host for a font."""
+    console = Console(record=True, width=COLUMNS, file=io.StringIO())
+    console.print(Text.from_ansi(screen), highlight=False)
+    return console.export_svg(title=title, code_format=_WEB_FONT.sub("", CONSOLE_SVG_FORMAT))
+
+
+if __name__ == "__main__":
+    main()
