@@ -66,18 +66,14 @@ class RunDirectory:
 
         Several processes may try at once: each writes manifest parts of its own, and the first run.json wins. Files of
         an interrupted creation do no harm. Raises ValueError if the folder holds a run already, also one that another
-        process creates meanwhile, or any foreign file, or if it cannot be written.
+        process creates meanwhile, or any foreign file.
         """
         location = _location(path)
         assert {"identity", "carried"} <= run.keys()
         assert "manifest" not in run
         refuse_occupied(location)
-        try:
-            for folder in ("manifest", "data", "errors", *(["_tmp"] if location.is_local else [])):
-                location.child(folder).make_folder()
-        except OSError as error:
-            why = f"a run cannot be written in {location.name} ({error})"
-            raise ValueError(f"{why}; name another folder, or allow writing there") from error
+        for folder in ("manifest", "data", "errors", *(["_tmp"] if location.is_local else [])):
+            location.child(folder).make_folder()
         temporary = location.child("_tmp")
         replace_file(location.child(_CREATING), b"", temporary)
         manifest, run_json = location.child("manifest"), location.child("run.json")
@@ -107,9 +103,7 @@ class RunDirectory:
         try:
             run = json.loads(location.child("run.json").read_bytes())
         except FileNotFoundError as error:
-            raise ValueError(
-                f"{location.name}: no run here (it has no run.json); name the OUT of a `dray generate`"
-            ) from error
+            raise ValueError(f"{location.name}: no run here (no run.json); name the OUT of a dray generate") from error
         except ValueError as error:
             raise ValueError(f"{location.name}: run.json is not JSON ({error}); restore it from a copy") from error
         if missing := _missing_keys(run):

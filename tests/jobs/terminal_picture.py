@@ -1,9 +1,8 @@
 """Command that takes the pictures of the terminal: a run's plan, a run that is half done, and the table of `dray tune`.
 
-python -m tests.jobs.terminal_picture docs/pictures out/pictures
+python -m tests.jobs.terminal_picture docs/pictures out/pictures [plan|run|tune ...]
 
-The commands run as a user types them, in a terminal of 100 columns and in the second folder: two on the bundled pair,
-and the run with a real model, whose answers stay there.
+The commands run as a user types them, on the bundled pair, in a terminal of 100 columns and in the second folder.
 """
 
 import fcntl
@@ -19,6 +18,7 @@ import sys
 import termios
 from pathlib import Path
 
+import torch
 from rich._export_format import CONSOLE_SVG_FORMAT
 from rich.console import Console
 from rich.text import Text
@@ -28,29 +28,29 @@ from benchmarks.roofline.hardware import describe_machine
 ROOT = Path(__file__).parents[2]
 COLUMNS = 100
 PAIR = "--model examples/tiny_pair/target --draft examples/tiny_pair/draft"
-REAL = ".real-models/SmolLM2-135M-Instruct.Q4_1.gguf"
 COMMANDS = {
     "plan": f"dray generate examples/prompts.jsonl corpus/ --dry-run \\\n  {PAIR}",
-    "run": f"dray generate examples/questions.jsonl answers/ --max-tokens 100 --temperature 0.2 \\\n  --model {REAL}",
-    "tune": f"dray tune examples/prompts.jsonl corpus/ \\\n  {PAIR}",
+    "run": f"dray generate examples/prompts.jsonl out/ \\\n  {PAIR}",
+    "tune": f"dray tune examples/prompts.jsonl corpus/ --tune.seconds 90 \\\n  {PAIR}",
 }
 _BAR = re.compile(r"([\d,]+)/([\d,]+) rows")
 _CLEARED = "\x1b[2K"  # the line, before the bar is drawn again
-_BAR_ENDED = re.compile(r"[^\n]*\n\r?\x1b\[1A\x1b\[2K")
+_BAR_ENDED = re.compile(r"[^\n]*\n(?:\r|\x1b\[\?25h)*\x1b\[1A\x1b\[2K")
 _WEB_FONT = re.compile(r"@font-face \{\{.*?\}\}", re.DOTALL)
 
 
 def main() -> None:
     """Write the pictures into the folder that is named."""
-    pictures, folder = map(Path, sys.argv[1:])
+    pictures, out, *names = sys.argv[1:]
     machine = describe_machine()
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    for name, command in COMMANDS.items():
-        states = screens(command, folder)
+    title = f"{machine['processor']}, {machine['threads']} thread{'s' * (torch.get_num_threads() > 1)}"
+    for name in names or COMMANDS:
+        folder = Path(out, name)
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        states = screens(COMMANDS[name], folder)
         screen = next(filter(is_half_done, states)) if name == "run" else states[-1]
-        title = f"{machine['processor']}, {machine['cpus']} CPUs"
-        (pictures / f"{name}.svg").write_text(drawn(f"$ {command}\n{screen}", title))
+        Path(pictures, f"{name}.svg").write_text(drawn(f"$ {COMMANDS[name]}\n{screen}", title))
 
 
 def screens(command: str, folder: Path) -> list[str]:
@@ -58,18 +58,20 @@ def screens(command: str, folder: Path) -> list[str]:
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 50, COLUMNS, 0, 0))
     environment = os.environ | {"TERM": "xterm-256color", "COLORTERM": "truecolor", "PYTHONPATH": str(ROOT)}
+    environment.pop("COLUMNS", None)
     said, found = b"", list[str]()
-    for name in ("examples", ".real-models"):
-        if not (folder / name).is_symlink():
-            (folder / name).symlink_to(ROOT / name)
+    (folder / "examples").symlink_to(ROOT / "examples")
     words = [sys.executable, "-m", "jobs", *shlex.split(command.replace("\\\n", ""))[1:]]
     process = subprocess.Popen(words, cwd=folder, env=environment, stdin=theirs, stdout=theirs, stderr=theirs)
     os.close(theirs)
-    while some := _read(ours):
-        said += some
-        found.append(_on_screen(said.decode(errors="ignore")))
-    os.close(ours)
-    assert process.wait() == 0, found[-1]
+    try:
+        while some := _read(ours):
+            said += some
+            found.append(_on_screen(said.decode(errors="ignore")))
+        assert process.wait() == 0, found[-1]
+    finally:
+        process.kill()
+        os.close(ours)
     return found
 
 
