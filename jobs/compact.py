@@ -1,10 +1,10 @@
-"""`dray compact OUTPUT DESTINATION`: a run as few large Parquet files, sorted by row_id and sample.
+"""`dray compact RUN DESTINATION`: write a run as few large Parquet files, in order.
 
-DESTINATION/data/part-00000.parquet and on hold the generations; with --include-errors, DESTINATION/errors/ the rows
-that failed; DESTINATION/_dray.json says which run it is, what is in it, and which files. The run itself is only read.
-At the end all files are read back, their counts and content are compared with the run's, and "complete" becomes true
-in _dray.json. If the command is interrupted, give it again: it starts from the beginning. Given again after that, it
-says that the compaction is there, and does nothing.
+DESTINATION/data/part-00000.parquet and on hold the generations, sorted by row_id and sample; with --include-errors,
+DESTINATION/errors/ the rows that failed; DESTINATION/_dray.json says which run it is, what is in it, and which files.
+The run itself is only read. At the end all files are read back, their counts and content are compared with the run's,
+and "complete" becomes true in _dray.json. If the command is interrupted, give it again: it starts from the beginning.
+Given again after that, it says that the compaction is there, and does nothing.
 """
 
 import argparse

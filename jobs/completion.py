@@ -1,7 +1,8 @@
 """`dray completion bash|zsh|fish`: print the script by which a shell completes words.
 
 bash:  dray completion bash > ~/.local/share/bash-completion/completions/dray
-zsh:   dray completion zsh > ~/.dray-completion, and in ~/.zshrc: source ~/.dray-completion
+zsh:   dray completion zsh > ~/.dray-completion
+       and in ~/.zshrc a line: source ~/.dray-completion
 fish:  dray completion fish > ~/.config/fish/completions/dray.fish
 
 What is no flag is completed as a file.

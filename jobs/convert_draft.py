@@ -1,7 +1,9 @@
-"""`dray convert-draft SRC OUT --target T`: a draft head (EAGLE-3, DFlash, ...) in another format.
+"""`dray convert-draft SRC OUT --target T`: write a draft head (EAGLE-3, ...) in another format.
 
---format speculators  the format of vllm-project/speculators, which `vllm serve OUT` reads
---format eagle        the format of the authors of EAGLE-3, DFlash and DSpark, which SGLang reads
+--format speculators  the format of vllm-project/speculators, which
+                      `vllm serve OUT` reads
+--format eagle        the format of the authors of EAGLE-3, DFlash and DSpark,
+                      which SGLang reads
 
 Weights are copied as they are; names and config.json alone change, and the target's weights are not read. The table
 says what was decided, and which defaults were taken where SRC is silent. A head whose layer ids are wrong drafts in

@@ -1,9 +1,12 @@
-"""`dray export OUTPUT FILE`: a complete run as one JSONL file, in the order of its input.
+"""`dray export RUN FILE`: write a complete run as one JSONL file, in input order.
 
---format openai-batch  the output of the OpenAI batch API: a line for every input row, its samples as choices; a row
-                       that failed has its line, too, with "error" in place of "response"
---format jsonl         a line for every generation: id, row_id, sample, prompt, text, finish_reason, counts and carried
-                       columns; rows that failed go to a file of their own, out.errors.jsonl beside out.jsonl
+--format openai-batch  the output of the OpenAI batch API: a line for every
+                       input row, its samples as choices; a row that failed
+                       has its line, too, with "error" for "response"
+--format jsonl         a line for every generation: id, row_id, sample, prompt,
+                       text, finish_reason, counts and carried columns; rows
+                       that failed go to a file of their own, out.errors.jsonl
+                       beside out.jsonl
 
 A file appears whole or not at all; one that is there is replaced.
 """

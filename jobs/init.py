@@ -1,4 +1,4 @@
-"""`dray init [RUN.yaml] [FILE] [OUT] [--model MODEL]`: write what one line says as a file, with comments."""
+"""`dray init [RUN.yaml] [FILE] [OUT] [--model MODEL]`: write a configuration file to begin with, with comments."""
 
 import sys
 

@@ -6,7 +6,8 @@ writes with transformers' own code. Each ends as
 
 exact      no token differs
 refused    the engine says why it does not run this model
-not tried  no tiny model can be made from the default configuration of the class, or these options
+not tried  no tiny model can be made from the default configuration of the
+           class, or these options
 wrong      a token differs
 crash      something else was raised
 

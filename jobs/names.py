@@ -2,7 +2,11 @@
 
 import ast
 from collections.abc import Sequence
+from inspect import cleandoc
 from pathlib import Path
+from shutil import get_terminal_size
+from textwrap import fill
+from typing import Any
 
 _FOLDER = Path(__file__).parent
 _NO_COMMANDS = ("__init__", "__main__", "commands", "names", "shadows")
@@ -28,6 +32,13 @@ def typed(name: str) -> str:
 def called(name: str) -> str:
     """Return how a command is called."""
     return f"dray {typed(name)}"
+
+
+def wrapped(text: str, indent: str = "") -> str:
+    """Return a text whose paragraphs fit on the terminal; those with spaces in a row are tables, and stay."""
+    layout: dict[str, Any] = {"initial_indent": indent, "subsequent_indent": indent, "break_on_hyphens": False}
+    width, parts = get_terminal_size().columns, cleandoc(text).split("\n\n")
+    return "\n\n".join(part if "  " in part else fill(part, width, **layout) for part in parts)
 
 
 def summary(name: str) -> str:

@@ -1,4 +1,4 @@
-"""`dray publish RUN DEST`: a run as a dataset with a card, on the hub or in a folder.
+"""`dray publish RUN DEST`: put a run on the hub or into a folder, as a dataset with a card.
 
 DEST is hf://datasets/OWNER/NAME (a private dataset is made unless it is there; --public makes a public one), or
 .../NAME@BRANCH (made, without files, unless it is there), or a folder, local or a URI (s3://, gs://). There come

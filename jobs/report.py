@@ -1,4 +1,4 @@
-"""`dray report OUTPUT [--by COLUMN,COLUMN] [--html]`: acceptance of a run, in total and by columns.
+"""`dray report RUN [--by COLUMN,COLUMN] [--html]`: acceptance of a run, in total and by columns.
 
 Of a run of scores it is their perplexity. With --html it is written as a page to look at, of a run in progress, too.
 """

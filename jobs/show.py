@@ -1,4 +1,4 @@
-"""`dray show OUTPUT --row ID [--sample N]`: a row of a run, with what was drafted, accepted and rejected.
+"""`dray show RUN --row ID [--sample N]`: show a row, with what was drafted, accepted and rejected.
 
 ID is the row's own id, its file and number there (questions.jsonl:17), or its row_id.
 Brackets say what the colours say: [[accepted]], [-rejected-], {+corrected+}.

@@ -20,7 +20,7 @@ from pipeline.run.progress.state import State, read_state
 _EXIT_CODES: dict[State, int] = {"complete": 0, "running": 3, "stopped": 4}
 
 
-@on_run("status", __doc__, argument("--json", action="store_true", help="print one JSON object"), run="RUN")
+@on_run("status", __doc__, argument("--json", action="store_true", help="print one JSON object"))
 def main(run_directory: RunDirectory, options: argparse.Namespace) -> int:
     """Print the state, and return the exit code that it has."""
     state, console = read_state(run_directory), Console()

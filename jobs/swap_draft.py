@@ -1,4 +1,4 @@
-"""`dray swap-draft OUTPUT DRAFT`: let a run go on with another draft of the same architecture.
+"""`dray swap-draft RUN DRAFT`: let a run go on with another draft of the same architecture.
 
 No token changes. The engines of a run that is under way take the draft within seconds, between two rounds; a run that
 is continued later begins with it. If it drafts much worse than the one before, the engines go back to that one.
@@ -32,7 +32,7 @@ def main(run_directory: RunDirectory, options: argparse.Namespace) -> int:
         print(
             f"The engines of the driver on {holder.host} take it within seconds of each other, between two rounds "
             "(a run without Ray: when it goes on with Ray); "
-            "`dray report OUTPUT --by draft_version` compares the versions."
+            "`dray report RUN --by draft_version` compares the versions."
         )
     return 0
 

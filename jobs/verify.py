@@ -1,4 +1,4 @@
-"""`dray verify OUTPUT`: prove a run complete and consistent. Exit code 0, or 1 with the reasons."""
+"""`dray verify RUN`: prove that each row of a run is there, exactly once. Exit code 0, or 1 with the reasons."""
 
 import argparse
 import sys

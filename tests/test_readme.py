@@ -1,5 +1,6 @@
 """The examples in README.md run, and the figures in README.md are those of the demo."""
 
+import json
 import re
 from pathlib import Path
 
@@ -7,7 +8,7 @@ import duckdb
 import pytest
 import yaml
 
-from checks import figures
+from checks import answers, figures
 from jobs.config.loading import load
 from jobs.config.run import RunConfig
 
@@ -33,6 +34,18 @@ def test_the_table_of_the_demo_is_the_sum_of_its_lines(
     monkeypatch.setattr(figures, "README", stale)
     assert figures.main([]) == 1
     assert "python -m checks.figures out/demo" in capsys.readouterr().err
+
+
+def test_a_stale_answer_of_a_real_model_is_noticed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert answers.main([]) == 0
+    facts = {"machine": {"processor": "P"}, "dtype": "float32", "num_answers": 40, "num_tokens": 1, "cpu_seconds": 1}
+    another = tmp_path / "answer.json"
+    another.write_text(json.dumps(facts | {"question": "Another one?", "answer": "No."}))
+    monkeypatch.setattr(answers, "ANSWER", another)
+    assert answers.main([]) == 1
+    assert "checks.answers --write writes both" in capsys.readouterr().err
 
 
 def test_the_metrics_of_a_demo_are_the_sum_of_its_lines() -> None:

@@ -114,7 +114,7 @@ class Backend:
         engine, models = self.settings.engine, self.settings.models
         exact = "" if models.dtype == "float32" or models.device == "cpu" else f", exact {engine.exact}"
         warning = f"; {self.lossy}" if self.lossy else ""
-        return f"dray, drafter {engine.pick_drafter(models.draft)}, {self.verification}{exact}{warning}"
+        return f"dray, drafter {engine.pick_drafter(models.draft)}, {self.verification} verification{exact}{warning}"
 
     def identity(self, fingerprint: Callable[[str], str]) -> dict[str, Any]:
         """Return everything that decides which tokens are written after a prompt, with a given seed.

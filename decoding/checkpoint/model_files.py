@@ -65,7 +65,8 @@ def check_kind(folder: Path) -> None:
         )
     if not (folder / "config.json").is_file():
         gguf_file = next((f", but {file.name}: name that file itself" for file in sorted(folder.glob("*.gguf"))), "")
-        raise ValueError(f"no model in {str(folder)!r}: it has no config.json{gguf_file}")
+        what_to_do = gguf_file or "; name a folder with config.json and *.safetensors, a .gguf file, or a hub name"
+        raise ValueError(f"no model in {str(folder)!r}: it has no config.json{what_to_do}")
     config = read_json(folder / "config.json")
     if head := draft_head(config):
         raise ValueError(

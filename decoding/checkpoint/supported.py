@@ -167,7 +167,8 @@ def check_same_vocabulary(target: str, draft: str, target_size: int, draft_size:
             raise ValueError(
                 f"the draft {draft!r} does not share the vocabulary of the target {target!r}: token id {token_id} is "
                 f"{draft_tokens[token_id]!r} to the draft and {target_tokens[token_id]!r} to the target; "
-                "use a draft of the same family, models.draft_vocabulary 'map', or drafter 'ngram'"
+                "take a draft of the target's family, or map its tokens by their texts "
+                "(models.draft_vocabulary 'map'), or take no draft model (engine.drafter 'suffix')"
             )
 
 

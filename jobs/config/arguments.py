@@ -4,11 +4,13 @@
 """
 
 import io
+import re
 from collections.abc import Iterable, Sequence
 from contextlib import redirect_stdout, suppress
 from typing import Any
 
 from jobs.config.fields import all_fields, level_fields, members_of
+from jobs.names import wrapped
 
 # Short names of fields, for the commands that have these fields.
 SHORTS = {
@@ -19,6 +21,10 @@ SHORTS = {
     "top_p": "sampling.top_p",
     "seed": "run.seed",
 }
+_NO_DEFAULT = re.compile(r"\s+\(default:\s+None\)")
+_UNDERSCORED = re.compile(r"--[a-z-]+_[a-z_]+(?![\w.])")  # a flag of no section, which is typed with hyphens
+_SENTENCE = re.compile(r"^  \w.*", re.MULTILINE)  # what a section is
+_SEVERAL = re.compile(r"\{tuple\[(.+?),\.\.\.\],\1\}")  # the type of a list for which one of its values may stand
 
 
 def shorts_of(kind: type) -> dict[str, str]:
@@ -33,7 +39,11 @@ def help_of(settings: Any, kind: type, prog: str) -> str:
     with redirect_stdout(said), suppress(SystemExit):
         settings(_cli_parse_args=["--help"], _cli_prog_name=prog)
     _, _, fields = said.getvalue().partition("\n\n")
-    lines = [f"  {prog} {line} [--section.field VALUE ...]" for line in getattr(kind, "usage", ("--config FILE",))]
+    explanation, options, fields = fields.partition("\n\noptions:")
+    fields = wrapped(explanation) + options + _SEVERAL.sub(r"\1", _NO_DEFAULT.sub("", fields))
+    fields = _UNDERSCORED.sub(lambda flag: flag[0].replace("_", "-"), fields)
+    fields = _SENTENCE.sub(lambda line: wrapped(line[0], "  "), fields)
+    lines = [f"  {prog} {line} [--section.field X ...]" for line in getattr(kind, "usage", ("--config FILE",))]
     if example := getattr(kind, "example", ""):
         lines += ["example:", f"  {prog} {example}"]
     return "\n".join(["usage:", *lines, "", fields])

@@ -8,7 +8,7 @@ import yaml
 
 from jobs.config.fields import all_fields, value_in
 
-_COLUMNS = 100
+_COLUMNS = 76  # of 80, as the plan indents it
 
 
 def as_yaml(config: Any, without: Collection[str] = (), commented: Collection[str] | None = None) -> str:

@@ -163,7 +163,7 @@ def config_file(arguments: Sequence[str]) -> Path | None:
         return None
     file = Path(value or "").expanduser()
     if not file.is_file():
-        raise ValueError(f"{said}{value!r}: no such file")
+        raise ValueError(f"{said}{value!r}: no such file; `dray init` writes one to begin with")
     return file
 
 

@@ -118,7 +118,7 @@ def conclude(run_directory: RunDirectory, config: RunConfig, new: Counts, starte
         for problem in check.problems:
             print(f"problem: {problem}", file=sys.stderr)
         print(
-            "the run is not complete; `dray verify OUTPUT --repair` moves damaged files away, "
+            f"the run is not complete; `dray verify {run_directory.location.name} --repair` moves damaged files away, "
             "and dray generate then redoes their units",
             file=sys.stderr,
         )

@@ -170,7 +170,10 @@ def make_plan(config: RunConfig) -> Plan:
 
 
 def create_run(plan: Plan, units: Iterable[WorkUnit] | None = None) -> RunDirectory:
-    """Return the run directory of a plan; create it if it does not exist, with all units unless some are given."""
+    """Return the run directory of a plan; create it if it does not exist, with all units unless some are given.
+
+    Raises ValueError as `RunDirectory.create` does, and if it cannot be written.
+    """
     if plan.run_directory is not None:
         return plan.run_directory
     run = {
@@ -181,7 +184,12 @@ def create_run(plan: Plan, units: Iterable[WorkUnit] | None = None) -> RunDirect
         "settings": {name: value for name, value in as_dict(plan.config).items() if name not in ASKED_OF_COMMAND},
         **described_run(plan.settings, plan.identity, plan.task.exactness(backend_of(plan.settings))),
     }
-    return RunDirectory.create(plan.config.output.path, run, plan.new_units() if units is None else units)
+    path = plan.config.output.path
+    try:
+        return RunDirectory.create(path, run, plan.new_units() if units is None else units)
+    except OSError as error:
+        what_to_do = "its folder (output.path) must be one that can be written and has room"
+        raise ValueError(f"the run in {path} cannot be begun: {error}; {what_to_do}") from error
 
 
 def task_of(config: RunConfig) -> Task:

@@ -88,7 +88,10 @@ def print_summary(run_directory: RunDirectory, check: CheckReport, num_new_token
     table.add_row("mean acceptance length", format_length(counts.mean_acceptance_length))
     table.add_row("exact", exactness_of(run_directory, check))
     if num_new_tokens:
-        table.add_row("this command", f"{num_new_tokens:,} tokens, {format_seconds(seconds)}")
+        table.add_row(
+            "this command",
+            f"{num_new_tokens:,} tokens, {format_seconds(seconds)}, {num_new_tokens / seconds:,.0f} tokens/s",
+        )
     Console().print(table)
     print_why_inexact(run_directory)
 

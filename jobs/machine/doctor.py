@@ -16,7 +16,8 @@ from contextlib import suppress
 from http.client import HTTPException
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING
+from textwrap import fill
+from typing import TYPE_CHECKING, Any
 
 from jobs.driver.stopping import Exit
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 _PACKAGES = ("torch", "transformers", "ray", "pyarrow", "pydantic-settings", "huggingface-hub", "gguf", "vllm")
 _OPTIONAL = ("vllm",)
+_WHOLE_WORDS: dict[str, Any] = {"break_on_hyphens": False, "break_long_words": False}
 _HUB_WITHIN_S = 3.0
 _GIB = 2**30
 _FEWEST_GIB = 2.0  # free, for the smallest of real models beside the packages
@@ -36,10 +38,11 @@ class CannotRun(Exception):
 
 def examine(options: argparse.Namespace) -> Exit:
     """Print what is found, and return the exit code."""
+    width = shutil.get_terminal_size().columns
     for part in (_versions, _processor, _gpus, _memory, _ray, _hub, _promise):
         try:
             for name, found in part():
-                print(f"{name + ':':13} {found}", flush=True)
+                print(fill(f"{name + ':':13} {found}", width, subsequent_indent=14 * " ", **_WHOLE_WORDS), flush=True)
         except (CannotRun, ImportError) as error:
             print(f"Dray cannot run here: {error}", file=sys.stderr)
             return Exit.FAILED
@@ -65,7 +68,8 @@ def _processor() -> Iterator[tuple[str, str]]:
 
     info = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
     names = (line.partition(": ")[2] for line in info if line.startswith("model name"))
-    yield "processor", f"{next(names, platform.machine())}; {torch.get_num_threads()} threads"
+    num_threads = torch.get_num_threads()
+    yield "processor", f"{next(names, platform.machine())}; {num_threads} thread{'s' * (num_threads > 1)}"
     compiler = next((path for name in ("g++", "c++") if (path := shutil.which(os.environ.get("CXX") or name))), None)
     yield "compiler", compiler or "none; apt-get install g++ lets Dray build its kernels, which are faster"
     kinds = {linear_kind(dtype) for dtype in (torch.float32, torch.bfloat16)} - {""}

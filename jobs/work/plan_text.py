@@ -26,6 +26,7 @@ from pipeline.inputs.units import BYTES_PER_TOKEN, WorkUnit
 from pipeline.inputs.values import visible
 
 _MOST_ERRORS, _MOST_IDS = 20, 3  # that are shown
+_INDENT = 11 * " "  # of what goes on
 _WRAPPED: dict[str, Any] = {"break_on_hyphens": False, "replace_whitespace": False}
 _MOST_LINES, _MOST_COLUMNS = 6, 400  # of a prompt's begin and of its end, and of each line
 
@@ -33,12 +34,19 @@ _MOST_LINES, _MOST_COLUMNS = 6, 400  # of a prompt's begin and of its end, and o
 def print_plan(plan: Plan) -> None:
     """Print what the run would do."""
     console, path = Console(), plan.config.output.path
+
+    def say(text: str) -> None:
+        """Print a text; what does not fit on a line goes on below it, where the text begins."""
+        for line in text.splitlines():
+            indent = 4 * " " + "| " * line.startswith("    |") if line.startswith("    ") else _INDENT
+            console.print(Text(fill(line, console.width, subsequent_indent=indent, **_WRAPPED)))
+
     if plan.run_directory is None:
         units, committed = plan.new_units(), IdSet()
-        console.print(f"New run in {path}")
+        say(f"New run in {path}")
     else:
         units, committed = plan.run_directory.units(), plan.run_directory.committed_unit_ids()
-        console.print(f"Run in {path}, {len(committed)} of {plan.run_directory.manifest.num_units} units committed")
+        say(f"Run in {path}, {len(committed)} of {plan.run_directory.manifest.num_units} units committed")
     num_units = num_rows = largest = num_missing = missing_rows = missing_tokens = 0
 
     def missing() -> Iterator[WorkUnit]:
@@ -55,33 +63,30 @@ def print_plan(plan: Plan) -> None:
     models, engine, backend = plan.settings.models, plan.settings.engine, backend_of(plan.settings)
     drafter = engine.pick_drafter(models.draft)
     num_files = f"{len(plan.files):,} file{'s' * (len(plan.files) != 1)}"
-    console.print(f"  input:   {num_files} ({plan.input_options.format}), {num_rows:,} rows")
-    console.print(f"  {prompts_in_words(plan)}", highlight=False)
-    made_of = origin_in_words(models.target)
-    named = plan.config.generator.models.target
-    console.print(f"  target:  {named} ({models.device}, {models.dtype}{made_of})", highlight=False)
+    say(f"  input:   {num_files} ({plan.input_options.format}), {num_rows:,} rows")
+    say(f"  {prompts_in_words(plan)}")
+    named = plan.config.generator.models
+    say(f"  target:  {named.target} ({models.device}, {models.dtype}{origin_in_words(models.target)})")
     has_model = drafter in NEED_A_MODEL
     for what, said in zip(("taken", "not applied"), _said_by_model(plan), strict=True):
         if said:
-            console.print(f"  {what} of the model's generation_config.json: {said}", highlight=False)
-    console.print(f"  engine:  {backend.describe()}", highlight=False)
+            say(f"  {what} of the model's generation_config.json: {said}")
+    say(f"  engine:  {backend.describe()}")
     if has_model:
-        made_of = origin_in_words(models.draft or "")
-        console.print(f"  draft:   {models.draft}{made_of}{_draft_in_words(plan)}", highlight=False)
+        say(f"  draft:   {named.draft}{origin_in_words(models.draft or '')}{_draft_in_words(plan)}")
     placement = describe_placement(plan.settings, plan.pool.max_actors)
-    console.print(f"  placement: {'in this process, without Ray' if plan.config.run.local else placement}")
+    say(f"  where:   {'in this process, without Ray' if plan.config.run.local else placement}")
     if plan.config.learn.every_rows:
-        console.print(f"  learns:  after every {plan.config.learn.every_rows:,} committed rows")
+        say(f"  learns:  after every {plan.config.learn.every_rows:,} committed rows")
     for name, model in (("target", models.target), ("draft", models.draft if has_model else None)):
         if model is not None and backend.plans_memory:
-            console.print(f"  memory of an engine's {name}: {footprint(plan.settings, model)}")
-    console.print(f"  units:   {num_units:,} of at most {largest:,} rows; {num_missing:,} missing")
-    console.print(f"  {plan.task.describe(missing_rows, plan.settings.sampling)}", highlight=False)
+            say(f"  memory:  {name} {footprint(plan.settings, model)}")
+    say(f"  units:   {num_units:,} of at most {largest:,} rows; {num_missing:,} to do")
+    say(f"  {plan.task.describe(missing_rows, plan.settings.sampling)}")
     if missing_rows:
         check = check_input(plan, to_check, missing_rows, missing_tokens * BYTES_PER_TOKEN)
         for line in _found_in_input(plan, check, missing_rows, missing_tokens):
-            indent = 4 * " " + "| " * line.startswith("    |") if line.startswith("    ") else 11 * " "
-            console.print(Text(fill(line, console.width, subsequent_indent=indent, **_WRAPPED)))
+            say(line)
 
 
 def prompts_in_words(plan: Plan) -> str:

@@ -103,7 +103,7 @@ class RunDirectory:
         try:
             run = json.loads(location.child("run.json").read_bytes())
         except FileNotFoundError as error:
-            raise ValueError(f"{location.name}: no run here (a run directory has a run.json)") from error
+            raise ValueError(f"{location.name}: no run here (no run.json); name the OUT of a dray generate") from error
         except ValueError as error:
             raise ValueError(f"{location.name}: run.json is not JSON ({error}); restore it from a copy") from error
         if missing := _missing_keys(run):

@@ -25,7 +25,10 @@ def load_tokenizer(path: str) -> Any:
     """Return the tokenizer of a folder. Raises ValueError if none loads without running code of its own."""
     folder = Path(path)
     if folder.is_dir() and not any((folder / name).is_file() for name in _TOKENIZER_FILES):
-        raise ValueError(f"no tokenizer in {path} (looked for {', '.join(_TOKENIZER_FILES)}); set models.tokenizer")
+        raise ValueError(
+            f"no tokenizer in {path} (looked for {', '.join(_TOKENIZER_FILES)}); put one there, or set "
+            "models.tokenizer to a folder or hub name that has one"
+        )
     from transformers import AutoTokenizer  # here, because the import takes seconds and planning does not need it
 
     try:

@@ -18,12 +18,15 @@ for name in commands():
     with contextlib.redirect_stdout(said), contextlib.suppress(SystemExit):
         main([name, "--help"])
     assert "usage:" in said.getvalue(), name
+    wide = [line for line in said.getvalue().splitlines() if len(line) > 80 and not line.startswith("  --")]
+    assert not wide, f"{name} --help has lines wider than a terminal of 80 columns: {wide}"
     heavy = {"torch", "transformers", "ray"} & sys.modules.keys()
     assert not heavy, f"{name} --help imports {heavy}"
 """
 
 
-def test_the_help_of_no_command_imports_torch_transformers_or_ray():
+def test_the_help_of_every_command_fits_on_80_columns_and_imports_neither_torch_nor_transformers_nor_ray(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
     ended = subprocess.run([sys.executable, "-c", _HELP_OF_ALL], capture_output=True, text=True, timeout=120)
     assert ended.returncode == 0, ended.stderr
 
@@ -73,7 +76,10 @@ def test_dray_works_beside_a_folder_of_the_user_that_is_named_jobs(tmp_path):
     _package(tmp_path / "jobs")
     # -P: the working directory is not searched for packages, as it is not by the script `dray`.
     ended = _run(tmp_path, "-P", "-m", "jobs", "generate", "--config=none.yaml")
-    assert (ended.returncode, ended.stderr) == (2, "error: --config 'none.yaml': no such file\n")
+    assert (ended.returncode, ended.stderr) == (
+        2,
+        "error: --config 'none.yaml': no such file; `dray init` writes one to begin with\n",
+    )
 
 
 def test_the_script_dray_finds_a_program_in_the_working_directory(tmp_path):

@@ -89,7 +89,7 @@ def test_a_dry_run_warns_of_unadjusted(job):
     assert job.generate("--dry-run", "--models.device=cpu", "--engine.verification=unadjusted") == 0
     said = job.capsys.readouterr()
     assert said.err.strip() == f"warning: {LOSSY}"
-    assert f"unadjusted; {LOSSY}" in flat(said.out)
+    assert f"unadjusted verification; {LOSSY}" in flat(said.out)
 
 
 def test_an_engine_whose_texts_depend_on_the_batch_is_refused_when_it_is_loaded(text_pair):

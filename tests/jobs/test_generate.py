@@ -296,6 +296,12 @@ def test_an_output_folder_with_other_files_is_refused_by_the_plan(job, dry_run):
     assert "is not empty and is not a run: it has ['notes.txt']" in job.printed()
 
 
+def test_an_output_folder_that_cannot_be_made_is_told_with_what_to_do(job):
+    job.read(1)
+    assert job.generate(f"--output.path={job.source / 'out'}") == 2  # the input is a file, and no folder
+    assert "must be one that can be written and has room" in " ".join(job.printed().split())
+
+
 @pytest.mark.parametrize("flag", ["--input.path", "--output.path"])
 def test_a_hub_path_without_a_network_is_told_in_one_line(job, monkeypatch, flag):
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:1")

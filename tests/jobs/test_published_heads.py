@@ -144,16 +144,16 @@ def test_a_published_head_is_planned_by_a_dry_run(case, tmp_path, capsys, monkey
     flags = ["--dry-run", "--models.device=cpu", "--models.dtype=bfloat16"]
     flags += [f"--engine.num_slots={_SLOTS}", f"--engine.max_model_len={_LENGTH}"]
     assert generate.main(arguments(source, tmp_path / "out", (str(target), str(head)), *flags)) == 0
-    printed = capsys.readouterr().out.splitlines()
+    printed = " ".join(capsys.readouterr().out.split())
 
-    assert f"  draft:   {head} ({case.draft})" in printed
+    assert f" draft: {head} ({case.draft})" in printed
     for name, weights, layers in (
         ("target", case.target_bytes, case.target_layers),
         ("draft", case.draft_bytes + case.copied_bytes, case.draft_layers),
     ):
         cache = _POSITIONS * layers * 2 * 8 * 128 * 2  # keys and values of 8 heads of 128 numbers of 2 bytes
         assert (
-            f"  memory of an engine's {name}: {(weights + cache) / _GIB:.2f} GiB (weights {weights / _GIB:.2f}, cache "
+            f" memory: {name} {(weights + cache) / _GIB:.2f} GiB (weights {weights / _GIB:.2f}, cache "
             f"{cache / _GIB:.2f} for {_SLOTS} slots of {_LENGTH} tokens)"
         ) in printed
 

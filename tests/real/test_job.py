@@ -5,6 +5,8 @@ from typing import Any
 
 import pytest
 
+from benchmarks.roofline.hardware import describe_machine
+from checks import answers
 from jobs import generate, prove
 from jobs.driver import execution
 from tests.jobs.conftest import Job
@@ -91,3 +93,16 @@ def test_scores_of_a_job_are_those_of_transformers(tmp_path):
         output: list[Any] = reference.tokenizer(prompt + answer).input_ids[len(ids) :]
         assert row["token_ids"] == output
         assert row["logprobs"] == pytest.approx(reference.logprobs(ids, output), abs=2e-4)
+
+
+def test_the_answer_that_readme_shows_is_what_the_model_writes(tmp_path):
+    if not answers.ANSWER.exists():
+        pytest.skip("make demo-real-answer has not written it yet")
+    shown = json.loads(answers.ANSWER.read_text())
+    if describe_machine()["processor"] != shown["machine"]["processor"]:
+        pytest.skip(f"it was written on {shown['machine']['processor']}, and another processor may round differently")
+    source, output = tmp_path / "in.jsonl", tmp_path / "out"
+    source.write_text("".join(answers.QUESTIONS.read_text().splitlines(keepends=True)[: answers.ROW + 1]))
+    command = [f"--config={answers.CONFIG}", f"--models.target={path_of('smollm2')}"]
+    assert generate.main([*command, f"--input.path={source}", f"--output.path={output}"]) == 0
+    assert generations(output)[answers.ROW]["text"] == shown["answer"]

@@ -62,7 +62,7 @@ def test_the_bundled_draft_with_permuted_ids_is_accepted_like_the_bundled_draft(
 
 
 def test_without_a_map_the_error_names_it(permuted_draft):
-    with pytest.raises(ValueError, match=r"does not share the vocabulary .* models.draft_vocabulary 'map'"):
+    with pytest.raises(ValueError, match=r"does not share the vocabulary .*models.draft_vocabulary 'map'"):
         Engine.load(TARGET, permuted_draft, OPTIONS, device="cpu", dtype="float32")
 
 

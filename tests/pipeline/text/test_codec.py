@@ -102,7 +102,8 @@ def test_a_prompt_without_tokens_fails_its_row(codec, is_chat):
 def test_a_folder_without_a_tokenizer_is_refused(tmp_path):
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(
-        ValueError, match=r"^no tokenizer in .* \(looked for tokenizer\.json, .*\); set models\.tokenizer$"
+        ValueError,
+        match=r"^no tokenizer in .* \(looked for tokenizer\.json, .*\); put one there, or set models\.tokenizer to .*$",
     ):
         TextCodec.load(str(tmp_path))
 
