@@ -138,8 +138,10 @@ def _mamba_2(
     dt_softplus: bool,
     z: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Read [N, H, V] by Mamba 2 from `hidden_states` [N, H, V], with B and C [N, G, K]; the rest is one for a head."""
-    assert z is None, "no model file gates here"
+    """Read [N, H, V] by Mamba 2 from `hidden_states` [N, H, V], with B and C [N, G, K]; `z` [N, H, V] gates them.
+
+    The rest is one for a head.
+    """
     dt_NH = dt[..., 0] if dt_bias is None else dt[..., 0] + dt_bias[:, 0]
     dt_NH = functional.softplus(dt_NH) if dt_softplus else dt_NH
     decay_NH = torch.exp(dt_NH.float() * A[:, 0, 0].float())
@@ -147,6 +149,8 @@ def _mamba_2(
     out_NHV = _recurred(state, C, B, value_NHV, decay_NH, None)
     if D is not None:
         out_NHV = out_NHV + hidden_states.float() * D.float()
+    if z is not None:
+        out_NHV = out_NHV * functional.silu(z.float())
     return out_NHV.to(hidden_states.dtype)
 
 
