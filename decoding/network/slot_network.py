@@ -33,7 +33,7 @@ from decoding.fused.graphs import ForwardGraphs, Inputs
 from decoding.fused.packed_linear import pack_linears
 from decoding.gpu.available import kernels_run_on
 from decoding.states import layers as state_layers
-from decoding.states.book import RECENT_STATES
+from decoding.states.book import num_recent_states
 
 
 class SlotNetwork(ABC):
@@ -79,12 +79,14 @@ class SlotNetwork(ABC):
             self.vocab_size = head.weight.shape[0]
             head.register_forward_pre_hook(self._wanted.keep)
 
-    def new_cache(self, num_slots: int, num_positions: int, moves_by_name: torch.device | None = None) -> KVCache:
-        """Return an empty cache for this network; `moves_by_name` as in `KVCache`."""
+    def new_cache(
+        self, num_slots: int, num_positions: int, num_draft_tokens: int, moves_by_name: torch.device | None = None
+    ) -> KVCache:
+        """Return an empty cache for this network, as `Target.allocate` says; `moves_by_name` as in `KVCache`."""
         kind = KVCache
         if self.network.config.get_text_config().model_type == "minimax":
             from decoding.cache.minimax_cache import MiniMaxRows as kind
-        num_states = RECENT_STATES if self.has_states else 0
+        num_states = num_recent_states(num_draft_tokens) if self.has_states else 0
         return kind(num_slots, num_positions, moves_by_name, num_recent_states=num_states)
 
     @property

@@ -11,8 +11,16 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-RECENT_STATES = 8  # of each slot, to begin with: a few more than are verified at once
+_RECENT_STATES = 8  # of each slot, at least
 NUM_SHARED_ENTRIES = 4  # of each slot: states for rows that begin alike
+
+
+def num_recent_states(num_draft_tokens: int) -> int:
+    """Return how many recent states a slot keeps where a row drafts at most so many tokens in a round.
+
+    A forward that verifies them goes on from a state, and leaves one behind each of them and of the token before.
+    """
+    return max(_RECENT_STATES, num_draft_tokens + 2)
 
 
 class Extension(NamedTuple):

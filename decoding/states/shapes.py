@@ -5,7 +5,7 @@ import inspect
 import torch
 from transformers import PreTrainedModel
 
-from decoding.states.book import NUM_SHARED_ENTRIES, RECENT_STATES
+from decoding.states.book import NUM_SHARED_ENTRIES, num_recent_states
 from decoding.states.calls import StateCalls
 from decoding.states.layers import CACHE_ARGUMENTS, state_modules
 from decoding.states.packed_steps import is_packed
@@ -43,8 +43,11 @@ class _Shown(StateCalls):
 
 
 @torch.inference_mode()
-def state_bytes(network: PreTrainedModel) -> int:
-    """Return the bytes of all states of one slot; the network may be on torch's meta device."""
+def state_bytes(network: PreTrainedModel, num_draft_tokens: int) -> int:
+    """Return the bytes of all states of one slot, in which at most so many tokens are drafted in a round.
+
+    The network may be on torch's meta device.
+    """
     num_bytes, size = 0, network.config.get_text_config().hidden_size
     for module in state_modules(network):
         weight, sizes = next(module.parameters()), _Sizes(lacks_column=is_packed(module))
@@ -54,4 +57,4 @@ def state_bytes(network: PreTrainedModel) -> int:
         arguments.update({each.name: _Shown(sizes) for each in others if each.name in CACHE_ARGUMENTS})
         module(**{hidden.name: torch.empty(1, _TOKENS, size, dtype=weight.dtype, device=weight.device)}, **arguments)
         num_bytes += sum(sizes.num_bytes.values())
-    return num_bytes * (RECENT_STATES + NUM_SHARED_ENTRIES)
+    return num_bytes * (num_recent_states(num_draft_tokens) + NUM_SHARED_ENTRIES)

@@ -100,9 +100,10 @@ def test_prompts_with_a_common_head_compute_it_once(models, monkeypatch):
 def test_a_common_head_is_read_once_by_layers_with_states_whatever_the_drafter_reads(drafter, num_shared, tmp_path):
     target = loaded(family_network("gated delta", STATES), tmp_path)
     prompts = [HEAD + tail for tail in random_prompts([9, 3, 30], seed=22)]
-    rows = run(engine_over(target, None, drafter, num_slots=3), numbered(prompts, max_tokens=8, temperature=0))
+    params = {"max_tokens": 8, "temperature": 0}
+    rows = run(engine_over(target, None, drafter, num_slots=3), numbered(prompts, **params))
     assert [row.num_cached_tokens for row in rows] == [0, num_shared, num_shared]
-    assert outputs(rows) == outputs(run(engine_over(target, num_slots=1), numbered(prompts, max_tokens=8, temperature=0)))
+    assert outputs(rows) == outputs(run(engine_over(target, num_slots=1), numbered(prompts, **params)))
 
 
 def test_a_prompt_whose_head_is_in_a_free_slot_takes_the_slot_over(models, monkeypatch):
