@@ -16,7 +16,7 @@ NUM_SHARED_ENTRIES = 4  # of each slot: states for rows that begin alike
 
 
 def num_recent_states(num_draft_tokens: int) -> int:
-    """Return how many recent states a slot keeps where a row drafts at most so many tokens in a round.
+    """Return how many recent states a slot keeps where a row drafts up to `num_draft_tokens` in a round.
 
     A forward that verifies them goes on from a state, and leaves one behind each of them and of the token before.
     """
