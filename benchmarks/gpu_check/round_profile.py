@@ -114,13 +114,13 @@ def _profile(parts: Parts, batch: int, num_drafted: int) -> dict[str, Any]:
         engine.step()
     written = _num_written(engine)
     events, seconds = _profiled(engine)
-    found = summary(events, _NUM_ROUNDS, seconds)
+    tokens_per_round = (_num_written(engine) - written) / (2 * _NUM_ROUNDS)
     for lane in engine.lanes:
         lane.close()
     return {
         "prompt_tokens_per_second": batch * _PROMPT_TOKENS / prompts_seconds,
-        "tokens_per_round": (_num_written(engine) - written) / (2 * _NUM_ROUNDS),
-        **found,
+        "tokens_per_round": tokens_per_round,
+        **summary(events, _NUM_ROUNDS, seconds),
     }
 
 

@@ -72,7 +72,8 @@ class _Tile:
         lines = 32 if group <= 4 else 64
         numbers_at_once = 8192 if dtype.itemsize <= 2 else 2048
         keys = max(16, min(64, numbers_at_once // padded_size))
-        num_warps = 4 if lines == 32 and padded_size <= 128 else 8  # their numbers fit the registers, without spills
+        # Fewer warps are faster (benchmarks/results/2026-11-27-h100.md) where their registers hold all numbers of a tile.
+        num_warps = 4 if lines == 32 and padded_size <= 128 and dtype.itemsize <= 2 else 8
         return cls(padded_size, lines, keys, num_warps, num_stages=3 if padded_size <= 128 else 2)
 
 

@@ -56,12 +56,8 @@ _FAMILIES = {"qwen3_5": _qwen3_5, "nemotron_h": _nemotron_h, "lfm2": _lfm2}
 
 def _model(options: Mapping[str, Any], hidden: int, vocab_size: int, seed: int) -> PreTrainedModel:
     torch.manual_seed(seed)
-    sizes = {
-        "hidden_size": hidden,
-        "intermediate_size": 3 * hidden,
-        "head_dim": 32,
-        "num_attention_heads": hidden // 32,
-    }
+    sizes = dict.fromkeys(("num_attention_heads", "num_key_value_heads"), hidden // 32)
+    sizes |= {"hidden_size": hidden, "intermediate_size": 3 * hidden, "head_dim": 32}
     sizes |= {"vocab_size": vocab_size, "max_position_embeddings": 8192}
     ids = {"bos_token_id": None, "eos_token_id": 0, "pad_token_id": 0, "tie_word_embeddings": True}
     return AutoModelForCausalLM.from_config(AutoConfig.for_model(**options, **sizes, **ids))

@@ -77,7 +77,7 @@ class NetworkCluster:
         """Return the same cluster, whose drivers run on another host."""
         return replace(self, driver_host=host)
 
-    def start(self, host: Host) -> None:
+    def start(self, host: Host, **environment: str) -> None:
         """Start a node on a host, and start it again whenever it ends. Only workers have CPUs."""
         words = ["--block", f"--node-ip-address={host.address}", f"--object-store-memory={_OBJECT_STORE_BYTES}"]
         words.append("--include-log-monitor=false")
@@ -91,7 +91,15 @@ class NetworkCluster:
         ray = str(Path(sys.executable).parent / "ray")
         command = host.command("sh", "-c", _SUPERVISOR, "supervisor", ray, "start", *words)
         with open(self.folder / f"{host.name}.log", "a") as log:
-            subprocess.Popen(command, stdout=log, stderr=log, env=self.environment)
+            subprocess.Popen(command, stdout=log, stderr=log, env=self.environment | environment)
+
+    def restart(self, host: Host, **environment: str) -> None:
+        """End a host's node, and start it with more in its environment; return when the cluster has all nodes again."""
+        host.signal(SIGKILL)
+        self._wait_for(lambda: not host.processes())
+        self._wait_for(lambda: host.address not in self.nodes().values())
+        self.start(host, **environment)
+        self.mend()
 
     def nodes(self) -> dict[str, str]:
         """Return the addresses of the nodes that the GCS counts as alive, by node id; none while it cannot be asked."""
