@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from functools import cache
 from types import FunctionType
+from typing import Any
 
 import torch
 
@@ -32,12 +33,12 @@ def keeps_states(kind: type[torch.nn.Module]) -> bool:
 
 
 @cache
-def source_of(kind: type[torch.nn.Module]) -> str:
+def source_of(kind: type[Any]) -> str:
     """Return the text of a class's methods, without those that torch's modules have."""
     return "\n".join(map(_source, _methods(kind)))
 
 
-def _methods(kind: type[torch.nn.Module]) -> Iterator[FunctionType]:
+def _methods(kind: type[Any]) -> Iterator[FunctionType]:
     for _, method in inspect.getmembers(kind, inspect.isfunction):
         if not method.__module__.startswith("torch."):
             yield method
