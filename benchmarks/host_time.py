@@ -71,7 +71,7 @@ class _Model:
         self.max_positions, self.close_call, self.is_batch_invariant, self.tap = None, 0.0, True, None
         self.cache = KVCache(num_slots, _MAX_MODEL_LEN, self.device)
 
-    def allocate(self, num_slots: int, num_positions: int) -> None:
+    def allocate(self, *sizes: int) -> None:
         return None
 
     def hand_out(self, tap: object) -> None:

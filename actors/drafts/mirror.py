@@ -112,6 +112,7 @@ class DraftTerms:
     eos_token_ids: frozenset[int]  # the target's
     verification: Verification
     most_candidates: int  # of a distribution, unless coupled; 0: all tokens
+    num_draft_tokens: int = 0  # of a row, at most
 
 
 @dataclass
@@ -130,9 +131,8 @@ class DraftMirror:
         """
         self._model, self._terms, self._grammars = model, terms, grammars
         self._rule = RULES[terms.verification]
-        self._drafter = ModelDrafter(
-            model, terms.vocab_size, terms.num_slots, terms.max_model_len, terms.most_candidates
-        )
+        sizes = terms.vocab_size, terms.num_slots, terms.max_model_len
+        self._drafter = ModelDrafter(model, *sizes, terms.most_candidates, terms.num_draft_tokens)
         self._rows: list[_Row | None] = [None] * terms.num_slots
         self._sampling: tuple[tuple[Sequence, ...], SamplingBatch] | None = None  # the newest, with its sequences
         self._token_counts = TokenCounts(terms.num_slots, model.device)

@@ -198,6 +198,7 @@ class DraftLinks:
     def __init__(self, settings: GeneratorSettings, roster: Any) -> None:
         """Ask `roster`, the actor of the run's DraftRoster, for the draft actors."""
         self._drafts, self._verification = settings.drafts, settings.engine.verification
+        self._num_draft_tokens = settings.engine.num_speculative_tokens
         # One is drafted for while another is verified; more of them hide a delay.
         self.num_lanes, self.most_lanes = settings.num_lanes, settings.most_lanes
         self._generator = uuid.uuid4().hex
@@ -251,6 +252,7 @@ class DraftLinks:
             target.eos_token_ids,
             self._verification,
             self._drafts.most_candidates,
+            self._num_draft_tokens,
         )
         link = self._links[lane % len(self._links)]
         return RemoteDrafter(link, f"{self._generator}/{lane}", terms, self._drafts.timeout_s)

@@ -18,7 +18,7 @@ def footprint(settings: GeneratorSettings, model: str) -> Footprint:
     if model != models.target and is_head(model):
         config = fitting_config(model, load_config(models.target), models.target)
         return head_footprint(model, config, models.dtype, engine.num_slots, length)
-    return footprint_of(load_config(model), models.dtype, engine.num_slots, length)
+    return footprint_of(load_config(model), models.dtype, engine.num_slots, length, engine.num_speculative_tokens)
 
 
 def free_memory(device: str) -> int:

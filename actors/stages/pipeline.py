@@ -74,9 +74,9 @@ class StagePipeline:
         self._sessions: set[int] = set()  # those that have slots
         self._is_whole = True  # no stage is known to be lost
 
-    def allocate(self, session: int, num_slots: int, num_positions: int) -> None:
+    def allocate(self, session: int, num_slots: int, num_positions: int, num_draft_tokens: int) -> None:
         """Reserve fresh slots for a session."""
-        self.repeat(lambda: self.ask_all("call", "allocate", num_slots, num_positions, session))
+        self.repeat(lambda: self.ask_all("call", "allocate", num_slots, num_positions, num_draft_tokens, session))
         self._sessions.add(session)
 
     def release(self, session: int) -> None:

@@ -85,7 +85,8 @@ def _measured(model: ShardedModel, rows: ProbeRows, plain: list[torch.Tensor]) -
     """Return the deviation as the stages are now, of rows of one length and of ragged ones."""
     model.facts_of_stages = model.pipeline.facts()
     model.allocate(len(SLOTS), rows.num_positions)
-    model.prefill(SLOTS, rows.prompts)
+    for tokens, starts in rows.pieces:
+        model.prefill(SLOTS, tokens, starts)
     model.logits(SLOTS, rows.starts, rows.junk)
     found = model.logits(SLOTS, rows.starts, rows.real).float()
     cut = [real[:length] for real, length in zip(rows.real, RAGGED, strict=True)]

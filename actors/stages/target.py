@@ -32,7 +32,7 @@ from decoding.sampling.rows import Rows
 from decoding.sampling.rules import close_call_margin
 from decoding.sampling.verdicts import RowVerdict
 from decoding.sequence import TokenLogprobs
-from decoding.states.book import RECENT_STATES, StateBook
+from decoding.states.book import StateBook, num_recent_states
 
 _T = TypeVar("_T")
 _ON_HOST: Callable[[torch.Tensor], torch.Tensor] = methodcaller("cpu")
@@ -57,7 +57,7 @@ class ShardedModel:
         self.eos_token_ids: frozenset[int] = first.eos_token_ids
         self.close_call = close_call_margin(self.dtype)
         self.cache: RemoteSlots | None = None
-        self._size = (0, 0)  # slots and positions
+        self._size = (0, 0, 0)  # slots, positions and drafted tokens
         self._sessions = count()
         self._session = next(self._sessions)
 
@@ -88,7 +88,7 @@ class ShardedModel:
     def share(self) -> ShardedModel:
         """Make another session on the same stages, with slots of its own."""
         twin = copy(self)  # asks the stages nothing: one of them may be lost
-        twin.cache, twin.tap, twin._size, twin._session = None, None, (0, 0), next(self._sessions)
+        twin.cache, twin.tap, twin._size, twin._session = None, None, (0, 0, 0), next(self._sessions)
         return twin
 
     def hand_out(self, tap: FeatureTap | None) -> None:
@@ -97,11 +97,12 @@ class ShardedModel:
             check_layer_ids(tap.layer_ids, self.facts_of_stages[0].num_layers)
         self.tap = tap
 
-    def allocate(self, num_slots: int, num_positions: int) -> None:
-        self.pipeline.allocate(self._session, num_slots, num_positions)
+    def allocate(self, num_slots: int, num_positions: int, num_draft_tokens: int = 0) -> None:
+        self._size = num_slots, num_positions, num_draft_tokens
+        self.pipeline.allocate(self._session, *self._size)
         has_states = any(facts.has_states for facts in self.facts_of_stages)
-        states = StateBook(num_slots, RECENT_STATES) if has_states else None
-        self.cache, self._size = RemoteSlots(self.pipeline, self._session, states), (num_slots, num_positions)
+        states = StateBook(num_slots, num_recent_states(num_draft_tokens)) if has_states else None
+        self.cache = RemoteSlots(self.pipeline, self._session, states)
 
     def release(self) -> None:
         self.cache = None

@@ -117,11 +117,13 @@ class Footprint:
         )
 
 
-def footprint_of(config: PretrainedConfig, dtype: str, num_slots: int, max_model_len: int) -> Footprint:
+def footprint_of(
+    config: PretrainedConfig, dtype: str, num_slots: int, max_model_len: int, num_draft_tokens: int = 0
+) -> Footprint:
     """Return the footprint of a model if weights and cache have this dtype (float32, bfloat16, float16).
 
-    FP8 weights stay FP8. The network is built without its weights, on torch's meta device. Raises a ValueError for a
-    checkpoint that is quantized in another way.
+    At most `num_draft_tokens` of a row are drafted in a round. FP8 weights stay FP8. The network is built without its
+    weights, on torch's meta device. Raises a ValueError for a checkpoint that is quantized in another way.
     """
     kind: torch.dtype = getattr(torch, dtype)
     with torch.device("meta"):  # tensors have shapes and dtypes, and no numbers
@@ -136,13 +138,13 @@ def footprint_of(config: PretrainedConfig, dtype: str, num_slots: int, max_model
         cache_per_token=_cache_per_token(config, kind),
         num_slots=num_slots,
         max_model_len=max_model_len,
-        states_per_slot=_state_bytes(network),
+        states_per_slot=_state_bytes(network, num_draft_tokens),
     )
 
 
-def _state_bytes(network: PreTrainedModel) -> int:
+def _state_bytes(network: PreTrainedModel, num_draft_tokens: int) -> int:
     try:
-        return state_bytes(network)
+        return state_bytes(network, num_draft_tokens)
     except NETWORK_FAILURES:  # such a network is refused when it is probed
         return 0
 

@@ -31,7 +31,7 @@ _SIZES: tuple[tuple[str, int], ...] = (
     (r"kv_lora_rank|index_head_dim|index_topk|rotary_dim|lora_rank_.*", 8),
     (r"q_lora_rank|o_lora_rank|.*low_rank.*", 16),
     (r"qk_head_dim", 16),
-    (r".*head_dim(_v)?|head_size|dim_head|d_kv|d_head", 8),
+    (r".*head_?dim(_v)?|head_size|dim_head|d_kv|d_head", 8),
     (r"moe_intermediate_size.*|.*expert_intermediate_size|moe_.*_hidden_size|expert_ffn_.*size", 24),
     (r"mamba_n_heads", 4),
     (r"mamba_d_head|mamba_d_state|mamba_chunk_size", 16),

@@ -20,7 +20,7 @@ from decoding.checkpoint.adapter import CONFIG as ADAPTER_CONFIG
 from decoding.checkpoint.adapter import base_of, is_adapter, merged_folder
 from decoding.checkpoint.gguf_file import unpacked_folder
 from decoding.checkpoint.model_files import check_kind, check_links, check_weights
-from decoding.states.layers import asks_cache_for_states
+from decoding.states.model_file import asks_cache_for_states, keeps_states_outside_modules
 
 _HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "*.txt", "tokenizer.model"]
 # What transformers raises for a folder that it cannot load: a value or a package is missing, or has an odd type.
@@ -123,6 +123,11 @@ def check_config(config: PretrainedConfig, path: str) -> None:
         raise ValueError(
             f"{path!r} ({name}) has layers with states, which Dray reads by calls that transformers has from 5.21 on, "
             f"and this is transformers {transformers.__version__}; update it, or choose a model with attention alone"
+        )
+    if asks_for_states and keeps_states_outside_modules(model_class):
+        raise ValueError(
+            f"{path!r} ({name}) keeps states in functions of its model file that are no methods of a layer, where Dray "
+            "does not find them; choose a model of another architecture"
         )
     if getattr(model_class, "_is_stateful", False) and not asks_for_states:
         raise ValueError(

@@ -32,9 +32,17 @@ DRAFTER_OF_HEAD: dict[Kind, DrafterName] = {"eagle3": "eagle3", "dflash": "dflas
 
 
 def make_drafter(
-    name: DrafterName, draft: Draft | Drafter | None, vocab_size: int, num_slots: int, max_model_len: int
+    name: DrafterName,
+    draft: Draft | Drafter | None,
+    vocab_size: int,
+    num_slots: int,
+    max_model_len: int,
+    num_draft_tokens: int = 0,
 ) -> Drafter:
-    """Return the drafter of that name. Those of `NEED_A_MODEL` need `draft`: a model, a head, or a drafter with one."""
+    """Return the drafter of that name. Those of `NEED_A_MODEL` need `draft`: a model, a head, or a drafter with one.
+
+    `num_draft_tokens` as in `Target.allocate`.
+    """
     match name:
         case "none":
             return NoDrafter()
@@ -43,11 +51,12 @@ def make_drafter(
         case "suffix":
             return SuffixDrafter()
         case "hybrid":
-            return HybridDrafter(SuffixDrafter(), make_drafter("model", draft, vocab_size, num_slots, max_model_len))
+            model = make_drafter("model", draft, vocab_size, num_slots, max_model_len, num_draft_tokens)
+            return HybridDrafter(SuffixDrafter(), model)
         case "model" | "eagle3" | "dflash":
             assert draft is not None, "`EngineOptions.pick_drafter` refuses a drafter whose model is not named"
             if isinstance(draft, LanguageModel):
-                return ModelDrafter(draft, vocab_size, num_slots, max_model_len)
+                return ModelDrafter(draft, vocab_size, num_slots, max_model_len, num_draft_tokens=num_draft_tokens)
             if isinstance(draft, Eagle3Head):
                 return Eagle3Drafter(draft, num_slots, max_model_len)
             return DFlashDrafter(draft, num_slots, max_model_len) if isinstance(draft, DFlashHead) else draft

@@ -30,11 +30,17 @@ class ModelDrafter(StepwiseDrafter):
     """Drafts with a model of its own, in a slot cache that mirrors the target's."""
 
     def __init__(
-        self, model: LanguageModel, vocab_size: int, num_slots: int, max_model_len: int, most_candidates: int = 0
+        self,
+        model: LanguageModel,
+        vocab_size: int,
+        num_slots: int,
+        max_model_len: int,
+        most_candidates: int = 0,
+        num_draft_tokens: int = 0,
     ) -> None:
         """Allocate a cache. `vocab_size` is the target's; no other ids are proposed.
 
-        `most_candidates` as in `StepwiseDrafter`.
+        `most_candidates` as in `StepwiseDrafter`, `num_draft_tokens` as in `Target.allocate`.
         """
         max_len = min(max_model_len, model.max_positions or max_model_len)
         super().__init__(model, num_slots, max_len, most_candidates)
@@ -44,7 +50,9 @@ class ModelDrafter(StepwiseDrafter):
             self.vocabulary = MappedIds(model.vocabulary_map, model.device)
         self._texts: list[Seq[int]] = []  # of the round's rows, in the draft's tokens
         self._num_idle_rounds = 0  # with hardly a draft, since the last one with more
-        model.allocate(num_slots, max_model_len)
+        # A step leaves a state behind each of its tokens, and those of a draft must stay.
+        self._most_in_a_step = num_draft_tokens + 1 if model.has_states else _MAX_IN_A_STEP
+        model.allocate(num_slots, max_model_len, num_draft_tokens)
 
     def renew(self) -> None:
         """Forget all keys and values: each row is read again before it drafts."""
@@ -107,9 +115,8 @@ class ModelDrafter(StepwiseDrafter):
         if self.model.has_states:  # each row reads its newest token, from a state before it
             for slot, text in zip(slots, texts, strict=True):
                 self.slots.roll_back(slot, max(0, min(len(text), self.max_len) - 1))
-        behind = [
-            slot for slot in slots if slot in drafting and len(self._texts[slot]) - num_known[slot] > _MAX_IN_A_STEP
-        ]
+        most = self._most_in_a_step
+        behind = [slot for slot in slots if slot in drafting and len(self._texts[slot]) - num_known[slot] > most]
         self._complete(behind, [self._texts[slot][:-1] for slot in behind])
         ends = [min(len(text), self.max_len) for text in texts]
         missing = [max(1, end - num_known[slot]) for slot, end in zip(slots, ends, strict=True)]

@@ -69,14 +69,15 @@ class Parts:
         """Return the parts of another engine, over the same weights with caches of its own."""
         return replace(self, target=self.target.share(), draft=self.draft and self.draft.share())
 
-    def make_drafter(self, lane: int, num_slots: int) -> Drafter:
-        """Make a fresh drafter for `num_slots` rows of this lane."""
+    def make_drafter(self, lane: int, num_slots: int, num_draft_tokens: int) -> Drafter:
+        """Make a fresh drafter for `num_slots` rows of this lane, each of which drafts up to `num_draft_tokens`."""
         draft: Draft | Drafter | None = self.draft
         if self.remote is not None:
             draft = self.remote.drafter(lane, self.target, num_slots, self.max_model_len)
         elif self.draft is not None and lane:
             draft = self.draft.share()
-        return make_drafter(self.drafter_name, draft, self.target.vocab_size, num_slots, self.max_model_len)
+        sizes = self.target.vocab_size, num_slots, self.max_model_len, num_draft_tokens
+        return make_drafter(self.drafter_name, draft, *sizes)
 
 
 def load_parts(

@@ -73,15 +73,15 @@ def measured(
         costs = replace(costs, num_lanes=len(slots))
         if (delayed := why_delayed(costs, options.num_slots, most * has_model)) is not None:
             _log.warning(delayed)
-    pairs = [(parts.target_of(lane), parts.make_drafter(lane, num_slots)) for lane, num_slots in enumerate(slots)]
+    pairs = [(parts.target_of(lane), parts.make_drafter(lane, num, most)) for lane, num in enumerate(slots)]
     return pairs, costs if is_adaptive else None
 
 
 def _costs_of(parts: Parts, options: EngineOptions, num_slots: int) -> CostTable:
     """Measure what rounds of a lane of `num_slots` rows cost."""
     target, most = parts.target, options.num_speculative_tokens
-    target.allocate(num_slots, parts.max_model_len)
-    drafter = parts.make_drafter(0, num_slots)
+    target.allocate(num_slots, parts.max_model_len, most)
+    drafter = parts.make_drafter(0, num_slots, most)
     target.hand_out(drafter.tap)
     costs = measure_costs(target, parts.draft, num_slots, most)
     timed_drafter = drafter if parts.draft is not None else None
@@ -261,7 +261,7 @@ class _Instant(LocalTarget):
     def hand_out(self, tap: FeatureTap | None) -> None:
         self.tap = tap
 
-    def allocate(self, num_slots: int, num_positions: int) -> None:
+    def allocate(self, num_slots: int, num_positions: int, num_draft_tokens: int = 0) -> None:
         return None
 
     @torch.inference_mode()

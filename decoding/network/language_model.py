@@ -80,11 +80,12 @@ class LanguageModel(SlotNetwork, LocalTarget):
             self.graphs.forget()
         self.tap = tap
 
-    def allocate(self, num_slots: int, num_positions: int) -> None:
+    def allocate(self, num_slots: int, num_positions: int, num_draft_tokens: int = 0) -> None:
         if self.graphs is not None:  # recordings have the addresses of the earlier cache
             self.graphs.forget()
         is_on_gpu = self.fused is not None and self.fused.is_on_gpu
-        self.cache = self.new_cache(num_slots, num_positions, self.device if is_on_gpu else None)
+        moves_by_name = self.device if is_on_gpu else None
+        self.cache = self.new_cache(num_slots, num_positions, num_draft_tokens, moves_by_name)
 
     def release(self) -> None:
         self.cache = None

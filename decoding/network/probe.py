@@ -1,7 +1,7 @@
 """The probe: a measurement that decides whether a model may run, our slots against the model's own plain forward.
 
-Ragged rows are prefilled into scattered slots, junk tokens are verified and rolled back, and real tokens follow. The
-logits of the real tokens must equal those of one plain forward with transformers' default attention, as in `generate`.
+Ragged rows are prefilled into scattered slots, in two pieces, junk tokens are verified and rolled back, and real tokens
+follow. Their logits must equal those of one plain forward with transformers' default attention, as in `generate`.
 Whether rows may be packed is measured as well; a model that packing changes gets rectangles.
 """
 
@@ -181,7 +181,8 @@ def _plain_logits(model: LanguageModel, rows: ProbeRows) -> list[torch.Tensor]:
 def _measured(model: LanguageModel, plain: list[torch.Tensor], rows: ProbeRows) -> float:
     model.allocate(len(SLOTS), rows.num_positions)
     may_pack, model.packs_rows = model.packs_rows, False  # rectangles first: packing is compared with them
-    model.prefill(SLOTS, rows.prompts)
+    for tokens, starts in rows.pieces:
+        model.prefill(SLOTS, tokens, starts)
     junk_BJ, real_BJ = to_device(rows.junk, model.device), to_device(rows.real, model.device)
     model.forward(rows.starts, junk_BJ, _every(junk_BJ), slots=SLOTS)
     for _ in range(_num_times(model)):

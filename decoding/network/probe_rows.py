@@ -52,6 +52,13 @@ class ProbeRows:
         return [len(prompt) for prompt in self.prompts]
 
     @property
+    def pieces(self) -> list[tuple[list[list[int]], list[int]]]:
+        """The prompts in two pieces: the tokens of each row, and where they begin. A long prompt is read in such."""
+        halves = [len(prompt) // 2 for prompt in self.prompts]
+        cut = [(prompt[:half], prompt[half:]) for prompt, half in zip(self.prompts, halves, strict=True)]
+        return [([first for first, _ in cut], [0] * len(cut)), ([second for _, second in cut], halves)]
+
+    @property
     def num_positions(self) -> int:
         """The number of positions that a slot must have."""
         return max(self.starts) + _NUM_JUNK

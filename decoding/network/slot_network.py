@@ -10,7 +10,7 @@ hidden size.
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
 from itertools import accumulate
 from typing import Any
@@ -33,7 +33,7 @@ from decoding.fused.graphs import ForwardGraphs, Inputs
 from decoding.fused.packed_linear import pack_linears
 from decoding.gpu.available import kernels_run_on
 from decoding.states import layers as state_layers
-from decoding.states.book import RECENT_STATES
+from decoding.states.book import num_recent_states
 
 
 class SlotNetwork(ABC):
@@ -79,12 +79,14 @@ class SlotNetwork(ABC):
             self.vocab_size = head.weight.shape[0]
             head.register_forward_pre_hook(self._wanted.keep)
 
-    def new_cache(self, num_slots: int, num_positions: int, moves_by_name: torch.device | None = None) -> KVCache:
-        """Return an empty cache for this network; `moves_by_name` as in `KVCache`."""
+    def new_cache(
+        self, num_slots: int, num_positions: int, num_draft_tokens: int, moves_by_name: torch.device | None = None
+    ) -> KVCache:
+        """Return an empty cache for this network, as `Target.allocate` says; `moves_by_name` as in `KVCache`."""
         kind = KVCache
         if self.network.config.get_text_config().model_type == "minimax":
             from decoding.cache.minimax_cache import MiniMaxRows as kind
-        num_states = RECENT_STATES if self.has_states else 0
+        num_states = num_recent_states(num_draft_tokens) if self.has_states else 0
         return kind(num_slots, num_positions, moves_by_name, num_recent_states=num_states)
 
     @property
@@ -152,12 +154,28 @@ class SlotNetwork(ABC):
                 length = None if lengths is None else [lengths[row]]
                 outputs.append(self._forward(*own, length, is_prompt=is_prompt))
             return torch.cat(outputs, dim=1 if self.vocab_size is None else 0)
-        plan, positions_BT = self._planned(starts, width, packing, slots, cache)
+        states: AbstractContextManager[None] = nullcontext()
         if cache.states is not None:
             num_tokens = [width] * len(starts) if lengths is None else lengths
             row_slots = range(len(starts)) if slots is None else slots
             place = width if packing is None else None
-            cache.states.plan(row_slots, starts, num_tokens, place, keeps_each=not is_prompt)
+            states = cache.states.planned(row_slots, starts, num_tokens, place, keeps_each=not is_prompt)
+        with states:
+            return self._forward_planned(fed_N, starts, width, packing, wanted_BJ, slots, cache, features)
+
+    def _forward_planned(
+        self,
+        fed_N: torch.Tensor,
+        starts: Seq[int],
+        width: int,
+        packing: Packing | None,
+        wanted_BJ: torch.Tensor,
+        slots: Seq[int] | None,
+        cache: KVCache,
+        features: Features | None,
+    ) -> torch.Tensor:
+        """Run `_forward` for rows whose states are planned, if there are any."""
+        plan, positions_BT = self._planned(starts, width, packing, slots, cache)
         if self.fused is None and packing is None:
             fed_BT = fed_N.view(*positions_BT.shape, *fed_N.shape[1:])
             return self._run(fed_BT, positions_BT, wanted_BJ, features, use_cache=True, **{self._cache_argument: cache})

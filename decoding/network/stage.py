@@ -108,9 +108,9 @@ class Stage(SlotNetwork):
         """Return the slots of a session; `allocate` comes first."""
         return self._caches[session]
 
-    def allocate(self, num_slots: int, num_positions: int, session: int = 0) -> None:
-        """Reserve a fresh cache of slots x positions for a session; the contents of its earlier one are lost."""
-        self._caches[session] = cache = self.new_cache(num_slots, num_positions)
+    def allocate(self, num_slots: int, num_positions: int, num_draft_tokens: int = 0, session: int = 0) -> None:
+        """Reserve a fresh cache for a session, as `Target.allocate`; the contents of its earlier one are lost."""
+        self._caches[session] = cache = self.new_cache(num_slots, num_positions, num_draft_tokens)
         cache.misleads = self.misleads
 
     def release(self, session: int = 0) -> None:

@@ -106,8 +106,12 @@ class Target(Protocol):
         stay the same, bit for bit. Raises ValueError if the target has no such features.
         """
 
-    def allocate(self, num_slots: int, num_positions: int) -> None:
-        """Reserve a fresh cache of slots x positions; the contents of an earlier one are lost."""
+    def allocate(self, num_slots: int, num_positions: int, num_draft_tokens: int = 0) -> None:
+        """Reserve a fresh cache of slots x positions; the contents of an earlier one are lost.
+
+        At most `num_draft_tokens` of a row are verified at once, behind its newest token; with more of them, slots with
+        states take more memory later.
+        """
 
     def release(self) -> None:
         """Free the cache's memory; `allocate` comes before any other use."""

@@ -11,8 +11,16 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-RECENT_STATES = 8  # of each slot, to begin with: a few more than are verified at once
+_RECENT_STATES = 8  # of each slot, at least
 NUM_SHARED_ENTRIES = 4  # of each slot: states for rows that begin alike
+
+
+def num_recent_states(num_draft_tokens: int) -> int:
+    """Return how many recent states a slot keeps where a row drafts up to `num_draft_tokens` in a round.
+
+    A forward that verifies them goes on from a state, and leaves one behind each of them and of the token before.
+    """
+    return max(_RECENT_STATES, num_draft_tokens + 2)
 
 
 class Extension(NamedTuple):
@@ -60,14 +68,18 @@ class StateBook:
         kept = self._slots[slot]
         read = kept.recent.get(start, kept.shared.get(start))
         assert start == 0 or read is not None, f"no state is kept behind {start} tokens of slot {slot}"
-        for entries in (kept.recent, kept.shared):
-            for length in [each for each in entries if each > start]:
-                del entries[length]
+        self.roll_back(slot, start)
         if keeps_each:
             self._num_recent = max(self._num_recent, num_tokens + 1)
             return Extension(read, [self._take_recent(kept, start + n + 1, start) for n in range(num_tokens)])
         entry = self._take_shared(kept, start + num_tokens, start)
         return Extension(read, [*[None] * (num_tokens - 1), entry])
+
+    def roll_back(self, slot: int, length: int) -> None:
+        """Forget what is kept of a slot behind `length` tokens."""
+        for entries in (self._slots[slot].recent, self._slots[slot].shared):
+            for behind in [each for each in entries if each > length]:
+                del entries[behind]
 
     def copy(self, source: int, target: int, length: int) -> tuple[int, int] | None:
         """Let slot `target` have the first `length` tokens of slot `source`; return the entry to copy, and to which."""

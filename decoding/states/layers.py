@@ -13,7 +13,6 @@ Shapes: B rows, T tokens of each in a call, N tokens in all, H hidden size.
 """
 
 import inspect
-import sys
 from collections import defaultdict
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
@@ -26,11 +25,10 @@ import torch
 from decoding.device import to_device
 from decoding.states import packed_steps
 from decoding.states.calls import StateCalls
+from decoding.states.model_file import RECURRENT_CALLS, keeps_states, source_of
 from decoding.states.rows import RowSpan, RowStates
 
 CACHE_ARGUMENTS = {"cache_params", "past_key_values"}  # by which a module is given the cache
-_RECURRENT_CALLS = ("update_recurrent_state(", "set_linear_cache(")
-_STATE_CALLS = ("update_conv_state(", *_RECURRENT_CALLS)
 
 
 def install(network: torch.nn.Module) -> bool:
@@ -42,28 +40,15 @@ def install(network: torch.nn.Module) -> bool:
 
 
 def state_modules(network: torch.nn.Module) -> list[torch.nn.Module]:
-    """Return the modules of a network that keep states."""
-    return [module for module in network.modules() if _keeps_states(type(module))]
-
-
-def asks_cache_for_states(network: type[torch.nn.Module]) -> bool:
-    """Tell whether the model file of a network's class keeps states in the cache that it is given."""
-    source = inspect.getsource(sys.modules[network.__module__])
-    return any(call in source for call in _STATE_CALLS)
+    """Return the modules of a network that keep states, without those that are parts of another one."""
+    found = {name: module for name, module in network.named_modules() if keeps_states(type(module))}
+    return [module for name, module in found.items() if not any(name.startswith(f"{other}.") for other in found)]
 
 
 def _goes_on_at_once(source: str) -> bool:
     """Tell whether a module takes many tokens of a row that has a state; Mamba 1 begins anew with them."""
-    keeps_only_windows = not any(call in source for call in _RECURRENT_CALLS)
+    keeps_only_windows = not any(call in source for call in RECURRENT_CALLS)
     return keeps_only_windows or "initial_state" in source
-
-
-def _keeps_states(kind: type[torch.nn.Module]) -> bool:
-    try:
-        source = inspect.getsource(kind.forward)
-    except (OSError, TypeError):
-        return False
-    return any(call in source for call in _STATE_CALLS)
 
 
 class StateLayer:
@@ -74,7 +59,7 @@ class StateLayer:
         self._module, self._plain = module, module.forward
         self._signature = inspect.signature(module.forward)
         self._is_packed = packed_steps.install(module)
-        self._goes_on_at_once = _goes_on_at_once(inspect.getsource(type(module).forward))
+        self._goes_on_at_once = _goes_on_at_once(source_of(type(module)))
         self._hidden = next(iter(self._signature.parameters))
         # Names of the linear layers over the module's input, and of the one whose output it returns; None: not known.
         self._over_input: tuple[str, ...] | None = None

@@ -20,14 +20,15 @@ from transformers.activations import ACT2FN
 from decoding.cpu import convolution
 from decoding.cpu.recurrence import kernel, recur
 from decoding.gpu.available import kernels_run_on
+from decoding.states.model_file import source_of
 from decoding.states.rows import StateHandle
 
 
 def is_packed(module: torch.nn.Module) -> bool:
     """Tell whether a module can run packed tokens here, by functions of its model file that are known."""
-    source = inspect.getsource(type(module).forward)
+    source = source_of(type(module))
     recurrences = _recurrences(source)
-    if f"{_WINDOW}(" not in source or bool(recurrences) != ("update_recurrent_state(" in source):
+    if f"{_WINDOW}(" not in source or bool(recurrences) != (".update_recurrent_state(" in source):
         return False
     # Where its steps are limited, a model file limits those of many tokens alone, and packed tokens have one formula.
     if tuple(getattr(module, "time_step_limit", _NO_LIMIT)) != _NO_LIMIT:
@@ -42,7 +43,7 @@ def install(module: torch.nn.Module) -> bool:
     if not is_packed(module):
         return False
     model_file = sys.modules[type(module).__module__]
-    for name in (_WINDOW, *_recurrences(inspect.getsource(type(module).forward))):
+    for name in (_WINDOW, *_recurrences(source_of(type(module)))):
         own = getattr(model_file, name)
         if not hasattr(own, "dray_own"):
             setattr(model_file, name, _for_handles(own, *_STEPS[name]))

@@ -118,10 +118,14 @@ class RowStates:
         self._packed: PackedStates | None = None
         self._hands_out_handles = False
 
-    def plan(
+    @contextmanager
+    def planned(
         self, slots: Seq[int], starts: Seq[int], lengths: Seq[int], width: int | None, *, keeps_each: bool
-    ) -> None:
-        """Plan which rows the next forward extends; row b's tokens begin at `b * width`, or end to end without one."""
+    ) -> Iterator[None]:
+        """Plan which rows this forward extends; row b's tokens begin at `b * width`, or end to end without one.
+
+        If it raises, no state counts as kept that it may not have written.
+        """
         self.spans, self.written, self.reads, self._packed = [], [], [], None
         first = 0
         for slot, start, length in zip(slots, starts, lengths, strict=True):
@@ -131,6 +135,12 @@ class RowStates:
             self.written.append(written)
             first += length if width is None else width
         self.num_fed = first
+        try:
+            yield
+        except BaseException:
+            for slot, start in zip(slots, starts, strict=True):
+                self.book.roll_back(slot, start)
+            raise
 
     def packed(self, device: torch.device) -> PackedStates:
         """Return the entries of the planned forward, for layers that take all of its tokens at once."""

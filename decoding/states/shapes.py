@@ -5,7 +5,7 @@ import inspect
 import torch
 from transformers import PreTrainedModel
 
-from decoding.states.book import NUM_SHARED_ENTRIES, RECENT_STATES
+from decoding.states.book import NUM_SHARED_ENTRIES, num_recent_states
 from decoding.states.calls import StateCalls
 from decoding.states.layers import CACHE_ARGUMENTS, state_modules
 from decoding.states.packed_steps import is_packed
@@ -43,15 +43,30 @@ class _Shown(StateCalls):
 
 
 @torch.inference_mode()
-def state_bytes(network: PreTrainedModel) -> int:
-    """Return the bytes of all states of one slot; the network may be on torch's meta device."""
-    num_bytes, size = 0, network.config.get_text_config().hidden_size
+def state_bytes(network: PreTrainedModel, num_draft_tokens: int) -> int:
+    """Return the bytes of all states of one slot, whose row drafts up to `num_draft_tokens` in a round.
+
+    The network may be on torch's meta device.
+    """
+    config = network.config.get_text_config()
+    size = config.hidden_size
+    num_bytes = 0
     for module in state_modules(network):
-        weight, sizes = next(module.parameters()), _Sizes(lacks_column=is_packed(module))
-        hidden, *others = inspect.signature(module.forward).parameters.values()
-        needed = [each for each in others if each.default is each.empty and each.kind is not each.VAR_KEYWORD]
-        arguments: dict[str, object] = dict.fromkeys(each.name for each in needed)
-        arguments.update({each.name: _Shown(sizes) for each in others if each.name in CACHE_ARGUMENTS})
-        module(**{hidden.name: torch.empty(1, _TOKENS, size, dtype=weight.dtype, device=weight.device)}, **arguments)
-        num_bytes += sum(sizes.num_bytes.values())
-    return num_bytes * (RECENT_STATES + NUM_SHARED_ENTRIES)
+        try:
+            num_bytes += _bytes_of(module, size)
+        except RuntimeError:  # it reads all of the residual streams, side by side
+            num_bytes += _bytes_of(module, size * config.hc_count)
+    return num_bytes * (num_recent_states(num_draft_tokens) + NUM_SHARED_ENTRIES)
+
+
+def _bytes_of(module: torch.nn.Module, size: int) -> int:
+    """Return the bytes of one state of a module whose input has that size."""
+    weight, sizes = next(module.parameters()), _Sizes(lacks_column=is_packed(module))
+    hidden, *others = inspect.signature(module.forward).parameters.values()
+    needed = [each for each in others if each.default is each.empty and each.kind is not each.VAR_KEYWORD]
+    arguments: dict[str, object] = dict.fromkeys(each.name for each in needed)
+    arguments.update({each.name: _Shown(sizes) for each in others if each.name in CACHE_ARGUMENTS})
+    if "input_ids" in arguments:
+        arguments["input_ids"] = torch.zeros(1, _TOKENS, dtype=torch.int64, device=weight.device)
+    module(**{hidden.name: torch.empty(1, _TOKENS, size, dtype=weight.dtype, device=weight.device)}, **arguments)
+    return sum(sizes.num_bytes.values())

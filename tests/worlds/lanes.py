@@ -96,9 +96,9 @@ class Processes:
     def _hold(self, target) -> None:
         num_seen, allocate, share = self.num_losses, target.allocate, target.share
 
-        def allocate_and_hold(num_slots, num_positions):
+        def allocate_and_hold(*sizes):
             nonlocal num_seen
-            allocate(num_slots, num_positions)
+            allocate(*sizes)
             num_seen = self.num_losses
             hold_cache()
 

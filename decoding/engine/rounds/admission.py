@@ -222,7 +222,7 @@ class Admission:
             return {}
         oldest = min(reading, key=lambda slot: reading[slot].number)
         followers = [each for _, each in self._seated() if each.leader and self._cache.has_states]
-        wanted = {slot: resident.num_until_awaited(followers) for slot, resident in reading.items()}
+        wanted = {slot: each.num_until_copied(followers, self._num_read_again) for slot, each in reading.items()}
         grants = {oldest: min(wanted[oldest], -(-budget // 2))}
         budget -= grants[oldest]
         for slot in sorted(reading, key=lambda slot: reading[slot].num_missing - grants.get(slot, 0)):

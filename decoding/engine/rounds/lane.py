@@ -56,7 +56,7 @@ class Lane:
         self._max_model_len = max_model_len
         self._num_slots = self._max_rows = num_slots
         self.admission = Admission(target, drafter, num_slots, max_prefill_tokens, waiting)
-        target.allocate(num_slots, max_model_len)
+        target.allocate(num_slots, max_model_len, schedule.ceiling)
         target.hand_out(drafter.tap)
         if self.host.has_dear_features:
             schedule.heed_features()
@@ -94,7 +94,7 @@ class Lane:
         """Begin with empty slots: the target has lost what was in them."""
         self.clear()
         self._forget_caches()
-        self.target.allocate(self._num_slots, self._max_model_len)
+        self.target.allocate(self._num_slots, self._max_model_len, self.schedule.ceiling)
 
     def renew_draft(self) -> None:
         """Begin anew with a draft that has other weights: what was learned of the earlier one is forgotten.

@@ -38,13 +38,15 @@ class Resident:
         """How many of the tokens to read are not in the slot yet."""
         return self._num_to_read - self.num_filled
 
-    def num_until_awaited(self, followers: "Seq[Resident]") -> int:
-        """Return how many tokens to read next: all, or those up to the first length for which a follower waits.
+    def num_until_copied(self, followers: "Seq[Resident]", num_read_again: int) -> int:
+        """Return how many tokens to read next: all, or those up to the first length that a follower will copy.
 
-        Only a slot with states needs that. What is read at once leaves a state behind its end alone.
+        Only a slot with states needs that. What is read at once leaves a state behind its end alone, and a follower
+        that drafts reads the last `num_read_again` of the tokens that it waits for again.
         """
-        awaited = [each.num_awaited - self.num_filled for each in followers if each.leader is self]
-        return min([self.num_missing, *(num_tokens for num_tokens in awaited if num_tokens > 0)])
+        own = [each for each in followers if each.leader is self]
+        ends = [each.num_awaited - (num_read_again if each.sequence.asked is None else 0) for each in own]
+        return min([self.num_missing, *(end - self.num_filled for end in ends if end > self.num_filled)])
 
     @property
     def is_ready(self) -> bool:

@@ -10,11 +10,13 @@ from decoding.drafters import make_drafter
 from decoding.network.language_model import LanguageModel
 from decoding.scope import Scope
 from tests.decoding import tiny
+from tests.decoding.families import STATES, family_network
 from tests.decoding.tiny import (
     EVERY_DRAFTER,
     POISON,
     assert_each_once,
     engine_over,
+    loaded,
     numbered,
     outputs,
     random_prompts,
@@ -92,6 +94,16 @@ def test_prompts_with_a_common_head_compute_it_once(models, monkeypatch):
     assert target.num_tokens == draft.num_tokens == expected
     # The first prompt, then what the others have of their own, together; the fifth comes when a slot is free.
     assert [len(call) for call in target.calls] == [1, 3, 1][: len(target.calls)]
+
+
+@pytest.mark.parametrize(("drafter", "num_shared"), [("none", 40), ("eagle3", 39), ("dflash", 39)])
+def test_a_common_head_is_read_once_by_layers_with_states_whatever_the_drafter_reads(drafter, num_shared, tmp_path):
+    target = loaded(family_network("gated delta", STATES), tmp_path)
+    prompts = [HEAD + tail for tail in random_prompts([9, 3, 30], seed=22)]
+    params = {"max_tokens": 8, "temperature": 0}
+    rows = run(engine_over(target, None, drafter, num_slots=3), numbered(prompts, **params))
+    assert [row.num_cached_tokens for row in rows] == [0, num_shared, num_shared]
+    assert outputs(rows) == outputs(run(engine_over(target, num_slots=1), numbered(prompts, **params)))
 
 
 def test_a_prompt_whose_head_is_in_a_free_slot_takes_the_slot_over(models, monkeypatch):

@@ -1,10 +1,13 @@
 """A kept state is that of the tokens which the book says, whatever rows did before. Entries hold tokens here."""
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from decoding.states.book import NUM_SHARED_ENTRIES, StateBook
+from tests.decoding.families import STATES, family_network
+from tests.decoding.tiny import loaded
 
 NUM_SLOTS, NUM_RECENT = 3, 3
 _SLOTS = st.integers(0, NUM_SLOTS - 1)
@@ -105,3 +108,27 @@ def test_a_row_cannot_go_on_where_no_state_was_kept():
         book.extend(0, 5, 1, keeps_each=True)
     with pytest.raises(AssertionError, match="no state is kept behind 8 tokens"):
         book.copy(0, 1, 8)
+
+
+@pytest.mark.parametrize("is_prompt", [False, True])
+@pytest.mark.parametrize("failing", [0, 3])
+def test_a_forward_that_raises_leaves_no_state_behind_and_its_row_goes_on_from_those_before(
+    failing, is_prompt, tmp_path, monkeypatch
+):
+    def out_of_memory(*_, **__):
+        raise torch.OutOfMemoryError("planted")
+
+    def logits(starts, tokens):
+        return model.forward(starts, torch.tensor([tokens]), torch.arange(len(tokens))[None], slots=[1])
+
+    model = loaded(family_network("gated delta", STATES), tmp_path)
+    model.allocate(2, 40)
+    model.prefill([1], [[1, 2, 3, 4, 5]])
+    expected = logits([5], [6, 7, 8, 9])
+    junk = torch.tensor([[9] * 10])
+    with monkeypatch.context() as planted:
+        planted.setattr(model.network.model.layers[failing].mlp, "forward", out_of_memory)
+        with pytest.raises(torch.OutOfMemoryError):
+            model.forward([6], junk, junk[:, :0], slots=[1], is_prompt=is_prompt)
+    assert model.cache.longest(1, 40) == 6
+    torch.testing.assert_close(logits([5], [6, 7, 8, 9]), expected, rtol=1e-4, atol=1e-5)

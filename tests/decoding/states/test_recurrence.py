@@ -62,9 +62,11 @@ def test_packed_rows_read_what_each_reads_alone_and_leave_its_states(key_size, v
     torch.testing.assert_close(states, kept, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("cut", range(1, 8))
-def test_a_row_that_is_cut_reads_the_same_bits(cut):
-    inputs = _inputs(8, 16, 24, of_keys=False, is_delta=True)
+@pytest.mark.parametrize("of_keys", [False, True])
+@pytest.mark.parametrize("is_delta", [False, True])
+@pytest.mark.parametrize("cut", [1, 2, 5, 7])
+def test_a_row_that_is_cut_reads_the_same_bits(cut, is_delta, of_keys):
+    inputs = _inputs(8, 16, 24, of_keys=of_keys, is_delta=is_delta)
     states = torch.zeros(2, HEADS, 16, 24)
     nothing, last = torch.tensor([-1]), torch.tensor([-1] * 7 + [0])
     whole = recur(StateRows(torch.tensor([0, 8]), nothing, last), states, *inputs)
@@ -72,6 +74,6 @@ def test_a_row_that_is_cut_reads_the_same_bits(cut):
     for first, end, read in ((0, cut, -1), (cut, 8, 1)):
         written = torch.tensor([-1] * (end - first - 1) + [1])
         rows = StateRows(torch.tensor([0, end - first]), torch.tensor([read]), written)
-        pieces.append(recur(rows, states, *(each[first:end] for each in inputs)))
+        pieces.append(recur(rows, states, *(None if each is None else each[first:end] for each in inputs)))
     assert torch.equal(torch.cat(pieces), whole)
     assert torch.equal(states[0], states[1])
