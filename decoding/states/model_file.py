@@ -4,7 +4,6 @@ import inspect
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
-from functools import cache
 from types import FunctionType
 from typing import Any
 
@@ -12,6 +11,7 @@ import torch
 
 RECURRENT_CALLS = (".update_recurrent_state(", ".set_linear_cache(")
 _STATE_CALLS = (".update_conv_state(", *RECURRENT_CALLS)
+_SOURCES: dict[type[Any], str] = {}  # read once: a network has many modules of few classes
 
 
 def asks_cache_for_states(network: type[torch.nn.Module]) -> bool:
@@ -32,10 +32,11 @@ def keeps_states(kind: type[torch.nn.Module]) -> bool:
     return _num_calls(source_of(kind)) > 0
 
 
-@cache
 def source_of(kind: type[Any]) -> str:
     """Return the text of a class's methods, without those that torch's modules have."""
-    return "\n".join(map(_source, _methods(kind)))
+    if kind not in _SOURCES:
+        _SOURCES[kind] = "\n".join(map(_source, _methods(kind)))
+    return _SOURCES[kind]
 
 
 def _methods(kind: type[Any]) -> Iterator[FunctionType]:

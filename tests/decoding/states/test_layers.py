@@ -1,12 +1,15 @@
 """Modules that are not packed go on token by token; each row reads what it would read alone."""
 
+import inspect
+
 import pytest
 import torch
+from transformers import FalconH1Config
 
 from decoding.network.probe import check_model
 from decoding.states import layers, packed_steps
 from tests.decoding.families import STATES, family_network
-from tests.decoding.tiny import loaded, random_prompts
+from tests.decoding.tiny import build, loaded, random_prompts
 
 SLOTS = [2, 0, 3]
 
@@ -38,3 +41,13 @@ def test_the_probe_sees_a_module_that_begins_anew_with_the_second_piece_of_a_pro
     model = loaded(family_network("mamba 1", STATES), tmp_path)
     with pytest.raises(ValueError, match="does not compute the same on the slot cache"):
         check_model(model, "mamba 1")
+
+
+def test_a_gate_within_the_step_of_mamba_2_is_computed(tmp_path):
+    """Falcon-H1 as it is published gates there; in other models a norm comes between."""
+    sizes = {"mamba_d_ssm": 32, "mamba_n_heads": 4, "mamba_d_head": 8, "mamba_d_state": 8, "mamba_chunk_size": 8}
+    settings = {**STATES["mamba 1"][1], "num_hidden_layers": 2, **sizes, "mamba_rms_norm": False}
+    known = set(inspect.signature(FalconH1Config).parameters)
+    config = FalconH1Config(**{name: value for name, value in settings.items() if name in known})
+    model = loaded(build(config, seed=3), tmp_path)
+    assert check_model(model, "falcon_h1") < 1e-5
