@@ -69,7 +69,7 @@ class _Model:
         self.device, self.dtype, self.vocab_size = torch.device("cpu"), torch.bfloat16, vocab_size
         self.eos_token_ids, self.vocabulary_map = frozenset({0}), None
         self.max_positions, self.close_call, self.is_batch_invariant, self.tap = None, 0.0, True, None
-        self.cache = KVCache(num_slots, _MAX_MODEL_LEN, self.device)
+        self.cache, self.has_states = KVCache(num_slots, _MAX_MODEL_LEN, self.device), False
 
     def allocate(self, *sizes: int) -> None:
         return None
