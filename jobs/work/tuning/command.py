@@ -57,7 +57,9 @@ def _tune(config: TuneConfig, plan: Plan, own: Setting, axes: Axes, file: TunedF
     console, num_threads, plain = Console(), torch.get_num_threads(), own.without_draft
 
     def say(line: object) -> None:
-        console.print(line, highlight=False, markup=False)
+        with console.capture() as captured:
+            console.print(line, highlight=False, markup=False)
+        print(captured.get(), end="")  # by sys.stdout, which a bar that is shown meanwhile makes room for
 
     try:
         step = f"loading {Path(plan.settings.models.target).name}, and looking how fast it is"
