@@ -30,8 +30,12 @@ _PLACE = re.compile("(<!-- answer: written by python -m checks.answers --write -
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Write what a run shows, or compare README with what was written; return 1 if it differs."""
-    if arguments:
+    """Write what a run shows, or compare README with what was written; return 1 if it differs, 2 for other words."""
+    is_written = list(arguments) == ["--write"]
+    if arguments and not is_written:
+        print(f"expected --write or nothing, got {' '.join(arguments)}", file=sys.stderr)
+        return 2
+    if is_written:
         with tempfile.TemporaryDirectory() as folder:
             command = [
                 sys.executable,
@@ -49,7 +53,7 @@ def main(arguments: Sequence[str]) -> int:
         return 0  # nothing is said of what is not measured
     before = README.read_text()
     written = _PLACE.sub(lambda place: place[1] + sentence(json.loads(ANSWER.read_text())) + place[2], before)
-    if arguments:
+    if is_written:
         README.write_text(written)
     elif written != before or not _PLACE.search(before):
         print(

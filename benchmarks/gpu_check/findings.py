@@ -126,9 +126,16 @@ def of_kernels(measured: Measured, kept: Kept) -> Iterator[Finding]:
         yield from _of_tiles(
             f"{each['product']}, {each['lines']} lines", each, f"{each['library_us']:.0f} us, the library"
         )
+    others = [f"{each['product']}@{each['lines']}" for each in measured["products"] if _has_other_bits(each)]
+    found = ", ".join(others[:_MOST_NAMED]) or "none"
+    yield Finding("products whose tiles give other bits", found, "none", not others)
     for each in measured["attention"]:
         speed = f"{each['gb'] / each['present_us'] * 1e6:,.0f} GB/s"
         yield from _of_tiles(f"attention, {each['rows']} x {each['tokens']}", each, speed)
+
+
+def _has_other_bits(product: Measured) -> bool:
+    return not all(tile.get("is_same", True) for tile in product["tiles"])
 
 
 def _of_tiles(what: str, measured: Measured, beside: str) -> Iterator[Finding]:

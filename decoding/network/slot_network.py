@@ -10,7 +10,7 @@ hidden size.
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from itertools import accumulate
 from typing import Any
@@ -154,45 +154,33 @@ class SlotNetwork(ABC):
                 length = None if lengths is None else [lengths[row]]
                 outputs.append(self._forward(*own, length, is_prompt=is_prompt))
             return torch.cat(outputs, dim=1 if self.vocab_size is None else 0)
-        states: AbstractContextManager[None] = nullcontext()
-        if cache.states is not None:
-            num_tokens = [width] * len(starts) if lengths is None else lengths
-            row_slots = range(len(starts)) if slots is None else slots
-            place = width if packing is None else None
-            states = cache.states.planned(row_slots, starts, num_tokens, place, keeps_each=not is_prompt)
-        with states:
-            return self._forward_planned(fed_N, starts, width, packing, wanted_BJ, slots, cache, features)
-
-    def _forward_planned(
-        self,
-        fed_N: torch.Tensor,
-        starts: Seq[int],
-        width: int,
-        packing: Packing | None,
-        wanted_BJ: torch.Tensor,
-        slots: Seq[int] | None,
-        cache: KVCache,
-        features: Features | None,
-    ) -> torch.Tensor:
-        """Run `_forward` for rows whose states are planned, if there are any."""
-        plan, positions_BT = self._planned(starts, width, packing, slots, cache)
-        if self.fused is None and packing is None:
-            fed_BT = fed_N.view(*positions_BT.shape, *fed_N.shape[1:])
-            return self._run(fed_BT, positions_BT, wanted_BJ, features, use_cache=True, **{self._cache_argument: cache})
-        positions_N = positions_BT.flatten()
-        if packing is None:
-            wanted_at_BJ = wanted_BJ + torch.arange(0, len(fed_N), width, device=self.device)[:, None]
-        else:
-            positions_N = positions_N[packing.packed_N]
-            wanted_at_BJ = packing.unpacked_BT.gather(1, wanted_BJ)
-        if self.fused is not None:
-            run = self._run_fused if self.graphs is None else self.graphs.run
-            out = run(Inputs(fed_N, positions_N, wanted_at_BJ, plan, features), cache)
-        else:
-            wanted_1J = wanted_at_BJ.flatten()[None]
-            arguments = {self._cache_argument: cache, "use_cache": True, "slot_plan": plan}
-            out = self._run(fed_N[None], positions_N[None], wanted_1J, features, **arguments)
-        return out if self.vocab_size is None else out.view(*wanted_BJ.shape, self.vocab_size)
+        with ExitStack() as forward:
+            if cache.states is not None:
+                num_tokens = [width] * len(starts) if lengths is None else lengths
+                row_slots = range(len(starts)) if slots is None else slots
+                place = width if packing is None else None
+                states = cache.states.planned(row_slots, starts, num_tokens, place, keeps_each=not is_prompt)
+                forward.enter_context(states)
+            plan, positions_BT = self._planned(starts, width, packing, slots, cache)
+            if self.fused is None and packing is None:
+                fed_BT = fed_N.view(*positions_BT.shape, *fed_N.shape[1:])
+                return self._run(
+                    fed_BT, positions_BT, wanted_BJ, features, use_cache=True, **{self._cache_argument: cache}
+                )
+            positions_N = positions_BT.flatten()
+            if packing is None:
+                wanted_at_BJ = wanted_BJ + torch.arange(0, len(fed_N), width, device=self.device)[:, None]
+            else:
+                positions_N = positions_N[packing.packed_N]
+                wanted_at_BJ = packing.unpacked_BT.gather(1, wanted_BJ)
+            if self.fused is not None:
+                run = self._run_fused if self.graphs is None else self.graphs.run
+                out = run(Inputs(fed_N, positions_N, wanted_at_BJ, plan, features), cache)
+            else:
+                wanted_1J = wanted_at_BJ.flatten()[None]
+                arguments = {self._cache_argument: cache, "use_cache": True, "slot_plan": plan}
+                out = self._run(fed_N[None], positions_N[None], wanted_1J, features, **arguments)
+            return out if self.vocab_size is None else out.view(*wanted_BJ.shape, self.vocab_size)
 
     def _planned(
         self, starts: Seq[int], width: int, packing: Packing | None, slots: Seq[int] | None, cache: KVCache

@@ -4,6 +4,7 @@ import html
 import re
 from pathlib import Path
 
+from jobs.work.tuning.result import HEADINGS
 from tests.jobs.terminal_picture import COLUMNS, COMMANDS, ROOT, is_half_done, screens
 
 _LABEL = re.compile(r"^  (\w[\w ]*):", re.MULTILINE)
@@ -34,7 +35,13 @@ def test_the_picture_of_a_run_is_of_its_middle():
     assert re.search(r"\d rows +[\d,]+ tokens +[\d,]+ tokens/s .*\d:\d\d left$", run.rstrip())
 
 
+def test_the_picture_of_tuning_has_the_columns_that_its_table_has():
+    (headings,) = re.findall(r"^drafter .*$", _shown("tune"), re.MULTILINE)
+    in_a_row = "".join(("drafter", *HEADINGS)).replace(" ", "")  # a picture places words, and has no spaces between
+    assert headings.replace(" ", "") == in_a_row
+
+
 def test_pictures_are_small_and_ask_no_other_host():
-    for name in ("plan", "run"):
+    for name in COMMANDS:
         assert _picture(name).stat().st_size < _MOST_BYTES
         assert "url(http" not in _picture(name).read_text().replace('"', "")

@@ -13,7 +13,7 @@ from jobs.report_page.numbers import format_length
 from jobs.work.tuning.setting import Setting
 from jobs.work.tuning.trials import Trials
 
-_HEADINGS = ("slots", "thr", "dtype", "tok/s", "times", "spread", "len", "GiB", "1M rows")
+HEADINGS = ("slots", "thr", "dtype", "tok/s", "times", "spread", "len", "GiB", "1M rows")
 _MILLION = 1_000_000
 _NUM_BARS = 8
 _BAR = 24  # characters of the longest one
@@ -27,7 +27,7 @@ def shown(trials: Trials, settings: Seq[Setting], best: Setting) -> Iterator[Tab
     """Yield a table with a line for each setting, bars, and what a reader should know of them."""
     table = Table(box=SIMPLE_HEAD, padding=0, show_edge=False, pad_edge=False)
     table.add_column("drafter", overflow="fold")
-    for heading in _HEADINGS:
+    for heading in HEADINGS:
         table.add_column(heading, justify="right", no_wrap=True)
     for setting in settings:
         spread, counts = trials.spread(setting), trials.passes[setting][-1].counts
