@@ -1,7 +1,5 @@
 """Writer of an answer, whole or streamed. The two APIs differ only in the form of their choices."""
 
-from __future__ import annotations
-
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator

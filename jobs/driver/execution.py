@@ -1,7 +1,5 @@
 """Execution of units from the ledger to the last receipt: by a pool of actors, or in this process, without Ray."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import sys

@@ -1,7 +1,5 @@
 """Fingerprints: what a run depends on, and what it wrote, as sha256 hex digests."""
 
-from __future__ import annotations
-
 import hashlib
 import struct
 from collections.abc import Iterable
