@@ -15,6 +15,7 @@ import re
 from typing import Any
 
 from decoding.heads.format.head_config import (
+    NUM_DEFAULT_IDS,
     OF_DSPARK,
     OWN_FIELDS,
     HeadConfig,
@@ -36,8 +37,8 @@ _OTHER_HEADS = re.compile(r"medusa|dflash2|domino|peagle|xpress|mtp", re.IGNOREC
 _FIELDS_OF_DFLASH2 = ("selector_rank", "conv_kernel_size")
 _IDS_ARE = "aux_hidden_state_layer_ids_are"
 _NOT_OF_LAYERS = (
-    "draft_vocab_size", "target_hidden_size", "num_target_layers", "eagle_config", "eagle_aux_hidden_state_layer_ids",
-    "dflash_config", "target_layer_ids", "mask_token_id", "block_size", "sample_from_anchor", "causal",
+    "draft_vocab_size", "target_hidden_size", "num_target_layers", "num_aux_hidden_states", "eagle_config",
+    "eagle_aux_hidden_state_layer_ids", "dflash_config", "target_layer_ids", "mask_token_id", "block_size", "sample_from_anchor", "causal",
     *OWN_FIELDS["eagle3"], *OF_DSPARK,
 )  # fmt: skip
 _DSPARKS_DEFAULTS = (0, "vanilla", True, True)  # of `OF_DSPARK`; the first one is always said
@@ -53,6 +54,7 @@ def read_eagle(fields: dict[str, Any]) -> HeadConfig:
     kind = _kind(said)
     layers = normalized({name: value for name, value in fields.items() if name not in _NOT_OF_LAYERS})
     own = _of_pairs(said, assumed) if kind == "eagle3" else _of_blocks(kind, said, said.inside("dflash_config"))
+    _check_num_features(said, own["layer_ids"])
     num_tokens = default_num_speculative_tokens(kind, own.get("block_size"), own.get("sample_from_anchor", False))
     assumed.append(f"speculative_tokens: {num_tokens}, which this format does not say")
     draft_vocab_size = said.value("draft_vocab_size", int)
@@ -102,6 +104,13 @@ def _of_pairs(said: Said, assumed: list[str]) -> dict[str, Any]:
     if convention not in ("inputs", "outputs", "unknown"):
         raise ValueError(f"has {_IDS_ARE} {convention!r} in eagle_config, expected inputs or outputs; correct it")
     return {**norms, "layer_ids": ids, "layer_ids_are": "inputs" if ids is None else convention}
+
+
+def _check_num_features(said: Said, ids: tuple[int, ...] | None) -> None:
+    num_read = NUM_DEFAULT_IDS if ids is None else len(ids)
+    if (num_said := said.value("num_aux_hidden_states", int, num_read)) != num_read:
+        named = "names none, so that 3 would be read" if ids is None else f"names {list(ids)}"
+        raise ValueError(f"reads {num_said} layers by num_aux_hidden_states, and {named}; name them in eagle_config")
 
 
 def _of_blocks(kind: Kind, said: Said, inner: Said) -> dict[str, Any]:

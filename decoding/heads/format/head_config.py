@@ -35,7 +35,7 @@ OWN_FIELDS: dict[Kind, tuple[str, ...]] = {
     "dspark": (*_OF_BLOCKS, *OF_DSPARK),
 }
 _IN_WORDS = {"inputs": "the input of a layer", "outputs": "the output of a layer", "unknown": "input or output"}
-_NUM_DEFAULT_IDS = 3
+NUM_DEFAULT_IDS = 3
 _MARKOV_TYPES = ("vanilla", "gated", "rnn")
 
 
@@ -136,7 +136,7 @@ class HeadConfig:
     @property
     def num_features(self) -> int:
         """The number of the target's layers whose residual stream is read."""
-        return _NUM_DEFAULT_IDS if self.layer_ids is None else len(self.layer_ids)
+        return NUM_DEFAULT_IDS if self.layer_ids is None else len(self.layer_ids)
 
     @property
     def sliding_window(self) -> int | None:

@@ -1,7 +1,7 @@
 """The tensors of a head: their names and shapes by its configuration, and how they are read and checked.
 
 Names are those of speculators 0.9.0 (speculators/models/*/core.py), where SafeAILab/EAGLE says `midlayer` for
-`layers.0`; the modules of a head's network have them, too.
+`layers.0` and NVIDIA's Automodel puts `model.` in front; the modules of a head's network have them, too.
 
 A head may know some of its target's tokens only. `d2t` then holds offsets: token i of the head is token i + d2t[i] of
 the target. `t2d` marks the tokens of the target that the head knows, so it follows from `d2t`.
@@ -71,6 +71,7 @@ def read_tensors(folder: Path, config: HeadConfig) -> dict[str, torch.Tensor]:
 
 def our_name(stored: str) -> str:
     """Return the name of a tensor here, for its name in a file."""
+    stored = stored.removeprefix("model.")
     return FIRST_LAYER + stored.removeprefix(EAGLES_FIRST_LAYER) if stored.startswith(EAGLES_FIRST_LAYER) else stored
 
 

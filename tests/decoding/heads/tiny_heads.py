@@ -22,8 +22,8 @@ HIDDEN_SIZE = 32
 VARIANTS = {
     "original": {},
     "normed residual": {"norm_before_residual": True},
-    "eagle 3.1": {"norm_before_residual": True, "norm_before_fc": True, "norm_output": True},
-    "a norm for each feature": {"fc_norm": True, "norm_output": True},
+    "normed features": {"norm_before_residual": True, "norm_before_fc": True, "norm_output": True},
+    "eagle 3.1": {"fc_norm": True, "norm_output": True},
 }
 
 
