@@ -20,11 +20,12 @@ from decoding.heads.format.head_config import (
     OWN_FIELDS,
     HeadConfig,
     Kind,
-    Said,
     default_layer_inputs,
     default_num_speculative_tokens,
+    layer_fields,
     normalized,
 )
+from decoding.heads.format.said import Said
 
 _CLASSES: dict[tuple[Kind, str], str] = {
     ("eagle3", "llama"): "LlamaForCausalLMEagle3",
@@ -36,12 +37,7 @@ _CLASSES: dict[tuple[Kind, str], str] = {
 _OTHER_HEADS = re.compile(r"medusa|dflash2|domino|peagle|xpress|mtp", re.IGNORECASE)
 _FIELDS_OF_DFLASH2 = ("selector_rank", "conv_kernel_size")
 _IDS_ARE = "aux_hidden_state_layer_ids_are"
-_NOT_OF_LAYERS = (
-    "draft_vocab_size", "target_hidden_size", "num_target_layers", "num_aux_hidden_states", "eagle_config",
-    "eagle_aux_hidden_state_layer_ids", "dflash_config", "target_layer_ids", "mask_token_id", "block_size", "sample_from_anchor", "causal",
-    *OWN_FIELDS["eagle3"], *OF_DSPARK,
-)  # fmt: skip
-_DSPARKS_DEFAULTS = (0, "vanilla", True, True)  # of `OF_DSPARK`; the first one is always said
+_DSPARKS_DEFAULTS = dict(zip(OF_DSPARK, (0, "vanilla", True, True), strict=True))  # the first one is always said
 
 
 def read_eagle(fields: dict[str, Any]) -> HeadConfig:
@@ -51,14 +47,15 @@ def read_eagle(fields: dict[str, Any]) -> HeadConfig:
     that are missing or contradict each other.
     """
     said, assumed = Said(fields), list[str]()
-    kind = _kind(said)
-    layers = normalized({name: value for name, value in fields.items() if name not in _NOT_OF_LAYERS})
-    own = _of_pairs(said, assumed) if kind == "eagle3" else _of_blocks(kind, said, said.inside("dflash_config"))
+    kind = _kind(Said(fields))
+    layers = normalized(fields)
+    inner = said.inside("eagle_config" if kind == "eagle3" else "dflash_config")
+    own = _of_pairs(said, inner, assumed) if kind == "eagle3" else _of_blocks(kind, said, inner)
     _check_num_features(said, own["layer_ids"])
     num_tokens = default_num_speculative_tokens(kind, own.get("block_size"), own.get("sample_from_anchor", False))
     assumed.append(f"speculative_tokens: {num_tokens}, which this format does not say")
     draft_vocab_size = said.value("draft_vocab_size", int)
-    return HeadConfig(
+    config = HeadConfig(
         kind=kind,
         format="eagle",
         layer_config=layers,
@@ -69,6 +66,9 @@ def read_eagle(fields: dict[str, Any]) -> HeadConfig:
         assumed=tuple(assumed),
         **own,
     )
+    said.refuse_unasked(layer_fields(layers["model_type"]))
+    inner.refuse_unasked()
+    return config
 
 
 def _kind(said: Said) -> Kind:
@@ -94,12 +94,12 @@ def _kind(said: Said) -> Kind:
     raise ValueError(f"is {called}, which is no EAGLE-3 head (draft_vocab_size is missing, too); use an EAGLE-3 head")
 
 
-def _of_pairs(said: Said, assumed: list[str]) -> dict[str, Any]:
-    inner = said.inside("eagle_config")
-    norms = {name: said.value(name, bool) or inner.value(name, bool, False) for name in OWN_FIELDS["eagle3"]}
+def _of_pairs(said: Said, inner: Said, assumed: list[str]) -> dict[str, Any]:
+    norms = {name: said.value(name, bool, False) | inner.value(name, bool, False) for name in OWN_FIELDS["eagle3"]}
     if not said.has("norm_before_residual") and not inner.has("norm_before_residual"):
         assumed.append("norm_before_residual: false, as in EAGLE's own code")
-    ids = inner.values("eagle_aux_hidden_state_layer_ids", int) or said.values("eagle_aux_hidden_state_layer_ids", int)
+    ids = said.values("eagle_aux_hidden_state_layer_ids", int)
+    ids = inner.values("eagle_aux_hidden_state_layer_ids", int) or ids
     convention = inner.value(_IDS_ARE, str, "unknown")
     if convention not in ("inputs", "outputs", "unknown"):
         raise ValueError(f"has {_IDS_ARE} {convention!r} in eagle_config, expected inputs or outputs; correct it")
@@ -115,26 +115,35 @@ def _check_num_features(said: Said, ids: tuple[int, ...] | None) -> None:
 
 def _of_blocks(kind: Kind, said: Said, inner: Said) -> dict[str, Any]:
     """Return what heads that fill in blocks say; authors write it outside of dflash_config or inside."""
-    ids = inner.values("target_layer_ids", int) or said.values("target_layer_ids", int)
+    ids = said.values("target_layer_ids", int)
+    ids = inner.values("target_layer_ids", int) or ids
     if ids is None:
         raise ValueError("has no target_layer_ids, the ids of the layers that it reads; add them to its config.json")
+    inner.value("projector_type", str)  # it is a part of the kind
+
+    def either(name: str, kind: type, default: Any = None) -> Any:
+        outer = said.value(name, kind, default)
+        return inner.value(name, kind, outer)
+
+    is_causal = either("is_causal", bool, either("causal", bool))
+    if is_causal and set(said.fields.get("layer_types") or [""]) != {"sliding_attention"}:
+        raise ValueError(
+            "has is_causal or causal true for layers without a sliding window, and in Dray such layers see all of a "
+            "block; use another version of the head"
+        )
     own = {
         "layer_ids": ids,
         "layer_ids_are": "outputs",
-        "mask_token_id": inner.value("mask_token_id", int, said.value("mask_token_id", int)),
-        "block_size": said.value("block_size", int) or inner.value("block_size", int),
+        "mask_token_id": either("mask_token_id", int),
+        "block_size": either("block_size", int),
+        "sample_from_anchor": either("sample_from_anchor", bool, kind == "dspark"),
+        "sliding_window_non_causal": is_causal is False,
     }
-    is_causal, anchor = inner.value("causal", bool, True), "sample_from_anchor"
-    if kind == "dflash":
-        own[anchor] = said.value(anchor, bool, False) or inner.value(anchor, bool, False)
-        return own | {"sliding_window_non_causal": not is_causal}
-    where = said if said.has("markov_rank") else inner
-    if not where.has("markov_rank"):
-        raise ValueError("has no markov_rank, which a dspark head has; add it to its config.json")
-    own[anchor] = said.value(anchor, bool, True) and inner.value(anchor, bool, True)
-    own["sliding_window_non_causal"] = not (said.value("causal", bool, True) and is_causal)
-    defaults = zip(OF_DSPARK, _DSPARKS_DEFAULTS, strict=True)
-    return own | {name: where.value(name, type(default), default) for name, default in defaults}
+    if kind == "dspark":
+        if not (said.has("markov_rank") or inner.has("markov_rank")):
+            raise ValueError("has no markov_rank, which a dspark head has; add it to its config.json")
+        own |= {name: either(name, type(default), default) for name, default in _DSPARKS_DEFAULTS.items()}
+    return own
 
 
 def write_eagle(config: HeadConfig, dtype: str) -> dict[str, Any]:
@@ -171,7 +180,7 @@ def write_eagle(config: HeadConfig, dtype: str) -> dict[str, Any]:
     block: dict[str, Any] = {"mask_token_id": config.mask_token_id, "target_layer_ids": list(outputs)}
     block["sample_from_anchor"] = config.sample_from_anchor
     if config.sliding_window_non_causal:
-        block["causal"] = False
+        block["causal"] = fields["is_causal"] = False  # vLLM reads both, z-lab's own code the second
     fields["block_size"] = config.block_size
     if config.kind == "dflash":
         return fields | {"dflash_config": block}

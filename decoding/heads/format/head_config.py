@@ -7,12 +7,11 @@ peagle   EAGLE-3 that drafts all tokens in one forward; arXiv 2602.01469
 dflash   layers that fill in a block of masked tokens at once; arXiv 2602.06036
 dspark   DFlash with a bias by the token before (Markov head) and the chance of acceptance; arXiv 2607.05147
 
-What an object in the file says is checked for its type (`Said`), and the configuration of the head's own layers is
-normalized: one spelling, every default of transformers filled in.
+The configuration of the head's own layers is normalized: one spelling, every default of transformers filled in.
 """
 
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal, NoReturn, get_args
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Literal, get_args
 
 from transformers import CONFIG_MAPPING
 
@@ -199,65 +198,26 @@ def default_num_speculative_tokens(kind: Kind, block_size: int | None, sample_fr
     return (block_size or 0) - (not sample_from_anchor)
 
 
-_TYPES = {bool: "true or false", int: "a whole number", str: "a text", dict: "an object"}
-
-
-class Said:
-    """The fields of a JSON object. A value of another type is a ValueError that names the field.
-
-    A field that is null counts as absent, as it does in transformers.
-    """
-
-    def __init__(self, fields: dict[str, Any], where: str = "config.json") -> None:
-        """Wrap an object; `where` names it in messages."""
-        self.fields, self.where = fields, where
-
-    def has(self, name: str) -> bool:
-        """Tell whether a field has a value."""
-        return self.fields.get(name) is not None
-
-    def value(self, name: str, kind: type, default: Any = None) -> Any:
-        """Return a value of this type, or the default if the field is absent."""
-        value = self.fields.get(name)
-        if value is None:
-            return default
-        return value if _is_a(value, kind) else self._refuse(name, _TYPES[kind])
-
-    def values(self, name: str, kind: type) -> Any:
-        """Return a tuple of values of this type, or None if the field is absent."""
-        values = self.fields.get(name)
-        if values is None:
-            return None
-        if not isinstance(values, list) or not all(_is_a(value, kind) for value in values):
-            self._refuse(name, "a list of texts" if kind is str else "a list of whole numbers")
-        return tuple(values)
-
-    def inside(self, name: str) -> "Said":
-        """Return an object within this one, empty if the field is absent."""
-        return Said(self.value(name, dict, {}), f"{name} of {self.where}")
-
-    def _refuse(self, name: str, in_words: str) -> NoReturn:
-        raise ValueError(
-            f"has {name} {self.fields[name]!r} in {self.where}, expected {in_words}; copy or download it again"
-        )
-
-
-def _is_a(value: Any, kind: type) -> bool:
-    return isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
-
-
 _MODEL_TYPES = ("llama", "qwen3")
 _SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
-_NOT_OF_LAYERS = ("transformers_version", "architectures", "auto_map", "_name_or_path")
+_NOT_OF_LAYERS = ("transformers_version", "architectures")
+# What transformers reads without a field of its own, and what speculators says of Llama's layers, too.
+_BESIDE = ("model_type", "torch_dtype", "rope_theta", "rope_scaling")
+_OF_WINDOWS = ("layer_types", "sliding_window", "use_sliding_window", "max_window_layers")
+
+
+def layer_fields(model_type: str) -> frozenset[str]:
+    """Return the names of the fields that describe layers of this type."""
+    own = {each.name for each in fields(CONFIG_MAPPING[model_type])}
+    return frozenset(own.union(_BESIDE, _OF_WINDOWS).difference(_NOT_OF_LAYERS))
 
 
 def normalized(said: dict[str, Any], dtype: str | None = None) -> dict[str, Any]:
-    """Return the configuration of layers as transformers writes it today.
+    """Return the configuration of layers as transformers writes it today, without what is not of layers.
 
-    Older spellings are read: `rope_theta` and `rope_scaling` for `rope_parameters`, `torch_dtype` for `dtype`. Fields
-    that transformers does not know are kept. `dtype` is taken where the layers say none. Raises ValueError, with a
-    message that begins with a verb, for layers that no reader of heads has (llama and qwen3 alone), and for sizes that
-    are missing or that transformers refuses.
+    Older spellings are read: `rope_theta` and `rope_scaling` for `rope_parameters`, `torch_dtype` for `dtype`. `dtype`
+    is taken where the layers say none. Raises ValueError, with a message that begins with a verb, for layers that no
+    reader of heads has (llama and qwen3 alone), and for sizes that are missing or that transformers refuses.
     """
     model_type = said.get("model_type")
     if model_type not in _MODEL_TYPES:
@@ -270,11 +230,12 @@ def normalized(said: dict[str, Any], dtype: str | None = None) -> dict[str, Any]
             raise ValueError(
                 f"has {name} {value!r} for its layers, expected a number from 1 on; correct its config.json"
             )
-    fields = {name: value for name, value in said.items() if name not in _NOT_OF_LAYERS}
-    if dtype is not None and not (fields.get("dtype") or fields.get("torch_dtype")):
-        fields["dtype"] = dtype
+    known = layer_fields(model_type)
+    own = {name: value for name, value in said.items() if name in known}
+    if dtype is not None and not (own.get("dtype") or own.get("torch_dtype")):
+        own["dtype"] = dtype
     try:
-        layers: dict[str, Any] = CONFIG_MAPPING[model_type](**fields).to_diff_dict()
+        layers: dict[str, Any] = CONFIG_MAPPING[model_type](**own).to_diff_dict()
     except LOAD_FAILURES as error:
         raise ValueError(
             f"has layers that transformers refuses: {in_one_line(error)}; correct its config.json"

@@ -15,10 +15,11 @@ from decoding.heads.format.head_config import (
     READ_PAIRS,
     HeadConfig,
     Kind,
-    Said,
     default_num_speculative_tokens,
+    layer_fields,
     normalized,
 )
+from decoding.heads.format.said import Said
 
 _VERSION = "0.9.0"
 _CLASSES: dict[Kind, str] = {
@@ -54,7 +55,9 @@ def read_speculators(fields: dict[str, Any]) -> HeadConfig:
     if not said.has("transformer_layer_config"):
         raise ValueError("has no transformer_layer_config in its config.json; copy or download it again")
     dtype = said.value("dtype", str) or said.value("torch_dtype", str)
-    layers = normalized(said.inside("transformer_layer_config").fields, dtype)
+    of_layers = said.inside("transformer_layer_config")
+    layers = normalized(of_layers.fields, dtype)
+    of_layers.refuse_unasked(layer_fields(layers["model_type"]))
     proposal = said.inside("speculators_config")
     verifier = proposal.inside("verifier")
     draft_vocab_size = said.value("draft_vocab_size", int)
@@ -66,7 +69,7 @@ def read_speculators(fields: dict[str, Any]) -> HeadConfig:
     if num_tokens is None:
         num_tokens = default_num_speculative_tokens(kind, own.get("block_size"), own.get("sample_from_anchor", False))
         assumed.append(f"speculative_tokens: {num_tokens}, as training has it by default")
-    return HeadConfig(
+    config = HeadConfig(
         kind=kind,
         format="speculators",
         layer_config=layers,
@@ -81,6 +84,8 @@ def read_speculators(fields: dict[str, Any]) -> HeadConfig:
         assumed=tuple(assumed),
         **own,
     )
+    said.refuse_unasked()
+    return config
 
 
 def _own(kind: Kind, said: Said, assumed: list[str]) -> dict[str, Any]:

@@ -21,9 +21,9 @@ from tests.decoding.heads.made_up import write_folder
 from tests.decoding.heads.reference import ReferenceHead
 from tests.decoding.tiny import CONTEXT, VOCAB_SIZE, build, llama_config, outputs, save
 
-H, I, D, Q, KV = 32, 48, 30, 32, 16  # hidden, intermediate, drafted tokens, queries, keys of a tiny head
+H, D, KV = 32, 30, 16  # hidden size, drafted tokens, and size of the keys of a tiny head
 SIZES = {
-    "hidden_size": H, "intermediate_size": I, "num_hidden_layers": 1, "num_attention_heads": 4, "head_dim": 8,
+    "hidden_size": H, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 4, "head_dim": 8,
     "num_key_value_heads": 2, "vocab_size": VOCAB_SIZE, "rms_norm_eps": 1e-6, "max_position_embeddings": CONTEXT,
 }  # fmt: skip
 COMMON = {
@@ -36,10 +36,10 @@ LLAMA = {**SIZES, **COMMON, "model_type": "llama"}
 
 def layer(name: str, inputs: int = H) -> dict[str, tuple[int, ...]]:
     """The shapes of a decoder layer."""
-    shapes = {"q": (Q, inputs), "k": (KV, inputs), "v": (KV, inputs), "o": (H, Q)}
+    shapes = {"q": (H, inputs), "k": (KV, inputs), "v": (KV, inputs), "o": (H, H)}
     found = {f"{name}self_attn.{which}_proj.weight": shape for which, shape in shapes.items()}
-    found |= {f"{name}mlp.{which}_proj.weight": (I, H) for which in ("gate", "up")}
-    found |= {f"{name}mlp.down_proj.weight": (H, I)}
+    found |= {f"{name}mlp.{which}_proj.weight": (48, H) for which in ("gate", "up")}
+    found |= {f"{name}mlp.down_proj.weight": (H, 48)}
     return found | {f"{name}{which}_layernorm.weight": (H,) for which in ("input", "post_attention")}
 
 

@@ -101,7 +101,6 @@ FIELDS: dict[str, tuple[dict[str, Any], str]] = {
         {"speculators_config": {"proposal_methods": [{"speculative_tokens": 0}]}},
         "drafts 0 tokens, expected 1 or more",
     ),
-    "quantized": ({"quantization_config": {"quant_method": "awq"}}, "is quantized (awq), and heads are read in F32"),
     "a mask outside": ({"mask_token_id": V}, f"has mask_token_id {V}, expected an id of the target's {V} tokens"),
 }
 
