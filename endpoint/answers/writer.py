@@ -174,8 +174,8 @@ class Writer:
         }
 
     def _counts(self, choices: list[Choice]) -> dict[str, Any]:
-        num_speculative_tokens = self.prepared.facts.num_speculative_tokens
+        most, detail = self.prepared.facts.num_speculative_tokens, self.service.settings.per_request_spec_decode_metrics
         return {
             "usage": usage(self.prepared.generation, choices),
-            "metrics": {"speculative_decoding": speculative_decoding(choices, num_speculative_tokens)},
+            "metrics": {"speculative_decoding": speculative_decoding(choices, most, detail)},
         }
