@@ -28,7 +28,12 @@ __all__ = [
 ]
 
 Draft = LanguageModel | Eagle3Head | DFlashHead  # what a drafter of NEED_A_MODEL computes with
-DRAFTER_OF_HEAD: dict[Kind, DrafterName] = {"eagle3": "eagle3", "dflash": "dflash", "dspark": "dflash"}
+DRAFTER_OF_HEAD: dict[Kind, DrafterName] = {
+    "eagle3": "eagle3",
+    "dflash": "dflash",
+    "dflash2": "dflash",
+    "dspark": "dflash",
+}
 
 
 def make_drafter(

@@ -25,7 +25,7 @@ from decoding.heads.format.head_config import READ_PAIRS, HeadConfig, Kind
 from decoding.heads.format.networks import DFlashNetwork, Eagle3Network, network_of
 from decoding.heads.format.tensors import expected_tensors, our_name
 
-DRAFTS_HERE: tuple[Kind, ...] = ("eagle3", "dflash", "dspark")  # the kinds that have a drafter
+DRAFTS_HERE: tuple[Kind, ...] = ("eagle3", "dflash", "dflash2", "dspark")  # the kinds that have a drafter
 _LENT = ("embed_tokens.weight", "lm_head.weight")
 _OF_VOCABULARY = ("d2t", "t2d")  # tensors that are no weights
 Lender = Callable[[], tuple[torch.Tensor, torch.Tensor]]  # of the target's embedding and its output layer's weight

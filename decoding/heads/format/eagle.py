@@ -4,6 +4,7 @@ It is the configuration of a plain Llama or Qwen3 with some fields more. Who wro
 
 eagle3  SafeAILab/EAGLE (yuhuili/EAGLE3-*), SpecForge (lmsys), AngelSlim, NVIDIA: `draft_vocab_size`, `eagle_config`
 dflash  z-lab: `block_size`, `dflash_config` with `target_layer_ids` (outputs) and `mask_token_id`
+dflash2 z-lab: the same with `conv_kernel_size`, `conv_group_size`, `selector_rank` and `selector_top_k`
 dspark  DeepSeek: `target_layer_ids` (outputs), `mask_token_id`, `markov_rank`; SpecForge has them in `dflash_config`
 
 The layer ids in an `eagle_config` are outputs of layers to SGLang and SpecForge and inputs to vLLM, so they are
@@ -16,7 +17,9 @@ from typing import Any
 
 from decoding.heads.format.head_config import (
     NUM_DEFAULT_IDS,
+    OF_DFLASH2,
     OF_DSPARK,
+    OF_SCALES,
     OWN_FIELDS,
     HeadConfig,
     Kind,
@@ -32,10 +35,10 @@ _CLASSES: dict[tuple[Kind, str], str] = {
     ("eagle3", "qwen3"): "Eagle3Qwen3ForCausalLM",
     ("dflash", "qwen3"): "DFlashDraftModel",
     ("dflash", "llama"): "DFlashDraftModel",
+    ("dflash2", "qwen3"): "DFlash2DraftModel",
     ("dspark", "qwen3"): "Qwen3DSparkModel",
 }
-_OTHER_HEADS = re.compile(r"medusa|dflash2|domino|peagle|xpress|mtp", re.IGNORECASE)
-_FIELDS_OF_DFLASH2 = ("selector_rank", "conv_kernel_size")
+_OTHER_HEADS = re.compile(r"medusa|domino|peagle|xpress|mtp", re.IGNORECASE)
 _IDS_ARE = "aux_hidden_state_layer_ids_are"
 _DSPARKS_DEFAULTS = dict(zip(OF_DSPARK, (0, "vanilla", True, True), strict=True))  # the first one is always said
 
@@ -75,13 +78,15 @@ def _kind(said: Said) -> Kind:
     """Return the kind of a head, from its class and its fields."""
     classes, block = said.values("architectures", str) or (), said.inside("dflash_config")
     called = " ".join([*classes, block.value("projector_type", str) or ""]).strip() or "a head without a class"
-    if _OTHER_HEADS.search(called) or said.has("medusa_num_heads") or any(map(block.has, _FIELDS_OF_DFLASH2)):
+    if _OTHER_HEADS.search(called) or said.has("medusa_num_heads"):
         raise ValueError(
-            f"is {called}, and Dray knows eagle3, dflash and dspark in their authors' formats; use one of these, or a "
-            "version of it in the speculators format"
+            f"is {called}, and Dray knows eagle3, dflash, dflash2 and dspark in their authors' formats; use one of "
+            "these, or a version of it in the speculators format"
         )
     if "dspark" in called.lower() or said.has("markov_rank"):
         return "dspark"
+    if "dflash2" in called.lower() or any(said.has(name) or block.has(name) for name in OF_DFLASH2):
+        return "dflash2"
     if "dflash" in called.lower() or said.has("dflash_config"):
         return "dflash"
     if "eagle3" in called.lower() or said.has("draft_vocab_size"):
@@ -139,11 +144,12 @@ def _of_blocks(kind: Kind, said: Said, inner: Said) -> dict[str, Any]:
         "sample_from_anchor": either("sample_from_anchor", bool, kind == "dspark"),
         "sliding_window_non_causal": is_causal is False,
     }
-    if kind == "dspark":
-        if not (said.has("markov_rank") or inner.has("markov_rank")):
-            raise ValueError("has no markov_rank, which a dspark head has; add it to its config.json")
-        own |= {name: either(name, type(default), default) for name, default in _DSPARKS_DEFAULTS.items()}
-    return own
+    needed = {"dspark": ("markov_rank",), "dflash2": OF_DFLASH2}.get(kind, ())
+    if lacking := [name for name in needed if not (said.has(name) or inner.has(name))]:
+        raise ValueError(f"has no {lacking[0]}, which a {kind} head has; add it to its config.json")
+    defaults = _DSPARKS_DEFAULTS if kind == "dspark" else OF_SCALES
+    own |= {name: either(name, type(default), default) for name, default in defaults.items()}
+    return own | ({name: either(name, int) for name in OF_DFLASH2} if kind == "dflash2" else {})
 
 
 def write_eagle(config: HeadConfig, dtype: str) -> dict[str, Any]:
@@ -182,8 +188,10 @@ def write_eagle(config: HeadConfig, dtype: str) -> dict[str, Any]:
     if config.sliding_window_non_causal:
         block["causal"] = fields["is_causal"] = False  # vLLM reads both, z-lab's own code the second
     fields["block_size"] = config.block_size
-    if config.kind == "dflash":
-        return fields | {"dflash_config": block}
+    if config.kind in ("dflash", "dflash2"):
+        scales = {name: value for name in OF_SCALES if (value := getattr(config, name)) != OF_SCALES[name]}
+        own = {name: getattr(config, name) for name in OF_DFLASH2} if config.kind == "dflash2" else {}
+        return fields | {"dflash_config": block | scales | own}
     return fields | block | {name: getattr(config, name) for name in OF_DSPARK}
 
 

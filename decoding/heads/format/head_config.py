@@ -5,6 +5,7 @@ A head is a small network that reads the residual stream of its target before so
 eagle3   one layer (or more) over pairs of a token and the features before it; arXiv 2503.01840
 peagle   EAGLE-3 that drafts all tokens in one forward; arXiv 2602.01469
 dflash   layers that fill in a block of masked tokens at once; arXiv 2602.06036
+dflash2  DFlash with convolutions inside its layers, and a choice of tokens by the one before; inco.ai/blog/dflash2
 dspark   DFlash with a bias by the token before (Markov head) and the chance of acceptance; arXiv 2607.05147
 
 The configuration of the head's own layers is normalized: one spelling, every default of transformers filled in.
@@ -17,7 +18,7 @@ from transformers import CONFIG_MAPPING
 
 from decoding.checkpoint.supported import LOAD_FAILURES, in_one_line
 
-Kind = Literal["eagle3", "peagle", "dflash", "dspark"]
+Kind = Literal["eagle3", "peagle", "dflash", "dflash2", "dspark"]
 Format = Literal["speculators", "eagle"]
 LayerIdsAre = Literal["inputs", "outputs", "unknown"]
 
@@ -27,10 +28,14 @@ READ_PAIRS: tuple[Kind, ...] = ("eagle3", "peagle")  # of a feature and the toke
 _NORMS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
 _OF_BLOCKS = ("block_size", "sample_from_anchor", "sliding_window_non_causal")
 OF_DSPARK = ("markov_rank", "markov_head_type", "enable_confidence_head", "confidence_head_with_markov")
+OF_DFLASH2 = ("conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k")
+# Of DFlash and DFlash 2, and their values that change nothing; the speculators format cannot say others.
+OF_SCALES = {"input_embedding_scale": 1.0, "output_multiplier": 1.0, "final_logit_softcapping": 0.0}
 OWN_FIELDS: dict[Kind, tuple[str, ...]] = {
     "eagle3": _NORMS,
     "peagle": _NORMS,
     "dflash": _OF_BLOCKS,
+    "dflash2": (*_OF_BLOCKS, *OF_DFLASH2),
     "dspark": (*_OF_BLOCKS, *OF_DSPARK),
 }
 _IN_WORDS = {"inputs": "the input of a layer", "outputs": "the output of a layer", "unknown": "input or output"}
@@ -70,13 +75,24 @@ class HeadConfig:
     fc_norm: bool = False  # a norm for the features of each layer
     norm_output: bool = False  # the hidden state that is fed back is normed
 
-    # peagle, dflash and dspark
+    # all but eagle3
     mask_token_id: int | None = None
 
-    # dflash and dspark
+    # dflash, dflash2 and dspark
     block_size: int | None = None
     sample_from_anchor: bool = False  # the token before the masks predicts, too
     sliding_window_non_causal: bool = False
+
+    # dflash and dflash2
+    input_embedding_scale: float = 1.0
+    output_multiplier: float = 1.0  # of logits, before they are capped
+    final_logit_softcapping: float = 0.0  # 0: they are not
+
+    # dflash2; 0: none
+    conv_kernel_size: int = 0  # tokens of a block that a convolution reads
+    conv_group_size: int = 0  # channels that share the part of its coefficients that follows from the token
+    selector_rank: int = 0
+    selector_top_k: int = 0  # likeliest tokens among which one is chosen
 
     # dspark
     markov_rank: int = 0
@@ -104,6 +120,8 @@ class HeadConfig:
             raise ValueError(f"has no mask_token_id, from which the kind {self.kind} drafts; add it to its config.json")
         if self.kind not in READ_PAIRS and (self.block_size is None or self.block_size < 2):
             raise ValueError(f"has block_size {self.block_size}, expected 2 or more; correct its config.json")
+        if self.kind == "dflash2":
+            self._check_dflash2()
         if self.num_speculative_tokens < 1:
             raise ValueError(
                 f"drafts {self.num_speculative_tokens} tokens, expected 1 or more; correct its config.json"
@@ -116,6 +134,19 @@ class HeadConfig:
         ids = self.layer_ids
         if ids is not None and (not ids or min(ids) < 0 or len(set(ids)) < len(ids)):
             raise ValueError(f"has layer ids {list(ids)}, expected distinct numbers from 0 on; correct them")
+
+    def _check_dflash2(self) -> None:
+        sizes = {"conv_kernel_size": self.block_size, "conv_group_size": self.hidden_size}
+        sizes |= {"selector_top_k": self.draft_vocab_size, "selector_rank": None}
+        for name, most in sizes.items():
+            value = getattr(self, name)
+            if not 1 <= value <= (most or value):
+                raise ValueError(f"has {name} {value}, expected 1 to {most or 'any number'}; correct its config.json")
+        if self.hidden_size % self.conv_group_size:
+            raise ValueError(
+                f"has conv_group_size {self.conv_group_size}, which does not divide its hidden size of "
+                f"{self.hidden_size}; correct its config.json"
+            )
 
     @property
     def vocab_size(self) -> int:
@@ -142,6 +173,11 @@ class HeadConfig:
         """The number of positions that a layer with a sliding window sees; None if no layer has one."""
         kinds = self.layer_config.get("layer_types") or ()
         return self.layer_config.get("sliding_window") if "sliding_attention" in kinds else None
+
+    @property
+    def window_moves(self) -> bool:
+        """Whether each token of a block has a window of its own, as z-lab trains; speculators gives a block one."""
+        return self.format == "eagle" and self.kind in ("dflash", "dflash2")
 
     def settle_layer_ids(self, num_target_layers: int) -> "HeadConfig":
         """Return this configuration for a target of `num_target_layers`, with the default ids or with its own, checked.

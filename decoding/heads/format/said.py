@@ -32,7 +32,7 @@ _CHANGES_NOTHING = (
     "speculators_config", "speculators_model_type", "speculators_version", "target_model_type",
     "tie_word_embeddings", "torch_dtype", "transformers_version",
 )  # fmt: skip
-_TYPES = {bool: "true or false", int: "a whole number", str: "a text", dict: "an object"}
+_TYPES = {bool: "true or false", int: "a whole number", float: "a number", str: "a text", dict: "an object"}
 
 
 class Said:
@@ -98,4 +98,5 @@ class Said:
 
 
 def _is_a(value: Any, kind: type) -> bool:
-    return isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
+    kinds = (int, float) if kind is float else kind
+    return isinstance(value, kinds) and (kind is bool or not isinstance(value, bool))

@@ -1,8 +1,9 @@
 """The config.json of the speculators format: from its object to a HeadConfig, and back.
 
-Read in speculators 0.9.0 (speculators/config.py, speculators/models/*/config.py). What is written has every field that
-vLLM 0.33 needs (vllm/transformers_utils/configs/speculators), each with its value, since defaults differ: an absent
-norm_before_residual is false to speculators and true to vLLM. Layer ids are inputs of layers.
+Read in speculators 0.9.0 (speculators/config.py, speculators/models/*/config.py), and dflash2 in its main branch. What
+is written has every field that vLLM 0.33 needs (vllm/transformers_utils/configs/speculators), each with its value,
+since defaults differ: an absent norm_before_residual is false to speculators and true to vLLM. Layer ids are inputs of
+layers.
 """
 
 from typing import Any
@@ -11,6 +12,7 @@ import transformers
 
 from decoding.heads.format.head_config import (
     KINDS,
+    OF_SCALES,
     OWN_FIELDS,
     READ_PAIRS,
     HeadConfig,
@@ -26,12 +28,17 @@ _CLASSES: dict[Kind, str] = {
     "eagle3": "Eagle3DraftModel",
     "peagle": "PEagleDraftModel",
     "dflash": "DFlashDraftModel",
+    "dflash2": "DFlash2DraftModel",
     "dspark": "DSparkDraftModel",
 }
 _IDS: dict[Kind, str] = {kind: "eagle_" * (kind in READ_PAIRS) + "aux_hidden_state_layer_ids" for kind in KINDS}
 _DRAFT_VOCAB_SIZE = 32000
 _DEFAULTS: dict[str, Any] = {  # flags that are not here are false; a dspark head predicts from the anchor, too
     "block_size": 8,
+    "conv_kernel_size": 2,
+    "conv_group_size": 16,
+    "selector_rank": 256,
+    "selector_top_k": 16,
     "markov_rank": 256,
     "markov_head_type": "vanilla",
     "enable_confidence_head": True,
@@ -93,7 +100,8 @@ def _own(kind: Kind, said: Said, assumed: list[str]) -> dict[str, Any]:
     if kind in READ_PAIRS and not said.has("norm_before_residual"):
         theirs = " (vLLM would take true)" if kind == "eagle3" else ""
         assumed.append(f"norm_before_residual: false, the default of speculators{theirs}")
-    defaults = dict.fromkeys(OWN_FIELDS[kind], False) | {"sample_from_anchor": kind == "dspark"} | _DEFAULTS
+    defaults = dict.fromkeys(OWN_FIELDS[kind], False) | _DEFAULTS
+    defaults |= {"sample_from_anchor": kind == "dspark", "sliding_window_non_causal": kind == "dflash2"}
     own = {name: said.value(name, type(defaults[name]), defaults[name]) for name in OWN_FIELDS[kind]}
     if "block_size" in own and not said.has("block_size"):
         assumed.append(f"block_size: {own['block_size']}, the default of speculators")
@@ -120,6 +128,11 @@ def write_speculators(config: HeadConfig, dtype: str) -> dict[str, Any]:
     layer_ids = config.layer_ids_as("inputs")
     if layer_ids is None and config.kind not in READ_PAIRS:
         raise ValueError("does not name the layers that it reads, and vLLM asks a head of its kind for them; name them")
+    if lost := [name for name, unchanged in OF_SCALES.items() if getattr(config, name) != unchanged]:
+        raise ValueError(
+            f"has {lost[0]} {getattr(config, lost[0])}, which the speculators format cannot say; use the format of its "
+            "authors (--format eagle)"
+        )
     same_size = config.target_hidden_size == config.hidden_size
     fields: dict[str, Any] = {
         "architectures": [_CLASSES[config.kind]],

@@ -103,6 +103,7 @@ def _scales_of(
 def our_name(stored: str) -> str:
     """Return the name of a tensor here, for its name in a file."""
     stored = stored.removeprefix("model.")
+    stored = stored.removesuffix(".weight") if stored.endswith("_codebook.weight") else stored  # z-lab's own modules
     return FIRST_LAYER + stored.removeprefix(EAGLES_FIRST_LAYER) if stored.startswith(EAGLES_FIRST_LAYER) else stored
 
 

@@ -5,6 +5,7 @@ The folders are written by hand, and the equations are those of `reference.py` a
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import product
 from typing import Any
 
 import pytest
@@ -12,11 +13,12 @@ import torch
 
 from decoding import SamplingParams
 from decoding.drafters.base import NoDrafter
-from decoding.drafters.head_drafters import Eagle3Drafter
+from decoding.drafters.head_drafters import DFlashDrafter, Eagle3Drafter
 from decoding.heads.attach import attach
 from decoding.heads.format.folder import read_head_config
 from decoding.network.language_model import LanguageModel
 from tests.decoding.drafters.over_heads import PROMPTS, Watched, engine_over, features_of
+from tests.decoding.heads.block_reference import ReferenceBlocks
 from tests.decoding.heads.made_up import write_folder
 from tests.decoding.heads.reference import ReferenceHead
 from tests.decoding.tiny import CONTEXT, VOCAB_SIZE, build, llama_config, outputs, save
@@ -73,6 +75,14 @@ class OfPairs(Watched, Eagle3Drafter):
         return ReferenceHead(tensors, settings).draft(tokens, features_NX, num_tokens)
 
 
+class OfBlocks(Watched, DFlashDrafter):
+    """A drafter with a head that fills in blocks, beside its equations."""
+
+    @staticmethod
+    def expected(tensors, settings, tokens, features_NX, num_tokens) -> list[int]:
+        return ReferenceBlocks(tensors, settings).draft(tokens, features_NX, num_tokens)[0]
+
+
 @dataclass
 class Form:
     """A kind of heads as somebody publishes it."""
@@ -90,11 +100,31 @@ class Form:
             name: torch.randn(shape, generator=generator) * 0.3 + ("norm" in name)
             for name, shape in self.shapes.items()
         }
-        if self.shapes["lm_head.weight"][0] < VOCAB_SIZE:
+        if "lm_head.weight" in self.shapes:
             ids_D = torch.randperm(VOCAB_SIZE, generator=generator)[:D].sort().values
             found["d2t"] = ids_D - torch.arange(D)
         return found
 
+
+NORMS = {f"layers.{index}.self_attn.{which}_norm.weight": (8,) for index in range(2) for which in "qk"}
+DFLASH = {
+    **layer("layers.0."), **layer("layers.1."), **NORMS, "norm.weight": (H,), "hidden_norm.weight": (H,),
+    "fc.weight": (H, 2 * H),
+}  # fmt: skip
+CONVOLUTIONS = {
+    f"layers.{index}.{which}_conv.{name}": shape
+    for index, which in product(range(2), ("attention", "mlp"))
+    for name, shape in {"base_kernel": (2, 2, H), "kernel_projection.weight": (2 * 2 * H // 16, H)}.items()
+}
+SELECTOR = {f"candidate_selector.{which}_codebook": (VOCAB_SIZE, 8) for which in ("predecessor", "successor")}
+DFLASH2 = {**DFLASH, **CONVOLUTIONS, **SELECTOR, "candidate_selector.hidden_projection.weight": (8, H)}
+QWEN3 = {**SIZES, **COMMON, "model_type": "qwen3", "num_hidden_layers": 2}
+OWN = {"conv_kernel_size": 2, "conv_group_size": 16, "selector_rank": 8, "selector_top_k": 6}
+SCALES = {"input_embedding_scale": 1.5, "output_multiplier": 0.4, "final_logit_softcapping": 5.0}
+BLOCK = {"block_size": 5, "mask_token_id": 7, "num_hidden_layers": 2}  # what the equations need to know
+SLIDES = {"layer_types": ["sliding_attention"] * 2, "sliding_window": 6, "use_sliding_window": True}
+ZLAB = {"mask_token_id": 7, "target_layer_ids": [0, 1]}
+OWN_ENDS = {"lm_head.weight": (D, H), "embed_tokens.weight": (VOCAB_SIZE, H)}  # those of the others are the target's
 
 IDS = {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 1, 2], "use_aux_hidden_state": True}}
 FORMS = {
@@ -118,6 +148,30 @@ FORMS = {
         settings=EAGLE31,
         named=lambda name: name if name == "d2t" or "lm_head" in name else f"model.{name}",
     ),
+    "dflash of z-lab, with windows": Form(
+        {**QWEN3, **SLIDES, "architectures": ["DFlashDraftModel"], "block_size": 5, "dflash_config": ZLAB},
+        DFLASH,
+        OfBlocks,
+        {**BLOCK, **SLIDES, "window_moves": True},
+    ),
+    "dflash 2 of z-lab": Form(
+        {
+            **QWEN3, **SLIDES, "architectures": ["DFlash2DraftModel"], "is_causal": False,
+            "dflash_config": {**ZLAB, **OWN, **SCALES, "block_size": 5},
+        },
+        DFLASH2,
+        OfBlocks,
+        {**BLOCK, **SLIDES, **OWN, **SCALES, "window_moves": True, "sliding_window_non_causal": True},
+        named=lambda name: f"{name}.weight" if name.endswith("_codebook") else name,
+    ),
+    "dflash 2 of speculators": Form(
+        speculators(
+            "dflash2", {**QWEN3, **SLIDES}, aux_hidden_state_layer_ids=[0, 2], block_size=5, mask_token_id=7, **OWN
+        ),
+        {**DFLASH2, **OWN_ENDS},
+        OfBlocks,
+        {**BLOCK, **SLIDES, **OWN, "sliding_window_non_causal": True},
+    ),
 }  # fmt: skip
 
 
@@ -139,7 +193,10 @@ def test_a_published_folder_drafts_what_its_equations_say_and_changes_no_text(ta
     (model, path), form = target, FORMS[name]
     folder, tensors = written(form, tmp_path / "head")
     head = attach(folder, model, path)
-    settings = {**SIZES, "num_features": 3, **form.settings}
+    network, num_read = model.network, len(head.layer_ids)
+    ends = network.get_input_embeddings().weight, network.get_output_embeddings().weight
+    tensors = {"embed_tokens.weight": ends[0].detach(), "lm_head.weight": ends[1].detach(), **tensors}
+    settings = {**SIZES, "num_features": num_read, **form.settings}
     sampled = SamplingParams(max_tokens=9, temperature=0.8, seed=1)
     greedy = SamplingParams(max_tokens=8, temperature=0)
     alone = [outputs(engine_over(model.share(), NoDrafter()).generate(PROMPTS, params)) for params in (greedy, sampled)]
@@ -151,7 +208,9 @@ def test_a_published_folder_drafts_what_its_equations_say_and_changes_no_text(ta
         assert outputs(engine.generate(PROMPTS, greedy)) == alone[0]
         assert len(drafter.seen) > 20
         for tokens, drafted, _ in drafter.seen:
-            features_NX = features_of(model, tokens[:-1], head.layer_ids) if tokens[1:] else torch.zeros(0, 3 * H)
+            features_NX = (
+                features_of(model, tokens[:-1], head.layer_ids) if tokens[1:] else torch.zeros(0, num_read * H)
+            )
             assert drafted == form.drafter.expected(tensors, settings, tokens, features_NX, len(drafted)), tokens
         found = engine.generate(PROMPTS, sampled)
         assert outputs(found) == alone[1]

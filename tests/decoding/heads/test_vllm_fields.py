@@ -21,6 +21,10 @@ FIELDS: dict[str, tuple[str, ...]] = {
     "eagle3": _OF_PAIRS,
     "peagle": (*_OF_PAIRS, "mask_token_id"),
     "dflash": (*_OF_BLOCKS, "sliding_window_non_causal"),
+    "dflash2": (
+        *_OF_BLOCKS, "sliding_window_non_causal", "conv_kernel_size", "conv_group_size", "selector_rank",
+        "selector_top_k",
+    ),
     "dspark": (
         *_OF_BLOCKS, "markov_rank", "markov_head_type", "enable_confidence_head", "confidence_head_with_markov",
     ),
@@ -30,6 +34,7 @@ TENSORS: dict[str, tuple[str, ...]] = {
     "eagle3": ("d2t", "fc.weight", "layers.0.hidden_norm.weight", "norm.weight", "lm_head.weight"),
     "peagle": ("d2t", "fc.weight", "mask_hidden", "layers.0.hidden_norm.weight", "layers.1.mlp.up_proj.weight"),
     "dflash": ("fc.weight", "hidden_norm.weight", "layers.0.self_attn.q_norm.weight", "norm.weight"),
+    "dflash2": ("layers.0.attention_conv.base_kernel", "candidate_selector.predecessor_codebook"),
     "dspark": ("fc.weight", "markov_head.markov_w1.weight", "markov_head.markov_w2.weight", "lm_head.weight", "d2t"),
 }
 _STACKED = [f"self_attn.{part}_proj.weight" for part in "qkv"] + ["mlp.gate_proj.weight", "mlp.up_proj.weight"]

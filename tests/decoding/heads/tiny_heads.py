@@ -70,13 +70,16 @@ def block_config(
     kind: str = "dflash",
     **flags,
 ) -> HeadConfig:
-    """A head of two layers that fills in blocks; of DSpark it has the Markov head and the confidence head."""
+    """A head of two layers that fills in blocks; of DSpark and DFlash 2 it has what these add."""
     layer_config = {"model_type": "qwen3", "num_hidden_layers": 2, **(layer or {})}
     config = head_config(layer_ids, draft_vocab_size, layer_config)
     own = {"block_size": 5, "mask_token_id": 3, "num_speculative_tokens": 4}
     if kind == "dspark":
         own |= {"markov_rank": 8, "enable_confidence_head": True, "confidence_head_with_markov": True}
         own["sample_from_anchor"] = True
+    if kind == "dflash2":
+        own |= {"conv_kernel_size": 2, "conv_group_size": 4, "selector_rank": 6, "selector_top_k": 5}
+        own |= {"input_embedding_scale": 1.5, "output_multiplier": 0.7, "final_logit_softcapping": 4.0}
     return replace(config, kind=kind, **{**own, **flags})
 
 
