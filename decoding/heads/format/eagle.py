@@ -3,6 +3,7 @@
 It is the configuration of a plain Llama or Qwen3 with some fields more. Who wrote it decides which:
 
 eagle3  SafeAILab/EAGLE (yuhuili/EAGLE3-*), SpecForge (lmsys), AngelSlim, NVIDIA: `draft_vocab_size`, `eagle_config`
+peagle  Amazon, Automodel: the same with `parallel_drafting`, and the mask's id as vLLM reads it (`ptd_token_id`)
 dflash  z-lab: `block_size`, `dflash_config` with `target_layer_ids` (outputs) and `mask_token_id`
 dflash2 z-lab: the same with `conv_kernel_size`, `conv_group_size`, `selector_rank` and `selector_top_k`
 dspark  DeepSeek: `target_layer_ids` (outputs), `mask_token_id`, `markov_rank`; SpecForge has them in `dflash_config`
@@ -21,6 +22,7 @@ from decoding.heads.format.head_config import (
     OF_DSPARK,
     OF_SCALES,
     OWN_FIELDS,
+    READ_PAIRS,
     HeadConfig,
     Kind,
     default_layer_inputs,
@@ -38,8 +40,9 @@ _CLASSES: dict[tuple[Kind, str], str] = {
     ("dflash2", "qwen3"): "DFlash2DraftModel",
     ("dspark", "qwen3"): "Qwen3DSparkModel",
 }
-_OTHER_HEADS = re.compile(r"medusa|domino|peagle|xpress|mtp", re.IGNORECASE)
+_OTHER_HEADS = re.compile(r"medusa|domino|xpress|mtp", re.IGNORECASE)
 _IDS_ARE = "aux_hidden_state_layer_ids_are"
+_MASKS = ("mask_token_id", "pard_token", "ptd_token_id")  # names of one field
 _DSPARKS_DEFAULTS = dict(zip(OF_DSPARK, (0, "vanilla", True, True), strict=True))  # the first one is always said
 
 
@@ -52,8 +55,9 @@ def read_eagle(fields: dict[str, Any]) -> HeadConfig:
     said, assumed = Said(fields), list[str]()
     kind = _kind(Said(fields))
     layers = normalized(fields)
-    inner = said.inside("eagle_config" if kind == "eagle3" else "dflash_config")
-    own = _of_pairs(said, inner, assumed) if kind == "eagle3" else _of_blocks(kind, said, inner)
+    reads_pairs = kind in READ_PAIRS
+    inner = said.inside("eagle_config" if reads_pairs else "dflash_config")
+    own = _of_pairs(kind, said, inner, assumed) if reads_pairs else _of_blocks(kind, said, inner)
     _check_num_features(said, own["layer_ids"])
     num_tokens = default_num_speculative_tokens(kind, own.get("block_size"), own.get("sample_from_anchor", False))
     assumed.append(f"speculative_tokens: {num_tokens}, which this format does not say")
@@ -80,8 +84,8 @@ def _kind(said: Said) -> Kind:
     called = " ".join([*classes, block.value("projector_type", str) or ""]).strip() or "a head without a class"
     if _OTHER_HEADS.search(called) or said.has("medusa_num_heads"):
         raise ValueError(
-            f"is {called}, and Dray knows eagle3, dflash, dflash2 and dspark in their authors' formats; use one of "
-            "these, or a version of it in the speculators format"
+            f"is {called}, and Dray knows eagle3, peagle, dflash, dflash2 and dspark in their authors' formats; use "
+            "one of these, or a version of it in the speculators format"
         )
     if "dspark" in called.lower() or said.has("markov_rank"):
         return "dspark"
@@ -89,17 +93,18 @@ def _kind(said: Said) -> Kind:
         return "dflash2"
     if "dflash" in called.lower() or said.has("dflash_config"):
         return "dflash"
-    if "eagle3" in called.lower() or said.has("draft_vocab_size"):
+    if any(name in called.lower() for name in ("eagle3", "peagle")) or said.has("draft_vocab_size"):
         if said.inside("eagle_config").fields.get("use_aux_hidden_state") is False:
             raise ValueError(
                 "reads the last hidden state of its target alone (use_aux_hidden_state is false), and Dray knows heads "
                 "that read several layers; use another head"
             )
-        return "eagle3"
+        masks = "peagle" in called.lower() or said.value("parallel_drafting", bool) or any(map(said.has, _MASKS))
+        return "peagle" if masks else "eagle3"
     raise ValueError(f"is {called}, which is no EAGLE-3 head (draft_vocab_size is missing, too); use an EAGLE-3 head")
 
 
-def _of_pairs(said: Said, inner: Said, assumed: list[str]) -> dict[str, Any]:
+def _of_pairs(kind: Kind, said: Said, inner: Said, assumed: list[str]) -> dict[str, Any]:
     norms = {name: said.value(name, bool, False) | inner.value(name, bool, False) for name in OWN_FIELDS["eagle3"]}
     if not said.has("norm_before_residual") and not inner.has("norm_before_residual"):
         assumed.append("norm_before_residual: false, as in EAGLE's own code")
@@ -108,7 +113,16 @@ def _of_pairs(said: Said, inner: Said, assumed: list[str]) -> dict[str, Any]:
     convention = inner.value(_IDS_ARE, str, "unknown")
     if convention not in ("inputs", "outputs", "unknown"):
         raise ValueError(f"has {_IDS_ARE} {convention!r} in eagle_config, expected inputs or outputs; correct it")
-    return {**norms, "layer_ids": ids, "layer_ids_are": "inputs" if ids is None else convention}
+    own = {**norms, "layer_ids": ids, "layer_ids_are": "inputs" if ids is None else convention}
+    if kind == "peagle":
+        said.value("parallel_drafting", bool)
+        masks = {said.value(name, int) for name in _MASKS} - {None}
+        if len(masks) > 1:
+            raise ValueError(
+                f"has several ids of its mask, {sorted(masks)} ({', '.join(_MASKS)}); correct its config.json"
+            )
+        own["mask_token_id"] = next(iter(masks), None)
+    return own
 
 
 def _check_num_features(said: Said, ids: tuple[int, ...] | None) -> None:

@@ -5,6 +5,9 @@ token at position i + 1, and predicts the token at position i + 2. The first lay
 computed from both side by side, so its products have twice as many inputs; all else is a decoder layer of Llama or
 Qwen 3.
 
+P-EAGLE: the pairs that follow the last known one have a learned feature and the mask's token, so that one forward
+drafts all tokens.
+
 DFlash: a head fills in a block of masked tokens at once. Its layers see the text before the block as keys and values
 that are computed from the target's features directly, and the block's own tokens as any decoder layer does. DSpark adds
 the Markov head, a bias of each token's logits by the token before it, and the confidence head, the chance that a token
@@ -72,6 +75,7 @@ class Eagle3Network(HeadNetwork):
         if config.fc_norm:
             norms = (RMSNorm(config.target_hidden_size, epsilon) for _ in range(config.num_features))
             self.fc_norm = nn.ModuleList(norms)
+        self.mask_hidden = nn.Parameter(torch.empty(1, 1, self.fc.in_features)) if config.kind == "peagle" else None
         first: Any = self.layers[0]
         first.hidden_norm = RMSNorm(hidden_size, epsilon)
         for name in ("q_proj", "k_proj", "v_proj"):

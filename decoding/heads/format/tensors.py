@@ -21,6 +21,7 @@ from decoding.heads.format.head_config import HeadConfig
 from decoding.heads.format.networks import network_of
 
 FIRST_LAYER, EAGLES_FIRST_LAYER = "layers.0.", "midlayer."
+_MASK = "mask_hidden"  # of one, two or three dimensions, by who wrote it
 _FLOATS = ("F32", "BF16", "F16")
 _PLAIN = (*_FLOATS, "I64", "I32", "BOOL")
 _KINDS = {"float": _FLOATS, "ids": ("I64", "I32"), "marks": ("BOOL",)}
@@ -48,8 +49,6 @@ def expected_tensors(config: HeadConfig) -> dict[str, Expected]:
         found[name] = replace(found[name], is_optional=may_lack)
     found["d2t"] = Expected((draft_vocab_size,), is_optional=is_whole, kind="ids")
     found["t2d"] = Expected((vocab_size,), is_optional=True, kind="marks")
-    if config.kind == "peagle":
-        found["mask_hidden"] = Expected((1, 1, config.num_features * config.target_hidden_size))
     return found
 
 
@@ -67,13 +66,15 @@ def read_tensors(folder: Path, config: HeadConfig) -> dict[str, torch.Tensor]:
             name = our_name(stored)
             if name in headers:
                 raise ValueError(f"has two tensors for {name!r}; copy or download it again")
-            headers[name] = header
+            headers[name] = header if name != _MASK else (header[0], (1, 1, *header[1][-1:]))
     quantized = [name for name, (dtype, _) in headers.items() if dtype not in _PLAIN]
     is_plain = not quantized and headers.keys() <= expected_tensors(config).keys()
     form = None if is_plain else fp8_format(read_json(folder / "config.json"))
     scales = {} if form is None else _scales_of(quantized, headers, form.scaling)
     _check_headers({name: header for name, header in headers.items() if name not in scales.values()}, config)
     tensors = {our_name(name): tensor for file in files for name, tensor in load_file(file).items()}
+    if _MASK in tensors:
+        tensors[_MASK] = tensors[_MASK].reshape(1, 1, -1)
     for weight, scale in scales.items():
         assert form is not None
         group_size = form.scaling.group_size(tensors[weight].shape[1])

@@ -13,7 +13,7 @@ import torch
 
 from decoding import SamplingParams
 from decoding.drafters.base import NoDrafter
-from decoding.drafters.head_drafters import DFlashDrafter, Eagle3Drafter
+from decoding.drafters.head_drafters import DFlashDrafter, Eagle3Drafter, PEagleDrafter
 from decoding.heads.attach import attach
 from decoding.heads.format.folder import read_head_config
 from decoding.network.language_model import LanguageModel
@@ -75,6 +75,10 @@ class OfPairs(Watched, Eagle3Drafter):
         return ReferenceHead(tensors, settings).draft(tokens, features_NX, num_tokens)
 
 
+class OfMasks(OfPairs, PEagleDrafter):
+    """The same with a P-EAGLE head."""
+
+
 class OfBlocks(Watched, DFlashDrafter):
     """A drafter with a head that fills in blocks, beside its equations."""
 
@@ -126,6 +130,8 @@ SLIDES = {"layer_types": ["sliding_attention"] * 2, "sliding_window": 6, "use_sl
 ZLAB = {"mask_token_id": 7, "target_layer_ids": [0, 1]}
 OWN_ENDS = {"lm_head.weight": (D, H), "embed_tokens.weight": (VOCAB_SIZE, H)}  # those of the others are the target's
 
+TWO = {"num_hidden_layers": 2}
+PEAGLE = {**EAGLE3, **layer("layers.1.")}
 IDS = {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 1, 2], "use_aux_hidden_state": True}}
 FORMS = {
     "eagle 3.1 of speculators": Form(
@@ -147,6 +153,22 @@ FORMS = {
         {**EAGLE3, **FC_NORMS},
         settings=EAGLE31,
         named=lambda name: name if name == "d2t" or "lm_head" in name else f"model.{name}",
+    ),
+    "p-eagle of speculators": Form(
+        speculators("peagle", {**LLAMA, **TWO}, eagle_aux_hidden_state_layer_ids=[0, 1, 2], mask_token_id=7),
+        {**PEAGLE, "mask_hidden": (1, 1, 3 * H)},
+        OfMasks,
+        {**TWO, "mask_token_id": 7},
+    ),
+    "p-eagle for vLLM": Form(
+        {
+            **LLAMA, **TWO, **IDS, "architectures": ["LlamaForCausalLMEagle3"], "draft_vocab_size": D,
+            "parallel_drafting": True, "ptd_token_id": 7, "norm_output": True,
+        },
+        {**PEAGLE, "mask_hidden": (1, 3 * H)},
+        OfMasks,
+        {**TWO, "mask_token_id": 7},
+        named=lambda name: name.replace("layers.0.", "midlayer."),
     ),
     "dflash of z-lab, with windows": Form(
         {**QWEN3, **SLIDES, "architectures": ["DFlashDraftModel"], "block_size": 5, "dflash_config": ZLAB},

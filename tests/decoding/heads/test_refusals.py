@@ -50,7 +50,6 @@ def test_an_unknown_type_is_refused_with_the_known_ones(folder: str, kind: str) 
 
 FOREIGN = {
     "DFlashDraftModel domino": {**BLOCKS, "dflash_config": {"projector_type": "domino"}},
-    "PEagleDraftModel": {**EAGLE, "architectures": ["PEagleDraftModel"]},
     "MedusaForCausalLM": {**EAGLE, "architectures": ["MedusaForCausalLM"]},
 }
 
@@ -59,8 +58,8 @@ FOREIGN = {
 def test_an_unknown_kind_in_its_authors_format_is_refused_with_the_known_ones(called: str, tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "head", FOREIGN[called], {})
     assert _refused(folder) == (
-        f"HEAD is {called}, and Dray knows eagle3, dflash, dflash2 and dspark in their authors' formats; use one of "
-        "these, or a version of it in the speculators format"
+        f"HEAD is {called}, and Dray knows eagle3, peagle, dflash, dflash2 and dspark in their authors' formats; use "
+        "one of these, or a version of it in the speculators format"
     )
 
 
