@@ -242,9 +242,10 @@ class PEagleDrafter(Eagle3Drafter):
     def _next_logits(self, step: int, slots: list[int], drafting: set[int], newest_N: torch.Tensor) -> torch.Tensor:
         before, logits_NKV = self._block
         if before != slots:
-            # A row that does not draft may stand between those of this step and not of the last one.
+            # A row that does not draft may stand between those of this step and not of the last one: it has zeros.
             lines = {slot: line for line, slot in enumerate(before)}
-            logits_NKV = logits_NKV[to_device([lines.get(slot, 0) for slot in slots], self.head.device)]
+            logits_NKV = torch.nn.functional.pad(logits_NKV, (0, 0, 0, 0, 0, 1))
+            logits_NKV = logits_NKV[to_device([lines.get(slot, len(before)) for slot in slots], self.head.device)]
             self._block = slots, logits_NKV
         return logits_NKV[:, step : step + 1]
 

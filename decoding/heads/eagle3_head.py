@@ -45,7 +45,7 @@ class Eagle3Head(SlotHead):
         return LiveWeights(self.network, self.network.lent, self._renew_mask)
 
     def _renew_mask(self) -> None:
-        """Project the mask's feature anew, in place: all that share the head have it."""
+        """Write the mask's projected feature anew, in place: all that share the head have it."""
         if self.network.mask_hidden is not None:
             self.mask_1H.copy_(self.project(self.network.mask_hidden[0]))
 
@@ -116,6 +116,7 @@ class Eagle3Head(SlotHead):
     def seconds(self, num_rows: int, num_tokens: int) -> float:
         """Measure a step of `num_rows` rows, as in a draft. The cache is overwritten."""
         assert self.cache is not None
+        num_tokens = max(num_tokens, self.block_tokens)
         start = timed_start(self.cache.num_positions, num_tokens)
         tokens_N = torch.zeros(num_rows * num_tokens, dtype=torch.int64, device=self.device)
         states_NH = torch.zeros(len(tokens_N), self.hidden_size, dtype=self.dtype, device=self.device)

@@ -136,17 +136,13 @@ class HeadConfig:
             raise ValueError(f"has layer ids {list(ids)}, expected distinct numbers from 0 on; correct them")
 
     def _check_dflash2(self) -> None:
-        sizes = {"conv_kernel_size": self.block_size, "conv_group_size": self.hidden_size}
-        sizes |= {"selector_top_k": self.draft_vocab_size, "selector_rank": None}
-        for name, most in sizes.items():
-            value = getattr(self, name)
-            if not 1 <= value <= (most or value):
-                raise ValueError(f"has {name} {value}, expected 1 to {most or 'any number'}; correct its config.json")
+        sizes = self.block_size or 0, self.hidden_size, self.vocab_size, self.draft_vocab_size
+        for name, most in zip(OF_DFLASH2, sizes, strict=True):
+            if not 1 <= (value := getattr(self, name)) <= most:
+                raise ValueError(f"has {name} {value}, expected 1 to {most}; correct its config.json")
         if self.hidden_size % self.conv_group_size:
-            raise ValueError(
-                f"has conv_group_size {self.conv_group_size}, which does not divide its hidden size of "
-                f"{self.hidden_size}; correct its config.json"
-            )
+            divided = f"which does not divide its hidden size of {self.hidden_size}"
+            raise ValueError(f"has conv_group_size {self.conv_group_size}, {divided}; correct its config.json")
 
     @property
     def vocab_size(self) -> int:

@@ -10,7 +10,6 @@ from typing import Any, NoReturn
 # What is computed anyway, of fields that vLLM, SGLang or NVIDIA's Model Optimizer have and not every reader here.
 _COMPUTED: dict[str, tuple[Any, ...]] = {
     "attention_mode": ("gqa",),
-    "final_logit_softcapping": (0,),
     "hidden_act": ("silu", "swish"),
     "input_embedding_scale": (1,),
     "is_causal": (True,),
@@ -73,7 +72,7 @@ class Said:
         return Said(self.value(name, dict, {}), f"{name} of {self.where}")
 
     def refuse_unasked(self, known: Collection[str] = ()) -> None:
-        """Raise a ValueError for a field that nobody asked for, is not `known`, and may change what a head computes.
+        """Raise a ValueError for a field that no reader asked for, that is not `known`, and on which a head may depend.
 
         A field that is null, false, zero or empty switches nothing on, unless the table above says otherwise.
         """

@@ -20,16 +20,11 @@ DFLASH = {**BLOCKS, "model_type": "qwen3", "dflash_config": {"mask_token_id": 7,
 # A flag that some engine acts on, where it stands, and what is said of it.
 LOST: dict[str, tuple[dict[str, Any], str, dict[str, Any], str]] = {
     "a window of vLLM's own": (DFLASH, "dflash_config", {"use_swa": True}, "Dray does not know"),
-    "sinks": (DFLASH, "dflash_config", {"attention_sink_bias": True}, "Dray does not know"),
-    "another size of a block": (DFLASH, "dflash_config", {"runtime_block_size": 4}, "Dray does not know"),
     "an order of rotations": (DFLASH, "", {"is_neox_style": False}, "Dray computes True alone"),
     "norms of EAGLE-3.1 in a DFlash head": (DFLASH, "", {"fc_norm": True}, "Dray does not know"),
     "a scale of logits": (PAIRS, "", {"logit_scale": 0.5}, "Dray computes 1 alone"),
     "another activation": (PAIRS, "", {"hidden_act": "gelu"}, "Dray computes 'silu' or 'swish' alone"),
-    "no norm of the embedding": (
-        PAIRS, "eagle_config", {"use_input_layernorm_in_first_layer": False}, "Dray computes True alone",
-    ),
-    "a norm of MTP": (PAIRS, "eagle_config", {"use_mtp_layernorm": True}, "Dray computes False alone"),
+    "no norm": (PAIRS, "eagle_config", {"use_input_layernorm_in_first_layer": False}, "Dray computes True alone"),
     "heads of Medusa behind it": (PAIRS, "eagle_config", {"parallel_draft_step": 4}, "Dray computes 0 or 1 alone"),
     "what nobody knows": (PAIRS, "", {"residual_multiplier": 0.22}, "Dray does not know"),
 }  # fmt: skip

@@ -89,7 +89,7 @@ class OfBlocks(Watched, DFlashDrafter):
 
 @dataclass
 class Form:
-    """A kind of heads as somebody publishes it."""
+    """A kind of heads as one author publishes it."""
 
     fields: dict[str, Any]
     shapes: dict[str, tuple[int, ...]]
@@ -100,10 +100,7 @@ class Form:
     def tensors(self) -> dict[str, torch.Tensor]:
         """Wide random weights, so that each part moves the drafts."""
         generator = torch.Generator().manual_seed(3)
-        found = {
-            name: torch.randn(shape, generator=generator) * 0.3 + ("norm" in name)
-            for name, shape in self.shapes.items()
-        }
+        found = {n: torch.randn(s, generator=generator) * 0.3 + ("norm" in n) for n, s in self.shapes.items()}
         if "lm_head.weight" in self.shapes:
             ids_D = torch.randperm(VOCAB_SIZE, generator=generator)[:D].sort().values
             found["d2t"] = ids_D - torch.arange(D)
@@ -129,7 +126,6 @@ BLOCK = {"block_size": 5, "mask_token_id": 7, "num_hidden_layers": 2}  # what th
 SLIDES = {"layer_types": ["sliding_attention"] * 2, "sliding_window": 6, "use_sliding_window": True}
 ZLAB = {"mask_token_id": 7, "target_layer_ids": [0, 1]}
 OWN_ENDS = {"lm_head.weight": (D, H), "embed_tokens.weight": (VOCAB_SIZE, H)}  # those of the others are the target's
-
 TWO = {"num_hidden_layers": 2}
 PEAGLE = {**EAGLE3, **layer("layers.1.")}
 IDS = {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 1, 2], "use_aux_hidden_state": True}}
@@ -203,26 +199,20 @@ def target(tmp_path_factory):
     return LanguageModel.load(path, "cpu"), path
 
 
-def written(form: Form, folder) -> tuple[str, dict[str, torch.Tensor]]:
-    """The folder of a head, and its tensors by the names of the equations."""
-    tensors = form.tensors()
-    return write_folder(folder, form.fields, {form.named(name): each for name, each in tensors.items()}), tensors
-
-
 @pytest.mark.usefixtures("_any_head")
 @pytest.mark.parametrize("name", FORMS)
 def test_a_published_folder_drafts_what_its_equations_say_and_changes_no_text(target, name, tmp_path) -> None:
     (model, path), form = target, FORMS[name]
-    folder, tensors = written(form, tmp_path / "head")
-    head = attach(folder, model, path)
-    network, num_read = model.network, len(head.layer_ids)
-    ends = network.get_input_embeddings().weight, network.get_output_embeddings().weight
+    tensors = form.tensors()  # by the names of the equations
+    stored = {form.named(name): each for name, each in tensors.items()}
+    head = attach(write_folder(tmp_path / "head", form.fields, stored), model, path)
+    ends = model.network.get_input_embeddings().weight, model.network.get_output_embeddings().weight
     tensors = {"embed_tokens.weight": ends[0].detach(), "lm_head.weight": ends[1].detach(), **tensors}
-    settings = {**SIZES, "num_features": num_read, **form.settings}
+    settings = {**SIZES, "num_features": len(head.layer_ids), **form.settings}
     sampled = SamplingParams(max_tokens=9, temperature=0.8, seed=1)
     greedy = SamplingParams(max_tokens=8, temperature=0)
     alone = [outputs(engine_over(model.share(), NoDrafter()).generate(PROMPTS, params)) for params in (greedy, sampled)]
-    num_accepted = 0
+    num_accepted, nothing_NX = 0, torch.zeros(0, len(head.layer_ids) * H)
     for num_slots, num_drafted in ((3, 8), (1, 2)):
         drafter = form.drafter(head.share(), num_slots, 80)
         drafter.seen = []
@@ -230,9 +220,7 @@ def test_a_published_folder_drafts_what_its_equations_say_and_changes_no_text(ta
         assert outputs(engine.generate(PROMPTS, greedy)) == alone[0]
         assert len(drafter.seen) > 20
         for tokens, drafted, _ in drafter.seen:
-            features_NX = (
-                features_of(model, tokens[:-1], head.layer_ids) if tokens[1:] else torch.zeros(0, num_read * H)
-            )
+            features_NX = features_of(model, tokens[:-1], head.layer_ids) if tokens[1:] else nothing_NX
             assert drafted == form.drafter.expected(tensors, settings, tokens, features_NX, len(drafted)), tokens
         found = engine.generate(PROMPTS, sampled)
         assert outputs(found) == alone[1]

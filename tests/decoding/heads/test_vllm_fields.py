@@ -13,6 +13,7 @@ import pytest
 from safetensors.torch import load_file
 
 from decoding.heads.format.folder import save_head
+from decoding.heads.format.head_config import OF_DFLASH2
 from tests.decoding.heads.made_up import KINDS, NORMS, head
 
 _OF_PAIRS = ("eagle_aux_hidden_state_layer_ids", "norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
@@ -21,10 +22,7 @@ FIELDS: dict[str, tuple[str, ...]] = {
     "eagle3": _OF_PAIRS,
     "peagle": (*_OF_PAIRS, "mask_token_id"),
     "dflash": (*_OF_BLOCKS, "sliding_window_non_causal"),
-    "dflash2": (
-        *_OF_BLOCKS, "sliding_window_non_causal", "conv_kernel_size", "conv_group_size", "selector_rank",
-        "selector_top_k",
-    ),
+    "dflash2": (*_OF_BLOCKS, "sliding_window_non_causal", *OF_DFLASH2),
     "dspark": (
         *_OF_BLOCKS, "markov_rank", "markov_head_type", "enable_confidence_head", "confidence_head_with_markov",
     ),
