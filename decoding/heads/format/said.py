@@ -15,10 +15,12 @@ _COMPUTED: dict[str, tuple[Any, ...]] = {
     "is_causal": (True,),
     "is_neox_style": (True,),
     "logit_scale": (1,),
+    "modal_type": ("LLM",),
     "next_layer_regular": (True,),
     "output_multiplier": (1,),
     "parallel_draft_step": (0, 1),
     "partial_rotary_factor": (1,),
+    "position_embedding_type": ("rope",),
     "use_aux_hidden_state": (True,),
     "use_input_layernorm_in_first_layer": (True,),
     "use_last_layernorm": (True,),
@@ -27,9 +29,9 @@ _COMPUTED: dict[str, tuple[Any, ...]] = {
 _OFF: tuple[Any, ...] = (False, "", [], {})
 _CHANGES_NOTHING = (
     "_name_or_path", "architectures", "auto_map", "compression_config", "confidence_head_alpha", "dtype",
-    "embed_requires_grad", "has_lm_head", "parallel_draft_heads_num_layers", "quantization_config",
-    "speculators_config", "speculators_model_type", "speculators_version", "target_model_type",
-    "tie_word_embeddings", "torch_dtype", "transformers_version",
+    "embed_requires_grad", "has_lm_head", "parallel_draft_heads_num_layers", "quantization_config", "return_dict",
+    "speculators_config", "speculators_model_type", "speculators_version", "target_model_type", "tie_word_embeddings",
+    "torch_dtype", "transformers_version", "use_cache",
 )  # fmt: skip
 _TYPES = {bool: "true or false", int: "a whole number", float: "a number", str: "a text", dict: "an object"}
 
