@@ -7,7 +7,7 @@ from typing import assert_never
 
 from decoding.choices import DRAFTERS, NEED_A_HEAD, NEED_A_MODEL, DrafterName
 from decoding.drafters.base import Drafter, NoDrafter
-from decoding.drafters.head_drafters import DFlashDrafter, Eagle3Drafter
+from decoding.drafters.head_drafters import DFlashDrafter, Eagle3Drafter, PEagleDrafter
 from decoding.drafters.hybrid import HybridDrafter
 from decoding.drafters.lookups import NGramDrafter, SuffixDrafter
 from decoding.drafters.model import ModelDrafter
@@ -28,7 +28,13 @@ __all__ = [
 ]
 
 Draft = LanguageModel | Eagle3Head | DFlashHead  # what a drafter of NEED_A_MODEL computes with
-DRAFTER_OF_HEAD: dict[Kind, DrafterName] = {"eagle3": "eagle3", "dflash": "dflash", "dspark": "dflash"}
+DRAFTER_OF_HEAD: dict[Kind, DrafterName] = {
+    "peagle": "eagle3",
+    "eagle3": "eagle3",
+    "dflash": "dflash",
+    "dflash2": "dflash",
+    "dspark": "dflash",
+}
 
 
 def make_drafter(
@@ -58,7 +64,8 @@ def make_drafter(
             if isinstance(draft, LanguageModel):
                 return ModelDrafter(draft, vocab_size, num_slots, max_model_len, num_draft_tokens=num_draft_tokens)
             if isinstance(draft, Eagle3Head):
-                return Eagle3Drafter(draft, num_slots, max_model_len)
+                of_pairs = PEagleDrafter if draft.block_tokens else Eagle3Drafter
+                return of_pairs(draft, num_slots, max_model_len)
             return DFlashDrafter(draft, num_slots, max_model_len) if isinstance(draft, DFlashHead) else draft
         case _:
             assert_never(name)

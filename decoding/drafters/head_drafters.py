@@ -1,9 +1,10 @@
-"""Head drafters: they draft with an EAGLE-3, DFlash or DSpark head, which reads the target's features.
+"""Head drafters: they draft with an EAGLE-3, P-EAGLE, DFlash or DSpark head, which reads the target's features.
 
 EAGLE-3: after each forward the target hands out a feature of every token that it has read. Feature i makes a pair with
 token i + 1, so of a row of L tokens the pairs 0, ..., L - 2 are true, and the last one gives the first drafted token.
 Further tokens are drafted from what the head computed itself; the next round overwrites those entries by true pairs. A
-row that does not draft reads its pairs, too, some rounds later.
+row that does not draft reads its pairs, too, some rounds later. P-EAGLE reads masks behind the last pair in the same
+forward, and drafts one token at each of these places.
 
 DFlash fills in a block of tokens in one forward. The keys and values of a feature go into the head's cache at once:
 they need nothing else, neither the next token nor a forward of the head. What belongs to a rejected token is
@@ -18,6 +19,7 @@ token by what was accepted so far, so that one is always drafted.
 Shapes: N tokens or rows of a step, S slots, V vocabulary of the target, H hidden size of the head.
 """
 
+from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from itertools import accumulate
 
@@ -117,6 +119,7 @@ class Eagle3Drafter(HeadDrafter[Eagle3Head]):
 
     def _first_logits(self, part: Rows, slots: list[int], drafting: set[int]) -> torch.Tensor:
         starts, lengths, tokens, pieces, ends = [], [], [], [], {}
+        masks = {slot: self._num_masks(slot) for slot in slots}
         for slot, row in zip(slots, part.sequences, strict=True):
             start, end = self._next_pairs(slot, len(row) - 1)
             if start < end:
@@ -124,16 +127,23 @@ class Eagle3Drafter(HeadDrafter[Eagle3Head]):
             else:  # nothing is known of it: it writes where the next true pair will be, and has read none
                 start, end = max(len(row) - 2, 0), max(len(row) - 1, 1)
             starts.append(start)
-            lengths.append(end - start)
+            lengths.append(end - start + masks[slot])
             tokens += [*row.token_ids[start + 1 : end + 1], 0][: end - start]
+            tokens += [self.head.mask_token_id] * masks[slot]
             pieces.append((slot, start, end))
-        features_NH = self._features(pieces)
+        features_NH = self._features(pieces, masks)
         states_NH = self.head.read(to_device(tokens, self.head.device), features_NH, starts, lengths, slots)
-        if len(states_NH) > len(slots):  # only those after each row's last pair are wanted
-            states_NH = states_NH[to_device([end - 1 for end in accumulate(lengths)], self.head.device)]
+        if len(states_NH) > len(slots):  # only those after each row's last pair and its masks are wanted
+            places, widest = range(1 + max(masks.values())), zip(accumulate(lengths), masks.values(), strict=True)
+            wanted = [end - 1 - more + min(place, more) for end, more in widest for place in places]
+            states_NH = states_NH[to_device(wanted, self.head.device)]
         for slot, end in ends.items():
             self._forget(slot, end)
         return self._logits(slots, states_NH)
+
+    def _num_masks(self, slot: int) -> int:
+        """Return how many masks stand behind the last pair of a row that drafts."""
+        return 0
 
     def _next_logits(self, step: int, slots: list[int], drafting: set[int], newest_N: torch.Tensor) -> torch.Tensor:
         before, states_NH = self._states
@@ -187,8 +197,11 @@ class Eagle3Drafter(HeadDrafter[Eagle3Head]):
         self.slots.num_known[slot] = end
         self._held[slot] = [piece for piece in self._held.get(slot, []) if _end([piece]) > end]
 
-    def _features(self, pieces: Seq[tuple[int, int, int]]) -> torch.Tensor:
-        """Return the features [N, H] of these ranges (slot, start, end), end to end; zeros where none are held."""
+    def _features(self, pieces: Seq[tuple[int, int, int]], masks: Mapping[int, int] | None = None) -> torch.Tensor:
+        """Return the features [N, H] of these ranges (slot, start, end), end to end; zeros where none are held.
+
+        Behind each stand as many masks as its slot has.
+        """
         zeros_1H = torch.zeros(1, self.head.hidden_size, dtype=self.head.dtype, device=self.head.device)
         found = []
         for slot, start, end in pieces:
@@ -199,6 +212,8 @@ class Eagle3Drafter(HeadDrafter[Eagle3Head]):
                     start = until
             if start < end:
                 found.append(zeros_1H.expand(end - start, -1))
+            if masks and masks[slot]:
+                found.append(self.head.mask_1H.expand(masks[slot], -1))
         return found[0] if len(found) == 1 else torch.cat(found)
 
 
@@ -206,6 +221,33 @@ def _end(held: Seq[_Piece]) -> int:
     """Return the position behind the last one of these pieces."""
     start, last_NH = held[-1]
     return start + len(last_NH)
+
+
+class PEagleDrafter(Eagle3Drafter):
+    """Drafts all tokens of a round in one forward."""
+
+    def _limits(self, rows: Rows) -> list[int]:
+        self._limits_S = [min(limit, self.head.block_tokens) for limit in super()._limits(rows)]
+        return self._limits_S
+
+    def _num_masks(self, slot: int) -> int:
+        return max(self._limits_S[slot] - 1, 0)
+
+    def _logits(self, slots: list[int], states_NH: torch.Tensor) -> torch.Tensor:
+        """Keep the logits of all places, and return those of the first."""
+        logits_NKV = self.head.logits(states_NH)[0].view(len(slots), -1, self.head.vocab_size)
+        self._block = slots, logits_NKV
+        return logits_NKV[:, :1]
+
+    def _next_logits(self, step: int, slots: list[int], drafting: set[int], newest_N: torch.Tensor) -> torch.Tensor:
+        before, logits_NKV = self._block
+        if before != slots:
+            # A row that does not draft may stand between those of this step and not of the last one: it has zeros.
+            lines = {slot: line for line, slot in enumerate(before)}
+            logits_NKV = torch.nn.functional.pad(logits_NKV, (0, 0, 0, 0, 0, 1))
+            logits_NKV = logits_NKV[to_device([lines.get(slot, len(before)) for slot in slots], self.head.device)]
+            self._block = slots, logits_NKV
+        return logits_NKV[:, step : step + 1]
 
 
 class DFlashDrafter(HeadDrafter[DFlashHead]):

@@ -51,3 +51,12 @@ def multiply(
     if bias_O is not None:
         total_NO += bias_O
     return total_NO.to(dtype)
+
+
+def dequantize(
+    weight_OI: torch.Tensor, scales_SG: torch.Tensor, outputs_per_scale: int, group_size: int
+) -> torch.Tensor:
+    """Return the weight [O, I] that FP8 numbers and their scales stand for, in float32."""
+    num_outputs, num_inputs = weight_OI.shape
+    scales_OG = scales_SG.float().repeat_interleave(outputs_per_scale, 0)[:num_outputs]
+    return weight_OI.float() * scales_OG.repeat_interleave(group_size, 1)[:, :num_inputs]

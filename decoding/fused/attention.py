@@ -149,11 +149,11 @@ class TorchAttention:
         turns_N: torch.Tensor,
         tables_PD: Tables,
         window: Window | None = None,
-        first_seen_B: torch.Tensor | None = None,
+        first_seen_BT: torch.Tensor | None = None,
     ) -> None:
         """Prepare the attention of one forward; `turns_N` are the tokens' lines in the rotary tables (cos, sin).
 
-        All tokens of row b see nothing before position `first_seen_B[b]`.
+        Token t of row b sees nothing before position `first_seen_BT[b, t]`.
         """
         self._heads, self._plan, self._num_tokens = heads, plan, len(turns_N)
         cos_PD, sin_PD = tables_PD
@@ -163,8 +163,8 @@ class TorchAttention:
         is_hidden_BTL = keys_L > plan.positions_BT[:, :, None]
         if window is not None:
             is_hidden_BTL |= (keys_L <= plan.positions_BT[:, :, None] - window.num_last) & (keys_L >= window.num_first)
-        if first_seen_B is not None:
-            is_hidden_BTL |= keys_L < first_seen_B[:, None, None]
+        if first_seen_BT is not None:
+            is_hidden_BTL |= keys_L < first_seen_BT[:, :, None]
         mask_BTL = cos_PD.new_zeros(is_hidden_BTL.shape).masked_fill_(is_hidden_BTL, float("-inf"))
         self._mask = mask_BTL.repeat_interleave(heads.group, dim=1)[:, None]
 

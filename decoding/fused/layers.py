@@ -87,12 +87,14 @@ class Layer:
     def finish(self, hidden_NE: torch.Tensor, found_NX: torch.Tensor) -> torch.Tensor:
         """Compute the hidden states after this layer from the output of its attention."""
         hidden_NE = _add(self.out, found_NX, hidden_NE)
-        normed_NE = self.mlp_norm(hidden_NE)
+        return _add(self.down, self.gated(self.mlp_norm(hidden_NE)), hidden_NE)
+
+    def gated(self, normed_NE: torch.Tensor) -> torch.Tensor:
+        """Compute what the last product of the layer reads."""
         if isinstance(self.up, Packed):
-            gated_NX = self.up.gated(normed_NE, self.gate)
-        else:
-            gated_NX = silu(self.gate(normed_NE)) * self.up(normed_NE)
-        return _add(self.down, gated_NX, hidden_NE)
+            return self.up.gated(normed_NE, self.gate)
+        gated_NX: torch.Tensor = silu(self.gate(normed_NE)) * self.up(normed_NE)
+        return gated_NX
 
 
 class KernelLayers:

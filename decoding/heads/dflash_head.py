@@ -1,4 +1,4 @@
-"""DFlashHead: a DFlash or DSpark head over slots. Position i of its cache belongs to token i of the text.
+"""DFlashHead: a DFlash, DFlash 2 or DSpark head over slots. Position i of its cache belongs to token i of the text.
 
 Of a committed token the cache has keys and values that follow from the target's features alone; they are stored when
 the features come, without attention. A draft of a row with L tokens is one forward over a block: its newest token, at
@@ -73,7 +73,7 @@ class DFlashHead(SlotHead):
         kinds = config.layer_config.get("layer_types") or [""] * len(network.layers)
         # A folder may name sliding layers and no window (Qwen 3 drops it unless `use_sliding_window`): they see all.
         self._slides = [kind == "sliding_attention" and self._window is not None for kind in kinds]
-        self._sliding_is_causal = not config.sliding_window_non_causal
+        self._sliding_is_causal, self._window_moves = not config.sliding_window_non_causal, config.window_moves
 
     @property
     def weights(self) -> LiveWeights:
@@ -134,16 +134,32 @@ class DFlashHead(SlotHead):
         plan = self.cache.plan(self._slots(slots), positions_BS, max(starts) + self.block_size, None)
         tokens_NS = torch.full_like(positions_BS, self._mask_token_id)
         tokens_NS[:, 0] = newest_N
-        hidden_XH = embedding(tokens_NS.flatten(), self._embedding)
-        for index, (layer, attention) in enumerate(zip(self._layers, self._attentions(plan), strict=True)):
-            slots_of_layer = self.cache.slot_layer(index)
-            found_XQ = attention(layer.project(hidden_XH), slots_of_layer, layer.norms, is_wanted=True)
-            assert found_XQ is not None
-            hidden_XH = layer.finish(hidden_XH, found_XQ)
+        hidden_XH = embedding(tokens_NS.flatten(), self._embedding) * self.network.config.input_embedding_scale
+        for index, attention in enumerate(self._attentions(plan)):
+            hidden_XH = self._through_layer(index, hidden_XH, attention)
         states_NSH = self._final_norm(hidden_XH).view(*positions_BS.shape, -1)
         states_NKH = states_NSH[:, self._first :]
-        logits_NKD = self._lm_head(states_NKH[:, :num_wanted].flatten(0, 1)).unflatten(0, (len(starts), num_wanted))
+        logits_XD = self.network.finished(self._lm_head(states_NKH[:, :num_wanted].flatten(0, 1)))
+        logits_NKD = logits_XD.unflatten(0, (len(starts), num_wanted))
         return Block(states_NKH, logits_NKD, self._carried_into(states_NSH, newest_N))
+
+    def _through_layer(self, index: int, hidden_XH: torch.Tensor, attention: SlotAttention) -> torch.Tensor:
+        """Return the hidden states behind a layer, with its convolutions if it has any."""
+        assert self.cache is not None
+        layer, module, slots_of_layer = self._layers[index], self.network.layers[index], self.cache.slot_layer(index)
+
+        def attended(qkv_XQ: torch.Tensor) -> torch.Tensor:
+            found_XQ = attention(qkv_XQ, slots_of_layer, layer.norms, is_wanted=True)
+            assert found_XQ is not None
+            return found_XQ
+
+        if not hasattr(module, "attention_conv"):
+            return layer.finish(hidden_XH, attended(layer.project(hidden_XH)))
+        around: Any = module
+        normed_XH = layer.attention_norm(hidden_XH)
+        hidden_XH = hidden_XH + around.attention_conv(normed_XH, lambda x_XH: layer.out(attended(layer.qkv(x_XH))))
+        normed_XH = layer.mlp_norm(hidden_XH)
+        return hidden_XH + around.mlp_conv(normed_XH, lambda x_XH: layer.down(layer.gated(x_XH)))
 
     @torch.inference_mode()
     def next_logits(
@@ -156,6 +172,8 @@ class DFlashHead(SlotHead):
         """
         states_NH, logits_ND = block.states_NKH[:, place], block.logits_NKD[:, place]
         markov, confidence, before_NR = self.network.markov_head, self.network.confidence_head, None
+        if (selector := self.network.candidate_selector) is not None:
+            logits_ND = selector.rescored(logits_ND, states_NH, before_N, self._target_ids_D)
         if markov is not None:
             before_NR = embedding(before_N, markov.markov_w1.weight)
             mixed_NR, carried_NR = markov.mix(states_NH, before_NR, block.carried_NR)
@@ -194,15 +212,17 @@ class DFlashHead(SlotHead):
     def _is_cut(self) -> bool:
         """Whether a slot is longer than what a sliding layer sees of it."""
         assert self.cache is not None
-        return self._window is not None and self.cache.num_positions - self.block_size > self._window
+        num_behind = 0 if self._window_moves else self.block_size  # positions for which no window is cut
+        return self._window is not None and self.cache.num_positions - num_behind > self._window
 
     @property
     def _cuts_blocks(self) -> bool:
-        """Whether some layers' attention is torch's own: every token of a block sees the same part of the text.
+        """Whether some layers' attention is torch's own.
 
-        A window that goes on with each token, as our kernels have it, is another one.
+        Our kernels' window goes on with each token's last position. Torch is asked where all tokens of a block see the
+        same part of the text, each up to its own position, and where the windows go on and all see the whole block.
         """
-        return self._is_cut and self._sliding_is_causal
+        return self._is_cut and self._sliding_is_causal != self._window_moves
 
     def _attentions(self, plan: Plan) -> list[SlotAttention]:
         """Return the attention of each layer over the blocks of this plan."""
@@ -216,16 +236,22 @@ class DFlashHead(SlotHead):
             of_kind[False] = attention_here(*here, all_seen, tables_PD, self._kernels)
         if any(self._slides):
             assert self._window is not None
-            if not self._sliding_is_causal:
-                window = Window(self._window + self.block_size, 0) if self._is_cut else None
-                of_kind[True] = attention_here(*here, all_seen, tables_PD, self._kernels, window)
-            elif self._is_cut:
-                first_seen_B = plan.positions_BT[:, 0] - self._window
+            seen = plan if self._sliding_is_causal else all_seen
+            if self._cuts_blocks:
+                own_BS = plan.positions_BT
+                first_seen_BS = own_BS - self._window + 1 if self._window_moves else own_BS[:, :1] - self._window
+                last_seen_BS = seen.positions_BT.minimum(own_BS + self._window - 1)  # of a window that is not causal
                 of_kind[True] = TorchAttention(
-                    self._heads, plan, plan.positions_N, tables_PD, first_seen_B=first_seen_B
+                    self._heads,
+                    replace(seen, positions_BT=last_seen_BS),
+                    plan.positions_N,
+                    tables_PD,
+                    first_seen_BT=first_seen_BS,
                 )
             else:
-                of_kind[True] = attention_here(*here, plan, tables_PD, self._kernels)
+                num_last = self._window + self.block_size * (not self._window_moves)
+                window = Window(num_last, 0) if self._is_cut else None
+                of_kind[True] = attention_here(*here, seen, tables_PD, self._kernels, window)
         return [of_kind[slides] for slides in self._slides]
 
     def _carried_into(self, states_NSH: torch.Tensor, newest_N: torch.Tensor) -> torch.Tensor:

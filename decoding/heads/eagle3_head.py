@@ -1,7 +1,8 @@
-"""Eagle3Head: an EAGLE-3 head over slots. Position i of its cache belongs to pair i.
+"""Eagle3Head: an EAGLE-3 or P-EAGLE head over slots. Position i of its cache belongs to pair i.
 
 A pair is a projected feature of the target at position i and the token at position i + 1. Where no feature is known
-yet, behind the newest token, the state that the head itself computed for the pair before stands in for it.
+yet, behind the newest token, the state that the head itself computed for the pair before stands in for it; a P-EAGLE
+head reads masks there instead, which stand for feature and token.
 
 Shapes: B rows, N pairs in all or some of them, H hidden size, D vocabulary of the head, V that of the target, X any
 number of features.
@@ -17,21 +18,36 @@ from decoding.cache.plan import Packing
 from decoding.device import seconds_of, to_device
 from decoding.fused.attention import Window, attention_here
 from decoding.fused.layers import Norm
+from decoding.fused.live_weights import LiveWeights
 from decoding.heads.format.networks import Eagle3Network
 from decoding.heads.slot_head import SlotHead
 from decoding.network.target import timed_start
 
 
 class Eagle3Head(SlotHead):
-    """A head that drafts token by token."""
+    """A head that drafts token by token, or all of them behind masks in one forward."""
 
     def __init__(self, network: Eagle3Network, target_ids_D: torch.Tensor | None, layer_ids: Seq[int]) -> None:
         super().__init__(network, target_ids_D, layer_ids)
         config = network.config
         self.network = network
         self._residual_is_normed, self._carries_normed = config.norm_before_residual, config.norm_output
+        self.mask_token_id = config.mask_token_id or 0
+        if network.mask_hidden is not None:
+            self.block_tokens = config.num_speculative_tokens
+            self.mask_1H = self.project(network.mask_hidden[0])
         first: Any = network.layers[0]
         self._hidden_norm = Norm(first.hidden_norm, self._norm)
+
+    @property
+    def weights(self) -> LiveWeights:
+        """The head's own weights, which all that share the head have."""
+        return LiveWeights(self.network, self.network.lent, self._renew_mask)
+
+    def _renew_mask(self) -> None:
+        """Write the mask's projected feature anew, in place: all that share the head have it."""
+        if self.network.mask_hidden is not None:
+            self.mask_1H.copy_(self.project(self.network.mask_hidden[0]))
 
     @torch.inference_mode()
     def read(
@@ -100,6 +116,7 @@ class Eagle3Head(SlotHead):
     def seconds(self, num_rows: int, num_tokens: int) -> float:
         """Measure a step of `num_rows` rows, as in a draft. The cache is overwritten."""
         assert self.cache is not None
+        num_tokens = max(num_tokens, self.block_tokens)
         start = timed_start(self.cache.num_positions, num_tokens)
         tokens_N = torch.zeros(num_rows * num_tokens, dtype=torch.int64, device=self.device)
         states_NH = torch.zeros(len(tokens_N), self.hidden_size, dtype=self.dtype, device=self.device)

@@ -21,11 +21,10 @@ from decoding.checkpoint.model_files import tensors_in, weight_files
 from decoding.checkpoint.supported import check_same_vocabulary, load_config, model_folder
 from decoding.device import Device
 from decoding.heads.format.folder import Head, read_head_config
-from decoding.heads.format.head_config import READ_PAIRS, HeadConfig, Kind
+from decoding.heads.format.head_config import READ_PAIRS, HeadConfig
 from decoding.heads.format.networks import DFlashNetwork, Eagle3Network, network_of
 from decoding.heads.format.tensors import expected_tensors, our_name
 
-DRAFTS_HERE: tuple[Kind, ...] = ("eagle3", "dflash", "dspark")  # the kinds that have a drafter
 _LENT = ("embed_tokens.weight", "lm_head.weight")
 _OF_VOCABULARY = ("d2t", "t2d")  # tensors that are no weights
 Lender = Callable[[], tuple[torch.Tensor, torch.Tensor]]  # of the target's embedding and its output layer's weight
@@ -34,15 +33,10 @@ Lender = Callable[[], tuple[torch.Tensor, torch.Tensor]]  # of the target's embe
 def fitting_config(path: str, target_config: PretrainedConfig, target_path: str) -> HeadConfig:
     """Return the configuration of the head in `path`, with the layers of this target that it reads.
 
-    Raises ValueError, in one line that names the folder, for a head that is none, that cannot draft here, or that
-    belongs to a target of another size or vocabulary.
+    Raises ValueError, in one line that names the folder, for a head that is none, or that belongs to a target
+    of another size or vocabulary.
     """
     config, target = read_head_config(path), target_config.get_text_config()
-    if config.kind not in DRAFTS_HERE:
-        raise ValueError(
-            f"{path!r} is a head of kind {config.kind!r}, and only {', '.join(DRAFTS_HERE)} heads draft here "
-            "yet; use such a head, or a draft model"
-        )
     for name, own, others in (
         ("a hidden size", config.target_hidden_size, target.hidden_size),
         ("a vocabulary", config.vocab_size, target.vocab_size),

@@ -14,7 +14,7 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from decoding.checkpoint.model_files import tensors_in
-from decoding.heads.fit import DRAFTS_HERE, fitting_config, make_network
+from decoding.heads.fit import fitting_config, make_network
 from decoding.heads.format.folder import Head, read_head_config
 from decoding.heads.format.tensors import _check_headers, expected_tensors, our_name
 from jobs import generate
@@ -100,14 +100,7 @@ _CASES = [
         target_layers=36,
     ),
 ]
-_EVERY_CASE = [
-    pytest.param(
-        case,
-        id=case.config,
-        marks=pytest.mark.skipif(case.kind not in DRAFTS_HERE, reason=f"{case.kind} heads do not draft yet"),
-    )
-    for case in _CASES
-]
+_EVERY_CASE = [pytest.param(case, id=case.config) for case in _CASES]
 
 
 def _target(folder: Path, name: str) -> tuple[Path, nn.Module]:

@@ -91,9 +91,6 @@ def read_head_config(path: str) -> HeadConfig:
     try:
         if draft_head(fields) is None:
             raise ValueError("is not a draft head but a model of its own; name a head")
-        if quantized := fields.get("quantization_config") or fields.get("compression_config"):
-            method = quantized.get("quant_method") if isinstance(quantized, dict) else quantized
-            raise ValueError(f"is quantized ({method}), and heads are read in F32, BF16 and F16; use such a version")
         return _config_of(fields)
     except ValueError as error:
         raise ValueError(f"{str(folder)!r} {error}") from error

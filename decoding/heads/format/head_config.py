@@ -5,20 +5,20 @@ A head is a small network that reads the residual stream of its target before so
 eagle3   one layer (or more) over pairs of a token and the features before it; arXiv 2503.01840
 peagle   EAGLE-3 that drafts all tokens in one forward; arXiv 2602.01469
 dflash   layers that fill in a block of masked tokens at once; arXiv 2602.06036
+dflash2  DFlash with convolutions inside its layers, and a choice of tokens by the one before; inco.ai/blog/dflash2
 dspark   DFlash with a bias by the token before (Markov head) and the chance of acceptance; arXiv 2607.05147
 
-What an object in the file says is checked for its type (`Said`), and the configuration of the head's own layers is
-normalized: one spelling, every default of transformers filled in.
+The configuration of the head's own layers is normalized: one spelling, every default of transformers filled in.
 """
 
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal, NoReturn, get_args
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Literal, get_args
 
 from transformers import CONFIG_MAPPING
 
 from decoding.checkpoint.supported import LOAD_FAILURES, in_one_line
 
-Kind = Literal["eagle3", "peagle", "dflash", "dspark"]
+Kind = Literal["eagle3", "peagle", "dflash", "dflash2", "dspark"]
 Format = Literal["speculators", "eagle"]
 LayerIdsAre = Literal["inputs", "outputs", "unknown"]
 
@@ -28,14 +28,18 @@ READ_PAIRS: tuple[Kind, ...] = ("eagle3", "peagle")  # of a feature and the toke
 _NORMS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
 _OF_BLOCKS = ("block_size", "sample_from_anchor", "sliding_window_non_causal")
 OF_DSPARK = ("markov_rank", "markov_head_type", "enable_confidence_head", "confidence_head_with_markov")
+OF_DFLASH2 = ("conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k")
+# Of DFlash and DFlash 2, and their values that change nothing; the speculators format cannot say others.
+OF_SCALES = {"input_embedding_scale": 1.0, "output_multiplier": 1.0, "final_logit_softcapping": 0.0}
 OWN_FIELDS: dict[Kind, tuple[str, ...]] = {
     "eagle3": _NORMS,
     "peagle": _NORMS,
     "dflash": _OF_BLOCKS,
+    "dflash2": (*_OF_BLOCKS, *OF_DFLASH2),
     "dspark": (*_OF_BLOCKS, *OF_DSPARK),
 }
 _IN_WORDS = {"inputs": "the input of a layer", "outputs": "the output of a layer", "unknown": "input or output"}
-_NUM_DEFAULT_IDS = 3
+NUM_DEFAULT_IDS = 3
 _MARKOV_TYPES = ("vanilla", "gated", "rnn")
 
 
@@ -71,13 +75,24 @@ class HeadConfig:
     fc_norm: bool = False  # a norm for the features of each layer
     norm_output: bool = False  # the hidden state that is fed back is normed
 
-    # peagle, dflash and dspark
+    # all but eagle3
     mask_token_id: int | None = None
 
-    # dflash and dspark
+    # dflash, dflash2 and dspark
     block_size: int | None = None
     sample_from_anchor: bool = False  # the token before the masks predicts, too
     sliding_window_non_causal: bool = False
+
+    # dflash and dflash2
+    input_embedding_scale: float = 1.0
+    output_multiplier: float = 1.0  # of logits, before they are capped
+    final_logit_softcapping: float = 0.0  # 0: they are not
+
+    # dflash2; 0: none
+    conv_kernel_size: int = 0  # tokens of a block that a convolution reads
+    conv_group_size: int = 0  # channels that share the part of its coefficients that follows from the token
+    selector_rank: int = 0
+    selector_top_k: int = 0  # likeliest tokens among which one is chosen
 
     # dspark
     markov_rank: int = 0
@@ -105,6 +120,8 @@ class HeadConfig:
             raise ValueError(f"has no mask_token_id, from which the kind {self.kind} drafts; add it to its config.json")
         if self.kind not in READ_PAIRS and (self.block_size is None or self.block_size < 2):
             raise ValueError(f"has block_size {self.block_size}, expected 2 or more; correct its config.json")
+        if self.kind == "dflash2":
+            self._check_dflash2()
         if self.num_speculative_tokens < 1:
             raise ValueError(
                 f"drafts {self.num_speculative_tokens} tokens, expected 1 or more; correct its config.json"
@@ -117,6 +134,15 @@ class HeadConfig:
         ids = self.layer_ids
         if ids is not None and (not ids or min(ids) < 0 or len(set(ids)) < len(ids)):
             raise ValueError(f"has layer ids {list(ids)}, expected distinct numbers from 0 on; correct them")
+
+    def _check_dflash2(self) -> None:
+        sizes = self.block_size or 0, self.hidden_size, self.vocab_size, self.draft_vocab_size
+        for name, most in zip(OF_DFLASH2, sizes, strict=True):
+            if not 1 <= (value := getattr(self, name)) <= most:
+                raise ValueError(f"has {name} {value}, expected 1 to {most}; correct its config.json")
+        if self.hidden_size % self.conv_group_size:
+            divided = f"which does not divide its hidden size of {self.hidden_size}"
+            raise ValueError(f"has conv_group_size {self.conv_group_size}, {divided}; correct its config.json")
 
     @property
     def vocab_size(self) -> int:
@@ -136,13 +162,18 @@ class HeadConfig:
     @property
     def num_features(self) -> int:
         """The number of the target's layers whose residual stream is read."""
-        return _NUM_DEFAULT_IDS if self.layer_ids is None else len(self.layer_ids)
+        return NUM_DEFAULT_IDS if self.layer_ids is None else len(self.layer_ids)
 
     @property
     def sliding_window(self) -> int | None:
         """The number of positions that a layer with a sliding window sees; None if no layer has one."""
         kinds = self.layer_config.get("layer_types") or ()
         return self.layer_config.get("sliding_window") if "sliding_attention" in kinds else None
+
+    @property
+    def window_moves(self) -> bool:
+        """Whether each token of a block has a window of its own, as z-lab trains; speculators gives a block one."""
+        return self.format == "eagle" and self.kind in ("dflash", "dflash2")
 
     def settle_layer_ids(self, num_target_layers: int) -> "HeadConfig":
         """Return this configuration for a target of `num_target_layers`, with the default ids or with its own, checked.
@@ -199,65 +230,26 @@ def default_num_speculative_tokens(kind: Kind, block_size: int | None, sample_fr
     return (block_size or 0) - (not sample_from_anchor)
 
 
-_TYPES = {bool: "true or false", int: "a whole number", str: "a text", dict: "an object"}
-
-
-class Said:
-    """The fields of a JSON object. A value of another type is a ValueError that names the field.
-
-    A field that is null counts as absent, as it does in transformers.
-    """
-
-    def __init__(self, fields: dict[str, Any], where: str = "config.json") -> None:
-        """Wrap an object; `where` names it in messages."""
-        self.fields, self.where = fields, where
-
-    def has(self, name: str) -> bool:
-        """Tell whether a field has a value."""
-        return self.fields.get(name) is not None
-
-    def value(self, name: str, kind: type, default: Any = None) -> Any:
-        """Return a value of this type, or the default if the field is absent."""
-        value = self.fields.get(name)
-        if value is None:
-            return default
-        return value if _is_a(value, kind) else self._refuse(name, _TYPES[kind])
-
-    def values(self, name: str, kind: type) -> Any:
-        """Return a tuple of values of this type, or None if the field is absent."""
-        values = self.fields.get(name)
-        if values is None:
-            return None
-        if not isinstance(values, list) or not all(_is_a(value, kind) for value in values):
-            self._refuse(name, "a list of texts" if kind is str else "a list of whole numbers")
-        return tuple(values)
-
-    def inside(self, name: str) -> "Said":
-        """Return an object within this one, empty if the field is absent."""
-        return Said(self.value(name, dict, {}), f"{name} of {self.where}")
-
-    def _refuse(self, name: str, in_words: str) -> NoReturn:
-        raise ValueError(
-            f"has {name} {self.fields[name]!r} in {self.where}, expected {in_words}; copy or download it again"
-        )
-
-
-def _is_a(value: Any, kind: type) -> bool:
-    return isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
-
-
 _MODEL_TYPES = ("llama", "qwen3")
 _SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
-_NOT_OF_LAYERS = ("transformers_version", "architectures", "auto_map", "_name_or_path")
+_NOT_OF_LAYERS = ("transformers_version", "architectures")
+# What transformers reads without a field of its own, and what speculators says of Llama's layers, too.
+_BESIDE = ("model_type", "torch_dtype", "rope_theta", "rope_scaling")
+_OF_WINDOWS = ("layer_types", "sliding_window", "use_sliding_window", "max_window_layers")
+
+
+def layer_fields(model_type: str) -> frozenset[str]:
+    """Return the names of the fields that describe layers of this type."""
+    own = {each.name for each in fields(CONFIG_MAPPING[model_type])}
+    return frozenset(own.union(_BESIDE, _OF_WINDOWS).difference(_NOT_OF_LAYERS))
 
 
 def normalized(said: dict[str, Any], dtype: str | None = None) -> dict[str, Any]:
-    """Return the configuration of layers as transformers writes it today.
+    """Return the configuration of layers as transformers writes it today, without what is not of layers.
 
-    Older spellings are read: `rope_theta` and `rope_scaling` for `rope_parameters`, `torch_dtype` for `dtype`. Fields
-    that transformers does not know are kept. `dtype` is taken where the layers say none. Raises ValueError, with a
-    message that begins with a verb, for layers that no reader of heads has (llama and qwen3 alone), and for sizes that
-    are missing or that transformers refuses.
+    Older spellings are read: `rope_theta` and `rope_scaling` for `rope_parameters`, `torch_dtype` for `dtype`. `dtype`
+    is taken where the layers say none. Raises ValueError, with a message that begins with a verb, for layers that no
+    reader of heads has (llama and qwen3 alone), and for sizes that are missing or that transformers refuses.
     """
     model_type = said.get("model_type")
     if model_type not in _MODEL_TYPES:
@@ -270,11 +262,12 @@ def normalized(said: dict[str, Any], dtype: str | None = None) -> dict[str, Any]
             raise ValueError(
                 f"has {name} {value!r} for its layers, expected a number from 1 on; correct its config.json"
             )
-    fields = {name: value for name, value in said.items() if name not in _NOT_OF_LAYERS}
-    if dtype is not None and not (fields.get("dtype") or fields.get("torch_dtype")):
-        fields["dtype"] = dtype
+    known = layer_fields(model_type)
+    own = {name: value for name, value in said.items() if name in known}
+    if dtype is not None and not (own.get("dtype") or own.get("torch_dtype")):
+        own["dtype"] = dtype
     try:
-        layers: dict[str, Any] = CONFIG_MAPPING[model_type](**fields).to_diff_dict()
+        layers: dict[str, Any] = CONFIG_MAPPING[model_type](**own).to_diff_dict()
     except LOAD_FAILURES as error:
         raise ValueError(
             f"has layers that transformers refuses: {in_one_line(error)}; correct its config.json"

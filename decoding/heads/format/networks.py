@@ -5,18 +5,24 @@ token at position i + 1, and predicts the token at position i + 2. The first lay
 computed from both side by side, so its products have twice as many inputs; all else is a decoder layer of Llama or
 Qwen 3.
 
+P-EAGLE: the pairs that follow the last known one have a learned feature and the mask's token, so that one forward
+drafts all tokens.
+
 DFlash: a head fills in a block of masked tokens at once. Its layers see the text before the block as keys and values
 that are computed from the target's features directly, and the block's own tokens as any decoder layer does. DSpark adds
 the Markov head, a bias of each token's logits by the token before it, and the confidence head, the chance that a token
-is accepted.
+is accepted. DFlash 2 adds convolutions around the two parts of each layer, and chooses among the likeliest tokens of a
+place by the token before it.
 
 Source: EAGLE-3 (arXiv 2503.01840), DFlash (arXiv 2602.06036), DSpark (arXiv 2607.05147); the speculators format,
-version 0.9.
+version 0.9; DFlash 2 (github.com/z-lab/dflash, dflash/model.py).
 
 Shapes: N tokens or pairs, A features of a token, E hidden size of the target, H that of the head, V vocabulary of the
-target, D that of the head, R rank of the Markov head.
+target, D that of the head, R rank of the Markov head or of the selector, C tokens among which it chooses, S places of a
+block, X places of several blocks, T tokens that a convolution reads.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -69,6 +75,7 @@ class Eagle3Network(HeadNetwork):
         if config.fc_norm:
             norms = (RMSNorm(config.target_hidden_size, epsilon) for _ in range(config.num_features))
             self.fc_norm = nn.ModuleList(norms)
+        self.mask_hidden = nn.Parameter(torch.empty(1, 1, self.fc.in_features)) if config.kind == "peagle" else None
         first: Any = self.layers[0]
         first.hidden_norm = RMSNorm(hidden_size, epsilon)
         for name in ("q_proj", "k_proj", "v_proj"):
@@ -95,10 +102,70 @@ class DFlashNetwork(HeadNetwork):
         self.hidden_norm = RMSNorm(config.hidden_size, self.layer_config.rms_norm_eps)
         self.markov_head = MarkovHead(config) if config.markov_rank else None
         self.confidence_head = ConfidenceHead(config) if config.enable_confidence_head else None
+        self.candidate_selector = CandidateSelector(config) if config.selector_rank else None
+        for layer in self.layers if config.conv_kernel_size else ():
+            layer.attention_conv, layer.mlp_conv = BlockConvolution(config), BlockConvolution(config)
 
     def project(self, features_NX: torch.Tensor) -> torch.Tensor:
         projected_NH: torch.Tensor = self.hidden_norm(self.fc(features_NX.to(self.norm.weight.dtype)))
         return projected_NH
+
+    def finished(self, logits: torch.Tensor) -> torch.Tensor:
+        """Return the output layer's logits, scaled and capped as the head was trained."""
+        logits, cap = logits * self.config.output_multiplier, self.config.final_logit_softcapping
+        return (logits / cap).tanh() * cap if cap else logits
+
+
+class BlockConvolution(nn.Module):
+    """Two convolutions over the places of a block: of what a part of a layer reads, and of what it computes.
+
+    The coefficients of both follow from what it reads: each channel has its own, plus one of a group of channels.
+    """
+
+    def __init__(self, config: HeadConfig) -> None:
+        super().__init__()
+        num_taps, hidden_size, self._group_size = config.conv_kernel_size, config.hidden_size, config.conv_group_size
+        self._block_size = config.block_size or 0
+        self.base_kernel = nn.Parameter(torch.empty(2, num_taps, hidden_size))
+        self.kernel_projection = nn.Linear(hidden_size, 2 * num_taps * hidden_size // self._group_size, bias=False)
+
+    def forward(self, x_XH: torch.Tensor, part: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+        """Return what a part of a layer computes of blocks, whose places lie end to end, with both convolutions."""
+        _, num_taps, hidden_size = self.base_kernel.shape
+        shared_X2TG = self.kernel_projection(x_XH).view(len(x_XH), 2, num_taps, hidden_size // self._group_size)
+        kernels_X2TH = self.base_kernel + shared_X2TG.repeat_interleave(self._group_size, dim=-1)
+        return self._convolved(part(self._convolved(x_XH, kernels_X2TH[:, 0])), kernels_X2TH[:, 1])
+
+    def _convolved(self, x_XH: torch.Tensor, kernel_XTH: torch.Tensor) -> torch.Tensor:
+        x_NSH, kernel_NSTH = (each.unflatten(0, (-1, self._block_size)) for each in (x_XH, kernel_XTH))
+        found_NSH = kernel_NSTH[:, :, 0] * x_NSH
+        for tap in range(1, kernel_NSTH.shape[2]):  # nothing is before the first place of a block
+            found_NSH[:, tap:] += kernel_NSTH[:, tap:, tap] * x_NSH[:, :-tap]
+        return found_NSH.flatten(0, 1)
+
+
+class CandidateSelector(nn.Module):
+    """Scores of the likeliest tokens of a place behind the token before it, by a code of each of the two."""
+
+    def __init__(self, config: HeadConfig) -> None:
+        super().__init__()
+        self._num_candidates, rank = config.selector_top_k, config.selector_rank
+        self.predecessor_codebook = nn.Parameter(torch.empty(config.vocab_size, rank))
+        self.successor_codebook = nn.Parameter(torch.empty(config.vocab_size, rank))
+        self.hidden_projection = nn.Linear(config.hidden_size, rank, bias=False)
+
+    def rescored(
+        self, logits_ND: torch.Tensor, states_NH: torch.Tensor, before_N: torch.Tensor, ids_D: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Return logits [N, D] of the likeliest tokens, -inf for all others; `ids_D` are the target's (None: the same).
+
+        `before_N` are the target's ids of the tokens before this place.
+        """
+        best_NC, own_NC = logits_ND.topk(self._num_candidates, dim=-1)
+        wanted_NR = self.predecessor_codebook[before_N] * self.hidden_projection(states_NH)
+        codes_NCR = self.successor_codebook[own_NC if ids_D is None else ids_D[own_NC]]
+        scores_NC = best_NC + (codes_NCR * wanted_NR[:, None]).sum(-1)
+        return torch.full_like(logits_ND, float("-inf")).scatter_(1, own_NC, scores_NC)
 
 
 class MarkovHead(nn.Module):

@@ -1,8 +1,9 @@
 """The config.json of the speculators format: from its object to a HeadConfig, and back.
 
-Read in speculators 0.9.0 (speculators/config.py, speculators/models/*/config.py). What is written has every field that
-vLLM 0.33 needs (vllm/transformers_utils/configs/speculators), each with its value, since defaults differ: an absent
-norm_before_residual is false to speculators and true to vLLM. Layer ids are inputs of layers.
+Read in speculators 0.9.0 (speculators/config.py, speculators/models/*/config.py), and dflash2 in its main branch. What
+is written has every field that vLLM 0.33 needs (vllm/transformers_utils/configs/speculators), each with its value,
+since defaults differ: an absent norm_before_residual is false to speculators and true to vLLM. Layer ids are inputs of
+layers.
 """
 
 from typing import Any
@@ -11,26 +12,33 @@ import transformers
 
 from decoding.heads.format.head_config import (
     KINDS,
+    OF_SCALES,
     OWN_FIELDS,
     READ_PAIRS,
     HeadConfig,
     Kind,
-    Said,
     default_num_speculative_tokens,
+    layer_fields,
     normalized,
 )
+from decoding.heads.format.said import Said
 
 _VERSION = "0.9.0"
 _CLASSES: dict[Kind, str] = {
     "eagle3": "Eagle3DraftModel",
     "peagle": "PEagleDraftModel",
     "dflash": "DFlashDraftModel",
+    "dflash2": "DFlash2DraftModel",
     "dspark": "DSparkDraftModel",
 }
 _IDS: dict[Kind, str] = {kind: "eagle_" * (kind in READ_PAIRS) + "aux_hidden_state_layer_ids" for kind in KINDS}
 _DRAFT_VOCAB_SIZE = 32000
 _DEFAULTS: dict[str, Any] = {  # flags that are not here are false; a dspark head predicts from the anchor, too
     "block_size": 8,
+    "conv_kernel_size": 2,
+    "conv_group_size": 16,
+    "selector_rank": 256,
+    "selector_top_k": 16,
     "markov_rank": 256,
     "markov_head_type": "vanilla",
     "enable_confidence_head": True,
@@ -54,7 +62,9 @@ def read_speculators(fields: dict[str, Any]) -> HeadConfig:
     if not said.has("transformer_layer_config"):
         raise ValueError("has no transformer_layer_config in its config.json; copy or download it again")
     dtype = said.value("dtype", str) or said.value("torch_dtype", str)
-    layers = normalized(said.inside("transformer_layer_config").fields, dtype)
+    of_layers = said.inside("transformer_layer_config")
+    layers = normalized(of_layers.fields, dtype)
+    of_layers.refuse_unasked(layer_fields(layers["model_type"]))
     proposal = said.inside("speculators_config")
     verifier = proposal.inside("verifier")
     draft_vocab_size = said.value("draft_vocab_size", int)
@@ -66,7 +76,7 @@ def read_speculators(fields: dict[str, Any]) -> HeadConfig:
     if num_tokens is None:
         num_tokens = default_num_speculative_tokens(kind, own.get("block_size"), own.get("sample_from_anchor", False))
         assumed.append(f"speculative_tokens: {num_tokens}, as training has it by default")
-    return HeadConfig(
+    config = HeadConfig(
         kind=kind,
         format="speculators",
         layer_config=layers,
@@ -81,6 +91,8 @@ def read_speculators(fields: dict[str, Any]) -> HeadConfig:
         assumed=tuple(assumed),
         **own,
     )
+    said.refuse_unasked()
+    return config
 
 
 def _own(kind: Kind, said: Said, assumed: list[str]) -> dict[str, Any]:
@@ -88,7 +100,8 @@ def _own(kind: Kind, said: Said, assumed: list[str]) -> dict[str, Any]:
     if kind in READ_PAIRS and not said.has("norm_before_residual"):
         theirs = " (vLLM would take true)" if kind == "eagle3" else ""
         assumed.append(f"norm_before_residual: false, the default of speculators{theirs}")
-    defaults = dict.fromkeys(OWN_FIELDS[kind], False) | {"sample_from_anchor": kind == "dspark"} | _DEFAULTS
+    defaults = dict.fromkeys(OWN_FIELDS[kind], False) | _DEFAULTS
+    defaults |= {"sample_from_anchor": kind == "dspark", "sliding_window_non_causal": kind == "dflash2"}
     own = {name: said.value(name, type(defaults[name]), defaults[name]) for name in OWN_FIELDS[kind]}
     if "block_size" in own and not said.has("block_size"):
         assumed.append(f"block_size: {own['block_size']}, the default of speculators")
@@ -115,6 +128,11 @@ def write_speculators(config: HeadConfig, dtype: str) -> dict[str, Any]:
     layer_ids = config.layer_ids_as("inputs")
     if layer_ids is None and config.kind not in READ_PAIRS:
         raise ValueError("does not name the layers that it reads, and vLLM asks a head of its kind for them; name them")
+    if lost := [name for name, unchanged in OF_SCALES.items() if getattr(config, name) != unchanged]:
+        raise ValueError(
+            f"has {lost[0]} {getattr(config, lost[0])}, which the speculators format cannot say; use the format of its "
+            "authors (--format eagle)"
+        )
     same_size = config.target_hidden_size == config.hidden_size
     fields: dict[str, Any] = {
         "architectures": [_CLASSES[config.kind]],

@@ -1,7 +1,7 @@
 """The tensors of a head: their names and shapes by its configuration, and how they are read and checked.
 
 Names are those of speculators 0.9.0 (speculators/models/*/core.py), where SafeAILab/EAGLE says `midlayer` for
-`layers.0`; the modules of a head's network have them, too.
+`layers.0` and NVIDIA's Automodel puts `model.` in front; the modules of a head's network have them, too.
 
 A head may know some of its target's tokens only. `d2t` then holds offsets: token i of the head is token i + d2t[i] of
 the target. `t2d` marks the tokens of the target that the head knows, so it follows from `d2t`.
@@ -13,12 +13,17 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 
-from decoding.checkpoint.model_files import tensors_in, weight_files
+from decoding.checkpoint.fp8_format import fp8_format
+from decoding.checkpoint.model_files import read_json, tensors_in, weight_files
+from decoding.fp8.exact import dequantize
+from decoding.fp8.linear import Scaling
 from decoding.heads.format.head_config import HeadConfig
 from decoding.heads.format.networks import network_of
 
 FIRST_LAYER, EAGLES_FIRST_LAYER = "layers.0.", "midlayer."
+_MASK = "mask_hidden"  # of one, two or three dimensions, by who wrote it
 _FLOATS = ("F32", "BF16", "F16")
+_PLAIN = (*_FLOATS, "I64", "I32", "BOOL")
 _KINDS = {"float": _FLOATS, "ids": ("I64", "I32"), "marks": ("BOOL",)}
 
 
@@ -44,16 +49,15 @@ def expected_tensors(config: HeadConfig) -> dict[str, Expected]:
         found[name] = replace(found[name], is_optional=may_lack)
     found["d2t"] = Expected((draft_vocab_size,), is_optional=is_whole, kind="ids")
     found["t2d"] = Expected((vocab_size,), is_optional=True, kind="marks")
-    if config.kind == "peagle":
-        found["mask_hidden"] = Expected((1, 1, config.num_features * config.target_hidden_size))
     return found
 
 
 def read_tensors(folder: Path, config: HeadConfig) -> dict[str, torch.Tensor]:
-    """Return the tensors of the head in a folder, by name, as they are stored.
+    """Return the tensors of the head in a folder, by name, as they are stored; FP8 weights in bfloat16.
 
-    Raises ValueError for files that are missing or not whole, and, with a message that begins with a verb, as
-    `check_tensors` does; names, shapes and dtypes are checked before anything is read.
+    What its config.json says of quantization counts only if some weight is quantized. Raises ValueError for files that
+    are missing or not whole, and, with a message that begins with a verb, for weights that are quantized otherwise and
+    as `check_tensors` does; names, shapes and dtypes are checked before anything is read.
     """
     headers: dict[str, tuple[str, tuple[int, ...]]] = {}
     files = weight_files(folder)
@@ -62,15 +66,45 @@ def read_tensors(folder: Path, config: HeadConfig) -> dict[str, torch.Tensor]:
             name = our_name(stored)
             if name in headers:
                 raise ValueError(f"has two tensors for {name!r}; copy or download it again")
-            headers[name] = header
-    _check_headers(headers, config)
+            headers[name] = header if name != _MASK else (header[0], (1, 1, *header[1][-1:]))
+    quantized = [name for name, (dtype, _) in headers.items() if dtype not in _PLAIN]
+    is_plain = not quantized and headers.keys() <= expected_tensors(config).keys()
+    form = None if is_plain else fp8_format(read_json(folder / "config.json"))
+    scales = {} if form is None else _scales_of(quantized, headers, form.scaling)
+    _check_headers({name: header for name, header in headers.items() if name not in scales.values()}, config)
     tensors = {our_name(name): tensor for file in files for name, tensor in load_file(file).items()}
+    if _MASK in tensors:
+        tensors[_MASK] = tensors[_MASK].reshape(1, 1, -1)
+    for weight, scale in scales.items():
+        assert form is not None
+        group_size = form.scaling.group_size(tensors[weight].shape[1])
+        fed = tensors[weight], tensors.pop(scale), form.scaling.outputs, group_size
+        tensors[weight] = dequantize(*fed).to(torch.bfloat16)
     _check_values(tensors, config)
     return tensors
 
 
+def _scales_of(
+    quantized: list[str], headers: dict[str, tuple[str, tuple[int, ...]]], scaling: Scaling
+) -> dict[str, str]:
+    """Return the names of FP8 weights' scales, by weight, and let the weights pass for bfloat16 in `headers`."""
+    scales = {}
+    for name in quantized:
+        (dtype, shape), scale = headers[name], f"{name.removesuffix('weight')}{scaling.name}"
+        found, wanted = headers.get(scale), scaling.shape(*shape) if len(shape) == 2 else None
+        if dtype != "F8_E4M3" or found is None or found[0] not in _FLOATS or found[1] != wanted:
+            raise ValueError(
+                f"has {name!r} in {dtype} of shape {list(shape)} with {scale!r} {found}, expected F8_E4M3 with scales "
+                f"of shape {wanted}; use a version of the head in bfloat16"
+            )
+        headers[name], scales[name] = ("BF16", shape), scale
+    return scales
+
+
 def our_name(stored: str) -> str:
     """Return the name of a tensor here, for its name in a file."""
+    stored = stored.removeprefix("model.")
+    stored = stored.removesuffix(".weight") if stored.endswith("_codebook.weight") else stored  # z-lab's own modules
     return FIRST_LAYER + stored.removeprefix(EAGLES_FIRST_LAYER) if stored.startswith(EAGLES_FIRST_LAYER) else stored
 
 

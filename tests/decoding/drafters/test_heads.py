@@ -12,7 +12,7 @@ import torch
 
 from decoding import Engine, EngineOptions, SamplingParams, ScoredText, Sequence
 from decoding.drafters.base import NoDrafter
-from decoding.drafters.head_drafters import DFlashDrafter, Eagle3Drafter
+from decoding.drafters.head_drafters import DFlashDrafter, Eagle3Drafter, PEagleDrafter
 from decoding.heads.format.head_config import HeadConfig
 from decoding.pace.cost_table import CostTable
 from decoding.pace.schedule import FixedSchedule
@@ -21,7 +21,14 @@ from tests.decoding.heads.block_reference import ReferenceBlocks
 from tests.decoding.heads.reference import ReferenceHead
 from tests.decoding.heads.test_dflash_head import VARIANTS as BLOCK_VARIANTS
 from tests.decoding.heads.test_dflash_head import settings_of
-from tests.decoding.heads.tiny_heads import VARIANTS, block_config, head_config, random_head, some_target_ids
+from tests.decoding.heads.tiny_heads import (
+    VARIANTS,
+    block_config,
+    head_config,
+    mask_config,
+    random_head,
+    some_target_ids,
+)
 from tests.decoding.tiny import (
     VOCAB_SIZE,
     build,
@@ -44,8 +51,13 @@ class WatchedEagle3(Watched, Eagle3Drafter):
     """An EAGLE-3 drafter that is watched."""
 
     def expected(self, tensors, config, flags, tokens, features_NX, limit) -> list[int]:
-        reference = ReferenceHead(tensors, {"rms_norm_eps": 1e-6, "num_features": 3, "head_dim": 8, **flags})
+        known = {"rms_norm_eps": 1e-6, "num_features": 3, "mask_token_id": config.mask_token_id}
+        reference = ReferenceHead(tensors, {**known, "head_dim": 8, "num_hidden_layers": config.num_layers, **flags})
         return reference.draft(tokens, features_NX, limit)
+
+
+class WatchedPEagle(WatchedEagle3, PEagleDrafter):
+    """A P-EAGLE drafter that is watched."""
 
 
 class WatchedDFlash(Watched, DFlashDrafter):
@@ -74,6 +86,7 @@ class Kind:
 
 KINDS = {
     "eagle3": Kind(head_config, WatchedEagle3, VARIANTS),
+    "peagle": Kind(mask_config, WatchedPEagle, {name: VARIANTS[name] for name in ("original", "eagle 3.1")}),
     "dflash": Kind(block_config, WatchedDFlash, BLOCK_VARIANTS),
 }
 
@@ -112,16 +125,16 @@ def text_of_the_target_alone(target, prompts, params) -> list[list[int]]:
 @pytest.mark.parametrize(
     ("kind", "variant", "layer"),
     [
-        *(("eagle3", variant, {}) for variant in VARIANTS),
+        *((kind, variant, {}) for kind in ("eagle3", "peagle") for variant in KINDS[kind].variants),
         *(("dflash", variant, layer) for variant in BLOCK_VARIANTS for layer in ({}, SLIDING)),
     ],
 )
 def test_each_draft_is_that_of_a_textbook_head_over_the_committed_text(target, kind, variant, layer):
     case = Case(kind, draft_vocab_size=30, layer=layer, **KINDS[kind].variants[variant])
-    engine = engine_over(target, case.drafter, num_drafted=8 if kind == "dflash" else 3)
+    engine = engine_over(target, case.drafter, num_drafted=3 if kind == "eagle3" else 8)
     sequences = engine.generate(PROMPTS, SamplingParams(max_tokens=12, temperature=0))
     assert any(sequence.num_cached_tokens for sequence in sequences)  # a prefix was copied
-    if kind == "dflash":
+    if kind != "eagle3":
         assert max(limit for _, _, limit in case.drafter.seen) == case.head.block_tokens
     case.check(target)
 
@@ -144,7 +157,10 @@ def test_rows_that_did_not_draft_for_long_draft_as_if_they_had(target, monkeypat
     case.check(target)
 
 
-@pytest.mark.parametrize(("kind", "variant"), [("eagle3", "original"), ("dflash", "dflash"), ("dflash", "rnn")])
+@pytest.mark.parametrize(
+    ("kind", "variant"),
+    [(kind, "original") for kind in ("eagle3", "peagle")] + [("dflash", "dflash"), ("dflash", "rnn")],
+)
 def test_a_row_that_does_not_draft_may_stand_between_those_that_draft_longest(target, monkeypatch, kind, variant):
     """In the first step only some rows are gathered; the later ones go over the first slots, with a row between."""
     case, wanted = Case(kind, num_slots=12, **KINDS[kind].variants[variant]), [3, 0, 3, *[0] * 7, 1, 1]

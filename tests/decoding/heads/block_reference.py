@@ -1,10 +1,12 @@
-"""A DFlash or DSpark head as a textbook would write it: float32, one row, one mask, nothing kept.
+"""A DFlash, DFlash 2 or DSpark head as a textbook would write it: float32, one row, one mask, nothing kept.
 
-It follows speculators 0.9 (`DFlashDraftModel`, `DSparkDraftModel`), and shares no code with `decoding/heads`.
+It follows speculators 0.9 (`DFlashDraftModel`, `DSparkDraftModel`) and z-lab's own code of DFlash 2
+(github.com/z-lab/dflash, dflash/model.py), and shares no code with `decoding/heads`.
 """
 
 import math
 from collections.abc import Mapping
+from itertools import product
 from typing import Any
 
 import torch
@@ -37,31 +39,55 @@ class ReferenceBlocks:
         cos, sin = torch.cat([angles.cos()] * 2, -1), torch.cat([angles.sin()] * 2, -1)
         return y * cos + torch.cat([-y[..., size // 2 :], y[..., : size // 2]], -1) * sin
 
+    def convolved(self, x: torch.Tensor, read: torch.Tensor, name: str, side: int) -> torch.Tensor:
+        """The convolution [S, H] on one side of a part of a layer that reads `read`."""
+        base, size = self.w[f"{name}.base_kernel"], self.s["conv_group_size"]
+        _, taps, width = base.shape
+        shared = self.linear(read, f"{name}.kernel_projection").view(len(x), 2, taps, width // size)
+        out = torch.zeros_like(x)
+        for place, tap, group in product(range(len(x)), range(taps), range(width // size)):
+            if place >= tap:
+                channels = slice(group * size, (group + 1) * size)
+                coefficients = base[side, tap, channels] + shared[place, side, tap, group]
+                out[place, channels] += coefficients * x[place - tap, channels]
+        return out
+
     def block(self, tokens: list[int], features: torch.Tensor) -> torch.Tensor:
         """The states [S, H] of a block behind `tokens`, whose features (all but the newest one's) are given."""
         size, anchor = self.s["block_size"], len(tokens) - 1
         context = self.norm(self.linear(features, "fc"), "hidden_norm.weight")
         block = self.w["embed_tokens.weight"][[tokens[-1], *[self.s["mask_token_id"]] * (size - 1)]]
+        block = block * self.s.get("input_embedding_scale", 1)
         before, inside = torch.arange(anchor), torch.arange(anchor, anchor + size)
         places = torch.cat([before, inside])
         for index in range(self.s["num_hidden_layers"]):
             layer = f"layers.{index}."
-            normed = self.norm(block, layer + "input_layernorm.weight")
+            normed = read = self.norm(block, layer + "input_layernorm.weight")
+            if convolves := self.s.get("conv_kernel_size"):
+                normed = self.convolved(read, read, layer + "attention_conv", 0)
             both = torch.cat([context, normed])
             queries = self.heads(normed, layer, "q", inside)
             keys, values = self.heads(both, layer, "k", places), self.heads(both, layer, "v")
             group = len(queries) // len(keys)
             scores = torch.einsum("qsd,qld->qsl", queries, keys.repeat_interleave(group, 0)) / math.sqrt(keys.shape[-1])
             slides = self.s.get("layer_types", {index: ""})[index] == "sliding_attention"
-            if slides and self.s["sliding_window"] is not None:
+            if slides and self.s.get("window_moves"):
+                scores = scores.masked_fill((places - inside[:, None]).abs() >= self.s["sliding_window"], -math.inf)
+                if not self.s.get("sliding_window_non_causal"):
+                    scores = scores.masked_fill(places > inside[:, None], -math.inf)
+            elif slides and self.s["sliding_window"] is not None:
                 scores[..., places < anchor - self.s["sliding_window"]] = -math.inf
                 if not self.s.get("sliding_window_non_causal"):
                     scores = scores.masked_fill(places > inside[:, None], -math.inf)
             found = torch.einsum("qsl,qld->sqd", scores.softmax(-1), values.repeat_interleave(group, 0)).flatten(1)
-            block = block + self.linear(found, layer + "self_attn.o_proj")
-            inner = self.norm(block, layer + "post_attention_layernorm.weight")
+            found = self.linear(found, layer + "self_attn.o_proj")
+            block = block + (self.convolved(found, read, layer + "attention_conv", 1) if convolves else found)
+            inner = read = self.norm(block, layer + "post_attention_layernorm.weight")
+            if convolves:
+                inner = self.convolved(read, read, layer + "mlp_conv", 0)
             gated = torch.nn.functional.silu(self.linear(inner, layer + "mlp.gate_proj"))
-            block = block + self.linear(gated * self.linear(inner, layer + "mlp.up_proj"), layer + "mlp.down_proj")
+            found = self.linear(gated * self.linear(inner, layer + "mlp.up_proj"), layer + "mlp.down_proj")
+            block = block + (self.convolved(found, read, layer + "mlp_conv", 1) if convolves else found)
         return self.norm(block, "norm.weight")
 
     def draft(self, tokens: list[int], features: torch.Tensor, num_tokens: int) -> tuple[list[int], list[float]]:
@@ -72,7 +98,15 @@ class ReferenceBlocks:
         anchor_predicts = self.s.get("sample_from_anchor", False)
         drafted, chances, carried = [tokens[-1]], [], torch.zeros(self.s.get("markov_rank", 0))
         for place, state in enumerate(states):
-            logits, features_of_chance = self.linear(state, "lm_head"), state
+            logits, features_of_chance = self.linear(state, "lm_head") * self.s.get("output_multiplier", 1), state
+            if cap := self.s.get("final_logit_softcapping"):
+                logits = cap * torch.tanh(logits / cap)
+            if self.s.get("selector_rank"):
+                best = logits.argsort(descending=True)[: self.s["selector_top_k"]]
+                before = self.w["candidate_selector.predecessor_codebook"][drafted[-1]]
+                wanted = before * self.linear(state, "candidate_selector.hidden_projection")
+                scores = logits[best] + self.w["candidate_selector.successor_codebook"][ids[best]] @ wanted
+                logits = torch.full_like(logits, -math.inf).index_copy(0, best, scores)
             if self.s.get("markov_rank"):
                 before = self.w["markov_head.markov_w1.weight"][drafted[-1]]
                 mixed, carried = self.mixed(before, state, carried)

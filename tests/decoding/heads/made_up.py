@@ -32,7 +32,7 @@ NORMS: dict[str, dict[str, bool]] = {
     "norm_before_fc": {"norm_before_residual": True, "norm_before_fc": True, "norm_output": True},
     "fc_norm": {"norm_before_residual": True, "fc_norm": True, "norm_output": True},
 }
-KINDS: tuple[Kind, ...] = ("eagle3", "peagle", "dflash", "dspark")
+KINDS: tuple[Kind, ...] = ("eagle3", "peagle", "dflash", "dflash2", "dspark")
 
 
 def head_config(kind: Kind, layers: dict[str, Any] | None = None, **overrides: Any) -> HeadConfig:
@@ -44,6 +44,8 @@ def head_config(kind: Kind, layers: dict[str, Any] | None = None, **overrides: A
     if kind == "dspark":
         own |= {"markov_rank": 4, "enable_confidence_head": True, "confidence_head_with_markov": True}
         own["sample_from_anchor"] = True
+    if kind == "dflash2":
+        own |= {"conv_kernel_size": 2, "conv_group_size": 8, "selector_rank": 4, "selector_top_k": 5}
     num_tokens = default_num_speculative_tokens(kind, own.get("block_size"), own.get("sample_from_anchor", False))
     return HeadConfig(
         **{

@@ -13,7 +13,6 @@ from decoding.heads.format.folder import Head, save_head
 from decoding.heads.format.tensors import membership, offsets
 from decoding.network.language_model import LanguageModel
 from decoding.network.target import SlotsLostError
-from tests.decoding.heads.made_up import head as made_up_head
 from tests.decoding.heads.tiny_heads import perfect_blocks, perfect_pair, save_perfect_pair, some_target_ids
 from tests.decoding.tapped import Kept
 from tests.decoding.tiny import build, llama_config, random_prompts, save
@@ -162,9 +161,3 @@ def test_a_head_of_one_kind_is_refused_with_the_drafter_of_another(pair):
     with pytest.raises(ValueError, match=re.escape(says)):
         Engine.load("no/target", head, EngineOptions(drafter=other), device="cpu")
     assert EngineOptions().pick_drafter(head) == drafter
-
-
-def test_a_kind_that_does_not_draft_here_is_refused_by_its_name(folders, tmp_path):
-    save_head(made_up_head("peagle"), str(tmp_path / "head"), "speculators")
-    with pytest.raises(ValueError, match="a head of kind 'peagle', and only eagle3, dflash, dspark heads draft here"):
-        Engine.load(folders[0], str(tmp_path / "head"), device="cpu")

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from decoding.heads.dflash_head import DFlashHead
+from decoding.heads.format.head_config import OF_DFLASH2, OF_SCALES
 from tests.decoding.heads.block_reference import ReferenceBlocks
 from tests.decoding.heads.tiny_heads import block_config, random_head, random_network
 
@@ -24,20 +25,21 @@ VARIANTS = {
     "dflash": {},
     "from the anchor": {"sample_from_anchor": True},
     "seeing all in a window": {"sliding_window_non_causal": True},
+    "dflash 2": {"kind": "dflash2"},
     "vanilla": {"kind": "dspark"},
     "gated": {"kind": "dspark", "markov_head_type": "gated", "confidence_head_with_markov": False},
     "rnn": {"kind": "dspark", "markov_head_type": "rnn"},
     "rnn behind the anchor": {"kind": "dspark", "markov_head_type": "rnn", "sample_from_anchor": False},
 }
-BACKBONES = [name for name, flags in VARIANTS.items() if "kind" not in flags]
-SPARKS = [name for name, flags in VARIANTS.items() if "kind" in flags]
+BACKBONES = [name for name, flags in VARIANTS.items() if flags.get("kind", "dflash2") == "dflash2"]
+SPARKS = [name for name in VARIANTS if name not in BACKBONES]
 CASES = [*product(LAYERS, BACKBONES), *product(["qwen3", "one sliding"], SPARKS)]
 
 
 def settings_of(config) -> dict:
     """What a textbook's head must know."""
     names = ("block_size", "mask_token_id", "sample_from_anchor", "sliding_window_non_causal", "markov_rank")
-    names += ("markov_head_type", "enable_confidence_head", "confidence_head_with_markov")
+    names += ("markov_head_type", "enable_confidence_head", "confidence_head_with_markov", *OF_DFLASH2, *OF_SCALES)
     return config.layer_config | {name: getattr(config, name) for name in names}
 
 

@@ -38,21 +38,18 @@ def _change(folder: str, **changes: torch.Tensor | None) -> None:
     save_file({name: each for name, each in tensors.items() if each is not None}, file)
 
 
-@pytest.mark.parametrize("kind", ["mtp", "dflash2", "xpress", "eagle", "extract_hidden_states"])
+@pytest.mark.parametrize("kind", ["mtp", "dflash3", "xpress", "eagle", "extract_hidden_states"])
 def test_an_unknown_type_is_refused_with_the_known_ones(folder: str, kind: str) -> None:
     say(folder, speculators_model_type=kind)
     assert _refused(folder) == (
-        f"HEAD is a head of type {kind!r}, and Dray knows eagle3, peagle, dflash, dspark; use one of these, or a draft "
-        "model"
+        f"HEAD is a head of type {kind!r}, and Dray knows eagle3, peagle, dflash, dflash2, dspark; use one of these, "
+        "or a draft model"
     )
     assert is_head(folder)
 
 
 FOREIGN = {
-    "DFlash2DraftModel": {**BLOCKS, "architectures": ["DFlash2DraftModel"]},
-    "DFlashDraftModel": {**BLOCKS, "dflash_config": {"selector_rank": 8}},
     "DFlashDraftModel domino": {**BLOCKS, "dflash_config": {"projector_type": "domino"}},
-    "PEagleDraftModel": {**EAGLE, "architectures": ["PEagleDraftModel"]},
     "MedusaForCausalLM": {**EAGLE, "architectures": ["MedusaForCausalLM"]},
 }
 
@@ -61,8 +58,8 @@ FOREIGN = {
 def test_an_unknown_kind_in_its_authors_format_is_refused_with_the_known_ones(called: str, tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "head", FOREIGN[called], {})
     assert _refused(folder) == (
-        f"HEAD is {called}, and Dray knows eagle3, dflash and dspark in their authors' formats; use one of these, or a "
-        "version of it in the speculators format"
+        f"HEAD is {called}, and Dray knows eagle3, peagle, dflash, dflash2 and dspark in their authors' formats; use "
+        "one of these, or a version of it in the speculators format"
     )
 
 
@@ -101,7 +98,6 @@ FIELDS: dict[str, tuple[dict[str, Any], str]] = {
         {"speculators_config": {"proposal_methods": [{"speculative_tokens": 0}]}},
         "drafts 0 tokens, expected 1 or more",
     ),
-    "quantized": ({"quantization_config": {"quant_method": "awq"}}, "is quantized (awq), and heads are read in F32"),
     "a mask outside": ({"mask_token_id": V}, f"has mask_token_id {V}, expected an id of the target's {V} tokens"),
 }
 

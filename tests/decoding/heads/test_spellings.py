@@ -77,7 +77,9 @@ def test_the_default_of_draft_vocab_size_is_that_of_speculators(tmp_path: Path) 
     assert config.assumed == ("draft_vocab_size: 32000, the default of speculators",)
 
 
-@pytest.mark.parametrize(("kind", "num_tokens"), [("eagle3", 3), ("peagle", 8), ("dflash", 5), ("dspark", 6)])
+@pytest.mark.parametrize(
+    ("kind", "num_tokens"), [("eagle3", 3), ("peagle", 8), ("dflash", 5), ("dflash2", 5), ("dspark", 6)]
+)
 def test_the_number_of_tokens_follows_from_the_kind_where_it_is_not_said(
     kind: Any, num_tokens: int, tmp_path: Path
 ) -> None:

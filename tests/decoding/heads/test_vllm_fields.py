@@ -13,6 +13,7 @@ import pytest
 from safetensors.torch import load_file
 
 from decoding.heads.format.folder import save_head
+from decoding.heads.format.head_config import OF_DFLASH2
 from tests.decoding.heads.made_up import KINDS, NORMS, head
 
 _OF_PAIRS = ("eagle_aux_hidden_state_layer_ids", "norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
@@ -21,6 +22,7 @@ FIELDS: dict[str, tuple[str, ...]] = {
     "eagle3": _OF_PAIRS,
     "peagle": (*_OF_PAIRS, "mask_token_id"),
     "dflash": (*_OF_BLOCKS, "sliding_window_non_causal"),
+    "dflash2": (*_OF_BLOCKS, "sliding_window_non_causal", *OF_DFLASH2),
     "dspark": (
         *_OF_BLOCKS, "markov_rank", "markov_head_type", "enable_confidence_head", "confidence_head_with_markov",
     ),
@@ -30,6 +32,7 @@ TENSORS: dict[str, tuple[str, ...]] = {
     "eagle3": ("d2t", "fc.weight", "layers.0.hidden_norm.weight", "norm.weight", "lm_head.weight"),
     "peagle": ("d2t", "fc.weight", "mask_hidden", "layers.0.hidden_norm.weight", "layers.1.mlp.up_proj.weight"),
     "dflash": ("fc.weight", "hidden_norm.weight", "layers.0.self_attn.q_norm.weight", "norm.weight"),
+    "dflash2": ("layers.0.attention_conv.base_kernel", "candidate_selector.predecessor_codebook"),
     "dspark": ("fc.weight", "markov_head.markov_w1.weight", "markov_head.markov_w2.weight", "lm_head.weight", "d2t"),
 }
 _STACKED = [f"self_attn.{part}_proj.weight" for part in "qkv"] + ["mlp.gate_proj.weight", "mlp.up_proj.weight"]

@@ -10,7 +10,7 @@ from decoding.drafters.head_drafters import DFlashDrafter
 from decoding.heads.dflash_head import DFlashHead
 from decoding.heads.eagle3_head import Eagle3Head
 from decoding.heads.format.folder import Head, save_head
-from decoding.heads.format.head_config import HeadConfig, normalized
+from decoding.heads.format.head_config import READ_PAIRS, HeadConfig, normalized
 from decoding.heads.format.networks import DFlashNetwork, Eagle3Network, HeadNetwork
 from decoding.network.language_model import LanguageModel
 from decoding.network.slot_network import layers_to_read
@@ -22,8 +22,8 @@ HIDDEN_SIZE = 32
 VARIANTS = {
     "original": {},
     "normed residual": {"norm_before_residual": True},
-    "eagle 3.1": {"norm_before_residual": True, "norm_before_fc": True, "norm_output": True},
-    "a norm for each feature": {"fc_norm": True, "norm_output": True},
+    "normed features": {"norm_before_residual": True, "norm_before_fc": True, "norm_output": True},
+    "eagle 3.1": {"fc_norm": True, "norm_output": True},
 }
 
 
@@ -63,6 +63,12 @@ def head_config(
     )
 
 
+def mask_config(*given, layer: dict | None = None, **flags) -> HeadConfig:
+    """A P-EAGLE head of two layers, trained to draft four tokens."""
+    config = head_config(*given, layer={"num_hidden_layers": 2, **(layer or {})}, **flags)
+    return replace(config, kind="peagle", mask_token_id=3, num_speculative_tokens=4)
+
+
 def block_config(
     layer_ids: tuple[int, ...] = (0, 1, 2),
     draft_vocab_size: int = VOCAB_SIZE,
@@ -70,13 +76,16 @@ def block_config(
     kind: str = "dflash",
     **flags,
 ) -> HeadConfig:
-    """A head of two layers that fills in blocks; of DSpark it has the Markov head and the confidence head."""
+    """A head of two layers that fills in blocks; of DSpark and DFlash 2 it has what these add."""
     layer_config = {"model_type": "qwen3", "num_hidden_layers": 2, **(layer or {})}
     config = head_config(layer_ids, draft_vocab_size, layer_config)
     own = {"block_size": 5, "mask_token_id": 3, "num_speculative_tokens": 4}
     if kind == "dspark":
         own |= {"markov_rank": 8, "enable_confidence_head": True, "confidence_head_with_markov": True}
         own["sample_from_anchor"] = True
+    if kind == "dflash2":
+        own |= {"conv_kernel_size": 2, "conv_group_size": 4, "selector_rank": 6, "selector_top_k": 5}
+        own |= {"input_embedding_scale": 1.5, "output_multiplier": 0.7, "final_logit_softcapping": 4.0}
     return replace(config, kind=kind, **{**own, **flags})
 
 
@@ -92,7 +101,7 @@ def head_for(target: LanguageModel, make=head_config, **more) -> HeadConfig:
 def random_network(config: HeadConfig, seed: int = 0) -> HeadNetwork:
     """A network with wide random weights: each of its parts moves the logits."""
     generator = torch.Generator().manual_seed(seed)
-    network = Eagle3Network(config) if config.kind == "eagle3" else DFlashNetwork(config)
+    network = Eagle3Network(config) if config.kind in READ_PAIRS else DFlashNetwork(config)
     for name, weight in network.named_parameters():
         weight.copy_(torch.randn(weight.shape, generator=generator) * 0.2 + ("norm" in name))
     return network
@@ -113,7 +122,7 @@ def random_head(config: HeadConfig, seed: int = 0) -> tuple[Eagle3Head | DFlashH
     if ids_D is not None:
         tensors["d2t"] = ids_D - torch.arange(len(ids_D))
     assert config.layer_ids is not None
-    head_class = Eagle3Head if config.kind == "eagle3" else DFlashHead
+    head_class = Eagle3Head if config.kind in READ_PAIRS else DFlashHead
     return head_class(network, ids_D, config.layer_ids), tensors
 
 
