@@ -3,7 +3,7 @@
 The losslessness tests run over every name of `DRAFTERS`, so a lossy drafter cannot land.
 """
 
-from typing import assert_never
+from typing import Literal, assert_never
 
 from decoding.choices import DRAFTERS, NEED_A_HEAD, NEED_A_MODEL, DrafterName
 from decoding.drafters.base import Drafter, NoDrafter
@@ -11,9 +11,11 @@ from decoding.drafters.head_drafters import DFlashDrafter, Eagle3Drafter
 from decoding.drafters.hybrid import HybridDrafter
 from decoding.drafters.lookups import NGramDrafter, SuffixDrafter
 from decoding.drafters.model import ModelDrafter
+from decoding.drafters.modules import ModulesDrafter
 from decoding.heads.dflash_head import DFlashHead
 from decoding.heads.eagle3_head import Eagle3Head
 from decoding.heads.format.head_config import Kind
+from decoding.heads.mtp.head import MtpHead
 from decoding.network.language_model import LanguageModel
 
 __all__ = [
@@ -27,8 +29,13 @@ __all__ = [
     "make_drafter",
 ]
 
-Draft = LanguageModel | Eagle3Head | DFlashHead  # what a drafter of NEED_A_MODEL computes with
-DRAFTER_OF_HEAD: dict[Kind, DrafterName] = {"eagle3": "eagle3", "dflash": "dflash", "dspark": "dflash"}
+Draft = LanguageModel | Eagle3Head | DFlashHead | MtpHead  # what a drafter of NEED_A_MODEL computes with
+DRAFTER_OF_HEAD: dict[Kind | Literal["mtp"], DrafterName] = {
+    "eagle3": "eagle3",
+    "dflash": "dflash",
+    "dspark": "dflash",
+    "mtp": "mtp",
+}
 
 
 def make_drafter(
@@ -53,11 +60,13 @@ def make_drafter(
         case "hybrid":
             model = make_drafter("model", draft, vocab_size, num_slots, max_model_len, num_draft_tokens)
             return HybridDrafter(SuffixDrafter(), model)
-        case "model" | "eagle3" | "dflash":
+        case "model" | "eagle3" | "dflash" | "mtp":
             assert draft is not None, "`EngineOptions.pick_drafter` refuses a drafter whose model is not named"
             if isinstance(draft, LanguageModel):
                 return ModelDrafter(draft, vocab_size, num_slots, max_model_len, num_draft_tokens=num_draft_tokens)
-            if isinstance(draft, Eagle3Head):
+            if isinstance(draft, MtpHead) and len(draft.modules) > 1:
+                return ModulesDrafter(draft, num_slots, max_model_len)
+            if isinstance(draft, Eagle3Head | MtpHead):
                 return Eagle3Drafter(draft, num_slots, max_model_len)
             return DFlashDrafter(draft, num_slots, max_model_len) if isinstance(draft, DFlashHead) else draft
         case _:

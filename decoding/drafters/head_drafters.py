@@ -1,7 +1,7 @@
-"""Head drafters: they draft with an EAGLE-3, DFlash or DSpark head, which reads the target's features.
+"""Head drafters: they draft with an EAGLE-3, MTP, DFlash or DSpark head, which reads the target's features.
 
-EAGLE-3: after each forward the target hands out a feature of every token that it has read. Feature i makes a pair with
-token i + 1, so of a row of L tokens the pairs 0, ..., L - 2 are true, and the last one gives the first drafted token.
+EAGLE-3, MTP: after each forward the target hands out a feature of every token that it has read. Feature i makes a pair
+with token i + 1, so of a row of L tokens the pairs 0, ..., L - 2 are true; the last one gives the first drafted token.
 Further tokens are drafted from what the head computed itself; the next round overwrites those entries by true pairs. A
 row that does not draft reads its pairs, too, some rounds later.
 
@@ -28,6 +28,7 @@ from decoding.drafters.base import swap_entries
 from decoding.drafters.stepwise import HeadDrafter
 from decoding.heads.dflash_head import Block, DFlashHead
 from decoding.heads.eagle3_head import Eagle3Head
+from decoding.heads.mtp.head import MtpHead
 from decoding.sampling.rows import Rows
 from decoding.sampling.verdicts import Draft
 from decoding.sequence import Sequence
@@ -36,10 +37,12 @@ _MOST_HELD = 16  # features of a row that does not draft
 _Piece = tuple[int, torch.Tensor]  # features [N, H] of consecutive positions of a row, and the first position
 
 
-class Eagle3Drafter(HeadDrafter[Eagle3Head]):
+class Eagle3Drafter(HeadDrafter[Eagle3Head | MtpHead]):
     """Drafts with a head, in a slot cache that mirrors the target's."""
 
-    def __init__(self, head: Eagle3Head, num_slots: int, max_model_len: int) -> None:
+    depth = 1  # modules of the head: pair i of the last one contains token i + `depth`
+
+    def __init__(self, head: Eagle3Head | MtpHead, num_slots: int, max_model_len: int) -> None:
         super().__init__(head, num_slots, max_model_len)
         self._held: dict[int, list[_Piece]] = {}  # by slot: features of later positions, in order
         self._rows: dict[int, Sequence] = {}  # by slot: the row that runs there, or has run there last
@@ -76,11 +79,12 @@ class Eagle3Drafter(HeadDrafter[Eagle3Head]):
         """Return how many tokens have pairs to copy; a row beyond the head's context, which needs none, copies all."""
         held = self._held.get(slot)
         num_known = _end(held) if held else self.slots.num_known[slot]
+        num_shared = max(0, num_shared + 1 - self.depth)
         return num_shared if num_known >= self.max_len else min(num_shared, num_known)
 
     def prefill(self, slots: Seq[int], prompts: Seq[Seq[int]]) -> None:
         """Read all pairs of these prompts, whose features the target has just handed out."""
-        ends = {slot: len(prompt) - 1 for slot, prompt in zip(slots, prompts, strict=True)}
+        ends = {slot: len(prompt) - self.depth for slot, prompt in zip(slots, prompts, strict=True)}
         self._read(ends, dict(zip(slots, prompts, strict=True)))
 
     def admit(self, slots: Seq[int], sequences: Seq[Sequence]) -> None:
@@ -108,9 +112,9 @@ class Eagle3Drafter(HeadDrafter[Eagle3Head]):
         self._rows.update(enumerate(rows.sequences))
         # Of a row that does not draft one pair is left: the row may stand between others that do.
         waiting = {
-            slot: len(row) - 2
+            slot: len(row) - 1 - self.depth
             for slot, (row, limit) in enumerate(zip(rows.sequences, limits, strict=True))
-            if not limit and len(row) - 1 - self.slots.num_known[slot] > _MOST_HELD
+            if limit < self.depth and len(row) - 1 - self.slots.num_known[slot] > _MOST_HELD
         }
         self._read(waiting)
         return limits
