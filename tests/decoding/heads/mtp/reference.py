@@ -46,9 +46,9 @@ class ReferenceHead:
         return int((self.target.get_output_embeddings().weight @ state).argmax())
 
     @torch.inference_mode()
-    def draft(self, tokens: list[int], num_tokens: int) -> list[int]:
-        """Draft greedily behind `tokens`; the target's states of all but the newest one are read."""
-        drafted, states, behind = [], self.states_of_target(tokens[:-1]), []
+    def draft(self, tokens: list[int], states: torch.Tensor, num_tokens: int) -> list[int]:
+        """Draft greedily behind `tokens`; the target's states of all but the newest one are given [L - 1, H]."""
+        drafted, behind = [], []
         for step in range(num_tokens):
             number = step % len(self.modules)
             if number == 0:  # what was computed behind the last pair stands in for the states of drafted tokens

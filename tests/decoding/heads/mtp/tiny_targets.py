@@ -9,9 +9,12 @@ import transformers
 from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 
-from tests.decoding.families import GROUPED, WINDOW
+from tests.decoding import families
+from tests.decoding.families import WINDOW
 from tests.decoding.tiny import build, save
 
+VOCAB_SIZE = 12  # so few that a random head is sometimes right
+GROUPED = {**families.GROUPED, "vocab_size": VOCAB_SIZE}
 _DELTA = {f"linear_num_{each}_heads": n for each, n in (("key", 2), ("value", 4))}
 _DELTA |= {"linear_key_head_dim": 8, "linear_value_head_dim": 8, "linear_conv_kernel_dim": 4, "head_dim": 8}
 _DELTA |= {"layer_types": ["linear_attention", "full_attention"]}
