@@ -83,7 +83,8 @@ def load(settings: GeneratorSettings, links: DraftLinks | None = None) -> Loaded
 
 
 def _described(engine: Engine, draft: str | None, **own: Any) -> Loaded:
-    return Loaded(engine, footer_facts(engine), load_facts(engine, draft), round_seconds(engine), **own)
+    footer = {**footer_facts(engine), "drafter": engine.options.pick_drafter(draft)}
+    return Loaded(engine, footer, load_facts(engine, draft), round_seconds(engine), **own)
 
 
 def load_engine(settings: GeneratorSettings, links: DraftLinks | None = None) -> Engine:

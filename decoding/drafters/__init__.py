@@ -29,7 +29,7 @@ __all__ = [
     "make_drafter",
 ]
 
-Draft = LanguageModel | Eagle3Head | DFlashHead | MtpHead  # what a drafter of NEED_A_MODEL computes with
+Draft = LanguageModel | Eagle3Head | DFlashHead  # what a drafter of NEED_A_MODEL computes with
 DRAFTER_OF_HEAD: dict[Kind | Literal["mtp"], DrafterName] = {
     "eagle3": "eagle3",
     "dflash": "dflash",
@@ -66,7 +66,7 @@ def make_drafter(
                 return ModelDrafter(draft, vocab_size, num_slots, max_model_len, num_draft_tokens=num_draft_tokens)
             if isinstance(draft, MtpHead) and len(draft.modules) > 1:
                 return ModulesDrafter(draft, num_slots, max_model_len)
-            if isinstance(draft, Eagle3Head | MtpHead):
+            if isinstance(draft, Eagle3Head):
                 return Eagle3Drafter(draft, num_slots, max_model_len)
             return DFlashDrafter(draft, num_slots, max_model_len) if isinstance(draft, DFlashHead) else draft
         case _:

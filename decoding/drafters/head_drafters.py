@@ -28,7 +28,6 @@ from decoding.drafters.base import swap_entries
 from decoding.drafters.stepwise import HeadDrafter
 from decoding.heads.dflash_head import Block, DFlashHead
 from decoding.heads.eagle3_head import Eagle3Head
-from decoding.heads.mtp.head import MtpHead
 from decoding.sampling.rows import Rows
 from decoding.sampling.verdicts import Draft
 from decoding.sequence import Sequence
@@ -37,12 +36,12 @@ _MOST_HELD = 16  # features of a row that does not draft
 _Piece = tuple[int, torch.Tensor]  # features [N, H] of consecutive positions of a row, and the first position
 
 
-class Eagle3Drafter(HeadDrafter[Eagle3Head | MtpHead]):
+class Eagle3Drafter(HeadDrafter[Eagle3Head]):
     """Drafts with a head, in a slot cache that mirrors the target's."""
 
     depth = 1  # modules of the head: pair i of the last one contains token i + `depth`
 
-    def __init__(self, head: Eagle3Head | MtpHead, num_slots: int, max_model_len: int) -> None:
+    def __init__(self, head: Eagle3Head, num_slots: int, max_model_len: int) -> None:
         super().__init__(head, num_slots, max_model_len)
         self._held: dict[int, list[_Piece]] = {}  # by slot: features of later positions, in order
         self._rows: dict[int, Sequence] = {}  # by slot: the row that runs there, or has run there last

@@ -28,8 +28,8 @@ class _Pass:
     start: int
     tokens: torch.Tensor  # behind positions `start`, `start` + 1, ..., those of the draft with them
     states_RH: torch.Tensor  # that the next module reads
-    behind: list[torch.Tensor] = field(default_factory=list)  # [1, H]: what each module has computed at the last pair
     settles: int = 0  # positions that count as read once every module has read these pairs; 0: those of before
+    behind: list[torch.Tensor] = field(default_factory=list)  # [1, H]: what each module has computed at the last pair
 
 
 class ModulesDrafter(Eagle3Drafter):
@@ -47,29 +47,31 @@ class ModulesDrafter(Eagle3Drafter):
     def _next_logits(self, step: int, slots: list[int], drafting: set[int], newest_N: torch.Tensor) -> torch.Tensor:
         module = step % self.depth
         for slot, newest_1 in zip(slots, torch.split(newest_N, 1), strict=True):
-            here = self._pass_of(slot)
+            here = self._pass_of(slot, step)
             here.tokens = torch.cat([here.tokens, newest_1])
             if module == 0 and here.behind:
                 num_read = len(here.states_RH)
                 self._passes[slot] = _Pass(here.start + num_read, here.tokens[num_read:], torch.cat(here.behind))
         return self._module_logits(module, slots)
 
-    def _pass_of(self, slot: int) -> _Pass:
+    def _pass_of(self, slot: int, step: int = 0) -> _Pass:
+        """Return the pass of a row; one that does not draft may join later, and its logits have no meaning."""
         if slot not in self._passes:
             row = self._rows[slot]
             start, end = self._next_pairs(slot, len(row) - 1)
-            settles = max(start, len(row) - self.depth) if start < end else 0
+            settles = max(start, len(row) - self.depth) if start < end and not step else 0
             if start >= end:  # nothing is known of it: it writes where the next true pair will be, and has read none
                 start, end = max(len(row) - 2, 0), max(len(row) - 1, 1)
-            tokens = to_device([*row.token_ids[start + 1 : end + 1], 0][: end - start], self.head.device)
-            self._passes[slot] = _Pass(start, tokens, self._features([(slot, start, end)]), settles=settles)
+            tokens = [*[*row.token_ids[start + 1 : end + 1], 0][: end - start], *[0] * step]
+            states_RH = self._features([(slot, start, end)])
+            self._passes[slot] = _Pass(start, to_device(tokens, self.head.device), states_RH, settles)
         return self._passes[slot]
 
     def _module_logits(self, module: int, slots: list[int]) -> torch.Tensor:
         """Read the pairs of these rows' passes with a module; return logits [N, 1, V] behind the last one of each."""
         here = [self._pass_of(slot) for slot in slots]
         lengths = [len(each.states_RH) for each in here]
-        tokens_N = torch.cat([_taken(each.tokens, module, length) for each, length in zip(here, lengths, strict=True)])
+        tokens_N = torch.cat([each.tokens[module : module + len(each.states_RH)] for each in here])
         states_NH = torch.cat([each.states_RH for each in here])
         starts = [each.start for each in here]
         streams = torch.split(self._mtp.read(tokens_N, states_NH, starts, lengths, slots, module=module), lengths)
@@ -79,11 +81,12 @@ class ModulesDrafter(Eagle3Drafter):
             each.behind.append(last_1H)
             if module == self.depth - 1 and each.settles:
                 self._forget(slot, each.settles)
+                each.settles = 0
         return logits_N1V
 
     def _read(self, ends: dict[int, int], tokens: dict[int, Seq[int]] | None = None) -> None:
-        for slot, end in ends.items():
-            start, end = self._next_pairs(slot, end)
+        for slot, wanted in ends.items():
+            start, end = self._next_pairs(slot, wanted)
             if start >= end:
                 continue
             row = self._rows[slot].token_ids if tokens is None else tokens[slot]
@@ -93,9 +96,3 @@ class ModulesDrafter(Eagle3Drafter):
                 stream_RH = self._mtp.read(behind, states_RH, [start], [end - start], [slot], module=module)
                 states_RH = self._mtp.states(stream_RH, module)
             self._forget(slot, end)
-
-
-def _taken(tokens: torch.Tensor, first: int, length: int) -> torch.Tensor:
-    """Return `length` tokens from `first` on; a row that does not draft has fewer, and its logits have no meaning."""
-    found = tokens[first : first + length]
-    return torch.nn.functional.pad(found, (0, length - len(found)))

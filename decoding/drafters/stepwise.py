@@ -102,7 +102,7 @@ class StepwiseDrafter(Drafter):
         self._draft, self.slots = draft, SlotBook(draft, num_slots)
 
     @property
-    def weights(self) -> LiveWeights | None:
+    def weights(self) -> LiveWeights:
         return self._draft.weights
 
     @abstractmethod

@@ -51,7 +51,7 @@ def attach_own(target: Target, target_path: str) -> MtpHead:
     """
     files = own_head(target_path)
     network = target.network if isinstance(target, LanguageModel) else load_ends(target_path, "cpu", "auto")
-    modules = [MtpModule.load(files, number, target.device, target.dtype) for number in range(files.num_modules)]
+    modules = [MtpModule.load(files, number, target.device, target.dtype) for number in range(len(files.modules))]
     ends = [network.get_input_embeddings(), final_norm(network), network.get_output_embeddings()]
     if not isinstance(target, LanguageModel):
         ends = [part.to(target.device, target.dtype) for part in ends]

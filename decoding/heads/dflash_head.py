@@ -29,7 +29,7 @@ from decoding.fused.linear import KernelLinear
 from decoding.fused.live_weights import LiveWeights
 from decoding.fused.packed_linear import PackedLinear, pack, plain_linear
 from decoding.heads.format.networks import DFlashNetwork
-from decoding.heads.slot_head import FusedHead
+from decoding.heads.slot_head import SlotHead
 from decoding.network.target import timed_start
 
 _PROBED_EVERY = 4  # positions: agreement is measured on some of them, since each takes a block
@@ -54,7 +54,7 @@ class Block:
         return Block(states_NKH[index_N], logits_NKD[index_N], carried_NR[index_N])
 
 
-class DFlashHead(FusedHead):
+class DFlashHead(SlotHead):
     """A head that drafts a block in one forward."""
 
     def __init__(self, network: DFlashNetwork, target_ids_D: torch.Tensor | None, layer_ids: Seq[int]) -> None:

@@ -18,11 +18,11 @@ from decoding.device import seconds_of, to_device
 from decoding.fused.attention import Window, attention_here
 from decoding.fused.layers import Norm
 from decoding.heads.format.networks import Eagle3Network
-from decoding.heads.slot_head import FusedHead
+from decoding.heads.slot_head import SlotHead
 from decoding.network.target import timed_start
 
 
-class Eagle3Head(FusedHead):
+class Eagle3Head(SlotHead):
     """A head that drafts token by token."""
 
     def __init__(self, network: Eagle3Network, target_ids_D: torch.Tensor | None, layer_ids: Seq[int]) -> None:

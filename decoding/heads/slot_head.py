@@ -26,51 +26,6 @@ class SlotHead(ABC):
     """A head whose weights are loaded, and its keys and values."""
 
     block_tokens: int = 0  # most tokens of a draft that takes one forward; 0: each token takes a forward
-    layer_ids: tuple[int, ...]  # the features are what enters these layers of the target
-    device: torch.device
-    dtype: torch.dtype
-    hidden_size: int
-    vocab_size: int  # of the target
-    max_positions: int | None
-    cache: KVCache | None
-
-    @property
-    @abstractmethod
-    def weights(self) -> LiveWeights | None:
-        """The head's own weights, which all that share the head have; None: they are not replaced in use."""
-
-    def share(self) -> Self:
-        """Return the same head with a cache of its own."""
-        twin = copy(self)
-        twin.cache = None
-        return twin
-
-    def release(self) -> None:
-        """Free the cache's memory."""
-        self.cache = None
-
-    @abstractmethod
-    def allocate(self, num_slots: int, num_positions: int) -> None:
-        """Reserve a fresh cache of slots x positions."""
-
-    @abstractmethod
-    def project(self, features_NX: torch.Tensor) -> torch.Tensor:
-        """Return what the head keeps of the target's features, [N, H]."""
-
-    @abstractmethod
-    def guesses(self, tokens_BT: torch.Tensor, features_BTX: torch.Tensor) -> tuple[torch.Tensor, list[int]]:
-        """Return the likeliest tokens [B, P] behind some positions of rows, and those positions.
-
-        The rows are read from their beginning, with the target's features of every token. The cache is lost.
-        """
-
-    @abstractmethod
-    def seconds(self, num_rows: int, num_tokens: int) -> float:
-        """Measure a forward of `num_rows` rows, as in a draft. The cache is overwritten."""
-
-
-class FusedHead(SlotHead):
-    """A head with a folder of its own, whose layers run in our few large operations."""
 
     def __init__(self, network: HeadNetwork, target_ids_D: torch.Tensor | None, layer_ids: Seq[int]) -> None:
         """Take over a network whose weights are loaded, on its device.
@@ -85,8 +40,8 @@ class FusedHead(SlotHead):
         weight = network.fc.weight
         self.device, self.dtype, self.hidden_size = weight.device, weight.dtype, config.hidden_size
         self.vocab_size = config.vocab_size
-        self.max_positions = layer_config.max_position_embeddings
-        self.cache = None
+        self.max_positions: int | None = layer_config.max_position_embeddings
+        self.cache: KVCache | None = None
         self._target_ids_D = None if target_ids_D is None else target_ids_D.to(self.device)
         self._embedding = network.embed_tokens.weight
         pack_linears(network.layers, FUSED_LINEARS)
@@ -106,12 +61,35 @@ class FusedHead(SlotHead):
         """The head's own weights, which all that share the head have."""
         return LiveWeights(self._network, self._network.lent)
 
+    def share(self) -> Self:
+        """Return the same head with a cache of its own."""
+        twin = copy(self)
+        twin.cache = None
+        return twin
+
     def allocate(self, num_slots: int, num_positions: int) -> None:
+        """Reserve a fresh cache of slots x positions."""
         self.cache = KVCache(num_slots, num_positions, self.device if self._is_on_gpu else None)
+
+    def release(self) -> None:
+        """Free the cache's memory."""
+        self.cache = None
 
     @torch.inference_mode()
     def project(self, features_NX: torch.Tensor) -> torch.Tensor:
+        """Return what the head keeps of the target's features, [N, H]."""
         return self._network.project(features_NX)
+
+    @abstractmethod
+    def guesses(self, tokens_BT: torch.Tensor, features_BTX: torch.Tensor) -> tuple[torch.Tensor, list[int]]:
+        """Return the likeliest tokens [B, P] behind some positions of rows, and those positions.
+
+        The rows are read from their beginning, with the target's features of every token. The cache is lost.
+        """
+
+    @abstractmethod
+    def seconds(self, num_rows: int, num_tokens: int) -> float:
+        """Measure a forward of `num_rows` rows, as in a draft. The cache is overwritten."""
 
     def spread(self, logits_ND: torch.Tensor) -> torch.Tensor:
         """Return logits over the target's ids [N, V]; ids that the head lacks have -inf."""

@@ -129,15 +129,18 @@ def _swap_halves(case: Case, drafter, patched) -> None:
 
 
 def _forget_that_norms_add_one(case: Case, drafter, patched) -> None:
-    norm = case.head.modules[0]._hidden_norm
-    patched.setattr(norm, "weight", torch.nn.Parameter(norm.weight - 1, requires_grad=False))
+    (module,) = case.head.modules
+    norm = module._hidden_norm
+    patched.setattr(module, "_hidden_norm", lambda x: norm(x) - norm._norm(x))
 
 
 def _be_one_position_off(case: Case, drafter, patched) -> None:
     read = MtpModule.read
 
     def late(module, embedded, states, starts, lengths, *rest):
-        return read(module, embedded, states, [s + (n == 1) for s, n in zip(starts, lengths)], lengths, *rest)
+        return read(
+            module, embedded, states, [s + (n == 1) for s, n in zip(starts, lengths, strict=True)], lengths, *rest
+        )
 
     patched.setattr(MtpModule, "read", late)
 

@@ -88,6 +88,8 @@ def _random_module(family: Published, seed: int) -> Module:
     for name, weight in [*network.named_parameters(), *network.named_buffers()]:
         if weight.dim() == 1 and "inv_freq" not in name:  # norms, biases and sinks
             weight += 0.3 * torch.randn(weight.shape, generator=generator)
+        elif "_proj" in name and ("attn" in name or "mixer" in name):  # so that each position counts
+            weight *= 4
     norms = 0.3 * torch.randn(2, 32, generator=generator) + (not family.multiplies_by_1_and_w)
     return Module(*norms, 0.3 * torch.randn(32, 64, generator=generator), network)
 
