@@ -49,24 +49,21 @@ def attach_own(target: Target, target_path: str) -> MtpHead:
     Raises ValueError, in one line that names the folder, for files without a head that can be read, and for one that
     agrees with the target on less than 15 % of its tokens.
     """
-    files = own_head(target_path)
-    network = target.network if isinstance(target, LanguageModel) else load_ends(target_path, "cpu", "auto")
-    modules = [MtpModule.load(files, number, target.device, target.dtype) for number in range(len(files.modules))]
-    ends = [network.get_input_embeddings(), final_norm(network), network.get_output_embeddings()]
-    if not isinstance(target, LanguageModel):
-        ends = [part.to(target.device, target.dtype) for part in ends]
-    embedding, norm, lm_head = ends
-    own, shares = MtpHead(modules, embedding.weight, norm, lm_head, num_layers(network.config)), []
+    files, place = own_head(target_path), (target.device, target.dtype)
+    network = target.network if isinstance(target, LanguageModel) else load_ends(target_path, "cpu", "auto").to(*place)
+    modules = [MtpModule.load(files, number, *place) for number in range(len(files.modules))]
+    ends = network.get_input_embeddings().weight, final_norm(network), network.get_output_embeddings()
+    own, shares = MtpHead(modules, *ends, num_layers(network.config)), {}
     for own.reads in files.family.reads:
-        shares.append(once_more(lambda: agreements(own, target, [own.layer_ids]))[0])
-    own.reads = files.family.reads[shares.index(max(shares))]
-    if max(shares) < LEAST_AGREEMENT:
+        shares[own.reads] = once_more(lambda: agreements(own, target, [own.layer_ids]))[0]
+    own.reads = max(shares, key=lambda reads: shares[reads])
+    found = f"{max(shares.values()):.0%} of the tokens"
+    if max(shares.values()) < LEAST_AGREEMENT:
         raise ValueError(
-            f"the MTP head in the files of {target_path!r} agrees with its target on {max(shares):.0%} of the tokens, "
-            f"expected at least {LEAST_AGREEMENT:.0%}: it was trained for other weights, or saved in another way; "
-            "leave models.draft out"
+            f"the MTP head in the files of {target_path!r} agrees with its target on {found}, expected at least "
+            f"{LEAST_AGREEMENT:.0%}: it was trained for other weights, or saved in another way; leave models.draft out"
         )
-    _log.info("the %s agrees with its target on %s of the tokens", files, f"{max(shares):.0%}")
+    _log.info("the %s agrees with its target on %s", files, found)
     return own
 
 

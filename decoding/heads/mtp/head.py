@@ -4,6 +4,7 @@ Shapes: N pairs, V vocabulary, X or H hidden size.
 """
 
 from collections.abc import Sequence as Seq
+from typing import Any
 
 import torch
 from torch import nn
@@ -19,7 +20,7 @@ class MtpHead(Eagle3Head):
     """A head that reads pairs, as an EAGLE-3 head does, with its target's embedding, final norm and output layer."""
 
     def __init__(
-        self, modules: Seq[MtpModule], embedding_VH: torch.Tensor, norm: nn.Module, lm_head: nn.Module, num_layers: int
+        self, modules: Seq[MtpModule], embedding_VH: torch.Tensor, norm: nn.Module, lm_head: Any, num_layers: int
     ) -> None:
         """Take over modules that are loaded; the other parts are those of a target with `num_layers` layers."""
         first = modules[0]
@@ -37,9 +38,8 @@ class MtpHead(Eagle3Head):
     def allocate(self, num_slots: int, num_positions: int) -> None:
         self.cache = self.modules[0].new_cache(num_slots, num_positions, 0)
 
-    @torch.inference_mode()
     def project(self, features_NX: torch.Tensor) -> torch.Tensor:
-        return self._state(self._norm_of_target, features_NX)
+        return self.states(features_NX)
 
     @torch.inference_mode()
     def read(
@@ -56,19 +56,17 @@ class MtpHead(Eagle3Head):
         """Read pairs with a module; return the residual stream behind its layers, [N, H]."""
         assert self.cache is not None, "allocate() comes first"
         embedded_NH = embedding(tokens_N, self._embedding)
-        return self.modules[module].read(embedded_NH, states_NH, starts, lengths, slots, self.cache)
+        return self.modules[module].read(embedded_NH, states_NH, (starts, lengths, slots), self.cache)
 
     @torch.inference_mode()
     def logits(self, states_NH: torch.Tensor, module: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
         """Return logits [N, 1, V] by the stream behind a module, and the states that the next one takes [N, H]."""
-        norm = self.modules[module].final_norm
-        return self._lm_head(norm(states_NH))[:, None], self._state(norm, states_NH)
+        logits_NV = self._lm_head(self.modules[module].final_norm(states_NH))
+        return logits_NV[:, None], self.states(states_NH, module)
 
     @torch.inference_mode()
-    def states(self, stream_NH: torch.Tensor, module: int) -> torch.Tensor:
-        """Return the states behind a module as the next one takes them."""
-        return self._state(self.modules[module].final_norm, stream_NH)
-
-    def _state(self, norm: nn.Module, stream_NH: torch.Tensor) -> torch.Tensor:
-        state_NH: torch.Tensor = norm(stream_NH) if self.reads == "normed" else stream_NH
+    def states(self, stream_NX: torch.Tensor, module: int | None = None) -> torch.Tensor:
+        """Return the states of a module, or of the target, as the next module takes them."""
+        norm = self._norm_of_target if module is None else self.modules[module].final_norm
+        state_NH: torch.Tensor = norm(stream_NX) if self.reads == "normed" else stream_NX
         return state_NH

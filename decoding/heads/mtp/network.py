@@ -61,15 +61,10 @@ class MtpModule(SlotNetwork):
         return cls(network.to(device), head.family.final_norm, number, ends)
 
     def read(
-        self,
-        embedded_NH: torch.Tensor,
-        states_NH: torch.Tensor,
-        starts: Seq[int],
-        lengths: Seq[int],
-        slots: Seq[int],
-        cache: KVCache,
+        self, embedded_NH: torch.Tensor, states_NH: torch.Tensor, places: tuple[Seq[int], ...], cache: KVCache
     ) -> torch.Tensor:
-        """Read pairs, as `MtpHead.read` does; return the residual stream behind the last layer, [N, H]."""
+        """Read pairs, as `MtpHead.read` does from these starts, lengths and slots; return the stream behind, [N, H]."""
+        starts, lengths, slots = places
         both_NX = torch.cat([self._embedding_norm(embedded_NH), self._hidden_norm(states_NH)], dim=-1)
         packing = Packing.of(lengths, self.device)
         nothing_B0 = torch.zeros(len(lengths), 0, dtype=torch.int64, device=self.device)

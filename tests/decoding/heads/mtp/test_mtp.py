@@ -137,10 +137,10 @@ def _forget_that_norms_add_one(case: Case, drafter, patched) -> None:
 def _be_one_position_off(case: Case, drafter, patched) -> None:
     read = MtpModule.read
 
-    def late(module, embedded, states, starts, lengths, *rest):
-        return read(
-            module, embedded, states, [s + (n == 1) for s, n in zip(starts, lengths, strict=True)], lengths, *rest
-        )
+    def late(module, embedded, states, places, cache):
+        starts, lengths, slots = places
+        starts = [start + (length == 1) for start, length in zip(starts, lengths, strict=True)]
+        return read(module, embedded, states, (starts, lengths, slots), cache)
 
     patched.setattr(MtpModule, "read", late)
 

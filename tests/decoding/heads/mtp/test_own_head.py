@@ -63,7 +63,7 @@ def test_a_head_that_knows_its_target_is_accepted_always(target, draft):
 
 def test_a_head_beside_another_target_is_refused_by_what_it_agrees_on(target):
     perfect(target)
-    change(target, mtp__fc__weight=torch.randn(32, 64, generator=torch.Generator().manual_seed(1)))
+    change(target, mtp__fc__weight=torch.cat([-torch.eye(32), torch.zeros(32, 32)], dim=1))
     assert "of the tokens, expected at least 15%" in refusal(target)
 
 
@@ -87,7 +87,8 @@ def test_a_family_that_is_not_known_is_refused_by_name(tmp_path):
 @pytest.mark.parametrize(
     ("changed", "says"),
     [
-        ({"mtp__fc__weight": torch.zeros(32, 64, dtype=torch.float8_e4m3fn)}, "in F8_E4M3: it is quantized"),
+        ({"mtp__fc__weight": torch.zeros(32, 64, dtype=torch.float8_e4m3fn)}, "in F8_E4M3, without the scales"),
+        ({"mtp__fc__weight": torch.zeros(32, 32, dtype=torch.uint8)}, "in U8: it is quantized"),
         (
             {"mtp__fc__weight": None, "mtp__fc__qweight": torch.zeros(8, 64, dtype=torch.int32)},
             "in I32: it is quantized",
@@ -99,9 +100,8 @@ def test_a_family_that_is_not_known_is_refused_by_name(tmp_path):
 def test_a_head_that_cannot_be_read_is_refused_before_the_target_is_loaded(target, monkeypatch, changed, says):
     change(target, **changed)
     monkeypatch.setattr("decoding.engine.load.LanguageModel", None)
-    with pytest.raises(ValueError, match=re.escape(says)) as failure:
+    with pytest.raises(ValueError, match=re.escape(says) + ".*(use another checkpoint|leave models.draft out)"):
         Engine.load(target, "mtp", device="cpu")
-    assert "leave models.draft out" in str(failure.value)
 
 
 def test_a_layer_behind_the_targets_last_one_is_no_head_without_a_projection(tmp_path):
