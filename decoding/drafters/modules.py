@@ -39,6 +39,7 @@ class ModulesDrafter(Eagle3Drafter):
         super().__init__(head, num_slots, max_model_len)
         self._mtp, self.depth = head, len(head.modules)
         self._passes: dict[int, _Pass] = {}  # of this round, by slot
+        self._stepped: list[int] = []  # the slots of the last step
 
     def _first_logits(self, part: Rows, slots: list[int], drafting: set[int]) -> torch.Tensor:
         self._passes = {}
@@ -46,6 +47,8 @@ class ModulesDrafter(Eagle3Drafter):
 
     def _next_logits(self, step: int, slots: list[int], drafting: set[int], newest_N: torch.Tensor) -> torch.Tensor:
         module = step % self.depth
+        # A row that comes back between others drafts no more, and has missed a token.
+        self._passes = {slot: each for slot, each in self._passes.items() if slot in self._stepped}
         for slot, newest_1 in zip(slots, torch.split(newest_N, 1), strict=True):
             here = self._pass_of(slot, step)
             here.tokens = torch.cat([here.tokens, newest_1])
@@ -69,9 +72,9 @@ class ModulesDrafter(Eagle3Drafter):
 
     def _module_logits(self, module: int, slots: list[int]) -> torch.Tensor:
         """Read the pairs of these rows' passes with a module; return logits [N, 1, V] behind the last one of each."""
-        here = [self._pass_of(slot) for slot in slots]
+        here, self._stepped = [self._pass_of(slot) for slot in slots], slots
         lengths = [len(each.states_RH) for each in here]
-        tokens_N = torch.cat([each.tokens[module : module + len(each.states_RH)] for each in here])
+        tokens_N = torch.cat([each.tokens[module : module + n] for each, n in zip(here, lengths, strict=True)])
         states_NH = torch.cat([each.states_RH for each in here])
         starts = [each.start for each in here]
         streams = torch.split(self._mtp.read(tokens_N, states_NH, starts, lengths, slots, module=module), lengths)

@@ -122,6 +122,18 @@ def test_rows_that_are_read_again_draft_as_before(case):
     case.check(drafter)
 
 
+def test_rows_that_leave_the_steps_of_a_draft_and_come_back_change_no_other(case_of, monkeypatch):
+    """The first step has all rows, the second four of them, and the third one row that was not in the second."""
+    case, wanted = case_of("mimo_v2_flash"), [4, 1, 4, *[1] * 7, 2, 2]
+    lengths, drafter = FixedSchedule.lengths, case.watched(12)
+    monkeypatch.setattr(FixedSchedule, "lengths", lambda *given: tuple(map(min, lengths(*given), wanted)))
+    params = SamplingParams(max_tokens=8, temperature=0)
+    engine_over(case.target, drafter, num_slots=12, num_drafted=4).generate(
+        random_prompts([6] * 12, VOCAB_SIZE), params
+    )
+    case.check(drafter)
+
+
 def _swap_halves(case: Case, drafter, patched) -> None:
     for module in case.head.modules:
         product = module._projection
