@@ -1,7 +1,5 @@
 """Errors as a person reads them."""
 
-from __future__ import annotations
-
 import ray
 
 

@@ -1,7 +1,5 @@
 """Metrics: what one process publishes about a run through Ray."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Mapping
 

@@ -1,10 +1,13 @@
-"""Resources of a cluster, compared with what a run asks for."""
+"""Resources of a cluster, compared with what a run asks for; and the node on which this process runs."""
 
 import math
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeVar
+
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from actors.settings import GeneratorSettings
 from decoding.device import Device
@@ -115,6 +118,16 @@ def describe_placement(settings: GeneratorSettings, max_engines: int) -> str:
     shared = f"1 for {drafts.num_sharing} engines" if is_shared else f"{drafts.num_per_generator} for each engine"
     holds = ", ".join(f"{amount:g} {name}" for name, amount in drafts.demand.items()) or "nothing"
     return f"split, target in {target}, draft actors: {shared}, at most {most}, each with {holds} ({drafts.strategy})"
+
+
+def on_this_node(actor_class: type, **options: Any) -> Any:
+    """Return a class of actors that take no CPU and live on this node.
+
+    Ray repeats the calls whose connection broke before the answer came, so they must be safe to repeat.
+    """
+    # Not `soft`: an actor without CPUs would then be placed on any node, and die with it.
+    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    return ray.remote(actor_class).options(num_cpus=0, max_task_retries=-1, scheduling_strategy=here, **options)
 
 
 def _fits(node: Mapping[str, Any], selector: Mapping[str, str]) -> bool:

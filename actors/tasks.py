@@ -1,7 +1,5 @@
 """Task: what is done with each row of a run, in the plan of its driver and in its workers."""
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable
 from collections.abc import Sequence as Seq
 from dataclasses import asdict, dataclass, replace

@@ -14,11 +14,10 @@ from typing import Any
 import torch
 from transformers import AutoTokenizer
 
-from benchmarks.engines_in_turns import over_plain
+from benchmarks.engines_in_turns import load_beside, over_plain
 from benchmarks.harness import listed, parser_of, show_lines
 from benchmarks.roofline.hardware import describe_machine, record
 from decoding import EngineOptions, SamplingParams, Sequence
-from jobs.work.tuning.engine_turns import load_beside
 
 PAIR = Path("examples/tiny_pair")
 _MAX_MODEL_LEN = 512

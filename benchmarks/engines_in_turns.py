@@ -1,6 +1,6 @@
 """Drafts over one target, measured in turns with plain decoding."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as Seq
 from functools import partial
 from statistics import median
@@ -8,9 +8,23 @@ from typing import Any
 
 from benchmarks.harness import interleaved
 from decoding import Engine, EngineOptions, Sequence
-from decoding.engine.load import Parts
+from decoding.engine.load import Parts, load_parts
+from decoding.network.target import Target
 from decoding.turns import Table
 from jobs.work.tuning.engine_turns import EnginePass, engine_way
+
+
+def load_beside(
+    target: str, drafts: Iterable[tuple[str | None, EngineOptions]], device: str = "cpu", dtype: str = "float32"
+) -> list[Parts]:
+    """Return what an engine with each of these drafts is made of, over the weights of one target."""
+    found: list[Parts] = []
+    shared: Target | None = None
+    for draft, options in drafts:
+        parts = load_parts(target, draft, options, device, dtype, target_model=shared and shared.share())  # type: ignore[arg-type]
+        shared = parts.target
+        found.append(parts)
+    return found
 
 
 def over_plain(

@@ -15,11 +15,11 @@ from typing import Any
 
 import torch
 
-from benchmarks.engines_in_turns import over_plain
+from benchmarks.engines_in_turns import load_beside, over_plain
 from benchmarks.harness import parser_of, say, show_lines
 from benchmarks.roofline.hardware import record
 from decoding import Engine, EngineOptions, Sequence
-from jobs.work.tuning.engine_turns import counts_of, load_beside
+from jobs.work.tuning.engine_turns import counts_of
 from pipeline.counts import Counts
 from training.corpus.corpus import Corpus
 from training.corpus.options import CorpusOptions

@@ -1,7 +1,5 @@
 """Model: a target and its draft in this process, without Ray."""
 
-from __future__ import annotations
-
 import asyncio
 import weakref
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Keyword arguments of a call: fields of the configuration without their sections, checked as those of a file are."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace

@@ -1,7 +1,5 @@
 """The HTTP application: its routes over the services of its models. It knows no engine."""
 
-from __future__ import annotations
-
 import asyncio
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any

@@ -1,7 +1,5 @@
 """Bodies of HTTP requests: how one is read, what the OpenAPI document says of it, and what the engine is asked."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass

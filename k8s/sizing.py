@@ -12,6 +12,7 @@ from transformers import AutoConfig, PretrainedConfig
 
 from decoding.checkpoint.fp8_format import fp8_format
 from decoding.checkpoint.loading import GIB, Footprint, footprint_of
+from decoding.engine.options import EngineOptions
 
 GPU_GIB = {  # as CUDA reports them to programs
     "H200 (141 GB)": 139.7,
@@ -25,9 +26,14 @@ LENGTHS = (1024, 2048, 4096, 8192)
 
 def num_slots(models: Sequence[PretrainedConfig], dtype: str, gpu_gib: float, max_model_len: int) -> int:
     """Return how many slots of `max_model_len` tokens a GPU holds beside the weights of all models, 0 if none fits."""
-    one = [footprint_of(model, dtype, 1, max_model_len) for model in models]
+    one = [_footprint(model, dtype, max_model_len) for model in models]
     left = SHARE * gpu_gib * GIB - sum(each.weights for each in one)
     return max(0, int(left // sum(each.cache for each in one)))
+
+
+def _footprint(model: PretrainedConfig, dtype: str, max_model_len: int) -> Footprint:
+    """Return the footprint of a model with one slot, where rows draft as many tokens as they do by default."""
+    return footprint_of(model, dtype, 1, max_model_len, EngineOptions.num_speculative_tokens)
 
 
 def table(models: Sequence[PretrainedConfig], dtype: str) -> list[str]:
@@ -41,9 +47,10 @@ def table(models: Sequence[PretrainedConfig], dtype: str) -> list[str]:
 
 
 def describe(name: str, footprint: Footprint) -> str:
-    """Return a line with the sizes of a model's weights and of its cache."""
-    weights, cache = footprint.weights / GIB, footprint.cache_per_token
-    return f"{name}: weights {weights:.2f} GiB, cache of a token {cache:,} bytes"
+    """Return a line with the sizes of a model's weights, of its cache, and of its states if it has any."""
+    weights, cache, states = footprint.weights / GIB, footprint.cache_per_token, footprint.states_per_slot
+    line = f"{name}: weights {weights:.2f} GiB, cache of a token {cache:,} bytes"
+    return f"{line}, states of a slot {states:,} bytes" if states else line
 
 
 def config_of(name: str) -> PretrainedConfig:
@@ -68,7 +75,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     for name, config in zip(asked.models, configs, strict=True):
-        print(describe(name, footprint_of(config, asked.dtype, 1, 1)))
+        print(describe(name, _footprint(config, asked.dtype, 1)))
     print("", *table(configs, asked.dtype), sep="\n")
     return 0
 

@@ -6,8 +6,6 @@
 It uses the standard library alone, as it runs before anything else of a pod.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import sys

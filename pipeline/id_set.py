@@ -1,7 +1,5 @@
 """A set of unit ids that takes one bit for each id."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Set
 
 _IDS_PER_PAGE = 1 << 16

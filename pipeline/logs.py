@@ -6,8 +6,6 @@ To the standard library an event is a message like any other. Where `set_up_logs
 user's own pipeline) it goes through the host's handlers, as `unit committed unit=3 rows=256`.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import re

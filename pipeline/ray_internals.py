@@ -5,8 +5,6 @@ missing, and fails if another file uses a private name. Ray's modules are import
 needs few of them and `ray.data` takes seconds.
 """
 
-from __future__ import annotations
-
 import os
 from typing import Any
 

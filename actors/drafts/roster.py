@@ -14,11 +14,12 @@ from typing import Any
 
 import ray
 from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from actors.drafts.actor import WEIGHTS, DraftActor
 from actors.errors import describe
 from actors.placement import DraftSettings
+from actors.resources import on_this_node
 from actors.run_notes import Rejection, WantedDraft
 from actors.settings import GeneratorSettings
 from pipeline.logs import Event, LogSettings, set_up_logs
@@ -226,10 +227,7 @@ class DraftRoster:
 
 def start_roster(settings: GeneratorSettings, run: str, log_settings: LogSettings, num_generators: int) -> Any:
     """Return a new roster as an actor on the driver's node, where it lives as long as the driver."""
-    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-    # Each of its methods may be called twice, as where a connection broke before the answer came.
-    actor = ray.remote(DraftRoster).options(num_cpus=0, max_task_retries=-1, scheduling_strategy=here)
-    return actor.remote(settings, run, log_settings, num_generators)
+    return on_this_node(DraftRoster).remote(settings, run, log_settings, num_generators)
 
 
 @contextmanager

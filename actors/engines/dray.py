@@ -23,6 +23,7 @@ from decoding.choices import OWN_HEAD, TEXT_DEPENDS_ON_DRAFT
 from decoding.device import Device
 from decoding.drafters import NEED_A_MODEL
 from decoding.engine.engine import Engine
+from decoding.engine.load import settle_max_model_len
 from decoding.engine.rounds.lane import divide_slots
 from decoding.fused.kernels import linear_kind
 from decoding.gpu.available import gpu_kind
@@ -37,7 +38,7 @@ def check_models(settings: GeneratorSettings) -> None:
     target_config = load_config(models.target)
     _check_dtype(target_config, models.dtype, models.target)
     vocab_size: int = target_config.get_text_config().vocab_size
-    _check_limits(settings, target_config)
+    settle_max_model_len(engine.max_model_len, max_positions(target_config))
     if settings.stages.is_apart:
         cut(num_layers(target_config), settings.stages.count)
         check_can_be_cut(target_config, models.target)
@@ -62,12 +63,6 @@ def check_models(settings: GeneratorSettings) -> None:
 def _check_dtype(config: PretrainedConfig, dtype: str, model: str) -> None:
     if fp8_format(config) is not None:
         dtype_beside_fp8(config, dtype, model)
-
-
-def _check_limits(settings: GeneratorSettings, target_config: PretrainedConfig) -> None:
-    wanted, limit = settings.engine.max_model_len, max_positions(target_config)
-    if wanted is not None and limit is not None and wanted > limit:
-        raise ValueError(f"engine.max_model_len is {wanted}, but the target sees at most {limit} positions; lower it")
 
 
 def load(settings: GeneratorSettings, links: DraftLinks | None = None) -> Loaded:

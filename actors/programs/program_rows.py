@@ -1,7 +1,5 @@
 """ProgramRows: the rows of a run that each run a program."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Callable

@@ -5,8 +5,6 @@ await the task, and raises it out of the loop's run as well (`Task.__step` in as
 task that hands them over as values, and the tasks that it begins turn them into a RuntimeError.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterator
 from contextlib import contextmanager

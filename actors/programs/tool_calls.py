@@ -1,7 +1,5 @@
 """Calls of a program's tools: in threads of their own, with values that JSON can hold, and a record of the results."""
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import inspect

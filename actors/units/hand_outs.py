@@ -46,6 +46,7 @@ class HandOuts:
     def hand_out(self, unit: WorkUnit, request: Request | None = None) -> UnitCall | Signal:
         """Return GO if the unit may be handed out now, or the call of a unit that was given back and goes first.
 
+        Return WAIT where too many units wait already, and STOP where the run stops.
         One that was handed out or is finished may be, again. Requests of one feed have rising numbers.
         """
         return self._once(request, lambda: self._hand_out(unit))

@@ -21,7 +21,7 @@ must not happen twice bears the name of the attempt or of the request. A process
 (`holds`), so one that was thought dead and comes back commits nothing.
 
 The ledger reads no clock and no cluster but those it is given: the same calls make the same record. Of a finished unit
-one bit is kept: the ledger grows with the units under way and with the deaths.
+one bit is kept: the ledger grows with the units under way, with the deaths, and with the failures of places.
 """
 
 import time
@@ -71,7 +71,7 @@ class Ledger(HandOuts, RunNotes):
         self._places.has_been_well = True
 
     def num_joined(self) -> int:
-        """Return the number of processes that are ready to work, without those whose death was noticed."""
+        """Return the number of processes that get units: without those that died, failed, or are being drained."""
         return self._places.num_well()
 
     def place_failures(self, ever: bool = False) -> list[str]:
@@ -85,9 +85,16 @@ class Ledger(HandOuts, RunNotes):
         self._has_feed_ended = False
 
     def begin(
-        self, unit_id: int, num_rows: int, process: str, node: str, is_backup: bool = False, call: str = ""
+        self,
+        unit_id: int,
+        num_rows: int,
+        process: str,
+        node: str,
+        is_backup: bool = False,
+        call: str = "",
+        actor: str = "",
     ) -> Attempt | Signal | None:
-        """Let a process of a node begin a unit. Return None if it may not, and WAIT if its place has failed.
+        """Let an actor's process on a node begin a unit. Return None if it may not, and WAIT if its place has failed.
 
         It may not if the run is stopping, the unit is finished, or the process was replaced. It may not begin a backup
         of its own unit, or of a unit that a process died over. `call` names the attempt: the same one gets the same
@@ -95,6 +102,7 @@ class Ledger(HandOuts, RunNotes):
         """
         if self._is_stopping or unit_id in self._finished or process in self._places.replaced:
             return None
+        self._places.join(process, node, actor)  # its own call of `join` may come later
         unit = self._units.setdefault(unit_id, UnitRecord())
         if call:
             if (held := next((worker for worker in unit.workers if worker.call == call), None)) is not None:

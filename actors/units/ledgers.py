@@ -10,8 +10,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import ray
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from actors.resources import on_this_node
 from actors.units.ledger import Ledger
 
 
@@ -84,13 +84,6 @@ def start_ledger(**options: Any) -> Any:
     Ray repeats the calls to it, whose connection may break, as long as it lives.
     """
     return on_this_node(RunLedger).remote(**options)
-
-
-def on_this_node(actor_class: type, **options: Any) -> Any:
-    """Return a class of actors that take no CPU and live on this node. Calls to them must be safe to repeat."""
-    # Not `soft`: an actor without CPUs would then be placed on any node, and die with it.
-    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-    return ray.remote(actor_class).options(num_cpus=0, max_task_retries=-1, scheduling_strategy=here, **options)
 
 
 def _is_node_alive(node: str) -> bool:

@@ -10,7 +10,7 @@ from math import inf
 
 # Seconds after which an idle process gets a backup: a unit that was just handed out takes some time to reach it.
 _IDLE_AFTER_S = 1.0
-_FIRST_REST_S, _LONGEST_REST_S = 10.0, 300.0
+_FIRST_REST_S, _LONGEST_REST_S, _MOST_DOUBLINGS = 10.0, 300.0, 5
 _DRAINED = "its node is being drained"
 
 
@@ -121,7 +121,7 @@ class PlaceTable:
         num = place.num_failures
         if is_broken:
             num = self._num_broken[place.node] = self._num_broken.get(place.node, 0) + 1
-        place.rests_until = now + min(_FIRST_REST_S * 2.0 ** (num - 1), _LONGEST_REST_S)
+        place.rests_until = now + min(_FIRST_REST_S * 2.0 ** min(num - 1, _MOST_DOUBLINGS), _LONGEST_REST_S)
         return True
 
     def drain(self, nodes: Collection[str]) -> set[str]:

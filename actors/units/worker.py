@@ -144,7 +144,7 @@ class UnitWorker:
             return receipt
         call, place = uuid.uuid4().hex, self.workplace
         attempt: Attempt | Signal | None = await self.ledger.begin.remote(
-            unit.unit_id, unit.num_rows, place.process, place.node, is_backup, call
+            unit.unit_id, unit.num_rows, place.process, place.node, is_backup, call, place.actor
         )
         if attempt is None:
             return await committed()

@@ -1,7 +1,9 @@
 """Compare the speed of this checkout with that of another commit: `python -m benchmarks.pairs --base COMMIT`.
 
 A worker runs the code of each commit. The two generate the same rows in turns of a fraction of a second, in a random
-order, so that other work on the machine slows both alike. A pair is one repeat of both. The table shows the median of
+order, so that other work on the machine slows both alike. A pair is one repeat of both. Where the system puts a
+process's memory makes it some percent faster or slower for its whole life, so new workers begin after every three
+pairs. The table shows the median of
 the pairs' ratios (above 1: this checkout is faster) with its interval. A change is within 2 % if the interval holds
 nothing below 0.98 and is at most 0.03 wide; pairs are added until it is as narrow, up to a limit.
 """
@@ -29,6 +31,7 @@ from benchmarks.roofline.hardware import describe_machine, record
 from decoding.turns import Pass, Way, one_repeat, paired_ratios
 
 _TURN_SECONDS = 0.1
+_PAIRS_OF_A_PROCESS = 3
 WAYS = {  # the drafter, and whether rows have a form
     "plain": ("none", False),
     "model": ("model", False),
@@ -100,20 +103,20 @@ def _measure(options: argparse.Namespace, base: Path, way: str, batch: int) -> d
     prompts = _prompts(has_form)
     if batch == 1:
         prompts = prompts[:: len(prompts) // 12 or 1]
-    with ExitStack() as stack:
-        folders = {"base": base, "own": Path.cwd()}
-        commits = {name: stack.enter_context(closing(Commit(folder))) for name, folder in folders.items()}
-        for commit in commits.values():
-            commit.ask("load", drafter=drafter, num_slots=batch, prompts=prompts)
-        ways = {name: _way_of(commit) for name, commit in commits.items()}
-        one_repeat(ways, 0)  # the first one warms up
-        pairs: list[dict[str, CommitPass]] = []
-        found = None
-        while found is None or (not found.is_narrow and len(pairs) < options.most_pairs):
-            pairs.append(one_repeat(ways, 1 + len(pairs)))
-            of_base, own = ([each[name].done / each[name].seconds for each in pairs] for name in ways)
-            if len(pairs) >= options.pairs:
-                found = Interval.of(paired_ratios(own, of_base))
+    pairs: list[dict[str, CommitPass]] = []
+    found = None
+    while found is None or (not found.is_narrow and len(pairs) < options.most_pairs):
+        with ExitStack() as stack:
+            folders = {"base": base, "own": Path.cwd()}
+            commits = {name: stack.enter_context(closing(Commit(folder))) for name, folder in folders.items()}
+            for commit in commits.values():
+                commit.ask("load", drafter=drafter, num_slots=batch, prompts=prompts)
+            ways = {name: _way_of(commit) for name, commit in commits.items()}
+            one_repeat(ways, 0)  # the first one warms up
+            pairs += [one_repeat(ways, 1 + len(pairs) + index) for index in range(_PAIRS_OF_A_PROCESS)]
+        of_base, own = ([each[name].done / each[name].seconds for each in pairs] for name in ways)
+        if len(pairs) >= options.pairs:
+            found = Interval.of(paired_ratios(own, of_base))
     say(f"{way}, {batch} rows at once: {found}")
     return {
         "way": way,

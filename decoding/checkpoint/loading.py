@@ -3,6 +3,7 @@
 Its footprint, the memory that it takes on its device, is known from its configuration before anything is loaded.
 """
 
+import logging
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
@@ -25,6 +26,7 @@ from decoding.fp8.linear import arithmetic_on, weights_of
 from decoding.states.shapes import state_bytes
 
 GIB = 2**30
+_log = logging.getLogger(__name__)
 
 
 def load_network(
@@ -131,7 +133,7 @@ def footprint_of(
     kind: torch.dtype = getattr(torch, dtype)
     with torch.device("meta"):  # tensors have shapes and dtypes, and no numbers
         if (form := fp8_format(config)) is None:
-            network = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+            network = AutoModelForCausalLM.from_config(config, dtype=kind, trust_remote_code=False)
         else:
             network = fp8_class(whole_class(config), form, exact)(without_format(deepcopy(config)))
     for parameter in network.parameters():
@@ -148,7 +150,9 @@ def footprint_of(
 def _state_bytes(network: PreTrainedModel, num_draft_tokens: int) -> int:
     try:
         return state_bytes(network, num_draft_tokens)
-    except NETWORK_FAILURES:  # such a network is refused when it is probed
+    except NETWORK_FAILURES as error:
+        text = "%s: the memory of its states is not known before it runs (%s), and the plan leaves it out"
+        _log.warning(text, type(network).__name__, error)
         return 0
 
 

@@ -7,7 +7,6 @@ import gc
 import logging
 import threading
 import weakref
-from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -43,26 +42,25 @@ class _Shape(Generic[_Inputs]):
 
 
 class Recordings(Generic[_Inputs]):
-    """At most 256 recordings; the one that was used longest ago makes room.
+    """At most 256 recordings. When there are so many, all are forgotten.
 
-    Work that reads the output of other work has a key that begins with the other's key. With a recording, those that
-    read its output are forgotten.
+    None ends alone: with one graph of a stream torch frees the workspace of the library's products, to which the other
+    graphs of that stream still write. Work that reads the output of other work has a key that begins with the other's
+    key, and both are recorded anew in the same round.
     """
 
     def __init__(self, record: Recorder | None, what: str) -> None:
         """Record with `record` (None: everything is run each time); `what` names the work in the log."""
         self.record, self._what = record, what
-        self._shapes: OrderedDict[Key, _Shape[_Inputs]] = OrderedDict()  # the most recently used at the end
+        self._shapes: dict[Key, _Shape[_Inputs]] = {}
 
     def inputs(self, key: Key, make: Callable[[], _Inputs]) -> _Inputs:
         """Return the tensors that the work of this key reads; those that `make` returns if it is a new one."""
         if key not in self._shapes:
             if len(self._shapes) >= _MOST_RECORDED:
-                oldest = next(iter(self._shapes))
-                for other in [other for other in self._shapes if other[: len(oldest)] == oldest]:
-                    del self._shapes[other]
+                self.record_anew()
+                self._shapes = {other: shape for other, shape in self._shapes.items() if key[: len(other)] == other}
             self._shapes[key] = _Shape(make())
-        self._shapes.move_to_end(key)
         return self._shapes[key].inputs
 
     def run(self, key: Key, work: Callable[[], torch.Tensor]) -> torch.Tensor:
@@ -101,8 +99,9 @@ class CudaRecorder:
     """Records CUDA graphs that share their memory, since one of them runs at a time.
 
     They are captured on a stream of their own: the library's products keep a workspace for each stream, and the end of
-    another recorder's graphs may take that of its stream away. Memory that is shared ends with the last graph in it:
-    the next recording begins anew, in a new pool, because torch takes no more graphs into one that has lost all.
+    any graph of that stream may take it away. So the graphs of a recorder end together. Memory that is shared ends with
+    the last graph in it: the next recording begins anew, in a new pool, because torch takes no more graphs into one
+    that has lost all.
     """
 
     _one_at_a_time = threading.Lock()  # torch captures one graph at a time in a process

@@ -48,6 +48,7 @@ def check_model(model: LanguageModel, name: str) -> float:
     try:
         plain = _plain_logits(model, rows)
     except NETWORK_FAILURES as error:
+        _raise_if_of_the_machine(error)
         raise ValueError(f"{name!r} cannot run: {in_one_line(error)}") from error
     if not all(logits_JV.isfinite().all() for logits_JV in plain):
         raise ValueError(
@@ -62,8 +63,7 @@ def check_model(model: LanguageModel, name: str) -> float:
         try:
             fused_deviation = _measured(model, plain, rows)
         except NETWORK_FAILURES + kernel_errors() as error:
-            if is_out_of_memory(error) or is_device_fault(error):  # neither says anything about our layers
-                raise
+            _raise_if_of_the_machine(error)
             _log.warning("%r cannot run fused here: %s", name, in_one_line(error))
             fused_deviation = float("inf")
         if not fused_deviation <= FUSED_TOLERANCE.get(model.dtype, tolerance_of(model.dtype, model.is_fp8)):
@@ -83,6 +83,12 @@ def check_model(model: LanguageModel, name: str) -> float:
     if model.has_exact_products:
         model.is_measured_invariant = is_invariant(model)
     return deviation
+
+
+def _raise_if_of_the_machine(error: BaseException) -> None:
+    """Raise an error again that says nothing about the model: memory ran out, or the device failed."""
+    if is_out_of_memory(error) or is_device_fault(error):
+        raise error
 
 
 class ArchitectureError(ValueError):
@@ -127,6 +133,7 @@ def check_lengths(config: PretrainedConfig, name: str, *, is_fp8: bool = False) 
         rows = ProbeRows.of(small.vocab_size, 0, small.max_positions)
         plain = _plain_logits(small, rows)
     except NETWORK_FAILURES as error:
+        _raise_if_of_the_machine(error)
         _log.info("no miniature of %r can be made, so the probe's text is long: %s", name, error)
         return Lengths(reach=max(crossed, default=0))
     try:
@@ -143,6 +150,7 @@ def _checked(model: LanguageModel, name: str, plain: list[torch.Tensor], rows: P
     try:
         deviation = _measured(model, plain, rows)
     except NETWORK_FAILURES as error:
+        _raise_if_of_the_machine(error)
         found = in_one_line(error)
         _refuse_own_attention(model, name, found)
         raise ValueError(f"{name!r} cannot run on the slot cache: {found}") from error
@@ -202,7 +210,8 @@ def _is_misled(model: LanguageModel, starts: list[int], real_BJ: torch.Tensor, f
     model.cache.misleads = MISLEADING
     try:
         misled_BJV = model.forward(starts, real_BJ, _every(real_BJ), slots=SLOTS)
-    except NETWORK_FAILURES:
+    except NETWORK_FAILURES as error:
+        _raise_if_of_the_machine(error)
         return True
     finally:
         model.cache.misleads = 0
@@ -215,7 +224,8 @@ def _packs(model: LanguageModel, starts: list[int], real_BJ: torch.Tensor, found
     try:
         for _ in range(_num_times(model)):
             packed_BJV = model.forward(starts, real_BJ, _every(real_BJ), slots=SLOTS, lengths=RAGGED)
-    except (RuntimeError, TypeError, ValueError, IndexError):
+    except (RuntimeError, TypeError, ValueError, IndexError) as error:
+        _raise_if_of_the_machine(error)
         return False
     return relative_deviation(ragged(packed_BJV), ragged(found_BJV)) <= tolerance_of(model.dtype, model.is_fp8)
 

@@ -54,7 +54,10 @@ def state_bytes(network: PreTrainedModel, num_draft_tokens: int) -> int:
     for module in state_modules(network):
         try:
             num_bytes += _bytes_of(module, size)
-        except RuntimeError:  # it reads all of the residual streams, side by side
+        except RuntimeError:
+            if not hasattr(config, "hc_count"):
+                raise
+            # It reads all of the residual streams, side by side.
             num_bytes += _bytes_of(module, size * config.hc_count)
     return num_bytes * (num_recent_states(num_draft_tokens) + NUM_SHARED_ENTRIES)
 

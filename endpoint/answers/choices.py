@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from array import array
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Mapping
 from collections.abc import Sequence as Seq
@@ -18,6 +19,7 @@ from endpoint.http.errors import ApiError, generation_failed, refusal
 from endpoint.service.backend import ask
 from endpoint.service.metrics import FinishReason, RequestMeter
 from endpoint.service.resumption import Reached, Resumption
+from endpoint.service.served_model import SpecDecodeMetrics
 from endpoint.service.service import PreparedRequest, Service
 from pipeline.logs import Event
 from pipeline.requests.asked import Asked
@@ -28,6 +30,10 @@ from pipeline.text.chat import AnswerReader
 _REASONS: Mapping[int, FinishReason] = {429: "rejected", 504: "timeout"}
 _CAUSES = ("not finite", "memory ran out", "dropped")  # the words of a sample's error that a log may quote
 _log = logging.getLogger(__name__)
+
+
+def _no_rounds() -> array[int]:
+    return array("H")
 
 
 @dataclass(eq=False)
@@ -43,7 +49,7 @@ class Choice:
     has_begun: bool = False  # whether a chunk of it was sent
     reader: AnswerReader | None = None  # of a streamed answer with several parts
     answer: Answer = field(default_factory=Answer)  # what the reader has found
-    rounds: Counter[tuple[int, int]] = field(default_factory=Counter)  # by their (drafted, accepted) tokens
+    rounds: array[int] = field(default_factory=_no_rounds)  # tokens drafted and accepted in each, by turns
     reached: Reached = field(default_factory=Reached)  # the client has so much, or has it with what was added last
 
     def add(self, delta: Delta, *, is_known: bool = False) -> Growth:
@@ -56,19 +62,24 @@ class Choice:
         self.offsets += piece.offsets
         self.ending = delta.ending
         if delta.token_ids:
-            self.rounds[delta.num_drafted, delta.num_accepted] += 1
+            self.rounds.extend((delta.num_drafted, delta.num_accepted))
         if not is_known:
-            rounds = tuple(self.rounds.items())
+            rounds = self.rounds.tobytes()
             self.reached = self.reached.after(delta)._replace(num_characters=len(self.text), rounds=rounds)
         elif len(self.token_ids) == self.reached.num_tokens:
-            self.rounds = Counter(dict(self.reached.rounds))
+            self.rounds = array("H", self.reached.rounds)
             if (delta.ending is not None) == self.reached.has_ended and len(self.text) != self.reached.num_characters:
                 raise RuntimeError("a process was lost, and another one does not show what it had shown")
         return Growth(self, delta, piece, is_known)
 
     def end_as_known(self) -> None:
         """End a sample that the client has, as far as the counts of the answer need it."""
-        self.ending, self.rounds = Ending("stop", None, None, 0), Counter(dict(self.reached.rounds))
+        self.ending, self.rounds = Ending("stop", None, None, 0), array("H", self.reached.rounds)
+
+    @property
+    def steps(self) -> list[tuple[int, int]]:
+        """The (drafted, accepted) tokens of each round, in order."""
+        return list(zip(self.rounds[::2], self.rounds[1::2], strict=True))
 
     @property
     def text(self) -> str:
@@ -172,7 +183,7 @@ async def grow(
             reason,
             num_prompt_tokens=sum(len(generation.prompts[prompt]) for prompt in begun),
             num_output_tokens=sum(len(choice.token_ids) for choice in choices),
-            rounds=sum((choice.rounds for choice in choices), Counter[tuple[int, int]]()),
+            rounds=Counter(step for choice in choices for step in choice.steps),
             num_cached_tokens=_num_cached(generation, choices),
         )
 
@@ -238,32 +249,35 @@ def _num_cached(generation: Generation, choices: Seq[Choice]) -> int:
     return sum(choice.ending.num_cached_tokens for choice in firsts if choice.ending is not None)
 
 
-def speculative_decoding(choices: Seq[Choice], num_speculative_tokens: int) -> dict[str, Any] | None:
+def speculative_decoding(
+    choices: Seq[Choice], num_speculative_tokens: int, detail: SpecDecodeMetrics = "summary"
+) -> dict[str, Any] | None:
     """Return what speculation did for a single sample, with vLLM's names.
 
     Return None for several samples, and where nothing was drafted. A step is a round in which something was drafted.
     """
-    by_draft: defaultdict[int, Counter[int]] = defaultdict(Counter)  # drafted -> accepted -> steps
-    for (drafted, accepted), count in choices[0].rounds.items():
-        if drafted:
-            by_draft[drafted][accepted] = count
-    if len(choices) != 1 or not by_draft:
+    steps = [step for step in choices[0].steps if step[0]]
+    if len(choices) != 1 or not steps:
         return None
+    by_draft: defaultdict[int, Counter[int]] = defaultdict(Counter)  # drafted -> accepted -> steps
+    for drafted, accepted in steps:
+        by_draft[drafted][accepted] += 1
     by_accepted = sum(by_draft.values(), Counter[int]())
-    num_steps = by_accepted.total()
-    num_drafted = sum(drafted * counts.total() for drafted, counts in by_draft.items())
-    num_accepted = sum(accepted * count for accepted, count in by_accepted.items())
+    num_drafted, num_accepted = (sum(tokens) for tokens in zip(*steps, strict=True))
     longest = max(num_speculative_tokens, *by_draft)
-    return {
-        "mean_acceptance_length": 1 + num_accepted / num_steps,
+    metrics: dict[str, Any] = {
+        "mean_acceptance_length": 1 + num_accepted / len(steps),
         "draft_acceptance_rate": num_accepted / num_drafted,
         "acceptance_histogram": [by_accepted[accepted] for accepted in range(longest + 1)],
         "acceptance_histogram_by_draft_length": {
             str(drafted): [counts[accepted] for accepted in range(drafted + 1)]
             for drafted, counts in sorted(by_draft.items())
         },
-        "num_spec_steps": num_steps,
+        "num_spec_steps": len(steps),
         "num_accepted_draft_tokens": num_accepted,
         "num_draft_tokens": num_drafted,
         "num_spec_tokens": num_speculative_tokens,
     }
+    if detail == "detailed":
+        metrics["per_step_drafted"], metrics["per_step_accepted"] = map(list, zip(*steps, strict=True))
+    return metrics

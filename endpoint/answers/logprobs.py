@@ -1,7 +1,5 @@
 """Log-probabilities in the forms of the two APIs: of what was written, and of prompts, for `echo` and vLLM's fields."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence as Seq
 from dataclasses import replace
 from typing import Any

@@ -3,8 +3,6 @@
 https://platform.openai.com/docs/api-reference/responses-streaming
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import aclosing

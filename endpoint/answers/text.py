@@ -3,8 +3,6 @@
 A stream shows nothing that later tokens may change, and nothing of a stop string.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """POST /v1/completions: prompts in, texts out. POST /v1/chat/completions: messages in, the assistant's next one out."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Writer of an answer, whole or streamed. The two APIs differ only in the form of their choices."""
 
-from __future__ import annotations
-
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator
@@ -174,8 +172,8 @@ class Writer:
         }
 
     def _counts(self, choices: list[Choice]) -> dict[str, Any]:
-        num_speculative_tokens = self.prepared.facts.num_speculative_tokens
+        most, detail = self.prepared.facts.num_speculative_tokens, self.service.settings.per_request_spec_decode_metrics
         return {
             "usage": usage(self.prepared.generation, choices),
-            "metrics": {"speculative_decoding": speculative_decoding(choices, num_speculative_tokens)},
+            "metrics": {"speculative_decoding": speculative_decoding(choices, most, detail)},
         }

@@ -13,8 +13,6 @@ keys are kept. Each request is compared with all of them, each in constant time,
 nothing about a key.
 """
 
-from __future__ import annotations
-
 import hmac
 import logging
 import os

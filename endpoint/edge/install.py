@@ -1,7 +1,5 @@
 """The edge of the application: everything that a request meets around it, and how a failure becomes an answer."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import time

@@ -1,7 +1,5 @@
 """One request between client and proxy: its body, held back until the application asks for it, and its answer."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from dataclasses import replace

@@ -6,8 +6,6 @@ application. It takes middlewares only by name, from an environment variable of 
 that way too (`endpoint/deployment.py`, `start`).
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import re

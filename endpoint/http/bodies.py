@@ -9,8 +9,6 @@ Uploads are streamed to the application, which never holds more than a part of o
 application has said, by messages of our own, that it has taken an earlier one.
 """
 
-from __future__ import annotations
-
 import asyncio
 from contextlib import suppress
 from dataclasses import dataclass

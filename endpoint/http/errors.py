@@ -21,8 +21,6 @@ A client sees an ApiError and nothing else, in the OpenAI API's form. Every othe
     any other Exception             500 without details; a stream that had begun ends with internal_error
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from typing import Any

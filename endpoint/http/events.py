@@ -1,7 +1,5 @@
 """Server-sent events, as OpenAI clients read them (https://html.spec.whatwg.org/multipage/server-sent-events.html)."""
 
-from __future__ import annotations
-
 import json
 import logging
 from collections.abc import AsyncIterator, Mapping

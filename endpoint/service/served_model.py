@@ -6,11 +6,13 @@ import hashlib
 import re
 import time
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from actors.settings import GeneratorSettings
 from pipeline.limits import check_numbers
 from pipeline.streaming.pool import ActorResources
+
+SpecDecodeMetrics = Literal["summary", "detailed"]
 
 MAX_NAME = 512  # characters of a model's name
 _MAX_SLUG = 40  # characters; Serve makes names of files of them
@@ -28,6 +30,8 @@ class ServiceSettings:
     """Samples that one request may ask for, over all of its prompts."""
     request_timeout_s: float = 600.0
     """Seconds from a request's arrival to its last token, waiting included; then 504."""
+    per_request_spec_decode_metrics: SpecDecodeMetrics = "summary"
+    """What an answer says of its drafts: counts, or `detailed`, with the tokens drafted and accepted in each step."""
     fingerprint: str = ""  # of model and configuration: equal ones write equal texts
     exact: str = ""  # what may be said of the texts, as `exact` in run.json
     warning: str = ""  # of texts that are not the target's; shown with the model

@@ -1,7 +1,5 @@
 """ProveConfig: the configuration of `dray prove`, which is that of a run and what to compare."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 

@@ -1,7 +1,5 @@
 """RunConfig, GenerateConfig and RetryConfig: the configurations of the commands that generate."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """TrainConfig and EvalConfig: the configurations of `dray train-draft` and `dray eval-draft`."""
 
-from __future__ import annotations
-
 from dataclasses import asdict, astuple, dataclass, field, replace
 from typing import Annotated, Literal
 

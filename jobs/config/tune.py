@@ -1,7 +1,5 @@
 """TuneConfig: the configuration of `dray tune`, which is that of a run and what to try for it."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal

@@ -1,7 +1,5 @@
 """Execution of units from the ledger to the last receipt: by a pool of actors, or in this process, without Ray."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import sys
@@ -24,6 +22,7 @@ from actors.units.ledger import Ledger
 from actors.units.ledgers import LocalLedger, start_ledger
 from actors.units.workplace import Workplace
 from actors.workers.engine_worker import EngineWorker, WorkerSpec
+from decoding.choices import NEED_A_MODEL
 from jobs.driver.cluster import cluster_in_words, start_ray
 from jobs.driver.plan import Plan
 from jobs.driver.progress import Progress
@@ -92,7 +91,8 @@ def execute(
     engines = f"{pool.num_at_once} engine{'s' if pool.num_at_once > 1 else ''}{most}"
     loading = f"loading {' and '.join(names)} in {'this process' if run.local else engines}"
     progress = Progress(run.progress, loading if run.local else "starting Ray")
-    progress.planned(units.num_units, units.num_rows, plan.texts_per_row)
+    draft = models.draft if settings.engine.drafter in NEED_A_MODEL else None
+    progress.planned(units.num_units, units.num_rows, plan.texts_per_row, draft)
     with progress:
         is_watched = progress.console.is_terminal and progress.mode != "none"  # not in a log, which others may read
         spec = replace(spec, tells_text=is_watched and run.show_texts != 0)

@@ -32,6 +32,10 @@ _BETWEEN_BEATS_S = 1.0
 _BAR_COLUMNS = 16
 _FEWEST_COLUMNS = 8  # of a step, on a terminal that is too narrow for it
 _READING = "reading prompts"
+_FEWEST_DRAFTED, _RARELY = (
+    500,
+    0.01,
+)  # tokens of a draft before it is doubted, and the acceptance rate below which it is
 Mode = Literal["auto", "bar", "lines", "none"]
 
 
@@ -52,6 +56,7 @@ class Progress:
         self._num_done, self._counts = 0, Counts()
         self._num_texts = self._num_tokens = 0  # that engines wrote, those that were lost among them
         self._first_text: WrittenText | None = None
+        self._draft: str | None = None
         self._bar = Bar(
             BarColumn(bar_width=_BAR_COLUMNS),
             TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True, overflow="ellipsis")),
@@ -89,9 +94,13 @@ class Progress:
                 self._last_line = self._clock()
                 print(fill(text, COLUMNS, break_long_words=False, break_on_hyphens=False), file=sys.stderr, flush=True)
 
-    def planned(self, num_units: int, num_rows: int, texts_per_row: int) -> None:
-        """Take what this command has to do. `texts_per_row` is 0 if that is not known before."""
+    def planned(self, num_units: int, num_rows: int, texts_per_row: int, draft: str | None = None) -> None:
+        """Take what this command has to do. `texts_per_row` is 0 if that is not known before.
+
+        `draft` is the draft model or head, whose acceptance is watched.
+        """
         with self._lock:
+            self._draft = None if self.mode == "none" else draft
             self._num_units, self._num_rows, self._texts_per_row = num_units, num_rows, texts_per_row
             self.note(f"planned: {num_units:,} units, {num_rows:,} rows")
 
@@ -111,7 +120,22 @@ class Progress:
             self._counts += counts
             if self._num_done == 1:
                 self.note(f"first rows committed after {format_seconds(self._clock() - self._begin_of_work)}")
+            self._doubt_draft()
             self.beat()
+
+    def _doubt_draft(self) -> None:
+        """Say, once, that hardly a token of the draft is accepted. The text is right all the same."""
+        counts = self._counts
+        if self._draft and counts.num_draft_tokens >= _FEWEST_DRAFTED and (counts.acceptance_rate or 0) < _RARELY:
+            self.console.print(
+                f"warning: of {counts.num_draft_tokens:,} tokens that {self._draft} drafted, "
+                f"{counts.num_accepted_tokens:,} were accepted. The text is right, and the draft is of no use: it may "
+                "belong to another target or to other prompts, or it is read wrongly (quantized weights, features of "
+                "other layers). `dray tune` measures others, and engine.drafter: none leaves it out",
+                highlight=False,
+                markup=False,
+            )
+            self._draft = None
 
     def written(self, num_texts: int, num_tokens: int, first_text: WrittenText | None = None) -> None:
         """Show how many texts and tokens the engines have written since they were loaded, and the first text, once."""

@@ -4,8 +4,6 @@ A case changes a row's own sampling parameters, or the fields of its chat. It ne
 small template with the marks of one family.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace

@@ -1,7 +1,5 @@
 """What a proof compares: the settings of an engine, the tokens that each writes here, and where they differ."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Seq

@@ -1,7 +1,5 @@
 """DrayTexts: what Dray's engine writes in every setting, and what transformers' own code writes."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace

@@ -4,8 +4,6 @@ Nothing is promised of them; a proof counts how many are the same. An engine for
 actor as the run has one, one after the other, so that one GPU should be enough. This has been run on processors only.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace

@@ -4,8 +4,6 @@ Each colour is a placeholder that becomes a variable of the style sheet, so that
 in the dark. Bars of a second kind are hatched and lines have markers, so that nothing is told by colour alone.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence

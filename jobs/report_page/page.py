@@ -1,7 +1,5 @@
 """report.html: a run as one page to look at. It loads nothing from anywhere, and nothing in it runs."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime

@@ -1,7 +1,5 @@
 """The rounds of samples: a text in pieces by who wrote them, and what all rounds together say of a draft."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Samples of a run to read, with their rounds where these were recorded: rows with an id, or spread over its input."""
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field

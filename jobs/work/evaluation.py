@@ -1,7 +1,5 @@
 """The work of `dray eval-draft`: how much of a draft a run would accept, by its texts."""
 
-from __future__ import annotations
-
 import json
 import sys
 from dataclasses import asdict

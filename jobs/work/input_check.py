@@ -1,7 +1,5 @@
 """InputCheck: what a run would read, by its own readers and its own encoder, without its models."""
 
-from __future__ import annotations
-
 import heapq
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence

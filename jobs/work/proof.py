@@ -1,7 +1,5 @@
 """The work of `dray prove`: what every drafter writes is compared with what the target writes alone."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections import Counter

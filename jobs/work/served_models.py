@@ -1,7 +1,5 @@
 """The models of an endpoint: its own, and its adapters, each merged into a model and then checked."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Iterator, Mapping

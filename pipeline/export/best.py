@@ -1,7 +1,5 @@
 """The best row of each group of a run's output: best of n, where the candidates of a prompt are rows of their own."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """One large Parquet file of a compacted run, and how large it may be."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass

@@ -7,8 +7,6 @@ _dray.json                  what was compacted and how; its "complete" is true o
 The units of a run are in the order of their rows, so they are read one after another and written as they come.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

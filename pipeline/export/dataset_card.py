@@ -3,8 +3,6 @@
 Metadata: https://huggingface.co/docs/hub/datasets-cards
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass

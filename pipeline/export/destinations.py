@@ -1,7 +1,5 @@
 """Destinations of a published run: a folder on a disk or in a store, or a dataset on the Hugging Face hub."""
 
-from __future__ import annotations
-
 import hashlib
 import re
 import shutil

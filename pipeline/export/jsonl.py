@@ -1,7 +1,5 @@
 """Plain JSON lines: one for every generation, and in a file of its own one for every row that failed."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack

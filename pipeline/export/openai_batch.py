@@ -6,8 +6,6 @@ errors with the answer that the endpoint would have given.
 Format: https://platform.openai.com/docs/api-reference/batch/request-output
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator, Mapping

@@ -1,7 +1,5 @@
 """Secrets in what is about to be published: keys and tokens by their form, and fields by their name."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any

@@ -6,8 +6,6 @@ In a compressed file offsets count the bytes that it holds. Lines end at "\\n" o
 start of the file is not data.
 """
 
-from __future__ import annotations
-
 import csv
 import hashlib
 import io

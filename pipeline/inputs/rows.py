@@ -1,7 +1,5 @@
 """The rows of a work unit: what to generate from, or what is wrong with a row. Rows in equals rows out."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """ScoreOptions: what is scored of each row, for runs that score texts instead of writing them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args

@@ -1,7 +1,5 @@
 """Work units: ranges of rows of the input files. A unit is read, generated and committed as a whole."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count, islice

@@ -3,8 +3,6 @@
 https://platform.openai.com/docs/api-reference; the extensions have vLLM's names, and vLLM's meaning.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar

@@ -4,8 +4,6 @@ A whole float is an integer, as in JSON Schema (2.0 is 2); otherwise nothing is 
 Unknown and unsupported fields are refused by name.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math

@@ -4,8 +4,6 @@ Python's own parser accepts NaN and infinities, the last of two equal keys, half
 its stack can hold. RFC 8259, 4: names should be unique; 8.2: the behaviour of unpaired surrogates is unpredictable.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import re

@@ -4,8 +4,6 @@ https://platform.openai.com/docs/api-reference/completions, .../chat, .../respon
 .../batch/request-input, whose lines are read as the endpoint reads requests.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar

@@ -4,8 +4,6 @@ The form of an output is OpenAI's `response_format` (https://platform.openai.com
 vLLM's `structured_outputs` and the older `guided_*` (https://docs.vllm.ai/en/latest/features/structured_outputs).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

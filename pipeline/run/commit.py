@@ -12,8 +12,6 @@ dies in between leaves rows in both files. Data wins: such a row counts as gener
 next amendment of the unit deletes its error row.
 """
 
-from __future__ import annotations
-
 import fcntl
 import json
 from collections.abc import Iterator, Mapping, Sequence

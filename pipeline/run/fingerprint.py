@@ -1,7 +1,5 @@
 """Fingerprints: what a run depends on, and what it wrote, as sha256 hex digests."""
 
-from __future__ import annotations
-
 import hashlib
 import struct
 from collections.abc import Iterable
@@ -55,11 +53,15 @@ def tokenizer_fingerprint(path: str | Path) -> str:
     Raises ValueError if the folder has none of them.
     """
     folder = Path(path)
-    files = [folder / name for name in _TOKENIZER_FILES if (folder / name).is_file()]
-    files += sorted(folder.glob("*chat_templates/*.jinja"))  # the named templates beside the default
-    if not files:
+    if not (files := tokenizer_files(folder)):
         raise ValueError(f"{folder}: no tokenizer here (such as tokenizer.json); found {_names(folder)}")
     return files_digest(files)
+
+
+def tokenizer_files(folder: Path) -> list[Path]:
+    """Return the files of a folder's tokenizer, chat templates included."""
+    files = [folder / name for name in _TOKENIZER_FILES if (folder / name).is_file()]
+    return files + sorted(folder.glob("*chat_templates/*.jinja"))  # the named templates beside the default
 
 
 def text_fingerprint(text: str) -> str:

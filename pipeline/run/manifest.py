@@ -1,7 +1,5 @@
 """The manifest of a run: its units on disk, written and read as a stream, never all in memory."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass

@@ -1,7 +1,5 @@
 """Many reads at once, in the order of what is read: by threads, and, where a run has many parts, by processes."""
 
-from __future__ import annotations
-
 import logging
 import os
 import pickle

@@ -1,7 +1,5 @@
 """RowSample: some rows of a run, spread evenly over its input, which every process can name without asking another."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from hashlib import blake2b

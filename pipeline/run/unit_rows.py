@@ -4,8 +4,6 @@ A row is in one of the two. If a `dray retry` died between writing a row's gener
 row is in both files: data wins, and the stale error row is left out here.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Parquet files of a run, with a checksum on every page: a flipped bit is an error, never another value."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import pyarrow as pa

@@ -1,7 +1,5 @@
 """Retries of storage operations after transient errors, and only after those."""
 
-from __future__ import annotations
-
 import errno
 import logging
 import re

@@ -1,7 +1,5 @@
 """UnitCall and UnitError: what travels to the actors and back. A table has a row for each, pickled."""
 
-from __future__ import annotations
-
 import pickle
 from collections.abc import Iterable
 from dataclasses import dataclass

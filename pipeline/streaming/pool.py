@@ -1,7 +1,5 @@
 """ActorResources and ActorPool: what an actor holds, on which nodes it may run, and how many Ray Data works with."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar

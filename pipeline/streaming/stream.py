@@ -8,8 +8,6 @@ The descriptors come from one read task beside the driver, a block for each, as 
 Data's own backpressure counts bytes, which a hundred thousand descriptors hardly have (docs/adr/0014).
 """
 
-from __future__ import annotations
-
 import logging
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping

@@ -1,7 +1,5 @@
 """Parts of an answer, as its text is read piece by piece, and the tags around what a model thinks before it answers."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum

@@ -13,8 +13,6 @@ well, and if the two do not find the same control tokens, the twin is right.
 An assistant's messages may hold the tokens that are not special (<think>): the model wrote them.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import secrets

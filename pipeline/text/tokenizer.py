@@ -1,7 +1,5 @@
 """What is read from one tokenizer: how it decodes, how long its texts may be, and the tokens of bad words."""
 
-from __future__ import annotations
-
 import json
 import re
 from functools import cached_property

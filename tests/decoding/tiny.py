@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM, GenerationConfig, LlamaConfig, Pr
 
 from decoding import Engine, EngineOptions, SamplingParams
 from decoding.cache.kv_cache import KVCache
+from decoding.choices import DType
 from decoding.drafters import DRAFTERS, DrafterName, make_drafter
 from decoding.drafters.base import Drafter
 from decoding.drafters.hybrid import HybridDrafter
@@ -74,9 +75,9 @@ def save(model: PreTrainedModel, folder: Path, eos_token_id: int | list[int] | N
     return str(folder)
 
 
-def loaded(network: PreTrainedModel, folder: Path) -> LanguageModel:
+def loaded(network: PreTrainedModel, folder: Path, dtype: DType = "float32") -> LanguageModel:
     """The model, by the real load path."""
-    return LanguageModel.load(save(network, folder), "cpu")
+    return LanguageModel.load(save(network, folder), "cpu", dtype)
 
 
 def poisoned_models(root: Path, value: float) -> SimpleNamespace:

@@ -7,7 +7,8 @@ import yaml
 from transformers import PretrainedConfig, Qwen3Config
 
 from decoding.checkpoint.loading import GIB, Footprint, footprint_of
-from k8s.sizing import GPU_GIB, SHARE, main, num_slots, table
+from k8s.sizing import GPU_GIB, SHARE, describe, main, num_slots, table
+from tests.decoding.families import STATES, family_config
 from tests.decoding.fp8 import checkpoints
 from tests.k8s.manifests import K8S, ROOT, groups, ray_objects, render, run_config, serve_config
 from tests.k8s.rules.known import GPU_KIND
@@ -125,3 +126,13 @@ def test_fp8_weights_are_counted_as_they_are_and_other_kinds_refused(tmp_path, c
     config.save_pretrained(tmp_path)
     assert main([str(tmp_path)]) == 2
     assert f"error: '{tmp_path}' is quantized (gptq), and Dray runs" in capsys.readouterr().err
+
+
+def test_slots_of_a_model_with_states_pay_for_the_states_that_a_draft_keeps():
+    config = family_config("gated delta", STATES)
+    sizes = [footprint_of(config, "bfloat16", 1, 64, num_drafted) for num_drafted in (0, 8)]
+    assert sizes[0].cache < sizes[1].cache
+    gpu = (sizes[1].weights + 10.5 * sizes[1].cache) / SHARE / GIB
+    assert num_slots([config], "bfloat16", gpu, 64) == 10
+    assert describe("Q", sizes[1]).endswith(f"states of a slot {sizes[1].states_per_slot:,} bytes")
+    assert "states" not in describe("Q", footprint_of(PAIR[0], "bfloat16", 1, 1))

@@ -7,8 +7,6 @@ p; the sum of the differences is a martingale whose variance follows from p, so 
 Shapes: J output positions, V vocabulary.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """CorpusOptions: which texts a draft learns from, and which of them are held out."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from pipeline.limits import check_numbers

@@ -1,7 +1,5 @@
 """Example: one text of the target, as tokens, with what decided them; and the translation of rows into examples."""
 
-from __future__ import annotations
-
 import hashlib
 import struct
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """KindScore and DraftScore: how well a draft foretells its target's texts, in counts that add; and a gate of drafts."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
 from itertools import accumulate

@@ -4,8 +4,6 @@ Shapes: T tokens of a text, N of them the output's, P pairs of a token and the f
 target, D of the head, X any number of features.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 

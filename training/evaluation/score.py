@@ -3,8 +3,6 @@
 Shapes: N output tokens, J of them, K drafted tokens of a round, V vocabulary.
 """
 
-from __future__ import annotations
-
 import hashlib
 import struct
 from collections.abc import Iterable, Iterator, Sequence

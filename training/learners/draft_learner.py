@@ -19,14 +19,10 @@ from decoding.checkpoint.fp8_format import fp8_format
 from decoding.checkpoint.loading import load_network
 from decoding.checkpoint.supported import check_same_vocabulary, load_config, max_positions, model_folder
 from decoding.device import Device
+from pipeline.run.fingerprint import tokenizer_files
 from training.learners.losses import LossName, TargetLaw, scaled, token_losses
 from training.learners.packing import PackedRows, StepResult
 from training.learners.teacher import Teacher, check_packing, packed_logits
-
-_COPIED = (
-    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "tokenizer.model"),
-    *("vocab.json", "vocab.txt", "merges.txt", "chat_template.jinja", "chat_template.json", "generation_config.json"),
-)
 
 
 @dataclass(frozen=True)
@@ -98,7 +94,7 @@ class DraftLearner:
         network = copy.deepcopy(self.network).to(self.dtype)
         network.save_pretrained(folder)
         source = Path(self.path)
-        for file in (*(source / name for name in _COPIED), *source.glob("*chat_templates/*.jinja")):
+        for file in (*tokenizer_files(source), source / "generation_config.json"):
             if file.is_file():
                 copied = Path(folder) / file.relative_to(source)
                 copied.parent.mkdir(exist_ok=True)

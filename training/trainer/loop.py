@@ -5,8 +5,6 @@ are the same whatever the number of workers, also after that number has changed.
 once a step.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import tempfile

@@ -4,8 +4,6 @@ On a local disk the folder appears by a rename. In an object store, where there 
 files are coming, and _SUCCESS is written last.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -4,8 +4,6 @@ Its files hold no secret and are open without a key. One of them, `page.json`, s
 can ask anything else: whether a key is needed, and which prompts to offer.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The work of `dray tune`: settings are searched, and the best one is told and written."""
 
-from __future__ import annotations
-
 import io
 import shlex
 import sys

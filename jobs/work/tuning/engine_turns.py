@@ -1,16 +1,13 @@
 """Engines that generate in turns: over one target's weights, each with a cache of its own."""
 
 import time
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from functools import reduce
 from operator import add
 
 from decoding.device import seconds_of
 from decoding.engine.engine import Engine
-from decoding.engine.load import Parts, load_parts
-from decoding.engine.options import EngineOptions
-from decoding.network.target import Target
 from decoding.sequence import Sequence
 from decoding.turns import Pass, Way
 from pipeline.counts import Counts
@@ -26,19 +23,6 @@ class EnginePass(Pass):
     num_rounds: int
     counts: Counts  # of the rows to their ends
     outputs: list[list[int]]  # of each row
-
-
-def load_beside(
-    target: str, drafts: Iterable[tuple[str | None, EngineOptions]], device: str = "cpu", dtype: str = "float32"
-) -> list[Parts]:
-    """Return what an engine with each of these drafts is made of, over the weights of one target."""
-    found: list[Parts] = []
-    shared: Target | None = None
-    for draft, options in drafts:
-        parts = load_parts(target, draft, options, device, dtype, target_model=shared and shared.share())  # type: ignore[arg-type]
-        shared = parts.target
-        found.append(parts)
-    return found
 
 
 def engine_way(

@@ -1,7 +1,5 @@
 """The result of tuning, for a reader: a table, bars, and the setting to take."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 

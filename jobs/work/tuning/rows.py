@@ -1,7 +1,5 @@
 """SampledRows: rows from all over a run's input, which engines write again and again."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence as Seq
 from functools import partial

@@ -1,7 +1,5 @@
 """The search for the fastest setting, and the choice among what was measured. How that is done is not known here."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Trials: engines with different settings write the same rows in turns."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Generator
 from collections.abc import Sequence as Seq

@@ -4,8 +4,6 @@ A version's number is that of its file; 0 is the draft that the run began with a
 is neither refused nor rolled back is the one in use. No row depends on it: a draft changes how fast a text is written.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import asdict, dataclass, replace

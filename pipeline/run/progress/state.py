@@ -1,7 +1,5 @@
 """What a run is doing now, as its directory tells: on any machine, without Ray, while it goes on."""
 
-from __future__ import annotations
-
 import os
 import socket
 import time

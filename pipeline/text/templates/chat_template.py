@@ -3,8 +3,6 @@
 ChatTemplates: those of a tokenizer by name, and which of them writes a chat.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping, Sequence, Set

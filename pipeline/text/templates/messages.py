@@ -6,8 +6,6 @@ one joins strings. So a chat with calls, parts or rare roles is first rendered w
 mark is missing, or stands in what Python calls a value, the messages are changed as little as helps.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Format: how the models of one family write calls, as data. How calls are read, forced and told from text follows."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Sequence, Set

@@ -4,8 +4,6 @@ https://github.com/guidance-ai/llguidance/blob/main/docs/syntax.md: a rule with 
 `%json` is a JSON Schema, and `<[7]>` is the token with id 7.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping, Sequence

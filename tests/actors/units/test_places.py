@@ -69,6 +69,23 @@ def test_a_place_gets_one_unit_as_a_trial_after_a_rest_that_grows_and_is_well_af
     assert ledger.place_failures(ever=True) == ["a: disk full"]
 
 
+def test_a_place_whose_processes_fail_for_days_still_rests(clock: Clock) -> None:
+    ledger = ledger_of(clock)
+    for number in range(2000):
+        ledger.place_failed(f"process {number}", "node of a", "no device", report=f"{number}", is_broken=True)
+    assert ledger.held(0, "process 1999") is Signal.WAIT
+
+
+def test_a_process_whose_call_to_join_comes_late_takes_no_unit_from_one_that_lives(clock: Clock) -> None:
+    ledger = ledger_of(clock)
+    held = ledger.begin(0, 3, "a", "node of a", call="first", actor="actor of a")
+    assert ledger.begin(0, 3, "c", "node of c", call="second", actor="actor of c") is None
+    assert ledger.begin(0, 3, "a", "node of a", call="first", actor="actor of a") == held
+    assert ledger.summary()["num_deaths"] == 0
+    ledger.join("c", "node of c", "actor of c")
+    assert ledger.begin(1, 3, "c", "node of c", call="third", actor="actor of c") is not None
+
+
 def test_a_place_that_rests_gives_back_what_it_is_asked_to_begin(clock: Clock) -> None:
     ledger = ledger_of(clock)
     ledger.begin(0, 3, "a", "node of a", call="first")

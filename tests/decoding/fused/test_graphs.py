@@ -3,6 +3,7 @@
 On CPU a recording runs the forward again over the same tensors: what is tested is everything but CUDA itself.
 """
 
+import weakref
 from collections.abc import Callable
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 
 from decoding import Engine, EngineOptions, SamplingParams
 from decoding.fused.graphs import ForwardGraphs
-from decoding.fused.recordings import rounded
+from decoding.fused.recordings import Recorder, Recordings, rounded
 from decoding.network.language_model import LanguageModel
 from decoding.network.probe import check_model
 from decoding.pace.schedule import FixedSchedule
@@ -47,7 +48,7 @@ class EverOther(FixedSchedule):
         return tuple(min(limit, (self._round + row) % (self.ceiling + 1)) for row, limit in enumerate(most))
 
 
-def with_graphs(model: LanguageModel, recording: type[RecordedRun] = RecordedRun) -> ForwardGraphs:
+def with_graphs(model: LanguageModel, recording: Recorder = RecordedRun) -> ForwardGraphs:
     model.graphs = ForwardGraphs(model._run_fused, recording)
     return model.graphs
 
@@ -132,16 +133,51 @@ def test_rows_of_padding_change_nothing_even_if_their_slots_hold_nan(num_rows, i
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
-def test_what_was_not_used_for_long_is_forgotten(monkeypatch):
+def recorder_of_a_stream() -> Recorder:
+    """Return what records: with the first recording that ends, the others lose a workspace that they write to."""
+    living, ended = weakref.WeakSet[RecordedRun](), list[str]()
+
+    class OfOneStream(RecordedRun):
+        def replay(self) -> None:
+            assert not ended, "a recording of its stream has ended before it"
+            super().replay()
+
+    def record(run: Callable[[], torch.Tensor]) -> RecordedRun:
+        if not living:
+            ended.clear()
+        living.add(recording := OfOneStream(run))
+        weakref.finalize(recording, ended.append, "ended")
+        return recording
+
+    return record
+
+
+def test_where_too_many_shapes_are_recorded_none_is_forgotten_alone(monkeypatch):
     monkeypatch.setattr("decoding.fused.recordings._MOST_RECORDED", 3)
     model = small_model()
-    graphs = with_graphs(model)
+    graphs = with_graphs(model, recorder_of_a_stream())
     model.allocate(6, 60)
     model.prefill(range(6), random_prompts((20,) * 6))
-    for num_rows in (1, 2, 3, 4, 5, 1, 1):
+    for num_rows in (1, 1, 2, 2, 3, 3, 2, 4, 2, 2, 3, 3, 1, 1):
         model.forward([20] * num_rows, torch.ones(num_rows, 1, dtype=torch.int64), torch.zeros(num_rows, 1).long())
         assert len(graphs.recordings._shapes) <= 3
     assert num_recorded(graphs) == 1
+
+
+def test_work_and_what_reads_its_output_are_recorded_anew_in_the_same_round(monkeypatch):
+    monkeypatch.setattr("decoding.fused.recordings._MOST_RECORDED", 3)
+    recordings = Recordings[None](recorder_of_a_stream(), "work")
+
+    def run(key: tuple[int, ...], work: Callable[[], torch.Tensor]) -> torch.Tensor:
+        recordings.inputs(key, lambda: None)
+        return recordings.run(key, work)
+
+    given = torch.tensor([0])
+    for turn in range(40):
+        given.fill_(turn)
+        first = run((1,), lambda: given * 1)
+        second = run((1, turn // 4), lambda first=first: first + 1)
+        assert second.item() == turn + 1
 
 
 def test_a_new_cache_forgets_what_was_recorded():

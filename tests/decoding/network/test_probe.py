@@ -2,6 +2,7 @@
 
 import json
 import re
+from contextlib import suppress
 
 import pytest
 import torch
@@ -127,6 +128,28 @@ def test_a_model_that_does_not_bear_packing_gets_rectangles(target):
     target.network.forward = refuses_packed_rows
     check_model(target, "llama")
     assert not target.packs_rows
+
+
+@pytest.mark.parametrize(
+    "error", [torch.OutOfMemoryError("CUDA out of memory"), torch.AcceleratorError("illegal access")]
+)
+def test_memory_that_runs_out_and_a_device_that_fails_are_no_verdict_on_the_model(folders, monkeypatch, error):
+    forward, has_failed = LanguageModel._forward, []
+    while True:  # at the first forward of the probe, then at the second, until it has no more
+        fails = iter([*[False] * len(has_failed), True])
+
+        def failing(self, *args, fails=fails, **kwargs):
+            if next(fails, False):
+                has_failed.append(True)
+                raise error
+            return forward(self, *args, **kwargs)
+
+        monkeypatch.setattr(LanguageModel, "_forward", failing)
+        num_before, model = len(has_failed), LanguageModel.load(folders.target, "cpu")
+        with suppress(type(error)):
+            check_model(model, "m")
+            break
+    assert len(has_failed) == num_before > 4, "a forward that failed was no verdict"
 
 
 def _off_by_one(real):

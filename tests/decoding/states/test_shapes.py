@@ -12,9 +12,9 @@ from tests.decoding.tiny import loaded, noised, numbered, random_prompts, run, s
 MAX_LEN = 80
 
 
-def _pair(name: str, folder) -> tuple[LanguageModel, LanguageModel]:
+def _pair(name: str, folder, dtype="float32") -> tuple[LanguageModel, LanguageModel]:
     target = family_network(name, STATES)
-    return loaded(target, folder / "target"), loaded(noised(target, 0.1), folder / "draft")
+    return loaded(target, folder / "target", dtype), loaded(noised(target, 0.1), folder / "draft", dtype)
 
 
 def _engine(target: LanguageModel, draft: LanguageModel, num_drafted: int, num_slots: int = 3) -> Engine:
@@ -22,13 +22,13 @@ def _engine(target: LanguageModel, draft: LanguageModel, num_drafted: int, num_s
     return Engine.over(Parts(target, draft, "model", MAX_LEN), options)
 
 
-@pytest.mark.parametrize("num_drafted", [4, 16])
+@pytest.mark.parametrize(("num_drafted", "dtype"), [(4, "float32"), (16, "float32"), (4, "bfloat16")])
 @pytest.mark.parametrize("name", STATES)
-def test_keys_and_states_take_as_many_bytes_as_foretold(name, num_drafted, tmp_path, monkeypatch):
+def test_keys_and_states_take_as_many_bytes_as_foretold(name, num_drafted, dtype, tmp_path, monkeypatch):
     schedule_at_random(monkeypatch, seed=num_drafted)  # some rows stay behind in the draft
-    foretold = footprint_of(family_config(name, STATES), "float32", 3, MAX_LEN, num_drafted)
+    foretold = footprint_of(family_config(name, STATES), dtype, 3, MAX_LEN, num_drafted)
     assert foretold.states_per_slot > 0
-    target, draft = _pair(name, tmp_path)
+    target, draft = _pair(name, tmp_path, dtype)
     run(_engine(target, draft, num_drafted), numbered(random_prompts([40, 3, 1, 9]), max_tokens=30, temperature=0))
     for model in (target, draft):
         assert model.cache is not None

@@ -111,7 +111,8 @@ class Front(Running):
 def front(text_pair: tuple[str, str]) -> Iterator[Front]:
     settings = settings_of(text_pair)
     metrics, replicas = ServingMetrics(MODEL), Replicas(LocalHandle(Replica(settings)), is_repeatable=True)
-    service = Service(ServiceSettings(model=MODEL), load_codec(settings), replicas, metrics)
+    service_settings = ServiceSettings(model=MODEL, per_request_spec_decode_metrics="detailed")
+    service = Service(service_settings, load_codec(settings), replicas, metrics)
     app = create_app(Models(service))
     install(app, EdgeSettings(keys=None), metrics)
     mortal = Mortal(app)
@@ -183,6 +184,9 @@ def test_a_stream_goes_on_with_another_ingress_where_the_first_one_broke_off(fro
         assert last["usage"]["completion_tokens"] == sum(each["num_tokens"] for each in counts)
         for name, of_all in (("num_draft_tokens",) * 2, ("num_accepted_tokens", "num_accepted_draft_tokens")):
             assert last["metrics"]["speculative_decoding"][of_all] == sum(each[name] for each in counts)
+        for steps, of_all in (("drafted", "num_draft_tokens"), ("accepted", "num_accepted_draft_tokens")):
+            metrics = last["metrics"]["speculative_decoding"]
+            assert sum(metrics[f"per_step_{steps}"]) == metrics[of_all]
     if what == "response":
         assert [event["sequence_number"] for event in broken] == list(range(len(broken)))
         (ended,) = [

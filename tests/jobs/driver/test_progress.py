@@ -57,6 +57,19 @@ def test_the_pace_and_the_time_left_count_from_the_first_engine_and_not_from_the
     ]
 
 
+@pytest.mark.parametrize(("num_accepted", "is_doubted"), [(3, True), (300, False)])
+def test_a_draft_of_which_hardly_a_token_is_accepted_is_doubted_once(clock, capsys, num_accepted, is_doubted):
+    unit = Counts(num_rows=1, num_rounds=1000, num_draft_tokens=4000, num_accepted_tokens=num_accepted)
+    for draft, mode in (("org/draft", "lines"), (None, "lines"), ("org/draft", "none")):
+        shown = Progress(mode, "loading models", clock=clock)  # type: ignore[arg-type]
+        shown.planned(3, 3, 1, draft)
+        for _ in range(3):
+            shown.add(unit)
+        said = " ".join(capsys.readouterr().err.split())
+        about = f"of 4,000 tokens that org/draft drafted, {num_accepted} were accepted"
+        assert said.count(about) == (is_doubted and draft is not None and mode == "lines")
+
+
 def test_no_progress_prints_nothing(clock, make, capsys):
     with make(1, 10, mode="none") as shown:
         shown.engines_up(1, 1)
