@@ -137,6 +137,7 @@ def _described(settings: ServiceSettings, facts: EngineFacts | None, name: str) 
         "parent": settings.parent,
         "max_model_len": facts and facts.max_model_len,
         "num_speculative_tokens": facts and facts.num_speculative_tokens,
+        "drafter": facts and facts.drafter,
         "controls_drafts": facts and facts.controls_drafts,
         "exact": settings.exact,
         "warning": settings.warning,

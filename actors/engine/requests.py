@@ -59,6 +59,7 @@ class EngineFacts:
     fingerprint: str = ""  # equal ones write equal tokens
     controls_drafts: bool = True  # whether a request may limit its drafts, and learn what was rejected of them
     eos_token_ids: frozenset[int] = frozenset()  # that end a text
+    drafter: str = ""  # by its name in engine.drafter
 
 
 class Standing(Enum):

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from actors.settings import EngineSettings, GeneratorSettings
-from decoding.choices import LOSSY, NEED_A_MODEL, TEXT_DEPENDS_ON_DRAFT, TEXT_IS_THE_TARGETS
+from decoding.choices import LOSSY, NEED_A_MODEL, OWN_HEAD, TEXT_DEPENDS_ON_DRAFT, TEXT_IS_THE_TARGETS
 
 if TYPE_CHECKING:
     from actors.drafts.remote_drafter import DraftLinks
@@ -96,6 +96,8 @@ class Backend:
             )
         if drafter not in NEED_A_MODEL:
             return f"the drafter is {drafter!r}, which has no draft model or head to replace"
+        if self.settings.models.draft == OWN_HEAD:
+            return "the draft is the target's own head (models.draft mtp), which is replaced with its target alone"
         return None
 
     @property
@@ -134,7 +136,7 @@ class Backend:
         if not self.is_repeatable:
             identity["drafter"] = {
                 "name": engine.pick_drafter(models.draft),
-                "draft": fingerprint(models.draft) if models.draft else None,
+                "draft": fingerprint(models.draft) if models.draft not in (None, OWN_HEAD) else models.draft,
                 "num_speculative_tokens": engine.num_speculative_tokens,
                 "draft_length": engine.draft_length,
                 **({} if models.draft_vocabulary == "same" else {"draft_vocabulary": models.draft_vocabulary}),

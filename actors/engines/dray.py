@@ -19,7 +19,7 @@ from decoding.checkpoint.fp8_format import dtype_beside_fp8, fp8_format
 from decoding.checkpoint.layer_subset import check_can_be_cut, cut, num_layers
 from decoding.checkpoint.rank import check_can_be_sharded, check_device
 from decoding.checkpoint.supported import check_same_vocabulary, load_config, max_positions
-from decoding.choices import TEXT_DEPENDS_ON_DRAFT
+from decoding.choices import OWN_HEAD, TEXT_DEPENDS_ON_DRAFT
 from decoding.device import Device
 from decoding.drafters import NEED_A_MODEL
 from decoding.engine.engine import Engine
@@ -28,6 +28,7 @@ from decoding.engine.rounds.lane import divide_slots
 from decoding.fused.kernels import linear_kind
 from decoding.gpu.available import gpu_kind
 from decoding.heads.fit import fitting_config
+from decoding.heads.mtp.files import own_head
 from decoding.vocabulary.vocabulary_map import VocabularyMap
 
 
@@ -45,7 +46,9 @@ def check_models(settings: GeneratorSettings) -> None:
         check_can_be_sharded(target_config, models.target, settings.stages.tensor_parallel)
         if models.device == "cpu":  # this process cannot see the GPUs of other nodes
             check_device(models.device, settings.stages.tensor_parallel)
-    if models.draft is not None and engine.drafts_with_a_head(models.draft):
+    if models.draft == OWN_HEAD:
+        own_head(models.target)
+    elif models.draft is not None and engine.drafts_with_a_head(models.draft):
         fitting_config(models.draft, target_config, models.target)
     elif models.draft is not None and engine.pick_drafter(models.draft) in NEED_A_MODEL:
         draft_config = load_config(models.draft)
@@ -75,7 +78,8 @@ def load(settings: GeneratorSettings, links: DraftLinks | None = None) -> Loaded
 
 
 def _described(engine: Engine, draft: str | None, **own: Any) -> Loaded:
-    return Loaded(engine, footer_facts(engine), load_facts(engine, draft), round_seconds(engine), **own)
+    footer = {**footer_facts(engine), "drafter": engine.options.pick_drafter(draft)}
+    return Loaded(engine, footer, load_facts(engine, draft), round_seconds(engine), **own)
 
 
 def load_engine(settings: GeneratorSettings, links: DraftLinks | None = None) -> Engine:

@@ -19,6 +19,7 @@ from typing import Any
 from actors.settings import GeneratorSettings
 from decoding.checkpoint.loading import cache_of
 from decoding.checkpoint.supported import max_positions, read_config
+from decoding.choices import OWN_HEAD
 from decoding.drafters import NEED_A_HEAD, NEED_A_MODEL
 from decoding.engine.load import settle_max_model_len
 from decoding.heads.format.folder import kind_of_head
@@ -260,15 +261,17 @@ def speculative_config(settings: GeneratorSettings) -> dict[str, Any] | None:
     drafter = options.pick_drafter(draft)
     if drafter == "none":
         return None
-    if drafter in NEED_A_HEAD and draft is not None:
+    if drafter in NEED_A_HEAD and draft not in (None, OWN_HEAD):
         kind = kind_of_head(draft) or drafter
         method_of_head = {"dflash2": "dflash", "peagle": "eagle3, parallel_drafting: true"}.get(kind, kind)
         raise ValueError(
             f"models.draft ({draft}) is a draft head; for vLLM leave it out and say engine.vllm.speculative_config "
             f"{{method: {method_of_head}, model: {draft}, num_speculative_tokens: 3}}"
         )
-    if drafter in NEED_A_MODEL:
-        method: dict[str, Any] = {"method": "draft_model", "model": draft}
+    if draft == OWN_HEAD:
+        method: dict[str, Any] = {"method": drafter}
+    elif drafter in NEED_A_MODEL:
+        method = {"method": "draft_model", "model": draft}
     else:
         method = dict(_PROMPT_LOOKUP) if drafter == "ngram" else {"method": drafter}
     return {**method, "num_speculative_tokens": options.num_speculative_tokens}

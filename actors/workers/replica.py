@@ -119,6 +119,7 @@ class Replica:
             self._settings.fingerprint,
             engine.controls_drafts,
             engine.eos_token_ids,
+            self._engine.facts.get("drafter", ""),
         )
 
     def stats(self) -> EngineStats:

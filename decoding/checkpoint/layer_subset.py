@@ -124,6 +124,12 @@ def ends_class(config: PretrainedConfig) -> type[PreTrainedModel]:
     return changed_class(whole_class(config), drop)
 
 
+def layers_class(config: PretrainedConfig) -> type[PreTrainedModel]:
+    """Return the model class of this configuration with all of its layers, and neither embedding nor output layer."""
+    drop = partial(_drop_the_rest, own=range(num_layers(config)), has_embedding=False, has_head=False)
+    return changed_class(whole_class(config), drop)
+
+
 def changed_class(whole: type[PreTrainedModel], change: Callable[[PreTrainedModel], None]) -> type[PreTrainedModel]:
     """Return a model class whose networks are changed before any weight is read; `from_pretrained` works as usual."""
 

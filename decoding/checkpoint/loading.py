@@ -80,6 +80,9 @@ def load_network(
     if missing:  # transformers would fill them with random numbers
         raise ValueError(f"the weights in {path!r} lack {len(missing)} tensors of the model, first {missing[0]!r}")
     surplus = sorted(report["unexpected_keys"])
+    # Layers behind the last one that begin with a projection of two states are an MTP head: no part of the text.
+    own_head = [name.removesuffix("eh_proj.weight") for name in surplus if name.endswith(".eh_proj.weight")]
+    surplus = [name for name in surplus if not name.startswith(tuple(own_head))]
     if surplus:  # transformers would drop them
         raise ValueError(
             f"the weights in {path!r} have {len(surplus)} tensors for which {type(model).__name__} has no place, first "

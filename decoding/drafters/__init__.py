@@ -3,7 +3,7 @@
 The losslessness tests run over every name of `DRAFTERS`, so a lossy drafter cannot land.
 """
 
-from typing import assert_never
+from typing import Literal, assert_never
 
 from decoding.choices import DRAFTERS, NEED_A_HEAD, NEED_A_MODEL, DrafterName
 from decoding.drafters.base import Drafter, NoDrafter
@@ -11,9 +11,11 @@ from decoding.drafters.head_drafters import DFlashDrafter, Eagle3Drafter, PEagle
 from decoding.drafters.hybrid import HybridDrafter
 from decoding.drafters.lookups import NGramDrafter, SuffixDrafter
 from decoding.drafters.model import ModelDrafter
+from decoding.drafters.modules import ModulesDrafter
 from decoding.heads.dflash_head import DFlashHead
 from decoding.heads.eagle3_head import Eagle3Head
 from decoding.heads.format.head_config import Kind
+from decoding.heads.mtp.head import MtpHead
 from decoding.network.language_model import LanguageModel
 
 __all__ = [
@@ -28,12 +30,13 @@ __all__ = [
 ]
 
 Draft = LanguageModel | Eagle3Head | DFlashHead  # what a drafter of NEED_A_MODEL computes with
-DRAFTER_OF_HEAD: dict[Kind, DrafterName] = {
+DRAFTER_OF_HEAD: dict[Kind | Literal["mtp"], DrafterName] = {
     "peagle": "eagle3",
     "eagle3": "eagle3",
     "dflash": "dflash",
     "dflash2": "dflash",
     "dspark": "dflash",
+    "mtp": "mtp",
 }
 
 
@@ -59,10 +62,12 @@ def make_drafter(
         case "hybrid":
             model = make_drafter("model", draft, vocab_size, num_slots, max_model_len, num_draft_tokens)
             return HybridDrafter(SuffixDrafter(), model)
-        case "model" | "eagle3" | "dflash":
+        case "model" | "eagle3" | "dflash" | "mtp":
             assert draft is not None, "`EngineOptions.pick_drafter` refuses a drafter whose model is not named"
             if isinstance(draft, LanguageModel):
                 return ModelDrafter(draft, vocab_size, num_slots, max_model_len, num_draft_tokens=num_draft_tokens)
+            if isinstance(draft, MtpHead) and len(draft.modules) > 1:
+                return ModulesDrafter(draft, num_slots, max_model_len)
             if isinstance(draft, Eagle3Head):
                 of_pairs = PEagleDrafter if draft.block_tokens else Eagle3Drafter
                 return of_pairs(draft, num_slots, max_model_len)

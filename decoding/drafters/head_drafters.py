@@ -1,7 +1,7 @@
-"""Head drafters: they draft with an EAGLE-3, P-EAGLE, DFlash or DSpark head, which reads the target's features.
+"""Head drafters: they draft with an EAGLE-3, P-EAGLE, MTP, DFlash or DSpark head, which reads the target's features.
 
-EAGLE-3: after each forward the target hands out a feature of every token that it has read. Feature i makes a pair with
-token i + 1, so of a row of L tokens the pairs 0, ..., L - 2 are true, and the last one gives the first drafted token.
+EAGLE-3, MTP: after each forward the target hands out a feature of every token that it has read. Feature i makes a pair
+with token i + 1, so of a row of L tokens the pairs 0, ..., L - 2 are true; the last one gives the first drafted token.
 Further tokens are drafted from what the head computed itself; the next round overwrites those entries by true pairs. A
 row that does not draft reads its pairs, too, some rounds later. P-EAGLE reads masks behind the last pair in the same
 forward, and drafts one token at each of these places.
@@ -41,6 +41,8 @@ _Piece = tuple[int, torch.Tensor]  # features [N, H] of consecutive positions of
 class Eagle3Drafter(HeadDrafter[Eagle3Head]):
     """Drafts with a head, in a slot cache that mirrors the target's."""
 
+    depth = 1  # modules of the head: pair i of the last one contains token i + `depth`
+
     def __init__(self, head: Eagle3Head, num_slots: int, max_model_len: int) -> None:
         super().__init__(head, num_slots, max_model_len)
         self._held: dict[int, list[_Piece]] = {}  # by slot: features of later positions, in order
@@ -78,11 +80,12 @@ class Eagle3Drafter(HeadDrafter[Eagle3Head]):
         """Return how many tokens have pairs to copy; a row beyond the head's context, which needs none, copies all."""
         held = self._held.get(slot)
         num_known = _end(held) if held else self.slots.num_known[slot]
+        num_shared = max(0, num_shared + 1 - self.depth)
         return num_shared if num_known >= self.max_len else min(num_shared, num_known)
 
     def prefill(self, slots: Seq[int], prompts: Seq[Seq[int]]) -> None:
         """Read all pairs of these prompts, whose features the target has just handed out."""
-        ends = {slot: len(prompt) - 1 for slot, prompt in zip(slots, prompts, strict=True)}
+        ends = {slot: len(prompt) - self.depth for slot, prompt in zip(slots, prompts, strict=True)}
         self._read(ends, dict(zip(slots, prompts, strict=True)))
 
     def admit(self, slots: Seq[int], sequences: Seq[Sequence]) -> None:
@@ -110,9 +113,9 @@ class Eagle3Drafter(HeadDrafter[Eagle3Head]):
         self._rows.update(enumerate(rows.sequences))
         # Of a row that does not draft one pair is left: the row may stand between others that do.
         waiting = {
-            slot: len(row) - 2
+            slot: len(row) - 1 - self.depth
             for slot, (row, limit) in enumerate(zip(rows.sequences, limits, strict=True))
-            if not limit and len(row) - 1 - self.slots.num_known[slot] > _MOST_HELD
+            if limit < self.depth and len(row) - 1 - self.slots.num_known[slot] > _MOST_HELD
         }
         self._read(waiting)
         return limits

@@ -13,6 +13,7 @@ import torch
 from decoding.checkpoint.fp8_format import fp8_format
 from decoding.checkpoint.loading import DType, load_network
 from decoding.checkpoint.supported import check_same_vocabulary, load_config, model_folder
+from decoding.choices import OWN_HEAD
 from decoding.heads.fit import fitting_config
 from decoding.heads.format.folder import is_head, read_head, read_head_config
 
@@ -32,6 +33,10 @@ def check_replacement(path: str, used: str, target: str | None = None) -> None:
 
     No weight is read. A head may leave open which layers of its `target` it reads, and formats number them differently.
     """
+    if OWN_HEAD in (path, used):
+        raise ValueError(
+            f"the head in a target's own files (models.draft {OWN_HEAD}) is replaced with its target alone"
+        )
     path, used = model_folder(path), model_folder(used)
     if is_head(path) != is_head(used):
         words = {True: "a draft head", False: "a model"}
@@ -56,8 +61,8 @@ def read_replacement(path: str, used: str, dtype: DType = "auto", target: str | 
     A model is read in float32 (in `dtype` if it has FP8 weights), a head in the type of its file; the engine rounds
     them. Raises ValueError for files that cannot be read, too.
     """
-    path, used = model_folder(path), model_folder(used)
     check_replacement(path, used, target)
+    path, used = model_folder(path), model_folder(used)
     if not is_head(path):
         # While transformers loads a model in a type that is not float32, that type is the default of torch in all
         # threads, the engine's among them.

@@ -6,15 +6,15 @@ from typing import Protocol
 
 from decoding.checkpoint.loading import DType
 from decoding.checkpoint.supported import check_same_vocabulary, model_folder
+from decoding.choices import OWN_HEAD
 from decoding.device import Device
 from decoding.drafters import NEED_A_MODEL, Draft, Drafter, DrafterName, make_drafter
 from decoding.engine.options import MOST_LANES, DraftVocabulary, EngineOptions
 from decoding.fused.attention import Window
 from decoding.grammar.grammars import Grammars
 from decoding.grammar.token_table import TokenTable
-from decoding.heads.attach import attach, drawn
-from decoding.heads.dflash_head import DFlashHead
-from decoding.heads.eagle3_head import Eagle3Head
+from decoding.heads.attach import attach, attach_own, drawn
+from decoding.heads.mtp.files import own_head, settled_draft
 from decoding.network.language_model import LanguageModel
 from decoding.network.probe import check_model
 from decoding.network.target import LocalTarget, Target, once_more
@@ -93,7 +93,13 @@ def load_parts(
     tokenizer: str | None = None,
 ) -> Parts:
     """Load the parts of an engine, as `Engine.load` says. Raises ValueError if they cannot work."""
-    draft = model_folder(draft) if draft is not None and remote is None else draft  # whose kind is then known
+    draft, why_none = settled_draft(draft, target)
+    if why_none:
+        _log.info("no draft: %s", why_none)
+    if draft == OWN_HEAD:
+        own_head(target)  # or it is refused before anything is loaded
+    elif draft is not None and remote is None:
+        draft = model_folder(draft)  # whose kind is then known
     drafter_name = options.pick_drafter(draft)
     options.check_draft_vocabulary(draft, draft_vocabulary)
     if options.draft_window and drafter_name not in NEED_A_MODEL:
@@ -215,13 +221,13 @@ def _text_of(target: Target) -> list[int]:
     return [token_id for text in texts for token_id in text[1:]]
 
 
-def _load_head(path: str, target: Target, target_path: str, options: EngineOptions) -> Eagle3Head | DFlashHead:
+def _load_head(path: str, target: Target, target_path: str, options: EngineOptions) -> Draft:
     if options.draft_window:
         raise ValueError(
             f"engine.draft_window is {options.draft_window}, but {path!r} is a draft head, which has no such window; "
             "leave draft_window out"
         )
-    return attach(path, target, target_path)
+    return attach_own(target, target_path) if path == OWN_HEAD else attach(path, target, target_path)
 
 
 def settle_max_model_len(wanted: int | None, max_positions: int | None) -> int:

@@ -20,10 +20,13 @@ from decoding.checkpoint.supported import load_config, model_folder
 from decoding.device import to_device
 from decoding.heads.dflash_head import DFlashHead
 from decoding.heads.eagle3_head import Eagle3Head
-from decoding.heads.fit import fitting_config, load_ends, make_network
+from decoding.heads.fit import final_norm, fitting_config, load_ends, make_network
 from decoding.heads.format.folder import Head, read_head
 from decoding.heads.format.head_config import HeadConfig
 from decoding.heads.format.networks import Eagle3Network
+from decoding.heads.mtp.files import own_head
+from decoding.heads.mtp.head import MtpHead
+from decoding.heads.mtp.network import MtpModule
 from decoding.heads.slot_head import SlotHead
 from decoding.network.language_model import LanguageModel
 from decoding.network.slot_network import layers_to_read
@@ -38,6 +41,30 @@ from decoding.sequence import Sequence
 
 LEAST_AGREEMENT = 0.15
 _log = logging.getLogger(__name__)
+
+
+def attach_own(target: Target, target_path: str) -> MtpHead:
+    """Load the MTP head in the target's own files, beside the target, in its dtype and on its device.
+
+    Raises ValueError, in one line that names the folder, for files without a head that can be read, and for one that
+    agrees with the target on less than 15 % of its tokens.
+    """
+    files, place = own_head(target_path), (target.device, target.dtype)
+    network = target.network if isinstance(target, LanguageModel) else load_ends(target_path, "cpu", "auto").to(*place)
+    modules = [MtpModule.load(files, number, *place) for number in range(len(files.modules))]
+    ends = network.get_input_embeddings().weight, final_norm(network), network.get_output_embeddings()
+    own, shares = MtpHead(modules, *ends, num_layers(network.config)), {}
+    for own.reads in files.family.reads:
+        shares[own.reads] = once_more(lambda: agreements(own, target, [own.layer_ids]))[0]
+    own.reads = max(shares, key=lambda reads: shares[reads])
+    found = f"{max(shares.values()):.0%} of the tokens"
+    if max(shares.values()) < LEAST_AGREEMENT:
+        raise ValueError(
+            f"the MTP head in the files of {target_path!r} agrees with its target on {found}, expected at least "
+            f"{LEAST_AGREEMENT:.0%}: it was trained for other weights, or saved in another way; leave models.draft out"
+        )
+    _log.info("the %s agrees with its target on %s", files, found)
+    return own
 
 
 def attach(path: str, target: Target, target_path: str, head: Head | None = None) -> Eagle3Head | DFlashHead:

@@ -20,7 +20,9 @@ from actors.units.unit_rows import WholeUnits
 from actors.workers.engine_worker import WorkerSpec
 from decoding.checkpoint.model_files import num_bytes_read
 from decoding.checkpoint.supported import model_folder, read_config
+from decoding.choices import OWN_HEAD
 from decoding.grammar.definition import problem_with
+from decoding.heads.mtp.files import settled_draft
 from jobs.config.fields import as_dict
 from jobs.config.run import RunConfig
 from jobs.driver.chosen import ASKED_OF_COMMAND, chosen_here
@@ -228,7 +230,8 @@ def settled(settings: GeneratorSettings, actors: _Actors, ray_address: str | Non
     models, stages, backend = settings.models, settings.stages, backend_of(settings)
     target = _folder(models.target)
     dtype: Any = backend.settled_dtype(target, device) if models.dtype == "auto" else models.dtype
-    draft = _folder(models.draft) if models.draft else None
+    draft, _ = settled_draft(models.draft, target)
+    draft = _folder(draft) if draft not in (None, OWN_HEAD) else draft
     tokenizer = _folder(models.tokenizer) if models.tokenizer else None
     if device == "cpu" and stages.num_gpus:
         raise ValueError(f"models.device is 'cpu' and stages.num_gpus is {stages.num_gpus:g}; drop one of them")

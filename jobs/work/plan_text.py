@@ -14,9 +14,11 @@ from actors.resources import describe_placement
 from decoding.checkpoint.generation import sampling_of
 from decoding.checkpoint.gguf_file import origin_in_words
 from decoding.checkpoint.supported import load_config as load_model_config
+from decoding.choices import OWN_HEAD, OWN_HEAD_IF_ANY
 from decoding.drafters import NEED_A_MODEL
 from decoding.heads.fit import fitting_config
 from decoding.heads.format.folder import is_head
+from decoding.heads.mtp.files import own_head, settled_draft
 from decoding.vocabulary.vocabulary_map import VocabularyMap
 from jobs.driver.plan import Plan
 from jobs.work.estimate import evenly
@@ -74,6 +76,8 @@ def print_plan(plan: Plan) -> None:
     say(f"  engine:  {backend.describe()}")
     if has_model:
         say(f"  draft:   {named.draft}{origin_in_words(models.draft or '')}{_draft_in_words(plan)}")
+    if named.draft == OWN_HEAD_IF_ANY and models.draft is None:
+        say(f"  draft:   none, since {settled_draft(named.draft, models.target)[1]}")
     placement = describe_placement(plan.settings, plan.pool.max_actors)
     say(f"  where:   {'in this process, without Ray' if plan.config.run.local else placement}")
     if plan.config.learn.every_rows:
@@ -163,6 +167,8 @@ def _draft_in_words(plan: Plan) -> str:
         sizes = [load_model_config(path).get_text_config().vocab_size for path in (target, draft)]
         vocabulary = VocabularyMap.between(target, draft, sizes[0], sizes[1])
         return f" (mapped: has {vocabulary.num_common:,} of {sizes[0]:,} tokens)"
+    if draft == OWN_HEAD:
+        return f" ({own_head(target)})"
     if not is_head(draft):
         return ""
     config = fitting_config(draft, load_model_config(target), target)

@@ -5,7 +5,7 @@ import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from uuid import uuid4
 
 import torch
@@ -15,6 +15,7 @@ from safetensors.torch import save_file
 
 from decoding.checkpoint.model_files import draft_head, read_json
 from decoding.checkpoint.supported import model_folder
+from decoding.choices import OWN_HEAD, OWN_HEAD_IF_ANY
 from decoding.heads.format.eagle import read_eagle, write_eagle
 from decoding.heads.format.head_config import Format, HeadConfig, Kind
 from decoding.heads.format.speculators import read_speculators, write_speculators
@@ -52,14 +53,16 @@ def is_head(path: str) -> bool:
     Nothing is downloaded: what is not here is no head yet. Heads that Dray does not know count, so that `read_head`
     refuses them by name.
     """
-    return _fields_of_head(path) is not None
+    return path in (OWN_HEAD, OWN_HEAD_IF_ANY) or _fields_of_head(path) is not None
 
 
-def kind_of_head(path: str) -> Kind | None:
+def kind_of_head(path: str) -> Kind | Literal["mtp"] | None:
     """Return the kind of the head in the folder or hub model `path`, without a download; None if there is none.
 
-    That is also said of a head that `read_head_config` refuses.
+    That is also said of a head that `read_head_config` refuses. The head in its target's own files has no folder.
     """
+    if path in (OWN_HEAD, OWN_HEAD_IF_ANY):
+        return "mtp"
     fields = _fields_of_head(path)
     try:
         return None if fields is None else _config_of(fields).kind

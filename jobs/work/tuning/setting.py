@@ -16,6 +16,7 @@ from decoding.checkpoint.loading import Footprint
 from decoding.checkpoint.supported import model_folder
 from decoding.choices import NEED_A_MODEL, DrafterName, DType
 from decoding.cpu.wait import num_cpus
+from decoding.heads.format.folder import is_head
 from jobs.config.tune import TuneConfig
 from jobs.driver.plan import Plan
 
@@ -100,7 +101,8 @@ def axes_to_try(config: TuneConfig, plan: Plan, own: Setting) -> Axes:
     drafters = [{"drafter": name, "draft": None} for name in ("none", "ngram", "suffix")]
     for draft in dict.fromkeys((models.draft, *tune.drafts)):
         if draft is not None:
-            drafter = replace(plan.settings.engine, drafter=None).pick_drafter(model_folder(draft))
+            folder = draft if is_head(draft) else model_folder(draft)
+            drafter = replace(plan.settings.engine, drafter=None).pick_drafter(folder)
             drafters += [{"drafter": name, "draft": draft} for name in (drafter, "hybrid")]
     return {
         "dtype": [{"dtype": dtype} for dtype in dict.fromkeys((own.dtype, *dtypes))],

@@ -1,0 +1,115 @@
+"""OwnHead: the MTP head in a target's own files, told by the names of its tensors before any number is read."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+
+from decoding.checkpoint.fp8_format import without_format
+from decoding.checkpoint.layer_subset import num_layers
+from decoding.checkpoint.loading import Footprint, cache_of
+from decoding.checkpoint.model_files import tensors_in, weight_files
+from decoding.checkpoint.supported import load_config, model_folder
+from decoding.choices import OWN_HEAD, OWN_HEAD_IF_ANY
+from decoding.heads.mtp.family import FAMILIES, Family
+
+_READ = ("F32", "BF16", "F16")
+_NO_HEAD = "name a draft, or leave models.draft out"
+
+
+@dataclass(frozen=True)
+class OwnHead:
+    """A head, and where its tensors are."""
+
+    path: str  # of the target
+    family: Family
+    config: Any  # of a model with the layers of one module, as transformers has it
+    modules: list[dict[str, str]]  # of each: the published names by those of `Family.names`
+    files: Mapping[str, Path]  # by published names
+    num_weights: int
+
+    def read(self, module: int) -> dict[str, torch.Tensor]:
+        """Return a module's tensors, by the names of `Family.names`."""
+        found = {}
+        for name, published in self.modules[module].items():
+            with safe_open(self.files[published], "pt") as tensors:
+                found[name] = tensors.get_tensor(published)
+        return found
+
+    def footprint(self, dtype: str, num_slots: int, max_model_len: int) -> Footprint:
+        """Return the memory of the head. Embedding and output layer are the target's."""
+        per_token = len(self.modules) * cache_of(self.config, dtype, num_slots=1, max_model_len=0)
+        return Footprint(self.num_weights * getattr(torch, dtype).itemsize, per_token, num_slots, max_model_len)
+
+    def __str__(self) -> str:
+        return f"mtp head in the target's own files, modules: {len(self.modules)}"
+
+
+def own_head(path: str) -> OwnHead:
+    """Return the head in the files of the target at `path`, of which no weight is read.
+
+    Raises ValueError, in one line that names the folder, if they carry none, or one that cannot be read.
+    """
+    path = model_folder(path)
+    config = load_config(path)
+    model_type: str = config.get_text_config().model_type
+    family = FAMILIES.get(model_type)
+    if family is None:
+        known = ", ".join(FAMILIES)
+        raise ValueError(f"an MTP head of {path!r} ({model_type}) could not be read: known are {known}; {_NO_HEAD}")
+    begin = num_layers(config) if family.begins_behind_target else 0
+    tensors = {
+        name: (file, *said)
+        for file in weight_files(Path(path))
+        for name, said in tensors_in(file).items()
+        if family.has(name, begin)
+    }
+    numbers = sorted({number for name in tensors if (number := family.number(name)) is not None})
+    if not numbers:
+        raise ValueError(f"{path!r} ({model_type}) carries no MTP head in its files; {_NO_HEAD}")
+    for name, (_, dtype, _) in tensors.items():
+        if dtype not in _READ:
+            raise ValueError(
+                f"{path!r} has {name!r} of its MTP head in {dtype}: it is quantized, and heads are read in "
+                f"{', '.join(_READ)}; take a checkpoint whose head is not quantized, or {_NO_HEAD}"
+            )
+    config = _config_of_module(config, family)
+    size = num_layers(config)
+    modules = [family.names(tensors, first, size) for first in range(begin, begin + len(numbers), size)]
+    odd = sorted(tensors.keys() ^ {name for module in modules for name in module.values()})
+    if odd:
+        raise ValueError(
+            f"the MTP head in {path!r} is not as heads of its family ({model_type}) are: {odd[0]!r} is lacking, or has "
+            f"no place in it; {_NO_HEAD}"
+        )
+    files = {name: file for name, (file, _, _) in tensors.items()}
+    return OwnHead(path, family, config, modules, files, sum(prod(shape) for _, _, shape in tensors.values()))
+
+
+def _config_of_module(config: Any, family: Family) -> Any:
+    """Return the configuration of a model that has the layers of one module."""
+    config = without_format(config).get_text_config()
+    fields = dict(family.layer_fields)
+    if family.kinds_field is not None:
+        fields["layer_types"] = list(getattr(config, family.kinds_field))
+        if "linear_attention" in fields["layer_types"]:
+            raise ValueError(f"the MTP head of a {config.model_type} has layers with states; {_NO_HEAD}")
+    config.num_hidden_layers = len(fields.get("layer_types", "1"))
+    for name, value in fields.items():
+        setattr(config, name, value)
+    return config
+
+
+def settled_draft(draft: str | None, target: str) -> tuple[str | None, str]:
+    """Return the draft that models.draft stands for, and why it is none where `auto` finds no head."""
+    if draft != OWN_HEAD_IF_ANY:
+        return draft, ""
+    try:
+        own_head(target)
+    except ValueError as error:
+        return None, str(error)
+    return OWN_HEAD, ""
