@@ -7,7 +7,8 @@ from typing import Literal, assert_never
 
 from decoding.choices import DRAFTERS, NEED_A_HEAD, NEED_A_MODEL, DrafterName
 from decoding.drafters.base import Drafter, NoDrafter
-from decoding.drafters.head_drafters import DFlashDrafter, Eagle3Drafter, PEagleDrafter
+from decoding.drafters.block_drafter import DFlashDrafter
+from decoding.drafters.head_drafters import Eagle3Drafter, PEagleDrafter
 from decoding.drafters.hybrid import HybridDrafter
 from decoding.drafters.lookups import NGramDrafter, SuffixDrafter
 from decoding.drafters.model import ModelDrafter

@@ -42,7 +42,7 @@ class _Shape(Generic[_Inputs]):
 
 
 class Recordings(Generic[_Inputs]):
-    """At most 256 recordings. When there are so many, all are forgotten.
+    """At most 256 recordings. One more, and all are forgotten.
 
     None ends alone: with one graph of a stream torch frees the workspace of the library's products, to which the other
     graphs of that stream still write. Work that reads the output of other work has a key that begins with the other's

@@ -124,7 +124,7 @@ class Progress:
             self.beat()
 
     def _doubt_draft(self) -> None:
-        """Say, once, that hardly a token of the draft is accepted. The text is right all the same."""
+        """Print, once, that hardly a token of the draft is accepted. The text is right all the same."""
         counts = self._counts
         if self._draft and counts.num_draft_tokens >= _FEWEST_DRAFTED and (counts.acceptance_rate or 0) < _RARELY:
             self.console.print(

@@ -12,7 +12,8 @@ import torch
 
 from decoding import Engine, EngineOptions, SamplingParams, ScoredText, Sequence
 from decoding.drafters.base import NoDrafter
-from decoding.drafters.head_drafters import DFlashDrafter, Eagle3Drafter, PEagleDrafter
+from decoding.drafters.block_drafter import DFlashDrafter
+from decoding.drafters.head_drafters import Eagle3Drafter, PEagleDrafter
 from decoding.heads.format.head_config import HeadConfig
 from decoding.pace.cost_table import CostTable
 from decoding.pace.schedule import FixedSchedule

@@ -13,7 +13,8 @@ import torch
 
 from decoding import SamplingParams
 from decoding.drafters.base import NoDrafter
-from decoding.drafters.head_drafters import DFlashDrafter, Eagle3Drafter, PEagleDrafter
+from decoding.drafters.block_drafter import DFlashDrafter
+from decoding.drafters.head_drafters import Eagle3Drafter, PEagleDrafter
 from decoding.heads.attach import attach
 from decoding.heads.format.folder import read_head_config
 from decoding.network.language_model import LanguageModel

@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel
 
-from decoding.drafters.head_drafters import DFlashDrafter
+from decoding.drafters.block_drafter import DFlashDrafter
 from decoding.heads.dflash_head import DFlashHead
 from decoding.heads.eagle3_head import Eagle3Head
 from decoding.heads.format.folder import Head, save_head
