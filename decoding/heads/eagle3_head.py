@@ -27,13 +27,16 @@ from decoding.network.target import timed_start
 class Eagle3Head(SlotHead):
     """A head that drafts token by token, or all of them behind masks in one forward."""
 
+    mask_token_id = 0
+
     def __init__(self, network: Eagle3Network, target_ids_D: torch.Tensor | None, layer_ids: Seq[int]) -> None:
         super().__init__(network, target_ids_D, layer_ids)
         config = network.config
         self.network = network
         self._residual_is_normed, self._carries_normed = config.norm_before_residual, config.norm_output
-        self.mask_token_id = config.mask_token_id or 0
         if network.mask_hidden is not None:
+            assert config.mask_token_id is not None
+            self.mask_token_id = config.mask_token_id
             self.block_tokens = config.num_speculative_tokens
             self.mask_1H = self.project(network.mask_hidden[0])
         first: Any = network.layers[0]
