@@ -6,11 +6,11 @@ Device = Literal["auto", "cpu", "cuda"]
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 Exact = Literal["auto", "on", "off"]  # whether a GPU's products are those in which no row depends on the batch
 Verification = Literal["coupled", "rejection", "unadjusted"]
-DrafterName = Literal["none", "ngram", "suffix", "model", "eagle3", "dflash", "hybrid"]
+DrafterName = Literal["none", "ngram", "suffix", "model", "eagle3", "dflash", "assistant", "hybrid"]
 
 TEXT_IS_THE_TARGETS: tuple[Verification, ...] = ("coupled",)  # token for token, whatever the draft
 TEXT_DEPENDS_ON_DRAFT: tuple[Verification, ...] = ("rejection", "unadjusted")
 LOSSY: tuple[Verification, ...] = ("unadjusted",)  # it does not keep the target's distribution, either
 DRAFTERS: tuple[DrafterName, ...] = get_args(DrafterName)
-NEED_A_HEAD: tuple[DrafterName, ...] = ("eagle3", "dflash")
+NEED_A_HEAD: tuple[DrafterName, ...] = ("eagle3", "dflash", "assistant")
 NEED_A_MODEL: tuple[DrafterName, ...] = ("model", *NEED_A_HEAD, "hybrid")

@@ -6,15 +6,17 @@ The losslessness tests run over every name of `DRAFTERS`, so a lossy drafter can
 from typing import assert_never
 
 from decoding.choices import DRAFTERS, NEED_A_HEAD, NEED_A_MODEL, DrafterName
+from decoding.drafters.assistant import AssistantDrafter
 from decoding.drafters.base import Drafter, NoDrafter
 from decoding.drafters.head_drafters import DFlashDrafter, Eagle3Drafter
 from decoding.drafters.hybrid import HybridDrafter
 from decoding.drafters.lookups import NGramDrafter, SuffixDrafter
 from decoding.drafters.model import ModelDrafter
+from decoding.heads.assistant_head import AssistantHead
 from decoding.heads.dflash_head import DFlashHead
 from decoding.heads.eagle3_head import Eagle3Head
-from decoding.heads.format.head_config import Kind
 from decoding.network.language_model import LanguageModel
+from decoding.network.target import Target
 
 __all__ = [
     "DRAFTERS",
@@ -27,8 +29,13 @@ __all__ = [
     "make_drafter",
 ]
 
-Draft = LanguageModel | Eagle3Head | DFlashHead  # what a drafter of NEED_A_MODEL computes with
-DRAFTER_OF_HEAD: dict[Kind, DrafterName] = {"eagle3": "eagle3", "dflash": "dflash", "dspark": "dflash"}
+Draft = LanguageModel | Eagle3Head | DFlashHead | AssistantHead  # what a drafter of NEED_A_MODEL computes with
+DRAFTER_OF_HEAD: dict[str, DrafterName] = {
+    "eagle3": "eagle3",
+    "dflash": "dflash",
+    "dspark": "dflash",
+    "assistant": "assistant",
+}
 
 
 def make_drafter(
@@ -38,10 +45,11 @@ def make_drafter(
     num_slots: int,
     max_model_len: int,
     num_draft_tokens: int = 0,
+    target: Target | None = None,
 ) -> Drafter:
     """Return the drafter of that name. Those of `NEED_A_MODEL` need `draft`: a model, a head, or a drafter with one.
 
-    `num_draft_tokens` as in `Target.allocate`.
+    `num_draft_tokens` as in `Target.allocate`. `target` is the one beside it, in whose slots an assistant reads.
     """
     match name:
         case "none":
@@ -51,14 +59,17 @@ def make_drafter(
         case "suffix":
             return SuffixDrafter()
         case "hybrid":
-            model = make_drafter("model", draft, vocab_size, num_slots, max_model_len, num_draft_tokens)
+            model = make_drafter("model", draft, vocab_size, num_slots, max_model_len, num_draft_tokens, target)
             return HybridDrafter(SuffixDrafter(), model)
-        case "model" | "eagle3" | "dflash":
+        case "model" | "eagle3" | "dflash" | "assistant":
             assert draft is not None, "`EngineOptions.pick_drafter` refuses a drafter whose model is not named"
             if isinstance(draft, LanguageModel):
                 return ModelDrafter(draft, vocab_size, num_slots, max_model_len, num_draft_tokens=num_draft_tokens)
             if isinstance(draft, Eagle3Head):
                 return Eagle3Drafter(draft, num_slots, max_model_len)
+            if isinstance(draft, AssistantHead):
+                assert isinstance(target, LanguageModel), "an assistant reads the slots of a target in this process"
+                return AssistantDrafter(draft, target, num_slots, max_model_len)
             return DFlashDrafter(draft, num_slots, max_model_len) if isinstance(draft, DFlashHead) else draft
         case _:
             assert_never(name)

@@ -12,9 +12,11 @@ from decoding.engine.options import MOST_LANES, DraftVocabulary, EngineOptions
 from decoding.fused.attention import Window
 from decoding.grammar.grammars import Grammars
 from decoding.grammar.token_table import TokenTable
+from decoding.heads.assistant_head import AssistantHead, attach_assistant
 from decoding.heads.attach import attach, drawn
 from decoding.heads.dflash_head import DFlashHead
 from decoding.heads.eagle3_head import Eagle3Head
+from decoding.heads.format.folder import is_assistant
 from decoding.network.language_model import LanguageModel
 from decoding.network.probe import check_model
 from decoding.network.target import LocalTarget, Target, once_more
@@ -69,15 +71,15 @@ class Parts:
         """Return the parts of another engine, over the same weights with caches of its own."""
         return replace(self, target=self.target.share(), draft=self.draft and self.draft.share())
 
-    def make_drafter(self, lane: int, num_slots: int, num_draft_tokens: int) -> Drafter:
-        """Make a fresh drafter for `num_slots` rows of this lane, each of which drafts up to `num_draft_tokens`."""
+    def make_drafter(self, lane: int, target: Target, num_slots: int, num_draft_tokens: int) -> Drafter:
+        """Make a fresh drafter for `num_slots` rows of this lane and its target, which draft `num_draft_tokens` each."""
         draft: Draft | Drafter | None = self.draft
         if self.remote is not None:
             draft = self.remote.drafter(lane, self.target, num_slots, self.max_model_len)
         elif self.draft is not None and lane:
             draft = self.draft.share()
         sizes = self.target.vocab_size, num_slots, self.max_model_len, num_draft_tokens
-        return make_drafter(self.drafter_name, draft, *sizes)
+        return make_drafter(self.drafter_name, draft, *sizes, target)
 
 
 def load_parts(
@@ -215,13 +217,15 @@ def _text_of(target: Target) -> list[int]:
     return [token_id for text in texts for token_id in text[1:]]
 
 
-def _load_head(path: str, target: Target, target_path: str, options: EngineOptions) -> Eagle3Head | DFlashHead:
+def _load_head(
+    path: str, target: Target, target_path: str, options: EngineOptions
+) -> Eagle3Head | DFlashHead | AssistantHead:
     if options.draft_window:
         raise ValueError(
             f"engine.draft_window is {options.draft_window}, but {path!r} is a draft head, which has no such window; "
             "leave draft_window out"
         )
-    return attach(path, target, target_path)
+    return attach_assistant(path, target, target_path) if is_assistant(path) else attach(path, target, target_path)
 
 
 def settle_max_model_len(wanted: int | None, max_positions: int | None) -> int:

@@ -107,7 +107,7 @@ class TargetParts:
         config = load_config(path)
         _refuse_changed_logits(config, path)
         network = load_ends(path, device, dtype)
-        return cls(path, config, network.get_input_embeddings(), _final_norm(network), network.get_output_embeddings())
+        return cls(path, config, network.get_input_embeddings(), final_norm(network), network.get_output_embeddings())
 
     def logits(self, hidden_NE: torch.Tensor) -> torch.Tensor:
         """Return the target's logits [N, V] by what leaves its last layer [N, E]; gradients flow through."""
@@ -133,7 +133,7 @@ def _refuse_changed_logits(config: PretrainedConfig, path: str) -> None:
             )
 
 
-def _final_norm(network: PreTrainedModel) -> nn.Module:
+def final_norm(network: PreTrainedModel) -> nn.Module:
     """Return the norm that stands beside the list of layers."""
     layers = layer_list(network, num_layers(network.config))
     beside = next(module for module in network.modules() if any(child is layers for child in module.children()))
