@@ -261,7 +261,7 @@ def speculative_config(settings: GeneratorSettings) -> dict[str, Any] | None:
     if drafter == "none":
         return None
     if drafter in NEED_A_HEAD and draft is not None:
-        method_of_head = kind_of_head(draft) or drafter
+        method_of_head = kind_of_head(draft) or ("mtp" if drafter == "assistant" else drafter)
         raise ValueError(
             f"models.draft ({draft}) is a draft head; for vLLM leave it out and say engine.vllm.speculative_config "
             f"{{method: {method_of_head}, model: {draft}, num_speculative_tokens: 3}}"

@@ -72,7 +72,7 @@ class Parts:
         return replace(self, target=self.target.share(), draft=self.draft and self.draft.share())
 
     def make_drafter(self, lane: int, target: Target, num_slots: int, num_draft_tokens: int) -> Drafter:
-        """Make a fresh drafter for `num_slots` rows of this lane and its target, which draft `num_draft_tokens` each."""
+        """Make a fresh drafter for `num_slots` rows of this lane, each of which drafts up to `num_draft_tokens`."""
         draft: Draft | Drafter | None = self.draft
         if self.remote is not None:
             draft = self.remote.drafter(lane, self.target, num_slots, self.max_model_len)

@@ -75,7 +75,8 @@ def measured(
             _log.warning(delayed)
     targets = [parts.target_of(lane) for lane in range(len(slots))]
     pairs = [
-        (own, parts.make_drafter(lane, own, num, most)) for lane, (own, num) in enumerate(zip(targets, slots, strict=True))
+        (own, parts.make_drafter(lane, own, num, most))
+        for lane, (own, num) in enumerate(zip(targets, slots, strict=True))
     ]
     return pairs, costs if is_adaptive else None
 

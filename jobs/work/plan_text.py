@@ -15,8 +15,9 @@ from decoding.checkpoint.generation import sampling_of
 from decoding.checkpoint.gguf_file import origin_in_words
 from decoding.checkpoint.supported import load_config as load_model_config
 from decoding.drafters import NEED_A_MODEL
+from decoding.heads.assistant_folder import fitting_assistant
 from decoding.heads.fit import fitting_config
-from decoding.heads.format.folder import is_head
+from decoding.heads.format.folder import is_assistant, is_head
 from decoding.vocabulary.vocabulary_map import VocabularyMap
 from jobs.driver.plan import Plan
 from jobs.work.estimate import evenly
@@ -163,6 +164,8 @@ def _draft_in_words(plan: Plan) -> str:
         sizes = [load_model_config(path).get_text_config().vocab_size for path in (target, draft)]
         vocabulary = VocabularyMap.between(target, draft, sizes[0], sizes[1])
         return f" (mapped: has {vocabulary.num_common:,} of {sizes[0]:,} tokens)"
+    if is_assistant(draft):
+        return f" ({fitting_assistant(draft, load_model_config(target), target)})"
     if not is_head(draft):
         return ""
     config = fitting_config(draft, load_model_config(target), target)

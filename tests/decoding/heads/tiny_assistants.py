@@ -1,4 +1,4 @@
-"""Tiny Gemma 4 targets with their assistants, and what transformers' own class of assistants drafts, a row at a time."""
+"""Tiny Gemma 4 targets, their assistants, and what transformers' own class of assistants drafts, a row at a time."""
 
 import json
 from collections.abc import Iterator
@@ -60,7 +60,9 @@ def target_of(kind: str, seed: int = 1) -> PreTrainedModel:
     """A target; the last layers that own keys are 2 (sliding) and 3 (full)."""
     more = {"hidden_size": 32, "intermediate_size": 48}
     if kind == "small":
-        return build(Gemma4TextConfig(**_COMMON, **more, num_hidden_layers=6, layer_types=[SLIDING, FULL] * 3, **_SMALL), seed)
+        return build(
+            Gemma4TextConfig(**_COMMON, **more, num_hidden_layers=6, layer_types=[SLIDING, FULL] * 3, **_SMALL), seed
+        )
     more |= {"num_hidden_layers": 4, "layer_types": [SLIDING, SLIDING, SLIDING, FULL], **_LARGE}
     if kind == "unified":
         return build(Gemma4UnifiedTextConfig(**_COMMON, **more), seed)
@@ -130,3 +132,23 @@ def drafts_of(assistant: Gemma4AssistantForCausalLM, target: PreTrainedModel, to
         newest, state = int(found.logits.argmax()), found.last_hidden_state
         drafted.append(newest)
     return drafted
+
+
+@torch.no_grad()
+def knowing_pair(root: Path) -> tuple[str, str]:
+    """Save a target whose layers say little, and an assistant that knows what it says without them."""
+    target, assistant = target_of("large"), assistant_of("large")
+    size = assistant.config.text_config.hidden_size
+    target.get_input_embeddings().weight[:, size:] = 0
+    for layer in target.model.layers:
+        layer.post_attention_layernorm.weight.fill_(0.1)
+        layer.post_feedforward_layernorm.weight.fill_(0.1)
+    assistant.pre_projection.weight.copy_(torch.eye(size, 2 * 32))
+    for layer in assistant.model.layers:
+        layer.post_attention_layernorm.weight.zero_()
+        layer.post_feedforward_layernorm.weight.zero_()
+        layer.layer_scalar.fill_(1)
+    assistant.model.norm.weight.fill_((32 / size) ** 0.5)
+    assistant.lm_head.weight.copy_(target.get_output_embeddings().weight[:, :size])
+    assistant.save_pretrained(root / "assistant")
+    return save(target, root / "target"), str(root / "assistant")
