@@ -3,7 +3,7 @@
 The losslessness tests run over every name of `DRAFTERS`, so a lossy drafter cannot land.
 """
 
-from typing import assert_never
+from typing import Literal, assert_never
 
 from decoding.choices import DRAFTERS, NEED_A_HEAD, NEED_A_MODEL, DrafterName
 from decoding.drafters.assistant import AssistantDrafter
@@ -15,6 +15,7 @@ from decoding.drafters.model import ModelDrafter
 from decoding.heads.assistant_head import AssistantHead
 from decoding.heads.dflash_head import DFlashHead
 from decoding.heads.eagle3_head import Eagle3Head
+from decoding.heads.format.head_config import Kind
 from decoding.network.language_model import LanguageModel
 from decoding.network.target import Target
 
@@ -30,7 +31,7 @@ __all__ = [
 ]
 
 Draft = LanguageModel | Eagle3Head | DFlashHead | AssistantHead  # what a drafter of NEED_A_MODEL computes with
-DRAFTER_OF_HEAD: dict[str, DrafterName] = {
+DRAFTER_OF_HEAD: dict[Kind | Literal["assistant"], DrafterName] = {
     "eagle3": "eagle3",
     "dflash": "dflash",
     "dspark": "dflash",

@@ -27,7 +27,8 @@ from decoding.vocabulary.vocabulary_map import VocabularyMap
 
 VOCAB_SIZE = 48
 CONTEXT = 96
-EVERY_DRAFTER = (*DRAFTERS, "mapped")  # mapped: the drafter "model", whose draft has another tokenizer
+ANY_TARGET = tuple(name for name in DRAFTERS if name != "assistant")  # those that need no target of their own
+EVERY_DRAFTER = (*ANY_TARGET, "mapped")  # mapped: the drafter "model", whose draft has another tokenizer
 POISON = 40  # a poisoned model's values after this token id are not finite
 
 

@@ -36,7 +36,7 @@ _COMMON = {
 }
 _OWN = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 3, "layer_types": [SLIDING, SLIDING, FULL]}
 _SMALL = {"hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": VOCAB_SIZE, "num_kv_shared_layers": 2}
-_LARGE = {"attention_k_eq_v": True, "num_global_key_value_heads": 1}
+_LARGE = {"attention_k_eq_v": True, "num_global_key_value_heads": 1, "head_dim": 16, "global_head_dim": 32}
 # E2B and E4B: later layers share keys, centroids. 26B and 31B: none do, one matrix for keys and values. 12B: unified.
 KINDS = ("small", "large", "unified")
 
@@ -60,13 +60,12 @@ def target_of(kind: str, seed: int = 1) -> PreTrainedModel:
     """A target; the last layers that own keys are 2 (sliding) and 3 (full)."""
     more = {"hidden_size": 32, "intermediate_size": 48}
     if kind == "small":
-        return build(
-            Gemma4TextConfig(**_COMMON, **more, num_hidden_layers=6, layer_types=[SLIDING, FULL] * 3, **_SMALL), seed
-        )
+        more |= {"num_hidden_layers": 6, "layer_types": [SLIDING, FULL] * 3, **_SMALL}
+        return build(Gemma4TextConfig(**_COMMON | more), seed)
     more |= {"num_hidden_layers": 4, "layer_types": [SLIDING, SLIDING, SLIDING, FULL], **_LARGE}
     if kind == "unified":
-        return build(Gemma4UnifiedTextConfig(**_COMMON, **more), seed)
-    return build(Gemma4TextConfig(**_COMMON, **more, hidden_size_per_layer_input=0), seed)
+        return build(Gemma4UnifiedTextConfig(**_COMMON | more), seed)
+    return build(Gemma4TextConfig(**_COMMON | more, hidden_size_per_layer_input=0), seed)
 
 
 @torch.no_grad()
@@ -99,11 +98,12 @@ def save_pair(kind: str, root: Path) -> tuple[str, str]:
     return save(target_of(kind), root / "target"), str(root / "assistant")
 
 
-def change(folder: str, part: str | None = None, **fields: object) -> None:
-    """Write other fields into a config.json."""
+def change(folder: str, fields: dict) -> None:
+    """Write other fields into a config.json, and into what is inside of it."""
     file = Path(folder) / "config.json"
     said = json.loads(file.read_text())
-    (said if part is None else said[part]).update(fields)
+    for name, value in fields.items():
+        said[name] = said[name] | value if isinstance(said.get(name), dict) else value
     file.write_text(json.dumps(said))
 
 
