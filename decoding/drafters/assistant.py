@@ -25,7 +25,8 @@ class AssistantDrafter(StepwiseDrafter):
 
     def __init__(self, head: AssistantHead, target: LanguageModel, num_slots: int, max_model_len: int) -> None:
         """Draft for the rows in the slots of `target`, which must hand its states to `tap`."""
-        super().__init__(head, num_slots, min(max_model_len, head.max_positions))
+        # Of a draft without a cache only the device and the weights are asked for.
+        super().__init__(head, num_slots, min(max_model_len, head.max_positions))  # type: ignore[arg-type]
         self.head, self._target = head, target
         self._held: dict[int, tuple[int, torch.Tensor]] = {}  # by slot: a first position, and states [N, E] from it on
         self._states_SE = torch.zeros(num_slots, head.hidden_size, dtype=head.dtype, device=head.device)  # of this step
@@ -36,14 +37,7 @@ class AssistantDrafter(StepwiseDrafter):
     def tap(self) -> FeatureTap:
         return self.head.tap(self.receive)
 
-    def receive(
-        self,
-        slots: Seq[int],
-        starts: Seq[int],
-        lengths: Seq[int],
-        tokens_N: torch.Tensor,
-        states_NE: torch.Tensor,
-    ) -> None:
+    def receive(self, slots: Seq[int], starts: Seq[int], lengths: Seq[int], _: object, states_NE: torch.Tensor) -> None:
         """Hold the states of each row's last forward, as `FeatureTap.receive` says."""
         for slot, start, own_NE in zip(slots, starts, states_NE.split(list(lengths)), strict=True):
             self._held[slot] = start, own_NE

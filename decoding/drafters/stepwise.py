@@ -17,7 +17,6 @@ from decoding.cache.kv_cache import KVCache
 from decoding.device import to_device
 from decoding.drafters.base import Drafter
 from decoding.fused.live_weights import LiveWeights
-from decoding.heads.assistant_head import AssistantHead
 from decoding.heads.slot_head import SlotHead
 from decoding.network.language_model import LanguageModel
 from decoding.sampling.rows import Rows
@@ -27,7 +26,7 @@ from decoding.sampling.verdicts import Draft
 class SlotBook:
     """The slots of a draft, which mirror the target's."""
 
-    def __init__(self, draft: LanguageModel | SlotHead | AssistantHead, num_slots: int) -> None:
+    def __init__(self, draft: LanguageModel | SlotHead, num_slots: int) -> None:
         self._draft = draft
         self.num_known = [0] * num_slots  # of each slot: first positions that are written
         # From a row's newest token on they may be guesses, until `roll_back`.
@@ -37,7 +36,6 @@ class SlotBook:
     @property
     def cache(self) -> KVCache:
         """The draft's own keys and values."""
-        assert not isinstance(self._draft, AssistantHead), "an assistant reads in its target's slots"
         assert self._draft.cache is not None, "allocate() comes first"
         return self._draft.cache
 
@@ -93,9 +91,7 @@ class StepwiseDrafter(Drafter):
 
     has_model = True
 
-    def __init__(
-        self, draft: LanguageModel | SlotHead | AssistantHead, num_slots: int, max_len: int, most_candidates: int = 0
-    ) -> None:
+    def __init__(self, draft: LanguageModel | SlotHead, num_slots: int, max_len: int, most_candidates: int = 0) -> None:
         """Draft for rows of up to `max_len` tokens with a model or head, whose cache is allocated behind this.
 
         Unless verification is coupled, a token is drawn from the `most_candidates` best ones (0: from all), and the

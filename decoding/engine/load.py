@@ -12,10 +12,8 @@ from decoding.engine.options import MOST_LANES, DraftVocabulary, EngineOptions
 from decoding.fused.attention import Window
 from decoding.grammar.grammars import Grammars
 from decoding.grammar.token_table import TokenTable
-from decoding.heads.assistant_head import AssistantHead, attach_assistant
+from decoding.heads.assistant_head import attach_assistant
 from decoding.heads.attach import attach, drawn
-from decoding.heads.dflash_head import DFlashHead
-from decoding.heads.eagle3_head import Eagle3Head
 from decoding.heads.format.folder import is_assistant
 from decoding.network.language_model import LanguageModel
 from decoding.network.probe import check_model
@@ -217,9 +215,7 @@ def _text_of(target: Target) -> list[int]:
     return [token_id for text in texts for token_id in text[1:]]
 
 
-def _load_head(
-    path: str, target: Target, target_path: str, options: EngineOptions
-) -> Eagle3Head | DFlashHead | AssistantHead:
+def _load_head(path: str, target: Target, target_path: str, options: EngineOptions) -> Draft:
     if options.draft_window:
         raise ValueError(
             f"engine.draft_window is {options.draft_window}, but {path!r} is a draft head, which has no such window; "

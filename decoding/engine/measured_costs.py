@@ -73,11 +73,7 @@ def measured(
         costs = replace(costs, num_lanes=len(slots))
         if (delayed := why_delayed(costs, options.num_slots, most * has_model)) is not None:
             _log.warning(delayed)
-    targets = [parts.target_of(lane) for lane in range(len(slots))]
-    pairs = [
-        (own, parts.make_drafter(lane, own, num, most))
-        for lane, (own, num) in enumerate(zip(targets, slots, strict=True))
-    ]
+    pairs = [(own := parts.target_of(lane), parts.make_drafter(lane, own, num, most)) for lane, num in enumerate(slots)]
     return pairs, costs if is_adaptive else None
 
 

@@ -18,10 +18,9 @@ from transformers import PretrainedConfig
 
 from decoding.checkpoint.loading import Footprint
 from decoding.checkpoint.model_files import read_json, tensors_in, weight_files
-from decoding.checkpoint.supported import check_same_vocabulary, model_folder, read_config, rope_parameters
+from decoding.checkpoint.supported import check_same_vocabulary, model_folder, read_config
 
 _TARGETS = ("gemma4_text", "gemma4_unified_text")
-_ROPES = ("default", "proportional")
 # Fields that change what an assistant computes unless they are 0, false or null.
 _OFF = {
     "attention_bias", "enable_moe_block", "final_logit_softcapping", "hidden_size_per_layer_input",
@@ -109,15 +108,10 @@ def _refuse_unread(said: dict[str, Any], config: Any) -> None:
             is_known = name in known or name.endswith(_OF_IMAGES_AND_SOUNDS)
             if not is_known or (name in _OFF and value):
                 raise ValueError(f"says {name} {value!r} in config.json, which is not read here")
-    ropes = {each.get("rope_type") for each in rope_parameters(own)}
-    for name, value, is_right in (
-        ("num_kv_shared_layers", own.num_kv_shared_layers, own.num_kv_shared_layers in (0, own.num_hidden_layers)),
-        ("use_bidirectional_attention", own.use_bidirectional_attention, own.use_bidirectional_attention != "all"),
-        ("rope_type", sorted(map(str, ropes)), ropes <= set(_ROPES)),
-        ("num_centroids", config.num_centroids, own.vocab_size % config.num_centroids == 0),
-    ):
-        if not is_right and (name != "num_centroids" or config.use_ordered_embeddings):
-            raise ValueError(f"says {name} {value} in config.json, with which no assistant drafts here")
+    if own.num_kv_shared_layers not in (0, own.num_hidden_layers):
+        raise ValueError(f"has layers with keys of their own (num_kv_shared_layers is {own.num_kv_shared_layers})")
+    if config.use_ordered_embeddings and own.vocab_size % config.num_centroids:
+        raise ValueError(f"has {config.num_centroids} centroids, which do not divide its {own.vocab_size} tokens")
 
 
 def _layers_to_read(own: Any, target: Any, target_path: str) -> tuple[int, ...]:

@@ -1,11 +1,10 @@
 """AssistantHead: an assistant of Gemma 4, whose layers have queries alone and read in its target's slots.
 
-For a row of L committed tokens the target has keys and values of the first L - 1, and its state after its final norm
-behind the last of these. A step computes
+Of a row of L committed tokens the target has read the first L - 1. A step computes
 
-    x = pre_projection([embedding of the newest token, as the target scales it ; state])
+    x = pre_projection([the newest token's embedding, as the target scales it ; the target's state of the token before])
     x = its layers over x, each with one query at position L - 1 over the target's L - 1 keys
-    h = norm(x);  logits = lm_head(h);  the next step's state = post_projection(h)
+    h = norm(x),  logits = lm_head(h),  the next step's state = post_projection(h)
 
 Position and keys stay those of the round for all of its tokens: there is no cache, no prefill, nothing to roll back. A
 sliding layer sees the last `sliding_window` + 1 keys, as the mask of transformers' own class has it. The assistants of
@@ -13,7 +12,7 @@ the smallest targets (E2B, E4B) compare h with centroids of the vocabulary, and 
 best ones alone; all others have -inf.
 
 Shapes: N rows, B texts, T tokens, E hidden size of the target, H that of the assistant, Q query heads, G KV heads, D
-head size, S slots, P positions, L visible positions, V vocabulary, C centroids, K best of them, M tokens of these.
+head size, S slots, P positions, V vocabulary, K centroids, M tokens of these.
 """
 
 import logging
@@ -36,15 +35,14 @@ from decoding.fused.live_weights import LiveWeights
 from decoding.fused.packed_linear import pack_linears
 from decoding.gpu.available import kernels_run_on
 from decoding.heads.assistant_folder import Assistant, fitting_assistant
-from decoding.heads.attach import LEAST_AGREEMENT, drawn
+from decoding.heads.attach import LEAST_AGREEMENT, agreements
 from decoding.heads.fit import final_norm
 from decoding.network.language_model import LanguageModel
 from decoding.network.slot_network import layers_to_read
 from decoding.network.target import Target, once_more
-from decoding.sampling.logprobs import Stretch
 
-_TIMED_KEYS = 64
-_NUM_ROWS, _NUM_TOKENS, _PROBED_EVERY = 8, 40, 4
+_TIMED_KEYS = 64  # positions
+_PROBED_EVERY = 4  # positions: agreement is measured on some of them
 _log = logging.getLogger(__name__)
 
 
@@ -132,9 +130,10 @@ class AssistantHead:
         self.network, self._config, self.layer_ids = network.eval().requires_grad_(False), own, assistant.layer_ids
         self.device, self.dtype, self.hidden_size = target.device, target.dtype, target.hidden_size
         self.max_positions: int = own.max_position_embeddings
+        self._kinds, self._window = own.layer_types, own.sliding_window + 1
         self._activation, self._num_best = ACT2FN[own.hidden_activation], config.centroid_intermediate_top_k
+        self._target, self.feature_layers = target, (len(layers_to_read(target.network)),)
         self._embed, self._target_norm = target.network.get_input_embeddings(), final_norm(target.network)
-        self._num_target_layers = len(layers_to_read(target.network))
         turn, like_1H = Gemma4TextRotaryEmbedding(own).to(self.device), network.model.norm.weight[None]
         self._tables = {kind: RotaryTables(partial(turn, layer_type=kind), like_1H) for kind in set(own.layer_types)}
         _, norm = operations_on(self.device, self.dtype, own.per_layer_config[0].head_dim, own.hidden_size)
@@ -143,7 +142,7 @@ class AssistantHead:
 
     def tap(self, receive: Callable[..., None]) -> FeatureTap:
         """Return what the target must hand out: its state behind its final norm, which costs hardly anything."""
-        return FeatureTap((self._num_target_layers,), self._target_norm, receive, is_dear=False)
+        return FeatureTap(self.feature_layers, self._target_norm, receive, is_dear=False)
 
     @property
     def weights(self) -> LiveWeights:
@@ -159,37 +158,21 @@ class AssistantHead:
     @torch.inference_mode()
     def step(self, newest_N: torch.Tensor, states_NE: torch.Tensor, sight: Sight) -> tuple[torch.Tensor, torch.Tensor]:
         """Return logits [N, 1, V] behind the newest token of each row, and the states [N, E] of the next step."""
-        turns = {}
-        for kind, tables in self._tables.items():
-            cos_PD, sin_PD = tables.reach(sight.cache.num_positions + 1)
-            turns[kind] = cos_PD[sight.at_N][:, None], sin_PD[sight.at_N][:, None]
+        norm, num_positions = self._norm, sight.cache.num_positions + 1
+        turns = {kind: [each[sight.at_N][:, None] for each in of.reach(num_positions)] for kind, of in self._tables.items()}
         hidden_NH = self.network.pre_projection(torch.cat((self._embed(newest_N), states_NE), dim=-1))
-        for layer, kind, layer_id in zip(
-            self.network.model.layers, self._config.layer_types, self.layer_ids, strict=True
-        ):
-            window = self._config.sliding_window + 1 if kind == "sliding_attention" else None
-            hidden_NH = self._layer(
-                layer, hidden_NH, turns[kind], partial(sight.attend, layer_id=layer_id, window=window)
-            )
-        hidden_NH = self._norm(self.network.model.norm, hidden_NH)
+        for layer, kind, layer_id in zip(self.network.model.layers, self._kinds, self.layer_ids, strict=True):
+            attention, mlp, (cos_N1D, sin_N1D) = layer.self_attn, layer.mlp, turns[kind]
+            query_XD = attention.q_proj(norm(layer.input_layernorm, hidden_NH)).view(-1, cos_N1D.shape[-1])
+            query_NQD = norm(attention.q_norm, query_XD).view(len(hidden_NH), -1, cos_N1D.shape[-1])
+            query_NQD = (query_NQD * cos_N1D).addcmul_(query_NQD.roll(cos_N1D.shape[-1] // 2, -1), sin_N1D)
+            found_NX = sight.attend(query_NQD, layer_id, self._window if kind == "sliding_attention" else None)
+            hidden_NH = hidden_NH + norm(layer.post_attention_layernorm, attention.o_proj(found_NX))
+            normed_NH = norm(layer.pre_feedforward_layernorm, hidden_NH)
+            found_NH = mlp.down_proj(self._activation(mlp.gate_proj(normed_NH)).mul_(mlp.up_proj(normed_NH)))
+            hidden_NH = (hidden_NH + norm(layer.post_feedforward_layernorm, found_NH)).mul_(layer.layer_scalar)
+        hidden_NH = norm(self.network.model.norm, hidden_NH)
         return self._logits(hidden_NH)[:, None], self.network.post_projection(hidden_NH)
-
-    def _layer(
-        self,
-        layer: Any,
-        hidden_NH: torch.Tensor,
-        turns: tuple[torch.Tensor, torch.Tensor],
-        attend: Callable[[torch.Tensor], torch.Tensor],
-    ) -> torch.Tensor:
-        attention, mlp, norm, (cos_N1D, sin_N1D) = layer.self_attn, layer.mlp, self._norm, turns
-        size = cos_N1D.shape[-1]
-        query_XD = attention.q_proj(norm(layer.input_layernorm, hidden_NH)).view(-1, size)
-        query_NQD = norm(attention.q_norm, query_XD).view(len(hidden_NH), -1, size)
-        query_NQD = (query_NQD * cos_N1D).addcmul_(query_NQD.roll(size // 2, -1), sin_N1D)
-        hidden_NH = hidden_NH + norm(layer.post_attention_layernorm, attention.o_proj(attend(query_NQD)))
-        normed_NH = norm(layer.pre_feedforward_layernorm, hidden_NH)
-        gated_NX = self._activation(mlp.gate_proj(normed_NH)).mul_(mlp.up_proj(normed_NH))
-        return (hidden_NH + norm(layer.post_feedforward_layernorm, mlp.down_proj(gated_NX))).mul_(layer.layer_scalar)
 
     def _logits(self, hidden_NH: torch.Tensor) -> torch.Tensor:
         masked = self.network.masked_embedding
@@ -200,6 +183,21 @@ class AssistantHead:
         logits_NM = (embedding(tokens_NM, self.network.lm_head.weight) @ hidden_NH[:, :, None])[..., 0]
         logits_NV = logits_NM.new_full((len(hidden_NH), self._config.vocab_size), float("-inf"))
         return logits_NV.scatter_(1, tokens_NM, logits_NM)
+
+    @torch.inference_mode()
+    def guesses(self, tokens_BT: torch.Tensor, features_BTX: torch.Tensor) -> tuple[torch.Tensor, list[int]]:
+        """Return the likeliest tokens [B, P] behind every fourth position, as heads do; the target reads the rows."""
+        num_rows, num_tokens = tokens_BT.shape
+        states_BTE, found = self._target_norm(features_BTX), []
+        positions = list(range(1, num_tokens, _PROBED_EVERY))
+        self._target.allocate(num_rows, num_tokens)
+        self._target.prefill(range(num_rows), tokens_BT.tolist())
+        for position in positions:
+            assert self._target.cache is not None, "it was allocated"
+            sight = Sight(self._target.cache, range(num_rows), [position] * num_rows, self.device)
+            found.append(self.step(tokens_BT[:, position], states_BTE[:, position - 1], sight)[0][:, 0].argmax(-1))
+        self._target.release()
+        return torch.stack(found, dim=1), positions
 
     def seconds(self, num_rows: int, num_tokens: int) -> float:
         """Measure a step of `num_rows` rows, as in a draft, over slots of its own."""
@@ -220,11 +218,7 @@ def attach_assistant(path: str, target: Target, target_path: str) -> AssistantHe
     Raises ValueError, in one line that names the folder, for one that does not fit its target, or that agrees with it
     on less than 15 % of its tokens.
     """
-    if not isinstance(target, LanguageModel):
-        raise ValueError(
-            f"{path!r} is an assistant, which reads the keys of its target in the same process, and the layers of "
-            f"{target_path!r} are in others; use another draft, or no stages"
-        )
+    assert isinstance(target, LanguageModel), "a target in other processes is refused before"
     assistant = fitting_assistant(path, target.network.config, target_path)
     with torch.device("meta"):
         network = AssistantNetwork(assistant.config)
@@ -232,7 +226,7 @@ def attach_assistant(path: str, target: Target, target_path: str) -> AssistantHe
     dtypes = {name: target.dtype if tensor.is_floating_point() else torch.int64 for name, tensor in tensors.items()}
     network.load_state_dict({name: each.to(target.device, dtypes[name]) for name, each in tensors.items()}, assign=True)
     head = AssistantHead(assistant, network, target)
-    share = once_more(lambda: agreement(head, target))
+    (share,) = once_more(lambda: agreements(head, target, [head.feature_layers]))
     if share < LEAST_AGREEMENT:
         raise ValueError(
             f"{path!r} agrees with {target_path!r} on {share:.0%} of the tokens, expected at least "
@@ -240,31 +234,3 @@ def attach_assistant(path: str, target: Target, target_path: str) -> AssistantHe
         )
     _log.info("the assistant %r agrees with its target on %s of the tokens", path, f"{share:.0%}")
     return head
-
-
-@torch.inference_mode()
-def agreement(head: AssistantHead, target: LanguageModel) -> float:
-    """Return the share of tokens on which an assistant's first guess is its target's, over text of the target's own.
-
-    What is in the target's slots is lost, and so is its tap.
-    """
-    num_tokens = min(_NUM_TOKENS, target.max_positions or _NUM_TOKENS)
-    first = torch.randint(target.vocab_size, (_NUM_ROWS,), generator=torch.Generator().manual_seed(0)).tolist()
-    kept: list[torch.Tensor] = []
-    try:
-        texts = drawn(target, first, num_tokens)
-        target.hand_out(head.tap(lambda *given: kept.append(given[-1])))
-        asked = [Stretch.over(row, 0, text, [*text[1:], text[0]], 1) for row, text in enumerate(texts)]
-        scores = [target.logprobs([stretch])[0] for stretch in asked]
-        picked_BT = to_device([[at.top[0][0] for at in row] for row in scores], head.device)
-        states_BTE, tokens_BT = torch.cat(kept).view(len(texts), num_tokens, -1), to_device(texts, head.device)
-        assert target.cache is not None, "the texts are in its slots"
-        shares = []
-        for newest in range(1, num_tokens, _PROBED_EVERY):
-            sight = Sight(target.cache, range(len(texts)), [newest] * len(texts), head.device)
-            logits_B1V, _ = head.step(tokens_BT[:, newest], states_BTE[:, newest - 1], sight)
-            shares.append((logits_B1V[:, 0].argmax(-1) == picked_BT[:, newest]).float().mean())
-        return float(torch.stack(shares).mean())
-    finally:
-        target.hand_out(None)
-        target.release()

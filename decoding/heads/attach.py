@@ -11,6 +11,7 @@ import logging
 from collections.abc import Sequence as Seq
 from dataclasses import replace
 from functools import partial
+from typing import Protocol
 
 import torch
 
@@ -24,7 +25,6 @@ from decoding.heads.fit import fitting_config, load_ends, make_network
 from decoding.heads.format.folder import Head, read_head
 from decoding.heads.format.head_config import HeadConfig
 from decoding.heads.format.networks import Eagle3Network
-from decoding.heads.slot_head import SlotHead
 from decoding.network.language_model import LanguageModel
 from decoding.network.slot_network import layers_to_read
 from decoding.network.target import Target, once_more
@@ -38,6 +38,12 @@ from decoding.sequence import Sequence
 
 LEAST_AGREEMENT = 0.15
 _log = logging.getLogger(__name__)
+
+
+class Guesser(Protocol):
+    """What is measured of a head: see `SlotHead.guesses`."""
+
+    def guesses(self, tokens_BT: torch.Tensor, features_BTX: torch.Tensor) -> tuple[torch.Tensor, list[int]]: ...
 
 
 def attach(path: str, target: Target, target_path: str, head: Head | None = None) -> Eagle3Head | DFlashHead:
@@ -98,7 +104,7 @@ _NUM_ROWS, _NUM_TOKENS = 8, 40
 
 
 @torch.inference_mode()
-def agreements(head: SlotHead, target: Target, readings: Seq[Seq[int]]) -> list[float]:
+def agreements(head: Guesser, target: Target, readings: Seq[Seq[int]]) -> list[float]:
     """Return the share of tokens on which head and target agree, for each list of layers whose input may be read.
 
     The text is drawn from the target itself, always the same. The caches of both are lost, and so is the target's tap.

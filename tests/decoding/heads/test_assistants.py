@@ -112,7 +112,7 @@ def _swap_halves(head: AssistantHead, patched: pytest.MonkeyPatch) -> None:
 def _other_layers(head: AssistantHead, patched: pytest.MonkeyPatch) -> None:
     """Read keys of other layers, of the same kind, sizes and slots."""
     own = Sight.attend
-    swapped = {2: 0, 3: 1} if head._num_target_layers == 6 else {2: 1}
+    swapped = {2: 0, 3: 1} if head.feature_layers == (6,) else {2: 1}
     patched.setattr(
         Sight, "attend", lambda self, query, layer_id, window: own(self, query, swapped.get(layer_id, layer_id), window)
     )
@@ -179,8 +179,8 @@ REFUSED = {
     "says attention_sinks 4 in config.json": {"text_config": {"attention_sinks": 4}},
     "says final_logit_softcapping 30.0": {"text_config": {"final_logit_softcapping": 30.0}},
     "says quantization_config": {"quantization_config": {"quant_method": "fp8"}},
-    "says num_centroids 7": {"use_ordered_embeddings": True, "num_centroids": 7},
-    "says num_kv_shared_layers 1": {"text_config": {"num_kv_shared_layers": 1}},
+    "has 7 centroids, which do not divide its 48 tokens": {"use_ordered_embeddings": True, "num_centroids": 7},
+    "has layers with keys of their own": {"text_config": {"num_kv_shared_layers": 1}},
 }
 
 
