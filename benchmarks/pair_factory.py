@@ -104,7 +104,7 @@ SHAPES = {
     "small": Shape(1024, 14, 16, 8, 2816, 8192, 1),  # 182 M, draft 29 M
     "medium": Shape(1024, 22, 16, 8, 2816, 8192, 1),  # 276 M, draft 29 M
     "hybrid": Shape(1024, 24, 16, 8, 2816, 8192, 4, family="qwen3_5"),  # 313 M, draft 66 M: four layers
-    "gemma4": Shape(  # 365 M, assistant 13 M
+    "gemma4": Shape(  # 312 M, assistant 12 M
         *(1024, 24, 8, 4, 2816, 8192), head_size=128, family="gemma4",
         draft=Shape(256, 4, 8, 4, 2048, 8192, head_size=128, family="gemma4"),
     ),
@@ -223,8 +223,7 @@ def _assisted(shape: Shape, draft_shape: Shape, dtype: torch.dtype) -> _Pair:
 
 def _save_assistant(target: PreTrainedModel, shape: Shape, draft_shape: Shape, folder: Path) -> None:
     """Save an assistant that reads its target's embedding alone, though its layers compute all that they should."""
-    text = draft_shape.config().to_dict() | {"num_kv_shared_layers": draft_shape.layers, "tie_word_embeddings": True}
-    config = Gemma4AssistantConfig(text_config=Gemma4TextConfig(**text), backbone_hidden_size=shape.hidden)
+    config = Gemma4AssistantConfig(text_config=draft_shape.config(), backbone_hidden_size=shape.hidden)
     network = AssistantNetwork(config).requires_grad_(False)
     network.pre_projection.weight.copy_(torch.eye(draft_shape.hidden, 2 * shape.hidden))
     for layer in network.model.layers:

@@ -188,7 +188,8 @@ class AssistantHead:
     def guesses(self, tokens_BT: torch.Tensor, features_BTX: torch.Tensor) -> tuple[torch.Tensor, list[int]]:
         """Return the likeliest tokens [B, P] behind every fourth position, as heads do; the target reads the rows."""
         num_rows, num_tokens = tokens_BT.shape
-        states_BTE, found = self._target_norm(features_BTX), []
+        found: list[torch.Tensor] = []
+        states_BTE = self._target_norm(features_BTX)
         positions = list(range(1, num_tokens, _PROBED_EVERY))
         self._target.allocate(num_rows, num_tokens)
         self._target.prefill(range(num_rows), tokens_BT.tolist())
