@@ -28,7 +28,7 @@ class ModelSettings:
     target: str
     """Target model: a folder with safetensors or a LoRA adapter, a GGUF file, or a hub name."""
     draft: str | None = None
-    """Draft: a model, for drafters 'model' and 'hybrid', or a head, for 'eagle3', 'dflash' or 'assistant' and 'hybrid'."""
+    """Draft: a model, for drafters 'model' and 'hybrid', or a head, for that of its kind and 'hybrid'."""
     draft_vocabulary: DraftVocabulary = "same"
     """Tokens of a draft model: the same as the target's, or mapped to them, for a model with another tokenizer."""
     tokenizer: str | None = None

@@ -105,7 +105,9 @@ SHAPES = {
     "medium": Shape(1024, 22, 16, 8, 2816, 8192, 1),  # 276 M, draft 29 M
     "hybrid": Shape(1024, 24, 16, 8, 2816, 8192, 4, family="qwen3_5"),  # 313 M, draft 66 M: four layers
     "gemma4": Shape(  # 312 M, assistant 12 M
-        *(1024, 24, 8, 4, 2816, 8192), head_size=128, family="gemma4",
+        *(1024, 24, 8, 4, 2816, 8192),
+        head_size=128,
+        family="gemma4",
         draft=Shape(256, 4, 8, 4, 2048, 8192, head_size=128, family="gemma4"),
     ),
     "nested-tiny": Shape(128, 3, 8, 2, 256, 512, head_size=16, draft=Shape(64, 2, 4, 2, 96, 512, head_size=16)),

@@ -50,7 +50,7 @@ def check_models(settings: GeneratorSettings) -> None:
         if is_assistant(models.draft) and settings.stages.is_apart:
             raise ValueError(
                 f"{settings.stages.asked_by} put the target into other processes, and models.draft ({models.draft}) is "
-                "an assistant, which reads the keys of its target in the same process; leave them out, or use another draft"
+                "an assistant, which reads the keys of its target in the same one; leave them out, or use another draft"
             )
         fitting = fitting_assistant if is_assistant(models.draft) else fitting_config
         fitting(models.draft, target_config, models.target)

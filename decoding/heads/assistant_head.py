@@ -159,7 +159,9 @@ class AssistantHead:
     def step(self, newest_N: torch.Tensor, states_NE: torch.Tensor, sight: Sight) -> tuple[torch.Tensor, torch.Tensor]:
         """Return logits [N, 1, V] behind the newest token of each row, and the states [N, E] of the next step."""
         norm, num_positions = self._norm, sight.cache.num_positions + 1
-        turns = {kind: [each[sight.at_N][:, None] for each in of.reach(num_positions)] for kind, of in self._tables.items()}
+        turns = {
+            kind: [each[sight.at_N][:, None] for each in of.reach(num_positions)] for kind, of in self._tables.items()
+        }
         hidden_NH = self.network.pre_projection(torch.cat((self._embed(newest_N), states_NE), dim=-1))
         for layer, kind, layer_id in zip(self.network.model.layers, self._kinds, self.layer_ids, strict=True):
             attention, mlp, (cos_N1D, sin_N1D) = layer.self_attn, layer.mlp, turns[kind]

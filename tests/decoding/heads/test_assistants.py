@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from decoding import Engine, EngineOptions, SamplingParams
+from decoding.checkpoint.loading import footprint_of
 from decoding.drafters import make_drafter
 from decoding.drafters.assistant import AssistantDrafter
 from decoding.drafters.base import NoDrafter
@@ -17,7 +18,15 @@ from decoding.heads.format.folder import is_assistant, is_head, read_head
 from decoding.network.language_model import LanguageModel
 from decoding.network.probe import check_model
 from tests.decoding.drafters.over_heads import PROMPTS, Watched, engine_over
-from tests.decoding.heads.tiny_assistants import KINDS, assistant_of, change, drafts_of, knowing_pair, save_pair, target_of
+from tests.decoding.heads.tiny_assistants import (
+    KINDS,
+    assistant_of,
+    change,
+    drafts_of,
+    knowing_pair,
+    save_pair,
+    target_of,
+)
 from tests.decoding.tiny import outputs, random_prompts, schedule_at_random
 
 GREEDY = SamplingParams(max_tokens=24, temperature=0)
@@ -38,7 +47,7 @@ def pair(request, tmp_path_factory) -> SimpleNamespace:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(assistant_head, "LEAST_AGREEMENT", 0.0)
         head = attach_assistant(folder, model, target)
-    return SimpleNamespace(model=model, head=head, target=target_of(kind), assistant=assistant_of(kind))
+    return SimpleNamespace(model=model, head=head, folder=folder, target=target_of(kind), assistant=assistant_of(kind))
 
 
 def watched(pair: SimpleNamespace, num_slots: int) -> WatchedAssistant:
@@ -86,14 +95,18 @@ def test_texts_and_drafts_are_exact_whichever_rows_draft_and_rest(pair, monkeypa
     assert sum(sequence.num_accepted_tokens for sequence in sequences) > 0  # it drew with the rows' own noise
 
 
-def test_the_tokens_of_other_centroids_are_never_drafted():
-    """All that the best ones do not hold has -inf, at any temperature."""
-    network, config = SimpleNamespace(masked_embedding=assistant_of("small").masked_embedding), {"vocab_size": 48}
-    network.lm_head = torch.nn.Embedding(48, 16)
-    head = SimpleNamespace(network=network, _num_best=3, _config=SimpleNamespace(**config))
+def test_the_tokens_of_other_centroids_are_never_drafted(pair):
     with torch.inference_mode():
-        logits_NV = AssistantHead._logits(head, torch.randn(5, 16))
-    assert logits_NV.isfinite().sum(-1).tolist() == [3 * 6] * 5
+        logits_NV = pair.head._logits(torch.randn(5, 16))
+    assert logits_NV.isfinite().sum(-1).tolist() == [18 if pair.assistant.config.use_ordered_embeddings else 48] * 5
+
+
+def test_the_plan_knows_the_memory_of_target_and_assistant(pair):
+    engine_over(pair.model, watched(pair, 3)).generate(PROMPTS, GREEDY)
+    assert footprint_of(pair.model.network.config, "float32", 3, 80).cache == pair.model.cache.num_bytes
+    planned = fitting_assistant(pair.folder, pair.model.network.config, "x").footprint("float32", 3, 80)
+    own = sum(each.numel() for each in pair.assistant.state_dict().values()) - pair.assistant.lm_head.weight.numel()
+    assert (planned.weights, planned.cache) == (4 * own, 0)
 
 
 def _shifted(cache, slots, nums_seen, device, *, by: int) -> Sight:
@@ -125,7 +138,9 @@ def _no_norm(head: AssistantHead, patched: pytest.MonkeyPatch, which: str) -> No
 
 PLANTS = {
     "the wrong layers' keys": _other_layers,
-    "positions one on": lambda _, patched: patched.setattr("decoding.drafters.assistant.Sight", partial(_shifted, by=1)),
+    "positions one on": lambda _, patched: patched.setattr(
+        "decoding.drafters.assistant.Sight", partial(_shifted, by=1)
+    ),
     "positions one back": lambda _, patched: patched.setattr(
         "decoding.drafters.assistant.Sight", partial(_shifted, by=-1)
     ),
@@ -165,7 +180,7 @@ def test_a_pair_in_folders_drafts_by_the_real_load_path(tmp_path, options, tempe
 
 def test_an_assistant_that_agrees_too_seldom_is_refused(tmp_path):
     target, folder = save_pair("large", tmp_path)
-    with pytest.raises(ValueError, match="agrees with .* of the tokens, expected at least 15%"):
+    with pytest.raises(ValueError, match=r"agrees with .* of the tokens, expected at least 15%"):
         Engine.load(target, folder, device="cpu")
 
 
