@@ -146,7 +146,7 @@ class AssistantHead:
 
     @property
     def weights(self) -> LiveWeights:
-        """Its own weights."""
+        """The assistant's own weights."""
         return LiveWeights(self.network)
 
     def share(self) -> "AssistantHead":

@@ -60,11 +60,12 @@ def plain(pair: SimpleNamespace, prompts, params) -> list[list[int]]:
     return outputs(engine_over(pair.model.share(), NoDrafter(), num_slots=1).generate(prompts, params))
 
 
-def num_wrong(pair: SimpleNamespace, drafter: WatchedAssistant) -> int:
-    """The number of drafts that are not what transformers drafts for the same text."""
+def share_wrong(pair: SimpleNamespace, drafter: WatchedAssistant) -> float:
+    """The share of drafts, of some 40 among all, that are not what transformers drafts for the same text."""
     assert len(drafter.seen) > 20
-    expected = (drafts_of(pair.assistant, pair.target, tokens, limit) for tokens, _, limit in drafter.seen)
-    return sum(drafted != found for (_, drafted, _), found in zip(drafter.seen, expected, strict=True))
+    some = drafter.seen[:: 1 + len(drafter.seen) // 40]
+    wrong = [drafts_of(pair.assistant, pair.target, tokens, limit) != drafted for tokens, drafted, limit in some]
+    return sum(wrong) / len(wrong)
 
 
 @pytest.mark.parametrize(("num_slots", "num_drafted"), [(1, 1), (3, 5)])
@@ -75,7 +76,7 @@ def test_each_draft_is_what_transformers_drafts_for_the_committed_text(pair, num
     assert outputs(sequences) == plain(pair, PROMPTS, GREEDY)
     assert any(sequence.num_cached_tokens for sequence in sequences)  # a prefix was copied
     assert max(len(tokens) for tokens, _, _ in drafter.seen) > 30  # windows of 6 were crossed
-    assert num_wrong(pair, drafter) == 0
+    assert share_wrong(pair, drafter) == 0
 
 
 @pytest.mark.parametrize("num_slots", [2, 12])
@@ -90,7 +91,7 @@ def test_texts_and_drafts_are_exact_whichever_rows_draft_and_rest(pair, monkeypa
             drafter.seen.clear()
             sequences = engine.generate(prompts, params)
             if params is GREEDY:
-                assert num_wrong(pair, drafter) == 0
+                assert share_wrong(pair, drafter) == 0
     assert outputs(sequences) == expected
     assert sum(sequence.num_accepted_tokens for sequence in sequences) > 0  # it drew with the rows' own noise
 
@@ -160,7 +161,7 @@ def test_a_planted_fault_changes_drafts_and_no_text(pair, monkeypatch, plant):
         assert outputs(found) == expected
         drafter.seen.clear()
         engine_over(pair.model, drafter).generate(PROMPTS, GREEDY)
-    assert num_wrong(pair, drafter) > len(drafter.seen) / 4
+    assert share_wrong(pair, drafter) > 0.25
 
 
 @pytest.mark.parametrize("options", [{}, {"drafter": "hybrid"}, {"draft_length": "fixed", "num_lanes": 2}])
