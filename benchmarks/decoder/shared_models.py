@@ -12,6 +12,7 @@ from functools import cache
 from typing import Any
 from unittest.mock import patch
 
+from benchmarks.decoder.counts.recorder import Role
 from decoding import Engine, EngineOptions
 from decoding.checkpoint.loading import DType
 from decoding.device import Device
@@ -74,7 +75,9 @@ class SharedModels:
         # Nothing depends on the draft's numbers. An assistant is no model: it reads in the target.
         self._has_assistant = is_assistant(draft)
         self.draft = self.target if self._has_assistant else _load(draft, device, dtype)
-        self.by_role = {"target": self.target} | ({} if self._has_assistant else {"draft": self.draft})
+        self.by_role: dict[Role, LanguageModel] = {"target": self.target}
+        if not self._has_assistant:
+            self.by_role["draft"] = self.draft
         self._check_model, self._measure_costs = cache(check_model), cache(measure_costs)
         self._attach_assistant = cache(attach_assistant)
         self._overheads: dict[Any, CostTable] = {}

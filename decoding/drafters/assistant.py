@@ -39,7 +39,7 @@ class AssistantDrafter(StepwiseDrafter):
 
     def receive(self, slots: Seq[int], starts: Seq[int], lengths: Seq[int], _: object, states_NE: torch.Tensor) -> None:
         """Hold the states of each row's last forward, as `FeatureTap.receive` says."""
-        for slot, start, own_NE in zip(slots, starts, states_NE.split(list(lengths)), strict=True):
+        for slot, start, own_NE in zip(slots, starts, torch.split(states_NE, list(lengths)), strict=True):
             self._held[slot] = start, own_NE
 
     def begin(self, slot: int, donor: int | None, num_shared: int) -> None:

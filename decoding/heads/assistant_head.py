@@ -136,8 +136,8 @@ class AssistantHead:
         self._embed, self._target_norm = target.network.get_input_embeddings(), final_norm(target.network)
         turn, like_1H = Gemma4TextRotaryEmbedding(own).to(self.device), network.model.norm.weight[None]
         self._tables = {kind: RotaryTables(partial(turn, layer_type=kind), like_1H) for kind in set(own.layer_types)}
-        _, norm = operations_on(self.device, self.dtype, own.per_layer_config[0].head_dim, own.hidden_size)
-        self._norm = lambda module, x_NX: norm(x_NX, module.weight, own.rms_norm_eps)
+        of_layers = self.dtype, own.per_layer_config[0].head_dim, own.hidden_size
+        self._epsilon, (_, self._norm_function) = own.rms_norm_eps, operations_on(self.device, *of_layers)
         pack_linears(network)
 
     def tap(self, receive: Callable[..., None]) -> FeatureTap:
@@ -175,6 +175,9 @@ class AssistantHead:
             hidden_NH = (hidden_NH + norm(layer.post_feedforward_layernorm, found_NH)).mul_(layer.layer_scalar)
         hidden_NH = norm(self.network.model.norm, hidden_NH)
         return self._logits(hidden_NH)[:, None], self.network.post_projection(hidden_NH)
+
+    def _norm(self, module: Any, x_NX: torch.Tensor) -> torch.Tensor:
+        return self._norm_function(x_NX, module.weight, self._epsilon)
 
     def _logits(self, hidden_NH: torch.Tensor) -> torch.Tensor:
         masked = self.network.masked_embedding
