@@ -5,7 +5,9 @@ target wrote. All weights are random; the head's scale gives the text the entrop
 
 Two ways to make them agree. Where the draft is named by `draft_layers`, it is the target's own first layers, and what
 the later layers add is scaled down. Where it has a shape of its own (`draft`: the sizes of published pairs), the target
-holds the draft's weights in the corner of its own, surrounded by noise, and the noise is scaled.
+holds the draft's weights in the corner of its own, surrounded by noise, and the noise is scaled. A target of Gemma 4's
+shape has an assistant (`draft` has its sizes) that knows what the target would say without its layers, whose share is
+scaled: the embeddings lie in as few dimensions as the assistant has.
 
 Shapes: B texts, T tokens, V vocabulary, H hidden size.
 """
@@ -17,7 +19,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from safetensors.torch import save_file
 from transformers import (
+    Gemma4AssistantConfig,
+    Gemma4ForCausalLM,
+    Gemma4TextConfig,
     LlamaConfig,
     LlamaForCausalLM,
     PretrainedConfig,
@@ -28,11 +34,14 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
+from decoding.heads.assistant_head import AssistantNetwork
+
 _Pair = tuple[PreTrainedModel, PreTrainedModel, Callable[[float], None]]
 _FAMILIES = {
     "llama": (LlamaConfig, LlamaForCausalLM),
     "qwen3": (Qwen3Config, Qwen3ForCausalLM),
     "qwen3_5": (Qwen3_5TextConfig, Qwen3_5ForCausalLM),
+    "gemma4": (Gemma4TextConfig, Gemma4ForCausalLM),
 }
 _LINEAR_HEAD_SIZE = 128  # of the layers with states, as in Qwen3.5
 
@@ -50,8 +59,9 @@ class Shape:
     draft_layers: int = 0
     head_size: int | None = None  # None: hidden / heads
     draft: "Shape | None" = None
-    # qwen3 normalizes each head's queries and keys; in qwen3_5 three layers of four keep states
-    family: Literal["llama", "qwen3", "qwen3_5"] = "llama"
+    # qwen3 normalizes each head's queries and keys; in qwen3_5 three layers of four keep states; in gemma4 five of six
+    # layers slide, and `draft` is an assistant
+    family: Literal["llama", "qwen3", "qwen3_5", "gemma4"] = "llama"
 
     def config(self) -> PretrainedConfig:
         """Return the configuration of a model of this shape, which has no end token."""
@@ -68,10 +78,13 @@ class Shape:
             tie_word_embeddings=False,
             eos_token_id=None,
             bos_token_id=None,
-            **self._of_states(),
+            **self._of_family(),
         )
 
-    def _of_states(self) -> dict[str, int]:
+    def _of_family(self) -> dict[str, int]:
+        if self.family == "gemma4":
+            sizes = dict.fromkeys(("hidden_size_per_layer_input", "vocab_size_per_layer_input"), 0)
+            return {"global_head_dim": 2 * (self.head_size or self.hidden // self.heads), **sizes}
         if self.family != "qwen3_5":
             return {}
         num_heads = self.hidden // _LINEAR_HEAD_SIZE
@@ -91,6 +104,12 @@ SHAPES = {
     "small": Shape(1024, 14, 16, 8, 2816, 8192, 1),  # 182 M, draft 29 M
     "medium": Shape(1024, 22, 16, 8, 2816, 8192, 1),  # 276 M, draft 29 M
     "hybrid": Shape(1024, 24, 16, 8, 2816, 8192, 4, family="qwen3_5"),  # 313 M, draft 66 M: four layers
+    "gemma4": Shape(  # 312 M, assistant 12 M
+        *(1024, 24, 8, 4, 2816, 8192),
+        head_size=128,
+        family="gemma4",
+        draft=Shape(256, 4, 8, 4, 2048, 8192, head_size=128, family="gemma4"),
+    ),
     "nested-tiny": Shape(128, 3, 8, 2, 256, 512, head_size=16, draft=Shape(64, 2, 4, 2, 96, 512, head_size=16)),
     "8b": Shape(4096, 36, 32, 8, 12288, 151936, head_size=128, draft=_QWEN_DRAFT, family="qwen3"),  # Qwen3-8B's sizes
 }
@@ -112,13 +131,19 @@ def make_pair(
         raise ValueError(f"an acceptance rate lies between 0 and 1, got {acceptance}")
     torch.manual_seed(seed)
     with torch.device(device):
-        target, draft, scale = _nested(shape, shape.draft, dtype, seed) if shape.draft else _layered(shape, dtype)
+        if shape.family == "gemma4" and shape.draft:
+            target, draft, scale = _assisted(shape, shape.draft, dtype)
+        else:
+            target, draft, scale = _nested(shape, shape.draft, dtype, seed) if shape.draft else _layered(shape, dtype)
     generator = torch.Generator().manual_seed(1)
     prompts_BT = torch.randint(shape.vocab, (_NUM_TEXTS, _PROMPT_LENGTH), generator=generator).to(device)
     _find_scale(scale, target, draft, prompts_BT[: _NUM_TEXTS // 2], acceptance)
     found = greedy_acceptance(target, draft, prompts_BT)
     target.save_pretrained(folder / "target")
-    draft.save_pretrained(folder / "draft")
+    if shape.family == "gemma4" and shape.draft:
+        _save_assistant(target, shape, shape.draft, folder / "draft")
+    else:
+        draft.save_pretrained(folder / "draft")
     return found
 
 
@@ -177,6 +202,41 @@ def _nested(shape: Shape, draft_shape: Shape, dtype: torch.dtype, seed: int) -> 
                 weight[tuple(corner)] += inside[name]
 
     return target, draft, scale
+
+
+def _assisted(shape: Shape, draft_shape: Shape, dtype: torch.dtype) -> _Pair:
+    """Return a target, a model that says what it would say without its layers, and what scales the layers' share."""
+    target = _random_model(shape).to(dtype)
+    embedding = target.model.embed_tokens.weight  # of one size with what a layer adds at scale 1
+    embedding[:, : draft_shape.hidden].normal_(std=draft_shape.hidden**-0.5)
+    embedding[:, draft_shape.hidden :] = 0
+    without = replace(shape, layers=1).network().to(dtype)
+    ends = {name: weight for name, weight in target.state_dict().items() if "layers" not in name}
+    without.load_state_dict(ends, strict=False)
+
+    def scale(size: float, model: PreTrainedModel = target) -> None:
+        for layer in model.model.layers:
+            layer.post_attention_layernorm.weight.fill_(size)
+            layer.post_feedforward_layernorm.weight.fill_(size)
+
+    scale(0.0, without)
+    return target, without, scale
+
+
+def _save_assistant(target: PreTrainedModel, shape: Shape, draft_shape: Shape, folder: Path) -> None:
+    """Save an assistant that reads its target's embedding alone, though its layers compute all that they should."""
+    config = Gemma4AssistantConfig(text_config=draft_shape.config(), backbone_hidden_size=shape.hidden)
+    network = AssistantNetwork(config).requires_grad_(False)
+    network.pre_projection.weight.copy_(torch.eye(draft_shape.hidden, 2 * shape.hidden))
+    for layer in network.model.layers:
+        layer.post_attention_layernorm.weight.zero_()
+        layer.post_feedforward_layernorm.weight.zero_()
+    network.model.norm.weight.fill_((shape.hidden / draft_shape.hidden) ** 0.5)
+    network.lm_head.weight.copy_(target.lm_head.weight[:, : draft_shape.hidden])
+    config.save_pretrained(folder)
+    tensors = {name: tensor.to("cpu", target.dtype).contiguous() for name, tensor in network.state_dict().items()}
+    tensors["model.embed_tokens.weight"] = tensors.pop("lm_head.weight")
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
 
 
 def _outputs(layer: Any) -> tuple[torch.nn.Linear, torch.nn.Linear]:

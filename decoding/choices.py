@@ -6,12 +6,12 @@ Device = Literal["auto", "cpu", "cuda"]
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 Exact = Literal["auto", "on", "off"]  # whether a GPU's products are those in which no row depends on the batch
 Verification = Literal["coupled", "rejection", "unadjusted"]
-DrafterName = Literal["none", "ngram", "suffix", "model", "eagle3", "dflash", "mtp", "hybrid"]
+DrafterName = Literal["none", "ngram", "suffix", "model", "eagle3", "dflash", "mtp", "assistant", "hybrid"]
 
 TEXT_IS_THE_TARGETS: tuple[Verification, ...] = ("coupled",)  # token for token, whatever the draft
 TEXT_DEPENDS_ON_DRAFT: tuple[Verification, ...] = ("rejection", "unadjusted")
 LOSSY: tuple[Verification, ...] = ("unadjusted",)  # it does not keep the target's distribution, either
 DRAFTERS: tuple[DrafterName, ...] = get_args(DrafterName)
-NEED_A_HEAD: tuple[DrafterName, ...] = ("eagle3", "dflash", "mtp")
+NEED_A_HEAD: tuple[DrafterName, ...] = ("eagle3", "dflash", "mtp", "assistant")
 OWN_HEAD, OWN_HEAD_IF_ANY = "mtp", "auto"  # as a draft: the head in the target's own files, or that if there is one
 NEED_A_MODEL: tuple[DrafterName, ...] = ("model", *NEED_A_HEAD, "hybrid")

@@ -27,7 +27,9 @@ from decoding.engine.load import settle_max_model_len
 from decoding.engine.rounds.lane import divide_slots
 from decoding.fused.kernels import linear_kind
 from decoding.gpu.available import gpu_kind
+from decoding.heads.assistant_folder import fitting_assistant
 from decoding.heads.fit import fitting_config
+from decoding.heads.format.folder import is_assistant
 from decoding.heads.mtp.files import own_head
 from decoding.vocabulary.vocabulary_map import VocabularyMap
 
@@ -49,7 +51,13 @@ def check_models(settings: GeneratorSettings) -> None:
     if models.draft == OWN_HEAD:
         own_head(models.target)
     elif models.draft is not None and engine.drafts_with_a_head(models.draft):
-        fitting_config(models.draft, target_config, models.target)
+        if is_assistant(models.draft) and settings.stages.is_apart:
+            raise ValueError(
+                f"{settings.stages.asked_by} put the target into other processes, and models.draft ({models.draft}) is "
+                "an assistant, which reads the keys of its target in the same one; leave them out, or use another draft"
+            )
+        fitting = fitting_assistant if is_assistant(models.draft) else fitting_config
+        fitting(models.draft, target_config, models.target)
     elif models.draft is not None and engine.pick_drafter(models.draft) in NEED_A_MODEL:
         draft_config = load_config(models.draft)
         _check_dtype(draft_config, models.dtype, models.draft)

@@ -8,8 +8,9 @@ from decoding.checkpoint.loading import Footprint, footprint_of
 from decoding.checkpoint.supported import load_config, max_positions
 from decoding.choices import OWN_HEAD
 from decoding.engine.load import settle_max_model_len
+from decoding.heads.assistant_folder import fitting_assistant
 from decoding.heads.fit import fitting_config, head_footprint
-from decoding.heads.format.folder import is_head
+from decoding.heads.format.folder import is_assistant, is_head
 from decoding.heads.mtp.files import own_head
 
 
@@ -19,6 +20,9 @@ def footprint(settings: GeneratorSettings, model: str) -> Footprint:
     length = settle_max_model_len(engine.max_model_len, max_positions(load_config(models.target)))
     if model == OWN_HEAD:
         return own_head(models.target).footprint(models.dtype, engine.num_slots, length)
+    if model != models.target and is_assistant(model):
+        assistant = fitting_assistant(model, load_config(models.target), models.target)
+        return assistant.footprint(models.dtype, engine.num_slots, length)
     if model != models.target and is_head(model):
         config = fitting_config(model, load_config(models.target), models.target)
         return head_footprint(model, config, models.dtype, engine.num_slots, length)

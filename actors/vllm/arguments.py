@@ -263,7 +263,8 @@ def speculative_config(settings: GeneratorSettings) -> dict[str, Any] | None:
         return None
     if drafter in NEED_A_HEAD and draft not in (None, OWN_HEAD):
         kind = kind_of_head(draft) or drafter
-        method_of_head = {"dflash2": "dflash", "peagle": "eagle3, parallel_drafting: true"}.get(kind, kind)
+        in_vllm = {"dflash2": "dflash", "peagle": "eagle3, parallel_drafting: true", "assistant": "mtp"}
+        method_of_head = in_vllm.get(kind, kind)
         raise ValueError(
             f"models.draft ({draft}) is a draft head; for vLLM leave it out and say engine.vllm.speculative_config "
             f"{{method: {method_of_head}, model: {draft}, num_speculative_tokens: 3}}"

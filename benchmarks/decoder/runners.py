@@ -82,7 +82,7 @@ class EngineRunner(Runner):
     def warm_up(self) -> WarmUp:
         """Run once, with the recorder in front of the models; then some rounds, whose launches are counted."""
         engine = self.engine()
-        recorder = ForwardRecorder({"target": self.models.target, "draft": self.models.draft})
+        recorder = ForwardRecorder(self.models.by_role)
         samples = self.corpus.sequences(self.num_rows)
         rounds: list[tuple[int, int]] = []
         for sample in samples:
@@ -91,7 +91,7 @@ class EngineRunner(Runner):
             generate(engine, samples)
         self._recorder = recorder if self.with_raw else None
         rows = self.corpus.sequences(min(self.batch, self.num_rows))
-        launches = count_round(self.engine(), (self.models.target, self.models.draft), rows)
+        launches = count_round(self.engine(), list(self.models.by_role.values()), rows)
         drafted, tried, accepted = per_position(rounds)
         return self.shown(
             [sample.output_token_ids for sample in samples],

@@ -7,15 +7,19 @@ warm.
 """
 
 import gc
+from dataclasses import replace
 from functools import cache
 from typing import Any
 from unittest.mock import patch
 
+from benchmarks.decoder.counts.recorder import Role
 from decoding import Engine, EngineOptions
 from decoding.checkpoint.loading import DType
 from decoding.device import Device
 from decoding.drafters import Drafter
 from decoding.engine.measured_costs import measure_costs, with_overhead
+from decoding.heads.assistant_head import attach_assistant
+from decoding.heads.format.folder import is_assistant
 from decoding.network.language_model import LanguageModel
 from decoding.network.probe import check_model
 from decoding.network.slot_network import Exact
@@ -68,8 +72,14 @@ class SharedModels:
         self._folders = (target, draft)
         self._device, self._dtype = device, dtype
         self.target = _load(target, device, dtype, exact)
-        self.draft = _load(draft, device, dtype)  # nothing depends on its numbers
+        # Nothing depends on the draft's numbers. An assistant is no model: it reads in the target.
+        self._has_assistant = is_assistant(draft)
+        self.draft = self.target if self._has_assistant else _load(draft, device, dtype)
+        self.by_role: dict[Role, LanguageModel] = {"target": self.target}
+        if not self._has_assistant:
+            self.by_role["draft"] = self.draft
         self._check_model, self._measure_costs = cache(check_model), cache(measure_costs)
+        self._attach_assistant = cache(attach_assistant)
         self._overheads: dict[Any, CostTable] = {}
 
     @property
@@ -84,6 +94,8 @@ class SharedModels:
 
     def engine(self, options: EngineOptions) -> Engine:
         """Return a new engine with these options; an earlier one must not be used any more."""
+        if self._has_assistant and options.drafter == "model":
+            options = replace(options, drafter="assistant")
         if self.holds_one_cache:
             gc.collect()  # an earlier engine's recordings are in a circle of references
         for model in (self.target, self.draft) if self.holds_one_cache else ():
@@ -93,6 +105,7 @@ class SharedModels:
         with (
             patch("decoding.engine.load.LanguageModel", self),
             patch("decoding.engine.load.check_model", self._check_model),
+            patch("decoding.engine.load.attach_assistant", self._attach_assistant),
             patch("decoding.engine.measured_costs.measure_costs", self._measure_costs),
             patch("decoding.engine.measured_costs.with_overhead", self._with_overhead),
         ):

@@ -25,6 +25,7 @@ class FeatureTap:
     # in inference mode: row b has lengths[b] of the N tokens, at positions starts[b], starts[b] + 1, ... of
     # slot slots[b], row by row end to end. Padding is not handed out. The tensors belong to the receiver.
     receive: Callable[[Seq[int], Seq[int], Seq[int], torch.Tensor, torch.Tensor], None]
+    is_dear: bool = True  # whether features cost enough, on a CPU, that a drafter at rest does without
 
 
 class Features:

@@ -167,6 +167,10 @@ def _cache_per_token(config: PretrainedConfig, dtype: torch.dtype) -> int:
     num_layers = sum(each not in _WITHOUT_KEYS for each in types) if types else text.num_hidden_layers
     if not num_layers:
         return 0
+    if getattr(text, "is_heterogeneous", False):  # Gemma 4: layers differ in size, and the last ones may own no keys
+        num_owners = text.num_hidden_layers - (getattr(text, "num_kv_shared_layers", None) or 0)
+        owners = [text.per_layer_config[index] for index in range(num_owners)]
+        return int(2 * sum(each.num_key_value_heads * each.head_dim for each in owners) * dtype.itemsize)
     heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
     head_size = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
     return int(2 * num_layers * heads * head_size * dtype.itemsize)

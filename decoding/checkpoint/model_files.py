@@ -26,6 +26,7 @@ _TEMPLATE_FOLDERS = ("chat_templates", "additional_chat_templates")
 _FIELDS_OF_DRAFT_HEADS = [
     "speculators_model_type", "eagle_config", "dflash_config", "draft_vocab_size", "medusa_num_heads",
 ]  # fmt: skip
+ASSISTANTS = ("gemma4_assistant", "gemma4_unified_assistant")  # model types; they read their target's keys and values
 _CLASS_OF_DRAFT_HEAD = re.compile(
     r"eagle.*causallm|causallm.*eagle|medusa|speculator|draftmodel|dsparkmodel", re.IGNORECASE
 )
@@ -71,7 +72,7 @@ def check_kind(folder: Path) -> None:
     if head := draft_head(config):
         raise ValueError(
             f"{str(folder)!r} is a draft head ({head}), which reads the hidden states of its target, and a "
-            "complete model is wanted here: name it as the draft, with drafter 'eagle3', 'dflash' or 'hybrid', or none"
+            "complete model is wanted here: name it as the draft, with a drafter for heads or 'hybrid', or none"
         )
     try:
         fp8_format(config)
@@ -172,6 +173,8 @@ def _check_fp8(folder: Path, dtypes: dict[str, str], form: Fp8Format | None) -> 
 
 def draft_head(config: dict[str, Any]) -> str | None:
     """Return what a configuration of a draft head calls itself; None if it is not one."""
+    if config.get("model_type") in ASSISTANTS:
+        return str(config["model_type"])
     classes = [str(name) for name in config.get("architectures") or ()]
     fields = [name for name in _FIELDS_OF_DRAFT_HEADS if config.get(name) is not None]
     known = [name for name in classes if _CLASS_OF_DRAFT_HEAD.search(name)]

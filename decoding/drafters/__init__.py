@@ -6,6 +6,7 @@ The losslessness tests run over every name of `DRAFTERS`, so a lossy drafter can
 from typing import Literal, assert_never
 
 from decoding.choices import DRAFTERS, NEED_A_HEAD, NEED_A_MODEL, DrafterName
+from decoding.drafters.assistant import AssistantDrafter
 from decoding.drafters.base import Drafter, NoDrafter
 from decoding.drafters.block_drafter import DFlashDrafter
 from decoding.drafters.head_drafters import Eagle3Drafter, PEagleDrafter
@@ -13,11 +14,13 @@ from decoding.drafters.hybrid import HybridDrafter
 from decoding.drafters.lookups import NGramDrafter, SuffixDrafter
 from decoding.drafters.model import ModelDrafter
 from decoding.drafters.modules import ModulesDrafter
+from decoding.heads.assistant_head import AssistantHead
 from decoding.heads.dflash_head import DFlashHead
 from decoding.heads.eagle3_head import Eagle3Head
 from decoding.heads.format.head_config import Kind
 from decoding.heads.mtp.head import MtpHead
 from decoding.network.language_model import LanguageModel
+from decoding.network.target import Target
 
 __all__ = [
     "DRAFTERS",
@@ -30,14 +33,15 @@ __all__ = [
     "make_drafter",
 ]
 
-Draft = LanguageModel | Eagle3Head | DFlashHead  # what a drafter of NEED_A_MODEL computes with
-DRAFTER_OF_HEAD: dict[Kind | Literal["mtp"], DrafterName] = {
+Draft = LanguageModel | Eagle3Head | DFlashHead | AssistantHead  # what a drafter of NEED_A_MODEL computes with
+DRAFTER_OF_HEAD: dict[Kind | Literal["mtp", "assistant"], DrafterName] = {
     "peagle": "eagle3",
     "eagle3": "eagle3",
     "dflash": "dflash",
     "dflash2": "dflash",
     "dspark": "dflash",
     "mtp": "mtp",
+    "assistant": "assistant",
 }
 
 
@@ -48,10 +52,11 @@ def make_drafter(
     num_slots: int,
     max_model_len: int,
     num_draft_tokens: int = 0,
+    target: Target | None = None,
 ) -> Drafter:
     """Return the drafter of that name. Those of `NEED_A_MODEL` need `draft`: a model, a head, or a drafter with one.
 
-    `num_draft_tokens` as in `Target.allocate`.
+    `num_draft_tokens` as in `Target.allocate`. `target` is the one beside it, in whose slots an assistant reads.
     """
     match name:
         case "none":
@@ -61,9 +66,9 @@ def make_drafter(
         case "suffix":
             return SuffixDrafter()
         case "hybrid":
-            model = make_drafter("model", draft, vocab_size, num_slots, max_model_len, num_draft_tokens)
+            model = make_drafter("model", draft, vocab_size, num_slots, max_model_len, num_draft_tokens, target)
             return HybridDrafter(SuffixDrafter(), model)
-        case "model" | "eagle3" | "dflash" | "mtp":
+        case "model" | "eagle3" | "dflash" | "mtp" | "assistant":
             assert draft is not None, "`EngineOptions.pick_drafter` refuses a drafter whose model is not named"
             if isinstance(draft, LanguageModel):
                 return ModelDrafter(draft, vocab_size, num_slots, max_model_len, num_draft_tokens=num_draft_tokens)
@@ -72,6 +77,9 @@ def make_drafter(
             if isinstance(draft, Eagle3Head):
                 of_pairs = PEagleDrafter if draft.block_tokens else Eagle3Drafter
                 return of_pairs(draft, num_slots, max_model_len)
+            if isinstance(draft, AssistantHead):
+                assert isinstance(target, LanguageModel), "an assistant reads the slots of a target in this process"
+                return AssistantDrafter(draft, target, num_slots, max_model_len)
             return DFlashDrafter(draft, num_slots, max_model_len) if isinstance(draft, DFlashHead) else draft
         case _:
             assert_never(name)

@@ -13,7 +13,9 @@ from decoding.engine.options import MOST_LANES, DraftVocabulary, EngineOptions
 from decoding.fused.attention import Window
 from decoding.grammar.grammars import Grammars
 from decoding.grammar.token_table import TokenTable
+from decoding.heads.assistant_head import attach_assistant
 from decoding.heads.attach import attach, attach_own, drawn
+from decoding.heads.format.folder import is_assistant
 from decoding.heads.mtp.files import own_head, settled_draft
 from decoding.network.language_model import LanguageModel
 from decoding.network.probe import check_model
@@ -69,7 +71,7 @@ class Parts:
         """Return the parts of another engine, over the same weights with caches of its own."""
         return replace(self, target=self.target.share(), draft=self.draft and self.draft.share())
 
-    def make_drafter(self, lane: int, num_slots: int, num_draft_tokens: int) -> Drafter:
+    def make_drafter(self, lane: int, target: Target, num_slots: int, num_draft_tokens: int) -> Drafter:
         """Make a fresh drafter for `num_slots` rows of this lane, each of which drafts up to `num_draft_tokens`."""
         draft: Draft | Drafter | None = self.draft
         if self.remote is not None:
@@ -77,7 +79,7 @@ class Parts:
         elif self.draft is not None and lane:
             draft = self.draft.share()
         sizes = self.target.vocab_size, num_slots, self.max_model_len, num_draft_tokens
-        return make_drafter(self.drafter_name, draft, *sizes)
+        return make_drafter(self.drafter_name, draft, *sizes, target)
 
 
 def load_parts(
@@ -227,7 +229,9 @@ def _load_head(path: str, target: Target, target_path: str, options: EngineOptio
             f"engine.draft_window is {options.draft_window}, but {path!r} is a draft head, which has no such window; "
             "leave draft_window out"
         )
-    return attach_own(target, target_path) if path == OWN_HEAD else attach(path, target, target_path)
+    if path == OWN_HEAD:
+        return attach_own(target, target_path)
+    return attach_assistant(path, target, target_path) if is_assistant(path) else attach(path, target, target_path)
 
 
 def settle_max_model_len(wanted: int | None, max_positions: int | None) -> int:

@@ -73,7 +73,7 @@ def measured(
         costs = replace(costs, num_lanes=len(slots))
         if (delayed := why_delayed(costs, options.num_slots, most * has_model)) is not None:
             _log.warning(delayed)
-    pairs = [(parts.target_of(lane), parts.make_drafter(lane, num, most)) for lane, num in enumerate(slots)]
+    pairs = [(own := parts.target_of(lane), parts.make_drafter(lane, own, num, most)) for lane, num in enumerate(slots)]
     return pairs, costs if is_adaptive else None
 
 
@@ -81,7 +81,7 @@ def _costs_of(parts: Parts, options: EngineOptions, num_slots: int) -> CostTable
     """Measure what rounds of a lane of `num_slots` rows cost."""
     target, most = parts.target, options.num_speculative_tokens
     target.allocate(num_slots, parts.max_model_len, most)
-    drafter = parts.make_drafter(0, num_slots, most)
+    drafter = parts.make_drafter(0, target, num_slots, most)
     target.hand_out(drafter.tap)
     costs = measure_costs(target, parts.draft, num_slots, most)
     timed_drafter = drafter if parts.draft is not None else None

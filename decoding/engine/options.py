@@ -1,7 +1,7 @@
 """EngineOptions: what an engine may use, checked when it is made."""
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from decoding.choices import DRAFTERS, NEED_A_HEAD, NEED_A_MODEL, DrafterName, Exact, Verification
 
@@ -69,9 +69,9 @@ class EngineOptions:
         if draft is None:
             return self.drafter or "none"
         from decoding.drafters import DRAFTER_OF_HEAD  # here, since both need torch, and --help reads options too
-        from decoding.heads.format.folder import is_head, kind_of_head
+        from decoding.heads.format.folder import is_assistant, is_head, kind_of_head
 
-        kind = kind_of_head(draft)
+        kind: Any = "assistant" if is_assistant(draft) else kind_of_head(draft)
         of_head = DRAFTER_OF_HEAD.get(kind) if kind is not None else None
         if self.drafter in NEED_A_HEAD and of_head not in (None, self.drafter):
             raise ValueError(

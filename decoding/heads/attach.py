@@ -11,6 +11,7 @@ import logging
 from collections.abc import Sequence as Seq
 from dataclasses import replace
 from functools import partial
+from typing import Protocol
 
 import torch
 
@@ -27,7 +28,6 @@ from decoding.heads.format.networks import Eagle3Network
 from decoding.heads.mtp.files import own_head
 from decoding.heads.mtp.head import MtpHead
 from decoding.heads.mtp.network import MtpModule
-from decoding.heads.slot_head import SlotHead
 from decoding.network.language_model import LanguageModel
 from decoding.network.slot_network import layers_to_read
 from decoding.network.target import Target, once_more
@@ -41,6 +41,12 @@ from decoding.sequence import Sequence
 
 LEAST_AGREEMENT = 0.15
 _log = logging.getLogger(__name__)
+
+
+class Guesser(Protocol):
+    """What is measured of a head: see `SlotHead.guesses`."""
+
+    def guesses(self, tokens_BT: torch.Tensor, features_BTX: torch.Tensor) -> tuple[torch.Tensor, list[int]]: ...
 
 
 def attach_own(target: Target, target_path: str) -> MtpHead:
@@ -125,7 +131,7 @@ _NUM_ROWS, _NUM_TOKENS = 8, 40
 
 
 @torch.inference_mode()
-def agreements(head: SlotHead, target: Target, readings: Seq[Seq[int]]) -> list[float]:
+def agreements(head: Guesser, target: Target, readings: Seq[Seq[int]]) -> list[float]:
     """Return the share of tokens on which head and target agree, for each list of layers whose input may be read.
 
     The text is drawn from the target itself, always the same. The caches of both are lost, and so is the target's tap.

@@ -16,8 +16,9 @@ from decoding.checkpoint.gguf_file import origin_in_words
 from decoding.checkpoint.supported import load_config as load_model_config
 from decoding.choices import OWN_HEAD, OWN_HEAD_IF_ANY
 from decoding.drafters import NEED_A_MODEL
+from decoding.heads.assistant_folder import fitting_assistant
 from decoding.heads.fit import fitting_config
-from decoding.heads.format.folder import is_head
+from decoding.heads.format.folder import is_assistant, is_head
 from decoding.heads.mtp.files import own_head, settled_draft
 from decoding.vocabulary.vocabulary_map import VocabularyMap
 from jobs.driver.plan import Plan
@@ -169,6 +170,8 @@ def _draft_in_words(plan: Plan) -> str:
         return f" (mapped: has {vocabulary.num_common:,} of {sizes[0]:,} tokens)"
     if draft == OWN_HEAD:
         return f" ({own_head(target)})"
+    if is_assistant(draft):
+        return f" ({fitting_assistant(draft, load_model_config(target), target)})"
     if not is_head(draft):
         return ""
     config = fitting_config(draft, load_model_config(target), target)

@@ -7,6 +7,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from benchmarks.pair_factory import SHAPES, Shape, cached_pair, describe_pair, greedy_acceptance, make_pair
+from decoding import Engine, EngineOptions, SamplingParams
 from tests.benchmarks.conftest import SHAPE
 
 
@@ -32,6 +33,18 @@ def test_a_draft_with_a_shape_of_its_own_agrees_too(tmp_path, family):
     assert found == pytest.approx(0.7, abs=0.1)
     draft = AutoModelForCausalLM.from_pretrained(tmp_path / "draft")
     assert (draft.config.model_type, draft.config.hidden_size) == (family, shape.draft.hidden)
+
+
+def test_an_assistant_is_accepted_as_often_as_asked(tmp_path):
+    draft = Shape(32, 2, 4, 2, 64, 512, head_size=16, family="gemma4")
+    shape = Shape(64, 4, 4, 2, 96, 512, head_size=16, family="gemma4", draft=draft)
+    assert make_pair(tmp_path, shape, 0.7, torch.float32) == pytest.approx(0.7, abs=0.1)
+    options = EngineOptions(num_slots=4, draft_length="fixed", num_speculative_tokens=1)
+    engine = Engine.load(str(tmp_path / "target"), str(tmp_path / "draft"), options, device="cpu")
+    prompts = torch.randint(512, (12, 20), generator=torch.Generator().manual_seed(9)).tolist()
+    rows = engine.generate(prompts, SamplingParams(max_tokens=60, temperature=0))
+    rate = sum(row.num_accepted_tokens for row in rows) / sum(row.num_draft_tokens for row in rows)
+    assert rate == pytest.approx(0.7, abs=0.15)
 
 
 def test_a_pair_is_made_once(tmp_path, monkeypatch):

@@ -28,8 +28,8 @@ from decoding.vocabulary.vocabulary_map import VocabularyMap
 
 VOCAB_SIZE = 48
 CONTEXT = 96
-# "mapped" is the drafter "model", whose draft has another tokenizer. "mtp" needs a target with a head in its files.
-EVERY_DRAFTER = (*(name for name in DRAFTERS if name != "mtp"), "mapped")
+ANY_TARGET = tuple(name for name in DRAFTERS if name not in ("mtp", "assistant"))  # that need no target of their own
+EVERY_DRAFTER = (*ANY_TARGET, "mapped")  # mapped: the drafter "model", whose draft has another tokenizer
 POISON = 40  # a poisoned model's values after this token id are not finite
 
 

@@ -63,7 +63,7 @@ class HostRounds(Starter):
         """Draft and score in the slots of `target` and `drafter`."""
         self._target, self._drafter, self._rule = target, drafter, rule
         # On a GPU features are a part of recordings, and cost hardly anything.
-        self.has_dear_features = drafter.tap is not None and target.runs_on == "cpu"
+        self.has_dear_features = drafter.tap is not None and drafter.tap.is_dear and target.runs_on == "cpu"
         self._running: Running = ()
         self._sampling: SamplingBatch | None = None  # of the running rows
         self._token_counts = TokenCounts(num_slots, target.device)

@@ -13,7 +13,7 @@ from huggingface_hub import try_to_load_from_cache
 from huggingface_hub.errors import HFValidationError
 from safetensors.torch import save_file
 
-from decoding.checkpoint.model_files import draft_head, read_json
+from decoding.checkpoint.model_files import ASSISTANTS, draft_head, read_json
 from decoding.checkpoint.supported import model_folder
 from decoding.choices import OWN_HEAD, OWN_HEAD_IF_ANY
 from decoding.heads.format.eagle import read_eagle, write_eagle
@@ -54,6 +54,11 @@ def is_head(path: str) -> bool:
     refuses them by name.
     """
     return path in (OWN_HEAD, OWN_HEAD_IF_ANY) or _fields_of_head(path) is not None
+
+
+def is_assistant(path: str) -> bool:
+    """Tell whether the folder or hub model `path` is an assistant of Gemma 4, without a download."""
+    return (_fields_of_head(path) or {}).get("model_type") in ASSISTANTS
 
 
 def kind_of_head(path: str) -> Kind | Literal["mtp"] | None:
@@ -100,6 +105,11 @@ def read_head_config(path: str) -> HeadConfig:
 
 
 def _config_of(fields: dict[str, Any]) -> HeadConfig:
+    if fields.get("model_type") in ASSISTANTS:
+        raise ValueError(
+            "is an assistant of Gemma 4, which drafts beside its target as it is (models.draft), and is not converted, "
+            "trained or replaced here; name a head of another kind"
+        )
     return read_speculators(fields) if "speculators_model_type" in fields else read_eagle(fields)
 
 
