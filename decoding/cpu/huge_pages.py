@@ -38,7 +38,16 @@ def zeros_in_small_pages(num_bytes: int) -> torch.Tensor:
 
     It is for memory that is reserved and rarely filled. numpy would use huge pages, of which the first byte takes 2 MB.
     """
-    return torch.from_numpy(np.frombuffer(_mapping(max(num_bytes, 1), "MADV_NOHUGEPAGE"), dtype=np.uint8)[:num_bytes])
+    return _zeros(num_bytes, "MADV_NOHUGEPAGE")
+
+
+def zeros_in_huge_pages(num_bytes: int) -> torch.Tensor:
+    """Return zeroed bytes in huge pages, for memory that is filled soon: a page that is new costs time once."""
+    return _zeros(num_bytes, "MADV_HUGEPAGE")
+
+
+def _zeros(num_bytes: int, advice: str) -> torch.Tensor:
+    return torch.from_numpy(np.frombuffer(_mapping(max(num_bytes, 1), advice), dtype=np.uint8)[:num_bytes])
 
 
 def _mapping(num_bytes: int, advice: str) -> mmap.mmap:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import torch
 
-from decoding.cpu.huge_pages import zeros_in_small_pages
+from decoding.cpu.huge_pages import zeros_in_huge_pages
 from decoding.device import to_device
 from decoding.states.book import StateBook
 
@@ -243,9 +243,9 @@ class RowStates:
         stored = self._stored.get(name)
         if stored is None or len(stored) < self.book.num_entries:
             before, shape = stored, (self.book.num_entries, *state.shape[1:])
-            if state.device.type == "cpu":  # memory is taken as it is written
+            if state.device.type == "cpu":  # written whole now: new pages would slow down the first rounds one by one
                 num_bytes = self.book.num_entries * state[0].numel() * state.element_size()
-                stored = zeros_in_small_pages(num_bytes).view(state.dtype).view(shape)
+                stored = zeros_in_huge_pages(num_bytes).view(state.dtype).view(shape).zero_()
             else:
                 stored = torch.zeros(shape, dtype=state.dtype, device=state.device)
             if before is not None:
