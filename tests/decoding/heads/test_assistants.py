@@ -29,8 +29,8 @@ from tests.decoding.heads.tiny_assistants import (
 )
 from tests.decoding.tiny import outputs, random_prompts, schedule_at_random
 
-GREEDY = SamplingParams(max_tokens=24, temperature=0)
-SAMPLED = SamplingParams(max_tokens=24, temperature=0.8)
+GREEDY = SamplingParams(max_tokens=16, temperature=0)
+SAMPLED = SamplingParams(max_tokens=16, temperature=0.8)
 
 
 class WatchedAssistant(Watched, AssistantDrafter):
@@ -47,7 +47,9 @@ def pair(request, tmp_path_factory) -> SimpleNamespace:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(assistant_head, "LEAST_AGREEMENT", 0.0)
         head = attach_assistant(folder, model, target)
-    return SimpleNamespace(model=model, head=head, folder=folder, target=target_of(kind), assistant=assistant_of(kind))
+    found = SimpleNamespace(model=model, head=head, folder=folder, target=target_of(kind), assistant=assistant_of(kind))
+    found.texts = plain(found, PROMPTS, GREEDY)
+    return found
 
 
 def watched(pair: SimpleNamespace, num_slots: int) -> WatchedAssistant:
@@ -73,12 +75,13 @@ def test_each_draft_is_what_transformers_drafts_for_the_committed_text(pair, num
     drafter = watched(pair, num_slots)
     engine = engine_over(pair.model, drafter, num_slots=num_slots, num_drafted=num_drafted, max_prefill_tokens=5)
     sequences = engine.generate(PROMPTS, GREEDY)
-    assert outputs(sequences) == plain(pair, PROMPTS, GREEDY)
+    assert outputs(sequences) == pair.texts
     assert any(sequence.num_cached_tokens for sequence in sequences)  # a prefix was copied
     assert max(len(tokens) for tokens, _, _ in drafter.seen) > 30  # windows of 6 were crossed
     assert share_wrong(pair, drafter) == 0
 
 
+@pytest.mark.parametrize("pair", ["small", "large"], indirect=True)
 @pytest.mark.parametrize("num_slots", [2, 12])
 def test_texts_and_drafts_are_exact_whichever_rows_draft_and_rest(pair, monkeypatch, num_slots):
     """Rows of all lengths change slots, draft or not, and the drafter rests, in which it still gets its states."""
@@ -152,15 +155,13 @@ PLANTS = {
 }
 
 
+@pytest.mark.parametrize("pair", ["small", "large"], indirect=True)
 @pytest.mark.parametrize("plant", PLANTS)
 def test_a_planted_fault_changes_drafts_and_no_text(pair, monkeypatch, plant):
-    expected, drafter = plain(pair, PROMPTS, SAMPLED), watched(pair, 3)
+    drafter = watched(pair, 3)
     with monkeypatch.context() as patched:
         PLANTS[plant](pair.head, patched)
-        found = engine_over(pair.model, drafter).generate(PROMPTS, SAMPLED)
-        assert outputs(found) == expected
-        drafter.seen.clear()
-        engine_over(pair.model, drafter).generate(PROMPTS, GREEDY)
+        assert outputs(engine_over(pair.model, drafter).generate(PROMPTS, GREEDY)) == pair.texts
     assert share_wrong(pair, drafter) > 0.25
 
 
@@ -176,7 +177,7 @@ def test_a_pair_in_folders_drafts_by_the_real_load_path(tmp_path, options, tempe
     assert outputs(found) == outputs(expected)
     if "draft_length" in options:
         assert [lane.drafter._target for lane in engine.lanes] == [lane.target for lane in engine.lanes]
-        assert 0.5 < sum(each.num_accepted_tokens for each in found) / sum(each.num_draft_tokens for each in found) < 1
+        assert sum(each.num_accepted_tokens for each in found) > 0.5 * sum(each.num_draft_tokens for each in found)
 
 
 def test_an_assistant_that_agrees_too_seldom_is_refused(tmp_path):
