@@ -140,7 +140,7 @@ class DFlashHead(SlotHead):
         states_NSH = self._final_norm(hidden_XH).view(*positions_BS.shape, -1)
         states_NKH = states_NSH[:, self._first :]
         logits_XD = self.network.finished(self._lm_head(states_NKH[:, :num_wanted].flatten(0, 1)))
-        logits_NKD = logits_XD.unflatten(0, (len(starts), num_wanted))
+        logits_NKD = logits_XD.view(len(starts), num_wanted, -1)
         return Block(states_NKH, logits_NKD, self._carried_into(states_NSH, newest_N))
 
     def _through_layer(self, index: int, hidden_XH: torch.Tensor, attention: SlotAttention) -> torch.Tensor:
@@ -159,7 +159,8 @@ class DFlashHead(SlotHead):
         normed_XH = layer.attention_norm(hidden_XH)
         hidden_XH = hidden_XH + around.attention_conv(normed_XH, lambda x_XH: layer.out(attended(layer.qkv(x_XH))))
         normed_XH = layer.mlp_norm(hidden_XH)
-        return hidden_XH + around.mlp_conv(normed_XH, lambda x_XH: layer.down(layer.gated(x_XH)))
+        hidden_XH = hidden_XH + around.mlp_conv(normed_XH, lambda x_XH: layer.down(layer.gated(x_XH)))
+        return hidden_XH
 
     @torch.inference_mode()
     def next_logits(

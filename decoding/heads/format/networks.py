@@ -137,8 +137,9 @@ class BlockConvolution(nn.Module):
         return self._convolved(part(self._convolved(x_XH, kernels_X2TH[:, 0])), kernels_X2TH[:, 1])
 
     def _convolved(self, x_XH: torch.Tensor, kernel_XTH: torch.Tensor) -> torch.Tensor:
-        x_NSH, kernel_NSTH = (each.unflatten(0, (-1, self._block_size)) for each in (x_XH, kernel_XTH))
-        found_NSH = kernel_NSTH[:, :, 0] * x_NSH
+        x_NSH = x_XH.view(-1, self._block_size, x_XH.shape[-1])
+        kernel_NSTH = kernel_XTH.reshape(*x_NSH.shape[:2], *kernel_XTH.shape[1:])
+        found_NSH: torch.Tensor = kernel_NSTH[:, :, 0] * x_NSH
         for tap in range(1, kernel_NSTH.shape[2]):  # nothing is before the first place of a block
             found_NSH[:, tap:] += kernel_NSTH[:, tap:, tap] * x_NSH[:, :-tap]
         return found_NSH.flatten(0, 1)

@@ -160,7 +160,7 @@ def test_rows_that_did_not_draft_for_long_draft_as_if_they_had(target, monkeypat
 
 @pytest.mark.parametrize(
     ("kind", "variant"),
-    [(kind, "original") for kind in ("eagle3", "peagle")] + [("dflash", "dflash"), ("dflash", "rnn")],
+    [("eagle3", "original"), ("peagle", "eagle 3.1"), ("dflash", "dflash"), ("dflash", "rnn")],
 )
 def test_a_row_that_does_not_draft_may_stand_between_those_that_draft_longest(target, monkeypatch, kind, variant):
     """In the first step only some rows are gathered; the later ones go over the first slots, with a row between."""
