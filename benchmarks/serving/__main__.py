@@ -16,7 +16,7 @@ from pathlib import Path
 
 MEASURES = ("throughput", "latency", "refusals")
 # Those of `benchmarks/pair_factory.py`, which loads torch.
-_SIZES = ("tiny", "small", "medium", "hybrid", "nested-tiny", "8b")
+_SIZES = ("tiny", "small", "medium", "hybrid", "gemma4", "nested-tiny", "8b")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -16,7 +16,7 @@ from pipeline.streaming.pool import ActorPool
 FIELDS = {"generate": list(all_fields(RunConfig)), "serve": list(all_fields(ServeConfig))}
 DESCRIBED = {  # type, default and unit
     "engine.num_slots": ("int", 16, "rows"),
-    "engine.drafter": ("none | ngram | suffix | model | eagle3 | dflash | mtp | hybrid", None, ""),
+    "engine.drafter": ("none | ngram | suffix | model | eagle3 | dflash | mtp | assistant | hybrid", None, ""),
     "input.carry_columns": ("list of str", (), ""),
     "actors.memory": ("int, or text such as 8GiB", None, "bytes"),
     "actors.resources": ("map from str to float", {}, ""),

@@ -102,6 +102,7 @@ def test_json_logs_hold_every_event_of_a_run_and_no_prompt_or_output(job):
         name: loaded[name]
         for name in (
             "device",
+            "drafter",
             "dtype",
             "exact",
             "exact_text",
