@@ -269,7 +269,7 @@ def speculative_config(settings: GeneratorSettings) -> dict[str, Any] | None:
             f"models.draft ({draft}) is a draft head; for vLLM leave it out and say engine.vllm.speculative_config "
             f"{{method: {method_of_head}, model: {draft}, num_speculative_tokens: 3}}"
         )
-    if draft == OWN_HEAD:
+    if drafter == "mtp":
         method: dict[str, Any] = {"method": drafter}
     elif drafter in NEED_A_MODEL:
         method = {"method": "draft_model", "model": draft}

@@ -54,6 +54,7 @@ class AssistantDrafter(StepwiseDrafter):
     def reset(self, slot: int) -> None:
         """Forget what is held."""
         self._held.pop(slot, None)
+        self._states_SE[slot] = 0.0  # which a row computes with that stands between others and does not draft
         self.slots.is_finite_S[slot] = True
 
     def _limits(self, rows: Rows) -> list[int]:

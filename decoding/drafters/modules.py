@@ -62,7 +62,7 @@ class ModulesDrafter(Eagle3Drafter):
         if slot not in self._passes:
             row = self._rows[slot]
             start, end = self._next_pairs(slot, len(row) - 1)
-            settles = max(start, len(row) - self.depth) if start < end and not step else 0
+            settles = max(start, min(end, len(row) - self.depth)) if start < end and not step else 0
             if start >= end:  # nothing is known of it: it writes where the next true pair will be, and has read none
                 start, end = max(len(row) - 2, 0), max(len(row) - 1, 1)
             tokens = [*[*row.token_ids[start + 1 : end + 1], 0][: end - start], *[0] * step]

@@ -78,6 +78,11 @@ class EngineOptions:
                 f"engine.drafter is {self.drafter!r}, but {draft!r} is a head of kind {kind!r}, with which "
                 f"{of_head!r} drafts; leave the drafter out, or name another head"
             )
+        if self.drafter == "model" and kind == "mtp":
+            raise ValueError(
+                f"engine.drafter is 'model', but the draft is the head in the target's own files ({draft!r}); leave "
+                "the drafter out, or name a draft model"
+            )
         if self.drafter is not None:
             return self.drafter
         return of_head or ("eagle3" if is_head(draft) else "model")  # a head that is refused later, by its kind

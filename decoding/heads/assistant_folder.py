@@ -106,12 +106,15 @@ def _refuse_unread(said: dict[str, Any], config: Any) -> None:
         known = {each.name for each in fields(part)} | _ALSO_READ
         for name, value in given.items():
             is_known = name in known or name.endswith(_OF_IMAGES_AND_SOUNDS)
-            if not is_known or (name in _OFF and value):
+            if value and (not is_known or name in _OFF):
                 raise ValueError(f"says {name} {value!r} in config.json, which is not read here")
     if own.num_kv_shared_layers not in (0, own.num_hidden_layers):
         raise ValueError(f"has layers with keys of their own (num_kv_shared_layers is {own.num_kv_shared_layers})")
     if config.use_ordered_embeddings and own.vocab_size % config.num_centroids:
         raise ValueError(f"has {config.num_centroids} centroids, which do not divide its {own.vocab_size} tokens")
+    if config.use_ordered_embeddings and not 1 <= config.centroid_intermediate_top_k <= config.num_centroids:
+        best = config.centroid_intermediate_top_k
+        raise ValueError(f"takes the {best} best of {config.num_centroids} centroids (centroid_intermediate_top_k)")
 
 
 def _layers_to_read(own: Any, target: Any, target_path: str) -> tuple[int, ...]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from array import array
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Mapping
 from collections.abc import Sequence as Seq
@@ -32,10 +31,6 @@ _CAUSES = ("not finite", "memory ran out", "dropped")  # the words of a sample's
 _log = logging.getLogger(__name__)
 
 
-def _no_rounds() -> array[int]:
-    return array("H")
-
-
 @dataclass(eq=False)
 class Choice:
     """One sample as it grows."""
@@ -49,7 +44,8 @@ class Choice:
     has_begun: bool = False  # whether a chunk of it was sent
     reader: AnswerReader | None = None  # of a streamed answer with several parts
     answer: Answer = field(default_factory=Answer)  # what the reader has found
-    rounds: array[int] = field(default_factory=_no_rounds)  # tokens drafted and accepted in each, by turns
+    rounds: Counter[tuple[int, int]] = field(default_factory=Counter)  # by their (drafted, accepted) tokens
+    steps: list[tuple[int, int]] | None = field(default_factory=list)  # of each round; None: not known from the start
     reached: Reached = field(default_factory=Reached)  # the client has so much, or has it with what was added last
 
     def add(self, delta: Delta, *, is_known: bool = False) -> Growth:
@@ -62,24 +58,21 @@ class Choice:
         self.offsets += piece.offsets
         self.ending = delta.ending
         if delta.token_ids:
-            self.rounds.extend((delta.num_drafted, delta.num_accepted))
+            self.rounds[delta.num_drafted, delta.num_accepted] += 1
+            if self.steps is not None:
+                self.steps.append((delta.num_drafted, delta.num_accepted))
         if not is_known:
-            rounds = self.rounds.tobytes()
+            rounds = tuple(self.rounds.items())
             self.reached = self.reached.after(delta)._replace(num_characters=len(self.text), rounds=rounds)
         elif len(self.token_ids) == self.reached.num_tokens:
-            self.rounds = array("H", self.reached.rounds)
+            self.rounds, self.steps = Counter(dict(self.reached.rounds)), None
             if (delta.ending is not None) == self.reached.has_ended and len(self.text) != self.reached.num_characters:
                 raise RuntimeError("a process was lost, and another one does not show what it had shown")
         return Growth(self, delta, piece, is_known)
 
     def end_as_known(self) -> None:
         """End a sample that the client has, as far as the counts of the answer need it."""
-        self.ending, self.rounds = Ending("stop", None, None, 0), array("H", self.reached.rounds)
-
-    @property
-    def steps(self) -> list[tuple[int, int]]:
-        """The (drafted, accepted) tokens of each round, in order."""
-        return list(zip(self.rounds[::2], self.rounds[1::2], strict=True))
+        self.ending, self.rounds, self.steps = Ending("stop", None, None, 0), Counter(dict(self.reached.rounds)), None
 
     @property
     def text(self) -> str:
@@ -183,7 +176,7 @@ async def grow(
             reason,
             num_prompt_tokens=sum(len(generation.prompts[prompt]) for prompt in begun),
             num_output_tokens=sum(len(choice.token_ids) for choice in choices),
-            rounds=Counter(step for choice in choices for step in choice.steps),
+            rounds=sum((choice.rounds for choice in choices), Counter[tuple[int, int]]()),
             num_cached_tokens=_num_cached(generation, choices),
         )
 
@@ -255,29 +248,33 @@ def speculative_decoding(
     """Return what speculation did for a single sample, with vLLM's names.
 
     Return None for several samples, and where nothing was drafted. A step is a round in which something was drafted.
+    Steps of a text that was begun by a process that is lost are counted, and not listed.
     """
-    steps = [step for step in choices[0].steps if step[0]]
-    if len(choices) != 1 or not steps:
-        return None
     by_draft: defaultdict[int, Counter[int]] = defaultdict(Counter)  # drafted -> accepted -> steps
-    for drafted, accepted in steps:
-        by_draft[drafted][accepted] += 1
+    for (drafted, accepted), count in choices[0].rounds.items():
+        if drafted:
+            by_draft[drafted][accepted] = count
+    if len(choices) != 1 or not by_draft:
+        return None
     by_accepted = sum(by_draft.values(), Counter[int]())
-    num_drafted, num_accepted = (sum(tokens) for tokens in zip(*steps, strict=True))
+    num_steps = by_accepted.total()
+    num_drafted = sum(drafted * counts.total() for drafted, counts in by_draft.items())
+    num_accepted = sum(accepted * count for accepted, count in by_accepted.items())
     longest = max(num_speculative_tokens, *by_draft)
     metrics: dict[str, Any] = {
-        "mean_acceptance_length": 1 + num_accepted / len(steps),
+        "mean_acceptance_length": 1 + num_accepted / num_steps,
         "draft_acceptance_rate": num_accepted / num_drafted,
         "acceptance_histogram": [by_accepted[accepted] for accepted in range(longest + 1)],
         "acceptance_histogram_by_draft_length": {
             str(drafted): [counts[accepted] for accepted in range(drafted + 1)]
             for drafted, counts in sorted(by_draft.items())
         },
-        "num_spec_steps": len(steps),
+        "num_spec_steps": num_steps,
         "num_accepted_draft_tokens": num_accepted,
         "num_draft_tokens": num_drafted,
         "num_spec_tokens": num_speculative_tokens,
     }
-    if detail == "detailed":
+    if detail == "detailed" and choices[0].steps is not None:
+        steps = [step for step in choices[0].steps if step[0]]
         metrics["per_step_drafted"], metrics["per_step_accepted"] = map(list, zip(*steps, strict=True))
     return metrics

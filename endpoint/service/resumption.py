@@ -20,7 +20,7 @@ class Reached(NamedTuple):
     checksum: int = 0  # of these tokens
     has_ended: bool = False
     num_characters: int = 0  # that are shown
-    rounds: bytes = b""  # of `Choice.rounds`
+    rounds: tuple[tuple[tuple[int, int], int], ...] = ()  # as the counts of an answer give them (`Choice.rounds`)
     num_events: int = 0  # of a stream whose events are numbered
     fingerprint: str = ""  # of engine and chat: no other model goes on with the text
 

@@ -10,7 +10,7 @@ import sys
 
 from decoding.heads.format.folder import is_head, read_head_config
 
-_METHODS = {"eagle3": "eagle3", "peagle": "eagle3", "dflash": "dflash", "dspark": "dspark"}
+_METHODS = {"eagle3": "eagle3", "peagle": "eagle3", "dflash": "dflash", "dflash2": "dflash", "dspark": "dspark"}
 
 
 def command(target: str, draft: str, num_speculative_tokens: int = 4) -> list[str]:

@@ -29,8 +29,10 @@ def target(tmp_path: Path, text_pair: tuple[str, str], monkeypatch) -> str:
     return path
 
 
-def printed(capsys, tmp_path: Path, target: str, draft: str) -> str:
-    command = arguments(tmp_path / "in.jsonl", tmp_path / "out", (target, draft), "--run.local", "--models.device=cpu")
+def printed(capsys, tmp_path: Path, target: str, draft: str, *more: str) -> str:
+    command = arguments(
+        tmp_path / "in.jsonl", tmp_path / "out", (target, draft), "--run.local", "--models.device=cpu", *more
+    )
     print_plan(make_plan(load(RunConfig, command, prog="test")))
     return " ".join(capsys.readouterr().out.split())
 
@@ -60,3 +62,8 @@ def test_a_run_drafts_with_the_head_and_its_parts_say_so(target, tmp_path):
     assert all('\\"drafter\\": \\"mtp\\"' in each for each in said), said[:1]
     report = json.loads((tmp_path / "out" / "report.json").read_text())
     assert report["counts"]["num_accepted_tokens"] > 0
+
+
+def test_a_drafter_of_another_kind_than_the_head_is_refused_by_the_plan(target, tmp_path, capsys):
+    with pytest.raises(ValueError, match="the head in the target's own files"):
+        printed(capsys, tmp_path, target, "mtp", "--engine.drafter=model")

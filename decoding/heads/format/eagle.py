@@ -99,8 +99,10 @@ def _kind(said: Said) -> Kind:
                 "reads the last hidden state of its target alone (use_aux_hidden_state is false), and Dray knows heads "
                 "that read several layers; use another head"
             )
-        masks = "peagle" in called.lower() or said.value("parallel_drafting", bool) or any(map(said.has, _MASKS))
-        return "peagle" if masks else "eagle3"
+        is_parallel = said.value("parallel_drafting", bool)
+        if is_parallel is None:
+            is_parallel = "peagle" in called.lower() or any(map(said.has, _MASKS))
+        return "peagle" if is_parallel else "eagle3"
     raise ValueError(f"is {called}, which is no EAGLE-3 head (draft_vocab_size is missing, too); use an EAGLE-3 head")
 
 

@@ -1,5 +1,6 @@
 """The counts of an answer, told from its choices."""
 
+from collections import Counter
 from types import SimpleNamespace
 
 from endpoint.answers.choices import speculative_decoding, usage
@@ -7,7 +8,8 @@ from endpoint.answers.choices import speculative_decoding, usage
 
 def choice(num_tokens=0, steps=()):
     ending = SimpleNamespace(num_cached_tokens=2)
-    return SimpleNamespace(reached=SimpleNamespace(num_tokens=num_tokens), ending=ending, steps=steps)
+    reached = SimpleNamespace(num_tokens=num_tokens)
+    return SimpleNamespace(reached=reached, ending=ending, rounds=Counter(steps), steps=steps)
 
 
 def test_a_prompt_counts_once_however_many_samples_it_has():

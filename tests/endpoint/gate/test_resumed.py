@@ -184,6 +184,9 @@ def test_a_stream_goes_on_with_another_ingress_where_the_first_one_broke_off(fro
         assert last["usage"]["completion_tokens"] == sum(each["num_tokens"] for each in counts)
         for name, of_all in (("num_draft_tokens",) * 2, ("num_accepted_tokens", "num_accepted_draft_tokens")):
             assert last["metrics"]["speculative_decoding"][of_all] == sum(each[name] for each in counts)
+        has_steps = "per_step_drafted" in last["metrics"]["speculative_decoding"]
+        assert has_steps == (lifetime == 0), "the first ones are lost with the first ingress"
+        *_, last = whole
         for steps, of_all in (("drafted", "num_draft_tokens"), ("accepted", "num_accepted_draft_tokens")):
             metrics = last["metrics"]["speculative_decoding"]
             assert sum(metrics[f"per_step_{steps}"]) == metrics[of_all]
