@@ -57,11 +57,10 @@ def test_a_pool_that_grows_onto_a_host_while_a_link_is_cut_changes_nothing(whose
     say(run.prove_nothing_lost(UNITS_IN_FLIGHT * NUM_ACTORS))
 
 
-@pytest.mark.parametrize("whose", ["worker", "joining"])
-def test_draft_actors_that_come_with_a_host_while_a_link_is_cut_change_nothing(whose, joining, new_run, say):
+def test_draft_actors_that_come_with_a_host_while_the_engines_link_is_cut_change_nothing(joining, new_run, say):
     there = f'--drafts.resources={{"node:{joining.address}": 0.1}}'  # no draft actor has room before the host joins
     run = new_run(*GROWS, *SPLIT, there)
-    run_while_growing(run, joining, whose, DRAFT_ACTOR)
+    run_while_growing(run, joining, "worker", DRAFT_ACTOR)
     proof = run.prove_nothing_lost(UNITS_IN_FLIGHT * NUM_ACTORS)
     num_tokens, num_accepted = tokens_of(run)
     say(f"{num_accepted} of {num_tokens} tokens were drafted; {proof}")
