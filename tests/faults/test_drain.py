@@ -3,12 +3,13 @@
 import json
 from typing import Any
 
+import httpx2
 import pytest
 
 from tests.endpoint.on_serve.command import free_port, ready
 from tests.endpoint.on_serve.test_command import command
 from tests.endpoint.web import ask
-from tests.faults.cluster import RayCluster, running_cluster
+from tests.faults.cluster import running_cluster
 from tests.faults.diary import is_alive
 from tests.faults.runs import PATIENCE_S, UNITS_IN_FLIGHT
 from tests.faults.strikes import wait_for_work
@@ -70,12 +71,12 @@ def test_an_endpoint_moves_the_engine_of_a_node_that_drains_and_answers_all_the_
         flags += ("--serve.min_replicas=2", "--serve.max_replicas=2")
         with ready(command(text_pair[0], *flags), cluster.environment):
             answers = [ask(port, "/v1/completions", body)]
-            leaving, _ = engine_nodes(cluster)
+            leaving, _ = engine_nodes(cluster.dashboard)
             cluster.drain_node(leaving, notice_s=60)
 
             def has_moved() -> bool:
                 answers.append(ask(port, "/v1/completions", body))
-                nodes = engine_nodes(cluster)
+                nodes = engine_nodes(cluster.dashboard)
                 return len(nodes) == 2 and leaving not in nodes
 
             wait_until(has_moved, PATIENCE_S, every_s=0.1)
@@ -84,8 +85,8 @@ def test_an_endpoint_moves_the_engine_of_a_node_that_drains_and_answers_all_the_
     assert len({json.loads(each.body)["choices"][0]["text"] for each in answers}) == 1
 
 
-def engine_nodes(cluster: RayCluster) -> list[str]:
-    """The nodes of the engines that Serve takes for running."""
-    _, _, port = cluster.dashboard.partition(":")
-    deployments = json.loads(ask(int(port), "/api/serve/applications/").body)["applications"]["dray"]["deployments"]
+def engine_nodes(dashboard: str) -> list[str]:
+    """The nodes of the engines that Serve takes for running, as the dashboard at this host:port shows them."""
+    applications = httpx2.get(f"http://{dashboard}/api/serve/applications/", timeout=60).json()["applications"]
+    deployments = applications["dray"]["deployments"]
     return [each["node_id"] for each in deployments["Replica"]["replicas"] if each["state"] == "RUNNING"]

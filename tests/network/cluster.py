@@ -93,11 +93,15 @@ class NetworkCluster:
         with open(self.folder / f"{host.name}.log", "a") as log:
             subprocess.Popen(command, stdout=log, stderr=log, env=self.environment | environment)
 
-    def restart(self, host: Host, **environment: str) -> None:
-        """End a host's node, and start it with more in its environment; return when the cluster has all nodes again."""
+    def end(self, host: Host) -> None:
+        """End a host's node; return when the cluster counts it as gone. `mend` starts it again."""
         host.signal(SIGKILL)
         self._wait_for(lambda: not host.processes())
         self._wait_for(lambda: host.address not in self.nodes().values())
+
+    def restart(self, host: Host, **environment: str) -> None:
+        """End a host's node, and start it with more in its environment; return when the cluster has all nodes again."""
+        self.end(host)
         self.start(host, **environment)
         self.mend()
 

@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -38,10 +39,10 @@ class Host:
         """Run a command there to its end, and return what it writes. Raises CalledProcessError if it fails."""
         return subprocess.run(self.command(*words), check=True, capture_output=True, text=True).stdout
 
-    def processes(self) -> set[int]:
-        """Return the processes of the host, without its keeper."""
+    def processes(self, title: str = "") -> set[int]:
+        """Return the processes of the host whose command line begins with `title`, without its keeper."""
         found = subprocess.run(["ip", "netns", "pids", self.name], check=True, capture_output=True, text=True)
-        return set(map(int, found.stdout.split())) - {self.keeper}
+        return {pid for pid in map(int, found.stdout.split()) if pid != self.keeper and _has_title(pid, title)}
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal to all processes of the host; SIGKILL until none is left."""
@@ -73,11 +74,23 @@ class Network:
         host.do("ip", "link", "set", DEVICE, "carrier", "on")
         host.do("ip", "link", "set", DEVICE, "up")
 
+    def cut(self, host: Host, seconds: float) -> None:
+        """Let the line of a host lose all frames for a while; neither end is told."""
+        self.shape(host, is_cut=True)
+        time.sleep(seconds)
+        self.mend(host)
+
     def end_connections(self, host: Host, *which: str) -> None:
         """End the TCP connections of a host, at both ends: all of them, or those that a filter of `ss` names."""
         for one in self.hosts:
             for peer in [host] if one is not host else [other for other in self.hosts if other is not host]:
                 one.do("ss", "--kill", "--no-header", "dst", peer.address, *which)
+
+
+def _has_title(process: int, title: str) -> bool:
+    with suppress(FileNotFoundError, ProcessLookupError):
+        return Path(f"/proc/{process}/cmdline").read_bytes().startswith(title.encode())
+    return False
 
 
 def why_not() -> str | None:

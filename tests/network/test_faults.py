@@ -24,13 +24,7 @@ Strike = Callable[[FaultRun, Host], None]  # does something to a host of the run
 
 def cut(seconds: float) -> Strike:
     """The line loses all frames for a while, and neither end is told."""
-
-    def strike(run: FaultRun, host: Host) -> None:
-        run.cluster.network.shape(host, is_cut=True)
-        sleep(seconds)
-        run.cluster.network.mend(host)
-
-    return strike
+    return lambda run, host: run.cluster.network.cut(host, seconds)
 
 
 def cut_after_the_ledger(run: FaultRun, host: Host) -> None:
