@@ -16,13 +16,15 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from actors.settings import GeneratorSettings
 from decoding.checkpoint.loading import cache_of
 from decoding.checkpoint.supported import max_positions, read_config
 from decoding.choices import OWN_HEAD
 from decoding.drafters import NEED_A_HEAD, NEED_A_MODEL
 from decoding.engine.load import settle_max_model_len
-from decoding.heads.format.folder import kind_of_head
+from decoding.heads.format.folder import is_assistant, kind_of_head
 from decoding.sampling_params import SamplingParams
 
 INSTALL = "install it with pip install -e '.[vllm]' -c constraints-vllm.txt (make setup-vllm on a machine without GPUs)"
@@ -33,6 +35,7 @@ _ENVIRONMENT = {
     "VLLM_LOGGING_LEVEL": "WARNING",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # the threads go where Ray lets this process run
 }
+_METHODS = {"assistant": "mtp", "dflash2": "dflash", "peagle": "eagle3"}  # of heads whose kind vLLM calls otherwise
 # Arguments of vLLM that Dray sets itself, and the field that says what they should be.
 _OURS = {
     "model": "models.target",
@@ -262,12 +265,10 @@ def speculative_config(settings: GeneratorSettings) -> dict[str, Any] | None:
     if drafter == "none":
         return None
     if drafter in NEED_A_HEAD and draft not in (None, OWN_HEAD):
-        kind = kind_of_head(draft) or drafter
-        in_vllm = {"dflash2": "dflash", "peagle": "eagle3, parallel_drafting: true", "assistant": "mtp"}
-        method_of_head = in_vllm.get(kind, kind)
+        said = {**method_of_head(draft), "model": draft, "num_speculative_tokens": 3}
         raise ValueError(
             f"models.draft ({draft}) is a draft head; for vLLM leave it out and say engine.vllm.speculative_config "
-            f"{{method: {method_of_head}, model: {draft}, num_speculative_tokens: 3}}"
+            f"{yaml.safe_dump(said, default_flow_style=True, sort_keys=False, width=float('inf')).strip()}"
         )
     if drafter == "mtp":
         method: dict[str, Any] = {"method": drafter}
@@ -276,6 +277,12 @@ def speculative_config(settings: GeneratorSettings) -> dict[str, Any] | None:
     else:
         method = dict(_PROMPT_LOOKUP) if drafter == "ngram" else {"method": drafter}
     return {**method, "num_speculative_tokens": options.num_speculative_tokens}
+
+
+def method_of_head(draft: str) -> dict[str, Any]:
+    """Return how vLLM's speculative_config names the kind of a draft head."""
+    kind = "assistant" if is_assistant(draft) else kind_of_head(draft)
+    return {"method": _METHODS.get(str(kind), kind)} | ({"parallel_drafting": True} if kind == "peagle" else {})
 
 
 def without_drafts(settings: GeneratorSettings) -> GeneratorSettings:

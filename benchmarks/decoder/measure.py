@@ -50,7 +50,7 @@ def measure(options: BenchOptions, command: str) -> Report:
     with closing(Peers(options, pair, torch.get_num_threads())) as peers:
         bench = _Bench(options, pair, corpus, models, peers)
         results = bench.run()
-    weights = {"target_bytes": models.target.num_weight_bytes, "draft_bytes": models.draft.num_weight_bytes}
+    weights = {"target_bytes": models.target.num_weight_bytes, "draft_bytes": models.num_draft_bytes}
     return Report(
         command=command,
         date=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),

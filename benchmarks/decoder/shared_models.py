@@ -18,6 +18,7 @@ from decoding.checkpoint.loading import DType
 from decoding.device import Device
 from decoding.drafters import Drafter
 from decoding.engine.measured_costs import measure_costs, with_overhead
+from decoding.heads.assistant_folder import fitting_assistant
 from decoding.heads.assistant_head import attach_assistant
 from decoding.heads.format.folder import is_assistant
 from decoding.network.language_model import LanguageModel
@@ -86,6 +87,14 @@ class SharedModels:
     def holds_one_cache(self) -> bool:
         """Whether another number of slots makes what was allocated and recorded for this one go: on CUDA."""
         return self.target.holds_one_cache
+
+    @property
+    def num_draft_bytes(self) -> int:
+        """Bytes of the draft's weights."""
+        if not self._has_assistant:
+            return self.draft.num_weight_bytes
+        assistant = fitting_assistant(self._folders[1], self.target.network.config, self._folders[0])
+        return assistant.footprint(str(self.target.dtype).removeprefix("torch."), 1, 1).weights
 
     @property
     def num_allocations(self) -> int:

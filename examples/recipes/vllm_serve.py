@@ -8,15 +8,16 @@ import json
 import shlex
 import sys
 
-from decoding.heads.format.folder import is_head, read_head_config
-
-_METHODS = {"eagle3": "eagle3", "peagle": "eagle3", "dflash": "dflash", "dflash2": "dflash", "dspark": "dspark"}
+from actors.vllm.arguments import method_of_head
+from decoding.heads.format.folder import is_assistant, is_head, read_head_config
 
 
 def command(target: str, draft: str, num_speculative_tokens: int = 4) -> list[str]:
     """Return the words of the command. Raises ValueError for a folder that is no draft."""
-    method = _METHODS[read_head_config(draft).kind] if is_head(draft) else "draft_model"
-    config = {"method": method, "model": draft, "num_speculative_tokens": num_speculative_tokens}
+    if is_head(draft) and not is_assistant(draft):
+        read_head_config(draft)  # refuses what is no head
+    method = method_of_head(draft) if is_head(draft) else {"method": "draft_model"}
+    config = {**method, "model": draft, "num_speculative_tokens": num_speculative_tokens}
     return ["vllm", "serve", target, "--speculative-config", json.dumps(config)]
 
 

@@ -91,7 +91,7 @@ def execute(
     engines = f"{pool.num_at_once} engine{'s' if pool.num_at_once > 1 else ''}{most}"
     loading = f"loading {' and '.join(names)} in {'this process' if run.local else engines}"
     progress = Progress(run.progress, loading if run.local else "starting Ray")
-    draft = models.draft if settings.engine.drafter in NEED_A_MODEL else None
+    draft = models.draft if settings.engine.pick_drafter(settings.models.draft) in NEED_A_MODEL else None
     progress.planned(units.num_units, units.num_rows, plan.texts_per_row, draft)
     with progress:
         is_watched = progress.console.is_terminal and progress.mode != "none"  # not in a log, which others may read

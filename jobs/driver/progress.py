@@ -32,10 +32,8 @@ _BETWEEN_BEATS_S = 1.0
 _BAR_COLUMNS = 16
 _FEWEST_COLUMNS = 8  # of a step, on a terminal that is too narrow for it
 _READING = "reading prompts"
-_FEWEST_DRAFTED, _RARELY = (
-    500,
-    0.01,
-)  # tokens of a draft before it is doubted, and the acceptance rate below which it is
+_FEWEST_DRAFTED = 500  # tokens of a draft, before it may be doubted
+_RARELY = 0.01  # the acceptance rate below which it is
 Mode = Literal["auto", "bar", "lines", "none"]
 
 

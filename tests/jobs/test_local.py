@@ -48,6 +48,15 @@ def test_a_local_run_is_complete_goes_on_and_does_only_what_is_missing(job, monk
     assert "still fail: 1" in job.printed()
 
 
+@pytest.mark.parametrize(("flags", "is_doubted"), [((), True), (("--engine.drafter=suffix",), False)])
+def test_a_run_doubts_a_draft_that_is_named_without_a_drafter_and_no_lookup(job, monkeypatch, flags, is_doubted):
+    monkeypatch.setattr("jobs.driver.progress._FEWEST_DRAFTED", 1)
+    monkeypatch.setattr("jobs.driver.progress._RARELY", 1.1)
+    job.read(prompts(5))
+    assert local(job, "--run.progress=lines", *flags) == 0
+    assert ("drafted, " in job.capsys.readouterr().err) == is_doubted
+
+
 @pytest.mark.parametrize(
     ("flag", "name"),
     [

@@ -48,6 +48,8 @@ def test_the_plan_says_which_head_is_taken_and_why_none_is(target, text_pair, tm
     assert "draft: none, since an MTP head of" in plan
     with pytest.raises(ValueError, match="could not be read: known are"):
         printed(capsys, tmp_path, text_pair[0], "mtp")
+    with pytest.raises(ValueError, match=r"drafter is 'hybrid', and .* found none: .*could not be read"):
+        printed(capsys, tmp_path, text_pair[0], "auto", "--engine.drafter=hybrid")
 
 
 def test_a_run_drafts_with_the_head_and_its_parts_say_so(target, tmp_path):

@@ -116,9 +116,9 @@ def _of_pairs(kind: Kind, said: Said, inner: Said, assumed: list[str]) -> dict[s
     if convention not in ("inputs", "outputs", "unknown"):
         raise ValueError(f"has {_IDS_ARE} {convention!r} in eagle_config, expected inputs or outputs; correct it")
     own = {**norms, "layer_ids": ids, "layer_ids_are": "inputs" if ids is None else convention}
+    said.value("parallel_drafting", bool)  # it is a part of the kind
+    masks = {said.value(name, int) for name in _MASKS} - {None}
     if kind == "peagle":
-        said.value("parallel_drafting", bool)
-        masks = {said.value(name, int) for name in _MASKS} - {None}
         if len(masks) > 1:
             raise ValueError(
                 f"has several ids of its mask, {sorted(masks)} ({', '.join(_MASKS)}); correct its config.json"

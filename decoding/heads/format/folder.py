@@ -3,7 +3,7 @@
 import json
 import os
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 from uuid import uuid4
@@ -144,6 +144,12 @@ def save_head(head: Head, path: str, form: Format) -> None:
         raise ValueError(f"{path!r} is there already, and it is not an empty folder; name another one")
     try:
         check_tensors(head.tensors, head.config)
+        if head.config.sliding_window and head.config.window_moves != replace(head.config, format=form).window_moves:
+            raise ValueError(
+                f"has windows of {head.config.sliding_window} positions, which the {head.config.format} format gives "
+                f"{'each token of a block' if head.config.window_moves else 'a block'}, and the other one not; keep "
+                "its format"
+            )
         write = write_speculators if form == "speculators" else write_eagle
         fields = write(head.config, str(head.tensors["fc.weight"].dtype).removeprefix("torch."))
     except ValueError as error:

@@ -53,7 +53,7 @@ class MtpHead(Eagle3Head):
         is_wanted: bool = True,
         module: int = 0,
     ) -> torch.Tensor:
-        """Read pairs with a module; return the residual stream behind its layers, [N, H]."""
+        """Read pairs with a module; return the residual stream behind its layers, [N, H], wanted or not."""
         assert self.cache is not None, "allocate() comes first"
         embedded_NH = embedding(tokens_N, self._embedding)
         return self.modules[module].read(embedded_NH, states_NH, (starts, lengths, slots), self.cache)

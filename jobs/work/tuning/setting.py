@@ -17,6 +17,7 @@ from decoding.checkpoint.supported import model_folder
 from decoding.choices import NEED_A_MODEL, DrafterName, DType
 from decoding.cpu.wait import num_cpus
 from decoding.heads.format.folder import is_head
+from decoding.heads.mtp.files import settled_draft
 from jobs.config.tune import TuneConfig
 from jobs.driver.plan import Plan
 
@@ -99,7 +100,7 @@ def axes_to_try(config: TuneConfig, plan: Plan, own: Setting) -> Axes:
     dtypes = tune.dtypes or ("bfloat16",) * (is_open and is_on_cpu)
     slots = tune.slots or (max(1, own.slots // 2), 2 * own.slots)
     drafters = [{"drafter": name, "draft": None} for name in ("none", "ngram", "suffix")]
-    for draft in dict.fromkeys((models.draft, *tune.drafts)):
+    for draft in dict.fromkeys(settled_draft(draft, models.target)[0] for draft in (models.draft, *tune.drafts)):
         if draft is not None:
             folder = draft if is_head(draft) else model_folder(draft)
             drafter = replace(plan.settings.engine, drafter=None).pick_drafter(folder)

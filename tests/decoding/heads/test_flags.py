@@ -26,7 +26,7 @@ LOST: dict[str, tuple[dict[str, Any], str, dict[str, Any], str]] = {
     "another activation": (PAIRS, "", {"hidden_act": "gelu"}, "Dray computes 'silu' or 'swish' alone"),
     "no norm": (PAIRS, "eagle_config", {"use_input_layernorm_in_first_layer": False}, "Dray computes True alone"),
     "heads of Medusa behind it": (PAIRS, "eagle_config", {"parallel_draft_step": 4}, "Dray computes 0 or 1 alone"),
-    "what nobody knows": (PAIRS, "", {"residual_multiplier": 0.22}, "Dray does not know"),
+    "an unknown field": (PAIRS, "", {"residual_multiplier": 0.22}, "Dray does not know"),
 }  # fmt: skip
 
 
@@ -104,3 +104,7 @@ def test_what_config_json_says_of_quantization_counts_only_if_a_weight_is_quanti
         save_file({**kept, **tensors}, folder / "model.safetensors")
         with pytest.raises(ValueError, match=r"is quantized \(modelopt\), and Dray runs unquantized checkpoints"):
             read_head(str(folder))
+
+
+def test_a_head_that_says_that_it_does_not_draft_in_parallel_is_eagle3_whatever_mask_it_names() -> None:
+    assert read_eagle({**PAIRS, "ptd_token_id": 3, "parallel_drafting": False}) == read_eagle(PAIRS)

@@ -155,3 +155,15 @@ def test_code_in_a_heads_folder_is_not_executed(tmp_path: Path) -> None:
     assert is_head(str(tmp_path / "head"))
     assert same_tensors(read_head(str(tmp_path / "head")).tensors, HEADS["eagle3"].tensors)
     assert not (tmp_path / "executed").exists()
+
+
+@pytest.mark.parametrize(("form", "other"), [("eagle", "speculators"), ("speculators", "eagle")])
+def test_windows_that_the_other_format_gives_to_other_tokens_are_refused_by_it(form, other, tmp_path: Path) -> None:
+    one = head(
+        "dflash", layers={"layer_types": ["sliding_attention"] * 2, "sliding_window": 16, "use_sliding_window": True}
+    )
+    one = replace(one, config=replace(one.config, format=form))
+    save_head(one, str(tmp_path / "own"), form)
+    with pytest.raises(ValueError, match=r"windows of 16 positions, which .* keep its format"):
+        save_head(one, str(tmp_path / "other"), other)
+    assert not (tmp_path / "other").exists()
