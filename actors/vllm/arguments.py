@@ -19,12 +19,12 @@ from typing import Any
 import yaml
 
 from actors.settings import GeneratorSettings
+from actors.vllm.draft_method import method_of_head
 from decoding.checkpoint.loading import cache_of
 from decoding.checkpoint.supported import max_positions, read_config
 from decoding.choices import OWN_HEAD
 from decoding.drafters import NEED_A_HEAD, NEED_A_MODEL
 from decoding.engine.load import settle_max_model_len
-from decoding.heads.format.folder import is_assistant, kind_of_head
 from decoding.sampling_params import SamplingParams
 
 INSTALL = "install it with pip install -e '.[vllm]' -c constraints-vllm.txt (make setup-vllm on a machine without GPUs)"
@@ -35,7 +35,6 @@ _ENVIRONMENT = {
     "VLLM_LOGGING_LEVEL": "WARNING",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # the threads go where Ray lets this process run
 }
-_METHODS = {"assistant": "mtp", "dflash2": "dflash", "peagle": "eagle3"}  # of heads whose kind vLLM calls otherwise
 # Arguments of vLLM that Dray sets itself, and the field that says what they should be.
 _OURS = {
     "model": "models.target",
@@ -277,12 +276,6 @@ def speculative_config(settings: GeneratorSettings) -> dict[str, Any] | None:
     else:
         method = dict(_PROMPT_LOOKUP) if drafter == "ngram" else {"method": drafter}
     return {**method, "num_speculative_tokens": options.num_speculative_tokens}
-
-
-def method_of_head(draft: str) -> dict[str, Any]:
-    """Return how vLLM's speculative_config names the kind of a draft head."""
-    kind = "assistant" if is_assistant(draft) else kind_of_head(draft)
-    return {"method": _METHODS.get(str(kind), kind)} | ({"parallel_drafting": True} if kind == "peagle" else {})
 
 
 def without_drafts(settings: GeneratorSettings) -> GeneratorSettings:

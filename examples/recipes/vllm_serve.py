@@ -8,7 +8,7 @@ import json
 import shlex
 import sys
 
-from actors.vllm.arguments import method_of_head
+from actors.vllm.draft_method import method_of_head
 from decoding.heads.format.folder import is_assistant, is_head, read_head_config
 
 
