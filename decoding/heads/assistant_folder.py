@@ -100,6 +100,32 @@ def fitting_assistant(path: str, target_config: PretrainedConfig, target_path: s
     return Assistant(folder, config, layer_ids)
 
 
+def new_assistant(target_config: PretrainedConfig, target_path: str) -> tuple[Any, tuple[int, ...]]:
+    """Return the configuration of a new assistant of one layer for a target, and the layer whose keys that reads.
+
+    Its hidden size is an eighth of the target's, 64 at least. Raises ValueError, in one line, for another family.
+    """
+    from transformers import Gemma4AssistantConfig, Gemma4TextConfig  # not in older versions
+
+    target: Any = target_config.get_text_config()
+    if target.model_type != "gemma4_text":
+        raise ValueError(f"assistants are trained for Gemma 4, and {target_path!r} is of type {target.model_type}")
+    names = (
+        "vocab_size", "num_attention_heads", "num_key_value_heads", "head_dim", "attention_k_eq_v", "sliding_window",
+        "max_position_embeddings", "rms_norm_eps", "rope_parameters", "hidden_activation", "bos_token_id",
+        "eos_token_id", "pad_token_id", "dtype",
+    )  # fmt: skip
+    full = target.per_layer_config[target.layer_types.index("full_attention")]
+    said = {name: getattr(target, name) for name in names} | {"layer_types": ["full_attention"]}
+    said |= {"global_head_dim": full.head_dim, "num_global_key_value_heads": full.num_key_value_heads}
+    size = max(64, target.hidden_size // 8)
+    said |= {"hidden_size": size, "intermediate_size": 4 * size, "num_hidden_layers": 1, "num_kv_shared_layers": 1}
+    said |= dict.fromkeys(("hidden_size_per_layer_input", "vocab_size_per_layer_input"), 0)
+    own = Gemma4TextConfig(**said)
+    config = Gemma4AssistantConfig(text_config=own, backbone_hidden_size=target.hidden_size, dtype=target.dtype)
+    return config, _layers_to_read(own, target, target_path)
+
+
 def _refuse_unread(said: dict[str, Any], config: Any) -> None:
     own = config.get_text_config()
     for part, given in ((config, said), (own, said.get("text_config") or {})):

@@ -46,6 +46,10 @@ _PROBED_EVERY = 4  # positions: agreement is measured on some of them
 _log = logging.getLogger(__name__)
 
 
+Turns = Seq[Seq[torch.Tensor]]
+Attend = Callable[[torch.Tensor, int], torch.Tensor]
+
+
 class AssistantNetwork(nn.Module):
     """The parameters of an assistant, by the names of its folder."""
 
@@ -54,6 +58,7 @@ class AssistantNetwork(nn.Module):
         super().__init__()
         own = config.get_text_config()
         size, target_size = own.hidden_size, config.backbone_hidden_size
+        self._activation = ACT2FN[own.hidden_activation]
         self.pre_projection = nn.Linear(2 * target_size, size, bias=False)
         self.post_projection = nn.Linear(size, target_size, bias=False)
         self.model: Any = nn.Module()
@@ -66,6 +71,32 @@ class AssistantNetwork(nn.Module):
             self.masked_embedding.centroids = nn.Linear(size, config.num_centroids, bias=False)
             self.masked_embedding.token_ordering = nn.Buffer(torch.zeros(own.vocab_size, dtype=torch.int64))
             self.lm_head = nn.Embedding(own.vocab_size, size)  # of which some lines are read
+
+    def states(
+        self,
+        embedded_NE: torch.Tensor,
+        states_NE: torch.Tensor,
+        turns: Turns,
+        attend: Attend,
+        norm: Callable[[Any, torch.Tensor], torch.Tensor],
+    ) -> torch.Tensor:
+        """Return the normed states [N, H] behind one query a row, of which logits and the next step's state are made.
+
+        `turns` are the rotary tables [N, 1, D] of the rows' positions, for each layer. `attend(query_NQD, index)` is
+        the attention's output [N, Q * D] over the target's keys and values for layer `index`.
+        """
+        hidden_NH = self.pre_projection(torch.cat((embedded_NE, states_NE), dim=-1))
+        for index, (layer, (cos_N1D, sin_N1D)) in enumerate(zip(self.model.layers, turns, strict=True)):
+            attention, mlp = layer.self_attn, layer.mlp
+            query_XD = attention.q_proj(norm(layer.input_layernorm, hidden_NH)).view(-1, cos_N1D.shape[-1])
+            query_NQD = norm(attention.q_norm, query_XD).view(len(hidden_NH), -1, cos_N1D.shape[-1])
+            query_NQD = (query_NQD * cos_N1D).addcmul_(query_NQD.roll(cos_N1D.shape[-1] // 2, -1), sin_N1D)
+            found_NX = attend(query_NQD, index)
+            hidden_NH = hidden_NH + norm(layer.post_attention_layernorm, attention.o_proj(found_NX))
+            normed_NH = norm(layer.pre_feedforward_layernorm, hidden_NH)
+            found_NH = mlp.down_proj(self._activation(mlp.gate_proj(normed_NH)).mul_(mlp.up_proj(normed_NH)))
+            hidden_NH = (hidden_NH + norm(layer.post_feedforward_layernorm, found_NH)).mul_(layer.layer_scalar)
+        return norm(self.model.norm, hidden_NH)
 
 
 def _layer(config: Any, index: int) -> nn.Module:
@@ -82,6 +113,15 @@ def _layer(config: Any, index: int) -> nn.Module:
         setattr(layer, f"{name}_layernorm", nn.RMSNorm(size))
     layer.layer_scalar = nn.Buffer(torch.ones(1))
     return layer  # type: ignore[no-any-return]
+
+
+def tables_of(config: Any, network: AssistantNetwork) -> dict[str, RotaryTables]:
+    """Return the rotary tables of an assistant, by the kinds of its layers."""
+    from transformers.models.gemma4.modeling_gemma4 import Gemma4TextRotaryEmbedding  # not in older versions
+
+    like_1H = network.model.norm.weight.detach()[None]
+    turn = Gemma4TextRotaryEmbedding(config).to(like_1H.device)
+    return {kind: RotaryTables(partial(turn, layer_type=kind), like_1H) for kind in set(config.layer_types)}
 
 
 class Sight:
@@ -124,18 +164,15 @@ class AssistantHead:
 
     def __init__(self, assistant: Assistant, network: AssistantNetwork, target: LanguageModel) -> None:
         """Take over a network whose weights are loaded, in the dtype and on the device of its target."""
-        from transformers.models.gemma4.modeling_gemma4 import Gemma4TextRotaryEmbedding  # not in older versions
-
         config, own = assistant.config, assistant.config.get_text_config()
         self.network, self._config, self.layer_ids = network.eval().requires_grad_(False), own, assistant.layer_ids
         self.device, self.dtype, self.hidden_size = target.device, target.dtype, target.hidden_size
         self.max_positions: int = own.max_position_embeddings
         self._kinds, self._window = own.layer_types, own.sliding_window + 1
-        self._activation, self._num_best = ACT2FN[own.hidden_activation], config.centroid_intermediate_top_k
+        self._num_best = config.centroid_intermediate_top_k
         self._target, self.feature_layers = target, (len(layers_to_read(target.network)),)
         self._embed, self._target_norm = target.network.get_input_embeddings(), final_norm(target.network)
-        turn, like_1H = Gemma4TextRotaryEmbedding(own).to(self.device), network.model.norm.weight[None]
-        self._tables = {kind: RotaryTables(partial(turn, layer_type=kind), like_1H) for kind in set(own.layer_types)}
+        self._tables = tables_of(own, network)
         of_layers = self.dtype, own.per_layer_config[0].head_dim, own.hidden_size
         self._epsilon, (_, self._norm_function) = own.rms_norm_eps, operations_on(self.device, *of_layers)
         pack_linears(network)
@@ -158,22 +195,17 @@ class AssistantHead:
     @torch.inference_mode()
     def step(self, newest_N: torch.Tensor, states_NE: torch.Tensor, sight: Sight) -> tuple[torch.Tensor, torch.Tensor]:
         """Return logits [N, 1, V] behind the newest token of each row, and the states [N, E] of the next step."""
-        norm, num_positions = self._norm, sight.cache.num_positions + 1
+        num_positions = sight.cache.num_positions + 1
         turns = {
             kind: [each[sight.at_N][:, None] for each in of.reach(num_positions)] for kind, of in self._tables.items()
         }
-        hidden_NH = self.network.pre_projection(torch.cat((self._embed(newest_N), states_NE), dim=-1))
-        for layer, kind, layer_id in zip(self.network.model.layers, self._kinds, self.layer_ids, strict=True):
-            attention, mlp, (cos_N1D, sin_N1D) = layer.self_attn, layer.mlp, turns[kind]
-            query_XD = attention.q_proj(norm(layer.input_layernorm, hidden_NH)).view(-1, cos_N1D.shape[-1])
-            query_NQD = norm(attention.q_norm, query_XD).view(len(hidden_NH), -1, cos_N1D.shape[-1])
-            query_NQD = (query_NQD * cos_N1D).addcmul_(query_NQD.roll(cos_N1D.shape[-1] // 2, -1), sin_N1D)
-            found_NX = sight.attend(query_NQD, layer_id, self._window if kind == "sliding_attention" else None)
-            hidden_NH = hidden_NH + norm(layer.post_attention_layernorm, attention.o_proj(found_NX))
-            normed_NH = norm(layer.pre_feedforward_layernorm, hidden_NH)
-            found_NH = mlp.down_proj(self._activation(mlp.gate_proj(normed_NH)).mul_(mlp.up_proj(normed_NH)))
-            hidden_NH = (hidden_NH + norm(layer.post_feedforward_layernorm, found_NH)).mul_(layer.layer_scalar)
-        hidden_NH = norm(self.network.model.norm, hidden_NH)
+
+        def attend(query_NQD: torch.Tensor, index: int) -> torch.Tensor:
+            window = self._window if self._kinds[index] == "sliding_attention" else None
+            return sight.attend(query_NQD, self.layer_ids[index], window)
+
+        fed = self._embed(newest_N), states_NE, [turns[kind] for kind in self._kinds]
+        hidden_NH = self.network.states(*fed, attend, self._norm)
         return self._logits(hidden_NH)[:, None], self.network.post_projection(hidden_NH)
 
     def _norm(self, module: Any, x_NX: torch.Tensor) -> torch.Tensor:

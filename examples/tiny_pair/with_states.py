@@ -51,7 +51,14 @@ def _lfm2(hidden: int, layers: int) -> dict[str, Any]:
     return {"model_type": "lfm2", "num_hidden_layers": layers, "layer_types": types[:layers]}
 
 
-_FAMILIES = {"qwen3_5": _qwen3_5, "nemotron_h": _nemotron_h, "lfm2": _lfm2}
+def _gemma4(hidden: int, layers: int) -> dict[str, Any]:
+    types = ["sliding_attention", "sliding_attention", "sliding_attention", "full_attention"] * layers
+    no_layer_inputs = dict.fromkeys(("hidden_size_per_layer_input", "vocab_size_per_layer_input"), 0)
+    sizes = {"num_hidden_layers": layers, "layer_types": types[4 - layers % 4 :][:layers], "sliding_window": 128}
+    return {"model_type": "gemma4_text", "global_head_dim": 64, **sizes, **no_layer_inputs}
+
+
+FAMILIES = {"qwen3_5": _qwen3_5, "nemotron_h": _nemotron_h, "lfm2": _lfm2, "gemma4": _gemma4}
 
 
 def _model(options: Mapping[str, Any], hidden: int, vocab_size: int, seed: int) -> PreTrainedModel:
@@ -63,25 +70,29 @@ def _model(options: Mapping[str, Any], hidden: int, vocab_size: int, seed: int) 
     return AutoModelForCausalLM.from_config(AutoConfig.for_model(**options, **sizes, **ids))
 
 
+def train(family: str, name: str, out: Path, steps: int = _STEPS) -> None:
+    """Train the target or the draft of a family, and write it into the folder `out`."""
+    hidden, layers, seed = {"target": (128, 4, 1), "draft": (64, 2, 2)}[name]
+    tokenizer = AutoTokenizer.from_pretrained(_PAIR)
+    model: Any = _model(FAMILIES[family](hidden, layers), hidden, len(tokenizer), seed)
+
+    def loss(ids_BT: torch.Tensor, is_real_BT: torch.Tensor) -> torch.Tensor:
+        return functional.cross_entropy(next_token_logits(model, ids_BT, is_real_BT), ids_BT[:, 1:][is_real_BT[:, 1:]])
+
+    print(f"{name} ({family})", flush=True)
+    optimize(model, batches(tokenizer, name, steps), steps, _LEARNING_RATE, loss)
+    save(model, tokenizer, out)
+
+
 def main() -> None:
     """Train and write both models under --out."""
     parser = argparse.ArgumentParser(description="Train a pair whose layers keep states.")
-    parser.add_argument("family", choices=_FAMILIES)
+    parser.add_argument("family", choices=FAMILIES)
     parser.add_argument("--out", type=Path, required=True, help="folder for target/ and draft/")
     parser.add_argument("--steps", type=int, default=_STEPS)
-    asked = parser.parse_args()
-    started, tokenizer = time.perf_counter(), AutoTokenizer.from_pretrained(_PAIR)
-    for name, hidden, layers, seed in (("target", 128, 4, 1), ("draft", 64, 2, 2)):
-        model = _model(_FAMILIES[asked.family](hidden, layers), hidden, len(tokenizer), seed)
-
-        def loss(ids_BT: torch.Tensor, is_real_BT: torch.Tensor, model: Any = model) -> torch.Tensor:
-            return functional.cross_entropy(
-                next_token_logits(model, ids_BT, is_real_BT), ids_BT[:, 1:][is_real_BT[:, 1:]]
-            )
-
-        print(name, flush=True)
-        optimize(model, batches(tokenizer, name, asked.steps), asked.steps, _LEARNING_RATE, loss)
-        save(model, tokenizer, asked.out / name)
+    asked, started = parser.parse_args(), time.perf_counter()
+    for name in ("target", "draft"):
+        train(asked.family, name, asked.out / name, asked.steps)
     print(f"took {time.perf_counter() - started:.0f} s", flush=True)
 
 

@@ -31,7 +31,7 @@ from pipeline.storage.location import Location
 from training.corpus.options import CorpusOptions
 from training.lesson import Lesson, LessonResult, hold
 from training.trainer.options import ModelOptions, check_together
-from training.trainer.plan import check_can_learn
+from training.trainer.plan import check_can_learn, learns_as
 from training.trainer.train import checkpoints_beside
 
 _LOOK_EVERY_S = 0.5
@@ -172,17 +172,22 @@ def refuse_learning(settings: LearnSettings, plan: Plan) -> None:
         why = why or "the rows run program.function, and a draft learns from rows of one generation"
     if why is not None:
         raise ValueError(f"learn.every_rows is {settings.every_rows}, but {why}; set learn.every_rows to 0")
-    if settings.train.what == "eagle3" and not plan.settings.engine.drafts_with_a_head(models.draft):
-        raise ValueError(
-            f"learn.train.what is 'eagle3', but models.draft ({models.draft}) is a model, and a run keeps the "
-            "architecture of its draft; leave learn.train.what out, or name a head in models.draft"
-        )
     if settings.kind_column is not None and settings.kind_column not in plan.carried:
         raise ValueError(
             f"learn.kind_column is {settings.kind_column!r}, which the run does not carry (it carries "
             f"{', '.join(plan.carried) or 'no columns'}); add it to input.carry_columns, or name another one"
         )
     assert models.draft is not None, "a draft that can be replaced is there"
+    if (kind := learns_as(models.draft)) not in ("draft", "eagle3"):
+        raise ValueError(
+            f"learn.every_rows is {settings.every_rows}, but models.draft ({models.draft}) is a head of kind {kind}, "
+            "which learns by dray train-draft alone; set learn.every_rows to 0"
+        )
+    if settings.train.what not in ("draft", kind):
+        raise ValueError(
+            f"learn.train.what is {settings.train.what!r}, but models.draft ({models.draft}) is a {kind}, and a run "
+            "keeps the architecture of its draft; leave learn.train.what out, or name a head in models.draft"
+        )
     try:
         check_can_learn(models.draft, models.target)
     except ValueError as error:

@@ -110,7 +110,7 @@ def line(progress: TrainingProgress) -> str:
 def print_plan(plan: TrainingPlan, config: TrainConfig) -> None:
     """Print what the training would do; load the models only to measure."""
     console, counts, options = Console(highlight=False), plan.counts, plan.options
-    what = "a new eagle3 head" if plan.models.draft is None else plan.models.draft
+    what = f"a new {options.what} head" if plan.models.draft is None else plan.models.draft
     console.print(f"Training of {what} for {plan.models.target}, into {config.output.path}")
     console.print(f"  texts:   {counts.num_rows:,} rows, {counts.num_taught:,} output tokens to learn from")
     if num_cut := counts.num_output_tokens - counts.num_taught:

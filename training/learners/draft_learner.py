@@ -22,7 +22,7 @@ from decoding.device import Device
 from pipeline.run.fingerprint import tokenizer_files
 from training.learners.losses import LossName, TargetLaw, scaled, token_losses
 from training.learners.packing import PackedRows, StepResult
-from training.learners.teacher import Teacher, check_packing, packed_logits
+from training.learners.teacher import Teacher, dtype_of, packed_logits, tells_documents
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,7 @@ class DraftLearner:
     path: str  # of the draft that training begins with
     dtype: torch.dtype  # of its checkpoint
     loss: LossName = "kl"
+    reads_packed: bool = True  # whether it tells the documents of a row
 
     @classmethod
     def load(
@@ -48,14 +49,14 @@ class DraftLearner:
         path = model_folder(path)
         config = trainable_model(path, teacher.path, teacher.vocab_size)
         network, _ = load_network(path, device, "float32")
-        check_packing(network, path)
+        reads_packed = tells_documents(network, path)
         network.eval().requires_grad_(True)  # dropout stays off: the draft learns a distribution, not a text
         if use_gradient_checkpointing:
             network.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
             for module in network.modules():
                 if isinstance(module, GradientCheckpointingLayer):
                     module.training = True  # the layer alone, which looks at it; what is inside stays without dropout
-        return cls(network, teacher, path, _dtype_of(config), loss)
+        return cls(network, teacher, path, dtype_of(config), loss, reads_packed)
 
     @property
     def module(self) -> nn.Module:
@@ -74,6 +75,7 @@ class DraftLearner:
 
     def step(self, rows: PackedRows, progress: float) -> StepResult:
         """Return the loss over all tokens that are taught, at least one."""
+        rows = self.teacher.readable(rows) if self.reads_packed else rows.apart()
         kept_K = rows.is_taught_BT.any(0).nonzero()[:, 0]
         is_taught_BK = rows.is_taught_BT[:, kept_K]
         temperatures_N = rows.temperatures_BT[:, kept_K][is_taught_BK]
@@ -111,8 +113,3 @@ def trainable_model(path: str, target_path: str, vocab_size: int) -> PretrainedC
         raise ValueError(f"{path!r} has FP8 weights, which cannot be trained; name a draft in bfloat16 or float32")
     check_same_vocabulary(target_path, path, vocab_size, config.get_text_config().vocab_size)
     return config
-
-
-def _dtype_of(config: object) -> torch.dtype:
-    said = getattr(config, "dtype", None)
-    return said if isinstance(said, torch.dtype) else getattr(torch, said) if isinstance(said, str) else torch.float32

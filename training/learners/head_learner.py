@@ -1,45 +1,44 @@
-"""HeadLearner: an EAGLE-3 head that learns to draft several tokens ahead from what its target computes.
+"""HeadLearner: an EAGLE-3, DFlash or DFlash 2 head that learns to draft from what layers of its target compute.
 
-At step k the head predicts token p + 2 + k from pair p (`decoding/heads/unrolled.py`); the target's own
-prediction of that token stands at position p + 1 + k.
-
-Shapes: B rows, T tokens, P pairs, N predictions that are taught, D vocabulary of the head, V of the target.
+Shapes: B rows, T tokens, P pairs, D vocabulary of the head, V of the target, X any number of features.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from math import gcd
+from typing import Any
 
 import torch
 from torch import nn
 from transformers import AutoTokenizer, PretrainedConfig
 
-from decoding.checkpoint.supported import model_folder, read_config
+from decoding.checkpoint.supported import model_folder
+from decoding.heads.blocks import blocks_ahead
 from decoding.heads.fit import fitting_config, make_network
 from decoding.heads.format.folder import Head, read_head, save_head
-from decoding.heads.format.head_config import HeadConfig, default_layer_inputs, normalized
-from decoding.heads.format.networks import Eagle3Network
+from decoding.heads.format.head_config import OF_SCALES, HeadConfig, Kind, default_layer_inputs, normalized
+from decoding.heads.format.networks import DFlashNetwork, Eagle3Network
 from decoding.heads.format.tensors import offsets, target_ids
 from decoding.heads.unrolled import unrolled
-from training.learners.losses import LossName, TargetLaw, scaled, token_losses
-from training.learners.packing import PackedRows, StepResult
+from training.learners.ahead import AheadLearner
+from training.learners.losses import LossName
+from training.learners.packing import PackedRows
 from training.learners.teacher import Teacher
 
 _OF_VOCABULARY = ("d2t", "t2d")
+_TRAINED: tuple[Kind, ...] = ("eagle3", "dflash", "dflash2")
 
 
-@dataclass(frozen=True)
-class HeadLearner:
-    """A head in float32, and the teacher that it learns from."""
+@dataclass(frozen=True, kw_only=True)
+class HeadLearner(AheadLearner):
+    """A head with a folder of its own."""
 
-    network: Eagle3Network
-    teacher: Teacher
+    network: Eagle3Network | DFlashNetwork
     config: HeadConfig
     marks: dict[str, torch.Tensor]  # the tensors of its folder that are no weights
     dtype: torch.dtype  # of its folder
-    steps_ahead: int
-    loss: LossName = "kl"
     borrowed: tuple[str, ...] = ("embed_tokens.weight",)  # weights that are the target's, and not saved
 
     @classmethod
@@ -55,12 +54,21 @@ class HeadLearner:
             teacher.device,
             torch.float32,
         )
-        assert isinstance(network, Eagle3Network)
         borrowed = tuple(name for name, weight in network.named_parameters() if not weight.requires_grad)
         network.embed_tokens.requires_grad_(False)  # a table of all tokens: what the corpus lacks would not learn
         marks = {name: head.tensors[name] for name in _OF_VOCABULARY if name in head.tensors}
-        config = replace(config, num_speculative_tokens=steps_ahead)
-        return cls(network, teacher, config, marks, head.tensors["fc.weight"].dtype, steps_ahead, loss, borrowed)
+        if config.block_size is not None:  # which stays as it is
+            steps_ahead = config.block_size - (not config.sample_from_anchor)
+        return cls(
+            teacher=teacher,
+            steps_ahead=steps_ahead,
+            loss=loss,
+            network=network,
+            config=replace(config, num_speculative_tokens=steps_ahead),
+            marks=marks,
+            dtype=head.tensors["fc.weight"].dtype,
+            borrowed=borrowed,
+        )
 
     @classmethod
     def new(
@@ -70,6 +78,7 @@ class HeadLearner:
         steps_ahead: int,
         loss: LossName = "kl",
         *,
+        kind: Kind = "eagle3",
         seed: int = 0,
     ) -> HeadLearner:
         """Make a head of one layer in the target's own sizes, with weights drawn by the seed.
@@ -77,10 +86,11 @@ class HeadLearner:
         `known_ids` are the target's ids of its tokens, ascending; None: all. Its embedding is the target's and stays as
         it is; its output layer begins with the target's rows.
         """
-        config = head_config(teacher, len(known_ids) if known_ids is not None else teacher.vocab_size, steps_ahead)
+        num_known = len(known_ids) if known_ids is not None else teacher.vocab_size
+        config = head_config(teacher, num_known, steps_ahead, kind)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            network = Eagle3Network(config)
+            network = Eagle3Network(config) if kind == "eagle3" else _new_blocks(config)
         ids_D = None if known_ids is None else torch.tensor(known_ids, dtype=torch.int64)
         embedding, output = teacher.network.get_input_embeddings(), teacher.network.get_output_embeddings()
         with torch.no_grad():
@@ -90,7 +100,8 @@ class HeadLearner:
         network.embed_tokens.requires_grad_(False)
         marks = {} if ids_D is None else {"d2t": offsets(ids_D)}
         dtype = getattr(torch, config.layer_config.get("dtype") or "float32")
-        return cls(network.to(teacher.device), teacher, config, marks, dtype, steps_ahead, loss)
+        own = {"network": network.to(teacher.device), "config": config, "marks": marks, "dtype": dtype}
+        return cls(teacher=teacher, steps_ahead=steps_ahead, loss=loss, **own)
 
     @property
     def module(self) -> nn.Module:
@@ -103,33 +114,25 @@ class HeadLearner:
         limits = [limit for limit in (self.teacher.max_len, self.config.sliding_window) if limit is not None]
         return min(limits, default=None)
 
-    def num_predictions(self, rows: PackedRows) -> int:
-        """Return how many predictions are taught, over all steps ahead."""
-        return sum(int(is_taught_BP.sum()) for is_taught_BP in self._taught(rows))
+    @property
+    def every(self) -> int:
+        """How far apart the pairs are of which drafts begin."""
+        return max(1, (self.config.block_size or 0) // 4)
 
-    def step(self, rows: PackedRows, progress: float) -> StepResult:
-        """Return the loss over all predictions of all steps ahead; what is agreed on is counted at the first one."""
+    def readable(self, rows: PackedRows) -> PackedRows:
+        """Return rows whose documents target and head tell."""
+        return self.teacher.readable(rows) if isinstance(self.network, Eagle3Network) else rows.apart()
+
+    def drafted(self, rows: PackedRows) -> tuple[torch.Tensor, Iterator[tuple[torch.Tensor, ...]]]:
+        """Return the target's logits, and the head's for each step ahead, as `AheadLearner.drafted` says."""
         layer_ids = self.config.layer_ids
         assert layer_ids is not None, "they were settled when the head was loaded or made"
         logits_BTV, features_BTX = self.teacher.logits_and_features(rows, layer_ids)
-        target_ids_D, head_ids_V = self._ids(logits_BTV.device)
-        device_type = logits_BTV.device.type
-        loss = agreed = outside = logits_BTV.new_zeros(())
-        with torch.autocast(device_type, torch.bfloat16, enabled=device_type == "cuda"):
-            steps = unrolled(self.network, rows.token_ids_BT, features_BTX.float(), self.steps_ahead, rows.documents_BT)
-            for step, (drafted_BPD, is_taught_BP) in enumerate(zip(steps, self._taught(rows), strict=True)):
-                first = 1 + step  # the target's prediction stands this far behind the pair
-                temperatures_N = rows.temperatures_BT[:, first:][is_taught_BP]
-                law = TargetLaw.of(logits_BTV[:, first:][is_taught_BP], temperatures_N, target_ids_D)
-                token_ids_N = rows.token_ids_BT[:, first:].roll(-1, 1)[is_taught_BP]
-                scaled_ND = scaled(drafted_BPD[is_taught_BP], temperatures_N)
-                losses_N = token_losses(self.loss, scaled_ND, law, head_ids_V[token_ids_N], progress)
-                loss = loss + losses_N.sum()
-                if step == 0:
-                    best_N = scaled_ND.argmax(-1)
-                    agreed = ((best_N if target_ids_D is None else target_ids_D[best_N]) == law.best_N).sum()
-                    outside = law.outside_N.sum()
-        return StepResult(loss, agreed, outside)
+        fed = rows.token_ids_BT, features_BTX.float()
+        if isinstance(self.network, Eagle3Network):
+            steps = unrolled(self.network, *fed, self.steps_ahead, rows.documents_BT)
+            return logits_BTV, ((logits_BPD,) for logits_BPD in steps)
+        return logits_BTV, blocks_ahead(self.network, *fed, self.every, self._ids(logits_BTV.device)[0])
 
     def save(self, folder: str) -> None:
         """Write the head in the speculators format, in the type of its folder; the target's weights are left out."""
@@ -140,12 +143,6 @@ class HeadLearner:
         }
         config = replace(self.config, format="speculators", target_name=self.config.target_name or self.teacher.name)
         save_head(Head(config, {**weights, **self.marks}), folder, "speculators")
-
-    def _taught(self, rows: PackedRows) -> Iterator[torch.Tensor]:
-        """Yield for each step ahead which pairs [B, P - k] predict an output token of their own document."""
-        for step in range(min(self.steps_ahead, rows.token_ids_BT.shape[1] - 1)):
-            is_own_BP = rows.documents_BT[:, : -1 - step] == rows.documents_BT[:, 1 + step :]
-            yield is_own_BP & rows.is_taught_BT[:, 1 + step :]
 
     def _ids(self, device: torch.device) -> tuple[torch.Tensor | None, torch.Tensor]:
         """Return the target's ids of the head's tokens (None: all), and for each target id the head's, or -1."""
@@ -163,10 +160,14 @@ def trainable_config(path: str, target_config: PretrainedConfig, target_path: st
     here.
     """
     config = fitting_config(path, target_config, target_path)
-    if config.kind != "eagle3" or config.num_layers != 1:
+    is_deep = config.kind == "eagle3" and config.num_layers != 1
+    is_cut = config.kind != "eagle3" and config.sliding_window is not None
+    is_scaled = any(getattr(config, name) != unchanged for name, unchanged in OF_SCALES.items())
+    if config.kind not in _TRAINED or is_deep or is_cut or is_scaled:
         raise ValueError(
             f"{path!r} is a head of kind {config.kind} with {config.num_layers} layers, and only eagle3 heads of one "
-            "layer are trained here; use such a head, or leave models.draft out for a new one"
+            "layer, and dflash and dflash2 heads without sliding windows and scales, are trained here; use such a "
+            "head, or leave models.draft out for a new one"
         )
     try:
         return replace(config, layer_ids=config.layer_ids_as("inputs"), layer_ids_are="inputs")
@@ -174,15 +175,31 @@ def trainable_config(path: str, target_config: PretrainedConfig, target_path: st
         raise ValueError(f"{path!r} {error} by dray convert-draft") from error
 
 
-def head_config(teacher: Teacher, num_known: int, steps_ahead: int) -> HeadConfig:
-    """Return the configuration of a head that reads low, middle and high layers, with the norms of EAGLE 3.1."""
+def _new_blocks(config: HeadConfig) -> DFlashNetwork:
+    """Return a DFlash network that begins as if it had no convolutions and no selector."""
+    network = DFlashNetwork(config)
+    with torch.no_grad():
+        for name, weight in network.named_parameters():
+            if name.endswith(("kernel_projection.weight", "successor_codebook", "base_kernel")):
+                weight.zero_()
+            if name.endswith("base_kernel"):
+                weight[:, 0] = 1.0
+            if name.endswith("predecessor_codebook"):
+                weight.normal_()
+    return network
+
+
+def head_config(teacher: Teacher, num_known: int, steps_ahead: int, kind: Kind = "eagle3") -> HeadConfig:
+    """Return the configuration of a head that reads low, middle and high layers, with the norms of EAGLE 3.1.
+
+    A head that fills in blocks takes an end token for its mask: no draft has one before it.
+    """
     whole = teacher.network.config
     text = whole.get_text_config()
-    said = read_config(teacher.path).get_text_config().dtype  # what was loaded may be in another type
     num_layers, num_heads = int(text.num_hidden_layers), int(text.num_attention_heads)
     hidden_size = int(text.hidden_size)
     layer = {
-        "model_type": "llama",
+        "model_type": "llama" if kind == "eagle3" else "qwen3",
         "vocab_size": teacher.vocab_size,
         "hidden_size": hidden_size,
         "intermediate_size": int(getattr(text, "intermediate_size", None) or 4 * hidden_size),
@@ -192,10 +209,16 @@ def head_config(teacher: Teacher, num_known: int, steps_ahead: int) -> HeadConfi
         "head_dim": int(getattr(text, "head_dim", None) or hidden_size // num_heads),
         "rms_norm_eps": float(getattr(text, "rms_norm_eps", None) or 1e-6),
         "max_position_embeddings": int(getattr(text, "max_position_embeddings", None) or 2048),
-        "dtype": str(said or torch.float32).removeprefix("torch."),
+        "dtype": str(teacher.dtype).removeprefix("torch."),
     }
+    own: dict[str, Any] = dict.fromkeys(("norm_before_residual", "norm_before_fc", "norm_output"), True)
+    if kind != "eagle3":
+        own = {"block_size": steps_ahead + 1, "mask_token_id": min(teacher.end_token_ids, default=0)}
+    if kind == "dflash2":
+        own |= {"sliding_window_non_causal": True, "conv_kernel_size": 2, "conv_group_size": gcd(16, hidden_size)}
+        own |= {"selector_rank": min(256, hidden_size), "selector_top_k": min(16, num_known)}
     return HeadConfig(
-        kind="eagle3",
+        kind=kind,
         format="speculators",
         layer_config=normalized(layer),
         draft_vocab_size=num_known,
@@ -206,9 +229,7 @@ def head_config(teacher: Teacher, num_known: int, steps_ahead: int) -> HeadConfi
         num_target_layers=num_layers,
         target_name=teacher.name,
         target_architectures=tuple(whole.architectures or ()),
-        norm_before_residual=True,
-        norm_before_fc=True,
-        norm_output=True,
+        **own,
     )
 
 

@@ -80,6 +80,25 @@ class PackedRows:
         tensors = (torch.tensor(column, dtype=kind) for column, kind in zip(columns, kinds, strict=True))
         return cls(*(tensor.to(device) for tensor in tensors))
 
+    def apart(self) -> PackedRows:
+        """Return the same documents, each from the beginning of a row of its own, in their order."""
+        num_rows, length = self.documents_BT.shape
+        own_BT = self.documents_BT + length * torch.arange(num_rows, device=self.documents_BT.device)[:, None]
+        numbers, rows_BT = own_BT.unique(return_inverse=True)
+        shape = len(numbers), int(self.positions_BT.max()) + 1
+
+        def moved(given_BT: torch.Tensor) -> torch.Tensor:
+            return given_BT.new_zeros(shape).index_put((rows_BT, self.positions_BT), given_BT)
+
+        is_padding_DT = ~moved(torch.ones_like(self.is_taught_BT))
+        return PackedRows(
+            moved(self.token_ids_BT),
+            is_padding_DT.long(),
+            torch.arange(shape[1], device=own_BT.device).expand(shape),  # padding goes on: nothing before it sees it
+            moved(self.is_taught_BT),
+            moved(self.temperatures_BT),
+        )
+
 
 def pack(documents: Iterable[Document], seq_len: int, max_len: int | None = None) -> Iterator[PackedRow]:
     """Yield rows of at most `seq_len` tokens that hold all documents, each whole or cut off at its end.

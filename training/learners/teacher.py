@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from transformers import PreTrainedModel
+from transformers import Cache, PreTrainedModel
 
 from decoding.cache.features import Features, FeatureTap
 from decoding.checkpoint.loading import DType, load_network
-from decoding.checkpoint.supported import max_positions, model_folder
+from decoding.checkpoint.supported import max_positions, model_folder, read_config
 from decoding.device import Device
 from decoding.network.slot_network import layer_hooks
 from training.learners.packing import PackedRows
@@ -31,23 +31,33 @@ class Teacher:
     path: str
     name: str  # by which heads name their target
     end_token_ids: frozenset[int]
+    reads_packed: bool = True  # whether it tells the documents of a row
 
     @classmethod
     def load(cls, path: str, device: Device, dtype: DType, name: str | None = None) -> "Teacher":
-        """Load the target. Raises ValueError, in one line, for one that cannot be loaded or cannot read packed rows.
+        """Load the target. Raises ValueError, in one line, for one that cannot be loaded.
 
         `name` is what the heads that learn from it call it, by default its path.
         """
         name, path = name or path, model_folder(path)
         network, end_token_ids = load_network(path, device, dtype)
-        check_packing(network, path)
-        return cls(network.eval().requires_grad_(False), path, name, end_token_ids)
+        reads_packed = tells_documents(network, path)
+        return cls(network.eval().requires_grad_(False), path, name, end_token_ids, reads_packed)
+
+    def readable(self, rows: PackedRows) -> PackedRows:
+        """Return rows whose documents it tells: the same ones, or a row for each document."""
+        return rows if self.reads_packed else rows.apart()
 
     @property
     def device(self) -> torch.device:
         """The device of the target."""
         device: torch.device = self.network.device
         return device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type of its checkpoint; what was loaded may be in another one."""
+        return dtype_of(read_config(self.path).get_text_config())
 
     @property
     def vocab_size(self) -> int:
@@ -72,16 +82,23 @@ class Teacher:
         return logits_JV
 
     @torch.no_grad()
-    def logits_and_features(self, rows: PackedRows, layer_ids: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return all logits [B, T, V], and side by side the streams that enter these layers [B, T, A * E]."""
+    def logits_and_features(
+        self, rows: PackedRows, layer_ids: tuple[int, ...], cache: Cache | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return all logits [B, T, V], and side by side the streams that enter these layers [B, T, A * E].
+
+        Keys and values are left in `cache`, for rows of one document each.
+        """
         features = Features(FeatureTap(layer_ids, lambda stream_NX: stream_NX, lambda *_: None))
         with layer_hooks(self.network, features):
-            logits_BTV = packed_logits(self.network, rows)
+            logits_BTV = packed_logits(self.network, rows, cache=cache)
         features.project()
         return logits_BTV, features.take().view(*rows.token_ids_BT.shape, -1)
 
 
-def packed_logits(network: PreTrainedModel, rows: PackedRows, kept_K: torch.Tensor | None = None) -> torch.Tensor:
+def packed_logits(
+    network: PreTrainedModel, rows: PackedRows, kept_K: torch.Tensor | None = None, cache: Cache | None = None
+) -> torch.Tensor:
     """Return a network's logits for packed rows, [B, T, V] or at the kept positions [B, K, V].
 
     transformers tells documents by positions that begin anew: a token sees its own document alone.
@@ -91,17 +108,18 @@ def packed_logits(network: PreTrainedModel, rows: PackedRows, kept_K: torch.Tens
         logits: torch.Tensor = network(
             input_ids=rows.token_ids_BT,
             position_ids=rows.positions_BT,
-            use_cache=False,
+            use_cache=cache is not None,
             logits_to_keep=0 if kept_K is None else kept_K,
+            **({} if cache is None else {"past_key_values": cache}),
         ).logits
     return logits
 
 
-def check_packing(network: PreTrainedModel, path: str) -> None:
-    """Check on two documents that a network reads packed rows, by the attention that it is loaded with.
+def tells_documents(network: PreTrainedModel, path: str) -> bool:
+    """Return whether a network tells the documents of a row by their positions, measured on two of them.
 
-    Raises ValueError for a network in which a document sees its neighbour: it would learn from texts that it will never
-    be given.
+    Layers with states do not. A network that does not is given each document in a row of its own: otherwise it would
+    learn from texts that it will never be given. Raises ValueError for logits that are not finite.
     """
     first, second = _SAMPLE
     ids_1T = (
@@ -116,9 +134,10 @@ def check_packing(network: PreTrainedModel, path: str) -> None:
     if not alone.logits.isfinite().all():
         raise ValueError(f"{path!r} has logits that are not finite for plain tokens; copy or download it again")
     difference = (packed.logits[:, first:] - alone.logits).abs().max() / alone.logits.abs().max()
-    if difference > _MAX_DIFFERENCE:
-        raise ValueError(
-            f"{path!r} ({type(network).__name__}) reads a document differently when another one stands before it in "
-            f"the same row (its logits move by {float(difference):.1%}), so it cannot learn or teach from packed rows; "
-            "use a model whose class in transformers tells documents by their positions"
-        )
+    return bool(difference <= _MAX_DIFFERENCE)
+
+
+def dtype_of(config: object) -> torch.dtype:
+    """Return the type of a checkpoint's weights by its configuration."""
+    said = getattr(config, "dtype", None)
+    return said if isinstance(said, torch.dtype) else getattr(torch, said) if isinstance(said, str) else torch.float32

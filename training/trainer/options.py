@@ -9,7 +9,7 @@ from decoding.choices import Device, DType
 from pipeline.limits import check_numbers
 from training.learners.loss_names import LOSSES, LossName
 
-What = Literal["draft", "eagle3"]
+What = Literal["draft", "eagle3", "dflash", "dflash2", "mtp", "assistant"]
 WHATS: tuple[What, ...] = get_args(What)
 
 
@@ -34,14 +34,16 @@ class TrainOptions:
     """What learns, and how."""
 
     what: What = "draft"
-    """What learns: draft, a model of its own, or eagle3, a head that reads the target's hidden states."""
+    """What learns: draft, a model of its own; eagle3, dflash or dflash2, a head that reads the target's hidden states;
+    mtp, the head in the target's own files; or assistant, that of a Gemma 4."""
     loss: LossName = "kl"
     """Loss: kl, from the target's distribution at the corpus' temperature; ce, of the text's tokens; tv, total
     variation; kl_tv, kl first and tv in the last fifth."""
     steps_ahead: int = 4
-    """Tokens that a head learns to draft one after the other: as many as will be drafted."""
+    """Tokens that a head learns to draft: as many as will be drafted."""
     draft_vocab: int = 32_000
-    """Tokens of the target that a new head knows: the most frequent ones of the corpus, or all if there are no more."""
+    """Tokens of the target that a new head knows: the most frequent ones of the corpus, or all if there are no more.
+    An mtp head and an assistant know all."""
     seq_len: int = 2048
     """Length of a packed row; a longer document loses its end."""
     tokens_per_step: int = 16_384

@@ -18,21 +18,27 @@ import torch
 from decoding.checkpoint.generation import end_token_ids_of
 from decoding.checkpoint.loading import footprint_of
 from decoding.checkpoint.supported import load_config, max_positions, model_folder
+from decoding.choices import OWN_HEAD
 from decoding.device import pick_device, synchronize
+from decoding.heads.assistant_folder import new_assistant
 from decoding.heads.fit import fitting_config, head_footprint
-from decoding.heads.format.folder import is_head
+from decoding.heads.format.folder import is_assistant, is_head, kind_of_head
+from decoding.heads.mtp.files import family_of, own_head
 from pipeline.run.fingerprint import model_fingerprint, tokenizer_fingerprint
 from training.corpus.corpus import Corpus
 from training.corpus.on_policy import check_is_targets_text
 from training.corpus.options import CorpusOptions
+from training.learners.assistant_learner import AssistantLearner
 from training.learners.draft_learner import DraftLearner, trainable_model
 from training.learners.head_learner import HeadLearner, coverage, special_tokens, tokens_to_know, trainable_config
+from training.learners.mtp_learner import MtpLearner
 from training.learners.packing import Document, Learner, PackedRows, RowStream
 from training.learners.teacher import Teacher
 from training.trainer.optimizer import Optimizer, add_gradients
 from training.trainer.options import ModelOptions, TrainOptions, WorkerOptions, check_together
 
 _WITHOUT_EFFECT = ("checkpoint_every", "gradient_checkpointing")  # on what a draft learns
+_WITH_A_FOLDER = ("eagle3", "dflash", "dflash2")  # heads by `HeadLearner`
 _BYTES_A_WEIGHT = 16  # float32: the weight, its gradient, and AdamW's two averages
 
 
@@ -104,24 +110,28 @@ class TrainingPlan:
         models = replace(
             models,
             target=_absolute(models.target),
-            draft=None if models.draft is None else _absolute(models.draft),
+            draft=models.draft if models.draft in (None, OWN_HEAD) else _absolute(models.draft),
             tokenizer=None if models.tokenizer is None else _absolute(models.tokenizer),
         )
         config = load_config(models.target)
+        if options.what == "mtp":
+            family_of(models.target)
+        if options.what == "assistant":
+            new_assistant(config, models.target)
         if models.draft is not None:
             check_can_learn(models.draft, models.target)
         vocab_size = int(config.get_text_config().vocab_size)
         opened = Corpus.open(corpus, models.target, models.tokenizer)
         counts = TextCounts.of(opened, vocab_size, _max_len(models, options))
         known: tuple[int, ...] | None = None
-        if is_new and options.draft_vocab < vocab_size:
+        if is_new and options.what in _WITH_A_FOLDER and options.draft_vocab < vocab_size:
             forced = special_tokens(models.tokenizer or models.target) | end_token_ids_of(models.target, config)
             known = tuple(tokens_to_know(counts.of_tokens, options.draft_vocab, forced))
         fingerprints = {
             "corpus": opened.fingerprint(),
             "target": model_fingerprint(models.target),
             "tokenizer": tokenizer_fingerprint(models.tokenizer or models.target),
-            **({} if models.draft is None else {"draft": model_fingerprint(models.draft)}),
+            **({} if models.draft in (None, OWN_HEAD) else {"draft": model_fingerprint(models.draft)}),
         }
         num_bytes = _num_bytes(models, options, workers, len(known) if known else vocab_size)
         return cls(models, target_name, options, workers, opened, counts, known, fingerprints, num_bytes)
@@ -166,39 +176,57 @@ class TrainingPlan:
 
         Raises ValueError, in one line, for models that do not fit, and for the texts of another target.
         """
-        options, device = self.options, self.device()
+        options, device, draft = self.options, self.device(), self.models.draft
         place: Any = device.type
         teacher = Teacher.load(self.models.target, place, self.models.dtype, self.target_name)
         check_is_targets_text(self.corpus, teacher.logits_behind, teacher.end_token_ids, teacher.network.dtype)
         if options.what == "draft":
-            assert self.models.draft is not None, "options are checked before a plan is made"
+            assert draft is not None, "options are checked before a plan is made"
             saves_memory = options.gradient_checkpointing
             saves_memory = device.type == "cuda" if saves_memory is None else saves_memory
-            return DraftLearner.load(self.models.draft, teacher, place, options.loss, saves_memory)
-        if self.models.draft is not None:
-            return HeadLearner.load(self.models.draft, teacher, options.steps_ahead, options.loss)
-        return HeadLearner.new(teacher, self.known_ids, options.steps_ahead, options.loss, seed=options.seed)
+            return DraftLearner.load(draft, teacher, place, options.loss, saves_memory)
+        how, seed = (teacher, options.steps_ahead, options.loss), options.seed
+        if options.what == "mtp":
+            return MtpLearner.new(*how, seed=seed) if draft is None else MtpLearner.load(*how)
+        if options.what == "assistant":
+            return AssistantLearner.new(*how, seed=seed)
+        if draft is not None:
+            return HeadLearner.load(draft, *how)
+        steps, loss = options.steps_ahead, options.loss
+        return HeadLearner.new(teacher, self.known_ids, steps, loss, kind=options.what, seed=seed)
 
 
 def check_can_learn(draft: str, target: str) -> None:
     """Raise ValueError, in one line, if the draft in a folder cannot learn from this target; no weight is read."""
-    draft, target = model_folder(draft), model_folder(target)
+    target, kind = model_folder(target), learns_as(draft)
     config = load_config(target)
-    if is_head(draft):
-        trainable_config(draft, config, target)
-    else:
-        trainable_model(draft, target, int(config.get_text_config().vocab_size))
+    match kind:
+        case "mtp":
+            own_head(target)
+        case "assistant":
+            raise ValueError(f"{draft!r} is an assistant, of which only new ones are trained; leave models.draft out")
+        case "draft":
+            trainable_model(model_folder(draft), target, int(config.get_text_config().vocab_size))
+        case _:
+            trainable_config(model_folder(draft), config, target)
+
+
+def learns_as(draft: str) -> str:
+    """Return what train.what says of a draft: its kind, without a download; "head" of one that is not known here."""
+    if is_assistant(draft):
+        return "assistant"
+    return kind_of_head(draft) or ("head" if is_head(draft) else "draft")
 
 
 def wants_new_head(models: ModelOptions, options: TrainOptions) -> bool:
     """Tell whether a new head is trained. Raises ValueError if models.draft is not of the kind that train.what says."""
     if models.draft is None:
-        return options.what == "eagle3"
-    if is_head(models.draft) != (options.what == "eagle3"):
-        found = "a head" if is_head(models.draft) else "a model of its own"
+        return options.what != "draft"
+    if (kind := learns_as(models.draft)) != options.what:
+        found = "a model of its own" if kind == "draft" else f"a head of kind {kind}"
         raise ValueError(
             f"models.draft {models.draft!r} is {found}, and train.what is {options.what!r}; set train.what to "
-            f"{'eagle3' if is_head(models.draft) else 'draft'!r}, or name another draft"
+            f"{kind!r}, or name another draft"
         )
     return False
 
@@ -224,7 +252,7 @@ def _num_bytes(models: ModelOptions, options: TrainOptions, workers: WorkerOptio
     if options.what == "draft":
         assert models.draft is not None, "options are checked before"
         return target + footprint_of(load_config(models.draft), "float32", 1, 1).weights // 4 * _BYTES_A_WEIGHT
-    if models.draft is not None:
+    if models.draft is not None and options.what in _WITH_A_FOLDER:
         head = fitting_config(models.draft, config, models.target)
         return target + head_footprint(models.draft, head, "float32", 1, 1).weights // 4 * _BYTES_A_WEIGHT
     text = config.get_text_config()

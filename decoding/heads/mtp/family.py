@@ -11,7 +11,7 @@ Sources: vLLM 0.33 (qwen3_next_mtp.py, deepseek_mtp.py, glm4_moe_mtp.py, mimo_v2
 """
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 Reads = Literal["normed", "stream"]  # states behind final norms, or the residual stream before them
@@ -30,6 +30,7 @@ class Family:
     copies: tuple[str, ...] = ()  # parts of a layer that are the target's own tensors once more
     final_norm: str = "norm"  # as transformers calls it
     reads: tuple[Reads, ...] = ("normed",)  # of several the one with which head and target agree more often is taken
+    count_field: str = "num_nextn_predict_layers"  # of config.json: how many modules there are
 
     def number(self, name: str) -> int | None:
         """Return the number of the layer that a published name belongs to; None if to none."""
@@ -54,6 +55,12 @@ class Family:
                 part = name.removeprefix(self.layer.format(number)).replace(*self.renamed)
                 found[f"model.layers.{number - first}.{part}"] = name
         return found
+
+    def published(self, own: str, first: int) -> str:
+        """Return the published name of a tensor of a module's layers, by the one that transformers saves it under."""
+        _, _, rest = own.partition(".layers.")
+        number, _, part = rest.partition(".")
+        return self.layer.format(first + int(number)) + part.replace(*reversed(self.renamed))
 
 
 ENDS = ("embedding_norm", "hidden_norm", "projection")
@@ -89,12 +96,13 @@ _NEMOTRON_H = Family(
     kinds_field="mtp_layers_block_type",
     final_norm="norm_f",
 )
+_QWEN3_5 = replace(_QWEN, count_field="mtp_num_hidden_layers")
 FAMILIES: dict[str, Family] = {  # by the model type of the target's text
     "deepseek_v3": _DEEPSEEK,
     "glm4_moe": _DEEPSEEK,
     "mimo_v2_flash": _MIMO_V2,
     "nemotron_h": _NEMOTRON_H,
-    "qwen3_5_moe_text": _QWEN,
-    "qwen3_5_text": _QWEN,
+    "qwen3_5_moe_text": _QWEN3_5,
+    "qwen3_5_text": _QWEN3_5,
     "qwen3_next": _QWEN,
 }

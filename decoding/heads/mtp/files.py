@@ -1,5 +1,7 @@
 """OwnHead: the MTP head in a target's own files, told by the names of its tensors before any number is read."""
 
+import json
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
@@ -8,11 +10,12 @@ from typing import Any
 
 import torch
 from safetensors import safe_open
+from safetensors.torch import save_file
 
 from decoding.checkpoint.fp8_format import without_format
 from decoding.checkpoint.layer_subset import num_layers
 from decoding.checkpoint.loading import Footprint, cache_of
-from decoding.checkpoint.model_files import tensors_in, weight_files
+from decoding.checkpoint.model_files import read_json, tensors_in, weight_files
 from decoding.checkpoint.supported import load_config, model_folder
 from decoding.choices import OWN_HEAD, OWN_HEAD_IF_ANY
 from decoding.heads.mtp.family import FAMILIES, Family
@@ -57,10 +60,7 @@ def own_head(path: str) -> OwnHead:
     path = model_folder(path)
     config = load_config(path)
     model_type: str = config.get_text_config().model_type
-    family = FAMILIES.get(model_type)
-    if family is None:
-        known = ", ".join(FAMILIES)
-        raise ValueError(f"an MTP head of {path!r} ({model_type}) could not be read: known are {known}; {_NO_HEAD}")
+    family, of_module = family_of(path)
     begin = num_layers(config) if family.begins_behind_target else 0
     tensors = {
         name: (file, *said)
@@ -77,8 +77,7 @@ def own_head(path: str) -> OwnHead:
                 f"{path!r} has {name!r} of its MTP head in {dtype}: it is quantized, and heads are read in "
                 f"{', '.join(_READ)}; take a checkpoint whose head is not quantized, or {_NO_HEAD}"
             )
-    config = _config_of_module(config, family)
-    size = num_layers(config)
+    size = num_layers(of_module)
     modules = [family.names(tensors, first, size) for first in range(begin, begin + len(numbers), size)]
     odd = sorted(tensors.keys() ^ {name for module in modules for name in module.values()})
     if odd:
@@ -87,12 +86,21 @@ def own_head(path: str) -> OwnHead:
             f"no place in it; {_NO_HEAD}"
         )
     files = {name: file for name, (file, _, _) in tensors.items()}
-    return OwnHead(path, family, config, modules, files, sum(prod(shape) for _, _, shape in tensors.values()))
+    return OwnHead(path, family, of_module, modules, files, sum(prod(shape) for _, _, shape in tensors.values()))
 
 
-def _config_of_module(config: Any, family: Family) -> Any:
-    """Return the configuration of a model that has the layers of one module."""
-    config = without_format(config).get_text_config()
+def family_of(path: str) -> tuple[Family, Any]:
+    """Return the family of the target in a folder, and the configuration of a model with the layers of one module.
+
+    Raises ValueError, in one line that names the folder, for a target whose family has no head that is known here.
+    """
+    config = without_format(load_config(path)).get_text_config()
+    family = FAMILIES.get(config.model_type)
+    if family is None:
+        known = ", ".join(FAMILIES)
+        raise ValueError(
+            f"an MTP head of {path!r} ({config.model_type}) could not be read: known are {known}; {_NO_HEAD}"
+        )
     fields = dict(family.layer_fields)
     if family.kinds_field is not None:
         fields["layer_types"] = list(getattr(config, family.kinds_field))
@@ -101,7 +109,43 @@ def _config_of_module(config: Any, family: Family) -> Any:
     config.num_hidden_layers = len(fields.get("layer_types", "1"))
     for name, value in fields.items():
         setattr(config, name, value)
-    return config
+    return family, config
+
+
+def save_beside(path: str, family: Family, tensors: Mapping[str, torch.Tensor], folder: str) -> None:
+    """Write the target at `path` into a new folder, with these tensors as its head of one module.
+
+    The head has a file of its own. That of an earlier head is left out.
+    """
+    source, out = Path(path), Path(folder)
+    begin = num_layers(load_config(path)) if family.begins_behind_target else 0
+    files, weight_map, num_bytes = weight_files(source), dict[str, str](), 0
+    out.mkdir(parents=True, exist_ok=True)
+    for number, file in enumerate([*files, None], 1):
+        named = f"model-{number:05}-of-{len(files) + 1:05}.safetensors"
+        stored = tensors if file is None else tensors_in(file)
+        kept = [name for name in stored if file is None or not (family.has(name, begin) or name in tensors)]
+        if file is not None and len(kept) == len(stored):
+            shutil.copyfile(file, out / named)
+        else:
+            written = dict(tensors) if file is None else _tensors(file, kept)
+            save_file(written, out / named, metadata={"format": "pt"})
+        num_bytes += (out / named).stat().st_size
+        weight_map |= dict.fromkeys(kept, named)
+    for each in source.iterdir():
+        if each not in files and not each.name.endswith(".safetensors.index.json"):
+            copy = shutil.copytree if each.is_dir() else shutil.copyfile
+            copy(each, out / each.name)
+    index = {"metadata": {"total_size": num_bytes}, "weight_map": weight_map}
+    (out / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
+    said = read_json(source / "config.json")
+    said.get("text_config", said)[family.count_field] = 1
+    (out / "config.json").write_text(json.dumps(said, indent=2) + "\n")
+
+
+def _tensors(file: Path, names: list[str]) -> dict[str, torch.Tensor]:
+    with safe_open(file, "pt") as tensors:
+        return {name: tensors.get_tensor(name) for name in names}
 
 
 def settled_draft(draft: str | None, target: str) -> tuple[str | None, str]:

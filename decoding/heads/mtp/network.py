@@ -44,21 +44,9 @@ class MtpModule(SlotNetwork):
     @classmethod
     def load(cls, head: OwnHead, number: int, device: torch.device, dtype: torch.dtype) -> "MtpModule":
         """Load a module of a head; raise a ValueError, in one line, for tensors that are not those of its family."""
-        tensors, config = head.read(number), deepcopy(head.config)
+        tensors = head.read(number)
         ends = [tensors.pop(name).to(device, dtype) for name in ENDS]
-        transformers_logging.disable_progress_bar()
-        try:
-            network, report = layers_class(config).from_pretrained(
-                None, config=config, state_dict=tensors, dtype=dtype, output_loading_info=True
-            )
-        except NETWORK_FAILURES as error:
-            raise ValueError(f"cannot load the MTP head of {head.path!r}: {in_one_line(error)}") from error
-        if odd := [name for what in ("missing_keys", "unexpected_keys", "mismatched_keys") for name in report[what]]:
-            raise ValueError(
-                f"the MTP head of {head.path!r} does not fit its family's layers ({type(network).__name__}), first "
-                f"{odd[0]!r}; leave models.draft out, or download the model again"
-            )
-        return cls(network.to(device), head.family.final_norm, number, ends)
+        return cls(load_layers(head, tensors, dtype).to(device), head.family.final_norm, number, ends)
 
     def read(
         self, embedded_NH: torch.Tensor, states_NH: torch.Tensor, places: tuple[Seq[int], ...], cache: KVCache
@@ -75,3 +63,21 @@ class MtpModule(SlotNetwork):
         base: Any = self.network.base_model
         hidden_BTH: torch.Tensor = base(inputs_embeds=fed_BT, position_ids=positions_BT, **kwargs).last_hidden_state
         return hidden_BTH
+
+
+def load_layers(head: OwnHead, tensors: dict[str, torch.Tensor], dtype: torch.dtype) -> PreTrainedModel:
+    """Return a network with the layers and the final norm of a module, from tensors by transformers' names."""
+    config = deepcopy(head.config)
+    transformers_logging.disable_progress_bar()
+    try:
+        network, report = layers_class(config).from_pretrained(
+            None, config=config, state_dict=tensors, dtype=dtype, output_loading_info=True
+        )
+    except NETWORK_FAILURES as error:
+        raise ValueError(f"cannot load the MTP head of {head.path!r}: {in_one_line(error)}") from error
+    if odd := [name for what in ("missing_keys", "unexpected_keys", "mismatched_keys") for name in report[what]]:
+        raise ValueError(
+            f"the MTP head of {head.path!r} does not fit its family's layers ({type(network).__name__}), first "
+            f"{odd[0]!r}; leave models.draft out, or download the model again"
+        )
+    return network  # type: ignore[no-any-return]

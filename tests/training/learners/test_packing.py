@@ -8,7 +8,7 @@ from decoding.heads.unrolled import unrolled
 from tests.decoding.heads.tiny_heads import head_config, random_network
 from tests.training.pair import DRAFT
 from training.learners.packing import Document, PackedRows, pack
-from training.learners.teacher import check_packing, packed_logits
+from training.learners.teacher import packed_logits, tells_documents
 
 SEQ_LEN = 256
 
@@ -49,7 +49,7 @@ def test_nothing_of_the_padding_is_taught() -> None:
 
 def test_the_draft_gives_each_document_the_logits_that_it_has_alone(documents: list[Document]) -> None:
     network = AutoModelForCausalLM.from_pretrained(DRAFT, dtype=torch.float32).eval()
-    check_packing(network, DRAFT)
+    assert tells_documents(network, DRAFT)
     packed = list(pack(documents[:24], SEQ_LEN))
     rows = PackedRows.of(packed)
     with torch.no_grad():
@@ -84,7 +84,7 @@ def test_an_unrolled_head_gives_each_document_the_logits_that_it_has_alone(model
             first += len(ids_T)
 
 
-def test_a_network_that_cannot_tell_documents_is_refused() -> None:
+def test_a_network_that_cannot_tell_documents_is_known() -> None:
     network = AutoModelForCausalLM.from_pretrained(DRAFT, dtype=torch.float32).eval()
     whole = network.forward
 
@@ -92,5 +92,16 @@ def test_a_network_that_cannot_tell_documents_is_refused() -> None:
         return whole(**given)
 
     network.forward = blind
-    with pytest.raises(ValueError, match="reads a document differently when another one stands before it"):
-        check_packing(network, DRAFT)
+    assert not tells_documents(network, DRAFT)
+
+
+def test_documents_apart_are_those_of_the_rows_and_teach_what_they_taught() -> None:
+    documents = [Document((1, 2), (3, 4), 0.5), Document((5,), (6,)), Document((), (7, 8, 9)), Document((10,), (11,))]
+    rows = PackedRows.of([*pack(documents[:3], seq_len=9), *pack(documents[3:], seq_len=9)])
+    apart, alone = rows.apart(), [PackedRows.of([*pack([document], seq_len=9)]) for document in documents]
+    assert len(apart.token_ids_BT) == len(documents) + 1  # the padding is a document, of which nothing is taught
+    for number, own in enumerate(alone):
+        for found_BT, expected_BT in zip(vars(apart).values(), vars(own).values(), strict=True):
+            assert found_BT[number, : expected_BT.shape[1]].equal(expected_BT[0])
+        assert not apart.is_taught_BT[number, own.token_ids_BT.shape[1] :].any()
+    assert not apart.is_taught_BT[-1].any()

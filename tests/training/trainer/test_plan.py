@@ -87,7 +87,10 @@ def test_what_changes_nothing_in_the_draft_does_not_change_the_identity(texts: s
     ("changes", "message"),
     [
         ({"models": ModelOptions(target=TARGET)}, "models.draft names none"),
-        ({"models": ModelOptions(target=TARGET, draft=HEAD)}, "is a head, and train.what is 'draft'"),
+        ({"models": ModelOptions(target=TARGET, draft=HEAD)}, "is a head of kind eagle3, and train.what is 'draft'"),
+        ({"models": ModelOptions(target=TARGET, draft=HEAD), "what": "dflash2"}, "set train.what to 'eagle3'"),
+        ({"models": ModelOptions(target=TARGET), "what": "mtp"}, r"\(llama\) could not be read: known are deepseek_v3"),
+        ({"models": ModelOptions(target=TARGET), "what": "assistant"}, "are trained for Gemma 4, and .* of type llama"),
         ({"what": "eagle3"}, "is a model of its own, and train.what is 'eagle3'"),
         ({"models": ModelOptions(target=TARGET), "what": "eagle3", "draft_vocab": 2}, "fewer than the target's 5"),
         ({"tokens_per_step": 100}, "less than one row of train.seq_len 128"),
@@ -101,9 +104,9 @@ def test_a_training_that_cannot_be_is_refused(changes: dict[str, object], messag
 
 
 def test_drafts_that_are_not_trained_here_are_refused_by_their_folders(tmp_path: Path) -> None:
-    target, config = save(build(llama_config(), 1), tmp_path / "target"), block_config()
+    target, config = save(build(llama_config(), 1), tmp_path / "target"), block_config(kind="dspark")
     save_head(Head(config, random_head(config)[1]), str(tmp_path / "head"), "speculators")
-    with pytest.raises(ValueError, match="kind dflash with 2 layers, and only eagle3 heads of one layer are trained"):
+    with pytest.raises(ValueError, match="kind dspark with 2 layers, and only eagle3 heads of one layer, and dflash"):
         check_can_learn(str(tmp_path / "head"), target)
     quantized = save_fp8(build(llama_config(hidden_size=128), 1), tmp_path / "fp8", "blocks")
     with pytest.raises(ValueError, match="has FP8 weights, which cannot be trained"):
