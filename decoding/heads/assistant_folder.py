@@ -111,13 +111,13 @@ def new_assistant(target_config: PretrainedConfig, target_path: str) -> tuple[An
     if target.model_type != "gemma4_text":
         raise ValueError(f"assistants are trained for Gemma 4, and {target_path!r} is of type {target.model_type}")
     names = (
-        "vocab_size", "num_attention_heads", "num_key_value_heads", "head_dim", "attention_k_eq_v", "sliding_window",
-        "max_position_embeddings", "rms_norm_eps", "rope_parameters", "hidden_activation", "bos_token_id",
-        "eos_token_id", "pad_token_id", "dtype",
+        "vocab_size", "num_attention_heads", "attention_k_eq_v", "sliding_window", "max_position_embeddings",
+        "rms_norm_eps", "rope_parameters", "hidden_activation", "bos_token_id", "eos_token_id", "pad_token_id", "dtype",
     )  # fmt: skip
     full = target.per_layer_config[target.layer_types.index("full_attention")]
     said = {name: getattr(target, name) for name in names} | {"layer_types": ["full_attention"]}
-    said |= {"global_head_dim": full.head_dim, "num_global_key_value_heads": full.num_key_value_heads}
+    said |= dict.fromkeys(("head_dim", "global_head_dim"), full.head_dim)
+    said |= dict.fromkeys(("num_key_value_heads", "num_global_key_value_heads"), full.num_key_value_heads)
     size = max(64, target.hidden_size // 8)
     said |= {"hidden_size": size, "intermediate_size": 4 * size, "num_hidden_layers": 1, "num_kv_shared_layers": 1}
     said |= dict.fromkeys(("hidden_size_per_layer_input", "vocab_size_per_layer_input"), 0)

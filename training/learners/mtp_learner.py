@@ -65,14 +65,6 @@ class MtpLearner(AheadLearner):
         """The module's own layers and norms, all of which are trained."""
         return self.network
 
-    @property
-    def max_len(self) -> int | None:
-        """The longest document that both can read; None: any. Beyond a sliding window a head would see too much."""
-        config = self.network.layers.config
-        slides = "sliding_attention" in (getattr(config, "layer_types", None) or ())
-        limits = self.teacher.max_len, config.sliding_window if slides else None
-        return min((limit for limit in limits if limit is not None), default=None)
-
     def readable(self, rows: PackedRows) -> PackedRows:
         """Return a row for each document."""
         return rows.apart()

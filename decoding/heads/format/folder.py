@@ -107,8 +107,8 @@ def read_head_config(path: str) -> HeadConfig:
 def _config_of(fields: dict[str, Any]) -> HeadConfig:
     if fields.get("model_type") in ASSISTANTS:
         raise ValueError(
-            "is an assistant of Gemma 4, which drafts beside its target as it is (models.draft), and is not converted or "
-            "replaced here; name a head of another kind"
+            "is an assistant of Gemma 4, which drafts beside its target as it is (models.draft), and is not converted "
+            "or replaced here; name a head of another kind"
         )
     return read_speculators(fields) if "speculators_model_type" in fields else read_eagle(fields)
 

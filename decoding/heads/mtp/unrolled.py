@@ -9,6 +9,7 @@ A row is one document; what follows from padding on its right has no meaning.
 Shapes: B rows, T tokens, P = T - 1 pairs of each, X keys, E hidden size.
 """
 
+import sys
 from collections.abc import Iterator
 from copy import deepcopy
 from typing import Any
@@ -33,6 +34,8 @@ class MtpNetwork(nn.Module):
         self.final_norm: Any = getattr(layers.base_model, family.final_norm)
         setattr(layers.base_model, family.final_norm, nn.Identity())  # what leaves the layers is wanted, too
         self.embedding_norm, self.hidden_norm = deepcopy(self.final_norm), deepcopy(self.final_norm)
+        slides = "sliding_attention" in (getattr(layers.config, "layer_types", None) or ())
+        self.window = layers.config.sliding_window if slides else sys.maxsize
         size = layers.config.hidden_size
         self.projection = nn.Linear(2 * size, size, bias=False)
 
@@ -64,20 +67,20 @@ def unrolled(
     network: MtpNetwork, embedded_BTE: torch.Tensor, states_BTE: torch.Tensor, num_steps: int
 ) -> Iterator[torch.Tensor]:
     """Yield what leaves the final norm in each step k, [B, P - k, E]; that at p predicts token p + 2 + k."""
-    num_rows, num_tokens, _ = embedded_BTE.shape
-    num_pairs, like = num_tokens - 1, {"device": embedded_BTE.device, "dtype": torch.bool}
-    states_BPE, cache = states_BTE[:, :-1], DynamicCache()
-    is_seen_PX = torch.ones(num_pairs, num_pairs, **like).tril()
+    (num_rows, num_tokens, _), device = embedded_BTE.shape, embedded_BTE.device
+    num_pairs, states_BPE, cache = num_tokens - 1, states_BTE[:, :-1], DynamicCache()
+    back_PP = torch.arange(num_pairs, device=device)[:, None] - torch.arange(num_pairs, device=device)
     for step in range(min(num_steps, num_pairs)):
         left = num_pairs - step
         pair = network.embedding_norm(embedded_BTE[:, 1 + step :]), network.hidden_norm(states_BPE[:, :left])
-        if step:  # of each later step a query sees its own place
-            is_seen_PX = torch.cat((is_seen_PX[:left], torch.eye(left, **like)), dim=1)
+        # Of each later step a query sees its own place alone.
+        own = [torch.eye(num_pairs - earlier, device=device)[:left] > 0 for earlier in range(1, step + 1)]
+        is_seen_PX = torch.cat([(back_PP >= 0)[:left] & (back_PP + step < network.window)[:left], *own], dim=1)
         mask_PX = embedded_BTE.new_zeros(is_seen_PX.shape).masked_fill(~is_seen_PX, torch.finfo(embedded_BTE.dtype).min)
         base: Any = network.layers.base_model
         stream_BPE = base(
             inputs_embeds=network.projection(torch.cat(pair, dim=-1)),
-            position_ids=(torch.arange(left, device=embedded_BTE.device) + step).expand(num_rows, left),
+            position_ids=(torch.arange(left, device=device) + step).expand(num_rows, left),
             attention_mask=mask_PX.expand(num_rows, 1, *mask_PX.shape),
             past_key_values=cache,
             use_cache=True,
