@@ -17,6 +17,7 @@ from transformers import AutoTokenizer
 
 from examples.tiny_pair import with_states
 from examples.tiny_pair.train import batches
+from examples.tiny_pair.train_head import frequent_tokens
 from training.learners.ahead import AheadLearner
 from training.learners.assistant_learner import AssistantLearner
 from training.learners.head_learner import HeadLearner
@@ -38,7 +39,8 @@ def learner_of(kind: str, target: Path) -> AheadLearner:
         return MtpLearner.new(teacher, _STEPS_AHEAD)
     if kind == "assistant":
         return AssistantLearner.new(teacher, _STEPS_AHEAD)
-    return HeadLearner.new(teacher, None, _STEPS_AHEAD, kind="dflash2")
+    known_ids = frequent_tokens(AutoTokenizer.from_pretrained(target), teacher.vocab_size).tolist()
+    return HeadLearner.new(teacher, known_ids, _STEPS_AHEAD, kind="dflash2")
 
 
 def learn(learner: AheadLearner, kind: str, num_steps: int) -> None:
@@ -63,7 +65,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="Train heads of several kinds.")
     parser.add_argument("kinds", nargs="?", default=",".join(_KINDS), help="of mtp, assistant, dflash2")
     parser.add_argument("--out", type=Path, required=True, help="folder for the targets and the heads")
-    parser.add_argument("--steps", type=int, default=_STEPS, help="of a head, and of a target")
+    parser.add_argument("--steps", type=int, default=_STEPS, help="of a target; a head takes half as many")
     asked = parser.parse_args(arguments)
     torch.manual_seed(0)
     for kind in asked.kinds.split(","):
@@ -73,7 +75,7 @@ def main(arguments: list[str] | None = None) -> None:
             with_states.train(family, "target", target, asked.steps)
         print(kind, flush=True)
         learner = learner_of(kind, target)
-        learn(learner, kind, asked.steps)
+        learn(learner, kind, asked.steps // 2)
         shutil.rmtree(asked.out / kind, ignore_errors=True)
         learner.save(str(asked.out / kind))
 

@@ -117,7 +117,7 @@ class HeadLearner(AheadLearner):
     @property
     def every(self) -> int:
         """How far apart the pairs are of which drafts begin."""
-        return max(1, (self.config.block_size or 0) // 4)
+        return max(1, (self.config.block_size or 0) // 2)
 
     def readable(self, rows: PackedRows) -> PackedRows:
         """Return rows whose documents target and head tell."""
@@ -216,7 +216,7 @@ def head_config(teacher: Teacher, num_known: int, steps_ahead: int, kind: Kind =
         own = {"block_size": steps_ahead + 1, "mask_token_id": min(teacher.end_token_ids, default=0)}
     if kind == "dflash2":
         own |= {"sliding_window_non_causal": True, "conv_kernel_size": 2, "conv_group_size": gcd(16, hidden_size)}
-        own |= {"selector_rank": min(256, hidden_size), "selector_top_k": min(16, num_known)}
+        own |= {"selector_rank": min(256, max(1, hidden_size // 4)), "selector_top_k": min(16, num_known)}
     return HeadConfig(
         kind=kind,
         format="speculators",
