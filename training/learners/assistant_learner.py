@@ -1,7 +1,8 @@
 """AssistantLearner: an assistant of Gemma 4, whose queries learn to read its target's keys and values.
 
 Pair p is the target's state at position p and token p + 1. In all steps of its draft position and keys stay those of
-the round (`decoding/heads/assistant_head.py`): the query stands at p + 1, over the keys up to p.
+the round (`decoding/heads/assistant_head.py`): the query stands at p + 1, over the keys up to p. New assistants have
+no sliding layers.
 
 Shapes: B rows, T tokens, P = T - 1 pairs, N = B * P of all rows, E hidden size of the target, D size of a head.
 """
@@ -67,9 +68,10 @@ class AssistantLearner(AheadLearner):
 
     def _steps(self, tokens_BT: torch.Tensor, states_BPE: torch.Tensor, cache: Any) -> Iterator[torch.Tensor]:
         own, embed = self.config.get_text_config(), self.teacher.network.get_input_embeddings()
-        (num_rows, num_pairs, _), device = states_BPE.shape, tokens_BT.device
+        num_rows, num_pairs, _ = states_BPE.shape
         tables = {kind: of.reach(num_pairs + 1) for kind, of in tables_of(own, self.network).items()}
-        back_PT = torch.arange(1, num_pairs + 1, device=device)[:, None] - torch.arange(num_pairs + 1, device=device)
+        pairs = [(cache.layers[index].keys.float(), cache.layers[index].values.float()) for index in self.layer_ids]
+        is_seen_PT = torch.ones(num_pairs, num_pairs + 1, dtype=torch.bool, device=tokens_BT.device).tril()
 
         def norm(module: Any, x_NX: torch.Tensor) -> torch.Tensor:
             return rms_norm(x_NX, module.weight.shape, module.weight, own.rms_norm_eps)
@@ -78,18 +80,13 @@ class AssistantLearner(AheadLearner):
             left = num_pairs - step
 
             def attend(query_NQD: torch.Tensor, index: int, left: int = left) -> torch.Tensor:
-                slides, layer = own.layer_types[index] == "sliding_attention", cache.layers[self.layer_ids[index]]
-                is_seen_PT = (back_PT[:left] > 0) & (
-                    back_PT[:left] <= (own.sliding_window + 1 if slides else num_pairs)
-                )
                 query_BQPD = query_NQD.unflatten(0, (num_rows, left)).transpose(1, 2)
-                pair = layer.keys.float(), layer.values.float()
-                found_BQPD = scaled_dot_product_attention(query_BQPD, *pair, is_seen_PT, scale=1.0, enable_gqa=True)
+                seen = {"attn_mask": is_seen_PT[:left], "scale": 1.0, "enable_gqa": True}
+                found_BQPD = scaled_dot_product_attention(query_BQPD, *pairs[index], **seen)
                 return found_BQPD.transpose(1, 2).flatten(0, 1).flatten(1)
 
-            turns = [
-                [each[1 : left + 1, None].repeat(num_rows, 1, 1) for each in tables[kind]] for kind in own.layer_types
-            ]
+            of_kind = [tables[kind] for kind in own.layer_types]
+            turns = [[each[1 : left + 1, None].repeat(num_rows, 1, 1) for each in of] for of in of_kind]
             fed = embed(tokens_BT[:, 1 + step :]).float().flatten(0, 1), states_BPE[:, :left].flatten(0, 1)
             hidden_NH = self.network.states(*fed, turns, attend, norm)
             states_BPE = self.network.post_projection(hidden_NH).view(num_rows, left, -1)

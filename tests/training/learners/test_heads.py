@@ -66,22 +66,26 @@ def learned(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], SimpleN
             learner = _learner(kind, root)
             rows = PackedRows.of([*pack(_documents(learner.teacher.vocab_size), 64)])
             optimizer, losses = Optimizer(learner.module, 1e-2, warmup=0.1, clip=1.0), []
+            before = {name: weight.detach().clone() for name, weight in learner.module.named_parameters()}
             for step in range(NUM_STEPS):
                 loss = _loss(learner, rows)
                 loss.backward()
                 optimizer.step(step / NUM_STEPS)
-                losses.append(float(loss.detach()))
+                losses.append(loss.item())
             learner.save(str(root / "out"))
-            found[kind] = SimpleNamespace(learner=learner, losses=losses, target=root / "target", out=root / "out")
+            folders = {"target": root / "target", "out": root / "out"}
+            found[kind] = SimpleNamespace(learner=learner, losses=losses, before=before, **folders)
         return found[kind]
 
     return of
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_few_steps_lower_the_loss(kind: str, learned: Callable[[str], SimpleNamespace]) -> None:
-    losses = learned(kind).losses
-    assert losses[-1] < 0.8 * losses[0]
+def test_a_few_steps_lower_the_loss_and_move_every_weight(kind: str, learned: Callable[[str], SimpleNamespace]) -> None:
+    case = learned(kind)
+    assert case.losses[-1] < 0.8 * case.losses[0]
+    now = {name: weight for name, weight in case.learner.module.named_parameters() if weight.requires_grad}
+    assert [name for name, weight in now.items() if weight.equal(case.before[name])] == []
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -162,7 +166,7 @@ def test_a_head_that_a_target_carries_learns_on(learned: Callable[[str], SimpleN
     case = learned("mtp of qwen3_5")
     learner = MtpLearner.load(Teacher.load(str(case.out), "cpu", "float32"), STEPS_AHEAD)
     rows = PackedRows.of([*pack(_documents(learner.teacher.vocab_size), 64)])
-    assert float(_loss(learner, rows)) == pytest.approx(float(_loss(case.learner, rows)), rel=1e-5)
+    assert _loss(learner, rows).item() == pytest.approx(_loss(case.learner, rows).item(), rel=1e-5)
     learner.save(str(tmp_path / "again"))
     own, again = own_head(str(case.out)).read(0), own_head(str(tmp_path / "again")).read(0)
     assert [name for name in own if not own[name].equal(again[name])] == []
@@ -191,4 +195,4 @@ def test_a_head_of_blocks_says_what_vllm_reads(kind: str, learned: Callable[[str
     on = HeadLearner.load(str(case.out), case.learner.teacher, steps_ahead=9)
     assert on.steps_ahead == STEPS_AHEAD  # a block keeps its size
     rows = PackedRows.of([*pack(_documents(48), 64)])
-    assert float(_loss(on, rows)) == pytest.approx(float(_loss(case.learner, rows)), rel=1e-5)
+    assert _loss(on, rows).item() == pytest.approx(_loss(case.learner, rows).item(), rel=1e-5)
