@@ -53,9 +53,7 @@ def stream_units(
         return
     # Beside the driver, and without a CPU: an actor pool may hold them all.
     options = {"num_cpus": 0, "_generator_backpressure_num_objects": -1}
-    source = ray.data.read_datasource(
-        _CallSource(calls), ray_remote_args=options, concurrency=1, override_num_blocks=1
-    )
+    source = ray.data.read_datasource(_CallSource(calls), ray_remote_args=options, concurrency=1, override_num_blocks=1)
     source.context.target_max_block_size = 1  # bytes: a block never has a second row, which would be the same call
     source.context.custom_execution_callback_classes = [block_statistics_cleaner()]
     dataset = source.map_batches(worker, batch_size=1, fn_constructor_kwargs=dict(worker_arguments), **pool.map_options)
