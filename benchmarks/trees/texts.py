@@ -77,7 +77,7 @@ class Text:
             first=reading.first,
             close_calls=noise.targets_own(pair.target.close_call)[1],
         )
-        return cls(output, *ranks_2KN, replayed)
+        return cls(output, ranks_2KN[0], ranks_2KN[1], replayed)
 
     def rounds(self, tree: Tree, *, with_noise: bool = True) -> Counts:
         """Return the counts of the rounds with drafts of this shape, picked with the noise or without.

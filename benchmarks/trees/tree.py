@@ -23,7 +23,7 @@ class Tree:
 
     @property
     def kind(self) -> str:
-        """Its name without the depth."""
+        """The name of its shape, without the depth."""
         siblings = f"{self.width} sibling{'s' if self.width > 1 else ''}{' with chains' if self.goes_on else ''}"
         return siblings if self.width else "chain"
 
