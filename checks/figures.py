@@ -4,12 +4,12 @@ With the run directories of a demo (`out/demo`) and of the same with the bundled
 examples/demo.csv and examples/demo-head.csv, which have a line for each bundled prompt, and the table in README.md that
 sums those lines, as `--write` does without runs. The speeds in docs/speed.md come from benchmarks/results/bundled-
 drafts.json (`python -m benchmarks.drafts --json FILE`), those of heads that were trained here, with README's other
-columns, from trained-heads.json beside it (with `--heads`), what a draft learned, in docs/learning.md, from
-learning.json (`python -m benchmarks.learning --json FILE`), and what a form costs, in docs/structured.md, from
-forms.json, forms-fixed.json and forms-grown.json (`python -m benchmarks.forms --json FILE`). What the commands on a
-large run take, in docs/scale.md, comes from scale.json (`python -m benchmarks.scale commands --json FILE`). Without
-arguments it compares the pages with these files and returns 1 if they differ, or if a file does not show what is
-claimed of it.
+columns, from trained-heads.json beside it (with `--heads`), what drafts gain by noise from trees.json (`python -m
+benchmarks.trees --json FILE`), what a draft learned, in docs/learning.md, from learning.json (`python -m
+benchmarks.learning --json FILE`), and what a form costs, in docs/structured.md, from forms.json, forms-fixed.json and
+forms-grown.json (`python -m benchmarks.forms --json FILE`). What the commands on a large run take, in docs/scale.md,
+comes from scale.json (`python -m benchmarks.scale commands --json FILE`). Without arguments it compares the pages with
+these files and returns 1 if they differ, or if a file does not show what is claimed of it.
 tests/jobs/test_demo.py compares the lines with a demo.
 """
 
@@ -32,6 +32,7 @@ HEADS = ROOT / "benchmarks/results/trained-heads.json"
 LEARNED = ROOT / "benchmarks/results/learning.json"
 FORMS = [ROOT / f"benchmarks/results/forms{name}.json" for name in ("", "-fixed", "-grown")]
 SCALE = ROOT / "benchmarks/results/scale.json"
+TREES = ROOT / "benchmarks/results/trees.json"
 README, SPEEDS = ROOT / "README.md", ROOT / "docs/speed.md"
 LEARNING, STRUCTURED = ROOT / "docs/learning.md", ROOT / "docs/structured.md"
 LARGE = ROOT / "docs/scale.md"
@@ -39,6 +40,7 @@ _BEGIN_SCALE = "<!-- figures of scale: written by python -m checks.figures --wri
 _BEGIN_FORMS = "<!-- figures of forms: written by python -m checks.figures --write -->\n"
 _BEGIN_LEARNED = "<!-- figures of learning: written by python -m checks.figures --write -->\n"
 _BEGIN_HEADS = "<!-- figures of heads: written by python -m checks.figures --write -->\n"
+_BEGIN_NOISE = "<!-- figures of noise: written by python -m checks.figures --write -->\n"
 _BEGIN_SPEEDS = "<!-- figures of speed: written by python -m checks.figures --write -->\n"
 _BEGIN = "<!-- figures of the demo: written by python -m checks.figures out/demo out/demo-head -->\n"
 _END = "<!-- end of figures -->"
@@ -47,6 +49,7 @@ _COMMAND = (
     "python -m checks.figures out/demo out/demo-head"
 )
 _MOST_PERCENT = 3  # that drafts which do not pay may cost, as README says
+_TREES_PAY = 1.03  # times the best chain, from which on docs/adr/0067 asks for trees
 _COUNTED = ("num_output_tokens", "num_rounds", "num_draft_tokens", "num_accepted_tokens")
 
 
@@ -72,6 +75,7 @@ def main(arguments: Sequence[str]) -> int:
         (README, _BEGIN, demo),
         (SPEEDS, _BEGIN_SPEEDS, speed_table(json.loads(SPEED.read_text()))),
         (SPEEDS, _BEGIN_HEADS, heads_table(heads)),
+        (SPEEDS, _BEGIN_NOISE, noise_table(json.loads(TREES.read_text()))),
         (LEARNING, _BEGIN_LEARNED, learned_table(learned) if learned else ""),
         (STRUCTURED, _BEGIN_FORMS, forms_table(forms)),
         (LARGE, _BEGIN_SCALE, scale_table(json.loads(SCALE.read_text()))),
@@ -83,9 +87,10 @@ def main(arguments: Sequence[str]) -> int:
             print(shown, end="")
         elif written != before:
             is_stale = True
-            sources = ", ".join(path.name for path in (*LINES.values(), SPEED, HEADS, LEARNED, *FORMS, SCALE))
+            sources = ", ".join(path.name for path in (*LINES.values(), SPEED, HEADS, TREES, LEARNED, *FORMS, SCALE))
             print(f"the figures in {page.name} are not what {sources} say; {_COMMAND}", file=sys.stderr)
-    lost = [claim for claim, holds in claims(json.loads(SPEED.read_text()), learned, forms, heads) if not holds]
+    recorded = json.loads(SPEED.read_text()), learned, forms, json.loads(TREES.read_text()), heads
+    lost = [claim for claim, holds in claims(*recorded) if not holds]
     for claim in lost:
         print(f"the recorded figures do not show that {claim}", file=sys.stderr)
     return int(is_stale or bool(lost))
@@ -175,10 +180,24 @@ def heads_table(found: dict[str, Any]) -> str:
     )
 
 
+def noise_table(found: dict[str, Any]) -> str:
+    """Return the mean acceptance lengths of drafts that pick with the noise of the row, and of the same without."""
+    rows = [["draft", "temperature", "with the noise", "without", "times"]]
+    for line in found["noise"]:
+        lengths = line["with_noise"], line["without_noise"]
+        cells = (f"{line['temperature']:g}", *(f"{each:.2f}" for each in (*lengths, lengths[0] / lengths[1])))
+        rows.append([line["draft"], *cells])
+    return (
+        f"Mean acceptance lengths with {found['settings']['of_noise']} draft tokens, on the texts of the demo "
+        f"(`python -m benchmarks.trees`; {found['date']}, float32):\n\n" + _markdown(rows)
+    )
+
+
 def claims(
     drafts: dict[str, Any],
     learned: dict[str, Any] | None,
     forms: Sequence[dict[str, Any]],
+    trees: dict[str, Any],
     heads: dict[str, Any],
 ) -> Iterator[tuple[str, bool]]:
     """Yield what is said of recorded figures, and whether they show it."""
@@ -190,6 +209,13 @@ def claims(
         f"drafts cost at most {_MOST_PERCENT} %, in README's words",
         f" at most {_MOST_PERCENT} % " in README.read_text(),
     )
+    for line in trees["noise"]:
+        what = f"{line['draft']} has a fifth more tokens a round with the noise, temperature {line['temperature']:g}"
+        yield what, line["with_noise"] >= 1.2 * line["without_noise"]
+    for line in trees["speeds"]:
+        what = f"no tree has {_TREES_PAY} times the speed of the best chain ({line['draft']}, {line['costs']})"
+        if line["is_measured"]:
+            yield what, line["tree_times_chain"] < _TREES_PAY
     lines = {(line["draft"], line["kind"]): line for line in (learned or {"lines": ()})["lines"]}
     lengths = {key: line["live_length"] for key, line in lines.items()}
     for (name, kind), line in lines.items():
