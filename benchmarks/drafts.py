@@ -72,8 +72,8 @@ def main(arguments: Seq[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     torch.set_num_threads(options.threads)
     tokenizer = AutoTokenizer.from_pretrained(options.target)
-    asked = [json.loads(line) for line in options.prompts.read_text().splitlines()[:: options.one_in]]
-    prompts = [token_ids(tokenizer, row) for row in asked]
+    asked = options.prompts.read_text().splitlines()[:: options.one_in]
+    prompts = [token_ids(tokenizer, line) for line in asked]
     params = SamplingParams(temperature=options.temperature, max_tokens=options.new_tokens)
 
     def rows(some: Seq[list[int]], kinds: Seq[str] = ()) -> list[Sequence]:
@@ -84,7 +84,7 @@ def main(arguments: Seq[str] | None = None) -> None:
     pairs: Mapping[str, tuple[str, Seq[str]]] = bundled if options.heads is None else heads_in(options.heads)
     lengths: list[dict[str, Any]] = []
     for name, (target, (draft,)) in pairs.items() if options.heads is not None else ():
-        lengths += lengths_of(name, target, draft, rows(prompts, [row["kind"] for row in asked]), options)
+        lengths += lengths_of(name, target, draft, rows(prompts, [json.loads(line)["kind"] for line in asked]), options)
     lines: list[dict[str, Any]] = []
     for batch, (name, (target, drafts)) in product(options.batches, pairs.items()) if options.repeats else ():
         some = prompts if batch > 1 else prompts[:: len(prompts) // 24 or 1]
@@ -146,8 +146,9 @@ def lengths_of(name: str, target: str, draft: str, rows: list[Sequence], options
     return found
 
 
-def token_ids(tokenizer: Any, row: dict[str, Any]) -> list[int]:
-    """Return the token ids of a prompt, given as a row of the demo's input."""
+def token_ids(tokenizer: Any, line: str) -> list[int]:
+    """Return the token ids of a prompt, given as a line of the demo's input."""
+    row = json.loads(line)
     if "messages" in row:
         rendered = tokenizer.apply_chat_template(row["messages"], tokenize=False, add_generation_prompt=True)
         return list(tokenizer(rendered, add_special_tokens=False)["input_ids"])

@@ -85,21 +85,24 @@ def _attention(
     num_rows = len(context_BTH)
 
     def heads(linear: Any, norm: str, x_BLH: torch.Tensor, turn: Any = None) -> torch.Tensor:
-        found_BLGD = linear(x_BLH).unflatten(-1, (-1, module.head_dim))
+        found_BLGD = linear(x_BLH).view(*x_BLH.shape[:2], -1, module.head_dim)
         if turn is not None and hasattr(module, norm):
             found_BLGD = getattr(module, norm)(found_BLGD)
         found_BGLD: torch.Tensor = found_BLGD.transpose(1, 2)
         return found_BGLD if turn is None else apply_rotary_pos_emb(found_BGLD, found_BGLD, *turn)[0]
 
+    def of_blocks(x_BQLD: torch.Tensor) -> torch.Tensor:
+        return x_BQLD.reshape(*x_BQLD.shape[:2], -1, size, module.head_dim)
+
     def attended(x_NH: torch.Tensor) -> torch.Tensor:
         x_BLH = x_NH.view(num_rows, -1, x_NH.shape[-1])
-        query_BQASD = heads(module.q_proj, "q_norm", x_BLH, turns[1]).unflatten(2, (-1, size))
+        query_BQASD = of_blocks(heads(module.q_proj, "q_norm", x_BLH, turns[1]))
         found = []
         for fed_BLH, turn in ((context_BTH, turns[0]), (x_BLH, turns[1])):
             pair = heads(module.k_proj, "k_norm", fed_BLH, turn), heads(module.v_proj, "", fed_BLH)
             found.append([each.repeat_interleave(query_BQASD.shape[1] // each.shape[1], 1) for each in pair])
         (keys_BQTD, values_BQTD), inside = found
-        keys_BQASD, values_BQASD = (each.unflatten(2, (-1, size)) for each in inside)
+        keys_BQASD, values_BQASD = map(of_blocks, inside)
         scores_BQAST = torch.einsum("bqasd,bqtd->bqast", query_BQASD, keys_BQTD)
         scores_BQAST = scores_BQAST.masked_fill(~is_before_A1T, float("-inf"))
         scores = torch.cat((scores_BQAST, query_BQASD @ keys_BQASD.mT), dim=-1) * module.head_dim**-0.5

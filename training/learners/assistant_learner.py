@@ -80,9 +80,8 @@ class AssistantLearner(AheadLearner):
             left = num_pairs - step
 
             def attend(query_NQD: torch.Tensor, index: int, left: int = left) -> torch.Tensor:
-                query_BQPD = query_NQD.unflatten(0, (num_rows, left)).transpose(1, 2)
-                seen = {"attn_mask": is_seen_PT[:left], "scale": 1.0, "enable_gqa": True}
-                found_BQPD = scaled_dot_product_attention(query_BQPD, *pairs[index], **seen)
+                fed = query_NQD.view(num_rows, left, *query_NQD.shape[1:]).transpose(1, 2), *pairs[index]
+                found_BQPD = scaled_dot_product_attention(*fed, is_seen_PT[:left], scale=1.0, enable_gqa=True)
                 return found_BQPD.transpose(1, 2).flatten(0, 1).flatten(1)
 
             of_kind = [tables[kind] for kind in own.layer_types]

@@ -84,7 +84,7 @@ class PackedRows:
         """Return the same documents, each from the beginning of a row of its own, in their order."""
         num_rows, length = self.documents_BT.shape
         own_BT = self.documents_BT + length * torch.arange(num_rows, device=self.documents_BT.device)[:, None]
-        numbers, rows_BT = own_BT.unique(return_inverse=True)
+        numbers, rows_BT = torch.unique(own_BT, return_inverse=True)
         shape = len(numbers), int(self.positions_BT.max()) + 1
 
         def moved(given_BT: torch.Tensor) -> torch.Tensor:

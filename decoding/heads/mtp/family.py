@@ -56,11 +56,12 @@ class Family:
                 found[f"model.layers.{number - first}.{part}"] = name
         return found
 
-    def published(self, own: str, first: int) -> str:
+    def published(self, saved: str, first: int) -> str:
         """Return the published name of a tensor of a module's layers, by the one that transformers saves it under."""
-        _, _, rest = own.partition(".layers.")
+        _, _, rest = saved.partition(".layers.")
         number, _, part = rest.partition(".")
-        return self.layer.format(first + int(number)) + part.replace(*reversed(self.renamed))
+        published, own = self.renamed
+        return self.layer.format(first + int(number)) + part.replace(own, published)
 
 
 ENDS = ("embedding_norm", "hidden_norm", "projection")

@@ -80,4 +80,4 @@ def load_layers(head: OwnHead, tensors: dict[str, torch.Tensor], dtype: torch.dt
             f"the MTP head of {head.path!r} does not fit its family's layers ({type(network).__name__}), first "
             f"{odd[0]!r}; leave models.draft out, or download the model again"
         )
-    return network  # type: ignore[no-any-return]
+    return network
