@@ -1,7 +1,6 @@
 """The drafters. A new one is a file here, a name in `DrafterName` (decoding/choices.py) and a case in `make_drafter`.
 
-The losslessness tests run over every name of `DRAFTERS` but `mtp` and `assistant`, which need targets of their own:
-tests/decoding/heads has theirs.
+The losslessness tests run over every name of `DRAFTERS`; tests/decoding/heads/beside.py makes heads for them.
 """
 
 from typing import Literal, assert_never

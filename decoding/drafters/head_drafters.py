@@ -64,12 +64,15 @@ class Eagle3Drafter(HeadDrafter[Eagle3Head]):
         self._held[slot] = []
         self._rows.pop(slot, None)
 
+    @property
+    def num_read_again(self) -> int:
+        return self.depth
+
     def num_copyable(self, slot: int, num_shared: int) -> int:
-        """Return how many tokens have pairs to copy; a row beyond the head's context, which needs none, copies all."""
+        """Return how many tokens are in pairs to copy; a row beyond the head's context, which needs none, copies all."""
         held = self._held.get(slot)
         num_known = _end(held) if held else self.slots.num_known[slot]
-        num_shared = max(0, num_shared + 1 - self.depth)
-        return num_shared if num_known >= self.max_len else min(num_shared, num_known)
+        return num_shared if num_known >= self.max_len else min(num_shared, num_known + self.depth - 1)
 
     def prefill(self, slots: Seq[int], prompts: Seq[Seq[int]]) -> None:
         """Read all pairs of these prompts, whose features the target has just handed out."""
