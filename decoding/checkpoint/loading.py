@@ -163,14 +163,22 @@ def cache_of(config: PretrainedConfig, dtype: str, num_slots: int, max_model_len
 
 def _cache_per_token(config: PretrainedConfig, dtype: torch.dtype) -> int:
     text = config.get_text_config()
-    types = getattr(text, "layer_types", None) or getattr(text, "layers_block_type", None)
-    num_layers = sum(each not in _WITHOUT_KEYS for each in types) if types else text.num_hidden_layers
-    if not num_layers:
-        return 0
     if getattr(text, "is_heterogeneous", False):  # Gemma 4: layers differ in size, and the last ones may own no keys
         num_owners = text.num_hidden_layers - (getattr(text, "num_kv_shared_layers", None) or 0)
         owners = [text.per_layer_config[index] for index in range(num_owners)]
         return int(2 * sum(each.num_key_value_heads * each.head_dim for each in owners) * dtype.itemsize)
-    heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
-    head_size = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
-    return int(2 * num_layers * heads * head_size * dtype.itemsize)
+    kinds = getattr(text, "layer_types", None) or getattr(text, "layers_block_type", None)
+    kinds = kinds or ["full_attention"] * text.num_hidden_layers
+    return sum(_numbers_a_token(text, kind) for kind in kinds if kind not in _WITHOUT_KEYS) * dtype.itemsize
+
+
+def _numbers_a_token(text: Any, kind: str) -> int:
+    """Return how many numbers a layer of a kind keeps of each token."""
+    if latent_size := getattr(text, "kv_lora_rank", None):  # from which keys and values of all heads are computed again
+        return int(latent_size + text.qk_rope_head_dim)
+    has_one = getattr(text, "multi_query", False) and not getattr(text, "new_decoder_architecture", False)  # Falcon
+    heads = getattr(text, "num_key_value_heads", None) or (1 if has_one else text.num_attention_heads)
+    if text.model_type == "mimo_v2_flash" and kind == "sliding_attention":  # as its attention has it, in no field
+        heads *= 2
+    key_size = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    return int(heads * (key_size + (getattr(text, "v_head_dim", None) or key_size)))
