@@ -54,14 +54,18 @@ def fitting_config(path: str, target_config: PretrainedConfig, target_path: str)
         raise ValueError(f"{path!r} {error}") from error
 
 
-def head_footprint(path: str, config: HeadConfig, dtype: str, num_slots: int, max_model_len: int) -> Footprint:
+def head_footprint(
+    path: str, config: HeadConfig, dtype: str, num_slots: int, max_model_len: int, *, is_apart: bool = False
+) -> Footprint:
     """Return the footprint of the head in `path` if weights and cache have this dtype (float32, bfloat16, float16).
 
-    What its files lack is its target's, and takes no memory of its own. A head that fills in blocks holds the weights
-    of keys and values twice: once more for the text before the block, side by side for all layers.
+    What its files lack is its target's: if it `is_apart` from the target's layers, its process has copies, else they
+    take no memory of its own. A head that fills in blocks holds the weights of keys and values twice: once more for the
+    text before the block, side by side for all layers.
     """
     kind: torch.dtype = getattr(torch, dtype)
     stored = {our_name(name) for file in weight_files(Path(model_folder(path))) for name in tensors_in(file)}
+    stored |= set(_LENT) if is_apart else set()
     shapes = [each.shape for name, each in expected_tensors(config).items() if name in stored and each.kind == "float"]
     layers = config.layer_config
     numbers_of_a_token = 2 * config.num_layers * int(layers["num_key_value_heads"]) * int(layers["head_dim"])

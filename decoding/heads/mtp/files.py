@@ -40,10 +40,16 @@ class OwnHead:
                 found[name] = tensors.get_tensor(published)
         return found
 
-    def footprint(self, dtype: str, num_slots: int, max_model_len: int) -> Footprint:
-        """Return the memory of the head. Embedding and output layer are the target's."""
+    def footprint(self, dtype: str, num_slots: int, max_model_len: int, *, is_apart: bool = False) -> Footprint:
+        """Return the memory of the head. Embedding, final norm and output layer are the target's.
+
+        If `is_apart` from the target's layers, its process has copies of them.
+        """
         per_token = len(self.modules) * cache_of(self.config, dtype, num_slots=1, max_model_len=0)
-        return Footprint(self.num_weights * getattr(torch, dtype).itemsize, per_token, num_slots, max_model_len)
+        num_weights, config = self.num_weights, self.config
+        if is_apart:
+            num_weights += config.hidden_size * (1 + config.vocab_size * (1 if config.tie_word_embeddings else 2))
+        return Footprint(num_weights * getattr(torch, dtype).itemsize, per_token, num_slots, max_model_len)
 
     def __str__(self) -> str:
         return f"mtp head in the target's own files, modules: {len(self.modules)}"
