@@ -95,7 +95,7 @@ def load_parts(
     tokenizer: str | None = None,
 ) -> Parts:
     """Load the parts of an engine, as `Engine.load` says. Raises ValueError if they cannot work."""
-    draft, why_none = settled_draft(draft, target)
+    draft, why_none = settled_draft(draft, target, options.drafter)
     if why_none:
         _log.info("no draft: %s", why_none)
     if draft == OWN_HEAD:

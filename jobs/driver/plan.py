@@ -20,7 +20,7 @@ from actors.units.unit_rows import WholeUnits
 from actors.workers.engine_worker import WorkerSpec
 from decoding.checkpoint.model_files import num_bytes_read
 from decoding.checkpoint.supported import model_folder, read_config
-from decoding.choices import NEED_A_MODEL, OWN_HEAD
+from decoding.choices import OWN_HEAD
 from decoding.grammar.definition import problem_with
 from decoding.heads.mtp.files import settled_draft
 from jobs.config.fields import as_dict
@@ -230,11 +230,7 @@ def settled(settings: GeneratorSettings, actors: _Actors, ray_address: str | Non
     models, stages, backend = settings.models, settings.stages, backend_of(settings)
     target = _folder(models.target)
     dtype: Any = backend.settled_dtype(target, device) if models.dtype == "auto" else models.dtype
-    draft, why_none = settled_draft(models.draft, target)
-    if why_none and settings.engine.drafter in NEED_A_MODEL:
-        raise ValueError(
-            f"engine.drafter is {settings.engine.drafter!r}, and models.draft 'auto' found none: {why_none}"
-        )
+    draft, _ = settled_draft(models.draft, target, settings.engine.drafter)
     draft = _folder(draft) if draft not in (None, OWN_HEAD) else draft
     tokenizer = _folder(models.tokenizer) if models.tokenizer else None
     if device == "cpu" and stages.num_gpus:

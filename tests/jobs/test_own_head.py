@@ -64,6 +64,20 @@ def test_a_run_drafts_with_the_head_and_its_parts_say_so(target, tmp_path):
     assert all('\\"drafter\\": \\"mtp\\"' in each for each in said), said[:1]
     report = json.loads((tmp_path / "out" / "report.json").read_text())
     assert report["counts"]["num_accepted_tokens"] > 0
+    capsys.readouterr()
+    assert show.main([str(tmp_path / "out"), "--row", "row-1"]) == 0
+    assert "Module (k - 1) mod n + 1 of the head's n modules drafted the k-th token" in capsys.readouterr().out
+
+
+def test_auto_among_the_drafts_to_try_is_the_head(target, tmp_path, capsys, monkeypatch):
+    from jobs import tune
+
+    monkeypatch.setenv("COLUMNS", "200")
+    few = "--tune.seconds=1000", "--tune.slots=2", "--engine.num_slots=2", "--engine.num_speculative_tokens=2"
+    command = arguments(tmp_path / "in.jsonl", tmp_path / "out", (target, "mtp"), "--run.local", "--models.device=cpu")
+    for more in ("--dry-run",), ():
+        assert tune.main([*command, *few, "--tune.drafts=auto", *more]) == 0
+        assert "drafters: none, ngram, suffix, mtp (mtp), mtp (hybrid); " in " ".join(capsys.readouterr().out.split())
 
 
 def test_a_drafter_of_another_kind_than_the_head_is_refused_by_the_plan(target, tmp_path, capsys):

@@ -14,7 +14,7 @@ from decoding.checkpoint.layer_subset import num_layers
 from decoding.checkpoint.loading import Footprint, cache_of
 from decoding.checkpoint.model_files import tensors_in, weight_files
 from decoding.checkpoint.supported import load_config, model_folder
-from decoding.choices import OWN_HEAD, OWN_HEAD_IF_ANY
+from decoding.choices import NEED_A_MODEL, OWN_HEAD, OWN_HEAD_IF_ANY, DrafterName
 from decoding.heads.mtp.family import FAMILIES, Family
 
 _READ = ("F32", "BF16", "F16")
@@ -110,12 +110,17 @@ def _config_of_module(config: Any, family: Family) -> Any:
     return config
 
 
-def settled_draft(draft: str | None, target: str) -> tuple[str | None, str]:
-    """Return the draft that models.draft stands for, and why it is none where `auto` finds no head."""
+def settled_draft(draft: str | None, target: str, drafter: DrafterName | None = None) -> tuple[str | None, str]:
+    """Return the draft that models.draft stands for, and why it is none where `auto` finds no head.
+
+    Raises ValueError, with that reason, if engine.drafter is set to one that needs a draft.
+    """
     if draft != OWN_HEAD_IF_ANY:
         return draft, ""
     try:
         own_head(target)
     except ValueError as error:
+        if drafter in NEED_A_MODEL:
+            raise ValueError(f"engine.drafter is {drafter!r}, and models.draft 'auto' found none: {error}") from error
         return None, str(error)
     return OWN_HEAD, ""

@@ -100,7 +100,10 @@ def axes_to_try(config: TuneConfig, plan: Plan, own: Setting) -> Axes:
     dtypes = tune.dtypes or ("bfloat16",) * (is_open and is_on_cpu)
     slots = tune.slots or (max(1, own.slots // 2), 2 * own.slots)
     drafters = [{"drafter": name, "draft": None} for name in ("none", "ngram", "suffix")]
-    for draft in dict.fromkeys(settled_draft(draft, models.target)[0] for draft in (models.draft, *tune.drafts)):
+    found = [settled_draft(draft, models.target) for draft in (models.draft, *tune.drafts)]
+    if why_none := next((why for _, why in found if why), ""):
+        raise ValueError(f"tune.drafts has 'auto', which found none: {why_none}")
+    for draft, _ in dict.fromkeys(found):
         if draft is not None:
             folder = draft if is_head(draft) else model_folder(draft)
             drafter = replace(plan.settings.engine, drafter=None).pick_drafter(folder)

@@ -85,6 +85,11 @@ def test_a_family_that_is_not_known_is_refused_by_name(tmp_path):
     path = save(build(llama_config(), seed=1), tmp_path / "llama")
     assert "(llama) could not be read: known are deepseek_v3, glm4_moe" in refusal(path)
     assert settled_draft("auto", path)[0] is None
+    options = EngineOptions(drafter="hybrid")
+    with pytest.raises(
+        ValueError, match=r"drafter is 'hybrid', and .*'auto' found none: .* \(llama\) could not be read"
+    ):
+        Engine.load(path, "auto", options, device="cpu")
 
 
 @pytest.mark.parametrize(
