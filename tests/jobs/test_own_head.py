@@ -52,8 +52,8 @@ def test_the_plan_says_which_head_is_taken_and_why_none_is(target, text_pair, tm
         printed(capsys, tmp_path, text_pair[0], "auto", "--engine.drafter=hybrid")
 
 
-def test_a_run_drafts_with_the_head_and_its_parts_say_so(target, tmp_path):
-    from jobs import generate
+def test_a_run_drafts_with_the_head_and_its_parts_say_so(target, tmp_path, capsys):
+    from jobs import generate, show
 
     more = "--run.local", "--models.device=cpu", "--engine.draft_length=fixed", "--no-output.report_html"
     assert generate.main(arguments(tmp_path / "in.jsonl", tmp_path / "out", (target, "auto"), *more)) == 0
