@@ -120,8 +120,8 @@ class GeneratorSettings:
             raise ValueError(f"placement must be 'colocated' or 'split', got {self.placement!r}")
         if self.models.candidates and self.models.draft_vocabulary != "same":
             raise ValueError(
-                f"models.draft_vocabulary is {self.models.draft_vocabulary!r}, but models.draft is a list, whose drafts "
-                "have the target's tokens; name one draft, or leave draft_vocabulary out"
+                f"models.draft_vocabulary is {self.models.draft_vocabulary!r}, but models.draft is a list, and its "
+                "drafts have the target's tokens; name one draft, or leave draft_vocabulary out"
             )
         self.engine.check_draft_vocabulary(self.models.draft, self.models.draft_vocabulary)
         if self.engine.num_lanes is not None and not self.apart:

@@ -242,7 +242,7 @@ class RunConfig:
             raise ValueError(f"task is 'score', which Dray's own engine does, but engine.backend is {engine.backend!r}")
 
     def generator_settings(self) -> GeneratorSettings:
-        """Return what the engines get, if the target's own sampling is not asked for, before a draft of several is taken."""
+        """Return what the engines get, if the target's own sampling is not asked for; of several drafts none yet."""
         models = replace(self.generator.models, draft=None) if self.drafts_to_try else self.generator.models
         return replace(
             self.generator,

@@ -90,8 +90,8 @@ class ServeConfig:
     def __post_init__(self) -> None:
         if self.generator.models.candidates:
             raise ValueError(
-                "models.draft is a list, of which a run takes one by a trial on its rows, and an endpoint has none; name "
-                "one draft (`dray tune` finds it)"
+                "models.draft is a list, of which a run takes one by a trial on its rows, and an endpoint has none; "
+                "name one draft (`dray tune` finds it)"
             )
         backend_of(self.generator).check()
         self.generator.check_hang_timeout("serve.hang_timeout_s", self.serve.replica.hang_timeout_s)

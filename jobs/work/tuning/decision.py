@@ -1,4 +1,4 @@
-"""The draft of a run whose configuration names several: a short trial on rows of the run decides, once, and says why."""
+"""The draft of a run whose configuration names several: a trial on rows of the run decides, once, and says why."""
 
 import gc
 import logging
@@ -32,9 +32,7 @@ _SHARE = 0.1  # of what the run would take without a draft: the most that a tria
 _log = logging.getLogger(__name__)
 
 
-def decided(
-    plan: Plan, units: Iterable[WorkUnit], num_rows: int, run_directory: RunDirectory | None = None
-) -> Plan:
+def decided(plan: Plan, units: Iterable[WorkUnit], num_rows: int, run_directory: RunDirectory | None = None) -> Plan:
     """Return the plan with one draft of several, by a trial on some of these units, which have `num_rows` rows.
 
     The choice is printed, and kept in the run directory. One that was kept is printed alone. Raises ValueError if no
