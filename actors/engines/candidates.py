@@ -7,10 +7,10 @@ from pathlib import Path
 from actors.engines import backend_of
 from actors.settings import GeneratorSettings
 from decoding.checkpoint.supported import model_folder
-from decoding.choices import NEED_A_MODEL, OWN_HEAD, OWN_HEAD_IF_ANY, DrafterName
+from decoding.choices import OWN_HEAD, OWN_HEAD_IF_ANY, DrafterName
 
 WITHOUT_A_MODEL: tuple[DrafterName, ...] = ("suffix", "ngram", "none")
-Pair = tuple[DrafterName, str | None]  # a drafter, and its draft: a folder, or the target's own head
+Pair = tuple[DrafterName, str | None]  # a drafter, and its draft: a folder, a hub name, or the target's own head
 
 
 @dataclass(frozen=True)
@@ -52,10 +52,11 @@ def pairs_of(settings: GeneratorSettings, draft: str) -> list[Pair]:
 
 def _usable(settings: GeneratorSettings, name: str) -> Iterator[Pair]:
     """Yield the pairs of one name. Raises ValueError or OSError if the draft is not there, or does not fit."""
-    lookup: list[Pair] = [(each, None) for each in WITHOUT_A_MODEL if each == name]
-    draft = name if lookup or name == OWN_HEAD else str(Path(model_folder(name)).absolute())
-    for pair in lookup or pairs_of(settings, draft):
-        own = settings.with_draft(*pair)
-        if pair[0] in NEED_A_MODEL:
-            backend_of(own).check_models()
-        yield pair
+    if name in WITHOUT_A_MODEL:
+        yield from ((each, None) for each in WITHOUT_A_MODEL if each == name)
+        return
+    path = Path(name).expanduser()
+    draft = str(path.absolute()) if path.exists() and name != OWN_HEAD else name  # of a hub model its name
+    for drafter, folder in pairs_of(settings, name if name == OWN_HEAD else model_folder(name)):
+        backend_of(settings.with_draft(drafter, folder)).check_models()
+        yield drafter, draft

@@ -212,10 +212,13 @@ class RunConfig:
         if engine.verification in TEXT_DEPENDS_ON_DRAFT:
             return f"engine.verification is {engine.verification!r}, under which the text depends on the draft"
         if engine.drafter is not None:
-            return f"engine.drafter is {engine.drafter!r}, which the draft says that is taken"
+            return f"engine.drafter is {engine.drafter!r}, and a trial takes a drafter, too"
         if self.learn.every_rows:
             return "learn.every_rows is set, for one draft that learns"
-        return "".join(f"{name} is set, and a trial is in one process" for name in self.beyond_one_process[:1])
+        return "".join(
+            f"{name} is set, and a trial is of texts that Dray writes in one process"
+            for name in self.beyond_one_process[:1]
+        )
 
     @property
     def drafts_to_try(self) -> tuple[str, ...]:
@@ -229,7 +232,7 @@ class RunConfig:
         is_sampled = bool(self.sampling.names_given) or self.sampling != SamplingSettings()
         wrong = {
             "sampling": is_sampled,
-            "models.draft": models.draft is not None or bool(models.candidates),
+            "models.draft": models.draft is not None,
             f"engine.drafter {engine.drafter!r}": engine.drafter not in (None, "none"),
             f"engine.verification {engine.verification!r}": engine.verification in TEXT_DEPENDS_ON_DRAFT,
             "learn": self.learn != LearnSettings(),

@@ -71,9 +71,9 @@ class Plan:
 
     def with_choice(self, choice: DraftChoice) -> "Plan":
         """Return the plan with the draft that was taken, on which no text and no identity depends."""
-        drafter = cast("DrafterName", choice.drafter)
-        config = replace(self.config, generator=self.config.generator.with_draft(drafter, choice.draft))
-        settings = self.settings.with_draft(drafter, choice.draft)
+        drafter, draft = cast("DrafterName", choice.drafter), choice.draft
+        config = replace(self.config, generator=self.config.generator.with_draft(drafter, draft))
+        settings = self.settings.with_draft(drafter, draft if draft in (None, OWN_HEAD) else _folder(draft))
         backend_of(settings).check_models()
         return replace(self, config=config, settings=settings, candidates=None, choice=choice)
 
