@@ -73,7 +73,7 @@ class Plan:
         """Return the plan with the draft that was taken, on which no text and no identity depends."""
         drafter, draft = cast("DrafterName", choice.drafter), choice.draft
         config = replace(self.config, generator=self.config.generator.with_draft(drafter, draft))
-        settings = self.settings.with_draft(drafter, draft if draft in (None, OWN_HEAD) else _folder(draft))
+        settings = self.settings.with_draft(drafter, _folder(draft) if draft not in (None, OWN_HEAD) else draft)
         backend_of(settings).check_models()
         return replace(self, config=config, settings=settings, candidates=None, choice=choice)
 
