@@ -30,9 +30,9 @@ class ModelSettings:
     target: str
     """Target model: a folder with safetensors or a LoRA adapter, a GGUF file, or a hub name."""
     draft: str | None = None
-    """Draft: a model, or a head; 'mtp' is the head in the target's own files. Of a list of drafts, which may name
-    drafters without a model, too (ngram, suffix, none), a run takes the one that is fastest on its rows. 'auto' is the
-    list mtp (if there is one), suffix, ngram, none for a run that can try them, and else mtp if there is one."""
+    """Draft: a model, or a head; 'mtp' is the head in the target's own files. Of a list, which may name drafters that
+    have no model, too (suffix, ngram, none), a run takes the fastest, by a trial. 'auto' is the list mtp, suffix,
+    ngram, none; where no trial can be made it is mtp, if there is one."""
     candidates: tuple[str, ...] = ()  # the drafts of a list; `draft` is None then
     draft_vocabulary: DraftVocabulary = "same"
     """Tokens of a draft model: the same as the target's, or mapped to them, for a model with another tokenizer."""

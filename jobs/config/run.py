@@ -97,7 +97,7 @@ class RunSettings:
     """Seconds without a committed unit after which the run fails."""
     draft_trial_s: Annotated[float, pydantic.Field(gt=0)] = 60.0
     """Seconds, once the models are loaded, in which a trial decides between several drafts (models.draft); at most a
-    tenth of what the run would take without a draft."""
+    tenth of what the run would take without a draft, or 10."""
     places_timeout_s: Annotated[float, pydantic.Field(ge=0)] = 60.0
     """Seconds without a place that can do units after which the run fails: each has a full or read-only disk, a storage
     that it cannot reach, or a broken device. One such place among others rests, and is tried again."""

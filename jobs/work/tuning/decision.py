@@ -29,6 +29,7 @@ from pipeline.run.progress.draft_choice import DraftChoice
 from pipeline.streaming.stream import NoProgress
 
 _SHARE = 0.1  # of what the run would take without a draft: the most that a trial takes
+_FIRST = 0.3  # of the time: for all to write the rows once, before the slower half drops out
 _log = logging.getLogger(__name__)
 
 
@@ -88,8 +89,9 @@ def tried(
     candidates, plain = plan.candidates, own_setting(plan).without_draft
     assert candidates is not None, "a plan with one draft has nothing to try"
     most_tokens = _SHARE * num_rows * plan.tokens_per_row / plan.pool.max_actors
+    pass_share = _FIRST / (len(candidates.found) + 2)  # with the plain setting and its twin
     try:
-        trials = Trials(plan, plain, plain.slots, plan.config.run.draft_trial_s, say, units, most_tokens)
+        trials = Trials(plan, plain, plain.slots, plan.config.run.draft_trial_s, say, units, most_tokens, pass_share)
         settings = [replace(plain, drafter=drafter, draft=draft) for drafter, draft in candidates.found]
         unfit = trials.unfit(settings)
         left_out = [*candidates.left_out, *(f"{draft}: {why}" for draft, why in unfit.items())]

@@ -24,6 +24,7 @@ from pipeline.inputs.units import WorkUnit
 
 _NUM_AT_ONCE = 5  # settings in turns beside the plain one and its twin, each with a cache of its own, if memory allows
 _PASS_SHARE = 1 / 60  # of the time, for the plain setting to write the rows once
+_LEAST_SECONDS = 10.0  # in which something can be told
 _TOO_LARGE = "memory runs out with the run's own setting ({}); lower engine.num_slots"
 _PATIENCE = 3.0  # times what the plain setting takes, after which another one gives up
 _FEWEST_PAIRS, _NOISE_OF_FEW = 3, 0.05  # fewer may agree by chance, so that noise is taken as at least so much
@@ -46,10 +47,12 @@ class Trials:
         say: Callable[[str], None],
         units: Seq[WorkUnit] | None = None,
         most_tokens: float = float("inf"),
+        pass_share: float = _PASS_SHARE,
     ) -> None:
         """Load the target and read the rows, of `units` if they are given.
 
-        `seconds` is the time for all that is measured then; at most that of `most_tokens` in plain decoding.
+        `seconds` is the time for all that is measured then, of which plain decoding takes `pass_share` to write the
+        rows once. It is no longer than `most_tokens` would take, unless that is too short to measure anything.
 
         Raises ValueError or OSError for what is wrong with them.
         """
@@ -68,10 +71,10 @@ class Trials:
         looks = [one_repeat({"plain": self._way(plain, float("inf"))}, 0)["plain"] for _ in range(2)]
         if _NOTHING in looks:
             raise ValueError(_TOO_LARGE.format(plain))
-        self._seconds = seconds = min(seconds, most_tokens / max(map(_rate, looks)))
+        self._seconds = min(seconds, max(_LEAST_SECONDS, most_tokens / max(map(_rate, looks))))
         took = min(look.seconds for look in looks)
-        self.rows.settle(seconds * _PASS_SHARE / took)
-        self._took[plain] = max(took, seconds * _PASS_SHARE)
+        self.rows.settle(self._seconds * pass_share / took)
+        self._took[plain] = max(took, self._seconds * pass_share)
 
     def parts_of(self, setting: Setting) -> Parts:
         """Return what engines with this draft and dtype are made of. Raises ValueError if they cannot be loaded."""

@@ -1,4 +1,4 @@
-"""Of several drafts a run takes one by a trial on its own rows: no text depends on it, and it is kept."""
+"""A run with a list of drafts takes one by a trial on its own rows: no text depends on it, and it is kept."""
 
 import json
 from collections.abc import Callable
