@@ -56,7 +56,7 @@ class Trials:
 
         Raises ValueError or OSError for what is wrong with them.
         """
-        self.settings, self.plain, self._say = plan.settings, plain, say
+        self.settings, self.plain, self._say, self._seconds = plan.settings, plain, say, float("inf")
         self._started, self._at_once = time.monotonic(), _NUM_AT_ONCE
         self._parts: dict[tuple[DType, str | None], Parts] = {}
         self._costs: dict[tuple[object, ...], CostTable | None] = {}
@@ -160,7 +160,10 @@ class Trials:
 
     def _way(self, setting: Setting, most_seconds: float) -> Way[EnginePass]:
         """Return the way in which a setting writes the rows on its threads; _NOTHING comes of it if memory runs out."""
-        way = engine_way(lambda: self._engine(setting), lambda _: self.rows.sequences(), most_seconds=most_seconds)
+        ends = self._started + self._seconds
+        way = engine_way(
+            lambda: self._engine(setting), lambda _: self.rows.sequences(), most_seconds=most_seconds, ends=ends
+        )
 
         def own(repeat: int) -> Generator[None, None, EnginePass]:
             turns, took = way(repeat), 0.0

@@ -31,8 +31,7 @@ class DraftChoice:
         file = run.child("drafts").child("choice.json")
         try:
             said = json.loads(file.read_bytes())
-            lists = {name: tuple(said.pop(name)) for name in ("named", "measured", "left_out")}
-            return cls(**lists, **said)
+            return cls(**said | {name: tuple(said[name]) for name in ("named", "measured", "left_out")})
         except FileNotFoundError:
             return None
         except (ValueError, KeyError, TypeError, AttributeError) as error:
