@@ -69,7 +69,7 @@ test-faults: setup  ## run the fault tests, the slow ones too: about an hour on 
 # Hosts in network namespaces, joined by a wire of our own. NETWORK picks among the tests: CI leaves out the slow ones.
 NETWORK ?= network
 REPEAT ?= 1
-test-network: setup  ## run the tests of links and single nodes that fail, REPEAT times each: root needed, half an hour on 2 cores
+test-network: setup  ## run the tests of links and single nodes that fail, REPEAT times each: root needed, 50 minutes on 2 cores
 	$(BIN)/python -m pytest -m "$(NETWORK)" -rs --durations 0 --repeat $(REPEAT) tests/network
 
 test-endpoint: setup  ## run the endpoint's tests, the slow ones too; the page's need Debian's chromium and chromium-driver (clients: test-clients)

@@ -10,7 +10,7 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from actors.settings import GeneratorSettings
-from decoding.device import Device
+from decoding.choices import Device
 from pipeline.streaming.pool import ActorPool, ActorResources
 
 _Actors = TypeVar("_Actors", bound=ActorResources)

@@ -3,7 +3,8 @@
 With the run directories of a demo (`out/demo`) and of the same with the bundled head (`out/demo-head`) it writes
 examples/demo.csv and examples/demo-head.csv, which have a line for each bundled prompt, and the table in README.md that
 sums those lines, as `--write` does without runs. The speeds in docs/speed.md come from benchmarks/results/bundled-
-drafts.json (`python -m benchmarks.drafts --json FILE`), what a draft learned, in docs/learning.md, from learning.json
+drafts.json (`python -m benchmarks.drafts --json FILE`), what drafts gain by noise from trees.json beside it (`python -m
+benchmarks.trees --json FILE`), what a draft learned, in docs/learning.md, from learning.json
 beside it (`python -m benchmarks.learning --json FILE`), and what a form costs, in docs/structured.md, from forms.json,
 forms-fixed.json and forms-grown.json (`python -m benchmarks.forms --json FILE`). What the commands on a large run take,
 in docs/scale.md, comes from scale.json (`python -m benchmarks.scale commands --json FILE`). Without arguments it
@@ -29,12 +30,14 @@ SPEED = ROOT / "benchmarks/results/bundled-drafts.json"
 LEARNED = ROOT / "benchmarks/results/learning.json"
 FORMS = [ROOT / f"benchmarks/results/forms{name}.json" for name in ("", "-fixed", "-grown")]
 SCALE = ROOT / "benchmarks/results/scale.json"
+TREES = ROOT / "benchmarks/results/trees.json"
 README, SPEEDS = ROOT / "README.md", ROOT / "docs/speed.md"
 LEARNING, STRUCTURED = ROOT / "docs/learning.md", ROOT / "docs/structured.md"
 LARGE = ROOT / "docs/scale.md"
 _BEGIN_SCALE = "<!-- figures of scale: written by python -m checks.figures --write -->\n"
 _BEGIN_FORMS = "<!-- figures of forms: written by python -m checks.figures --write -->\n"
 _BEGIN_LEARNED = "<!-- figures of learning: written by python -m checks.figures --write -->\n"
+_BEGIN_NOISE = "<!-- figures of noise: written by python -m checks.figures --write -->\n"
 _BEGIN_SPEEDS = "<!-- figures of speed: written by python -m checks.figures --write -->\n"
 _BEGIN = "<!-- figures of the demo: written by python -m checks.figures out/demo out/demo-head -->\n"
 _END = "<!-- end of figures -->"
@@ -43,6 +46,7 @@ _COMMAND = (
     "python -m checks.figures out/demo out/demo-head"
 )
 _MOST_PERCENT = 3  # that drafts which do not pay may cost, as README says
+_TREES_PAY = 1.03  # times the best chain, from which on docs/adr/0067 asks for trees
 _COUNTED = ("num_output_tokens", "num_rounds", "num_draft_tokens", "num_accepted_tokens")
 
 
@@ -66,6 +70,7 @@ def main(arguments: Sequence[str]) -> int:
     for page, begin, shown in (
         (README, _BEGIN, demo),
         (SPEEDS, _BEGIN_SPEEDS, speed_table(json.loads(SPEED.read_text()))),
+        (SPEEDS, _BEGIN_NOISE, noise_table(json.loads(TREES.read_text()))),
         (LEARNING, _BEGIN_LEARNED, learned_table(learned) if learned else ""),
         (STRUCTURED, _BEGIN_FORMS, forms_table(forms)),
         (LARGE, _BEGIN_SCALE, scale_table(json.loads(SCALE.read_text()))),
@@ -77,9 +82,10 @@ def main(arguments: Sequence[str]) -> int:
             print(shown, end="")
         elif written != before:
             is_stale = True
-            sources = ", ".join(path.name for path in (*LINES.values(), SPEED, LEARNED, *FORMS, SCALE))
+            sources = ", ".join(path.name for path in (*LINES.values(), SPEED, TREES, LEARNED, *FORMS, SCALE))
             print(f"the figures in {page.name} are not what {sources} say; {_COMMAND}", file=sys.stderr)
-    lost = [claim for claim, holds in claims(json.loads(SPEED.read_text()), learned, forms) if not holds]
+    recorded = json.loads(SPEED.read_text()), learned, forms, json.loads(TREES.read_text())
+    lost = [claim for claim, holds in claims(*recorded) if not holds]
     for claim in lost:
         print(f"the recorded figures do not show that {claim}", file=sys.stderr)
     return int(is_stale or bool(lost))
@@ -142,8 +148,21 @@ def speed_table(found: dict[str, Any]) -> str:
     )
 
 
+def noise_table(found: dict[str, Any]) -> str:
+    """Return the mean acceptance lengths of drafts that pick with the noise of the row, and of the same without."""
+    rows = [["draft", "temperature", "with the noise", "without", "times"]]
+    for line in found["noise"]:
+        lengths = line["with_noise"], line["without_noise"]
+        cells = (f"{line['temperature']:g}", *(f"{each:.2f}" for each in (*lengths, lengths[0] / lengths[1])))
+        rows.append([line["draft"], *cells])
+    return (
+        f"Mean acceptance lengths with {found['settings']['of_noise']} draft tokens, on the texts of the demo "
+        f"(`python -m benchmarks.trees`; {found['date']}, float32):\n\n" + _markdown(rows)
+    )
+
+
 def claims(
-    drafts: dict[str, Any], learned: dict[str, Any] | None, forms: Sequence[dict[str, Any]]
+    drafts: dict[str, Any], learned: dict[str, Any] | None, forms: Sequence[dict[str, Any]], trees: dict[str, Any]
 ) -> Iterator[tuple[str, bool]]:
     """Yield what is said of recorded figures, and whether they show it."""
     for line in drafts["lines"]:
@@ -154,6 +173,13 @@ def claims(
         f"drafts cost at most {_MOST_PERCENT} %, in README's words",
         f" at most {_MOST_PERCENT} % " in README.read_text(),
     )
+    for line in trees["noise"]:
+        what = f"{line['draft']} has a fifth more tokens a round with the noise, temperature {line['temperature']:g}"
+        yield what, line["with_noise"] >= 1.2 * line["without_noise"]
+    for line in trees["speeds"]:
+        what = f"no tree has {_TREES_PAY} times the speed of the best chain ({line['draft']}, {line['costs']})"
+        if line["is_measured"]:
+            yield what, line["tree_times_chain"] < _TREES_PAY
     lines = {(line["draft"], line["kind"]): line for line in (learned or {"lines": ()})["lines"]}
     lengths = {key: line["live_length"] for key, line in lines.items()}
     for (name, kind), line in lines.items():

@@ -5,7 +5,8 @@ are not used: each can lose or repeat rows (docs/adr/0004). What travels are uni
 receipts the other; generations never enter the object store.
 
 The descriptors come from one read task beside the driver, a block for each, as fast as its iterator yields them: Ray
-Data's own backpressure counts bytes, which a hundred thousand descriptors hardly have (docs/adr/0014).
+Data's own backpressure counts bytes, which a hundred thousand descriptors hardly have (docs/adr/0014). Its other one
+lets a read task have two blocks that were not fetched, which are ten units a second, however many actors wait for more.
 """
 
 import logging
@@ -51,7 +52,8 @@ def stream_units(
     if not num_units:
         return
     # Beside the driver, and without a CPU: an actor pool may hold them all.
-    source = ray.data.read_datasource(_CallSource(calls), num_cpus=0, concurrency=1, override_num_blocks=1)
+    options = {"num_cpus": 0, "_generator_backpressure_num_objects": -1}
+    source = ray.data.read_datasource(_CallSource(calls), ray_remote_args=options, concurrency=1, override_num_blocks=1)
     source.context.target_max_block_size = 1  # bytes: a block never has a second row, which would be the same call
     source.context.custom_execution_callback_classes = [block_statistics_cleaner()]
     dataset = source.map_batches(worker, batch_size=1, fn_constructor_kwargs=dict(worker_arguments), **pool.map_options)
