@@ -1,7 +1,6 @@
 """The draft of a run whose configuration names several: a trial on rows of the run decides, once, and says why."""
 
 import gc
-import logging
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import replace
@@ -19,18 +18,16 @@ from jobs.driver.plan import Plan
 from jobs.driver.progress import Progress
 from jobs.report_page.numbers import format_length, format_rate
 from jobs.work.estimate import NUM_PLACES, evenly
-from jobs.work.tuning.search import choose, fastest, race
+from jobs.work.tuning.search import choose, fastest, search
 from jobs.work.tuning.setting import Setting, own_setting
 from jobs.work.tuning.trials import TextsDiffer, Trials
 from pipeline.inputs.units import WorkUnit
-from pipeline.logs import Event
 from pipeline.run.directory import RunDirectory
 from pipeline.run.progress.draft_choice import DraftChoice
 from pipeline.streaming.stream import NoProgress
 
 _SHARE = 0.1  # of what the run would take without a draft: the most that a trial takes
-_FIRST = 0.3  # of the time: for all to write the rows once, before the slower half drops out
-_log = logging.getLogger(__name__)
+_FIRST = 0.2  # of the time: for all to write the rows once, before the slower half drops out
 
 
 def decided(plan: Plan, units: Iterable[WorkUnit], num_rows: int, run_directory: RunDirectory | None = None) -> Plan:
@@ -52,7 +49,6 @@ def decided(plan: Plan, units: Iterable[WorkUnit], num_rows: int, run_directory:
         with Progress(plan.config.run.progress, f"trying {len(found)} drafts on rows of this run") as progress:
             choice = _tried(plan, evenly(units, NUM_PLACES), num_rows, progress)
     _print(choice)
-    _log.info(Event("draft chosen", drafter=choice.drafter, draft=choice.draft, why=choice.why))
     if run_directory is not None:
         choice.write(run_directory.location)
     return plan.with_choice(choice)
@@ -97,7 +93,7 @@ def tried(
         left_out = [*candidates.left_out, *(f"{draft}: {why}" for draft, why in unfit.items())]
         settings = [each for each in settings if each.draft not in unfit]
         if settings:
-            race("drafts", settings, trials, 1.0)
+            search(plain, {"drafts": [{"drafter": each.drafter, "draft": each.draft} for each in settings]}, trials)
     except TextsDiffer as error:
         raise ValueError(f"NOT IDENTICAL: {error}; please report this with what `dray prove` says") from error
     left_out += [f"{each.drafts}: memory ran out" for each in trials.ruled_out]
