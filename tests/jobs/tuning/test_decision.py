@@ -106,7 +106,9 @@ def test_a_run_with_a_list_writes_the_texts_of_one_draft_and_says_what_was_taken
     assert "draft_choice" not in json.loads((run.output / "report.json").read_text())
 
 
-@pytest.mark.parametrize(("drafter", "draft"), [("eagle3", HEAD), ("suffix", None), ("none", None)])
+@pytest.mark.parametrize(
+    ("drafter", "draft"), [("eagle3", HEAD), ("suffix", None), ("none", None)], ids=["a head", "a lookup", "nothing"]
+)
 def test_what_the_trial_takes_is_what_the_parts_were_written_with(run, monkeypatch, drafter, draft):
     monkeypatch.setattr(decision, "tried", taking(drafter, draft))
     run.write(*LIST)
