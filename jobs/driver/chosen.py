@@ -65,8 +65,8 @@ def choose_dtype(settings: GeneratorSettings) -> tuple[GeneratorSettings, dict[s
 
 def choose_drafter(settings: GeneratorSettings) -> tuple[GeneratorSettings, dict[str, str]]:
     """Return the settings with the drafter that needs no model, and why, where none is given and the text allows it."""
-    engine = settings.engine
-    if settings.models.draft is not None or engine.drafter is not None or not backend_of(settings).is_repeatable:
+    engine, is_named = settings.engine, settings.models.draft is not None or bool(settings.models.candidates)
+    if is_named or engine.drafter is not None or not backend_of(settings).is_repeatable:
         return settings, {}
     why = "looks drafts up in texts, and rests where that costs"
     return replace(settings, engine=replace(engine, drafter="suffix")), {"engine.drafter": why}

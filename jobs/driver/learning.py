@@ -21,7 +21,7 @@ import ray
 from actors.engines import backend_of
 from actors.errors import describe
 from actors.settings import ModelSettings
-from jobs.config.run import LearnSettings
+from jobs.config.train import LearnSettings
 from jobs.driver.plan import Plan
 from jobs.driver.progress import format_seconds
 from pipeline.logs import Event

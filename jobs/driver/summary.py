@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 from rich.console import Console
@@ -18,6 +19,7 @@ from pipeline.counts import COUNTED_COLUMNS, SCORED_COLUMNS, Counts, Scores, cou
 from pipeline.inputs.values import visible
 from pipeline.run.check import CheckReport
 from pipeline.run.directory import RunDirectory
+from pipeline.run.progress.draft_choice import DraftChoice
 from pipeline.run.unit_rows import tally
 
 _NUM_ON_A_TERMINAL = 3
@@ -26,7 +28,7 @@ _BY_POSITION = "stood, by draft position"  # the column that may wrap
 
 def make_report(run_directory: RunDirectory, check: CheckReport, seconds: float) -> dict[str, Any]:
     """Return the content of report.json: counts of the whole run, their rates, and what verification found."""
-    counts, scores = check.counts, {}
+    counts, scores, choice = check.counts, {}, DraftChoice.of(run_directory.location)
     if run_directory.has("scores"):
         groups = tally(run_directory, (), SCORED_COLUMNS, count_scores)
         scores = {"scores": sum(groups.values(), Scores()).to_dict()}
@@ -42,6 +44,7 @@ def make_report(run_directory: RunDirectory, check: CheckReport, seconds: float)
         "exact": (exact := exactness_of(run_directory, check)),
         "why_inexact": why_inexact(_verification(run_directory)) if exact == "no" else "",
         "engines": check.engines,
+        **({} if choice is None else {"draft_choice": asdict(choice)}),
         "problems": check.problems,
         "notes": check.notes,
         "versions": run_directory.run.get("versions", {}),

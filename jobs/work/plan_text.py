@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.text import Text
 
 from actors.engines import backend_of
+from actors.engines.candidates import Candidates
 from actors.engines.footprint import footprint
 from actors.resources import describe_placement
 from decoding.checkpoint.generation import sampling_of
@@ -77,7 +78,11 @@ def print_plan(plan: Plan) -> None:
     say(f"  engine:  {backend.describe()}")
     if has_model:
         say(f"  draft:   {named.draft}{origin_in_words(models.draft or '')}{_draft_in_words(plan)}")
-    if named.draft == OWN_HEAD_IF_ANY and models.draft is None:
+    if plan.choice is not None:
+        say(f"  taken:   by a trial before: {plan.choice}")
+    for line in [] if plan.candidates is None else _candidates_in_words(plan.candidates, plan.config.run.draft_trial_s):
+        say(line)
+    if named.draft == OWN_HEAD_IF_ANY and models.draft is None and plan.candidates is None:
         say(f"  draft:   none, since {settled_draft(named.draft, models.target)[1]}")
     placement = describe_placement(plan.settings, plan.pool.max_actors)
     say(f"  where:   {'in this process, without Ray' if plan.config.run.local else placement}")
@@ -179,6 +184,13 @@ def _draft_in_words(plan: Plan) -> str:
     kind = f"{config.kind} head in the {config.format} format"
     tokens = f"{config.draft_vocab_size:,} of {config.vocab_size:,} tokens"
     return f" ({kind}; {tokens}, {config.layer_ids_are} of layers {layers})"
+
+
+def _candidates_in_words(candidates: Candidates, seconds: float) -> Iterator[str]:
+    """Yield the drafts of which a trial takes one, and those of the list that cannot be used."""
+    names = [drafter if draft is None else f"{draft} ({drafter})" for drafter, draft in candidates.found]
+    yield f"  draft:   the fastest, by a trial of at most {seconds:g} s before the run: {', '.join(names)}"
+    yield from (f"  left out: {line}" for line in candidates.left_out)
 
 
 def _said_by_model(plan: Plan) -> tuple[str, str]:

@@ -92,13 +92,10 @@ def _tune(config: TuneConfig, plan: Plan, own: Setting, axes: Axes, file: TunedF
 
 def _possible(axes: Axes, trials: Trials, say: Callable[[str], None]) -> Axes:
     """Return what can be tried: drafts that fit, dtypes in which the promise holds, slots with rows and memory."""
-    plain, unfit = trials.plain, set[str]()
-    for draft, each in {each["draft"]: each for each in axes["drafter"]}.items():
-        try:
-            trials.parts_of(replace(plain, **each))
-        except ValueError as error:
-            unfit.add(draft)
-            say(f"left out: {draft}: {error}")
+    plain = trials.plain
+    unfit = trials.unfit([replace(plain, **each) for each in axes["drafter"]])
+    for draft, why in unfit.items():
+        say(f"left out: {draft}: {why}")
     drafters = [each for each in axes["drafter"] if each["draft"] not in unfit]
     dtypes = [each for each in axes["dtype"] if each["dtype"] == plain.dtype or trials.is_promised(each["dtype"])]
     if left_out := [each["dtype"] for each in axes["dtype"] if each not in dtypes]:
