@@ -7,7 +7,7 @@ from actors.settings import GeneratorSettings
 from decoding.checkpoint.loading import Footprint, footprint_of
 from decoding.checkpoint.supported import load_config, max_positions
 from decoding.choices import OWN_HEAD
-from decoding.engine.load import settle_max_model_len
+from decoding.engine.options import settle_max_model_len
 from decoding.heads.assistant_folder import fitting_assistant
 from decoding.heads.fit import fitting_config, head_footprint
 from decoding.heads.format.folder import is_assistant, is_head

@@ -29,8 +29,7 @@ from pipeline.run.dead_letters import Wanted, find_dead_letters, shown
 from pipeline.run.directory import RunDirectory
 from pipeline.run.progress.lease import LeaseHeld, LeaseLost
 from pipeline.storage.location import Location
-from pipeline.streaming.calls import UnitError
-from pipeline.streaming.stream import NoProgress
+from pipeline.streaming.calls import NoProgressError, UnitError
 
 _log = logging.getLogger(__name__)
 _Config = TypeVar("_Config", bound=RunConfig)
@@ -79,7 +78,7 @@ def _outcome_of(work: Callable[[], Exit], kept: str) -> Exit:
         return Exit.HELD
     except (TooManyErrors, LeaseLost) as error:
         print(f"error: {error}", file=sys.stderr)
-    except (UnitError, NoProgress, ValueError, OSError, ray.exceptions.RayError) as error:
+    except (UnitError, NoProgressError, ValueError, OSError, ray.exceptions.RayError) as error:
         print(f"error: {_explain(error)}", file=sys.stderr)
         print(f"{kept}; mend the cause and run the same command again", file=sys.stderr)
     return Exit.FAILED
@@ -190,7 +189,7 @@ def _commonest_error(run_directory: RunDirectory, logs: LogSettings) -> str:
 def _explain(error: Exception) -> str:
     if isinstance(error, ray.exceptions.RayTaskError):
         return describe(error)
-    if isinstance(error, NoProgress):
+    if isinstance(error, NoProgressError):
         return (
             "no unit was committed for run.no_progress_timeout_s: a process is frozen, the cluster has no room for an "
             "actor, or units take longer than that; then set it higher (smaller units need a new run)"

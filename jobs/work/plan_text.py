@@ -15,8 +15,7 @@ from actors.resources import describe_placement
 from decoding.checkpoint.generation import sampling_of
 from decoding.checkpoint.gguf_file import origin_in_words
 from decoding.checkpoint.supported import load_config as load_model_config
-from decoding.choices import OWN_HEAD, OWN_HEAD_IF_ANY
-from decoding.drafters import NEED_A_MODEL
+from decoding.choices import NEED_A_MODEL, OWN_HEAD, OWN_HEAD_IF_ANY
 from decoding.heads.assistant_folder import fitting_assistant
 from decoding.heads.fit import fitting_config
 from decoding.heads.format.folder import is_assistant, is_head
