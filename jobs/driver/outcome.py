@@ -167,9 +167,9 @@ def refuse_too_many_errors(run_directory: RunDirectory, counts: Counts, config: 
             f"{counts.num_errors} of {counts.num_rows} rows failed, more than run.max_error_rate "
             f"{config.run.max_error_rate}{_commonest_error(run_directory, config.run.logs)}. All messages are in "
             f"{run_directory.location.child('errors').name}, and `dray retry --dry-run` sums them up. "
-            "If the cause can be mended without other input or sampling (storage, memory, a fault of ours), mend it, and "
-            "`dray retry` runs the failed rows again; else mend the input or the configuration and use a new output "
-            "directory. Or accept them with a higher run.max_error_rate"
+            "If the cause can be mended without other input or sampling (storage, memory, a fault of ours), mend it, "
+            "and `dray retry` runs the failed rows again; else mend the input or the configuration and use a new "
+            "output directory. Or accept them with a higher run.max_error_rate"
         )
 
 

@@ -151,9 +151,7 @@ def _refuse_other_json(file: InputFile, options: InputOptions) -> None:
     forms = {b"[": ("one JSON array", "jq -c '.[]'"), b"{": ("JSON over several lines", "jq -c .")}
     form, command = forms.get(start, ("", ""))
     advice = f"; if it is {form}, this makes lines of it: {command} IN.json > OUT.jsonl" if form else ""
-    raise ValueError(
-        f"{file.path}: every line must be a JSON object, and its first line is not: {record.message}{advice}"
-    )
+    raise ValueError(f"{file.path}, first line: {record.message}{advice}")
 
 
 def _refuse_prompts_of_another_type(location: Location, options: InputOptions) -> None:
