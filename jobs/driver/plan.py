@@ -183,8 +183,8 @@ def make_plan(config: RunConfig) -> Plan:
     units = run_directory.units() if run_directory else plan.new_units()
     if not config.input.allow_empty and next(units, None) is None:
         raise ValueError(
-            f"the input has no rows: {len(files)} files are empty, the first is {files[0].path}; name files with rows "
-            "in input.path, or set input.allow_empty to make an empty corpus"
+            f"the input has no rows: all its files are empty ({len(files)}, the first is {files[0].path}); name files "
+            "with rows in input.path, or set input.allow_empty to make an empty corpus"
         )
     return plan
 

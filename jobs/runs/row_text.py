@@ -58,7 +58,7 @@ def _facts_of(sample: Sample) -> dict[str, str]:
     row, length = sample.row, sample.acceptance_length
     facts = {
         "row_id": str(sample.row_id),
-        "tokens": f"{count(row['num_output_tokens'])}, behind {count(row['num_prompt_tokens'])} of the prompt",
+        "tokens": f"{count(row['num_output_tokens'])}, after {count(row['num_prompt_tokens'])} of the prompt",
         "ended by": row["finish_reason"] + (f" ({visible(row['stop_reason'])})" if row["stop_reason"] else ""),
     }
     if length is not None:
@@ -78,7 +78,7 @@ def _facts_of_error(sample: Sample) -> dict[str, str]:
         "failed at": f"{row['stage']}, {row['error_type']}",
         "message": visible(row["message"]),
         "input": f"{row['file']}#{row['row_number'] + 1}",
-        "tried again": f"{row['attempt']} times in vain (dray retry)",
+        "tried again": f"{row['attempt']} times (dray retry tries it again)",
     }
 
 

@@ -90,7 +90,7 @@ def print_plan(plan: Plan) -> None:
     for name, model in (("target", models.target), ("draft", models.draft if has_model else None)):
         if model is not None and backend.plans_memory:
             say(f"  memory:  {name} {footprint(plan.settings, model)}")
-    say(f"  units:   {num_units:,} of at most {largest:,} rows; {num_missing:,} to do")
+    say(f"  units:   {num_units:,} of at most {largest:,} row{'s' * (largest != 1)}; {num_missing:,} to do")
     say(f"  {plan.task.describe(missing_rows, plan.settings.sampling)}")
     if missing_rows:
         check = check_input(plan, to_check, missing_rows, missing_tokens * BYTES_PER_TOKEN)
@@ -123,10 +123,10 @@ def _found_in_input(plan: Plan, check: InputCheck, num_rows: int, num_tokens: in
         about = "" if check.is_whole else "about "
         longest = ", ".join(f"{length:,} ({at[place]})" for length, place in check.longest)
         yield f"  tokens:  {about}{number:,} of prompts to read"
-        yield f"  longest: {longest} of the {context:,} of the context"
+        yield f"  longest: {longest}; the context has {context:,}"
     if check.num_cut:
         yield (
-            f"  warning: behind {check.num_cut:,} of these prompts the context ends before sampling.max_tokens; raise "
+            f"  warning: after {check.num_cut:,} of these prompts the context ends before sampling.max_tokens; raise "
             "engine.max_model_len, or these texts end sooner"
         )
     if check.num_marked:

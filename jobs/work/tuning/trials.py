@@ -231,7 +231,8 @@ class Trials:
         """The noise for a reader, with how it is known."""
         num = len(self.twin)
         if num >= _FEWEST_PAIRS:
-            return f"two equal settings differed by up to {self.noise:.1%} (nine of ten of {num} repeats)"
+            most = round(0.9 * (num - 1)) + 1
+            return f"two equal settings differed by up to {self.noise:.1%} in {most} of {num} repeats"
         return (
             f"taken as {self.noise:.1%}: two equal settings were measured beside each other only "
             f"{'once' if num == 1 else 'twice'}; more time (--tune.seconds) tells more"
