@@ -13,6 +13,8 @@ from decoding.heads.format.folder import read_head_config
 from decoding.heads.format.head_config import READ_PAIRS, HeadConfig
 from decoding.heads.format.tensors import expected_tensors, our_name
 
+LENT = ("embed_tokens.weight", "lm_head.weight")  # what a head takes from its target if its files lack it
+
 
 def fitting_config(path: str, target_config: PretrainedConfig, target_path: str) -> HeadConfig:
     """Return the configuration of the head in `path`, with the layers of this target that it reads.
@@ -49,7 +51,7 @@ def head_footprint(
     """
     kind: torch.dtype = getattr(torch, dtype)
     stored = {our_name(name) for file in weight_files(Path(model_folder(path))) for name in tensors_in(file)}
-    stored |= set(_LENT) if is_apart else set()
+    stored |= set(LENT) if is_apart else set()
     shapes = [each.shape for name, each in expected_tensors(config).items() if name in stored and each.kind == "float"]
     layers = config.layer_config
     numbers_of_a_token = 2 * config.num_layers * int(layers["num_key_value_heads"]) * int(layers["head_dim"])

@@ -16,12 +16,11 @@ from decoding.checkpoint.layer_subset import ends_class, layer_list, num_layers
 from decoding.checkpoint.loading import DType, load_network
 from decoding.checkpoint.supported import load_config, model_folder
 from decoding.device import Device
-from decoding.heads.fit import fitting_config
+from decoding.heads.fit import LENT, fitting_config
 from decoding.heads.format.folder import Head
 from decoding.heads.format.head_config import HeadConfig
 from decoding.heads.format.networks import DFlashNetwork, Eagle3Network, network_of
 
-_LENT = ("embed_tokens.weight", "lm_head.weight")
 _OF_VOCABULARY = ("d2t", "t2d")  # tensors that are no weights
 Lender = Callable[[], tuple[torch.Tensor, torch.Tensor]]  # of the target's embedding and its output layer's weight
 _FINAL_NORMS = ("norm", "final_layernorm", "final_layer_norm", "ln_f", "norm_f")
@@ -119,9 +118,9 @@ def make_network(head: Head, lender: Lender, device: torch.device, dtype: torch.
     """
     network = network_of(head.config)
     weights = {name: tensor for name, tensor in head.tensors.items() if name not in _OF_VOCABULARY}
-    lacking = [name for name in _LENT if name not in weights]
+    lacking = [name for name in LENT if name not in weights]
     if lacking:
-        lent = dict(zip(_LENT, lender(), strict=True))
+        lent = dict(zip(LENT, lender(), strict=True))
         for name in lacking:
             shared, expected = lent[name], network.get_parameter(name)
             if shared.shape != expected.shape:
