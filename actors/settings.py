@@ -7,10 +7,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from actors.placement import DraftSettings, StageSettings
-from decoding.choices import Device, DType
+from decoding.choices import Device, DrafterName, DType
 from decoding.engine.options import MOST_LANES, DraftVocabulary, EngineOptions
 from decoding.sampling_params import SamplingParams
 from decoding.scope import Scope
@@ -25,10 +25,15 @@ _LONGEST_STEP_S = 60.0  # that an engine may wait for drafts of all its lanes, i
 class ModelSettings:
     """Which models, where and how exact."""
 
+    several: ClassVar[Mapping[str, str]] = {"draft": "candidates"}  # a field that may be a list, and its place
+
     target: str
     """Target model: a folder with safetensors or a LoRA adapter, a GGUF file, or a hub name."""
     draft: str | None = None
-    """Draft: a model, or a head; 'mtp' is the head in the target's own files, and 'auto' that one if there is one."""
+    """Draft: a model, or a head; 'mtp' is the head in the target's own files. Of a list, which may name drafters that
+    have no model, too (suffix, ngram, none), a run takes the fastest, by a trial. 'auto' is the list mtp, suffix,
+    ngram, none; where no trial can be made it is mtp, if there is one."""
+    candidates: tuple[str, ...] = ()  # the drafts of a list; `draft` is None then
     draft_vocabulary: DraftVocabulary = "same"
     """Tokens of a draft model: the same as the target's, or mapped to them, for a model with another tokenizer."""
     tokenizer: str | None = None
@@ -37,6 +42,12 @@ class ModelSettings:
     """Where to run; auto takes GPUs if the cluster has any."""
     dtype: DType = "auto"
     """Type of weights and arithmetic; auto is float32 on CPU (not with FP8 weights), else the checkpoint's."""
+
+    def __post_init__(self) -> None:
+        draft: Any = self.draft
+        if isinstance(draft, list):  # as a configuration has several; a command line makes a list of one, too
+            object.__setattr__(self, "draft", draft[0] if len(draft) == 1 else None)
+            object.__setattr__(self, "candidates", tuple(draft) if len(draft) > 1 else ())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,6 +118,11 @@ class GeneratorSettings:
     def __post_init__(self) -> None:
         if self.placement not in ("colocated", "split"):
             raise ValueError(f"placement must be 'colocated' or 'split', got {self.placement!r}")
+        if self.models.candidates and self.models.draft_vocabulary != "same":
+            raise ValueError(
+                f"models.draft_vocabulary is {self.models.draft_vocabulary!r}, but models.draft is a list, and its "
+                "drafts have the target's tokens; name one draft, or leave draft_vocabulary out"
+            )
         self.engine.check_draft_vocabulary(self.models.draft, self.models.draft_vocabulary)
         if self.engine.num_lanes is not None and not self.apart:
             raise ValueError(
@@ -146,6 +162,12 @@ class GeneratorSettings:
         """Raise ValueError if the timeout `name` would end a process that waits for drafts or replaces stages."""
         for part in self.apart:
             part.check_hang_timeout(name, hang_timeout_s, self.most_lanes)
+
+    def with_draft(self, drafter: DrafterName, draft: str | None) -> GeneratorSettings:
+        """Return these settings with one draft, in place of several."""
+        window = None if draft is None else self.engine.draft_window
+        models = replace(self.models, draft=draft, candidates=())
+        return replace(self, models=models, engine=replace(self.engine, drafter=drafter, draft_window=window))
 
     def at_temperature(self, temperature: float) -> GeneratorSettings:
         """Return these settings with another temperature."""

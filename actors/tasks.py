@@ -61,7 +61,8 @@ class Task:
 
     def describe(self, num_rows: int, sampling: SamplingParams) -> str:
         """Return for a reader what comes out of this number of rows."""
-        return f"output:  at most {num_rows * self.tokens_per_row(sampling):,} tokens (rows x n x max_tokens)"
+        most = num_rows * self.tokens_per_row(sampling)
+        return f"output:  at most {most:,} tokens (rows x n x max_tokens), temperature {sampling.temperature:g}"
 
     def rows(self, engine: LoadedEngine, run: RunDirectory, recorded_rows: RowSample) -> RowKind:
         """Return what an engine does with the rows of a run. Raises ValueError if it cannot.

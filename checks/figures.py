@@ -3,13 +3,12 @@
 With the run directories of a demo (`out/demo`) and of the same with the bundled head (`out/demo-head`) it writes
 examples/demo.csv and examples/demo-head.csv, which have a line for each bundled prompt, and the table in README.md that
 sums those lines, as `--write` does without runs. The speeds in docs/speed.md come from benchmarks/results/bundled-
-drafts.json (`python -m benchmarks.drafts --json FILE`), those of heads that were trained here, with README's other
-columns, from trained-heads.json beside it (with `--heads`), what drafts gain by noise from trees.json (`python -m
-benchmarks.trees --json FILE`), what a draft learned, in docs/learning.md, from learning.json (`python -m
-benchmarks.learning --json FILE`), and what a form costs, in docs/structured.md, from forms.json, forms-fixed.json and
-forms-grown.json (`python -m benchmarks.forms --json FILE`). What the commands on a large run take, in docs/scale.md,
-comes from scale.json (`python -m benchmarks.scale commands --json FILE`). Without arguments it compares the pages with
-these files and returns 1 if they differ, or if a file does not show what is claimed of it.
+drafts.json (`python -m benchmarks.drafts --json FILE`), what drafts gain by noise from trees.json beside it (`python -m
+benchmarks.trees --json FILE`), what a draft learned, in docs/learning.md, from learning.json
+beside it (`python -m benchmarks.learning --json FILE`), and what a form costs, in docs/structured.md, from forms.json,
+forms-fixed.json and forms-grown.json (`python -m benchmarks.forms --json FILE`). What the commands on a large run take,
+in docs/scale.md, comes from scale.json (`python -m benchmarks.scale commands --json FILE`). Without arguments it
+compares the pages with these files and returns 1 if they differ, or if a file does not show what is claimed of it.
 tests/jobs/test_demo.py compares the lines with a demo.
 """
 
@@ -28,7 +27,6 @@ from pipeline.counts import Counts
 
 LINES = {"draft model": ROOT / "examples/demo.csv", "EAGLE-3 head": ROOT / "examples/demo-head.csv"}
 SPEED = ROOT / "benchmarks/results/bundled-drafts.json"
-HEADS = ROOT / "benchmarks/results/trained-heads.json"
 LEARNED = ROOT / "benchmarks/results/learning.json"
 FORMS = [ROOT / f"benchmarks/results/forms{name}.json" for name in ("", "-fixed", "-grown")]
 SCALE = ROOT / "benchmarks/results/scale.json"
@@ -39,7 +37,6 @@ LARGE = ROOT / "docs/scale.md"
 _BEGIN_SCALE = "<!-- figures of scale: written by python -m checks.figures --write -->\n"
 _BEGIN_FORMS = "<!-- figures of forms: written by python -m checks.figures --write -->\n"
 _BEGIN_LEARNED = "<!-- figures of learning: written by python -m checks.figures --write -->\n"
-_BEGIN_HEADS = "<!-- figures of heads: written by python -m checks.figures --write -->\n"
 _BEGIN_NOISE = "<!-- figures of noise: written by python -m checks.figures --write -->\n"
 _BEGIN_SPEEDS = "<!-- figures of speed: written by python -m checks.figures --write -->\n"
 _BEGIN = "<!-- figures of the demo: written by python -m checks.figures out/demo out/demo-head -->\n"
@@ -68,13 +65,11 @@ def main(arguments: Sequence[str]) -> int:
             writer.writerows(lines)
     learned = json.loads(LEARNED.read_text()) if LEARNED.exists() else None  # nothing is said of what is not measured
     forms = [json.loads(path.read_text()) for path in FORMS if path.exists()]
-    heads = json.loads(HEADS.read_text())
-    demo = table({draft: read_lines(draft) for draft in LINES}, heads)
+    demo = table({draft: read_lines(draft) for draft in LINES})
     is_stale = False
     for page, begin, shown in (
         (README, _BEGIN, demo),
         (SPEEDS, _BEGIN_SPEEDS, speed_table(json.loads(SPEED.read_text()))),
-        (SPEEDS, _BEGIN_HEADS, heads_table(heads)),
         (SPEEDS, _BEGIN_NOISE, noise_table(json.loads(TREES.read_text()))),
         (LEARNING, _BEGIN_LEARNED, learned_table(learned) if learned else ""),
         (STRUCTURED, _BEGIN_FORMS, forms_table(forms)),
@@ -87,9 +82,9 @@ def main(arguments: Sequence[str]) -> int:
             print(shown, end="")
         elif written != before:
             is_stale = True
-            sources = ", ".join(path.name for path in (*LINES.values(), SPEED, HEADS, TREES, LEARNED, *FORMS, SCALE))
+            sources = ", ".join(path.name for path in (*LINES.values(), SPEED, TREES, LEARNED, *FORMS, SCALE))
             print(f"the figures in {page.name} are not what {sources} say; {_COMMAND}", file=sys.stderr)
-    recorded = json.loads(SPEED.read_text()), learned, forms, json.loads(TREES.read_text()), heads
+    recorded = json.loads(SPEED.read_text()), learned, forms, json.loads(TREES.read_text())
     lost = [claim for claim, holds in claims(*recorded) if not holds]
     for claim in lost:
         print(f"the recorded figures do not show that {claim}", file=sys.stderr)
@@ -116,13 +111,8 @@ def read_lines(draft: str = "draft model") -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def table(lines_by_draft: dict[str, list[dict[str, str]]], heads: dict[str, Any]) -> str:
-    """Return README's table: for each kind the sum of the lines, with each draft. The text is the same with all.
-
-    Beside them stand the lengths of heads that were trained here, of which some have targets of their own.
-    """
-    trained = {(line["draft"], line["kind"]): line["tokens_a_round"] for line in heads["lengths"]}
-    names = [name for name in dict.fromkeys(name for name, _ in trained) if name not in lines_by_draft]
+def table(lines_by_draft: dict[str, list[dict[str, str]]]) -> str:
+    """Return README's table: for each kind the sum of the lines, with each draft. The text is the same with all."""
     sums: dict[str, dict[str, Counts]] = {}
     for draft, lines in lines_by_draft.items():
         for line in lines:
@@ -132,11 +122,10 @@ def table(lines_by_draft: dict[str, list[dict[str, str]]], heads: dict[str, Any]
             )
             of_kind = sums.setdefault(line["kind"], dict.fromkeys(lines_by_draft, Counts()))
             of_kind[draft] += counts
-    rows = [["kind", "rows", "tokens", *lines_by_draft, *names]]
+    rows = [["kind", "rows", "tokens", *lines_by_draft]]
     for kind, by_draft in sorted(sums.items()):
         first = next(iter(by_draft.values()))
         lengths = [f"{counts.mean_acceptance_length:.2f}" for counts in by_draft.values()]
-        lengths += [f"{trained[name, kind]:.2f}" for name in names]
         rows.append([kind, str(first.num_generations), f"{first.num_output_tokens:,}", *lengths])
     return _markdown(rows)
 
@@ -159,27 +148,6 @@ def speed_table(found: dict[str, Any]) -> str:
     )
 
 
-def heads_table(found: dict[str, Any]) -> str:
-    """Return what docs/speed.md says of heads that were trained here, each beside its own target."""
-    settings, machine = found["settings"], found["machine"]
-    speeds = {(line["draft"], line["rows_at_once"]): line["times_plain"] for line in found["lines"]}
-    at_once = sorted({number for _, number in speeds})
-    rows = [["head", "acceptance length", *(f"{_rows(number)} at once" for number in at_once)]]
-    for line in found["lengths"]:
-        if line["kind"] == "all":
-            times = (f"{speeds[line['draft'], number]:.2f}" for number in at_once)
-            rows.append([line["draft"], f"{line['tokens_a_round']:.2f}", *times])
-    how = f"medians of {settings['repeats']}" if at_once else "no speeds were measured yet"
-    threads = f"{machine['threads']} thread{'s' if machine['threads'] > 1 else ''}"
-    return (
-        "Heads that were trained here, each beside its own target: the mean acceptance length with "
-        f"{settings['fixed']} draft tokens always, and how many times plain decoding's speed where each row drafts as "
-        "much as pays "
-        f"(`python -m benchmarks.drafts --heads out/heads`; {machine['processor']}, {threads}, {found['date']}; "
-        f"{settings['dtype']}, temperature {settings['temperature']:g}; {how}):\n\n" + _markdown(rows)
-    )
-
-
 def noise_table(found: dict[str, Any]) -> str:
     """Return the mean acceptance lengths of drafts that pick with the noise of the row, and of the same without."""
     rows = [["draft", "temperature", "with the noise", "without", "times"]]
@@ -194,14 +162,10 @@ def noise_table(found: dict[str, Any]) -> str:
 
 
 def claims(
-    drafts: dict[str, Any],
-    learned: dict[str, Any] | None,
-    forms: Sequence[dict[str, Any]],
-    trees: dict[str, Any],
-    heads: dict[str, Any],
+    drafts: dict[str, Any], learned: dict[str, Any] | None, forms: Sequence[dict[str, Any]], trees: dict[str, Any]
 ) -> Iterator[tuple[str, bool]]:
     """Yield what is said of recorded figures, and whether they show it."""
-    for line in (*drafts["lines"], *heads["lines"]):
+    for line in drafts["lines"]:
         least = 1 - _MOST_PERCENT / 100
         what = f"{line['draft']} has at least {least} of plain decoding's speed, {_rows(line['rows_at_once'])} at once"
         yield what, line["times_plain"] >= least

@@ -15,3 +15,12 @@ DRAFTERS: tuple[DrafterName, ...] = get_args(DrafterName)
 NEED_A_HEAD: tuple[DrafterName, ...] = ("eagle3", "dflash", "mtp", "assistant")
 OWN_HEAD, OWN_HEAD_IF_ANY = "mtp", "auto"  # as a draft: the head in the target's own files, or that if there is one
 NEED_A_MODEL: tuple[DrafterName, ...] = ("model", *NEED_A_HEAD, "hybrid")
+DRAFTER_OF_HEAD: dict[str, DrafterName] = {  # by the kind of the head
+    "peagle": "eagle3",
+    "eagle3": "eagle3",
+    "dflash": "dflash",
+    "dflash2": "dflash",
+    "dspark": "dflash",
+    "mtp": "mtp",
+    "assistant": "assistant",
+}

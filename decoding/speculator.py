@@ -14,21 +14,22 @@ from typing import Literal, overload
 
 from decoding.checkpoint.loading import DType
 from decoding.checkpoint.supported import model_folder
+from decoding.choices import DRAFTER_OF_HEAD
 from decoding.device import Device
-from decoding.drafters import DRAFTER_OF_HEAD
 from decoding.engine.engine import Engine
-from decoding.engine.load import Parts, grammars_of, settle_max_model_len
-from decoding.engine.options import EngineOptions
+from decoding.engine.load import Parts
+from decoding.engine.options import EngineOptions, settle_max_model_len
 from decoding.heads.attach import attach
 from decoding.heads.dflash_head import DFlashHead
 from decoding.heads.eagle3_head import Eagle3Head
-from decoding.heads.fit import TrainableHead
 from decoding.heads.format.folder import Head, read_head, save_head
 from decoding.heads.format.head_config import Format, HeadConfig
+from decoding.heads.target_parts import TrainableHead
 from decoding.network.language_model import LanguageModel
 from decoding.network.probe import check_model
 from decoding.sampling_params import SamplingParams
 from decoding.sequence import Sequence
+from decoding.vocabulary.grammars import grammars_of
 
 TargetPart = Literal["all", "head"]  # the whole target, or what is around its layers
 

@@ -6,7 +6,7 @@ from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
 
-from jobs.names import GROUPS, commands, summary, typed
+from jobs.names import GROUPS, commands, summary, tell, typed
 
 _USAGE = """usage: dray COMMAND [ARGUMENT ...]
 
@@ -25,7 +25,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if name not in commands():
         near = get_close_matches(given[0], map(typed, commands()), n=1, cutoff=0.5)
         meant = f"; did you mean {near[0]}?" if near else ""
-        print(f"error: {given[0]!r} is no command{meant} (dray --help lists them all)", file=sys.stderr)
+        tell(f"error: {given[0]!r} is no command{meant} (dray --help lists them all)")
         return 2
     return int(import_module(f"jobs.{name}").main(given[1:]))
 

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import pyarrow as pa
 
 from jobs.driver.stopping import Exit, bad_configuration, interrupted, sigterm_interrupts
-from jobs.names import called, wrapped
+from jobs.names import called, tell, wrapped
 from jobs.shadows import refuse_shadows_of_workers
 from pipeline.run.directory import RunDirectory
 from pipeline.run.progress.lease import LeaseHeld
@@ -90,7 +90,7 @@ def on_run(
                     run_directory = RunDirectory.open(options.run)
                 return work(run_directory, options)
             except (Refused, ValueError, OSError, pa.ArrowException, LeaseHeld) as error:
-                print(f"error: {error}", file=sys.stderr)
+                tell(f"error: {error}")
                 return Exit.BAD_CONFIGURATION if isinstance(error, Refused) else Exit.FAILED
             except KeyboardInterrupt:
                 if once_interrupted is None:

@@ -26,7 +26,7 @@ from pipeline.text.codec import TextCodec
     __doc__,
     argument("file", metavar="FILE", help="JSONL file to write, local or a URI"),
     argument("--format", choices=["openai-batch", "jsonl"], default="openai-batch", help="openai-batch unless given"),
-    argument("--model", help="openai-batch: model name to write into every line; the target's path unless given"),
+    argument("--model", help="openai-batch: name of the model in every line; as the run names its target unless given"),
     argument("--errors", metavar="FILE", help="jsonl: where rows that failed go; beside FILE unless given"),
 )
 def main(run_directory: RunDirectory, options: argparse.Namespace) -> int:
@@ -35,13 +35,14 @@ def main(run_directory: RunDirectory, options: argparse.Namespace) -> int:
     with refusals():
         refuse_senseless(options, has_scores=run_directory.has("scores"))
         models = run_directory.run["models"] if is_batch else {}
+        named = run_directory.run.get("settings", {}).get("models", models).get("target")
         codec = None
         if is_batch:
             from decoding.checkpoint.supported import model_folder  # here, since it needs torch, which --help does not
 
             codec = TextCodec.load(model_folder(models["tokenizer"] or models["target"]))
     if codec is not None:
-        num_lines = export_batch(run_directory, options.file, options.model or models["target"], codec)
+        num_lines = export_batch(run_directory, options.file, options.model or named, codec)
         summary = f"{num_lines} lines in {options.file}"
     else:
         summary = export_lines(run_directory, options.file, options.errors)

@@ -1,6 +1,7 @@
 """Names of the commands, in groups, and what each does. No command is imported for that."""
 
 import ast
+import sys
 from collections.abc import Sequence
 from inspect import cleandoc
 from pathlib import Path
@@ -9,6 +10,7 @@ from textwrap import fill
 from typing import Any
 
 _FOLDER = Path(__file__).parent
+_WHOLE_WORDS: dict[str, Any] = {"break_on_hyphens": False, "break_long_words": False}
 _NO_COMMANDS = ("__init__", "__main__", "commands", "names", "shadows")
 GROUPS: dict[str, Sequence[str]] = {
     "make": ("init", "tune", "generate", "retry", "best", "compact", "export", "publish"),
@@ -39,6 +41,13 @@ def wrapped(text: str, indent: str = "") -> str:
     layout: dict[str, Any] = {"initial_indent": indent, "subsequent_indent": indent, "break_on_hyphens": False}
     width, parts = get_terminal_size().columns, cleandoc(text).split("\n\n")
     return "\n\n".join(part if "  " in part else fill(part, width, **layout) for part in parts)
+
+
+def tell(text: object) -> None:
+    """Print a message on stderr. On a terminal its lines end between words; those that are indented stay."""
+    width = get_terminal_size().columns if sys.stderr.isatty() else 0
+    lines = (line if line.startswith(" ") else fill(line, width, **_WHOLE_WORDS) for line in str(text).split("\n"))
+    print("\n".join(lines) if width else text, file=sys.stderr)
 
 
 def summary(name: str) -> str:

@@ -49,7 +49,10 @@ def main(run_directory: RunDirectory, options: argparse.Namespace) -> int:
     console = Console() if sys.stdout.isatty() else Console(width=_WIDE)
     console.print(table)
     if not run_directory.has("scores"):
-        console.print("rate: accepted / drafted tokens; length: tokens a round, 1 + accepted / rounds")
+        console.print(
+            "rate: accepted / drafted tokens; length: tokens a round, 1 + accepted / rounds\n"
+            "by draft position: share of rounds in which the 1st, 2nd, ... drafted token was\naccepted"
+        )
         print_why_inexact(run_directory)
     return 0
 

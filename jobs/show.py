@@ -1,6 +1,6 @@
 """`dray show RUN --row ID [--sample N]`: show a row, with what was drafted, accepted and rejected.
 
-ID is the row's own id, its file and number there (questions.jsonl:17), or its row_id.
+ID is the row's own id, its file and number there (questions.jsonl#17), or its row_id.
 Brackets say what the colours say: [[accepted]], [-rejected-], {+corrected+}.
 """
 
@@ -21,7 +21,7 @@ _MAX_ROWS = 5  # of one id
 @on_run(
     "show",
     __doc__,
-    argument("--row", required=True, metavar="ID", help="the row's own id, or FILE:NUMBER"),
+    argument("--row", required=True, metavar="ID", help="the row's own id, or FILE#NUMBER"),
     argument("--sample", type=int, metavar="N", help="only this one of its samples, from 0"),
 )
 def main(run_directory: RunDirectory, options: argparse.Namespace) -> int:

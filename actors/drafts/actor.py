@@ -16,10 +16,10 @@ from actors.drafts.mirror import DraftMirror, DraftReply, DraftRequest, DraftTer
 from actors.settings import ModelSettings
 from decoding.checkpoint.supported import check_same_vocabulary
 from decoding.engine.draft_folder import read_replacement
-from decoding.engine.load import grammars_of
 from decoding.grammar.grammars import Grammars
 from decoding.network.language_model import LanguageModel
 from decoding.network.probe import check_model
+from decoding.vocabulary.grammars import grammars_of
 from pipeline.logs import Event, LogSettings, set_up_logs
 
 WEIGHTS = "weights"  # the concurrency group of calls that read weights while others draft

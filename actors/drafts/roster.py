@@ -16,7 +16,6 @@ import ray
 from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from actors.drafts.actor import WEIGHTS, DraftActor
 from actors.errors import describe
 from actors.placement import DraftSettings
 from actors.resources import on_this_node
@@ -249,6 +248,8 @@ def max_lanes(settings: GeneratorSettings) -> int:
 
 
 def _start(options: dict[str, Any], settings: GeneratorSettings, run: str, log_settings: LogSettings) -> Any:
+    from actors.drafts.actor import WEIGHTS, DraftActor  # loads torch and networks, in the roster's process alone
+
     # On a GPU if it holds one, whatever the target does.
     models = replace(settings.models, device="cuda" if settings.drafts.num_gpus else "cpu")
     actor = ray.remote(concurrency_groups={WEIGHTS: 1})(DraftActor).options(**options)

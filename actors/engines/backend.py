@@ -62,7 +62,7 @@ class Backend:
 
     def check_models(self) -> None:
         """Check models and settings as the engine does when it loads weights, as far as possible without them."""
-        from actors.engines.dray import check_models
+        from actors.engines.model_check import check_models
 
         check_models(self.settings)
 

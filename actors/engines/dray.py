@@ -1,11 +1,10 @@
-"""The models of Dray's own engine: checked in a driver, loaded in the process that runs it, described for its parts."""
+"""The models of Dray's own engine: loaded in the process that runs it, described for its parts."""
 
 from functools import partial
 from typing import Any
 
 import ray
 import torch
-from transformers import PretrainedConfig
 
 from actors.drafts.remote_drafter import DraftLinks
 from actors.engines.loaded import Loaded
@@ -15,62 +14,12 @@ from actors.stages.group import StageGroup
 from actors.stages.pipeline import StagePipeline
 from actors.stages.probe import check_chain
 from actors.stages.target import ShardedModel
-from decoding.checkpoint.fp8_format import dtype_beside_fp8, fp8_format
-from decoding.checkpoint.layer_subset import check_can_be_cut, cut, num_layers
-from decoding.checkpoint.rank import check_can_be_sharded, check_device
-from decoding.checkpoint.supported import check_same_vocabulary, load_config, max_positions
-from decoding.choices import OWN_HEAD, TEXT_DEPENDS_ON_DRAFT
+from decoding.choices import TEXT_DEPENDS_ON_DRAFT
 from decoding.device import Device
-from decoding.drafters import NEED_A_MODEL
 from decoding.engine.engine import Engine
-from decoding.engine.load import settle_max_model_len
 from decoding.engine.rounds.lane import divide_slots
 from decoding.fused.kernels import linear_kind
 from decoding.gpu.available import gpu_kind
-from decoding.heads.assistant_folder import fitting_assistant
-from decoding.heads.fit import fitting_config
-from decoding.heads.format.folder import is_assistant
-from decoding.heads.mtp.files import own_head
-from decoding.vocabulary.vocabulary_map import VocabularyMap
-
-
-def check_models(settings: GeneratorSettings) -> None:
-    """Check models and settings as the engine does when it loads weights, as far as possible without them."""
-    models, engine = settings.models, settings.engine
-    target_config = load_config(models.target)
-    _check_dtype(target_config, models.dtype, models.target)
-    vocab_size: int = target_config.get_text_config().vocab_size
-    settle_max_model_len(engine.max_model_len, max_positions(target_config))
-    if settings.stages.is_apart:
-        cut(num_layers(target_config), settings.stages.count)
-        check_can_be_cut(target_config, models.target)
-    if settings.stages.tensor_parallel > 1:
-        check_can_be_sharded(target_config, models.target, settings.stages.tensor_parallel)
-        if models.device == "cpu":  # this process cannot see the GPUs of other nodes
-            check_device(models.device, settings.stages.tensor_parallel)
-    if models.draft == OWN_HEAD:
-        own_head(models.target)
-    elif models.draft is not None and engine.drafts_with_a_head(models.draft):
-        if is_assistant(models.draft) and settings.stages.is_apart:
-            raise ValueError(
-                f"{settings.stages.asked_by} put the target into other processes, and models.draft ({models.draft}) is "
-                "an assistant, which reads the keys of its target in the same one; leave them out, or use another draft"
-            )
-        fitting = fitting_assistant if is_assistant(models.draft) else fitting_config
-        fitting(models.draft, target_config, models.target)
-    elif models.draft is not None and engine.pick_drafter(models.draft) in NEED_A_MODEL:
-        draft_config = load_config(models.draft)
-        _check_dtype(draft_config, models.dtype, models.draft)
-        draft_size: int = draft_config.get_text_config().vocab_size
-        if models.draft_vocabulary == "map":
-            VocabularyMap.between(models.target, models.draft, vocab_size, draft_size)
-        else:
-            check_same_vocabulary(models.target, models.draft, vocab_size, draft_size)
-
-
-def _check_dtype(config: PretrainedConfig, dtype: str, model: str) -> None:
-    if fp8_format(config) is not None:
-        dtype_beside_fp8(config, dtype, model)
 
 
 def load(settings: GeneratorSettings, links: DraftLinks | None = None) -> Loaded:

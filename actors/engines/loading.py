@@ -1,16 +1,17 @@
 """LoadedEngine: the tokenizer and the engine of a generator's settings, and what their process says about them."""
 
+from __future__ import annotations
+
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from datetime import datetime
 from threading import Thread
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import ray
 
 from actors import metric_table as metrics
-from actors.drafts.remote_drafter import DraftLinks
 from actors.engine.loop import EngineLoop, EngineStats
 from actors.engines import backend_of
 from actors.engines.loaded import Loaded
@@ -19,6 +20,9 @@ from actors.metrics import Metrics
 from actors.settings import GeneratorSettings
 from decoding.checkpoint.supported import model_folder
 from pipeline.text.codec import TextCodec
+
+if TYPE_CHECKING:
+    from actors.drafts.remote_drafter import DraftLinks
 
 _Loaded = TypeVar("_Loaded")
 
@@ -45,7 +49,10 @@ class LoadedEngine:
         backend.check()
         self.settings = settings
         self.codec = load_codec(settings)
-        self.links = None if roster is None else DraftLinks(settings, roster)
+        if roster is not None:
+            from actors.drafts.remote_drafter import DraftLinks  # a planning driver needs the codec alone
+
+            self.links = DraftLinks(settings, roster)
         try:
             self._loaded = loaded = in_own_thread(lambda: backend.load(self.links))
         except BaseException:

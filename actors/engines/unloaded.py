@@ -9,10 +9,11 @@ from actors.engines.loading import load_codec
 from actors.settings import GeneratorSettings
 from decoding.checkpoint.generation import end_token_ids_of
 from decoding.checkpoint.supported import max_positions, read_config
-from decoding.engine.load import grammars_of, settle_max_model_len
+from decoding.engine.options import settle_max_model_len
 from decoding.engine.token_engine import Limits
 from decoding.grammar.grammars import Grammars
 from decoding.sequence import Sequence
+from decoding.vocabulary.grammars import grammars_of
 from pipeline.text.codec import TextCodec
 
 

@@ -24,7 +24,7 @@ from decoding.checkpoint.loading import cache_of
 from decoding.checkpoint.supported import max_positions, read_config
 from decoding.choices import OWN_HEAD
 from decoding.drafters import NEED_A_HEAD, NEED_A_MODEL
-from decoding.engine.load import settle_max_model_len
+from decoding.engine.options import settle_max_model_len
 from decoding.sampling_params import SamplingParams
 
 INSTALL = "install it with pip install -e '.[vllm]' -c constraints-vllm.txt (make setup-vllm on a machine without GPUs)"

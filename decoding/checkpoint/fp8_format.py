@@ -9,17 +9,22 @@ Two kinds of scales are run, and activations are always rounded to FP8 when they
 Whatever is not known here could change the numbers, so it is refused by name.
 """
 
+from __future__ import annotations
+
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers import PretrainedConfig, PreTrainedModel
+from transformers import PretrainedConfig
 
 from decoding.checkpoint.layer_subset import changed_class
 from decoding.fp8.linear import Arithmetic, Fp8Linear, Scaling
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 _BLOCK = 128
 _DTYPES = ("bfloat16", "float16")

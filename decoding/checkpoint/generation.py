@@ -5,9 +5,12 @@ run's configuration says all of it; only the end tokens come from the model (doc
 """
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel
+from transformers import GenerationConfig, PretrainedConfig
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 # What `generate` does where the file says nothing, for each of its fields that changes a text.
 _WITHOUT_EFFECT: dict[str, tuple[Any, ...]] = {
@@ -38,7 +41,7 @@ _FILLED_IN = {"top_k": 50}  # by `generate`, where the file leaves it open
 _SHAPES_OF_SAMPLING = ("temperature", "top_k", "top_p", "min_p")  # without effect in a greedy text
 
 
-def end_token_ids(model: PreTrainedModel) -> frozenset[int]:
+def end_token_ids(model: "PreTrainedModel") -> frozenset[int]:
     """Return the token ids at which `generate` ends a text of this model."""
     return _end_ids(model.generation_config)
 

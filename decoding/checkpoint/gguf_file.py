@@ -14,13 +14,16 @@ from functools import cache
 from importlib.metadata import version
 from math import isclose
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import transformers
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PretrainedConfig, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PretrainedConfig
 
 from decoding.checkpoint.model_files import kept_folder, read_json
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 _MAGIC = b"GGUF"
 _ORIGIN = "gguf.json"  # in a folder that was made of a GGUF file: which one
@@ -140,7 +143,7 @@ def _read(file: Path, kind: Any, arguments: dict[str, Any]) -> Any:
         raise ValueError(f"transformers cannot read the model in {str(file)!r}: {said}") from error
 
 
-def _compare_sizes(file: Path, found: dict[str, int], network: PreTrainedModel) -> None:
+def _compare_sizes(file: Path, found: dict[str, int], network: "PreTrainedModel") -> None:
     """Raise a ValueError if a network has more or fewer weights than the tensors that were found in a file."""
     taken = sum({weight.data_ptr(): weight.numel() for weight in network.state_dict().values()}.values())
     if (stored := sum(found.values())) != taken:

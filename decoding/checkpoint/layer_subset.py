@@ -4,14 +4,19 @@ The model file is not changed. While the network is built, before any weight is 
 stand-ins without weights, so that the loader never reads theirs; layers keep their numbers.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Container
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate, pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers import AutoModelForCausalLM, PretrainedConfig
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 _SHARED_STATE = ("num_kv_shared_layers", "hidden_size_per_layer_input", "altup_num_inputs")
 
@@ -29,7 +34,7 @@ class LayerRange:
             raise ValueError(f"no layers {self.first} up to {self.end} in a model of {self.num_layers}")
 
     @classmethod
-    def whole(cls, num_layers: int) -> "LayerRange":
+    def whole(cls, num_layers: int) -> LayerRange:
         return cls(0, num_layers, num_layers)
 
     @property

@@ -6,12 +6,11 @@ Its footprint, the memory that it takes on its device, is known from its configu
 import logging
 from copy import deepcopy
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors import SafetensorError
-from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
-from transformers.distributed import DistributedConfig
+from transformers import AutoModelForCausalLM, PretrainedConfig
 from transformers.utils import logging as transformers_logging
 
 from decoding.checkpoint.fp8_format import dtype_beside_fp8, fp8_class, fp8_format, without_format
@@ -23,7 +22,9 @@ from decoding.choices import DType as DType
 from decoding.device import pick_device
 from decoding.fp8 import exact
 from decoding.fp8.linear import arithmetic_on, weights_of
-from decoding.states.shapes import state_bytes
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 GIB = 2**30
 _log = logging.getLogger(__name__)
@@ -31,7 +32,7 @@ _log = logging.getLogger(__name__)
 
 def load_network(
     path: str, device: Device, dtype: DType, network_class: Any = None, num_ranks: int = 1
-) -> tuple[PreTrainedModel, frozenset[int]]:
+) -> tuple["PreTrainedModel", frozenset[int]]:
     """Load the network at `path` and the token ids that end a text. Raises ValueError saying why it cannot be loaded.
 
     Only safetensors are read, and remote code is never run. `auto` is CUDA if there is one; as a dtype it is float32 on
@@ -63,6 +64,11 @@ def load_network(
     # of one of another package it is transformers' default.
     named = config._attn_implementation if config._attn_implementation in {"eager", "sdpa"} else None
     transformers_logging.disable_progress_bar()
+    shared: dict[str, Any] = {}
+    if num_ranks > 1:
+        from transformers.distributed import DistributedConfig  # loads networks' code, which planning does not need
+
+        shared["distributed_config"] = DistributedConfig(tp_size=num_ranks)
     try:
         model, report = (network_class or AutoModelForCausalLM).from_pretrained(
             path,
@@ -72,7 +78,7 @@ def load_network(
             use_safetensors=True,
             trust_remote_code=False,
             output_loading_info=True,
-            **({"distributed_config": DistributedConfig(tp_size=num_ranks)} if num_ranks > 1 else {}),
+            **shared,
         )
     except (*NETWORK_FAILURES, SafetensorError) as error:
         raise ValueError(f"cannot load the model at {path!r}: {in_one_line(error)}") from error
@@ -147,7 +153,9 @@ def footprint_of(
     )
 
 
-def _state_bytes(network: PreTrainedModel, num_draft_tokens: int) -> int:
+def _state_bytes(network: "PreTrainedModel", num_draft_tokens: int) -> int:
+    from decoding.states.shapes import state_bytes  # of a network that is there; planning needs none
+
     try:
         return state_bytes(network, num_draft_tokens)
     except NETWORK_FAILURES as error:
@@ -163,14 +171,22 @@ def cache_of(config: PretrainedConfig, dtype: str, num_slots: int, max_model_len
 
 def _cache_per_token(config: PretrainedConfig, dtype: torch.dtype) -> int:
     text = config.get_text_config()
-    types = getattr(text, "layer_types", None) or getattr(text, "layers_block_type", None)
-    num_layers = sum(each not in _WITHOUT_KEYS for each in types) if types else text.num_hidden_layers
-    if not num_layers:
-        return 0
     if getattr(text, "is_heterogeneous", False):  # Gemma 4: layers differ in size, and the last ones may own no keys
         num_owners = text.num_hidden_layers - (getattr(text, "num_kv_shared_layers", None) or 0)
         owners = [text.per_layer_config[index] for index in range(num_owners)]
         return int(2 * sum(each.num_key_value_heads * each.head_dim for each in owners) * dtype.itemsize)
-    heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
-    head_size = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
-    return int(2 * num_layers * heads * head_size * dtype.itemsize)
+    kinds = getattr(text, "layer_types", None) or getattr(text, "layers_block_type", None)
+    kinds = kinds or ["full_attention"] * text.num_hidden_layers
+    return sum(_numbers_a_token(text, kind) for kind in kinds if kind not in _WITHOUT_KEYS) * dtype.itemsize
+
+
+def _numbers_a_token(text: Any, kind: str) -> int:
+    """Return how many numbers a layer of a kind keeps of each token."""
+    if latent_size := getattr(text, "kv_lora_rank", None):  # from which keys and values of all heads are computed again
+        return int(latent_size + text.qk_rope_head_dim)
+    has_one = getattr(text, "multi_query", False) and not getattr(text, "new_decoder_architecture", False)  # Falcon
+    heads = getattr(text, "num_key_value_heads", None) or (1 if has_one else text.num_attention_heads)
+    if text.model_type == "mimo_v2_flash" and kind == "sliding_attention":  # as its attention has it, in no field
+        heads *= 2
+    key_size = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    return int(heads * (key_size + (getattr(text, "v_head_dim", None) or key_size)))

@@ -14,13 +14,13 @@ import transformers
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, StrictDataclassError
 from transformers import AutoConfig, AutoTokenizer, Cache, PretrainedConfig
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from decoding.checkpoint.adapter import CONFIG as ADAPTER_CONFIG
 from decoding.checkpoint.adapter import base_of, is_adapter, merged_folder
 from decoding.checkpoint.gguf_file import unpacked_folder
 from decoding.checkpoint.model_files import check_kind, check_links, check_weights
-from decoding.states.model_file import asks_cache_for_states, keeps_states_outside_modules
+from decoding.states.model_file import asks_cache_for_states, keeps_states_outside_modules, may_keep_states
 
 _HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "*.txt", "tokenizer.model"]
 # What transformers raises for a folder that it cannot load: a value or a package is missing, or has an odd type.
@@ -116,6 +116,9 @@ def check_config(config: PretrainedConfig, path: str) -> None:
             f"{path!r} ({name}) has layers of type {', '.join(foreign)}, which cannot be rolled back to an earlier "
             "token here; speculative decoding needs that, so choose a target and a draft with other layers"
         )
+    named = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(name)
+    if isinstance(named, str) and not may_keep_states(type(config), named):
+        return
     model_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
     model_class = model_class[0] if isinstance(model_class, tuple | list) else model_class
     asks_for_states = asks_cache_for_states(model_class)

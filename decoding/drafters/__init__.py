@@ -1,10 +1,9 @@
 """The drafters. A new one is a file here, a name in `DrafterName` (decoding/choices.py) and a case in `make_drafter`.
 
-The losslessness tests run over every name of `DRAFTERS` but `mtp` and `assistant`, which need targets of their own:
-tests/decoding/heads has theirs.
+The losslessness tests run over every name of `DRAFTERS`; tests/decoding/heads/beside.py makes heads for them.
 """
 
-from typing import Literal, assert_never
+from typing import assert_never
 
 from decoding.choices import DRAFTERS, NEED_A_HEAD, NEED_A_MODEL, DrafterName
 from decoding.drafters.assistant import AssistantDrafter
@@ -18,14 +17,12 @@ from decoding.drafters.modules import ModulesDrafter
 from decoding.heads.assistant_head import AssistantHead
 from decoding.heads.dflash_head import DFlashHead
 from decoding.heads.eagle3_head import Eagle3Head
-from decoding.heads.format.head_config import Kind
 from decoding.heads.mtp.head import MtpHead
 from decoding.network.language_model import LanguageModel
 from decoding.network.target import Target
 
 __all__ = [
     "DRAFTERS",
-    "DRAFTER_OF_HEAD",
     "NEED_A_HEAD",
     "NEED_A_MODEL",
     "Draft",
@@ -35,15 +32,6 @@ __all__ = [
 ]
 
 Draft = LanguageModel | Eagle3Head | DFlashHead | AssistantHead  # what a drafter of NEED_A_MODEL computes with
-DRAFTER_OF_HEAD: dict[Kind | Literal["mtp", "assistant"], DrafterName] = {
-    "peagle": "eagle3",
-    "eagle3": "eagle3",
-    "dflash": "dflash",
-    "dflash2": "dflash",
-    "dspark": "dflash",
-    "mtp": "mtp",
-    "assistant": "assistant",
-}
 
 
 def make_drafter(

@@ -27,12 +27,16 @@ class Drafter:
 
     @property
     def tap(self) -> FeatureTap | None:
-        """What the target must hand out to it, if it reads the target's features.
-
-        It pairs the features of a token with the token behind it, so the last token that two rows share is read again
-        for each.
-        """
+        """What the target must hand out to it, if it reads the target's features."""
         return None
+
+    @property
+    def num_read_again(self) -> int:
+        """How many of the first tokens that two rows share are read again for each, the last ones.
+
+        A drafter pairs the features of a token with the token behind it, so it is one where features are read.
+        """
+        return int(self.tap is not None)
 
     @property
     def has_model(self) -> bool:
@@ -54,7 +58,7 @@ class Drafter:
         """Prepare `slot` for a prompt whose first `num_shared` tokens are in slot `donor` (perhaps the same one)."""
 
     def num_copyable(self, slot: int, num_shared: int) -> int:
-        """Return how many of the first `num_shared` tokens in `slot` a newcomer may copy, and draft behind them.
+        """Return how many of the first `num_shared` tokens in `slot` a newcomer shares, to draft behind them.
 
         They are fewer than all where the features of a later one were not handed out.
         """

@@ -64,12 +64,15 @@ class Eagle3Drafter(HeadDrafter[Eagle3Head]):
         self._held[slot] = []
         self._rows.pop(slot, None)
 
+    @property
+    def num_read_again(self) -> int:
+        return self.depth
+
     def num_copyable(self, slot: int, num_shared: int) -> int:
         """Return how many tokens have pairs to copy; a row beyond the head's context, which needs none, copies all."""
         held = self._held.get(slot)
         num_known = _end(held) if held else self.slots.num_known[slot]
-        num_shared = max(0, num_shared + 1 - self.depth)
-        return num_shared if num_known >= self.max_len else min(num_shared, num_known)
+        return num_shared if num_known >= self.max_len else min(num_shared, num_known + self.depth - 1)
 
     def prefill(self, slots: Seq[int], prompts: Seq[Seq[int]]) -> None:
         """Read all pairs of these prompts, whose features the target has just handed out."""
@@ -217,25 +220,30 @@ def _end(held: Seq[_Piece]) -> int:
 class PEagleDrafter(Eagle3Drafter):
     """Drafts all tokens of a round in one forward."""
 
+    def __init__(self, head: Eagle3Head, num_slots: int, max_model_len: int) -> None:
+        super().__init__(head, num_slots, max_model_len)
+        self._most_tokens: list[int] = []  # that each row may draft in this round
+        self._logits_of_places: tuple[list[int], torch.Tensor] = [], torch.empty(0)  # [N, K, V], and the step's slots
+
     def _limits(self, rows: Rows) -> list[int]:
-        self._limits_S = [min(limit, self.head.block_tokens) for limit in super()._limits(rows)]
-        return self._limits_S
+        self._most_tokens = [min(limit, self.head.block_tokens) for limit in super()._limits(rows)]
+        return self._most_tokens
 
     def _num_masks(self, slot: int) -> int:
-        return max(self._limits_S[slot] - 1, 0)
+        return max(self._most_tokens[slot] - 1, 0)
 
     def _logits(self, slots: list[int], states_NH: torch.Tensor) -> torch.Tensor:
         """Keep the logits of all places, and return those of the first."""
         logits_NKV = self.head.logits(states_NH)[0].view(len(slots), -1, self.head.vocab_size)
-        self._block = slots, logits_NKV
+        self._logits_of_places = slots, logits_NKV
         return logits_NKV[:, :1]
 
     def _next_logits(self, step: int, slots: list[int], drafting: set[int], newest_N: torch.Tensor) -> torch.Tensor:
-        before, logits_NKV = self._block
+        before, logits_NKV = self._logits_of_places
         if before != slots:
             # A row that does not draft may stand between those of this step and not of the last one: it has zeros.
             lines = {slot: line for line, slot in enumerate(before)}
             logits_NKV = torch.nn.functional.pad(logits_NKV, (0, 0, 0, 0, 0, 1))
             logits_NKV = logits_NKV[to_device([lines.get(slot, len(before)) for slot in slots], self.head.device)]
-            self._block = slots, logits_NKV
+            self._logits_of_places = slots, logits_NKV
         return logits_NKV[:, step : step + 1]

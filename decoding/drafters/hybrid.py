@@ -45,6 +45,10 @@ class HybridDrafter(Drafter):
         return self._model.tap
 
     @property
+    def num_read_again(self) -> int:
+        return self._model.num_read_again
+
+    @property
     def has_model(self) -> bool:
         return self._model.has_model
 

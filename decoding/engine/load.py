@@ -9,10 +9,9 @@ from decoding.checkpoint.supported import check_same_vocabulary, model_folder
 from decoding.choices import OWN_HEAD
 from decoding.device import Device
 from decoding.drafters import NEED_A_MODEL, Draft, Drafter, DrafterName, make_drafter
-from decoding.engine.options import MOST_LANES, DraftVocabulary, EngineOptions
+from decoding.engine.options import MOST_LANES, DraftVocabulary, EngineOptions, settle_max_model_len
 from decoding.fused.attention import Window
 from decoding.grammar.grammars import Grammars
-from decoding.grammar.token_table import TokenTable
 from decoding.heads.assistant_head import attach_assistant
 from decoding.heads.attach import attach, attach_own, drawn
 from decoding.heads.format.folder import is_assistant
@@ -20,9 +19,9 @@ from decoding.heads.mtp.files import own_head, settled_draft
 from decoding.network.language_model import LanguageModel
 from decoding.network.probe import check_model
 from decoding.network.target import LocalTarget, Target, once_more
-from decoding.vocabulary.vocabulary_map import VocabularyMap, load_tokenizer
+from decoding.vocabulary.grammars import grammars_of
+from decoding.vocabulary.vocabulary_map import VocabularyMap
 
-_DEFAULT_MAX_MODEL_LEN = 4096
 # A draft of many layers has nearly as many keys and values a token as its target, and reads them in each of its steps.
 # With the last few hundred positions, and the first ones that attention leans on (StreamingLLM, arXiv 2309.17453;
 # MagicDec, arXiv 2408.11049), it drafts almost as well. The text does not depend on it: it is only a worse or a better
@@ -95,7 +94,7 @@ def load_parts(
     tokenizer: str | None = None,
 ) -> Parts:
     """Load the parts of an engine, as `Engine.load` says. Raises ValueError if they cannot work."""
-    draft, why_none = settled_draft(draft, target)
+    draft, why_none = settled_draft(draft, target, options.drafter)
     if why_none:
         _log.info("no draft: %s", why_none)
     if draft == OWN_HEAD:
@@ -147,14 +146,6 @@ def load_parts(
 def _lanes(options: EngineOptions, least: int, most: int) -> tuple[int, int]:
     """Return the fewest and the most lanes of an engine: as many as are asked for, if any."""
     return (options.num_lanes or least, options.num_lanes or max(least, most))
-
-
-def grammars_of(tokenizer: str, vocab_size: int, eos_token_ids: frozenset[int]) -> Grammars:
-    """Return what compiles grammars for a target with this tokenizer, a folder or hub name, which is read when needed.
-
-    A tokenizer that cannot be used is a problem of the sequences with a grammar, not of the engine.
-    """
-    return Grammars(lambda: TokenTable.of_tokenizer(load_tokenizer(tokenizer), vocab_size, eos_token_ids))
 
 
 def _load_draft_model(
@@ -232,17 +223,3 @@ def _load_head(path: str, target: Target, target_path: str, options: EngineOptio
     if path == OWN_HEAD:
         return attach_own(target, target_path)
     return attach_assistant(path, target, target_path) if is_assistant(path) else attach(path, target, target_path)
-
-
-def settle_max_model_len(wanted: int | None, max_positions: int | None) -> int:
-    """Return the most tokens of prompt and output: as wanted, or what the target sees, at most 4096.
-
-    Raises ValueError if the target sees fewer than wanted.
-    """
-    if wanted is None:
-        return min(max_positions or _DEFAULT_MAX_MODEL_LEN, _DEFAULT_MAX_MODEL_LEN)
-    if max_positions is not None and wanted > max_positions:
-        raise ValueError(
-            f"engine.max_model_len is {wanted}, but the target sees at most {max_positions} positions; lower it"
-        )
-    return wanted

@@ -3,8 +3,9 @@
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from decoding.choices import DRAFTERS, NEED_A_HEAD, NEED_A_MODEL, DrafterName, Exact, Verification
+from decoding.choices import DRAFTER_OF_HEAD, DRAFTERS, NEED_A_HEAD, NEED_A_MODEL, DrafterName, Exact, Verification
 
+_DEFAULT_MAX_MODEL_LEN = 4096
 MOST_LANES = 16  # of an engine, where their number follows from a measured delay
 DraftLength = Literal["adaptive", "fixed"]
 DraftVocabulary = Literal["same", "map"]
@@ -68,8 +69,7 @@ class EngineOptions:
             )
         if draft is None:
             return self.drafter or "none"
-        from decoding.drafters import DRAFTER_OF_HEAD  # here, since both need torch, and --help reads options too
-        from decoding.heads.format.folder import is_assistant, is_head, kind_of_head
+        from decoding.heads.format.folder import is_assistant, is_head, kind_of_head  # needs torch; --help is here, too
 
         kind: Any = "assistant" if is_assistant(draft) else kind_of_head(draft)
         of_head = DRAFTER_OF_HEAD.get(kind) if kind is not None else None
@@ -111,3 +111,17 @@ class EngineOptions:
 
         drafter = self.pick_drafter(draft)
         return drafter in NEED_A_HEAD or (drafter == "hybrid" and draft is not None and is_head(draft))
+
+
+def settle_max_model_len(wanted: int | None, max_positions: int | None) -> int:
+    """Return the most tokens of prompt and output: as wanted, or what the target sees, at most 4096.
+
+    Raises ValueError if the target sees fewer than wanted.
+    """
+    if wanted is None:
+        return min(max_positions or _DEFAULT_MAX_MODEL_LEN, _DEFAULT_MAX_MODEL_LEN)
+    if max_positions is not None and wanted > max_positions:
+        raise ValueError(
+            f"engine.max_model_len is {wanted}, but the target sees at most {max_positions} positions; lower it"
+        )
+    return wanted

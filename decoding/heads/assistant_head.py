@@ -36,7 +36,7 @@ from decoding.fused.packed_linear import pack_linears
 from decoding.gpu.available import kernels_run_on
 from decoding.heads.assistant_folder import Assistant, fitting_assistant
 from decoding.heads.attach import LEAST_AGREEMENT, agreements
-from decoding.heads.fit import final_norm
+from decoding.heads.target_parts import final_norm
 from decoding.network.language_model import LanguageModel
 from decoding.network.slot_network import layers_to_read
 from decoding.network.target import Target, once_more

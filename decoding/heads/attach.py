@@ -21,13 +21,14 @@ from decoding.checkpoint.supported import load_config, model_folder
 from decoding.device import to_device
 from decoding.heads.dflash_head import DFlashHead
 from decoding.heads.eagle3_head import Eagle3Head
-from decoding.heads.fit import final_norm, fitting_config, load_ends, make_network
+from decoding.heads.fit import fitting_config
 from decoding.heads.format.folder import Head, read_head
 from decoding.heads.format.head_config import HeadConfig
 from decoding.heads.format.networks import Eagle3Network
 from decoding.heads.mtp.files import own_head
 from decoding.heads.mtp.head import MtpHead
 from decoding.heads.mtp.network import MtpModule
+from decoding.heads.target_parts import final_norm, load_ends, make_network
 from decoding.network.language_model import LanguageModel
 from decoding.network.slot_network import layers_to_read
 from decoding.network.target import Target, once_more

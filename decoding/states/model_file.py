@@ -4,6 +4,7 @@ import inspect
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
+from pathlib import Path
 from types import FunctionType
 from typing import Any
 
@@ -12,6 +13,16 @@ import torch
 RECURRENT_CALLS = (".update_recurrent_state(", ".set_linear_cache(")
 _STATE_CALLS = (".update_conv_state(", *RECURRENT_CALLS)
 _SOURCES: dict[type[Any], str] = {}  # read once: a network has many modules of few classes
+
+
+def may_keep_states(config: type[Any], network: str) -> bool:
+    """Tell whether the network of that name may keep states, by the model files beside its configuration's class.
+
+    No model file is loaded: that takes seconds. Where these do not define the network, it may.
+    """
+    files = [file.read_text() for file in Path(inspect.getfile(config)).parent.glob("modeling_*.py")]
+    is_defined = any(f"class {network}(" in file for file in files)
+    return not is_defined or any("_is_stateful" in file or _num_calls(file) > 0 for file in files)
 
 
 def asks_cache_for_states(network: type[torch.nn.Module]) -> bool:

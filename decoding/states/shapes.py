@@ -1,15 +1,18 @@
 """The memory of states, known before any weight is read: each module says what it would keep of a row."""
 
 import inspect
+from typing import TYPE_CHECKING
 
 import torch
-from transformers import PreTrainedModel
 
 from decoding.states.book import NUM_SHARED_ENTRIES, num_recent_states
 from decoding.states.calls import StateCalls
 from decoding.states.layers import CACHE_ARGUMENTS, state_modules
 from decoding.states.packed_steps import is_packed
 from decoding.states.rows import StateName
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 _TOKENS = 4  # of the row that is shown to a module
 
@@ -43,7 +46,7 @@ class _Shown(StateCalls):
 
 
 @torch.inference_mode()
-def state_bytes(network: PreTrainedModel, num_draft_tokens: int) -> int:
+def state_bytes(network: "PreTrainedModel", num_draft_tokens: int) -> int:
     """Return the bytes of all states of one slot, whose row drafts up to `num_draft_tokens` in a round.
 
     The network may be on torch's meta device.

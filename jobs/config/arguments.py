@@ -24,6 +24,7 @@ SHORTS = {
 _NO_DEFAULT = re.compile(r"\s+\(default:\s+None\)")
 _UNDERSCORED = re.compile(r"--[a-z-]+_[a-z_]+(?![\w.])")  # a flag of no section, which is typed with hyphens
 _SENTENCE = re.compile(r"^  \w.*", re.MULTILINE)  # what a section is
+_CHOICES = re.compile(r"^(  --\S+) (\{\S{60,}\})$", re.MULTILINE)  # more than a line holds
 _SEVERAL = re.compile(r"\{tuple\[(.+?),\.\.\.\],\1\}")  # the type of a list for which one of its values may stand
 
 
@@ -43,6 +44,7 @@ def help_of(settings: Any, kind: type, prog: str) -> str:
     fields = wrapped(explanation) + options + _SEVERAL.sub(r"\1", _NO_DEFAULT.sub("", fields))
     fields = _UNDERSCORED.sub(lambda flag: flag[0].replace("_", "-"), fields)
     fields = _SENTENCE.sub(lambda line: wrapped(line[0], "  "), fields)
+    fields = _CHOICES.sub(lambda found: f"{found[1]}\n{wrapped(found[2].replace(',', ', '), ' ' * 6)}", fields)
     lines = [f"  {prog} {line} [--section.field X ...]" for line in getattr(kind, "usage", ("--config FILE",))]
     if example := getattr(kind, "example", ""):
         lines += ["example:", f"  {prog} {example}"]

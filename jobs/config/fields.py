@@ -7,6 +7,7 @@ A field of such a dataclass belongs to the configuration if a docstring follows 
 
 In the docstring of a field that several classes inherit, `{kind.actor}` is the class variable `actor` of each of them.
 A field without a docstring is set by code alone. A field that holds another dataclass is a section, or is `Flat`.
+A text that may be a list, too, is named in the class variable `several`, with the field that has the list then.
 """
 
 import ast
@@ -91,6 +92,8 @@ def own_fields(kind: type) -> Iterator[Field]:
     docstrings, annotations = _field_docstrings(kind), get_type_hints(kind, include_extras=True)
     for each in sorted(fields(kind), key=lambda each: each.name not in inspect.get_annotations(kind)):
         annotation = annotations[each.name]
+        if each.name in getattr(kind, "several", {}):
+            annotation = annotation | list[str]
         flat = next((mark for mark in getattr(annotation, "__metadata__", ()) if isinstance(mark, Flat)), None)
         if flat or each.name in docstrings:
             yield Field(
@@ -125,6 +128,7 @@ def all_fields(kind: type, section: str = "") -> Iterator[Field]:
 def as_dict(config: Any, flat: Flat | None = None) -> dict[str, Any]:
     """Return a configuration under the names that a YAML file has for it."""
     values: dict[str, Any] = {}
+    several = getattr(config, "several", {})
     for each in own_fields(type(config)):
         value = getattr(config, each.name)
         if each.flat is not None:
@@ -133,6 +137,7 @@ def as_dict(config: Any, flat: Flat | None = None) -> dict[str, Any]:
             name = each.name if flat is None else flat.prefix + each.name
             if isinstance(value, Structured):
                 value = value.as_dict()
+            value = list(getattr(config, several.get(each.name, ""), ())) or value
             values[name] = as_dict(value) if each.is_section else value
     return values
 

@@ -59,3 +59,13 @@ class ProveConfig(RunConfig):
 
     prove: ProveSettings = field(default_factory=ProveSettings)
     """What to compare with plain decoding."""
+
+    @property
+    def drafts_to_try(self) -> tuple[str, ...]:
+        """None: a proof is of one draft."""
+        return ()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.generator.models.candidates:
+            raise ValueError("models.draft is a list, of which a run takes one, and a proof is of one draft; name it")

@@ -9,40 +9,15 @@ import pydantic
 
 from actors.engines import backend_of
 from actors.settings import GeneratorSettings, ProgramSettings
-from decoding.choices import TEXT_DEPENDS_ON_DRAFT
+from decoding.choices import OWN_HEAD_IF_ANY, TEXT_DEPENDS_ON_DRAFT
 from decoding.sampling_params import SamplingParams
 from jobs.config.fields import Flat
+from jobs.config.train import LearnSettings
 from pipeline.errors import Stage
 from pipeline.inputs.options import InputOptions
 from pipeline.inputs.score import ScoreOptions
 from pipeline.logs import LogSettings
 from pipeline.streaming.pool import ActorPool
-from training.trainer.options import TrainOptions, WorkerOptions
-
-
-@dataclass(frozen=True, kw_only=True)
-class LearnSettings:
-    """A draft that learns: while engines generate, it is trained on what is committed, judged, and used if better."""
-
-    every_rows: Annotated[int, pydantic.Field(ge=0)] = 0
-    """Input rows to commit before each training; 0: the draft does not learn."""
-    max_trainings: Annotated[int, pydantic.Field(ge=1)] = 8
-    """Trainings in one command, those that failed included."""
-    held_out_share: Annotated[float, pydantic.Field(gt=0, lt=1)] = 0.05
-    """Share of the prompts on which drafts are judged, and never trained."""
-    min_gain: float = 0.05
-    """Share by which a new draft must write more tokens a round on held-out rows to be used."""
-    max_loss: float = 0.01
-    """Most by which the acceptance rate of a kind of rows may fall for that."""
-    kind_column: str | None = None
-    """Column that tells kinds apart, such as a carried one; without it all rows are of one kind."""
-    path: str | None = None
-    """Folder for the drafts, which all nodes must see; drafts/ in the run directory unless given. A run in an object
-    store needs one."""
-    train: TrainOptions = field(default_factory=TrainOptions)
-    """How it learns."""
-    workers: WorkerOptions = field(default_factory=WorkerOptions)
-    """The processes that train; they wait until the cluster has room for them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,6 +95,9 @@ class RunSettings:
     """Share of all rows that may fail before the run is a failure; stops early after 100 rows."""
     no_progress_timeout_s: Annotated[float, pydantic.Field(gt=0)] = 3600.0
     """Seconds without a committed unit after which the run fails."""
+    draft_trial_s: Annotated[float, pydantic.Field(gt=0)] = 60.0
+    """Seconds, once the models are loaded, in which a trial decides between several drafts (models.draft); at most a
+    tenth of what the run would take without a draft, or 10."""
     places_timeout_s: Annotated[float, pydantic.Field(ge=0)] = 60.0
     """Seconds without a place that can do units after which the run fails: each has a full or read-only disk, a storage
     that it cannot reach, or a broken device. One such place among others rests, and is tried again."""
@@ -179,6 +157,8 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         backend = backend_of(self.generator)
+        if self.generator.models.candidates and (why := self.why_no_trial):
+            raise ValueError(f"models.draft is a list, of which a trial takes one, but {why}; name one draft")
         backend.check()
         self.generator.check_hang_timeout("run.hang_timeout_s", self.run.hang_timeout_s)
         if not backend.tells_rounds and self.output.rounds == "all":
@@ -214,6 +194,38 @@ class RunConfig:
         }
         return [name for name, asks in asking.items() if asks]
 
+    @property
+    def beyond_one_process(self) -> list[str]:
+        """The fields by which rows are no texts that Dray's own engine writes in one process."""
+        asks_for = {
+            "task 'score'": self.is_scoring,
+            "program.function": self.program.function is not None,
+            f"engine.backend {self.generator.engine.backend!r}": not backend_of(self.generator).tells_rounds,
+            **{part.asked_by: True for part in self.generator.apart},
+        }
+        return [name for name, asks in asks_for.items() if asks]
+
+    @property
+    def why_no_trial(self) -> str:
+        """Why a trial of several drafts could not decide for this run; empty if it could."""
+        engine = self.generator.engine
+        if engine.verification in TEXT_DEPENDS_ON_DRAFT:
+            return f"engine.verification is {engine.verification!r}, under which the text depends on the draft"
+        if engine.drafter is not None:
+            return f"engine.drafter is {engine.drafter!r}, and a trial takes a drafter, too"
+        if self.learn.every_rows:
+            return "learn.every_rows is set, for one draft that learns"
+        return "".join(
+            f"{name} is set, and a trial is of texts that Dray writes in one process"
+            for name in self.beyond_one_process[:1]
+        )
+
+    @property
+    def drafts_to_try(self) -> tuple[str, ...]:
+        """The drafts of which a trial takes one before the run begins; none where models.draft says which."""
+        models = self.generator.models
+        return (OWN_HEAD_IF_ANY,) if models.draft == OWN_HEAD_IF_ANY and not self.why_no_trial else models.candidates
+
     def _refuse_what_writes(self) -> None:
         """Raise ValueError for a field that says how texts are written, of which a run of scores has none."""
         models, engine = self.generator.models, self.generator.engine
@@ -233,10 +245,14 @@ class RunConfig:
             raise ValueError(f"task is 'score', which Dray's own engine does, but engine.backend is {engine.backend!r}")
 
     def generator_settings(self) -> GeneratorSettings:
-        """Return what the engines get, if the target's own sampling is not asked for."""
-        is_exact_required = self.run.exact == "required"
+        """Return what the engines get, if the target's own sampling is not asked for; of several drafts none yet."""
+        models = replace(self.generator.models, draft=None) if self.drafts_to_try else self.generator.models
         return replace(
-            self.generator, seed=self.run.seed, sampling=self.sampling.params, is_exact_required=is_exact_required
+            self.generator,
+            models=models,
+            seed=self.run.seed,
+            sampling=self.sampling.params,
+            is_exact_required=self.run.exact == "required",
         )
 
     def input_options(self) -> InputOptions:

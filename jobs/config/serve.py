@@ -88,6 +88,11 @@ class ServeConfig:
     read_keys: Keys | None = None  # as `load_serve_config` found them; their variables may be gone since
 
     def __post_init__(self) -> None:
+        if self.generator.models.candidates:
+            raise ValueError(
+                "models.draft is a list, of which a run takes one by a trial on its rows, and an endpoint has none; "
+                "name one draft (`dray tune` finds it)"
+            )
         backend_of(self.generator).check()
         self.generator.check_hang_timeout("serve.hang_timeout_s", self.serve.replica.hang_timeout_s)
         if self.generator.chat.template_columns:

@@ -6,7 +6,6 @@ from typing import Annotated, Literal
 
 import pydantic
 
-from actors.engines import backend_of
 from jobs.config.run import RunConfig
 
 _Positive = Annotated[int, pydantic.Field(ge=1)]
@@ -55,15 +54,14 @@ class TuneConfig(RunConfig):
     """What to try, and where the best goes."""
     config_file: Path | None = None  # that the configuration was read from
 
+    @property
+    def drafts_to_try(self) -> tuple[str, ...]:
+        """None: all that is tried is tried by `dray tune` itself."""
+        return ()
+
     def __post_init__(self) -> None:
         super().__post_init__()
-        asks_for = {
-            "task 'score'": self.is_scoring,
-            "program.function": self.program.function is not None,
-            f"engine.backend {self.generator.engine.backend!r}": not backend_of(self.generator).tells_rounds,
-            **{part.asked_by: True for part in self.generator.apart},
-        }
-        if found := [name for name, is_asked in asks_for.items() if is_asked]:
+        if found := self.beyond_one_process:
             raise ValueError(
                 f"{found[0]} is set, but tune measures how Dray's own engine writes texts in one process; leave it out"
             )

@@ -14,7 +14,6 @@ from decoding.checkpoint.fp8_format import fp8_format
 from decoding.checkpoint.gguf_file import origin_in_words
 from decoding.checkpoint.supported import load_config, model_folder
 from decoding.fused.kernels import linear_kind
-from decoding.network.invariance import is_invariant_on_cpu
 from jobs.config.as_yaml import as_yaml
 from jobs.config.fields import value_in
 from jobs.config.run import RunConfig
@@ -65,8 +64,8 @@ def choose_dtype(settings: GeneratorSettings) -> tuple[GeneratorSettings, dict[s
 
 def choose_drafter(settings: GeneratorSettings) -> tuple[GeneratorSettings, dict[str, str]]:
     """Return the settings with the drafter that needs no model, and why, where none is given and the text allows it."""
-    engine = settings.engine
-    if settings.models.draft is not None or engine.drafter is not None or not backend_of(settings).is_repeatable:
+    engine, is_named = settings.engine, settings.models.draft is not None or bool(settings.models.candidates)
+    if is_named or engine.drafter is not None or not backend_of(settings).is_repeatable:
         return settings, {}
     why = "looks drafts up in texts, and rests where that costs"
     return replace(settings, engine=replace(engine, drafter="suffix")), {"engine.drafter": why}
@@ -82,6 +81,8 @@ def _dtype_on_cpu(target: str) -> tuple[Any, str]:
         return "float32", f"the model is{made_of.removeprefix(',')}"
     if own != "bfloat16":
         return "float32", "the model's own" if own == "float32" else f"exact; the model's own is {own}"
+    from decoding.network.invariance import is_invariant_on_cpu  # here alone a network runs
+
     if is_invariant_on_cpu(config, torch.bfloat16):
         return own, f"the model's own, and exact here ({linear_kind(torch.bfloat16)})"
     return "float32", "exact; in bfloat16, the model's own, it would not be here"

@@ -161,9 +161,10 @@ def submitted_copy() -> Path | None:
     return next((each for each in copies if each.name.startswith(_PACKAGE)), None)
 
 
-def paths_of(models: ModelSettings | ModelOptions) -> dict[str, str | None]:
+def paths_of(models: ModelSettings | ModelOptions) -> dict[str, str | Sequence[str] | None]:
     """Return the paths of models, by the names of their options."""
-    return {f"models.{name}": getattr(models, name) for name in ("target", "draft", "tokenizer")}
+    paths = {f"models.{name}": getattr(models, name) for name in ("target", "draft", "tokenizer")}
+    return {**paths, "models.draft": paths["models.draft"] or getattr(models, "candidates", None)}
 
 
 def check_submitted(outputs: _Options, inputs: _Options) -> None:

@@ -48,7 +48,6 @@ from pipeline.run.progress.missing import MissingUnits
 from pipeline.storage.location import Location
 from pipeline.streaming.calls import UnitError, UnitsLeft
 from pipeline.streaming.pool import ActorPool
-from pipeline.streaming.stream import stream_units
 
 _Outcome = Receipt | UnitError | None
 _MAX_POOLS = 8  # in a row that are lost without a unit done in between
@@ -178,6 +177,8 @@ def _receipts(
     Ray 2.60 restarts an actor whose process or node died, but not always one whose node died while it was being
     started: it takes that for a failure of the actor itself, with an empty exception (ray issue 18586).
     """
+    from pipeline.streaming.stream import stream_units  # Ray Data, which takes a second to load and a local run lacks
+
     done, num_in_a_row = IdSet(), 0
     while True:
         left = replace(feed, done=IdSet(done))

@@ -5,6 +5,8 @@ at any time. What a lesson yields is a folder and a verdict. If the gate is pass
 the next version of its draft (`pipeline/run/progress/draft_versions.py`).
 """
 
+from __future__ import annotations
+
 import logging
 import shutil
 import sys
@@ -13,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 import ray
@@ -21,7 +23,7 @@ import ray
 from actors.engines import backend_of
 from actors.errors import describe
 from actors.settings import ModelSettings
-from jobs.config.run import LearnSettings
+from jobs.config.train import LearnSettings
 from jobs.driver.plan import Plan
 from jobs.driver.progress import format_seconds
 from pipeline.logs import Event
@@ -29,10 +31,10 @@ from pipeline.run.directory import RunDirectory
 from pipeline.run.progress.draft_versions import DraftVersions
 from pipeline.storage.location import Location
 from training.corpus.options import CorpusOptions
-from training.lesson import Lesson, LessonResult, hold
 from training.trainer.options import ModelOptions, check_together
-from training.trainer.plan import check_can_learn, learns_as
-from training.trainer.train import checkpoints_beside
+
+if TYPE_CHECKING:  # what trains is imported where a draft learns
+    from training.lesson import Lesson, LessonResult
 
 _LOOK_EVERY_S = 0.5
 _TO_END_S = 30.0  # for the thread, once the run has ended
@@ -87,6 +89,9 @@ class Learning:
 
     def _lesson(self, number: int) -> LessonResult | None:
         """Hold a lesson; return None if the run ended before it did."""
+        from training.lesson import hold
+        from training.trainer.train import checkpoints_beside
+
         lesson = lesson_of(self._settings, self._plan, self._run, self._versions)
         self._say(f"training {number} begins, after {self._num_rows_taught:,} rows")
         # A task of its own process: what dies there does not end the driver.
@@ -135,6 +140,8 @@ def learning(settings: LearnSettings, plan: Plan, run_directory: RunDirectory) -
 
 def lesson_of(settings: LearnSettings, plan: Plan, run: str, versions: DraftVersions) -> Lesson:
     """Return the next lesson: the draft that is in use now learns from what is committed now."""
+    from training.lesson import Lesson
+
     models, in_use = plan.settings.models, versions.in_use()
     draft = models.draft if in_use is None else in_use.path
     what: Any = "eagle3" if plan.settings.engine.drafts_with_a_head(models.draft) else "draft"
@@ -178,6 +185,8 @@ def refuse_learning(settings: LearnSettings, plan: Plan) -> None:
             f"{', '.join(plan.carried) or 'no columns'}); add it to input.carry_columns, or name another one"
         )
     assert models.draft is not None, "a draft that can be replaced is there"
+    from training.trainer.plan import check_can_learn, learns_as
+
     if (kind := learns_as(models.draft)) not in ("draft", "eagle3"):
         raise ValueError(
             f"learn.every_rows is {settings.every_rows}, but models.draft ({models.draft}) is a head of kind {kind}, "

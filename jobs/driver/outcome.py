@@ -22,6 +22,7 @@ from jobs.driver.plan import Plan, make_plan
 from jobs.driver.progress import Progress
 from jobs.driver.stopping import Exit, bad_configuration, interrupted
 from jobs.driver.summary import exactness_of, make_report, print_ending, print_summary
+from jobs.names import tell
 from pipeline.counts import Counts
 from pipeline.logs import Event, LogSettings, logs_to
 from pipeline.run.check import CheckReport, check_run
@@ -29,8 +30,7 @@ from pipeline.run.dead_letters import Wanted, find_dead_letters, shown
 from pipeline.run.directory import RunDirectory
 from pipeline.run.progress.lease import LeaseHeld, LeaseLost
 from pipeline.storage.location import Location
-from pipeline.streaming.calls import UnitError
-from pipeline.streaming.stream import NoProgress
+from pipeline.streaming.calls import NoProgressError, UnitError
 
 _log = logging.getLogger(__name__)
 _Config = TypeVar("_Config", bound=RunConfig)
@@ -55,7 +55,7 @@ def run_command(
             with Progress(config.run.progress, "reading the models' files and the input"):
                 plan = make_plan(config)
             if warning := backend_of(plan.settings).lossy:
-                print(f"warning: {warning}", file=sys.stderr)
+                tell(f"warning: {warning}")
             work = begin(config, plan)
         except (ValueError, OSError) as error:
             exit_code = bad_configuration(error)
@@ -75,20 +75,20 @@ def _outcome_of(work: Callable[[], Exit], kept: str) -> Exit:
     except KeyboardInterrupt:
         return interrupted(f"; {kept}; run the same command again")
     except LeaseHeld as error:
-        print(f"error: {error}", file=sys.stderr)
+        tell(f"error: {error}")
         return Exit.HELD
     except (TooManyErrors, LeaseLost) as error:
-        print(f"error: {error}", file=sys.stderr)
-    except (UnitError, NoProgress, ValueError, OSError, ray.exceptions.RayError) as error:
-        print(f"error: {_explain(error)}", file=sys.stderr)
-        print(f"{kept}; mend the cause and run the same command again", file=sys.stderr)
+        tell(f"error: {error}")
+    except (UnitError, NoProgressError, ValueError, OSError, ray.exceptions.RayError) as error:
+        tell(f"error: {_explain(error)}")
+        tell(f"{kept}; mend the cause and run the same command again")
     return Exit.FAILED
 
 
 def stopped(num_units_to_do: int, what_next: str) -> Exit:
     """Print and log that the run was asked to stop before these units, and return its exit code."""
     _log.info(Event("run stopped", units_to_do=num_units_to_do))
-    print(f"stopped with {num_units_to_do} units to go{what_next}", file=sys.stderr)
+    tell(f"stopped with {num_units_to_do} units to go{what_next}")
     return Exit.INCOMPLETE
 
 
@@ -116,11 +116,10 @@ def conclude(run_directory: RunDirectory, config: RunConfig, new: Counts, starte
     print_summary(run_directory, check, new.num_output_tokens, seconds)
     if not check.is_complete:
         for problem in check.problems:
-            print(f"problem: {problem}", file=sys.stderr)
-        print(
+            tell(f"problem: {problem}")
+        tell(
             f"the run is not complete; `dray verify {run_directory.location.name} --repair` moves damaged files away, "
-            "and dray generate then redoes their units",
-            file=sys.stderr,
+            "and dray generate then redoes their units"
         )
         return Exit.FAILED
     refuse_too_many_errors(run_directory, check.counts, config)
@@ -133,12 +132,12 @@ def conclude(run_directory: RunDirectory, config: RunConfig, new: Counts, starte
 
                 write_page(run_directory)
         except Exception as error:  # noqa: BLE001 - the corpus is complete, whatever becomes of its picture
-            print(f"warning: report.html could not be written: {describe(error)}", file=sys.stderr)
+            tell(f"warning: report.html could not be written: {describe(error)}")
     if check.counts.num_errors:
         where = run_directory.location.child("errors").name
         print(
-            f"{check.counts.num_errors} rows failed and are in {where}, each with its stage and message; "
-            "dray retry runs them again"
+            f"{check.counts.num_errors} rows failed and are in {where}\n"
+            "`dray retry` with the same arguments runs them again; with --dry-run it says what failed"
         )
     print_ending(run_directory, config.run)
     return Exit.COMPLETE
@@ -166,10 +165,10 @@ def refuse_too_many_errors(run_directory: RunDirectory, counts: Counts, config: 
         raise TooManyErrors(
             f"{counts.num_errors} of {counts.num_rows} rows failed, more than run.max_error_rate "
             f"{config.run.max_error_rate}{_commonest_error(run_directory, config.run.logs)}. All messages are in "
-            f"{run_directory.location.child('errors').name}. If the cause can be "
-            "mended without other input or sampling (storage, memory, a fault of ours), mend it, and "
-            "`dray retry` runs the failed rows again; else mend the input or the configuration and use a new output "
-            "directory. Or accept them with a higher run.max_error_rate"
+            f"{run_directory.location.child('errors').name}, and `dray retry --dry-run` sums them up. "
+            "If the cause can be mended without other input or sampling (storage, memory, a fault of ours), mend it, "
+            "and `dray retry` runs the failed rows again; else mend the input or the configuration and use a new "
+            "output directory. Or accept them with a higher run.max_error_rate"
         )
 
 
@@ -190,7 +189,7 @@ def _commonest_error(run_directory: RunDirectory, logs: LogSettings) -> str:
 def _explain(error: Exception) -> str:
     if isinstance(error, ray.exceptions.RayTaskError):
         return describe(error)
-    if isinstance(error, NoProgress):
+    if isinstance(error, NoProgressError):
         return (
             "no unit was committed for run.no_progress_timeout_s: a process is frozen, the cluster has no room for an "
             "actor, or units take longer than that; then set it higher (smaller units need a new run)"

@@ -6,12 +6,13 @@ from datetime import datetime
 from functools import cached_property
 from math import ceil
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import pyarrow as pa
 
 from actors.engine.vocabulary import with_bad_word_ids
 from actors.engines import backend_of
+from actors.engines.candidates import Candidates
 from actors.engines.loading import load_codec
 from actors.identity import as_begun, described_run, prompts_as_begun, run_identity
 from actors.settings import GeneratorSettings
@@ -20,7 +21,7 @@ from actors.units.unit_rows import WholeUnits
 from actors.workers.engine_worker import WorkerSpec
 from decoding.checkpoint.model_files import num_bytes_read
 from decoding.checkpoint.supported import model_folder, read_config
-from decoding.choices import NEED_A_MODEL, OWN_HEAD
+from decoding.choices import OWN_HEAD, DrafterName
 from decoding.grammar.definition import problem_with
 from decoding.heads.mtp.files import settled_draft
 from jobs.config.fields import as_dict
@@ -33,6 +34,7 @@ from pipeline.inputs.options import InputOptions, resolve_options, settle_prompt
 from pipeline.inputs.units import WorkUnit, count_rows, plan_units
 from pipeline.run.dead_letters import FailedUnits
 from pipeline.run.directory import RunDirectory
+from pipeline.run.progress.draft_choice import DraftChoice
 from pipeline.run.progress.missing import MissingUnits
 from pipeline.run.row_sample import NO_ROWS, NUM_SAMPLED, RowSample
 from pipeline.schema import ColumnSet
@@ -64,6 +66,16 @@ class Plan:
     identity: dict[str, Any]
     run_directory: RunDirectory | None
     why_prompts: str  # why prompts are what `input_options` say
+    candidates: Candidates | None = None  # of which a trial takes one before engines are loaded; `settings` have none
+    choice: DraftChoice | None = None  # of a trial; an earlier one is kept
+
+    def with_choice(self, choice: DraftChoice) -> "Plan":
+        """Return the plan with the draft that was taken, on which no text and no identity depends."""
+        drafter, draft = cast("DrafterName", choice.drafter), choice.draft
+        config = replace(self.config, generator=self.config.generator.with_draft(drafter, draft))
+        settings = self.settings.with_draft(drafter, _folder(draft) if draft not in (None, OWN_HEAD) else draft)
+        backend_of(settings).check_models()
+        return replace(self, config=config, settings=settings, candidates=None, choice=choice)
 
     @property
     def tokens_per_row(self) -> int:
@@ -162,11 +174,17 @@ def make_plan(config: RunConfig) -> Plan:
     plan = Plan(
         config, task, pool, settings, options, column_sets, carried, files, identity, run_directory, why_prompts
     )
+    if named := config.drafts_to_try:
+        choice = None if run_directory is None else DraftChoice.of(run_directory.location)
+        if choice is not None and choice.named == named:
+            plan = plan.with_choice(choice)
+        else:
+            plan = replace(plan, candidates=Candidates.of(settings, named))
     units = run_directory.units() if run_directory else plan.new_units()
     if not config.input.allow_empty and next(units, None) is None:
         raise ValueError(
-            f"the input has no rows: {len(files)} files are empty, the first is {files[0].path}; name files with rows "
-            "in input.path, or set input.allow_empty to make an empty corpus"
+            f"the input has no rows: all its files are empty ({len(files)}, the first is {files[0].path}); name files "
+            "with rows in input.path, or set input.allow_empty to make an empty corpus"
         )
     return plan
 
@@ -230,11 +248,7 @@ def settled(settings: GeneratorSettings, actors: _Actors, ray_address: str | Non
     models, stages, backend = settings.models, settings.stages, backend_of(settings)
     target = _folder(models.target)
     dtype: Any = backend.settled_dtype(target, device) if models.dtype == "auto" else models.dtype
-    draft, why_none = settled_draft(models.draft, target)
-    if why_none and settings.engine.drafter in NEED_A_MODEL:
-        raise ValueError(
-            f"engine.drafter is {settings.engine.drafter!r}, and models.draft 'auto' found none: {why_none}"
-        )
+    draft, _ = settled_draft(models.draft, target, settings.engine.drafter)
     draft = _folder(draft) if draft not in (None, OWN_HEAD) else draft
     tokenizer = _folder(models.tokenizer) if models.tokenizer else None
     if device == "cpu" and stages.num_gpus:

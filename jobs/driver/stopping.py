@@ -12,6 +12,8 @@ from contextlib import AbstractContextManager, contextmanager
 from enum import IntEnum
 from types import FrameType
 
+from jobs.names import tell
+
 
 def sigterm_interrupts() -> AbstractContextManager[None]:
     """Let SIGTERM raise KeyboardInterrupt in the main thread while the block runs; a second one ends the process."""
@@ -116,11 +118,11 @@ class Exit(IntEnum):
 def bad_configuration(error: ValueError | OSError) -> Exit:
     """Print why a command cannot begin, and return its exit code."""
     text = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
-    print(f"error: {text}", file=sys.stderr)
+    tell(f"error: {text}")
     return Exit.BAD_CONFIGURATION
 
 
 def interrupted(what_next: str = "") -> Exit:
     """Print that the command was interrupted, and return its exit code."""
-    print(f"\ninterrupted{what_next}", file=sys.stderr)
+    tell(f"\ninterrupted{what_next}")
     return Exit.INCOMPLETE

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 from rich.console import Console
@@ -18,15 +19,16 @@ from pipeline.counts import COUNTED_COLUMNS, SCORED_COLUMNS, Counts, Scores, cou
 from pipeline.inputs.values import visible
 from pipeline.run.check import CheckReport
 from pipeline.run.directory import RunDirectory
+from pipeline.run.progress.draft_choice import DraftChoice
 from pipeline.run.unit_rows import tally
 
 _NUM_ON_A_TERMINAL = 3
-_BY_POSITION = "stood, by draft position"  # the column that may wrap
+_BY_POSITION = "accepted, by draft position"  # the column that may wrap
 
 
 def make_report(run_directory: RunDirectory, check: CheckReport, seconds: float) -> dict[str, Any]:
     """Return the content of report.json: counts of the whole run, their rates, and what verification found."""
-    counts, scores = check.counts, {}
+    counts, scores, choice = check.counts, {}, DraftChoice.of(run_directory.location)
     if run_directory.has("scores"):
         groups = tally(run_directory, (), SCORED_COLUMNS, count_scores)
         scores = {"scores": sum(groups.values(), Scores()).to_dict()}
@@ -42,6 +44,7 @@ def make_report(run_directory: RunDirectory, check: CheckReport, seconds: float)
         "exact": (exact := exactness_of(run_directory, check)),
         "why_inexact": why_inexact(_verification(run_directory)) if exact == "no" else "",
         "engines": check.engines,
+        **({} if choice is None else {"draft_choice": asdict(choice)}),
         "problems": check.problems,
         "notes": check.notes,
         "versions": run_directory.run.get("versions", {}),
@@ -82,14 +85,14 @@ def print_summary(run_directory: RunDirectory, check: CheckReport, num_new_token
     table.add_row("prompt tokens", f"{counts.num_prompt_tokens:,}")
     table.add_row("prompt tokens copied, over all samples", f"{counts.num_cached_tokens:,}")
     table.add_row("output tokens", f"{counts.num_output_tokens:,}")
-    table.add_row("rounds (target forwards a row)", f"{counts.num_rounds:,}")
+    table.add_row("rounds (passes of the target a row)", f"{counts.num_rounds:,}")
     table.add_row("drafted / accepted tokens", f"{counts.num_draft_tokens:,} / {counts.num_accepted_tokens:,}")
     table.add_row("acceptance rate", format_rate(counts.acceptance_rate))
     table.add_row("mean acceptance length", format_length(counts.mean_acceptance_length))
-    table.add_row("exact", exactness_of(run_directory, check))
+    table.add_row("exact: as the target alone writes", exactness_of(run_directory, check))
     if num_new_tokens:
         table.add_row(
-            "this command",
+            "this command, with loading",
             f"{num_new_tokens:,} tokens, {format_seconds(seconds)}, {num_new_tokens / seconds:,.0f} tokens/s",
         )
     Console().print(table)

@@ -15,7 +15,7 @@ import ray
 from actors.engines import backend_of
 from actors.resources import shortage
 from actors.settings import GeneratorSettings
-from actors.stages.group import give_back_orphans
+from actors.stages.places import give_back_orphans
 from actors.units.ledger import Ledger
 from jobs.driver.progress import Progress
 from pipeline.logs import Event

@@ -57,6 +57,6 @@ def write(config: InitConfig) -> Exit:
         return bad_configuration(ValueError(f"{config.file} is there already; name another file to write"))
     except (ValueError, OSError) as error:
         return bad_configuration(error)
-    named = "" if config.has_model else "name your model in it (MODEL); "
-    print(f"wrote {config.file}; {named}dray generate --config {config.file} --dry-run shows the plan")
+    named = "" if config.has_model else "name your model in it in place of MODEL\n"
+    print(f"wrote {config.file}\n{named}dray generate --config {config.file} --dry-run shows the plan")
     return Exit.COMPLETE

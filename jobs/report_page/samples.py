@@ -2,7 +2,7 @@
 
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any
 
@@ -11,6 +11,7 @@ import pyarrow as pa
 from jobs.report_page.rounds import Piece, RoundOfText, marked_text, rounds_of
 from pipeline.inputs.units import WorkUnit
 from pipeline.inputs.values import shown_rows, visible
+from pipeline.run.commit import engine_of
 from pipeline.run.directory import RunDirectory
 from pipeline.run.reading import read_ahead
 from pipeline.run.row_sample import NUM_SAMPLED, RowSample
@@ -101,6 +102,7 @@ class Sample:
     pieces: list[Piece] = field(default_factory=list)  # none: nothing was recorded, or no tokenizer can be had
     is_cut: bool = False  # whether the pieces are the beginning of the text
     is_error: bool = False
+    drafter: str = ""  # of the engine that wrote its part; empty in parts that do not say so
 
     @property
     def acceptance_length(self) -> float | None:
@@ -155,6 +157,8 @@ def samples_of_row(
     kinds = map(", ".join, shown_rows(table, by))
     own = table.select([name for name in table.column_names if name in (*_COLUMNS, *_OPTIONAL)]).to_pylist()
     found = [_sample(row, unit, kind, codec, max_tokens) for row, kind in zip(own, kinds, strict=True)]
+    drafter = str(engine_of(rows.generations.schema).get("drafter", ""))
+    found = [replace(each, drafter=drafter) for each in found]
     return found or [
         Sample(row_id, unit.row_name(row_id, row["id"]), row["stage"], row, is_error=True)
         for row in _with_id(rows.errors, row_id).to_pylist()

@@ -19,6 +19,13 @@ _MARKS: dict[Mark, tuple[str, str, str]] = {  # before, behind, style
     "corrected": ("{+", "+}", "bold yellow"),
     "own": ("", "", ""),
 }
+# What the place of a token in its round says of who drafted it, by the drafter that the part names.
+_DRAFTED_BY = {
+    "mtp": "Module (k - 1) mod n + 1 of the head's n modules drafted the k-th token of a round",
+    "eagle3": "The k-th step of the head (P-EAGLE: the k-th place of its forward) drafted the k-th token of a round",
+    "dflash": "The k-th place of the head's block drafted the k-th token of a round",
+    "hybrid": "A round was drafted by the lookup, or by the model and then the lookup: which of them, is not recorded",
+}
 
 
 def row_text(sample: Sample, why_unmarked: str, *, has_column: bool) -> RenderableType:
@@ -31,6 +38,8 @@ def row_text(sample: Sample, why_unmarked: str, *, has_column: bool) -> Renderab
     if sample.pieces:
         heading = "Text: [[accepted]], [-rejected-], {+corrected+}, and the target's own"
         parts += [*_section(heading, _marked(sample.pieces)), *_section("Round by round", _rounds(sample))]
+        if legend := _DRAFTED_BY.get(sample.drafter):
+            parts.append(Text(f"{legend}; what a grammar forces is drafted by none.", style="dim"))
         return Group(*parts, Text())
     why = "the rounds of this row were not recorded (output.rounds: all records those of every row; vLLM has none)"
     if row["finish_reason"] == "scored":
@@ -49,7 +58,7 @@ def _facts_of(sample: Sample) -> dict[str, str]:
     row, length = sample.row, sample.acceptance_length
     facts = {
         "row_id": str(sample.row_id),
-        "tokens": f"{count(row['num_output_tokens'])}, behind {count(row['num_prompt_tokens'])} of the prompt",
+        "tokens": f"{count(row['num_output_tokens'])}, after {count(row['num_prompt_tokens'])} of the prompt",
         "ended by": row["finish_reason"] + (f" ({visible(row['stop_reason'])})" if row["stop_reason"] else ""),
     }
     if length is not None:
@@ -69,7 +78,7 @@ def _facts_of_error(sample: Sample) -> dict[str, str]:
         "failed at": f"{row['stage']}, {row['error_type']}",
         "message": visible(row["message"]),
         "input": f"{row['file']}#{row['row_number'] + 1}",
-        "tried again": f"{row['attempt']} times in vain (dray retry)",
+        "tried again": f"{row['attempt']} times (dray retry tries it again)",
     }
 
 

@@ -1,7 +1,6 @@
 """The work of `dray convert-draft`: a draft head is written in another format, and what was decided is printed."""
 
 import argparse
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Literal
@@ -13,6 +12,7 @@ from rich.text import Text
 from decoding.checkpoint.supported import read_config
 from decoding.heads.format.folder import Head, read_head, read_head_config, save_head
 from decoding.heads.format.head_config import READ_PAIRS, Format, HeadConfig
+from jobs.names import tell
 
 _LAYER_IDS_ARE: dict[Format, Literal["inputs", "outputs"]] = {"speculators": "inputs", "eagle": "outputs"}
 _IN_WORDS = {"inputs": "what enters these layers", "outputs": "what leaves these layers"}
@@ -25,13 +25,13 @@ def convert(options: argparse.Namespace) -> int:
         config = _for_target(_with_ids(read_head_config(options.source), options), options)
         head = read_head(options.source, config)
     except (ValueError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        tell(f"error: {error}")
         return 2
     try:
         save_head(head, options.output, options.format)
         rows = list(_decided(head, options.format))
     except (ValueError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        tell(f"error: {error}")
         return 1
     table = Table(title=f"{options.output}, from {options.source}", title_justify="left", show_header=False)
     for name, value in rows:

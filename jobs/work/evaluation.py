@@ -1,7 +1,6 @@
 """The work of `dray eval-draft`: how much of a draft a run would accept, by its texts."""
 
 import json
-import sys
 from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
@@ -14,6 +13,7 @@ from rich.table import Table
 from decoding.checkpoint.supported import model_folder
 from decoding.device import to_device
 from jobs.config.train import EvalConfig
+from jobs.names import tell
 from jobs.report_page.numbers import format_length, format_rate
 from training.corpus.corpus import Corpus
 from training.corpus.on_policy import check_is_targets_text
@@ -33,7 +33,7 @@ def evaluate(config: EvalConfig) -> int:
     try:
         return _evaluate(config)
     except (ValueError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        tell(f"error: {error}")
         return 2
 
 

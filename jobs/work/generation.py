@@ -28,8 +28,9 @@ from jobs.driver.plan import Plan, create_run, worker_spec
 from jobs.driver.progress import Progress
 from jobs.driver.stopping import Exit
 from jobs.driver.summary import print_ending, print_summary
-from jobs.work.estimate import estimate
+from jobs.work.estimate import estimate, spread_units
 from jobs.work.plan_text import print_plan, prompts_in_words
+from jobs.work.tuning.decision import decided
 from pipeline.counts import Counts
 from pipeline.run.check import quarantine
 from pipeline.run.dead_letters import (
@@ -62,7 +63,8 @@ def _begin(config: GenerateConfig, plan: Plan) -> Callable[[], Exit]:
         print_as_file(plan.config)
         return lambda: Exit.COMPLETE
     if config.estimate is not None:
-        return lambda: estimate(config, plan)
+        num_rows = config.estimate
+        return lambda: estimate(config, decided(plan, spread_units(plan, num_rows), num_rows))
     print_chosen(plan.config)
     with Progress(config.run.progress, "dividing the input into units"):
         run_directory = create_run(plan)
@@ -89,6 +91,8 @@ def _run(plan: Plan, run_directory: RunDirectory) -> Exit:
             run_directory.unmark_success()
             moved = quarantine(run_directory, run_directory.truncated_parts())
             missing = MissingUnits.of(run_directory, plan.tokens_per_row)
+        if missing.num_units:
+            plan = decided(plan, missing, missing.num_rows, run_directory)
         for name in moved:
             print(f"{name}: was too short to be a part, and was moved there; its unit is done again")
         log_run_started(run_directory, missing.num_units)
@@ -133,6 +137,8 @@ def _retry_wanted(plan: Plan, run_directory: RunDirectory, wanted: Wanted) -> Ex
                 print_dead_letters(letters)
             if run_directory.is_success():
                 return Exit.COMPLETE
+        if letters.num_wanted:
+            plan = decided(plan, run_directory.units(), run_directory.manifest.num_rows, run_directory)
         started, tried, num_done = time.monotonic(), Counts(), 0
         run_directory.unmark_success()
         log_run_started(run_directory, len(letters.num_wanted))

@@ -9,13 +9,13 @@ from rich.console import Console
 from rich.text import Text
 
 from actors.engines import backend_of
+from actors.engines.candidates import Candidates
 from actors.engines.footprint import footprint
 from actors.resources import describe_placement
 from decoding.checkpoint.generation import sampling_of
 from decoding.checkpoint.gguf_file import origin_in_words
 from decoding.checkpoint.supported import load_config as load_model_config
-from decoding.choices import OWN_HEAD, OWN_HEAD_IF_ANY
-from decoding.drafters import NEED_A_MODEL
+from decoding.choices import NEED_A_MODEL, OWN_HEAD, OWN_HEAD_IF_ANY
 from decoding.heads.assistant_folder import fitting_assistant
 from decoding.heads.fit import fitting_config
 from decoding.heads.format.folder import is_assistant, is_head
@@ -77,7 +77,11 @@ def print_plan(plan: Plan) -> None:
     say(f"  engine:  {backend.describe()}")
     if has_model:
         say(f"  draft:   {named.draft}{origin_in_words(models.draft or '')}{_draft_in_words(plan)}")
-    if named.draft == OWN_HEAD_IF_ANY and models.draft is None:
+    if plan.choice is not None:
+        say(f"  taken:   by a trial before: {plan.choice}")
+    for line in [] if plan.candidates is None else _candidates_in_words(plan.candidates, plan.config.run.draft_trial_s):
+        say(line)
+    if named.draft == OWN_HEAD_IF_ANY and models.draft is None and plan.candidates is None:
         say(f"  draft:   none, since {settled_draft(named.draft, models.target)[1]}")
     placement = describe_placement(plan.settings, plan.pool.max_actors)
     say(f"  where:   {'in this process, without Ray' if plan.config.run.local else placement}")
@@ -86,7 +90,7 @@ def print_plan(plan: Plan) -> None:
     for name, model in (("target", models.target), ("draft", models.draft if has_model else None)):
         if model is not None and backend.plans_memory:
             say(f"  memory:  {name} {footprint(plan.settings, model)}")
-    say(f"  units:   {num_units:,} of at most {largest:,} rows; {num_missing:,} to do")
+    say(f"  units:   {num_units:,} of at most {largest:,} row{'s' * (largest != 1)}; {num_missing:,} to do")
     say(f"  {plan.task.describe(missing_rows, plan.settings.sampling)}")
     if missing_rows:
         check = check_input(plan, to_check, missing_rows, missing_tokens * BYTES_PER_TOKEN)
@@ -119,10 +123,10 @@ def _found_in_input(plan: Plan, check: InputCheck, num_rows: int, num_tokens: in
         about = "" if check.is_whole else "about "
         longest = ", ".join(f"{length:,} ({at[place]})" for length, place in check.longest)
         yield f"  tokens:  {about}{number:,} of prompts to read"
-        yield f"  longest: {longest} of the {context:,} of the context"
+        yield f"  longest: {longest}; the context has {context:,}"
     if check.num_cut:
         yield (
-            f"  warning: behind {check.num_cut:,} of these prompts the context ends before sampling.max_tokens; raise "
+            f"  warning: after {check.num_cut:,} of these prompts the context ends before sampling.max_tokens; raise "
             "engine.max_model_len, or these texts end sooner"
         )
     if check.num_marked:
@@ -179,6 +183,13 @@ def _draft_in_words(plan: Plan) -> str:
     kind = f"{config.kind} head in the {config.format} format"
     tokens = f"{config.draft_vocab_size:,} of {config.vocab_size:,} tokens"
     return f" ({kind}; {tokens}, {config.layer_ids_are} of layers {layers})"
+
+
+def _candidates_in_words(candidates: Candidates, seconds: float) -> Iterator[str]:
+    """Yield the drafts of which a trial takes one, and those of the list that cannot be used."""
+    names = [drafter if draft is None else f"{draft} ({drafter})" for drafter, draft in candidates.found]
+    yield f"  draft:   the fastest, by a trial of at most {seconds:g} s before the run: {', '.join(names)}"
+    yield from (f"  left out: {line}" for line in candidates.left_out)
 
 
 def _said_by_model(plan: Plan) -> tuple[str, str]:

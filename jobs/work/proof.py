@@ -57,7 +57,9 @@ class Proof:
         with ExitStack() as resources:
             texts.place(resources)
             made_of = origin_in_words(models.target)
-            self._console.print(f"target {models.target}, {models.dtype} on {texts.runs_on}{made_of}")
+            self._console.print(
+                f"target {self._config.generator.models.target}, {models.dtype} on {texts.runs_on}{made_of}"
+            )
             found: list[Finding] = []
             for temperature in prove.temperatures or (self._plan.settings.sampling.temperature,):
                 for number, name in enumerate(self._inputs):

@@ -46,6 +46,7 @@ from jobs.config.serve import ServeConfig
 from jobs.driver.cluster import check_submitted, paths_of, start_ray, starts_own_ray
 from jobs.driver.plan import settled
 from jobs.driver.stopping import Exit, bad_configuration
+from jobs.names import tell
 from jobs.work.served_models import check_adapters, served_models
 from pipeline.run.fingerprint import quick_model_fingerprint, tokenizer_fingerprint
 from pipeline.storage.location import Location
@@ -242,7 +243,7 @@ def _serve(
             raise
         return _until_a_signal(mark, config.serve.deployment.drain_timeout_s)
     except (RuntimeError, ValueError, OSError, ray.exceptions.RayError, RayServeException) as error:
-        print(f"error: {error}", file=sys.stderr)
+        tell(f"error: {error}")
         return Exit.FAILED
     finally:
         if is_own_ray and ray.is_initialized():

@@ -18,6 +18,7 @@ from jobs.driver.cluster import check_submitted, paths_of, start_ray
 from jobs.driver.progress import format_seconds
 from jobs.driver.stopping import Exit, bad_configuration, graceful_stop, interrupted
 from jobs.driver.watches import watching
+from jobs.names import tell
 from pipeline.storage.location import Location
 from training.trainer.checkpoint import TrainingProgress
 from training.trainer.options import WorkerOptions
@@ -54,7 +55,7 @@ def train(config: TrainConfig) -> Exit:
         return Exit.INCOMPLETE
     except (ValueError, OSError, ray.exceptions.RayError) as error:
         said = str(error) if isinstance(error, ValueError | OSError) else f"{type(error).__name__}: {error}"
-        print(f"error: {' '.join(said.split())}", file=sys.stderr)
+        tell(f"error: {' '.join(said.split())}")
         print("no output was written; mend the cause and run the same command again", file=sys.stderr)
         return Exit.FAILED
 

@@ -39,7 +39,7 @@ def carried_types(
     found = _column_types(files, options)
     names = options.carried_of(found)
     if found and (missing := sorted(set(names) - set(found))):
-        raise ValueError(f"carry_columns {missing} are not in the input: {files[0].path} has {', '.join(found)}")
+        raise ValueError(f"input.carry_columns: {missing} are not in the input: {files[0].path} has {', '.join(found)}")
     carried = {name: _only_type(name, found[name]) if found else pa.string() for name in names}
     generations_schema(carried, column_sets=column_sets)  # refuses the names of Dray's own columns
     return carried
@@ -49,11 +49,15 @@ def id_type(files: Sequence[InputFile], options: InputOptions) -> pa.DataType:
     """Return the type of `id`: int64 where the rows' own ids are integers that fit, else string.
 
     Ids of JSON lines are integers if those of the first 1000 rows are. It is kept in run.json as the types of carried
-    columns are.
+    columns are. Raises ValueError if none of these rows has the column.
     """
     if options.id_column is None or options.format not in ("parquet", "jsonl"):  # the others have text alone
         return TEXT
-    types = _column_types(files, options).get(options.id_column, {}).keys() - {pa.null()}
+    if (found := _column_types(files, options)) and options.id_column not in found:
+        raise ValueError(
+            f"input.id_column: {options.id_column!r} is not in the input: {files[0].path} has {', '.join(found)}"
+        )
+    types = found.get(options.id_column, {}).keys() - {pa.null()}
     return pa.int64() if types and all(pa.types.is_integer(t) and t != pa.uint64() for t in types) else TEXT
 
 

@@ -205,7 +205,7 @@ def _format_of(path: str) -> Format:
     if extension not in _FORMAT_OF_EXTENSION:
         raise ValueError(
             f"{path}: its name does not tell its format (known: {', '.join(_FORMAT_OF_EXTENSION)}, text formats also "
-            f"with {', '.join(COMPRESSIONS)}); set the input format, or name the files to read by a glob, such as "
+            f"with {', '.join(COMPRESSIONS)}); set input.format, or name the files to read by a glob, such as "
             f"{path.rpartition('/')[0]}/*.parquet"
         )
     return _FORMAT_OF_EXTENSION[extension]

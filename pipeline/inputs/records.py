@@ -93,7 +93,9 @@ def _parse(data: bytes, options: InputOptions, header: list[str]) -> Columns:
         try:
             value = parse_json(text)
         except (ValueError, RecursionError) as error:
-            raise RowError("read", f"not a JSON line: {error}", type(error).__name__) from error
+            raise RowError(
+                "read", "not a JSON line: " + str(error).replace("line 1 ", ""), type(error).__name__
+            ) from error
         if not isinstance(value, dict):
             raise RowError("read", f"expected a JSON object on the line, got {type(value).__name__}", "TypeError")
         return value

@@ -184,7 +184,8 @@ def _request(
         raise RowError("read", "the row has a prompt and messages; leave one of them null")
     if messages is None and prompt is None:
         names = f"{options.prompt_column!r} and {options.messages_column!r}"
-        raise RowError("read", f"the columns {names} are null or absent; the row has {sorted(columns)}", "KeyError")
+        found = f"the row has {sorted(columns)}; input.prompt_column names another one"
+        raise RowError("read", f"the columns {names} are null or absent; {found}", "KeyError")
     if messages is None and not isinstance(prompt, str):
         raise wrong_type("read", f"column {options.prompt_column!r}", "a string", prompt)
     given = _given(structure(columns, options.override_column, "params", dict, "an object") or {})

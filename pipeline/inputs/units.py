@@ -126,11 +126,11 @@ def _refuse_missing_columns(location: Location, options: InputOptions) -> None:
         raise ValueError(f"{location.name}: it has the column {twice[0]!r} twice; give every column its own name")
     found = f"the file has {', '.join(present)}"
     if options.format == "csv" and (others := {*",;\t|"} & {*"".join(present)} - {options.csv_separator}):
-        found += f" (if {min(others)!r} separates its fields, set csv_separator)"
+        found += f" (if {min(others)!r} separates its fields, set input.csv_separator)"
     if options.prompt_template is None and not {options.prompt_column, options.messages_column} & set(present):
         raise ValueError(
             f"{location.name}: neither a prompt column {options.prompt_column!r} nor a messages column "
-            f"{options.messages_column!r}; {found}. Set prompt_column or messages_column"
+            f"{options.messages_column!r}; {found}. Name one of them in input.prompt_column or input.messages_column"
         )
     wanted = set(options.carried_of(())) | ({options.id_column} if options.id_column else set())
     if options.template is not None:
@@ -151,9 +151,7 @@ def _refuse_other_json(file: InputFile, options: InputOptions) -> None:
     forms = {b"[": ("one JSON array", "jq -c '.[]'"), b"{": ("JSON over several lines", "jq -c .")}
     form, command = forms.get(start, ("", ""))
     advice = f"; if it is {form}, this makes lines of it: {command} IN.json > OUT.jsonl" if form else ""
-    raise ValueError(
-        f"{file.path}: JSON lines have one object a line, and its first line is none: {record.message}{advice}"
-    )
+    raise ValueError(f"{file.path}, first line: {record.message}{advice}")
 
 
 def _refuse_prompts_of_another_type(location: Location, options: InputOptions) -> None:

@@ -5,7 +5,7 @@ manifest/part-*.parquet    the work units, in the parts that run.json names; an 
 data/part-*.parquet        the generations of one unit each; the existence of a part is its commit
 errors/part-*.parquet      the unit's failed rows, if any; written before the part in data/, amended after it
 tools/unit-*/*.json        results of tools that a program has called, until its unit is committed
-drafts/version-*.json      the drafts that were offered to the run after it began, and what became of them
+drafts/*.json              the draft that a trial took (choice.json); those that were offered later, and their fate
 report.json  _SUCCESS      written at the end, and
 report.html                a page about the run, which may be written at any time
 _LEASE                     names the driver that works on the run, while one does

@@ -184,7 +184,10 @@ def refuse_unknown_columns(run_directory: RunDirectory, names: Sequence[str]) ->
     there = run_directory.generations_schema.names
     for name in names:
         if name not in there:
-            raise ValueError(f"the output has no column {name!r}; it has {', '.join(there)}")
+            raise ValueError(
+                f"the output has no column {name!r}; it has {', '.join(there)}. A new run takes others over from the "
+                "input with input.carry_columns"
+            )
 
 
 def _values(table: pa.Table, name: str) -> list[Value]:

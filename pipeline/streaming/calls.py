@@ -26,6 +26,10 @@ class UnitsLeft(UnitError):
     """Actors have ended without these units, which their places gave back. Others may do them."""
 
 
+class NoProgressError(RuntimeError):
+    """No unit was committed for as long as a run waits for one."""
+
+
 def packed(objects: Iterable[Any]) -> pa.Table:
     """Return a table with a row for each object, pickled as Ray does with what it hands to actors."""
     return pa.table({"pickled": pa.array(map(pickle.dumps, objects), pa.binary())})

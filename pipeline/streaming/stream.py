@@ -23,11 +23,8 @@ from ray.data.exceptions import ExecutionTimeoutError
 from pipeline.id_set import IdSet
 from pipeline.ray_internals import block_statistics_cleaner
 from pipeline.run.commit import Receipt
-from pipeline.streaming.calls import UnitCall, UnitError, packed, unpacked
+from pipeline.streaming.calls import NoProgressError, UnitCall, UnitError, packed, unpacked
 from pipeline.streaming.pool import ActorPool
-
-# What `stream_units` raises when no unit was committed for its `no_progress_timeout_s`.
-NoProgress = ExecutionTimeoutError
 
 
 def stream_units(
@@ -46,7 +43,8 @@ def stream_units(
     `worker` takes a table of calls and returns one of their outcomes (`packed`): a receipt, a UnitError, or None for a
     unit that was not begun, because the run is stopping or a backup is no longer wanted. A failure travels as data,
     since Ray Data would wrap an exception beyond reading.
-    Raises UnitError at the first failure, RayError if actors die again and again.
+    Raises UnitError at the first failure, RayError if actors die again and again, NoProgressError when no unit was
+    committed for `no_progress_timeout_s`.
     """
     quiet_ray_data(no_progress_timeout_s)
     if not num_units:
@@ -68,6 +66,8 @@ def stream_units(
                     yield outcome
             if len(done) == num_units:
                 return
+    except ExecutionTimeoutError as error:
+        raise NoProgressError(str(error)) from error
     finally:
         batches.close()  # a generator: it shuts the executor down
 

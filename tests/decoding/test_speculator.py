@@ -8,8 +8,8 @@ from safetensors.torch import load_file, save_file
 from transformers import core_model_loading
 
 from decoding import Engine, EngineOptions, SamplingParams, Speculator
-from decoding.heads.fit import TargetParts
 from decoding.heads.format.folder import read_head, save_head
+from decoding.heads.target_parts import TargetParts
 from decoding.network.language_model import LanguageModel
 from tests.decoding.families import FAMILIES, NUM_LAYERS, saved
 from tests.decoding.fp8.checkpoints import saved_fp8

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, GenerationConfig, LlamaConfig, Pr
 from decoding import Engine, EngineOptions, SamplingParams
 from decoding.cache.kv_cache import KVCache
 from decoding.choices import DType
-from decoding.drafters import DRAFTERS, DrafterName, make_drafter
+from decoding.drafters import DRAFTERS, NEED_A_HEAD, DrafterName, make_drafter
 from decoding.drafters.base import Drafter
 from decoding.drafters.hybrid import HybridDrafter
 from decoding.grammar.grammars import Grammars
@@ -28,8 +28,7 @@ from decoding.vocabulary.vocabulary_map import VocabularyMap
 
 VOCAB_SIZE = 48
 CONTEXT = 96
-ANY_TARGET = tuple(name for name in DRAFTERS if name not in ("mtp", "assistant"))  # that need no target of their own
-EVERY_DRAFTER = (*ANY_TARGET, "mapped")  # mapped: the drafter "model", whose draft has another tokenizer
+EVERY_DRAFTER = (*DRAFTERS, "mapped")  # mapped: the drafter "model", whose draft has another tokenizer
 POISON = 40  # a poisoned model's values after this token id are not finite
 
 
@@ -164,22 +163,16 @@ def drafter_over(
     num_slots: int,
     max_model_len: int,
 ) -> Drafter:
-    """The drafter of this name. `eagle3` and `dflash` have a random head for the target in place of the draft model."""
+    """The drafter of this name. Those that need a head have a random one for the target in place of the draft model."""
     if name == "mapped":
         from tests.decoding.vocabulary.tiny_tokenizers import nearly_the_same
 
         draft = mapped(draft.share(), nearly_the_same(target.vocab_size))
         name = "model"
-    if name == "eagle3":
-        from tests.decoding.heads.tiny_heads import head_for, random_head
+    if name in NEED_A_HEAD:
+        from tests.decoding.heads.beside import drafter_beside
 
-        head, _ = random_head(head_for(target))
-        return make_drafter(name, head, target.vocab_size, num_slots, max_model_len)
-    if name == "dflash":
-        from tests.decoding.heads.tiny_heads import HesitantDrafter, block_config, head_for, random_head
-
-        head, _ = random_head(head_for(target, block_config, kind="dspark"))
-        return HesitantDrafter(head, num_slots, max_model_len)
+        return drafter_beside(name, target, num_slots, max_model_len)
     return make_drafter(name, draft, target.vocab_size, num_slots, max_model_len)
 
 

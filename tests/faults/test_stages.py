@@ -16,7 +16,8 @@ from actors.drafts.remote_drafter import DraftLinks
 from actors.drafts.roster import start_roster
 from actors.placement import DraftSettings, StageSettings
 from actors.settings import GeneratorSettings, ModelSettings
-from actors.stages.group import StageGroup, give_back_orphans
+from actors.stages.group import StageGroup
+from actors.stages.places import give_back_orphans
 from decoding.engine.engine import Engine
 from decoding.engine.rounds.prefix import Resident
 from decoding.network.target import SlotsLostError

@@ -34,6 +34,7 @@ def prompts(count: int) -> list[dict[str, Any]]:
 def arguments(source: Path | str, output: Path | str, pair: tuple[str, str], *more: str) -> list[str]:
     """Return the command line of a small run."""
     target, draft = pair
+    drafts = [] if any(flag.startswith("--models.draft=") for flag in more) else [f"--models.draft={draft}"]
     return [
         f"--input.path={source}",
         "--input.id_column=id",
@@ -41,7 +42,7 @@ def arguments(source: Path | str, output: Path | str, pair: tuple[str, str], *mo
         "--input.prompts_are=text",
         f"--output.path={output}",
         f"--models.target={target}",
-        f"--models.draft={draft}",
+        *drafts,
         "--sampling.max_tokens=12",
         "--run.rows_per_unit=8",
         "--run.progress=none",

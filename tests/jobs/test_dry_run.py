@@ -106,7 +106,7 @@ def test_the_plan_says_how_long_prompts_are_and_which_leave_no_room(job):
     said = " ".join(job.printed().split())
     assert f"tokens: {sum(lengths)} of prompts to read" in said
     longest = f"{lengths[2]} (in.jsonl:3), {lengths[3]} (in.jsonl:4), {lengths[1]} (in.jsonl:2)"
-    assert f"longest: {longest} of the 256 of the context" in said
+    assert f"longest: {longest}; the context has 256" in said
     assert "warning: behind 1 of these prompts the context ends before sampling.max_tokens" in said
 
 

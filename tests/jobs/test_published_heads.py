@@ -14,9 +14,10 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from decoding.checkpoint.model_files import tensors_in
-from decoding.heads.fit import fitting_config, make_network
+from decoding.heads.fit import fitting_config
 from decoding.heads.format.folder import Head, read_head_config
 from decoding.heads.format.tensors import _check_headers, expected_tensors, our_name
+from decoding.heads.target_parts import make_network
 from jobs import generate
 from pipeline.run.fingerprint import quick_model_fingerprint
 from tests.decoding.heads.sparse_folder import write_sparse_folder

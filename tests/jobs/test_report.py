@@ -29,4 +29,6 @@ def test_a_run_without_parts_says_so_and_knows_its_columns(tmp_path, capsys, tas
         assert report.main([run.location.name, *flags]) == 0
         assert capsys.readouterr().out == f"{run.location.name} has no parts yet: no unit of it is committed\n"
     assert report.main([run.location.name, "--by", "colour"]) == 2
-    assert "error: the output has no column 'colour'; it has row_id" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "error: the output has no column 'colour'; it has row_id" in said
+    assert said.endswith("A new run takes others over from the input with input.carry_columns\n")

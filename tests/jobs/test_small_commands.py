@@ -38,6 +38,9 @@ def test_the_export_has_one_line_for_every_input_row(output, tmp_path):
     assert lines[0]["response"]["body"]["model"] == "mine"
     assert lines[0]["response"]["body"]["choices"][0]["message"]["content"] == generations(output)[0]["text"]
     assert lines[-1]["error"]["code"] == "invalid_request"
+    assert export.main([str(output), str(file)]) == 0
+    named = json.loads((output / "run.json").read_text())["settings"]["models"]["target"]
+    assert json.loads(file.read_text().splitlines()[0])["response"]["body"]["model"] == named
 
 
 def test_an_incomplete_run_is_not_exported(output, tmp_path):

@@ -11,8 +11,8 @@ from vllm.v1.structured_output.backend_guidance import GuidanceGrammar
 
 from actors.engine.translation import EncodedRow, decode_row
 from decoding import Engine, SamplingParams, Sequence
-from decoding.engine.load import grammars_of
 from decoding.grammar.structured import Structured
+from decoding.vocabulary.grammars import grammars_of
 from pipeline.run.check import contradictions
 from pipeline.text.chat import ChatPrompt
 from pipeline.text.codec import TextCodec

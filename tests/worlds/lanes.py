@@ -75,7 +75,7 @@ def lanes_over(
     parts, diary = [], []
     for letter in "abcdefgh"[: min(num_lanes, asked.num_slots)]:
         target = models.target.share()
-        part = drafter_over(name, draft.share(), models.target, asked.num_slots, asked.max_model_len)
+        part = drafter_over(name, draft.share(), target, asked.num_slots, asked.max_model_len)
         target = Elsewhere(target, letter, diary) if is_staged else target
         parts.append((target, _ask_elsewhere(part, letter, diary) if is_remote else part))
     return Engine(parts, asked, asked.max_model_len, grammars=grammars), diary

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 
 from actors.engine.vocabulary import with_bad_word_ids
 from decoding.checkpoint.supported import max_positions, read_config
-from decoding.engine.load import settle_max_model_len
+from decoding.engine.options import settle_max_model_len
 from decoding.sampling_params import SamplingParams
 from pipeline.inputs.files import InputFile, list_files
 from pipeline.inputs.units import WorkUnit

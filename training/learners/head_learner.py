@@ -16,11 +16,12 @@ from transformers import AutoTokenizer, PretrainedConfig
 
 from decoding.checkpoint.supported import model_folder
 from decoding.heads.blocks import blocks_ahead
-from decoding.heads.fit import fitting_config, make_network
+from decoding.heads.fit import fitting_config
 from decoding.heads.format.folder import Head, read_head, save_head
 from decoding.heads.format.head_config import OF_SCALES, HeadConfig, Kind, default_layer_inputs, normalized
 from decoding.heads.format.networks import DFlashNetwork, Eagle3Network
 from decoding.heads.format.tensors import offsets, target_ids
+from decoding.heads.target_parts import make_network
 from decoding.heads.unrolled import unrolled
 from training.learners.ahead import AheadLearner
 from training.learners.losses import LossName

@@ -49,7 +49,7 @@ class Admission:
         self._residents: list[Resident | None] = [None] * num_slots
         self._num_seated = 0
         self._finished: list[Sequence] = []  # scored rows, not handed out yet
-        self._num_read_again = int(drafter.tap is not None)  # of the tokens that a newcomer shares, the last ones
+        self._num_read_again = drafter.num_read_again
 
     @property
     def _cache(self) -> SlotCache:

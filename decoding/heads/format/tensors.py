@@ -18,7 +18,6 @@ from decoding.checkpoint.model_files import read_json, tensors_in, weight_files
 from decoding.fp8.exact import dequantize
 from decoding.fp8.linear import Scaling
 from decoding.heads.format.head_config import HeadConfig
-from decoding.heads.format.networks import network_of
 
 FIRST_LAYER, EAGLES_FIRST_LAYER = "layers.0.", "midlayer."
 _MASK = "mask_hidden"  # of one, two or three dimensions, by who wrote it
@@ -42,6 +41,8 @@ def expected_tensors(config: HeadConfig) -> dict[str, Expected]:
     The embedding may be absent, and so may the output layer of a head that knows all tokens: they are the target's.
     Of a reduced vocabulary `t2d` may be absent, since it follows from `d2t`.
     """
+    from decoding.heads.format.networks import network_of  # of transformers' modules: only for a head to look at
+
     vocab_size, draft_vocab_size = config.vocab_size, config.draft_vocab_size
     is_whole = draft_vocab_size == vocab_size
     found = {name: Expected(tuple(each.shape)) for name, each in network_of(config).named_parameters()}

@@ -17,7 +17,7 @@ from decoding.checkpoint.layer_subset import num_layers
 from decoding.checkpoint.loading import Footprint, cache_of
 from decoding.checkpoint.model_files import read_json, tensors_in, weight_files
 from decoding.checkpoint.supported import load_config, model_folder
-from decoding.choices import OWN_HEAD, OWN_HEAD_IF_ANY
+from decoding.choices import NEED_A_MODEL, OWN_HEAD, OWN_HEAD_IF_ANY, DrafterName
 from decoding.heads.mtp.family import FAMILIES, Family
 
 _READ = ("F32", "BF16", "F16")
@@ -43,10 +43,16 @@ class OwnHead:
                 found[name] = tensors.get_tensor(published)
         return found
 
-    def footprint(self, dtype: str, num_slots: int, max_model_len: int) -> Footprint:
-        """Return the memory of the head. Embedding and output layer are the target's."""
+    def footprint(self, dtype: str, num_slots: int, max_model_len: int, *, is_apart: bool = False) -> Footprint:
+        """Return the memory of the head. Embedding, final norm and output layer are the target's.
+
+        If `is_apart` from the target's layers, its process has copies of them.
+        """
         per_token = len(self.modules) * cache_of(self.config, dtype, num_slots=1, max_model_len=0)
-        return Footprint(self.num_weights * getattr(torch, dtype).itemsize, per_token, num_slots, max_model_len)
+        num_weights, config = self.num_weights, self.config
+        if is_apart:
+            num_weights += config.hidden_size * (1 + config.vocab_size * (1 if config.tie_word_embeddings else 2))
+        return Footprint(num_weights * getattr(torch, dtype).itemsize, per_token, num_slots, max_model_len)
 
     def __str__(self) -> str:
         return f"mtp head in the target's own files, modules: {len(self.modules)}"
@@ -148,12 +154,17 @@ def _tensors(file: Path, names: list[str]) -> dict[str, torch.Tensor]:
         return {name: tensors.get_tensor(name) for name in names}
 
 
-def settled_draft(draft: str | None, target: str) -> tuple[str | None, str]:
-    """Return the draft that models.draft stands for, and why it is none where `auto` finds no head."""
+def settled_draft(draft: str | None, target: str, drafter: DrafterName | None = None) -> tuple[str | None, str]:
+    """Return the draft that models.draft stands for, and why it is none where `auto` finds no head.
+
+    Raises ValueError, with that reason, if engine.drafter is set to one that needs a draft.
+    """
     if draft != OWN_HEAD_IF_ANY:
         return draft, ""
     try:
         own_head(target)
     except ValueError as error:
+        if drafter in NEED_A_MODEL:
+            raise ValueError(f"engine.drafter is {drafter!r}, and models.draft 'auto' found none: {error}") from error
         return None, str(error)
     return OWN_HEAD, ""

@@ -2,7 +2,6 @@
 
 import io
 import shlex
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
@@ -19,6 +18,7 @@ from jobs.driver.outcome import run_command
 from jobs.driver.plan import Plan
 from jobs.driver.progress import Progress
 from jobs.driver.stopping import Exit
+from jobs.names import tell
 from jobs.work.tuning.result import shown
 from jobs.work.tuning.search import choose, fastest, search
 from jobs.work.tuning.setting import Axes, Setting, axes_to_try, in_words, own_setting
@@ -41,11 +41,11 @@ def _begin(config: TuneConfig, plan: Plan) -> Callable[[], Exit]:
     except ValueError as error:
         if config.tune.write is not None:
             raise
-        print(f"nothing will be written: {error}", file=sys.stderr)
+        tell(f"nothing will be written: {error}")
         file = None
     axes = axes_to_try(config, plan, own)
     if config.dry_run:
-        print(f"would try {in_words(axes)}; would write {file.path if file else 'no file'}")
+        print(f"would try {in_words(axes)}\nwould write {file.path if file else 'no file'}")
         return lambda: Exit.COMPLETE
     return lambda: _tune(config, plan, own, axes, file)
 
@@ -60,7 +60,7 @@ def _tune(config: TuneConfig, plan: Plan, own: Setting, axes: Axes, file: TunedF
         print(captured.get(), end="")  # by sys.stdout, which a bar that is shown meanwhile makes room for
 
     try:
-        step = f"loading {Path(plan.settings.models.target).name}, and looking how fast it is"
+        step = f"loading {Path(config.generator.models.target).name}, and looking how fast it is"
         with Progress(config.run.progress, step) as progress:
             most_slots = max(each["slots"] for each in axes["slots"])
             trials = Trials(plan, plain, most_slots, config.tune.seconds, progress.say)
@@ -70,7 +70,7 @@ def _tune(config: TuneConfig, plan: Plan, own: Setting, axes: Axes, file: TunedF
             best = choose(own, trials.passes, trials, trials.noise)
             grid = _grid(axes, trials, best) if config.tune.grid else []
     except TextsDiffer as error:
-        print(f"error: NOT IDENTICAL: {error}; please report this with what `dray prove` says", file=sys.stderr)
+        tell(f"error: NOT IDENTICAL: {error}; please report this with what `dray prove` says")
         return Exit.FAILED
     finally:
         torch.set_num_threads(num_threads)
@@ -92,13 +92,10 @@ def _tune(config: TuneConfig, plan: Plan, own: Setting, axes: Axes, file: TunedF
 
 def _possible(axes: Axes, trials: Trials, say: Callable[[str], None]) -> Axes:
     """Return what can be tried: drafts that fit, dtypes in which the promise holds, slots with rows and memory."""
-    plain, unfit = trials.plain, set[str]()
-    for draft, each in {each["draft"]: each for each in axes["drafter"]}.items():
-        try:
-            trials.parts_of(replace(plain, **each))
-        except ValueError as error:
-            unfit.add(draft)
-            say(f"left out: {draft}: {error}")
+    plain = trials.plain
+    unfit = trials.unfit([replace(plain, **each) for each in axes["drafter"]])
+    for draft, why in unfit.items():
+        say(f"left out: {draft}: {why}")
     drafters = [each for each in axes["drafter"] if each["draft"] not in unfit]
     dtypes = [each for each in axes["dtype"] if each["dtype"] == plain.dtype or trials.is_promised(each["dtype"])]
     if left_out := [each["dtype"] for each in axes["dtype"] if each not in dtypes]:

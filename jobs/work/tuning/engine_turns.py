@@ -30,10 +30,11 @@ def engine_way(
     rows: Callable[[int], list[Sequence]],
     least_rows: int = 1,
     most_seconds: float = float("inf"),
+    ends: float = float("inf"),
 ) -> Way[EnginePass]:
     """Return the way to generate the rows of a repeat by an engine, timed as long as `least_rows` are left.
 
-    After `most_seconds` it gives up, and its texts are not whole.
+    After `most_seconds`, or at the time `ends` of `time.monotonic`, it gives up, and its texts are not whole.
     """
 
     def way(repeat: int) -> Generator[None, None, EnginePass]:
@@ -48,13 +49,16 @@ def engine_way(
                 num_left -= len(engine.step())
                 num_rounds += 1
 
-        while num_left >= least_rows and seconds < most_seconds:
+        def is_in_time() -> bool:
+            return not seconds or (seconds < most_seconds and time.monotonic() < ends)
+
+        while num_left >= least_rows and is_in_time():
             cpu_seconds -= time.process_time()
             seconds += seconds_of(turn, engine.target.device)
             cpu_seconds += time.process_time()
             yield
         num_tokens = sum(len(row.output_token_ids) for row in own)
-        while engine.has_work and seconds < most_seconds:
+        while engine.has_work and is_in_time():
             engine.step()
         failed = [row.error for row in own if row.error]
         assert not failed, failed[0]

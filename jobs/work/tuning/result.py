@@ -16,8 +16,8 @@ _MILLION = 1_000_000
 _NUM_BARS = 8
 _BAR = 24  # characters of the longest one
 _LEGEND = (
-    "times: as fast as plain decoding as the run has it now (median; spread: least and most); len: tokens a round; "
-    "GiB: weights and cache; 1M rows: hours of one engine for a million rows of these prompts"
+    "times: speed as a multiple of plain decoding with the run's settings (median; spread: least and most); len: "
+    "tokens a round; GiB: weights and cache; 1M rows: hours of one engine for a million rows of these prompts"
 )
 
 

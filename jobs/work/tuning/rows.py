@@ -3,6 +3,7 @@
 import random
 from collections.abc import Sequence as Seq
 from functools import partial
+from itertools import islice
 from math import ceil
 
 from actors.engines.loading import load_codec
@@ -12,6 +13,7 @@ from jobs.driver.plan import Plan
 from jobs.proving.asked import Codecs, good_inputs
 from jobs.proving.comparison import problem_with_row, rows_of
 from jobs.work.estimate import spread_units
+from pipeline.inputs.units import WorkUnit
 
 _LEAST_TOKENS = 16  # of a text, in which drafts are measured
 
@@ -19,15 +21,19 @@ _LEAST_TOKENS = 16  # of a text, in which drafts are measured
 class SampledRows:
     """Some rows of the input, and how much of their texts is written."""
 
-    def __init__(self, plan: Plan, engine: Engine, most_slots: int) -> None:
-        """Read rows that `engine` can write. Raises ValueError if there are none."""
+    def __init__(self, plan: Plan, engine: Engine, most_slots: int, units: Seq[WorkUnit] | None = None) -> None:
+        """Read rows that `engine` can write, of `units` if they are given. Raises ValueError if there are none."""
         self._settings, self._max_model_len = plan.settings, engine.max_model_len
         self._codecs = Codecs(load_codec(plan.settings))
         check = partial(problem_with_row, codecs=self._codecs, settings=plan.settings, problem_with=engine.problem_with)
         self.left_out: list[str] = []
         self._fewest = ceil(most_slots / plan.settings.sampling.n)  # which fill the slots
-        units = spread_units(plan, 8 * self._fewest)
-        self._all = list(good_inputs(plan, units, check, self.left_out.append))
+        of_unit = None if units is None else ceil(8 * self._fewest / max(1, len(units)))  # its first rows
+        self._all = [
+            row
+            for unit in units or spread_units(plan, 8 * self._fewest)
+            for row in islice(good_inputs(plan, [unit], check, self.left_out.append), of_unit)
+        ]
         if not self._all:
             raise ValueError(f"no row of the input can be written, so there is nothing to measure; {self.left_out[0]}")
         random.Random(0).shuffle(self._all)  # so that any first ones come from all over the input

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from actors.engines.candidates import WITHOUT_A_MODEL, pairs_of
 from actors.engines.footprint import footprint
 from actors.settings import GeneratorSettings
 from decoding.checkpoint.loading import Footprint
@@ -100,11 +101,14 @@ def axes_to_try(config: TuneConfig, plan: Plan, own: Setting) -> Axes:
     dtypes = tune.dtypes or ("bfloat16",) * (is_open and is_on_cpu)
     slots = tune.slots or (max(1, own.slots // 2), 2 * own.slots)
     drafters = [{"drafter": name, "draft": None} for name in ("none", "ngram", "suffix")]
-    for draft in dict.fromkeys(settled_draft(draft, models.target)[0] for draft in (models.draft, *tune.drafts)):
+    named = (models.draft, *(each for each in models.candidates if each not in WITHOUT_A_MODEL))
+    asked = [settled_draft(draft, models.target) for draft in tune.drafts]
+    if why_none := next((why for _, why in asked if why), ""):
+        raise ValueError(f"tune.drafts has 'auto', which found none: {why_none}")
+    for draft, _ in dict.fromkeys([*(settled_draft(draft, models.target) for draft in named), *asked]):
         if draft is not None:
-            folder = draft if is_head(draft) else model_folder(draft)
-            drafter = replace(plan.settings.engine, drafter=None).pick_drafter(folder)
-            drafters += [{"drafter": name, "draft": draft} for name in (drafter, "hybrid")]
+            pairs = pairs_of(plan.settings, draft if is_head(draft) else model_folder(draft))
+            drafters += [{"drafter": name, "draft": draft} for name, _ in pairs]
     return {
         "dtype": [{"dtype": dtype} for dtype in dict.fromkeys((own.dtype, *dtypes))],
         "threads": [{"threads": number} for number in sorted({own.threads, *threads})],

@@ -1,7 +1,7 @@
 """Trials: engines with different settings write the same rows in turns."""
 
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import replace
 from statistics import median
@@ -20,9 +20,11 @@ from jobs.work.tuning.engine_turns import EnginePass, engine_way
 from jobs.work.tuning.rows import SampledRows
 from jobs.work.tuning.setting import Setting
 from pipeline.counts import Counts
+from pipeline.inputs.units import WorkUnit
 
 _NUM_AT_ONCE = 5  # settings in turns beside the plain one and its twin, each with a cache of its own, if memory allows
 _PASS_SHARE = 1 / 60  # of the time, for the plain setting to write the rows once
+_LEAST_SECONDS = 10.0  # in which something can be told
 _TOO_LARGE = "memory runs out with the run's own setting ({}); lower engine.num_slots"
 _PATIENCE = 3.0  # times what the plain setting takes, after which another one gives up
 _FEWEST_PAIRS, _NOISE_OF_FEW = 3, 0.05  # fewer may agree by chance, so that noise is taken as at least so much
@@ -36,12 +38,25 @@ class TextsDiffer(Exception):
 class Trials:
     """What was measured of each setting."""
 
-    def __init__(self, plan: Plan, plain: Setting, most_slots: int, seconds: float, say: Callable[[str], None]) -> None:
-        """Load the target and read the rows. `seconds` is the time for all that is measured then.
+    def __init__(
+        self,
+        plan: Plan,
+        plain: Setting,
+        most_slots: int,
+        seconds: float,
+        say: Callable[[str], None],
+        units: Seq[WorkUnit] | None = None,
+        most_tokens: float = float("inf"),
+        pass_share: float = _PASS_SHARE,
+    ) -> None:
+        """Load the target and read the rows, of `units` if they are given.
+
+        `seconds` is the time for all that is measured then, of which plain decoding takes `pass_share` to write the
+        rows once. It is no longer than `most_tokens` would take, unless that is too short to measure anything.
 
         Raises ValueError or OSError for what is wrong with them.
         """
-        self.settings, self.plain, self._seconds, self._say = plan.settings, plain, seconds, say
+        self.settings, self.plain, self._say, self._seconds = plan.settings, plain, say, float("inf")
         self._started, self._at_once = time.monotonic(), _NUM_AT_ONCE
         self._parts: dict[tuple[DType, str | None], Parts] = {}
         self._costs: dict[tuple[object, ...], CostTable | None] = {}
@@ -52,12 +67,14 @@ class Trials:
         self.passes: dict[Setting, list[EnginePass]] = {}
         self.twin: list[float] = []  # ratios of a setting that equals the plain one
         options = replace(plan.settings.engine, drafter="none", num_slots=1)
-        self.rows = SampledRows(plan, Engine.over(self.parts_of(plain).beside(), options), most_slots)
+        self.rows = SampledRows(plan, Engine.over(self.parts_of(plain).beside(), options), most_slots, units)
         looks = [one_repeat({"plain": self._way(plain, float("inf"))}, 0)["plain"] for _ in range(2)]
         if _NOTHING in looks:
             raise ValueError(_TOO_LARGE.format(plain))
-        self.rows.settle(seconds * _PASS_SHARE / min(look.seconds for look in looks))
-        self._took[plain] = seconds * _PASS_SHARE
+        self._seconds = min(seconds, max(_LEAST_SECONDS, most_tokens / max(map(_rate, looks))))
+        took = min(look.seconds for look in looks)
+        self.rows.settle(self._seconds * pass_share / took)
+        self._took[plain] = max(took, self._seconds * pass_share)
 
     def parts_of(self, setting: Setting) -> Parts:
         """Return what engines with this draft and dtype are made of. Raises ValueError if they cannot be loaded."""
@@ -75,6 +92,18 @@ class Trials:
                 tokenizer=models.tokenizer,
             )
         return self._parts[key]
+
+    def unfit(self, settings: Iterable[Setting]) -> dict[str, str]:
+        """Load the drafts of these settings; return those that cannot be loaded, with the reasons."""
+        found = dict[str, str]()
+        for setting in {each.draft: each for each in settings}.values():
+            try:
+                self.parts_of(setting)
+            except Exception as error:
+                if setting.draft is None or not (isinstance(error, ValueError) or is_out_of_memory(error)):
+                    raise
+                found[setting.draft] = str(error)
+        return found
 
     def run(self, stage: str, settings: Seq[Setting], until: float) -> bool:
         """Measure each setting once more, the first ones first; return False at the end of this part of the time.
@@ -131,7 +160,10 @@ class Trials:
 
     def _way(self, setting: Setting, most_seconds: float) -> Way[EnginePass]:
         """Return the way in which a setting writes the rows on its threads; _NOTHING comes of it if memory runs out."""
-        way = engine_way(lambda: self._engine(setting), lambda _: self.rows.sequences(), most_seconds=most_seconds)
+        ends = self._started + self._seconds
+        way = engine_way(
+            lambda: self._engine(setting), lambda _: self.rows.sequences(), most_seconds=most_seconds, ends=ends
+        )
 
         def own(repeat: int) -> Generator[None, None, EnginePass]:
             turns, took = way(repeat), 0.0
@@ -199,7 +231,8 @@ class Trials:
         """The noise for a reader, with how it is known."""
         num = len(self.twin)
         if num >= _FEWEST_PAIRS:
-            return f"two equal settings differed by up to {self.noise:.1%} (nine of ten of {num} repeats)"
+            most = round(0.9 * (num - 1)) + 1
+            return f"two equal settings differed by up to {self.noise:.1%} in {most} of {num} repeats"
         return (
             f"taken as {self.noise:.1%}: two equal settings were measured beside each other only "
             f"{'once' if num == 1 else 'twice'}; more time (--tune.seconds) tells more"

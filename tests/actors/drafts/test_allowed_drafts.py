@@ -20,13 +20,13 @@ from decoding.choices import Verification
 from decoding.drafters.base import Drafter
 from decoding.drafters.hybrid import HybridDrafter
 from decoding.drafters.lookups import SuffixDrafter
-from decoding.engine.load import grammars_of
 from decoding.engine.rounds.host_rounds import HostRounds
 from decoding.grammar.grammars import Grammars
 from decoding.grammar.structured import Structured
 from decoding.network.language_model import LanguageModel
 from decoding.sampling.rows import Rows
 from decoding.sampling.verdicts import Draft
+from decoding.vocabulary.grammars import grammars_of
 from tests.actors.drafts.fake_calls import FakeCalls, Reference, actor_named
 from tests.decoding.tiny import drafted
 

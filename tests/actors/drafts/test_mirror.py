@@ -11,10 +11,10 @@ from actors.drafts.mirror import DraftMirror, DraftReply, DraftRequest, DraftTer
 from decoding import SamplingParams, Sequence
 from decoding.choices import Verification
 from decoding.drafters.model import ModelDrafter
-from decoding.engine.load import grammars_of
 from decoding.grammar.structured import Structured
 from decoding.network.language_model import LanguageModel
 from decoding.scope import ONE_FOR_ALL, Scope
+from decoding.vocabulary.grammars import grammars_of
 from tests.decoding.tiny import rows_over
 
 NUM_SLOTS, MAX_LEN, K = 3, 64, 4

@@ -17,10 +17,10 @@ from llguidance import LLMatcher
 from actors import GeneratorSettings, ModelSettings
 from actors.engine.translation import EncodedRow, decode_row, encode_row
 from decoding import Engine, EngineOptions, SamplingParams
-from decoding.engine.load import grammars_of
 from decoding.grammar.definition import definition_of
 from decoding.grammar.grammars import Grammars
 from decoding.grammar.structured import Structured
+from decoding.vocabulary.grammars import grammars_of
 from pipeline.errors import FieldError
 from pipeline.text.answer_parts import Thought
 from pipeline.text.codec import TextCodec

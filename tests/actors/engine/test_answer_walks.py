@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from decoding.engine.load import grammars_of
 from decoding.grammar.grammars import Grammars
+from decoding.vocabulary.grammars import grammars_of
 from tests.actors.engine.test_answer_grammar import FAMILIES, Asked
 from tests.decoding.grammar.walks import Walker, walk
 from tests.endpoint.in_process import BUNDLED

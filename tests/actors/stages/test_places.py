@@ -10,8 +10,8 @@ import ray
 from ray.util.placement_group import placement_group, placement_group_table
 
 from actors.placement import StageSettings
-from actors.stages import group as stage_groups
-from actors.stages.group import give_back_orphans, take_places
+from actors.stages import places as stage_places
+from actors.stages.places import give_back_orphans, take_places
 from jobs.driver.watches import watch_for_orphans, watching
 from tests.jobs.runs import wait_until
 
@@ -39,13 +39,13 @@ def test_the_driver_gives_back_places_of_actors_that_are_not_known_any_more():
 
 
 def test_two_may_give_back_the_same_places_at_once(monkeypatch):
-    orphan, find = take_for_a_stranger(), stage_groups.get_placement_group
+    orphan, find = take_for_a_stranger(), stage_places.get_placement_group
 
     def too_late(name: str) -> Any:
         ray.util.remove_placement_group(find(name))
         raise ValueError(f"Failed to look up placement group with name: {name}")
 
-    monkeypatch.setattr(stage_groups, "get_placement_group", too_late)
+    monkeypatch.setattr(stage_places, "get_placement_group", too_late)
     give_back_orphans()
     wait_until(is_given_back(orphan))
 
@@ -54,8 +54,8 @@ def test_a_target_that_finds_no_room_says_what_it_needs_and_goes_on_waiting(monk
     class EnoughError(Exception):
         pass
 
-    monkeypatch.setattr(stage_groups, "_LOOK_EVERY_S", 0.1)
-    monkeypatch.setattr(stage_groups, "give_back_orphans", Mock(side_effect=[None, None, EnoughError]))
+    monkeypatch.setattr(stage_places, "_LOOK_EVERY_S", 0.1)
+    monkeypatch.setattr(stage_places, "give_back_orphans", Mock(side_effect=[None, None, EnoughError]))
     with pytest.raises(EnoughError):
         take_places(StageSettings(count=2, num_cpus=10_000))
     assert caplog.text.count("waiting for room for stages") == 1

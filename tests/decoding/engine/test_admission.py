@@ -96,7 +96,9 @@ def test_prompts_with_a_common_head_compute_it_once(models, monkeypatch):
     assert [len(call) for call in target.calls] == [1, 3, 1][: len(target.calls)]
 
 
-@pytest.mark.parametrize(("drafter", "num_shared"), [("none", 40), ("eagle3", 39), ("dflash", 39)])
+@pytest.mark.parametrize(
+    ("drafter", "num_shared"), [("none", 40), ("eagle3", 39), ("dflash", 39), ("mtp", 37), ("assistant", 39)]
+)
 def test_a_common_head_is_read_once_by_layers_with_states_whatever_the_drafter_reads(drafter, num_shared, tmp_path):
     target = loaded(family_network("gated delta", STATES), tmp_path)
     prompts = [HEAD + tail for tail in random_prompts([9, 3, 30], seed=22)]

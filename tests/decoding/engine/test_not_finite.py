@@ -5,6 +5,7 @@ import math
 import pytest
 
 from decoding import Sequence
+from decoding.drafters import NEED_A_HEAD
 from tests.decoding import tiny
 from tests.decoding.tiny import (
     EVERY_DRAFTER,
@@ -41,6 +42,8 @@ def test_under_rejection_a_row_that_is_not_finite_fails_alone(trio, kind):
         sequences = run(engine_by(trio, kind, num_slots=num_slots, verification="rejection"), _sequences())
         assert [row for row, s in enumerate(sequences) if s.finish_reason == "error"] == [1, 4, 5]
         assert all("not finite" in sequences[row].error and "bfloat16" in sequences[row].error for row in (1, 4, 5))
+        if kind in ("model", *NEED_A_HEAD):
+            assert all(sequences[row].num_draft_tokens for row in (0, 2, 3, 6, 7)), "what a slot held spoils no draft"
 
 
 def test_a_draft_that_is_not_finite_costs_its_row_the_draft_and_nothing_else(trio, models):

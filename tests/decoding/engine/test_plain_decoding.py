@@ -3,7 +3,8 @@
 import pytest
 
 from decoding import SamplingParams
-from tests.decoding.tiny import ANY_TARGET, engine_over, numbered, random_prompts
+from decoding.drafters import DRAFTERS
+from tests.decoding.tiny import engine_over, numbered, random_prompts
 
 PROMPTS = random_prompts([5, 1, 9], seed=2)
 
@@ -39,7 +40,7 @@ def test_without_a_drafter_a_round_is_one_forward_of_one_token(models, forwards)
         assert sequence.accepted_per_position == []
 
 
-@pytest.mark.parametrize("drafter", ANY_TARGET)
+@pytest.mark.parametrize("drafter", DRAFTERS)
 def test_a_round_is_one_target_forward_whatever_drafts(models, forwards, drafter):
     engine = engine_over(models.target, models.good_draft, drafter, num_slots=3)
     sequences = engine.generate(PROMPTS, SamplingParams(max_tokens=10))

@@ -6,10 +6,12 @@ import pytest
 
 from decoding import Engine, EngineOptions, SamplingParams, Sequence
 from decoding.drafters.lookups import SuffixDrafter
+from decoding.engine.load import Parts
 from decoding.engine.scored_text import ScoredText
 from decoding.engine.token_engine import TargetLostError
 from decoding.network.language_model import LanguageModel
 from decoding.network.target import SlotsLostError
+from tests.decoding.heads.beside import assistant, own_head
 from tests.decoding.tiny import assert_each_once, engine_over, numbered, outputs, random_prompts, run
 from tests.worlds.lanes import Processes, lanes_over
 from tests.worlds.rows import shared
@@ -142,10 +144,24 @@ def test_of_scored_rows_that_run_alone_after_a_loss_one_is_up_next(models, monke
     assert all(row.error is None for row in rows)
 
 
-@pytest.mark.parametrize(("drafter", "draft_length"), [("hybrid", "adaptive"), ("none", "fixed"), ("model", "fixed")])
+RESIZED = [
+    ("hybrid", "adaptive"),
+    ("none", "fixed"),
+    ("model", "fixed"),
+    ("mtp", "adaptive"),
+    ("assistant", "adaptive"),
+]
+
+
+@pytest.mark.parametrize(("drafter", "draft_length"), RESIZED)
 def test_an_engine_that_is_resized_in_mid_run_writes_the_same(folders, world, drafter, draft_length):
     options = EngineOptions(num_slots=4, max_model_len=80, drafter=drafter, draft_length=draft_length)
-    engine = Engine.load(folders.target, folders.good_draft, options, device="cpu")
+    if drafter in ("mtp", "assistant"):
+        target = world.models.target.share()
+        head = {"mtp": own_head, "assistant": assistant}[drafter](target)
+        engine = Engine.over(Parts(target, head, drafter, 80), options)
+    else:
+        engine = Engine.load(folders.target, folders.good_draft, options, device="cpu")
     found, sizes = world.rows(), iter([2, 1, 6])
     engine.submit(found)
     for number in range(1000):

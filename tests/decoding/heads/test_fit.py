@@ -8,7 +8,7 @@ from decoding.heads.fit import head_footprint
 from decoding.heads.format.folder import save_head
 from decoding.heads.format.head_config import Kind
 from decoding.heads.format.tensors import expected_tensors
-from tests.decoding.heads.made_up import head
+from tests.decoding.heads.made_up import H, V, head, with_tensors
 from tests.decoding.heads.tiny_heads import block_config, random_head
 
 
@@ -22,6 +22,14 @@ def test_each_layer_has_a_key_and_a_value_of_a_token(kind: Kind, num_layers: int
     num_weights = sum(tensor.numel() for name, tensor in one.tensors.items() if name in floats)
     twice = 0 if kind == "eagle3" else 2 * num_layers * 2 * 8 * 32  # keys and values of the text before a block
     assert found.weights == 2 * (num_weights + twice)
+
+
+def test_a_head_apart_from_its_target_has_copies_of_what_its_files_lack(tmp_path: Path) -> None:
+    one = with_tensors(head("eagle3", draft_vocab_size=V), embed_tokens__weight=None)
+    save_head(one, str(tmp_path / "head"), "speculators")
+    path = str(tmp_path / "head")
+    beside, apart = (head_footprint(path, one.config, "bfloat16", 4, 100, is_apart=each) for each in (False, True))
+    assert (apart.weights, apart.cache) == (beside.weights + 2 * V * H, beside.cache)
 
 
 def test_the_product_of_a_text_has_as_many_weights_as_the_footprint_says() -> None:

@@ -157,10 +157,13 @@ def test_code_in_a_heads_folder_is_not_executed(tmp_path: Path) -> None:
     assert not (tmp_path / "executed").exists()
 
 
+@pytest.mark.parametrize("kind", ["dflash", "dflash2"])
 @pytest.mark.parametrize(("form", "other"), [("eagle", "speculators"), ("speculators", "eagle")])
-def test_windows_that_the_other_format_gives_to_other_tokens_are_refused_by_it(form, other, tmp_path: Path) -> None:
+def test_windows_that_the_other_format_gives_to_other_tokens_are_refused_by_it(
+    kind, form, other, tmp_path: Path
+) -> None:
     one = head(
-        "dflash", layers={"layer_types": ["sliding_attention"] * 2, "sliding_window": 16, "use_sliding_window": True}
+        kind, layers={"layer_types": ["sliding_attention"] * 2, "sliding_window": 16, "use_sliding_window": True}
     )
     one = replace(one, config=replace(one.config, format=form))
     save_head(one, str(tmp_path / "own"), form)

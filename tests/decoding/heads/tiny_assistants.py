@@ -21,7 +21,7 @@ from transformers import (
 from tests.decoding.tiny import CONTEXT, VOCAB_SIZE, build, save
 
 SLIDING, FULL = "sliding_attention", "full_attention"
-_COMMON = {
+COMMON = {
     "vocab_size": VOCAB_SIZE,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
@@ -34,7 +34,7 @@ _COMMON = {
     "eos_token_id": None,
     "pad_token_id": None,
 }
-_OWN = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 3, "layer_types": [SLIDING, SLIDING, FULL]}
+OWN = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 3, "layer_types": [SLIDING, SLIDING, FULL]}
 _SMALL = {"hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": VOCAB_SIZE, "num_kv_shared_layers": 2}
 _LARGE = {"attention_k_eq_v": True, "num_global_key_value_heads": 1, "head_dim": 16, "global_head_dim": 32}
 # E2B and E4B: later layers share keys, centroids. 26B and 31B: none do, one matrix for keys and values. 12B: unified.
@@ -61,17 +61,17 @@ def target_of(kind: str, seed: int = 1) -> PreTrainedModel:
     more = {"hidden_size": 32, "intermediate_size": 48}
     if kind == "small":
         more |= {"num_hidden_layers": 6, "layer_types": [SLIDING, FULL] * 3, **_SMALL}
-        return build(Gemma4TextConfig(**_COMMON | more), seed)
+        return build(Gemma4TextConfig(**COMMON | more), seed)
     more |= {"num_hidden_layers": 4, "layer_types": [SLIDING, SLIDING, SLIDING, FULL], **_LARGE}
     if kind == "unified":
-        return build(Gemma4UnifiedTextConfig(**_COMMON | more), seed)
-    return build(Gemma4TextConfig(**_COMMON | more, hidden_size_per_layer_input=0), seed)
+        return build(Gemma4UnifiedTextConfig(**COMMON | more), seed)
+    return build(Gemma4TextConfig(**COMMON | more, hidden_size_per_layer_input=0), seed)
 
 
 @torch.no_grad()
 def assistant_of(kind: str, seed: int = 2) -> PreTrainedModel:
     """An assistant with wide random weights: each of its parts moves the logits."""
-    text = {**_COMMON, **_OWN, "num_kv_shared_layers": 3, **({} if kind == "small" else _LARGE)}
+    text = {**COMMON, **OWN, "num_kv_shared_layers": 3, **({} if kind == "small" else _LARGE)}
     if kind == "unified":
         config = Gemma4UnifiedAssistantConfig(text_config=Gemma4UnifiedTextConfig(**text), backbone_hidden_size=32)
     else:

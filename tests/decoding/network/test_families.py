@@ -8,10 +8,11 @@ import torch
 from transformers import AutoModelForCausalLM, GenerationConfig
 
 from decoding import SamplingParams, Sequence
+from decoding.drafters import DRAFTERS
 from decoding.network.language_model import LanguageModel
 from decoding.network.probe import check_model
 from tests.decoding.families import EVERY_FAMILY, family_network
-from tests.decoding.tiny import ANY_TARGET, check_counts, engine_over, loaded, noised, outputs, random_prompts, save
+from tests.decoding.tiny import check_counts, engine_over, loaded, noised, outputs, random_prompts, save
 
 PROMPTS = random_prompts([9, 1, 4, 17, 1, 30, 2])
 NUM_NEW_TOKENS = 24
@@ -105,7 +106,7 @@ def test_greedy_text_equals_transformers_generate(family, drafter, ignore_eos):
 
 @pytest.mark.parametrize("family", ["llama", "gemma3"], indirect=True)
 @pytest.mark.parametrize("verification", ["coupled", "rejection"])
-@pytest.mark.parametrize("drafter", ANY_TARGET)
+@pytest.mark.parametrize("drafter", DRAFTERS)
 def test_with_every_drafter_greedy_text_equals_transformers_generate(family, drafter, verification):
     """In two families: apart from the draft model, a drafter knows nothing of the target's."""
     _written(family, drafter, verification=verification)

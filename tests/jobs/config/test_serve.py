@@ -208,18 +208,17 @@ def test_the_fingerprint_covers_the_model_and_all_that_changes_text(text_pair, t
 
 def test_under_rejection_the_fingerprint_covers_the_drafts_too(text_pair):
     target, draft = text_pair
-    rejection, coupled = (
-        ("--models.draft", draft, f"--engine.verification={rule}") for rule in ("rejection", "coupled")
-    )
+    rejection, coupled = ((f"--engine.verification={rule}",) for rule in ("rejection", "coupled"))
     changes = (
-        (),
-        ("--engine.num_speculative_tokens=3",),
-        ("--engine.drafter=ngram",),
-        ("--engine.draft_length=fixed",),
+        ("--models.draft", draft),
+        ("--models.draft", draft, "--engine.num_speculative_tokens=3"),
+        ("--models.draft", draft, "--engine.drafter=ngram"),
+        ("--models.draft", draft, "--engine.draft_length=fixed"),
         ("--models.draft", target),
     )
     assert len({fingerprint(target, *rejection, *flags) for flags in changes}) == len(changes)
     assert len({fingerprint(target, *coupled, *flags) for flags in changes}) == 1, "no draft changes a coupled text"
+    rejection = (*changes[0], *rejection)
     assert fingerprint(target, *rejection, "--engine.num_slots=2") == fingerprint(target, *rejection)
 
 

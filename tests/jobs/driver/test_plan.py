@@ -27,7 +27,7 @@ CPU = "--models.device=cpu"
 def test_an_input_without_rows_is_refused_before_anything_is_written(job, flags):
     job.source.write_text("\n  \n")
     assert job.generate(CPU, *flags) == 2
-    assert f"error: the input has no rows: 1 files are empty, the first is {job.source};" in job.printed()
+    assert f"error: the input has no rows: all its files are empty (1, the first is {job.source});" in job.printed()
     assert not job.output.exists()
 
 

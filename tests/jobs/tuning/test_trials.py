@@ -6,6 +6,12 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from decoding.engine.engine import Engine
+from decoding.engine.options import EngineOptions
+from decoding.sampling_params import SamplingParams
+from decoding.sequence import Sequence as Row
+from decoding.turns import one_repeat
+from jobs.work.tuning.engine_turns import engine_way
 from jobs.work.tuning.setting import Setting
 from jobs.work.tuning.trials import Trials
 from tests.jobs.tuning.test_search import PLAIN
@@ -51,3 +57,10 @@ def test_a_setting_for_which_memory_is_too_small_alone_is_not_tried_again():
     assert trials.ruled_out == [SETTINGS[2]]
     assert trials.run("around", SETTINGS[:3], 1.0)
     assert all(SETTINGS[2] not in group for group in trials.groups[2:])
+
+
+def test_an_engine_gives_up_at_its_time_and_has_written_a_part(text_pair):
+    engine = Engine.load(*text_pair, options=EngineOptions(num_slots=1), device="cpu", dtype="float32")
+    rows = [Row.create([5, 6, 7], SamplingParams(max_tokens=200), run_seed=0, row=row) for row in range(100)]
+    found = one_repeat({"late": engine_way(lambda: engine, lambda _: rows, ends=time.monotonic())}, 0)["late"]
+    assert 0 < found.done < 100 * 200 / 2

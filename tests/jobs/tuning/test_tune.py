@@ -134,6 +134,7 @@ def test_a_tune_that_is_interrupted_says_that_nothing_was_written(config, job, m
         (("--placement=split",), "placement 'split' is set, but tune measures"),
         (("--engine.backend=vllm",), "engine.backend 'vllm' is set, but tune measures"),
         (("--tune.drafts=nowhere",), "nowhere"),
+        (("--tune.drafts=auto",), "tune.drafts has 'auto', which found none: an MTP head of"),
         (("--tune.seconds=0",), "tune.seconds"),
     ],
 )

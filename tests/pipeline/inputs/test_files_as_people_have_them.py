@@ -44,7 +44,7 @@ OVER_LINES = b'{\n "prompt": "a"\n}\n{\n "prompt": "b"\n}'
     ],
 )
 def test_json_of_another_form_is_refused_with_the_command_that_makes_lines_of_it(write, name, content, advice):
-    assert "its first line is none: " in (said := refusal(write(name, content)))
+    assert f"{name}, first line: " in (said := refusal(write(name, content)))
     assert said.endswith(f"; {advice} IN.json > OUT.jsonl")
 
 
@@ -76,7 +76,7 @@ CSV = 'prompt;kind\n"a; ""b""";1\n"two\nlines";2\n'
 def test_a_csv_file_with_another_separator_is_refused_by_it_and_read_with_it(write, separator, mark):
     path = write("in.tsv" if separator == "\t" else "in.csv", (mark + CSV.replace(";", separator)).encode())
     other = InputOptions(csv_separator=":" if separator == "," else ",")
-    assert f"(if {separator!r} separates its fields, set csv_separator)" in refusal(path, other)
+    assert f"(if {separator!r} separates its fields, set input.csv_separator)" in refusal(path, other)
     options = InputOptions(csv_separator="\\t" if separator == "\t" else separator)
     for rows_per_unit in (1, 9):
         assert prompts(read_all(list_files(path), options, rows_per_unit)) == [f'a{separator} "b"', "two\nlines"]

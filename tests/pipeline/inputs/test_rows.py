@@ -324,7 +324,7 @@ def test_with_all_columns_one_that_has_the_name_of_an_output_column_is_refused(w
 
 
 def test_a_column_that_first_appears_behind_a_thousand_rows_is_an_error_row(write):
-    lines = b'{"prompt": "x", "a": 1}\n' * 1000 + b'{"prompt": "x", "b": 1}\n{"prompt": "x", "b": null}\n'
+    lines = b'{"key": 1, "prompt": "x", "a": 1}\n' * 1000 + b'{"prompt": "x", "b": 1}\n{"prompt": "x", "b": null}\n'
     types, (*_, bad, null) = _carrying_all([write("p.jsonl", lines)])
     assert types == {"a": pa.int64()}
     assert failed(bad).message.startswith("column 'b' is in none of the first 1000 rows")
@@ -360,6 +360,19 @@ def test_an_absent_carried_column_or_one_with_a_reserved_name_is_refused(write, 
     files = list_files(write("p.jsonl", b'{"prompt": "x", "row_id": 1}'))
     with pytest.raises(ValueError, match=match):
         carried_types(files, InputOptions(format="jsonl", carry_columns=(column,)))
+
+
+def test_an_id_column_that_no_row_has_is_refused(write):
+    files = list_files(write("p.jsonl", b'{"prompt": "x", "key": null}'))
+    with pytest.raises(ValueError, match=r"^input\.id_column: 'kye' is not in the input: .*p\.jsonl has prompt, key$"):
+        id_type(files, InputOptions(format="jsonl", id_column="kye"))
+    assert id_type(files, InputOptions(format="jsonl", id_column="key")) == pa.string()
+
+
+def test_what_is_wrong_with_a_line_has_no_number_of_a_line_which_would_read_as_the_files(write):
+    files = list_files(write("p.jsonl", b'{"prompt": "whole"}\n{"prompt": "half'))
+    _, torn = read_all(files, InputOptions(format="jsonl"), 2)
+    assert failed(torn).message == "not a JSON line: Unterminated string starting at: column 12 (char 11)"
 
 
 def test_a_file_without_the_columns_asked_for_is_refused_at_planning(write):

@@ -3,6 +3,7 @@
 import json
 import logging
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,9 +11,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from actors.engines.footprint import footprint
+from actors.placement import StageSettings
 from actors.settings import EngineSettings, GeneratorSettings, ModelSettings
 from decoding import Engine, EngineOptions, SamplingParams
 from decoding.engine.draft_folder import check_replacement
+from decoding.heads.fit import load_ends
 from decoding.heads.mtp.files import own_head, settled_draft
 from tests.decoding.heads.mtp.tiny_targets import VOCAB_SIZE, save_target
 from tests.decoding.tiny import build, llama_config, outputs, random_prompts, save
@@ -82,6 +85,11 @@ def test_a_family_that_is_not_known_is_refused_by_name(tmp_path):
     path = save(build(llama_config(), seed=1), tmp_path / "llama")
     assert "(llama) could not be read: known are deepseek_v3, glm4_moe" in refusal(path)
     assert settled_draft("auto", path)[0] is None
+    options = EngineOptions(drafter="hybrid")
+    with pytest.raises(
+        ValueError, match=r"drafter is 'hybrid', and .*'auto' found none: .* \(llama\) could not be read"
+    ):
+        Engine.load(path, "auto", options, device="cpu")
 
 
 @pytest.mark.parametrize(
@@ -127,6 +135,9 @@ def test_a_plan_knows_the_drafter_and_the_memory_of_the_head(target):
     found = footprint(settings, "mtp")
     assert (found.weights, found.cache) == (4 * numbers, 4 * 2 * 10 * 2 * 2 * 8)
     assert str(own_head(target)) == "mtp head in the target's own files, modules: 1"
+    apart = footprint(replace(settings, stages=StageSettings(count=2)), "mtp")
+    copies = sum(each.numel() for each in load_ends(target, "cpu", "float32").parameters())
+    assert (apart.weights, apart.cache) == (found.weights + 4 * copies, found.cache)
     with pytest.raises(ValueError, match="is replaced with its target alone"):
         check_replacement(target, "mtp")
 
