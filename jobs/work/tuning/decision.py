@@ -24,7 +24,7 @@ from jobs.work.tuning.trials import TextsDiffer, Trials
 from pipeline.inputs.units import WorkUnit
 from pipeline.run.directory import RunDirectory
 from pipeline.run.progress.draft_choice import DraftChoice
-from pipeline.streaming.stream import NoProgress
+from pipeline.streaming.calls import NoProgressError
 
 _SHARE = 0.1  # of what the run would take without a draft: the most that a trial takes
 _FIRST = 0.2  # of the time: for all to write the rows once, before the slower half drops out
@@ -70,7 +70,7 @@ def _tried(plan: Plan, units: Seq[WorkUnit], num_rows: int, progress: Progress) 
     result = task.remote(own, units, num_rows)
     if not ray.wait([result], timeout=run.no_progress_timeout_s)[0]:
         ray.cancel(result, force=True)
-        raise NoProgress
+        raise NoProgressError
     choice: DraftChoice = ray.get(result)
     return choice
 
