@@ -24,7 +24,7 @@ from decoding.checkpoint.layer_subset import num_layers
 from decoding.checkpoint.supported import read_config
 from decoding.heads.assistant_folder import new_assistant
 from decoding.heads.assistant_head import AssistantNetwork, tables_of
-from decoding.heads.fit import final_norm
+from decoding.heads.target_parts import final_norm
 from training.learners.ahead import AheadLearner
 from training.learners.losses import LossName
 from training.learners.packing import PackedRows
