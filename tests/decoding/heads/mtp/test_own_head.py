@@ -15,8 +15,8 @@ from actors.placement import StageSettings
 from actors.settings import EngineSettings, GeneratorSettings, ModelSettings
 from decoding import Engine, EngineOptions, SamplingParams
 from decoding.engine.draft_folder import check_replacement
-from decoding.heads.fit import load_ends
 from decoding.heads.mtp.files import own_head, settled_draft
+from decoding.heads.target_parts import load_ends
 from tests.decoding.heads.mtp.tiny_targets import VOCAB_SIZE, save_target
 from tests.decoding.tiny import build, llama_config, outputs, random_prompts, save
 
