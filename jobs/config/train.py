@@ -160,7 +160,8 @@ class EvalConfig:
 
     def __post_init__(self) -> None:
         if self.models.draft is None:
-            raise ValueError("models.draft names no draft; name the draft to evaluate")
+            found = "is a list" if self.models.candidates else "names no draft"
+            raise ValueError(f"models.draft {found}; name the draft to evaluate")
         if self.models.draft_vocabulary != "same":
             raise ValueError(
                 f"models.draft_vocabulary is {self.models.draft_vocabulary!r}: a draft with another tokenizer cannot "

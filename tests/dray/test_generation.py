@@ -156,7 +156,7 @@ def test_what_is_wrong_with_a_model_is_said_before_it_is_loaded(options, message
 
 @pytest.mark.parametrize("is_exact", [True, False])
 def test_numbers_and_drafter_are_chosen_as_one_line_of_the_command_chooses_them(is_exact, tmp_path, monkeypatch):
-    monkeypatch.setattr("jobs.driver.chosen.is_invariant_on_cpu", lambda *_: is_exact)
+    monkeypatch.setattr("decoding.network.invariance.is_invariant_on_cpu", lambda *_: is_exact)
     source = write_jsonl(tmp_path / "rows.jsonl", ROWS)
     line = load_run(GenerateConfig, [str(source), str(tmp_path / "out"), "--model", TARGET], "dray generate")
     chosen, loaded = chosen_here(line).generator, dray.load_model(Path(TARGET)).settings

@@ -107,7 +107,7 @@ def test_the_plan_says_how_long_prompts_are_and_which_leave_no_room(job):
     assert f"tokens: {sum(lengths)} of prompts to read" in said
     longest = f"{lengths[2]} (in.jsonl:3), {lengths[3]} (in.jsonl:4), {lengths[1]} (in.jsonl:2)"
     assert f"longest: {longest}; the context has 256" in said
-    assert "warning: behind 1 of these prompts the context ends before sampling.max_tokens" in said
+    assert "warning: after 1 of these prompts the context ends before sampling.max_tokens" in said
 
 
 def test_a_record_is_found_on_the_line_on_which_it_begins(tmp_path):

@@ -27,6 +27,11 @@ def arguments(plain_run, text_pair) -> list[str]:
     ]
 
 
+def with_draft(arguments: list[str], draft: object) -> list[str]:
+    """Return the arguments with another draft to evaluate."""
+    return [*(flag for flag in arguments if not flag.startswith("--models.draft=")), f"--models.draft={draft}"]
+
+
 def counts_of(run: Path) -> Counts:
     tables = (table_of(part.read_bytes()) for part in sorted(run.glob("data/*.parquet")))
     return sum((count_generations(table, 0) for table in tables), Counts())
@@ -58,10 +63,10 @@ def test_a_draft_is_not_judged_on_rows_that_it_has_seen(arguments, text_pair, tm
     shutil.copytree(text_pair[1], trained)
     (trained / "provenance.json").write_text(json.dumps({"corpus": {"held_out_share": 0.3}}))
     flags = [*arguments, "--eval.rows=held_out"]
-    for draft in ([f"--models.draft={trained}"], [f"--against={trained}"]):
-        assert eval_draft.main([*flags, *draft, "--corpus.held_out_share=0.4"]) == 2
+    for asked in (with_draft(flags, trained), [*flags, f"--against={trained}"]):
+        assert eval_draft.main([*asked, "--corpus.held_out_share=0.4"]) == 2
         assert "was trained with corpus.held_out_share 0.3, so it has seen some of the rows" in capsys.readouterr().err
-    assert eval_draft.main([*flags, f"--models.draft={trained}", "--corpus.held_out_share=0.3"]) == 0
+    assert eval_draft.main([*with_draft(flags, trained), "--corpus.held_out_share=0.3"]) == 0
 
 
 def test_what_is_wrong_with_the_second_draft_or_the_result_file_is_said_before_anything_is_scored(arguments, capsys):
@@ -74,7 +79,7 @@ def test_what_is_wrong_with_the_second_draft_or_the_result_file_is_said_before_a
 
 def test_the_gate_lets_a_better_draft_pass_and_no_worse_one(arguments, text_pair, capsys):
     target, draft = text_pair
-    better = [*arguments, f"--models.draft={target}", f"--against={draft}"]
+    better = [*with_draft(arguments, target), f"--against={draft}"]
     assert eval_draft.main(better) == 0
     assert "gate: passed: " in capsys.readouterr().out
     assert eval_draft.main([*arguments, f"--against={target}"]) == 1

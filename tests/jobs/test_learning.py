@@ -145,7 +145,7 @@ def test_a_draft_that_is_not_trained_here_is_refused_before_anything_is_written(
     def refuse(draft: str, target: str) -> None:
         raise ValueError(f"{draft!r} has FP8 weights, which cannot be trained; name another draft")
 
-    monkeypatch.setattr(learning, "check_can_learn", refuse)
+    monkeypatch.setattr("training.trainer.plan.check_can_learn", refuse)
     job.read(8)
     assert job.generate("--learn.every_rows=8") == 2
     assert "has FP8 weights, which cannot be trained; name another draft; or set it to 0" in job.printed()

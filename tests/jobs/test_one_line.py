@@ -73,7 +73,7 @@ def test_a_run_keeps_the_type_of_numbers_that_it_has_begun_with(line, monkeypatc
     assert generate.main(line) == 0
     begun = config_of(*line).generator.models.dtype
     other = {"bfloat16": "float32", "float32": "bfloat16"}[begun]
-    monkeypatch.setattr("jobs.driver.chosen.is_invariant_on_cpu", lambda *_: other == "bfloat16")
+    monkeypatch.setattr("decoding.network.invariance.is_invariant_on_cpu", lambda *_: other == "bfloat16")
     assert make_plan(load_run(GenerateConfig, line, "dray generate")).settings.models.dtype == begun
 
 

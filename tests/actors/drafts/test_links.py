@@ -28,8 +28,8 @@ class Links:
 @pytest.fixture
 def links(monkeypatch: pytest.MonkeyPatch) -> Links:
     made = Links()
-    for module in (loading, placements):
-        monkeypatch.setattr(module, "DraftLinks", lambda *_: made)
+    for module in ("actors.drafts.remote_drafter", "benchmarks.placements"):
+        monkeypatch.setattr(f"{module}.DraftLinks", lambda *_: made)
     return made
 
 
