@@ -76,18 +76,18 @@ def test_a_trainer_and_an_engine_that_are_killed_cost_no_token(job, plain_run, m
     trainer_died, engine_died = job.folder / "trainer_died", job.folder / "engine_died"
 
     def hold(lesson: lessons.Lesson) -> lessons.LessonResult:
-        train = lessons.train
+        train = lessons.train_planned
 
         def kill(progress: TrainingProgress) -> None:
             if not trainer_died.exists():
                 os.kill(progress.worker_pid, signal.SIGKILL)
                 trainer_died.touch()
 
-        lessons.train = lambda *arguments: train(*arguments, progress=kill)
+        lessons.train_planned = lambda *arguments: train(*arguments, progress=kill)
         try:
             return lessons.hold(lesson)
         finally:
-            lessons.train = train
+            lessons.train_planned = train
 
     def is_over(generator: Any) -> bool:
         if trainer_died.exists():
@@ -96,7 +96,7 @@ def test_a_trainer_and_an_engine_that_are_killed_cost_no_token(job, plain_run, m
                 os._exit(9)
         return generator.engine.loop.engine.draft_version == 1
 
-    monkeypatch.setattr(learning, "hold", hold)
+    monkeypatch.setattr(lessons, "hold", hold)
     monkeypatch.setattr(execution, "EngineWorker", waiting(job.output, is_over))
     assert job.generate(*TWO, *LEARN, *TRAIN, *ANY_GAIN) == 0, job.printed()
     assert engine_died.exists()
@@ -121,7 +121,7 @@ def test_a_training_that_fails_costs_no_row(job, plain_run, monkeypatch):
     def hold(lesson: lessons.Lesson) -> lessons.LessonResult:
         raise ValueError("the loss of step 3 is no number")
 
-    monkeypatch.setattr(learning, "hold", hold)
+    monkeypatch.setattr(lessons, "hold", hold)
     monkeypatch.setattr(learning, "Learning", Failing)
     monkeypatch.setattr(execution, "EngineWorker", waiting(job.output, lambda _: failed.exists()))
     assert job.generate(*ONE, *LEARN, *TRAIN, *ANY_GAIN) == 0, job.printed()
