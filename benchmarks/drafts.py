@@ -104,11 +104,9 @@ def main(arguments: Seq[str] | None = None) -> None:
         )
         lines += [line | {"target": Path(target).name} for line in found] if name else found
     machine = describe_machine()
-    show_lines(
-        f"{machine['processor']}, {machine['threads']} threads, {options.dtype}, temperature {options.temperature:g}",
-        COLUMNS,
-        lines,
-    )
+    where = f"{machine['processor']}, {machine['threads']} threads, {options.dtype}"
+    if lines:
+        show_lines(f"{where}, temperature {options.temperature:g}", COLUMNS, lines)
     settings = {name: getattr(options, name) for name in ("dtype", "temperature", "num_draft_tokens", "repeats")}
     if options.heads is None:
         record(options.json, settings=settings, lines=lines)
