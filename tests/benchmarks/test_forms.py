@@ -5,7 +5,7 @@ import json
 import pytest
 
 from benchmarks import forms
-from checks import figures
+from checks import tables
 from decoding import Engine, EngineOptions, SamplingParams, Sequence
 from decoding.turns import one_repeat
 from jobs.work.tuning.engine_turns import engine_way
@@ -37,7 +37,7 @@ def test_the_benchmark_measures_each_output_while_all_slots_are_in_use(tmp_path,
     assert outputs["none", "schema"]["tokens_a_round"] == 1
     assert outputs["ngram", "tight schema"]["tokens_a_round_times_not_forced"] > 0
     assert set(found["compile_seconds"]) == set(forms.SCHEMAS)
-    shown = figures.forms_table([found])
+    shown = tables.forms_table([found])
     assert shown.count("\n| bundled | 2 |") == 2
 
 

@@ -12,7 +12,8 @@ from benchmarks.drafts import PAIR, token_ids
 from benchmarks.trees import __main__ as command
 from benchmarks.trees.texts import Text, written
 from benchmarks.trees.tree import Tree
-from checks.figures import TREES, noise_table, read_lines
+from checks.figures import TREES, read_lines
+from checks.tables import noise_table
 from decoding import Engine, EngineOptions, SamplingParams
 from decoding.pace.cost_table import CostTable
 from training.evaluation.kind_score import replay

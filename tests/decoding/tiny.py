@@ -28,7 +28,9 @@ from decoding.vocabulary.vocabulary_map import VocabularyMap
 
 VOCAB_SIZE = 48
 CONTEXT = 96
-EVERY_DRAFTER = (*DRAFTERS, "mapped")  # mapped: the drafter "model", whose draft has another tokenizer
+# By other names than engine.drafter's: a draft model with another tokenizer, and a head that drafts in one forward.
+OPTION_OF = {"mapped": "model", "peagle": "eagle3"}
+EVERY_DRAFTER = (*DRAFTERS, *OPTION_OF)
 POISON = 40  # a poisoned model's values after this token id are not finite
 
 
@@ -142,7 +144,7 @@ def engine_over(
         num_slots=num_slots,
         max_model_len=max_model_len,
         max_prefill_tokens=max_prefill_tokens,
-        drafter="model" if drafter == "mapped" else drafter,
+        drafter=OPTION_OF.get(drafter, drafter),
         num_speculative_tokens=num_speculative_tokens,
         verification=verification,
     )
@@ -157,7 +159,7 @@ def mapped(draft: LanguageModel, vocabulary: VocabularyMap) -> LanguageModel:
 
 
 def drafter_over(
-    name: DrafterName | Literal["mapped"],
+    name: DrafterName | Literal["mapped", "peagle"],
     draft: LanguageModel | None,
     target: LanguageModel,
     num_slots: int,
@@ -169,7 +171,7 @@ def drafter_over(
 
         draft = mapped(draft.share(), nearly_the_same(target.vocab_size))
         name = "model"
-    if name in NEED_A_HEAD:
+    if OPTION_OF.get(name, name) in NEED_A_HEAD:
         from tests.decoding.heads.beside import drafter_beside
 
         return drafter_beside(name, target, num_slots, max_model_len)

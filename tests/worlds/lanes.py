@@ -8,7 +8,7 @@ from decoding.drafters.base import Drafter
 from decoding.grammar.grammars import Grammars
 from decoding.network.target import SlotsLostError
 from decoding.sampling.judging import ScoreRequest
-from tests.decoding.tiny import drafter_over
+from tests.decoding.tiny import OPTION_OF, drafter_over
 
 # Where drafts and verdicts are computed, by name.
 PLACES: dict[str, dict[str, object]] = {
@@ -71,7 +71,7 @@ def lanes_over(
     is_model = kind.endswith("_draft")
     name, draft = ("model", getattr(models, kind)) if is_model else (kind, models.good_draft)
     settings = {"num_slots": 5, "max_model_len": 80, "num_speculative_tokens": 4, **options}
-    asked = EngineOptions(drafter="model" if name == "mapped" else name, **settings)
+    asked = EngineOptions(drafter=OPTION_OF.get(name, name), **settings)
     parts, diary = [], []
     for letter in "abcdefgh"[: min(num_lanes, asked.num_slots)]:
         target = models.target.share()

@@ -9,6 +9,7 @@ import torch
 
 from actors.stages.target import ShardedModel
 from decoding import Engine, EngineOptions, SamplingParams
+from decoding.drafters import make_drafter
 from decoding.heads.format.folder import Head, save_head
 from decoding.network.language_model import LanguageModel
 from decoding.network.probe import check_model
@@ -16,7 +17,15 @@ from decoding.network.target import SlotsLostError
 from decoding.sampling.judging import ScoreRequest
 from decoding.sampling.verdicts import Draft
 from tests.actors.sharded import PROMPTS, Pair, kill, kill_and_wait, make_sequences, sharded, texts
-from tests.decoding.heads.tiny_heads import perfect_blocks, perfect_pair
+from tests.decoding.heads.tiny_heads import (
+    block_config,
+    head_config,
+    head_for,
+    mask_config,
+    perfect_blocks,
+    perfect_pair,
+    random_head,
+)
 from tests.decoding.tapped import Kept
 from tests.decoding.tiny import rows_over, save
 
@@ -170,3 +179,27 @@ def test_an_engine_over_stages_drafts_with_a_head_as_one_without_them(heads):
             *heads, replace(options, draft_length="adaptive"), device="cpu", target_model=model, num_lanes=2
         )
         assert texts(adaptive, make_sequences(params, prompts)) == [row.output_token_ids for row in whole]
+
+
+@pytest.mark.parametrize("kind", ["eagle3", "peagle", "dflash"])
+def test_a_head_brings_back_the_bytes_that_docs_heads_md_foretells(pair, model, monkeypatch, kind):
+    """Layers that are read x hidden size x bytes of a number, for each token that the target reads; no more, no less."""
+    target, sizes = whole_model(pair[0]), []
+    make = {"eagle3": head_config, "peagle": mask_config, "dflash": block_config}[kind]
+    head, _ = random_head(head_for(target, make))
+    drafter = make_drafter("dflash" if kind == "dflash" else "eagle3", head, target.vocab_size, 4, 90)
+    features = ShardedModel._features
+
+    def counted(self, tap, streams):
+        sizes.append(streams[0].nbytes)
+        return features(self, tap, streams)
+
+    monkeypatch.setattr(ShardedModel, "_features", counted)
+    options = EngineOptions(num_slots=4, max_model_len=90, num_speculative_tokens=4, draft_length="fixed")
+    rows = make_sequences(SamplingParams(max_tokens=12), [prompt[:40] for prompt in PROMPTS])
+    texts(Engine([(model, drafter)], options, 90), rows)
+    model.hand_out(None)
+    prompts = sum(len(row.prompt_token_ids) - 1 - row.num_cached_tokens for row in rows)
+    rounds = sum(row.num_rounds + row.num_draft_tokens for row in rows)
+    assert sum(row.num_draft_tokens for row in rows) > 100
+    assert sum(sizes) == (prompts + rounds) * len(head.layer_ids) * target.hidden_size * target.dtype.itemsize

@@ -97,7 +97,8 @@ def test_prompts_with_a_common_head_compute_it_once(models, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("drafter", "num_shared"), [("none", 40), ("eagle3", 39), ("dflash", 39), ("mtp", 37), ("assistant", 39)]
+    ("drafter", "num_shared"),
+    [("none", 40), ("eagle3", 39), ("peagle", 39), ("dflash", 39), ("mtp", 37), ("assistant", 39)],
 )
 def test_a_common_head_is_read_once_by_layers_with_states_whatever_the_drafter_reads(drafter, num_shared, tmp_path):
     target = loaded(family_network("gated delta", STATES), tmp_path)

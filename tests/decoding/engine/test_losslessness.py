@@ -37,7 +37,7 @@ from tests.worlds.text_world import TextWorld
 
 GRAMMARS = grammars()
 PAIR = Path("examples/tiny_pair")
-DRAFTS = [d for d in EVERY_DRAFTER if d != "model"] + ["good_draft", "unrelated_draft", "perfect_draft"]
+DRAFTS = [d for d in EVERY_DRAFTER if d not in ("model", "peagle")] + ["good_draft", "unrelated_draft", "perfect_draft"]
 NUM_SPECULATIVE_TOKENS, NUM_SLOTS = [1, 2, 3, 5, 8], [1, 2, 5, 16]
 BUDGETS = [512, 1, 7, 64]  # of prompt tokens in a step
 WHERE = list(PLACES)
@@ -214,6 +214,8 @@ def test_text_is_that_of_the_target_alone_whatever_drafts_and_happens(
             "assistant": "suffix",
         }
         kind = others.get(kind, kind)
+    if kind == "eagle3" and length in (2, 5):  # half of these heads draft in one forward, at no more rows of the table
+        kind = "peagle"
     if (kind, which) == ("assistant", "convolutions"):  # the final norm of such a target is not known by its name
         kind = "mtp"
     world, chance = worlds[which], random.Random(f"{kind} {length} {num_slots}")

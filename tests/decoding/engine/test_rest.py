@@ -47,7 +47,7 @@ def test_a_target_whose_head_rests_is_told_of_each_change(models, monkeypatch):
 
 
 @pytest.mark.parametrize("num_slots", [1, 2, 4])
-@pytest.mark.parametrize("kind", ["eagle3", "dflash", "hybrid", "mtp"])
+@pytest.mark.parametrize("kind", ["eagle3", "peagle", "dflash", "hybrid", "mtp"])
 def test_rows_that_begin_like_those_of_a_rest_draft_after_it(models, kind, num_slots, rest):
     """A row that was admitted during the rest has no features: a newcomer reads what it would have copied."""
     target = models.target.share()

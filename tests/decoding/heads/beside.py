@@ -3,6 +3,7 @@
 What is drafted is seldom right, and depends on all that a head may read: tokens, states and keys of the target.
 """
 
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -13,13 +14,14 @@ from decoding.drafters import make_drafter
 from decoding.drafters.base import Drafter
 from decoding.heads.assistant_folder import Assistant
 from decoding.heads.assistant_head import AssistantHead, AssistantNetwork
+from decoding.heads.eagle3_head import Eagle3Head
 from decoding.heads.mtp.head import MtpHead
 from decoding.heads.mtp.network import MtpModule
 from decoding.network.language_model import LanguageModel
 from decoding.network.slot_network import layers_to_read
 from tests.decoding.heads.tiny_assistants import COMMON, OWN
-from tests.decoding.heads.tiny_heads import HesitantDrafter, block_config, head_for, random_head
-from tests.decoding.tiny import llama_config
+from tests.decoding.heads.tiny_heads import HesitantDrafter, block_config, head_for, mask_config, random_head
+from tests.decoding.tiny import OPTION_OF, llama_config
 
 _WITHOUT_KEYS = {"linear_attention", "conv", "mamba", "mlp"}
 
@@ -29,8 +31,18 @@ def drafter_beside(name: str, target: LanguageModel, num_slots: int, max_model_l
     if name == "dflash":
         head, _ = random_head(head_for(target, block_config, kind="dspark"))
         return HesitantDrafter(head, num_slots, max_model_len)
-    make = {"eagle3": lambda _: random_head(head_for(target))[0], "mtp": own_head, "assistant": assistant}
-    return make_drafter(name, make[name](target), target.vocab_size, num_slots, max_model_len, target=target)
+    make = {
+        "eagle3": _of_pairs,
+        "peagle": partial(_of_pairs, make=mask_config),
+        "mtp": own_head,
+        "assistant": assistant,
+    }
+    option = OPTION_OF.get(name, name)
+    return make_drafter(option, make[name](target), target.vocab_size, num_slots, max_model_len, target=target)
+
+
+def _of_pairs(target: LanguageModel, **more) -> Eagle3Head:
+    return random_head(head_for(target, **more))[0]
 
 
 @torch.no_grad()
