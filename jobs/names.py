@@ -11,7 +11,6 @@ from typing import Any
 
 _FOLDER = Path(__file__).parent
 _WHOLE_WORDS: dict[str, Any] = {"break_on_hyphens": False, "break_long_words": False}
-_NO_COMMANDS = ("__init__", "__main__", "commands", "names", "shadows")
 GROUPS: dict[str, Sequence[str]] = {
     "make": ("init", "tune", "generate", "retry", "best", "compact", "export", "publish"),
     "look": ("status", "show", "report", "doctor", "completion"),
@@ -22,8 +21,8 @@ GROUPS: dict[str, Sequence[str]] = {
 
 
 def commands() -> list[str]:
-    """Return the names of all commands: the files beside this one."""
-    return sorted(path.stem for path in _FOLDER.glob("*.py") if path.stem not in _NO_COMMANDS)
+    """Return the names of all commands."""
+    return sorted(name for group in GROUPS.values() for name in group)
 
 
 def typed(name: str) -> str:
