@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import yaml
-from safetensors.torch import load_file, save_file
 
 from jobs import generate
 from tests.actors.programs.hostile_programs import HOSTILE
@@ -255,14 +254,6 @@ def _say(**fields: object) -> Callable[[Path], None]:
     def spoil(folder: Path) -> None:
         said = json.loads((folder / CONFIG).read_text())
         (folder / CONFIG).write_text(json.dumps(said | fields))
-
-    return spoil
-
-
-def _change(change: Callable[[dict[str, Any], str], dict[str, Any]]) -> Callable[[Path], None]:
-    def spoil(folder: Path) -> None:
-        tensors = load_file(folder / WEIGHTS)
-        save_file(change(tensors, min(tensors)), folder / WEIGHTS)
 
     return spoil
 
