@@ -57,10 +57,13 @@ class ProveConfig(RunConfig):
     run that exists gets the result in its report.json.
     """
 
-    takes_a_trial = False
-
     prove: ProveSettings = field(default_factory=ProveSettings)
     """What to compare with plain decoding."""
+
+    @property
+    def drafts_to_try(self) -> tuple[str, ...]:
+        """None: a proof is of one draft."""
+        return ()
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -130,7 +130,6 @@ class RunConfig:
 
     usage: ClassVar[tuple[str, ...]] = ("FILE OUT --model MODEL [--draft DRAFT]", "--config RUN.yaml")
     example: ClassVar[str] = "questions.jsonl out/ --model Qwen/Qwen3-0.6B"
-    takes_a_trial: ClassVar[bool] = True  # of several drafts, before the work begins
 
     dry_run: bool = False
     """Print the plan and stop; no model is loaded, nothing is written."""
@@ -225,8 +224,6 @@ class RunConfig:
     def drafts_to_try(self) -> tuple[str, ...]:
         """The drafts of which a trial takes one before the run begins; none where models.draft says which."""
         models = self.generator.models
-        if not self.takes_a_trial:
-            return ()
         return (OWN_HEAD_IF_ANY,) if models.draft == OWN_HEAD_IF_ANY and not self.why_no_trial else models.candidates
 
     def _refuse_what_writes(self) -> None:

@@ -48,13 +48,16 @@ class TuneConfig(RunConfig):
     a wrong configuration.
     """
 
-    takes_a_trial = False
-
     dry_run: bool = False
     """Print what would be tried, and stop."""
     tune: TuneSettings = field(default_factory=TuneSettings)
     """What to try, and where the best goes."""
     config_file: Path | None = None  # that the configuration was read from
+
+    @property
+    def drafts_to_try(self) -> tuple[str, ...]:
+        """None: all that is tried is tried by `dray tune` itself."""
+        return ()
 
     def __post_init__(self) -> None:
         super().__post_init__()
