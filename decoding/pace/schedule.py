@@ -25,6 +25,7 @@ from decoding.sequence import Sequence
 
 _PROBE_EVERY = 64  # rounds without a source after which it drafts one token again, to see whether it pays by now
 _PAUSE = 7  # rounds that are not planned after a plan found that no draft pays
+_KEPT = 3  # rounds of the same rows that keep a plan of drafts: planning takes a tenth of a small model's round
 # One row in this many probes: the draft model must read the tokens it missed first, and a probe by lookup replaces a
 # better plan.
 _PROBE_ROWS = 8
@@ -149,8 +150,9 @@ class AdaptiveSchedule(Schedule):
         # The share of rows that fill a column of verification that extensions added.
         self._extension_share = Mean(first_guess=0.5, weight=16.0, decay=0.99)
         self._rounds_without = {"model": 0, "lookup": 0}
-        # The next rounds that draft nothing and are not planned, if they have at least as many rows as the last one.
-        self._num_paused, self._min_paused_rows = 0, 0
+        # The next rounds that are not planned: where nothing pays, with at least as many rows; else with the same rows.
+        self._num_kept, self._kept = 0, DraftPlan.nothing(0)
+        self._kept_rows: Seq[Sequence] = ()
         self._trials = Trials(has_features=self._has_features)
         self._foresight = Trials(clearly=math.inf)  # a drafter may make rounds fast, and not what grammars foresee
         # Both learn of the rounds in which the other one tries nothing.
@@ -162,10 +164,8 @@ class AdaptiveSchedule(Schedule):
 
     def plan(self, sequences: Seq[Sequence], lookup_survival: Seq[Seq[float]] | None, has_model: bool) -> DraftPlan:
         """Plan the best lengths for these rows now."""
-        if lookup_survival is None and self._num_paused and len(sequences) >= self._min_paused_rows:
-            self._num_paused -= 1
-            self._rounds_without["model"] += 1
-            return DraftPlan.nothing(len(sequences))
+        if lookup_survival is None and self._num_kept and (kept := self._keep(sequences, has_model)) is not None:
+            return kept
         limits, costs = self.lengths(sequences), self._overhead.costs
         survival_BK = self._acceptance.survival_BK(sequences)
         by_lookup_BK = None
@@ -176,18 +176,34 @@ class AdaptiveSchedule(Schedule):
         if by_model_BK is not None and by_lookup_BK is not None:
             by_model_BK = with_extensions(by_model_BK, max(self._extension_gain.value, 0.0))
         if any(limits) and (has_model or lookup_survival is not None):
-            plan = best_lengths(by_model_BK, by_lookup_BK, costs, len(limits))
-            plan = self._probe(plan, sequences, by_model_BK, by_lookup_BK)
+            best = best_lengths(by_model_BK, by_lookup_BK, costs, len(limits))
+            plan = self._probe(best, sequences, by_model_BK, by_lookup_BK)
             until_probe = _PROBE_EVERY - 1 - self._rounds_without["model"]
-            may_pause = lookup_survival is None and not any(plan.lengths)
-            self._num_paused, self._min_paused_rows = max(0, min(_PAUSE, until_probe)) if may_pause else 0, len(limits)
+            num_paused = 0 if any(plan.lengths) else max(0, min(_PAUSE, until_probe))
+            self._num_kept = _KEPT if any(best.lengths) else num_paused
+            if lookup_survival is not None:  # the next round finds something else
+                self._num_kept = 0
         else:
-            plan = DraftPlan.nothing(len(limits))
+            plan, self._num_kept = DraftPlan.nothing(len(limits)), 0
         if any(plan.lengths) and has_model:
             plan = replace(plan, min_survival=self._min_survival(plan, costs))
             if lookup_survival is not None:
                 plan = replace(plan, extension_limits=extension_limits(plan, limits, survival_BK))
+        self._kept, self._kept_rows = plan, sequences
         return plan
+
+    def _keep(self, sequences: Seq[Sequence], has_model: bool) -> DraftPlan | None:
+        """Return the last plan for one more round, or None if it is not for these rows."""
+        if any(self._kept.lengths):
+            if sequences is not self._kept_rows or not has_model:
+                return None
+            self._num_kept -= 1
+            return replace(self._kept, lengths=tuple(map(min, self._kept.lengths, self.lengths(sequences))))
+        if len(sequences) < len(self._kept_rows):
+            return None
+        self._num_kept -= 1
+        self._rounds_without["model"] += 1
+        return DraftPlan.nothing(len(sequences))
 
     def most_foreseen(self, plan: DraftPlan, lengths: Seq[int]) -> int:
         """Return the number with which the batch writes the most tokens a second, if all of them are accepted."""
@@ -217,7 +233,7 @@ class AdaptiveSchedule(Schedule):
         else:
             num_positions += steps * num_steppers
         if not self.costs.is_chain:  # else a wait for its answer cannot be told from work
-            self._overhead.observe(num_positions, seconds - forwards - drafting)
+            self._overhead.observe(num_positions, seconds - forwards - drafting, drafts=drafting > 0)
         # Rows that cannot draft, since the drafter has missed a part of them, or may not, do not show what it is worth.
         num_unable = sum(
             not n and (length > 0 or sequence.num_speculative_tokens == 0)
