@@ -19,7 +19,7 @@ import numpy as np
 
 from decoding.pace.acceptance import Acceptance, Mean, RecentDrafts
 from decoding.pace.cost_table import CostTable, Overhead
-from decoding.pace.draft_lengths import DraftPlan, Floats, best_lengths, cut, extension_limits, with_extensions
+from decoding.pace.draft_lengths import DraftPlan, Floats, cut, extension_limits, repaid_lengths, with_extensions
 from decoding.pace.trials import Round, Trials
 from decoding.sequence import Sequence
 
@@ -50,8 +50,8 @@ class Schedule(ABC):
         self._acceptance = Acceptance(self.ceiling)
         self.recent_drafts.clear()
 
-    def would_draft(self, num_rows: int) -> bool:
-        """Tell whether `num_rows` new rows would draft with a model."""
+    def repays_reading(self, num_tokens: int, num_left: int) -> bool:
+        """Tell whether drafts of `num_left` tokens save the time in which a draft model reads `num_tokens` before."""
         return True
 
     def lengths(self, sequences: Seq[Sequence]) -> tuple[int, ...]:
@@ -84,8 +84,10 @@ class Schedule(ABC):
         self._trials = Trials(has_features=True)
 
     @abstractmethod
-    def plan(self, sequences: Seq[Sequence], lookup_survival: Seq[Seq[float]] | None, has_model: bool) -> DraftPlan:
-        """Plan the draft of these rows, given the chances of what was looked up (`Drafter.lookup_survival`)."""
+    def plan(
+        self, sequences: Seq[Sequence], lookup_survival: Seq[Seq[float]] | None, has_model: bool, unread: Seq[int] = ()
+    ) -> DraftPlan:
+        """Plan the draft of these rows, given what a drafter says of them (`lookup_survival` and `num_unread`)."""
 
     def most_foreseen(self, plan: DraftPlan, lengths: Seq[int]) -> int:
         """Return how many tokens a row should draft at most of those that its grammar foresees: `lengths` a row."""
@@ -114,7 +116,9 @@ class Schedule(ABC):
 class FixedSchedule(Schedule):
     """The same draft length for every row, or as much of it as a row can keep; for comparison."""
 
-    def plan(self, sequences: Seq[Sequence], lookup_survival: Seq[Seq[float]] | None, has_model: bool) -> DraftPlan:
+    def plan(
+        self, sequences: Seq[Sequence], lookup_survival: Seq[Seq[float]] | None, has_model: bool, unread: Seq[int] = ()
+    ) -> DraftPlan:
         """Plan the full length; a row with both sources takes the one with more expected tokens."""
         lengths = self.lengths(sequences)
         uses_lookup = (lookup_survival is not None,) * len(lengths)
@@ -135,7 +139,8 @@ class AdaptiveSchedule(Schedule):
         super().__init__(num_speculative_tokens)
         self.costs: CostTable = costs
         max_tokens = costs.target[-1][0]  # about all slots at the ceiling; the two ends only have to be far apart
-        self._overhead = Overhead(costs, max(1, max_tokens // (1 + num_speculative_tokens)), max(2, max_tokens))
+        self._num_slots = max(1, max_tokens // (1 + num_speculative_tokens))
+        self._overhead = Overhead(costs, self._num_slots, max(2, max_tokens))
         self._begin()
 
     def forget(self) -> None:
@@ -148,6 +153,9 @@ class AdaptiveSchedule(Schedule):
         self._extension_gain = Mean(first_guess=0.0, weight=16.0, decay=0.998)
         # The share of rows that fill a column of verification that extensions added.
         self._extension_share = Mean(first_guess=0.5, weight=16.0, decay=0.99)
+        survival_BK = self._acceptance.survival_BK([None] * self._num_slots)
+        # The best plan that was found last, at first for new rows in about all slots.
+        self._best = repaid_lengths(survival_BK, None, self._overhead.costs, [1] * self._num_slots)
         self._rounds_without = {"model": 0, "lookup": 0}
         # The next rounds that draft nothing and are not planned, if they have at least as many rows as the last one.
         self._num_paused, self._min_paused_rows = 0, 0
@@ -156,11 +164,12 @@ class AdaptiveSchedule(Schedule):
         # Both learn of the rounds in which the other one tries nothing.
         self._tries_drafter = self._tries_foresight = False  # in the round that is under way, or that is observed
 
-    def would_draft(self, num_rows: int) -> bool:
-        survival_BK = self._acceptance.survival_BK([None] * num_rows)
-        return any(best_lengths(survival_BK, None, self._overhead.costs, num_rows).lengths)
+    def repays_reading(self, num_tokens: int, num_left: int) -> bool:
+        return 0 < self._best.saved_seconds * num_left >= self.costs.reading_seconds(num_tokens)
 
-    def plan(self, sequences: Seq[Sequence], lookup_survival: Seq[Seq[float]] | None, has_model: bool) -> DraftPlan:
+    def plan(
+        self, sequences: Seq[Sequence], lookup_survival: Seq[Seq[float]] | None, has_model: bool, unread: Seq[int] = ()
+    ) -> DraftPlan:
         """Plan the best lengths for these rows now."""
         if lookup_survival is None and self._num_paused and len(sequences) >= self._min_paused_rows:
             self._num_paused -= 1
@@ -168,16 +177,15 @@ class AdaptiveSchedule(Schedule):
             return DraftPlan.nothing(len(sequences))
         limits, costs = self.lengths(sequences), self._overhead.costs
         survival_BK = self._acceptance.survival_BK(sequences)
-        by_lookup_BK = None
-        if lookup_survival is not None:
-            filled = [[*offered, *[0.0] * (self.ceiling - len(offered))] for offered in lookup_survival]
-            by_lookup_BK = cut(np.array(filled), limits)
+        filled = [[*offered, *[0.0] * (self.ceiling - len(offered))] for offered in lookup_survival or ()]
+        by_lookup_BK = None if lookup_survival is None else cut(np.array(filled), limits)
         by_model_BK = cut(survival_BK, limits) if has_model else None
         if by_model_BK is not None and by_lookup_BK is not None:
             by_model_BK = with_extensions(by_model_BK, max(self._extension_gain.value, 0.0))
         if any(limits) and (has_model or lookup_survival is not None):
-            plan = best_lengths(by_model_BK, by_lookup_BK, costs, len(limits))
-            plan = self._probe(plan, sequences, by_model_BK, by_lookup_BK)
+            left = [sequence.num_remaining_tokens for sequence in sequences]
+            self._best = repaid_lengths(by_model_BK, by_lookup_BK, costs, left, unread)
+            plan = self._probe(self._best, sequences, by_model_BK, by_lookup_BK)
             until_probe = _PROBE_EVERY - 1 - self._rounds_without["model"]
             may_pause = lookup_survival is None and not any(plan.lengths)
             self._num_paused, self._min_paused_rows = max(0, min(_PAUSE, until_probe)) if may_pause else 0, len(limits)
@@ -218,8 +226,8 @@ class AdaptiveSchedule(Schedule):
             num_positions += steps * num_steppers
         if not self.costs.is_chain:  # else a wait for its answer cannot be told from work
             self._overhead.observe(num_positions, seconds - forwards - drafting)
-        # Rows that cannot draft, since the drafter has missed a part of them, or may not, do not show what it is worth.
-        num_unable = sum(
+        # Rows that cannot draft, since the drafter has missed a part of them, or do not, do not show what it is worth.
+        num_unable = self._best.num_put_off + sum(
             not n and (length > 0 or sequence.num_speculative_tokens == 0)
             for length, n, sequence in zip(plan.lengths, num_drafted, sequences, strict=True)
         )
