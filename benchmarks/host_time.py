@@ -30,8 +30,9 @@ from decoding.engine.rounds.overlapped.rounds import DeviceRounds
 from decoding.engine.rounds.overlapped.rounds_ahead import RoundsAhead
 from decoding.fused.recordings import Key, Recordings
 from decoding.network.language_model import LanguageModel
+from decoding.pace.adaptive_schedule import AdaptiveSchedule
 from decoding.pace.cost_table import CostTable
-from decoding.pace.schedule import AdaptiveSchedule, FixedSchedule, Schedule
+from decoding.pace.schedule import FixedSchedule, Schedule
 from decoding.sampling.rules import COUPLED
 from decoding.sampling.verdicts import Verdicts
 

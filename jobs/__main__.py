@@ -31,10 +31,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _listed() -> Iterator[list[str]]:
-    """Yield the lines of each group of commands; what is in none comes last."""
-    named = [name for group in GROUPS.values() for name in group]
-    others = [name for name in commands() if name not in named]
-    for title, names in (GROUPS | ({"other": others} if others else {})).items():
+    """Yield the lines of each group of commands."""
+    for title, names in GROUPS.items():
         yield [f"{title}:", *(f"  {typed(name):14} {summary(name)}" for name in names)]
 
 

@@ -72,14 +72,14 @@ def with_options(name: str, explanation: str | None, work: str, *arguments: _Add
 
 
 def on_run(
-    name: str, explanation: str | None, *arguments: _Add, run: str = "RUN", once_interrupted: str | None = None
+    name: str, explanation: str | None, *arguments: _Add, once_interrupted: str | None = None
 ) -> Callable[[_OfRun], Main]:
     """Return a decorator that makes a function of an opened run, which comes first, and of options into a command.
 
     The exit code is 2 for what the function refuses in `refusals`, 1 for another error, and 3 if it was interrupted and
     `once_interrupted` says what that means.
     """
-    place = argument("run", metavar=run, help="run directory, local or a URI (s3://, gs://)")
+    place = argument("run", metavar="RUN", help="run directory, local or a URI (s3://, gs://)")
 
     def command(work: _OfRun) -> Main:
         @wraps(work)

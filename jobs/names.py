@@ -10,8 +10,7 @@ from textwrap import fill
 from typing import Any
 
 _FOLDER = Path(__file__).parent
-_WHOLE_WORDS: dict[str, Any] = {"break_on_hyphens": False, "break_long_words": False}
-_NO_COMMANDS = ("__init__", "__main__", "commands", "names", "shadows")
+WHOLE_WORDS: dict[str, Any] = {"break_on_hyphens": False, "break_long_words": False}
 GROUPS: dict[str, Sequence[str]] = {
     "make": ("init", "tune", "generate", "retry", "best", "compact", "export", "publish"),
     "look": ("status", "show", "report", "doctor", "completion"),
@@ -22,8 +21,8 @@ GROUPS: dict[str, Sequence[str]] = {
 
 
 def commands() -> list[str]:
-    """Return the names of all commands: the files beside this one."""
-    return sorted(path.stem for path in _FOLDER.glob("*.py") if path.stem not in _NO_COMMANDS)
+    """Return the names of all commands."""
+    return sorted(name for group in GROUPS.values() for name in group)
 
 
 def typed(name: str) -> str:
@@ -46,7 +45,7 @@ def wrapped(text: str, indent: str = "") -> str:
 def tell(text: object) -> None:
     """Print a message on stderr. On a terminal its lines end between words; those that are indented stay."""
     width = get_terminal_size().columns if sys.stderr.isatty() else 0
-    lines = (line if line.startswith(" ") else fill(line, width, **_WHOLE_WORDS) for line in str(text).split("\n"))
+    lines = (line if line.startswith(" ") else fill(line, width, **WHOLE_WORDS) for line in str(text).split("\n"))
     print("\n".join(lines) if width else text, file=sys.stderr)
 
 

@@ -50,7 +50,6 @@ from pipeline.run.directory import RunDirectory
         metavar="FOLDER",
         help="where a folder for all files is made, and deleted at the end; unless given TMPDIR",
     ),
-    run="RUN",
     once_interrupted="the same command uploads what is missing",
 )
 def main(run_directory: RunDirectory, options: argparse.Namespace) -> int:

@@ -7,7 +7,6 @@ from typing import Any
 
 from actors.engine.translation import top_logprobs
 from decoding.engine.scored_text import ScoredText
-from decoding.sequence import TokenLogprobs
 from pipeline.errors import RowError
 from pipeline.inputs.rows import InputRow
 from pipeline.inputs.score import BestBy, ScoreOptions
@@ -91,7 +90,7 @@ def _shared_columns(
 ) -> dict[str, Any]:
     """Return the columns that generations have, too."""
     row, text, scores = scored.row, scored.scored, scored.scored.scores[number]
-    token_ids = list(text.continuations[number])
+    token_ids, num_top = list(text.continuations[number]), options.top_logprobs
     return {
         "row_id": row.row_id,
         "sample": sample,
@@ -110,13 +109,9 @@ def _shared_columns(
         "num_accepted_tokens": 0,
         "accepted_per_position": [],
         "logprobs": [entry.logprob for entry in scores],
-        "top_logprobs": [_top(entry, options.top_logprobs) for entry in scores] if options.top_logprobs else None,
+        "top_logprobs": [top_logprobs(entry.top[:num_top]) for entry in scores] if num_top else None,
         "draft_version": 0,
     }
-
-
-def _top(entry: TokenLogprobs, number: int) -> list[dict[str, Any]]:
-    return top_logprobs(entry.top[:number])
 
 
 def _probabilities(logprobs: Seq[float]) -> list[float] | None:

@@ -24,6 +24,7 @@ from actors.programs.tool_calls import ToolRecord, ToolResult, as_json, result_o
 from decoding.sampling_params import SamplingParams
 from decoding.sequence import Sequence
 from pipeline.errors import RowError, wrong_type
+from pipeline.text.answer_parts import shown_call
 from pipeline.text.chat import Chat, ChatPrompt
 from pipeline.text.codec import TextCodec
 from pipeline.text.text_behind import StopStrings
@@ -116,10 +117,7 @@ class Turn:
     @property
     def message(self) -> dict[str, Any]:
         """The answer as the message of the assistant, to be appended to the messages of the next turn."""
-        calls = [
-            {"id": call["id"], "type": "function", "function": {"name": call["name"], "arguments": call["arguments"]}}
-            for call in self.tool_calls
-        ]
+        calls = [shown_call(**call) for call in self.tool_calls]
         return {"role": "assistant", "content": self.content or "", **({"tool_calls": calls} if calls else {})}
 
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from pipeline.counts import Counts, count_generations
+from pipeline.counts import Counts
 from pipeline.errors import ErrorRow
 from pipeline.inputs.options import InputOptions
 from pipeline.inputs.rows import InputRow, read_unit
@@ -52,9 +52,7 @@ class WholeUnits:
 
     def write(self, run: RunDirectory, unit: WorkUnit, table: pa.Table, errors: list[ErrorRow], done: Done) -> Receipt:
         """Write what became of the rows, whole or not at all."""
-        counts, error_rows = count_generations(table, len(errors)), errors_table(errors, run.id_type)
-        work = done.work
-        return commit_part(run, unit, table, error_rows, counts, done.attempt, work.seconds, done.engine, work)
+        return commit_part(run, unit, table, errors_table(errors, run.id_type), done.attempt, done.engine, done.work)
 
 
 @dataclass(frozen=True)

@@ -24,8 +24,9 @@ from decoding.engine.token_engine import Limits, TargetLostError, TokenEngine
 from decoding.fused.live_weights import LiveWeights
 from decoding.grammar.grammars import Grammars
 from decoding.network.target import SlotsLostError, Target
+from decoding.pace.adaptive_schedule import AdaptiveSchedule
 from decoding.pace.cost_table import CostTable
-from decoding.pace.schedule import AdaptiveSchedule, FixedSchedule
+from decoding.pace.schedule import FixedSchedule
 from decoding.sampling.rules import RULES
 from decoding.sequence import Sequence
 

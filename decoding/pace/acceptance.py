@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from decoding.sequence import Sequence
 
-_FIRST_GUESS = 0.7  # before anything was drafted
+_FIRST_GUESS = 0.9  # before anything was drafted: a guess that is too high is soon mended, one too low is never tried
 # The values of these three weights come from a simulation (docs/log.md, "Adaptive lost up to 9 %").
 _ROW_WEIGHT = 32.0  # drafted tokens that the mean of all rows counts for in a row's own estimate
 _POSITION_WEIGHT = 16.0  # and in the estimate of a position

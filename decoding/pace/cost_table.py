@@ -1,6 +1,7 @@
 """CostTable: what a round costs, in seconds, as measured on the models and the device that run it.
 
-Overhead is the time beside its forwards, as a line over positions that is fitted to measured rounds.
+Overhead is the time beside its forwards: a line over positions, and a constant for rounds that draft, both fitted to
+measured rounds.
 """
 
 from bisect import bisect_left
@@ -10,6 +11,8 @@ from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
+
+from decoding.pace.acceptance import Mean
 
 _WEIGHT = 8.0  # rounds that the measurement at start-up counts for, at each end of its line
 _DECAY = 0.98  # of what was observed, per round
@@ -21,14 +24,16 @@ _MAX_EXCESS = 4.0  # times the expected time: more than that is other work on th
 class CostTable:
     """Seconds of a target forward by its number of tokens, of a draft's by its number of rows, and of the rest.
 
-    The rest is overhead of the engine: `round_seconds` for every round, `position_seconds` for every row and position
-    whose distribution is computed (rows x (longest draft + 1) in verification, and once for each drafted token).
+    The rest is overhead of the engine: `round_seconds` for every round, `draft_round_seconds` for one in which a model
+    drafts, and `position_seconds` for every row and position whose distribution is computed (rows x (longest draft + 1)
+    in verification, and once for each drafted token).
     """
 
     target: tuple[tuple[int, float], ...]  # (tokens, seconds), ascending in both
     draft: tuple[tuple[int, float], ...]  # (rows, seconds)
     round_seconds: float = 0.0
     position_seconds: float = 0.0
+    draft_round_seconds: float = 0.0
     # Drafting happens in another process while this one verifies other rows: of the two the busier one sets the pace.
     # `draft` is then the whole time of a step there, and each draft is on its way for `trip_seconds` more, however long
     # it is.
@@ -56,7 +61,7 @@ class CostTable:
     def drafting_seconds(self, num_steps: int, num_rows: int) -> float:
         """Return the time of drafting `num_steps` tokens of `num_rows` rows, without their positions' overhead."""
         num_forwards = min(num_steps, 1) if self.block_tokens else num_steps
-        return num_forwards * self.draft_seconds(num_rows) if num_steps else 0.0
+        return num_forwards * self.draft_seconds(num_rows) + self.draft_round_seconds if num_steps else 0.0
 
     def reading_seconds(self, num_tokens: int) -> float:
         """Estimate the time in which the draft reads tokens of a prompt, from what they would add to a target forward.
@@ -109,11 +114,15 @@ def _interpolate(table: Seq[tuple[int, float]], size: int) -> float:
 
 
 class Overhead:
-    """A running fit of `round_seconds` and `position_seconds`, which depend on the sampling parameters in use.
+    """A running fit of the table's overhead, which depends on the sampling parameters in use.
 
     The fit starts as the line that was measured at start-up, and the two ends of that line stay in it. So a long run of
     rounds of one shape corrects the line near that shape and changes it little elsewhere. (Scaling the whole line by
     the time of plain rounds made drafts look expensive that were never tried.)
+
+    What a round with drafts takes beyond the line goes to their constant first: forwards of two models in turns push
+    each other out of the caches, however many there are. (In the line alone it made long drafts, which were not tried,
+    look several times as expensive as they are.)
     """
 
     def __init__(self, costs: CostTable, few_positions: int, many_positions: int) -> None:
@@ -121,16 +130,24 @@ class Overhead:
         self._costs = costs
         self._ends = [(positions, _line(costs, positions)) for positions in (few_positions, many_positions)]
         self._seen = (0.0, 0.0, 0.0, 0.0, 0.0)  # sums of 1, x, x * x, y, x * y
+        self._of_drafts = Mean(first_guess=0.0, weight=_WEIGHT, decay=_DECAY)
 
-    def observe(self, num_positions: int, seconds: float) -> None:
-        """Learn that a round with `num_positions` positions took `seconds` beside its forwards."""
-        expected = max(_line(self.costs, num_positions), _MIN_SECONDS)
-        seconds = min(max(seconds, 0.0), _MAX_EXCESS * expected)
+    def observe(self, num_positions: int, seconds: float, *, drafts: bool = False) -> None:
+        """Learn that a round with `num_positions` positions took `seconds` beside its forwards.
+
+        `drafts`: a model drafted in it.
+        """
+        costs = self.costs
+        line = _line(costs, num_positions)
+        seconds = min(max(seconds, 0.0), _MAX_EXCESS * max(line + drafts * costs.draft_round_seconds, _MIN_SECONDS))
+        if drafts:
+            self._of_drafts.observe(seconds - line)
+            seconds = max(seconds - self._of_drafts.value, 0.0)
         self._seen = _plus(self._seen, num_positions, seconds, 1.0, _DECAY)
 
     @property
     def costs(self) -> CostTable:
-        """The cost table with the line as it is now; neither figure is below zero."""
+        """The cost table with its overhead as it is now; no figure is below zero."""
         sums = self._seen
         for positions, seconds in self._ends:
             sums = _plus(sums, positions, seconds, _WEIGHT)
@@ -140,7 +157,8 @@ class Overhead:
         height = (y - slope * x) / n
         if height < 0:  # a line through the origin
             height, slope = 0.0, xy / xx
-        return replace(self._costs, round_seconds=height, position_seconds=slope)
+        of_drafts = max(self._of_drafts.value, 0.0)
+        return replace(self._costs, round_seconds=height, position_seconds=slope, draft_round_seconds=of_drafts)
 
 
 def _line(costs: CostTable, num_positions: int) -> float:

@@ -11,6 +11,7 @@ Shapes: B rows, K draft positions, N tokens that could be drafted (most likely f
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -87,10 +88,7 @@ def best_lengths(by_model_BK: Floats | None, by_lookup_BK: Floats | None, costs:
 
     source_N, row_N, position_N = np.unravel_index(order_N, survival_SBK.shape)
     survival_N = survival_SBK.ravel()[order_N]
-    # Every pair of draft steps and longest draft: without a lookup the two are equal, without a model there is no step.
-    steps_C, width_C = np.triu_indices(num_positions + 1)
-    is_tried_C = ((by_lookup_BK is not None) | (steps_C == width_C)) & ((by_model_BK is not None) | (steps_C == 0))
-    steps_C, width_C = steps_C[is_tried_C], width_C[is_tried_C]
+    steps_C, width_C = _depths(num_positions, by_model_BK is not None, by_lookup_BK is not None)
     expected_SBJ = np.zeros((2, num_rows, num_positions + 1))
     survival_SBK.cumsum(2, out=expected_SBJ[:, :, 1:])
     uses_lookup_BC = expected_SBJ[1][:, width_C] > expected_SBJ[0][:, steps_C]
@@ -101,7 +99,7 @@ def best_lengths(by_model_BK: Floats | None, by_lookup_BK: Floats | None, costs:
     tokens_CN = may_CN.cumsum(1)
     expected_CN = num_rows + (may_CN * survival_N).cumsum(1)
     forwards_C = np.minimum(steps_C, 1) if costs.block_tokens else steps_C
-    drafting_C = forwards_C * costs.draft_by_rows(num_rows)[num_steppers_C]
+    drafting_C = forwards_C * costs.draft_by_rows(num_rows)[num_steppers_C] + costs.draft_round_seconds * (steps_C > 0)
     verifying_CN = target_seconds[num_rows + tokens_CN]
     verifying_CN = verifying_CN + (round_seconds + position_seconds * num_rows * (1 + width_C))[:, None]
     if not costs.is_overlapped:
@@ -151,6 +149,17 @@ def repaid_lengths(
         num_put_off += len(put_off)
         by_model_BK = by_model_BK.copy()
         by_model_BK[put_off] = 0.0
+
+
+@lru_cache(maxsize=64)
+def _depths(num_positions: int, has_model: bool, has_lookup: bool) -> tuple[npt.NDArray[np.int64], ...]:
+    """Return the numbers [C] of draft steps and the longest drafts [C] to try.
+
+    Without a lookup the two are equal, without a model there is no step.
+    """
+    steps_C, width_C = np.triu_indices(num_positions + 1)
+    is_tried_C = (has_lookup | (steps_C == width_C)) & (has_model | (steps_C == 0))
+    return steps_C[is_tried_C], width_C[is_tried_C]
 
 
 def cut(survival_BK: Floats, limits: Seq[int]) -> Floats:

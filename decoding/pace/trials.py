@@ -21,6 +21,10 @@ _FIRST = 16  # rounds before the first trial, at least
 _FIRST_ROW_ROUNDS = 128  # and rounds of a row, so that acceptance is known by then
 _LENGTH = 12  # rounds of a trial that count, at least
 _ROW_ROUNDS = 24  # and rounds of a row: how many tokens a row accepts differs much from round to round
+_SLOW_LENGTH, _SLOW = (
+    4,
+    0.75,
+)  # and fewer where it has less than this share of the settled way's speed
 _SETTLED = 4  # times the rounds of a trial: as many of the settled way are compared with it
 _SKIPPED = 2  # rounds after a change: a drafter reads what it missed, once
 _INTERVAL = 96  # rounds between trials, after a change
@@ -76,7 +80,9 @@ class Trials:
             self._tried.append(done)
             if len(self._tried) <= _SKIPPED:
                 self._num_row_rounds = 0
-            elif len(self._tried) >= _SKIPPED + _LENGTH and self._num_row_rounds >= _ROW_ROUNDS:
+            elif self._num_row_rounds >= _ROW_ROUNDS and (
+                len(self._tried) >= _SKIPPED + _LENGTH or self._is_clearly_slower()
+            ):
                 self._go_on()
             return
         self._lately.append(done)
@@ -89,10 +95,19 @@ class Trials:
         self.is_trial, self._tried, self._tried_before, self.is_resting = True, [], [], not self.is_resting
         self.keeps_features = self.is_resting and self._has_features
 
+    @property
+    def _compared(self) -> tuple[list[Round], list[Round]]:
+        """The rounds of the trial that count, and those of the settled way that they are compared with."""
+        counted = self._tried[_SKIPPED:]
+        return counted, list(islice(reversed(self._lately), _SETTLED * len(counted)))
+
+    def _is_clearly_slower(self) -> bool:
+        counted, settled = self._compared
+        return len(counted) >= _SLOW_LENGTH and _speed(counted) < _SLOW * _speed(settled)
+
     def _go_on(self) -> None:
         """End a trial, or the first part of it."""
-        counted = self._tried[_SKIPPED:]
-        settled = list(islice(reversed(self._lately), _SETTLED * len(counted)))
+        counted, settled = self._compared
         if self.keeps_features and _speed(counted) * (1 + _MAX_FEATURES) > _speed(settled):
             self.keeps_features = False
             self._tried_before, self._tried = self._tried, []

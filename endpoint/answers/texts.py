@@ -16,7 +16,7 @@ from endpoint.answers.text import TextStream
 from endpoint.answers.writer import Form, Writer
 from endpoint.service.service import Call, PreparedRequest, Prompt, Service
 from pipeline.requests.texts import ChatAsked, CompletionAsked
-from pipeline.text.answer_parts import Arguments, CallBegins, Content, Event, Reasoning
+from pipeline.text.answer_parts import Arguments, CallBegins, Content, Event, Reasoning, shown_call
 from pipeline.text.chat import AnswerReader
 from pipeline.text.codec import TextCodec
 
@@ -165,9 +165,8 @@ class _ChatForm(Form):
             if self._form.tags is not None:
                 message["reasoning"] = answer.reasoning
             if answer.calls:
-                ids = range(len(answer.calls))
-                calls = zip(ids, answer.calls, strict=True)
-                message["tool_calls"] = [_call(self._id(choice, i), call.name, call.arguments) for i, call in calls]
+                calls = enumerate(answer.calls)
+                message["tool_calls"] = [shown_call(self._id(choice, i), c.name, c.arguments) for i, c in calls]
         return {"message": message}
 
     def finish_reason(self, choice: Choice) -> str | None:
@@ -218,16 +217,12 @@ class _ChatForm(Form):
             case Content(text):
                 return {"content": text}
             case CallBegins(name):
-                return {"tool_calls": [{"index": index, **_call(self._id(choice, index), name, "")}]}
+                return {"tool_calls": [{"index": index, **shown_call(self._id(choice, index), name, "")}]}
             case Arguments(text):
                 return {"tool_calls": [{"index": index, "function": {"arguments": text}}]}
 
     def _id(self, choice: Choice, index: int) -> str:
         return self._prepared.new_call_id(choice.index, index)
-
-
-def _call(call_id: str, name: str, arguments: str) -> dict[str, Any]:
-    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
 def _chunk(choice: Choice, delta: dict[str, Any]) -> dict[str, Any]:

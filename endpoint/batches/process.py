@@ -48,12 +48,10 @@ class Batches:
         may have `max_line_bytes`. Raises ValueError or OSError if the folder cannot be used.
         """
         assert batch_settings.path is not None
-        self._files = FileStore(batch_settings.path, clock)
-        self._batches = BatchStore(self._files.root, self._files.temporary)
-        self._keep_s, self._clock = batch_settings.keep_s, clock
-        self._workshop = Workshop(
-            files=self._files,
-            batches=self._batches,
+        files = FileStore(batch_settings.path, clock)
+        self._shop = Workshop(
+            files=files,
+            batches=BatchStore(files.root, files.temporary),
             models={model.served.adapter: model for model in models},
             ledgers=ledgers,
             max_units=max_units,
@@ -91,16 +89,16 @@ class Batches:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _look(self) -> None:
-        owners = await asyncio.to_thread(self._files.owners)
+        owners = await asyncio.to_thread(self._shop.files.owners)
         in_use = set[str]()
         for owner in owners:
-            for batch in await asyncio.to_thread(self._batches.unfinished, owner):
+            for batch in await asyncio.to_thread(self._shop.batches.unfinished, owner):
                 in_use.add(batch.input_file_id)
                 if batch.id not in self._drivers:
-                    driver = BatchDriver(batch, self._workshop)
+                    driver = BatchDriver(batch, self._shop)
                     task = asyncio.create_task(self._drive(batch.id, driver))
                     self._drivers[batch.id] = driver, task
-                is_cancelled = await asyncio.to_thread(self._batches.cancelled_at, batch) is not None
+                is_cancelled = await asyncio.to_thread(self._shop.batches.cancelled_at, batch) is not None
                 if is_cancelled and (driven := self._drivers.get(batch.id)) is not None:
                     driven[0].cancel()
         if time.monotonic() - self._swept_at >= _SWEEP_EVERY_S:
@@ -119,8 +117,8 @@ class Batches:
 
     def _sweep(self, owners: list[str], in_use: set[str]) -> None:
         for owner in owners:
-            self._files.delete_expired(owner, _UNFINISHED_S, in_use)
-            self._batches.delete_old(owner, self._clock() - self._keep_s)
+            self._shop.files.delete_expired(owner, _UNFINISHED_S, in_use)
+            self._shop.batches.delete_old(owner, self._shop.clock() - self._shop.keep_s)
 
 
 class BatchesProcess:

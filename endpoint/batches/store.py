@@ -18,7 +18,7 @@ import re
 import secrets
 import time
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import asdict, dataclass
 from hashlib import sha256
 from typing import IO, Any, Literal
@@ -90,11 +90,9 @@ class FileStore:
         self.temporary = self.root.child("_tmp")
         (self.temporary if self.root.is_local else self.root).make_folder()
 
-    @contextmanager
-    def writing(self, owner: str, file_id: str) -> Iterator[IO[bytes]]:
+    def writing(self, owner: str, file_id: str) -> AbstractContextManager[IO[bytes]]:
         """Open the content of a file that is to be added; it appears whole when the block ends."""
-        with replacement(self.content(owner, file_id)) as stream:
-            yield stream
+        return replacement(self.content(owner, file_id))
 
     def add(self, owner: str, file: StoredFile) -> None:
         """Add a file whose content has been written."""

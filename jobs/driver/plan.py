@@ -10,7 +10,7 @@ from typing import Any, TypeVar, cast
 
 import pyarrow as pa
 
-from actors.engine.vocabulary import with_bad_word_ids
+from actors.engine.vocabulary import check_vocabulary, with_bad_word_ids
 from actors.engines import backend_of
 from actors.engines.candidates import Candidates
 from actors.engines.loading import load_codec
@@ -28,6 +28,7 @@ from jobs.config.fields import as_dict
 from jobs.config.run import RunConfig
 from jobs.driver.chosen import ASKED_OF_COMMAND, chosen_here
 from jobs.driver.cluster import check_submitted, paths_of, pick_device
+from pipeline.errors import FieldError
 from pipeline.inputs.carried import carried_types, id_type, types_from_dict, types_to_dict
 from pipeline.inputs.files import InputFile, list_files
 from pipeline.inputs.options import InputOptions, resolve_options, settle_prompts
@@ -274,14 +275,11 @@ def _check_token_ids(settings: GeneratorSettings, codec: TextCodec) -> None:
     """Raise ValueError for a token id that the target does not have, and for a bad word that has no tokens."""
     vocab_size: int | None = getattr(read_config(settings.models.target).get_text_config(), "vocab_size", None)
     sampling = with_bad_word_ids(settings.sampling, codec)
-    named = {
-        "logit_bias": sampling.logit_bias,
-        "allowed_token_ids": sampling.allowed_token_ids or (),
-        "bad_words": [token_id for word in sampling.bad_word_ids for token_id in word],
-    }
-    for name, token_ids in named.items():
-        if foreign := [token_id for token_id in token_ids if vocab_size is not None and token_id >= vocab_size]:
-            raise ValueError(f"sampling.{name} names token id {foreign[0]}, but the target has {vocab_size} ids")
+    try:
+        if vocab_size is not None:
+            check_vocabulary(sampling, vocab_size, ("logit_bias", "allowed_token_ids", "bad_words"))
+    except FieldError as error:
+        raise ValueError(f"sampling.{error}") from error
 
 
 def _refuse_changed_inputs(run_directory: RunDirectory, files: list[InputFile]) -> None:

@@ -22,6 +22,7 @@ from rich.table import Column
 
 from actors.heartbeat import Heartbeat
 from actors.run_notes import WrittenText
+from jobs.names import WHOLE_WORDS
 from jobs.report_page.numbers import format_length
 from jobs.report_page.texts import text_to_show
 from pipeline.counts import Counts
@@ -90,7 +91,7 @@ class Progress:
         with self._lock:
             if self.mode == "lines":
                 self._last_line = self._clock()
-                print(fill(text, COLUMNS, break_long_words=False, break_on_hyphens=False), file=sys.stderr, flush=True)
+                print(fill(text, COLUMNS, **WHOLE_WORDS), file=sys.stderr, flush=True)
 
     def planned(self, num_units: int, num_rows: int, texts_per_row: int, draft: str | None = None) -> None:
         """Take what this command has to do. `texts_per_row` is 0 if that is not known before.

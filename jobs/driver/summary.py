@@ -111,13 +111,11 @@ def _print_scores(run_directory: RunDirectory, check: CheckReport, num_new_token
 
 def tally_table(run_directory: RunDirectory, columns: Sequence[str]) -> Table:
     """Return the acceptance in a run, or its scores, by groups of rows and in total. Raises as `tally` does."""
-    has_scores, groups = run_directory.has("scores"), dict[tuple[str, ...], Any]()
-    if has_scores:
-        groups |= tally(run_directory, columns, SCORED_COLUMNS, count_scores)
-        total = _score_cells(sum(groups.values(), Scores()))
-    else:
-        groups |= tally(run_directory, columns, COUNTED_COLUMNS, count_generations)
-        total = _acceptance_cells(sum(groups.values(), Counts()))
+    has_scores = run_directory.has("scores")
+    counted: Any = COUNTED_COLUMNS, count_generations, Counts(), _acceptance_cells
+    read, count, nothing, cells = (SCORED_COLUMNS, count_scores, Scores(), _score_cells) if has_scores else counted
+    groups = tally(run_directory, columns, read, count)
+    total = cells(sum(groups.values(), nothing))
     headings = [  # so that no number is cut off
         Column(heading) if heading == _BY_POSITION else Column(heading, justify="right", no_wrap=True)
         for heading in total
@@ -126,8 +124,7 @@ def tally_table(run_directory: RunDirectory, columns: Sequence[str]) -> Table:
     title = f"{'Scores' if has_scores else 'Acceptance'} in {run_directory.location.name}"
     table = Table(*labels, *headings, title=title, title_justify="left")
     for values, found in groups.items() if columns or not has_scores else ():
-        cells = _score_cells(found) if has_scores else _acceptance_cells(found)
-        table.add_row(*(Text(visible(value)) for value in values or ("run",)), *cells.values())
+        table.add_row(*(Text(visible(value)) for value in values or ("run",)), *cells(found).values())
     if columns or has_scores:
         table.add_row(*["all", *[""] * (len(columns) - 1)][: len(columns)], *total.values(), style="bold")
     return table

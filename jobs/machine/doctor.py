@@ -17,16 +17,16 @@ from http.client import HTTPException
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from textwrap import fill
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from jobs.driver.stopping import Exit
+from jobs.names import WHOLE_WORDS
 
 if TYPE_CHECKING:
     import torch
 
 _PACKAGES = ("torch", "transformers", "ray", "pyarrow", "pydantic-settings", "huggingface-hub", "gguf", "vllm")
 _OPTIONAL = ("vllm",)
-_WHOLE_WORDS: dict[str, Any] = {"break_on_hyphens": False, "break_long_words": False}
 _HUB_WITHIN_S = 3.0
 _GIB = 2**30
 _FEWEST_GIB = 2.0  # free, for the smallest of real models beside the packages
@@ -42,7 +42,7 @@ def examine(options: argparse.Namespace) -> Exit:
     for part in (_versions, _processor, _gpus, _memory, _ray, _hub, _promise):
         try:
             for name, found in part():
-                print(fill(f"{name + ':':13} {found}", width, subsequent_indent=14 * " ", **_WHOLE_WORDS), flush=True)
+                print(fill(f"{name + ':':13} {found}", width, subsequent_indent=14 * " ", **WHOLE_WORDS), flush=True)
         except (CannotRun, ImportError) as error:
             print(f"Dray cannot run here: {error}", file=sys.stderr)
             return Exit.FAILED

@@ -16,7 +16,7 @@ from collections.abc import Sequence as Seq
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from multiprocessing import get_context
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -261,10 +261,7 @@ def _compared(name: str, class_name: str, target: str, parts: Parts) -> Family:
     for temperature, num_slots in ((0.0, 3), (0.8, 1), (0.8, 3)):
         drafters = [each for each in DRAFTERS if each not in NEED_A_HEAD] if num_slots > 1 else ["model"]
         settings = [Setting(each, "fixed", 3, num_slots, is_shuffled=num_slots > 1) for each in drafters]
-
-        def make_rows(temperature: float = temperature) -> list[Sequence]:
-            return _rows(parts.target.vocab_size, temperature)
-
+        make_rows = partial(_rows, parts.target.vocab_size, temperature)
         alone = make_rows()
         list(reference.write(alone))
         for finding in findings(parts, _OPTIONS, settings, make_rows, alone, reference):

@@ -159,7 +159,7 @@ def estimated(config: GenerateConfig, plan: Plan, measured: Measured, num_rows: 
         number / measured.seconds for number in (counts.num_output_tokens, counts.num_rows)
     )
     engine_hours, *ends = measured.engine_hours(num_rows)
-    gpus = gpus_of_engine(plan)
+    gpus = plan.pool.num_gpus + sum(part.gpus_of_engine for part in plan.settings.apart)  # of one engine
     table = Table(title=f"Estimate for {num_rows:,} rows", show_header=False, title_justify="left")
     table.add_column(style="bold")
     table.add_column()
@@ -186,11 +186,6 @@ def estimated(config: GenerateConfig, plan: Plan, measured: Measured, num_rows: 
     yield table
     yield "In brackets: 95 % intervals for which rows were drawn, from a bootstrap over the places."
     yield from (f"not known: {text}" for text in _unknown(plan, measured))
-
-
-def gpus_of_engine(plan: Plan) -> float:
-    """Return the GPUs that an engine holds, with its stages and its draft actors."""
-    return plan.pool.num_gpus + sum(part.gpus_of_engine for part in plan.settings.apart)
 
 
 def _unknown(plan: Plan, measured: Measured) -> Iterator[str]:

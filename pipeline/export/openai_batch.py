@@ -23,6 +23,7 @@ from pipeline.run.reading import read_ahead
 from pipeline.run.unit_rows import UnitRows, each_unit, read_unit_rows, refuse_incomplete
 from pipeline.storage.location import Location
 from pipeline.storage.whole_file import replacement
+from pipeline.text.answer_parts import shown_call
 from pipeline.text.codec import TextCodec
 
 _FIELD = re.compile(r"(?:body|sampling)\.([A-Za-z_][^\s:]*)|([a-z_]+(?:[.\[][\w.\[\]]*)?): ")  # begins a message
@@ -200,10 +201,7 @@ def _message(sample: Mapping[str, Any]) -> dict[str, Any]:
     if reasoning is not None:
         message["reasoning"] = reasoning
     if calls:
-        message["tool_calls"] = [
-            {"id": call["id"], "type": "function", "function": {"name": call["name"], "arguments": call["arguments"]}}
-            for call in calls
-        ]
+        message["tool_calls"] = [shown_call(**call) for call in calls]
     return message
 
 

@@ -68,9 +68,7 @@ def commit_part(
     unit: WorkUnit,
     generations: pa.Table,
     errors: pa.Table,
-    counts: Counts,
     attempt: int,
-    seconds: float | None = None,
     engine: Mapping[str, str | bool | int] | None = None,
     work: Work | None = None,
 ) -> Receipt:
@@ -79,9 +77,9 @@ def commit_part(
     `engine` describes what generated the rows, for the footer: engines of one run may differ. `work` is for it, too.
     Raises OSError if the disk or store fails: nothing is committed then, and the unit can be tried again.
     """
-    assert (counts.num_rows, counts.num_errors) == (unit.num_rows, errors.num_rows), "rows in must equal rows out"
-    assert counts.num_generations == generations.num_rows
-    receipt = Receipt(unit.unit_id, counts, attempt, seconds=seconds)
+    counts = count_generations(generations, errors.num_rows)
+    assert counts.num_rows == unit.num_rows, "rows in must equal rows out"
+    receipt = Receipt(unit.unit_id, counts, attempt, seconds=None if work is None else work.seconds)
     content = part_content(generations, receipt, engine, work)
     part, errors_path = run_directory.part_path(unit.unit_id), run_directory.errors_path(unit.unit_id)
     with commit_lock(run_directory):

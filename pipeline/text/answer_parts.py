@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 ReasoningName = Literal["auto", "none", "think", "mistral"]
 
@@ -68,6 +68,11 @@ class Answer:
                     self.calls.append(ToolCall(name))
                 case Arguments(text):
                     self.calls[-1].arguments += text
+
+
+def shown_call(id: str, name: str, arguments: str) -> dict[str, Any]:
+    """Return a call as the message of an assistant shows it."""
+    return {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
 class Thought(Enum):

@@ -5,8 +5,8 @@ import pytest
 pytest.importorskip("triton")
 
 from benchmarks.host_time import lane_over, measure
+from decoding.pace.adaptive_schedule import AdaptiveSchedule
 from decoding.pace.cost_table import CostTable
-from decoding.pace.schedule import AdaptiveSchedule
 
 
 @pytest.mark.parametrize("is_adaptive", [False, True])

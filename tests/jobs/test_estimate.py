@@ -1,5 +1,6 @@
 """`jobs.generate --estimate`: some rows from all over the input, done for real, say what all would take."""
 
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -23,9 +24,10 @@ def _plan(job: Job, *flags: str) -> Plan:
 
 def _printed(job: Job, *flags: str) -> str:
     config = load(GenerateConfig, job.command("--models.device=cpu", "--estimate=40", *flags), prog="test")
-    console = Console(width=200)
+    plan, console = make_plan(config), Console(width=200)
+    plan = replace(plan, pool=replace(plan.pool, num_gpus=2.0))  # as on a machine that has some
     with console.capture() as captured:
-        for line in estimated(config, make_plan(config), MEASURED, 9000):
+        for line in estimated(config, plan, MEASURED, 9000):
             console.print(line, highlight=False)
     return captured.get()
 
@@ -50,6 +52,7 @@ def test_hours_and_price_follow_from_the_pace_of_one_engine(job):
     assert "6:00 (5:" in printed
     assert "0.50 (0.4" in printed
     assert "1.00 (0.9" in printed
+    assert "1.00 (2 GPUs an engine)" in printed
     assert "900,000 (8" in printed
     assert "whether 5 engines are as fast as one each" in printed
     assert "100 / 100 / 100 tokens (10, 50, 90 %), at most 200; 2% ended at max_tokens" in printed

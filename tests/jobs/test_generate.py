@@ -208,9 +208,9 @@ def test_a_draft_of_another_vocabulary_is_refused_before_anything_is_written(job
     [
         ("--models.target=/nowhere", "no model at '/nowhere'"),
         ("--engine.max_model_len=9999", "the target sees at most 256 positions"),
-        ('--sampling.logit_bias={"99999": 1}', "names token id 99999"),
-        ("--sampling.allowed_token_ids=[1, 99999]", "sampling.allowed_token_ids names token id 99999"),
-        ('--sampling.bad_words=["no", [1, 99999]]', "sampling.bad_words names token id 99999"),
+        ('--sampling.logit_bias={"99999": 1}', "sampling.logit_bias: token id 99999 is outside"),
+        ("--sampling.allowed_token_ids=[1, 99999]", "sampling.allowed_token_ids: token id 99999 is outside"),
+        ('--sampling.bad_words=["no", [1, 99999]]', "sampling.bad_words: token id 99999 is outside"),
         ('--sampling.bad_words=["no", ""]', "sampling.bad_words must be"),
         ("--chat.chat_template={% for", "not valid Jinja"),
         ("--input.carry_columns=[colour]", "colour"),

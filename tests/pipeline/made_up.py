@@ -8,7 +8,6 @@ from typing import Any
 
 import pyarrow as pa
 
-from pipeline.counts import count_generations
 from pipeline.errors import ErrorRow
 from pipeline.inputs.carried import carried_types, id_type
 from pipeline.inputs.files import InputFile
@@ -123,8 +122,7 @@ def commit_rows(
     rows = [{"draft_rounds": ROUNDS, **row} for row in rows]  # a column that not every run has
     table = pa.Table.from_pylist(rows, schema=run_directory.generations_schema)
     failed = errors_table(errors, run_directory.id_type)
-    counts = count_generations(table, len(errors))
-    return commit_part(run_directory, work_unit, table, failed, counts, attempt=1)
+    return commit_part(run_directory, work_unit, table, failed, attempt=1)
 
 
 def sound_rows(work_unit: WorkUnit, indices: list[int]) -> list[dict[str, Any]]:

@@ -1,16 +1,10 @@
 """Backups of the last units: which process gets one, of which unit, and which process stays responsible."""
 
-import random
-from collections import deque
-
-import pytest
-
 from actors.units.hand_outs import Signal
 from actors.units.ledger import Ledger
 from actors.units.unit_record import Attempt
 from pipeline.inputs.units import WorkUnit
 from pipeline.streaming.calls import UnitCall
-from tests.actors.units.attempts import Died, run
 from tests.clock import Clock
 from tests.pipeline.made_up import unit
 
@@ -165,63 +159,3 @@ def test_a_finished_unit_is_forgotten():
         ledger.finish(unit_id)
     assert not ledger._units
     assert ledger.summary()["num_deaths"] == 1000
-
-
-class Actor:
-    """An actor with one call at a time. After a death it has another name and gets the same call again, as in Ray."""
-
-    def __init__(self, name: str) -> None:
-        self.name, self.num_lives = name, 0
-        self.calls: deque[tuple[int, bool]] = deque()
-        self.attempt: Attempt | None = None
-
-    @property
-    def process(self) -> str:
-        return f"{self.name}-{self.num_lives}"
-
-    def die(self) -> None:
-        self.num_lives += 1
-        self.attempt = None
-
-
-@pytest.mark.parametrize("seed", range(40))
-def test_every_unit_ends_and_only_killers_are_condemned_whatever_dies_or_is_slow(seed):
-    chance, num_rows, num_units = random.Random(seed), 6, 12
-    killers = {unit_id: {chance.randrange(num_rows)} for unit_id in chance.sample(range(num_units), 2)}
-    ledger, clock = ledger_of(num_units)
-    actors = [Actor(name) for name in "abc"]
-    committed: dict[int, set[int]] = {}
-    for unit_id in range(num_units):
-        chance.choice(actors).calls.append((unit_id, False))
-    for _ in range(5000):
-        clock.now += 1.0
-        backup = backup_of(ledger)
-        if not isinstance(backup, Signal):
-            min(actors, key=lambda actor: len(actor.calls)).calls.append((backup.unit_id, True))
-        actor = chance.choice(actors)
-        if not actor.calls:
-            ledger.join(actor.process)
-            continue
-        unit_id, is_backup = actor.calls[0]
-        if actor.attempt is None:
-            actor.attempt = ledger.begin(unit_id, num_rows, actor.process, "node", is_backup)
-            if actor.attempt is None:
-                actor.calls.popleft()
-            continue
-        if chance.random() < 0.4:  # it is slow, and may be overtaken
-            continue
-        try:
-            condemned = run(ledger, actor.attempt, unit_id, num_rows, killers.get(unit_id, set()))
-        except Died:
-            actor.die()
-            continue
-        if chance.random() < 0.05:
-            actor.die()
-            continue
-        if condemned is not None:
-            committed.setdefault(unit_id, condemned)
-            ledger.finish(unit_id)
-        actor.calls.popleft()
-        actor.attempt = None
-    assert committed == {unit_id: killers.get(unit_id, set()) for unit_id in range(num_units)}
-    assert not any(actor.calls for actor in actors)

@@ -14,9 +14,10 @@ from decoding.drafters.base import NoDrafter
 from decoding.drafters.hybrid import HybridDrafter
 from decoding.drafters.lookups import SuffixDrafter
 from decoding.drafters.model import ModelDrafter
+from decoding.pace.adaptive_schedule import AdaptiveSchedule
 from decoding.pace.cost_table import CostTable
 from decoding.pace.draft_lengths import DraftPlan
-from decoding.pace.schedule import AdaptiveSchedule, FixedSchedule
+from decoding.pace.schedule import FixedSchedule
 from decoding.sampling.rows import ExtensionLimit, Rows
 from decoding.sampling.verdicts import Draft
 from tests.decoding import tiny

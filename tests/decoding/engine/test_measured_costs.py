@@ -8,8 +8,8 @@ import torch
 from decoding.cache.features import FeatureTap
 from decoding.drafters.base import Drafter, NoDrafter, point_masses
 from decoding.engine.measured_costs import _Instant, with_overhead, with_remote_drafts
+from decoding.pace.adaptive_schedule import AdaptiveSchedule
 from decoding.pace.cost_table import CostTable
-from decoding.pace.schedule import AdaptiveSchedule
 from decoding.sampling.rows import Rows
 from decoding.sampling.rules import COUPLED
 from decoding.sampling_params import SamplingParams

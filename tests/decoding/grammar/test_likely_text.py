@@ -5,9 +5,9 @@ from transformers import AutoTokenizer
 from decoding.grammar.grammars import Grammars
 from decoding.grammar.structured import Structured
 from decoding.grammar.token_table import TokenTable
+from decoding.pace.adaptive_schedule import AdaptiveSchedule
 from decoding.pace.cost_table import CostTable
 from decoding.pace.draft_lengths import DraftPlan
-from decoding.pace.schedule import AdaptiveSchedule
 
 TOKENIZER = AutoTokenizer.from_pretrained("examples/tiny_pair/target")
 TABLE = TokenTable.of_tokenizer(TOKENIZER, len(TOKENIZER), frozenset({TOKENIZER.eos_token_id}))

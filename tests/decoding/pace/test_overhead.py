@@ -45,3 +45,16 @@ def test_neither_figure_falls_below_zero():
             overhead.observe(144, 0.3 if not cheap_wide else 0.0)
         assert overhead.costs.round_seconds >= 0
         assert overhead.costs.position_seconds >= 0
+
+
+def test_what_each_round_with_drafts_takes_does_not_make_long_drafts_look_dear():
+    overhead = Overhead(COSTS, 16, 144)
+    for _ in range(300):
+        overhead.observe(32, 0.042 + 0.03, drafts=True)
+        overhead.observe(16, 0.026)
+    costs = overhead.costs
+    assert costs.draft_round_seconds == pytest.approx(0.03, rel=0.15)
+    assert line(overhead, 144) == pytest.approx(0.154, rel=0.1)
+    assert costs.of_round(16, 4) - costs.of_round(16, 3) == pytest.approx(
+        COSTS.of_round(16, 4) - COSTS.of_round(16, 3), rel=0.1
+    )

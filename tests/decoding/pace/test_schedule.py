@@ -11,9 +11,10 @@ import pytest
 
 from decoding import SamplingParams, Sequence
 from decoding.pace.acceptance import Acceptance
+from decoding.pace.adaptive_schedule import AdaptiveSchedule
 from decoding.pace.cost_table import CostTable
 from decoding.pace.draft_lengths import DraftPlan, best_lengths
-from decoding.pace.schedule import AdaptiveSchedule, FixedSchedule, Schedule
+from decoding.pace.schedule import FixedSchedule, Schedule
 
 FLAT = CostTable(target=((1, 1.0), (1000, 1.0)), draft=((1, 0.05), (64, 0.05)))  # a forward costs the same for any size
 LINE = CostTable(target=((1, 1.0), (101, 11.0)), draft=((1, 0.05), (64, 0.05)))
@@ -63,8 +64,9 @@ def test_a_row_never_drafts_more_than_its_limit_lets_it_keep(make, num_left):
         assert length == limit
 
 
+@pytest.mark.parametrize("beside", [0.0, 0.4])  # what a round with drafts takes beside what was measured
 @pytest.mark.parametrize(("costs", "rate"), [(FLAT, 0.1), (LINE, 0.6), (DEAR_DRAFTS, 0.9), (KNEE, 0.6), (KNEE, 0.9)])
-def test_an_adaptive_schedule_is_about_as_fast_as_the_best_fixed_length(costs, rate):
+def test_an_adaptive_schedule_is_about_as_fast_as_the_best_fixed_length(costs, rate, beside):
     def speed(schedule: Schedule) -> float:
         chance, batch = random.Random(4), rows(*[5000] * 4)
 
@@ -75,7 +77,7 @@ def test_an_adaptive_schedule_is_about_as_fast_as_the_best_fixed_length(costs, r
         for _ in range(300):
             plan = schedule.plan(batch, None, has_model=True)
             accepted = [accepts(row, length) for row, length in enumerate(plan.lengths)]
-            took = seconds(costs, plan)
+            took = seconds(costs, plan) + beside * any(plan.lengths)
             schedule.observe(plan, batch, plan.lengths, accepted, took)
             tokens, time = tokens + sum(accepted) + len(batch), time + took
         return tokens / time
@@ -379,3 +381,28 @@ def test_a_row_drafts_no_more_than_it_may(make, lookup_survival):
     batch[0].num_speculative_tokens, batch[1].num_speculative_tokens = 0, 1
     offered = lookup_survival and [survival[:most] for survival, most in zip(lookup_survival, (0, 1, 4), strict=True)]
     assert lengths(make(4), batch, offered) == (0, 1, 4)
+
+
+def test_a_plan_of_drafts_holds_for_some_rounds_of_the_same_rows(monkeypatch):
+    planned = []
+    monkeypatch.setattr(
+        "decoding.pace.adaptive_schedule.best_lengths", lambda *args: planned.append(args[3]) or best_lengths(*args)
+    )
+    schedule, batch = AdaptiveSchedule(FLAT, 8), tuple(rows(6, 500))
+    assert [lengths(schedule, batch) for _ in range(2)] == [(5, 8)] * 2
+    batch[0].output_token_ids += [1, 2, 3]
+    assert lengths(schedule, batch) == (2, 8), "a row drafts what it can keep"
+    assert planned == [2]
+    assert lengths(schedule, batch, has_model=False) == (0, 0)
+    lengths(schedule, (batch[0], *rows(500)))
+    assert planned == [2, 2], "other rows have another plan"
+
+
+def test_a_row_looks_up_in_a_plan_that_holds_if_it_finds_more_than_the_model_would_draft():
+    schedule, batch = AdaptiveSchedule(DEAR_DRAFTS, 8), tuple(rows(500, 500))
+    plan = schedule.plan(batch, [[], []], has_model=True)
+    assert min(plan.lengths) >= 2
+    kept = schedule.plan(batch, [[0.99] * 8, [0.5]], has_model=True)
+    assert kept.uses_lookup == (True, False)
+    assert kept.lengths == (8, plan.lengths[1])
+    assert kept.extension_limits[1].max_tokens == 8 - plan.lengths[1]

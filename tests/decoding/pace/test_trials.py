@@ -64,11 +64,11 @@ def test_a_trial_counts_more_rounds_where_there_are_fewer_rows(num_rows, num_rou
     trials, rested = Trials(), 0
     for _ in range(200):
         rested += trials.is_resting
-        trials.observe(Round(1.0, 2.0 if trials.is_resting else 1.0), num_rows)
+        trials.observe(Round(1.0, 1.25 if trials.is_resting else 1.0), num_rows)
     assert rested == 2 + num_rounds, "and the two rounds after the change do not count"
 
 
-@pytest.mark.parametrize(("rest_speed", "num_without"), [(0.7, 0), (0.9, 14), (1.1, 14)])
+@pytest.mark.parametrize(("rest_speed", "num_without"), [(0.8, 0), (0.9, 14), (1.1, 14)])
 def test_features_go_on_in_a_trial_of_rest_until_it_could_be_the_faster_way(rest_speed, num_without):
     """Rows that miss features never draft again, so they are kept where rest is slower than features can explain."""
     trials, kept, without = Trials(has_features=True), 0, 0
@@ -114,3 +114,17 @@ def test_a_machine_that_stood_still_in_a_trial_does_not_end_all_trials():
     assert not rested[15]
     assert rested[20]
     assert sum(rested[-1000:]) > 900
+
+
+@pytest.mark.parametrize(("speed", "num_tried"), [(0.5, 6), (0.9, 14)])
+def test_a_trial_that_is_clearly_slower_ends_early(speed, num_tried):
+    trials = Trials()
+    while not trials.is_resting or trials.is_trial:  # the drafter rests after the first trial
+        trials.observe(Round(1.0, 1.0 if trials.is_resting else 2.0), num_rows=16)
+    while trials.is_resting:
+        trials.observe(Round(1.0, 1.0), num_rows=16)
+    tried = 0
+    while not trials.is_resting:
+        trials.observe(Round(1.0, 1 / speed), num_rows=16)
+        tried += 1
+    assert tried == num_tried

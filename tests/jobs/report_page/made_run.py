@@ -13,7 +13,6 @@ from decoding.engine.engine import Engine
 from jobs.config.loading import load
 from jobs.config.run import RunConfig
 from jobs.driver.plan import create_run, make_plan, worker_spec
-from pipeline.counts import count_generations
 from pipeline.errors import ErrorRow
 from pipeline.inputs.rows import InputRow, read_unit
 from pipeline.run.commit import Work, commit_part
@@ -58,8 +57,7 @@ def made_run(
         cells = [cell for row in encoded for cell in decode_row(row, codec)]
         table = pa.Table.from_pylist(cells, schema=run_directory.generations_schema)
         work = Work(1_800_000_000.0 + 3 * unit.unit_id, 2.5, 10**9, "one", costs)
-        counts = count_generations(table, len(failed))
-        commit_part(run_directory, unit, table, errors_table(failed), counts, 0, 2.5, footer_facts(engine), work)
+        commit_part(run_directory, unit, table, errors_table(failed), 0, footer_facts(engine), work)
     return run_directory
 
 

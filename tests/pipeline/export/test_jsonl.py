@@ -9,7 +9,6 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from pipeline.counts import count_generations
 from pipeline.export.jsonl import export_jsonl
 from pipeline.inputs.carried import JSON_TEXT, types_to_dict
 from pipeline.run.commit import commit_part
@@ -50,7 +49,7 @@ def test_carried_json_text_is_exported_as_json(tmp_path):
     run_directory = RunDirectory.create(str(tmp_path / "run"), {**RUN, "carried": types_to_dict(carried)}, [two_rows])
     rows = [generation(0) | values, generation(1) | dict.fromkeys(values)]
     table = pa.Table.from_pylist(rows, schema=generations_schema(carried))
-    commit_part(run_directory, two_rows, table, errors_schema().empty_table(), count_generations(table, 0), attempt=0)
+    commit_part(run_directory, two_rows, table, errors_schema().empty_table(), attempt=0)
     export_jsonl(run_directory, str(tmp_path / "out.jsonl"), None)
     full, empty = _lines(tmp_path / "out.jsonl")
     assert {name: full[name] for name in carried} == {name: exported for name, (_, _, exported) in columns.items()}

@@ -282,7 +282,7 @@ def test_a_carried_column_of_any_type_comes_out_as_it_was_from_every_command(row
     run_directory = RunDirectory.create(str(tmp_path / "run"), run, [unit])
 
     part = generations_table(_generations([first, last]), run_directory.generations_schema)
-    commit_part(run_directory, unit, part, errors_table([error(unit, 1)]), count_generations(part, 1), attempt=0)
+    commit_part(run_directory, unit, part, errors_table([error(unit, 1)]), attempt=0)
     amend_part(run_directory, unit, generations_table(_generations([null]), run_directory.generations_schema), [])
 
     def assert_same(found: pa.Table) -> None:

@@ -11,7 +11,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline.counts import count_generations
 from pipeline.run.check import check_run
 from pipeline.run.commit import commit_part, read_receipt
 from pipeline.run.directory import RunDirectory
@@ -159,7 +158,7 @@ def test_a_part_describes_the_engine_that_generated_it(run_directory):
     rows = generations(sound_rows(unit(), [0, 1, 2]))
     facts = {"device": "cpu", "is_batch_invariant": True}
     no_errors = errors_schema().empty_table()
-    commit_part(run_directory, unit(), rows, no_errors, count_generations(rows, 0), attempt=0, engine=facts)
+    commit_part(run_directory, unit(), rows, no_errors, attempt=0, engine=facts)
     footer = json.loads((pq.read_schema(run_directory.part_path(0).path).metadata or {})[b"dray"])
     assert footer["engine"] == facts
     assert check_run(run_directory).is_complete

@@ -3,7 +3,6 @@
 import threading
 from pathlib import Path
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -83,7 +82,3 @@ def test_reading_ahead_keeps_few_results_in_memory():
     for number in range(50):
         assert next(results) == number
         assert len(asked) <= number + 3
-
-
-def _table(keys: list[tuple[int, int]]) -> pa.Table:
-    return pa.table({"row_id": [row_id for row_id, _ in keys], "sample": [sample for _, sample in keys]})

@@ -27,10 +27,6 @@ PART = {"type": "text", "text": "h", "image_url": None}
 ARGUMENTS = r"\.tool_calls\[0\]\.function\.arguments"
 
 
-def _user(content: Any) -> dict[str, Any]:
-    return {"role": "user", "content": content}
-
-
 def _call(arguments: Any) -> dict[str, Any]:
     return {"type": "function", "function": {"name": "f", "arguments": arguments}}
 

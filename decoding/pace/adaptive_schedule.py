@@ -1,0 +1,226 @@
+"""AdaptiveSchedule: draft lengths that pay, by measured times and past acceptance."""
+
+import math
+from collections.abc import Sequence as Seq
+from dataclasses import replace
+
+import numpy as np
+
+from decoding.pace.acceptance import Mean
+from decoding.pace.cost_table import CostTable, Overhead
+from decoding.pace.draft_lengths import DraftPlan, Floats, cut, extension_limits, repaid_lengths, with_extensions
+from decoding.pace.schedule import Schedule
+from decoding.pace.trials import Round, Trials
+from decoding.sequence import Sequence
+
+_PROBE_EVERY = 64  # rounds without a source after which it drafts one token again, to see whether it pays by now
+_PAUSE = 7  # rounds that are not planned after a plan found that no draft pays
+_KEPT = 3  # rounds of the same rows that keep a plan of drafts: planning takes a tenth of a small model's round
+# One row in this many probes: the draft model must read the tokens it missed first, and a probe by lookup replaces a
+# better plan.
+_PROBE_ROWS = 8
+_MIN_CHANCE = 0.05  # least chance of acceptance of an extension's token, however cheap it is
+
+
+class AdaptiveSchedule(Schedule):
+    """Draft lengths that maximize the expected tokens a second of the whole batch."""
+
+    def __init__(self, costs: CostTable, num_speculative_tokens: int) -> None:
+        """Weigh by `costs`; a row never drafts more than `num_speculative_tokens`."""
+        super().__init__(num_speculative_tokens)
+        self.costs: CostTable = costs
+        max_tokens = costs.target[-1][0]  # about all slots at the ceiling; the two ends only have to be far apart
+        self._num_slots = max(1, max_tokens // (1 + num_speculative_tokens))
+        self._overhead = Overhead(costs, self._num_slots, max(2, max_tokens))
+        self._begin()
+
+    def forget(self) -> None:
+        """Forget what was learned of the draft model, a rest among it; times stay."""
+        super().forget()
+        self._begin()
+
+    def _begin(self) -> None:
+        # Of extensions that were reached: accepted tokens, less what the time of all of them would have earned.
+        self._extension_gain = Mean(first_guess=0.0, weight=16.0, decay=0.998)
+        # The share of rows that fill a column of verification that extensions added.
+        self._extension_share = Mean(first_guess=0.5, weight=16.0, decay=0.99)
+        survival_BK = self._acceptance.survival_BK([None] * self._num_slots)
+        # The best plan that was found last, at first for new rows in about all slots.
+        self._best = repaid_lengths(survival_BK, None, self._overhead.costs, [1] * self._num_slots)
+        self._rounds_without = {"model": 0, "lookup": 0}
+        # The next rounds that are not planned: where nothing pays, with at least as many rows; else with the same rows.
+        self._num_kept, self._kept = 0, DraftPlan.nothing(0)
+        self._kept_rows: Seq[Sequence] = ()
+        self._kept_survival_BK: Floats = np.zeros((0, 0))
+        self._trials = Trials(has_features=self._has_features)
+        self._foresight = Trials(clearly=math.inf)  # a drafter may make rounds fast, and not what grammars foresee
+        # Both learn of the rounds in which the other one tries nothing.
+        self._tries_drafter = self._tries_foresight = False  # in the round that is under way, or that is observed
+
+    def repays_reading(self, num_tokens: int, num_left: int) -> bool:
+        return 0 < self._best.saved_seconds * num_left >= self.costs.reading_seconds(num_tokens)
+
+    def plan(
+        self, sequences: Seq[Sequence], lookup_survival: Seq[Seq[float]] | None, has_model: bool, unread: Seq[int] = ()
+    ) -> DraftPlan:
+        """Plan the best lengths for these rows now."""
+        if self._num_kept and (kept := self._keep(sequences, lookup_survival, has_model)) is not None:
+            self._num_kept -= 1
+            return kept
+        limits, costs = self.lengths(sequences), self._overhead.costs
+        survival_BK = self._acceptance.survival_BK(sequences)
+        by_lookup_BK = None
+        if lookup_survival is not None:
+            filled = [[*offered, *[0.0] * (self.ceiling - len(offered))] for offered in lookup_survival]
+            by_lookup_BK = cut(np.array(filled), limits)
+        by_model_BK = cut(survival_BK, limits) if has_model else None
+        if by_model_BK is not None and by_lookup_BK is not None:
+            by_model_BK = with_extensions(by_model_BK, max(self._extension_gain.value, 0.0))
+        if any(limits) and (has_model or lookup_survival is not None):
+            left = [sequence.num_remaining_tokens for sequence in sequences]
+            best = self._best = repaid_lengths(by_model_BK, by_lookup_BK, costs, left, unread)
+            plan = self._probe(best, sequences, by_model_BK, by_lookup_BK)
+            until_probe = _PROBE_EVERY - 1 - self._rounds_without["model"]
+            num_paused = 0 if any(plan.lengths) else max(0, min(_PAUSE, until_probe))
+            self._num_kept = num_paused
+            if any(best.lengths):  # a row's next lookup finds something else
+                self._num_kept = 0 if any(best.uses_lookup) else _KEPT
+        else:
+            plan, self._num_kept = DraftPlan.nothing(len(limits)), 0
+        if any(plan.lengths) and has_model:
+            plan = replace(plan, min_survival=self._min_survival(plan, costs))
+            if lookup_survival is not None:
+                plan = replace(plan, extension_limits=extension_limits(plan, limits, survival_BK))
+        self._kept, self._kept_rows, self._kept_survival_BK = plan, sequences, survival_BK
+        return plan
+
+    def _keep(
+        self, sequences: Seq[Sequence], lookup_survival: Seq[Seq[float]] | None, has_model: bool
+    ) -> DraftPlan | None:
+        """Return the last plan for one more round, or None if it is not for these rows.
+
+        A row that finds more than the model would yield looks up.
+        """
+        if not any(self._kept.lengths):
+            if len(sequences) < len(self._kept_rows) or any(lookup_survival or ()):
+                return None
+            self._rounds_without["model"] += 1
+            return DraftPlan.nothing(len(sequences))
+        if sequences is not self._kept_rows or not has_model:
+            return None
+        limits = self.lengths(sequences)
+        kept = replace(self._kept, lengths=tuple(map(min, self._kept.lengths, limits)))
+        if lookup_survival is None:
+            return kept
+        by_model_B = [
+            float(survival_K[:length].sum())
+            for survival_K, length in zip(self._kept_survival_BK, kept.lengths, strict=True)
+        ]
+        found = [
+            len(offered) if sum(offered) > by_model else 0
+            for offered, by_model in zip(lookup_survival, by_model_B, strict=True)
+        ]
+        kept = replace(kept, extension_limits=extension_limits(kept, limits, self._kept_survival_BK))
+        return kept.replaced(found)
+
+    def most_foreseen(self, plan: DraftPlan, lengths: Seq[int]) -> int:
+        """Return the number with which the batch writes the most tokens a second, if all of them are accepted."""
+        costs, num_rows, planned = self._overhead.costs, len(lengths), max(plan.lengths, default=0)
+        best, best_speed = 0, 0.0
+        for most in range(min(max(lengths), self.ceiling) + 1):
+            tokens = num_rows + sum(min(most, length) for length in lengths)
+            width = 1 + max(most, planned)
+            seconds = costs.round_seconds + num_rows * width * costs.position_seconds + costs.target_seconds(tokens)
+            if tokens / seconds > best_speed:
+                best, best_speed = most, tokens / seconds
+        return best
+
+    def observe(
+        self, plan: DraftPlan, sequences: Seq[Sequence], num_drafted: Seq[int], num_accepted: Seq[int], seconds: float
+    ) -> None:
+        """Learn how often the sources are right, and the overhead with these sampling parameters."""
+        super().observe(plan, sequences, num_drafted, num_accepted, seconds)
+        by_model, _ = plan.of_model(num_drafted, num_accepted)
+        self._observe_extensions(plan, num_drafted, num_accepted)
+        num_rows, steps, num_steppers = len(num_drafted), max(by_model), sum(n > 0 for n in by_model)
+        forwards = self.costs.target_seconds(num_rows + sum(num_drafted))
+        drafting = self.costs.drafting_seconds(steps, num_steppers)
+        num_positions = num_rows * (1 + max(num_drafted))
+        if self.costs.is_overlapped:  # `seconds` are those of this process
+            drafting = 0.0
+        else:
+            num_positions += steps * num_steppers
+        if not self.costs.is_chain:  # else a wait for its answer cannot be told from work
+            self._overhead.observe(num_positions, seconds - forwards - drafting, drafts=drafting > 0)
+        # Rows that cannot draft, since the drafter has missed a part of them, or do not, do not show what it is worth.
+        num_unable = self._best.num_put_off + sum(
+            not n and (length > 0 or sequence.num_speculative_tokens == 0)
+            for length, n, sequence in zip(plan.lengths, num_drafted, sequences, strict=True)
+        )
+        if 2 * num_unable <= num_rows:
+            self._observe_speed(num_rows, num_rows + sum(num_accepted), seconds)
+        else:
+            self._tries_drafter = False
+
+    def observe_rest(self, num_rows: int, num_tokens: int, seconds: float) -> None:
+        self._observe_speed(num_rows, num_tokens, seconds)
+
+    def observe_foresight(self, num_rows: int, num_tokens: int, seconds: float) -> None:
+        if self._may_rest and not self._tries_drafter:
+            self._tries_foresight = self._foresight.is_trial
+            if self._foresight.observe(self._round(num_rows, num_tokens, seconds), num_rows):
+                self._trials.forget_rounds()
+            self._tries_foresight |= self._foresight.is_trial  # which may begin with the next round, or have ended
+
+    def _observe_speed(self, num_rows: int, num_tokens: int, seconds: float) -> None:
+        tries_foresight, self._tries_foresight = self._tries_foresight, False
+        if self._may_rest and not tries_foresight:
+            if self._trials.observe(self._round(num_rows, num_tokens, seconds), num_rows):
+                self._foresight.forget_rounds()
+            self._tries_drafter = self._trials.is_trial
+
+    def _round(self, num_rows: int, num_tokens: int, seconds: float) -> Round:
+        costs = self.costs
+        plain = costs.round_seconds + num_rows * costs.position_seconds + costs.target_seconds(num_rows)
+        return Round(num_tokens / num_rows, max(seconds, 1e-9) / plain)
+
+    def _observe_extensions(self, plan: DraftPlan, num_drafted: Seq[int], num_accepted: Seq[int]) -> None:
+        num_extension_tokens = 0
+        for extension, planned, drafted, accepted in zip(
+            plan.extension_limits, plan.lengths, num_drafted, num_accepted, strict=False
+        ):
+            if extension.max_tokens:
+                num_extension_tokens += max(drafted - planned, 0)
+                if accepted >= planned:
+                    self._extension_gain.observe(accepted - planned - extension.min_survival * (drafted - planned))
+        if num_extension_tokens:
+            added_width = max(num_drafted) - max(plan.lengths)
+            self._extension_share.observe(min(1.0, num_extension_tokens / (len(num_drafted) * max(added_width, 1))))
+
+    def _min_survival(self, plan: DraftPlan, costs: CostTable) -> float:
+        """Return the least chance of acceptance with which a token earns the time that it adds to verification."""
+        num_rows, num_tokens = len(plan.lengths), len(plan.lengths) + sum(plan.lengths)
+        more = costs.target_seconds(num_tokens + num_rows) - costs.target_seconds(num_tokens)
+        column_share = costs.position_seconds / self._extension_share.value
+        return max(plan.speed * (more / num_rows + column_share), _MIN_CHANCE)
+
+    def _probe(
+        self, plan: DraftPlan, sequences: Seq[Sequence], by_model_BK: Floats | None, by_lookup_BK: Floats | None
+    ) -> DraftPlan:
+        """Add one token to the plan from a source that was not used for long."""
+        lengths, uses_lookup = list(plan.lengths), list(plan.uses_lookup)
+        for name, survival_BK in (("lookup", by_lookup_BK), ("model", by_model_BK)):
+            is_lookup = name == "lookup"
+            if any(n and up is is_lookup for n, up in zip(plan.lengths, plan.uses_lookup, strict=True)):
+                self._rounds_without[name] = 0
+                continue
+            self._rounds_without[name] += 1
+            if survival_BK is None or self._rounds_without[name] < _PROBE_EVERY:
+                continue
+            self._rounds_without[name] = 0
+            rows = [row for row, survival_K in enumerate(survival_BK) if survival_K[0] > 0]
+            if not is_lookup:  # the draft model has missed the fewest tokens of the shortest rows
+                rows = sorted(rows, key=lambda row: len(sequences[row]))[: -(-len(sequences) // _PROBE_ROWS)]
+            for row in rows:
+                lengths[row], uses_lookup[row] = 1, is_lookup
+        return DraftPlan(tuple(lengths), tuple(uses_lookup), plan.speed)
