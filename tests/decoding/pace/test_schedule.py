@@ -162,10 +162,10 @@ def test_a_schedule_that_forgets_its_draft_plans_as_a_new_one_does():
 def test_a_schedule_that_found_nothing_to_gain_plans_again_only_some_rounds_later_or_with_fewer_rows(monkeypatch):
     planned = []
     monkeypatch.setattr(
-        "decoding.pace.adaptive_schedule.best_lengths", lambda *args: planned.append(args[3]) or best_lengths(*args)
+        "decoding.pace.draft_lengths.best_lengths", lambda *args: planned.append(args[3]) or best_lengths(*args)
     )
     schedule = AdaptiveSchedule(STEEP, 8)
-    assert not schedule.would_draft(2)
+    assert not schedule.repays_reading(0, 500)
     planned.clear()
     for _ in range(16):
         assert lengths(schedule, rows(500, 500)) == (0, 0)
@@ -363,6 +363,15 @@ def test_rows_that_may_not_draft_do_not_show_what_a_drafter_is_worth():
     for _ in range(1500):
         assert not schedule.rests
         schedule.observe(schedule.plan(batch, None, True), batch, [0], [0], 1.2 * LINE.target_seconds(1))
+
+
+def test_rows_that_are_not_worth_reading_do_not_show_what_a_drafter_is_worth():
+    schedule, batch = AdaptiveSchedule(LINE, 4), rows(5)
+    for _ in range(1500):
+        assert not schedule.rests
+        plan = schedule.plan(batch, None, True, unread=[1000])
+        schedule.observe(plan, batch, plan.lengths, [0], 1.2 * LINE.target_seconds(1))
+    assert any(schedule.plan(rows(5), None, True, unread=[0]).lengths)
 
 
 @pytest.mark.parametrize("lookup_survival", [None, [[0.99] * 4] * 3])
