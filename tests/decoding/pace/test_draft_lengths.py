@@ -125,19 +125,20 @@ def test_the_later_tokens_of_a_block_cost_no_draft_forward():
     assert best_lengths(fading, None, replace(dear, block_tokens=3), 1).lengths == (3,)
 
 
+READ = CostTable(target=((1, 1.0), (12, 2.1)), draft=((1, 0.3), (4, 0.3)))  # to read a token takes 0.03
 SURVIVAL = np.tile(0.8 ** np.arange(1, 4), (3, 1))
 
 
 def enough_left(num_unread: int) -> int:
     """The fewest tokens of each row with which drafts save the time in which `num_unread` of it are read before."""
-    plan = repaid_lengths(SURVIVAL, None, STAIRS, [1000] * 3)
-    saved = (STAIRS.of_round(3, 0) / 3) - 1 / plan.speed
+    plan = repaid_lengths(SURVIVAL, None, READ, [1000] * 3)
+    saved = (READ.of_round(3, 0) / 3) - 1 / plan.speed
     assert plan.saved_seconds == pytest.approx(saved)
-    return math.ceil(STAIRS.reading_seconds(num_unread) / saved)
+    return math.ceil(READ.reading_seconds(num_unread) / saved)
 
 
 def test_rows_draft_only_if_that_saves_the_time_in_which_they_must_be_read_before():
-    best, enough = best_lengths(SURVIVAL, None, STAIRS, 3), enough_left(40)
+    best, enough = best_lengths(SURVIVAL, None, READ, 3), enough_left(40)
     assert any(best.lengths)
     assert enough > 3
     for num_left, num_unread, lengths in (
@@ -146,21 +147,21 @@ def test_rows_draft_only_if_that_saves_the_time_in_which_they_must_be_read_befor
         (enough - 1, 0, best.lengths),
         (1, 3, best.lengths),  # no more than a draft of a round
     ):
-        plan = repaid_lengths(SURVIVAL, None, STAIRS, [num_left] * 3, [num_unread] * 3)
+        plan = repaid_lengths(SURVIVAL, None, READ, [num_left] * 3, [num_unread] * 3)
         assert plan.lengths == lengths
         assert plan.num_put_off == 3 * (not any(lengths))
 
 
 def test_rows_that_have_been_read_draft_beside_one_that_is_not_worth_reading():
-    plan = repaid_lengths(SURVIVAL, None, STAIRS, [100, 100, 3], [0, 0, 40])
+    plan = repaid_lengths(SURVIVAL, None, READ, [100, 100, 3], [0, 0, 40])
     assert plan.lengths[2] == 0
-    assert plan.lengths == best_lengths(SURVIVAL * [[1], [1], [0]], None, STAIRS, 3).lengths != (0, 0, 0)
+    assert plan.lengths == best_lengths(SURVIVAL * [[1], [1], [0]], None, READ, 3).lengths != (0, 0, 0)
     assert plan.num_put_off == 1
 
 
 def test_a_row_that_is_not_worth_reading_takes_what_was_looked_up():
-    plan = repaid_lengths(SURVIVAL, 0.5 * SURVIVAL, STAIRS, [3] * 3, [40] * 3)
-    assert plan.lengths == best_lengths(None, 0.5 * SURVIVAL, STAIRS, 3).lengths != (0, 0, 0)
+    plan = repaid_lengths(SURVIVAL, 0.5 * SURVIVAL, READ, [3] * 3, [40] * 3)
+    assert plan.lengths == best_lengths(None, 0.5 * SURVIVAL, READ, 3).lengths != (0, 0, 0)
     assert all(up for up, length in zip(plan.uses_lookup, plan.lengths, strict=True) if length)
 
 
