@@ -130,5 +130,5 @@ def test_samples_of_a_prompt_draft_together_what_one_of_them_would_not(models):
     """The prompt is read once for all of them."""
     for num_samples, drafts in ((1, False), (4, True)):
         params = SamplingParams(n=num_samples, max_tokens=3, ignore_eos=True)
-        rows = _costly(models, 4).generate(random_prompts([40]), params)
+        rows = _costly(models, 4).generate(random_prompts([60]), params)
         assert [row.num_draft_tokens > 0 for row in rows] == [drafts] * num_samples

@@ -387,9 +387,10 @@ def test_a_row_drafts_no_more_than_it_may(make, lookup_survival):
 def test_a_plan_of_drafts_holds_for_some_rounds_of_the_same_rows(monkeypatch):
     planned = []
     monkeypatch.setattr(
-        "decoding.pace.adaptive_schedule.best_lengths", lambda *args: planned.append(args[3]) or best_lengths(*args)
+        "decoding.pace.draft_lengths.best_lengths", lambda *args: planned.append(args[3]) or best_lengths(*args)
     )
     schedule, batch = AdaptiveSchedule(FLAT, 8), tuple(rows(6, 500))
+    planned.clear()
     assert [lengths(schedule, batch) for _ in range(2)] == [(5, 8)] * 2
     batch[0].output_token_ids += [1, 2, 3]
     assert lengths(schedule, batch) == (2, 8), "a row drafts what it can keep"
