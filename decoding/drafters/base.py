@@ -78,10 +78,6 @@ class Drafter:
         """
         return None
 
-    def num_unread(self, slot: int, num_tokens: int) -> int:
-        """Return how many of the first tokens of the row in `slot` a draft model must read before the row drafts."""
-        return 0
-
     def ask(self, rows: Rows) -> None:
         """Send the request for a draft, if another process drafts; `propose` follows, with the same rows."""
 

@@ -75,9 +75,6 @@ class HybridDrafter(Drafter):
     def lookup_survival(self, rows: Rows) -> list[list[float]]:
         return self._lookup.lookup_survival(rows)
 
-    def num_unread(self, slot: int, num_tokens: int) -> int:
-        return self._model.num_unread(slot, num_tokens)
-
     def ask(self, rows: Rows) -> None:
         self._model.ask(self._for_model(rows))
 

@@ -72,12 +72,6 @@ class ModelDrafter(StepwiseDrafter):
         """Read all but the newest token of each sequence, unless `prefill` has done so."""
         self.prefill(slots, [sequence.token_ids[:-1] for sequence in sequences])
 
-    def num_unread(self, slot: int, num_tokens: int) -> int:
-        num_known = self.slots.num_known[slot]
-        if self.vocabulary.is_mapped and num_known:  # its own tokens may be fewer
-            return 0
-        return max(0, num_tokens - num_known)
-
     def rest(self) -> None:
         """Read no prompt before a row drafts."""
         self._num_idle_rounds = _IDLE_ROUNDS

@@ -140,6 +140,8 @@ class Engine(TokenEngine):
             rule = RULES[self.options.verification]
             if (ahead := rounds_ahead(target, drafter, rule, num_slots)) is not None:
                 schedule.never_rest()  # a round's time is that of the device, in which the host's work is hidden
+            if not schedule.would_draft(num_slots):
+                drafter.rest()
             lanes.append(
                 Lane(
                     target,

@@ -8,7 +8,7 @@ import numpy as np
 
 from decoding.pace.acceptance import Mean
 from decoding.pace.cost_table import CostTable, Overhead
-from decoding.pace.draft_lengths import DraftPlan, Floats, cut, extension_limits, repaid_lengths, with_extensions
+from decoding.pace.draft_lengths import DraftPlan, Floats, best_lengths, cut, extension_limits, with_extensions
 from decoding.pace.schedule import Schedule
 from decoding.pace.trials import Round, Trials
 from decoding.sequence import Sequence
@@ -30,8 +30,7 @@ class AdaptiveSchedule(Schedule):
         super().__init__(num_speculative_tokens)
         self.costs: CostTable = costs
         max_tokens = costs.target[-1][0]  # about all slots at the ceiling; the two ends only have to be far apart
-        self._num_slots = max(1, max_tokens // (1 + num_speculative_tokens))
-        self._overhead = Overhead(costs, self._num_slots, max(2, max_tokens))
+        self._overhead = Overhead(costs, max(1, max_tokens // (1 + num_speculative_tokens)), max(2, max_tokens))
         self._begin()
 
     def forget(self) -> None:
@@ -44,9 +43,6 @@ class AdaptiveSchedule(Schedule):
         self._extension_gain = Mean(first_guess=0.0, weight=16.0, decay=0.998)
         # The share of rows that fill a column of verification that extensions added.
         self._extension_share = Mean(first_guess=0.5, weight=16.0, decay=0.99)
-        survival_BK = self._acceptance.survival_BK([None] * self._num_slots)
-        # The best plan that was found last, at first for new rows in about all slots.
-        self._best = repaid_lengths(survival_BK, None, self._overhead.costs, [1] * self._num_slots)
         self._rounds_without = {"model": 0, "lookup": 0}
         # The next rounds that are not planned: where nothing pays, with at least as many rows; else with the same rows.
         self._num_kept, self._kept = 0, DraftPlan.nothing(0)
@@ -57,12 +53,11 @@ class AdaptiveSchedule(Schedule):
         # Both learn of the rounds in which the other one tries nothing.
         self._tries_drafter = self._tries_foresight = False  # in the round that is under way, or that is observed
 
-    def repays_reading(self, num_tokens: int, num_left: int) -> bool:
-        return 0 < self._best.saved_seconds * num_left >= self.costs.reading_seconds(num_tokens)
+    def would_draft(self, num_rows: int) -> bool:
+        survival_BK = self._acceptance.survival_BK([None] * num_rows)
+        return any(best_lengths(survival_BK, None, self._overhead.costs, num_rows).lengths)
 
-    def plan(
-        self, sequences: Seq[Sequence], lookup_survival: Seq[Seq[float]] | None, has_model: bool, unread: Seq[int] = ()
-    ) -> DraftPlan:
+    def plan(self, sequences: Seq[Sequence], lookup_survival: Seq[Seq[float]] | None, has_model: bool) -> DraftPlan:
         """Plan the best lengths for these rows now."""
         if self._num_kept and (kept := self._keep(sequences, lookup_survival, has_model)) is not None:
             self._num_kept -= 1
@@ -77,8 +72,7 @@ class AdaptiveSchedule(Schedule):
         if by_model_BK is not None and by_lookup_BK is not None:
             by_model_BK = with_extensions(by_model_BK, max(self._extension_gain.value, 0.0))
         if any(limits) and (has_model or lookup_survival is not None):
-            left = [sequence.num_remaining_tokens for sequence in sequences]
-            best = self._best = repaid_lengths(by_model_BK, by_lookup_BK, costs, left, unread)
+            best = best_lengths(by_model_BK, by_lookup_BK, costs, len(limits))
             plan = self._probe(best, sequences, by_model_BK, by_lookup_BK)
             until_probe = _PROBE_EVERY - 1 - self._rounds_without["model"]
             num_paused = 0 if any(plan.lengths) else max(0, min(_PAUSE, until_probe))
@@ -152,8 +146,8 @@ class AdaptiveSchedule(Schedule):
             num_positions += steps * num_steppers
         if not self.costs.is_chain:  # else a wait for its answer cannot be told from work
             self._overhead.observe(num_positions, seconds - forwards - drafting, drafts=drafting > 0)
-        # Rows that cannot draft, since the drafter has missed a part of them, or do not, do not show what it is worth.
-        num_unable = self._best.num_put_off + sum(
+        # Rows that cannot draft, since the drafter has missed a part of them, or may not, do not show what it is worth.
+        num_unable = sum(
             not n and (length > 0 or sequence.num_speculative_tokens == 0)
             for length, n, sequence in zip(plan.lengths, num_drafted, sequences, strict=True)
         )

@@ -63,16 +63,6 @@ class CostTable:
         num_forwards = min(num_steps, 1) if self.block_tokens else num_steps
         return num_forwards * self.draft_seconds(num_rows) + self.draft_round_seconds if num_steps else 0.0
 
-    def reading_seconds(self, num_tokens: int) -> float:
-        """Estimate the time in which the draft reads tokens of a prompt, from what they would add to a target forward.
-
-        Its share of that is taken to be a step's share. It is 0 where the draft reads in another process.
-        """
-        (fewest, shortest), (most, longest) = self.target[0], self.target[-1]
-        if self.is_overlapped or most == fewest:
-            return 0.0
-        return num_tokens * (longest - shortest) / (most - fewest) * self.draft_seconds(1) / shortest
-
     def of_round(self, num_rows: int, num_drafted: int) -> float:
         """Return the time of a round in which each row of a lane drafts as many tokens."""
         num_tokens, drafting = num_rows * (1 + num_drafted), self.drafting_seconds(num_drafted, num_rows)

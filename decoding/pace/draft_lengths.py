@@ -30,8 +30,6 @@ class DraftPlan:
     uses_lookup: tuple[bool, ...]  # whether the row takes what was looked up rather than draft with the model
     speed: float = 0.0  # expected tokens a second
     extension_limits: tuple[ExtensionLimit, ...] = ()  # what a lookup may add behind a row's model tokens
-    saved_seconds: float = 0.0  # for each output token, by drafts of a model
-    num_put_off: int = 0  # rows that draft nothing, since a model would have to read too much before
     min_survival: float = 0.0  # least chance that a token and all before it are accepted with which it pays
 
     @classmethod
@@ -118,37 +116,6 @@ def best_lengths(by_model_BK: Floats | None, by_lookup_BK: Floats | None, costs:
     return DraftPlan(
         tuple(lengths_B.tolist()), tuple(uses_lookup_BC[:, best_c].tolist()), float(speed_CN[best_c, best_n])
     )
-
-
-def repaid_lengths(
-    by_model_BK: Floats | None,
-    by_lookup_BK: Floats | None,
-    costs: CostTable,
-    num_left: Seq[int],
-    num_unread: Seq[int] = (),
-) -> DraftPlan:
-    """Find the best plan in which the drafts of each row save the time in which a draft model reads the row before.
-
-    Row b may write `num_left[b]` tokens, and `num_unread[b]` must be read. As few as a draft has cost next to nothing.
-    """
-    num_rows, num_put_off = len(num_left), 0
-    while True:
-        plan = best_lengths(by_model_BK, by_lookup_BK, costs, num_rows)
-        by_model = plan.lengths_by_model
-        saved = costs.of_round(num_rows, 0) / num_rows - 1 / plan.speed if any(by_model) else 0.0
-        put_off = [
-            row
-            for row, (unread, left) in enumerate(zip(num_unread, num_left, strict=False))
-            if by_model_BK is not None
-            and by_model[row]
-            and unread > by_model_BK.shape[1]
-            and costs.reading_seconds(unread) > saved * left
-        ]
-        if by_model_BK is None or not put_off:
-            return replace(plan, saved_seconds=saved, num_put_off=0 if by_lookup_BK is not None else num_put_off)
-        num_put_off += len(put_off)
-        by_model_BK = by_model_BK.copy()
-        by_model_BK[put_off] = 0.0
 
 
 @lru_cache(maxsize=64)

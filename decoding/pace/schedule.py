@@ -39,8 +39,8 @@ class Schedule(ABC):
         self._acceptance = Acceptance(self.ceiling)
         self.recent_drafts.clear()
 
-    def repays_reading(self, num_tokens: int, num_left: int) -> bool:
-        """Tell whether drafts of `num_left` tokens save the time in which a draft model reads `num_tokens` before."""
+    def would_draft(self, num_rows: int) -> bool:
+        """Tell whether `num_rows` new rows would draft with a model."""
         return True
 
     def lengths(self, sequences: Seq[Sequence]) -> tuple[int, ...]:
@@ -73,10 +73,8 @@ class Schedule(ABC):
         self._trials = Trials(has_features=True)
 
     @abstractmethod
-    def plan(
-        self, sequences: Seq[Sequence], lookup_survival: Seq[Seq[float]] | None, has_model: bool, unread: Seq[int] = ()
-    ) -> DraftPlan:
-        """Plan the draft of these rows, given what a drafter says of them (`lookup_survival` and `num_unread`)."""
+    def plan(self, sequences: Seq[Sequence], lookup_survival: Seq[Seq[float]] | None, has_model: bool) -> DraftPlan:
+        """Plan the draft of these rows, given the chances of what was looked up (`Drafter.lookup_survival`)."""
 
     def most_foreseen(self, plan: DraftPlan, lengths: Seq[int]) -> int:
         """Return how many tokens a row should draft at most of those that its grammar foresees: `lengths` a row."""
@@ -105,9 +103,7 @@ class Schedule(ABC):
 class FixedSchedule(Schedule):
     """The same draft length for every row, or as much of it as a row can keep; for comparison."""
 
-    def plan(
-        self, sequences: Seq[Sequence], lookup_survival: Seq[Seq[float]] | None, has_model: bool, unread: Seq[int] = ()
-    ) -> DraftPlan:
+    def plan(self, sequences: Seq[Sequence], lookup_survival: Seq[Seq[float]] | None, has_model: bool) -> DraftPlan:
         """Plan the full length; a row with both sources takes the one with more expected tokens."""
         lengths = self.lengths(sequences)
         uses_lookup = (lookup_survival is not None,) * len(lengths)

@@ -25,9 +25,8 @@ from collections.abc import Iterator, Set
 from itertools import islice
 
 from decoding.drafters.base import Drafter
-from decoding.engine.rounds.prefix import Resident, repay_reading
+from decoding.engine.rounds.prefix import Resident
 from decoding.network.target import SlotCache, Target
-from decoding.pace.schedule import Schedule
 from decoding.sampling.logprobs import Stretch
 from decoding.sequence import Sequence
 
@@ -45,7 +44,8 @@ class Admission:
     ) -> None:
         """Read at most `max_prefill_tokens` between two rounds of full slots; several lanes may share `waiting`."""
         self._target, self._drafter = target, drafter
-        self._max_prefill_tokens, self._waiting = max_prefill_tokens, waiting
+        self._max_prefill_tokens = max_prefill_tokens
+        self._waiting = waiting
         self._residents: list[Resident | None] = [None] * num_slots
         self._num_seated = 0
         self._finished: list[Sequence] = []  # scored rows, not handed out yet
@@ -94,13 +94,11 @@ class Admission:
             if resident is not newcomer and resident.sequence.scope.prefixes == scope:
                 yield slot, resident
 
-    def advance(self, max_rows: int, schedule: Schedule) -> list[Sequence]:
+    def advance(self, max_rows: int) -> list[Sequence]:
         """Fill slots up to `max_rows` rows, read a budget of tokens and return the rows to run: row b is in slot b."""
         if all(resident is not None and resident.is_running for resident in self._residents):
             return [resident.sequence for resident in self._residents if resident is not None]
         self._seat_newcomers(max_rows)
-        if not repay_reading([resident for _, resident in self._seated()], schedule):
-            self._drafter.rest()
         num_running = sum(resident.is_ready for _, resident in self._seated())
         budget = self._max_prefill_tokens * len(self._residents) // max(1, num_running)
         while True:
@@ -229,7 +227,8 @@ class Admission:
         budget -= grants[oldest]
         for slot in sorted(reading, key=lambda slot: reading[slot].num_missing - grants.get(slot, 0)):
             granted = grants.get(slot, 0)
-            if more := min(wanted[slot] - granted, budget):
+            more = min(wanted[slot] - granted, budget)
+            if more:
                 grants[slot] = granted + more
                 budget -= more
         return grants
@@ -279,7 +278,8 @@ class Admission:
     def _line_up(self) -> list[Sequence]:
         """Move all rows that can run to slots 0..B-1, and return them."""
         ready = [slot for slot, resident in self._seated() if resident.is_ready]
-        gaps = sorted(set(range(len(ready))).difference(ready))
+        is_ready = set(ready)
+        gaps = [slot for slot in range(len(ready)) if slot not in is_ready]
         for stray, gap in zip([slot for slot in ready if slot >= len(ready)], gaps, strict=True):
             self._swap(stray, gap)
         running = dict(islice(self._seated(), len(ready)))

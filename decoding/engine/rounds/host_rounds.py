@@ -124,8 +124,7 @@ class HostRounds(Starter):
                 self._hand_out(None)
             return planned, nothing
         self.end_rest()
-        unread = [self._drafter.num_unread(slot, len(row) - 1) for slot, row in enumerate(rows)]
-        plan = schedule.plan(rows, self._drafter.lookup_survival(planned), self._drafter.has_model, unread)
+        plan = schedule.plan(rows, self._drafter.lookup_survival(planned), self._drafter.has_model)
         planned = replace(
             planned,
             num_draft_tokens=plan.lengths,

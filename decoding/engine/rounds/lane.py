@@ -106,6 +106,8 @@ class Lane:
         self.schedule.forget()
         self.host.end_rest()
         self.drafter.renew()
+        if not self.schedule.would_draft(self._num_slots):
+            self.drafter.rest()
 
     def close(self) -> None:
         """Give the slots' memory back."""
@@ -126,7 +128,7 @@ class Lane:
 
     def _work(self) -> Iterator[None]:
         while True:
-            running = tuple(self.admission.advance(self._max_rows, self.schedule))
+            running = tuple(self.admission.advance(self._max_rows))
             if running != self.running:
                 self.running = running
             has_waited = bool(running) and (yield from self.rounds.advance(self.running, self.schedule))

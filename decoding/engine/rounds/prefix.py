@@ -4,7 +4,6 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
 from decoding.common_prefix import common_prefix
-from decoding.pace.schedule import Schedule
 from decoding.sequence import Sequence
 
 
@@ -89,14 +88,3 @@ class Resident:
     def num_cached(self, num_in_common: int) -> int:
         """Return how many of those tokens are in the slot now."""
         return min(num_in_common, self.num_filled) if self.is_filling else num_in_common
-
-
-def repay_reading(residents: Seq[Resident], schedule: Schedule) -> bool:
-    """Tell whether drafts of the newcomers among them are expected to save the time in which a draft reads them.
-
-    What several newcomers begin with is read once.
-    """
-    newcomers = [each for each in residents if not each.is_admitted and each.sequence.asked is None]
-    num_unread = sum(each.num_missing - each.num_awaited for each in newcomers)
-    num_left = sum(each.sequence.num_remaining_tokens for each in newcomers)
-    return not newcomers or schedule.repays_reading(num_unread, num_left)

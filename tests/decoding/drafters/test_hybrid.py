@@ -58,7 +58,7 @@ def at_random(monkeypatch, seed: int) -> None:
     """Plans of every kind: rows that draft nothing, look up, or draft with the model, with an extension or without."""
     chance = random.Random(seed)
 
-    def plan(self, sequences, lookup_survival, has_model, unread):
+    def plan(self, sequences, lookup_survival, has_model):
         limits = self.lengths(sequences)
         drafts_nothing = chance.random() < 0.2
         lengths = [0 if drafts_nothing or chance.random() < 0.2 else chance.randint(0, limit) for limit in limits]

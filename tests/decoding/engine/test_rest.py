@@ -4,12 +4,10 @@ from itertools import pairwise
 
 import pytest
 
-from decoding import Engine, EngineOptions, SamplingParams
 from decoding.drafters.head_drafters import Eagle3Drafter, _end
 from decoding.drafters.hybrid import HybridDrafter
 from decoding.drafters.lookups import SuffixDrafter
 from decoding.network.language_model import LanguageModel
-from decoding.pace.cost_table import CostTable
 from decoding.pace.schedule import FixedSchedule
 from tests.decoding.drafters import over_heads
 from tests.decoding.heads.tiny_heads import head_for, random_head
@@ -103,32 +101,3 @@ def test_a_draft_model_that_rests_reads_no_prompts(models, rest):
     engine.submit(numbered(random_prompts([30], seed=1), max_tokens=3))
     engine.step()
     assert engine.lanes[0].drafter.slots.num_known[0] == 0
-
-
-# Of two rows that draft one token each, a draft saves 0.1 s for each token that is written; to read one takes 0.022.
-COSTS = CostTable(target=((1, 1.0), (10, 2.0)), draft=((1, 0.2), (4, 0.2)))
-
-
-def _costly(models, num_slots: int) -> Engine:
-    """An engine whose draft model takes some time to read a prompt, by the table."""
-    drafter = drafter_over("model", models.good_draft, models.target, num_slots, 80)
-    options = EngineOptions(num_slots=num_slots, num_speculative_tokens=4, max_model_len=80)
-    return Engine([(models.target, drafter)], options, 80, COSTS)
-
-
-@pytest.mark.parametrize(("num_tokens", "is_read"), [(4, False), (36, True)])
-def test_a_draft_model_reads_prompts_only_if_drafts_behind_them_save_that_time(models, num_tokens, is_read):
-    engine, rows = _costly(models, 2), numbered(random_prompts([40, 40]), max_tokens=num_tokens, ignore_eos=True)
-    engine.submit(rows)
-    engine.step()
-    assert [num_known > 0 for num_known in engine.lanes[0].drafter.slots.num_known] == [is_read] * 2
-    list(engine.stream([]))
-    assert [row.num_draft_tokens > 0 for row in rows] == [is_read] * 2
-
-
-def test_samples_of_a_prompt_draft_together_what_one_of_them_would_not(models):
-    """The prompt is read once for all of them."""
-    for num_samples, drafts in ((1, False), (4, True)):
-        params = SamplingParams(n=num_samples, max_tokens=3, ignore_eos=True)
-        rows = _costly(models, 4).generate(random_prompts([60]), params)
-        assert [row.num_draft_tokens > 0 for row in rows] == [drafts] * num_samples

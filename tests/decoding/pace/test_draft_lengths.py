@@ -1,7 +1,6 @@
 """The lengths are the best of all lengths, by trying all of them."""
 
 import itertools
-import math
 import operator
 from dataclasses import replace
 
@@ -11,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from decoding.pace.cost_table import CostTable
-from decoding.pace.draft_lengths import best_lengths, repaid_lengths
+from decoding.pace.draft_lengths import best_lengths
 
 FLAT = CostTable(target=((1, 1.0), (1000, 1.0)), draft=((1, 0.05), (64, 0.05)))
 LINE = CostTable(target=((1, 1.0), (101, 11.0)), draft=((1, 0.05), (64, 0.05)), position_seconds=0.02)
@@ -123,48 +122,3 @@ def test_the_later_tokens_of_a_block_cost_no_draft_forward():
     fading = np.array([[0.6, 0.36, 0.22]])
     assert best_lengths(fading, None, dear, 1).lengths == (1,)
     assert best_lengths(fading, None, replace(dear, block_tokens=3), 1).lengths == (3,)
-
-
-READ = CostTable(target=((1, 1.0), (12, 2.1)), draft=((1, 0.3), (4, 0.3)))  # to read a token takes 0.03
-SURVIVAL = np.tile(0.8 ** np.arange(1, 4), (3, 1))
-
-
-def enough_left(num_unread: int) -> int:
-    """The fewest tokens of each row with which drafts save the time in which `num_unread` of it are read before."""
-    plan = repaid_lengths(SURVIVAL, None, READ, [1000] * 3)
-    saved = (READ.of_round(3, 0) / 3) - 1 / plan.speed
-    assert plan.saved_seconds == pytest.approx(saved)
-    return math.ceil(READ.reading_seconds(num_unread) / saved)
-
-
-def test_rows_draft_only_if_that_saves_the_time_in_which_they_must_be_read_before():
-    best, enough = best_lengths(SURVIVAL, None, READ, 3), enough_left(40)
-    assert any(best.lengths)
-    assert enough > 3
-    for num_left, num_unread, lengths in (
-        (enough, 40, best.lengths),
-        (enough - 1, 40, (0, 0, 0)),
-        (enough - 1, 0, best.lengths),
-        (1, 3, best.lengths),  # no more than a draft of a round
-    ):
-        plan = repaid_lengths(SURVIVAL, None, READ, [num_left] * 3, [num_unread] * 3)
-        assert plan.lengths == lengths
-        assert plan.num_put_off == 3 * (not any(lengths))
-
-
-def test_rows_that_have_been_read_draft_beside_one_that_is_not_worth_reading():
-    plan = repaid_lengths(SURVIVAL, None, READ, [100, 100, 3], [0, 0, 40])
-    assert plan.lengths[2] == 0
-    assert plan.lengths == best_lengths(SURVIVAL * [[1], [1], [0]], None, READ, 3).lengths != (0, 0, 0)
-    assert plan.num_put_off == 1
-
-
-def test_a_row_that_is_not_worth_reading_takes_what_was_looked_up():
-    plan = repaid_lengths(SURVIVAL, 0.5 * SURVIVAL, READ, [3] * 3, [40] * 3)
-    assert plan.lengths == best_lengths(None, 0.5 * SURVIVAL, READ, 3).lengths != (0, 0, 0)
-    assert all(up for up, length in zip(plan.uses_lookup, plan.lengths, strict=True) if length)
-
-
-def test_reading_costs_nothing_here_where_another_process_reads():
-    assert STAIRS.reading_seconds(14) == pytest.approx(14 * (3.0 - 1.0) / 7 * 0.3)
-    assert COSTS["elsewhere"].reading_seconds(14) == 0

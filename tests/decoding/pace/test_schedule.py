@@ -162,10 +162,10 @@ def test_a_schedule_that_forgets_its_draft_plans_as_a_new_one_does():
 def test_a_schedule_that_found_nothing_to_gain_plans_again_only_some_rounds_later_or_with_fewer_rows(monkeypatch):
     planned = []
     monkeypatch.setattr(
-        "decoding.pace.draft_lengths.best_lengths", lambda *args: planned.append(args[3]) or best_lengths(*args)
+        "decoding.pace.adaptive_schedule.best_lengths", lambda *args: planned.append(args[3]) or best_lengths(*args)
     )
     schedule = AdaptiveSchedule(STEEP, 8)
-    assert not schedule.repays_reading(0, 500)
+    assert not schedule.would_draft(2)
     planned.clear()
     for _ in range(16):
         assert lengths(schedule, rows(500, 500)) == (0, 0)
@@ -365,16 +365,6 @@ def test_rows_that_may_not_draft_do_not_show_what_a_drafter_is_worth():
         schedule.observe(schedule.plan(batch, None, True), batch, [0], [0], 1.2 * LINE.target_seconds(1))
 
 
-def test_rows_that_are_not_worth_reading_do_not_show_what_a_drafter_is_worth():
-    schedule, batch = AdaptiveSchedule(LINE, 4), rows(5)
-    for _ in range(1500):
-        assert not schedule.rests
-        plan = schedule.plan(batch, None, True, unread=[1000])
-        schedule.observe(plan, batch, plan.lengths, plan.lengths, 1.2 * LINE.target_seconds(1))
-    read = [schedule.plan(rows(5), None, True, unread=[0]).lengths for _ in range(8)]  # the plan of nothing holds for 7
-    assert read[-1] > (0,)
-
-
 @pytest.mark.parametrize("lookup_survival", [None, [[0.99] * 4] * 3])
 @pytest.mark.parametrize("make", [FixedSchedule, lambda ceiling: AdaptiveSchedule(FLAT, ceiling)])
 def test_a_row_drafts_no_more_than_it_may(make, lookup_survival):
@@ -387,10 +377,9 @@ def test_a_row_drafts_no_more_than_it_may(make, lookup_survival):
 def test_a_plan_of_drafts_holds_for_some_rounds_of_the_same_rows(monkeypatch):
     planned = []
     monkeypatch.setattr(
-        "decoding.pace.draft_lengths.best_lengths", lambda *args: planned.append(args[3]) or best_lengths(*args)
+        "decoding.pace.adaptive_schedule.best_lengths", lambda *args: planned.append(args[3]) or best_lengths(*args)
     )
     schedule, batch = AdaptiveSchedule(FLAT, 8), tuple(rows(6, 500))
-    planned.clear()
     assert [lengths(schedule, batch) for _ in range(2)] == [(5, 8)] * 2
     batch[0].output_token_ids += [1, 2, 3]
     assert lengths(schedule, batch) == (2, 8), "a row drafts what it can keep"
