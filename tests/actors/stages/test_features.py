@@ -183,7 +183,7 @@ def test_an_engine_over_stages_drafts_with_a_head_as_one_without_them(heads):
 
 @pytest.mark.parametrize("kind", ["eagle3", "peagle", "dflash"])
 def test_a_head_brings_back_the_bytes_that_docs_heads_md_foretells(pair, model, monkeypatch, kind):
-    """Layers that are read x hidden size x bytes of a number, for each token that the target reads."""
+    """Layers that are read x hidden size x bytes of a number, for each token that the target reads, and no more."""
     target, sizes = whole_model(pair[0]), []
     make = {"eagle3": head_config, "peagle": mask_config, "dflash": block_config}[kind]
     head, _ = random_head(head_for(target, make))
