@@ -75,10 +75,10 @@ class AdaptiveSchedule(Schedule):
             best = best_lengths(by_model_BK, by_lookup_BK, costs, len(limits))
             plan = self._probe(best, sequences, by_model_BK, by_lookup_BK)
             until_probe = _PROBE_EVERY - 1 - self._rounds_without["model"]
-            num_paused = 0 if any(plan.lengths) else max(0, min(_PAUSE, until_probe))
-            self._num_kept = num_paused
-            if any(best.lengths):  # a row's next lookup finds something else
-                self._num_kept = 0 if any(best.uses_lookup) else _KEPT
+            if not any(plan.lengths):
+                self._num_kept = max(0, min(_PAUSE, until_probe))
+            else:  # a lookup finds another text in the next round, and a probe takes one round
+                self._num_kept = _KEPT if any(best.lengths) and not any(plan.uses_lookup) else 0
         else:
             plan, self._num_kept = DraftPlan.nothing(len(limits)), 0
         if any(plan.lengths) and has_model:
@@ -114,6 +114,7 @@ class AdaptiveSchedule(Schedule):
             len(offered) if sum(offered) > by_model else 0
             for offered, by_model in zip(lookup_survival, by_model_B, strict=True)
         ]
+        self._rounds_without["lookup"] = 0 if any(found) else self._rounds_without["lookup"] + 1
         kept = replace(kept, extension_limits=extension_limits(kept, limits, self._kept_survival_BK))
         return kept.replaced(found)
 

@@ -21,10 +21,8 @@ _FIRST = 16  # rounds before the first trial, at least
 _FIRST_ROW_ROUNDS = 128  # and rounds of a row, so that acceptance is known by then
 _LENGTH = 12  # rounds of a trial that count, at least
 _ROW_ROUNDS = 24  # and rounds of a row: how many tokens a row accepts differs much from round to round
-_SLOW_LENGTH, _SLOW = (
-    4,
-    0.75,
-)  # and fewer where it has less than this share of the settled way's speed
+_SLOW_LENGTH = 4  # and fewer, but these, where the way that is tried is clearly slower
+_SLOW = 0.75  # times the settled way's speed: less is clearly slower
 _SETTLED = 4  # times the rounds of a trial: as many of the settled way are compared with it
 _SKIPPED = 2  # rounds after a change: a drafter reads what it missed, once
 _INTERVAL = 96  # rounds between trials, after a change

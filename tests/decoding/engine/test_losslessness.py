@@ -214,7 +214,7 @@ def test_text_is_that_of_the_target_alone_whatever_drafts_and_happens(
             "assistant": "suffix",
         }
         kind = others.get(kind, kind)
-    if kind == "eagle3" and length in (2, 5):  # half of these heads draft in one forward, at no more rows of the table
+    if kind == "eagle3" and length in (2, 5):  # P-EAGLE takes some of EAGLE-3's rows: the table stays as long
         kind = "peagle"
     if (kind, which) == ("assistant", "convolutions"):  # the final norm of such a target is not known by its name
         kind = "mtp"

@@ -5,6 +5,7 @@ import random
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -397,3 +398,11 @@ def test_a_row_looks_up_in_a_plan_that_holds_if_it_finds_more_than_the_model_wou
     assert kept.uses_lookup == (True, False)
     assert kept.lengths == (8, plan.lengths[1])
     assert kept.extension_limits[1].max_tokens == 8 - plan.lengths[1]
+
+
+def test_a_lookup_that_is_only_probed_is_drafted_in_one_round_at_a_time():
+    schedule, batch = AdaptiveSchedule(DEAR_DRAFTS, 8), tuple(rows(5000, 5000))
+    plans = play(schedule, batch, lambda row, length: length, 1000, [[0.2]] * 2)
+    looked_up = [any(plan.uses_lookup) for plan in plans]
+    assert any(looked_up)
+    assert not any(now and before for before, now in pairwise(looked_up))
