@@ -1,11 +1,23 @@
-"""What runs beside the driver, and there are many workers in a simulation, loads no torch."""
+"""What runs beside the engines loads no more than it uses: many workers of a simulation, the ledger, a run's driver."""
 
 import subprocess
 import sys
 
+import pytest
 
-def test_the_ledger_the_feed_and_the_simulated_worker_load_neither_torch_nor_transformers():
-    modules = "actors.units.feed, actors.units.ledgers, benchmarks.scale.simulated, benchmarks.scale"
-    program = f"import sys, {modules}; print(sorted({{'torch', 'transformers'}} & set(sys.modules)))"
+
+@pytest.mark.parametrize(
+    ("modules", "heavy"),
+    [
+        (
+            "actors.units.feed, actors.units.ledgers, benchmarks.scale.simulated, benchmarks.scale",
+            {"torch", "transformers"},
+        ),
+        ("jobs.generate, jobs.work.generation", {"decoding.engine.engine", "transformers.modeling_utils", "triton"}),
+    ],
+    ids=["beside the driver", "the driver"],
+)
+def test_a_process_without_an_engine_loads_none(modules, heavy):
+    program = f"import sys, {modules}; print(sorted({heavy} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

@@ -1,9 +1,12 @@
 """The draft of a run whose configuration names several: a trial on rows of the run decides, once, and says why."""
 
+from __future__ import annotations
+
 import gc
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import ray
 from rich.box import SIMPLE_HEAD
@@ -20,11 +23,13 @@ from jobs.report_page.numbers import format_length, format_rate
 from jobs.work.estimate import NUM_PLACES, evenly
 from jobs.work.tuning.search import choose, fastest, search
 from jobs.work.tuning.setting import Setting, own_setting
-from jobs.work.tuning.trials import TextsDiffer, Trials
 from pipeline.inputs.units import WorkUnit
 from pipeline.run.directory import RunDirectory
 from pipeline.run.progress.draft_choice import DraftChoice
 from pipeline.streaming.calls import NoProgressError
+
+if TYPE_CHECKING:
+    from jobs.work.tuning.trials import Trials
 
 _SHARE = 0.1  # of what the run would take without a draft: the most that a trial takes
 _FIRST = 0.2  # of the time: for all to write the rows once, before the slower half drops out
@@ -82,6 +87,8 @@ def tried(
 
     Raises ValueError if none can be loaded, or if a text depends on the draft.
     """
+    from jobs.work.tuning.trials import TextsDiffer, Trials  # the engine, of 200 MB, which a run without trial lacks
+
     candidates, plain = plan.candidates, own_setting(plan).without_draft
     assert candidates is not None, "a plan with one draft has nothing to try"
     most_tokens = _SHARE * num_rows * plan.tokens_per_row / plan.pool.max_actors
