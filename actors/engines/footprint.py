@@ -9,7 +9,7 @@ from decoding.checkpoint.supported import load_config, max_positions
 from decoding.choices import OWN_HEAD
 from decoding.engine.options import settle_max_model_len
 from decoding.heads.assistant_folder import fitting_assistant
-from decoding.heads.fit import fitting_config, head_footprint
+from decoding.heads.fit import fitting_config, head_numbers
 from decoding.heads.format.folder import is_assistant, is_head
 from decoding.heads.mtp.files import own_head
 
@@ -21,15 +21,17 @@ def footprint(settings: GeneratorSettings, model: str) -> Footprint:
     """
     engine, models, is_apart = settings.engine, settings.models, settings.stages.is_apart
     length = settle_max_model_len(engine.max_model_len, max_positions(load_config(models.target)))
+    sizes, target = (engine.num_slots, length), (load_config(models.target), models.target)
     if model == OWN_HEAD:
-        return own_head(models.target).footprint(models.dtype, engine.num_slots, length, is_apart=is_apart)
-    if model != models.target and is_assistant(model):
-        assistant = fitting_assistant(model, load_config(models.target), models.target)
-        return assistant.footprint(models.dtype, engine.num_slots, length)
-    if model != models.target and is_head(model):
-        config = fitting_config(model, load_config(models.target), models.target)
-        return head_footprint(model, config, models.dtype, engine.num_slots, length, is_apart=is_apart)
-    return footprint_of(load_config(model), models.dtype, engine.num_slots, length, engine.num_speculative_tokens)
+        num_weights, per_token = own_head(models.target).numbers(is_apart=is_apart)
+    elif model == models.target or not is_head(model):
+        return footprint_of(load_config(model), models.dtype, *sizes, engine.num_speculative_tokens)
+    elif is_assistant(model):
+        num_weights, per_token = fitting_assistant(model, *target).num_weights, 0
+    else:
+        num_weights, per_token = head_numbers(model, fitting_config(model, *target), is_apart=is_apart)
+    num_bytes = getattr(torch, models.dtype).itemsize
+    return Footprint(num_weights * num_bytes, per_token * num_bytes, *sizes)
 
 
 def free_memory(device: str) -> int:

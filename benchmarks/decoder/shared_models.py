@@ -19,7 +19,7 @@ from decoding.device import Device
 from decoding.drafters import Drafter
 from decoding.engine.measured_costs import measure_costs, with_overhead
 from decoding.heads.assistant_folder import fitting_assistant
-from decoding.heads.assistant_head import attach_assistant
+from decoding.heads.attach import attach_assistant
 from decoding.heads.format.folder import is_assistant
 from decoding.network.language_model import LanguageModel
 from decoding.network.probe import check_model
@@ -94,7 +94,7 @@ class SharedModels:
         if not self._has_assistant:
             return self.draft.num_weight_bytes
         assistant = fitting_assistant(self._folders[1], self.target.network.config, self._folders[0])
-        return assistant.footprint(str(self.target.dtype).removeprefix("torch."), 1, 1).weights
+        return assistant.num_weights * self.target.dtype.itemsize
 
     @property
     def num_allocations(self) -> int:

@@ -146,7 +146,7 @@ def footprint_of(
         parameter.data = parameter.data.to(kind)
     return Footprint(
         weights=sum(weight.numel() * weight.element_size() for weight in weights_of(network)),
-        cache_per_token=_cache_per_token(config, kind),
+        cache_per_token=numbers_of_a_token(config) * kind.itemsize,
         num_slots=num_slots,
         max_model_len=max_model_len,
         states_per_slot=_state_bytes(network, num_draft_tokens),
@@ -166,22 +166,23 @@ def _state_bytes(network: "PreTrainedModel", num_draft_tokens: int) -> int:
 
 def cache_of(config: PretrainedConfig, dtype: str, num_slots: int, max_model_len: int) -> int:
     """Return the bytes of keys and values of a model, however its weights are stored."""
-    return Footprint(0, _cache_per_token(config, getattr(torch, dtype)), num_slots, max_model_len).cache
+    per_token = numbers_of_a_token(config) * getattr(torch, dtype).itemsize
+    return Footprint(0, per_token, num_slots, max_model_len).cache
 
 
-def _cache_per_token(config: PretrainedConfig, dtype: torch.dtype) -> int:
+def numbers_of_a_token(config: PretrainedConfig) -> int:
+    """Return how many numbers a slot of a model holds of a token: its keys and values in all layers."""
     text = config.get_text_config()
     if getattr(text, "is_heterogeneous", False):  # Gemma 4: layers differ in size, and the last ones may own no keys
         num_owners = text.num_hidden_layers - (getattr(text, "num_kv_shared_layers", None) or 0)
         owners = [text.per_layer_config[index] for index in range(num_owners)]
-        return int(2 * sum(each.num_key_value_heads * each.head_dim for each in owners) * dtype.itemsize)
+        return int(2 * sum(each.num_key_value_heads * each.head_dim for each in owners))
     kinds = getattr(text, "layer_types", None) or getattr(text, "layers_block_type", None)
     kinds = kinds or ["full_attention"] * text.num_hidden_layers
-    return sum(_numbers_a_token(text, kind) for kind in kinds if kind not in _WITHOUT_KEYS) * dtype.itemsize
+    return sum(_numbers_in_a_layer(text, kind) for kind in kinds if kind not in _WITHOUT_KEYS)
 
 
-def _numbers_a_token(text: Any, kind: str) -> int:
-    """Return how many numbers a layer of a kind keeps of each token."""
+def _numbers_in_a_layer(text: Any, kind: str) -> int:
     if latent_size := getattr(text, "kv_lora_rank", None):  # from which keys and values of all heads are computed again
         return int(latent_size + text.qk_rope_head_dim)
     has_one = getattr(text, "multi_query", False) and not getattr(text, "new_decoder_architecture", False)  # Falcon

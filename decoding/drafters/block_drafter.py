@@ -18,7 +18,7 @@ from collections.abc import Sequence as Seq
 import torch
 
 from decoding.device import to_device
-from decoding.drafters.stepwise import HeadDrafter
+from decoding.drafters.stepwise import HeadDrafter, lines_of
 from decoding.heads.dflash_head import Block, DFlashHead
 from decoding.sampling.rows import Rows
 from decoding.sampling.verdicts import Draft
@@ -34,16 +34,9 @@ class DFlashDrafter(HeadDrafter[DFlashHead]):
         self._survival_S = torch.ones(num_slots, device=head.device)  # chance of a row's draft, up to the last token
         self._num_paying_S = torch.zeros(num_slots, dtype=torch.int64, device=head.device)
 
-    def receive(
-        self,
-        slots: Seq[int],
-        starts: Seq[int],
-        lengths: Seq[int],
-        tokens_N: torch.Tensor,
-        features_NH: torch.Tensor,
-    ) -> None:
+    def receive(self, slots: Seq[int], starts: Seq[int], lengths: Seq[int], _: object, lines_NH: torch.Tensor) -> None:
         """Store the keys and values of a forward's tokens."""
-        self.head.insert(features_NH, starts, lengths, slots)
+        self.head.insert(lines_NH, starts, lengths, slots)
         for slot, start, length in zip(slots, starts, lengths, strict=True):
             if start <= self.slots.num_known[slot]:  # behind a gap a row drafts no more
                 self.slots.num_known[slot] = start + length
@@ -87,10 +80,8 @@ class DFlashDrafter(HeadDrafter[DFlashHead]):
     def _next_logits(self, step: int, slots: list[int], drafting: set[int], newest_N: torch.Tensor) -> torch.Tensor:
         assert self._block is not None
         before, block = self._block
-        if before != slots:
-            # A row that does not draft may stand between those of this step and not of the last one: its block is zero.
-            lines = {slot: line for line, slot in enumerate(before)}
-            self._block = slots, block.of([lines.get(slot, len(before)) for slot in slots])
+        tensors = block.states_NKH, block.logits_NKD, block.carried_NR
+        self._block = slots, Block(*(lines_of(slots, before, each) for each in tensors))
         return self._logits(step, slots, newest_N)
 
     def _logits(self, step: int, slots: list[int], newest_N: torch.Tensor) -> torch.Tensor:

@@ -17,7 +17,7 @@ import torch
 
 from decoding.device import to_device
 from decoding.drafters.base import swap_entries
-from decoding.drafters.stepwise import HeadDrafter
+from decoding.drafters.stepwise import HeadDrafter, lines_of
 from decoding.heads.eagle3_head import Eagle3Head
 from decoding.sampling.rows import Rows
 from decoding.sequence import Sequence
@@ -37,24 +37,15 @@ class Eagle3Drafter(HeadDrafter[Eagle3Head]):
         self._rows: dict[int, Sequence] = {}  # by slot: the row that runs there, or has run there last
         self._states: tuple[list[int], torch.Tensor] = [], torch.empty(0)  # after the last step, and the step's slots
 
-    def receive(
-        self,
-        slots: Seq[int],
-        starts: Seq[int],
-        lengths: Seq[int],
-        tokens_N: torch.Tensor,
-        features_NH: torch.Tensor,
-    ) -> None:
+    def receive(self, slots: Seq[int], starts: Seq[int], lengths: Seq[int], _: object, lines_NH: torch.Tensor) -> None:
         """Hold the features of a forward. What was held of these positions belonged to tokens that were rejected."""
-        first = 0
-        for slot, start, length in zip(slots, starts, lengths, strict=True):
+        for slot, start, own_NH in zip(slots, starts, torch.split(lines_NH, list(lengths)), strict=True):
             kept = [(at, piece_NH[: start - at]) for at, piece_NH in self._held.get(slot, []) if at < start]
             # Behind a gap nothing is held: a row whose features were not handed out for a while drafts no more.
             has_gap = start > (_end(kept) if kept else self.slots.num_known[slot])
             if start < self.max_len and not has_gap:
-                kept.append((start, features_NH[first : first + length]))
+                kept.append((start, own_NH))
             self._held[slot] = kept
-            first += length
 
     def begin(self, slot: int, donor: int | None, num_shared: int) -> None:
         """Copy the donor's pairs, as far as its features have come."""
@@ -126,7 +117,7 @@ class Eagle3Drafter(HeadDrafter[Eagle3Head]):
             tokens += [self.head.mask_token_id] * masks[slot]
             pieces.append((slot, start, end))
         features_NH = self._features(pieces, masks)
-        states_NH = self.head.read(to_device(tokens, self.head.device), features_NH, starts, lengths, slots)
+        states_NH = self.head.read(to_device(tokens, self.head.device), features_NH, (starts, lengths, slots))
         if len(states_NH) > len(slots):  # only those after each row's last pair and its masks are wanted
             places, widest = range(1 + max(masks.values())), zip(accumulate(lengths), masks.values(), strict=True)
             wanted = [end - 1 - more + min(place, more) for end, more in widest for place in places]
@@ -140,14 +131,9 @@ class Eagle3Drafter(HeadDrafter[Eagle3Head]):
         return 0
 
     def _next_logits(self, step: int, slots: list[int], drafting: set[int], newest_N: torch.Tensor) -> torch.Tensor:
-        before, states_NH = self._states
-        if before != slots:
-            # A row that does not draft may stand between those of this step and not of the last one: its state is zero.
-            lines = {slot: line for line, slot in enumerate(before)}
-            states_NH = torch.nn.functional.pad(states_NH, (0, 0, 0, 1))
-            states_NH = states_NH[to_device([lines.get(slot, len(before)) for slot in slots], self.head.device)]
+        states_NH = lines_of(slots, *self._states)
         starts = [len(self._rows[slot]) - 2 + step for slot in slots]
-        return self._logits(slots, self.head.read(newest_N, states_NH, starts, [1] * len(slots), slots))
+        return self._logits(slots, self.head.read(newest_N, states_NH, (starts, [1] * len(slots), slots)))
 
     def _logits(self, slots: list[int], states_NH: torch.Tensor) -> torch.Tensor:
         logits_N1V, states_NH = self.head.logits(states_NH)
@@ -156,25 +142,17 @@ class Eagle3Drafter(HeadDrafter[Eagle3Head]):
 
     def _read(self, ends: dict[int, int], tokens: dict[int, Seq[int]] | None = None) -> None:
         """Read the pairs of these slots up to `ends` that have not been read, without an output."""
-        pieces = []
-        for slot, end in ends.items():
-            start, end = self._next_pairs(slot, end)
+        pieces, fed = [], list[int]()
+        for slot, wanted in ends.items():
+            start, end = self._next_pairs(slot, wanted)
             if start < end:
                 pieces.append((slot, start, end))
+                fed += (self._rows[slot].token_ids if tokens is None else tokens[slot])[start + 1 : end + 1]
         if not pieces:
             return
-        fed: list[int] = []
-        for slot, start, end in pieces:
-            row = self._rows[slot].token_ids if tokens is None else tokens[slot]
-            fed += row[start + 1 : end + 1]
-        self.head.read(
-            to_device(fed, self.head.device),
-            self._features(pieces),
-            [start for _, start, _ in pieces],
-            [end - start for _, start, end in pieces],
-            [slot for slot, _, _ in pieces],
-            is_wanted=False,
-        )
+        slots, starts, _ = zip(*pieces, strict=True)
+        places = starts, [end - start for _, start, end in pieces], slots
+        self.head.read(to_device(fed, self.head.device), self._features(pieces), places, is_wanted=False)
         for slot, _, end in pieces:
             self._forget(slot, end)
 
@@ -239,11 +217,5 @@ class PEagleDrafter(Eagle3Drafter):
         return logits_NKV[:, :1]
 
     def _next_logits(self, step: int, slots: list[int], drafting: set[int], newest_N: torch.Tensor) -> torch.Tensor:
-        before, logits_NKV = self._logits_of_places
-        if before != slots:
-            # A row that does not draft may stand between those of this step and not of the last one: it has zeros.
-            lines = {slot: line for line, slot in enumerate(before)}
-            logits_NKV = torch.nn.functional.pad(logits_NKV, (0, 0, 0, 0, 0, 1))
-            logits_NKV = logits_NKV[to_device([lines.get(slot, len(before)) for slot in slots], self.head.device)]
-            self._logits_of_places = slots, logits_NKV
-        return logits_NKV[:, step : step + 1]
+        self._logits_of_places = slots, lines_of(slots, *self._logits_of_places)
+        return self._logits_of_places[1][:, step : step + 1]

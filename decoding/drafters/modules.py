@@ -77,7 +77,7 @@ class ModulesDrafter(Eagle3Drafter):
         tokens_N = torch.cat([each.tokens[module : module + n] for each, n in zip(here, lengths, strict=True)])
         states_NH = torch.cat([each.states_RH for each in here])
         starts = [each.start for each in here]
-        streams = torch.split(self._mtp.read(tokens_N, states_NH, starts, lengths, slots, module=module), lengths)
+        streams = torch.split(self._mtp.read(tokens_N, states_NH, (starts, lengths, slots), module=module), lengths)
         logits_N1V, last_NH = self._mtp.logits(torch.cat([stream_RH[-1:] for stream_RH in streams]), module)
         for slot, each, stream_RH, last_1H in zip(slots, here, streams, torch.split(last_NH, 1), strict=True):
             each.states_RH = self._mtp.states(stream_RH, module)
@@ -96,6 +96,6 @@ class ModulesDrafter(Eagle3Drafter):
             states_RH = self._features([(slot, start, end)])
             for module in range(self.depth):
                 behind = to_device(row[start + 1 + module : end + 1 + module], self.head.device)
-                stream_RH = self._mtp.read(behind, states_RH, [start], [end - start], [slot], module=module)
+                stream_RH = self._mtp.read(behind, states_RH, ([start], [end - start], [slot]), module=module)
                 states_RH = self._mtp.states(stream_RH, module)
             self._forget(slot, end)

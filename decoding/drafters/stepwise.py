@@ -181,6 +181,19 @@ class StepwiseDrafter(Drafter):
         )
 
 
+def lines_of(slots: list[int], before: list[int], lines_NX: torch.Tensor) -> torch.Tensor:
+    """Return the lines of a step's slots, of those that an earlier step had for its slots `before`.
+
+    A row that does not draft may stand between those of this step and not of the earlier one: its line is zero.
+    """
+    if slots == before:
+        return lines_NX
+    at = {slot: line for line, slot in enumerate(before)}
+    if not at.keys() >= set(slots):
+        lines_NX = torch.cat([lines_NX, torch.zeros_like(lines_NX[:1])])
+    return lines_NX[to_device([at.get(slot, len(before)) for slot in slots], lines_NX.device)]
+
+
 _Head = TypeVar("_Head", bound=SlotHead)
 
 
@@ -199,12 +212,5 @@ class HeadDrafter(StepwiseDrafter, Generic[_Head]):
         return FeatureTap(self.head.layer_ids, self.head.project, self.receive)
 
     @abstractmethod
-    def receive(
-        self,
-        slots: Seq[int],
-        starts: Seq[int],
-        lengths: Seq[int],
-        tokens_N: torch.Tensor,
-        features_NH: torch.Tensor,
-    ) -> None:
+    def receive(self, slots: Seq[int], starts: Seq[int], lengths: Seq[int], _: object, lines_NH: torch.Tensor) -> None:
         """Take the features of a forward, as `FeatureTap.receive` says."""

@@ -16,6 +16,7 @@ from decoding.checkpoint.supported import check_same_vocabulary, load_config, mo
 from decoding.choices import OWN_HEAD
 from decoding.heads.fit import fitting_config
 from decoding.heads.format.folder import is_head, read_head, read_head_config
+from decoding.heads.format.tensors import OF_VOCABULARY
 
 _NOT_COMPUTED = {
     "_name_or_path", "architectures", "auto_map", "bos_token_id", "dtype", "eos_token_id", "pad_token_id",
@@ -25,7 +26,6 @@ _NOT_OF_HEADS = {
     "assumed", "format", "layer_config", "num_speculative_tokens", "num_target_layers", "target_architectures",
     "target_name",
 }  # fmt: skip
-_OF_VOCABULARY = ("d2t", "t2d")
 
 
 def check_replacement(path: str, used: str, target: str | None = None) -> None:
@@ -73,7 +73,7 @@ def read_replacement(path: str, used: str, dtype: DType = "auto", target: str | 
     ours, theirs = tensors.get("d2t"), read_head(used).tensors.get("d2t")
     if (ours is None) != (theirs is None) or (ours is not None and theirs is not None and not ours.equal(theirs)):
         raise ValueError(f"{path!r} drafts other tokens of its target than the head in use ({used!r}), by d2t")
-    return {name: tensor for name, tensor in tensors.items() if name not in _OF_VOCABULARY}
+    return {name: tensor for name, tensor in tensors.items() if name not in OF_VOCABULARY}
 
 
 def _said(path: str, target: str | None) -> Mapping[str, Any]:

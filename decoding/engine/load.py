@@ -12,8 +12,7 @@ from decoding.drafters import NEED_A_MODEL, Draft, Drafter, DrafterName, make_dr
 from decoding.engine.options import MOST_LANES, DraftVocabulary, EngineOptions, settle_max_model_len
 from decoding.fused.attention import Window
 from decoding.grammar.grammars import Grammars
-from decoding.heads.assistant_head import attach_assistant
-from decoding.heads.attach import attach, attach_own, drawn
+from decoding.heads.attach import attach, attach_assistant, attach_own, drawn
 from decoding.heads.format.folder import is_assistant
 from decoding.heads.mtp.files import own_head, settled_draft
 from decoding.network.language_model import LanguageModel

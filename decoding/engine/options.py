@@ -69,9 +69,9 @@ class EngineOptions:
             )
         if draft is None:
             return self.drafter or "none"
-        from decoding.heads.format.folder import is_assistant, is_head, kind_of_head  # needs torch; --help is here, too
+        from decoding.heads.format.folder import is_head, kind_of_head  # needs torch; --help is here, too
 
-        kind: Any = "assistant" if is_assistant(draft) else kind_of_head(draft)
+        kind: Any = kind_of_head(draft)
         of_head = DRAFTER_OF_HEAD.get(kind) if kind is not None else None
         if self.drafter in NEED_A_HEAD and of_head not in (None, self.drafter):
             raise ValueError(

@@ -9,6 +9,7 @@ refuses a model in which all layers share their keys.
 """
 
 from dataclasses import dataclass, fields
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,9 @@ import torch
 from safetensors.torch import load_file
 from transformers import PretrainedConfig
 
-from decoding.checkpoint.loading import Footprint
 from decoding.checkpoint.model_files import read_json, tensors_in, weight_files
-from decoding.checkpoint.supported import check_same_vocabulary, model_folder, read_config
+from decoding.checkpoint.supported import model_folder, read_config
+from decoding.heads.fit import check_sizes
 
 _TARGETS = ("gemma4_text", "gemma4_unified_text")
 # Fields that change what an assistant computes unless they are 0, false or null.
@@ -45,11 +46,10 @@ class Assistant:
     def __str__(self) -> str:
         return f"assistant; reads the keys of layers {', '.join(map(str, sorted(set(self.layer_ids))))}"
 
-    def footprint(self, dtype: str, num_slots: int, max_model_len: int) -> Footprint:
-        """Return its memory, in which nothing is a cache: it reads in its target's slots."""
-        shapes = (shape for file in weight_files(self.folder) for _, shape in tensors_in(file).values())
-        num_bytes = sum(torch.Size(shape).numel() for shape in shapes) * getattr(torch, dtype).itemsize
-        return Footprint(num_bytes, 0, num_slots, max_model_len)
+    @property
+    def num_weights(self) -> int:
+        """How many numbers its weights are. It has no slots: it reads in its target's."""
+        return sum(prod(shape) for file in weight_files(self.folder) for _, shape in tensors_in(file).values())
 
     def tensors(self, expected: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Return tensors of these names and shapes; the output layer may be the embedding, which has no other use.
@@ -87,16 +87,10 @@ def fitting_assistant(path: str, target_config: PretrainedConfig, target_path: s
         if target.model_type not in _TARGETS:
             raise ValueError(f"is an assistant of Gemma 4, and {target_path!r} is of type {target.model_type}")
         own: Any = config.get_text_config()
-        for name, ours, theirs in (
-            ("a hidden size", config.backbone_hidden_size, target.hidden_size),
-            ("a vocabulary", own.vocab_size, target.vocab_size),
-        ):
-            if ours != theirs:
-                raise ValueError(f"was trained for a target with {name} of {ours}, and {target_path!r} has {theirs}")
         layer_ids = _layers_to_read(own, target, target_path)
     except ValueError as error:
         raise ValueError(f"{str(folder)!r} {error}; name the assistant of this target, or another draft") from error
-    check_same_vocabulary(target_path, str(folder), target.vocab_size, own.vocab_size)
+    check_sizes(str(folder), (config.backbone_hidden_size, own.vocab_size), target_config, target_path)
     return Assistant(folder, config, layer_ids)
 
 

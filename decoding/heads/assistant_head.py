@@ -15,7 +15,6 @@ Shapes: N rows, B texts, T tokens, E hidden size of the target, H that of the as
 head size, S slots, P positions, V vocabulary, K centroids, M tokens of these.
 """
 
-import logging
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from functools import partial
@@ -34,17 +33,13 @@ from decoding.fused.layers import operations_on
 from decoding.fused.live_weights import LiveWeights
 from decoding.fused.packed_linear import pack_linears
 from decoding.gpu.available import kernels_run_on
-from decoding.heads.assistant_folder import Assistant, fitting_assistant
-from decoding.heads.attach import LEAST_AGREEMENT, agreements
+from decoding.heads.assistant_folder import Assistant
 from decoding.heads.target_parts import final_norm
 from decoding.network.language_model import LanguageModel
 from decoding.network.slot_network import layers_to_read
-from decoding.network.target import Target, once_more
 
 _TIMED_KEYS = 64  # positions
 _PROBED_EVERY = 4  # positions: agreement is measured on some of them
-_log = logging.getLogger(__name__)
-
 
 Turns = Seq[Seq[torch.Tensor]]
 Attend = Callable[[torch.Tensor, int], torch.Tensor]
@@ -177,6 +172,16 @@ class AssistantHead:
         self._epsilon, (_, self._norm_function) = own.rms_norm_eps, operations_on(self.device, *of_layers)
         pack_linears(network)
 
+    @classmethod
+    def load(cls, assistant: Assistant, target: LanguageModel) -> "AssistantHead":
+        """Read its tensors in the dtype and onto the device of its target; raise ValueError as `Assistant.tensors`."""
+        with torch.device("meta"):
+            network = AssistantNetwork(assistant.config)
+        tensors = assistant.tensors(network.state_dict())
+        dtypes = {of: target.dtype if each.is_floating_point() else torch.int64 for of, each in tensors.items()}
+        network.load_state_dict({of: each.to(target.device, dtypes[of]) for of, each in tensors.items()}, assign=True)
+        return cls(assistant, network, target)
+
     def tap(self, receive: Callable[..., None]) -> FeatureTap:
         """Return what the target must hand out: its state behind its final norm, which costs hardly anything."""
         return FeatureTap(self.feature_layers, self._target_norm, receive, is_dear=False)
@@ -248,27 +253,3 @@ class AssistantHead:
         states_NE = torch.zeros(num_rows, self.hidden_size, dtype=self.dtype, device=self.device)
         sight = Sight(cache, range(num_rows), [_TIMED_KEYS] * num_rows, self.device)
         return seconds_of(lambda: self.step(newest_N, states_NE, sight), self.device)
-
-
-def attach_assistant(path: str, target: Target, target_path: str) -> AssistantHead:
-    """Load the assistant in the folder or hub model `path` beside a target, in its dtype and on its device.
-
-    Raises ValueError, in one line that names the folder, for one that does not fit its target, or that agrees with it
-    on less than 15 % of its tokens.
-    """
-    assert isinstance(target, LanguageModel), "a target in other processes is refused before"
-    assistant = fitting_assistant(path, target.network.config, target_path)
-    with torch.device("meta"):
-        network = AssistantNetwork(assistant.config)
-    tensors = assistant.tensors(network.state_dict())
-    dtypes = {name: target.dtype if tensor.is_floating_point() else torch.int64 for name, tensor in tensors.items()}
-    network.load_state_dict({name: each.to(target.device, dtypes[name]) for name, each in tensors.items()}, assign=True)
-    head = AssistantHead(assistant, network, target)
-    (share,) = once_more(lambda: agreements(head, target, [head.feature_layers]))
-    if share < LEAST_AGREEMENT:
-        raise ValueError(
-            f"{path!r} agrees with {target_path!r} on {share:.0%} of the tokens, expected at least "
-            f"{LEAST_AGREEMENT:.0%}: it was trained for another target"
-        )
-    _log.info("the assistant %r agrees with its target on %s of the tokens", path, f"{share:.0%}")
-    return head

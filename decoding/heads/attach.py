@@ -8,17 +8,20 @@ Shapes: B rows, T tokens of each, P of them that are guessed, N tokens in all, A
 """
 
 import logging
+from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import replace
-from functools import partial
 from typing import Protocol
 
 import torch
+from transformers import PreTrainedModel
 
 from decoding.cache.features import FeatureTap
 from decoding.checkpoint.layer_subset import num_layers
 from decoding.checkpoint.supported import load_config, model_folder
 from decoding.device import to_device
+from decoding.heads.assistant_folder import fitting_assistant
+from decoding.heads.assistant_head import AssistantHead
 from decoding.heads.dflash_head import DFlashHead
 from decoding.heads.eagle3_head import Eagle3Head
 from decoding.heads.fit import fitting_config
@@ -27,7 +30,7 @@ from decoding.heads.format.head_config import HeadConfig
 from decoding.heads.format.networks import Eagle3Network
 from decoding.heads.mtp.files import own_head
 from decoding.heads.mtp.head import MtpHead
-from decoding.heads.mtp.network import MtpModule
+from decoding.heads.mtp.network import MtpModule, MtpNetwork
 from decoding.heads.target_parts import final_norm, load_ends, make_network
 from decoding.network.language_model import LanguageModel
 from decoding.network.slot_network import layers_to_read
@@ -50,28 +53,48 @@ class Guesser(Protocol):
     def guesses(self, tokens_BT: torch.Tensor, features_BTX: torch.Tensor) -> tuple[torch.Tensor, list[int]]: ...
 
 
+def check_agreement(what: str, shares: Mapping[str, float], cause: str) -> None:
+    """Log on how many tokens of a text a head agrees with its target, for each way in which it may read the target.
+
+    `what` begins that line. Raises ValueError, with the line and a `cause`, if no way gives 15 %.
+    """
+    line = f"{what} on " + ", ".join(f"{share:.0%} of the tokens{way}" for way, share in shares.items())
+    if max(shares.values()) < LEAST_AGREEMENT:
+        raise ValueError(f"{line}, expected at least {LEAST_AGREEMENT:.0%}: {cause}")
+    _log.info("%s", line)
+
+
 def attach_own(target: Target, target_path: str) -> MtpHead:
     """Load the MTP head in the target's own files, beside the target, in its dtype and on its device.
 
     Raises ValueError, in one line that names the folder, for files without a head that can be read, and for one that
     agrees with the target on less than 15 % of its tokens.
     """
-    files, place = own_head(target_path), (target.device, target.dtype)
-    network = target.network if isinstance(target, LanguageModel) else load_ends(target_path, "cpu", "auto").to(*place)
-    modules = [MtpModule.load(files, number, *place) for number in range(len(files.modules))]
+    files, network = own_head(target_path), _ends(target, target_path)
+    loaded = (MtpNetwork.load(files, number, target.dtype) for number in range(len(files.modules)))
+    modules = [MtpModule(each.to(target.device), number) for number, each in enumerate(loaded)]
     ends = network.get_input_embeddings().weight, final_norm(network), network.get_output_embeddings()
     own, shares = MtpHead(modules, *ends, num_layers(network.config)), {}
     for own.reads in files.family.reads:
         shares[own.reads] = once_more(lambda: agreements(own, target, [own.layer_ids]))[0]
     own.reads = max(shares, key=lambda reads: shares[reads])
-    found = f"{max(shares.values()):.0%} of the tokens"
-    if max(shares.values()) < LEAST_AGREEMENT:
-        raise ValueError(
-            f"the MTP head in the files of {target_path!r} agrees with its target on {found}, expected at least "
-            f"{LEAST_AGREEMENT:.0%}: it was trained for other weights, or saved in another way; leave models.draft out"
-        )
-    _log.info("the %s agrees with its target on %s", files, found)
+    what = f"the MTP head in the files of {target_path!r} agrees with its target"
+    cause = "it was trained for other weights, or saved in another way; leave models.draft out"
+    check_agreement(what, {"": shares[own.reads]}, cause)
     return own
+
+
+def attach_assistant(path: str, target: Target, target_path: str) -> AssistantHead:
+    """Load the assistant in the folder or hub model `path` beside a target, in its dtype and on its device.
+
+    Raises ValueError, in one line that names the folder, for one that does not fit its target, or that agrees with it
+    on less than 15 % of its tokens.
+    """
+    assert isinstance(target, LanguageModel), "a target in other processes is refused before"
+    head = AssistantHead.load(fitting_assistant(path, target.network.config, target_path), target)
+    (share,) = once_more(lambda: agreements(head, target, [head.feature_layers]))
+    check_agreement(f"{path!r} agrees with {target_path!r}", {"": share}, "it was trained for another target")
+    return head
 
 
 def attach(path: str, target: Target, target_path: str, head: Head | None = None) -> Eagle3Head | DFlashHead:
@@ -89,21 +112,20 @@ def attach(path: str, target: Target, target_path: str, head: Head | None = None
     config = fitting_config(path, target_config, target_path)
     head = read_head(path, config) if head is None else head
     assert config.layer_ids is not None
-    own = _made(head, target, target_path, config.layer_ids)
+
+    def lent() -> tuple[torch.Tensor, torch.Tensor]:
+        ends = _ends(target, target_path)
+        return ends.get_input_embeddings().weight, ends.get_output_embeddings().weight
+
+    network = make_network(head, lent, target.device, target.dtype)
+    kind = Eagle3Head if isinstance(network, Eagle3Network) else DFlashHead
+    own = kind(network, head.target_ids, config.layer_ids)
     readings = _readings(config, num_layers(target_config))
-    shares = once_more(lambda: agreements(own, target, readings))
-    best = max(range(len(readings)), key=lambda index: shares[index])
-    described = ", ".join(
-        f"{share:.0%} of the tokens if it reads what enters layers {list(reading)}"
-        for share, reading in zip(shares, readings, strict=True)
-    )
-    if shares[best] < LEAST_AGREEMENT:
-        raise ValueError(
-            f"{path!r} agrees with {target_path!r} on {described}, expected at least {LEAST_AGREEMENT:.0%}: it was "
-            "trained for another target, or for other layers (dray convert-draft writes other ones)"
-        )
-    _log.info("the head %r agrees with its target on %s", path, described)
-    own.layer_ids = readings[best]
+    shares = dict(zip(readings, once_more(lambda: agreements(own, target, readings)), strict=True))
+    ways = {f" if it reads what enters layers {list(reading)}": share for reading, share in shares.items()}
+    cause = "it was trained for another target, or for other layers (dray convert-draft writes other ones)"
+    check_agreement(f"{path!r} agrees with {target_path!r}", ways, cause)
+    own.layer_ids = max(shares, key=lambda reading: shares[reading])
     return own
 
 
@@ -115,17 +137,11 @@ def _readings(config: HeadConfig, num_target_layers: int) -> list[tuple[int, ...
     return [reading for reading in readings if max(reading) <= num_target_layers]
 
 
-def _made(head: Head, target: Target, target_path: str, layer_ids: tuple[int, ...]) -> Eagle3Head | DFlashHead:
-    network = make_network(head, partial(_lent, target, target_path), target.device, target.dtype)
-    if isinstance(network, Eagle3Network):
-        return Eagle3Head(network, head.target_ids, layer_ids)
-    return DFlashHead(network, head.target_ids, layer_ids)
-
-
-def _lent(target: Target, target_path: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the target's embedding and the weight of its output layer; from its files where its layers are apart."""
-    network = target.network if isinstance(target, LanguageModel) else load_ends(target_path, "cpu", "auto")
-    return network.get_input_embeddings().weight, network.get_output_embeddings().weight
+def _ends(target: Target, target_path: str) -> PreTrainedModel:
+    """Return the target's network; from its files, without its layers, where those are apart."""
+    if isinstance(target, LanguageModel):
+        return target.network
+    return load_ends(target_path, "cpu", "auto").to(target.device, target.dtype)
 
 
 _NUM_ROWS, _NUM_TOKENS = 8, 40

@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch.nn.functional import silu
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from decoding.heads.format.networks import DFlashNetwork
+from decoding.heads.unrolled import heads_of
 
 
 def blocks_ahead(
@@ -63,11 +63,7 @@ def _filled_in(network: DFlashNetwork, tokens_BT: torch.Tensor, features_BTF: to
         layer: Any = each
         attended = _attention(layer.self_attn, context_BTH, turns, is_before_A1T, size)
         hidden_NH = hidden_NH + _around(layer, "attention_conv", layer.input_layernorm(hidden_NH), attended)
-
-        def gated(x_NH: torch.Tensor, mlp: Any = layer.mlp) -> torch.Tensor:
-            return mlp.down_proj(silu(mlp.gate_proj(x_NH)) * mlp.up_proj(x_NH))  # type: ignore[no-any-return]
-
-        hidden_NH = hidden_NH + _around(layer, "mlp_conv", layer.post_attention_layernorm(hidden_NH), gated)
+        hidden_NH = hidden_NH + _around(layer, "mlp_conv", layer.post_attention_layernorm(hidden_NH), layer.mlp)
     states_BASH: torch.Tensor = network.norm(hidden_NH).view(*ids_BAS.shape, -1)
     return states_BASH
 
@@ -84,22 +80,19 @@ def _attention(
     """Return the attention of blocks' places [N, H] over the context before each block, and over the block."""
     num_rows = len(context_BTH)
 
-    def heads(linear: Any, norm: str, x_BLH: torch.Tensor, turn: Any = None) -> torch.Tensor:
-        found_BLGD = linear(x_BLH).view(*x_BLH.shape[:2], -1, module.head_dim)
-        if turn is not None and hasattr(module, norm):
-            found_BLGD = getattr(module, norm)(found_BLGD)
-        found_BGLD: torch.Tensor = found_BLGD.transpose(1, 2)
-        return found_BGLD if turn is None else apply_rotary_pos_emb(found_BGLD, found_BGLD, *turn)[0]
+    def turned(which: str, x_BLH: torch.Tensor, turn: Any) -> torch.Tensor:
+        found_BGLD = heads_of(module, which, x_BLH)
+        return apply_rotary_pos_emb(found_BGLD, found_BGLD, *turn)[0]
 
     def of_blocks(x_BQLD: torch.Tensor) -> torch.Tensor:
         return x_BQLD.reshape(*x_BQLD.shape[:2], -1, size, module.head_dim)
 
     def attended(x_NH: torch.Tensor) -> torch.Tensor:
         x_BLH = x_NH.view(num_rows, -1, x_NH.shape[-1])
-        query_BQASD = of_blocks(heads(module.q_proj, "q_norm", x_BLH, turns[1]))
+        query_BQASD = of_blocks(turned("q", x_BLH, turns[1]))
         found = []
         for fed_BLH, turn in ((context_BTH, turns[0]), (x_BLH, turns[1])):
-            pair = heads(module.k_proj, "k_norm", fed_BLH, turn), heads(module.v_proj, "", fed_BLH)
+            pair = turned("k", fed_BLH, turn), heads_of(module, "v", fed_BLH)
             found.append([each.repeat_interleave(query_BQASD.shape[1] // each.shape[1], 1) for each in pair])
         (keys_BQTD, values_BQTD), inside = found
         keys_BQASD, values_BQASD = map(of_blocks, inside)

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch.nn.functional import embedding, pad, rms_norm
+from torch.nn.functional import embedding, rms_norm
 
 from decoding.cache.kv_cache import KVCache
 from decoding.cache.plan import Packing, Plan
@@ -26,7 +26,6 @@ from decoding.device import seconds_of, to_device
 from decoding.fused.attention import SlotAttention, TorchAttention, Window, attention_here
 from decoding.fused.layers import Norm
 from decoding.fused.linear import KernelLinear
-from decoding.fused.live_weights import LiveWeights
 from decoding.fused.packed_linear import PackedLinear, pack, plain_linear
 from decoding.heads.format.networks import DFlashNetwork
 from decoding.heads.slot_head import SlotHead
@@ -43,19 +42,11 @@ class Block:
     logits_NKD: torch.Tensor  # of as many of them as are wanted, before the Markov head's bias
     carried_NR: torch.Tensor  # of a recurrent Markov head
 
-    def of(self, lines: Seq[int]) -> "Block":
-        """Return these rows' blocks; line N, behind the last one, is a block of zeros."""
-        tensors = self.states_NKH, self.logits_NKD, self.carried_NR
-        if max(lines) == len(self.states_NKH):
-            states_NKH, logits_NKD, carried_NR = (pad(each, (*(0, 0) * (each.dim() - 1), 0, 1)) for each in tensors)
-        else:
-            states_NKH, logits_NKD, carried_NR = tensors
-        index_N = to_device(list(lines), states_NKH.device)
-        return Block(states_NKH[index_N], logits_NKD[index_N], carried_NR[index_N])
-
 
 class DFlashHead(SlotHead):
     """A head that drafts a block in one forward."""
+
+    network: DFlashNetwork
 
     def __init__(self, network: DFlashNetwork, target_ids_D: torch.Tensor | None, layer_ids: Seq[int]) -> None:
         config = network.config
@@ -65,7 +56,6 @@ class DFlashHead(SlotHead):
         super().__init__(network, target_ids_D, layer_ids)
         # One product gives the keys and values of all layers: a context is read without anything in between.
         self._context = pack(weight_XH, bias_X) or plain_linear(weight_XH, bias_X)
-        self.network = network
         self.block_size, self._mask_token_id = config.block_size, config.mask_token_id
         self._first = 0 if config.sample_from_anchor else 1  # the first place that predicts
         self.block_tokens = self.block_size - self._first
@@ -75,13 +65,7 @@ class DFlashHead(SlotHead):
         self._slides = [kind == "sliding_attention" and self._window is not None for kind in kinds]
         self._sliding_is_causal, self._window_moves = not config.sliding_window_non_causal, config.window_moves
 
-    @property
-    def weights(self) -> LiveWeights:
-        """The head's own weights, which all that share the head have."""
-        return LiveWeights(self.network, self.network.lent, self._renew_context)
-
-    def _renew_context(self) -> None:
-        """Write the keys' and values' weights of all layers into the product that reads a context."""
+    def _renew(self) -> None:
         weight_XH, bias_X = _keys_and_values(self.network)
         if isinstance(self._context, KernelLinear | PackedLinear):
             self._context.replace(weight_XH, bias_X)

@@ -18,21 +18,23 @@ from decoding.cache.plan import Packing
 from decoding.device import seconds_of, to_device
 from decoding.fused.attention import Window, attention_here
 from decoding.fused.layers import Norm
-from decoding.fused.live_weights import LiveWeights
 from decoding.heads.format.networks import Eagle3Network
 from decoding.heads.slot_head import SlotHead
 from decoding.network.target import timed_start
+
+# Starts, lengths and slots of rows: row b has lengths[b] pairs from position starts[b] of slot slots[b] on.
+Places = tuple[Seq[int], Seq[int], Seq[int]]
 
 
 class Eagle3Head(SlotHead):
     """A head that drafts token by token, or all of them behind masks in one forward."""
 
+    network: Eagle3Network
     mask_token_id = 0
 
     def __init__(self, network: Eagle3Network, target_ids_D: torch.Tensor | None, layer_ids: Seq[int]) -> None:
         super().__init__(network, target_ids_D, layer_ids)
         config = network.config
-        self.network = network
         self._residual_is_normed, self._carries_normed = config.norm_before_residual, config.norm_output
         if network.mask_hidden is not None:
             assert config.mask_token_id is not None
@@ -42,34 +44,21 @@ class Eagle3Head(SlotHead):
         first: Any = network.layers[0]
         self._hidden_norm = Norm(first.hidden_norm, self._norm)
 
-    @property
-    def weights(self) -> LiveWeights:
-        """The head's own weights, which all that share the head have."""
-        return LiveWeights(self.network, self.network.lent, self._renew_mask)
-
-    def _renew_mask(self) -> None:
-        """Write the mask's projected feature anew, in place: all that share the head have it."""
+    def _renew(self) -> None:
         if self.network.mask_hidden is not None:
             self.mask_1H.copy_(self.project(self.network.mask_hidden[0]))
 
     @torch.inference_mode()
     def read(
-        self,
-        tokens_N: torch.Tensor,
-        states_NH: torch.Tensor,
-        starts: Seq[int],
-        lengths: Seq[int],
-        slots: Seq[int],
-        *,
-        is_wanted: bool = True,
+        self, tokens_N: torch.Tensor, states_NH: torch.Tensor, places: Places, *, is_wanted: bool = True
     ) -> torch.Tensor:
         """Read pairs, the rows' ones end to end; return the state after each of them, [N, H].
 
-        Row b has `lengths[b]` pairs from position `starts[b]` of slot `slots[b]` on: the tokens, and what stands beside
-        them (projected features, or states). Unless `is_wanted`, only keys and values are computed, and what
-        is returned has no meaning.
+        Pairs are tokens, and what stands beside them (projected features, or states). Unless `is_wanted`, only keys and
+        values are computed, and what is returned has no meaning.
         """
         assert self.cache is not None, "allocate() comes first"
+        starts, lengths, slots = places
         width = max(lengths)
         positions_BT = to_device(starts, self.device)[:, None] + torch.arange(width, device=self.device)
         is_read_back = self._kernels is None and not self._is_on_gpu
@@ -110,7 +99,7 @@ class Eagle3Head(SlotHead):
         self.allocate(num_rows, num_pairs)
         try:
             places = [0] * num_rows, [num_pairs] * num_rows, range(num_rows)
-            states_NH = self.read(tokens_BT[:, 1:].flatten(), lines_NH, *places)
+            states_NH = self.read(tokens_BT[:, 1:].flatten(), lines_NH, places)
         finally:
             self.release()
         guesses_N = self.logits(states_NH)[0][:, 0].argmax(-1)
@@ -123,8 +112,8 @@ class Eagle3Head(SlotHead):
         start = timed_start(self.cache.num_positions, num_tokens)
         tokens_N = torch.zeros(num_rows * num_tokens, dtype=torch.int64, device=self.device)
         states_NH = torch.zeros(len(tokens_N), self.hidden_size, dtype=self.dtype, device=self.device)
-        fed = tokens_N, states_NH, [start] * num_rows, [num_tokens] * num_rows, range(num_rows)
-        return seconds_of(lambda: self.logits(self.read(*fed)), self.device)
+        places = [start] * num_rows, [num_tokens] * num_rows, range(num_rows)
+        return seconds_of(lambda: self.logits(self.read(tokens_N, states_NH, places)), self.device)
 
     @property
     def _windowed(self) -> Window | None:

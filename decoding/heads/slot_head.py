@@ -25,6 +25,7 @@ from decoding.heads.format.networks import HeadNetwork
 class SlotHead(ABC):
     """A head whose weights are loaded, and its keys and values."""
 
+    network: HeadNetwork
     block_tokens: int = 0  # most tokens of a draft that takes one forward; 0: each token takes a forward
 
     def __init__(self, network: HeadNetwork, target_ids_D: torch.Tensor | None, layer_ids: Seq[int]) -> None:
@@ -34,7 +35,7 @@ class SlotHead(ABC):
         `layer_ids` of the target.
         """
         config, layer_config = network.config, network.layer_config
-        self._network = network
+        self.network = network
         self.layer_ids = tuple(layer_ids)
         network.eval().requires_grad_(False)
         weight = network.fc.weight
@@ -59,7 +60,11 @@ class SlotHead(ABC):
     @property
     def weights(self) -> LiveWeights:
         """The head's own weights, which all that share the head have."""
-        return LiveWeights(self._network, self._network.lent)
+        return LiveWeights(self.network, self.network.lent, self._renew)
+
+    @abstractmethod
+    def _renew(self) -> None:
+        """Compute anew, in place, what was made of weights that have been replaced: all that share the head have it."""
 
     def share(self) -> Self:
         """Return the same head with a cache of its own."""
@@ -78,7 +83,7 @@ class SlotHead(ABC):
     @torch.inference_mode()
     def project(self, features_NX: torch.Tensor) -> torch.Tensor:
         """Return what the head keeps of the target's features, [N, H]."""
-        return self._network.project(features_NX)
+        return self.network.project(features_NX)
 
     @abstractmethod
     def guesses(self, tokens_BT: torch.Tensor, features_BTX: torch.Tensor) -> tuple[torch.Tensor, list[int]]:

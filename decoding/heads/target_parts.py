@@ -20,8 +20,8 @@ from decoding.heads.fit import LENT, fitting_config
 from decoding.heads.format.folder import Head
 from decoding.heads.format.head_config import HeadConfig
 from decoding.heads.format.networks import DFlashNetwork, Eagle3Network, network_of
+from decoding.heads.format.tensors import OF_VOCABULARY
 
-_OF_VOCABULARY = ("d2t", "t2d")  # tensors that are no weights
 Lender = Callable[[], tuple[torch.Tensor, torch.Tensor]]  # of the target's embedding and its output layer's weight
 _FINAL_NORMS = ("norm", "final_layernorm", "final_layer_norm", "ln_f", "norm_f")
 # Fields of models that change their logits behind the output layer, and the value with which they change nothing.
@@ -117,7 +117,7 @@ def make_network(head: Head, lender: Lender, device: torch.device, dtype: torch.
     The lender is asked only if the head lacks something. Raises ValueError if what it lends has another shape.
     """
     network = network_of(head.config)
-    weights = {name: tensor for name, tensor in head.tensors.items() if name not in _OF_VOCABULARY}
+    weights = {name: tensor for name, tensor in head.tensors.items() if name not in OF_VOCABULARY}
     lacking = [name for name in LENT if name not in weights]
     if lacking:
         lent = dict(zip(LENT, lender(), strict=True))

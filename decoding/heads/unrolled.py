@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch.nn.functional import scaled_dot_product_attention, silu
+from torch.nn.functional import scaled_dot_product_attention
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from decoding.heads.format.networks import Eagle3Network
@@ -50,8 +50,7 @@ def unrolled(
         both_BPX = torch.cat((layer.input_layernorm(embedded_BPH), normed_BPH), dim=-1)  # type: ignore[operator]
         hidden_BPH = (normed_BPH if config.norm_before_residual else states_BPH) + attention(both_BPX, step)
         inner_BPH = layer.post_attention_layernorm(hidden_BPH)  # type: ignore[operator]
-        mlp: Any = layer.mlp
-        hidden_BPH = hidden_BPH + mlp.down_proj(silu(mlp.gate_proj(inner_BPH)) * mlp.up_proj(inner_BPH))
+        hidden_BPH = hidden_BPH + layer.mlp(inner_BPH)
         final_BPH = network.norm(hidden_BPH)
         states_BPH = final_BPH if config.norm_output else hidden_BPH
         yield network.lm_head(final_BPH)
@@ -63,6 +62,13 @@ def positions_in_documents(documents_BT: torch.Tensor) -> torch.Tensor:
     is_first_BT = torch.ones_like(documents_BT, dtype=torch.bool)
     is_first_BT[:, 1:] = documents_BT[:, 1:] != documents_BT[:, :-1]
     return indices_BT - torch.where(is_first_BT, indices_BT, 0).cummax(1).values
+
+
+def heads_of(attention: Any, which: str, x_BPX: torch.Tensor) -> torch.Tensor:
+    """Return queries ("q"), keys ("k") or values ("v") [B, Q or G, P, D], normed where the attention norms them."""
+    found_BPQD: torch.Tensor = getattr(attention, f"{which}_proj")(x_BPX).unflatten(-1, (-1, attention.head_dim))
+    norm = getattr(attention, f"{which}_norm", None)
+    return (found_BPQD if norm is None else norm(found_BPQD)).transpose(1, 2)
 
 
 class _Attention:
@@ -79,17 +85,9 @@ class _Attention:
         self._steps: list[tuple[torch.Tensor, torch.Tensor]] = []  # keys and values [B, Q, P, D] of each
 
     def __call__(self, both_BPX: torch.Tensor, step: int) -> torch.Tensor:
-        module, (num_rows, num_pairs) = self._module, both_BPX.shape[:2]
-
-        def heads(linear: Any, norm: Any = None) -> torch.Tensor:
-            found_BPQD: torch.Tensor = linear(both_BPX).view(num_rows, num_pairs, -1, module.head_dim)
-            if norm is not None:
-                found_BPQD = norm(found_BPQD)
-            return found_BPQD.transpose(1, 2)
-
-        query_BQPD = heads(module.q_proj, getattr(module, "q_norm", None))
-        key_BHPD, value_BHPD = heads(module.k_proj, getattr(module, "k_norm", None)), heads(module.v_proj)
-        positions_BP = self._positions_BP[:, :num_pairs] + step
+        module = self._module
+        query_BQPD, key_BHPD, value_BHPD = (heads_of(module, which, both_BPX) for which in "qkv")
+        positions_BP = self._positions_BP[:, : both_BPX.shape[1]] + step
         query_BQPD, key_BHPD = apply_rotary_pos_emb(query_BQPD, key_BHPD, *self._rotary(both_BPX, positions_BP))
         group = query_BQPD.shape[1] // key_BHPD.shape[1]
         self._steps.append((key_BHPD.repeat_interleave(group, 1), value_BHPD.repeat_interleave(group, 1)))

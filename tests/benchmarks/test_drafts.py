@@ -6,7 +6,7 @@ from itertools import product
 from benchmarks import drafts
 from checks.figures import HEADS, SPEED
 from checks.tables import demo_table, heads_table, speed_table
-from decoding.heads import assistant_head, attach
+from decoding.heads import attach
 from examples.tiny_pair import with_heads
 from jobs.work.tuning import engine_turns
 
@@ -26,8 +26,7 @@ def test_every_draft_writes_the_plain_text_in_its_turns(tmp_path, capsys, monkey
 
 def test_heads_that_were_trained_here_are_measured_beside_their_own_targets(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(engine_turns, "TURN_SECONDS", 1e-4)
-    for module in (attach, assistant_head):
-        monkeypatch.setattr(module, "LEAST_AGREEMENT", 0.0)  # so few steps teach next to nothing
+    monkeypatch.setattr(attach, "LEAST_AGREEMENT", 0.0)  # so few steps teach next to nothing
     with_heads.main(["--out", str(tmp_path), "--steps", "2"])
     assert {each.name for each in tmp_path.iterdir()} == {"mtp", "assistant", "dflash2", "qwen3_5", "gemma4"}
     few = ["--one-in", "60", "--batches", "2", "--new-tokens", "8", "--heads", str(tmp_path)]

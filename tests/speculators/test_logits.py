@@ -43,7 +43,7 @@ def test_logits_are_those_of_speculators(variant: str, tmp_path: Path) -> None:
         torch.testing.assert_close(logits_1PD, expected[step][:, : logits_1PD.shape[1]], atol=1e-5, rtol=1e-5)
     head = Eagle3Head(network, target_ids(ours.tensors["d2t"], V), (1, 3, 5))
     head.allocate(1, 64)
-    states_NH = head.read(tokens_1T[0, 1:], head.project(features_1TX[0])[:-1], [0], [NUM_TOKENS - 1], [0])
+    states_NH = head.read(tokens_1T[0, 1:], head.project(features_1TX[0])[:-1], ([0], [NUM_TOKENS - 1], [0]))
     drafted_NV = head.logits(states_NH)[0][:, 0]
     ids_D = target_ids(ours.tensors["d2t"], V)
     torch.testing.assert_close(drafted_NV[:, ids_D], expected[0][0], atol=1e-4, rtol=1e-5)

@@ -16,7 +16,7 @@ from decoding.engine.engine import Engine
 from decoding.engine.load import load_parts
 from decoding.engine.options import EngineOptions
 from decoding.heads.eagle3_head import Eagle3Head
-from decoding.heads.format.folder import is_assistant, kind_of_head
+from decoding.heads.format.folder import kind_of_head
 from decoding.heads.unrolled import unrolled
 from decoding.network.language_model import LanguageModel
 from decoding.pace.cost_table import CostTable
@@ -45,7 +45,7 @@ class Pair:
 
         Raises ValueError for what the engine refuses, and for a draft whose rounds cannot be replayed from texts.
         """
-        if (kind := "assistant" if is_assistant(draft) else kind_of_head(draft)) not in (None, "eagle3"):
+        if (kind := kind_of_head(draft)) not in (None, "eagle3"):
             raise ValueError(
                 f"{draft!r} is a head of kind {kind!r}, and only draft models and EAGLE-3 heads can be evaluated on "
                 "texts; compare it in a run (engine.draft_length fixed)"

@@ -20,7 +20,7 @@ from decoding.heads.fit import fitting_config
 from decoding.heads.format.folder import Head, read_head, save_head
 from decoding.heads.format.head_config import OF_SCALES, HeadConfig, Kind, default_layer_inputs, normalized
 from decoding.heads.format.networks import DFlashNetwork, Eagle3Network
-from decoding.heads.format.tensors import offsets, target_ids
+from decoding.heads.format.tensors import OF_VOCABULARY, offsets, target_ids
 from decoding.heads.target_parts import make_network
 from decoding.heads.unrolled import unrolled
 from training.learners.ahead import AheadLearner
@@ -28,7 +28,6 @@ from training.learners.losses import LossName
 from training.learners.packing import PackedRows
 from training.learners.teacher import Teacher
 
-_OF_VOCABULARY = ("d2t", "t2d")
 _TRAINED: tuple[Kind, ...] = ("eagle3", "dflash", "dflash2")
 
 
@@ -57,7 +56,7 @@ class HeadLearner(AheadLearner):
         )
         borrowed = tuple(name for name, weight in network.named_parameters() if not weight.requires_grad)
         network.embed_tokens.requires_grad_(False)  # a table of all tokens: what the corpus lacks would not learn
-        marks = {name: head.tensors[name] for name in _OF_VOCABULARY if name in head.tensors}
+        marks = {name: head.tensors[name] for name in OF_VOCABULARY if name in head.tensors}
         if config.block_size is not None:  # which stays as it is
             steps_ahead = config.block_size - (not config.sample_from_anchor)
         return cls(

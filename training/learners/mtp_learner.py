@@ -21,7 +21,8 @@ from torch.nn.functional import embedding, linear
 from decoding.checkpoint.layer_subset import num_layers
 from decoding.heads.mtp.family import Family
 from decoding.heads.mtp.files import family_of, own_head, save_beside
-from decoding.heads.mtp.unrolled import MtpNetwork, unrolled
+from decoding.heads.mtp.network import MtpNetwork
+from decoding.heads.mtp.unrolled import unrolled
 from decoding.heads.target_parts import final_norm
 from training.learners.ahead import AheadLearner
 from training.learners.losses import LossName

@@ -21,8 +21,8 @@ from decoding.checkpoint.supported import load_config, max_positions, model_fold
 from decoding.choices import OWN_HEAD
 from decoding.device import pick_device, synchronize
 from decoding.heads.assistant_folder import new_assistant
-from decoding.heads.fit import fitting_config, head_footprint
-from decoding.heads.format.folder import is_assistant, is_head, kind_of_head
+from decoding.heads.fit import fitting_config, head_numbers
+from decoding.heads.format.folder import is_head, kind_of_head
 from decoding.heads.mtp.files import family_of, own_head
 from pipeline.run.fingerprint import model_fingerprint, tokenizer_fingerprint
 from training.corpus.corpus import Corpus
@@ -213,8 +213,6 @@ def check_can_learn(draft: str, target: str) -> None:
 
 def learns_as(draft: str) -> str:
     """Return what train.what says of a draft: its kind, without a download; "head" of one that is not known here."""
-    if is_assistant(draft):
-        return "assistant"
     return kind_of_head(draft) or ("head" if is_head(draft) else "draft")
 
 
@@ -254,7 +252,7 @@ def _num_bytes(models: ModelOptions, options: TrainOptions, workers: WorkerOptio
         return target + footprint_of(load_config(models.draft), "float32", 1, 1).weights // 4 * _BYTES_A_WEIGHT
     if models.draft is not None and options.what in _WITH_A_FOLDER:
         head = fitting_config(models.draft, config, models.target)
-        return target + head_footprint(models.draft, head, "float32", 1, 1).weights // 4 * _BYTES_A_WEIGHT
+        return target + head_numbers(models.draft, head)[0] * _BYTES_A_WEIGHT
     text = config.get_text_config()
     H, M, V = (
         int(text.hidden_size),

@@ -58,10 +58,10 @@ def is_head(path: str) -> bool:
 
 def is_assistant(path: str) -> bool:
     """Tell whether the folder or hub model `path` is an assistant of Gemma 4, without a download."""
-    return (_fields_of_head(path) or {}).get("model_type") in ASSISTANTS
+    return kind_of_head(path) == "assistant"
 
 
-def kind_of_head(path: str) -> Kind | Literal["mtp"] | None:
+def kind_of_head(path: str) -> Kind | Literal["mtp", "assistant"] | None:
     """Return the kind of the head in the folder or hub model `path`, without a download; None if there is none.
 
     That is also said of a head that `read_head_config` refuses. The head in its target's own files has no folder.
@@ -69,8 +69,10 @@ def kind_of_head(path: str) -> Kind | Literal["mtp"] | None:
     if path in (OWN_HEAD, OWN_HEAD_IF_ANY):
         return "mtp"
     fields = _fields_of_head(path)
+    if fields is None:
+        return None
     try:
-        return None if fields is None else _config_of(fields).kind
+        return "assistant" if fields.get("model_type") in ASSISTANTS else _config_of(fields).kind
     except ValueError:
         return None
 

@@ -20,6 +20,7 @@ from decoding.fp8.linear import Scaling
 from decoding.heads.format.head_config import HeadConfig
 
 FIRST_LAYER, EAGLES_FIRST_LAYER = "layers.0.", "midlayer."
+OF_VOCABULARY = ("d2t", "t2d")  # tensors that are no weights
 _MASK = "mask_hidden"  # of one, two or three dimensions, by who wrote it
 _FLOATS = ("F32", "BF16", "F16")
 _PLAIN = (*_FLOATS, "I64", "I32", "BOOL")

@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 
 from decoding.checkpoint.fp8_format import without_format
 from decoding.checkpoint.layer_subset import num_layers
-from decoding.checkpoint.loading import Footprint, cache_of
+from decoding.checkpoint.loading import numbers_of_a_token
 from decoding.checkpoint.model_files import read_json, tensors_in, weight_files
 from decoding.checkpoint.supported import load_config, model_folder
 from decoding.choices import NEED_A_MODEL, OWN_HEAD, OWN_HEAD_IF_ANY, DrafterName
@@ -43,16 +43,16 @@ class OwnHead:
                 found[name] = tensors.get_tensor(published)
         return found
 
-    def footprint(self, dtype: str, num_slots: int, max_model_len: int, *, is_apart: bool = False) -> Footprint:
-        """Return the memory of the head. Embedding, final norm and output layer are the target's.
+    def numbers(self, *, is_apart: bool = False) -> tuple[int, int]:
+        """Return how many numbers its weights are, and how many its slots hold of a token.
 
-        If `is_apart` from the target's layers, its process has copies of them.
+        Embedding, final norm and output layer are the target's. If `is_apart` from the target's layers, its process has
+        copies of them.
         """
-        per_token = len(self.modules) * cache_of(self.config, dtype, num_slots=1, max_model_len=0)
         num_weights, config = self.num_weights, self.config
         if is_apart:
             num_weights += config.hidden_size * (1 + config.vocab_size * (1 if config.tie_word_embeddings else 2))
-        return Footprint(num_weights * getattr(torch, dtype).itemsize, per_token, num_slots, max_model_len)
+        return num_weights, len(self.modules) * numbers_of_a_token(config)
 
     def __str__(self) -> str:
         return f"mtp head in the target's own files, modules: {len(self.modules)}"

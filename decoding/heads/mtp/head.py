@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.functional import embedding
 
 from decoding.fused.live_weights import LiveWeights
-from decoding.heads.eagle3_head import Eagle3Head
+from decoding.heads.eagle3_head import Eagle3Head, Places
 from decoding.heads.mtp.family import Reads
 from decoding.heads.mtp.network import MtpModule
 
@@ -46,9 +46,7 @@ class MtpHead(Eagle3Head):
         self,
         tokens_N: torch.Tensor,
         states_NH: torch.Tensor,
-        starts: Seq[int],
-        lengths: Seq[int],
-        slots: Seq[int],
+        places: Places,
         *,
         is_wanted: bool = True,
         module: int = 0,
@@ -56,7 +54,7 @@ class MtpHead(Eagle3Head):
         """Read pairs with a module; return the residual stream behind its layers, [N, H], wanted or not."""
         assert self.cache is not None, "allocate() comes first"
         embedded_NH = embedding(tokens_N, self._embedding)
-        return self.modules[module].read(embedded_NH, states_NH, (starts, lengths, slots), self.cache)
+        return self.modules[module].read(embedded_NH, states_NH, places, self.cache)
 
     @torch.inference_mode()
     def logits(self, states_NH: torch.Tensor, module: int = 0) -> tuple[torch.Tensor, torch.Tensor]:

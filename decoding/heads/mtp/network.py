@@ -1,9 +1,8 @@
-"""MtpModule: one module of an MTP head, with the target's own layers of transformers, over slots.
+"""One module of an MTP head, with the target's own layers of transformers: as it is trained, and over slots.
 
 Shapes: N pairs of all rows, H hidden size.
 """
 
-from collections.abc import Sequence as Seq
 from copy import deepcopy
 from typing import Any
 
@@ -16,42 +15,67 @@ from decoding.cache.kv_cache import KVCache
 from decoding.cache.plan import Packing
 from decoding.checkpoint.layer_subset import LayerRange, layers_class, num_layers
 from decoding.checkpoint.supported import NETWORK_FAILURES, in_one_line
-from decoding.fused.packed_linear import pack, pack_linears, plain_linear
-from decoding.heads.mtp.family import ENDS
+from decoding.fused.packed_linear import pack_linears
+from decoding.heads.eagle3_head import Places
+from decoding.heads.mtp.family import ENDS, Family, Reads
 from decoding.heads.mtp.files import OwnHead
 from decoding.network.slot_network import SlotNetwork
 
 
-class MtpModule(SlotNetwork):
-    """A module whose weights are loaded. Its layers have numbers of their own in the cache of all modules."""
+class MtpNetwork(nn.Module):
+    """The parameters of a module."""
 
-    def __init__(self, network: PreTrainedModel, norm: str, number: int, ends: Seq[torch.Tensor]) -> None:
-        """Take over a network that has the layers of module `number` and its final `norm`, and what comes before."""
-        size = num_layers(network.config)
-        super().__init__(network, frozenset(), LayerRange(0, size, size + 1))
-        assert self.packs_rows, "the families of these heads attend through slots"
-        for part in network.modules():
-            if isinstance(getattr(part, "layer_idx", None), int):
-                part.layer_idx += number * size
-        self.final_norm: nn.Module = getattr(network.base_model, norm)
-        setattr(network.base_model, norm, nn.Identity())  # what leaves the layers is wanted, too
-        self._embedding_norm, self._hidden_norm = deepcopy(self.final_norm), deepcopy(self.final_norm)
-        for own, weight in zip((self._embedding_norm, self._hidden_norm), ends, strict=False):
-            own.weight = nn.Parameter(weight, requires_grad=False)
-        self._projection = pack(ends[2], None) or plain_linear(ends[2], None)
-        pack_linears(network)
+    def __init__(self, layers: PreTrainedModel, final_norm: str, reads: Reads = "normed") -> None:
+        """Take over a network that has the layers of a module and its final norm; what comes before has no weights."""
+        super().__init__()
+        self.layers, self.reads = layers, reads
+        self.final_norm: Any = getattr(layers.base_model, final_norm)
+        setattr(layers.base_model, final_norm, nn.Identity())  # what leaves the layers is wanted, too
+        self.embedding_norm, self.hidden_norm = deepcopy(self.final_norm), deepcopy(self.final_norm)
+        size = layers.config.hidden_size
+        self.projection: Any = nn.Linear(2 * size, size, bias=False, device="meta")
 
     @classmethod
-    def load(cls, head: OwnHead, number: int, device: torch.device, dtype: torch.dtype) -> "MtpModule":
+    def new(cls, config: Any, family: Family) -> "MtpNetwork":
+        """Make one of random weights, by the configuration of a model with the layers of one module."""
+        layers = layers_class(config)._from_config(config, dtype=torch.float32).eval()
+        network = cls(layers, family.final_norm, family.reads[0])
+        network.projection.to_empty(device="cpu").reset_parameters()
+        return network
+
+    @classmethod
+    def load(cls, head: OwnHead, number: int = 0, dtype: torch.dtype = torch.float32) -> "MtpNetwork":
         """Load a module of a head; raise a ValueError, in one line, for tensors that are not those of its family."""
         tensors = head.read(number)
-        ends = [tensors.pop(name).to(device, dtype) for name in ENDS]
-        return cls(load_layers(head, tensors, dtype).to(device), head.family.final_norm, number, ends)
+        ends = {name: nn.Parameter(tensors.pop(name).to(dtype)) for name in ENDS}
+        network = cls(_load_layers(head, tensors, dtype), head.family.final_norm, head.family.reads[0])
+        for name, weight in ends.items():
+            getattr(network, name).weight = weight
+        return network
 
-    def read(
-        self, embedded_NH: torch.Tensor, states_NH: torch.Tensor, places: tuple[Seq[int], ...], cache: KVCache
-    ) -> torch.Tensor:
-        """Read pairs, as `MtpHead.read` does from these starts, lengths and slots; return the stream behind, [N, H]."""
+    def state(self, stream: torch.Tensor, norm: nn.Module) -> torch.Tensor:
+        """Return what a module reads of the residual stream before a final norm."""
+        found: torch.Tensor = norm(stream) if self.reads == "normed" else stream
+        return found
+
+
+class MtpModule(SlotNetwork):
+    """A module over slots. Its layers have numbers of their own in the cache of all modules."""
+
+    def __init__(self, own: MtpNetwork, number: int) -> None:
+        """Take over the network of module `number`."""
+        size = num_layers(own.layers.config)
+        super().__init__(own.layers, frozenset(), LayerRange(0, size, size + 1))
+        assert self.packs_rows, "the families of these heads attend through slots"
+        for part in own.layers.modules():
+            if isinstance(getattr(part, "layer_idx", None), int):
+                part.layer_idx += number * size
+        pack_linears(own.requires_grad_(False))
+        self.final_norm, self._projection = own.final_norm, own.projection
+        self._embedding_norm, self._hidden_norm = own.embedding_norm, own.hidden_norm
+
+    def read(self, embedded_NH: torch.Tensor, states_NH: torch.Tensor, places: Places, cache: KVCache) -> torch.Tensor:
+        """Read pairs, as `MtpHead.read` does; return the stream behind the layers, [N, H]."""
         starts, lengths, slots = places
         both_NX = torch.cat([self._embedding_norm(embedded_NH), self._hidden_norm(states_NH)], dim=-1)
         packing = Packing.of(lengths, self.device)
@@ -65,7 +89,7 @@ class MtpModule(SlotNetwork):
         return hidden_BTH
 
 
-def load_layers(head: OwnHead, tensors: dict[str, torch.Tensor], dtype: torch.dtype) -> PreTrainedModel:
+def _load_layers(head: OwnHead, tensors: dict[str, torch.Tensor], dtype: torch.dtype) -> PreTrainedModel:
     """Return a network with the layers and the final norm of a module, from tensors by transformers' names."""
     config = deepcopy(head.config)
     transformers_logging.disable_progress_bar()

@@ -16,7 +16,7 @@ from decoding.heads.assistant_folder import Assistant
 from decoding.heads.assistant_head import AssistantHead, AssistantNetwork
 from decoding.heads.eagle3_head import Eagle3Head
 from decoding.heads.mtp.head import MtpHead
-from decoding.heads.mtp.network import MtpModule
+from decoding.heads.mtp.network import MtpModule, MtpNetwork
 from decoding.network.language_model import LanguageModel
 from decoding.network.slot_network import layers_to_read
 from tests.decoding.heads.tiny_assistants import COMMON, OWN
@@ -61,10 +61,9 @@ def own_head(target: LanguageModel, num_modules: int = 3) -> MtpHead:
     size, modules = target.hidden_size, []
     for number in range(num_modules):
         config = llama_config(target.vocab_size, hidden_size=size, num_hidden_layers=1)
-        network = layers_class(config)(config)
-        ends = torch.nn.ParameterList([torch.empty(size), torch.empty(size), torch.empty(size, 2 * size)])
-        _filled(torch.nn.ModuleList([network, ends]), seed=number)
-        modules.append(MtpModule(network, "norm", number, [weight.data for weight in ends]))
+        network = MtpNetwork(layers_class(config)(config), "norm")
+        network.projection.to_empty(device="cpu")
+        modules.append(MtpModule(_filled(network, seed=number), number))
     embedding, output = target.network.get_input_embeddings(), target.network.get_output_embeddings()
     head = MtpHead(modules, embedding.weight, torch.nn.Identity(), output, len(layers_to_read(target.network)))
     head.reads = "stream"

@@ -37,14 +37,14 @@ def test_logits_are_those_of_a_textbook_head_in_the_first_step_and_in_later_ones
     reference = ReferenceHead(tensors, settings | {k: v for k, v in layer.items() if k == "sliding_window"})
     tokens_N, features_NX = pairs()
     head.allocate(3, 32)
-    state_1H = head.read(tokens_N[1:], head.project(features_NX)[:-1], [0], [NUM_TOKENS - 1], [1])[-1:]
+    state_1H = head.read(tokens_N[1:], head.project(features_NX)[:-1], ([0], [NUM_TOKENS - 1], [1]))[-1:]
     for position, token in enumerate(tokens_N[1:].tolist()):
         expected_D, expected_state = reference.step(token, reference.fused(features_NX[position]), position)
     for step in range(3):
         logits_11V, carried_1H = head.logits(state_1H)
         torch.testing.assert_close(logits_11V[0, 0], spread(expected_D, tensors), atol=2e-5, rtol=0)
         token, position = 5 + step, NUM_TOKENS - 1 + step
-        state_1H = head.read(torch.tensor([token]), carried_1H, [position], [1], [1])
+        state_1H = head.read(torch.tensor([token]), carried_1H, ([position], [1], [1]))
         expected_D, expected_state = reference.step(token, expected_state, position)
 
 
@@ -53,10 +53,10 @@ def test_a_row_is_the_same_alone_and_beside_ragged_rows_and_in_pieces():
     (first_N, features_NX), (other_N, others_NX) = pairs(), pairs(1)
     states_NH, others_NH = head.project(features_NX), head.project(others_NX)
     head.allocate(3, 32)
-    alone_NH = head.read(first_N[1:], states_NH[:-1], [0], [9], [0])
+    alone_NH = head.read(first_N[1:], states_NH[:-1], ([0], [9], [0]))
     head.allocate(3, 32)
     tokens_N = torch.cat((other_N[1:4], first_N[1:6]))
-    head.read(tokens_N, torch.cat((others_NH[:3], states_NH[:5])), [0, 0], [3, 5], [0, 2], is_wanted=False)
+    head.read(tokens_N, torch.cat((others_NH[:3], states_NH[:5])), ([0, 0], [3, 5], [0, 2]), is_wanted=False)
     tokens_N = torch.cat((other_N[4:5], first_N[6:]))
-    both_NH = head.read(tokens_N, torch.cat((others_NH[3:4], states_NH[5:-1])), [3, 5], [1, 4], [0, 2])
+    both_NH = head.read(tokens_N, torch.cat((others_NH[3:4], states_NH[5:-1])), ([3, 5], [1, 4], [0, 2]))
     torch.testing.assert_close(both_NH[-4:], alone_NH[-4:], atol=1e-5, rtol=0)

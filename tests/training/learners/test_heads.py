@@ -13,7 +13,7 @@ from transformers import Gemma4AssistantForCausalLM
 from decoding import SamplingParams
 from decoding.drafters import make_drafter
 from decoding.drafters.base import NoDrafter
-from decoding.heads import assistant_head, attach
+from decoding.heads import attach
 from decoding.heads.mtp.files import own_head
 from decoding.network.language_model import LanguageModel
 from tests.decoding.drafters.over_heads import Watched, engine_over
@@ -120,14 +120,13 @@ def test_what_is_written_drafts_what_was_learned(
     kind: str, learned: Callable[[str], SimpleNamespace], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     case = learned(kind)
-    for module in (attach, assistant_head):
-        monkeypatch.setattr(module, "LEAST_AGREEMENT", 0.0)
+    monkeypatch.setattr(attach, "LEAST_AGREEMENT", 0.0)
     path = str(case.out if kind in MTP else case.target)
     target = LanguageModel.load(path, "cpu", "float32")
     if kind in MTP:
         name, head = "mtp", attach.attach_own(target, path)
     elif kind == "assistant":
-        name, head = kind, assistant_head.attach_assistant(str(case.out), target, path)
+        name, head = kind, attach.attach_assistant(str(case.out), target, path)
     else:
         name, head = "dflash" if "dflash" in kind else "eagle3", attach.attach(str(case.out), target, path)
         head.layer_ids = case.learner.config.layer_ids  # measured, another reading may be as good for texts like these
