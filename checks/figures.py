@@ -131,6 +131,8 @@ def claims(
         at_once = rows_at_once(line["rows_at_once"])
         what = f"{line['draft']} has at least {least} of plain decoding's speed, {at_once} at once"
         yield what, line["times_plain"] >= least
+    untimed = {line["draft"] for line in heads["lengths"]} - {line["draft"] for line in heads["lines"]}
+    yield f"heads were timed, of which are lacking {sorted(untimed)}", not (heads["settings"]["repeats"] and untimed)
     yield (
         f"drafts cost at most {_MOST_PERCENT} %, in README's words",
         f" at most {_MOST_PERCENT} % " in README.read_text(),

@@ -118,8 +118,8 @@ def attach(path: str, target: Target, target_path: str, head: Head | None = None
         return ends.get_input_embeddings().weight, ends.get_output_embeddings().weight
 
     network = make_network(head, lent, target.device, target.dtype)
-    kind = Eagle3Head if isinstance(network, Eagle3Network) else DFlashHead
-    own = kind(network, head.target_ids, config.layer_ids)
+    read = head.target_ids, config.layer_ids
+    own = Eagle3Head(network, *read) if isinstance(network, Eagle3Network) else DFlashHead(network, *read)
     readings = _readings(config, num_layers(target_config))
     shares = dict(zip(readings, once_more(lambda: agreements(own, target, readings)), strict=True))
     ways = {f" if it reads what enters layers {list(reading)}": share for reading, share in shares.items()}

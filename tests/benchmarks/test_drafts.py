@@ -4,6 +4,7 @@ import json
 from itertools import product
 
 from benchmarks import drafts
+from checks import figures
 from checks.figures import HEADS, SPEED
 from checks.tables import demo_table, heads_table, speed_table
 from decoding.heads import attach
@@ -60,6 +61,15 @@ def test_a_table_of_heads_has_their_speeds_once_they_are_measured():
         assert f"\n{line} 1.01 | 1.16 |\n" in with_speeds
     assert "medians of 7" in with_speeds
     assert "medians" not in without
+
+
+def test_heads_that_were_to_be_timed_and_have_no_speeds_are_noticed(monkeypatch, tmp_path, capsys):
+    recorded = json.loads(HEADS.read_text())
+    emptied = recorded | {"lines": [], "settings": recorded["settings"] | {"repeats": 7}}
+    (tmp_path / "heads.json").write_text(json.dumps(emptied))
+    monkeypatch.setattr(figures, "HEADS", tmp_path / "heads.json")
+    assert figures.main([]) == 1
+    assert "heads were timed, of which are lacking ['DFlash 2 head', 'EAGLE-3 head'" in capsys.readouterr().err
 
 
 def test_readme_has_the_lengths_of_other_heads_beside_those_of_the_demo():

@@ -10,13 +10,17 @@ import torch
 from actors.stages.target import ShardedModel
 from decoding import Engine, EngineOptions, SamplingParams
 from decoding.drafters import make_drafter
+from decoding.heads import attach
 from decoding.heads.format.folder import Head, save_head
+from decoding.heads.mtp.head import MtpHead
 from decoding.network.language_model import LanguageModel
 from decoding.network.probe import check_model
 from decoding.network.target import SlotsLostError
 from decoding.sampling.judging import ScoreRequest
 from decoding.sampling.verdicts import Draft
 from tests.actors.sharded import PROMPTS, Pair, kill, kill_and_wait, make_sequences, sharded, texts
+from tests.decoding.heads.mtp.tiny_targets import VOCAB_SIZE as OWN_VOCAB_SIZE
+from tests.decoding.heads.mtp.tiny_targets import save_target
 from tests.decoding.heads.tiny_heads import (
     block_config,
     head_config,
@@ -179,6 +183,26 @@ def test_an_engine_over_stages_drafts_with_a_head_as_one_without_them(heads):
             *heads, replace(options, draft_length="adaptive"), device="cpu", target_model=model, num_lanes=2
         )
         assert texts(adaptive, make_sequences(params, prompts)) == [row.output_token_ids for row in whole]
+
+
+@pytest.mark.parametrize("family", ["qwen3_5", "deepseek_v3", "mimo_v2_flash"])
+def test_the_head_in_a_targets_own_files_drafts_over_stages_as_in_one_process(family, tmp_path, monkeypatch):
+    monkeypatch.setattr(attach, "LEAST_AGREEMENT", 0.0)  # a random head agrees on less
+    path, _ = save_target(family, tmp_path / "target")
+    options = EngineOptions(num_slots=3, max_model_len=60, num_speculative_tokens=4, draft_length="fixed")
+    prompts = [[token % OWN_VOCAB_SIZE for token in prompt[:20]] for prompt in PROMPTS]
+    whole, staged = (make_sequences(SamplingParams(max_tokens=16), prompts) for _ in range(2))
+    texts(Engine.load(path, "mtp", options, device="cpu", dtype="float32"), whole)
+    with sharded(path, 2) as model:
+        engine = Engine.load(path, "mtp", options, device="cpu", dtype="float32", target_model=model)
+        texts(engine, staged)
+    assert all(isinstance(lane.drafter.head, MtpHead) for lane in engine.lanes)
+    found, expected = (
+        [(row.output_token_ids, row.num_draft_tokens, row.num_accepted_tokens) for row in rows]
+        for rows in (staged, whole)
+    )
+    assert found == expected
+    assert 20 < sum(row.num_accepted_tokens for row in whole) < sum(row.num_draft_tokens for row in whole)
 
 
 @pytest.mark.parametrize("kind", ["eagle3", "peagle", "dflash"])

@@ -3,11 +3,14 @@
 import pytest
 import torch
 
-from decoding.drafters import make_drafter
+from decoding import SamplingParams
+from decoding.drafters import NEED_A_HEAD, make_drafter
 from decoding.drafters.lookups import NGramDrafter
 from decoding.sampling.distribution import probabilities, process_logits
 from decoding.sampling.rows import Rows
 from decoding.sampling.verdicts import Draft
+from tests.decoding.drafters.over_heads import PROMPTS, engine_over
+from tests.decoding.heads.beside import drafter_beside
 from tests.decoding.tiny import EVERY_DRAFTER, drafted, drafter_over, numbered, rows_over
 
 MAX_LEN = 80
@@ -37,6 +40,27 @@ def test_no_row_gets_more_draft_tokens_than_it_may(models, name, limits, verific
     if draft.probs_BKV is not None:
         assert verification == "rejection", "a coupled draft states no distribution"
         assert draft.probs_BKV.shape == (*draft.token_ids_BK.shape, 48)
+
+
+@pytest.mark.parametrize("name", [*NEED_A_HEAD, "peagle"])
+def test_the_features_and_the_logits_of_a_head_are_float32_beside_a_target_of_float32(models, name, monkeypatch):
+    """In another type it would pick otherwise than its target where two tokens nearly tie, and take more memory."""
+    drafter, found = drafter_beside(name, models.target, 3, MAX_LEN), set()
+
+    def noting(method):
+        def noted(*given):
+            made = method(*given)
+            tensors = [each for each in (*given, made) if isinstance(each, torch.Tensor) and each.is_floating_point()]
+            found.update((method.__name__, each.dtype) for each in tensors)
+            return made
+
+        return noted
+
+    methods = ("receive", "_first_logits", "_next_logits")
+    for method in methods:
+        monkeypatch.setattr(drafter, method, noting(getattr(drafter, method)))
+    engine_over(models.target, drafter).generate(PROMPTS, SamplingParams(max_tokens=8))
+    assert found == {(method, torch.float32) for method in methods}
 
 
 # n-gram: 1 2 3 4 means what followed the same tokens before.

@@ -191,6 +191,13 @@ def test_a_row_that_began_with_one_token_drafts_as_any_other_after_rounds_withou
 @pytest.mark.parametrize(("kind", "budget"), [("eagle3", 5), ("dflash", None)])
 def test_rows_longer_than_the_heads_context_draft_up_to_its_end_and_hold_no_features_behind_it(target, kind, budget):
     case = Case(kind, layer={"max_position_embeddings": 16})
+    receive, held = case.drafter.receive, []
+
+    def watched(*given):
+        receive(*given)
+        held.extend(start for pieces in getattr(case.drafter, "_held", {}).values() for start, _ in pieces)
+
+    case.drafter.receive = watched
     engine = engine_over(target, case.drafter, max_prefill_tokens=budget)
     params = SamplingParams(max_tokens=30, temperature=0)
     prompts = [*PROMPTS, *random_prompts([40, 22]), random_prompts([40])[0]]
@@ -201,7 +208,7 @@ def test_rows_longer_than_the_heads_context_draft_up_to_its_end_and_hold_no_feat
     assert max(len(tokens) + len(drafted) for tokens, drafted, _ in case.drafter.seen) == 16
     if kind == "eagle3":
         assert found[-1].num_cached_tokens == 38, "what a head does not read need not be read again"
-        assert all(piece.start < 16 for pieces in case.drafter._held.values() for piece in pieces)
+        assert 8 < max(held) < 16
     case.check(target)
 
 
