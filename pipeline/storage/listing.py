@@ -36,7 +36,7 @@ def list_files(folder: Location, borders: Sequence[str]) -> list[fs.FileInfo]:
 
 def _between(bucket: S3Store, folder: Location, prefix: str, after: str, last: str) -> list[fs.FileInfo]:
     """List the files whose names come behind `after`, up to `last`."""
-    found = []
+    found: list[fs.FileInfo] = []
     for page in obstore.list(bucket, prefix, offset=prefix + after if after else None, chunk_size=_PAGE):
         for each in page:
             name = each["path"].removeprefix(prefix)
