@@ -132,7 +132,7 @@ class Ledger(HandOuts, RunNotes):
         self._places.take(process, unit_id, is_backup)
         if not is_backup:  # that call is not repeated after a death, so the unit still needs another one
             self._returned.pop(unit_id, None)
-        is_careful = not is_backup and unit.num_deaths >= _CAREFUL_AFTER
+        is_careful = unit.num_deaths >= _CAREFUL_AFTER  # a backup was refused then
         attempt = Attempt(unit.num_attempts, is_careful, follows_death, self._new_deaths(), is_trial)
         worker = Worker(process, node, call, attempt)
         if is_backup:

@@ -8,6 +8,7 @@ import asyncio
 import os
 import subprocess
 import sys
+from bisect import bisect_right
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -92,11 +93,13 @@ class _Store:
 
     def _page(self, query: dict[str, str]) -> bytes:
         """Return a page of the listing of a folder, which is read when its first page is asked for."""
-        prefix, begin = query.get("prefix", ""), int(query.get("continuation-token", 0))
-        folder = self._folder / prefix
-        if begin == 0:
+        prefix, after = query.get("prefix", ""), query.get("start-after", "")
+        folder, begin = self._folder / prefix, int(query.get("continuation-token", 0))
+        if prefix not in self._listings or (begin == 0 and not after):
             found = os.scandir(folder) if folder.is_dir() else ()
             self._listings[prefix] = sorted(found, key=lambda entry: entry.name)
+        if begin == 0 and after:
+            begin = bisect_right(self._listings[prefix], after.removeprefix(prefix), key=lambda entry: entry.name)
         end = begin + min(_KEYS_PER_PAGE, int(query.get("max-keys", _KEYS_PER_PAGE)))
         entries = self._listings[prefix]
         lines = ["<?xml version='1.0'?><ListBucketResult>"]

@@ -5,6 +5,10 @@ reading features, planning) is spent in every round, so it is no part of that. N
 other way: without the drafter while it drafts, with it while it rests. The faster way goes on, and the next trial comes
 later than the last one, after so long a time that what the last one lost is a small share of it.
 
+A machine that does other work is now faster and now slower, for seconds. So a trial is compared with rounds of the
+settled way before it and behind it, and what is tried goes on only after those behind. A trial that is clearly slower
+or clearly faster is decided at its own end.
+
 A head reads the target's features, which cost time, and a row that has missed some cannot draft again. So a trial of
 rest has two parts there: features go on in the first one, and the second one, without them, is only begun if it could
 be the faster way.
@@ -22,8 +26,8 @@ _FIRST_ROW_ROUNDS = 128  # and rounds of a row, so that acceptance is known by t
 _LENGTH = 12  # rounds of a trial that count, at least
 _ROW_ROUNDS = 24  # and rounds of a row: how many tokens a row accepts differs much from round to round
 _SLOW_LENGTH = 4  # and fewer, but these, where the way that is tried is clearly slower
-_SLOW = 0.75  # times the settled way's speed: less is clearly slower
-_SETTLED = 4  # times the rounds of a trial: as many of the settled way are compared with it
+_SLOW, _FAST = 0.75, 1.33  # times the settled way's speed: less is clearly slower, more is clearly faster
+_SETTLED = 2  # times the rounds of a trial: as many of the settled way before it, and behind it, are compared with it
 _SKIPPED = 2  # rounds after a change: a drafter reads what it missed, once
 _INTERVAL = 96  # rounds between trials, after a change
 _LONGEST = 4096  # and at most, where nothing changes and little is lost
@@ -58,12 +62,14 @@ class Trials:
         self._lately: deque[Round] = deque(maxlen=_SETTLED * max(_LENGTH, _ROW_ROUNDS))  # of the way that is settled
         self._tried: list[Round] = []
         self._tried_before: list[Round] = []  # in the first part of a trial that has two
+        self._behind: list[Round] | None = None  # rounds of the settled way since a trial that is not decided
         self._num_before_trial, self._interval = _FIRST, _INTERVAL
         self._num_row_rounds = 0
 
     def forget_rounds(self) -> None:
         """Forget how fast rounds were lately, since something else has changed them; the next trial comes later."""
         self._lately.clear()
+        self._behind = None
         self._num_before_trial = max(self._num_before_trial, _FIRST)
 
     def observe(self, done: Round, num_rows: int) -> bool:
@@ -82,7 +88,14 @@ class Trials:
                 len(self._tried) >= _SKIPPED + _LENGTH or self._is_clearly_slower()
             ):
                 self._go_on()
-            return
+        elif self._behind is not None:
+            self._behind.append(done)
+            if len(self._behind) - _SKIPPED >= _SETTLED * (len(self._tried) - _SKIPPED):
+                self._decide()
+        else:
+            self._settled(done)
+
+    def _settled(self, done: Round) -> None:
         self._lately.append(done)
         self._num_before_trial -= 1
         if self._num_before_trial > 0 or self._num_row_rounds < _FIRST_ROW_ROUNDS:
@@ -97,7 +110,8 @@ class Trials:
     def _compared(self) -> tuple[list[Round], list[Round]]:
         """The rounds of the trial that count, and those of the settled way that they are compared with."""
         counted = self._tried[_SKIPPED:]
-        return counted, list(islice(reversed(self._lately), _SETTLED * len(counted)))
+        before = list(islice(reversed(self._lately), _SETTLED * len(counted)))
+        return counted, before + (self._behind or [])[_SKIPPED:]
 
     def _is_clearly_slower(self) -> bool:
         counted, settled = self._compared
@@ -106,20 +120,28 @@ class Trials:
     def _go_on(self) -> None:
         """End a trial, or the first part of it."""
         counted, settled = self._compared
-        if self.keeps_features and _speed(counted) * (1 + _MAX_FEATURES) > _speed(settled):
+        ratio = _speed(counted) / _speed(settled)
+        if self.keeps_features and ratio * (1 + _MAX_FEATURES) > 1:
             self.keeps_features = False
             self._tried_before, self._tried = self._tried, []
+        elif _SLOW < ratio < _FAST and not self._tried_before:
+            self.is_trial = self.keeps_features = False
+            self.is_resting, self._behind = not self.is_resting, []
         else:
-            self._decide(counted, settled)
+            self.is_resting = not self.is_resting
+            self._decide()
 
-    def _decide(self, counted: list[Round], settled: list[Round]) -> None:
+    def _decide(self) -> None:
+        """Let the faster way go on. The settled way is that of now."""
+        counted, settled = self._compared
         self.is_trial = self.keeps_features = False
+        self._behind = None
         self._lately.clear()
-        needed = 1.0 if self.is_resting else _GAIN  # what is tried is done now
+        needed = _GAIN if self.is_resting else 1.0
         if _speed(counted) > needed * _speed(settled):
+            self.is_resting = not self.is_resting
             self._wait(_INTERVAL)
             return
-        self.is_resting = not self.is_resting
         # Tokens that the settled way would have written beyond the trial's in its time, and the rounds they take.
         tried = self._tried_before + self._tried
         num_lost = _speed(settled) * sum(each.time for each in tried) - _num_tokens(tried)

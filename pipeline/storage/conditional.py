@@ -4,32 +4,18 @@ Stores that refuse it, or whose credentials obstore does not find (it reads no p
 question to the ledger right before it decides alone which of two attempts writes.
 """
 
-from __future__ import annotations
-
 import logging
 import re
-from datetime import timedelta
-from functools import lru_cache
-from typing import TYPE_CHECKING
-from urllib.parse import parse_qs, quote, urlsplit
+from urllib.parse import quote
 
 import obstore
 from obstore.exceptions import AlreadyExistsError, BaseError, GenericError
-from obstore.store import S3Store
 
 from pipeline.logs import Event
 from pipeline.storage.location import Location
-
-if TYPE_CHECKING:
-    from obstore.store import ClientConfig, RetryConfig, S3Config
+from pipeline.storage.s3_bucket import bucket_of
 
 _REFUSED = re.compile(r"NotImplemented|status code: (501|4(?!08|29)\d\d)\b")
-# As pyarrow's client does; `Location.retrying` covers longer failures.
-_RETRIES: RetryConfig = {
-    "max_retries": 15,
-    "retry_timeout": timedelta(seconds=10),
-    "backoff": {"init_backoff": timedelta(seconds=0.05), "max_backoff": timedelta(seconds=1), "base": 2},
-}
 _without: set[str] = set()  # buckets that get plain PUTs from this process, which said so once
 _log = logging.getLogger(__name__)
 
@@ -40,13 +26,12 @@ def create_object(location: Location, content: bytes) -> bool | None:
     Raises OSError, which may be transient, if the store fails.
     """
     bucket, _, key = location.path.partition("/")
-    address = urlsplit(location.name)
-    if address.scheme != "s3" or bucket in _without:
+    if bucket in _without:
         return None
-    region = getattr(location.filesystem, "region", None) or "us-east-1"
-    minutes = 1 + len(content) // 1_500_000  # at 25 KB/s
     try:
-        store = _store(bucket, address.query, region, minutes)
+        store = bucket_of(location, minutes=1 + len(content) // 1_500_000)  # at 25 KB/s
+        if store is None:
+            return None
         obstore.put(store, key, content, mode="create", use_multipart=False)
     except (BaseError, ValueError) as error:  # ValueError: a key that obstore does not take, such as a//b
         first_line = (str(error).splitlines() or [""])[0]
@@ -62,18 +47,3 @@ def create_object(location: Location, content: bytes) -> bool | None:
         _log.warning(Event("no conditional writes", bucket=bucket, failure=first_line))
         return None
     return True
-
-
-@lru_cache
-def _store(bucket: str, query_text: str, region: str, minutes: int) -> S3Store:
-    """Return a bucket, with what pyarrow was told about it; credentials come from the environment.
-
-    A request may take some minutes. A store is kept, with its connections and what it was given as credentials.
-    """
-    query = {name: values[-1] for name, values in parse_qs(query_text).items()}
-    config: S3Config = {"region": query.get("region", region)}
-    if endpoint := query.get("endpoint_override"):
-        config["endpoint"] = endpoint if "://" in endpoint else f"{query.get('scheme', 'https')}://{endpoint}"
-    # An endpoint of the environment (AWS_ENDPOINT_URL) may be one of plain HTTP, too.
-    options: ClientConfig = {"allow_http": True, "timeout": timedelta(minutes=minutes)}
-    return S3Store(bucket, config=config, client_options=options, retry_config=_RETRIES)

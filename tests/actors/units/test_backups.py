@@ -132,6 +132,19 @@ def test_a_backup_whose_node_was_lost_may_begin_again():
     assert ledger.summary()["num_deaths"] == 0
 
 
+def test_another_process_gets_the_backup_that_a_place_failed_over():
+    ledger, clock = ledger_of(1)
+    ledger.begin(0, 4, "a", "node")
+    for process in ("b", "c"):
+        ledger.join(process, f"node of {process}")
+    clock.now = 5.0
+    assert backup_of(ledger) == unit(0)
+    ledger.begin(0, 4, "b", "node of b", True)
+    assert backup_of(ledger) is Signal.STOP
+    ledger.place_failed("b", "node of b", "disk full", report="one", unit_id=0)
+    assert backup_of(ledger) == unit(0)
+
+
 def test_a_unit_that_a_process_died_over_gets_no_backup():
     ledger, clock = ledger_of(1)
     ledger.begin(0, 4, "a", "node")

@@ -238,6 +238,7 @@ def test_units_that_fail_together_are_one_failure_of_their_place(clock: Clock) -
 def test_a_place_that_finds_a_unit_committed_is_not_well_yet(clock: Clock) -> None:
     ledger = ledger_of(clock)
     fail(ledger, "a", 0, "one")
+    ledger.begin(1, 3, "b", "node of b", call="first")
     ledger.finish(1, "a")
     assert ledger.place_failures() == ["a: disk full"]
 
@@ -273,3 +274,43 @@ def test_a_request_of_the_feed_that_arrives_late_takes_no_unit_away(clock: Clock
     assert ledger.hand_out_again(False, ("feed", 1)) is Signal.WAIT
     assert ledger.hand_out(unit(2), ("feed", 3)) == UnitCall(unit(0))
     assert ledger.hand_out(unit(2), ("feed", 3)) == UnitCall(unit(0)), "the same again: the answer was lost"
+
+
+def test_a_report_that_arrives_again_takes_no_unit_from_a_trial(clock: Clock) -> None:
+    ledger = ledger_of(clock, 1)
+    ledger.begin(0, 3, "a", "node of a", call="first")
+    fail(ledger, "a", 0, "one")
+    clock.now = 10.0
+    assert ledger.begin(0, 3, "a", "node of a", call="second").is_trial
+    fail(ledger, "a", 0, "one")
+    assert ledger.holds(0, "a")
+
+
+def test_a_unit_that_a_leaving_node_finishes_in_time_is_not_handed_out_again(clock: Clock) -> None:
+    ledger = ledger_of(clock)
+    ledger.begin(0, 3, "a", "node of a", call="first")
+    ledger.drain(["node of a"])
+    ledger.finish(0, "a")
+    assert ledger.hand_out(unit(2)) is Signal.GO
+    assert ledger.hand_out_again(False) is Signal.WAIT, "unit 1 may yet be given back"
+
+
+def test_an_attempt_that_lost_its_unit_does_not_begin_it_again_when_its_question_arrives_late(clock: Clock) -> None:
+    ledger = ledger_of(clock, 1)
+    ledger.begin(0, 3, "a", "node of a", call="first")
+    fail(ledger, "a", 0, "one")
+    clock.now = 10.0
+    assert ledger.begin(0, 3, "a", "node of a", call="first") is None
+    assert not ledger.holds(0, "a"), "nothing of it would be done"
+
+
+def test_a_call_whose_unit_was_given_back_after_the_feeds_end_ends_for_a_new_pool(clock: Clock) -> None:
+    ledger = ledger_of(clock, 1)
+    assert ledger.hand_out_again(False) is Signal.STOP
+    ledger.begin(0, 3, "a", "node of a", call="first")
+    fail(ledger, "a", 0, "one")
+    assert ledger.held(0, "a") is Signal.STOP
+    ledger.dismiss()
+    ledger.begin(0, 3, "c", "node of c", call="of the new pool")
+    fail(ledger, "c", 0, "two")
+    assert ledger.held(0, "c") is Signal.WAIT, "its feed goes on"

@@ -116,6 +116,18 @@ def test_a_machine_that_stood_still_in_a_trial_does_not_end_all_trials():
     assert sum(rested[-1000:]) > 900
 
 
+@pytest.mark.parametrize(("level", "rest", "rests"), [(1.3, 1.25, False), (0.8, 0.85, True)])
+def test_a_machine_that_changes_its_pace_when_a_trial_begins_does_not_decide_it(level, rest, rests):
+    """Before the trial rounds with the drafter take `level`, behind it 1; those of rest take `rest` from then on."""
+    trials, has_begun = Trials(), False
+    for _ in range(16 + 14 + 2 + 24):
+        has_begun |= trials.is_resting
+        time = rest if trials.is_resting else 1.0 if has_begun else level
+        trials.observe(Round(1.0, time), num_rows=16)
+    assert has_begun
+    assert trials.is_resting == rests
+
+
 @pytest.mark.parametrize(("speed", "num_tried"), [(0.5, 6), (0.9, 14)])
 def test_a_trial_that_is_clearly_slower_ends_early(speed, num_tried):
     trials = Trials()
