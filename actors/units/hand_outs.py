@@ -47,7 +47,7 @@ class HandOuts:
         """Return GO if the unit may be handed out now, or the call of a unit that was given back and goes first.
 
         Return WAIT where too many units wait already, and STOP where the run stops.
-        One that was handed out or is finished may be, again. Requests of one feed have rising numbers.
+        A unit that was handed out or finished before gets GO again. Requests of one feed have rising numbers.
         """
         return self._once(request, lambda: self._hand_out(unit))
 
@@ -79,7 +79,7 @@ class HandOuts:
         return answer
 
     def _once(self, request: Request | None, answer: Callable[[], UnitCall | Signal]) -> UnitCall | Signal:
-        """Return the answer to a request of the feed: that of before if it comes again, none that counts if late."""
+        """Answer each request once: a repeated one gets the same answer, and a late one gets WAIT."""
         if request is None:
             return answer()
         last, known = self._answered

@@ -16,9 +16,9 @@ that process: a backup (the backup tasks of MapReduce, Dean and Ghemawat 2004, s
 commit wins. The first call stays responsible for the unit, so a backup is dropped, not repeated, once a process died
 over the unit.
 
-A call whose connection broke may have come and comes again, perhaps late. So each method may be called twice: what
-must not happen twice bears the name of the attempt or of the request. A process commits only what it still holds here
-(`holds`), so one that was thought dead and comes back commits nothing.
+A call whose connection broke may have come and comes again, perhaps late. So each method may be called twice: a
+call that must not count twice carries the name of its attempt or request. A process commits only what it still holds
+here (`holds`), so one that was thought dead and comes back commits nothing.
 
 The ledger reads no clock and no cluster but those it is given: the same calls make the same record. Of a finished unit
 one bit is kept: the ledger grows with the units under way, with the deaths, and with the failures of places.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from functools import partial
@@ -16,11 +15,11 @@ from actors.units.ledger import Ledger
 
 
 class RunLedger(Ledger):
-    """A ledger that sees the clock and the nodes of the cluster."""
+    """A ledger that sees the nodes of the cluster."""
 
     def __init__(self, **options: Any) -> None:
         """Begin an empty record; `options` are those of a Ledger."""
-        super().__init__(_is_node_alive, time.monotonic, **options)
+        super().__init__(_is_node_alive, **options)
 
 
 class Ledgers:

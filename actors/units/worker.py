@@ -30,7 +30,7 @@ from pipeline.logs import Event
 from pipeline.run.commit import Receipt, Work
 from pipeline.run.directory import RunDirectory
 from pipeline.schema import generations_table
-from pipeline.streaming.calls import UnitError, packed, unpacked
+from pipeline.streaming.calls import PlaceFailedError, UnitError, packed, unpacked
 
 _CONDEMNED = (
     "the process that ran this row alone died, twice; out of memory, or a fault in a kernel that this row sets off"
@@ -88,7 +88,8 @@ class UnitWorker:
             except Exception as error:  # noqa: BLE001 - handed to the driver, which stops the run with it
                 self.workplace.reporter.unit_failed(unit, error)
                 if not self.workplace.gives_back or not is_of_place(error):
-                    return UnitError(f"unit {unit.unit_id} of {unit.file}: {describe(error)}")
+                    kind = PlaceFailedError if is_of_place(error) else UnitError
+                    return kind(f"unit {unit.unit_id} of {unit.file}: {describe(error)}")
                 if isinstance(error, DeviceFault):
                     self.failure = describe(error)
                 await self.tell_failure(f"{describe(error)} (over unit {unit.unit_id} of {unit.file})", unit)

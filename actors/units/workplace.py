@@ -49,7 +49,7 @@ class SharedLock:
 class Workplace:
     """A process as its ledger knows it, with the lock and the reporter that all units in it share.
 
-    `gives_back`: where it fails, and not a unit, it gives the unit back to its ledger, and holds the call meanwhile.
+    `gives_back`: if it fails and the unit is not to blame, it returns the unit to its ledger and holds the call.
     """
 
     reporter: Reporter
@@ -72,5 +72,7 @@ class Workplace:
     @classmethod
     def beside(cls, run: str, log_settings: LogSettings) -> Workplace:
         """Return the workplace of a process that has a log of its own, and does units beside something else."""
-        node = ray.get_runtime_context().get_node_id() if ray.is_initialized() else ""
-        return cls(Reporter(run, log_settings), node)
+        if not ray.is_initialized():
+            return cls(Reporter(run, log_settings), "")
+        context = ray.get_runtime_context()
+        return cls(Reporter(run, log_settings), context.get_node_id(), context.get_actor_id() or "")

@@ -26,12 +26,12 @@ from pipeline.logs import Event
 from pipeline.run.commit import Receipt
 from pipeline.run.directory import RunDirectory
 from pipeline.run.progress.lease import Lease, hold_lease
-from pipeline.streaming.calls import UnitError
+from pipeline.streaming.calls import PlaceFailedError, UnitError
 
 _SAVE_EVERY_S = 1.0  # the counts, while units are done
 _LOOK_EVERY_S = 5.0  # whether the lease is lost
-_MAX_TRIES = 5  # of a unit that fails though no process died
-_FIRST_WAIT_S = 1.0  # between them; each wait is twice the one before
+_MAX_TRIES = 5  # of a unit that fails though no process died, and no replica's disk or device
+_FIRST_WAIT_S, _LONGEST_WAIT_S = 1.0, 60.0  # between them; each wait is twice the one before
 _OTHER_MODEL_S = 1.0  # to wait for a replica of the batch's model while an update is rolled out
 _log = logging.getLogger(__name__)
 
@@ -187,7 +187,7 @@ class BatchDriver:
                 if isinstance(outcome, OtherModelError):
                     await asyncio.sleep(_OTHER_MODEL_S)
                     continue
-                num_tries += 1
+                num_tries += not isinstance(outcome, PlaceFailedError)  # another replica may do it, or this one later
                 why = outcome if isinstance(outcome, UnitError) else "it may not begin"
                 _log.warning(Event("unit of a batch failed", batch=self._batch.id, unit=unit.unit_id, tries=num_tries))
                 if num_tries == _MAX_TRIES:
@@ -197,7 +197,7 @@ class BatchDriver:
                         f"the server failed over requests {first} to {first + unit.num_rows - 1}, {num_tries} times"
                     )
                 await asyncio.sleep(wait_s)
-                wait_s *= 2
+                wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
 
     async def _end(self, end: End, run_directory: RunDirectory, receipts: dict[int, Receipt]) -> None:
         """Write the results of the units with `receipts`, and the last state."""

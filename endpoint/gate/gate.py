@@ -31,9 +31,10 @@ _CALLBACK = "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH"
 _OF_LIMITS = {name: f"DRAY_{name.upper()}" for name in ("max_body_bytes", "body_timeout_s", "header_timeout_s")}
 _READY_SECONDS = "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S"  # its 5 s are too short when many processes start at once
 _PERIOD_SECONDS = "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S"  # a dead proxy is replaced after three of its 10 s
-# A call whose answer was lost with its connection fails after half a minute, not after Ray's seven minutes: the
-# controller waits for the answer of each replica that it starts, and replaces it only then.
-_KEEPALIVE = {"RAY_grpc_client_keepalive_time_ms": "10000", "RAY_grpc_client_keepalive_timeout_ms": "20000"}
+# A call whose answer was lost with its connection fails after a minute and a half, not after Ray's seven minutes: the
+# controller waits for the answer of each replica that it starts, and replaces it only then. Ray's servers end the
+# connection of a process that asks for a sign of life more than once a minute.
+_KEEPALIVE = {"RAY_grpc_client_keepalive_time_ms": "70000", "RAY_grpc_client_keepalive_timeout_ms": "20000"}
 _PATIENCE_S, _ASK_AGAIN_S = 30.0, 0.1  # to find an ingress that has engines while an update is rolled out
 _MAX_LOST = 2  # ingresses that a request may have been given to when they were lost: it may be what ends them
 # May be asked for again, though an ingress has begun it: it changes nothing, or nothing the second time.

@@ -59,6 +59,8 @@ def graceful_stop(stop: Callable[[], None], grace_period_s: float, insist_after_
 
     def stop_when_asked() -> None:
         asked.wait()
+        if ended.is_set():
+            return
         print(
             f"\nstopping: what is in flight gets {grace_period_s:g} s to finish, nothing new is begun; "
             "a second Ctrl-C or SIGTERM ends the run at once",

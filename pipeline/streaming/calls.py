@@ -22,6 +22,10 @@ class UnitError(RuntimeError):
     """A worker could not do its unit. The message is the worker's own; nothing of the unit is committed."""
 
 
+class PlaceFailedError(UnitError):
+    """The process or its node failed, and not the unit: it can be done elsewhere, or later."""
+
+
 class UnitsLeft(UnitError):
     """Actors have ended without these units, which their places gave back. Others may do them."""
 

@@ -31,6 +31,7 @@ _SPARING = {
     "RAY_enable_worker_prestart": "0",
     "RAY_prestart_worker_first_driver": "0",
 }
+_KEEPALIVE = {"RAY_grpc_client_keepalive_time_ms": "70000", "RAY_grpc_client_keepalive_timeout_ms": "20000"}  # as k8s/
 # What systemd or Kubernetes does: a node that has ended, such as one that was declared dead, is started again.
 _SUPERVISOR = 'while :; do "$@"; sleep 1; done'
 
@@ -156,7 +157,7 @@ def running_network_cluster() -> Iterator[NetworkCluster]:
     """Run a cluster of four hosts as long as the block runs."""
     folder = Path(tempfile.mkdtemp(prefix="ray-"))  # short: the paths of its sockets may have 107 bytes
     environment = {name: value for name, value in cluster_environment(folder).items() if name not in NOTICE_DEATH}
-    environment |= _SPARING
+    environment |= _SPARING | _KEEPALIVE
     try:
         with joined_hosts(4) as network:
             cluster = NetworkCluster(network, folder, environment, network.hosts[0])

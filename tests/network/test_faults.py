@@ -83,6 +83,7 @@ def full(run: FaultRun, host: Host) -> None:
 def actors_stop(run: FaultRun, host: Host) -> None:
     """The actors of the host are stopped for a while, and go on."""
     actors = run.diary.in_flight().keys() & host.processes()
+    assert actors, "none is at work there"
     for number, seconds in ((SIGSTOP, 15), (SIGCONT, 0)):
         for actor in actors:
             os.kill(actor, number)
@@ -166,6 +167,7 @@ def test_a_fault_changes_nothing(strike, whose, output, repeated, code, cluster,
     _, at_work = wait_for_work(run, driver)
     strike(run, {"head": cluster.head, "desk": cluster.desk}.get(whose) or cluster.host_of(at_work.pop()))
     driver.wait(code)
+    assert ("a place that failed" in driver.said()) == (strike in (read_only, full))
     if code:
         cluster.mend()
         run.start().wait(0)

@@ -208,8 +208,11 @@ class ClusterMachine(RuleBasedStateMachine):
         for process in self.processes:
             if process.node == node:
                 held = [unit_id for unit_id in range(NUM_UNITS) if self.ledger.holds(unit_id, process.name)]
-                primary = [unit_id for unit_id in held if self.ledger._units[unit_id].worker.process == process.name]
-                assert set(primary) <= set(self.ledger._returned), "others may begin its units"
+                workers = {
+                    unit_id: self.ledger._units[unit_id].worker for unit_id in held if unit_id in self.ledger._units
+                }
+                primary = {unit_id for unit_id, worker in workers.items() if worker and worker.process == process.name}
+                assert primary <= set(self.ledger._returned), "others may begin its units"
         self.lost_nodes.add(node)
         self.gone.append(self.replace(actor, f"{node[0]}{self.num_lives + 1}"))
 

@@ -25,7 +25,7 @@ from endpoint.service.service import ServiceSettings
 from pipeline.inputs.files import list_files
 from pipeline.inputs.rows import InputRow, read_unit
 from pipeline.inputs.units import plan_units
-from pipeline.streaming.calls import UnitError
+from pipeline.streaming.calls import PlaceFailedError, UnitError
 from tests.clock import Clock
 from tests.endpoint.batches.asking import COMPLETIONS, content, line, texts
 from tests.endpoint.batches.driving import batch_model, make_batches
@@ -358,6 +358,23 @@ def test_a_unit_that_fails_again_and_again_fails_its_batch_without_details(case,
     assert case.batch.status == "failed"
     assert broken.num_calls == 5
     assert "secret" not in case.batch.errors[0].message
+
+
+def test_a_unit_goes_on_after_a_replicas_disk_was_full_for_long(case, monkeypatch):
+    monkeypatch.setattr("endpoint.batches.driver._FIRST_WAIT_S", 0.0)
+    replica, num_failed = Replica(settings_of(case.pair)), 0
+
+    class Full:
+        async def write_unit(self, order: UnitOrder) -> Outcome:
+            nonlocal num_failed
+            if num_failed < 7:
+                num_failed += 1
+                return PlaceFailedError("/secret/path is full")
+            return await replica.write_unit(order)
+
+    asyncio.run(case.drive(case.batches(Full(), max_units=1)))
+    assert case.batch.status == "completed"
+    assert num_failed == 7
 
 
 def test_a_batch_whose_part_is_damaged_fails_and_is_not_tried_for_ever(case):
