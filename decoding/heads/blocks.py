@@ -82,7 +82,8 @@ def _attention(
 
     def turned(which: str, x_BLH: torch.Tensor, turn: Any) -> torch.Tensor:
         found_BGLD = heads_of(module, which, x_BLH)
-        return apply_rotary_pos_emb(found_BGLD, found_BGLD, *turn)[0]
+        turned_BGLD: torch.Tensor = apply_rotary_pos_emb(found_BGLD, found_BGLD, *turn)[0]
+        return turned_BGLD
 
     def of_blocks(x_BQLD: torch.Tensor) -> torch.Tensor:
         return x_BQLD.reshape(*x_BQLD.shape[:2], -1, size, module.head_dim)

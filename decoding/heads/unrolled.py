@@ -50,7 +50,7 @@ def unrolled(
         both_BPX = torch.cat((layer.input_layernorm(embedded_BPH), normed_BPH), dim=-1)  # type: ignore[operator]
         hidden_BPH = (normed_BPH if config.norm_before_residual else states_BPH) + attention(both_BPX, step)
         inner_BPH = layer.post_attention_layernorm(hidden_BPH)  # type: ignore[operator]
-        hidden_BPH = hidden_BPH + layer.mlp(inner_BPH)
+        hidden_BPH = hidden_BPH + layer.mlp(inner_BPH)  # type: ignore[operator]
         final_BPH = network.norm(hidden_BPH)
         states_BPH = final_BPH if config.norm_output else hidden_BPH
         yield network.lm_head(final_BPH)
