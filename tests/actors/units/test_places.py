@@ -145,10 +145,12 @@ def test_a_device_that_fails_counts_as_a_death_over_its_unit_and_not_over_others
 
 
 def test_a_node_that_is_drained_gives_its_units_back_at_once_and_gets_no_more(clock: Clock) -> None:
-    ledger = ledger_of(clock)
+    ledger = ledger_of(clock, 3)
     ledger.begin(0, 3, "a", "node of a", call="first")
+    ledger.begin(2, 3, "b", "node of b", call="first")
     ledger.drain(["node of a"])
     assert ledger.hand_out_again(False) == UnitCall(unit(0))
+    assert ledger.hand_out_again(False) is Signal.WAIT, "unit 2 is on another node"
     assert ledger.holds(0, "a"), "it may yet be done in time"
     assert ledger.begin(0, 3, "b", "node of b", call="second") is not None
     assert not ledger.holds(0, "a")
@@ -314,3 +316,11 @@ def test_a_call_whose_unit_was_given_back_after_the_feeds_end_ends_for_a_new_poo
     ledger.begin(0, 3, "c", "node of c", call="of the new pool")
     fail(ledger, "c", 0, "two")
     assert ledger.held(0, "c") is Signal.WAIT, "its feed goes on"
+
+
+def test_a_new_feed_that_hands_out_a_unit_that_was_given_back_hands_it_out_once(clock: Clock) -> None:
+    ledger = ledger_of(clock, 1)
+    ledger.begin(0, 3, "a", "node of a", call="first")
+    fail(ledger, "a", 0, "one")
+    assert ledger.hand_out(unit(0)) is Signal.GO
+    assert ledger.hand_out_again(False) is Signal.WAIT
