@@ -145,6 +145,7 @@ def test_the_units_of_dismissed_processes_count_against_no_row():
         ledger.dismiss()
         assert ledger.num_joined() == 0
     assert ledger.summary()["num_deaths"] == 0
+    assert ledger.begin(0, 4, "process-0", "node") is None, "it was replaced, and does not know it"
     assert ledger.begin(0, 4, "the last one", "node") is not None
     assert ledger.begin(0, 4, "another one", "node").follows_death, "who came later did die"
 
