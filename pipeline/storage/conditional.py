@@ -1,12 +1,13 @@
-"""A PUT to an S3 store that fails if the object is there (`If-None-Match: *`), by obstore: pyarrow cannot send that.
+"""What obstore asks of an S3 store and pyarrow cannot: a PUT that fails if the object is there, a GET without a HEAD.
 
-Stores that refuse it, or whose credentials obstore does not find (it reads no profile files), get a plain PUT. Then the
-question to the ledger right before it decides alone which of two attempts writes.
+Stores that refuse the header `If-None-Match: *`, or whose credentials obstore does not find (it reads no profile
+files), get a plain PUT. Then the question to the ledger right before it decides alone which of two attempts writes.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 import re
 from datetime import timedelta
 from functools import lru_cache
@@ -18,11 +19,13 @@ from obstore.exceptions import AlreadyExistsError, BaseError, GenericError
 from obstore.store import S3Store
 
 from pipeline.logs import Event
-from pipeline.storage.location import Location
 
 if TYPE_CHECKING:
     from obstore.store import ClientConfig, RetryConfig, S3Config
 
+    from pipeline.storage.location import Location
+
+SMALL = 1 << 18  # bytes
 _REFUSED = re.compile(r"NotImplemented|status code: (501|4(?!08|29)\d\d)\b")
 # As pyarrow's client does; `Location.retrying` covers longer failures.
 _RETRIES: RetryConfig = {
@@ -32,6 +35,27 @@ _RETRIES: RetryConfig = {
 }
 _without: set[str] = set()  # buckets that get plain PUTs from this process, which said so once
 _log = logging.getLogger(__name__)
+# Without one of these, pyarrow may find credentials where obstore does not look, and obstore would look for long.
+_CREDENTIALS = {"AWS_ACCESS_KEY_ID", "AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI"}
+_unread: set[str] = set()  # buckets of which a read failed, and which this process therefore reads by pyarrow
+
+
+def read_small(location: Location) -> bytes | None:
+    """Return an object of at most SMALL bytes by one request, for half of what the two of pyarrow take.
+
+    Return None for a larger one, for other stores, and after any failure: pyarrow then tries again, or says what it is.
+    """
+    bucket, _, key = location.path.partition("/")
+    address = urlsplit(location.name)
+    if address.scheme != "s3" or bucket in _unread or not _CREDENTIALS & os.environ.keys():
+        return None
+    try:
+        found = obstore.get(_store(bucket, address.query, _region(location), 1), key, options={"range": (0, SMALL)})
+        return bytes(found.bytes()) if found.meta["size"] <= SMALL else None
+    except (BaseError, OSError, ValueError) as error:
+        if not isinstance(error, FileNotFoundError):
+            _unread.add(bucket)
+        return None
 
 
 def create_object(location: Location, content: bytes) -> bool | None:
@@ -43,10 +67,9 @@ def create_object(location: Location, content: bytes) -> bool | None:
     address = urlsplit(location.name)
     if address.scheme != "s3" or bucket in _without:
         return None
-    region = getattr(location.filesystem, "region", None) or "us-east-1"
     minutes = 1 + len(content) // 1_500_000  # at 25 KB/s
     try:
-        store = _store(bucket, address.query, region, minutes)
+        store = _store(bucket, address.query, _region(location), minutes)
         obstore.put(store, key, content, mode="create", use_multipart=False)
     except (BaseError, ValueError) as error:  # ValueError: a key that obstore does not take, such as a//b
         first_line = (str(error).splitlines() or [""])[0]
@@ -62,6 +85,10 @@ def create_object(location: Location, content: bytes) -> bool | None:
         _log.warning(Event("no conditional writes", bucket=bucket, failure=first_line))
         return None
     return True
+
+
+def _region(location: Location) -> str:
+    return getattr(location.filesystem, "region", None) or "us-east-1"
 
 
 @lru_cache
