@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+from collections import Counter
 from datetime import timedelta
 from functools import lru_cache
 from typing import TYPE_CHECKING
@@ -29,7 +30,6 @@ SMALL = 1 << 18  # bytes
 _REFUSED = re.compile(r"NotImplemented|status code: (501|4(?!08|29)\d\d)\b")
 # As pyarrow's client does; `Location.retrying` covers longer failures.
 _RETRIES: RetryConfig = {
-    "max_retries": 15,
     "retry_timeout": timedelta(seconds=10),
     "backoff": {"init_backoff": timedelta(seconds=0.05), "max_backoff": timedelta(seconds=1), "base": 2},
 }
@@ -37,25 +37,31 @@ _without: set[str] = set()  # buckets that get plain PUTs from this process, whi
 _log = logging.getLogger(__name__)
 # Without one of these, pyarrow may find credentials where obstore does not look, and obstore would look for long.
 _CREDENTIALS = {"AWS_ACCESS_KEY_ID", "AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI"}
-_unread: set[str] = set()  # buckets of which a read failed, and which this process therefore reads by pyarrow
+MOST_IN_VAIN = 32
+_in_vain: Counter[str] = Counter()  # by bucket: reads by `read_small` that pyarrow had to repeat
 
 
 def read_small(location: Location) -> bytes | None:
-    """Return an object of at most SMALL bytes by one request, for half of what the two of pyarrow take.
+    """Return an object of at most SMALL bytes by one request, for less than half of what the two of pyarrow take.
 
     Return None for a larger one, for other stores, and after any failure: pyarrow then tries again, or says what it is.
+    A process that has read a bucket in vain a few times leaves it to pyarrow.
     """
     bucket, _, key = location.path.partition("/")
     address = urlsplit(location.name)
-    if address.scheme != "s3" or bucket in _unread or not _CREDENTIALS & os.environ.keys():
+    if address.scheme != "s3" or _in_vain[bucket] >= MOST_IN_VAIN or not _CREDENTIALS & os.environ.keys():
         return None
+    store = _store(bucket, address.query, _region(location), minutes=1, max_retries=0)
     try:
-        found = obstore.get(_store(bucket, address.query, _region(location), 1), key, options={"range": (0, SMALL)})
-        return bytes(found.bytes()) if found.meta["size"] <= SMALL else None
-    except (BaseError, OSError, ValueError) as error:
-        if not isinstance(error, FileNotFoundError):
-            _unread.add(bucket)
+        found = obstore.get(store, key, options={"range": (0, SMALL)})
+        if found.meta["size"] <= SMALL:
+            return bytes(found.bytes())
+    except FileNotFoundError:
         return None
+    except (BaseError, OSError, ValueError):
+        pass  # as for one that is too large
+    _in_vain[bucket] += 1
+    return None
 
 
 def create_object(location: Location, content: bytes) -> bool | None:
@@ -69,7 +75,7 @@ def create_object(location: Location, content: bytes) -> bool | None:
         return None
     minutes = 1 + len(content) // 1_500_000  # at 25 KB/s
     try:
-        store = _store(bucket, address.query, _region(location), minutes)
+        store = _store(bucket, address.query, _region(location), minutes, max_retries=15)
         obstore.put(store, key, content, mode="create", use_multipart=False)
     except (BaseError, ValueError) as error:  # ValueError: a key that obstore does not take, such as a//b
         first_line = (str(error).splitlines() or [""])[0]
@@ -92,7 +98,7 @@ def _region(location: Location) -> str:
 
 
 @lru_cache
-def _store(bucket: str, query_text: str, region: str, minutes: int) -> S3Store:
+def _store(bucket: str, query_text: str, region: str, minutes: int, max_retries: int) -> S3Store:
     """Return a bucket, with what pyarrow was told about it; credentials come from the environment.
 
     A request may take some minutes. A store is kept, with its connections and what it was given as credentials.
@@ -103,4 +109,4 @@ def _store(bucket: str, query_text: str, region: str, minutes: int) -> S3Store:
         config["endpoint"] = endpoint if "://" in endpoint else f"{query.get('scheme', 'https')}://{endpoint}"
     # An endpoint of the environment (AWS_ENDPOINT_URL) may be one of plain HTTP, too.
     options: ClientConfig = {"allow_http": True, "timeout": timedelta(minutes=minutes)}
-    return S3Store(bucket, config=config, client_options=options, retry_config=_RETRIES)
+    return S3Store(bucket, config=config, client_options=options, retry_config={**_RETRIES, "max_retries": max_retries})
