@@ -8,11 +8,12 @@ from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from select import select
 
 from benchmarks.scale.made_run import arguments_of, make_run
 from benchmarks.scale.store import CREDENTIALS, late_store
 
-_LOOK_EVERY_S = 0.1
+_LOOK_EVERY_S = 0.5
 _NUM_LEFT = 8  # units that a resumed run has yet to do
 # The real command, without its actors: it ends when it has the first unit to hand out, as if it had been stopped.
 _RESUME = (
@@ -66,13 +67,13 @@ def _cost_of(command: list[str], expected: int) -> tuple[float, float, float]:
     """
     started, most = time.perf_counter(), 0.0
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, env={**os.environ, **CREDENTIALS})
-    while not (ended := os.wait4(process.pid, os.WNOHANG))[0]:
-        most = max(most, _megabytes(process.pid))
-        time.sleep(_LOOK_EVERY_S)
-    seconds, used = time.perf_counter() - started, ended[2]
-    if (code := os.waitstatus_to_exitcode(ended[1])) != expected:
+    with open(os.pidfd_open(process.pid)) as end:
+        while not select([end], [], [], _LOOK_EVERY_S)[0]:
+            most = max(most, _megabytes(process.pid))
+    seconds, (_, status, used) = time.perf_counter() - started, os.wait4(process.pid, 0)
+    if (code := os.waitstatus_to_exitcode(status)) != expected:
         raise ValueError(f"{' '.join(command)} ended with exit code {code}, not {expected}")
-    return seconds, used.ru_utime + used.ru_stime, most
+    return seconds, used.ru_utime + used.ru_stime, most or used.ru_maxrss / 1024
 
 
 def _megabytes(pid: int) -> float:

@@ -140,8 +140,8 @@ def _problems_of_unit(
         yield f"data/{name}: its columns are not those of a generations table: {generations.schema.names}"
         return
     try:
-        errors = run.errors_schema.empty_table() if errors_bytes is None else table_of(errors_bytes)
-        if not errors.schema.equals(run.errors_schema):
+        errors = generations.slice(0, 0) if errors_bytes is None else table_of(errors_bytes)
+        if errors_bytes is not None and not errors.schema.equals(run.errors_schema):
             raise ValueError(f"its columns are not those of an errors table: {errors.schema.names}")
     except (OSError, pa.ArrowException, ValueError) as error:
         yield f"errors/{name}: damaged ({error})"

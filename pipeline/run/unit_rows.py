@@ -101,6 +101,8 @@ def in_row_order(*tables: pa.Table) -> pa.Table:
 
 def without_rows_of(other: pa.Table, table: pa.Table) -> pa.Table:
     """Return the rows of `table` whose row_id is not in `other`."""
+    if not table.num_rows:
+        return table
     row_ids = set(other["row_id"].to_pylist())
     return pick_rows(table, [i for i, row_id in enumerate(table["row_id"].to_pylist()) if row_id not in row_ids])
 

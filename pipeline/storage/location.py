@@ -13,6 +13,7 @@ import pyarrow as pa
 from pyarrow import fs
 
 from pipeline.storage.retries import RetryPolicy
+from pipeline.storage.small_object import read_small
 
 _Result = TypeVar("_Result")
 
@@ -112,6 +113,8 @@ class Location:
         """Read the whole content of this file. Raises FileNotFoundError, or another OSError."""
 
         def read() -> bytes:
+            if (content := read_small(self)) is not None:
+                return content
             # Of a stream pyarrow asks a store for 256 KiB at a time, of a file for all of it at once.
             with self.filesystem.open_input_file(self.path) as file:
                 return bytes(file.read())

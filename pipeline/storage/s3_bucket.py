@@ -1,4 +1,4 @@
-"""A bucket of S3 by obstore, for what pyarrow's client cannot ask: a PUT on a condition, a listing from a key on.
+"""A bucket of S3 by obstore, for what pyarrow's client cannot ask: a PUT on a condition, a GET without a HEAD.
 
 obstore finds credentials in fewer places than pyarrow (it reads no profile files), so each use has another way.
 """
@@ -12,20 +12,19 @@ from urllib.parse import parse_qs, urlsplit
 
 from obstore.store import S3Store
 
-from pipeline.storage.location import Location
-
 if TYPE_CHECKING:
     from obstore.store import ClientConfig, RetryConfig, S3Config
 
-# As pyarrow's client does; `Location.retrying` covers longer failures.
+    from pipeline.storage.location import Location
+
+MOST_TRIES = 15  # of a request, as pyarrow's client makes; `Location.retrying` covers longer failures
 _RETRIES: RetryConfig = {
-    "max_retries": 15,
     "retry_timeout": timedelta(seconds=10),
     "backoff": {"init_backoff": timedelta(seconds=0.05), "max_backoff": timedelta(seconds=1), "base": 2},
 }
 
 
-def bucket_of(location: Location, minutes: int = 1) -> S3Store | None:
+def bucket_of(location: Location, minutes: int = 1, max_tries: int = MOST_TRIES) -> S3Store | None:
     """Return the bucket of a location, whose requests may take some minutes; None if it is not in S3.
 
     Raises obstore's BaseError, and ValueError.
@@ -34,11 +33,11 @@ def bucket_of(location: Location, minutes: int = 1) -> S3Store | None:
     if address.scheme != "s3":
         return None
     region = getattr(location.filesystem, "region", None) or "us-east-1"
-    return _bucket(location.path.partition("/")[0], address.query, region, minutes)
+    return _bucket(location.path.partition("/")[0], address.query, region, minutes, max_tries)
 
 
 @lru_cache
-def _bucket(bucket: str, query_text: str, region: str, minutes: int) -> S3Store:
+def _bucket(bucket: str, query_text: str, region: str, minutes: int, max_tries: int) -> S3Store:
     """Return a bucket, with what pyarrow was told about it; credentials come from the environment.
 
     A bucket is kept, with its connections and what it was given as credentials.
@@ -49,4 +48,4 @@ def _bucket(bucket: str, query_text: str, region: str, minutes: int) -> S3Store:
         config["endpoint"] = endpoint if "://" in endpoint else f"{query.get('scheme', 'https')}://{endpoint}"
     # An endpoint of the environment (AWS_ENDPOINT_URL) may be one of plain HTTP, too.
     options: ClientConfig = {"allow_http": True, "timeout": timedelta(minutes=minutes)}
-    return S3Store(bucket, config=config, client_options=options, retry_config=_RETRIES)
+    return S3Store(bucket, config=config, client_options=options, retry_config={**_RETRIES, "max_retries": max_tries})

@@ -82,6 +82,19 @@ def test_a_death_with_the_node_counts_against_no_row():
     assert ledger.summary()["num_deaths"] == 2
 
 
+def test_a_group_that_a_leaving_node_had_begun_is_tried_as_it_was_and_the_attempt_there_gets_no_other(ledger):
+    for process in "abc":
+        ledger.begin(0, 9, process, f"node of {process}", call=process, actor=process)
+        ledger.place_failed(
+            process, "", "no device", report="one", unit_id=0, is_broken=True
+        ) if process < "c" else None
+    assert ledger.next_group(0, "c", 0).rows == (0, 1, 2)
+    ledger.drain(["node of c"])
+    ledger.begin(0, 9, "d", "node of d", call="d", actor="d")
+    assert ledger.next_group(0, "c", 1) is None
+    assert ledger.next_group(0, "d", 0).rows == (0, 1, 2)
+
+
 def test_a_call_that_is_repeated_in_the_same_process_is_no_death(ledger):
     for number in range(5):
         assert ledger.begin(0, 4, "a", "node") == Attempt(number, is_careful=False)
@@ -132,6 +145,7 @@ def test_the_units_of_dismissed_processes_count_against_no_row():
         ledger.dismiss()
         assert ledger.num_joined() == 0
     assert ledger.summary()["num_deaths"] == 0
+    assert ledger.begin(0, 4, "process-0", "node") is None, "it was replaced, and does not know it"
     assert ledger.begin(0, 4, "the last one", "node") is not None
     assert ledger.begin(0, 4, "another one", "node").follows_death, "who came later did die"
 

@@ -104,7 +104,9 @@ def test_the_run_ends_when_all_places_have_failed_for_long_with_all_their_causes
     fail(ledger, "a", None, "two")
     fail(ledger, "b", None, "three")
     assert ledger.held(0, "a") is Signal.WAIT
-    clock.now += 60.0
+    clock.now += 30.0
+    fail(ledger, "b", None, "four")
+    clock.now += 30.0
     said = ledger.held(0, "a")
     assert isinstance(said, str)
     assert "for run.places_timeout_s, 60 seconds: a: disk full; b: disk full" in said
@@ -145,10 +147,14 @@ def test_a_device_that_fails_counts_as_a_death_over_its_unit_and_not_over_others
 
 
 def test_a_node_that_is_drained_gives_its_units_back_at_once_and_gets_no_more(clock: Clock) -> None:
-    ledger = ledger_of(clock)
+    ledger = ledger_of(clock, 3)
     ledger.begin(0, 3, "a", "node of a", call="first")
-    ledger.drain(["node of a"])
+    ledger.begin(2, 3, "b", "node of b", call="first")
+    for _ in range(2):
+        ledger.drain(["node of a"])
     assert ledger.hand_out_again(False) == UnitCall(unit(0))
+    assert ledger.hand_out_again(False) is Signal.WAIT, "unit 2 is on another node"
+    assert ledger.summary()["num_handed_back"] == 1
     assert ledger.holds(0, "a"), "it may yet be done in time"
     assert ledger.begin(0, 3, "b", "node of b", call="second") is not None
     assert not ledger.holds(0, "a")
@@ -216,7 +222,7 @@ def test_late_words_of_a_process_that_was_replaced_change_no_place(clock: Clock)
     ledger.begin(0, 3, "a2", "another node", call="first")
     ledger.join("a", "node of a", "actor of a")
     ledger.place_failed("a", "node of a", "cut off", report="late", unit_id=0, actor="actor of a")
-    assert (ledger.num_joined(), ledger.place_failures()) == (2, [])
+    assert (ledger.num_joined(), ledger.place_failures(), ledger.place_failures(ever=True)) == (2, [], [])
     assert ledger.begin(0, 3, "a", "node of a", call="its next one") is None
     assert ledger.begin(0, 3, "b", "node of b", call="left") is None, "a2 is still known to be another actor"
     assert ledger.holds(0, "a2")
@@ -252,6 +258,26 @@ def test_a_place_that_fails_again_after_it_was_well_rests_again(clock: Clock) ->
     assert ledger.place_failures() == []
     fail(ledger, "a", 0, "two")
     assert ledger.held(0, "a") is Signal.WAIT
+
+
+def test_a_node_whose_process_broke_rests_shortly_again_after_it_was_well(clock: Clock) -> None:
+    ledger = ledger_of(clock, 3)
+    for number, process in enumerate(["a", "a2"]):
+        ledger.join(process, "node of a", "actor of a")
+        fail_there = {"report": f"{number}", "is_broken": True, "actor": "actor of a"}
+        ledger.place_failed(process, "node of a", "no device", **fail_there)
+        clock.now += 10.0
+        assert ledger.begin(number, 3, process, "node of a", call=process).is_trial
+        assert ledger.begin(2, 3, process, "node of a", call="another") is Signal.WAIT, "a trial is one unit"
+        ledger.finish(number, process)
+
+
+def test_a_place_that_rests_is_not_free_for_a_backup(clock: Clock) -> None:
+    ledger = ledger_of(clock, 1)
+    ledger.begin(0, 3, "a", "node of a", call="first")
+    fail(ledger, "b", None, "one")
+    clock.now = 5.0
+    assert ledger.hand_out_again(True) is Signal.WAIT
 
 
 def test_a_unit_of_a_node_that_drains_stays_with_the_feed_when_a_resting_place_gets_it(clock: Clock) -> None:
@@ -314,3 +340,11 @@ def test_a_call_whose_unit_was_given_back_after_the_feeds_end_ends_for_a_new_poo
     ledger.begin(0, 3, "c", "node of c", call="of the new pool")
     fail(ledger, "c", 0, "two")
     assert ledger.held(0, "c") is Signal.WAIT, "its feed goes on"
+
+
+def test_a_new_feed_that_hands_out_a_unit_that_was_given_back_hands_it_out_once(clock: Clock) -> None:
+    ledger = ledger_of(clock, 1)
+    ledger.begin(0, 3, "a", "node of a", call="first")
+    fail(ledger, "a", 0, "one")
+    assert ledger.hand_out(unit(0)) is Signal.GO
+    assert ledger.hand_out_again(False) is Signal.WAIT

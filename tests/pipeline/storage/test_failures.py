@@ -19,6 +19,7 @@ from pipeline.run.commit import read_receipt
 from pipeline.run.directory import RunDirectory
 from pipeline.storage.location import Location
 from pipeline.storage.retries import RetryPolicy
+from pipeline.storage.small_object import MOST_IN_VAIN, SMALL, read_small
 from pipeline.storage.whole_file import create_file, replace_file
 from tests.pipeline.flaky_proxy import Failure, FlakyProxy
 from tests.pipeline.made_up import RUN, commit_rows, error, exit_code_of, sound_rows, unit
@@ -26,6 +27,7 @@ from tests.pipeline.stores import s3_uri
 
 ONCE_MORE = RetryPolicy(max_tries=2, first_wait_s=0.01, max_wait_s=0.01)
 ONE_CLIENT_GIVES_UP = 31  # requests that pyarrow's own client makes of one operation before it reports a failure
+ONE_READ_GIVES_UP = 1 + ONE_CLIENT_GIVES_UP  # the first by obstore
 
 
 def _behind(proxy: FlakyProxy, s3_folder: str) -> Location:
@@ -43,12 +45,28 @@ def _commit(run_directory: RunDirectory) -> None:
     commit_rows(run_directory, unit(), sound_rows(unit(), [0, 2]), [error(unit(), 1)])
 
 
-def test_a_large_file_is_read_by_one_request_behind_the_one_for_its_size(run_directory, proxy):
-    file = run_directory.location.child("large")
-    replace_file(file, bytes(2_000_000), file)
+def _requests_to_read(file: Location, proxy: FlakyProxy) -> str:
     proxy.requests.clear()
-    assert file.read_bytes() == bytes(2_000_000)
-    assert [request.split()[0] for request in proxy.requests] == ["HEAD", "GET"]
+    file.read_bytes()
+    return " ".join(request.split()[0] for request in proxy.requests)
+
+
+def test_a_small_file_is_read_by_one_request_and_no_more_are_tried_where_files_are_large(run_directory, proxy):
+    small, large = map(run_directory.location.child, ("small", "large"))
+    replace_file(small, bytes(SMALL), small)
+    replace_file(large, bytes(SMALL + 1), large)
+    assert len(large.read_bytes()) == SMALL + 1
+    for _ in range(MOST_IN_VAIN - 1):
+        assert _requests_to_read(small, proxy) == "GET"
+        assert _requests_to_read(large, proxy) == "GET HEAD GET"
+    assert {_requests_to_read(small, proxy), _requests_to_read(large, proxy)} == {"HEAD GET"}
+
+
+def test_obstore_reads_nothing_where_it_may_not_find_the_credentials(run_directory, monkeypatch):
+    file = run_directory.location.child("run.json")
+    assert read_small(file) == file.read_bytes()
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    assert read_small(file) is None
 
 
 @pytest.mark.parametrize(
@@ -163,7 +181,7 @@ def test_a_run_on_a_full_disk_goes_on_when_space_is_made(full_disk):
 @pytest.mark.parametrize(("how", "text"), [(403, "ACCESS_DENIED"), (429, "failed 2 times")])
 def test_a_part_that_the_store_does_not_return_is_not_called_damaged(run_directory, proxy, how, text, folder):
     _commit(run_directory)
-    proxy.failures.append(Failure(f"GET .*/{folder}/part", how, 1000 if how == 403 else 2 * ONE_CLIENT_GIVES_UP))
+    proxy.failures.append(Failure(f"GET .*/{folder}/part", how, 1000 if how == 403 else 2 * ONE_READ_GIVES_UP))
     with pytest.raises(OSError, match=text):
         check_run(run_directory)
     proxy.failures.clear()
