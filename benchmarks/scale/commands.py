@@ -52,6 +52,8 @@ def measure_commands(folder: Path, num_units: int, rows_per_unit: int, delays_ms
                 ("verify", 0, ["-m", "jobs.verify", place]),
                 ("resume", 3, ["-c", _RESUME, *arguments_of(folder, place, rows_per_unit)]),
             ):
+                if name == "report --html" and delay_ms is not None:
+                    continue  # it asks a store for what the report and the check ask
                 for part in missing if name == "resume" else ():
                     part.unlink()
                 load = os.getloadavg()[0]

@@ -130,8 +130,15 @@ def execute(
                 for receipt in _receipts(feed, units.num_units, given, pool, run.no_progress_timeout_s):
                     progress.add(receipt.counts)
                     yield receipt
-            except UnitError:
-                ledger.stop.remote()  # the units that are queued behind the one that failed must not begin
+            except (UnitError, *_LOST_FOR_GOOD) as error:
+                with suppress(ray.exceptions.GetTimeoutError, ray.exceptions.ActorUnavailableError):
+                    try:  # the units that are queued behind the one that failed must not begin
+                        ray.get(ledger.stop.remote(), timeout=_TELL_WITHIN_S)
+                    except ray.exceptions.ActorDiedError:
+                        said = (
+                            "this run's ledger, a process beside the driver, has died; was its node's memory too small?"
+                        )
+                        raise ConnectionError(said) from error
                 raise
         with suppress(ValueError, OSError):  # the texts are there, whatever became of a draft
             hand_out_drafts(DraftVersions(output), settings, ledger)  # since the last look

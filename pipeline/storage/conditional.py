@@ -29,7 +29,9 @@ def create_object(location: Location, content: bytes) -> bool | None:
     if bucket in _without:
         return None
     try:
-        store = bucket_of(location, minutes=1 + len(content) // 1_500_000)  # at 25 KB/s
+        store = bucket_of(
+            location.name, location.path, location.filesystem, minutes=1 + len(content) // 1_500_000
+        )  # at 25 KB/s
         if store is None:
             return None
         obstore.put(store, key, content, mode="create", use_multipart=False)

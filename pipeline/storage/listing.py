@@ -23,7 +23,11 @@ def list_files(folder: Location, borders: Sequence[str]) -> list[fs.FileInfo]:
     `borders` are rising. Raises OSError.
     """
     try:
-        if borders and _PLAIN.fullmatch(folder.path) and (bucket := bucket_of(folder)) is not None:
+        if (
+            borders
+            and _PLAIN.fullmatch(folder.path)
+            and (bucket := bucket_of(folder.name, folder.path, folder.filesystem)) is not None
+        ):
             prefix = folder.path.partition("/")[2].rstrip("/") + "/"
             names = ["", *borders, "\U0010ffff"]
             with ThreadPoolExecutor(len(names) - 1) as threads:

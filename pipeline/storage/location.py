@@ -113,7 +113,7 @@ class Location:
         """Read the whole content of this file. Raises FileNotFoundError, or another OSError."""
 
         def read() -> bytes:
-            if (content := read_small(self)) is not None:
+            if (content := read_small(self.name, self.path, self.filesystem)) is not None:
                 return content
             # Of a stream pyarrow asks a store for 256 KiB at a time, of a file for all of it at once.
             with self.filesystem.open_input_file(self.path) as file:

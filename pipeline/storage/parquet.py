@@ -30,7 +30,7 @@ def read_columns(location: Location, columns: Sequence[str]) -> pa.Table:
     """Read these columns of a Parquet file, and no others. Raises OSError, and ValueError, naming it, for damage."""
 
     def read() -> pa.Table:
-        if (content := read_small(location)) is not None:
+        if (content := read_small(location.name, location.path, location.filesystem)) is not None:
             return table_of(content, columns)
         with location.filesystem.open_input_file(location.path) as file:
             if file.size() <= SMALL:  # a store answers one request for all of it sooner than two for its ends

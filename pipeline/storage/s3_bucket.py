@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING
 from urllib.parse import parse_qs, urlsplit
 
 from obstore.store import S3Store
+from pyarrow import fs
 
 if TYPE_CHECKING:
     from obstore.store import ClientConfig, RetryConfig, S3Config
-
-    from pipeline.storage.location import Location
 
 MOST_TRIES = 15  # of a request, as pyarrow's client makes; `Location.retrying` covers longer failures
 _RETRIES: RetryConfig = {
@@ -24,16 +23,18 @@ _RETRIES: RetryConfig = {
 }
 
 
-def bucket_of(location: Location, minutes: int = 1, max_tries: int = MOST_TRIES) -> S3Store | None:
+def bucket_of(
+    name: str, path: str, filesystem: fs.FileSystem, minutes: int = 1, max_tries: int = MOST_TRIES
+) -> S3Store | None:
     """Return the bucket of a location, whose requests may take some minutes; None if it is not in S3.
 
     Raises obstore's BaseError, and ValueError.
     """
-    address = urlsplit(location.name)
+    address = urlsplit(name)
     if address.scheme != "s3":
         return None
-    region = getattr(location.filesystem, "region", None) or "us-east-1"
-    return _bucket(location.path.partition("/")[0], address.query, region, minutes, max_tries)
+    region = getattr(filesystem, "region", None) or "us-east-1"
+    return _bucket(path.partition("/")[0], address.query, region, minutes, max_tries)
 
 
 @lru_cache

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from typing import TYPE_CHECKING
 
 import obstore
 from obstore.exceptions import BaseError
+from pyarrow import fs
 
 from pipeline.storage.s3_bucket import bucket_of
-
-if TYPE_CHECKING:
-    from pipeline.storage.location import Location
 
 SMALL = 1 << 18  # bytes
 # Without one of these, pyarrow may find credentials where obstore does not look, and obstore would look for long.
@@ -21,17 +18,17 @@ MOST_IN_VAIN = 32
 _in_vain: Counter[str] = Counter()  # by bucket: reads that pyarrow had to repeat
 
 
-def read_small(location: Location) -> bytes | None:
+def read_small(name: str, path: str, filesystem: fs.FileSystem) -> bytes | None:
     """Return an object of at most SMALL bytes by one request, for less than half of what the two of pyarrow take.
 
     Return None for a larger one, for other stores, and after any failure: pyarrow then tries again, or says what it is.
     A process that has read a bucket in vain a few times leaves it to pyarrow.
     """
-    name, _, key = location.path.partition("/")
-    if _in_vain[name] >= MOST_IN_VAIN or not _CREDENTIALS & os.environ.keys():
+    bucket_name, _, key = path.partition("/")
+    if _in_vain[bucket_name] >= MOST_IN_VAIN or not _CREDENTIALS & os.environ.keys():
         return None
     try:
-        if (bucket := bucket_of(location, max_tries=0)) is None:
+        if (bucket := bucket_of(name, path, filesystem, max_tries=0)) is None:
             return None
         found = obstore.get(bucket, key, options={"range": (0, SMALL)})
         if found.meta["size"] <= SMALL:
@@ -40,5 +37,5 @@ def read_small(location: Location) -> bytes | None:
         return None
     except (BaseError, OSError, ValueError):
         pass  # as for one that is too large
-    _in_vain[name] += 1
+    _in_vain[bucket_name] += 1
     return None

@@ -38,7 +38,9 @@ class RayCluster:
 
     def add_node(self, num_cpus: int = 2, **node: Any) -> str:
         """Add a node and return its id once it is alive. More logical CPUs than the machine has do no harm."""
-        node = {"num_cpus": num_cpus, "object_store_memory": _OBJECT_STORE_BYTES, **node}
+        # With one folder for all nodes each would unpack a job's copy anew, over the copy in which the job runs.
+        own = {"temp_dir": tempfile.mkdtemp(prefix="", dir=self.folder)}
+        node = {"num_cpus": num_cpus, "object_store_memory": _OBJECT_STORE_BYTES, **own, **node}
         answer = self._ask({"add": node})
         self.workers[answer["node_id"]] = answer["raylet_pid"]
         return str(answer["node_id"])

@@ -4,6 +4,7 @@ import os
 import signal
 from typing import Any
 
+import psutil
 import pytest
 
 from pipeline.run.check import check_run
@@ -18,7 +19,7 @@ from tests.faults.runs import (
     read_tokens,
     undisturbed,
 )
-from tests.faults.strikes import kill_random_workers, wait_for_work
+from tests.faults.strikes import kill, kill_random_workers, wait_for_work
 from tests.jobs.runs import prompts, wait_until, write_jsonl
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(900)]
@@ -118,3 +119,17 @@ def test_a_frozen_process_is_not_waited_for_as_idle_actors_take_copies_of_its_un
 
 def _entries_of(pids: set[int], run: FaultRun) -> list[Entry]:
     return [entry for entry in run.diary.entries() if entry.pid in pids]
+
+
+def test_a_run_whose_ledger_is_killed_ends_and_goes_on_by_the_same_command(cluster, new_run, say):
+    run = new_run()
+    driver = run.start(pause_s=1.0)
+    run.wait_for_commits(3, driver)
+    of_cluster = psutil.Process(cluster._server.pid).children(recursive=True)
+    (ledger,) = [each.pid for each in of_cluster if each.cmdline()[:1] == ["ray::RunLedger"]]
+    kill(ledger)
+    driver.wait(1)
+    assert "error: this run's ledger, a process beside the driver, has died" in driver.said()
+    assert "run the same command again" in driver.said()
+    run.start().wait(0)
+    say(run.prove_nothing_lost(NUM_ACTORS * UNITS_IN_FLIGHT))

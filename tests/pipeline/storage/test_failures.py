@@ -64,9 +64,9 @@ def test_a_small_file_is_read_by_one_request_and_no_more_are_tried_where_files_a
 
 def test_obstore_reads_nothing_where_it_may_not_find_the_credentials(run_directory, monkeypatch):
     file = run_directory.location.child("run.json")
-    assert read_small(file) == file.read_bytes()
+    assert read_small(file.name, file.path, file.filesystem) == file.read_bytes()
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
-    assert read_small(file) is None
+    assert read_small(file.name, file.path, file.filesystem) is None
 
 
 @pytest.mark.parametrize(
