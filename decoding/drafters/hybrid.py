@@ -76,7 +76,8 @@ class HybridDrafter(Drafter):
         return self._lookup.lookup_survival(rows)
 
     def ask(self, rows: Rows) -> None:
-        self._model.ask(self._for_model(rows))
+        if self.is_remote:  # else there is nothing to send, and to say so takes a hundredth of a round
+            self._model.ask(self._for_model(rows))
 
     def propose(self, rows: Rows) -> Draft:
         """Draft each row from its own source. Under rejection a looked-up token counts as a point mass."""

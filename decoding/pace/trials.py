@@ -22,19 +22,19 @@ from itertools import islice
 from statistics import median
 
 _FIRST = 16  # rounds before the first trial, at least
-_FIRST_ROW_ROUNDS = 128  # and rounds of a row, so that acceptance is known by then
+_FIRST_ROW_ROUNDS, _SOONER = 128, 32  # and rounds of a row, so that acceptance is known; fewer if drafts look slow
 _LENGTH = 12  # rounds of a trial that count, at least
 _ROW_ROUNDS = 24  # and rounds of a row: how many tokens a row accepts differs much from round to round
 _SLOW_LENGTH = 4  # and fewer, but these, where the way that is tried is clearly slower
 _SLOW, _FAST = 0.75, 1.33  # times the settled way's speed: less is clearly slower, more is clearly faster
 _SETTLED = 2  # times the rounds of a trial: as many of the settled way before it, and behind it, are compared with it
 _SKIPPED = 2  # rounds after a change: a drafter reads what it missed, once
-_INTERVAL = 96  # rounds between trials, after a change
+_INTERVAL, _LONG_INTERVAL = 96, 384  # rounds between trials after a change, and after one to a clearly faster way
 _LONGEST = 4096  # and at most, where nothing changes and little is lost
-_MAX_LOSS = 1 / 64  # of the time until the next trial, lost in a trial of the slower way
+_MAX_LOSS = 1 / 128  # of the time until the next trial, lost in a trial of the slower way
 _LATEST = 65536  # rounds until the next trial, however much the last one lost: the machine may have stood still
 _GAIN = 1.05  # times the speed of rest: a drafter that wakes must be this much faster, as other work blurs every time
-_MAX_FEATURES = 0.2  # of the time of a round without drafts: what features cost at most
+_MAX_FEATURES = 0.35  # of the time of a round without drafts: what features cost at most, in small models
 _CLEARLY = 1.5  # times plain decoding as the cost table has it: a drafter that is this fast needs no trial
 _MAX_EXCESS = 3.0  # times the median time of a round: more than that is other work on the machine
 
@@ -98,7 +98,8 @@ class Trials:
     def _settled(self, done: Round) -> None:
         self._lately.append(done)
         self._num_before_trial -= 1
-        if self._num_before_trial > 0 or self._num_row_rounds < _FIRST_ROW_ROUNDS:
+        looks_slow = not self.is_resting and self._num_row_rounds >= _SOONER and _speed(self._lately) < 1
+        if self._num_before_trial > 0 or (self._num_row_rounds < _FIRST_ROW_ROUNDS and not looks_slow):
             return
         if not self.is_resting and _speed(self._lately) > self._clearly:
             self._wait(self._longer_interval)
@@ -138,9 +139,9 @@ class Trials:
         self._behind = None
         self._lately.clear()
         needed = _GAIN if self.is_resting else 1.0
-        if _speed(counted) > needed * _speed(settled):
+        if (ratio := _speed(counted) / _speed(settled)) > needed:
             self.is_resting = not self.is_resting
-            self._wait(_INTERVAL)
+            self._wait(_LONG_INTERVAL if ratio > _FAST else _INTERVAL)
             return
         # Tokens that the settled way would have written beyond the trial's in its time, and the rounds they take.
         tried = self._tried_before + self._tried

@@ -6,8 +6,7 @@ data/part-*.parquet        the generations of one unit each; the existence of a 
 errors/part-*.parquet      the unit's failed rows, if any; written before the part in data/, amended after it
 tools/unit-*/*.json        results of tools that a program has called, until its unit is committed
 drafts/*.json              the draft that a trial took (choice.json); those that were offered later, and their fate
-report.json  _SUCCESS      written at the end, and
-report.html                a page about the run, which may be written at any time
+report.json  _SUCCESS      written at the end, and report.html at any time
 _LEASE                     names the driver that works on the run, while one does
 quarantine/                damaged and foreign files, each with its reason beside it (dray verify --repair)
 _tmp/                      unfinished files (local disks only)
@@ -33,7 +32,7 @@ from pipeline.inputs.carried import types_from_dict
 from pipeline.inputs.units import WorkUnit
 from pipeline.run.manifest import ManifestSummary, manifest_parts, read_manifest, write_manifest
 from pipeline.schema import OPTIONAL_COLUMNS, TEXT, ColumnSet, errors_schema, generations_schema
-from pipeline.storage.listing import list_files
+from pipeline.storage.listing import list_parts
 from pipeline.storage.location import Location
 from pipeline.storage.whole_file import create_file, replace_file, to_json
 
@@ -43,7 +42,6 @@ _MANIFEST_PART_NAME = re.compile(r"part-[0-9a-f]{16}-\d{5,}\.parquet")
 _CREATION_SCRATCH_NAME = re.compile(rf"_tmp/({_CREATING}|run\.json|{_MANIFEST_PART_NAME.pattern})\.")
 _SHORTEST_PARQUET = 12  # bytes: the magic twice and a length
 _PART_NAME = re.compile(r"part-(\d{9,})\.parquet")
-_FEWEST_LISTED, _MOST_LISTINGS = 10_000, 16  # units of a listing of its own, and such listings at once
 
 
 @dataclass(frozen=True)
@@ -196,10 +194,7 @@ class RunDirectory:
 
     def _files(self, folder: str) -> Iterator[tuple[int, fs.FileInfo]]:
         """Yield the id of each unit that has a file in this folder, with the file, from one listing."""
-        num_units = self.manifest.num_units
-        step = max(_FEWEST_LISTED, -(-num_units // _MOST_LISTINGS))
-        borders = [f"part-{unit_id:09d}" for unit_id in range(step, num_units, step)]
-        for info in list_files(self.location.child(folder), borders):
+        for info in list_parts(self.location.child(folder), self.manifest.num_units):
             if name := _PART_NAME.fullmatch(info.base_name):
                 yield int(name[1]), info
 

@@ -11,10 +11,17 @@ from obstore.store import S3Store
 from pyarrow import fs
 
 from pipeline.storage.location import Location
-from pipeline.storage.s3_bucket import bucket_of
+from pipeline.storage.s3_bucket import bucket_of, has_credentials
 
 _PAGE = 1000
+_FEWEST, _MOST_AT_ONCE = 10_000, 16  # units of a listing of its own, and such listings at once
 _PLAIN = re.compile(r"[\w.=/-]*", re.ASCII)  # of other names obstore and pyarrow may mean different objects
+
+
+def list_parts(folder: Location, num_units: int) -> list[fs.FileInfo]:
+    """List the files of a run's folder in which each unit may have a part, in no order. Raises OSError."""
+    step = max(_FEWEST, -(-num_units // _MOST_AT_ONCE))
+    return list_files(folder, [f"part-{unit_id:09d}" for unit_id in range(step, num_units, step)])
 
 
 def list_files(folder: Location, borders: Sequence[str]) -> list[fs.FileInfo]:
@@ -23,11 +30,9 @@ def list_files(folder: Location, borders: Sequence[str]) -> list[fs.FileInfo]:
     `borders` are rising. Raises OSError.
     """
     try:
-        if (
-            borders
-            and _PLAIN.fullmatch(folder.path)
-            and (bucket := bucket_of(folder.name, folder.path, folder.filesystem)) is not None
-        ):
+        is_plain = borders and has_credentials() and _PLAIN.fullmatch(folder.path)
+        bucket = bucket_of(folder.name, folder.path, folder.filesystem) if is_plain else None
+        if bucket is not None:
             prefix = folder.path.partition("/")[2].rstrip("/") + "/"
             names = ["", *borders, "\U0010ffff"]
             with ThreadPoolExecutor(len(names) - 1) as threads:

@@ -5,6 +5,7 @@ obstore finds credentials in fewer places than pyarrow (it reads no profile file
 
 from __future__ import annotations
 
+import os
 from datetime import timedelta
 from functools import lru_cache
 from typing import TYPE_CHECKING
@@ -17,10 +18,16 @@ if TYPE_CHECKING:
     from obstore.store import ClientConfig, RetryConfig, S3Config
 
 MOST_TRIES = 15  # of a request, as pyarrow's client makes; `Location.retrying` covers longer failures
+_CREDENTIALS = {"AWS_ACCESS_KEY_ID", "AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI"}
 _RETRIES: RetryConfig = {
     "retry_timeout": timedelta(seconds=10),
     "backoff": {"init_backoff": timedelta(seconds=0.05), "max_backoff": timedelta(seconds=1), "base": 2},
 }
+
+
+def has_credentials() -> bool:
+    """Return whether the environment has credentials: elsewhere pyarrow may find some, and obstore would look long."""
+    return bool(_CREDENTIALS & os.environ.keys())
 
 
 def bucket_of(

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 
 import obstore
 from obstore.exceptions import BaseError
 from pyarrow import fs
 
-from pipeline.storage.s3_bucket import bucket_of
+from pipeline.storage.s3_bucket import bucket_of, has_credentials
 
 SMALL = 1 << 18  # bytes
-# Without one of these, pyarrow may find credentials where obstore does not look, and obstore would look for long.
-_CREDENTIALS = {"AWS_ACCESS_KEY_ID", "AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI"}
 MOST_IN_VAIN = 32
 _in_vain: Counter[str] = Counter()  # by bucket: reads that pyarrow had to repeat
 
@@ -25,7 +22,7 @@ def read_small(name: str, path: str, filesystem: fs.FileSystem) -> bytes | None:
     A process that has read a bucket in vain a few times leaves it to pyarrow.
     """
     bucket_name, _, key = path.partition("/")
-    if _in_vain[bucket_name] >= MOST_IN_VAIN or not _CREDENTIALS & os.environ.keys():
+    if _in_vain[bucket_name] >= MOST_IN_VAIN or not has_credentials():
         return None
     try:
         if (bucket := bucket_of(name, path, filesystem, max_tries=0)) is None:

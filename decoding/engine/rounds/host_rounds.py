@@ -35,7 +35,7 @@ class _HostRound(Started):
     asked: Rows  # as the drafter got them
     forced: Seq[list[int]]  # drafted tokens of each row that a grammar forced; empty if no row has any
     may_force: bool
-    waited_seconds: float  # for a draft from another process, which is no work of the round
+    other_seconds: float  # for a draft from another process, or for features that a rest keeps: no work of the round
 
     def learn(
         self, rows: Seq[Sequence], num_drafted: Seq[int], num_accepted: Seq[int], stop: Callable[[], float]
@@ -45,7 +45,7 @@ class _HostRound(Started):
             if self.forced:  # it learns of its own tokens alone
                 own = [0 if forced else n for forced, n in zip(self.forced, num_drafted, strict=True)]
             self.drafter.observe(self.asked, own, num_accepted)
-        seconds, num_tokens = stop() - self.waited_seconds, len(rows) + sum(num_accepted)
+        seconds, num_tokens = stop() - self.other_seconds, len(rows) + sum(num_accepted)
         if self.may_force:
             self.schedule.observe_foresight(len(rows), num_tokens, seconds)
         if self.drafter is None:
@@ -89,7 +89,7 @@ class HostRounds(Starter):
         (planned, plan, asked, forced), self._planned = self._planned, None
         began = time.perf_counter()
         draft = self._draft(asked)
-        waited_seconds = (time.perf_counter() - began) * self._drafter.is_remote
+        other_seconds = (time.perf_counter() - began) * (self._drafter.is_remote or self._num_rested > 0)
         if forced:
             draft, forced = with_forced(draft, forced)
             plan = plan.replaced([len(tokens) for tokens in forced])
@@ -98,7 +98,7 @@ class HostRounds(Starter):
             schedule.never_rest()
         drafter = None if self._num_rested else self._drafter
         is_forcing = self._forces(planned)
-        return _HostRound(rows, plan, pending, schedule, drafter, asked, forced, is_forcing, waited_seconds)
+        return _HostRound(rows, plan, pending, schedule, drafter, asked, forced, is_forcing, other_seconds)
 
     def drop(self) -> None:
         self._running, self._sampling, self._planned = (), None, None

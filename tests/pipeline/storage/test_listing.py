@@ -39,7 +39,7 @@ def test_pyarrow_lists_what_obstore_cannot(s3_folder, monkeypatch):
 
 
 def test_a_run_of_many_units_finds_its_parts_in_several_ranges(s3_folder, monkeypatch):
-    monkeypatch.setattr("pipeline.run.directory._FEWEST_LISTED", 2)
+    monkeypatch.setattr("pipeline.storage.listing._FEWEST", 2)
     run = RunDirectory.create(s3_folder, RUN, [unit(unit_id) for unit_id in range(7)])
     for unit_id in (0, 1, 2, 4, 6):
         put(run.part_path(unit_id), b"x")
