@@ -95,7 +95,7 @@ class _Store:
         """Return a page of the listing of a folder, which is read when its first page is asked for."""
         prefix, after = query.get("prefix", ""), query.get("start-after", "")
         folder, begin = self._folder / prefix, int(query.get("continuation-token", 0))
-        if prefix not in self._listings or (begin == 0 and not after):
+        if begin == 0:
             found = os.scandir(folder) if folder.is_dir() else ()
             self._listings[prefix] = sorted(found, key=lambda entry: entry.name)
         if begin == 0 and after:

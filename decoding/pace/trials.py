@@ -67,7 +67,13 @@ class Trials:
         self._num_row_rounds = 0
 
     def forget_rounds(self) -> None:
-        """Forget how fast rounds were lately, since something else has changed them; the next trial comes later."""
+        """Forget how fast rounds were lately, since something else has changed them; the next trial comes later.
+
+        A trial that is under way, or is not decided, ends without a change.
+        """
+        if self.is_trial:
+            self.is_trial = self.keeps_features = False
+            self.is_resting = not self.is_resting
         self._lately.clear()
         self._behind = None
         self._num_before_trial = max(self._num_before_trial, _FIRST)

@@ -30,7 +30,7 @@ from pipeline.streaming.calls import PlaceFailedError, UnitError
 
 _SAVE_EVERY_S = 1.0  # the counts, while units are done
 _LOOK_EVERY_S = 5.0  # whether the lease is lost
-_MAX_TRIES = 5  # of a unit that fails though no process died, and no replica's disk or device
+_MAX_TRIES = 5  # of a unit that fails though no process died, and no replica's storage or device
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 1.0, 60.0  # between them; each wait is twice the one before
 _OTHER_MODEL_S = 1.0  # to wait for a replica of the batch's model while an update is rolled out
 _log = logging.getLogger(__name__)

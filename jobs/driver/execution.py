@@ -131,7 +131,9 @@ def execute(
                     progress.add(receipt.counts)
                     yield receipt
             except (UnitError, *_LOST_FOR_GOOD) as error:
-                with suppress(ray.exceptions.GetTimeoutError, ray.exceptions.ActorUnavailableError):
+                with suppress(
+                    ray.exceptions.GetTimeoutError, ray.exceptions.ActorUnavailableError, ray.exceptions.RaySystemError
+                ):
                     try:  # the units that are queued behind the one that failed must not begin
                         ray.get(ledger.stop.remote(), timeout=_TELL_WITHIN_S)
                     except ray.exceptions.ActorDiedError:

@@ -29,10 +29,8 @@ def create_object(location: Location, content: bytes) -> bool | None:
     if bucket in _without:
         return None
     try:
-        store = bucket_of(
-            location.name, location.path, location.filesystem, minutes=1 + len(content) // 1_500_000
-        )  # at 25 KB/s
-        if store is None:
+        minutes = 1 + len(content) // 1_500_000  # at 25 KB/s
+        if (store := bucket_of(location.name, location.path, location.filesystem, minutes)) is None:
             return None
         obstore.put(store, key, content, mode="create", use_multipart=False)
     except (BaseError, ValueError) as error:  # ValueError: a key that obstore does not take, such as a//b

@@ -38,7 +38,7 @@ def list_files(folder: Location, borders: Sequence[str]) -> list[fs.FileInfo]:
             with ThreadPoolExecutor(len(names) - 1) as threads:
                 found = threads.map(lambda both: _between(bucket, folder, prefix, *both), pairwise(names))
                 return [info for each in found for info in each]
-    except (BaseError, ValueError):  # pyarrow, which knows more credentials, says what fails, if it fails there, too
+    except (BaseError, OSError, ValueError):  # pyarrow says what fails, if it fails there, too
         pass
     return [info for info in folder.list() if info.is_file]
 
@@ -46,13 +46,17 @@ def list_files(folder: Location, borders: Sequence[str]) -> list[fs.FileInfo]:
 def _between(bucket: S3Store, folder: Location, prefix: str, after: str, last: str) -> list[fs.FileInfo]:
     """List the files whose names come behind `after`, up to `last`."""
     found: list[fs.FileInfo] = []
+    newest = after
     for page in obstore.list(bucket, prefix, offset=prefix + after if after else None, chunk_size=_PAGE):
         for each in page:
             name = each["path"].removeprefix(prefix)
             if name == each["path"] or "/" in name:  # the mark of the folder itself, or of a folder below
                 continue
+            if name <= newest:
+                raise ValueError(f"{name} is listed behind {newest}: this store has an order of its own")
             if name > last:
                 return found
+            newest = name
             path = f"{folder.path.rstrip('/')}/{name}"
             found.append(fs.FileInfo(path, fs.FileType.File, mtime=each["last_modified"], size=each["size"]))
     return found

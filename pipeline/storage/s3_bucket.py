@@ -38,6 +38,10 @@ def bucket_of(
     Raises obstore's BaseError, and ValueError.
     """
     address = urlsplit(name)
+    # What obstore obeys, and pyarrow does not.
+    other = "AWS_ENDPOINT_URL_S3" if "endpoint_override" in address.query else "AWS_ENDPOINT"
+    if other in os.environ:
+        return None
     if address.scheme != "s3":
         return None
     region = getattr(filesystem, "region", None) or "us-east-1"

@@ -69,7 +69,7 @@ def test_heads_that_were_to_be_timed_and_have_no_speeds_are_noticed(monkeypatch,
     (tmp_path / "heads.json").write_text(json.dumps(emptied))
     monkeypatch.setattr(figures, "HEADS", tmp_path / "heads.json")
     assert figures.main([]) == 1
-    assert "these heads were timed: ['DFlash 2 head', 'EAGLE-3 head'" in capsys.readouterr().err
+    assert "no head is left untimed: ['DFlash 2 head', 'EAGLE-3 head'" in capsys.readouterr().err
 
 
 def test_readme_has_the_lengths_of_other_heads_beside_those_of_the_demo():

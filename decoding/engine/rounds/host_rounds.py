@@ -89,7 +89,7 @@ class HostRounds(Starter):
         (planned, plan, asked, forced), self._planned = self._planned, None
         began = time.perf_counter()
         draft = self._draft(asked)
-        other_seconds = (time.perf_counter() - began) * (self._drafter.is_remote or self._num_rested > 0)
+        other_seconds = (time.perf_counter() - began) * (self._drafter.is_remote or schedule.keeps_features)
         if forced:
             draft, forced = with_forced(draft, forced)
             plan = plan.replaced([len(tokens) for tokens in forced])

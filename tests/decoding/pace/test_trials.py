@@ -41,6 +41,19 @@ def test_a_drafter_that_becomes_slower_is_found_out():
     assert sum(rested[-2000:]) > 0.95 * 2000
 
 
+@pytest.mark.parametrize("num_rounds", [20, 35], ids=["in a trial", "behind one"])
+def test_a_trial_that_something_else_disturbs_changes_nothing(num_rounds):
+    trials = Trials()
+    for number in range(num_rounds):
+        trials.observe(Round(1.0, 0.8 if trials.is_resting else 1.0), num_rows=16)
+        assert trials.is_trial == (15 <= number < 29)
+    trials.forget_rounds()
+    assert not trials.is_trial
+    assert not trials.is_resting
+    for _ in range(20):
+        trials.observe(Round(1.0, 1.0), num_rows=16)
+
+
 def test_one_slow_round_decides_nothing():
     trials, rested = Trials(), 0
     for number in range(2000):

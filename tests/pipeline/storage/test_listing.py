@@ -7,6 +7,7 @@ from obstore.exceptions import GenericError
 from pipeline.run.directory import RunDirectory
 from pipeline.storage.listing import list_files
 from pipeline.storage.location import Location
+from pipeline.storage.s3_bucket import bucket_of
 from pipeline.storage.whole_file import replace_file
 from tests.pipeline.made_up import RUN, put, unit
 
@@ -29,13 +30,33 @@ def test_ranges_hold_each_file_once_also_where_a_file_has_a_borders_name(anywher
 
 
 def test_pyarrow_lists_what_obstore_cannot(s3_folder, monkeypatch):
+    asked = []
+
     def refuse(*arguments, **named):
+        asked.append(named)
         raise GenericError("no credentials")
 
     folder = Location.parse(s3_folder)
     put(folder.child("b"), b"x")
     monkeypatch.setattr(obstore, "list", refuse)
     assert [info.base_name for info in list_files(folder, ["a"])] == ["b"]
+    assert asked
+
+
+def test_a_store_that_lists_in_an_order_of_its_own_is_listed_page_by_page(s3_folder, monkeypatch):
+    folder, several = Location.parse(s3_folder), obstore.list
+    for name in "abc":
+        put(folder.child(name), b"x")
+    monkeypatch.setattr(obstore, "list", lambda *how, **more: [next(iter(several(*how, **more)))[::-1]])
+    assert {info.base_name for info in list_files(folder, ["a"])} == {"a", "b", "c"}
+
+
+@pytest.mark.parametrize(("query", "name"), [("", "AWS_ENDPOINT"), ("&endpoint_override=x:1", "AWS_ENDPOINT_URL_S3")])
+def test_obstore_asks_no_other_endpoint_than_pyarrow(monkeypatch, query, name):
+    folder = Location.parse(f"s3://bucket/folder?region=us-east-1{query}")
+    assert bucket_of(folder.name, folder.path, folder.filesystem) is not None
+    monkeypatch.setenv(name, "http://127.0.0.1:1")
+    assert bucket_of(folder.name, folder.path, folder.filesystem) is None
 
 
 def test_a_run_of_many_units_finds_its_parts_in_several_ranges(s3_folder, monkeypatch):
