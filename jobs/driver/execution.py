@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import sys
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import nullcontext, suppress
 from dataclasses import replace
@@ -131,16 +132,9 @@ def execute(
                     progress.add(receipt.counts)
                     yield receipt
             except (UnitError, *_LOST_FOR_GOOD) as error:
-                with suppress(
-                    ray.exceptions.GetTimeoutError, ray.exceptions.ActorUnavailableError, ray.exceptions.RaySystemError
-                ):
-                    try:  # the units that are queued behind the one that failed must not begin
-                        ray.get(ledger.stop.remote(), timeout=_TELL_WITHIN_S)
-                    except ray.exceptions.ActorDiedError:
-                        said = (
-                            "this run's ledger, a process beside the driver, has died; was its node's memory too small?"
-                        )
-                        raise ConnectionError(said) from error
+                if not _stops(ledger):
+                    said = "this run's ledger, a process beside the driver, has died; was its node's memory too small?"
+                    raise ConnectionError(said) from error
                 raise
         with suppress(ValueError, OSError):  # the texts are there, whatever became of a draft
             hand_out_drafts(DraftVersions(output), settings, ledger)  # since the last look
@@ -151,6 +145,23 @@ def execute(
             print(draft_work, file=sys.stderr)
         for cause in ray.get(ledger.place_failures.remote(ever=True)):
             print(f"a place that failed: {cause}", file=sys.stderr)
+
+
+def _stops(ledger: Any) -> bool:
+    """Let no unit begin that is queued behind one that failed; return False if the ledger has died."""
+    until = time.monotonic() + _TELL_WITHIN_S
+    while (left := until - time.monotonic()) > 0:
+        try:
+            ray.get(ledger.stop.remote(), timeout=left)
+        except ray.exceptions.ActorDiedError:
+            return False
+        except ray.exceptions.ActorUnavailableError:  # which a dead one is for a moment
+            time.sleep(0.1)
+        except ray.exceptions.RayError:
+            break
+        else:
+            break
+    return True
 
 
 def _published(progress: Progress, run: str, ledger: Any, lease: Lease) -> Heartbeat:
