@@ -76,7 +76,7 @@ class HybridDrafter(Drafter):
         return self._lookup.lookup_survival(rows)
 
     def ask(self, rows: Rows) -> None:
-        if self.is_remote:  # else there is nothing to send, and to say so takes a hundredth of a round
+        if self.is_remote:  # a model of this process is asked nothing; to limit the rows for it takes 1 % of a round
             self._model.ask(self._for_model(rows))
 
     def propose(self, rows: Rows) -> Draft:

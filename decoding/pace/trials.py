@@ -11,7 +11,7 @@ or clearly faster is decided at its own end.
 
 A head reads the target's features, which cost time, and a row that has missed some cannot draft again. So a trial of
 rest has two parts there: features go on in the first one, and the second one, without them, is only begun if it could
-be the faster way.
+be the faster way. The second part is compared with rounds before it alone: behind it the rows could not draft.
 """
 
 from collections import deque
@@ -22,7 +22,10 @@ from itertools import islice
 from statistics import median
 
 _FIRST = 16  # rounds before the first trial, at least
-_FIRST_ROW_ROUNDS, _SOONER = 128, 32  # and rounds of a row, so that acceptance is known; fewer if drafts look slow
+_FIRST_ROW_ROUNDS, _FEWER_ROW_ROUNDS = (
+    128,
+    32,
+)  # and rounds of a row, so that acceptance is known; fewer if drafts look slow
 _LENGTH = 12  # rounds of a trial that count, at least
 _ROW_ROUNDS = 24  # and rounds of a row: how many tokens a row accepts differs much from round to round
 _SLOW_LENGTH = 4  # and fewer, but these, where the way that is tried is clearly slower
@@ -104,7 +107,7 @@ class Trials:
     def _settled(self, done: Round) -> None:
         self._lately.append(done)
         self._num_before_trial -= 1
-        looks_slow = not self.is_resting and self._num_row_rounds >= _SOONER and _speed(self._lately) < 1
+        looks_slow = not self.is_resting and self._num_row_rounds >= _FEWER_ROW_ROUNDS and _speed(self._lately) < 1
         if self._num_before_trial > 0 or (self._num_row_rounds < _FIRST_ROW_ROUNDS and not looks_slow):
             return
         if not self.is_resting and _speed(self._lately) > self._clearly:

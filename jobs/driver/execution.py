@@ -134,7 +134,7 @@ def execute(
             except (UnitError, *_LOST_FOR_GOOD) as error:
                 if not _stops(ledger):
                     said = "this run's ledger, a process beside the driver, has died; was its node's memory too small?"
-                    raise ConnectionError(said) from error
+                    raise UnitError(said) from error
                 raise
         with suppress(ValueError, OSError):  # the texts are there, whatever became of a draft
             hand_out_drafts(DraftVersions(output), settings, ledger)  # since the last look

@@ -26,7 +26,7 @@ _RETRIES: RetryConfig = {
 
 
 def has_credentials() -> bool:
-    """Return whether the environment has credentials: elsewhere pyarrow may find some, and obstore would look long."""
+    """Return whether the environment has credentials. Elsewhere pyarrow finds some, and obstore searches long."""
     return bool(_CREDENTIALS & os.environ.keys())
 
 
@@ -35,15 +35,14 @@ def bucket_of(
 ) -> S3Store | None:
     """Return the bucket of a location, whose requests may take some minutes; None if it is not in S3.
 
-    Raises obstore's BaseError, and ValueError.
+    Raises obstore's BaseError, and ValueError, also where obstore would ask another endpoint than pyarrow.
     """
     address = urlsplit(name)
-    # What obstore obeys, and pyarrow does not.
-    other = "AWS_ENDPOINT_URL_S3" if "endpoint_override" in address.query else "AWS_ENDPOINT"
-    if other in os.environ:
-        return None
     if address.scheme != "s3":
         return None
+    other = "AWS_ENDPOINT_URL_S3" if "endpoint_override" in address.query else "AWS_ENDPOINT"
+    if other in os.environ:
+        raise ValueError(f"obstore obeys {other}, and pyarrow does not")
     region = getattr(filesystem, "region", None) or "us-east-1"
     return _bucket(path.partition("/")[0], address.query, region, minutes, max_tries)
 

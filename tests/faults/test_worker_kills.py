@@ -129,7 +129,7 @@ def test_a_run_whose_ledger_is_killed_ends_and_goes_on_by_the_same_command(clust
     (ledger,) = [each.pid for each in of_cluster if each.cmdline()[:1] == ["ray::RunLedger"]]
     kill(ledger)
     driver.wait(1)
-    assert "this run's ledger, a process beside the driver, has died" in driver.said()
+    assert "error: this run's ledger, a process beside the driver, has died" in driver.said()
     assert "run the same command again" in driver.said()
     run.start().wait(0)
     say(run.prove_nothing_lost(NUM_ACTORS * UNITS_IN_FLIGHT))

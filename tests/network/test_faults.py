@@ -167,7 +167,8 @@ def test_a_fault_changes_nothing(strike, whose, output, repeated, code, cluster,
     _, at_work = wait_for_work(run, driver)
     strike(run, {"head": cluster.head, "desk": cluster.desk}.get(whose) or cluster.host_of(at_work.pop()))
     driver.wait(code)
-    assert ("a place that failed" in driver.said()) == (strike in (read_only, full))
+    if strike in (read_only, full):
+        assert "a place that failed" in driver.said(), "the fault did not strike"
     if code:
         cluster.mend()
         run.start().wait(0)

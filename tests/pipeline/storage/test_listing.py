@@ -56,7 +56,8 @@ def test_obstore_asks_no_other_endpoint_than_pyarrow(monkeypatch, query, name):
     folder = Location.parse(f"s3://bucket/folder?region=us-east-1{query}")
     assert bucket_of(folder.name, folder.path, folder.filesystem) is not None
     monkeypatch.setenv(name, "http://127.0.0.1:1")
-    assert bucket_of(folder.name, folder.path, folder.filesystem) is None
+    with pytest.raises(ValueError, match=f"obstore obeys {name}, and"):
+        bucket_of(folder.name, folder.path, folder.filesystem)
 
 
 def test_a_run_of_many_units_finds_its_parts_in_several_ranges(s3_folder, monkeypatch):
