@@ -21,6 +21,7 @@ import transformers
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PretrainedConfig
 
 from decoding.checkpoint.model_files import kept_folder, read_json
+from decoding.codes.gguf_tensors import has_codes, keep_codes
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -65,7 +66,7 @@ def unpacked_folder(file: Path, check: Callable[[PretrainedConfig, str], None]) 
             "put the parts together with llama-gguf-split --merge"
         )
     try:
-        reads = f"transformers {transformers.__version__}, gguf {version('gguf')}"
+        reads = f"transformers {transformers.__version__}, gguf {version('gguf')}, with codes"
     except ImportError as error:
         raise ValueError(
             f"{str(file)!r} is a GGUF file, and the package gguf, which reads it, is not installed: pip install gguf"
@@ -118,6 +119,7 @@ def _unpack(file: Path, sha256: str, folder: Path, check: Callable[[PretrainedCo
         raise ValueError(f"{str(file)!r} lacks {len(missing)} tensors of the model, first {missing[0]!r}")
     _compare_sizes(file, {tensor.name: int(tensor.n_elements) for tensor in reader.tensors}, network)
     network.save_pretrained(folder)
+    keep_codes(folder, file, reader, network.state_dict())
     tokenizer.save_pretrained(folder)
     for name in ("config.json", "generation_config.json", "tokenizer_config.json"):
         fields = read_json(folder / name)

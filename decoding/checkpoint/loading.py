@@ -19,6 +19,7 @@ from decoding.checkpoint.layer_subset import whole_class
 from decoding.checkpoint.supported import NETWORK_FAILURES, in_one_line, load_config, model_folder
 from decoding.choices import Device
 from decoding.choices import DType as DType
+from decoding.codes.gguf_tensors import attach_codes
 from decoding.device import pick_device
 from decoding.fp8 import exact
 from decoding.fp8.linear import arithmetic_on, weights_of
@@ -95,6 +96,8 @@ def load_network(
             f"{surplus[0]!r}: without them the text would be another model's; correct model_type in config.json "
             f"(it says {config.model_type!r}), or save the model again with the class that it was trained with"
         )
+    if place.type == "cpu" and model.dtype is torch.float32 and num_ranks == 1:
+        attach_codes(model, path)
     model.named_attention = named  # with which the probe compares (`default_attention`)
     return model if num_ranks > 1 else model.to(place), end_token_ids(model)
 

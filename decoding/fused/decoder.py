@@ -25,6 +25,7 @@ from decoding.cache.plan import Plan
 from decoding.checkpoint.layer_subset import LayerRange
 from decoding.fp8.linear import may_join
 from decoding.fused.attention import Heads, KernelAttention, RotaryTables, Window, attention_here
+from decoding.fused.coded_linear import CodedEmbedding
 from decoding.fused.layers import KernelLayers, Layer, Norm, operations_on
 from decoding.fused.linear import KernelLinear
 from decoding.gpu.available import kernels_run_on
@@ -56,7 +57,7 @@ class FusedDecoder:
         self._range = layers or LayerRange.whole(len(network.layers))
         own = network.layers[self._range.first : self._range.end]
         self._like_1E = own[0].input_layernorm.weight[None]  # has the dtype, the device and the size of hidden states
-        self._embedding = network.embed_tokens.weight if self._range.has_embedding else None
+        self._embed: Any = network.embed_tokens if self._range.has_embedding else None
         self._heads = Heads.of(config, own[0])
         self.window: Window | None = None  # what a query sees of its row, on a GPU; None: all before it
         self.is_on_gpu = kernels_run_on(self._like_1E.device)
@@ -183,4 +184,8 @@ class FusedDecoder:
 
     def _embedded(self, fed_N: torch.Tensor) -> torch.Tensor:
         """Return hidden states in memory of our own, since the layers may write there."""
-        return fed_N.clone() if self._embedding is None else embedding(fed_N, self._embedding)
+        if self._embed is None:
+            return fed_N.clone()
+        if isinstance(self._embed, CodedEmbedding):
+            return self._embed(fed_N)  # type: ignore[no-any-return]
+        return embedding(fed_N, self._embed.weight)

@@ -39,7 +39,10 @@ class LayerCache(ctypes.Structure):
 class Linear(ctypes.Structure):
     """A weight in the kernel's layout, with bias and gate; the fields are explained in linear.h."""
 
-    _fields_ = [*_fields(_POINTER, "weight bias gate_weight gate_bias"), *_fields(ctypes.c_int64, "inputs outputs")]
+    _fields_ = [
+        *_fields(_POINTER, "weight bias gate_weight gate_bias"),
+        *_fields(ctypes.c_int64, "inputs outputs form gate_form"),
+    ]
 
 
 class DecoderLayer(ctypes.Structure):

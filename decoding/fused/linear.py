@@ -20,6 +20,8 @@ _DEPTHS = {torch.float32: 1, torch.bfloat16: 2}
 class KernelLinear(torch.nn.Module):
     """`nn.Linear` for inference on CPU; the operation that follows is done in the same pass over the outputs."""
 
+    _form = 0  # of codes (codes.h); 0: plain numbers
+
     def __init__(
         self,
         weight_OI: torch.Tensor,
@@ -69,6 +71,8 @@ class KernelLinear(torch.nn.Module):
             None if gate is None or gate.bias is None else gate.bias.data_ptr(),
             self.in_features,
             self.out_features,
+            self._form,
+            0 if gate is None else gate._form,
         )
 
     def _laid_out(self, weight_OI: torch.Tensor) -> torch.Tensor:
@@ -79,9 +83,10 @@ class KernelLinear(torch.nn.Module):
         return weight_OI.view(-1, columns, self.in_features // depth, depth).transpose(1, 2)
 
     def _run(self, linear: kernels.Linear, x: torch.Tensor, added: torch.Tensor | None) -> torch.Tensor:
-        if x.dtype != self._packed.dtype or x.shape[-1] != self.in_features:
+        dtype = torch.float32 if self._form else self._packed.dtype
+        if x.dtype != dtype or x.shape[-1] != self.in_features:
             raise TypeError(
-                f"a linear layer of {self.in_features} inputs in {self._packed.dtype} got {tuple(x.shape)} in {x.dtype}"
+                f"a linear layer of {self.in_features} inputs in {dtype} got {tuple(x.shape)} in {x.dtype}"
             )
         x = x.contiguous()
         shape = (*x.shape[:-1], self.out_features)

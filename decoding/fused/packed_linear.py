@@ -14,6 +14,7 @@ import torch
 
 from decoding.cpu.huge_pages import HugePages
 from decoding.fp8.linear import Fp8Linear
+from decoding.fused.coded_linear import CodedEmbedding, CodedLinear, coded_layer
 from decoding.fused.linear import KernelLinear, kernel_function
 
 _PACKABLE = (torch.float32, torch.bfloat16)
@@ -123,15 +124,36 @@ def pack_linears(network: torch.nn.Module, together: Seq[tuple[str, ...]] = (), 
     num_bytes = sum(weight.numel() * weight.element_size() for weight in weights)
     memory = HugePages(num_bytes * 33 // 32) if any(kernel_function(weight) for weight in weights) else None
     del weights  # or their memory would not be freed
+    embeddings = [
+        (parent, name, child)
+        for parent in network.modules()
+        for name, child in parent.named_children()
+        if type(child) is torch.nn.Embedding and hasattr(child, "codes")
+    ]
+    coded: dict[torch.nn.Parameter, CodedLinear] = {}  # by the weight of an embedding that is the head's, too
     for parent in list(network.modules()):
         for names in together:
             if all(hasattr(parent, name) for name in names):
                 fuse_linears(parent, names, memory, is_exact)
         for name, child in list(parent.named_children()):
-            packed = pack(child.weight, child.bias, memory, is_exact) if type(child) is torch.nn.Linear else None
+            if type(child) is not torch.nn.Linear:
+                continue
+            packed = coded_layer([child], memory) or pack(child.weight, child.bias, memory, is_exact)
             if packed is not None:
+                if isinstance(packed, CodedLinear) and any(child.weight is each.weight for _, _, each in embeddings):
+                    coded[child.weight] = packed
                 packed._forward_pre_hooks = child._forward_pre_hooks
                 setattr(parent, name, packed)
+    for parent, name, embedding in embeddings:
+        layer = coded.get(embedding.weight) or coded_layer([embedding], memory)
+        if layer is not None:
+            setattr(parent, name, CodedEmbedding(layer))
+
+
+def coded_layers(network: torch.nn.Module) -> set[CodedLinear]:
+    """Return the layers of a network that multiply codes."""
+    layers = {module.fused if isinstance(module, LinearSlice) else module for module in network.modules()}
+    return {layer for layer in layers if isinstance(layer, CodedLinear)}
 
 
 def use_library_products(network: torch.nn.Module) -> None:
@@ -213,6 +235,8 @@ def fuse_linears(
     parts: list[Any] = [getattr(parent, name) for name in names]
     if isinstance(parts[0], Fp8Linear):
         fused: torch.nn.Module = Fp8Linear.side_by_side(parts)
+    elif (coded := coded_layer(parts, memory)) is not None:
+        fused = coded
     else:
         weight = torch.cat([part.weight for part in parts])
         bias = None if parts[0].bias is None else torch.cat([part.bias for part in parts])

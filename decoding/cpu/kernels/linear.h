@@ -13,12 +13,9 @@
 
 #pragma once
 
-#include "vectors.h"
+#include "codes.h"
 
-#if defined(__AVX512F__) || (defined(__AVX2__) && defined(__FMA__))
-#define DRAY_HAS_LINEAR
-#include <immintrin.h>
-
+#ifdef DRAY_HAS_LINEAR
 #include <algorithm>
 #include <cstring>
 #include <type_traits>
@@ -26,12 +23,9 @@
 
 namespace {
 
-// The registers: 32 of 16 numbers with AVX-512, 16 of 8 numbers with AVX2. A block is two of them wide.
 #ifdef __AVX512F__
-constexpr int kWidth = 16;
 #define DRAY_LINEAR_KIND_FLOAT32 "avx512"
 #else
-constexpr int kWidth = 8;
 #define DRAY_LINEAR_KIND_FLOAT32 "avx2"
 #endif
 #ifdef __AVX512BF16__
@@ -40,12 +34,8 @@ constexpr int kWidth = 8;
 #define DRAY_LINEAR_KIND_BFLOAT16 DRAY_LINEAR_KIND_FLOAT32
 #endif
 constexpr int kMaxLines = 8;  // multiplied at once: with AVX-512 twelve lines fit, but are no faster
-constexpr int kColumns = 2 * kWidth;
 constexpr int64_t kLinesAtOnce = 192;  // that stay in the cache together with a block of the weight
 constexpr int64_t kAhead = 8192;       // bytes: prefetching this far ahead hides the memory's latency
-
-typedef float Register __attribute__((vector_size(4 * kWidth), aligned(4), may_alias));
-typedef uint32_t Bits __attribute__((vector_size(4 * kWidth), aligned(4), may_alias));
 
 // What is prefetched: nothing, the weight that is being read, a bit ahead, or one half of the next block.
 enum Fetch { kNothing, kAheadOfIt, kHalfABlock };
@@ -158,10 +148,22 @@ void multiply(int lines, const Input<T>* x, int64_t inputs, const T* block, int6
   multiply<T, kNothing>(lines, x, inputs, block, nullptr, out);
 }
 
+// The same with a weight in codes. They are decoded in the first pass over a block if there are three or more.
+inline void multiply_coded(const Codes& weight, int64_t block, int lines, const float* x, int64_t pass, int64_t passes,
+                           std::vector<float>& decoded, float* out) {
+  if (passes <= 2) return weight.multiply(block, lines, x, out);
+  if (pass == 0) {
+    decoded.resize(std::max<size_t>(decoded.size(), weight.inputs * kColumns));
+    weight.decoded(block, decoded.data());
+  }
+  multiply<float, kNothing>(lines, x, weight.inputs, decoded.data(), nullptr, out);
+}
+
 struct Linear {
   const void *weight, *bias;            // bias [O], or null
   const void *gate_weight, *gate_bias;  // of the gate that multiplies the result, or null
   int64_t inputs, outputs;
+  int64_t form, gate_form;  // of a weight in codes (codes.h), or 0
 };
 
 inline Floats silu(Floats x) { return x / (1.0f + exponential(-larger(x, all(-87.0f)))); }
@@ -185,11 +187,16 @@ void run_block(const Linear& linear, int64_t block, int lines, const Input<T>* x
                const T* added, T* out) {
   const int64_t size = linear.inputs * kColumns, column = block * kColumns;
   float sums[kMaxLines * kColumns], gate[kMaxLines * kColumns];
-  const auto run = [&](const void* weight, float* into) {
-    multiply<T>(lines, x, linear.inputs, static_cast<const T*>(weight) + block * size, pass, passes, into);
+  thread_local std::vector<float> decoded[2];
+  const auto run = [&](const void* weight, int64_t form, float* into) {
+    if (!form) return multiply<T>(lines, x, linear.inputs, static_cast<const T*>(weight) + block * size, pass, passes, into);
+    if constexpr (std::is_same<T, float>::value) {
+      const Codes codes{weight, form, linear.inputs};
+      multiply_coded(codes, block, lines, x, pass, passes, decoded[into == gate], into);
+    }
   };
-  if (linear.gate_weight) run(linear.gate_weight, gate);
-  run(linear.weight, sums);
+  if (linear.gate_weight) run(linear.gate_weight, linear.gate_form, gate);
+  run(linear.weight, linear.form, sums);
   for (int m = 0; m < lines; ++m)
     for (int64_t c = 0; c < kColumns && column + c < linear.outputs; c += kLanes) {
       const int num = static_cast<int>(std::min<int64_t>(kLanes, linear.outputs - column - c));
@@ -233,6 +240,22 @@ void run_linear(const Linear& linear, const T* lines, int64_t num_lines, const T
         run_block<T>(linear, block, static_cast<int>(end - line), x + line * linear.inputs, pass, passes,
                      added ? added + at : nullptr, out + at);
       }
+  }
+}
+
+// out [num, I] = these lines of a weight in codes. Lines of one block that follow each other are decoded together.
+inline void decode_lines(const Linear& linear, const int64_t* lines, int64_t num, float* out) {
+  const Codes weight{linear.weight, linear.form, linear.inputs};
+#pragma omp parallel if (num > 64)
+  {
+    std::vector<float> columns(linear.inputs * kColumns);
+    int64_t block = -1;
+#pragma omp for schedule(static)
+    for (int64_t n = 0; n < num; ++n) {
+      if (lines[n] / kColumns != block) weight.decoded(block = lines[n] / kColumns, columns.data());
+      for (int64_t i = 0; i < linear.inputs; ++i)
+        out[n * linear.inputs + i] = columns[i * kColumns + lines[n] % kColumns];
+    }
   }
 }
 

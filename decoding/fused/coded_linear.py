@@ -1,0 +1,165 @@
+"""CodedLinear: a linear layer whose weight stays in 4 or 8 bits, multiplied as it is by our own CPU kernel.
+
+The kernel turns codes into float32 in registers (`decoding/cpu/kernels/codes.h`) and adds in the order of float32
+weights, so the results are those of `KernelLinear` over the dequantized weight, bit for bit.
+
+Shapes: N lines, I inputs, O outputs, G groups of inputs, C columns of a block, V lines of an embedding.
+"""
+
+import ctypes
+import logging
+from collections.abc import Sequence as Seq
+from typing import Any
+
+import numpy as np
+import torch
+
+from decoding.codes.weight import CodedWeight
+from decoding.cpu.huge_pages import HugePages
+from decoding.cpu.library import function
+from decoding.fused import kernels
+from decoding.fused.linear import KernelLinear
+
+# The numbers of the formats in codes.h, by bits, type of scales, and whether there are minimums.
+_FORMS = {
+    (4, "float16", False): 1,
+    (4, "float16", True): 2,
+    (4, "float32", True): 3,
+    (8, "float16", False): 4,
+    (8, "float32", True): 5,
+}
+_TOGETHER = 8  # inputs of one step of the kernel
+_log = logging.getLogger(__name__)
+
+
+class CodedLinear(KernelLinear):
+    """A `KernelLinear` over codes. It takes other numbers (`replace`) as float32 weights."""
+
+    def __init__(
+        self,
+        coded: CodedWeight,
+        bias_O: torch.Tensor | None,
+        linear_function: kernels.LinearFunction,
+        memory: HugePages | None = None,
+    ) -> None:
+        """Lay out a copy of the codes in `memory` for the kernel of float32; `can_multiply` tells whether it can."""
+        torch.nn.Module.__init__(self)
+        self.out_features, self.in_features = coded.codes_OI.shape
+        self.bias: torch.Tensor | None = None if bias_O is None else bias_O.detach().clone()
+        self._function = linear_function
+        self._form = _form_of(coded) + 256 * coded.group_size
+        packed = torch.from_numpy(_records(coded, kernels.linear_columns()))
+        self._packed = packed if memory is None else memory.copy(packed)
+        self._linear = self.described()
+
+    @property
+    def weight(self) -> torch.Tensor:
+        """The dequantized weight [O, I] in plain order, for inspection."""
+        return self.lines(torch.arange(self.out_features)) if self._form else super().weight
+
+    def lines(self, index_N: torch.Tensor) -> torch.Tensor:
+        """Return these lines of the dequantized weight, [N, I]."""
+        if not self._form:
+            return self.weight[index_N]
+        decode = function("dray_decode_lines", None, *2 * [ctypes.c_void_p], ctypes.c_int64, ctypes.c_void_p)
+        assert decode is not None, "there are codes only where there are kernels"
+        index_N = index_N.contiguous()
+        assert not len(index_N) or (index_N.min() >= 0 and index_N.max() < self.out_features), "no such line"
+        lines_NI = torch.empty(len(index_N), self.in_features)
+        decode(ctypes.addressof(self._linear), index_N.data_ptr(), len(index_N), lines_NI.data_ptr())
+        return lines_NI
+
+    def replace(self, weight_OI: torch.Tensor, bias_O: torch.Tensor | None) -> None:
+        """Take other numbers of the same shapes, which are kept in float32: what was described is described anew."""
+        if self._form:
+            self._form, self._packed = 0, self._laid_out(weight_OI).contiguous()
+            self._linear = self.described()
+        super().replace(weight_OI, bias_O)
+
+
+class CodedEmbedding(torch.nn.Module):
+    """An embedding that dequantizes the lines that are asked for."""
+
+    def __init__(self, layer: CodedLinear) -> None:
+        """Read the weight of `layer`, which may be the head of the same network."""
+        super().__init__()
+        self._layer = (layer,)  # in a tuple: not a child here
+        self.num_embeddings, self.embedding_dim = layer.out_features, layer.in_features
+
+    @property
+    def weight(self) -> torch.Tensor:
+        """The dequantized weight [V, I], for inspection."""
+        return self._layer[0].weight
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        """Return the line of each id, [..., I]."""
+        return self._layer[0].lines(ids.flatten()).view(*ids.shape, self.embedding_dim)
+
+    def replace(self, weight_VI: torch.Tensor, _: object) -> None:
+        """Take other numbers of the same shapes."""
+        self._layer[0].replace(weight_VI, None)
+
+
+def coded_layer(linears: Seq[Any], memory: HugePages | None = None) -> CodedLinear | None:
+    """Return one layer over the codes of these layers of torch, side by side.
+
+    None if one of them has none (`attach_codes`), if the kernel does not run or lacks a format, and, with a warning, if
+    the codes are those of other numbers than the weights.
+    """
+    if not all(hasattr(linear, "codes") and linear.weight.dtype is torch.float32 for linear in linears):
+        return None
+    try:
+        coded = CodedWeight.side_by_side([linear.codes.read() for linear in linears])
+    except (OSError, ValueError) as error:
+        _log.warning("the weights stay float32, since their codes cannot be read: %s", error)
+        return None
+    linear_function = kernels.load_linear(torch.float32)
+    if linear_function is None or not can_multiply(coded):
+        return None
+    biases = [linear.bias for linear in linears if getattr(linear, "bias", None) is not None]
+    layer, first = CodedLinear(coded, torch.cat(biases) if biases else None, linear_function, memory), 0
+    for linear in linears:
+        num = len(linear.weight)
+        found_OI = layer.lines(torch.arange(first, first + num))
+        if not torch.equal(found_OI.view(torch.int32), linear.weight.view(torch.int32)):
+            _log.warning("a weight of %s stays float32: %s has other numbers now", tuple(found_OI.shape), linear.codes)
+            return None
+        first += num
+    return layer
+
+
+def can_multiply(coded: CodedWeight) -> bool:
+    """Tell whether the kernel has this format, on this processor."""
+    is_known = _key(coded) in _FORMS and coded.group_size % _TOGETHER == 0
+    return is_known and kernels.load_linear(torch.float32) is not None
+
+
+def _key(coded: CodedWeight) -> tuple[int, str, bool]:
+    return coded.num_bits, str(coded.scales_OG.dtype), coded.minimums_OG is not None
+
+
+def _form_of(coded: CodedWeight) -> int:
+    return _FORMS[_key(coded)]
+
+
+def _records(coded: CodedWeight, columns: int) -> np.ndarray:
+    """Return the weight in the kernel's order: for each block of columns and each group its scales, minimums, codes."""
+    num_outputs, num_inputs = coded.codes_OI.shape
+    num_groups, group = coded.scales_OG.shape[1], coded.group_size
+
+    def blocks(numbers_OX: np.ndarray) -> np.ndarray:
+        padded = np.pad(numbers_OX, ((0, -num_outputs % columns), (0, 0)))
+        return padded.reshape(-1, columns, num_groups, numbers_OX.shape[1] // num_groups)
+
+    def as_bytes(numbers: np.ndarray) -> np.ndarray:
+        found: np.ndarray = np.ascontiguousarray(numbers).view(np.uint8).reshape(len(numbers), num_groups, -1)
+        return found
+
+    heads = [coded.scales_OG] if coded.minimums_OG is None else [coded.scales_OG, coded.minimums_OG]
+    codes_BGIC = blocks(coded.codes_OI).transpose(0, 2, 3, 1)
+    if coded.num_bits == 4:
+        by_eight = codes_BGIC.reshape(*codes_BGIC.shape[:2], group // _TOGETHER, _TOGETHER, columns)
+        codes_BGIC = np.zeros((*by_eight.shape[:3], columns), np.uint32)
+        for place in range(_TOGETHER):
+            codes_BGIC |= (by_eight[:, :, :, place] & 15).astype(np.uint32) << np.uint32(4 * place)
+    return np.concatenate([*(as_bytes(blocks(head).transpose(0, 2, 3, 1)) for head in heads), as_bytes(codes_BGIC)], -1)
