@@ -92,7 +92,8 @@ def footer_facts(engine: Engine) -> dict[str, str | bool | int]:
 
     `is_batch_invariant`: a token's logits were the same, bit for bit, whatever ran beside it (docs/adr/0011).
     `kernels`: the instructions of the CPU kernels that made it so, or the GPU and what compiled its kernels; those of
-    another kind round otherwise. `exact` is the setting of that name, and `exact_text` what may be said of the texts,
+    another kind round otherwise. `coded_layers`: how many products read weights of 4 or 8 bits as they are, which are the
+    same numbers, and rounded alike, as those of their float32 weights. `exact` is the setting of that name, and `exact_text` what may be said of the texts,
     as `exact` in report.json.
     """
     target = engine.target
@@ -104,6 +105,7 @@ def footer_facts(engine: Engine) -> dict[str, str | bool | int]:
         "dtype": str(target.dtype).removeprefix("torch."),
         "is_batch_invariant": target.is_batch_invariant,
         "kernels": kind,
+        "coded_layers": target.facts().get("coded_layers", 0),
         "exact": engine.options.exact,
         "verification": engine.options.verification,
         "exact_text": _exact_text(engine),

@@ -1,13 +1,18 @@
 """Memory of the models of an engine, as far as it is known before they are loaded, and how much there is."""
 
+from dataclasses import replace
+
 import psutil
 import torch
 
 from actors.settings import GeneratorSettings
+from decoding.checkpoint.gguf_file import origin_in_words
 from decoding.checkpoint.loading import Footprint, footprint_of
 from decoding.checkpoint.supported import load_config, max_positions
 from decoding.choices import OWN_HEAD
+from decoding.codes.gguf_tensors import kept_codes
 from decoding.engine.options import settle_max_model_len
+from decoding.fused.coded_linear import codes_run
 from decoding.heads.assistant_folder import fitting_assistant
 from decoding.heads.fit import fitting_config, head_numbers
 from decoding.heads.format.folder import is_assistant, is_head
@@ -25,13 +30,24 @@ def footprint(settings: GeneratorSettings, model: str) -> Footprint:
     if model == OWN_HEAD:
         num_weights, per_token = own_head(models.target).numbers(is_apart=is_apart)
     elif model == models.target or not is_head(model):
-        return footprint_of(load_config(model), models.dtype, *sizes, engine.num_speculative_tokens)
+        found = footprint_of(load_config(model), models.dtype, *sizes, engine.num_speculative_tokens)
+        if not codes_run(model, models.device, models.dtype):
+            return found
+        saved = {tensor.offset: tensor.num_bytes_saved for tensor in kept_codes(model).values()}
+        return replace(found, weights=found.weights - sum(saved.values()))
     elif is_assistant(model):
         num_weights, per_token = fitting_assistant(model, *target).num_weights, 0
     else:
         num_weights, per_token = head_numbers(model, fitting_config(model, *target), is_apart=is_apart)
     num_bytes = getattr(torch, models.dtype).itemsize
     return Footprint(num_weights * num_bytes, per_token * num_bytes, *sizes)
+
+
+def made_of_in_words(settings: GeneratorSettings, model: str) -> str:
+    """Return of what a model folder was made, and whether its codes are multiplied as they are; or nothing."""
+    models = settings.models
+    is_ours = settings.engine.backend == "dray"
+    return origin_in_words(model, is_coded=is_ours and codes_run(model, models.device, models.dtype))
 
 
 def free_memory(device: str) -> int:

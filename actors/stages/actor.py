@@ -33,6 +33,7 @@ class StageFacts:
     attends_in_place: bool  # and our own attention in them, which needs no rectangle
     is_batch_invariant: bool
     has_states: bool  # some of its layers keep states
+    num_coded_layers: int  # that multiply codes of 4 or 8 bits
 
 
 class RankFailedError(RuntimeError):
@@ -103,6 +104,7 @@ class StageActor:
             attends_in_place=stage.fused is not None and stage.fused.attends_in_place,
             is_batch_invariant=stage.is_batch_invariant,
             has_states=stage.has_states,
+            num_coded_layers=stage.num_coded_layers,
         )
 
     def pid(self) -> int:

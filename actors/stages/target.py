@@ -81,6 +81,7 @@ class ShardedModel:
         return {
             "fused": all(facts.is_fused for facts in self.facts_of_stages),
             "graphs": False,
+            "coded_layers": sum(facts.num_coded_layers for facts in self.facts_of_stages),
             "stages": len(self.facts_of_stages),
             "ranks": self.pipeline.group.settings.tensor_parallel,
         }

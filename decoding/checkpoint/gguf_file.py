@@ -1,6 +1,7 @@
 """GGUF files: transformers dequantizes one into a model folder, once; everything that reads a model reads that folder.
 
-So a GGUF file needs no support of its own anywhere else (docs/adr/0053). Its text is what `generate` writes for
+So a GGUF file needs little support of its own elsewhere (docs/adr/0053). The folder keeps the file's codes, too, which
+linear layers on a CPU multiply as they are (`decoding/codes`, docs/adr/0068). Its text is what `generate` writes for
 `from_pretrained(folder, gguf_file=name, dtype=torch.float32)`. What transformers would leave out of the file without a
 word, a tensor or a number of its metadata, is refused here: without it the text would be another model's.
 """
@@ -21,7 +22,7 @@ import transformers
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PretrainedConfig
 
 from decoding.checkpoint.model_files import kept_folder, read_json
-from decoding.codes.gguf_tensors import has_codes, keep_codes
+from decoding.codes.gguf_tensors import keep_codes
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -83,9 +84,14 @@ def origin(folder: str) -> dict[str, str] | None:
     return {str(name): str(value) for name, value in read_json(file).items()} if file.is_file() else None
 
 
-def origin_in_words(folder: str) -> str:
-    """Return of what a model folder was dequantized, to be put behind other words; else nothing."""
+def origin_in_words(folder: str, *, is_coded: bool = False) -> str:
+    """Return what a model folder was made of, to be put behind other words; nothing of one not made of a GGUF file.
+
+    With `is_coded` the file's codes are multiplied as they are.
+    """
     made_of = origin(folder)
+    if made_of and is_coded:
+        return f", weights of {made_of['quantization']} as they are"
     return f", dequantized from {made_of['quantization']} to float32" if made_of else ""
 
 

@@ -100,18 +100,17 @@ def _q6_k(blocks: Bytes) -> _Parts:
     return codes, scales, np.full_like(scales, -0.0)
 
 
-# Of each type: the bytes of a block, the bits in which its codes are kept here, and its reader.
-_TYPES: dict[str, tuple[int, int, Callable[[Bytes], _Parts]]] = {
-    "Q4_0": (18, 4, _q4_0),
-    "Q4_1": (20, 4, _q4_1),
-    "Q5_0": (22, 8, _q5_0),
-    "Q5_1": (24, 8, _q5_1),
-    "Q8_0": (34, 8, _q8_0),
-    "Q4_K": (144, 4, _q4_k),
-    "Q5_K": (176, 8, _q5_k),
-    "Q6_K": (210, 8, _q6_k),
+# Of each type: the bytes of a block, those in which it is kept in memory, the bits of a code there, and its reader.
+_TYPES: dict[str, tuple[int, int, int, Callable[[Bytes], _Parts]]] = {
+    "Q4_0": (18, 18, 4, _q4_0),
+    "Q4_1": (20, 20, 4, _q4_1),
+    "Q5_0": (22, 34, 8, _q5_0),
+    "Q5_1": (24, 40, 8, _q5_1),
+    "Q8_0": (34, 34, 8, _q8_0),
+    "Q4_K": (144, 192, 4, _q4_k),
+    "Q5_K": (176, 320, 8, _q5_k),
+    "Q6_K": (210, 384, 8, _q6_k),
 }
-READ_TYPES = frozenset(_TYPES)
 _KEPT = "codes.json"  # in a model folder that was made of a file: where the codes of its weights are
 _FILE = "codes.gguf"  # beside it
 _log = logging.getLogger(__name__)
@@ -128,10 +127,17 @@ class CodedTensor:
     bytes_a_line: int
     num_halved: int = 0  # heads whose rotary halves are interleaved in the file, as in those of Llama; 0: none
 
+    @property
+    def num_bytes_saved(self) -> int:
+        """The bytes that its codes take less in memory than its float32 numbers."""
+        size, kept, *_ = _TYPES[self.type_name]
+        num_inputs = 256 if self.type_name.endswith("_K") else 32  # of a block
+        return self.num_lines * self.bytes_a_line // size * (4 * num_inputs - kept)
+
     def read(self) -> CodedWeight:
         """Return the weight in the order of the network; raise an OSError or ValueError if the file is not there."""
         shape = (self.num_lines, self.bytes_a_line)
-        size, num_bits, parts_of = _TYPES[self.type_name]
+        size, _, num_bits, parts_of = _TYPES[self.type_name]
         mapped: Bytes = np.memmap(Path(self.file), np.uint8, "r", self.offset, shape)
         if self.num_halved:  # the order of `LlamaTensorProcessor` in transformers
             mapped = mapped.reshape(self.num_halved, -1, 2, self.bytes_a_line).swapaxes(1, 2).reshape(shape)
@@ -160,18 +166,19 @@ def keep_codes(folder: Path, file: Path, reader: "gguf.GGUFReader", weights: Map
 
 def attach_codes(network: torch.nn.Module, folder: str) -> None:
     """Give each module of a network whose weight has codes in this folder its `codes`, a `CodedTensor`."""
-    kept = Path(folder) / _KEPT
-    if not kept.is_file():
-        return
-    tensors = json.loads(kept.read_text())
+    tensors = kept_codes(folder)
     for name, module in network.named_modules():
         if isinstance(module, torch.nn.Linear | torch.nn.Embedding) and f"{name}.weight" in tensors:
-            module.codes = CodedTensor(str(kept.with_name(_FILE)), **tensors[f"{name}.weight"])
+            module.codes = tensors[f"{name}.weight"]
 
 
-def has_codes(folder: str) -> bool:
-    """Tell whether a model folder keeps codes of its weights."""
-    return (Path(folder) / _KEPT).is_file()
+def kept_codes(folder: str) -> dict[str, CodedTensor]:
+    """Return the weights of a model folder whose codes it keeps, by name; none in a folder made of no GGUF file."""
+    kept = Path(folder) / _KEPT
+    if not kept.is_file():
+        return {}
+    file = str(kept.with_name(_FILE))
+    return {name: CodedTensor(file, **tensor) for name, tensor in json.loads(kept.read_text()).items()}
 
 
 def _found(

@@ -14,9 +14,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from decoding.codes.gguf_tensors import kept_codes
 from decoding.codes.weight import CodedWeight
 from decoding.cpu.huge_pages import HugePages
 from decoding.cpu.library import function
+from decoding.device import Device, pick_device
 from decoding.fused import kernels
 from decoding.fused.linear import KernelLinear
 
@@ -69,8 +71,13 @@ class CodedLinear(KernelLinear):
         decode(ctypes.addressof(self._linear), index_N.data_ptr(), len(index_N), lines_NI.data_ptr())
         return lines_NI
 
+    @property
+    def num_bytes_saved(self) -> int:
+        """The bytes that the codes take less than float32 numbers."""
+        return 4 * self.out_features * self.in_features - self._packed.numel() if self._form else 0
+
     def replace(self, weight_OI: torch.Tensor, bias_O: torch.Tensor | None) -> None:
-        """Take other numbers of the same shapes, which are kept in float32: what was described is described anew."""
+        """Take other numbers of the same shapes, which are kept in float32 elsewhere: describe the layer again."""
         if self._form:
             self._form, self._packed = 0, self._laid_out(weight_OI).contiguous()
             self._linear = self.described()
@@ -87,17 +94,21 @@ class CodedEmbedding(torch.nn.Module):
         self.num_embeddings, self.embedding_dim = layer.out_features, layer.in_features
 
     @property
+    def layer(self) -> CodedLinear:
+        return self._layer[0]
+
+    @property
     def weight(self) -> torch.Tensor:
         """The dequantized weight [V, I], for inspection."""
-        return self._layer[0].weight
+        return self.layer.weight
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         """Return the line of each id, [..., I]."""
-        return self._layer[0].lines(ids.flatten()).view(*ids.shape, self.embedding_dim)
+        return self.layer.lines(ids.flatten()).view(*ids.shape, self.embedding_dim)
 
     def replace(self, weight_VI: torch.Tensor, _: object) -> None:
         """Take other numbers of the same shapes."""
-        self._layer[0].replace(weight_VI, None)
+        self.layer.replace(weight_VI, None)
 
 
 def coded_layer(linears: Seq[Any], memory: HugePages | None = None) -> CodedLinear | None:
@@ -126,6 +137,12 @@ def coded_layer(linears: Seq[Any], memory: HugePages | None = None) -> CodedLine
             return None
         first += num
     return layer
+
+
+def codes_run(folder: str, device: Device, dtype: str) -> bool:
+    """Tell whether the codes that a model folder keeps would be multiplied on this machine."""
+    is_wanted = dtype == "float32" and bool(kept_codes(folder)) and pick_device(device).type == "cpu"
+    return is_wanted and kernels.load_linear(torch.float32) is not None
 
 
 def can_multiply(coded: CodedWeight) -> bool:

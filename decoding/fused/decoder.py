@@ -80,6 +80,11 @@ class FusedDecoder:
             self._at_once.before_call = begin
         return self._at_once is not None
 
+    def follow_weights(self) -> None:
+        """Take the weights where they are now."""
+        if self._at_once is not None:
+            self._at_once.forget()
+
     @staticmethod
     def fits(model: PreTrainedModel) -> bool:
         """Tell whether each parameter of the network is used here, and its configuration asks for nothing else."""

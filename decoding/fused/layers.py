@@ -112,6 +112,10 @@ class KernelLayers:
         # A description points into its cache.
         self._described = weakref.WeakKeyDictionary[KVCache, ctypes.Array[kernels.DecoderLayer]]()
 
+    def forget(self) -> None:
+        """Describe the layers again before they run: their weights have moved."""
+        self._described.clear()
+
     def run(
         self,
         hidden_NE: torch.Tensor,

@@ -2,7 +2,7 @@
 
 Once a network is laid out for this machine, a weight may be packed, or side by side with others in one product. New
 numbers are written into the same memory, since kernels and recordings have its addresses. What was laid out anew (a
-packed weight of oneDNN) is laid out again.
+packed weight of oneDNN) is laid out again. A weight in codes becomes one of float32 numbers, and moves.
 
 Shapes: O outputs, I inputs.
 """
@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from decoding.fp8.linear import Fp8Linear
+from decoding.fused.coded_linear import CodedEmbedding
 from decoding.fused.linear import KernelLinear
 from decoding.fused.packed_linear import LinearSlice, PackedLinear
 
@@ -87,7 +88,7 @@ class LiveWeights:
         for name, module in _modules(self._network):
             if isinstance(module, LinearSlice):
                 slices.setdefault(id(module.fused), []).append((name, module))
-            elif isinstance(module, KernelLinear | PackedLinear):
+            elif isinstance(module, KernelLinear | PackedLinear | CodedEmbedding):
                 if f"{name}weight" not in self._lent:
                     module.replace(weights[f"{name}weight"], weights.get(f"{name}bias"))
             else:
@@ -122,7 +123,7 @@ def _own_tensors(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def _places_of(module: Any) -> Iterator[tuple[str, _Place]]:
-    if isinstance(module, LinearSlice | KernelLinear | PackedLinear):
+    if isinstance(module, LinearSlice | KernelLinear | PackedLinear | CodedEmbedding):
         for own in ("weight", "bias", "scales"):
             if own == "weight" or getattr(module, own, None) is not None:
                 fused: Any = getattr(module, "fused", None)

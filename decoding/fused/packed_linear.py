@@ -150,10 +150,10 @@ def pack_linears(network: torch.nn.Module, together: Seq[tuple[str, ...]] = (), 
             setattr(parent, name, CodedEmbedding(layer))
 
 
-def coded_layers(network: torch.nn.Module) -> set[CodedLinear]:
+def coded_layers(network: torch.nn.Module) -> list[CodedLinear]:
     """Return the layers of a network that multiply codes."""
-    layers = {module.fused if isinstance(module, LinearSlice) else module for module in network.modules()}
-    return {layer for layer in layers if isinstance(layer, CodedLinear)}
+    layers = [module.fused if isinstance(module, LinearSlice) else module for module in network.modules()]
+    return [layer for layer in dict.fromkeys(layers) if isinstance(layer, CodedLinear)]
 
 
 def use_library_products(network: torch.nn.Module) -> None:

@@ -22,6 +22,7 @@ from decoding.checkpoint.loading import DType, load_network
 from decoding.device import Device, seconds_of, to_device
 from decoding.fused.graphs import ForwardGraphs
 from decoding.fused.live_weights import LiveWeights
+from decoding.fused.packed_linear import coded_layers
 from decoding.fused.recordings import CudaRecorder
 from decoding.network.slot_network import Exact, SlotNetwork, layers_to_read
 from decoding.network.target import LocalTarget, timed_start
@@ -60,11 +61,11 @@ class LanguageModel(SlotNetwork, LocalTarget):
     @property
     def weights(self) -> LiveWeights:
         """The weights, which all that share the network have."""
-        return LiveWeights(self.network)
+        return LiveWeights(self.network, follow=None if self.fused is None else self.fused.follow_weights)
 
     def facts(self) -> dict[str, bool | int]:
         is_recorded = self.graphs is not None and self.graphs.recordings.record is not None
-        return {"fused": self.fused is not None, "graphs": is_recorded}
+        return {"fused": self.fused is not None, "graphs": is_recorded, "coded_layers": self.num_coded_layers}
 
     def share(self) -> "LanguageModel":
         twin = copy(self)
@@ -103,6 +104,7 @@ class LanguageModel(SlotNetwork, LocalTarget):
         if self.is_sped_up:
             return
         self._lay_out()
+        self.num_bytes_read -= sum(layer.num_bytes_saved for layer in coded_layers(self.network))
         if self.fused is not None and self.device.type == "cuda" and os.environ.get("DRAY_GRAPHS", "on") != "off":
             self.graphs = ForwardGraphs(self._run_fused, CudaRecorder())
 

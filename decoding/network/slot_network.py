@@ -30,7 +30,8 @@ from decoding.device import to_device
 from decoding.fp8.linear import Fp8Linear, weights_of
 from decoding.fused.decoder import FUSED_LINEARS, FusedDecoder
 from decoding.fused.graphs import ForwardGraphs, Inputs
-from decoding.fused.packed_linear import pack_linears
+from decoding.fused.coded_linear import CodedEmbedding
+from decoding.fused.packed_linear import coded_layers, pack_linears
 from decoding.gpu.available import kernels_run_on
 from decoding.states import layers as state_layers
 from decoding.states.book import num_recent_states
@@ -69,6 +70,7 @@ class SlotNetwork(ABC):
         self.fused: FusedDecoder | None = None  # runs instead of the network's own code if it fits
         self.graphs: ForwardGraphs | None = None  # of the fused network, on CUDA
         self.is_sped_up = False
+        self.num_coded_layers = 0  # that multiply codes of 4 or 8 bits, once it is sped up
         self.exact: Exact = "off"  # whether `speed_up` lays out products in which no line depends on another
         self.is_measured_invariant = False
         self.layers = layers
@@ -118,6 +120,10 @@ class SlotNetwork(ABC):
         self.is_sped_up = True
         fits = FusedDecoder.fits(self.network) and not self.runs_rows_apart
         pack_linears(self.network, FUSED_LINEARS if fits else (), self.has_exact_products)
+        coded = coded_layers(self.network)
+        self.num_coded_layers = len(coded)
+        own = [each.layer for each in self.network.modules() if isinstance(each, CodedEmbedding)]
+        self.num_weight_bytes -= sum(layer.num_bytes_saved for layer in dict.fromkeys(coded + own))
         if self.device.type == "cpu":  # the other weights still point into the file and keep all of it mapped
             for weight in weights_of(self.network):
                 weight.data = weight.data.clone()

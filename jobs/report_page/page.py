@@ -157,7 +157,7 @@ def _settings(run: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "verification": identity.get("verification"),
         "dtype": identity.get("dtype"),
-        "dequantized from": identity.get("target_gguf", {}).get("quantization"),
+        "weights of": identity.get("target_gguf", {}).get("quantization"),
         "temperature": sampling.get("temperature"),
         "seed": identity.get("seed"),
         "drafter": engine.get("drafter"),

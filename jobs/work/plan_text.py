@@ -10,10 +10,9 @@ from rich.text import Text
 
 from actors.engines import backend_of
 from actors.engines.candidates import Candidates
-from actors.engines.footprint import footprint
+from actors.engines.footprint import footprint, made_of_in_words
 from actors.resources import describe_placement
 from decoding.checkpoint.generation import sampling_of
-from decoding.checkpoint.gguf_file import origin_in_words
 from decoding.checkpoint.supported import load_config as load_model_config
 from decoding.choices import NEED_A_MODEL, OWN_HEAD, OWN_HEAD_IF_ANY
 from decoding.heads.assistant_folder import fitting_assistant
@@ -69,14 +68,15 @@ def print_plan(plan: Plan) -> None:
     say(f"  input:   {num_files} ({plan.input_options.format}), {num_rows:,} rows")
     say(f"  {prompts_in_words(plan)}")
     named = plan.config.generator.models
-    say(f"  target:  {named.target} ({models.device}, {models.dtype}{origin_in_words(models.target)})")
+    say(f"  target:  {named.target} ({models.device}, {models.dtype}{made_of_in_words(plan.settings, models.target)})")
     has_model = drafter in NEED_A_MODEL
     for what, said in zip(("taken", "not applied"), _said_by_model(plan), strict=True):
         if said:
             say(f"  {what} of the model's generation_config.json: {said}")
     say(f"  engine:  {backend.describe()}")
     if has_model:
-        say(f"  draft:   {named.draft}{origin_in_words(models.draft or '')}{_draft_in_words(plan)}")
+        made_of = made_of_in_words(plan.settings, models.draft or "")
+        say(f"  draft:   {named.draft}{made_of}{_draft_in_words(plan)}")
     if plan.choice is not None:
         say(f"  taken:   by a trial before: {plan.choice}")
     for line in [] if plan.candidates is None else _candidates_in_words(plan.candidates, plan.config.run.draft_trial_s):

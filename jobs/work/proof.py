@@ -17,7 +17,7 @@ from rich.progress import track
 from rich.table import Table
 
 from actors.engines import backend_of
-from decoding.checkpoint.gguf_file import origin_in_words
+from actors.engines.footprint import made_of_in_words
 from jobs.config.prove import AskedName, ProveConfig
 from jobs.driver.outcome import run_command
 from jobs.driver.plan import Plan
@@ -56,7 +56,7 @@ class Proof:
         texts = self._texts
         with ExitStack() as resources:
             texts.place(resources)
-            made_of = origin_in_words(models.target)
+            made_of = made_of_in_words(self._plan.settings, models.target)
             self._console.print(
                 f"target {self._config.generator.models.target}, {models.dtype} on {texts.runs_on}{made_of}"
             )

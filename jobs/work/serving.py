@@ -22,8 +22,8 @@ from ray.serve.exceptions import RayServeException
 
 from actors.drafts.roster import start_roster
 from actors.engines import backend_of
+from actors.engines.footprint import made_of_in_words
 from actors.resources import describe_placement
-from decoding.checkpoint.gguf_file import origin_in_words
 from decoding.engine.draft_folder import check_replacement
 from endpoint.batches.batch import BatchSettings
 from endpoint.deployment import (
@@ -114,7 +114,7 @@ def _check_sharing(config: ServeConfig) -> None:
 def describe(config: ServeConfig, models: Sequence[ServedModel]) -> str:
     """Return what is served, as lines for a reader."""
     (own, *adapters), deployment, keys = models, config.serve.deployment, config.keys()
-    settings, made_of = own.settings, origin_in_words(own.settings.models.target)
+    settings, made_of = own.settings, made_of_in_words(own.settings, own.settings.models.target)
     engines = f"{deployment.min_replicas}"
     if deployment.max_replicas > deployment.min_replicas:
         engines += f" to {deployment.max_replicas}"

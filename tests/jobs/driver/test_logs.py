@@ -101,6 +101,7 @@ def test_json_logs_hold_every_event_of_a_run_and_no_prompt_or_output(job):
     assert json.loads(engine) == {
         name: loaded[name]
         for name in (
+            "coded_layers",
             "device",
             "drafter",
             "dtype",
