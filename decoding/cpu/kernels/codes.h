@@ -5,8 +5,8 @@
 // those of the dequantized weight, and linear.h adds them in one order, so a product is the same, bit for bit, as with
 // float32 weights.
 //
-// Few lines are multiplied while the codes are read. For more lines than are multiplied at once, a block is decoded
-// into the cache once, in linear.h's layout.
+// Lines are multiplied while the codes are read. Where that would be done twice, the first lines leave the
+// block in the cache as float32 numbers in linear.h's layout, for the others.
 //
 // Layout: for each block of kColumns outputs, and each group of inputs, one record: kColumns scales, kColumns minimums
 // if the format has them, and the codes. Codes of 8 bits: for each input kColumns numbers. Codes of 4 bits: for each 8
@@ -111,9 +111,9 @@ __attribute__((always_inline)) inline void each_input(const char* record, int64_
   }
 }
 
-// out[m] = x[m] times one block, [M, kColumns].
-template <class F, int M>
-void multiply_codes(const float* x, int64_t inputs, int64_t group, const char* record, float* out) {
+// out[m] = x[m] times one block, [M, kColumns]; `keeps` writes the block's float32 numbers into `decoded`, too.
+template <class F, int M, bool keeps>
+void multiply_codes(const float* x, int64_t inputs, int64_t group, const char* record, float* decoded, float* out) {
   constexpr int64_t ahead = 4096;  // bytes
   Register left[M], right[M];
   for (int m = 0; m < M; ++m) left[m] = right[m] = Register{};
@@ -121,6 +121,10 @@ void multiply_codes(const float* x, int64_t inputs, int64_t group, const char* r
   for (int64_t i = 0; i < inputs; i += group, record += bytes) {
     for (int64_t line = 0; line < bytes; line += 64) _mm_prefetch(record + ahead + line, _MM_HINT_T0);
     each_input<F>(record, group, [&](int64_t j, Register w_left, Register w_right) __attribute__((always_inline)) {
+      if (keeps) {
+        *reinterpret_cast<Register*>(decoded + (i + j) * kColumns) = w_left;
+        *reinterpret_cast<Register*>(decoded + (i + j) * kColumns + kWidth) = w_right;
+      }
 #pragma GCC unroll 8
       for (int m = 0; m < M; ++m) {
         const float line = x[m * inputs + i + j];
@@ -136,17 +140,24 @@ void multiply_codes(const float* x, int64_t inputs, int64_t group, const char* r
 }
 
 template <class F>
-void multiply_codes(int lines, const float* x, int64_t inputs, int64_t group, const char* record, float* out) {
+void multiply_codes(int lines, const float* x, int64_t inputs, int64_t group, const char* record, float* decoded,
+                    float* out) {
+#define DRAY_LINES(M) \
+  case M: return multiply_codes<F, M, false>(x, inputs, group, record, nullptr, out)
+#define DRAY_MANY_LINES(M) \
+  case M: \
+    if (decoded) return multiply_codes<F, M, true>(x, inputs, group, record, decoded, out); \
+    return multiply_codes<F, M, false>(x, inputs, group, record, nullptr, out)
   switch (lines) {
-    case 1: return multiply_codes<F, 1>(x, inputs, group, record, out);
-    case 2: return multiply_codes<F, 2>(x, inputs, group, record, out);
-    case 3: return multiply_codes<F, 3>(x, inputs, group, record, out);
-    case 4: return multiply_codes<F, 4>(x, inputs, group, record, out);
-    case 5: return multiply_codes<F, 5>(x, inputs, group, record, out);
-    case 6: return multiply_codes<F, 6>(x, inputs, group, record, out);
+    DRAY_LINES(1);
+    DRAY_LINES(2);
+    DRAY_MANY_LINES(3);
+    DRAY_MANY_LINES(4);
+    DRAY_MANY_LINES(5);
+    DRAY_MANY_LINES(6);
 #ifdef __AVX512F__
-    case 7: return multiply_codes<F, 7>(x, inputs, group, record, out);
-    case 8: return multiply_codes<F, 8>(x, inputs, group, record, out);
+    DRAY_MANY_LINES(7);
+    DRAY_MANY_LINES(8);
 #endif
     default: __builtin_trap();
   }
@@ -180,9 +191,9 @@ struct Codes {
       default: __builtin_trap();
     }
   }
-  void multiply(int64_t block, int lines, const float* x, float* out) const {
+  void multiply(int64_t block, int lines, const float* x, float* decoded, float* out) const {
     with_format(block, [&](auto f, int64_t group, const char* record) {
-      multiply_codes<decltype(f)>(lines, x, inputs, group, record, out);
+      multiply_codes<decltype(f)>(lines, x, inputs, group, record, decoded, out);
     });
   }
   void decoded(int64_t block, float* out) const {

@@ -148,14 +148,12 @@ void multiply(int lines, const Input<T>* x, int64_t inputs, const T* block, int6
   multiply<T, kNothing>(lines, x, inputs, block, nullptr, out);
 }
 
-// The same with a weight in codes. They are decoded in the first pass over a block if there are three or more.
+// The same with a weight in codes. Of several passes over a block the first decodes it.
 inline void multiply_coded(const Codes& weight, int64_t block, int lines, const float* x, int64_t pass, int64_t passes,
                            std::vector<float>& decoded, float* out) {
-  if (passes <= 2) return weight.multiply(block, lines, x, out);
-  if (pass == 0) {
-    decoded.resize(std::max<size_t>(decoded.size(), weight.inputs * kColumns));
-    weight.decoded(block, decoded.data());
-  }
+  if (passes == 1) return weight.multiply(block, lines, x, nullptr, out);
+  if (decoded.size() < static_cast<size_t>(weight.inputs * kColumns)) decoded.resize(weight.inputs * kColumns);
+  if (pass == 0) return weight.multiply(block, lines, x, decoded.data(), out);
   multiply<float, kNothing>(lines, x, weight.inputs, decoded.data(), nullptr, out);
 }
 
