@@ -143,9 +143,7 @@ class CodedTensor:
             mapped = mapped.reshape(self.num_halved, -1, 2, self.bytes_a_line).swapaxes(1, 2).reshape(shape)
         codes, scales, minimums = parts_of(mapped.reshape(-1, size))
         minimums = None if minimums is None else minimums.reshape(self.num_lines, -1)
-        return CodedWeight(
-            codes.reshape(self.num_lines, -1), scales.reshape(self.num_lines, -1), minimums, num_bits
-        )
+        return CodedWeight(codes.reshape(self.num_lines, -1), scales.reshape(self.num_lines, -1), minimums, num_bits)
 
 
 def keep_codes(folder: Path, file: Path, reader: "gguf.GGUFReader", weights: Mapping[str, torch.Tensor]) -> None:
@@ -160,7 +158,9 @@ def keep_codes(folder: Path, file: Path, reader: "gguf.GGUFReader", weights: Map
         os.link(file, folder / _FILE)  # if somebody writes into it, `attach_codes` and those who pack weights see it
     except OSError:
         shutil.copyfile(file, folder / _FILE)
-    kept = {name: {key: value for key, value in asdict(tensor).items() if key != "file"} for name, tensor in found.items()}
+    kept = {
+        name: {key: value for key, value in asdict(tensor).items() if key != "file"} for name, tensor in found.items()
+    }
     (folder / _KEPT).write_text(json.dumps(kept) + "\n")
 
 
@@ -199,7 +199,10 @@ def _found(
         if weight.data_ptr() not in by_memory and tensor is not None and tensor.tensor_type.name in _TYPES:
             shape = tensor.data.shape
             plain = CodedTensor(str(file), tensor.tensor_type.name, int(tensor.data_offset), *map(int, shape))
-            orders = [plain, *(replace(plain, num_halved=int(num)) for num in sorted(heads) if shape[0] % (2 * num) == 0)]
+            orders = [
+                plain,
+                *(replace(plain, num_halved=int(num)) for num in sorted(heads) if shape[0] % (2 * num) == 0),
+            ]
             same = next((each for each in orders if _is(each, weight)), None)
             if same is None:
                 _log.warning("%s of %s is not the tensor %s, and stays float32", name, file, tensor.name)

@@ -37,7 +37,10 @@ class CodedWeight:
     @classmethod
     def side_by_side(cls, parts: Seq["CodedWeight"]) -> "CodedWeight":
         """Return one weight with the lines of all parts; parts of different formats become the widest one."""
-        if len({(each.num_bits, each.group_size, each.scales_OG.dtype, each.minimums_OG is None) for each in parts}) > 1:
+        if (
+            len({(each.num_bits, each.group_size, each.scales_OG.dtype, each.minimums_OG is None) for each in parts})
+            > 1
+        ):
             parts = [each._widest(min(part.group_size for part in parts)) for each in parts]
         minimums = [each.minimums_OG for each in parts if each.minimums_OG is not None]
         return cls(

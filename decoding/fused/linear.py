@@ -85,9 +85,7 @@ class KernelLinear(torch.nn.Module):
     def _run(self, linear: kernels.Linear, x: torch.Tensor, added: torch.Tensor | None) -> torch.Tensor:
         dtype = torch.float32 if self._form else self._packed.dtype
         if x.dtype != dtype or x.shape[-1] != self.in_features:
-            raise TypeError(
-                f"a linear layer of {self.in_features} inputs in {dtype} got {tuple(x.shape)} in {x.dtype}"
-            )
+            raise TypeError(f"a linear layer of {self.in_features} inputs in {dtype} got {tuple(x.shape)} in {x.dtype}")
         x = x.contiguous()
         shape = (*x.shape[:-1], self.out_features)
         out = torch.empty(shape, dtype=x.dtype)

@@ -28,9 +28,9 @@ from decoding.checkpoint.supported import cache_argument, max_positions
 from decoding.choices import Exact as Exact
 from decoding.device import to_device
 from decoding.fp8.linear import Fp8Linear, weights_of
+from decoding.fused.coded_linear import CodedEmbedding
 from decoding.fused.decoder import FUSED_LINEARS, FusedDecoder
 from decoding.fused.graphs import ForwardGraphs, Inputs
-from decoding.fused.coded_linear import CodedEmbedding
 from decoding.fused.packed_linear import coded_layers, pack_linears
 from decoding.gpu.available import kernels_run_on
 from decoding.states import layers as state_layers
