@@ -92,9 +92,9 @@ def footer_facts(engine: Engine) -> dict[str, str | bool | int]:
 
     `is_batch_invariant`: a token's logits were the same, bit for bit, whatever ran beside it (docs/adr/0011).
     `kernels`: the instructions of the CPU kernels that made it so, or the GPU and what compiled its kernels; those of
-    another kind round otherwise. `coded_layers`: how many products read weights of 4 or 8 bits as they are, which are the
-    same numbers, and rounded alike, as those of their float32 weights. `exact` is the setting of that name, and `exact_text` what may be said of the texts,
-    as `exact` in report.json.
+    another kind round otherwise. `coded_layers`: how many products read weights of 4 or 8 bits as they are; these are
+    the numbers of their float32 weights, added in the same order, so they are no other kind. `exact` is the setting of
+    that name, and `exact_text` what may be said of the texts, as `exact` in report.json.
     """
     target = engine.target
     kind = ""

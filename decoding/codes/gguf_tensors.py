@@ -155,7 +155,7 @@ def keep_codes(folder: Path, file: Path, reader: "gguf.GGUFReader", weights: Map
     if not found:
         return
     try:
-        os.link(file, folder / _FILE)  # if somebody writes into it, `attach_codes` and those who pack weights see it
+        os.link(file, folder / _FILE)  # what is written into it later is seen when the weights are packed
     except OSError:
         shutil.copyfile(file, folder / _FILE)
     kept = {
@@ -169,7 +169,7 @@ def attach_codes(network: torch.nn.Module, folder: str) -> None:
     tensors = kept_codes(folder)
     for name, module in network.named_modules():
         if isinstance(module, torch.nn.Linear | torch.nn.Embedding) and f"{name}.weight" in tensors:
-            module.codes = tensors[f"{name}.weight"]
+            module.codes = tensors[f"{name}.weight"]  # type: ignore[assignment]
 
 
 def kept_codes(folder: str) -> dict[str, CodedTensor]:

@@ -24,7 +24,7 @@ class CodedWeight:
     @property
     def group_size(self) -> int:
         """The inputs that share a scale."""
-        return self.codes_OI.shape[1] // self.scales_OG.shape[1]
+        return int(self.codes_OI.shape[1] // self.scales_OG.shape[1])
 
     def dequantized(self) -> NDArray[np.float32]:
         """Return the weight [O, I] that the codes stand for."""

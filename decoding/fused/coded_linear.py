@@ -161,7 +161,7 @@ def _form_of(coded: CodedWeight) -> int:
 
 def _records(coded: CodedWeight, columns: int) -> np.ndarray:
     """Return the weight in the kernel's order: for each block of columns and each group its scales, minimums, codes."""
-    num_outputs, num_inputs = coded.codes_OI.shape
+    num_outputs = len(coded.codes_OI)
     num_groups, group = coded.scales_OG.shape[1], coded.group_size
 
     def blocks(numbers_OX: np.ndarray) -> np.ndarray:

@@ -130,7 +130,7 @@ def pack_linears(network: torch.nn.Module, together: Seq[tuple[str, ...]] = (), 
         for name, child in parent.named_children()
         if type(child) is torch.nn.Embedding and hasattr(child, "codes")
     ]
-    coded: dict[torch.nn.Parameter, CodedLinear] = {}  # by the weight of an embedding that is the head's, too
+    coded: dict[torch.Tensor, CodedLinear] = {}  # by the weight of an embedding that is the head's, too
     for parent in list(network.modules()):
         for names in together:
             if all(hasattr(parent, name) for name in names):
