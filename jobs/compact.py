@@ -61,9 +61,10 @@ def main(run_directory: RunDirectory, options: argparse.Namespace) -> int:
     totals = compaction.finish(files)
     counts = totals.counts
     in_errors = "in errors/" if compaction.include_errors else "left out"
+    failed = f" ({counts.num_errors:,} failed rows are {in_errors})" if counts.num_errors else ""
     print(
-        f"OK: {len(files)} files in {compaction.destination.name}, {counts.num_generations:,} generations of "
-        f"{counts.num_rows - counts.num_errors:,} rows ({counts.num_errors:,} failed rows are {in_errors}); "
+        f"OK: {len(files)} file{'s' * (len(files) != 1)} in {compaction.destination.name}, "
+        f"{counts.num_generations:,} generations of {counts.num_rows - counts.num_errors:,} rows{failed}; "
         "read back, counts and content are the run's"
     )
     print(f"content {totals.content_hash}")

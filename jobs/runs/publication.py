@@ -125,6 +125,7 @@ def _publish(run_directory: RunDirectory, files: Mapping[str, Path], place: Dest
         for name, path in files.items():
             print(f"{name}: {path.stat().st_size:,} bytes, {'to be uploaded' if name in missing else 'there'}")
         print("".join(f"{name}: to be removed\n" for name in older), end="")
+        print(f"{len(files)} files for {place.name}; without --dry-run {len(missing)} of them are uploaded")
         return
     if not place.has_commits and _CARD not in present:  # or readers would take what is there for the whole
         with TemporaryDirectory(prefix="dray-card-") as folder:

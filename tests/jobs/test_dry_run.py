@@ -77,7 +77,7 @@ def test_the_plan_tells_the_very_rows_that_become_error_rows(job):
     assert [int(line) for line, _ in told] == [line for line, _ in faults]
     for (line, message), (_, part) in zip(told, faults, strict=True):
         assert part in message, line
-    assert "ids of several rows, 1 in all, such as 'a' (in.jsonl:1, in.jsonl:9)" in said
+    assert "ids that several rows have: 1, such as 'a' (in.jsonl:1, in.jsonl:9)" in said
     found = _check(job, *flags).errors
     assert job.generate(*flags) == 0, job.printed()
     names = ("row_id", "row_number", "stage", "error_type", "message", "id")
@@ -104,7 +104,7 @@ def test_the_plan_says_how_long_prompts_are_and_which_leave_no_room(job):
     lengths = [len(codec.encode(text, is_chat=False)) for text in texts]
     assert job.generate(CPU, "--dry-run", f"--sampling.max_tokens={256 - lengths[2] + 1}") == 0
     said = " ".join(job.printed().split())
-    assert f"tokens: {sum(lengths)} of prompts to read" in said
+    assert f"tokens: {sum(lengths)} in the prompts" in said
     longest = f"{lengths[2]} (in.jsonl:3), {lengths[3]} (in.jsonl:4), {lengths[1]} (in.jsonl:2)"
     assert f"longest: {longest}; the context has 256" in said
     assert "warning: after 1 of these prompts the context ends before sampling.max_tokens" in said

@@ -45,7 +45,7 @@ def _begin(config: TuneConfig, plan: Plan) -> Callable[[], Exit]:
         file = None
     axes = axes_to_try(config, plan, own)
     if config.dry_run:
-        print(f"would try {in_words(axes)}\nwould write {file.path if file else 'no file'}")
+        print(f"would try {in_words(axes)}\nwould write {file.path if file else 'no file (--tune.write names one)'}")
         return lambda: Exit.COMPLETE
     return lambda: _tune(config, plan, own, axes, file)
 
