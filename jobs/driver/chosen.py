@@ -85,7 +85,7 @@ def _dtype_on_cpu(target: str) -> tuple[Any, str]:
 
     if is_invariant_on_cpu(config, torch.bfloat16):
         return own, f"the model's own, and exact here ({linear_kind(torch.bfloat16)})"
-    return "float32", "exact; in bfloat16, the model's own, it would not be here"
+    return "float32", "exact; bfloat16, the model's own, would not be here"
 
 
 def print_chosen(config: RunConfig) -> None:

@@ -13,6 +13,7 @@ from actors.engines.backend import Exactness, exactness_found, why_inexact
 from decoding.choices import TEXT_DEPENDS_ON_DRAFT, TEXT_IS_THE_TARGETS
 from jobs.config.run import RunSettings
 from jobs.driver.progress import format_seconds
+from jobs.names import tell
 from jobs.report_page.numbers import format_length, format_rate
 from jobs.report_page.texts import samples, text_to_show
 from pipeline.counts import COUNTED_COLUMNS, SCORED_COLUMNS, Counts, Scores, count_generations, count_scores
@@ -63,7 +64,7 @@ def exactness_of(run_directory: RunDirectory, check: CheckReport) -> Exactness:
 def print_why_inexact(run_directory: RunDirectory) -> None:
     """Print what the texts of a run without coupled verification are; nothing for others."""
     if _verification(run_directory) in TEXT_DEPENDS_ON_DRAFT:
-        print(f"exact: no; {why_inexact(_verification(run_directory))}")
+        tell(f"exact: no; {why_inexact(_verification(run_directory))}", sys.stdout)
 
 
 def _verification(run_directory: RunDirectory) -> str:

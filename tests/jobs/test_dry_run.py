@@ -6,6 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 from actors.engines.loading import load_codec
+from jobs import generate
 from jobs.config.loading import load
 from jobs.config.run import RunConfig
 from jobs.driver.plan import make_plan
@@ -24,7 +25,7 @@ HELLO = [{"role": "user", "content": "hello"}]
 # Each line of the input, and what its error row says; None: it is written.
 LINES: list[tuple[Any, str | None]] = [
     ({"id": "a", "kind": "a", "prompt": "Tell me a story."}, None),
-    ('{"id": "torn", "prompt": "half', "not a JSON line"),
+    ('{"id": "torn", "prompt": "half', "not a JSON line: Unterminated string starting at: column 26 "),
     ("", None),  # a blank line is no row
     ({"prompt": 5}, "column 'prompt': expected a string, got int"),
     ({"messages": [{"role": "wizard", "content": "hi"}]}, "got wizard"),
@@ -83,6 +84,15 @@ def test_the_plan_tells_the_very_rows_that_become_error_rows(job):
     names = ("row_id", "row_number", "stage", "error_type", "message", "id")
     written = [{name: row[name] for name in names} for row in errors(job.output)]
     assert [{name: asdict(row)[name] for name in names} for row in found] == written
+
+
+def test_a_drafter_that_lacks_its_model_is_refused_before_a_plan_is_printed(job):
+    job.read(2)
+    flags = job.command(CPU, "--engine.drafter=model", "--dry-run")
+    assert generate.main([flag for flag in flags if not flag.startswith("--models.draft")]) == 2
+    printed = job.printed()
+    assert "but no draft model is named" in printed
+    assert "New run" not in printed
 
 
 def test_of_a_large_input_an_even_sample_is_read(job, monkeypatch):
