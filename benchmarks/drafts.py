@@ -87,7 +87,7 @@ def main(arguments: Seq[str] | None = None) -> None:
         lengths += lengths_of(name, target, draft, rows(prompts, [json.loads(line)["kind"] for line in asked]), options)
     lines: list[dict[str, Any]] = []
     for batch, (name, (target, drafts)) in product(options.batches, pairs.items()) if options.repeats else ():
-        some = prompts if batch > 1 else prompts[:: len(prompts) // 24 or 1]
+        some = prompts if batch > 1 else prompts[:: len(prompts) // 96 or 1]
         own = EngineOptions(
             num_slots=batch, max_model_len=_MAX_MODEL_LEN, num_speculative_tokens=options.num_draft_tokens
         )

@@ -43,6 +43,8 @@ class AdaptiveSchedule(Schedule):
         self._extension_gain = Mean(first_guess=0.0, weight=16.0, decay=0.998)
         # The share of rows that fill a column of verification that extensions added.
         self._extension_share = Mean(first_guess=0.5, weight=16.0, decay=0.99)
+        # What the drafter takes to read newcomers' prompts, for each second of rounds with it.
+        self._reading_share, self._reading_seconds = Mean(first_guess=0.0, weight=16.0, decay=0.99), 0.0
         self._rounds_without = {"model": 0, "lookup": 0}
         # The next rounds that are not planned: where nothing pays, with at least as many rows; else with the same rows.
         self._num_kept, self._kept = 0, DraftPlan.nothing(0)
@@ -147,17 +149,23 @@ class AdaptiveSchedule(Schedule):
             num_positions += steps * num_steppers
         if not self.costs.is_chain:  # else a wait for its answer cannot be told from work
             self._overhead.observe(num_positions, seconds - forwards - drafting, drafts=drafting > 0)
+        self._reading_share.observe(self._reading_seconds / max(seconds, 1e-9))
+        self._reading_seconds = 0.0
         # Rows that cannot draft, since the drafter has missed a part of them, or may not, do not show what it is worth.
         num_unable = sum(
             not n and (length > 0 or sequence.num_speculative_tokens == 0)
             for length, n, sequence in zip(plan.lengths, num_drafted, sequences, strict=True)
         )
         if 2 * num_unable <= num_rows:
-            self._observe_speed(num_rows, num_rows + sum(num_accepted), seconds)
+            self._observe_speed(num_rows, num_rows + sum(num_accepted), seconds * (1 + self._reading_share.value))
         else:
             self._tries_drafter = False
 
+    def observe_reading(self, seconds: float) -> None:
+        self._reading_seconds += seconds
+
     def observe_rest(self, num_rows: int, num_tokens: int, seconds: float) -> None:
+        self._reading_seconds = 0.0
         self._observe_speed(num_rows, num_tokens, seconds)
 
     def observe_foresight(self, num_rows: int, num_tokens: int, seconds: float) -> None:

@@ -26,6 +26,7 @@ from itertools import islice
 
 from decoding.drafters.base import Drafter
 from decoding.engine.rounds.prefix import Resident
+from decoding.engine.rounds.prompt_reader import PromptReader
 from decoding.network.target import SlotCache, Target
 from decoding.sampling.logprobs import Stretch
 from decoding.sequence import Sequence
@@ -44,12 +45,12 @@ class Admission:
     ) -> None:
         """Read at most `max_prefill_tokens` between two rounds of full slots; several lanes may share `waiting`."""
         self._target, self._drafter = target, drafter
+        self.reader = PromptReader(drafter, num_slots)
         self._max_prefill_tokens = max_prefill_tokens
         self._waiting = waiting
         self._residents: list[Resident | None] = [None] * num_slots
         self._num_seated = 0
         self._finished: list[Sequence] = []  # scored rows, not handed out yet
-        self._num_read_again = drafter.num_read_again
 
     @property
     def _cache(self) -> SlotCache:
@@ -160,7 +161,7 @@ class Admission:
                 is_copied = has_features or is_scored or self._target.tap is None
                 if resident.is_filling and is_copied and common > most:
                     best, most = resident, common
-        needs_no_forward = most == len(tokens) and (is_scored or not self._num_read_again)
+        needs_no_forward = most == len(tokens) and (is_scored or not self._drafter.num_read_again)
         worth_awaiting = min(_WORTH_AWAITING, len(tokens) / 2) if is_scored else _WORTH_AWAITING
         if most > cached and (needs_no_forward or most - cached >= worth_awaiting):
             return best, most  # all tokens, or enough of them
@@ -168,7 +169,7 @@ class Admission:
 
     def _donor_of(self, newcomer: Resident, free: list[int]) -> tuple[int | None, int]:
         """Find the slot with most tokens that the newcomer may copy, a free one if several will do, and how many."""
-        donor, num_shared, again = None, 0, self._num_read_again if newcomer.sequence.asked is None else 0
+        donor, num_shared, again = None, 0, self._drafter.num_read_again if newcomer.sequence.asked is None else 0
         for slot, resident in self._donors_for(newcomer):
             copyable = self._num_copyable(slot, newcomer, resident, resident.num_shareable(newcomer))
             cached = self._cache.longest(slot, max(0, copyable - again))
@@ -198,9 +199,9 @@ class Admission:
             self._cache.copy(donor, slot, num_shared)
         asked = newcomer.sequence.asked
         if asked is None:
-            self._drafter.begin(slot, donor, num_shared)
+            self.reader.begin(slot, donor, num_shared)
         else:
-            self._drafter.begin(slot, None, 0)
+            self.reader.begin(slot, None, 0)
             source = None if donor is None else self._residents[donor]
             if source is not None and source.sequence.asked is not None:
                 asked.take_over(source.sequence.asked, num_shared)
@@ -222,7 +223,8 @@ class Admission:
             return {}
         oldest = min(reading, key=lambda slot: reading[slot].number)
         followers = [each for _, each in self._seated() if each.leader and self._cache.has_states]
-        wanted = {slot: each.num_until_copied(followers, self._num_read_again) for slot, each in reading.items()}
+        again = self._drafter.num_read_again
+        wanted = {slot: each.num_until_copied(followers, again) for slot, each in reading.items()}
         grants = {oldest: min(wanted[oldest], -(-budget // 2))}
         budget -= grants[oldest]
         for slot in sorted(reading, key=lambda slot: reading[slot].num_missing - grants.get(slot, 0)):
@@ -234,8 +236,7 @@ class Admission:
         return grants
 
     def _read(self, grants: dict[int, int]) -> None:
-        slots, chunks, starts, heads = [], [], [], []
-        scored = list[tuple[Resident, Stretch]]()
+        slots, chunks, starts, heads, scored = [], [], [], [], list[tuple[Resident, Stretch]]()
         for slot, num_tokens in grants.items():
             resident = self._residents[slot]
             assert resident is not None
@@ -251,7 +252,7 @@ class Admission:
             resident.num_filled = end
         if slots:
             self._target.prefill(slots, chunks, starts)
-            self._drafter.prefill(slots, heads)
+            self.reader.prefill(slots, heads)
         if scored:
             self._score(scored)
 
@@ -278,8 +279,7 @@ class Admission:
     def _line_up(self) -> list[Sequence]:
         """Move all rows that can run to slots 0..B-1, and return them."""
         ready = [slot for slot, resident in self._seated() if resident.is_ready]
-        is_ready = set(ready)
-        gaps = [slot for slot in range(len(ready)) if slot not in is_ready]
+        gaps = sorted(set(range(len(ready))) - set(ready))
         for stray, gap in zip([slot for slot in ready if slot >= len(ready)], gaps, strict=True):
             self._swap(stray, gap)
         running = dict(islice(self._seated(), len(ready)))
@@ -287,7 +287,7 @@ class Admission:
         for resident in newcomers.values():
             resident.is_admitted = True
         if newcomers:
-            self._drafter.admit(list(newcomers), [resident.sequence for resident in newcomers.values()])
+            self.reader.admit(list(newcomers), [resident.sequence for resident in newcomers.values()])
         return [resident.sequence for resident in running.values()]
 
     def _swap(self, stray: int, gap: int) -> None:

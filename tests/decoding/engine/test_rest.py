@@ -101,3 +101,14 @@ def test_a_draft_model_that_rests_reads_no_prompts(models, rest):
     engine.submit(numbered(random_prompts([30], seed=1), max_tokens=3))
     engine.step()
     assert engine.lanes[0].drafter.slots.num_known[0] == 0
+
+
+def test_the_time_to_read_prompts_counts_for_rows_that_come_when_all_slots_were_full(models, monkeypatch):
+    told = []
+    monkeypatch.setattr(FixedSchedule, "observe_reading", lambda _, seconds: told.append(seconds))
+    engine = engine_over(models.target, models.good_draft, "model", num_slots=2)
+    run(engine, numbered(random_prompts([20, 24]), max_tokens=3))
+    assert told
+    assert not any(told), "the first rows come at once"
+    run(engine, numbered(random_prompts([22], seed=1), max_tokens=3))
+    assert sum(map(bool, told)) == 1
