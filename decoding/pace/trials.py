@@ -36,7 +36,9 @@ _INTERVAL, _LONG_INTERVAL = 96, 384  # rounds between trials after a change, and
 _LONGEST = 4096  # and at most, where nothing changes and little is lost
 _MAX_LOSS = 1 / 128  # of the time until the next trial, lost in a trial of the slower way
 _LATEST = 65536  # rounds until the next trial, however much the last one lost: the machine may have stood still
-_GAIN = 1.05  # times the speed of rest: a drafter that wakes must be this much faster, as other work blurs every time
+# Times the speed of rest that a drafter must have: as other work blurs every time, one that wakes must be clearly
+# faster; and one that goes on must be faster, since rounds do not show all that it costs, such as features of prompts.
+_GAIN, _LEAST_GAIN = 1.05, 1.02
 _MAX_FEATURES = 0.35  # of the time of a round without drafts: what features cost at most, in small models
 _CLEARLY = 1.5  # times plain decoding as the cost table has it: a drafter that is this fast needs no trial
 _MAX_EXCESS = 3.0  # times the median time of a round: more than that is other work on the machine
@@ -147,7 +149,7 @@ class Trials:
         self.is_trial = self.keeps_features = False
         self._behind = None
         self._lately.clear()
-        needed = _GAIN if self.is_resting else 1.0
+        needed = _GAIN if self.is_resting else 1 / _LEAST_GAIN
         if (ratio := _speed(counted) / _speed(settled)) > needed:
             self.is_resting = not self.is_resting
             self._wait(_LONG_INTERVAL if ratio > _FAST else _INTERVAL)

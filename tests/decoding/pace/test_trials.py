@@ -29,6 +29,12 @@ def test_a_drafter_that_is_faster_than_none_hardly_ever_rests(seed):
     assert sum(shares(lambda _: 1.4, 1.0, seed=seed)) < 0.02 * 4000
 
 
+@pytest.mark.parametrize(("speed", "rests"), [(1.01, True), (1.06, False)])
+def test_a_drafter_goes_on_if_it_is_faster_by_more_than_what_rounds_do_not_show(speed, rests):
+    rested = shares(lambda _: speed, 1.0, noise=0.0)
+    assert all(rested[200:]) if rests else sum(rested) < 0.02 * len(rested)
+
+
 def test_a_drafter_that_becomes_faster_is_found_out():
     rested = shares(lambda number: 0.7 if number < 1000 else 1.6, 1.0, num_rounds=6000)
     assert sum(rested[500:1000]) > 0.9 * 500
