@@ -78,7 +78,7 @@ def test_rows_with_a_column_id_are_named_by_it_unless_the_run_has_begun_without(
     assert generate.main([*begun, *line[4:], "--engine.drafter=suffix"]) == 0
     assert generate.main([line[0], "without", *line[2:]]) == 0
     assert "the rows have such a column" not in capsys.readouterr().out
-    assert config_of(*line, "--input.prompt_column=id").input.options.id_column is None
+    assert config_of(line[0], "other", *line[2:], "--input.prompt_column=id").input.options.id_column is None
 
 
 def test_a_run_keeps_the_type_of_numbers_that_it_has_begun_with(line, monkeypatch):
