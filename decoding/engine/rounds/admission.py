@@ -74,6 +74,7 @@ class Admission:
 
     def clear(self) -> None:
         self._residents = [None] * len(self._residents)
+        self.reader = PromptReader(self._drafter, len(self._residents))
         self._finished.clear()
 
     @property
