@@ -161,6 +161,7 @@ class AdaptiveSchedule(Schedule):
             self._observe_speed(num_rows, num_rows + sum(num_accepted), seconds)
         else:
             self._tries_drafter = False
+            self._trials.wait_for_rows(self._round(num_rows, num_rows + sum(num_accepted), seconds))
 
     def observe_reading(self, num_rows: int, seconds: float) -> None:
         self._num_newcomers.observe(num_rows)

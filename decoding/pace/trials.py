@@ -68,6 +68,7 @@ class Trials:
         self._lately: deque[Round] = deque(maxlen=_SETTLED * max(_LENGTH, _ROW_ROUNDS))  # of the way that is settled
         self._tried: list[Round] = []
         self._tried_before: list[Round] = []  # in the first part of a trial that has two
+        self._waited: list[Round] = []  # of a trial, until most rows could draft
         self._behind: list[Round] | None = None  # rounds of the settled way since a trial that is not decided
         self._num_before_trial, self._interval = _FIRST, _INTERVAL
         self._num_row_rounds = 0
@@ -90,6 +91,11 @@ class Trials:
         rested = self.is_resting != self.is_trial
         self._observe(done, num_rows)
         return rested != (self.is_resting != self.is_trial)
+
+    def wait_for_rows(self, done: Round) -> None:
+        """Take a round in which most rows cannot draft: all that it shows is a part of what a trial costs."""
+        if self.is_trial:
+            self._waited.append(done)
 
     def _observe(self, done: Round, num_rows: int) -> None:
         self._num_row_rounds += num_rows
@@ -118,7 +124,8 @@ class Trials:
             self._is_second = False
             self._wait(self._longer_interval)
             return
-        self.is_trial, self._tried, self._tried_before, self.is_resting = True, [], [], not self.is_resting
+        self.is_trial, self.is_resting = True, not self.is_resting
+        self._tried, self._tried_before, self._waited = [], [], []
         self.keeps_features = self.is_resting and self._has_features
 
     @property
@@ -164,7 +171,7 @@ class Trials:
             self._wait(_LONG_INTERVAL if ratio > _FAST else _INTERVAL)
             return
         # Tokens that the settled way would have written beyond the trial's in its time, and the rounds they take.
-        tried = self._tried_before + self._tried
+        tried = self._waited + self._tried_before + self._tried
         num_lost = _speed(settled) * sum(each.time for each in tried) - _num_tokens(tried)
         num_rounds = num_lost * len(settled) / _num_tokens(settled)
         self._wait(max(self._longer_interval, min(int(num_rounds / _MAX_LOSS), _LATEST)))

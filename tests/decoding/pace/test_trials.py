@@ -130,6 +130,20 @@ def test_a_drafter_that_seems_a_little_faster_does_not_wake(seed):
     assert sum(rested) > 0.95 * len(rested)
 
 
+@pytest.mark.parametrize("num_waited", [0, 100])
+def test_rounds_in_which_rows_cannot_draft_yet_are_a_part_of_what_a_trial_costs(num_waited):
+    trials, num_trials, between = Trials(), 0, 0
+    while num_trials < 3:  # of rest, then of drafts twice
+        was_trial = trials.is_trial
+        trials.observe(Round(1.0, 1.0 if trials.is_resting else 1.5), num_rows=16)
+        if trials.is_trial and not was_trial:
+            num_trials += 1
+            for _ in range(num_waited):
+                trials.wait_for_rows(Round(1.0, 1.5))
+        between += num_trials == 2 and not trials.is_trial
+    assert between > 100 * 0.5 * 128 if num_waited else between < 2000
+
+
 @pytest.mark.parametrize("num_missed", [50.0, 500.0])
 def test_a_trial_that_costs_much_is_not_repeated_soon(num_missed):
     """The drafter reads what it missed while it rested, which takes as long as `num_missed` rounds."""
