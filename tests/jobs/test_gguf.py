@@ -40,7 +40,7 @@ def test_the_plan_and_the_page_say_what_was_dequantized_and_the_run_keeps_the_di
     write_page(create_run(make_plan(load(RunConfig, command, prog="test"))))
     made_of = json.loads((tmp_path / "out" / "run.json").read_text())["identity"]["target_gguf"]
     assert (made_of["quantization"], len(made_of["sha256"])) == ("F32 and Q8_0", 64)
-    assert "weights of" in (tmp_path / "out" / "report.html").read_text()
+    assert "weights of F32 and Q8_0" in (tmp_path / "out" / "report.html").read_text()
 
 
 def test_a_file_that_is_cut_off_ends_a_command_with_one_line_before_ray_starts(command, tmp_path, capsys):
