@@ -87,9 +87,10 @@ class CodedLinear(KernelLinear):
 class CodedEmbedding(torch.nn.Module):
     """An embedding that dequantizes the lines that are asked for."""
 
-    def __init__(self, layer: CodedLinear) -> None:
-        """Read the weight of `layer`, which may be the head of the same network."""
+    def __init__(self, layer: CodedLinear, scale: torch.Tensor | None = None) -> None:
+        """Read the weight of `layer`, which may be the head of the same network; lines are multiplied by `scale`."""
         super().__init__()
+        self._scale = scale
         self._layer = (layer,)  # in a tuple: not a child here
         self.num_embeddings, self.embedding_dim = layer.out_features, layer.in_features
 
@@ -104,7 +105,8 @@ class CodedEmbedding(torch.nn.Module):
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         """Return the line of each id, [..., I]."""
-        return self.layer.lines(ids.flatten()).view(*ids.shape, self.embedding_dim)
+        found = self.layer.lines(ids.flatten()).view(*ids.shape, self.embedding_dim)
+        return found if self._scale is None else found * self._scale.to(found.dtype)
 
     def replace(self, weight_VI: torch.Tensor, _: object) -> None:
         """Take other numbers of the same shapes."""

@@ -17,6 +17,7 @@ from decoding.fp8.linear import Fp8Linear
 from decoding.fused.coded_linear import CodedEmbedding, CodedLinear, coded_layer
 from decoding.fused.linear import KernelLinear, kernel_function
 
+_EMBEDDINGS = ("Embedding", "Gemma3TextScaledWordEmbedding")  # whose lines, or these times a scale, are all they give
 _PACKABLE = (torch.float32, torch.bfloat16)
 
 
@@ -124,11 +125,11 @@ def pack_linears(network: torch.nn.Module, together: Seq[tuple[str, ...]] = (), 
     num_bytes = sum(weight.numel() * weight.element_size() for weight in weights)
     memory = HugePages(num_bytes * 33 // 32) if any(kernel_function(weight) for weight in weights) else None
     del weights  # or their memory would not be freed
-    embeddings = [
+    embeddings: list[tuple[torch.nn.Module, str, Any]] = [
         (parent, name, child)
         for parent in network.modules()
         for name, child in parent.named_children()
-        if type(child) is torch.nn.Embedding and hasattr(child, "codes")
+        if type(child).__name__ in _EMBEDDINGS and hasattr(child, "codes")
     ]
     coded: dict[torch.Tensor, CodedLinear] = {}  # by the weight of an embedding that is the head's, too
     for parent in list(network.modules()):
@@ -147,7 +148,7 @@ def pack_linears(network: torch.nn.Module, together: Seq[tuple[str, ...]] = (), 
     for parent, name, embedding in embeddings:
         layer = coded.get(embedding.weight) or coded_layer([embedding], memory)
         if layer is not None:
-            setattr(parent, name, CodedEmbedding(layer))
+            setattr(parent, name, CodedEmbedding(layer, getattr(embedding, "embed_scale", None)))
 
 
 def coded_layers(network: torch.nn.Module) -> list[CodedLinear]:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig, Qwen2Config
+from transformers import AutoModelForCausalLM, Gemma3TextConfig, LlamaConfig, PretrainedConfig, Qwen2Config
 
 from decoding import Engine, EngineOptions, SamplingParams
 from decoding.checkpoint import model_files
@@ -99,6 +99,14 @@ def test_logits_are_those_of_float32_weights_bit_for_bit_and_no_float32_copy_is_
     assert all(weight.ndim == 1 for weight in coded.network.parameters()), "norms alone are float32"
     assert coded.num_weight_bytes < 0.4 * plain.num_weight_bytes
     assert coded.num_bytes_read < 0.4 * plain.num_bytes_read
+
+
+def test_the_scaled_embedding_of_gemma_is_read_from_the_codes_of_the_head(tmp_path):
+    more = {"num_hidden_layers": 7, "head_dim": 16, "sliding_window": 16}
+    path = save_coded(tmp_path, "Q8_0", Gemma3TextConfig, **more)
+    coded, plain = loaded(path), loaded(path, is_coded=False)
+    assert isinstance(coded.network.get_input_embeddings(), CodedEmbedding)
+    assert torch.equal(logits(coded, 3), logits(plain, 3))
 
 
 def test_a_model_in_codes_computes_with_other_weights_that_it_is_given(tmp_path):
