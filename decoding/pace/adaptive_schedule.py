@@ -44,8 +44,8 @@ class AdaptiveSchedule(Schedule):
         self._extension_gain = Mean(first_guess=0.0, weight=16.0, decay=0.998)
         # The share of rows that fill a column of verification that extensions added.
         self._extension_share = Mean(first_guess=0.5, weight=16.0, decay=0.99)
-        # Rows that come in a round, and the seconds in which the drafter reads the prompts of how many rows: while it
-        # drafts, and in rest, where a lookup reads them all the same.
+        # Rows that come in a round. With drafts and in rest: the seconds that the drafter took to read prompts, and the
+        # number of these prompts, which a lookup reads in rest too.
         self._num_newcomers = Mean(first_guess=0.0, weight=128.0, decay=0.996)
         self._reading = [(0.0, 0.0), (0.0, 0.0)]
         self._rounds_without = {"model": 0, "lookup": 0}

@@ -16,6 +16,7 @@ from decoding.pace.adaptive_schedule import AdaptiveSchedule
 from decoding.pace.cost_table import CostTable
 from decoding.pace.draft_lengths import DraftPlan, best_lengths
 from decoding.pace.schedule import FixedSchedule, Schedule
+from decoding.pace.trials import Trials
 
 FLAT = CostTable(target=((1, 1.0), (1000, 1.0)), draft=((1, 0.05), (64, 0.05)))  # a forward costs the same for any size
 LINE = CostTable(target=((1, 1.0), (101, 11.0)), draft=((1, 0.05), (64, 0.05)))
@@ -273,7 +274,7 @@ def share_of_rest(
         batch = rows(*[500] * (1 + number // 20 % 4))
         plain = LINE.target_seconds(len(batch))
         schedule.observe_reading(int(number % 4 == 0), reading[schedule.rests] * plain if number % 4 == 0 else 0.0)
-        if number == 100:
+        if number == 1:
             schedule.observe_reading(16, burst * plain)
         if schedule.rests:
             num_rested += 1
@@ -382,6 +383,14 @@ def test_grammars_are_always_asked_where_lengths_are_fixed_and_where_rounds_wait
 
 def test_rounds_in_which_most_rows_cannot_draft_do_not_show_what_a_drafter_is_worth():
     assert share_of_rest(lambda n: 1.2 * LINE.target_seconds(n), num_able=0) == 0
+
+
+def test_rounds_of_a_trial_in_which_most_rows_cannot_draft_are_a_part_of_what_it_costs(monkeypatch):
+    waited = []
+    monkeypatch.setattr(Trials, "wait_for_rows", lambda _, done: waited.append(done.time))
+    plan = DraftPlan((1,) * 4, (False,) * 4)
+    AdaptiveSchedule(LINE, 4).observe(plan, rows(*[500] * 4), [0, 0, 0, 1], [0] * 4, 1.2 * LINE.target_seconds(4))
+    assert waited == pytest.approx([1.2])
 
 
 def test_rows_that_may_not_draft_do_not_show_what_a_drafter_is_worth():
