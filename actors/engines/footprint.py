@@ -31,7 +31,7 @@ def footprint(settings: GeneratorSettings, model: str) -> Footprint:
         num_weights, per_token = own_head(models.target).numbers(is_apart=is_apart)
     elif model == models.target or not is_head(model):
         found = footprint_of(load_config(model), models.dtype, *sizes, engine.num_speculative_tokens)
-        if not codes_run(model, models.device, models.dtype):
+        if not _codes_run(settings, model):
             return found
         saved = {tensor.offset: tensor.num_bytes_saved for tensor in kept_codes(model).values()}
         return replace(found, weights=found.weights - sum(saved.values()))
@@ -45,9 +45,14 @@ def footprint(settings: GeneratorSettings, model: str) -> Footprint:
 
 def made_of_in_words(settings: GeneratorSettings, model: str) -> str:
     """Return of what a model folder was made, and whether its codes are multiplied as they are; or nothing."""
+    return origin_in_words(model, is_coded=_codes_run(settings, model))
+
+
+def _codes_run(settings: GeneratorSettings, model: str) -> bool:
     models = settings.models
-    is_ours = settings.engine.backend == "dray"
-    return origin_in_words(model, is_coded=is_ours and codes_run(model, models.device, models.dtype))
+    is_sharded = settings.stages.tensor_parallel > 1 and model == models.target
+    is_ours = settings.engine.backend == "dray" and not is_sharded
+    return is_ours and codes_run(model, models.device, models.dtype)
 
 
 def free_memory(device: str) -> int:

@@ -155,7 +155,8 @@ def keep_codes(folder: Path, file: Path, reader: "gguf.GGUFReader", weights: Map
     if not found:
         return
     try:
-        os.link(file, folder / _FILE)  # what is written into it later is seen when the weights are packed
+        # What is written into the file later is seen when the weights are packed.
+        os.link(file.resolve(), folder / _FILE)  # the file, since a relative link to it (of the hub) leads nowhere here
     except OSError:
         shutil.copyfile(file, folder / _FILE)
     kept = {
@@ -190,7 +191,8 @@ def _found(
     fields: dict[str, Any] = reader.fields
     architecture = fields["general.architecture"].contents()
     kinds = {name: kind for kind, name in gguf.MODEL_ARCH_NAMES.items()}
-    heads = {fields[key].contents() for key in fields if key.startswith(f"{architecture}.attention.head_count")}
+    counts = (fields[key].contents() for key in fields if key.startswith(f"{architecture}.attention.head_count"))
+    heads = {int(num) for count in counts for num in np.ravel(count)} - {0}  # one number, or one a layer; Mamba has 0
     names = gguf.get_tensor_name_map(kinds[architecture], int(fields[f"{architecture}.block_count"].contents()))
     stored = {tensor.name: tensor for tensor in reader.tensors}
     by_memory: dict[int, CodedTensor] = {}
@@ -198,10 +200,12 @@ def _found(
         tensor: Any = stored.get(names.get_name(name, try_suffixes=(".weight",)) or "")
         if weight.data_ptr() not in by_memory and tensor is not None and tensor.tensor_type.name in _TYPES:
             shape = tensor.data.shape
+            if len(shape) != 2:  # of experts side by side, say
+                continue
             plain = CodedTensor(str(file), tensor.tensor_type.name, int(tensor.data_offset), *map(int, shape))
             orders = [
                 plain,
-                *(replace(plain, num_halved=int(num)) for num in sorted(heads) if shape[0] % (2 * num) == 0),
+                *(replace(plain, num_halved=num) for num in sorted(heads) if shape[0] % (2 * num) == 0),
             ]
             same = next((each for each in orders if _is(each, weight)), None)
             if same is None:

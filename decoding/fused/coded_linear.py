@@ -44,12 +44,13 @@ class CodedLinear(KernelLinear):
         linear_function: kernels.LinearFunction,
         memory: HugePages | None = None,
     ) -> None:
-        """Lay out a copy of the codes in `memory` for the kernel of float32; `can_multiply` tells whether it can."""
+        """Lay out a copy of the codes in `memory` for the kernel of float32."""
         torch.nn.Module.__init__(self)
         self.out_features, self.in_features = coded.codes_OI.shape
         self.bias: torch.Tensor | None = None if bias_O is None else bias_O.detach().clone()
         self._function = linear_function
-        self._form = _form_of(coded) + 256 * coded.group_size
+        form = coded.num_bits, str(coded.scales_OG.dtype), coded.minimums_OG is not None
+        self._form = _FORMS[form] + 256 * coded.group_size
         packed = torch.from_numpy(_records(coded, kernels.linear_columns()))
         self._packed = packed if memory is None else memory.copy(packed)
         self._linear = self.described()
@@ -65,7 +66,7 @@ class CodedLinear(KernelLinear):
             return self.weight[index_N]
         decode = function("dray_decode_lines", None, *2 * [ctypes.c_void_p], ctypes.c_int64, ctypes.c_void_p)
         assert decode is not None, "there are codes only where there are kernels"
-        index_N = index_N.contiguous()
+        index_N = index_N.to(torch.int64).contiguous()
         assert not len(index_N) or (index_N.min() >= 0 and index_N.max() < self.out_features), "no such line"
         lines_NI = torch.empty(len(index_N), self.in_features)
         decode(ctypes.addressof(self._linear), index_N.data_ptr(), len(index_N), lines_NI.data_ptr())
@@ -116,18 +117,17 @@ class CodedEmbedding(torch.nn.Module):
 def coded_layer(linears: Seq[Any], memory: HugePages | None = None) -> CodedLinear | None:
     """Return one layer over the codes of these layers of torch, side by side.
 
-    None if one of them has none (`attach_codes`), if the kernel does not run or lacks a format, and, with a warning, if
-    the codes are those of other numbers than the weights.
+    None if one of them has none (`attach_codes`), if the kernel does not run, and, with a warning, if the codes are those
+    of other numbers than the weights.
     """
-    if not all(hasattr(linear, "codes") and linear.weight.dtype is torch.float32 for linear in linears):
+    linear_function = kernels.load_linear(torch.float32)
+    if linear_function is None or not all(hasattr(linear, "codes") for linear in linears):
         return None
+    assert all(linear.weight.dtype is torch.float32 for linear in linears), "others get no codes (`load_network`)"
     try:
         coded = CodedWeight.side_by_side([linear.codes.read() for linear in linears])
     except (OSError, ValueError) as error:
         _log.warning("the weights stay float32, since their codes cannot be read: %s", error)
-        return None
-    linear_function = kernels.load_linear(torch.float32)
-    if linear_function is None or not can_multiply(coded):
         return None
     biases = [linear.bias for linear in linears if getattr(linear, "bias", None) is not None]
     layer, first = CodedLinear(coded, torch.cat(biases) if biases else None, linear_function, memory), 0
@@ -145,20 +145,6 @@ def codes_run(folder: str, device: Device, dtype: str) -> bool:
     """Tell whether the codes that a model folder keeps would be multiplied on this machine."""
     is_wanted = dtype == "float32" and bool(kept_codes(folder)) and pick_device(device).type == "cpu"
     return is_wanted and kernels.load_linear(torch.float32) is not None
-
-
-def can_multiply(coded: CodedWeight) -> bool:
-    """Tell whether the kernel has this format, on this processor."""
-    is_known = _key(coded) in _FORMS and coded.group_size % _TOGETHER == 0
-    return is_known and kernels.load_linear(torch.float32) is not None
-
-
-def _key(coded: CodedWeight) -> tuple[int, str, bool]:
-    return coded.num_bits, str(coded.scales_OG.dtype), coded.minimums_OG is not None
-
-
-def _form_of(coded: CodedWeight) -> int:
-    return _FORMS[_key(coded)]
 
 
 def _records(coded: CodedWeight, columns: int) -> np.ndarray:

@@ -16,7 +16,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.nn.functional import embedding
 from transformers import PreTrainedModel
 
 from decoding.cache.features import Features
@@ -25,7 +24,6 @@ from decoding.cache.plan import Plan
 from decoding.checkpoint.layer_subset import LayerRange
 from decoding.fp8.linear import may_join
 from decoding.fused.attention import Heads, KernelAttention, RotaryTables, Window, attention_here
-from decoding.fused.coded_linear import CodedEmbedding
 from decoding.fused.layers import KernelLayers, Layer, Norm, operations_on
 from decoding.fused.linear import KernelLinear
 from decoding.gpu.available import kernels_run_on
@@ -189,8 +187,4 @@ class FusedDecoder:
 
     def _embedded(self, fed_N: torch.Tensor) -> torch.Tensor:
         """Return hidden states in memory of our own, since the layers may write there."""
-        if self._embed is None:
-            return fed_N.clone()
-        if isinstance(self._embed, CodedEmbedding):
-            return self._embed(fed_N)  # type: ignore[no-any-return]
-        return embedding(fed_N, self._embed.weight)
+        return fed_N.clone() if self._embed is None else self._embed(fed_N)

@@ -149,7 +149,7 @@ void multiply_codes(int lines, const float* x, int64_t inputs, int64_t group, co
     if (decoded) return multiply_codes<F, M, true>(x, inputs, group, record, decoded, out); \
     return multiply_codes<F, M, false>(x, inputs, group, record, nullptr, out)
   switch (lines) {
-    DRAY_LINES(1);
+    DRAY_LINES(1);  // where there are several passes, each has three lines or more
     DRAY_LINES(2);
     DRAY_MANY_LINES(3);
     DRAY_MANY_LINES(4);
