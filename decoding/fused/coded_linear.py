@@ -117,8 +117,8 @@ class CodedEmbedding(torch.nn.Module):
 def coded_layer(linears: Seq[Any], memory: HugePages | None = None) -> CodedLinear | None:
     """Return one layer over the codes of these layers of torch, side by side.
 
-    None if one of them has none (`attach_codes`), if the kernel does not run, and, with a warning, if the codes are those
-    of other numbers than the weights.
+    None if one of them has none (`attach_codes`), if the kernel does not run, and, with a warning, if the codes are
+    those of other numbers than the weights.
     """
     linear_function = kernels.load_linear(torch.float32)
     if linear_function is None or not all(hasattr(linear, "codes") for linear in linears):

@@ -66,6 +66,16 @@ def test_a_line_gets_the_same_result_alone_and_beside_up_to_forty_others(tmp_pat
         assert same_bits(layer.gated(x[:num_lines], gate), gated_alone[:num_lines]), num_lines
 
 
+def test_threads_do_not_share_the_block_that_they_decode(tmp_path):
+    layer, plain = layers_of(tmp_path, "Q4_1", (2048, 1024))
+    x, num_threads = torch.randn(192, 1024), torch.get_num_threads()
+    torch.set_num_threads(4)
+    try:
+        assert all(same_bits(layer(x), plain(x)) for _ in range(10))
+    finally:
+        torch.set_num_threads(num_threads)
+
+
 @pytest.mark.parametrize("name", FORMS)
 def test_each_input_meets_its_own_code_scale_and_minimum(tmp_path, name):
     """A line of zeros and one 1 finds one column of the weight."""
