@@ -8,8 +8,8 @@ import transformers
 
 from decoding import Engine, EngineOptions, SamplingParams
 from decoding.drafters import NEED_A_MODEL
+from decoding.families.rotary import RotaryTables
 from decoding.fused import attention as fused_attention
-from decoding.fused.attention import RotaryTables
 from decoding.fused.decoder import FusedDecoder
 from decoding.fused.linear import kernel_function
 from decoding.fused.packed_linear import Packed
