@@ -64,7 +64,7 @@ class RotaryTables:
 def swapped(x_NXD: torch.Tensor, half: int) -> torch.Tensor:
     """Return in the place of each number the one that turns with it, `half` places away (0: half of the head)."""
     if half == 1:
-        return x_NXD.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
+        return x_NXD.view(*x_NXD.shape[:-1], -1, 2).flip(-1).flatten(-2)
     if not half or 2 * half == x_NXD.shape[-1]:
         return x_NXD.roll(x_NXD.shape[-1] // 2, -1)
     return torch.cat((x_NXD[..., half : 2 * half], x_NXD[..., :half], x_NXD[..., 2 * half :]), dim=-1)

@@ -68,8 +68,8 @@ class FusedDecoder:
         ]
         if not description.is_as_llama:
             half = 1 if family.turns_neighbours else max(each.num_turned for each in self._rotaries) // 2
-            of_scores = {"scale": own[0].self_attn.scaling, "softcap": description.attention_softcap}
-            self._heads = replace(self._heads, half=half, **of_scores)
+            scale = float(own[0].self_attn.scaling)
+            self._heads = replace(self._heads, half=half, scale=scale, softcap=description.attention_softcap)
         self.window: Window | None = None  # what a query sees of its row, on a GPU; None: all before it
         self.is_on_gpu = kernels_run_on(self._like_1E.device)
         # None: torch's own operations.
@@ -78,9 +78,9 @@ class FusedDecoder:
         self._fewest_lines = _FEWEST_LINES_ON_CPU if self._like_1E.device.type == "cpu" and not self.is_on_gpu else 1
         self._final_norm = Norm(network.norm, norm, family)
         self._head = model.get_output_embeddings() if self._range.has_head else None
-        of_all = {"gate_is_gelu": description.gate_is_gelu, "multiplier": description.residual_multiplier}
+        make = partial(Layer, gate_is_gelu=description.gate_is_gelu, multiplier=description.residual_multiplier)
         kinds = description.kinds[self._range.first : self._range.end]
-        self._layers = [Layer(layer, norm, family, kind=kind, **of_all) for layer, kind in zip(own, kinds, strict=True)]
+        self._layers = [make(layer, norm, family, kind=kind) for layer, kind in zip(own, kinds, strict=True)]
         function = None if self.kernels is None else self.kernels.layers_function
         self._at_once: KernelLayers | None = None
         if function is not None and all(layer.is_ours for layer in self._layers):

@@ -82,9 +82,10 @@ class Layer:
         self.gate_is_gelu, self.multiplier = gate_is_gelu, multiplier
         (first, *_), (gate, *up) = family.linears
         joined = getattr(attention, first)
-        self.qkv = joined.fused if isinstance(joined, LinearSlice) else joined
-        self.out, self.gate, self.down = attention.o_proj, getattr(mlp, gate), mlp.down_proj
-        self.up = getattr(mlp, up[0]) if up else self.gate  # the same product gives both
+        self.qkv: Any = joined.fused if isinstance(joined, LinearSlice) else joined
+        self.out, self.down = attention.o_proj, mlp.down_proj
+        self.gate: Any = getattr(mlp, gate)
+        self.up: Any = getattr(mlp, up[0]) if up else self.gate  # the same product gives both
         if not up and isinstance(self.gate, KernelLinear):
             self.gate, self.up = self.gate.halves()
         self._linears = (self.qkv, self.out, self.gate, self.up, self.down)

@@ -68,6 +68,7 @@ class SlotNetwork(ABC):
         self.num_weight_bytes: int = sum(w.numel() * w.element_size() for w in own)
         self.fused: FusedDecoder | None = None  # runs instead of the network's own code if it fits
         self.graphs: ForwardGraphs | None = None  # of the fused network, on CUDA
+        self.may_fuse = True  # whether the probe has found nothing that forbids it
         self.is_sped_up = False
         self.exact: Exact = "off"  # whether `speed_up` lays out products in which no line depends on another
         self.is_measured_invariant = False
@@ -116,7 +117,7 @@ class SlotNetwork(ABC):
     def _lay_out(self) -> None:
         """Lay the weights out for this device, and fuse the layers of a network that fits; caches become invalid."""
         self.is_sped_up = True
-        fits = FusedDecoder.fits(self.network) and not self.runs_rows_apart
+        fits = self.may_fuse and not self.runs_rows_apart and FusedDecoder.fits(self.network)
         pack_linears(self.network, FUSED_LINEARS if fits else (), self.has_exact_products)
         if self.device.type == "cpu":  # the other weights still point into the file and keep all of it mapped
             for weight in weights_of(self.network):
