@@ -16,6 +16,7 @@ import torch
 from transformers import PreTrainedModel
 
 from decoding.checkpoint.supported import rope_parameters
+from decoding.families.rotary import Pairs
 from decoding.fp8.linear import Fp8Linear, may_join
 
 _SPLIT = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
@@ -39,7 +40,7 @@ class Family:
     linears: tuple[tuple[str, ...], tuple[str, ...]] = _SPLIT  # queries, keys, values; gate and up
     windows: Literal["", "every layer", "by layer_types"] = ""  # layers that `sliding_window` is of
     rope: Literal["one", "by layer_types", "no_rope_layers", "sliding layers"] = "one"  # how layers turn
-    turns_neighbours: bool = False  # pairs of numbers that turn together stand side by side
+    pairs: Pairs = "halves"
     attention_softcap: str = ""
     residual_multiplier: str = ""
     embedding_scale: Callable[[Any], float] | None = None
@@ -81,9 +82,10 @@ _COHERE = Family(
     mlp_norm=None,
     is_parallel=True,
     norm_is_centered=True,
-    turns_neighbours=True,
+    pairs="neighbours",
     logits_scale=lambda config: config.logit_scale,
 )
+_GLM = Family(linears=(_SPLIT[0], ("gate_up_proj",)), pairs="neighbours, tables in halves")
 FAMILIES = {
     "llama": Family(),
     "mistral": Family(windows="every layer"),
@@ -95,6 +97,8 @@ FAMILIES = {
     "olmo2": _OLMO_2,
     "olmo3": replace(_OLMO_2, windows="by layer_types", rope="by layer_types"),
     "phi3": Family(linears=(("qkv_proj",), ("gate_up_proj",)), windows="every layer"),
+    "glm": _GLM,
+    "glm4": replace(_GLM, after_attention="post_self_attn_layernorm", after_mlp="post_mlp_layernorm"),
     "granite": Family(
         residual_multiplier="residual_multiplier",
         embedding_scale=lambda config: config.embedding_multiplier,
@@ -171,7 +175,7 @@ def described(model: PreTrainedModel) -> Description | None:
     )
     if found.is_as_llama:
         return found
-    is_divided = family.linears == _SPLIT or config.intermediate_size % _COLUMNS == 0
+    is_divided = len(family.linears[1]) > 1 or config.intermediate_size % _COLUMNS == 0
     changes = any(each.get("rope_type") in _CHANGING_ROPES for each in rope_parameters(config))
     is_fp8 = any(isinstance(module, Fp8Linear) for module in model.modules())
     return found if is_divided and not changes and not is_fp8 else None

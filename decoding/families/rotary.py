@@ -4,11 +4,15 @@ Shapes: P positions, N tokens, X heads, D head size.
 """
 
 from collections.abc import Callable
+from typing import Literal
 
 import torch
 from torch.nn.functional import pad
 
 Tables = tuple[torch.Tensor, torch.Tensor]  # rotary: cos [P, D], and sin [P, D] with the sign of the rotation
+# Which numbers turn together: the first half with the second, or each with the one beside it. Where the tables of a
+# network's module do not lie like that, they are laid out so.
+Pairs = Literal["halves", "neighbours", "neighbours, tables in halves"]
 
 
 class RotaryTables:
@@ -20,14 +24,14 @@ class RotaryTables:
         like: torch.Tensor,
         head_size: int = 0,
         *,
-        turns_neighbours: bool = False,
+        pairs: Pairs = "halves",
     ) -> None:
         """Compute by a network's own module, in the dtype and on the device of `like`; None: nothing turns.
 
         Where only the first numbers of a head turn, the tables leave the others of its `head_size` as they are.
         """
         self._rotary, self._like = rotary, like
-        self._head_size, self._turns_neighbours = head_size, turns_neighbours
+        self._head_size, self._pairs = head_size, pairs
         self._tables_PD: Tables | None = None
         self._earlier: list[Tables] = []  # which recorded graphs may still read
 
@@ -52,7 +56,9 @@ class RotaryTables:
         cos_1PD, sin_1PD = self._rotary(self._like, positions)
         cos_PD, sin_PD = cos_1PD[0].to(self._like.dtype).contiguous(), sin_1PD[0].to(self._like.dtype)
         # With the sign of the rotation in the table, it is x * cos + swapped(x) * sin.
-        if self._turns_neighbours:
+        if self._pairs == "neighbours, tables in halves":
+            cos_PD, sin_PD = (each.chunk(2, dim=-1)[0].repeat_interleave(2, dim=-1) for each in (cos_PD, sin_PD))
+        if self._pairs != "halves":
             sin_PD = torch.stack((-sin_PD[:, ::2], sin_PD[:, 1::2]), dim=-1).flatten(1)
         else:
             half = cos_PD.shape[-1] // 2

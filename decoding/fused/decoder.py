@@ -62,12 +62,12 @@ class FusedDecoder:
         self._rotaries = [
             tables(
                 turns[kind] if kind in turns else partial(network.rotary_emb, layer_type=kind),
-                turns_neighbours=family.turns_neighbours,
+                pairs=family.pairs,
             )
             for kind in description.ropes
         ]
         if not description.is_as_llama:
-            half = 1 if family.turns_neighbours else max(each.num_turned for each in self._rotaries) // 2
+            half = 1 if family.pairs != "halves" else max(each.num_turned for each in self._rotaries) // 2
             scale = float(own[0].self_attn.scaling)
             self._heads = replace(self._heads, half=half, scale=scale, softcap=description.attention_softcap)
         self.window: Window | None = None  # what a query sees of its row, on a GPU; None: all before it

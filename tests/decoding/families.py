@@ -122,6 +122,8 @@ FUSED_ON_CPU = {
         "Phi3Config",
         {**WIDE, "head_dim": 32, "sliding_window": 8, "rope_parameters": {**_LOCAL, "partial_rotary_factor": 0.75}},
     ),
+    "glm": ("GlmConfig", {**WIDE, "head_dim": 32, "attention_bias": True}),
+    "glm4": ("Glm4Config", {**WIDE, "head_dim": 32}),
     "granite": ("GraniteConfig", {**WIDE, **_MULTIPLIERS, "logits_scaling": 6.0, "tie_word_embeddings": True}),
     "smollm3": ("SmolLM3Config", {**WIDE, "no_rope_layers": [1, 0, 1]}),
     "cohere": ("CohereConfig", {**WIDE, "logit_scale": 0.0625}),

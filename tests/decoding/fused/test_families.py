@@ -50,7 +50,7 @@ WRONG: dict[str, tuple[str, Callable[[Description], Description]]] = {
     "no multiplier": ("granite", lambda found: replace(found, residual_multiplier=1.0)),
     "unscaled logits": ("granite", lambda found: replace(found, logits_scale=1.0)),
     "layers that all turn": ("smollm3", of_kinds(lambda kind: replace(kind, rope=0))),
-    "halves that turn in place of neighbours": ("cohere", of_family(turns_neighbours=False)),
+    "halves that turn in place of neighbours": ("cohere", of_family(pairs="halves")),
     "a mean that stays": ("cohere", of_family(norm_is_centered=False)),
     "an MLP that follows the attention": ("cohere", of_family(is_parallel=False)),
 }  # fmt: skip
