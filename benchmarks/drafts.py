@@ -2,7 +2,8 @@
 
 Each repeat generates the same prompts plainly and with every draft. They take turns of a fraction of a second, so that
 other work on the machine slows all alike; a speed-up is the median of the repeats' own ratios. All must write the same
-text.
+text. One row at a time they write every third text; several rows at once write 300 more, of the same rules: what is
+learned of a draft in the first rounds is a part of a short pass, and not of a run of hours.
 
 With `--heads out/heads` the drafts are those of `python -m examples.tiny_pair.with_heads --out out/heads` and the
 bundled head, each beside its own target. Then acceptance lengths with drafts of a fixed length are measured first,
@@ -25,6 +26,7 @@ from benchmarks.engines_in_turns import load_beside, over_plain
 from benchmarks.harness import listed, parser_of, show_lines
 from benchmarks.roofline.hardware import describe_machine, record
 from decoding import Engine, EngineOptions, SamplingParams, Sequence
+from examples.tiny_pair.prompts import prompt_rows
 from jobs.work.tuning.engine_turns import counts_of
 from pipeline.counts import Counts
 
@@ -74,6 +76,7 @@ def main(arguments: Seq[str] | None = None) -> None:
     tokenizer = AutoTokenizer.from_pretrained(options.target)
     asked = options.prompts.read_text().splitlines()[:: options.one_in]
     prompts = [token_ids(tokenizer, line) for line in asked]
+    more = [token_ids(tokenizer, json.dumps(row)) for row in prompt_rows("more")[:: options.one_in]]
     params = SamplingParams(temperature=options.temperature, max_tokens=options.new_tokens)
 
     def rows(some: Seq[list[int]], kinds: Seq[str] = ()) -> list[Sequence]:
@@ -87,7 +90,7 @@ def main(arguments: Seq[str] | None = None) -> None:
         lengths += lengths_of(name, target, draft, rows(prompts, [json.loads(line)["kind"] for line in asked]), options)
     lines: list[dict[str, Any]] = []
     for batch, (name, (target, drafts)) in product(options.batches, pairs.items()) if options.repeats else ():
-        some = prompts if batch > 1 else prompts[:: len(prompts) // 96 or 1]
+        some = [*prompts, *more] if batch > 1 else prompts[:: len(prompts) // 96 or 1]
         own = EngineOptions(
             num_slots=batch, max_model_len=_MAX_MODEL_LEN, num_speculative_tokens=options.num_draft_tokens
         )

@@ -16,7 +16,7 @@ from pipeline.run.directory import RunDirectory
 @on_run(
     "best",
     __doc__,
-    argument("file", help="Parquet file to write; one that is there is replaced"),
+    argument("file", metavar="FILE", help="Parquet file to write; one that is there is replaced"),
     argument("--by", required=True, metavar="COLUMN", help="column of numbers that is compared"),
     argument("--group", default="row_id", metavar="COLUMN", help="rows with the same value are compared"),
     argument("--lowest", action="store_true", help="the lowest value is the best"),

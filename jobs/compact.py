@@ -11,6 +11,7 @@ import argparse
 import sys
 
 from jobs.commands import argument, number, on_run, refusals, size
+from jobs.names import tell
 from pipeline.export.compacted_file import Cut
 from pipeline.export.compaction import AlreadyCompacted, CompactedFile, Compaction
 from pipeline.run.directory import RunDirectory
@@ -52,7 +53,7 @@ def main(run_directory: RunDirectory, options: argparse.Namespace) -> int:
     except IncompleteRunError as error:
         raise ValueError(f"{error}; --partial compacts what there is") from error
     except AlreadyCompacted as there:
-        print(f"OK: {there}")
+        tell(f"OK: {there}", sys.stdout)
         return 0
     files: list[CompactedFile] = []
     for file in compaction.files():
@@ -61,10 +62,12 @@ def main(run_directory: RunDirectory, options: argparse.Namespace) -> int:
     totals = compaction.finish(files)
     counts = totals.counts
     in_errors = "in errors/" if compaction.include_errors else "left out"
-    print(
-        f"OK: {len(files)} files in {compaction.destination.name}, {counts.num_generations:,} generations of "
-        f"{counts.num_rows - counts.num_errors:,} rows ({counts.num_errors:,} failed rows are {in_errors}); "
-        "read back, counts and content are the run's"
+    failed = f" ({counts.num_errors:,} failed rows are {in_errors})" if counts.num_errors else ""
+    tell(
+        f"OK: {len(files)} file{'s' * (len(files) != 1)} in {compaction.destination.name}, "
+        f"{counts.num_generations:,} generations of {counts.num_rows - counts.num_errors:,} rows{failed}; "
+        "read back, counts and content are the run's",
+        sys.stdout,
     )
     print(f"content {totals.content_hash}")
     return 0

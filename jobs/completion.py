@@ -13,12 +13,18 @@ import sys
 
 from jobs.commands import argument, with_options
 
+
+def _said(parser: argparse.ArgumentParser) -> None:
+    """Take what bash says beside COMP_LINE; a message about a missing shell does not name it."""
+    parser.add_argument("said", nargs=argparse.REMAINDER, help=argparse.SUPPRESS).required = False
+
+
 main = with_options(
     "completion",
     __doc__,
     "jobs.machine.completion:complete",
     argument("shell", choices=("bash", "zsh", "fish", "words"), metavar="bash|zsh|fish", help="who reads the script"),
-    argument("said", nargs=argparse.REMAINDER, help=argparse.SUPPRESS),  # what bash says beside COMP_LINE
+    _said,
 )
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from inspect import cleandoc
 from pathlib import Path
 from shutil import get_terminal_size
 from textwrap import fill
-from typing import Any
+from typing import Any, TextIO
 
 _FOLDER = Path(__file__).parent
 WHOLE_WORDS: dict[str, Any] = {"break_on_hyphens": False, "break_long_words": False}
@@ -42,11 +42,12 @@ def wrapped(text: str, indent: str = "") -> str:
     return "\n\n".join(part if "  " in part else fill(part, width, **layout) for part in parts)
 
 
-def tell(text: object) -> None:
-    """Print a message on stderr. On a terminal its lines end between words; those that are indented stay."""
-    width = get_terminal_size().columns if sys.stderr.isatty() else 0
+def tell(text: object, stream: TextIO | None = None) -> None:
+    """Print a message, on stderr unless given. On a terminal its lines end between words; those indented stay."""
+    stream = stream or sys.stderr
+    width = get_terminal_size().columns if stream.isatty() else 0
     lines = (line if line.startswith(" ") else fill(line, width, **WHOLE_WORDS) for line in str(text).split("\n"))
-    print("\n".join(lines) if width else text, file=sys.stderr)
+    print("\n".join(lines) if width else text, file=stream)
 
 
 def summary(name: str) -> str:

@@ -1,6 +1,6 @@
 """`dray report RUN [--by COLUMN,COLUMN] [--html]`: acceptance of a run, in total and by columns.
 
-Of a run of scores it is their perplexity. With --html it is written as a page to look at, of a run in progress, too.
+Of a run of scores it says their perplexity. --html writes it as a page to look at, also while the run goes on.
 """
 
 import argparse

@@ -15,7 +15,11 @@ from pipeline.run.progress.draft_versions import DraftVersions
 from pipeline.run.progress.lease import Holder
 
 
-@on_run("swap_draft", __doc__, argument("draft", help="folder of the draft, which every node of the run must see"))
+@on_run(
+    "swap_draft",
+    __doc__,
+    argument("draft", metavar="DRAFT", help="folder of the draft, which every node of the run must see"),
+)
 def main(run_directory: RunDirectory, options: argparse.Namespace) -> int:
     """Offer the draft to the run; return 0, or 2 if there is no such run, or the draft cannot take part in it."""
     from decoding.checkpoint.supported import model_folder  # here, since it needs torch, which --help does not

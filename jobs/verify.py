@@ -5,6 +5,7 @@ import sys
 
 from jobs.commands import argument, on_run
 from jobs.driver.summary import print_summary
+from jobs.names import tell
 from pipeline.run.check import check_run, quarantine
 from pipeline.run.directory import RunDirectory
 from pipeline.run.fingerprint import content_hash
@@ -32,9 +33,9 @@ def main(run_directory: RunDirectory, options: argparse.Namespace) -> int:
         check = check_run(run_directory)
     print_summary(run_directory, check)
     for note in check.notes:
-        print(f"note: {note}")
+        tell(f"note: {note}", sys.stdout)
     for problem in check.problems:
-        print(f"problem: {problem}")
+        tell(f"problem: {problem}", sys.stdout)
     if not check.is_complete:
         print(f"NOT COMPLETE: {len(check.problems)} problems, {check.num_committed_units} of {check.num_units} units")
         if check.damaged:

@@ -118,6 +118,7 @@ def publish_engine(
     loop: EngineLoop,
     links: DraftLinks | None = None,
     tell: Callable[[EngineStats], None] = lambda stats: None,
+    every_s: float = 5.0,
 ) -> Heartbeat:
     """Return a heartbeat that publishes the stats of an engine and of its links, and the process's storage retries.
 
@@ -142,4 +143,4 @@ def publish_engine(
             to.add_up_to(metrics.DRAFT_WAIT_SECONDS, link_stats.wait_seconds)
         to.add_storage_retries()
 
-    return Heartbeat(publish)
+    return Heartbeat(publish, every_s)

@@ -30,7 +30,9 @@ def check_models(settings: GeneratorSettings) -> None:
         check_can_be_sharded(target_config, models.target, settings.stages.tensor_parallel)
         if models.device == "cpu":  # this process cannot see the GPUs of other nodes
             check_device(models.device, settings.stages.tensor_parallel)
-    if models.draft == OWN_HEAD:
+    if models.draft is None and not models.candidates:
+        engine.pick_drafter(None)  # refuses a drafter that needs a model
+    elif models.draft == OWN_HEAD:
         own_head(models.target)
     elif models.draft is not None and engine.drafts_with_a_head(models.draft):
         if is_assistant(models.draft) and settings.stages.is_apart:

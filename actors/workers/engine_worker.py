@@ -113,7 +113,8 @@ class WorkerSpec:
     follows_drafts: bool = True  # that are offered to the run while it goes on
     hang_timeout_s: float
     log_settings: LogSettings
-    tells_text: bool = False  # whether the ledger is told a finished text, to show while the run goes on
+    tells_every_s: float = 5.0  # how often the ledger is told what is written, to show while the run goes on
+    tells_text: bool = False  # and whether a finished text is among it
 
 
 class EngineWorker(UnitWorker):
@@ -131,7 +132,7 @@ class EngineWorker(UnitWorker):
             rows = spec.task.rows(engine, run, spec.recorded_rows)
             super().__init__(run, rows, spec.units, ledger, workplace, engine.footer, engine.round_seconds)
             reporter.loaded(settings.models, engine.facts)
-            reporter.start(publish_engine(reporter.metrics, engine.loop, engine.links, self._tell))
+            reporter.start(publish_engine(reporter.metrics, engine.loop, engine.links, self._tell, spec.tells_every_s))
             if spec.follows_drafts and backend_of(settings).why_draft_stays is None:
                 self._follower = DraftFollower(engine.loop, settings.models, *offers_of(ledger, roster))
                 self._follower.start()

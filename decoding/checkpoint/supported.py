@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import transformers
 from huggingface_hub import snapshot_download
-from huggingface_hub.errors import HfHubHTTPError, StrictDataclassError
+from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, StrictDataclassError
 from transformers import AutoConfig, AutoTokenizer, Cache, PretrainedConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
@@ -70,6 +70,11 @@ def _downloaded(path: str) -> str:
         raise ValueError(f"no model at {path!r}: it is not a folder, and not a hub name of the form 'owner/name'")
     try:
         folder = str(snapshot_download(path, allow_patterns=_HUB_FILES))
+    except LocalEntryNotFoundError as error:
+        raise ValueError(
+            f"no folder {path!r} here, and the hub, which may have a model of that name, cannot be reached "
+            f"({in_one_line(error.__cause__ or error)}); connect this machine, or name a folder or a .gguf file"
+        ) from error
     except (OSError, ValueError, HfHubHTTPError) as error:
         raise ValueError(
             f"no folder {path!r} here, and no hub model of that name can be downloaded: {in_one_line(error)}"

@@ -65,7 +65,8 @@ class EngineOptions:
         """Return the drafter to use with this draft: a model, or a head. Raises ValueError if they do not fit."""
         if self.drafter in NEED_A_MODEL and draft is None:
             raise ValueError(
-                f"engine.drafter is {self.drafter!r}, but no draft model is named; name one, or use 'suffix' or 'none'"
+                f"engine.drafter is {self.drafter!r}, but no draft model is named; name one (models.draft), or use "
+                "'suffix' or 'none'"
             )
         if draft is None:
             return self.drafter or "none"

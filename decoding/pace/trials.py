@@ -6,8 +6,8 @@ other way: without the drafter while it drafts, with it while it rests. The fast
 later than the last one, after so long a time that what the last one lost is a small share of it.
 
 A machine that does other work is now faster and now slower, for seconds. So a trial is compared with rounds of the
-settled way before it and behind it, and what is tried goes on only after those behind. A trial that is clearly slower
-or clearly faster is decided at its own end.
+settled way before it and behind it, and what is tried goes on only after those behind; if it was only a little faster,
+after a second trial. A trial that is clearly slower or clearly faster is decided at its own end.
 
 A head reads the target's features, which cost time, and a row that has missed some cannot draft again. So a trial of
 rest has two parts there: features go on in the first one, and the second one, without them, is only begun if it could
@@ -30,13 +30,16 @@ _LENGTH = 12  # rounds of a trial that count, at least
 _ROW_ROUNDS = 24  # and rounds of a row: how many tokens a row accepts differs much from round to round
 _SLOW_LENGTH = 4  # and fewer, but these, where the way that is tried is clearly slower
 _SLOW, _FAST = 0.75, 1.33  # times the settled way's speed: less is clearly slower, more is clearly faster
+_SURE = 1.1  # times the settled way's speed: what is faster by less is tried once more before it goes on
 _SETTLED = 2  # times the rounds of a trial: as many of the settled way before it, and behind it, are compared with it
 _SKIPPED = 2  # rounds after a change: a drafter reads what it missed, once
 _INTERVAL, _LONG_INTERVAL = 96, 384  # rounds between trials after a change, and after one to a clearly faster way
 _LONGEST = 4096  # and at most, where nothing changes and little is lost
 _MAX_LOSS = 1 / 128  # of the time until the next trial, lost in a trial of the slower way
 _LATEST = 65536  # rounds until the next trial, however much the last one lost: the machine may have stood still
-_GAIN = 1.05  # times the speed of rest: a drafter that wakes must be this much faster, as other work blurs every time
+# Times the speed of rest that a drafter must have: as other work blurs every time, one that wakes must be clearly
+# faster; and one that goes on must be faster, since rounds do not show all that it costs, such as features of prompts.
+_GAIN, _LEAST_GAIN = 1.05, 1.02
 _MAX_FEATURES = 0.35  # of the time of a round without drafts: what features cost at most, in small models
 _CLEARLY = 1.5  # times plain decoding as the cost table has it: a drafter that is this fast needs no trial
 _MAX_EXCESS = 3.0  # times the median time of a round: more than that is other work on the machine
@@ -68,6 +71,7 @@ class Trials:
         self._behind: list[Round] | None = None  # rounds of the settled way since a trial that is not decided
         self._num_before_trial, self._interval = _FIRST, _INTERVAL
         self._num_row_rounds = 0
+        self._is_second = False  # whether the next trial, or that of now, tries once more what seemed faster
 
     def forget_rounds(self) -> None:
         """Forget how fast rounds were lately, since something else has changed them; the next trial comes later.
@@ -147,8 +151,13 @@ class Trials:
         self.is_trial = self.keeps_features = False
         self._behind = None
         self._lately.clear()
-        needed = _GAIN if self.is_resting else 1.0
-        if (ratio := _speed(counted) / _speed(settled)) > needed:
+        needed = _GAIN if self.is_resting else 1 / _LEAST_GAIN
+        ratio, is_second = _speed(counted) / _speed(settled), self._is_second
+        self._is_second = needed < ratio < _SURE and not is_second
+        if self._is_second:
+            self._num_before_trial = _FIRST
+            return
+        if ratio > needed:
             self.is_resting = not self.is_resting
             self._wait(_LONG_INTERVAL if ratio > _FAST else _INTERVAL)
             return

@@ -173,7 +173,7 @@ def read_sections(yaml_file: Path) -> dict[str, Any]:
         text = yaml_file.read_text(encoding="utf-8")
         node, content = yaml.compose(text, yaml.SafeLoader), yaml.safe_load(text)
     except yaml.YAMLError as error:
-        raise ValueError(f"{yaml_file} is not YAML: {error}") from error
+        raise ValueError(f"{yaml_file} is not YAML: " + str(error).replace('"<unicode string>", ', "")) from error
     except UnicodeDecodeError as error:
         raise ValueError(f"{yaml_file} is not UTF-8: {error}") from error
     _refuse_key_twice(yaml_file, node)

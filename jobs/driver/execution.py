@@ -26,7 +26,7 @@ from actors.workers.engine_worker import EngineWorker, WorkerSpec
 from decoding.choices import NEED_A_MODEL
 from jobs.driver.cluster import cluster_in_words, start_ray
 from jobs.driver.plan import Plan
-from jobs.driver.progress import Progress
+from jobs.driver.progress import BETWEEN_BEATS_S, Progress
 from jobs.driver.stopping import graceful_stop
 from jobs.driver.watches import (
     hand_out_drafts,
@@ -97,6 +97,7 @@ def execute(
         is_watched = progress.console.is_terminal and progress.mode != "none"  # not in a log, which others may read
         spec = replace(spec, tells_text=is_watched and run.show_texts != 0)
         if run.local:
+            spec = replace(spec, tells_every_s=BETWEEN_BEATS_S)
             yield from in_process(units, spec, plan, pool.num_units_at_once, progress, lease)
             return
         start_ray(run.ray_address)

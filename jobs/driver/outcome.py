@@ -137,7 +137,7 @@ def conclude(run_directory: RunDirectory, config: RunConfig, new: Counts, starte
         where = run_directory.location.child("errors").name
         print(
             f"{check.counts.num_errors} rows failed and are in {where}\n"
-            "`dray retry` with the same arguments runs them again; with --dry-run it says what failed"
+            "`dray retry` with the same arguments runs them again; --dry-run says what failed"
         )
     print_ending(run_directory, config.run)
     return Exit.COMPLETE

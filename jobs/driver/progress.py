@@ -29,10 +29,10 @@ from pipeline.counts import Counts
 
 COLUMNS = 80  # of a line
 _SECONDS_BETWEEN_LINES = 10.0
-_BETWEEN_BEATS_S = 1.0
+BETWEEN_BEATS_S = 1.0
 _BAR_COLUMNS = 16
 _FEWEST_COLUMNS = 8  # of a step, on a terminal that is too narrow for it
-_READING = "reading prompts"
+_READING = "reading prompts and writing the first texts"
 _FEWEST_DRAFTED = 500  # tokens of a draft, before it may be doubted
 _RARELY = 0.01  # the acceptance rate below which it is
 Mode = Literal["auto", "bar", "lines", "none"]
@@ -65,7 +65,7 @@ class Progress:
             redirect_stdout=sys.stdout.isatty(),  # else what is printed into a file would go to the terminal
         )
         self._task = self._bar.add_task(step, total=None)
-        self._heartbeat = Heartbeat(self.beat, _BETWEEN_BEATS_S)
+        self._heartbeat = Heartbeat(self.beat, BETWEEN_BEATS_S)
 
     def __enter__(self) -> Progress:
         if self.mode == "bar":

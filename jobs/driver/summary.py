@@ -13,6 +13,7 @@ from actors.engines.backend import Exactness, exactness_found, why_inexact
 from decoding.choices import TEXT_DEPENDS_ON_DRAFT, TEXT_IS_THE_TARGETS
 from jobs.config.run import RunSettings
 from jobs.driver.progress import format_seconds
+from jobs.names import tell
 from jobs.report_page.numbers import format_length, format_rate
 from jobs.report_page.texts import samples, text_to_show
 from pipeline.counts import COUNTED_COLUMNS, SCORED_COLUMNS, Counts, Scores, count_generations, count_scores
@@ -63,7 +64,7 @@ def exactness_of(run_directory: RunDirectory, check: CheckReport) -> Exactness:
 def print_why_inexact(run_directory: RunDirectory) -> None:
     """Print what the texts of a run without coupled verification are; nothing for others."""
     if _verification(run_directory) in TEXT_DEPENDS_ON_DRAFT:
-        print(f"exact: no; {why_inexact(_verification(run_directory))}")
+        tell(f"exact: no; {why_inexact(_verification(run_directory))}", sys.stdout)
 
 
 def _verification(run_directory: RunDirectory) -> str:
@@ -83,9 +84,9 @@ def print_summary(run_directory: RunDirectory, check: CheckReport, num_new_token
     table.add_row("generations", f"{counts.num_generations:,}")
     table.add_row("errors", f"{counts.num_errors:,}")
     table.add_row("prompt tokens", f"{counts.num_prompt_tokens:,}")
-    table.add_row("prompt tokens copied, over all samples", f"{counts.num_cached_tokens:,}")
+    table.add_row("prompt tokens taken from the cache", f"{counts.num_cached_tokens:,}")
     table.add_row("output tokens", f"{counts.num_output_tokens:,}")
-    table.add_row("rounds (passes of the target a row)", f"{counts.num_rounds:,}")
+    table.add_row("rounds (each one pass of the target)", f"{counts.num_rounds:,}")
     table.add_row("drafted / accepted tokens", f"{counts.num_draft_tokens:,} / {counts.num_accepted_tokens:,}")
     table.add_row("acceptance rate", format_rate(counts.acceptance_rate))
     table.add_row("mean acceptance length", format_length(counts.mean_acceptance_length))

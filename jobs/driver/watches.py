@@ -17,7 +17,7 @@ from actors.resources import shortage
 from actors.settings import GeneratorSettings
 from actors.stages.places import give_back_orphans
 from actors.units.ledger import Ledger
-from jobs.driver.progress import Progress
+from jobs.driver.progress import BETWEEN_BEATS_S, Progress
 from pipeline.logs import Event
 from pipeline.ray_internals import draining_nodes
 from pipeline.run.progress.draft_versions import DraftVersions
@@ -60,7 +60,7 @@ def watch_for_engines(
 
 def watch_for_texts(ended: threading.Event, ledger: Ledger, progress: Progress) -> None:
     """Show what an engine in this process writes, which its ledger is told."""
-    while not ended.wait(_BETWEEN_LOOKS_S):
+    while not ended.wait(BETWEEN_BEATS_S):
         progress.written(*ledger.written(), ledger.first_text())
 
 

@@ -21,7 +21,7 @@ _USUAL = (
 
 @dataclass(frozen=True, kw_only=True)
 class InitConfig(GenerateConfig):
-    """Writes the file of configuration that says what one line says, with what each field means."""
+    """Writes a configuration file that says what one line of dray generate says, with comments on the fields."""
 
     usage = ("[RUN.yaml] [FILE] [OUT] [--model MODEL]",)
     file: str = "run.yaml"  # to write

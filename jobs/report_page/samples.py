@@ -60,7 +60,9 @@ def find_rows(run_directory: RunDirectory, wanted: str) -> list[tuple[WorkUnit, 
     ]
     if not rows:
         num_missing = run_directory.manifest.num_units - len(committed)
-        known = "its rows have no ids of their own (input.id_column), so give file and number, such as in.jsonl#17"
+        known = "its rows have no ids of their own, as they have in a run that begins with input.id_column"
+        if (unit := next(iter(run_directory.units()), None)) is not None:
+            known += f"; give file and number, such as {unit.row_name(unit.row_id(0), None)}"
         if examples:
             known = f"its ids are such as {', '.join(map(repr, examples))}; a row_id of data/ is taken as well"
         if num_missing:

@@ -3,6 +3,7 @@
 import argparse
 import hashlib
 import json
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -10,6 +11,7 @@ from tempfile import TemporaryDirectory
 import pyarrow.parquet as pq
 
 from jobs.driver.summary import exactness_of
+from jobs.names import tell
 from pipeline.export.compacted_file import Cut
 from pipeline.export.compaction import Compaction
 from pipeline.export.dataset_card import Corpus, dataset_card, run_of_card, unfinished_card
@@ -125,6 +127,7 @@ def _publish(run_directory: RunDirectory, files: Mapping[str, Path], place: Dest
         for name, path in files.items():
             print(f"{name}: {path.stat().st_size:,} bytes, {'to be uploaded' if name in missing else 'there'}")
         print("".join(f"{name}: to be removed\n" for name in older), end="")
+        print(f"{len(files)} files for {place.name}; without --dry-run {len(missing)} of them are uploaded")
         return
     if not place.has_commits and _CARD not in present:  # or readers would take what is there for the whole
         with TemporaryDirectory(prefix="dray-card-") as folder:
@@ -135,4 +138,6 @@ def _publish(run_directory: RunDirectory, files: Mapping[str, Path], place: Dest
         print(f"{name}: uploaded", flush=True)
     removed = f", {len(older)} older ones removed" if older else ""
     num_there = len(files) - len(missing)
-    print(f"OK: {place.name} has {len(files)} files; {len(missing)} uploaded, {num_there} were there{removed}")
+    tell(
+        f"OK: {place.name} has {len(files)} files; {len(missing)} uploaded, {num_there} were there{removed}", sys.stdout
+    )

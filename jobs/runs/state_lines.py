@@ -14,7 +14,7 @@ def lines_of(name: str, state: RunState) -> Iterator[str]:
         f"  committed: {state.num_committed_units:,} of {state.num_units:,} units, {state.num_committed_rows:,} of "
         f"{state.num_rows:,} rows ({share:.1%})"
     )
-    if state.rows_per_second is not None:
+    if state.rows_per_second is not None and state.state == "running":
         left = "" if state.seconds_left is None else f", about {format_seconds(state.seconds_left)} left"
         yield f"  pace:      {state.rows_per_second:,.2f} rows/s by the newest commits{left}"
     if state.newest_commit is not None:
@@ -27,6 +27,10 @@ def lines_of(name: str, state: RunState) -> Iterator[str]:
     elif holder is not None:
         driver += f"; the last one died or was cut off: {holder}"
     yield f"  driver:    {driver}"
+    if state.state == "stopped":
+        is_whole = state.num_committed_units == state.num_units
+        what = "says why it is not complete" if is_whole else "goes on with it"
+        yield f"  next:      the same dray generate {what}"
     if holder is not None and state.state == "running" and holder.draft_work:
         yield f"  drafts:    {holder.draft_work}"
     for cause in holder.failed_places if holder is not None and state.state == "running" else ():

@@ -117,12 +117,12 @@ def _found_in_input(plan: Plan, check: InputCheck, num_rows: int, num_tokens: in
     num_read, num_good, context = check.num_rows, check.num_rows - len(check.errors), check.engine.limits.max_model_len
     yield f"  read:    {'all' if check.is_whole else f'a sample of {num_read:,} of'} {num_rows:,} rows, without a model"
     if check.num_tokens == 0:
-        yield f"  tokens:  about {num_tokens:,} of prompts to read (bytes / 4)"
+        yield f"  tokens:  about {num_tokens:,} in the prompts (bytes / 4)"
     else:
         number = check.num_tokens if check.is_whole else round(check.num_tokens / num_good * num_rows)
         about = "" if check.is_whole else "about "
         longest = ", ".join(f"{length:,} ({at[place]})" for length, place in check.longest)
-        yield f"  tokens:  {about}{number:,} of prompts to read"
+        yield f"  tokens:  {about}{number:,} in the prompts"
         yield f"  longest: {longest}; the context has {context:,}"
     if check.num_cut:
         yield (
@@ -139,7 +139,7 @@ def _found_in_input(plan: Plan, check: InputCheck, num_rows: int, num_tokens: in
         )
     if check.repeated_ids:
         shown_ids = ", ".join(f"{each!r} ({at[places[0]]}, {at[places[1]]})" for each, places in repeated.items())
-        yield f"  warning: ids of several rows, {len(check.repeated_ids):,} in all, such as {shown_ids}"
+        yield f"  warning: ids that several rows have: {len(check.repeated_ids):,}, such as {shown_ids}"
     if errors:
         yield f"  errors:  {len(check.errors):,} of these rows would be error rows:"
         for place, error in errors:

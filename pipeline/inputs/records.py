@@ -74,7 +74,8 @@ def parse_json(text: str) -> Any:
         try:
             json.dumps(value, ensure_ascii=False).encode("utf-8")
         except UnicodeEncodeError as error:
-            raise ValueError(f"it holds half a surrogate pair: {error}") from error
+            half = ascii(error.object[error.start])
+            raise ValueError(f"it holds half a surrogate pair ({half}), which is no character") from error
     return value
 
 
@@ -89,7 +90,7 @@ def _parse(data: bytes, options: InputOptions, header: list[str]) -> Columns:
             return {options.prompt_column: data.decode("utf-8").removesuffix("\n").removesuffix("\r")}
         if options.format == "openai_batch":
             return parse_object(data, "the line")
-        text = data.decode("utf-8")
+        text = data.decode("utf-8").removesuffix("\n")  # or a line that is torn within a text is told by its end
         try:
             value = parse_json(text)
         except (ValueError, RecursionError) as error:

@@ -211,7 +211,8 @@ def structure(columns: Columns, name: str, stage: Stage, type_: type, noun: str)
     """
     value = columns.get(name)
     if isinstance(value, str):
-        value = _parsed(f"column {name!r}", value, stage) if value.strip() else None
+        wanted = f"; expected {noun}, or JSON text of one"
+        value = _parsed(f"column {name!r}", value, stage, wanted) if value.strip() else None
     if value is not None and not isinstance(value, type_):
         raise wrong_type(stage, f"column {name!r}", noun, value)
     return value
@@ -235,8 +236,8 @@ def chat_fields(columns: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _parsed(where: str, text: str, stage: Stage) -> Any:
+def _parsed(where: str, text: str, stage: Stage, wanted: str = "") -> Any:
     try:
         return parse_json(text)
     except (ValueError, RecursionError) as error:
-        raise RowError(stage, f"{where}: not JSON: {error}", type(error).__name__) from error
+        raise RowError(stage, f"{where}: not JSON: {error}{wanted}", type(error).__name__) from error

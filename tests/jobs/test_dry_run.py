@@ -6,6 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 from actors.engines.loading import load_codec
+from jobs import generate
 from jobs.config.loading import load
 from jobs.config.run import RunConfig
 from jobs.driver.plan import make_plan
@@ -24,7 +25,7 @@ HELLO = [{"role": "user", "content": "hello"}]
 # Each line of the input, and what its error row says; None: it is written.
 LINES: list[tuple[Any, str | None]] = [
     ({"id": "a", "kind": "a", "prompt": "Tell me a story."}, None),
-    ('{"id": "torn", "prompt": "half', "not a JSON line"),
+    ('{"id": "torn", "prompt": "half', "not a JSON line: Unterminated string starting at: column 26 "),
     ("", None),  # a blank line is no row
     ({"prompt": 5}, "column 'prompt': expected a string, got int"),
     ({"messages": [{"role": "wizard", "content": "hi"}]}, "got wizard"),
@@ -77,12 +78,21 @@ def test_the_plan_tells_the_very_rows_that_become_error_rows(job):
     assert [int(line) for line, _ in told] == [line for line, _ in faults]
     for (line, message), (_, part) in zip(told, faults, strict=True):
         assert part in message, line
-    assert "ids of several rows, 1 in all, such as 'a' (in.jsonl:1, in.jsonl:9)" in said
+    assert "ids that several rows have: 1, such as 'a' (in.jsonl:1, in.jsonl:9)" in said
     found = _check(job, *flags).errors
     assert job.generate(*flags) == 0, job.printed()
     names = ("row_id", "row_number", "stage", "error_type", "message", "id")
     written = [{name: row[name] for name in names} for row in errors(job.output)]
     assert [{name: asdict(row)[name] for name in names} for row in found] == written
+
+
+def test_a_drafter_that_lacks_its_model_is_refused_before_a_plan_is_printed(job):
+    job.read(2)
+    flags = job.command(CPU, "--engine.drafter=model", "--dry-run")
+    assert generate.main([flag for flag in flags if not flag.startswith("--models.draft")]) == 2
+    printed = job.printed()
+    assert "but no draft model is named" in printed
+    assert "New run" not in printed
 
 
 def test_of_a_large_input_an_even_sample_is_read(job, monkeypatch):
@@ -104,7 +114,7 @@ def test_the_plan_says_how_long_prompts_are_and_which_leave_no_room(job):
     lengths = [len(codec.encode(text, is_chat=False)) for text in texts]
     assert job.generate(CPU, "--dry-run", f"--sampling.max_tokens={256 - lengths[2] + 1}") == 0
     said = " ".join(job.printed().split())
-    assert f"tokens: {sum(lengths)} of prompts to read" in said
+    assert f"tokens: {sum(lengths)} in the prompts" in said
     longest = f"{lengths[2]} (in.jsonl:3), {lengths[3]} (in.jsonl:4), {lengths[1]} (in.jsonl:2)"
     assert f"longest: {longest}; the context has 256" in said
     assert "warning: after 1 of these prompts the context ends before sampling.max_tokens" in said

@@ -42,6 +42,7 @@ def test_a_run_that_no_driver_works_on_is_stopped(run, capsys):
     assert "2 of 4 units, 6 of 12 rows (50.0%)" in printed
     assert "1 rows failed, in 1 units" in printed
     assert "none at work" in printed
+    assert "the same dray generate goes on with it" in printed
 
 
 def test_a_run_whose_driver_gives_signs_of_life_is_running(run, capsys):

@@ -2,6 +2,7 @@
 
 import io
 import shlex
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
@@ -45,7 +46,8 @@ def _begin(config: TuneConfig, plan: Plan) -> Callable[[], Exit]:
         file = None
     axes = axes_to_try(config, plan, own)
     if config.dry_run:
-        print(f"would try {in_words(axes)}\nwould write {file.path if file else 'no file'}")
+        where = file.path if file else "no file (--tune.write names one)"
+        tell(f"would try {in_words(axes)}\nwould write {where}", sys.stdout)
         return lambda: Exit.COMPLETE
     return lambda: _tune(config, plan, own, axes, file)
 

@@ -29,6 +29,23 @@ def test_a_drafter_that_is_faster_than_none_hardly_ever_rests(seed):
     assert sum(shares(lambda _: 1.4, 1.0, seed=seed)) < 0.02 * 4000
 
 
+@pytest.mark.parametrize(("second", "rests"), [(0.9, False), (1.04, True)])
+def test_what_seems_a_little_faster_is_tried_once_more_before_it_goes_on(second, rests):
+    trials, speeds, was_trial = Trials(), [1.0, 1.04, second], False
+    for _ in range(130):
+        if trials.is_trial and not was_trial:
+            del speeds[0]  # that of the trial before
+        was_trial = trials.is_trial
+        trials.observe(Round(1.0, 1 / speeds[0] if was_trial else 1.0), num_rows=16)
+    assert speeds == [second]
+    assert trials.is_resting == rests
+
+
+def test_a_drafter_goes_on_only_if_it_is_faster_by_more_than_what_rounds_do_not_show():
+    assert sum(shares(lambda _: 1.01, 1.0, noise=0.0)) > 0.95 * 4000
+    assert sum(shares(lambda _: 1.06, 1.0, noise=0.0)) < 0.05 * 4000
+
+
 def test_a_drafter_that_becomes_faster_is_found_out():
     rested = shares(lambda number: 0.7 if number < 1000 else 1.6, 1.0, num_rounds=6000)
     assert sum(rested[500:1000]) > 0.9 * 500
@@ -135,7 +152,7 @@ def test_a_machine_that_stood_still_in_a_trial_does_not_end_all_trials():
 def test_a_machine_that_changes_its_pace_when_a_trial_begins_does_not_decide_it(level, rest, rests):
     """Before the trial rounds with the drafter take `level`, behind it 1; those of rest take `rest` from then on."""
     trials, has_begun = Trials(), False
-    for _ in range(16 + 14 + 2 + 24):
+    for _ in range(2 * (16 + 14 + 2 + 24)):  # what seems a little faster is tried twice
         has_begun |= trials.is_resting
         time = rest if trials.is_resting else 1.0 if has_begun else level
         trials.observe(Round(1.0, time), num_rows=16)
