@@ -5,12 +5,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
+EVERY_S = 5.0  # Ray drops a gauge that was not set for 20 s, so this is well below that
+
 
 class Heartbeat:
     """A thread that calls `beat` at once, then every `every_s` seconds, and once more at the end."""
 
-    def __init__(self, beat: Callable[[], None], every_s: float = 5.0) -> None:
-        """Prepare the thread. Ray drops a gauge that was not set for 20 s, so the default is well below that."""
+    def __init__(self, beat: Callable[[], None], every_s: float = EVERY_S) -> None:
+        """Prepare the thread."""
         self.beat, self._every_s = beat, every_s
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)

@@ -2,8 +2,8 @@
 
 Each repeat generates the same prompts plainly and with every draft. They take turns of a fraction of a second, so that
 other work on the machine slows all alike; a speed-up is the median of the repeats' own ratios. All must write the same
-text. One row at a time they write every third text; several rows at once write 300 more, of the same rules: what is
-learned of a draft in the first rounds is a part of a short pass, and not of a run of hours.
+text. One row at a time they write about a hundred texts, and several rows at once the demo's and 300 more by the same
+rules: what is learned of a draft in the first rounds is a large part of a short pass, and not of a run of hours.
 
 With `--heads out/heads` the drafts are those of `python -m examples.tiny_pair.with_heads --out out/heads` and the
 bundled head, each beside its own target. Then acceptance lengths with drafts of a fixed length are measured first,
@@ -30,7 +30,7 @@ from examples.tiny_pair.prompts import prompt_rows
 from jobs.work.tuning.engine_turns import counts_of
 from pipeline.counts import Counts
 
-PAIR = Path("examples/tiny_pair")
+PAIR, PROMPTS = Path("examples/tiny_pair"), Path("examples/prompts.jsonl")
 _MAX_MODEL_LEN = 512
 COLUMNS = (
     ("draft", "draft", ""),
@@ -61,7 +61,7 @@ def main(arguments: Seq[str] | None = None) -> None:
     flag("--target", default=str(PAIR / "target"))
     flag("--drafts", type=listed(str), default=(str(PAIR / "draft"), str(PAIR / "head")))
     flag("--heads", type=Path, help="folder of examples.tiny_pair.with_heads, in place of --target and --drafts")
-    flag("--prompts", type=Path, default=Path("examples/prompts.jsonl"), help="lines as of the demo")
+    flag("--prompts", type=Path, default=PROMPTS, help="lines as of the demo")
     flag("--one-in", type=int, default=1, help="of the prompts, those that are generated")
     flag("--batches", type=listed(int), default=(1, 16), help="rows at once")
     flag("--num-draft-tokens", type=int, default=8, help="most tokens that a row drafts in a round")
@@ -76,7 +76,8 @@ def main(arguments: Seq[str] | None = None) -> None:
     tokenizer = AutoTokenizer.from_pretrained(options.target)
     asked = options.prompts.read_text().splitlines()[:: options.one_in]
     prompts = [token_ids(tokenizer, line) for line in asked]
-    more = [token_ids(tokenizer, json.dumps(row)) for row in prompt_rows("more")[:: options.one_in]]
+    others = prompt_rows("more")[:: options.one_in] if options.prompts == PROMPTS else []
+    more = [token_ids(tokenizer, json.dumps(row)) for row in others]
     params = SamplingParams(temperature=options.temperature, max_tokens=options.new_tokens)
 
     def rows(some: Seq[list[int]], kinds: Seq[str] = ()) -> list[Sequence]:

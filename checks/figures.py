@@ -53,7 +53,7 @@ _COMMAND = (
     "write them with python -m checks.figures --write, or, after make demo and make demo-head, with "
     "python -m checks.figures out/demo out/demo-head"
 )
-_MOST_PERCENT = 3  # that drafts which do not pay may cost, as README says
+_MOST_PERCENT = 2  # that drafts which do not pay may cost, as README says
 _TREES_PAY = 1.03  # times the best chain, from which on docs/adr/0067 asks for trees
 
 

@@ -15,7 +15,7 @@ from jobs.commands import argument, with_options
 
 
 def _said(parser: argparse.ArgumentParser) -> None:
-    """Take what bash says beside COMP_LINE; a message about a missing shell does not name it."""
+    """Take the words that bash gives beside COMP_LINE; they are no argument that a person could miss."""
     parser.add_argument("said", nargs=argparse.REMAINDER, help=argparse.SUPPRESS).required = False
 
 

@@ -43,7 +43,7 @@ def wrapped(text: str, indent: str = "") -> str:
 
 
 def tell(text: object, stream: TextIO | None = None) -> None:
-    """Print a message, on stderr unless given. On a terminal its lines end between words; those indented stay."""
+    """Print a message on `stream`, by default stderr. On a terminal lines end between words; indented ones stay."""
     stream = stream or sys.stderr
     width = get_terminal_size().columns if stream.isatty() else 0
     lines = (line if line.startswith(" ") else fill(line, width, **WHOLE_WORDS) for line in str(text).split("\n"))

@@ -15,7 +15,7 @@ from actors import metric_table as metrics
 from actors.engine.loop import EngineLoop, EngineStats
 from actors.engines import backend_of
 from actors.engines.loaded import Loaded
-from actors.heartbeat import Heartbeat
+from actors.heartbeat import EVERY_S, Heartbeat
 from actors.metrics import Metrics
 from actors.settings import GeneratorSettings
 from decoding.checkpoint.supported import model_folder
@@ -118,7 +118,7 @@ def publish_engine(
     loop: EngineLoop,
     links: DraftLinks | None = None,
     tell: Callable[[EngineStats], None] = lambda stats: None,
-    every_s: float = 5.0,
+    every_s: float = EVERY_S,
 ) -> Heartbeat:
     """Return a heartbeat that publishes the stats of an engine and of its links, and the process's storage retries.
 

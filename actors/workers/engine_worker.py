@@ -16,7 +16,7 @@ from actors.engine.translation import EncodedRow
 from actors.engines import backend_of
 from actors.engines.loading import LoadedEngine, publish_engine
 from actors.errors import describe
-from actors.heartbeat import Heartbeat
+from actors.heartbeat import EVERY_S, Heartbeat
 from actors.run_notes import Rejection, WantedDraft, WrittenText
 from actors.settings import GeneratorSettings, ModelSettings
 from actors.tasks import Task
@@ -113,7 +113,7 @@ class WorkerSpec:
     follows_drafts: bool = True  # that are offered to the run while it goes on
     hang_timeout_s: float
     log_settings: LogSettings
-    tells_every_s: float = 5.0  # how often the ledger is told what is written, to show while the run goes on
+    tells_every_s: float = EVERY_S  # how often the ledger is told what is written, to show while the run goes on
     tells_text: bool = False  # and whether a finished text is among it
 
 

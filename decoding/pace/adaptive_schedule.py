@@ -19,6 +19,7 @@ _KEPT = 3  # rounds of the same rows that keep a plan of drafts: planning takes 
 # One row in this many probes: the draft model must read the tokens it missed first, and a probe by lookup replaces a
 # better plan.
 _PROBE_ROWS = 8
+_OF_READING = 0.98  # is kept, with each row, of what is known of those before
 _MIN_CHANCE = 0.05  # least chance of acceptance of an extension's token, however cheap it is
 
 
@@ -43,8 +44,10 @@ class AdaptiveSchedule(Schedule):
         self._extension_gain = Mean(first_guess=0.0, weight=16.0, decay=0.998)
         # The share of rows that fill a column of verification that extensions added.
         self._extension_share = Mean(first_guess=0.5, weight=16.0, decay=0.99)
-        # What the drafter takes to read newcomers' prompts, for each second of rounds with it.
-        self._reading_share, self._reading_seconds = Mean(first_guess=0.0, weight=16.0, decay=0.99), 0.0
+        # Rows that come in a round. With drafts and in rest: the seconds that the drafter took to read prompts, and the
+        # number of these prompts, which a lookup reads in rest too.
+        self._num_newcomers = Mean(first_guess=0.0, weight=128.0, decay=0.996)
+        self._reading = [(0.0, 0.0), (0.0, 0.0)]
         self._rounds_without = {"model": 0, "lookup": 0}
         # The next rounds that are not planned: where nothing pays, with at least as many rows; else with the same rows.
         self._num_kept, self._kept = 0, DraftPlan.nothing(0)
@@ -149,23 +152,24 @@ class AdaptiveSchedule(Schedule):
             num_positions += steps * num_steppers
         if not self.costs.is_chain:  # else a wait for its answer cannot be told from work
             self._overhead.observe(num_positions, seconds - forwards - drafting, drafts=drafting > 0)
-        self._reading_share.observe(self._reading_seconds / max(seconds, 1e-9))
-        self._reading_seconds = 0.0
         # Rows that cannot draft, since the drafter has missed a part of them, or may not, do not show what it is worth.
         num_unable = sum(
             not n and (length > 0 or sequence.num_speculative_tokens == 0)
             for length, n, sequence in zip(plan.lengths, num_drafted, sequences, strict=True)
         )
         if 2 * num_unable <= num_rows:
-            self._observe_speed(num_rows, num_rows + sum(num_accepted), seconds * (1 + self._reading_share.value))
+            self._observe_speed(num_rows, num_rows + sum(num_accepted), seconds)
         else:
             self._tries_drafter = False
+            self._trials.wait_for_rows(self._round(num_rows, num_rows + sum(num_accepted), seconds))
 
-    def observe_reading(self, seconds: float) -> None:
-        self._reading_seconds += seconds
+    def observe_reading(self, num_rows: int, seconds: float) -> None:
+        self._num_newcomers.observe(num_rows)
+        kept = _OF_READING**num_rows
+        before, rows_before = self._reading[self.rests]
+        self._reading[self.rests] = before * kept + seconds, rows_before * kept + num_rows
 
     def observe_rest(self, num_rows: int, num_tokens: int, seconds: float) -> None:
-        self._reading_seconds = 0.0
         self._observe_speed(num_rows, num_tokens, seconds)
 
     def observe_foresight(self, num_rows: int, num_tokens: int, seconds: float) -> None:
@@ -178,6 +182,9 @@ class AdaptiveSchedule(Schedule):
     def _observe_speed(self, num_rows: int, num_tokens: int, seconds: float) -> None:
         tries_foresight, self._tries_foresight = self._tries_foresight, False
         if self._may_rest and not tries_foresight:
+            # Prompts are read between rounds: each round bears its part of what the drafter takes for that.
+            reading, num_read = self._reading[self.rests]
+            seconds += self._num_newcomers.value * reading / max(num_read, 1.0)
             if self._trials.observe(self._round(num_rows, num_tokens, seconds), num_rows):
                 self._foresight.forget_rounds()
             self._tries_drafter = self._trials.is_trial

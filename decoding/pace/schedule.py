@@ -92,8 +92,8 @@ class Schedule(ABC):
         """Learn from a round without the drafter, in which the rows wrote this many tokens together."""
         raise NotImplementedError("this schedule never rests")
 
-    def observe_reading(self, seconds: float) -> None:  # noqa: B027 - may be ignored
-        """Learn how long the drafter read the prompts of newcomers, since the round before."""
+    def observe_reading(self, num_rows: int, seconds: float) -> None:  # noqa: B027 - may be ignored
+        """Learn how many rows came since the round before, and how long the drafter read their prompts."""
 
     def observe_foresight(self, num_rows: int, num_tokens: int, seconds: float) -> None:  # noqa: B027 - may be ignored
         """Learn from a round of rows with grammars, whether or not these were asked what they foresee."""

@@ -2,8 +2,9 @@
 
 A plan weighs what drafts cost against what they yield. What a drafter costs beside its drafts (looking up, learning,
 reading features, planning) is spent in every round, so it is no part of that. Now and then some rounds are done the
-other way: without the drafter while it drafts, with it while it rests. The faster way goes on, and the next trial comes
-later than the last one, after so long a time that what the last one lost is a small share of it.
+other way: without the drafter while it drafts, with it while it rests. The faster way goes on; a drafter must be a
+little faster than rest, for rounds do not show all that it costs. The next trial comes later than the last one, after
+so long a time that what the last one lost is a small share of it.
 
 A machine that does other work is now faster and now slower, for seconds. So a trial is compared with rounds of the
 settled way before it and behind it, and what is tried goes on only after those behind; if it was only a little faster,
@@ -37,9 +38,8 @@ _INTERVAL, _LONG_INTERVAL = 96, 384  # rounds between trials after a change, and
 _LONGEST = 4096  # and at most, where nothing changes and little is lost
 _MAX_LOSS = 1 / 128  # of the time until the next trial, lost in a trial of the slower way
 _LATEST = 65536  # rounds until the next trial, however much the last one lost: the machine may have stood still
-# Times the speed of rest that a drafter must have: as other work blurs every time, one that wakes must be clearly
-# faster; and one that goes on must be faster, since rounds do not show all that it costs, such as features of prompts.
-_GAIN, _LEAST_GAIN = 1.05, 1.02
+_GAIN = 1.05  # times the speed of rest: a drafter that wakes must be this much faster, as other work blurs every time
+_LEAST_GAIN = 1.02  # and one that goes on this much: rounds do not show all that it costs, such as features of prompts
 _MAX_FEATURES = 0.35  # of the time of a round without drafts: what features cost at most, in small models
 _CLEARLY = 1.5  # times plain decoding as the cost table has it: a drafter that is this fast needs no trial
 _MAX_EXCESS = 3.0  # times the median time of a round: more than that is other work on the machine
@@ -68,6 +68,7 @@ class Trials:
         self._lately: deque[Round] = deque(maxlen=_SETTLED * max(_LENGTH, _ROW_ROUNDS))  # of the way that is settled
         self._tried: list[Round] = []
         self._tried_before: list[Round] = []  # in the first part of a trial that has two
+        self._waited: list[Round] = []  # of a trial, until most rows could draft
         self._behind: list[Round] | None = None  # rounds of the settled way since a trial that is not decided
         self._num_before_trial, self._interval = _FIRST, _INTERVAL
         self._num_row_rounds = 0
@@ -82,7 +83,7 @@ class Trials:
             self.is_trial = self.keeps_features = False
             self.is_resting = not self.is_resting
         self._lately.clear()
-        self._behind = None
+        self._behind, self._is_second = None, False
         self._num_before_trial = max(self._num_before_trial, _FIRST)
 
     def observe(self, done: Round, num_rows: int) -> bool:
@@ -90,6 +91,11 @@ class Trials:
         rested = self.is_resting != self.is_trial
         self._observe(done, num_rows)
         return rested != (self.is_resting != self.is_trial)
+
+    def wait_for_rows(self, done: Round) -> None:
+        """Take a round in which most rows cannot draft: all that it shows is a part of what a trial costs."""
+        if self.is_trial:
+            self._waited.append(done)
 
     def _observe(self, done: Round, num_rows: int) -> None:
         self._num_row_rounds += num_rows
@@ -115,9 +121,11 @@ class Trials:
         if self._num_before_trial > 0 or (self._num_row_rounds < _FIRST_ROW_ROUNDS and not looks_slow):
             return
         if not self.is_resting and _speed(self._lately) > self._clearly:
+            self._is_second = False
             self._wait(self._longer_interval)
             return
-        self.is_trial, self._tried, self._tried_before, self.is_resting = True, [], [], not self.is_resting
+        self.is_trial, self.is_resting = True, not self.is_resting
+        self._tried, self._tried_before, self._waited = [], [], []
         self.keeps_features = self.is_resting and self._has_features
 
     @property
@@ -153,7 +161,8 @@ class Trials:
         self._lately.clear()
         needed = _GAIN if self.is_resting else 1 / _LEAST_GAIN
         ratio, is_second = _speed(counted) / _speed(settled), self._is_second
-        self._is_second = needed < ratio < _SURE and not is_second
+        # A trial in which rows have missed features is not repeated: they could not draft for longer still.
+        self._is_second = needed < ratio < _SURE and not is_second and not self._tried_before
         if self._is_second:
             self._num_before_trial = _FIRST
             return
@@ -162,7 +171,7 @@ class Trials:
             self._wait(_LONG_INTERVAL if ratio > _FAST else _INTERVAL)
             return
         # Tokens that the settled way would have written beyond the trial's in its time, and the rounds they take.
-        tried = self._tried_before + self._tried
+        tried = self._waited + self._tried_before + self._tried
         num_lost = _speed(settled) * sum(each.time for each in tried) - _num_tokens(tried)
         num_rounds = num_lost * len(settled) / _num_tokens(settled)
         self._wait(max(self._longer_interval, min(int(num_rounds / _MAX_LOSS), _LATEST)))

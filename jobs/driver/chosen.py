@@ -18,13 +18,9 @@ from jobs.config.as_yaml import as_yaml
 from jobs.config.fields import value_in
 from jobs.config.run import RunConfig
 from jobs.driver.cluster import starts_own_ray, submitted_copy
-from pipeline.inputs.carried import columns_of
-from pipeline.inputs.files import list_files
-from pipeline.inputs.options import resolve_options
 from pipeline.run.directory import RunDirectory
 
 ASKED_OF_COMMAND = ("dry_run", "estimate", "price_per_hour")  # fields that say nothing about the run itself
-_ID = "id"
 _Config = TypeVar("_Config", bound=RunConfig)
 
 
@@ -44,10 +40,6 @@ def chosen_here(config: _Config) -> _Config:
         why["models.dtype"] = "the run has begun with it"
     elif is_here:
         generator, why = choose_dtype(generator)
-    if config.input.options.id_column is None and _has_ids(config):
-        options = replace(config.input.options, id_column=_ID)
-        config = replace(config, input=replace(config.input, options=options))
-        why["input.id_column"] = "the rows have such a column, and are named by it"
     if not config.is_scoring:
         generator, why_drafter = choose_drafter(generator)
         why |= why_drafter
@@ -55,20 +47,6 @@ def chosen_here(config: _Config) -> _Config:
         run = replace(run, local=True)
         why["run.local"] = "one engine needs no Ray; --no-run.local starts it"
     return replace(config, generator=generator, run=run, chosen=why)
-
-
-def _has_ids(config: RunConfig) -> bool:
-    """Tell whether the rows have a column `id`; a run that has begun without ids goes on without."""
-    if RunDirectory.exists(config.output.path):
-        begun: Any = RunDirectory.open(config.output.path).run["identity"]
-        return bool(begun["input"].get("id_column") == _ID)
-    try:
-        files = list_files(config.input.path)
-        options = resolve_options(files, config.input_options())
-        is_other = _ID in (options.prompt_column, options.messages_column, options.override_column)
-        return not is_other and options.format in ("jsonl", "parquet", "csv") and _ID in columns_of(files, options)
-    except (ValueError, OSError):  # which the plan says
-        return False
 
 
 def choose_dtype(settings: GeneratorSettings) -> tuple[GeneratorSettings, dict[str, str]]:

@@ -30,7 +30,7 @@ _OPTIONAL = ["draft_version", "draft_rounds", "turns", "logprob"]
 
 
 def find_rows(run_directory: RunDirectory, wanted: str) -> list[tuple[WorkUnit, int]]:
-    """Return the committed rows with this id of their own or, if there are none, this name (`in.jsonl:17`) or row_id.
+    """Return the committed rows with this id of their own or, if there are none, this name (`in.jsonl#17`) or row_id.
 
     Each is its unit and its row_id. Only ids are read, of one part after the other. Raises ValueError, in one line, if
     there is no such row, and OSError.
@@ -60,7 +60,7 @@ def find_rows(run_directory: RunDirectory, wanted: str) -> list[tuple[WorkUnit, 
     ]
     if not rows:
         num_missing = run_directory.manifest.num_units - len(committed)
-        known = "its rows have no ids of their own, as they have in a run that begins with input.id_column"
+        known = "its rows have no ids of their own, since the run was begun without input.id_column"
         if (unit := next(iter(run_directory.units()), None)) is not None:
             known += f"; give file and number, such as {unit.row_name(unit.row_id(0), None)}"
         if examples:

@@ -29,7 +29,7 @@ def lines_of(name: str, state: RunState) -> Iterator[str]:
     yield f"  driver:    {driver}"
     if state.state == "stopped":
         is_whole = state.num_committed_units == state.num_units
-        what = "says why it is not complete" if is_whole else "goes on with it"
+        what = "checks it, and completes it or says why not" if is_whole else "goes on with it"
         yield f"  next:      the same dray generate {what}"
     if holder is not None and state.state == "running" and holder.draft_work:
         yield f"  drafts:    {holder.draft_work}"

@@ -25,6 +25,7 @@ from jobs.driver.plan import Plan
 from jobs.work.estimate import evenly
 from jobs.work.input_check import MOST_ROWS, InputCheck, Place, check_input, shown_places
 from pipeline.id_set import IdSet
+from pipeline.inputs.carried import columns_of
 from pipeline.inputs.units import BYTES_PER_TOKEN, WorkUnit
 from pipeline.inputs.values import visible
 
@@ -67,6 +68,9 @@ def print_plan(plan: Plan) -> None:
     drafter = engine.pick_drafter(models.draft)
     num_files = f"{len(plan.files):,} file{'s' * (len(plan.files) != 1)}"
     say(f"  input:   {num_files} ({plan.input_options.format}), {num_rows:,} rows")
+    options = plan.input_options
+    if options.id_column is None and plan.run_directory is None and "id" in columns_of(plan.files[:1], options):
+        say("  ids:     rows have a column id; --input.id_column=id names rows by it")
     say(f"  {prompts_in_words(plan)}")
     named = plan.config.generator.models
     say(f"  target:  {named.target} ({models.device}, {models.dtype}{origin_in_words(models.target)})")

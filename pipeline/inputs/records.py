@@ -90,7 +90,8 @@ def _parse(data: bytes, options: InputOptions, header: list[str]) -> Columns:
             return {options.prompt_column: data.decode("utf-8").removesuffix("\n").removesuffix("\r")}
         if options.format == "openai_batch":
             return parse_object(data, "the line")
-        text = data.decode("utf-8").removesuffix("\n")  # or a line that is torn within a text is told by its end
+        # Without its end, which a text that is torn would be blamed on.
+        text = data.decode("utf-8").removesuffix("\n").removesuffix("\r")
         try:
             value = parse_json(text)
         except (ValueError, RecursionError) as error:

@@ -13,6 +13,7 @@ from actors.units.workplace import Workplace
 from actors.workers.engine_worker import EngineWorker
 from jobs.config.loading import load
 from jobs.config.run import RunConfig
+from jobs.driver import execution
 from jobs.driver.plan import create_run, make_plan, worker_spec
 from pipeline.logs import LogSettings
 from pipeline.run.commit import Receipt
@@ -101,3 +102,16 @@ def test_a_finished_text_is_told_while_the_unit_that_it_is_in_goes_on(job):
     told = asyncio.run(work())
     (row,) = (row for row in generations(job.output) if row["num_output_tokens"] == 1)
     assert told == WrittenText("in.jsonl#2", "hello", row["text"])
+
+
+def test_a_run_without_ray_is_told_each_second_what_is_written(job, monkeypatch):
+    specs, work = [], execution.in_process
+
+    def told(units, spec, *others):
+        specs.append(spec)
+        yield from work(units, spec, *others)
+
+    monkeypatch.setattr(execution, "in_process", told)
+    job.read(prompts(2))
+    assert local(job) == 0, job.printed()
+    assert [spec.tells_every_s for spec in specs] == [1.0]

@@ -9,7 +9,7 @@ import torch
 from decoding.fused.kernels import linear_kind
 from decoding.network.invariance import is_invariant_on_cpu
 from decoding.network.language_model import LanguageModel
-from jobs import generate, init, show
+from jobs import generate, init
 from jobs.config.loading import load
 from jobs.config.one_line import load_run
 from jobs.config.run import GenerateConfig
@@ -60,7 +60,7 @@ def test_init_writes_the_file_of_the_plan_and_none_over_another(line, capsys):
 
 
 def test_what_is_given_is_not_chosen(line):
-    given = ("--models.dtype=float32", "--engine.drafter=ngram", "--no-run.local", "--input.id_column=kind")
+    given = ("--models.dtype=float32", "--engine.drafter=ngram", "--no-run.local")
     config = config_of(*line, *given)
     assert (config.chosen, config.generator.models.dtype, config.run.local) == ({}, "float32", False)
     assert config_of(*line, "--draft", str(PAIR / "draft")).generator.engine.drafter is None
@@ -69,16 +69,12 @@ def test_what_is_given_is_not_chosen(line):
     assert config_of(*line, "--run.ray_address=local").run.local is False
 
 
-def test_rows_with_a_column_id_are_named_by_it_unless_the_run_has_begun_without(line, capsys):
-    row = json.loads(Path(line[0]).read_text().partition("\n")[0])["id"]
-    assert generate.main(line) == 0
-    assert "input.id_column id: the rows have such a column" in capsys.readouterr().out
-    assert show.main(["out", "--row", row]) == 0
-    begun = [f"--input.path={line[0]}", f"--models.target={line[3]}", "--output.path=without", "--run.local"]
-    assert generate.main([*begun, *line[4:], "--engine.drafter=suffix"]) == 0
-    assert generate.main([line[0], "without", *line[2:]]) == 0
-    assert "the rows have such a column" not in capsys.readouterr().out
-    assert config_of(line[0], "other", *line[2:], "--input.prompt_column=id").input.options.id_column is None
+def test_the_plan_says_how_rows_are_named_by_a_column_id(line, capsys):
+    said = "--input.id_column=id names rows by it"
+    assert generate.main([*line, "--dry-run"]) == 0
+    assert said in capsys.readouterr().out
+    assert generate.main([*line, "--dry-run", "--input.id_column=id"]) == 0
+    assert said not in capsys.readouterr().out
 
 
 def test_a_run_keeps_the_type_of_numbers_that_it_has_begun_with(line, monkeypatch):

@@ -46,8 +46,7 @@ class Admission:
         """Read at most `max_prefill_tokens` between two rounds of full slots; several lanes may share `waiting`."""
         self._target, self._drafter = target, drafter
         self.reader = PromptReader(drafter, num_slots)
-        self._max_prefill_tokens = max_prefill_tokens
-        self._waiting = waiting
+        self._max_prefill_tokens, self._waiting = max_prefill_tokens, waiting
         self._residents: list[Resident | None] = [None] * num_slots
         self._num_seated = 0
         self._finished: list[Sequence] = []  # scored rows, not handed out yet
@@ -74,6 +73,7 @@ class Admission:
 
     def clear(self) -> None:
         self._residents = [None] * len(self._residents)
+        self.reader = PromptReader(self._drafter, len(self._residents))
         self._finished.clear()
 
     @property

@@ -129,7 +129,7 @@ class Lane:
     def _work(self) -> Iterator[None]:
         while True:
             running = tuple(self.admission.advance(self._max_rows))
-            self.schedule.observe_reading(self.admission.reader.take_seconds())
+            self.schedule.observe_reading(*self.admission.reader.take())
             if running != self.running:
                 self.running = running
             has_waited = bool(running) and (yield from self.rounds.advance(self.running, self.schedule))

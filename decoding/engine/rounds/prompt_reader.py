@@ -14,16 +14,18 @@ from decoding.sequence import Sequence
 class PromptReader:
     """The drafter's part of admission, timed."""
 
-    def __init__(self, drafter: Drafter, num_slots: int) -> None:
-        """Count the seconds of rows that come when all slots have been begun once.
+    def __init__(self, drafter: Drafter, num_uncounted: int) -> None:
+        """Count the rows and the seconds behind the first `num_uncounted` rows.
 
         The first ones come at once, before anything is written, and do not show how often rows come.
         """
         self._drafter = drafter
-        self._num_new, self._seconds = num_slots, 0.0
+        self._num_uncounted = num_uncounted
+        self._num_rows, self._seconds = 0, 0.0
 
     def begin(self, slot: int, donor: int | None, num_shared: int) -> None:
-        self._num_new -= 1
+        self._num_uncounted -= 1
+        self._num_rows += self._num_uncounted < 0
         self._time(lambda: self._drafter.begin(slot, donor, num_shared))
 
     def prefill(self, slots: Seq[int], prompts: Seq[Seq[int]]) -> None:
@@ -32,13 +34,14 @@ class PromptReader:
     def admit(self, slots: Seq[int], sequences: Seq[Sequence]) -> None:
         self._time(lambda: self._drafter.admit(slots, sequences))
 
-    def take_seconds(self) -> float:
-        """Return the seconds since the last call."""
-        seconds, self._seconds = self._seconds, 0.0
-        return seconds
+    def take(self) -> tuple[int, float]:
+        """Return the rows that were begun since the last call, and the seconds."""
+        taken = self._num_rows, self._seconds
+        self._num_rows, self._seconds = 0, 0.0
+        return taken
 
     def _time(self, read: Callable[[], None]) -> None:
         began = time.perf_counter()
         read()
-        if self._num_new < 0:
+        if self._num_uncounted < 0:
             self._seconds += time.perf_counter() - began

@@ -146,8 +146,8 @@ def test_a_hybrid_reads_features_if_its_model_does(models):
     assert HybridDrafter(SuffixDrafter(), Pairs(models.target)).tap is not None
 
 
-def test_the_check_would_see_a_copy_that_is_one_token_too_long(models):
+def test_the_check_would_see_a_copy_that_is_one_token_too_long(models, monkeypatch):
+    monkeypatch.setattr(Pairs, "num_read_again", 0)
     engine = engine_with(models, Pairs(models.target))
-    engine.lanes[0].admission._num_read_again = 0
     with pytest.raises((AssertionError, KeyError)):
         run(engine, shared())

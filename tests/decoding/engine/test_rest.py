@@ -105,10 +105,16 @@ def test_a_draft_model_that_rests_reads_no_prompts(models, rest):
 
 def test_the_time_to_read_prompts_counts_for_rows_that_come_when_all_slots_were_full(models, monkeypatch):
     told = []
-    monkeypatch.setattr(FixedSchedule, "observe_reading", lambda _, seconds: told.append(seconds))
+    monkeypatch.setattr(FixedSchedule, "observe_reading", lambda _, *found: told.append(found))
     engine = engine_over(models.target, models.good_draft, "model", num_slots=2)
     run(engine, numbered(random_prompts([20, 24]), max_tokens=3))
     assert told
-    assert not any(told), "the first rows come at once"
+    assert set(told) == {(0, 0.0)}, "the first rows come at once"
     run(engine, numbered(random_prompts([22], seed=1), max_tokens=3))
-    assert sum(map(bool, told)) == 1
+    (found,) = set(told) - {(0, 0.0)}
+    assert found[0] == 1
+    assert found[1] > 0
+    engine.clear()
+    told.clear()
+    run(engine, numbered(random_prompts([20, 24]), max_tokens=3))
+    assert set(told) == {(0, 0.0)}, "slots that were emptied fill at once"

@@ -16,6 +16,7 @@ from decoding.pace.adaptive_schedule import AdaptiveSchedule
 from decoding.pace.cost_table import CostTable
 from decoding.pace.draft_lengths import DraftPlan, best_lengths
 from decoding.pace.schedule import FixedSchedule, Schedule
+from decoding.pace.trials import Trials
 
 FLAT = CostTable(target=((1, 1.0), (1000, 1.0)), draft=((1, 0.05), (64, 0.05)))  # a forward costs the same for any size
 LINE = CostTable(target=((1, 1.0), (101, 11.0)), draft=((1, 0.05), (64, 0.05)))
@@ -259,17 +260,22 @@ def share_of_rest(
     num_accepted: int = 0,
     num_able: int = 4,
     schedule: Schedule | None = None,
-    reading: float = 0.0,
+    reading: tuple[float, float] = (0.0, 0.0),
+    burst: float = 0.0,
 ) -> float:
     """The share of 1500 rounds that are done without the drafter.
 
     The batch has 1 to 4 rows, and `took` says how long a round of them with the drafter takes. In front of every fourth
-    round a prompt is read, in rest too, for `reading` times the time of a plain round.
+    round a prompt is read for `reading` times the time of a plain round, with drafts and in rest; once 16 prompts for
+    `burst` times that.
     """
     schedule, num_rested = schedule or AdaptiveSchedule(LINE, 4), 0
     for number in range(1500):
         batch = rows(*[500] * (1 + number // 20 % 4))
-        schedule.observe_reading(reading * LINE.target_seconds(len(batch)) if number % 4 == 0 else 0.0)
+        plain = LINE.target_seconds(len(batch))
+        schedule.observe_reading(int(number % 4 == 0), reading[schedule.rests] * plain if number % 4 == 0 else 0.0)
+        if number == 1:
+            schedule.observe_reading(16, burst * plain)
         if schedule.rests:
             num_rested += 1
             schedule.observe_rest(len(batch), len(batch), LINE.target_seconds(len(batch)))
@@ -290,8 +296,16 @@ def test_a_drafter_does_not_rest_where_its_rounds_yield_more_than_they_take_long
 
 def test_a_drafter_rests_where_it_takes_longer_to_read_prompts_than_its_drafts_save():
     gains = {"took": lambda n: 1.5 * LINE.target_seconds(n), "num_accepted": 1}
-    assert share_of_rest(**gains, reading=0.6) < 0.1, "1.5 and 0.15 plain rounds for two tokens"
-    assert share_of_rest(**gains, reading=4.0) > 0.8, "1.5 and 1 plain rounds for two tokens"
+    assert share_of_rest(**gains, reading=(0.6, 0.0)) < 0.1, "1.5 and 0.15 plain rounds for two tokens"
+    assert share_of_rest(**gains, reading=(4.0, 0.0)) > 0.7, "1.5 and 1 plain rounds for two tokens"
+
+
+def test_a_drafter_that_reads_prompts_in_rest_too_does_not_rest_for_their_time():
+    assert share_of_rest(lambda n: 1.5 * LINE.target_seconds(n), num_accepted=1, reading=(4.0, 4.0)) < 0.2
+
+
+def test_many_rows_that_come_at_once_do_not_let_a_drafter_rest_for_long():
+    assert share_of_rest(lambda n: 1.5 * LINE.target_seconds(n), num_accepted=1, burst=64.0) < 0.2
 
 
 def test_a_drafter_does_not_rest_where_rounds_wait_for_another_process():
@@ -369,6 +383,14 @@ def test_grammars_are_always_asked_where_lengths_are_fixed_and_where_rounds_wait
 
 def test_rounds_in_which_most_rows_cannot_draft_do_not_show_what_a_drafter_is_worth():
     assert share_of_rest(lambda n: 1.2 * LINE.target_seconds(n), num_able=0) == 0
+
+
+def test_rounds_of_a_trial_in_which_most_rows_cannot_draft_are_a_part_of_what_it_costs(monkeypatch):
+    waited = []
+    monkeypatch.setattr(Trials, "wait_for_rows", lambda _, done: waited.append(done.time))
+    plan = DraftPlan((1,) * 4, (False,) * 4)
+    AdaptiveSchedule(LINE, 4).observe(plan, rows(*[500] * 4), [0, 0, 0, 1], [0] * 4, 1.2 * LINE.target_seconds(4))
+    assert waited == pytest.approx([1.2])
 
 
 def test_rows_that_may_not_draft_do_not_show_what_a_drafter_is_worth():
