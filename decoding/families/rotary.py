@@ -10,9 +10,9 @@ import torch
 from torch.nn.functional import pad
 
 Tables = tuple[torch.Tensor, torch.Tensor]  # rotary: cos [P, D], and sin [P, D] with the sign of the rotation
-# Which numbers turn together: the first half with the second, or each with the one beside it. Where the tables of a
-# network's module do not lie like that, they are laid out so.
-Pairs = Literal["halves", "neighbours", "neighbours, tables in halves"]
+# Which numbers turn together: the first half with the second, or each with the one beside it (interleaved). Where the
+# tables of a network's module do not lie like that, they are laid out so.
+Pairs = Literal["halves", "interleaved", "interleaved, tables in halves"]
 
 
 class RotaryTables:
@@ -56,7 +56,7 @@ class RotaryTables:
         cos_1PD, sin_1PD = self._rotary(self._like, positions)
         cos_PD, sin_PD = cos_1PD[0].to(self._like.dtype).contiguous(), sin_1PD[0].to(self._like.dtype)
         # With the sign of the rotation in the table, it is x * cos + swapped(x) * sin.
-        if self._pairs == "neighbours, tables in halves":
+        if self._pairs == "interleaved, tables in halves":
             cos_PD, sin_PD = (each.chunk(2, dim=-1)[0].repeat_interleave(2, dim=-1) for each in (cos_PD, sin_PD))
         if self._pairs != "halves":
             sin_PD = torch.stack((-sin_PD[:, ::2], sin_PD[:, 1::2]), dim=-1).flatten(1)

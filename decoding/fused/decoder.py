@@ -5,7 +5,7 @@ product; sums and activations are done in the products before them; only the att
 one line a token, so ragged rows cost nothing); and unused results are not computed: a prefill has no logits, and of its
 last layer only keys and values.
 
-What differs between families is data (`decoding/families/description.py`). `fits` decides by structure,
+What differs between families is data (`decoding/families/family.py`). `fits` decides by structure,
 `decoding/network/probe.py` by measurement; other networks run transformers' own code.
 
 Shapes: B rows, N tokens in all, M tokens whose logits are wanted, E hidden size, X any number of features, V
@@ -25,7 +25,7 @@ from decoding.cache.features import Features
 from decoding.cache.kv_cache import KVCache
 from decoding.cache.plan import Plan
 from decoding.checkpoint.layer_subset import LayerRange
-from decoding.families.description import described, scale_in
+from decoding.families.description import described
 from decoding.families.rotary import RotaryTables
 from decoding.fused.attention import Heads, KernelAttention, Window, attention_here
 from decoding.fused.layers import KernelLayers, Layer, Norm, operations_on
@@ -55,7 +55,6 @@ class FusedDecoder:
         a_norm = getattr(own[0], next(filter(None, family.norms)))
         self._like_1E = a_norm.weight[None]  # has the dtype, the device and the size of hidden states
         self._embedding = network.embed_tokens.weight if self._range.has_embedding else None
-        self._embedding_scale = scale_in(self._like_1E.dtype, description.embedding_scale)
         self._heads = Heads.of(config, own[0])
         tables = partial(RotaryTables, like=self._like_1E, head_size=self._heads.head_size)
         turns = {"": network.rotary_emb, None: None}
@@ -143,7 +142,7 @@ class FusedDecoder:
         if scale != 1.0:
             logits_MV = logits_MV.mul_(scale)
         if cap and self.kernels is not None:
-            self.kernels.soften(logits_MV, cap)
+            self.kernels.softcap(logits_MV, cap)
         elif cap:
             logits_MV = (logits_MV / cap).tanh_().mul_(cap)
         return logits_MV
@@ -199,4 +198,5 @@ class FusedDecoder:
         if self._embedding is None:
             return fed_N.clone()
         embedded_NE = embedding(fed_N, self._embedding)
-        return embedded_NE if self._embedding_scale == 1.0 else embedded_NE.mul_(self._embedding_scale)
+        scale = self._description.embedding_scale
+        return embedded_NE if scale == 1.0 else embedded_NE.mul_(scale)

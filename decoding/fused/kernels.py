@@ -88,7 +88,7 @@ class Kernels:
         self.rms_norm_function(norm, x_NE.data_ptr(), *x_NE.shape, out_NE.data_ptr())
         return out_NE
 
-    def soften(self, x: torch.Tensor, cap: float) -> None:
+    def softcap(self, x: torch.Tensor, cap: float) -> None:
         """Replace contiguous numbers by `cap * tanh(x / cap)`, in place."""
         self.softcap_function(x.data_ptr(), x.numel(), cap)
 

@@ -17,7 +17,8 @@ from torch.nn.functional import gelu, silu
 
 from decoding.cache.features import Features
 from decoding.cache.kv_cache import KVCache
-from decoding.families.description import Family, LayerKind
+from decoding.families.description import LayerKind
+from decoding.families.family import Family
 from decoding.families.norms import torch_norm
 from decoding.fp8.linear import Fp8Linear
 from decoding.fused import kernels

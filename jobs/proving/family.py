@@ -34,7 +34,7 @@ from decoding.checkpoint.supported import check_config
 from decoding.drafters import DRAFTERS, NEED_A_HEAD
 from decoding.engine.load import Parts, load_parts
 from decoding.engine.options import EngineOptions
-from decoding.families.description import FAMILIES
+from decoding.families.family import FAMILIES
 from decoding.network.reference import Reference
 from decoding.sampling_params import SamplingParams
 from decoding.sequence import Sequence
@@ -129,7 +129,7 @@ model of an exact class can still be refused, if the probe finds it otherwise wh
 compares with *your* weights ([the promise](promise.md)).
 """
 _FUSED = """\
-On a CPU the layers of {} run fused by their description (`decoding/families/description.py`), and all others by \
+On a CPU the layers of {} run fused by their description (`decoding/families/family.py`), and all others by \
 transformers' own code ([Speed](speed.md#on-cpu)).
 """
 

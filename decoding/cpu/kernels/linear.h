@@ -226,7 +226,8 @@ const Input<T>* widened(const T* x, int64_t num) {
   }
 }
 
-// out [N, O] = x [N, I] W^T + bias, times silu (or gelu) of x G^T + gate bias if there is a gate, scaled, plus `added` unless it is null.
+// out [N, O] = x [N, I] W^T + bias, times silu (or gelu) of x G^T + gate bias if there is a gate, scaled, plus `added`
+// unless it is null.
 template <class T>
 void run_linear(const Linear& linear, const T* lines, int64_t num_lines, const T* added, T* out) {
   constexpr int64_t most = Depth<T>::lines;

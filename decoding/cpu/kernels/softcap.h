@@ -7,7 +7,7 @@
 namespace {
 
 // To about one unit in the last place (Cephes' tanhf).
-inline Floats tangent(Floats x) {
+inline Floats hyperbolic_tangent(Floats x) {
   const Floats size = larger(x, -x), z = x * x;
   Floats y = all(-5.70498872745e-3f);
   y = y * z + 2.06390887954e-2f;
@@ -20,7 +20,7 @@ inline Floats tangent(Floats x) {
   return (Floats)((is_near & (Words)near) | (~is_near & ((Words)far | sign)));
 }
 
-inline Floats capped(Floats x, float cap) { return cap * tangent(x / cap); }
+inline Floats capped(Floats x, float cap) { return cap * hyperbolic_tangent(x / cap); }
 
 // Replaces `num` numbers by their capped ones.
 template <class T>

@@ -53,17 +53,17 @@ def test_soft_caps_are_those_of_torch_for_any_number_and_do_not_depend_on_neighb
     sizes = torch.logspace(-6, 4, 501)
     x = torch.cat([sizes, -sizes, torch.tensor([0.0, math.inf, -math.inf])]).to(dtype)
     capped = x.clone()
-    functions.soften(capped, 30.0)
+    functions.softcap(capped, 30.0)
     expected = 30 * (x.double() / 30).tanh()
     assert (
         float(((capped.double() - expected).abs() / expected.abs().clamp(min=1e-9)).max()) <= 4 * torch.finfo(dtype).eps
     )
     for first, end in ((0, 1), (3, 20), (500, 1005)):
         part = x[first:end].clone()
-        functions.soften(part, 30.0)
+        functions.softcap(part, 30.0)
         assert torch.equal(part, capped[first:end])
     nan = torch.full((3,), math.nan, dtype=dtype)
-    functions.soften(nan, 30.0)
+    functions.softcap(nan, 30.0)
     assert nan.isnan().all()
 
 
