@@ -30,7 +30,7 @@ def check_chain(model: ShardedModel, name: str) -> float:
     """
     config, pipeline = load_config(model_folder(name)), model.pipeline
     is_fp8 = fp8_format(config) is not None
-    lengths, tolerance = check_lengths(config, name, is_fp8=is_fp8), tolerance_of(model.dtype, is_fp8)
+    lengths, tolerance = check_lengths(config, name, model.dtype, is_fp8=is_fp8), tolerance_of(model.dtype, is_fp8)
     rows = ProbeRows.of(model.vocab_size, lengths.reach, model.max_positions)
     repeat = pipeline.repeat  # where a stage is lost meanwhile
     try:

@@ -15,6 +15,7 @@ from decoding.cache import slot_attention as attention
 from decoding.checkpoint.miniature import lengths_in, miniature
 from decoding.checkpoint.supported import NETWORK_FAILURES, in_one_line, max_positions
 from decoding.device import is_device_fault, is_out_of_memory, to_device
+from decoding.families.family import FAMILIES
 from decoding.fused.packed_linear import use_library_products
 from decoding.gpu.available import kernel_errors
 from decoding.network.invariance import is_invariant
@@ -43,7 +44,7 @@ def check_model(model: LanguageModel, name: str) -> float:
     computed before anything was changed. The model's cache is lost, and its tap is taken off.
     """
     model.hand_out(None)
-    lengths = check_lengths(model.network.config, name, is_fp8=model.is_fp8)
+    lengths = check_lengths(model.network.config, name, model.dtype, is_fp8=model.is_fp8)
     if lengths.needs_rows_apart:
         model.runs_rows_apart, model.packs_rows = True, False
     rows = ProbeRows.of(model.vocab_size, lengths.reach, model.max_positions)
@@ -118,18 +119,20 @@ def tolerance_of(dtype: torch.dtype, is_fp8: bool) -> float:
 
 def fused_tolerance(dtype: torch.dtype, deviation: float, *, is_fp8: bool = False) -> float:
     """Return up to which deviation fused layers are used, given that of transformers' own code."""
-    least = FUSED_TOLERANCE.get(dtype)
-    return tolerance_of(dtype, is_fp8) if least is None else max(least, 2 * deviation)
+    least, most = FUSED_TOLERANCE.get(dtype), tolerance_of(dtype, is_fp8)
+    return most if least is None else min(most, max(least, 2 * deviation))
 
 
-def check_lengths(config: PretrainedConfig, name: str, *, is_fp8: bool = False) -> Lengths:
+def check_lengths(
+    config: PretrainedConfig, name: str, dtype: torch.dtype = torch.float32, *, is_fp8: bool = False
+) -> Lengths:
     """Return what a probe must know of the lengths in a model's configuration.
 
     A text that crosses a window, a chunk or a scale of some thousand tokens is too long for a probe. So a miniature of
     the model is probed, in which each length is shorter than the probe's text; its weights are random numbers. Where no
-    miniature can be made, the real model is probed with a text that is long enough. A model with FP8 weights always has
-    a miniature, in float32, because its own logits show coarse faults only. Raises a ValueError if the slots are wrong
-    beyond one of the lengths.
+    miniature can be made, the real model is probed with a text that is long enough. A model with FP8 weights, and
+    one of another dtype than float32 whose layers may be fused, always has a miniature, in float32, because its own
+    logits show coarse faults only. Raises a ValueError if the slots are wrong beyond one of the lengths.
     """
     limit, lengths = max_positions(config), lengths_in(config)
     if limit is not None and limit < FEWEST_POSITIONS:
@@ -138,12 +141,13 @@ def check_lengths(config: PretrainedConfig, name: str, *, is_fp8: bool = False) 
             "use one with a longer context"
         )
     crossed = [length for length in lengths if limit is None or length < limit]
-    if not crossed and not is_fp8:
+    has_family = config.model_type in FAMILIES
+    if not crossed and not is_fp8 and not (has_family and dtype is not torch.float32):
         return Lengths()
     try:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
-            network = AutoModelForCausalLM.from_config(miniature(config))
+            network = AutoModelForCausalLM.from_config(miniature(config, is_wide=has_family))
         small = LanguageModel(network.float(), frozenset())
         rows = ProbeRows.of(small.vocab_size, 0, small.max_positions)
         plain = _plain_logits(small, rows)

@@ -8,14 +8,15 @@ import torch
 import transformers
 
 from decoding import Engine, EngineOptions, SamplingParams
-from decoding.families.description import FAMILIES, Description, LayerKind, described
+from decoding.families.description import Description, LayerKind, described
+from decoding.families.family import FAMILIES
 from decoding.fused import decoder
 from decoding.fused.decoder import FusedDecoder
 from decoding.fused.linear import kernel_function
 from decoding.network import probe
 from decoding.network.language_model import LanguageModel
-from decoding.network.probe import check_model
-from tests.decoding.families import EVERY_FUSED, FUSED_ON_CPU, WIDE, family_config
+from decoding.network.probe import check_lengths, check_model, fused_tolerance
+from tests.decoding.families import EVERY_FUSED, FUSED_ON_CPU, WIDE, YARN, family_config
 from tests.decoding.fused.test_decoder import fused_model, network
 from tests.decoding.tiny import build, random_prompts, save
 
@@ -64,6 +65,24 @@ def test_a_description_that_is_wrong_in_one_thing_is_not_used(wrong, attention, 
     assert check_model(model, name) < 2e-5
     assert model.fused is None
     assert "when its layers are fused: transformers' code runs" in caplog.text
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_a_miniature_shows_what_a_probe_in_bfloat16_is_too_coarse_to_see(wrong, monkeypatch):
+    name, change = WRONG[wrong]
+    monkeypatch.setattr(decoder, "described", lambda model: change(described(model)))
+    assert not check_lengths(family_config(name, EVERY_FUSED), name, torch.bfloat16).may_fuse
+
+
+@pytest.mark.parametrize("name", EVERY_FUSED)
+def test_a_miniature_of_each_family_runs_by_the_kernels_and_may_be_fused(name, monkeypatch):
+    measured = []
+    monkeypatch.setattr(probe, "_fused_deviation", lambda model, *_: measured.append(model.is_batch_invariant) or 0.0)
+    config = family_config(name, EVERY_FUSED)
+    assert check_lengths(config, name, torch.bfloat16).may_fuse
+    assert measured == [kernel_function(torch.zeros(2, 2)) is not None]
+    monkeypatch.undo()
+    assert check_lengths(config, name, torch.bfloat16).may_fuse
 
 
 @pytest.mark.parametrize("off", [-1, 0, 1])
@@ -131,6 +150,55 @@ UNKNOWN = {
 }
 
 
+# What a family's code reads of a configuration that says more, or says it otherwise.
+READ = {
+    "another activation in a field that the family's code does not read": (
+        "GemmaConfig",
+        {**WIDE, "head_dim": 32, "hidden_act": "silu", "hidden_activation": "gelu_pytorch_tanh"},
+    ),
+    "positions of more layers than there are": ("SmolLM3Config", {**WIDE, "no_rope_layers": [1, 0, 1, 1, 0]}),
+    "no layer that turns": ("SmolLM3Config", {**WIDE, "no_rope_layers": [0, 0, 0]}),
+    "windows of layers without positions": (
+        "SmolLM3Config",
+        {**WIDE, "no_rope_layers": [1, 0, 1], "use_sliding_window": True, "sliding_window": 8},
+    ),
+    "full attention only, where nothing turns": (
+        "Cohere2Config",
+        {**WIDE, "sliding_window": 8, "layer_types": ["full_attention"] * 3, "attention_bias": True},
+    ),
+    "Granite with biases everywhere": ("GraniteConfig", {**WIDE, "attention_bias": True, "mlp_bias": True}),
+    "yarn in one kind of layers": (
+        "Olmo3Config",
+        {
+            **EVERY_FUSED["olmo3"][1],
+            "rope_parameters": {
+                "full_attention": {**YARN, "attention_factor": 1.2},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+            },
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("what", READ)
+def test_a_configuration_is_read_as_the_familys_code_reads_it(what, attention):
+    model = LanguageModel(network(what, READ), frozenset())
+    assert check_model(model, what) < 5e-6
+    assert model.fused is not None
+
+
+@pytest.mark.parametrize(
+    ("class_name", "settings"),
+    [("GemmaConfig", {"hidden_size": 96}), ("GraniteConfig", {"embedding_multiplier": 10.3})],
+)
+def test_embeddings_in_bfloat16_have_the_bits_of_transformers(class_name, settings):
+    """Gemma's code rounds its scale to bfloat16 before it multiplies, and Granite's does not."""
+    config = getattr(transformers, class_name)(**{**WIDE, **settings})
+    plain, tokens = build(config, seed=3).to(torch.bfloat16), torch.arange(20)
+    expected = plain(input_ids=tokens[None], output_hidden_states=True).hidden_states[0][0]
+    assert torch.equal(fused_model(plain).fused._embedded(tokens), expected)
+
+
 @pytest.mark.parametrize("what", UNKNOWN)
 def test_what_a_description_does_not_know_is_left_to_transformers(what):
     class_name, settings = UNKNOWN[what]
@@ -162,3 +230,7 @@ def test_fused_layers_may_deviate_by_twice_of_what_transformers_own_code_does(ti
     monkeypatch.setattr(probe, "_fused_deviation", lambda *_: times * 1e-4)
     check_model(model, "gemma3")
     assert (model.fused is not None) == is_used
+
+
+def test_fused_layers_are_not_used_where_the_check_after_them_would_refuse_the_model():
+    assert fused_tolerance(torch.float32, 1.9e-4) == probe.TOLERANCE[torch.float32]
