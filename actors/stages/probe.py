@@ -15,7 +15,7 @@ from actors.stages.pipeline import StagesGoneError
 from actors.stages.target import ShardedModel
 from decoding.checkpoint.fp8_format import fp8_format
 from decoding.checkpoint.supported import load_config, model_folder
-from decoding.network.probe import FUSED_TOLERANCE, MISLEADING, check_lengths, tolerance_of
+from decoding.network.probe import MISLEADING, check_lengths, fused_tolerance, tolerance_of
 from decoding.network.probe_rows import NUM_REAL, RAGGED, SLOTS, ProbeRows, ragged, relative_deviation
 from decoding.sampling.rules import close_call_margin
 
@@ -30,7 +30,7 @@ def check_chain(model: ShardedModel, name: str) -> float:
     """
     config, pipeline = load_config(model_folder(name)), model.pipeline
     is_fp8 = fp8_format(config) is not None
-    lengths, tolerance = check_lengths(config, name, is_fp8=is_fp8), tolerance_of(model.dtype, is_fp8)
+    lengths, tolerance = check_lengths(config, name, model.dtype, is_fp8=is_fp8), tolerance_of(model.dtype, is_fp8)
     rows = ProbeRows.of(model.vocab_size, lengths.reach, model.max_positions)
     repeat = pipeline.repeat  # where a stage is lost meanwhile
     try:
@@ -53,9 +53,11 @@ def check_chain(model: ShardedModel, name: str) -> float:
             f"off by {deviation:.1e} of their size, where {tolerance:.0e} is rounding; run it whole "
             "(stages.count 1, stages.tensor_parallel 1)"
         )
+    if not lengths.may_fuse:
+        pipeline.tell_all("change", "may_fuse", False)
     pipeline.tell_all("speed_up")
     fused = measure()
-    if not fused <= FUSED_TOLERANCE.get(model.dtype, tolerance):
+    if not fused <= fused_tolerance(model.dtype, deviation, is_fp8=is_fp8):
         _log.warning("%r is off by %.1e when its layers are fused: transformers' code runs", name, fused)
         pipeline.tell_all("call", "slow_down")
         fused = measure()

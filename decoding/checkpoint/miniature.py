@@ -7,6 +7,7 @@ shows in a moment what the real one does only in long texts.
 """
 
 import re
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ SHORT = 12  # what lengths become
 _LONG = 40  # numbers from here on may be lengths; a probe's text reaches beyond smaller ones
 _NUM_LAYERS = 4
 _NUM_HEADS = 4
+_WIDE = {"head_dim": 16, "hidden_size": 64, "intermediate_size": 64}
 
 # The first pattern that matches a field's whole name decides. Fields that no pattern matches keep their values.
 _SIZES: tuple[tuple[str, int], ...] = (
@@ -67,9 +69,12 @@ def lengths_in(config: PretrainedConfig) -> list[int]:
     return [value for each in fields for name, value in each.items() if _is_length(name, value)]
 
 
-def miniature(config: PretrainedConfig) -> PretrainedConfig:
-    """Return a tiny configuration like this one. Raises what transformers raises where there is none."""
-    settings = _shrunk(config)
+def miniature(config: PretrainedConfig, *, is_wide: bool = False) -> PretrainedConfig:
+    """Return a tiny configuration like this one. Raises what transformers raises where there is none.
+
+    A wide one has sizes that the kernels of fused layers take.
+    """
+    settings = _shrunk(config, _WIDE if is_wide else {})
     text = type(config)(**settings).get_text_config()
     shapes = _shapes(config, settings)
     for name, value in vars(text).items():
@@ -78,16 +83,19 @@ def miniature(config: PretrainedConfig) -> PretrainedConfig:
     return type(config)(**settings)
 
 
-def _shrunk(config: PretrainedConfig) -> dict[str, Any]:
+def _shrunk(config: PretrainedConfig, sizes: Mapping[str, int]) -> dict[str, Any]:
+    """Return the settings of a tiny configuration, of which some have the given sizes."""
     settings: dict[str, Any] = {}
     whole = config.to_dict()
     for name, value in whole.items():
         if name in _LEFT_OUT:
             continue
         if _is_inner(config, name):
-            settings[name] = _shrunk(getattr(config, name))
+            settings[name] = _shrunk(getattr(config, name), sizes)
         elif _TOKEN.fullmatch(name):  # no text of a probe has the tokens of images and sounds
             settings[name] = None if value is None else 0 if name in _TEXT_TOKENS else VOCAB_SIZE
+        elif name in sizes:
+            settings[name] = sizes[name]
         elif name == "head_dim":
             settings[name] = 8
         elif name == "attention_types":  # GPT-Neo

@@ -8,28 +8,36 @@ Shapes: B rows, T tokens of each, N tokens in all, Q query heads, H KV heads, G 
 positions, X any number of features.
 """
 
-from collections.abc import Callable
+import ctypes
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
-from torch.nn.functional import rms_norm, scaled_dot_product_attention
+from torch.nn.functional import scaled_dot_product_attention
 
 from decoding.cache.kv_cache import KVCache, SlotLayer
 from decoding.cache.plan import Plan
+from decoding.families.description import LayerKind
+from decoding.families.norms import torch_norm
+from decoding.families.rotary import Tables, swapped
 from decoding.fused import kernels
 from decoding.gpu.available import kernels_run_on
 
-Tables = tuple[torch.Tensor, torch.Tensor]  # rotary: cos [P, D], and sin [P, D] with the sign of the rotation
+_PLAIN = LayerKind()
 
 
 @dataclass(frozen=True)
 class Heads:
-    """The number of attention heads, and their size."""
+    """The number of attention heads, their size, and what is computed of them."""
 
     num_kv_heads: int
     group: int
     head_size: int
+    scale: float | None = None  # of the scores; None: one by the root of the head's size
+    softcap: float = 0.0  # scores become softcap * tanh(score / softcap); 0: they stay
+    half: int = 0  # numbers that turn together are so far apart; 0: half of the head's size
 
     @classmethod
     def of(cls, config: Any, layer: Any) -> "Heads":
@@ -55,6 +63,8 @@ class Norms(NamedTuple):
     query: torch.Tensor
     key: torch.Tensor
     epsilon: float
+    offset: float = 0.0  # heads are multiplied by it and the weight
+    are_of_all_heads: bool = False  # weights [Q * D] and [H * D]: a token's heads are normalized together
 
 
 class KernelAttention:
@@ -67,12 +77,15 @@ class KernelAttention:
         positions_N: torch.Tensor,
         cache: KVCache,
         plan: Plan,
-        tables_PD: Tables,
+        tables: Seq[Tables],
     ) -> None:
         """Describe the positions and slots of one forward; the rotary tables have a line for each position."""
-        self._functions, self._heads, turns_N = functions, heads, _turns(positions_N, tables_PD)
-        tensors = (plan.row_first, plan.slots_N, plan.written_N, plan.positions_N, turns_N, *tables_PD)
+        self._functions, self._heads, turns_N = functions, heads, _turns(positions_N, tables[0])
+        tensors = (plan.row_first, plan.slots_N, plan.written_N, plan.positions_N, turns_N)
         self._tensors = [tensor.contiguous() for tensor in tensors]  # kept alive: the kernel has only their addresses
+        self._tables = [each.contiguous() for pair in tables for each in pair]
+        addresses = (ctypes.c_void_p * len(self._tables))(*(each.data_ptr() for each in self._tables))
+        root = np.float32(1) / np.sqrt(np.float32(heads.head_size))
         self.described = kernels.Forward(
             len(plan.positions_BT),
             len(positions_N),
@@ -82,27 +95,41 @@ class KernelAttention:
             cache.num_allocated,
             plan.num_visible,
             *(tensor.data_ptr() for tensor in self._tensors),
+            ctypes.cast(addresses, ctypes.c_void_p),  # which keeps them alive
+            heads.half or heads.head_size // 2,
+            root if heads.scale is None else heads.scale,
+            heads.softcap,
         )
 
     def __call__(
-        self, qkv_NX: torch.Tensor, slots: SlotLayer, norms: Norms | None, *, is_wanted: bool
+        self,
+        qkv_NX: torch.Tensor,
+        slots: SlotLayer,
+        norms: Norms | None,
+        *,
+        is_wanted: bool,
+        kind: LayerKind = _PLAIN,
     ) -> torch.Tensor | None:
         """Return the attention's output, [N, Q * D] with as many rows as `qkv_NX`; None unless `is_wanted`."""
         heads = self._heads
         # Zeros, since rows of padding are not written and must be finite.
         out_NX = qkv_NX.new_zeros(len(qkv_NX), heads.num_query_heads * heads.head_size) if is_wanted else None
         written = None if out_NX is None else out_NX.data_ptr()
-        layer = layer_cache(slots, heads, norms, qkv_NX)
+        layer = layer_cache(slots, heads, norms, qkv_NX, kind)
         self._functions.attention(self.described, layer, qkv_NX.data_ptr(), written)
         return out_NX
 
 
-def layer_cache(slots: SlotLayer, heads: Heads, norms: Norms | None, like: torch.Tensor) -> kernels.LayerCache:
+def layer_cache(
+    slots: SlotLayer, heads: Heads, norms: Norms | None, like: torch.Tensor, kind: LayerKind = _PLAIN
+) -> kernels.LayerCache:
     """Describe a layer's cache for our kernels, and allocate it in the dtype of `like` if needed."""
     like_NHD = like.new_empty(0, heads.num_kv_heads, heads.head_size)
     keys, values = slots.storage(like_NHD, like_NHD)
-    pointers = (None, None, 0.0) if norms is None else (norms.query.data_ptr(), norms.key.data_ptr(), norms.epsilon)
-    return kernels.LayerCache(keys.data_ptr(), values.data_ptr(), *pointers)
+    of_norms = (None, None) if norms is None else (norms.query.data_ptr(), norms.key.data_ptr(), *norms[2:])
+    layer = kernels.LayerCache(keys.data_ptr(), values.data_ptr(), *of_norms)
+    layer.window, layer.kind = kind.window, kind.rope
+    return layer
 
 
 class GpuAttention:
@@ -128,12 +155,19 @@ class GpuAttention:
         self._rule = attention.Rule(scale) if window is None else attention.Rule(scale, *window)
 
     def __call__(
-        self, qkv_NX: torch.Tensor, slots: SlotLayer, norms: Norms | None, *, is_wanted: bool
+        self,
+        qkv_NX: torch.Tensor,
+        slots: SlotLayer,
+        norms: Norms | None,
+        *,
+        is_wanted: bool,
+        kind: LayerKind = _PLAIN,
     ) -> torch.Tensor | None:
+        assert kind == _PLAIN, "networks with other layers are not fused on a GPU"
         like_NHD = qkv_NX.new_empty(0, self._heads.num_kv_heads, self._heads.head_size)
         keys_SHPD, values_SHPD = slots.storage(like_NHD, like_NHD)
         storage = (keys_SHPD, values_SHPD, self._turned, self._plan.written_N)
-        query_NQD = self._gpu.split_and_store(qkv_NX, *storage, self._tables_PD, norms)
+        query_NQD = self._gpu.split_and_store(qkv_NX, *storage, self._tables_PD, norms and norms[:3])
         if not is_wanted:
             return None
         return self._gpu.attend(query_NQD, keys_SHPD, values_SHPD, self._seen, self._rule).flatten(1)
@@ -150,53 +184,78 @@ class TorchAttention:
         tables_PD: Tables,
         window: Window | None = None,
         first_seen_BT: torch.Tensor | None = None,
+        other_tables: Seq[Tables] = (),
     ) -> None:
         """Prepare the attention of one forward; `turns_N` are the tokens' lines in the rotary tables (cos, sin).
 
         Token t of row b sees nothing before position `first_seen_BT[b, t]`.
         """
         self._heads, self._plan, self._num_tokens = heads, plan, len(turns_N)
-        cos_PD, sin_PD = tables_PD
-        self._cos_N1D, self._sin_N1D = cos_PD[turns_N][:, None], sin_PD[turns_N][:, None]
-        # Added to the scores, [B, 1, T * G, L]: 0 where a query sees a key, else -inf.
-        keys_L = torch.arange(plan.num_visible, device=turns_N.device)
-        is_hidden_BTL = keys_L > plan.positions_BT[:, :, None]
-        if window is not None:
-            is_hidden_BTL |= (keys_L <= plan.positions_BT[:, :, None] - window.num_last) & (keys_L >= window.num_first)
-        if first_seen_BT is not None:
-            is_hidden_BTL |= keys_L < first_seen_BT[:, :, None]
-        mask_BTL = cos_PD.new_zeros(is_hidden_BTL.shape).masked_fill_(is_hidden_BTL, float("-inf"))
-        self._mask = mask_BTL.repeat_interleave(heads.group, dim=1)[:, None]
+        self._window, self._first_seen_BT = window, first_seen_BT
+        self._turns = [(cos[turns_N][:, None], sin[turns_N][:, None]) for cos, sin in (tables_PD, *other_tables)]
+        self._masks: dict[int, torch.Tensor] = {}  # by the windows of layers
+
+    def _mask(self, window: int) -> torch.Tensor:
+        """Return what is added to the scores, [B, 1, T * G, L]: 0 where a query sees a key, else -inf."""
+        if window not in self._masks:
+            cos_N1D, last_BT1 = self._turns[0][0], self._plan.positions_BT[:, :, None]
+            keys_L = torch.arange(self._plan.num_visible, device=cos_N1D.device)
+            is_hidden_BTL = keys_L > last_BT1
+            if self._window is not None:
+                is_hidden_BTL |= (keys_L <= last_BT1 - self._window.num_last) & (keys_L >= self._window.num_first)
+            if window:
+                is_hidden_BTL |= keys_L <= last_BT1 - window
+            if self._first_seen_BT is not None:
+                is_hidden_BTL |= keys_L < self._first_seen_BT[:, :, None]
+            mask_BTL = cos_N1D.new_zeros(is_hidden_BTL.shape).masked_fill_(is_hidden_BTL, float("-inf"))
+            self._masks[window] = mask_BTL.repeat_interleave(self._heads.group, dim=1)[:, None]
+        return self._masks[window]
 
     def __call__(
-        self, qkv_NX: torch.Tensor, slots: SlotLayer, norms: Norms | None, *, is_wanted: bool
+        self,
+        qkv_NX: torch.Tensor,
+        slots: SlotLayer,
+        norms: Norms | None,
+        *,
+        is_wanted: bool,
+        kind: LayerKind = _PLAIN,
     ) -> torch.Tensor | None:
         heads = self._heads
         qkv_NXD = qkv_NX[: self._num_tokens].view(self._num_tokens, -1, heads.head_size)
         num_turned = heads.num_query_heads + heads.num_kv_heads
         turned_NXD = qkv_NXD[:, :num_turned]
         if norms is not None:
-            query_NQD, key_NHD = turned_NXD[:, : heads.num_query_heads], turned_NXD[:, heads.num_query_heads :]
-            query_NQD = rms_norm(query_NQD, norms.query.shape, norms.query, norms.epsilon)
-            key_NHD = rms_norm(key_NHD, norms.key.shape, norms.key, norms.epsilon)
-            turned_NXD = torch.cat((query_NQD, key_NHD), dim=1)
-        swapped_NXD = turned_NXD.roll(heads.head_size // 2, -1)
-        turned_NXD = (turned_NXD * self._cos_N1D).addcmul_(swapped_NXD, self._sin_N1D)
+            parts = turned_NXD[:, : heads.num_query_heads], turned_NXD[:, heads.num_query_heads :]
+            weights = norms.query, norms.key
+            if norms.are_of_all_heads:
+                parts = parts[0].flatten(1), parts[1].flatten(1)
+            found = [torch_norm(x, of, *norms[2:4]) for x, of in zip(parts, weights, strict=True)]
+            turned_NXD = torch.cat([each.view(len(each), -1, heads.head_size) for each in found], dim=1)
+        cos_N1D, sin_N1D = self._turns[kind.rope]
+        turned_NXD = (turned_NXD * cos_N1D).addcmul_(swapped(turned_NXD, heads.half), sin_N1D)
         slots.write(turned_NXD[:, heads.num_query_heads :], qkv_NXD[:, num_turned:])
         if not is_wanted:
             return None
-        found_NX = self._attend(turned_NXD[:, : heads.num_query_heads], *slots.read())
+        found_NX = self._attend(turned_NXD[:, : heads.num_query_heads], *slots.read(), self._mask(kind.window))
         num_missing = len(qkv_NX) - self._num_tokens
         return found_NX if not num_missing else torch.nn.functional.pad(found_NX, (0, 0, 0, num_missing))
 
-    def _attend(self, query_NQD: torch.Tensor, key_BHLD: torch.Tensor, value_BHLD: torch.Tensor) -> torch.Tensor:
+    def _attend(
+        self, query_NQD: torch.Tensor, key_BHLD: torch.Tensor, value_BHLD: torch.Tensor, mask: torch.Tensor
+    ) -> torch.Tensor:
         heads, packing = self._heads, self._plan.packing
         num_rows, width = self._plan.positions_BT.shape
         if packing is not None:
             query_NQD = query_NQD[packing.unpacked_BT.flatten()]
         query_BTHGD = query_NQD.reshape(num_rows, width, heads.num_kv_heads, heads.group, heads.head_size)
         query_BHXD = query_BTHGD.transpose(1, 2).flatten(2, 3)
-        found_BHXD = scaled_dot_product_attention(query_BHXD, key_BHLD, value_BHLD, self._mask)
+        if heads.softcap:
+            scale = heads.head_size**-0.5 if heads.scale is None else heads.scale
+            scores_BHXL = (query_BHXD @ key_BHLD.transpose(2, 3)).float() * (scale / heads.softcap)
+            weights_BHXL = (heads.softcap * scores_BHXL.tanh() + mask).softmax(-1).to(value_BHLD.dtype)
+            found_BHXD = weights_BHXL @ value_BHLD
+        else:
+            found_BHXD = scaled_dot_product_attention(query_BHXD, key_BHLD, value_BHLD, mask, scale=heads.scale)
         found_BHTGD = found_BHXD.reshape(num_rows, heads.num_kv_heads, width, heads.group, heads.head_size)
         found_NX = found_BHTGD.transpose(1, 2).flatten(2).flatten(0, 1)
         return found_NX if packing is None else found_NX[packing.packed_N]
@@ -213,43 +272,22 @@ def attention_here(
     tables_PD: Tables,
     functions: kernels.Kernels | None,
     window: Window | None = None,
+    other_tables: Seq[Tables] = (),
 ) -> SlotAttention:
     """Prepare the attention of one forward by the fastest code here; `functions` are our CPU kernels, if there are any.
 
     `positions_N` are where the tokens stand; `plan.positions_N` are the last positions that they see, the same ones
-    unless tokens see what stands behind them. The rotary tables (cos, sin) have a line for each position of the cache.
-    Our CPU kernels know no window.
+    unless tokens see what stands behind them. The rotary tables (cos, sin) have a line for each position of the cache;
+    `other_tables` are those of layers that turn otherwise. Our CPU kernels know no `window` with two ends.
     """
     if kernels_run_on(tables_PD[0].device):
         return GpuAttention(heads, plan, positions_N, tables_PD, window)
     if functions is not None and window is None:
-        return KernelAttention(functions, heads, positions_N, cache, plan, tables_PD)
-    return TorchAttention(heads, plan, _turns(positions_N, tables_PD), tables_PD, window)
+        return KernelAttention(functions, heads, positions_N, cache, plan, (tables_PD, *other_tables))
+    turns_N = _turns(positions_N, tables_PD)
+    return TorchAttention(heads, plan, turns_N, tables_PD, window, other_tables=other_tables)
 
 
 def _turns(positions_N: torch.Tensor, tables_PD: Tables) -> torch.Tensor:
     """Return the tokens' lines in the rotary tables."""
     return positions_N.clamp(max=len(tables_PD[0]) - 1)  # padding may be beyond the end
-
-
-class RotaryTables:
-    """Tables that grow with the positions of the caches in use."""
-
-    def __init__(self, rotary: Callable[..., tuple[torch.Tensor, torch.Tensor]], like: torch.Tensor) -> None:
-        """Compute by a network's own module, in the dtype and on the device of `like`."""
-        self._rotary, self._like = rotary, like
-        self._tables_PD: Tables | None = None
-        self._earlier: list[Tables] = []  # which recorded graphs may still read
-
-    def reach(self, num_positions: int) -> Tables:
-        """Return tables of at least `num_positions` positions."""
-        if self._tables_PD is None or len(self._tables_PD[0]) < num_positions:
-            positions = torch.arange(num_positions, device=self._like.device)[None]
-            cos_1PD, sin_1PD = self._rotary(self._like, positions)
-            half = cos_1PD.shape[-1] // 2
-            # With the sign of rotate_half in the table, the rotation is x * cos + swapped(x) * sin.
-            sin_PD = torch.cat((-sin_1PD[0, :, :half], sin_1PD[0, :, half:]), dim=-1)
-            if self._tables_PD is not None:
-                self._earlier.append(self._tables_PD)
-            self._tables_PD = cos_1PD[0].contiguous(), sin_PD
-        return self._tables_PD

@@ -1,18 +1,20 @@
-"""FusedDecoder: the forward of a Llama-shaped network in few, large operations, over the network's own weights.
+"""FusedDecoder: the forward of a decoder in few, large operations, over the network's own weights.
 
 Eager model code spends half a millisecond a layer on small operations. Here queries, keys and values come from one
 product; sums and activations are done in the products before them; only the attention handles rows (everything else is
 one line a token, so ragged rows cost nothing); and unused results are not computed: a prefill has no logits, and of its
 last layer only keys and values.
 
-`fits` decides by structure, `decoding/network/probe.py` by measurement; other networks run transformers' own code.
+What differs between families is data (`decoding/families/family.py`). `fits` decides by structure,
+`decoding/network/probe.py` by measurement; other networks run transformers' own code.
 
 Shapes: B rows, N tokens in all, M tokens whose logits are wanted, E hidden size, X any number of features, V
 vocabulary, P positions, D head size.
 """
 
-import re
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,21 +24,14 @@ from decoding.cache.features import Features
 from decoding.cache.kv_cache import KVCache
 from decoding.cache.plan import Plan
 from decoding.checkpoint.layer_subset import LayerRange
-from decoding.fp8.linear import may_join
-from decoding.fused.attention import Heads, KernelAttention, RotaryTables, Window, attention_here
+from decoding.families.description import described
+from decoding.families.rotary import RotaryTables
+from decoding.fused.attention import Heads, KernelAttention, Window, attention_here
 from decoding.fused.layers import KernelLayers, Layer, Norm, operations_on
 from decoding.fused.linear import KernelLinear
 from decoding.gpu.available import kernels_run_on
 
 FUSED_LINEARS = (("q_proj", "k_proj", "v_proj"),)  # one product gives all of them
-_LINEARS_OF_ONE_KIND = (*FUSED_LINEARS, ("gate_proj", "up_proj"))  # all with FP8 weights, or none
-_MODEL_TYPES = {"llama", "mistral", "qwen2", "qwen3"}
-_LAYER_PARAMETERS = re.compile(
-    r"model\.layers\.\d+\."
-    r"(self_attn\.([qkvo]_proj\.(weight|bias)|[qk]_norm\.weight)"
-    r"|mlp\.(gate|up|down)_proj\.(weight|bias)|(input|post_attention)_layernorm\.weight)"
-)
-_OTHER_PARAMETERS = {"model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"}
 # oneDNN multiplies one or two lines slower than four (22 ms against 18 for a 283 M network).
 _FEWEST_LINES_ON_CPU = 4
 
@@ -51,26 +46,43 @@ class FusedDecoder:
         last ones its output is hidden states.
         """
         network: Any = model.model
-        config = model.config
+        config, description = model.config, described(model)
+        assert description is not None, "a network that fits has a description"
+        family, self._description = description.family, description
         self._range = layers or LayerRange.whole(len(network.layers))
         own = network.layers[self._range.first : self._range.end]
-        self._like_1E = own[0].input_layernorm.weight[None]  # has the dtype, the device and the size of hidden states
+        a_norm = getattr(own[0], next(filter(None, family.norms)))
+        self._like_1E = a_norm.weight[None]  # has the dtype, the device and the size of hidden states
         self._embed: Any = network.embed_tokens if self._range.has_embedding else None
         self._heads = Heads.of(config, own[0])
+        tables = partial(RotaryTables, like=self._like_1E, head_size=self._heads.head_size)
+        turns = {"": network.rotary_emb, None: None}
+        self._rotaries = [
+            tables(
+                turns[kind] if kind in turns else partial(network.rotary_emb, layer_type=kind),
+                pairs=family.pairs,
+            )
+            for kind in description.ropes
+        ]
+        if not description.is_as_llama:
+            half = 1 if family.pairs != "halves" else max(each.num_turned for each in self._rotaries) // 2
+            scale = float(own[0].self_attn.scaling)
+            self._heads = replace(self._heads, half=half, scale=scale, softcap=description.attention_softcap)
         self.window: Window | None = None  # what a query sees of its row, on a GPU; None: all before it
         self.is_on_gpu = kernels_run_on(self._like_1E.device)
         # None: torch's own operations.
         of_layers = (self._like_1E.dtype, self._heads.head_size, config.hidden_size)
         self.kernels, norm = operations_on(self._like_1E.device, *of_layers)
         self._fewest_lines = _FEWEST_LINES_ON_CPU if self._like_1E.device.type == "cpu" and not self.is_on_gpu else 1
-        self._final_norm = Norm(network.norm, norm)
+        self._final_norm = Norm(network.norm, norm, family)
         self._head = model.get_output_embeddings() if self._range.has_head else None
-        self._layers = [Layer(layer, norm) for layer in own]
+        make = partial(Layer, gate_is_gelu=description.gate_is_gelu, multiplier=description.residual_multiplier)
+        kinds = description.kinds[self._range.first : self._range.end]
+        self._layers = [make(layer, norm, family, kind=kind) for layer, kind in zip(own, kinds, strict=True)]
         function = None if self.kernels is None else self.kernels.layers_function
         self._at_once: KernelLayers | None = None
         if function is not None and all(layer.is_ours for layer in self._layers):
-            self._at_once = KernelLayers(function, self._layers, self._heads, self._range.first)
-        self._rotary = RotaryTables(network.rotary_emb, self._like_1E)
+            self._at_once = KernelLayers(function, self._layers, self._heads, self._range.first, self._like_1E.dtype)
 
     def before_kernels(self, begin: Callable[[], None]) -> bool:
         """Call `begin` before the kernels next run all layers in one call; return False if there is no such call."""
@@ -86,17 +98,8 @@ class FusedDecoder:
     @staticmethod
     def fits(model: PreTrainedModel) -> bool:
         """Tell whether each parameter of the network is used here, and its configuration asks for nothing else."""
-        config = model.config
-        if config.model_type not in _MODEL_TYPES or config.hidden_act != "silu":
-            return False
-        layer_types = getattr(config, "layer_types", None)
-        slides = set(layer_types) != {"full_attention"} if layer_types else getattr(config, "sliding_window", None)
-        names = [name for name, _ in model.named_parameters()]
-        if not all(may_join(module, names) for module in model.modules() for names in _LINEARS_OF_ONE_KIND):
-            return False
-        if len({parameter.dtype for parameter in model.parameters()}) > 1:
-            return False
-        return not slides and all(name in _OTHER_PARAMETERS or _LAYER_PARAMETERS.fullmatch(name) for name in names)
+        description = described(model)
+        return description is not None and (description.is_as_llama or not kernels_run_on(model.device))
 
     @property
     def num_bytes_a_token(self) -> int:
@@ -139,6 +142,13 @@ class FusedDecoder:
         if not len(hidden_ME):
             return hidden_ME.new_zeros(0, self._head.out_features)
         logits_MV: torch.Tensor = self._head(self._final_norm(hidden_ME))
+        scale, cap = self._description.logits_scale, self._description.logits_softcap
+        if scale != 1.0:
+            logits_MV = logits_MV.mul_(scale)
+        if cap and self.kernels is not None:
+            self.kernels.softcap(logits_MV, cap)
+        elif cap:
+            logits_MV = (logits_MV / cap).tanh_().mul_(cap)
         return logits_MV
 
     def hidden(
@@ -157,15 +167,16 @@ class FusedDecoder:
         num_tokens = len(fed_N)
         is_last_read = features is not None and features.wants(self._range.end)
         is_last_wanted = self._head is None or num_wanted > 0 or is_last_read
-        tables_PD = self._rotary.reach(cache.num_positions)
+        tables = [each.reach(cache.num_positions) for each in self._rotaries]
         if self._at_once is not None:
             hidden_NE = self._embedded(fed_N)
             assert self.kernels is not None, "they run all layers"
-            forward = KernelAttention(self.kernels, self._heads, positions_N, cache, plan, tables_PD)
+            forward = KernelAttention(self.kernels, self._heads, positions_N, cache, plan, tables)
             self._at_once.run(hidden_NE, forward, cache, is_wanted=is_last_wanted, features=features)
             self._finish(features, hidden_NE)
             return hidden_NE
-        attention = attention_here(self._heads, positions_N, cache, plan, tables_PD, self.kernels, self.window)
+        here = self._heads, positions_N, cache, plan, tables[0], self.kernels, self.window
+        attention = attention_here(*here, other_tables=tables[1:])
         if num_tokens < self._fewest_lines:
             fed_N = torch.cat((fed_N, fed_N[-1:].expand(self._fewest_lines - num_tokens, *fed_N.shape[1:])))
         hidden_NE = self._embedded(fed_N)
@@ -173,7 +184,8 @@ class FusedDecoder:
             if features is not None:
                 features.keep(index, hidden_NE[:num_tokens])
             is_wanted = index < self._range.end - 1 or is_last_wanted
-            found_NX = attention(layer.project(hidden_NE), cache.slot_layer(index), layer.norms, is_wanted=is_wanted)
+            fed = layer.project(hidden_NE), cache.slot_layer(index), layer.norms
+            found_NX = attention(*fed, is_wanted=is_wanted, kind=layer.kind)
             if found_NX is None:
                 break
             hidden_NE = layer.finish(hidden_NE, found_NX)
@@ -187,4 +199,9 @@ class FusedDecoder:
 
     def _embedded(self, fed_N: torch.Tensor) -> torch.Tensor:
         """Return hidden states in memory of our own, since the layers may write there."""
-        return fed_N.clone() if self._embed is None else self._embed(fed_N)
+        if self._embed is None:
+            return fed_N.clone()
+        embedded_NE: torch.Tensor = self._embed(fed_N)
+        has_scale = getattr(self._embed, "embed_scale", None) is not None  # of its own
+        scale = 1.0 if has_scale else self._description.embedding_scale
+        return embedded_NE if scale == 1.0 else embedded_NE.mul_(scale)

@@ -26,14 +26,26 @@ class Forward(ctypes.Structure):
 
     _fields_ = [
         *_fields(ctypes.c_int64, "num_rows num_tokens num_kv_heads group head_size num_positions num_visible"),
-        *_fields(_POINTER, "row_first slot write_position position turn cos sin"),
+        *_fields(_POINTER, "row_first slot write_position position turn tables"),
+        ("half", ctypes.c_int64),
+        *_fields(ctypes.c_float, "scale softcap"),
     ]
 
 
 class LayerCache(ctypes.Structure):
-    """One layer's keys and values, and the norms of its heads."""
+    """One layer's keys and values, the norms of its heads, and what it sees."""
 
-    _fields_ = [*_fields(_POINTER, "keys values query_norm key_norm"), ("epsilon", ctypes.c_float)]
+    _fields_ = [
+        *_fields(_POINTER, "keys values query_norm key_norm"),
+        *_fields(ctypes.c_float, "epsilon norm_offset"),
+        *_fields(ctypes.c_int64, "norms_all_heads window kind"),
+    ]
+
+
+class Norm(ctypes.Structure):
+    """The weight of a norm, or none; the fields are explained in rms_norm.h."""
+
+    _fields_ = [("weight", _POINTER), *_fields(ctypes.c_float, "epsilon offset"), ("is_centered", ctypes.c_int64)]
 
 
 class Linear(ctypes.Structure):
@@ -42,6 +54,8 @@ class Linear(ctypes.Structure):
     _fields_ = [
         *_fields(_POINTER, "weight bias gate_weight gate_bias"),
         *_fields(ctypes.c_int64, "inputs outputs form gate_form"),
+        ("scale", ctypes.c_float),
+        ("gate_is_gelu", ctypes.c_int32),
     ]
 
 
@@ -49,10 +63,10 @@ class DecoderLayer(ctypes.Structure):
     """One whole layer; the fields are explained in decoder.h."""
 
     _fields_ = [
-        *_fields(_POINTER, "attention_norm mlp_norm"),
-        *_fields(ctypes.c_float, "attention_epsilon mlp_epsilon"),
+        *_fields(Norm, "attention_norm mlp_norm after_attention after_mlp"),
         *_fields(Linear, "qkv out up down"),
         ("cache", LayerCache),
+        ("is_parallel", ctypes.c_int64),
     ]
 
 
@@ -62,14 +76,21 @@ class Kernels:
 
     attention: Callable[..., None]  # rotates and stores qkv [N, (Q + 2 H) * D], writes the output [N, Q * D]
     rms_norm_function: Callable[..., None]
+    softcap_function: Callable[..., None]
     layers_function: Callable[..., None] | None  # None without the products of `load_linear`
 
-    def rms_norm(self, x_NE: torch.Tensor, weight_E: torch.Tensor, epsilon: float) -> torch.Tensor:
-        """Compute `x / rms(x) * weight` of each row."""
+    def rms_norm(
+        self, x_NE: torch.Tensor, weight_E: torch.Tensor, epsilon: float, offset: float = 0.0, is_centered: bool = False
+    ) -> torch.Tensor:
+        """Compute `x / rms(x) * (offset + weight)` of each row, whose mean is taken off before if it is centered."""
         out_NE = torch.empty_like(x_NE)
-        num_rows, size = x_NE.shape
-        self.rms_norm_function(x_NE.data_ptr(), weight_E.data_ptr(), epsilon, num_rows, size, out_NE.data_ptr())
+        norm = Norm(weight_E.data_ptr(), epsilon, offset, is_centered)
+        self.rms_norm_function(norm, x_NE.data_ptr(), *x_NE.shape, out_NE.data_ptr())
         return out_NE
+
+    def softcap(self, x: torch.Tensor, cap: float) -> None:
+        """Replace contiguous numbers by `cap * tanh(x / cap)`, in place."""
+        self.softcap_function(x.data_ptr(), x.numel(), cap)
 
 
 def load(dtype: torch.dtype, head_size: int, hidden_size: int) -> Kernels | None:
@@ -78,12 +99,12 @@ def load(dtype: torch.dtype, head_size: int, hidden_size: int) -> Kernels | None
         return None
     kind = _DTYPES[dtype]
     attention = function(f"dray_attention_{kind}", None, _pointer(Forward), _pointer(LayerCache), _POINTER, _POINTER)
-    norm_sizes = (ctypes.c_float, ctypes.c_int64, ctypes.c_int64)
-    rms_norm = function(f"dray_rms_norm_{kind}", None, _POINTER, _POINTER, *norm_sizes, _POINTER)
-    if attention is None or rms_norm is None:
+    rms_norm = function(f"dray_rms_norm_{kind}", None, _pointer(Norm), _POINTER, *2 * [ctypes.c_int64], _POINTER)
+    softcap = function(f"dray_softcap_{kind}", None, _POINTER, ctypes.c_int64, ctypes.c_float)
+    if attention is None or rms_norm is None or softcap is None:
         return None
     of_layers = (_pointer(Forward), _pointer(DecoderLayer), ctypes.c_int64, ctypes.c_bool, _POINTER, _POINTER)
-    return Kernels(attention, rms_norm, function(f"dray_layers_{kind}", None, *of_layers))
+    return Kernels(attention, rms_norm, softcap, function(f"dray_layers_{kind}", None, *of_layers))
 
 
 def load_linear(dtype: torch.dtype) -> LinearFunction | None:

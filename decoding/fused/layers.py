@@ -13,23 +13,23 @@ from collections.abc import Sequence as Seq
 from typing import Any
 
 import torch
-from torch.nn.functional import rms_norm, silu
+from torch.nn.functional import gelu, silu
 
 from decoding.cache.features import Features
 from decoding.cache.kv_cache import KVCache
+from decoding.families.description import LayerKind
+from decoding.families.family import Family
+from decoding.families.norms import torch_norm
 from decoding.fp8.linear import Fp8Linear
 from decoding.fused import kernels
 from decoding.fused.attention import Heads, KernelAttention, Norms, layer_cache
 from decoding.fused.linear import KernelLinear
-from decoding.fused.packed_linear import Packed
+from decoding.fused.packed_linear import LinearSlice, Packed
 from decoding.gpu.available import kernels_run_on
 
-NormFunction = Callable[[torch.Tensor, torch.Tensor, float], torch.Tensor]  # lines, weight, epsilon
-
-
-def torch_norm(x_NE: torch.Tensor, weight_E: torch.Tensor, epsilon: float) -> torch.Tensor:
-    """Compute `x / rms(x) * weight` by torch's own operation."""
-    return rms_norm(x_NE, weight_E.shape, weight_E, epsilon)
+# Lines, weight, epsilon; for families whose norms are others than Llama's also the offset, and whether it is centered.
+NormFunction = Callable[..., torch.Tensor]
+_LLAMA, _PLAIN = Family(), LayerKind()
 
 
 def operations_on(
@@ -45,34 +45,60 @@ def operations_on(
 
 
 class Norm:
-    """Root mean square normalization of lines."""
+    """Root mean square normalization of lines; without a module lines stay as they are."""
 
-    def __init__(self, module: Any, function: NormFunction) -> None:
-        self.weight, self.epsilon, self._function = module.weight, module.variance_epsilon, function
+    def __init__(self, module: Any, function: NormFunction, family: Family = _LLAMA) -> None:
+        self.weight: Any = None if module is None else module.weight
+        self.epsilon = 0.0 if module is None else _epsilon(module)
+        self._function, self._others = function, (family.norm_offset, family.norm_is_centered)
+        # The GPU's function computes Llama's norms only.
+        self._given = self._others if any(self._others) else ()
 
     def __call__(self, x_NE: torch.Tensor) -> torch.Tensor:
-        return self._function(x_NE, self.weight, self.epsilon)
+        return x_NE if self.weight is None else self._function(x_NE, self.weight, self.epsilon, *self._given)
+
+    def described(self) -> kernels.Norm:
+        """Describe the norm for the kernel, by the address of its weight."""
+        return kernels.Norm(None if self.weight is None else self.weight.data_ptr(), self.epsilon, *self._others)
 
 
 class Layer:
     """The parts of one decoder layer, and what it computes around its attention."""
 
-    def __init__(self, layer: Any, norm: NormFunction) -> None:
+    def __init__(
+        self,
+        layer: Any,
+        norm: NormFunction,
+        family: Family = _LLAMA,
+        *,
+        kind: LayerKind = _PLAIN,
+        gate_is_gelu: bool = False,
+        multiplier: float = 1.0,
+    ) -> None:
+        """Take the parts of a layer of this family; what it adds to the stream is multiplied."""
         attention, mlp = layer.self_attn, layer.mlp
-        self.attention_norm = Norm(layer.input_layernorm, norm)
-        self.mlp_norm = Norm(layer.post_attention_layernorm, norm)
-        self.qkv = attention.q_proj.fused
-        self.out, self.gate, self.up, self.down = attention.o_proj, mlp.gate_proj, mlp.up_proj, mlp.down_proj
+        norms = (Norm(name and getattr(layer, name), norm, family) for name in family.norms)
+        self.attention_norm, self.after_attention, self.mlp_norm, self.after_mlp = norms
+        self.kind, self.is_parallel = kind, family.is_parallel
+        self.gate_is_gelu, self.multiplier = gate_is_gelu, multiplier
+        (first, *_), (gate, *up) = family.linears
+        joined = getattr(attention, first)
+        self.qkv: Any = joined.fused if isinstance(joined, LinearSlice) else joined
+        self.out, self.down = attention.o_proj, mlp.down_proj
+        self.gate: Any = getattr(mlp, gate)
+        self.up: Any = getattr(mlp, up[0]) if up else self.gate  # the same product gives both
+        if not up and type(self.gate) is KernelLinear:  # one of codes moves when its weight is replaced
+            self.gate, self.up = self.gate.halves()
         self._linears = (self.qkv, self.out, self.gate, self.up, self.down)
         self.norms: Norms | None = None  # of queries and keys
         if hasattr(attention, "q_norm"):
-            epsilon = attention.q_norm.variance_epsilon
-            self.norms = Norms(attention.q_norm.weight, attention.k_norm.weight, epsilon)
+            weights = attention.q_norm.weight, attention.k_norm.weight
+            self.norms = Norms(*weights, _epsilon(attention.q_norm), family.norm_offset, family.norms_all_heads)
 
     @property
     def is_ours(self) -> bool:
         """Whether our kernels multiply everywhere; otherwise a linear layer belongs to oneDNN or torch."""
-        return all(isinstance(linear, KernelLinear) for linear in self._linears)
+        return self.gate is not self.up and all(isinstance(linear, KernelLinear) for linear in self._linears)
 
     @property
     def is_batch_invariant(self) -> bool:
@@ -86,27 +112,42 @@ class Layer:
 
     def finish(self, hidden_NE: torch.Tensor, found_NX: torch.Tensor) -> torch.Tensor:
         """Compute the hidden states after this layer from the output of its attention."""
-        hidden_NE = _add(self.out, found_NX, hidden_NE)
-        return _add(self.down, self.gated(self.mlp_norm(hidden_NE)), hidden_NE)
+        normed_NE = self.attention_norm(hidden_NE) if self.is_parallel else None
+        hidden_NE = self._added(self.out, self.after_attention, found_NX, hidden_NE)
+        read_NE = self.mlp_norm(hidden_NE) if normed_NE is None else normed_NE
+        return self._added(self.down, self.after_mlp, self.gated(read_NE), hidden_NE)
 
     def gated(self, normed_NE: torch.Tensor) -> torch.Tensor:
         """Compute what the last product of the layer reads."""
-        if isinstance(self.up, Packed):
+        if self.gate is self.up:
+            gate_NX, up_NX = self.gate(normed_NE).chunk(2, dim=-1)
+        elif isinstance(self.up, Packed) and not self.gate_is_gelu:
             return self.up.gated(normed_NE, self.gate)
-        gated_NX: torch.Tensor = silu(self.gate(normed_NE)) * self.up(normed_NE)
+        else:
+            gate_NX, up_NX = self.gate(normed_NE), self.up(normed_NE)
+        opened_NX = gelu(gate_NX, approximate="tanh") if self.gate_is_gelu else silu(gate_NX)
+        gated_NX: torch.Tensor = opened_NX * up_NX
         return gated_NX
+
+    def _added(self, linear: Any, after: Norm, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        if after.weight is None and self.multiplier == 1.0:
+            return _add(linear, x, residual)
+        out: torch.Tensor = residual + after(linear(x)) * self.multiplier
+        return out
 
 
 class KernelLayers:
     """Layers that are `Layer.is_ours`, run by one call."""
 
-    def __init__(self, function: Callable[..., None], layers: Seq[Layer], heads: Heads, first: int) -> None:
+    def __init__(
+        self, function: Callable[..., None], layers: Seq[Layer], heads: Heads, first: int, dtype: torch.dtype
+    ) -> None:
         """Take the kernel `function` for the dtype of all layers, and the first layer's number in the cache."""
         self._function, self._layers, self._heads, self._first = function, layers, heads, first
         some = layers[0]
         query_size = heads.num_query_heads * heads.head_size
         self._numbers_a_token = some.qkv.in_features + some.qkv.out_features + query_size + some.up.out_features
-        self._scratch = some.attention_norm.weight.new_empty(0)
+        self._scratch = torch.empty(0, dtype=dtype)
         # Called once, before the next call of the kernels, in which this thread leaves the interpreter to others.
         self.before_call: Callable[[], None] | None = None
         # A description points into its cache.
@@ -173,15 +214,16 @@ class KernelLayers:
 
     def _describe(self, layer: Layer, cache: KVCache, index: int) -> kernels.DecoderLayer:
         return kernels.DecoderLayer(
-            layer.attention_norm.weight.data_ptr(),
-            layer.mlp_norm.weight.data_ptr(),
-            layer.attention_norm.epsilon,
-            layer.mlp_norm.epsilon,
+            layer.attention_norm.described(),
+            layer.mlp_norm.described(),
+            layer.after_attention.described(),
+            layer.after_mlp.described(),
             layer.qkv.described(),
-            layer.out.described(),
-            layer.up.described(layer.gate),
-            layer.down.described(),
-            layer_cache(cache.slot_layer(index), self._heads, layer.norms, layer.attention_norm.weight),
+            layer.out.described(scale=layer.multiplier),
+            layer.up.described(layer.gate, gate_is_gelu=layer.gate_is_gelu),
+            layer.down.described(scale=layer.multiplier),
+            layer_cache(cache.slot_layer(index), self._heads, layer.norms, self._scratch, layer.kind),
+            layer.is_parallel,
         )
 
 
@@ -192,3 +234,8 @@ def _add(linear: Any, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         return torch.addmm(residual, x, linear.weight.t())
     out: torch.Tensor = linear(x) + residual
     return out
+
+
+def _epsilon(norm: Any) -> float:
+    epsilon: float = norm.variance_epsilon if hasattr(norm, "variance_epsilon") else norm.eps
+    return epsilon

@@ -8,6 +8,8 @@ Shapes: N lines, I inputs, O outputs.
 """
 
 import ctypes
+from copy import copy
+from typing import Self
 
 import torch
 
@@ -62,7 +64,18 @@ class KernelLinear(torch.nn.Module):
         """Compute `silu(gate(x)) * (x W^T + b)`, rounded once."""
         return self._run(self.described(gate), x_NI, None)
 
-    def described(self, gate: "KernelLinear | None" = None) -> kernels.Linear:
+    def halves(self) -> tuple[Self, Self]:
+        """Return two layers over this one's memory, each with half of the outputs; blocks must belong to one half."""
+        assert self.bias is None, "a product of two has no bias"
+        halves = copy(self), copy(self)
+        for half, packed in zip(halves, self._packed.chunk(2), strict=True):
+            half.out_features, half._packed = self.out_features // 2, packed
+            half._linear = half.described()
+        return halves
+
+    def described(
+        self, gate: "KernelLinear | None" = None, *, gate_is_gelu: bool = False, scale: float = 1.0
+    ) -> kernels.Linear:
         """Describe the layer and its gate for the kernel, by addresses: keep both layers alive."""
         return kernels.Linear(
             self._packed.data_ptr(),
@@ -73,6 +86,8 @@ class KernelLinear(torch.nn.Module):
             self.out_features,
             self._form,
             0 if gate is None else gate._form,
+            scale,
+            gate_is_gelu,
         )
 
     def _laid_out(self, weight_OI: torch.Tensor) -> torch.Tensor:

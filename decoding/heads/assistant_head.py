@@ -28,7 +28,7 @@ from transformers.activations import ACT2FN
 from decoding.cache.features import FeatureTap
 from decoding.cache.kv_cache import KVCache
 from decoding.device import seconds_of, to_device
-from decoding.fused.attention import RotaryTables
+from decoding.families.rotary import RotaryTables
 from decoding.fused.layers import operations_on
 from decoding.fused.live_weights import LiveWeights
 from decoding.fused.packed_linear import pack_linears

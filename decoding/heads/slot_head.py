@@ -13,7 +13,8 @@ import torch
 
 from decoding.cache.kv_cache import KVCache
 from decoding.device import to_device
-from decoding.fused.attention import Heads, RotaryTables
+from decoding.families.rotary import RotaryTables
+from decoding.fused.attention import Heads
 from decoding.fused.decoder import FUSED_LINEARS
 from decoding.fused.layers import Layer, Norm, operations_on
 from decoding.fused.live_weights import LiveWeights

@@ -69,6 +69,7 @@ class SlotNetwork(ABC):
         self.num_weight_bytes: int = sum(w.numel() * w.element_size() for w in own)
         self.fused: FusedDecoder | None = None  # runs instead of the network's own code if it fits
         self.graphs: ForwardGraphs | None = None  # of the fused network, on CUDA
+        self.may_fuse = True  # whether the probe has found nothing that forbids it
         self.is_sped_up = False
         self.num_coded_layers = 0  # that multiply codes of 4 or 8 bits, once it is sped up
         self.exact: Exact = "off"  # whether `speed_up` lays out products in which no line depends on another
@@ -118,7 +119,7 @@ class SlotNetwork(ABC):
     def _lay_out(self) -> None:
         """Lay the weights out for this device, and fuse the layers of a network that fits; caches become invalid."""
         self.is_sped_up = True
-        fits = FusedDecoder.fits(self.network) and not self.runs_rows_apart
+        fits = self.may_fuse and not self.runs_rows_apart and FusedDecoder.fits(self.network)
         pack_linears(self.network, FUSED_LINEARS if fits else (), self.has_exact_products)
         coded = coded_layers(self.network)
         self.num_coded_layers = len(coded)

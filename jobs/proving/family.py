@@ -34,6 +34,7 @@ from decoding.checkpoint.supported import check_config
 from decoding.drafters import DRAFTERS, NEED_A_HEAD
 from decoding.engine.load import Parts, load_parts
 from decoding.engine.options import EngineOptions
+from decoding.families.family import FAMILIES
 from decoding.network.reference import Reference
 from decoding.sampling_params import SamplingParams
 from decoding.sequence import Sequence
@@ -127,10 +128,15 @@ those of transformers' own code, in float32. A class that a newer transformers a
 model of an exact class can still be refused, if the probe finds it otherwise when it is loaded; `dray prove`
 compares with *your* weights ([the promise](promise.md)).
 """
+_FUSED = """\
+On a CPU the layers of {} run fused by their description (`decoding/families/family.py`), and all others by \
+transformers' own code ([Speed](speed.md#on-cpu)).
+"""
 
 
 def _page(found: Seq[Family]) -> str:
-    lines = [_HEAD, f"{_summary(found)}.\n"]
+    fused = ", ".join(f"`{name}`" for name in sorted(FAMILIES))
+    lines = [_HEAD, _FUSED.format(fused), f"{_summary(found)}.\n"]
     for verdict, meaning in _MEANINGS.items():
         families = [family for family in found if family.verdict == verdict]
         if not families:

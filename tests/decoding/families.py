@@ -96,6 +96,42 @@ FUSED = {
     "a head for each": ("LlamaConfig", {**WIDE, "num_key_value_heads": 4}),
     "small heads": ("LlamaConfig", {**WIDE, "hidden_size": 32, "head_dim": 8}),
 }
+# Those of other families, with options as they were published, which our GPU kernels do not run.
+_ALTERNATING = ["sliding_attention", "full_attention", "sliding_attention"]
+_SLIDING = {**WIDE, "sliding_window": 8, "layer_types": _ALTERNATING}
+_LOCAL = {"rope_type": "default", "rope_theta": 1e4}
+_ROPES = {"full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6}, "sliding_attention": _LOCAL}
+_MULTIPLIERS = {"embedding_multiplier": 12.0, "attention_multiplier": 0.0625, "residual_multiplier": 0.22}
+FUSED_ON_CPU = {
+    "gemma": ("GemmaConfig", {**WIDE, "head_dim": 32, "num_key_value_heads": 1}),
+    "gemma2": (
+        "Gemma2Config",
+        {
+            **{**_SLIDING, "head_dim": 32, "query_pre_attn_scalar": 144},
+            **{"attn_logit_softcapping": 5.0, "final_logit_softcapping": 8.0},
+        },
+    ),
+    "gemma3": (
+        "Gemma3TextConfig",
+        {**_SLIDING, "head_dim": 32, "query_pre_attn_scalar": 168, "num_key_value_heads": 1, "rope_parameters": _ROPES},
+    ),
+    "olmo2": ("Olmo2Config", WIDE),
+    "olmo3": ("Olmo3Config", _SLIDING),
+    "phi3": ("Phi3Config", WIDE),
+    "phi3, three quarters turned, window": (
+        "Phi3Config",
+        {**WIDE, "head_dim": 32, "sliding_window": 8, "rope_parameters": {**_LOCAL, "partial_rotary_factor": 0.75}},
+    ),
+    "glm": ("GlmConfig", {**WIDE, "head_dim": 32, "attention_bias": True}),
+    "glm4": ("Glm4Config", {**WIDE, "head_dim": 32}),
+    "granite": ("GraniteConfig", {**WIDE, **_MULTIPLIERS, "logits_scaling": 6.0, "tie_word_embeddings": True}),
+    "smollm3": ("SmolLM3Config", {**WIDE, "no_rope_layers": [1, 0, 1]}),
+    "cohere": ("CohereConfig", {**WIDE, "logit_scale": 0.0625}),
+    "cohere2": ("Cohere2Config", {**_SLIDING, "head_dim": 16, "logit_scale": 0.25}),
+    "mistral with a window": ("MistralConfig", {**WIDE, "sliding_window": 8}),
+    "qwen2 with windows": ("Qwen2Config", {**_SLIDING, "use_sliding_window": True}),
+}
+EVERY_FUSED = FUSED | FUSED_ON_CPU
 
 
 def family_config(name: str, table=EVERY_FAMILY, **overrides: object) -> transformers.PretrainedConfig:

@@ -13,6 +13,7 @@
 #include <limits>
 #include <vector>
 
+#include "softcap.h"
 #include "vectors.h"
 
 namespace {
@@ -24,35 +25,44 @@ struct Forward {
   const int64_t* write_position;  // [N]: where the token's key and value are written
   const int64_t* position;        // [N]: the last position the token sees
   const int64_t* turn;            // [N]: the token's line of the rotary tables
-  const void *cos, *sin;          // [positions, D], rotate_half's sign in sin
+  const void* const* tables;      // rotary ones, cos and sin of each kind: [positions, D], the rotation's sign in sin
+  int64_t half;                   // numbers that turn together are so far apart: half of those that turn, or 1
+  float scale, softcap;           // of the scores; no cap if it is 0
 };
 
 struct LayerCache {
   void *keys, *values;                        // [S, H, P, D]
-  const void *query_norm, *key_norm;          // [D], or null
-  float epsilon;
+  const void *query_norm, *key_norm;          // [D], or null; [Q * D] and [H * D] of all heads together
+  float epsilon, norm_offset;
+  int64_t norms_all_heads;                    // whether a token's heads are normalized together
+  int64_t window;                             // positions that a query sees, up to its own; 0: all
+  int64_t kind;                               // of rotary tables
 };
 
+// What makes the mean square of these numbers 1.
 template <class T>
-void turn(T* x, const T* cos, const T* sin, const T* weight, float epsilon, int size, T* out) {
-  float scale = 1.0f;
-  if (weight) {
-    Floats squares = all(0.0f);
-    for (int d = 0; d < size; d += kLanes) squares += load(x + d) * load(x + d);
-    scale = 1.0f / __builtin_sqrtf(sum(squares) / size + epsilon);
-  }
-  const int half = size / 2;
+float normalizer(const T* x, int64_t size, float epsilon) {
+  Floats squares = all(0.0f);
+  for (int64_t d = 0; d < size; d += kLanes) squares += load(x + d) * load(x + d);
+  return 1.0f / __builtin_sqrtf(sum(squares) / size + epsilon);
+}
+
+template <class T>
+void turn(T* x, const T* cos, const T* sin, const T* weight, float scale, float offset, int size, int half, T* out) {
+  const Ints neighbours = {1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14};
   float line[512];
   for (int d = 0; d < size; d += kLanes) {
     Floats v = load(x + d) * scale;
-    store(line + d, weight ? v * load(weight + d) : v);
+    store(line + d, weight ? v * (load(weight + d) + offset) : v);
   }
   for (int d = 0; d < size; d += kLanes) {
     Floats swapped;
     if (half % kLanes == 0)
       swapped = load(line + (d < half ? d + half : d - half));
+    else if (half == 1)
+      swapped = __builtin_shuffle(load(line + d), neighbours);
     else
-      for (int i = 0; i < kLanes; ++i) swapped[i] = line[(d + i + half) % size];
+      for (int i = 0; i < kLanes; ++i) swapped[i] = line[d + i < half ? d + i + half : d + i - half];
     store(out + d, load(line + d) * load(cos + d) + swapped * load(sin + d));
   }
 }
@@ -62,21 +72,29 @@ template <class T>
 void place(const Forward& f, const LayerCache& layer, int64_t token, T* qkv) {
   const int64_t heads = f.num_kv_heads, queries = heads * f.group, size = f.head_size;
   T* x = qkv + token * (queries + 2 * heads) * size;
-  const T* cos = static_cast<const T*>(f.cos) + f.turn[token] * size;
-  const T* sin = static_cast<const T*>(f.sin) + f.turn[token] * size;
+  const T* cos = static_cast<const T*>(f.tables[2 * layer.kind]) + f.turn[token] * size;
+  const T* sin = static_cast<const T*>(f.tables[2 * layer.kind + 1]) + f.turn[token] * size;
   const T* query_norm = static_cast<const T*>(layer.query_norm);
   const T* key_norm = static_cast<const T*>(layer.key_norm);
-  for (int64_t q = 0; q < queries; ++q, x += size) turn(x, cos, sin, query_norm, layer.epsilon, size, x);
+  const bool are_together = layer.norms_all_heads;
+  float of_all = are_together ? normalizer(x, queries * size, layer.epsilon) : 1.0f;
+  const auto turned = [&](const T* norm, int64_t head, T* into) {
+    const float scale = !norm || are_together ? of_all : normalizer(x, size, layer.epsilon);
+    turn(x, cos, sin, are_together ? norm + head * size : norm, scale, layer.norm_offset, size, f.half, into);
+  };
+  for (int64_t q = 0; q < queries; ++q, x += size) turned(query_norm, q, x);
+  if (are_together) of_all = normalizer(x, heads * size, layer.epsilon);
   for (int64_t h = 0; h < heads; ++h, x += size) {
     const int64_t at = ((f.slot[token] * heads + h) * f.num_positions + f.write_position[token]) * size;
-    turn(x, cos, sin, key_norm, layer.epsilon, size, static_cast<T*>(layer.keys) + at);
+    turned(key_norm, h, static_cast<T*>(layer.keys) + at);
     T* value = static_cast<T*>(layer.values) + at;
     for (int64_t d = 0; d < size; d += kLanes) store(value + d, load(x + heads * size + d));
   }
 }
 
-// Softmax of `num` scores into weights; the padding behind them, up to a multiple of 16, becomes 0.
-inline void softmax(float* scores, int64_t num, int64_t width) {
+// Softmax of the scores from `first` up to `num` into weights; those around them, up to a multiple of 16, become 0.
+inline void softmax(float* scores, int64_t first, int64_t num, int64_t width) {
+  for (int64_t j = 0; j < first; ++j) scores[j] = -std::numeric_limits<float>::infinity();
   for (int64_t j = num; j < width; ++j) scores[j] = -std::numeric_limits<float>::infinity();
   Floats highest = load(scores);
   for (int64_t j = kLanes; j < width; j += kLanes) highest = larger(load(scores + j), highest);
@@ -124,21 +142,30 @@ void attend(const Forward& f, const LayerCache& layer, Queries tokens, int64_t h
   const int64_t first = tokens.first, num_tokens = tokens.num_tokens;
   const int64_t num_queries = num_tokens * f.group, heads = f.num_kv_heads;
   const int64_t stride = (f.group + 2) * heads * size;
-  int64_t visible = 0;
-  for (int64_t t = 0; t < num_tokens; ++t) visible = f.position[first + t] + 1 > visible ? f.position[first + t] + 1 : visible;
+  // The part of the row that some of the queries see begins at a multiple of 16, so that sums have the same order
+  // whatever is beside a query. Positions are counted from there.
+  int64_t visible = 0, begin = layer.window ? f.num_positions : 0;
+  for (int64_t t = 0; t < num_tokens; ++t) {
+    const int64_t end = f.position[first + t] + 1;
+    visible = end > visible ? end : visible;
+    begin = end - layer.window < begin ? end - layer.window : begin;
+  }
+  if (!layer.window || begin < 0) begin = 0;
+  begin = begin / kLanes * kLanes;
   if (visible > f.num_positions) visible = f.num_positions;
+  visible -= begin;
+  const auto seen_by = [&](int64_t m) { return f.position[first + m / f.group] + 1 - begin; };  // up to there
   const int64_t width = (visible + kLanes - 1) / kLanes * kLanes;
   scratch.resize(num_queries * (size + width) + kLanes * size);
   float *queries = scratch.data(), *scores = queries + num_queries * size, *tile = scores + num_queries * width;
 
-  const float scale = 1.0f / __builtin_sqrtf(size);
   for (int64_t t = 0; t < num_tokens; ++t)
     for (int64_t g = 0; g < f.group; ++g)
       for (int v = 0; v < V; ++v)
         store(queries + (t * f.group + g) * size + v * kLanes,
-              load(qkv + (first + t) * stride + (head * f.group + g) * size + v * kLanes) * scale);
+              load(qkv + (first + t) * stride + (head * f.group + g) * size + v * kLanes) * f.scale);
 
-  const int64_t offset = (f.slot[first] * heads + head) * f.num_positions * size;
+  const int64_t offset = ((f.slot[first] * heads + head) * f.num_positions + begin) * size;
   const T *keys = static_cast<const T*>(layer.keys) + offset, *values = static_cast<const T*>(layer.values) + offset;
   for (int64_t j = 0; j < visible; j += kLanes) {
     for (int64_t i = 0; i < kLanes; ++i) {
@@ -146,7 +173,7 @@ void attend(const Forward& f, const LayerCache& layer, Queries tokens, int64_t h
       for (int v = 0; v < V; ++v) store(tile + i * size + v * kLanes, load(key + v * kLanes));
     }
     for (int64_t m = 0; m < num_queries; ++m) {
-      if (f.position[first + m / f.group] < j) continue;  // sees none of these
+      if (seen_by(m) <= j || (layer.window && seen_by(m) - layer.window >= j + kLanes)) continue;  // sees none of these
       Floats products[kLanes];
       for (int i = 0; i < kLanes; ++i) products[i] = load(queries + m * size) * load(tile + i * size);
       for (int v = 1; v < V; ++v) {
@@ -157,8 +184,15 @@ void attend(const Forward& f, const LayerCache& layer, Queries tokens, int64_t h
     }
   }
   for (int64_t m = 0; m < num_queries; ++m) {
-    const int64_t num = f.position[first + m / f.group] + 1;
-    softmax(scores + m * width, num < visible ? num : visible, width);
+    const int64_t num = seen_by(m) < visible ? seen_by(m) : visible;
+    int64_t from = layer.window && seen_by(m) > layer.window ? seen_by(m) - layer.window : 0;
+    if (from >= num) from = num - 1;  // a token behind the last position
+    if (f.softcap)
+      for (int64_t j = from / kLanes * kLanes; j < num; j += kLanes) {
+        float* const some = scores + m * width + j;
+        store(some, capped(load(some), f.softcap));
+      }
+    softmax(scores + m * width, from, num, width);
   }
   constexpr int kAtOnce = V <= 4 ? 4 : 2;  // as many sums as fit into registers
   T* const row_out = out + (first * heads + head) * f.group * size;
@@ -167,7 +201,7 @@ void attend(const Forward& f, const LayerCache& layer, Queries tokens, int64_t h
     T* places[kAtOnce];
     int64_t num = 0;  // a query that sees fewer positions has weight 0 behind them
     for (int64_t i = 0; i < num_now; ++i) {
-      const int64_t t = (m + i) / f.group, g = (m + i) % f.group, seen = f.position[first + t] + 1;
+      const int64_t t = (m + i) / f.group, g = (m + i) % f.group, seen = seen_by(m + i);
       places[i] = row_out + (t * heads * f.group + g) * size;
       num = seen > num ? seen : num;
     }

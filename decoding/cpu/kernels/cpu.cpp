@@ -22,14 +22,17 @@ void dray_attention_bfloat16(const Forward* f, const LayerCache* layer, BFloat16
   attention(*f, *layer, qkv, out);
 }
 
-void dray_rms_norm_float32(const float* x, const float* weight, float epsilon, int64_t rows, int64_t size, float* out) {
-  rms_norm(x, weight, epsilon, rows, size, out);
+void dray_rms_norm_float32(const Norm* norm, const float* x, int64_t rows, int64_t size, float* out) {
+  rms_norm<float>(*norm, x, rows, size, nullptr, out);
 }
 
-void dray_rms_norm_bfloat16(const BFloat16* x, const BFloat16* weight, float epsilon, int64_t rows, int64_t size,
-                            BFloat16* out) {
-  rms_norm(x, weight, epsilon, rows, size, out);
+void dray_rms_norm_bfloat16(const Norm* norm, const BFloat16* x, int64_t rows, int64_t size, BFloat16* out) {
+  rms_norm<BFloat16>(*norm, x, rows, size, nullptr, out);
 }
+
+void dray_softcap_float32(float* x, int64_t num, float cap) { cap_all(x, num, cap); }
+
+void dray_softcap_bfloat16(BFloat16* x, int64_t num, float cap) { cap_all(x, num, cap); }
 
 int64_t dray_begin_picks_float32(const PickInputs* in, const PickOutputs* out) { return begin_picks<float>(*in, *out); }
 

@@ -1,4 +1,4 @@
-// All layers of a Llama-shaped network in one call.
+// All layers of a decoder in one call. What differs from family to family is data of its layers.
 //
 // Shapes: N tokens, E hidden size, X = (Q + 2 H) * D features of queries, keys and values, F features of the MLP.
 
@@ -13,11 +13,19 @@
 namespace {
 
 struct DecoderLayer {
-  const void *attention_norm, *mlp_norm;  // [E]
-  float attention_epsilon, mlp_epsilon;
-  Linear qkv, out, up, down;  // `up` has the gate
+  Norm attention_norm, mlp_norm;         // of what attention and MLP read
+  Norm after_attention, after_mlp;       // of what they give, before it is added
+  Linear qkv, out, up, down;             // `up` has the gate
   LayerCache cache;
+  int64_t is_parallel;                   // whether the MLP reads what the attention reads
 };
+
+// hidden += what a layer's last product gives, normalized if there is a norm of it.
+template <class T>
+void add_product(const Linear& linear, const Norm& after, const T* x, int64_t lines, T* room, T* hidden) {
+  run_linear<T>(linear, x, lines, after.weight ? nullptr : hidden, after.weight ? room : hidden);
+  if (after.weight) rms_norm(after, room, lines, linear.outputs, hidden, hidden);
+}
 
 // Replaces hidden [N, E] by the hidden states after the layers. Unless `is_wanted`, the last layer only writes its keys
 // and values. `scratch` has room for N * (E + X + Q * D + F) numbers.
@@ -31,15 +39,19 @@ void run_layers(const Forward& f, const DecoderLayer* layers, int64_t num_layers
     T* gated = found + lines * layer.out.inputs;
     const bool is_read = is_wanted || i + 1 < num_layers;
 
-    rms_norm(hidden, static_cast<const T*>(layer.attention_norm), layer.attention_epsilon, lines, size, normed);
-    run_linear<T>(layer.qkv, normed, lines, nullptr, qkv);
+    const auto read = [&](const Norm& norm) -> const T* {
+      if (!norm.weight) return hidden;
+      rms_norm<T>(norm, hidden, lines, size, nullptr, normed);
+      return normed;
+    };
+    const T* in = read(layer.attention_norm);
+    run_linear<T>(layer.qkv, in, lines, nullptr, qkv);
     attention<T>(f, layer.cache, qkv, is_read ? found : nullptr);
     if (!is_read) return;
-    run_linear<T>(layer.out, found, lines, hidden, hidden);
-
-    rms_norm(hidden, static_cast<const T*>(layer.mlp_norm), layer.mlp_epsilon, lines, size, normed);
-    run_linear<T>(layer.up, normed, lines, nullptr, gated);
-    run_linear<T>(layer.down, gated, lines, hidden, hidden);
+    if (layer.is_parallel) run_linear<T>(layer.up, in, lines, nullptr, gated);
+    add_product<T>(layer.out, layer.after_attention, found, lines, normed, hidden);
+    if (!layer.is_parallel) run_linear<T>(layer.up, read(layer.mlp_norm), lines, nullptr, gated);
+    add_product<T>(layer.down, layer.after_mlp, gated, lines, normed, hidden);
   }
 }
 

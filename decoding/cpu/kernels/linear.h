@@ -162,19 +162,28 @@ struct Linear {
   const void *gate_weight, *gate_bias;  // of the gate that multiplies the result, or null
   int64_t inputs, outputs;
   int64_t form, gate_form;  // of a weight in codes (codes.h), or 0
+  float scale;            // multiplies the result before anything is added to it
+  int32_t gate_is_gelu;   // else the gate is silu
 };
 
 inline Floats silu(Floats x) { return x / (1.0f + exponential(-larger(x, all(-87.0f)))); }
 
-// Finishes and stores the sums of 16 columns, of which `num` exist: applies bias and gate, and adds `added`.
+// In the form that is computed with tanh: x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))) / 2.
+inline Floats gelu(Floats x) {
+  const Floats twice = x * (1.5957691216f + 0.0713548163f * x * x);
+  return x / (1.0f + exponential(-larger(twice, all(-87.0f))));
+}
+
+// Finishes and stores the sums of 16 columns, of which `num` exist: applies bias, gate and scale, and adds `added`.
 template <class T>
 void finish(Floats y, const Linear& linear, const float* gate, const T* added, int64_t column, int num, T* out) {
   if (linear.bias) y += load(static_cast<const T*>(linear.bias) + column, num);
   if (gate) {
     Floats g = load(gate);
     if (linear.gate_bias) g += load(static_cast<const T*>(linear.gate_bias) + column, num);
-    y *= silu(g);
+    y *= linear.gate_is_gelu ? gelu(g) : silu(g);
   }
+  y *= linear.scale;
   if (added) y += load(added, num);
   store(out, y, num);
 }
@@ -222,7 +231,8 @@ const Input<T>* widened(const T* x, int64_t num) {
   }
 }
 
-// out [N, O] = x [N, I] W^T + bias, times silu(x G^T + gate bias) if there is a gate, plus `added` unless it is null.
+// out [N, O] = x [N, I] W^T + bias, times silu (or gelu) of x G^T + gate bias if there is a gate, scaled, plus `added`
+// unless it is null.
 template <class T>
 void run_linear(const Linear& linear, const T* lines, int64_t num_lines, const T* added, T* out) {
   constexpr int64_t most = Depth<T>::lines;

@@ -8,7 +8,7 @@ import torch
 from decoding.cache.features import Features
 from decoding.fused.layers import KernelLayers
 from decoding.network.language_model import LanguageModel
-from tests.decoding.families import FUSED
+from tests.decoding.families import EVERY_FUSED
 from tests.decoding.fused.test_decoder import fused_model, network
 from tests.decoding.fused.test_graphs import Refuses, num_recorded, with_graphs
 from tests.decoding.recorded_run import RecordedRun
@@ -18,7 +18,7 @@ from tests.decoding.tiny import random_prompts
 PLACES = [(2, 0, 3), (1,), (0,), (3,), (0, 1, 2, 3)]  # of three layers
 
 
-@pytest.mark.parametrize("name", FUSED)
+@pytest.mark.parametrize("name", EVERY_FUSED)
 def test_fused_layers_hand_out_what_transformers_computes_and_compute_the_same(name, attention):
     plain = network(name)
     model = fused_model(copy.deepcopy(plain))

@@ -9,7 +9,7 @@ from decoding.cache.features import Features, FeatureTap
 from decoding.fused import kernels
 from decoding.network.language_model import LanguageModel
 from decoding.network.stage import Stage
-from tests.decoding.families import FAMILIES, FUSED, NUM_LAYERS, STATES, saved
+from tests.decoding.families import EVERY_FUSED, FAMILIES, NUM_LAYERS, STATES, saved
 from tests.decoding.network.test_stage import load_chain, packed, plain
 from tests.decoding.tapped import EVERY_BT, LENGTHS, PROMPTS, SLOTS, STARTS, TOKENS_BT
 from tests.pairs_of_values import every_pair
@@ -82,13 +82,13 @@ def test_stages_keep_the_states_of_their_own_layers(family, tmp_path):
 
 @pytest.mark.parametrize(
     ("num_stages", "name", "ours"),
-    every_pair([1, 2, 5], ["llama", "llama with tied embeddings", "qwen3"], ["on", "off"]),
+    every_pair([1, 2, 5], ["llama", "llama with tied embeddings", "qwen3", "gemma3"], ["on", "off"]),
 )
 def test_the_streams_and_logits_of_fused_stages_are_those_of_the_fused_model(
     name, num_stages, ours, tmp_path, monkeypatch
 ):
     monkeypatch.setenv("DRAY_KERNELS", ours)
-    path = saved(name, tmp_path, FUSED)
+    path = saved(name, tmp_path, EVERY_FUSED)
     whole, stages = LanguageModel.load(path, "cpu"), load_chain(path, num_stages)
     for each in (whole, *stages):
         each.speed_up()

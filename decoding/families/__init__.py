@@ -1,0 +1,1 @@
+"""What the decoder layers of model families compute, as data that one fused layer reads."""

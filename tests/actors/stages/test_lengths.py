@@ -1,0 +1,40 @@
+"""Stages are told what a miniature has shown of the model that they run, before their layers are fused."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from actors.stages import probe
+from decoding.network.probe import Lengths
+
+
+@pytest.mark.parametrize(
+    ("lengths", "told"),
+    [
+        (Lengths(), [("speed_up",)]),
+        (Lengths(may_fuse=False), [("change", "may_fuse", False), ("speed_up",)]),
+        (Lengths(needs_rows_apart=True), [("change", "runs_rows_apart", True), ("speed_up",)]),
+    ],
+)
+def test_stages_are_told_what_a_miniature_has_shown_before_they_are_fused(lengths, told, monkeypatch):
+    found = []
+    pipeline = SimpleNamespace(repeat=lambda task: task(), tell_all=lambda *what: found.append(what))
+    model = SimpleNamespace(
+        pipeline=pipeline,
+        dtype=torch.float32,
+        vocab_size=48,
+        max_positions=96,
+        plain_logits=lambda text, num_logits: torch.zeros(num_logits, 48),
+    )
+    for name, answer in {
+        "load_config": None,
+        "model_folder": None,
+        "fp8_format": None,
+        "check_lengths": lengths,
+    }.items():
+        monkeypatch.setattr(probe, name, lambda *_, answer=answer, **__: answer)
+    monkeypatch.setattr(probe, "_measured", lambda *_: 0.0)
+    monkeypatch.setattr(probe, "_is_misled", lambda *_: False)
+    probe.check_chain(model, "stages")
+    assert found == told
