@@ -4,11 +4,9 @@
 table of families does not know. Such a network runs transformers' own code.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
 from transformers import PreTrainedModel
 
 from decoding.checkpoint.supported import rope_parameters
@@ -62,17 +60,13 @@ def described(model: PreTrainedModel) -> Description | None:
     windows = _windows(family, config)
     if windows is None or not all(family.knows(name) for name, _ in model.named_parameters()):
         return None
-    dtypes = {parameter.dtype for parameter in model.parameters()}
-    if len(dtypes) > 1 or getattr(config, "use_qk_norm", False):
+    if len({parameter.dtype for parameter in model.parameters()}) > 1 or getattr(config, "use_qk_norm", False):
         return None
     if not all(may_join(module, names) for module in model.modules() for names in family.linears):
         return None
 
     def number(name: str, default: float) -> float:
         return float(getattr(config, name, None) or default) if name else default
-
-    def computed(function: Callable[..., float] | None, *arguments: torch.dtype) -> float:
-        return 1.0 if function is None else float(function(config, *arguments))
 
     turned = _ropes(family, config)
     ropes = tuple(dict.fromkeys(turned))
@@ -84,8 +78,8 @@ def described(model: PreTrainedModel) -> Description | None:
         ropes,
         number(family.attention_softcap, 0.0),
         number(family.residual_multiplier, 1.0),
-        computed(family.embedding_scale, *dtypes),
-        computed(family.logits_scale),
+        number(family.embedding_scale, 1.0),
+        1.0 if family.logits_scale is None else float(family.logits_scale(config)),
         number(family.logits_softcap, 0.0),
     )
     if found.is_as_llama:

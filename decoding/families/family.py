@@ -11,8 +11,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-import torch
-
 from decoding.families.rotary import Pairs
 
 _SPLIT = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
@@ -37,7 +35,7 @@ class Family:
     pairs: Pairs = "halves"
     attention_softcap: str = ""
     residual_multiplier: str = ""
-    embedding_scale: Callable[[Any, torch.dtype], float] | None = None
+    embedding_scale: str = ""  # Gemma's embedding scales by itself
     logits_scale: Callable[[Any], float] | None = None
     logits_softcap: str = ""
 
@@ -55,10 +53,7 @@ class Family:
 
 _OTHER_PARAMETERS = {"model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"}
 _QWEN = Family(windows="by layer_types")
-_GEMMA = Family(
-    norm_offset=1.0,
-    embedding_scale=lambda config, dtype: float(torch.tensor(config.hidden_size**0.5, dtype=dtype)),  # it is rounded
-)
+_GEMMA = Family(norm_offset=1.0)
 _GEMMA_3 = replace(
     _GEMMA,
     after_attention="post_attention_layernorm",
@@ -99,7 +94,7 @@ FAMILIES = {
     "glm4": replace(_GLM, after_attention="post_self_attn_layernorm", after_mlp="post_mlp_layernorm"),
     "granite": Family(
         residual_multiplier="residual_multiplier",
-        embedding_scale=lambda config, dtype: config.embedding_multiplier,
+        embedding_scale="embedding_multiplier",
         logits_scale=lambda config: 1 / config.logits_scaling,
     ),
     "smollm3": Family(windows="by layer_types", rope="no_rope_layers"),

@@ -91,7 +91,7 @@ class CodedEmbedding(torch.nn.Module):
     def __init__(self, layer: CodedLinear, scale: torch.Tensor | None = None) -> None:
         """Read the weight of `layer`, which may be the head of the same network; lines are multiplied by `scale`."""
         super().__init__()
-        self.embed_scale = scale
+        self._scale = scale
         self._layer = (layer,)  # in a tuple: not a child here
         self.num_embeddings, self.embedding_dim = layer.out_features, layer.in_features
 
@@ -107,7 +107,7 @@ class CodedEmbedding(torch.nn.Module):
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         """Return the line of each id, [..., I]."""
         found = self.layer.lines(ids.flatten()).view(*ids.shape, self.embedding_dim)
-        return found if self.embed_scale is None else found * self.embed_scale.to(found.dtype)
+        return found if self._scale is None else found * self._scale.to(found.dtype)
 
     def replace(self, weight_VI: torch.Tensor, _: object) -> None:
         """Take other numbers of the same shapes."""

@@ -202,6 +202,5 @@ class FusedDecoder:
         if self._embed is None:
             return fed_N.clone()
         embedded_NE: torch.Tensor = self._embed(fed_N)
-        has_scale = getattr(self._embed, "embed_scale", None) is not None  # of its own
-        scale = 1.0 if has_scale else self._description.embedding_scale
+        scale = self._description.embedding_scale
         return embedded_NE if scale == 1.0 else embedded_NE.mul_(scale)

@@ -106,6 +106,7 @@ def test_the_scaled_embedding_of_gemma_is_read_from_the_codes_of_the_head(tmp_pa
     path = save_coded(tmp_path, "Q8_0", Gemma3TextConfig, **more)
     coded, plain = loaded(path), loaded(path, is_coded=False)
     assert isinstance(coded.network.get_input_embeddings(), CodedEmbedding)
+    assert coded.facts()["fused"]
     assert torch.equal(logits(coded, 3), logits(plain, 3))
 
 

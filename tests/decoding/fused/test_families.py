@@ -38,7 +38,7 @@ def longer(kind: LayerKind, num_positions: int) -> LayerKind:
 
 WRONG: dict[str, tuple[str, Callable[[Description], Description]]] = {
     "a norm without its one": ("gemma3", of_family(norm_offset=0.0)),
-    "a missing embedding scale": ("gemma3", lambda found: replace(found, embedding_scale=1.0)),
+    "a missing embedding scale": ("granite", lambda found: replace(found, embedding_scale=1.0)),
     "the global base in local layers": ("gemma3", of_kinds(lambda kind: replace(kind, rope=1))),
     "a window that is one longer": ("gemma3", of_kinds(lambda kind: longer(kind, 1))),
     "a window that is one shorter": ("gemma2", of_kinds(lambda kind: longer(kind, -1))),
