@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, Gemma3TextConfig, LlamaConfig, PretrainedConfig, Qwen2Config
+from transformers import AutoModelForCausalLM, Gemma3TextConfig, LlamaConfig, Phi3Config, PretrainedConfig, Qwen2Config
 
 from decoding import Engine, EngineOptions, SamplingParams
 from decoding.checkpoint import model_files
@@ -16,6 +16,7 @@ from decoding.fused.coded_linear import CodedEmbedding, codes_run
 from decoding.fused.packed_linear import coded_layers
 from decoding.network.language_model import LanguageModel
 from decoding.network.probe import check_model
+from tests.decoding.codes.random_codes import random_tensor
 from tests.decoding.tiny import build, random_prompts
 from tests.gguf_files import QuantizationType, save_gguf
 from tests.text_pair import save_tokenizer
@@ -108,6 +109,28 @@ def test_the_scaled_embedding_of_gemma_is_read_from_the_codes_of_the_head(tmp_pa
     assert isinstance(coded.network.get_input_embeddings(), CodedEmbedding)
     assert coded.facts()["fused"]
     assert torch.equal(logits(coded, 3), logits(plain, 3))
+
+
+def test_a_gate_that_shares_its_matrix_is_multiplied_in_codes_too_and_follows_replaced_weights(tmp_path):
+    def model(is_coded: bool) -> LanguageModel:
+        network = build(Phi3Config(vocab_size=64, **SIZES), seed=3)
+        for number, module in enumerate(network.modules()):
+            if isinstance(module, torch.nn.Linear):
+                tensor, numbers = random_tensor(tmp_path, "Q4_1", *module.weight.shape, seed=number)
+                module.weight.data.copy_(numbers)
+                if is_coded:
+                    module.codes = tensor
+        found = LanguageModel(network, frozenset())
+        check_model(found, "phi3")
+        return found
+
+    coded, plain = model(True), model(False)
+    assert (coded.num_coded_layers, coded.facts()["fused"]) == (3 * 4 + 1, True)  # gate and up are one product
+    other = {name: each * 0.5 for name, each in plain.weights.snapshot().items()}
+    torch.testing.assert_close(logits(coded, 9), logits(plain, 9), rtol=1e-5, atol=1e-5)
+    for each in (coded, plain):
+        each.weights.put(each.weights.check(other))
+    torch.testing.assert_close(logits(coded, 9), logits(plain, 9), rtol=1e-5, atol=1e-5)
 
 
 def test_a_model_in_codes_computes_with_other_weights_that_it_is_given(tmp_path):
