@@ -66,7 +66,8 @@ def described(model: PreTrainedModel) -> Description | None:
         return None
 
     def number(name: str, default: float) -> float:
-        return float(getattr(config, name, None) or default) if name else default
+        found = getattr(config, name, None) if name else None
+        return default if found is None else float(found)
 
     turned = _ropes(family, config)
     ropes = tuple(dict.fromkeys(turned))

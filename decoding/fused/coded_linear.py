@@ -82,6 +82,7 @@ class CodedLinear(KernelLinear):
         if self._form:
             self._form, self._packed = 0, self._laid_out(weight_OI).contiguous()
             self._linear = self.described()
+            self._share()
         super().replace(weight_OI, bias_O)
 
 

@@ -87,7 +87,7 @@ class Layer:
         self.out, self.down = attention.o_proj, mlp.down_proj
         self.gate: Any = getattr(mlp, gate)
         self.up: Any = getattr(mlp, up[0]) if up else self.gate  # the same product gives both
-        if not up and type(self.gate) is KernelLinear:  # one of codes moves when its weight is replaced
+        if not up and isinstance(self.gate, KernelLinear):
             self.gate, self.up = self.gate.halves()
         self._linears = (self.qkv, self.out, self.gate, self.up, self.down)
         self.norms: Norms | None = None  # of queries and keys
@@ -98,7 +98,7 @@ class Layer:
     @property
     def is_ours(self) -> bool:
         """Whether our kernels multiply everywhere; otherwise a linear layer belongs to oneDNN or torch."""
-        return self.gate is not self.up and all(isinstance(linear, KernelLinear) for linear in self._linears)
+        return all(isinstance(linear, KernelLinear) for linear in self._linears)
 
     @property
     def is_batch_invariant(self) -> bool:

@@ -23,6 +23,7 @@ class KernelLinear(torch.nn.Module):
     """`nn.Linear` for inference on CPU; the operation that follows is done in the same pass over the outputs."""
 
     _form = 0  # of codes (codes.h); 0: plain numbers
+    _halves: tuple["KernelLinear", ...] = ()
 
     def __init__(
         self,
@@ -68,10 +69,15 @@ class KernelLinear(torch.nn.Module):
         """Return two layers over this one's memory, each with half of the outputs; blocks must belong to one half."""
         assert self.bias is None, "a product of two has no bias"
         halves = copy(self), copy(self)
-        for half, packed in zip(halves, self._packed.chunk(2), strict=True):
-            half.out_features, half._packed = self.out_features // 2, packed
-            half._linear = half.described()
+        self._halves = halves
+        self._share()
         return halves
+
+    def _share(self) -> None:
+        """Give the halves of this layer, if there are any, its memory."""
+        for half, packed in zip(self._halves, self._packed.chunk(2), strict=False):
+            half.out_features, half._form, half._packed = self.out_features // 2, self._form, packed
+            half._linear = half.described()
 
     def described(
         self, gate: "KernelLinear | None" = None, *, gate_is_gelu: bool = False, scale: float = 1.0

@@ -17,7 +17,8 @@ from decoding.fp8.linear import Fp8Linear
 from decoding.fused.coded_linear import CodedEmbedding, CodedLinear, coded_layer
 from decoding.fused.linear import KernelLinear, kernel_function
 
-_EMBEDDINGS = ("Embedding", "Gemma3TextScaledWordEmbedding")  # whose lines, or these times a scale, are all they give
+_GEMMAS = (f"Gemma{version}TextScaledWordEmbedding" for version in ("", "2", "3"))
+_EMBEDDINGS = {"Embedding", *_GEMMAS}  # whose lines, or these times a scale, are all they give
 _PACKABLE = (torch.float32, torch.bfloat16)
 
 

@@ -25,7 +25,7 @@ from decoding.sampling.rules import close_call_margin
 
 # Measured over 104 model classes in float32: 2e-7 to 2e-6. The margin is two orders of magnitude, a wrong mask is 1e-2.
 TOLERANCE = {torch.float32: 2e-4, torch.float16: 3e-2, torch.bfloat16: 1e-1}
-# Fused layers round like transformers' own code: within this much, or within twice of what that code deviates by itself
+# Fused layers round like transformers' own code: within this much, or within twice that code's own deviation
 # (a model with large activations multiplies last bits: Gemma 3 270M deviates by 1.4e-5 there, and by 1.0e-5 fused).
 # Close calls (`judging.close_call_margin`) follow the deviation that is measured. Most models: below 2e-6.
 FUSED_TOLERANCE = {torch.float32: 1e-5}

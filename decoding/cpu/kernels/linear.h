@@ -162,8 +162,8 @@ struct Linear {
   const void *gate_weight, *gate_bias;  // of the gate that multiplies the result, or null
   int64_t inputs, outputs;
   int64_t form, gate_form;  // of a weight in codes (codes.h), or 0
-  float scale;            // multiplies the result before anything is added to it
-  int32_t gate_is_gelu;   // else the gate is silu
+  float scale;              // multiplies the result before anything is added to it
+  int32_t gate_is_gelu;     // else the gate is silu
 };
 
 inline Floats silu(Floats x) { return x / (1.0f + exponential(-larger(x, all(-87.0f)))); }

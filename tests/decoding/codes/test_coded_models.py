@@ -5,12 +5,22 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, Gemma3TextConfig, LlamaConfig, Phi3Config, PretrainedConfig, Qwen2Config
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma2Config,
+    Gemma3TextConfig,
+    GemmaConfig,
+    LlamaConfig,
+    Phi3Config,
+    PretrainedConfig,
+    Qwen2Config,
+)
 
 from decoding import Engine, EngineOptions, SamplingParams
 from decoding.checkpoint import model_files
 from decoding.checkpoint.gguf_file import origin_in_words
 from decoding.checkpoint.supported import model_folder
+from decoding.codes.gguf_tensors import CodedTensor
 from decoding.fused import kernels
 from decoding.fused.coded_linear import CodedEmbedding, codes_run
 from decoding.fused.packed_linear import coded_layers
@@ -111,26 +121,32 @@ def test_the_scaled_embedding_of_gemma_is_read_from_the_codes_of_the_head(tmp_pa
     assert torch.equal(logits(coded, 3), logits(plain, 3))
 
 
-def test_a_gate_that_shares_its_matrix_is_multiplied_in_codes_too_and_follows_replaced_weights(tmp_path):
+@pytest.mark.parametrize(("config", "num_products"), [(GemmaConfig, 5), (Gemma2Config, 5), (Phi3Config, 4)])
+def test_every_family_computes_the_bits_of_float32_weights_also_after_they_are_replaced(tmp_path, config, num_products):
+    """Gemma scales its embedding, which is its head; Phi 3 keeps gate and up in one matrix."""
+
     def model(is_coded: bool) -> LanguageModel:
-        network = build(Phi3Config(vocab_size=64, **SIZES), seed=3)
+        network = build(config(vocab_size=64, **SIZES | {"head_dim": 16}), seed=3)
+        coded: dict[torch.Tensor, CodedTensor] = {}
         for number, module in enumerate(network.modules()):
-            if isinstance(module, torch.nn.Linear):
-                tensor, numbers = random_tensor(tmp_path, "Q4_1", *module.weight.shape, seed=number)
-                module.weight.data.copy_(numbers)
+            if isinstance(module, torch.nn.Linear | torch.nn.Embedding):
+                if module.weight not in coded:  # a head may be the embedding
+                    coded[module.weight], numbers = random_tensor(tmp_path, "Q4_1", *module.weight.shape, seed=number)
+                    module.weight.data.copy_(numbers)
                 if is_coded:
-                    module.codes = tensor
+                    module.codes = coded[module.weight]
         found = LanguageModel(network, frozenset())
-        check_model(found, "phi3")
+        check_model(found, "a model in codes")
         return found
 
     coded, plain = model(True), model(False)
-    assert (coded.num_coded_layers, coded.facts()["fused"]) == (3 * 4 + 1, True)  # gate and up are one product
+    assert (coded.num_coded_layers, coded.facts()["fused"]) == (3 * num_products + 1, True)
+    assert isinstance(coded.network.get_input_embeddings(), CodedEmbedding)
+    assert torch.equal(logits(coded, 9), logits(plain, 9))
     other = {name: each * 0.5 for name, each in plain.weights.snapshot().items()}
-    torch.testing.assert_close(logits(coded, 9), logits(plain, 9), rtol=1e-5, atol=1e-5)
     for each in (coded, plain):
         each.weights.put(each.weights.check(other))
-    torch.testing.assert_close(logits(coded, 9), logits(plain, 9), rtol=1e-5, atol=1e-5)
+    assert torch.equal(logits(coded, 9), logits(plain, 9))
 
 
 def test_a_model_in_codes_computes_with_other_weights_that_it_is_given(tmp_path):

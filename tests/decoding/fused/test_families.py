@@ -223,7 +223,7 @@ def test_each_family_of_the_table_is_tested():
 
 
 @pytest.mark.parametrize(("times", "is_used"), [(1.9, True), (2.1, False)])
-def test_fused_layers_may_deviate_by_twice_of_what_transformers_own_code_does(times, is_used, monkeypatch):
+def test_fused_layers_may_deviate_twice_as_much_as_transformers_own_code(times, is_used, monkeypatch):
     """Gemma 3 270M multiplies last bits: transformers' own code deviates by more than 1e-5 on the slots."""
     model = LanguageModel(network("gemma3"), frozenset())
     monkeypatch.setattr(probe, "_checked", lambda *_: 1e-4)
