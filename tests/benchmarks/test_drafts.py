@@ -36,7 +36,8 @@ def test_heads_that_were_trained_here_are_measured_beside_their_own_targets(tmp_
     names = list(dict.fromkeys(line["draft"] for line in recorded["lengths"]))
     kinds = dict.fromkeys(line["kind"] for line in found["lengths"])
     assert [(line["draft"], line["kind"]) for line in found["lengths"]] == [*product(names, kinds)]
-    assert [line["draft"] for line in found["lines"]] == [each for name in names for each in ("none", name)]
+    measured = [each for name in names for each in ("none", drafts.TWIN, name)]
+    assert [line["draft"] for line in found["lines"]] == measured
     assert all(line["tokens_a_round"] >= 1 for line in found["lengths"])
     assert capsys.readouterr().out.count("times plain") == 1
     drafts.main([*few, "--repeats", "0", "--json", str(tmp_path / "lengths.json")])
