@@ -72,14 +72,13 @@ def load_network(
     # of one of another package it is transformers' default.
     named = config._attn_implementation if config._attn_implementation in {"eager", "sdpa"} else None
     transformers_logging.disable_progress_bar()
-    packed = packed_tensors(path)
     source: dict[str, Any] = {"pretrained_model_name_or_path": path, "use_safetensors": True}
-    if packed:
+    if packed := packed_tensors(path):
         network_class = network_class or whole_class(config)
         wanted = getattr(config, "dtype", None) or torch.bfloat16 if wanted == "auto" else wanted
         source = {"pretrained_model_name_or_path": None, "state_dict": _dequantized(path, packed)}
         source["generation_config"] = generation_of(path, config)
-    elif num_ranks > 1:
+    if num_ranks > 1:
         from transformers.distributed import DistributedConfig  # loads networks' code, which planning does not need
 
         source["distributed_config"] = DistributedConfig(tp_size=num_ranks)
@@ -101,6 +100,9 @@ def load_network(
     # Layers behind the last one that begin with a projection of two states are an MTP head: no part of the text.
     own_head = [name.removesuffix("eh_proj.weight") for name in surplus if name.endswith(".eh_proj.weight")]
     surplus = [name for name in surplus if not name.startswith(tuple(own_head))]
+    # AutoGPTQ gave zeros as a bias to layers that have none.
+    biases = [name for name in surplus if f"{name.removesuffix('.bias')}.weight" in packed]
+    surplus = [name for name in surplus if name not in biases or bool(source["state_dict"][name][...].any())]
     if surplus:  # transformers would drop them
         raise ValueError(
             f"the weights in {path!r} have {len(surplus)} tensors for which {type(model).__name__} has no place, first "
