@@ -102,7 +102,7 @@ def quantized(weight_OI: torch.Tensor, kind: Kind, seed: int = 0) -> Numbers:
     if kind.has_zeros:
         zeros_OG += torch.randint(-middle // 2, middle // 2 + 1, shape, generator=generator)
     spread = 1 + torch.rand(shape, generator=generator)  # so that no two groups have the same scale
-    scales_OG = (spread * 2 * weight_OI.abs().max() / middle).to(kind.dtype)
+    scales_OG = (spread * weight_OI.abs().max() / (2 * middle)).to(kind.dtype)
     steps_OI = torch.round(weight_OI / scales_OG.float()[:, group_I])
     codes_OI = (steps_OI + zeros_OG[:, group_I]).clamp(0, 2 * middle - 1)
     return Numbers(codes_OI.long(), scales_OG, zeros_OG, group_I)
