@@ -170,5 +170,5 @@ def test_packed_weights_of_modules_that_are_no_linear_layers_are_refused(tmp_pat
     save_file(tensors | {each.replace(layer, name): part for each, part in parts.items()}, folder / "model.safetensors")
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"quantization_config": KINDS["W4A16"].config}))
-    with pytest.raises(ValueError, match="packed weights of 'transformer.h.0.attn.c_proj', a Conv1D"):
+    with pytest.raises(ValueError, match=r"packed weights of 'transformer.h.0.attn.c_proj', a Conv1D"):
         LanguageModel.load(str(folder), "cpu")

@@ -86,7 +86,7 @@ REFUSED: dict[str, dict[str, object]] = {
     "checkpoint_format is 'marlin'": _with("GPTQ", "checkpoint_format", "marlin"),
     "is_marlin_format is True": _with("GPTQ", "is_marlin_format", True),
     "pack_dtype is 'int16'": _with("GPTQ", "pack_dtype", "int16"),
-    "dynamic has '+:.*down.*', whose layers are packed otherwise": _with("GPTQ", "dynamic", {"+:.*down.*": {"bits": 8}}),
+    "dynamic has '+:down', whose layers are packed otherwise": _with("GPTQ", "dynamic", {"+:down": {"bits": 8}}),
     "dynamic is ['a']": _with("GPTQ", "dynamic", ["a"]),
     "rotation is 'hadamard', which Dray does not know": _with("GPTQ", "rotation", "hadamard"),
     "bits is 8": _with("AWQ", "bits", 8),
