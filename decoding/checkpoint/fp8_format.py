@@ -40,24 +40,6 @@ _FP8_FIELDS: Known = {
     "scale_fmt": ("float",),
     "weight_block_size": ([_BLOCK, _BLOCK],),
 }
-_COMPRESSED_FIELDS: Known = {
-    "config_groups": None,
-    "format": ("float-quantized",),
-    "global_compression_ratio": None,
-    "ignore": None,
-    "kv_cache_scheme": (),
-    "quantization_status": ("compressed", "frozen"),
-    "sparsity_config": None,
-    "transform_config": ({},),
-    "version": None,
-}
-_GROUP_FIELDS: Known = {
-    "format": ("float-quantized",),
-    "input_activations": None,
-    "output_activations": (),
-    "targets": None,
-    "weights": None,
-}
 _NUMBERS: Known = {
     "num_bits": (8,),
     "type": ("float",),
@@ -118,11 +100,9 @@ def _fp8(said: Mapping[str, Any]) -> Fp8Format:
 
 
 def _compressed_tensors(said: Mapping[str, Any]) -> Fp8Format:
-    check(said, _COMPRESSED_FIELDS)
     strategies: set[str] = set()
     targets: list[str] = []
-    for where, group in groups_in(said).items():
-        check(group, _GROUP_FIELDS, where)
+    for where, group in groups_in(said, "float-quantized", {"input_activations": None}).items():
         weights, activations = (inner(group, part, where) for part in ("weights", "input_activations"))
         strategy = weights.get("strategy")
         if not isinstance(strategy, str) or strategy not in _WEIGHTS:

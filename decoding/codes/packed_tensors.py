@@ -30,6 +30,7 @@ from decoding.codes.weight import CodedWeight
 
 Header = tuple[str, tuple[int, ...], Path]  # of a tensor: dtype in the words of safetensors, shape, and its file
 _FLOATS, _WORDS, _INTEGERS = ("F16", "BF16", "F32"), ("I32",), ("I32", "I64")
+_LARGEST_GROUP = 128  # in memory
 _AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)  # in a word, of eight outputs
 # The parts of a weight, behind the name of its module: codes, scales, zero points, and the groups of inputs.
 _PARTS = {
@@ -112,9 +113,10 @@ class PackedTensor:
         if self.layout.is_ordered:
             return 0
         num_weights = self.shape[0] * self.shape[1]
-        num_groups = num_weights // (self.layout.group_size or self.shape[1])
+        num_groups = num_weights // min(self.layout.group_size or self.shape[1], _LARGEST_GROUP)
         num_bits = 8 if self.has_long_scales else self.layout.num_bits
-        return num_weights * (32 - num_bits) // 8 - num_groups * (2 if self.layout.is_symmetric else 8)
+        has_minimums = self.has_long_scales or not self.layout.is_symmetric
+        return num_weights * (32 - num_bits) // 8 - num_groups * (8 if has_minimums else 2)
 
     def read(self) -> CodedWeight:
         """Return the weight in codes; raise an OSError or ValueError if they are not there, or cannot say it."""
@@ -175,21 +177,24 @@ class _Numbers:
         """Return the weight as the kernel multiplies it, each number rounded once; None if that cannot be."""
         if self.group_I is not None:
             return None
+        # The kernel fetches a group beforehand, so a large one is cut into several with the same scale.
+        size = self.codes_OI.shape[1] // self.scales_OG.shape[1]
+        times = 1 if size % _LARGEST_GROUP else size // _LARGEST_GROUP
+        scales_OG, zeros_OG = self.scales_OG.repeat(times, 1), self.zeros_OG.repeat(times, 1)
         middle = 1 << self.num_bits - 1
         with np.errstate(over="ignore"):
-            halves_OG = self.scales_OG.astype(np.float16)
-        if (self.zeros_OG == middle).all() and np.array_equal(halves_OG, self.scales_OG):
+            halves_OG = scales_OG.astype(np.float16)
+        if (zeros_OG == middle).all() and np.array_equal(halves_OG, scales_OG):
             return CodedWeight(_signed(self.codes_OI, middle), halves_OG, None, self.num_bits)
         first = 0 if self.num_bits == 4 else middle  # so that a code is an int8
-        if not (
-            self.scales_OG.view(np.uint32) & 255
-        ).any():  # 16 bits: its products with codes and zero points are exact
-            minimums_OG = -self.scales_OG * (self.zeros_OG - first).astype(np.float32)
-            return CodedWeight(_signed(self.codes_OI, first), self.scales_OG, minimums_OG, self.num_bits)
+        is_short = not (scales_OG.view(np.uint32) & 255).any()  # of 16 bits: a product with a code is exact
+        if is_short:
+            minimums_OG = -scales_OG * (zeros_OG - first).astype(np.float32)
+            return CodedWeight(_signed(self.codes_OI, first), scales_OG, minimums_OG, self.num_bits)
         if self.num_bits == 8:
             return None
-        zeros_OI = self.zeros_OG.astype(np.uint8).repeat(self.codes_OI.shape[1] // self.zeros_OG.shape[1], 1)
-        return CodedWeight(_signed(self.codes_OI, zeros_OI), self.scales_OG, np.full_like(self.scales_OG, -0.0), 8)
+        zeros_OI = zeros_OG.repeat(self.codes_OI.shape[1] // zeros_OG.shape[1], 1)
+        return CodedWeight(_signed(self.codes_OI, zeros_OI), scales_OG, np.full_like(scales_OG, -0.0), 8)
 
     def dequantized(self) -> NDArray[np.float32]:
         """Return the weight [O, I]."""

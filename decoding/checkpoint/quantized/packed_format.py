@@ -42,24 +42,6 @@ _AWQ: Known = {
     "version": ("gemm", "GEMM"),
     "zero_point": None,
 }
-_PACK_QUANTIZED: Known = {
-    "config_groups": None,
-    "format": (PACKED,),
-    "global_compression_ratio": None,
-    "ignore": None,
-    "kv_cache_scheme": (),
-    "quantization_status": ("compressed", "frozen"),
-    "sparsity_config": None,
-    "transform_config": ({},),
-    "version": None,
-}
-_GROUP: Known = {
-    "format": (PACKED,),
-    "input_activations": (),
-    "output_activations": (),
-    "targets": None,
-    "weights": None,
-}
 _NEIGHBOURS = ("weight", "static", False)  # act orders that leave the inputs of a group together
 _WEIGHTS: Known = {
     "actorder": (*_NEIGHBOURS, "group", "dynamic"),
@@ -101,10 +83,8 @@ def _awq(said: Mapping[str, Any]) -> PackedLayout:
 
 
 def _pack_quantized(said: Mapping[str, Any]) -> PackedLayout:
-    check(said, _PACK_QUANTIZED)
     layouts = set()
-    for where, group in groups_in(said).items():
-        check(group, _GROUP, where)
+    for where, group in groups_in(said, PACKED, {"input_activations": ()}).items():
         names_in(group, "targets", where)
         weights = inner(group, "weights", where)
         check(weights, _WEIGHTS, f"{where}weights.")

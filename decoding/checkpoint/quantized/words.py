@@ -13,8 +13,19 @@ PACKED = "pack-quantized"  # the format of compressed-tensors that is a method h
 _METHODS = ("fp8", "compressed-tensors", PACKED, "gptq", "awq")  # those that some reader knows
 _EXPERTS = re.compile(r"(.*_)?num_(local_|routed_)?experts|n_routed_experts")
 _FIELDS = ("quantization_config", "compression_config")  # the second is how llm-compressor's first versions say it
-_Read = TypeVar("_Read")
 Known = Mapping[str, tuple[Any, ...] | None]  # what each field must say, if it says anything; None: any value
+_COMPRESSED_FIELDS: Known = {
+    "config_groups": None,
+    "global_compression_ratio": None,
+    "ignore": None,
+    "kv_cache_scheme": (),
+    "quantization_status": ("compressed", "frozen"),
+    "sparsity_config": None,
+    "transform_config": ({},),
+    "version": None,
+}
+_GROUP_FIELDS: Known = {"output_activations": (), "targets": None, "weights": None}
+_Read = TypeVar("_Read")
 
 
 def read_as(
@@ -41,8 +52,8 @@ def read_as(
         return readers[method](said) if method in readers else None
     except ValueError as error:
         raise ValueError(
-            f"is quantized ({named}), and Dray runs unquantized checkpoints, and FP8 ones with scales for blocks of "
-            f"128 x 128 weights or for rows, and packed ones of 4 or 8 bits (GPTQ, AWQ, {PACKED}): {error}; use the "
+            f"is quantized ({named}), and Dray runs unquantized checkpoints, packed ones of 4 or 8 bits (GPTQ, AWQ, "
+            f"{PACKED}), and FP8 ones with scales for blocks of 128 x 128 weights or for rows: {error}; use the "
             "original one, or a published one in that form, or engine.backend vllm"
         ) from None
 
@@ -64,13 +75,20 @@ def _said(fields: Mapping[str, Any]) -> tuple[Mapping[str, Any] | None, bool]:
     return None, False
 
 
-def groups_in(said: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """Return the groups of layers in the words of compressed-tensors, by the words before their fields in an error."""
+def groups_in(said: Mapping[str, Any], form: str, known: Known) -> dict[str, Mapping[str, Any]]:
+    """Return the groups of layers in the words of compressed-tensors, by the words before their fields in an error.
+
+    Raises a ValueError for another format, and for other fields of a group than those that are known beside it.
+    """
+    check(said, {**_COMPRESSED_FIELDS, "format": (form,)})
     require(said, ("config_groups", "format"), "it")
     if (sparsity := inner(said, "sparsity_config", "").get("format", "dense")) != "dense":
         raise ValueError(f"sparsity_config.format is {sparsity!r}")
     groups = inner(said, "config_groups", "")
-    return {f"config_groups.{name}.": inner(groups, name, "config_groups.") for name in groups}
+    found = {f"config_groups.{name}.": inner(groups, name, "config_groups.") for name in groups}
+    for where, group in found.items():
+        check(group, {**_GROUP_FIELDS, "format": (form,), **known}, where)
+    return found
 
 
 def inner(said: Mapping[str, Any], name: str, where: str) -> Mapping[str, Any]:

@@ -25,7 +25,7 @@ def stored(folder: Path, tensors: dict[str, torch.Tensor], kind: Kind) -> Packed
     return found["a.b.weight"]
 
 
-def numbers_of(kind: Kind, outputs: int = 24, inputs: int = 128) -> Numbers:
+def numbers_of(kind: Kind, outputs: int = 24, inputs: int = 256) -> Numbers:
     generator = torch.Generator().manual_seed(1)
     return quantized(0.1 * torch.randn(outputs, inputs, generator=generator), kind)
 
@@ -70,7 +70,7 @@ PLANTED = {
     "a scale of the next group": lambda it: replace(it, scales_OG=it.scales_OG.roll(1, 1)),
     "a zero point off by one": lambda it: replace(it, zeros_OG=it.zeros_OG + (torch.arange(24) == 5)[:, None]),
     "codes of another weight": lambda it: replace(it, codes_OI=it.codes_OI.flip(0)),
-    "two codes of a word in the other order": lambda it: replace(it, codes_OI=it.codes_OI[:, [1, 0, *range(2, 128)]]),
+    "two codes of a word in the other order": lambda it: replace(it, codes_OI=it.codes_OI[:, [1, 0, *range(2, 256)]]),
 }
 
 
@@ -96,7 +96,7 @@ def no_such_group(parts: dict[str, torch.Tensor]) -> None:
 
 
 def shape(parts: dict[str, torch.Tensor]) -> None:
-    parts["weight_shape"] = torch.tensor([24, 124])
+    parts["weight_shape"] = torch.tensor([24, 252])
 
 
 def minus_one(parts: dict[str, torch.Tensor]) -> None:
@@ -110,7 +110,7 @@ def minus_one(parts: dict[str, torch.Tensor]) -> None:
         ("GPTQ with zero points", minus_one, "has zero points of 0 stored minus one, which readers take differently"),
         ("GPTQ", order, "has an order of inputs that config.json does not say"),
         ("GPTQ in act order", no_such_group, "has an order of inputs that config.json does not say"),
-        ("W4A16", shape, r"is of \(24, 128\) weights, and its weight_shape says another number"),
+        ("W4A16", shape, r"is of \(24, 256\) weights, and its weight_shape says another number"),
     ],
 )
 def test_what_readers_differ_in_is_refused_when_it_is_read(tmp_path, name, change, said):
@@ -125,7 +125,7 @@ def test_what_readers_differ_in_is_refused_when_it_is_read(tmp_path, name, chang
     ("name", "part", "tensor", "said"),
     [
         ("GPTQ", "scales", None, r"has nothing of shape \[\] as 'a.b.scales'; expected F16 or BF16 or F32"),
-        ("AWQ", "qzeros", torch.zeros(4, 2).int(), r"has I32 of shape \[4, 2\] as .*; expected I32 of shape \[4, 3"),
+        ("AWQ", "qzeros", torch.zeros(8, 2).int(), r"has I32 of shape \[8, 2\] as .*; expected I32 of shape \[8, 3"),
         ("W4A16 with zero points", "weight_zero_point", torch.zeros(24, 4).to(torch.int8), "has I8 of shape"),
         ("W4A16", "weight_packed", torch.zeros(24, 15).int(), "of 120 inputs, which are no whole groups of 32"),
         ("GPTQ in act order", "g_idx", None, "as 'a.b.g_idx'; expected I32 or I64"),

@@ -117,7 +117,7 @@ def test_other_words_are_refused_by_name_before_any_weight_is_read(folder, why):
     say(folder, quantization_config=said)
     message = refused(folder)
     assert f"is quantized ({said['quant_method']}), and Dray runs" in message
-    assert f"(GPTQ, AWQ, pack-quantized): {why}; use the original one" in message
+    assert f"or for rows: {why}; use the original one" in message
 
 
 def test_a_mixture_of_experts_with_packed_weights_is_refused_by_name(folder):
