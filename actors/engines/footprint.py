@@ -6,6 +6,7 @@ import psutil
 import torch
 
 from actors.settings import GeneratorSettings
+from decoding.checkpoint.gguf_file import origin_in_words
 from decoding.checkpoint.loading import Footprint, footprint_of, made_of
 from decoding.checkpoint.model_files import codes_in
 from decoding.checkpoint.supported import load_config, max_positions
@@ -44,6 +45,8 @@ def footprint(settings: GeneratorSettings, model: str) -> Footprint:
 
 def made_of_in_words(settings: GeneratorSettings, model: str) -> str:
     """Return of what a model folder was made, and whether its codes are multiplied as they are; or nothing."""
+    if settings.engine.backend != "dray":
+        return origin_in_words(model)
     return made_of(model, settings.models.dtype, is_coded=_codes_run(settings, model))
 
 

@@ -139,7 +139,8 @@ def _dequantized(path: str, packed: Mapping[str, PackedTensor]) -> dict[str, _We
 def _refuse_odd_modules(network: "PreTrainedModel", path: str, packed: Mapping[str, PackedTensor]) -> None:
     """Raise a ValueError for a packed weight of a module that is no linear layer: its order is not known."""
     for name, module in network.named_modules():
-        if f"{name}.weight" in packed and not isinstance(module, torch.nn.Linear):
+        is_here = f"{name}.weight" in packed and hasattr(module, "weight")  # not on another stage
+        if is_here and not isinstance(module, torch.nn.Linear):
             raise ValueError(
                 f"{path!r} has packed weights of {name!r}, a {type(module).__name__}, and those of linear layers are "
                 "read; use the original checkpoint"

@@ -149,9 +149,14 @@ def tensors_in(file: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
 
 
 def is_packed(folder: str) -> bool:
-    """Tell whether a folder is that of a model whose config.json says that its weights are packed."""
-    config = Path(folder) / "config.json"
-    return config.is_file() and packed_layout(read_json(config)) is not None
+    """Tell whether a folder is that of a model with packed weights that are read; a draft head has none."""
+    file = Path(folder) / "config.json"
+    if not file.is_file() or draft_head(config := read_json(file)):
+        return False
+    try:
+        return packed_layout(config) is not None
+    except ValueError:  # quantized in a way that does not run here, as `check_kind` says
+        return False
 
 
 def packed_tensors(folder: str) -> dict[str, PackedTensor]:

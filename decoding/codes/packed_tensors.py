@@ -59,6 +59,8 @@ class PackedLayout:
         """
         ending = f".{_PARTS[self.method][0]}"
         modules = [name.removesuffix(ending) for name in headers if name.endswith(ending)]
+        if twice := next((module for module in modules if f"{module}.weight" in headers), None):
+            raise ValueError(f"has the weight of {twice!r} twice, packed and as it is")
         return {f"{module}.weight": self._tensor(module, headers) for module in modules}
 
     def _tensor(self, module: str, headers: Mapping[str, Header]) -> "PackedTensor":

@@ -3,6 +3,7 @@
 import json
 import logging
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from actors.engines.footprint import footprint, made_of_in_words
 from actors.settings import GeneratorSettings, ModelSettings
 from decoding import Engine, EngineOptions, SamplingParams
 from decoding.checkpoint.loading import load_network
+from decoding.checkpoint.supported import load_config
 from decoding.codes.packed_tensors import PackedTensor
 from decoding.engine.draft_folder import check_replacement
 from decoding.fused import kernels
@@ -89,6 +91,8 @@ def test_the_plan_has_the_memory_of_codes_and_says_what_runs(tmp_path, name):
         f"dequantized from 4 bits ({method}) to float32" if name in NOT_IN_CODES else f" bits ({method}) as they are"
     )
     assert made_of_in_words(settings, folder).endswith(words)
+    by_vllm = replace(settings, engine=replace(settings.engine, backend="vllm"))
+    assert made_of_in_words(by_vllm, folder) == "", "vLLM reads packed weights in its own way"
 
 
 def test_in_bfloat16_each_dequantized_weight_is_rounded_once(tmp_path):
@@ -148,6 +152,19 @@ def test_codes_of_another_file_that_comes_while_a_model_loads_are_not_taken(tmp_
     assert "has other numbers now" in caplog.text
     assert model.num_coded_layers == 0
     assert torch.equal(logits(model), logits(loaded(plain)))
+
+
+def test_what_is_refused_when_it_is_read_ends_the_load_with_one_line(tmp_path):
+    packed, _ = saved(tmp_path, "GPTQ")
+    file, name = Path(packed) / "model.safetensors", "model.layers.1.mlp.up_proj"
+    tensors = load_file(file)
+    save_file(tensors | {f"{name}.g_idx": tensors[f"{name}.g_idx"].flip(0).contiguous()}, file)
+    with pytest.raises(ValueError, match=rf"cannot load the model at .*: {name}.qweight has an order of inputs") as it:
+        LanguageModel.load(packed, "cpu")
+    assert "\n" not in str(it.value)
+    save_file(tensors | {f"{name}.weight": torch.zeros(1)}, file)
+    with pytest.raises(ValueError, match=f"has the weight of '{name}' twice, packed and as it is"):
+        load_config(packed)
 
 
 def test_a_packed_draft_may_be_replaced_by_one_that_has_learned_from_it(tmp_path):

@@ -10,6 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from decoding.checkpoint.adapter import base_of
 from decoding.checkpoint.loading import load_network
+from decoding.checkpoint.model_files import is_packed
 from decoding.checkpoint.quantized.packed_format import packed_layout
 from decoding.checkpoint.rank import check_can_be_sharded
 from decoding.checkpoint.supported import load_config
@@ -133,6 +134,15 @@ def test_files_that_say_something_else_than_config_json_are_refused_by_name(fold
     assert "is packed (gptq) by its config.json, and has no packed weights" in refused(folder)
     say(folder, quantization_config=KINDS["W4A16 with zero points"].config)
     assert "has nothing of shape [] as 'model.layers.0.mlp.down_proj.weight_zero_point'" in refused(folder)
+
+
+def test_a_folder_that_is_refused_elsewhere_and_a_head_are_not_called_packed(folder):
+    assert is_packed(str(folder))
+    say(folder, draft_vocab_size=24)
+    assert not is_packed(str(folder))
+    say(folder, draft_vocab_size=None, quantization_config={"load_in_4bit": True})
+    assert not is_packed(str(folder))
+    assert not is_packed(str(folder / "nothing"))
 
 
 def test_the_configuration_is_that_of_the_dequantized_model(folder):
