@@ -180,7 +180,7 @@ def codes_in(folder: str) -> Mapping[str, Codes]:
     """Return the weights of a model folder whose codes are there, and can be multiplied as they are, by name."""
     if not is_packed(folder):
         return kept_codes(folder)
-    return {name: tensor for name, tensor in packed_tensors(folder).items() if not tensor.layout.is_ordered}
+    return {name: tensor for name, tensor in packed_tensors(folder).items() if not tensor.stays_float32}
 
 
 def num_bytes_read(folder: Path, config: Any) -> int:

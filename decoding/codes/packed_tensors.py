@@ -30,7 +30,7 @@ from decoding.codes.weight import CodedWeight
 
 Header = tuple[str, tuple[int, ...], Path]  # of a tensor: dtype in the words of safetensors, shape, and its file
 _FLOATS, _WORDS, _INTEGERS = ("F16", "BF16", "F32"), ("I32",), ("I32", "I64")
-_LARGEST_GROUP = 128  # in memory
+_LARGEST_GROUP = 128  # in memory, where it divides a group
 _AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)  # in a word, of eight outputs
 # The parts of a weight, behind the name of its module: codes, scales, zero points, and the groups of inputs.
 _PARTS = {
@@ -110,12 +110,18 @@ class PackedTensor:
     has_long_scales: bool  # of float32
 
     @property
+    def stays_float32(self) -> bool:
+        """Whether it cannot be multiplied in codes, as far as that is known unread."""
+        is_wide = self.has_long_scales and self.layout.num_bits == 8 and not self.layout.is_symmetric
+        return is_wide or self.layout.is_ordered
+
+    @property
     def num_bytes_saved(self) -> int:
         """The bytes that its codes take less in memory than its float32 numbers, as far as that is known unread."""
-        if self.layout.is_ordered:
+        if self.stays_float32:
             return 0
         num_weights = self.shape[0] * self.shape[1]
-        num_groups = num_weights // min(self.layout.group_size or self.shape[1], _LARGEST_GROUP)
+        num_groups = num_weights // _in_memory(self.layout.group_size or self.shape[1])
         num_bits = 8 if self.has_long_scales else self.layout.num_bits
         has_minimums = self.has_long_scales or not self.layout.is_symmetric
         return num_weights * (32 - num_bits) // 8 - num_groups * (8 if has_minimums else 2)
@@ -179,9 +185,8 @@ class _Numbers:
         """Return the weight as the kernel multiplies it, each number rounded once; None if that cannot be."""
         if self.group_I is not None:
             return None
-        # The kernel fetches a group beforehand, so a large one is cut into several with the same scale.
         size = self.codes_OI.shape[1] // self.scales_OG.shape[1]
-        times = 1 if size % _LARGEST_GROUP else size // _LARGEST_GROUP
+        times = size // _in_memory(size)
         scales_OG, zeros_OG = self.scales_OG.repeat(times, 1), self.zeros_OG.repeat(times, 1)
         middle = 1 << self.num_bits - 1
         with np.errstate(over="ignore"):
@@ -193,7 +198,7 @@ class _Numbers:
         if is_short:
             minimums_OG = -scales_OG * (zeros_OG - first).astype(np.float32)
             return CodedWeight(_signed(self.codes_OI, first), scales_OG, minimums_OG, self.num_bits)
-        if self.num_bits == 8:
+        if self.num_bits == 8 and (zeros_OG != middle).any():
             return None
         zeros_OI = zeros_OG.repeat(self.codes_OI.shape[1] // zeros_OG.shape[1], 1)
         return CodedWeight(_signed(self.codes_OI, zeros_OI), scales_OG, np.full_like(scales_OG, -0.0), 8)
@@ -206,6 +211,14 @@ class _Numbers:
         group_I = np.arange(num_inputs) // (num_inputs // num_groups) if self.group_I is None else self.group_I
         steps_OI = self.codes_OI.astype(np.float32) - self.zeros_OG.astype(np.float32)[:, group_I]
         return self.scales_OG[:, group_I] * steps_OI
+
+
+def _in_memory(group_size: int) -> int:
+    """Return the size in memory of groups: the kernel fetches one beforehand, so a large one is cut where that can be.
+
+    Its pieces have the same scale.
+    """
+    return group_size if group_size % _LARGEST_GROUP else _LARGEST_GROUP
 
 
 def _signed(codes_OI: NDArray[np.uint8], zeros: Any) -> NDArray[np.int8]:

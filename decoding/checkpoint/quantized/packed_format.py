@@ -19,13 +19,12 @@ _NOT_READ = (
     "module_name_preceding_first_block", "modules_in_block_to_quantize", "modules_to_fuse", "modules_to_not_convert",
     "mse", "pad_token_id", "static_groups", "tokenizer", "true_sequential", "use_cuda_fp16", "use_exllama",
 )  # fmt: skip
-_OF_BOTH: Known = {**dict.fromkeys(_NOT_READ), "group_size": None, "pack_dtype": ("int32",)}
+_OF_BOTH: Known = {**dict.fromkeys(_NOT_READ), "dynamic": None, "group_size": None, "pack_dtype": ("int32",)}
 _GPTQ: Known = {
     **_OF_BOTH,
     "bits": (4, 8),
     "checkpoint_format": ("gptq", "gptq_v2"),
     "desc_act": (True, False),
-    "dynamic": None,
     "format": ("gptq", "gptq_v2"),
     "is_marlin_format": (False,),
     "method": ("gptq",),
@@ -35,7 +34,8 @@ _AWQ: Known = {
     **_OF_BOTH,
     "backend": ("autoawq", "auto"),
     "bits": (4,),
-    "desc_act": (False,),
+    "checkpoint_format": ("gemm",),
+    "desc_act": None,  # GPTQModel says it of its defaults; this layout has no order of inputs
     "format": ("gemm",),
     "method": ("awq",),
     "sym": None,
@@ -66,19 +66,23 @@ def packed_layout(config: PretrainedConfig | Mapping[str, Any]) -> PackedLayout 
     return read_as(config, {"gptq": _gptq, "awq": _awq, PACKED: _pack_quantized})
 
 
-def _gptq(said: Mapping[str, Any]) -> PackedLayout:
-    check(said, _GPTQ)
+def _check(said: Mapping[str, Any], known: Known) -> None:
+    """Raise a ValueError for other words than are known, and for layers that are packed in several ways."""
+    check(said, known)
     require(said, ("bits", "group_size"), "it")
     if other := next((name for name in inner(said, "dynamic", "") if not name.startswith("-:")), None):
         raise ValueError(f"dynamic has {other!r}, whose layers are packed otherwise")
-    is_symmetric, is_ordered = said.get("sym", True), bool(said.get("desc_act"))
+
+
+def _gptq(said: Mapping[str, Any]) -> PackedLayout:
+    _check(said, _GPTQ)
+    is_symmetric, is_ordered = said.get("sym") is not False, bool(said.get("desc_act"))
     added = 0 if "gptq_v2" in (said.get("checkpoint_format"), said.get("format")) else 1
     return PackedLayout("gptq", said["bits"], _group_size(said), is_symmetric, is_ordered, added)
 
 
 def _awq(said: Mapping[str, Any]) -> PackedLayout:
-    check(said, _AWQ)
-    require(said, ("bits", "group_size"), "it")
+    _check(said, _AWQ)
     return PackedLayout("awq", 4, _group_size(said), is_symmetric=False)
 
 
@@ -91,7 +95,8 @@ def _pack_quantized(said: Mapping[str, Any]) -> PackedLayout:
         require(weights, ("num_bits", "type", "strategy"), f"{where}weights")
         size = _group_size(weights, f"{where}weights.") if weights["strategy"] == "group" else None
         is_ordered = (weights.get("actorder") or False) not in _NEIGHBOURS
-        layouts.add(PackedLayout(PACKED, weights["num_bits"], size, weights.get("symmetric", True), is_ordered))
+        is_symmetric = weights.get("symmetric") is not False
+        layouts.add(PackedLayout(PACKED, weights["num_bits"], size, is_symmetric, is_ordered))
     if len(layouts) > 1:
         raise ValueError(f"its layers are of several kinds ({len(layouts)})")
     return layouts.pop()

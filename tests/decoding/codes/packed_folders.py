@@ -67,9 +67,10 @@ KINDS = {
     "W4A16 in act order": Kind("pack-quantized", dtype=BF16, is_ordered=True),
     "W8A16": Kind("pack-quantized", num_bits=8, dtype=BF16),
     "W8A16 with zero points": Kind("pack-quantized", num_bits=8, has_zeros=True),
-    "W8A16 of float32": Kind("pack-quantized", num_bits=8, dtype=F32, has_zeros=True),
+    "W8A16 of float32": Kind("pack-quantized", num_bits=8, dtype=F32),
+    "W8A16 of float32 with zero points": Kind("pack-quantized", num_bits=8, dtype=F32, has_zeros=True),
 }
-NOT_IN_CODES = ("GPTQ in act order", "W4A16 in act order", "W8A16 of float32")
+NOT_IN_CODES = ("GPTQ in act order", "W4A16 in act order", "W8A16 of float32 with zero points")
 
 
 @dataclass(frozen=True)

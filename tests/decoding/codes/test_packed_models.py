@@ -53,7 +53,7 @@ def saved(
         ("W4A16 with zero points", LlamaConfig, {}),
         ("W8A16", LlamaConfig, {}),
         ("GPTQ in act order", LlamaConfig, {}),
-        ("W8A16 of float32", LlamaConfig, {}),
+        ("W8A16 of float32 with zero points", LlamaConfig, {}),
     ],
 )
 def test_the_greedy_text_is_that_of_transformers_over_the_dequantized_weights(tmp_path, name, config, more):
@@ -80,17 +80,15 @@ def test_logits_are_those_of_the_dequantized_weights_bit_for_bit_and_no_float32_
     assert packed.num_weight_bytes < 0.6 * plain.num_weight_bytes
 
 
-@pytest.mark.parametrize("name", ["GPTQ", "AWQ", "W4A16", "W8A16 with zero points", "GPTQ in act order"])
+@pytest.mark.parametrize("name", ["GPTQ", "AWQ", "W4A16", "W8A16 with zero points", "W8A16 of float32", *NOT_IN_CODES])
 def test_the_plan_has_the_memory_of_codes_and_says_what_runs(tmp_path, name):
     folder, _ = saved(tmp_path, name)
     settings = GeneratorSettings(models=ModelSettings(target=folder, device="cpu", dtype="float32"))
     planned, model = footprint(settings, folder).weights, loaded(folder)
     assert 0.95 * model.num_weight_bytes < planned <= model.num_weight_bytes
-    method = KINDS[name].method
-    words = (
-        f"dequantized from 4 bits ({method}) to float32" if name in NOT_IN_CODES else f" bits ({method}) as they are"
-    )
-    assert made_of_in_words(settings, folder).endswith(words)
+    weights = f"{KINDS[name].num_bits} bits ({KINDS[name].method})"
+    words = f"dequantized from {weights} to float32" if name in NOT_IN_CODES else f"weights of {weights} as they are"
+    assert made_of_in_words(settings, folder) == f", {words}"
     by_vllm = replace(settings, engine=replace(settings.engine, backend="vllm"))
     assert made_of_in_words(by_vllm, folder) == "", "vLLM reads packed weights in its own way"
 

@@ -39,13 +39,26 @@ def test_each_kind_stands_for_scales_times_differences_rounded_once(tmp_path, na
     if name in NOT_IN_CODES:
         with pytest.raises(ValueError, match=r"a\.b\..* with which it is not multiplied"):
             tensor.read()
+        assert (tensor.stays_float32, tensor.num_bytes_saved) == (True, 0)
         return
     coded = tensor.read()
     assert same_bits(torch.from_numpy(coded.dequantized()), tensor.dequantized())
     assert coded.num_bits == (8 if "float32" in name else kind.num_bits)
     saved = 4 * coded.codes_OI.size - coded.codes_OI.size * coded.num_bits // 8
     saved -= sum(each.nbytes for each in (coded.scales_OG, coded.minimums_OG) if each is not None)
-    assert tensor.num_bytes_saved == saved
+    assert (tensor.stays_float32, tensor.num_bytes_saved) == (False, saved)
+
+
+@pytest.mark.parametrize("group_size", [8, 24, 64, 192, 384])
+def test_the_bytes_of_each_size_of_groups_are_known_before_a_weight_is_read(tmp_path, group_size):
+    kind = Kind("awq", has_zeros=True, group_size=group_size)
+    numbers = numbers_of(kind, inputs=384)
+    tensor = stored(tmp_path, parts_of(numbers, kind), kind)
+    coded = tensor.read()
+    assert same_bits(torch.from_numpy(coded.dequantized()), numbers.weight_OI)
+    assert coded.minimums_OG is not None
+    kept = coded.codes_OI.size // 2 + coded.scales_OG.nbytes + coded.minimums_OG.nbytes
+    assert tensor.num_bytes_saved == 4 * coded.codes_OI.size - kept
 
 
 @pytest.mark.parametrize("kind", [Kind("pack-quantized", has_zeros=True, dtype=BF16), Kind("pack-quantized")])

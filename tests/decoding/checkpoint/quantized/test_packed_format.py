@@ -49,6 +49,15 @@ PUBLISHED: dict[str, tuple[dict[str, object], PackedLayout]] = {
         },
         PackedLayout("awq", 4, 128, is_symmetric=False),
     ),
+    # `QuantizeConfig.to_dict`
+    "AWQ of GPTQModel": (
+        {
+            "bits": 4, "checkpoint_format": "gemm", "desc_act": True, "dynamic": {"-:.*gate.*": {}}, "format": "gemm",
+            "group_size": 128, "lm_head": False, "meta": {"quantizer": ["gptqmodel:5.0.0"]}, "method": "awq",
+            "pack_dtype": "int32", "quant_method": "awq", "version": "gemm", "zero_point": True,
+        },
+        PackedLayout("awq", 4, 128, is_symmetric=False),
+    ),
     "llm-compressor": (KINDS["W8A16"].config, PackedLayout("pack-quantized", 8, 32, is_symmetric=True)),
     "llm-compressor by channels": (
         KINDS["W4A16 by channels"].config, PackedLayout("pack-quantized", 4, None, is_symmetric=True),
@@ -90,7 +99,9 @@ REFUSED: dict[str, dict[str, object]] = {
     "dynamic has '+:down', whose layers are packed otherwise": _with("GPTQ", "dynamic", {"+:down": {"bits": 8}}),
     "dynamic is ['a']": _with("GPTQ", "dynamic", ["a"]),
     "rotation is 'hadamard', which Dray does not know": _with("GPTQ", "rotation", "hadamard"),
+    "dynamic has '+:up', whose layers are packed otherwise": _with("AWQ", "dynamic", {"+:up": {"group_size": 32}}),
     "bits is 8": _with("AWQ", "bits", 8),
+    "checkpoint_format is 'gemv'": _with("AWQ", "checkpoint_format", "gemv"),
     "version is 'gemv'": _with("AWQ", "version", "gemv"),
     "backend is 'llm-awq'": _with("AWQ", "backend", "llm-awq"),
     "config_groups.group_0.weights.num_bits is 6": _in_group("weights/num_bits", 6),
