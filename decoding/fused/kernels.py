@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from decoding.cpu.library import function
+from decoding.cpu.library import function, library
 
 _DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 _HEAD_SIZES = (16, 32, 64, 80, 96, 128, 256)
@@ -135,13 +135,14 @@ def tile_form(dtype: torch.dtype) -> int:
     wish = os.environ.get("DRAY_KERNELS_TILES", "on")
     if wish not in _TILES:
         raise ValueError(f"DRAY_KERNELS_TILES is one of {', '.join(_TILES)}, and not {wish!r}")
-    has_tiles = function("dray_has_tiles", ctypes.c_int64, ctypes.c_int64)
-    return 0 if has_tiles is None else _agreeing(has_tiles, _TILES[wish])
+    return _agreeing(library(), _TILES[wish])
 
 
 @cache
-def _agreeing(has_tiles: Callable[[int], int], form: int) -> int:
-    found = has_tiles(form)
+def _agreeing(_: ctypes.CDLL | None, form: int) -> int:
+    """Return a form if this library's tiles add as its vectors do, which few lines are multiplied by; else 0."""
+    has_tiles = function("dray_has_tiles", ctypes.c_int64, ctypes.c_int64)
+    found = 0 if has_tiles is None else has_tiles(form)
     if found < 0:
         _log.warning("the tiles of this processor add in another order than its manual says: bfloat16 does without them")
     return form if found > 0 else 0

@@ -83,9 +83,10 @@ def test_what_the_engines_found_out_when_they_loaded_counts_where_nothing_is_pro
     invariant, other = {"is_batch_invariant": True}, {"is_batch_invariant": False}
     assert exactness_found("no", "coupled", [invariant, invariant]) == "batch-invariant"
     assert exactness_found("no", "coupled", [invariant, other]) == "no"
-    kinds = [{**invariant, "kernels": "avx2"}, {**invariant, "kernels": "avx512-bf16"}]
-    assert exactness_found("no", "coupled", kinds[:1] * 2) == "batch-invariant"
-    assert exactness_found("no", "coupled", kinds) == "no"
+    kinds = [{**invariant, "kernels": kind} for kind in ("avx2", "avx512-bf16", "amx-bf16", "amx-bf16-emulated")]
+    for kind, other in zip(kinds, kinds[1:], strict=False):
+        assert exactness_found("no", "coupled", [kind, kind]) == "batch-invariant"
+        assert exactness_found("no", "coupled", [kind, other]) == "no"
     assert exactness_found("no", "coupled", []) == "no"
     assert exactness_found("no", "rejection", [invariant]) == "no"
     assert exactness_found("proved", "coupled", [other]) == "proved"
