@@ -144,7 +144,9 @@ def _agreeing(_: ctypes.CDLL | None, form: int) -> int:
     has_tiles = function("dray_has_tiles", ctypes.c_int64, ctypes.c_int64)
     found = 0 if has_tiles is None else has_tiles(form)
     if found < 0:
-        _log.warning("the tiles of this processor add in another order than its manual says: bfloat16 does without them")
+        _log.warning(
+            "the tiles of this processor add in another order than its manual says: bfloat16 does without them"
+        )
     return form if found > 0 else 0
 
 

@@ -171,10 +171,15 @@ def test_the_code_for_a_processor_with_amx_compiles(tmp_path):
     compiler, disassembler = shutil.which(os.environ.get("CXX") or "g++"), shutil.which("objdump")
     assert compiler is not None
     target, made = "-march=sapphirerapids", tmp_path / "kernels.o"
-    if disassembler is None or subprocess.run([compiler, target, "-E", "-x", "c++", os.devnull], capture_output=True).returncode:
+    if (
+        disassembler is None
+        or subprocess.run([compiler, target, "-E", "-x", "c++", os.devnull], capture_output=True).returncode
+    ):
         pytest.skip("the compiler does not know processors with AMX")
     source = Path(library.__file__).parent / "kernels" / "cpu.cpp"
     subprocess.run([compiler, *library._FLAGS[1:], "-O1", "-c", target, str(source), "-o", str(made)], check=True)
-    listing = subprocess.run([disassembler, "-d", "--no-show-raw-insn", str(made)], capture_output=True, text=True).stdout
+    listing = subprocess.run(
+        [disassembler, "-d", "--no-show-raw-insn", str(made)], capture_output=True, text=True
+    ).stdout
     for instruction in ("ldtilecfg", "tilerelease", "tileloadd", "tilestored", "tdpbf16ps"):
         assert f"\t{instruction}" in listing
