@@ -1,7 +1,7 @@
 """The order in which the tile unit of a processor with AMX adds, in numpy, after Intel's manual and not after our code.
 
-Software Developer's Manual, volume 2, TDPBF16PS: for each 32 inputs two temporaries, of the even and of the odd ones, to
-which products are added (fused, rounded once to nearest even), then their sum, then that of the result and this sum.
+Software Developer's Manual, volume 2, TDPBF16PS: for each 32 inputs two temporaries, of the even and of the odd ones,
+to which products are added (fused, rounded once to nearest even), then their sum, then that of the result and this sum.
 Denormal inputs count as zero, and denormal results become zero.
 
 Shapes: N lines, I inputs, O outputs.
@@ -28,8 +28,8 @@ def products(x_NI: np.ndarray, weight_OI: np.ndarray) -> np.ndarray:
 def _fused(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
     """Return a b + c, rounded once.
 
-    In float64, where a b is exact: the sum is rounded to odd, so that rounding it again rounds as the exact sum would be
-    (Boldo and Melquiond, "Emulation of FMA and correctly rounded sums", 2008).
+    In float64, where a b is exact: the sum is rounded to odd, so that rounding it again rounds as the exact sum would
+    be (Boldo and Melquiond, "Emulation of FMA and correctly rounded sums", 2008).
     """
     exact, added = a.astype(np.float64) * b, c.astype(np.float64)
     found = exact + added
