@@ -2,8 +2,8 @@
 // batch: that of the tile unit (tile_unit.h).
 //
 // The unit adds 32 inputs at a time to 16 lines and 16 outputs, along the inputs alone, so lines do not meet. More than
-// kFewLines lines are multiplied by tiles, two of lines by two of outputs at once. Fewer are multiplied by vectors, in
-// the same order and bit for bit the same, at the speed at which the weight comes from memory.
+// kFewLines lines are multiplied by tiles, two of lines by two of outputs at once. Fewer, which wait for the weight, are
+// multiplied by vectors, in the same order and bit for bit the same.
 //
 // Layout of a weight: blocks of kTileColumns outputs; in each, for every two inputs, kTileColumns pairs. Behind the last
 // output and the last input there are zeros, to whole blocks and whole steps of kStep inputs.
@@ -20,7 +20,7 @@ namespace {
 
 constexpr int64_t kStep = 32;         // inputs of one instruction
 constexpr int64_t kTileColumns = 32;  // outputs of a block: two tiles
-constexpr int64_t kPair = kTileColumns * 2;
+constexpr int64_t kRow = 2 * kTileColumns;    // numbers of a block for two inputs
 constexpr int64_t kStepBytes = kStep * kTileColumns * sizeof(BFloat16);
 constexpr int64_t kTileLines = 2 * kTileRows;  // that are multiplied with a block at once
 constexpr int64_t kFewLines = 8;
@@ -58,7 +58,7 @@ __attribute__((noinline)) void multiply_few(const float* x, int64_t steps, const
       const BFloat16* pairs = block + step * kStep * kTileColumns + column * 2;
       const float* input = x + step * kStep;
 #pragma GCC unroll 4
-      for (int k = 0; k < kStep / 2; ++k, pairs += kPair, input += 2) {
+      for (int k = 0; k < kStep / 2; ++k, pairs += kRow, input += 2) {
         const Bits bits = *reinterpret_cast<const Bits*>(pairs);
         const Register w_even = (Register)(bits << 16), w_odd = (Register)(bits & 0xffff0000);
 #pragma GCC unroll 8
@@ -93,7 +93,7 @@ inline void multiply_few(int64_t lines, const float* x, int64_t steps, const BFl
 template <class Unit, bool has_two>
 void multiply_tiles(const BFloat16* x, int64_t steps, const BFloat16* block, Fetched<_MM_HINT_T1> fetched,
                     float* sums) {
-  constexpr int64_t tile = kTileRows * kStep, row = kPair * sizeof(BFloat16), line = kTileColumns * sizeof(float);
+  constexpr int64_t tile = kTileRows * kStep, row = kRow * sizeof(BFloat16), line = kTileColumns * sizeof(float);
   Unit::template zero<0>();
   Unit::template zero<1>();
   if (has_two) Unit::template zero<2>();
@@ -103,7 +103,7 @@ void multiply_tiles(const BFloat16* x, int64_t steps, const BFloat16* block, Fet
     Unit::template load<4>(x + step * tile, kTileBytes);
     if (has_two) Unit::template load<5>(x + (steps + step) * tile, kTileBytes);
     Unit::template load<6>(block, row);
-    Unit::template load<7>(block + kPair / 2, row);
+    Unit::template load<7>(block + kRow / 2, row);
     Unit::template multiply<0, 4, 6>();
     Unit::template multiply<1, 4, 7>();
     if (has_two) Unit::template multiply<2, 5, 6>();
@@ -245,7 +245,7 @@ bool adds_alike() {
   x[0].bits = 64 << 7, x[2].bits = 52 << 7;
   for (int64_t column = 0; column < kTileColumns; ++column) {
     block[2 * column].bits = 64 << 7;
-    block[kPair + 2 * column].bits = 1 << 15 | w[column % 4];
+    block[kRow + 2 * column].bits = 1 << 15 | w[column % 4];
   }
 
   const Flushing flushing;
