@@ -79,12 +79,13 @@ struct Amx {
 };
 #endif
 
-// The same in C. A thread that has not configured its tiles stops, as it would on the processor.
+// The same in C. A thread that has not configured its tiles stops, as it would on the processor; one that has not released
+// them stops when it configures them again.
 class Emulated {
  public:
   static bool is_permitted() { return true; }
   static void configure(const TileConfig& config) {
-    if (std::memcmp(&config, &kWhole, sizeof config) != 0) __builtin_trap();  // no other shapes are written out
+    if (is_configured() || std::memcmp(&config, &kWhole, sizeof config) != 0) __builtin_trap();  // no other shapes here
     std::memset(tiles(), 0, kNumTiles * kTile);
     is_configured() = true;
   }

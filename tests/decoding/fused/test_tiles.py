@@ -100,11 +100,15 @@ def test_a_sum_that_rounding_lifts_to_the_least_normal_number_stays():
 @pytest.mark.parametrize("shape", [(33, 80), (64, 1026)], ids=str)
 def test_a_line_has_the_same_bits_alone_and_beside_others(shape):
     x_NI, weight_OI = cancelling(230, shape)
-    layer, gate = layer_of(weight_OI, torch.randn(shape[0]).bfloat16()), layer_of(torch.randn(shape).bfloat16())
+    layer, gate_OI = layer_of(weight_OI, torch.randn(shape[0]).bfloat16()), (torch.randn(shape) / 9).bfloat16()
+    gate = layer_of(gate_OI)
     y_NO = torch.randn(230, shape[0]).bfloat16()
     alone_NO = torch.cat([layer.plus(x_NI[n : n + 1], y_NO[n : n + 1]) for n in range(230)])
     gated_NO = torch.cat([layer.gated(x_NI[n : n + 1], gate) for n in range(230)])
-    assert torch.equal(alone_NO, ((by_the_manual(x_NI, weight_OI) + layer.bias) + y_NO).bfloat16())
+    sums_NO = by_the_manual(x_NI, weight_OI) + layer.bias
+    assert torch.equal(alone_NO, (sums_NO + y_NO).bfloat16())
+    opened_NO = torch.nn.functional.silu(by_the_manual(x_NI, gate_OI)) * sums_NO
+    torch.testing.assert_close(gated_NO.float(), opened_NO, rtol=1e-2, atol=1e-6)
     for num_lines in BATCHES:
         for lines in (slice(num_lines), slice(230 - num_lines, 230)):
             assert torch.equal(layer.plus(x_NI[lines], y_NO[lines]), alone_NO[lines])
