@@ -102,7 +102,8 @@ class KernelLinear(torch.nn.Module):
     def _laid_out(self, weight_OI: torch.Tensor) -> torch.Tensor:
         """Return a view of the weight, padded to whole columns (and whole steps of tiles), in the kernel's order."""
         depth = _DEPTHS[weight_OI.dtype]
-        columns, step = (_TILE, _TILE) if self._form else (kernels.linear_columns(), depth)
+        is_tiled = self._form and weight_OI.dtype == torch.bfloat16  # a form of float32 is one of codes
+        columns, step = (_TILE, _TILE) if is_tiled else (kernels.linear_columns(), depth)
         missing = (0, -self.in_features % step, 0, -self.out_features % columns)
         weight_OI = torch.nn.functional.pad(weight_OI.detach(), missing)
         return weight_OI.view(-1, columns, weight_OI.shape[1] // depth, depth).transpose(1, 2)
