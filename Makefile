@@ -51,8 +51,8 @@ test-fast: setup  ## run the default tests that need no Ray, about 20 minutes on
 	$(BIN)/python $(TESTS_WITHOUT_RAY)
 
 # The same source on this processor, as a processor with AVX2 alone computes, without our kernels, with kernels that use AVX2 alone, with those of a processor without
-# AVX2, and with the kernels of OpenBLAS (numpy) for an older processor, which some machines ask for.
-test-processors: setup  ## run tests/decoding six times, as six kinds of processor would
+# AVX2, with the kernels of OpenBLAS (numpy) for an older processor, which some machines ask for, and with the tiles of AMX written out in C.
+test-processors: setup  ## run tests/decoding seven times, as seven kinds of processor would
 	@grep -m 1 'model name' /proc/cpuinfo
 	$(BIN)/python $(TESTS_WITHOUT_RAY) tests/decoding
 	ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2 $(BIN)/python $(TESTS_WITHOUT_RAY) tests/decoding
@@ -60,6 +60,7 @@ test-processors: setup  ## run tests/decoding six times, as six kinds of process
 	DRAY_KERNELS_MARCH=x86-64-v3 $(BIN)/python $(TESTS_WITHOUT_RAY) tests/decoding
 	DRAY_KERNELS_MARCH=x86-64-v2 $(BIN)/python $(TESTS_WITHOUT_RAY) tests/decoding
 	OPENBLAS_CORETYPE=Haswell $(BIN)/python $(TESTS_WITHOUT_RAY) tests/decoding
+	DRAY_KERNELS_TILES=emulated $(BIN)/python $(TESTS_WITHOUT_RAY) tests/decoding
 
 test-faults: setup  ## run the fault tests, the slow ones too: about an hour on 2 cores
 	$(BIN)/python -m pytest --durations 0 tests/faults tests/jobs/test_faults.py tests/jobs/test_retry.py \
