@@ -16,7 +16,7 @@ from transformers import CONFIG_MAPPING
 from decoding.checkpoint.fp8_format import Fp8Format, fp8_format
 from decoding.checkpoint.quantized.packed_format import packed_layout
 from decoding.codes.gguf_tensors import kept_codes
-from decoding.codes.packed_tensors import PACKED_CODES, PackedTensor
+from decoding.codes.packed_tensors import PackedTensor
 from decoding.codes.weight import Codes
 
 _WEIGHTS = ["model.safetensors", "model.safetensors.index.json"]  # the first of them that is there is loaded
@@ -99,11 +99,8 @@ def check_weights(folder: Path) -> None:
 
     Only the head of each file is read.
     """
+    packed_tensors(str(folder))
     dtypes = {name: dtype for file in weight_files(folder) for name, (dtype, _) in tensors_in(file).items()}
-    if not packed_tensors(str(folder)) and (
-        odd := next((name for name in dtypes if name.endswith(PACKED_CODES)), None)
-    ):
-        raise ValueError(f"{str(folder)!r} has packed weights ({odd}), and its config.json does not say how they are")
     _check_fp8(folder, dtypes, fp8_format(read_json(folder / "config.json")))
 
 

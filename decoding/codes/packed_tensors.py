@@ -38,7 +38,6 @@ _PARTS = {
     "awq": ("qweight", "scales", "qzeros", "g_idx"),
     "pack-quantized": ("weight_packed", "weight_scale", "weight_zero_point", "weight_g_idx"),
 }
-PACKED_CODES = tuple({f".{codes}" for codes, *_ in _PARTS.values()})  # endings of names
 
 
 @dataclass(frozen=True)

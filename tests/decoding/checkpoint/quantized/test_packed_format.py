@@ -138,9 +138,6 @@ def test_a_mixture_of_experts_with_packed_weights_is_refused_by_name(folder):
 
 
 def test_files_that_say_something_else_than_config_json_are_refused_by_name(folder):
-    say(folder, quantization_config=None)
-    name = "model.layers.0.mlp.down_proj.weight_packed"
-    assert f"has packed weights ({name}), and its config.json does not say how they are" in refused(folder)
     say(folder, quantization_config=KINDS["GPTQ"].config)
     assert "is packed (gptq) by its config.json, and has no packed weights" in refused(folder)
     say(folder, quantization_config=KINDS["W4A16 with zero points"].config)
