@@ -160,14 +160,15 @@ def test_only_bfloat16_has_tiles_and_a_word_that_is_none_is_refused(monkeypatch)
         kernels.linear_kind(torch.bfloat16)
 
 
-def test_tiles_that_add_in_another_order_are_not_used(monkeypatch, caplog):
-    monkeypatch.setattr(kernels, "function", lambda *_: lambda form: -1)
+@pytest.mark.parametrize(("found", "why"), [(-1, "add in another order than its manual says"), (-2, "does not let")])
+def test_tiles_that_add_in_another_order_or_are_refused_are_not_used(monkeypatch, caplog, found, why):
+    monkeypatch.setattr(kernels, "function", lambda *_: lambda form: found)
     kernels._agreeing.cache_clear()
     try:
         assert kernels.tile_form(torch.bfloat16) == 0
     finally:
         kernels._agreeing.cache_clear()
-    assert "add in another order than its manual says" in caplog.text
+    assert why in caplog.text
 
 
 def test_the_code_for_a_processor_with_amx_compiles(tmp_path):
