@@ -6,6 +6,7 @@ own, they run with these, too. Shapes: N lines, I inputs, O outputs.
 
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -178,3 +179,24 @@ def test_the_code_for_a_processor_with_amx_compiles(tmp_path):
     source = Path(library.__file__).parent / "kernels" / "cpu.cpp"
     subprocess.run([compiler, *library._FLAGS[1:], "-O1", "-c", target, str(source), "-o", str(made)], check=True)
     assert b"3Amx" in made.read_bytes()
+
+
+def test_the_code_for_a_processor_with_amx_multiplies_as_vectors_do_where_its_instructions_are_written_out(tmp_path):
+    """A processor without AMX hands the instructions to `amx_trap.c`, with their operands and addresses."""
+    compiler, here = os.environ.get("CXX") or "g++", Path(__file__).parent
+    target = ("-march=x86-64-v3", "-mamx-tile", "-mamx-bf16")
+    if subprocess.run([compiler, *target, "-E", "-x", "c++", os.devnull], capture_output=True).returncode:
+        pytest.skip("the compiler does not know AMX")
+    (tmp_path / "products.cpp").write_text(
+        '#include "linear.h"\nextern "C" int64_t found() { return has_tiles(kAmx); }\n'
+    )
+    kernels_folder = Path(library.__file__).parent / "kernels"
+    for what in (
+        [*library._FLAGS[1:], "-O1", *target, f"-I{kernels_folder}", "products.cpp", "-o", "products.so"],
+        ["-x", "c", "-O1", "-mfma", "-shared", "-fPIC", str(here / "amx_trap.c"), "-o", "trap.so", "-ldl"],
+    ):
+        subprocess.run([compiler, *what], check=True, cwd=tmp_path)
+    code = "import ctypes; print(ctypes.CDLL('./products.so').found())"
+    preloaded = os.environ | {"LD_PRELOAD": str(tmp_path / "trap.so")}
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=preloaded, capture_output=True, text=True)
+    assert done.stdout == "1\n", f"tiles add as vectors do ({done.returncode} {done.stderr})"
