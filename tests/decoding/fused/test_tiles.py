@@ -198,5 +198,6 @@ def test_the_code_for_a_processor_with_amx_multiplies_as_vectors_do_where_its_in
         subprocess.run([compiler, *what], check=True, cwd=tmp_path)
     code = "import ctypes; print(ctypes.CDLL('./products.so').found())"
     preloaded = os.environ | {"LD_PRELOAD": str(tmp_path / "trap.so")}
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=preloaded, capture_output=True, text=True)
-    assert done.stdout == "1\n", f"tiles add as vectors do ({done.returncode} {done.stderr})"
+    for env, expected in ((preloaded, "1\n"), (preloaded | {"ADDS_OTHERWISE": "1"}, "-1\n")):
+        done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=env, capture_output=True, text=True)
+        assert done.stdout == expected, f"tiles that add as vectors do are found, and others ({done.returncode})"
