@@ -17,6 +17,10 @@ _HEAD_SIZES = (16, 32, 64, 80, 96, 128, 256)
 _LANES = 16
 _TILES = {"on": 1, "emulated": 2, "off": 0}  # what DRAY_KERNELS_TILES may say, and the form of a weight (tiles.h)
 _TILE_KINDS = {1: "amx-bf16", 2: "amx-bf16-emulated"}
+_NO_TILES = {  # what dray_has_tiles says
+    -1: "the tiles of this processor add in another order than its manual says",
+    -2: "the system does not let this process use the tiles of its processor (AMX)",
+}
 _POINTER, _pointer = ctypes.c_void_p, ctypes.POINTER
 _log = logging.getLogger(__name__)
 LinearFunction = Callable[..., None]  # takes a Linear, lines x, their number, what is added to the result, the result
@@ -55,7 +59,7 @@ class Norm(ctypes.Structure):
 
 
 class Linear(ctypes.Structure):
-    """A weight in the kernel's layout, with bias and gate; the fields are explained in linear.h."""
+    """A weight in the kernel's layout, with bias and gate; the fields are explained in finish.h."""
 
     _fields_ = [
         *_fields(_POINTER, "weight bias gate_weight gate_bias"),
@@ -140,13 +144,11 @@ def tile_form(dtype: torch.dtype) -> int:
 
 @cache
 def _agreeing(_: ctypes.CDLL | None, form: int) -> int:
-    """Return a form if this library's tiles add as its vectors do, which few lines are multiplied by; else 0."""
+    """Return a form if there are such tiles and they add as the vectors do that multiply few lines; else 0."""
     has_tiles = function("dray_has_tiles", ctypes.c_int64, ctypes.c_int64)
     found = 0 if has_tiles is None else has_tiles(form)
-    if found < 0:
-        _log.warning(
-            "the tiles of this processor add in another order than its manual says: bfloat16 does without them"
-        )
+    if found in _NO_TILES:
+        _log.warning("%s: bfloat16 does without them, so it is rounded otherwise than where they run", _NO_TILES[found])
     return form if found > 0 else 0
 
 

@@ -1,4 +1,4 @@
-"""KernelLinear: a linear layer multiplied by our own CPU kernel (`decoding/cpu/kernels/linear.h`).
+"""KernelLinear: a linear layer multiplied by our own CPU kernels (`linear.h` and `tiles.h` in `decoding/cpu/kernels`).
 
 It runs on x86 processors with AVX2 or AVX-512. It reads its weight at the bandwidth of the memory, while oneDNN takes
 up to twice as long for one to sixteen lines. The result of a line does not depend on the other lines, bit for bit, so

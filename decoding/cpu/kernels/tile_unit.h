@@ -83,7 +83,6 @@ struct Amx {
 // them stops when it configures them again.
 class Emulated {
  public:
-  static bool is_permitted() { return true; }
   static void configure(const TileConfig& config) {
     if (is_configured() || std::memcmp(&config, &kWhole, sizeof config) != 0) __builtin_trap();  // no other shapes here
     std::memset(tiles(), 0, kNumTiles * kTile);

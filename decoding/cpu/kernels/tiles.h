@@ -166,7 +166,7 @@ struct Batch {
 };
 
 // The tiles of this thread are configured while this lives. The system saves what is not released at every switch of
-// threads, and other libraries find the unit as they left it.
+// threads. A library that left its own tiles configured on this thread finds none, so it must look, as oneDNN does.
 template <class Unit>
 class Configured {
  public:
@@ -264,10 +264,11 @@ bool adds_alike() {
   return true;
 }
 
-// Returns 1 if this process has the tiles of this form, 0 if it has none, -1 if they add in another order than vectors.
+// Returns 1 if this process has the tiles of this form, 0 if these kernels have none, -1 if they add in another order than
+// vectors, -2 if the system refuses them.
 inline int64_t has_tiles(int64_t form) {
 #ifdef DRAY_HAS_AMX
-  if (form == kAmx && Amx::is_permitted()) return adds_alike<Amx>() ? 1 : -1;
+  if (form == kAmx) return !Amx::is_permitted() ? -2 : adds_alike<Amx>() ? 1 : -1;
 #endif
   return form != kEmulated ? 0 : adds_alike<Emulated>() ? 1 : -1;
 }

@@ -6,6 +6,7 @@ own, they run with these, too. Shapes: N lines, I inputs, O outputs.
 
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -160,14 +161,15 @@ def test_only_bfloat16_has_tiles_and_a_word_that_is_none_is_refused(monkeypatch)
         kernels.linear_kind(torch.bfloat16)
 
 
-def test_tiles_that_add_in_another_order_are_not_used(monkeypatch, caplog):
-    monkeypatch.setattr(kernels, "function", lambda *_: lambda form: -1)
+@pytest.mark.parametrize(("found", "why"), [(-1, "add in another order than its manual says"), (-2, "does not let")])
+def test_tiles_that_add_in_another_order_or_are_refused_are_not_used(monkeypatch, caplog, found, why):
+    monkeypatch.setattr(kernels, "function", lambda *_: lambda form: found)
     kernels._agreeing.cache_clear()
     try:
         assert kernels.tile_form(torch.bfloat16) == 0
     finally:
         kernels._agreeing.cache_clear()
-    assert "add in another order than its manual says" in caplog.text
+    assert why in caplog.text
 
 
 def test_the_code_for_a_processor_with_amx_compiles(tmp_path):
@@ -177,3 +179,25 @@ def test_the_code_for_a_processor_with_amx_compiles(tmp_path):
     source = Path(library.__file__).parent / "kernels" / "cpu.cpp"
     subprocess.run([compiler, *library._FLAGS[1:], "-O1", "-c", target, str(source), "-o", str(made)], check=True)
     assert b"3Amx" in made.read_bytes()
+
+
+def test_the_code_for_a_processor_with_amx_multiplies_as_vectors_do_where_its_instructions_are_written_out(tmp_path):
+    """A processor without AMX hands the instructions to `amx_trap.c`, with their operands and addresses."""
+    compiler, here = os.environ.get("CXX") or "g++", Path(__file__).parent
+    target = ("-march=x86-64-v3", "-mamx-tile", "-mamx-bf16")
+    if subprocess.run([compiler, *target, "-E", "-x", "c++", os.devnull], capture_output=True).returncode:
+        pytest.skip("the compiler does not know AMX")
+    (tmp_path / "products.cpp").write_text(
+        '#include "linear.h"\nextern "C" int64_t found() { return has_tiles(kAmx); }\n'
+    )
+    kernels_folder = Path(library.__file__).parent / "kernels"
+    for what in (
+        [*library._FLAGS[1:], "-O1", *target, f"-I{kernels_folder}", "products.cpp", "-o", "products.so"],
+        ["-x", "c", "-O1", "-mfma", "-shared", "-fPIC", str(here / "amx_trap.c"), "-o", "trap.so", "-ldl"],
+    ):
+        subprocess.run([compiler, *what], check=True, cwd=tmp_path)
+    code = "import ctypes; print(ctypes.CDLL('./products.so').found())"
+    preloaded = os.environ | {"LD_PRELOAD": str(tmp_path / "trap.so")}
+    for env, expected in ((preloaded, "1\n"), (preloaded | {"ADDS_OTHERWISE": "1"}, "-1\n")):
+        done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=env, capture_output=True, text=True)
+        assert done.stdout == expected, f"tiles that add as vectors do are found, and others ({done.returncode})"
