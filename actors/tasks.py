@@ -31,6 +31,11 @@ from pipeline.schema import ColumnSet
 from pipeline.text.codec import TextCodec
 
 PromptReader = Callable[[InputRow, int], tuple[list[int], int]]
+EarlierTexts = Callable[[InputRow], Seq[Seq[int]]]  # the token ids of each sample of a row, as they were written before
+
+
+def _no_texts(row: InputRow) -> Seq[Seq[int]]:
+    return ()
 
 
 @dataclass(frozen=True)
@@ -193,6 +198,7 @@ class PlainRows(RowKind):
     write: Callable[[list[Sequence]], Awaitable[None]]
     recorded_rows: RowSample = NO_ROWS
     scope: Scope = ONE_FOR_ALL
+    earlier: EarlierTexts = _no_texts
 
     def encode(self, row: InputRow, ordinal: int) -> EncodedRow:
         encoded = encode_row(row, ordinal, self.codec, self._settings_in_ids, self.scope)
@@ -200,6 +206,9 @@ class PlainRows(RowKind):
         if ordinal in self.recorded_rows:
             for sequence in encoded.sequences:
                 sequence.rounds = []
+        if encoded.params is None:  # else it is not known of which samples these are the best
+            for sequence, text in zip(encoded.sequences, self.earlier(row), strict=False):
+                sequence.prediction = tuple(text) if max(text, default=0) < self.engine.vocab_size else ()
         return encoded
 
     async def finish(self, rows: list[EncodedRow]) -> None:

@@ -16,7 +16,7 @@ GROUPS: dict[str, Sequence[str]] = {
     "look": ("status", "show", "report", "doctor", "completion"),
     "draft": ("train_draft", "eval_draft", "swap_draft", "convert_draft"),
     "serve": ("serve",),
-    "trust": ("verify", "prove", "models"),
+    "trust": ("verify", "audit", "prove", "models"),
 }
 
 

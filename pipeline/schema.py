@@ -184,6 +184,11 @@ COLUMNS = {
     "errors": ERROR_COLUMNS,
     "manifest": MANIFEST_COLUMNS,
 }
+# Columns that follow from drafts, batches and rounding, too: a row that is written again may have other values there.
+NOT_REPEATED = frozenset(
+    {"num_cached_tokens", "num_rounds", "num_draft_tokens", "num_accepted_tokens", "accepted_per_position"}
+    | {"logprobs", "top_logprobs", "draft_version", "draft_rounds"}
+)
 ColumnSet = Literal["rounds", "parts", "turns", "scores"]
 OPTIONAL_COLUMNS: Mapping[ColumnSet, tuple[Column, ...]] = {
     "rounds": ROUND_COLUMNS,
