@@ -19,7 +19,7 @@ from decoding.network.reference import Reference
 from decoding.sequence import Sequence
 from decoding.vocabulary.grammars import grammars_of
 from jobs.driver.plan import Plan
-from pipeline.errors import ErrorRow
+from pipeline.errors import ErrorRow, is_of_process
 from pipeline.inputs.rows import InputRow
 from pipeline.inputs.units import WorkUnit
 from pipeline.run.commit import engine_of
@@ -28,8 +28,6 @@ from pipeline.schema import NOT_REPEATED, generations_table
 
 _SAME_LOGPROB = 0.01  # as near as rounding brings the log-probabilities of the same token
 _READ_AHEAD = 4  # rows for each slot of the engine
-# Errors of the process that wrote, and not of the row: another one may write it.
-_OF_THE_PROCESS = ("memory ran out", "the target was lost", "the process that ran this row")
 _MOST_SHOWN = 200  # characters of a value
 
 
@@ -73,8 +71,7 @@ class RecordedRow:
     @property
     def is_checkable(self) -> bool:
         """Whether it must come out again: not if its process failed over it."""
-        said = "" if self.error is None else str(self.error["message"])
-        return not said.startswith(_OF_THE_PROCESS)
+        return self.error is None or not is_of_process(self.error["message"])
 
 
 @dataclass(frozen=True)
@@ -137,7 +134,7 @@ class Again:
             self.num_tokens += sum(len(sequence.output_token_ids) for sequence in encoded.sequences)
         written = rows.decode(encoded, row.row_id)
         failed = written[0].get("error_stage")
-        was = _outcome(row.error and row.error["stage"], row.generations.num_rows)
+        was = _outcome(None if row.error is None else row.error["stage"], row.generations.num_rows)
         now = _outcome(failed, len(written))
         if was != now:
             why = f" ({written[0]['error_message']})" if failed else ""
@@ -150,12 +147,12 @@ class Again:
             tokens = [list(each["token_ids"] or ()) for each in (old, new)]
             place, sample = common_prefix(*tokens), f"sample {old['sample']}"
             if place < max(map(len, tokens)):
-                shown = (self._token(each[place : place + 1]) for each in tokens)
-                found = Difference(row.name, f"{sample}, token {place}", *shown)
+                was, now = (self._token(each[place : place + 1]) for each in tokens)
+                found = Difference(row.name, f"{sample}, token {place}", was, now)
                 return found if self.is_of_one_kind(row.written_by) else self._with_margin(found, sequence, place)
             if (name := _other_column(old, new)) is not None:
-                shown = (repr(each[name])[:_MOST_SHOWN] for each in (old, new))
-                return Difference(row.name, f"{sample}, {name}", *shown)
+                was, now = (repr(each[name])[:_MOST_SHOWN] for each in (old, new))
+                return Difference(row.name, f"{sample}, {name}", was, now)
         return None
 
     def is_of_one_kind(self, engine: Mapping[str, Any]) -> bool:
